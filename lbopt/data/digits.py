@@ -1,0 +1,38 @@
+"""scikit-learn's digits: 1,797 scans of handwritten digits, 8 x 8 pixels with 17 grey levels, that ship with the package."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from lbopt.data.arrays import ArrayDataset, Splits
+from lbopt.errors import EnvironmentProblem
+
+NUM_CLASSES = 10
+NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 1024, 386, 387
+_SPLIT_KEY = 1797  # any fixed number; changing it changes every published figure
+
+
+@functools.cache
+def load_digits() -> Splits:
+    """Return the digits in a fixed random split: 1,024 to train, 386 to validate, 387 to test.
+
+    The training set is a power of two so that the whole of it is a batch that any pod divides.
+
+    Returns:
+      `Splits` with `image` [examples, 8, 8] fp32 in [0, 1] and `label` [examples] int32.
+
+    Raises:
+      EnvironmentProblem: if scikit-learn is not installed.
+    """
+    try:
+        import sklearn.datasets
+    except ImportError as error:
+        raise EnvironmentProblem("data.name = 'digits' ships with scikit-learn, which is not installed: pip install 'lbopt[demo]'") from error
+    digits = sklearn.datasets.load_digits()
+    order = np.argsort(np.random.Philox(key=_SPLIT_KEY).random_raw(len(digits.target)), kind="stable")
+    images, labels = (digits.images[order] / 16).astype(np.float32), digits.target[order].astype(np.int32)
+    edges = np.cumsum([NUM_TRAIN, NUM_VALIDATION])
+    parts = zip(np.split(images, edges), np.split(labels, edges), strict=True)
+    return Splits(*(ArrayDataset({"image": image, "label": label}) for image, label in parts))

@@ -1,0 +1,3 @@
+"""Exact distributed evaluation."""
+
+from lbopt.evaluation.evaluate import evaluate as evaluate

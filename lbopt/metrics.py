@@ -1,0 +1,48 @@
+"""Metrics as (sum, count) pairs: the only form that adds up exactly over batches and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt import types
+
+
+def summed(values: jax.Array, mask: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    """Return (sum, count) of per-example values in fp32, over the examples where `mask` is True.
+
+    Masked-out values do not count even where they are NaN.
+    """
+    values = values.astype(jnp.float32)
+    if mask is None:
+        return jnp.sum(values), jnp.asarray(values.size, jnp.float32)
+    return jnp.sum(jnp.where(mask, values, 0)), jnp.sum(mask.astype(jnp.float32))
+
+
+def classification(logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array | None = None) -> types.Metrics:
+    """Return loss and top-1 accuracy.
+
+    Args:
+      logits: [batch, classes].
+      labels: [batch] int.
+      losses: [batch] the loss of each example.
+      mask: [batch] bool, False on padding; None if there is none.
+    """
+    correct = jnp.argmax(logits, axis=-1) == labels
+    return {"loss": summed(losses, mask), "accuracy": summed(correct, mask)}
+
+
+def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
+    """Add up the pairs of many batches in float64 on the host and divide once.
+
+    >>> means([{"accuracy": (3.0, 4.0)}, {"accuracy": (1.0, 1.0)}])
+    {'accuracy': 0.8}
+    """
+    totals: dict[str, np.ndarray] = {}
+    for batch in batches:
+        for name, pair in batch.items():
+            totals[name] = totals.get(name, np.zeros(2)) + np.asarray([float(part) for part in pair])
+    return {name: float(total / count) for name, (total, count) in totals.items()}

@@ -1,0 +1,44 @@
+"""Small convolutions as patch matmuls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class PatchConv(nn.Module):
+    """A stride-1, same-padded, odd-sized convolution without bias, written as patches times a matrix.
+
+    Equal to `flax.linen.Conv` with the same kernel. XLA's CPU convolution leaves its fast path inside `lax.scan` and
+    under `vmap`, where a sweep puts it; a matmul does not. Meant for small images: it materialises size^2 copies of the
+    input.
+
+    Attributes:
+      features: output channels.
+      size: side of the square kernel, odd.
+      dtype: of the computation; None for the input's. The kernel [size, size, in, features] is fp32.
+    """
+
+    features: int
+    size: int = 3
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [batch, height, width, in] to [batch, height, width, features]."""
+        shape = (self.size, self.size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32)
+        dtype = self.dtype or x.dtype
+        return _patches(x.astype(dtype), self.size) @ kernel.astype(dtype).reshape(-1, self.features)
+
+
+def _patches(x: jax.Array, size: int) -> jax.Array:
+    """Return [batch, height, width, size * size * channels], kernel rows slowest."""
+    height, width = x.shape[1:3]
+    margin = size // 2
+    padded = jnp.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+    shifted = [padded[:, row : row + height, column : column + width] for row in range(size) for column in range(size)]
+    return jnp.concatenate(shifted, axis=-1)

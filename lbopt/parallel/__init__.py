@@ -1,0 +1,1 @@
+"""Data-parallel meshes and step functions."""

@@ -1,0 +1,71 @@
+"""Gradients of one step, whole or in microsteps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import tree, types
+
+GradientFn = Callable[[types.Params, types.ModelState, types.Batch, jax.Array], tuple[types.Params, types.ModelState, types.Metrics]]
+"""(params, model_state, batch, rng) -> (mean gradients, new model_state, metrics)."""
+
+
+def make_gradient_fn(loss_fn: types.LossFn, num_microsteps: int = 1, compute_dtype: Any = None) -> GradientFn:
+    """Build the function that differentiates a loss over one batch.
+
+    Args:
+      loss_fn: see `lbopt.types.LossFn`.
+      num_microsteps: split the batch into so many parts and run them one after another (`lax.scan`), adding gradients
+        up in fp32. Example i belongs to microstep i mod num_microsteps, which keeps every part spread evenly over the
+        devices and the same on any number of them.
+      compute_dtype: cast floating parameters and inputs to this before the loss; None leaves them alone, for models
+        that choose for themselves.
+
+    Returns:
+      A `GradientFn`. Gradients have the dtype of the parameters and belong to the mean over the batch; metrics are
+      sums over it. Every microstep starts from the same model_state and their results are averaged, exactly as batch
+      statistics of replica groups are.
+    """
+
+    def objective(params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array):
+        return loss_fn(_cast(params, compute_dtype), model_state, _cast(batch, compute_dtype), rng)
+
+    def whole(params, model_state, batch, rng):
+        grads, (new_model_state, metrics) = jax.grad(objective, has_aux=True)(params, model_state, batch, rng)
+        return grads, new_model_state, metrics
+
+    def in_parts(params, model_state, batch, rng):
+        parts = jax.tree.map(lambda x: _deal(x, num_microsteps), batch)
+        keys = jax.vmap(lambda i: jax.random.fold_in(rng, i))(jnp.arange(num_microsteps))
+        first = jax.eval_shape(whole, params, model_state, jax.tree.map(lambda x: x[0], parts), rng)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _accumulator_dtype(x.dtype)), first)
+
+        def body(total, part):
+            batch_part, key = part
+            result = whole(params, model_state, batch_part, key)
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, result), None
+
+        (grads, new_model_state, metrics), _ = jax.lax.scan(body, zeros, (parts, keys))
+        mean = lambda total, like: (total / num_microsteps).astype(like.dtype)  # noqa: E731
+        return jax.tree.map(mean, grads, params), jax.tree.map(mean, new_model_state, first[1]), metrics
+
+    return whole if num_microsteps == 1 else in_parts
+
+
+def _deal(x: jax.Array, num_parts: int) -> jax.Array:
+    """Deal examples out to parts like cards: [batch, ...] -> [parts, batch / parts, ...]."""
+    return jnp.moveaxis(x.reshape(x.shape[0] // num_parts, num_parts, *x.shape[1:]), 1, 0)
+
+
+def _accumulator_dtype(dtype: Any) -> Any:
+    return tree.wide_dtype(dtype) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def _cast(arrays: types.PyTree, dtype: Any) -> types.PyTree:
+    if dtype is None:
+        return arrays
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, arrays)

@@ -1,0 +1,76 @@
+"""The device mesh and what is laid out on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lbopt import types
+from lbopt.errors import UserError
+
+DATA_AXIS = "data"
+
+
+def make_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Build a one-axis mesh named `data` over the devices.
+
+    Args:
+      num_devices: use the first so many; None for all.
+      devices: the devices to choose from; None for `jax.devices()`.
+
+    Raises:
+      UserError: if there are fewer devices than asked for.
+
+    >>> make_mesh(1).shape
+    OrderedDict({'data': 1})
+    """
+    available = list(jax.devices() if devices is None else devices)
+    wanted = len(available) if num_devices is None else num_devices
+    if not 1 <= wanted <= len(available):
+        raise UserError(f"num_devices = {wanted!r}: there are {len(available)} devices here; ask for 1 to {len(available)}")
+    # Auto: shardings are propagated by the compiler; jax.make_mesh would default to explicit axes.
+    return Mesh(np.asarray(available[:wanted]), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of what every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def sharded(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a global batch: leading axis over `data`."""
+    return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+
+
+def put_replicated(mesh: Mesh, tree: types.PyTree) -> types.PyTree:
+    """Copy a tree whole to every device."""
+    return jax.device_put(tree, replicated(mesh))
+
+
+def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
+    """Lay a host batch out over the mesh without waiting for it.
+
+    Args:
+      mesh: from `make_mesh`.
+      batch: this process's contiguous part of the global batch (all of it when there is one process).
+
+    Returns:
+      Global arrays, leading axis over `data`.
+    """
+    layout = sharded(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(batch, layout)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(layout, x), batch)
+
+
+def check_divisible(batch_size: int, mesh: Mesh, num_microsteps: int = 1) -> None:
+    """Raise `UserError` unless a global batch splits evenly over devices and microsteps."""
+    parts = mesh.size * num_microsteps
+    if batch_size < 1 or batch_size % parts:
+        raise UserError(
+            f"global_batch_size = {batch_size!r}: {mesh.size} devices x {num_microsteps} microsteps need a multiple of {parts}; "
+            f"{max(parts, round(batch_size / parts) * parts)} is the nearest"
+        )

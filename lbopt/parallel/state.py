@@ -1,0 +1,41 @@
+"""Everything a training step carries from one update to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from lbopt import types
+
+
+@flax.struct.dataclass
+class TrainState:
+    """The state of a run; a pytree of arrays, all of which are checkpointed.
+
+    Attributes:
+      step: int32 scalar, optimizer updates so far.
+      params: the parameters.
+      model_state: the model's other collections, for instance batch statistics.
+      opt_state: the optimizer's state.
+      rng: uint32 key data from which each step's randomness is derived (together with `step`).
+    """
+
+    step: jax.Array
+    params: types.Params
+    model_state: types.ModelState
+    opt_state: Any
+    rng: jax.Array
+
+    @classmethod
+    def create(cls, params: types.Params, model_state: types.ModelState, tx: optax.GradientTransformation, seed: int | jax.Array = 0) -> TrainState:
+        """Build the state before the first update; jit-able, and `seed` may be traced."""
+        key = jax.random.key_data(jax.random.key(seed))
+        return cls(jnp.zeros((), jnp.int32), params, model_state, tx.init(params), key)
+
+    def step_key(self) -> jax.Array:
+        """Return the random key of the coming step."""
+        return jax.random.fold_in(jax.random.wrap_key_data(self.rng), self.step)

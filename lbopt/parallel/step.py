@@ -1,0 +1,165 @@
+"""The training step and the evaluation step: one function each, run by `jit` or by `pmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from lbopt import replicas, types
+from lbopt.errors import require_choice
+from lbopt.parallel import accumulate
+from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded
+from lbopt.parallel.state import TrainState
+
+Backend = Literal["jit", "pjit", "pmap"]
+BACKENDS = ("jit", "pjit", "pmap")
+StepFn = Callable[[TrainState, types.Batch], tuple[TrainState, types.Metrics]]
+
+
+def step_fn(loss_fn: types.LossFn, tx: optax.GradientTransformation, num_microsteps: int = 1, compute_dtype: Any = None, axis_name: str | None = None) -> StepFn:
+    """Return the training step as a pure function: gradients, mean over replicas, update.
+
+    Everything that trains lowers this one: `make_train_step`, the sweep, the benchmarks.
+
+    Args:
+      loss_fn: see `lbopt.types.LossFn`.
+      tx: any Optax transformation.
+      num_microsteps: see `make_gradient_fn`.
+      compute_dtype: see `make_gradient_fn`.
+      axis_name: the mapped axis over which each call sees one part of the batch; None if it sees all of it.
+    """
+    gradient_fn = accumulate.make_gradient_fn(loss_fn, num_microsteps, compute_dtype)
+
+    def step(state: TrainState, batch: types.Batch) -> tuple[TrainState, types.Metrics]:
+        key = state.step_key()
+        if axis_name is not None:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+        grads, model_state, metrics = gradient_fn(state.params, state.model_state, batch, key)
+        if axis_name is not None:
+            grads, model_state = jax.lax.pmean((grads, model_state), axis_name)
+            metrics = jax.lax.psum(metrics, axis_name)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state), metrics
+
+    return step
+
+
+class Step:
+    """A compiled step: call it, or `lower` it for a look at the program.
+
+    Attributes:
+      mesh: the devices it runs on.
+    """
+
+    def __init__(self, compiled: Any, mesh: Mesh, num_microsteps: int, arrange: Callable[[types.Batch], types.Batch]):
+        self._compiled, self.mesh = compiled, mesh
+        self._num_microsteps, self._arrange = num_microsteps, arrange
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run on (..., batch); the batch is the global one."""
+        return self._compiled(*self._prepare(arguments))
+
+    def lower(self, *arguments: Any) -> Any:
+        """Lower for these arguments (arrays or `jax.ShapeDtypeStruct`)."""
+        return self._compiled.lower(*self._prepare(arguments))
+
+    def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        *rest, batch = arguments
+        for leaf in jax.tree.leaves(batch)[:1]:
+            check_divisible(leaf.shape[0], self.mesh, self._num_microsteps)
+        return (*rest, self._arrange(batch))
+
+
+def make_train_step(
+    loss_fn: types.LossFn,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    backend: Backend = "jit",
+    num_microsteps: int = 1,
+    compute_dtype: Any = None,
+    donate: bool = True,
+) -> Step:
+    """Build `step(state, global_batch) -> (state, metrics)`, data-parallel over the mesh.
+
+    Args:
+      loss_fn: (params, model_state, batch, rng) -> (mean loss, (new model_state, metrics)). Under "jit" it sees the
+        global batch, under "pmap" one replica's part.
+      tx: any Optax transformation.
+      mesh: from `make_mesh`.
+      backend: "jit" ("pjit" is the same) lets the compiler place the gradient reduction; "pmap" maps replicas and
+        reduces explicitly.
+      num_microsteps: accumulate the gradient over so many parts of the batch; see `make_gradient_fn`.
+      compute_dtype: cast floating parameters and inputs to this (say `jnp.bfloat16`) for the loss; None for models
+        that choose for themselves. Parameters, accumulators and optimizer state keep their own dtype.
+      donate: reuse the old state's buffers; the state passed in is then gone.
+
+    Returns:
+      A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is replicated under
+      both backends, its metrics are sums over the global batch.
+
+    Raises:
+      UserError: for an unknown backend, or when called with a batch that does not split evenly.
+    """
+    require_choice("backend", backend, BACKENDS)
+    donated = (0,) if donate else ()
+    if backend == "pmap":
+        step = _stating(step_fn(loss_fn, tx, num_microsteps, compute_dtype, DATA_AXIS), mesh, DATA_AXIS)
+        mapped = jax.pmap(step, DATA_AXIS, in_axes=(None, 0), out_axes=None, devices=mesh.devices.flat, donate_argnums=donated)
+        return Step(mapped, mesh, num_microsteps, _by_replica(mesh))
+    step = _stating(step_fn(loss_fn, tx, num_microsteps, compute_dtype), mesh, None)
+    shardings = {"in_shardings": (replicated(mesh), sharded(mesh)), "out_shardings": replicated(mesh)}
+    return Step(jax.jit(step, donate_argnums=donated, **shardings), mesh, num_microsteps, _as_it_is)
+
+
+def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "jit") -> Step:
+    """Build `step(params, model_state, global_batch) -> metrics`, summed over all devices.
+
+    Args:
+      metric_fn: (params, model_state, batch) -> metrics, leaving out examples whose `batch["mask"]` is False.
+      mesh: from `make_mesh`.
+      backend: as in `make_train_step`.
+
+    Returns:
+      A `Step` whose metrics are sums over the unmasked examples of the global batch.
+
+    Raises:
+      UserError: as `make_train_step`.
+    """
+    require_choice("backend", backend, BACKENDS)
+    if backend == "pmap":
+
+        def summed(params, model_state, batch):
+            return jax.lax.psum(metric_fn(params, model_state, batch), DATA_AXIS)
+
+        step = _stating(summed, mesh, DATA_AXIS)
+        mapped = jax.pmap(step, DATA_AXIS, in_axes=(None, None, 0), out_axes=None, devices=mesh.devices.flat)
+        return Step(mapped, mesh, 1, _by_replica(mesh))
+    shardings = {"in_shardings": (replicated(mesh), replicated(mesh), sharded(mesh)), "out_shardings": replicated(mesh)}
+    return Step(jax.jit(_stating(metric_fn, mesh, None), **shardings), mesh, 1, _as_it_is)
+
+
+def _stating(fn: Callable[..., Any], mesh: Mesh, axis_name: str | None) -> Callable[..., Any]:
+    """Tell the traced function how many replicas there are (see `lbopt.replicas`)."""
+
+    def traced(*arguments):
+        with replicas.tracing_for(mesh.size, axis_name):
+            return fn(*arguments)
+
+    return traced
+
+
+def _as_it_is(batch: types.Batch) -> types.Batch:
+    return batch
+
+
+def _by_replica(mesh: Mesh) -> Callable[[types.Batch], types.Batch]:
+    def split(x: Any) -> Any:
+        shape = (mesh.size, x.shape[0] // mesh.size, *x.shape[1:])
+        return jax.ShapeDtypeStruct(shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x.reshape(shape)
+
+    return lambda batch: jax.tree.map(split, batch)

@@ -1,0 +1,1 @@
+"""Learning-rate schedules: strictly functions of the optimizer step."""

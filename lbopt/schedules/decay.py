@@ -1,0 +1,51 @@
+"""What the learning rate does after warmup, as a factor of its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+DecayFn = Callable[[jax.Array], jax.Array]
+"""Progress after warmup, in [0, 1] -> factor of the peak learning rate."""
+
+DECAYS = ("polynomial", "cosine", "constant")
+
+
+def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float = 0.0) -> DecayFn:
+    r"""Build a decay from 1 at progress 0 to `end_factor` at progress 1.
+
+        polynomial: end + (1 - end) (1 - s)^power       (power 1 is linear)
+        cosine:     end + (1 - end) (1 + cos(pi s)) / 2
+        constant:   1
+
+    Args:
+      decay: "polynomial", "cosine" or "constant".
+      power: exponent of the polynomial, > 0. Unused by the others.
+      end_factor: what is left of the peak at the end, in [0, 1].
+
+    Returns:
+      A function of progress s, clipped to [0, 1].
+
+    Raises:
+      ValueError: naming the argument.
+
+    >>> [float(make_decay("polynomial", power=2.0)(s)) for s in (0.0, 0.5, 1.0)]
+    [1.0, 0.25, 0.0]
+    """
+    if decay not in DECAYS:
+        raise ValueError(f"decay = {decay!r}: use one of {', '.join(DECAYS)}")
+    if power <= 0:
+        raise ValueError(f"power = {power!r}: give a number > 0")
+    if not 0 <= end_factor <= 1:
+        raise ValueError(f"end_factor = {end_factor!r}: give a number in [0, 1]")
+
+    def factor(progress: jax.Array) -> jax.Array:
+        s = jnp.clip(progress, 0.0, 1.0)
+        if decay == "constant":
+            return jnp.ones_like(s)
+        shape = (1 - s) ** power if decay == "polynomial" else (1 + jnp.cos(jnp.pi * s)) / 2
+        return end_factor + (1 - end_factor) * shape
+
+    return factor

@@ -1,0 +1,1 @@
+"""Optax gradient transformations for large batches."""
