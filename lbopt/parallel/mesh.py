@@ -24,8 +24,8 @@ def make_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | No
     Raises:
       UserError: if there are fewer devices than asked for.
 
-    >>> make_mesh(1).shape
-    OrderedDict({'data': 1})
+    >>> dict(make_mesh(1).shape)
+    {'data': 1}
     """
     available = list(jax.devices() if devices is None else devices)
     wanted = len(available) if num_devices is None else num_devices

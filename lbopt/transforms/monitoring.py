@@ -27,7 +27,7 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
     >>> tx = lbopt.lamb(0.5)
     >>> _, opt_state = tx.update(params, tx.init(params), params)
     >>> {name: round(float(value), 3) for name, value in optimizer_metrics(opt_state).items()}
-    {'learning_rate': 0.5, 'trust_ratio/kernel': 1.0}
+    {'trust_ratio/kernel': 1.0, 'learning_rate': 0.5}
     """
     metrics: dict[str, jax.Array] = {}
     rates = 0
