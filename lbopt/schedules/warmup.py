@@ -23,12 +23,14 @@ def warmup_schedule(
     With t = count + first_step, w = warmup_steps, T = total_steps and a decay f (see `make_decay`):
 
         lr(t) = peak * t / w                     for t < w
-        lr(t) = peak * f((t - w) / (T - w))      for t >= w
+        lr(t) = peak * f((t - w) / (T + first_step - w))      for t >= w
+
+    so the decay is complete one step after the last update, and no update is wasted on its end.
 
     Args:
       peak_learning_rate: the rate at the end of warmup; may be a traced scalar.
       warmup_steps: optimizer steps of warmup, 0 for none; may be fractional or traced.
-      total_steps: optimizer steps of the whole run; the decay ends there.
+      total_steps: optimizer steps of the whole run.
       decay: "polynomial", "cosine" or "constant".
       power: exponent of the polynomial.
       end_factor: what is left of the peak at the end.
@@ -55,7 +57,7 @@ def warmup_schedule(
         t = jnp.asarray(count, jnp.float32) + first_step
         w = jnp.asarray(warmup_steps, jnp.float32)
         rising = t / jnp.maximum(w, jnp.finfo(jnp.float32).tiny)
-        falling = factor((t - w) / (total_steps - w))
+        falling = factor((t - w) / (total_steps + first_step - w))
         return peak_learning_rate * jnp.where(t < w, rising, falling)
 
     return schedule

@@ -1,0 +1,38 @@
+"""How far does the batch size go on scikit-learn's digits?
+
+    lbopt sweep --config=configs/sweeps/digits_limit.py --workdir=runs/digits_limit
+
+Five optimizers with the scaling and warmup rules they are used with, batch 16 to the whole training set of 1,024, 20
+epochs each, so 1,280 down to 20 optimizer steps.
+"""
+
+from lbopt.config import About, Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
+
+
+def get_config(arg: str = "") -> SweepConfig:
+    """Return the study; `smoke` is a tiny one that takes the same path."""
+    epochs = {"base_batch_size": 64, "warmup_rule": "epochs", "base_warmup_epochs": 1.0}
+    legw = {"base_batch_size": 64, "warmup_rule": "legw", "base_warmup_epochs": 0.25, "scaling_rule": "sqrt"}
+    config = SweepConfig(
+        name="digits_limit",
+        about=About(paper="LEGW 1901.08256, The Limit of the Batch Size 2006.08517", status="measured here"),
+        train=TrainConfig(name="digits_limit", num_epochs=20.0, model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)),
+        arms=(
+            Arm("Momentum, linear", OptimizerConfig("momentum", weight_decay=1e-4), ScheduleConfig(0.05, scaling_rule="linear", **epochs)),
+            Arm("Adam, sqrt", OptimizerConfig("adam"), ScheduleConfig(0.008, scaling_rule="sqrt", **epochs)),
+            Arm("AdamW, sqrt", OptimizerConfig("adamw", weight_decay=0.01), ScheduleConfig(0.008, scaling_rule="sqrt", **epochs)),
+            Arm("LARS, LEGW", OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **legw)),
+            Arm("LAMB, LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
+        ),
+        global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
+        learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
+        search_seeds=(0, 1),
+        final_seeds=(100, 101, 102, 103, 104, 105),
+        trials_per_program=6,
+    )
+    if arg == "smoke":
+        config.name, config.train.num_epochs = "digits_limit:smoke", 8.0
+        config.arms, config.global_batch_sizes = config.arms[-2:], (128, 1024)
+        config.search_seeds, config.final_seeds, config.learning_rate_factors = (0,), (100, 101), (0.5, 1.0)
+        config.trials_per_program = 2
+    return config

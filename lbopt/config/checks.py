@@ -1,0 +1,67 @@
+"""Checks that every config shares: types of the fields, and the ways to and from JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types as python_types
+import typing
+from typing import Any
+
+from lbopt.errors import UserError
+
+
+def check_types(config: Any, prefix: str = "config") -> None:
+    """Raise `UserError` for the first field whose value does not have its declared type.
+
+    An int is a float here; a bool is not an int.
+    """
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        name, value = f"{prefix}.{field.name}", getattr(config, field.name)
+        if not _matches(value, hints[field.name]):
+            raise UserError(f"{name} = {value!r}: give a value of type {_spell(hints[field.name])}")
+        if dataclasses.is_dataclass(value):
+            check_types(value, name)
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value):
+                if dataclasses.is_dataclass(item):
+                    check_types(item, f"{name}[{index}]")
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, python_types.UnionType):
+        return any(_matches(value, option) for option in arguments)
+    if origin is tuple:
+        if not isinstance(value, (tuple, list)):
+            return False
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        return len(kinds) == len(value) and all(_matches(item, kind) for item, kind in zip(value, kinds, strict=True))
+    if hint in (int, float):
+        allowed = (int,) if hint is int else (int, float)
+        return isinstance(value, allowed) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _spell(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Return a config dataclass as plain JSON data (tuples become lists)."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
+    """List the dotted fields in which two JSON configs differ, as `field: theirs there, ours here`.
+
+    >>> differences({"a": {"b": 1}}, {"a": {"b": 2}})
+    ['a.b is 2 there and 1 here']
+    """
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        found = []
+        for key in sorted(set(ours) | set(theirs)):
+            found += differences(ours.get(key), theirs.get(key), f"{prefix}.{key}" if prefix else key)
+        return found
+    return [] if ours == theirs else [f"{prefix} is {theirs!r} there and {ours!r} here"]

@@ -1,0 +1,260 @@
+"""The configuration of one training run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from lbopt.config import checks
+from lbopt.errors import require, require_choice
+
+STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
+BACKENDS = ("jit", "pjit", "pmap")
+DTYPES = ("float32", "bfloat16")
+OPTIMIZERS = ("adam", "adamw", "lamb", "lars", "momentum")
+MODELS = ("cnn", "lstm")
+DATASETS = ("digits",)
+SCALING_RULES = ("linear", "none", "sqrt")
+WARMUP_RULES = ("epochs", "legw", "none")
+DECAYS = ("constant", "cosine", "polynomial")
+
+
+@dataclasses.dataclass
+class About:
+    """What `lbopt recipes` says of a config.
+
+    Attributes:
+      paper: what it follows, with the arXiv id.
+      published_result: the number to reach, with its source; "-" if there is none.
+      status: "measured here", "planned by the TPU compiler" or "not yet run".
+    """
+
+    paper: str = "-"
+    published_result: str = "-"
+    status: str = "not yet run"
+
+
+@dataclasses.dataclass
+class DataConfig:
+    """Where examples come from."""
+
+    name: str = "digits"
+
+
+@dataclasses.dataclass
+class ModelConfig:
+    """The model.
+
+    Attributes:
+      name: "cnn" or "lstm".
+      widths: channels of each stage (cnn).
+      hidden: width of the hidden layer (cnn) or of the LSTM.
+      batch_norm_scope: "global", "local", "replicas:N" or "examples:N" (cnn).
+      batch_norm_momentum: of the running statistics (cnn).
+      dtype: of the computation, "float32" or "bfloat16"; parameters are fp32.
+      label_smoothing: weight of the uniform target, in [0, 1).
+    """
+
+    name: str = "cnn"
+    widths: tuple[int, ...] = (16, 32)
+    hidden: int = 64
+    batch_norm_scope: str = "global"
+    batch_norm_momentum: float = 0.9
+    dtype: str = "float32"
+    label_smoothing: float = 0.0
+
+
+@dataclasses.dataclass
+class OptimizerConfig:
+    """The optimizer. Fields that an optimizer does not have are ignored by it.
+
+    Attributes:
+      name: "lamb", "lars", "adamw", "adam" or "momentum".
+      weight_decay: decoupled for lamb and adamw, added to the gradient for lars and momentum, not used by adam.
+      momentum: of lars and momentum.
+      nesterov: of lars and momentum.
+      b1: of lamb, adamw and adam.
+      b2: likewise.
+      eps: likewise.
+      trust_coefficient: of lars.
+      trust_ratio_bounds: (low, high) for lamb and lars, or None.
+      max_grad_norm: clip the global gradient norm first; None for no clipping.
+    """
+
+    name: str = "lamb"
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+    nesterov: bool = False
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-6
+    trust_coefficient: float = 0.001
+    trust_ratio_bounds: tuple[float, float] | None = None
+    max_grad_norm: float | None = None
+
+
+@dataclasses.dataclass
+class ScheduleConfig:
+    """The learning rate, as a rule over batch sizes.
+
+    Attributes:
+      base_learning_rate: the peak at `base_batch_size`.
+      base_batch_size: the batch the base values belong to.
+      scaling_rule: "sqrt", "linear" or "none".
+      warmup_rule: "legw" (base_warmup_epochs * batch / base batch epochs, so a constant number of steps), "epochs"
+        (base_warmup_epochs at every batch) or "none".
+      base_warmup_epochs: warmup at the base batch.
+      decay: "polynomial", "cosine" or "constant", from the end of warmup to the end of the run.
+      power: of the polynomial.
+      end_factor: what is left of the peak at the end.
+      first_step: the number of the first update, 0 (learning rate 0 there) or 1.
+    """
+
+    base_learning_rate: float = 0.01
+    base_batch_size: int = 64
+    scaling_rule: str = "sqrt"
+    warmup_rule: str = "legw"
+    base_warmup_epochs: float = 0.5
+    decay: str = "polynomial"
+    power: float = 1.0
+    end_factor: float = 0.0
+    first_step: int = 1
+
+
+@dataclasses.dataclass
+class ParallelConfig:
+    """How the step is spread out.
+
+    Attributes:
+      backend: "jit" ("pjit" is the same) or "pmap".
+      num_devices: None for all there are.
+      num_microsteps: gradient accumulation.
+    """
+
+    backend: str = "jit"
+    num_devices: int | None = None
+    num_microsteps: int = 1
+
+
+@dataclasses.dataclass
+class CheckpointConfig:
+    """When state is saved and what is kept.
+
+    Attributes:
+      every_steps: save so often (and at the end, and on SIGTERM).
+      keep: the latest so many are kept, and the best one.
+      best_metric: the evaluation metric that says which is best; higher is better unless it ends in "loss".
+    """
+
+    every_steps: int = 100
+    keep: int = 3
+    best_metric: str = "eval/accuracy"
+
+
+@dataclasses.dataclass
+class TrainConfig:
+    """One training run.
+
+    Attributes:
+      name: of the recipe.
+      about: what `lbopt recipes` says.
+      seed: of initialisation, shuffle and dropout.
+      global_batch_size: examples per optimizer step over all devices and microsteps.
+      num_epochs: length of the run; steps are rounded up.
+      eval_global_batch_size: any size; evaluation is exact.
+      log_every_steps: a line in metrics.jsonl so often.
+      eval_every_steps: evaluate on the validation split so often, and at the end.
+    """
+
+    name: str = "unnamed"
+    about: About = dataclasses.field(default_factory=About)
+    seed: int = 0
+    global_batch_size: int = 256
+    num_epochs: float = 20.0
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    eval_global_batch_size: int = 256
+    log_every_steps: int = 10
+    eval_every_steps: int = 50
+
+    def validate(self) -> None:
+        """Check every field that can be checked without data or devices.
+
+        Raises:
+          UserError: naming the field, its value and the fix.
+        """
+        checks.check_types(self)
+        for field in ("global_batch_size", "eval_global_batch_size", "log_every_steps", "eval_every_steps"):
+            _at_least(f"config.{field}", getattr(self, field), 1)
+        _at_least("config.seed", self.seed, 0)
+        require(math.isfinite(self.num_epochs) and self.num_epochs > 0, "config.num_epochs", self.num_epochs, "give a number > 0")
+        require_choice("config.about.status", self.about.status, STATUSES)
+        require_choice("config.data.name", self.data.name, DATASETS)
+        validate_model(self.model, "config.model")
+        validate_optimizer(self.optimizer, "config.optimizer")
+        validate_schedule(self.schedule, "config.schedule")
+        _validate_parallel(self.parallel)
+        _validate_checkpoint(self.checkpoint)
+
+
+def validate_model(model: ModelConfig, prefix: str) -> None:
+    """Check the model's fields."""
+    require_choice(f"{prefix}.name", model.name, MODELS)
+    require_choice(f"{prefix}.dtype", model.dtype, DTYPES)
+    require(len(model.widths) > 0 and min(model.widths) > 0, f"{prefix}.widths", model.widths, "give at least one width, each >= 1")
+    _at_least(f"{prefix}.hidden", model.hidden, 1)
+    _in_range(f"{prefix}.label_smoothing", model.label_smoothing, 0, 1)
+    _in_range(f"{prefix}.batch_norm_momentum", model.batch_norm_momentum, 0, 1)
+
+
+def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
+    """Check the optimizer's fields."""
+    require_choice(f"{prefix}.name", optimizer.name, OPTIMIZERS)
+    for field in ("weight_decay", "eps"):
+        _at_least(f"{prefix}.{field}", getattr(optimizer, field), 0)
+    for field in ("momentum", "b1", "b2"):
+        _in_range(f"{prefix}.{field}", getattr(optimizer, field), 0, 1)
+    require(optimizer.trust_coefficient > 0, f"{prefix}.trust_coefficient", optimizer.trust_coefficient, "give a number > 0")
+    bounds = optimizer.trust_ratio_bounds
+    require(bounds is None or 0 <= bounds[0] <= bounds[1], f"{prefix}.trust_ratio_bounds", bounds, "give (low, high) with 0 <= low <= high, or None")
+    if optimizer.max_grad_norm is not None:
+        require(optimizer.max_grad_norm > 0, f"{prefix}.max_grad_norm", optimizer.max_grad_norm, "give a number > 0, or None for no clipping")
+
+
+def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:
+    """Check the schedule's fields."""
+    require_choice(f"{prefix}.scaling_rule", schedule.scaling_rule, SCALING_RULES)
+    require_choice(f"{prefix}.warmup_rule", schedule.warmup_rule, WARMUP_RULES)
+    require_choice(f"{prefix}.decay", schedule.decay, DECAYS)
+    _at_least(f"{prefix}.base_batch_size", schedule.base_batch_size, 1)
+    _at_least(f"{prefix}.base_learning_rate", schedule.base_learning_rate, 0)
+    _at_least(f"{prefix}.base_warmup_epochs", schedule.base_warmup_epochs, 0)
+    require(schedule.power > 0, f"{prefix}.power", schedule.power, "give a number > 0")
+    require(0 <= schedule.end_factor <= 1, f"{prefix}.end_factor", schedule.end_factor, "give a number in [0, 1]")
+    require(schedule.first_step in (0, 1), f"{prefix}.first_step", schedule.first_step, "use 0 or 1")
+
+
+def _validate_parallel(parallel: ParallelConfig) -> None:
+    require_choice("config.parallel.backend", parallel.backend, BACKENDS)
+    _at_least("config.parallel.num_microsteps", parallel.num_microsteps, 1)
+    if parallel.num_devices is not None:
+        _at_least("config.parallel.num_devices", parallel.num_devices, 1)
+
+
+def _validate_checkpoint(checkpoint: CheckpointConfig) -> None:
+    _at_least("config.checkpoint.every_steps", checkpoint.every_steps, 1)
+    _at_least("config.checkpoint.keep", checkpoint.keep, 1)
+    require_choice("config.checkpoint.best_metric", checkpoint.best_metric, ("eval/accuracy", "eval/loss"))
+
+
+def _at_least(field: str, value: Any, low: float) -> None:
+    require(math.isfinite(value) and value >= low, field, value, f"give a number >= {low:g}")
+
+
+def _in_range(field: str, value: float, low: float, high: float) -> None:
+    require(low <= value < high, field, value, f"give a number in [{low:g}, {high:g})")

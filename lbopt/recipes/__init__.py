@@ -1,0 +1,1 @@
+"""The one place where names in a config become objects."""

@@ -1,0 +1,45 @@
+"""results.jsonl: one line per finished trial, appended whole, never rewritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from lbopt.train.writers import read_lines
+
+
+class Results:
+    """The finished trials of a study.
+
+    Args:
+      workdir: the study's folder. A last line cut off by a kill is removed: its trial was not finished.
+    """
+
+    def __init__(self, workdir: pathlib.Path):
+        self._file = workdir / "results.jsonl"
+        self._lock = threading.Lock()
+        self.rows: list[dict[str, Any]] = read_lines(self._file)
+        _cut_torn_line(self._file)
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Append rows in one write and wait until they are on disk."""
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        with self._lock:
+            with open(self._file, "a") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            self.rows.extend(rows)
+
+
+def _cut_torn_line(file: pathlib.Path) -> None:
+    if file.exists():
+        data = file.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            with open(file, "r+b") as stream:
+                stream.truncate(whole)

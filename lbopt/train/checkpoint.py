@@ -1,0 +1,113 @@
+"""Checkpoints of the whole training state, by Orbax: asynchronous, atomic, the latest few and the best."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+from orbax.checkpoint import checkpoint_managers
+
+from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.parallel.mesh import replicated
+from lbopt.parallel.state import TrainState
+
+logging.getLogger("absl").setLevel(logging.ERROR)  # orbax narrates every save there
+
+
+class Checkpoints:
+    """The `checkpoints/` folder of a workdir.
+
+    Args:
+      workdir: the run's folder.
+      keep: how many of the latest are kept; the best one is kept besides.
+      best_metric: which metric says which is best; lower is better if its name ends in "loss".
+    """
+
+    def __init__(self, workdir: pathlib.Path, keep: int = 3, best_metric: str = "eval/accuracy"):
+        self._folder = workdir / "checkpoints"
+        self._best_metric = best_metric
+        policy = checkpoint_managers.AnyPreservationPolicy(
+            [
+                checkpoint_managers.LatestN(keep),
+                checkpoint_managers.BestN(get_metric_fn=self._goodness, n=1, keep_checkpoints_without_metrics=False),
+            ]
+        )
+        options = ocp.CheckpointManagerOptions(preservation_policy=policy, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(self._folder, options=options)
+
+    def latest_step(self) -> int | None:
+        """Return the step of the newest whole checkpoint, None if there is none."""
+        return self._manager.latest_step()
+
+    def best_step(self) -> int | None:
+        """Return the step of the best checkpoint by the metric, None if none has one."""
+        scored = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
+        scored = {step: self._goodness(metrics) for step, metrics in scored.items() if metrics}
+        return max(scored, key=lambda step: (scored[step], step), default=None)
+
+    def save(self, state: TrainState, metrics: Mapping[str, float] | None) -> None:
+        """Start saving; returns once the state is copied, so that its buffers may be donated."""
+        step = int(state.step)
+        if step != self._manager.latest_step():
+            self._manager.save(step, args=ocp.args.StandardSave(state), metrics=dict(metrics) if metrics else None)
+
+    def restore(self, like: TrainState, mesh: Mesh, step: int) -> TrainState:
+        """Read a checkpoint.
+
+        Args:
+          like: a state of shapes (from `jax.eval_shape`).
+          mesh: over which the state is replicated.
+          step: which one.
+
+        Raises:
+          EnvironmentProblem: if it cannot be read.
+        """
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), like)
+        try:
+            return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        except Exception as error:  # whatever the storage layers raise
+            raise EnvironmentProblem(self._unreadable(step, error)) from error
+
+    def wait(self) -> None:
+        """Wait until what is being saved is whole on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait and close."""
+        self._manager.close()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(Exception) if exception[0] else contextlib.nullcontext():
+            self.close()
+
+    def _goodness(self, metrics: Mapping[str, float]) -> float:
+        value = metrics[self._best_metric]
+        return -value if self._best_metric.endswith("loss") else value
+
+    def _unreadable(self, step: int, error: Exception) -> str:
+        earlier = [other for other in self._manager.all_steps() if other < step]
+        fix = f"remove that folder to resume at step {max(earlier)}" if earlier else "remove that folder to start again, or use another --workdir"
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        return f"checkpoint {self._folder / str(step)} cannot be read ({reason[0][:120]}); {fix}"
+
+
+def choose_step(checkpoints: Checkpoints, which: str) -> int:
+    """Return the step of the "latest" or "best" checkpoint, or the one whose number is given.
+
+    Raises:
+      UserError: if there is none.
+    """
+    step = {"latest": checkpoints.latest_step, "best": checkpoints.best_step}.get(which, lambda: int(which) if which.isdigit() else None)()
+    if step is None:
+        raise UserError(f"--checkpoint = {which!r}: there is no such checkpoint; use latest, best or a step, after lbopt train has saved one")
+    return step
+

@@ -1,0 +1,54 @@
+"""A bar on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import tqdm
+
+
+class Progress:
+    """Say how far a run is.
+
+    Args:
+      total: how many units make the whole.
+      done: how many were done before.
+      unit: what one is called.
+    """
+
+    def __init__(self, total: int, done: int = 0, unit: str = "step"):
+        self._total, self._done, self._unit = total, done, unit
+        self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True) if sys.stderr.isatty() else None
+
+    def advance(self, count: int = 1) -> None:
+        """Count units done."""
+        self._done += count
+        if self._bar is not None:
+            self._bar.update(count)
+
+    def say(self, text: str) -> None:
+        """Print a line of its own."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def report(self, values: Mapping[str, float]) -> None:
+        """Show a few numbers beside the count."""
+        text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        if self._bar is not None:
+            self._bar.set_postfix_str(text)
+        else:
+            self.say(f"{self._unit} {self._done}/{self._total}  {text}")
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

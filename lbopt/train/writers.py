@@ -1,0 +1,67 @@
+"""metrics.jsonl and TensorBoard: the same scalars, one line a step, neither lost nor doubled by a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+
+import tensorboardX
+
+from lbopt.train import workdir as workdirs
+
+
+class MetricsWriter:
+    """Append scalars to a workdir.
+
+    Args:
+      workdir: the folder.
+      resumed_step: the step of the restored state; later lines, which will be written again, are dropped.
+    """
+
+    def __init__(self, workdir: pathlib.Path, resumed_step: int = 0):
+        self._file = workdir / "metrics.jsonl"
+        drop_lines_after(self._file, resumed_step)
+        self._stream = open(self._file, "a", buffering=1)  # noqa: SIM115
+        self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_step + 1)
+
+    def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
+        """Write one line and hand it to the operating system."""
+        self._stream.write(json.dumps({"step": step, "examples_seen": examples_seen, **scalars}) + "\n")
+        for name, value in scalars.items():
+            self._board.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """Wait until everything written is on disk."""
+        os.fsync(self._stream.fileno())
+        self._board.flush()
+
+    def close(self) -> None:
+        """Close both files."""
+        self._stream.close()
+        self._board.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_lines(file: pathlib.Path) -> list[dict]:
+    """Return the whole lines of a JSON-lines file; a last line cut off by a kill is left out."""
+    if not file.exists():
+        return []
+    lines = []
+    for line in file.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            lines.append(json.loads(line))
+    return lines
+
+
+def drop_lines_after(file: pathlib.Path, step: int) -> None:
+    """Keep the whole lines up to `step`; the file is replaced in one move."""
+    if file.exists():
+        kept = [line for line in read_lines(file) if line["step"] <= step]
+        workdirs.write_text(file, "".join(json.dumps(line) + "\n" for line in kept))

@@ -1,0 +1,93 @@
+"""Batches by step and process for training; padded and masked ones for evaluation."""
+
+import numpy as np
+import pytest
+
+from lbopt.data.arrays import ArrayDataset
+from lbopt.data.batches import TrainBatches, eval_batches, train_iterator
+from lbopt.data.order import example_indices
+
+
+def numbered(size):
+    """Return a data set whose examples know their own index."""
+    return ArrayDataset({"image": np.arange(size, dtype=np.float32)[:, None] * np.ones(3, np.float32), "label": np.arange(size, dtype=np.int32)})
+
+
+def labels(batches):
+    return [batch["label"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("process_count", [1, 2, 4])
+def test_the_parts_of_all_processes_are_the_global_batch(process_count):
+    dataset = numbered(50)
+    parts = [TrainBatches(dataset, 3, 12, 10, index, process_count) for index in range(process_count)]
+    for step in range(10):
+        batches = [part[step] for part in parts]
+        assert all(len(batch["label"]) == 12 // process_count for batch in batches)
+        whole = np.concatenate([batch["label"] for batch in batches])
+        np.testing.assert_array_equal(whole, example_indices(50, 3, step * 12, 12))
+        np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches])[:, 0], whole)
+
+
+def test_processes_must_divide_the_batch():
+    with pytest.raises(ValueError, match="global_batch_size = 10: 4 processes do not divide it"):
+        TrainBatches(numbered(50), 0, 10, 5, process_count=4)
+
+
+@pytest.mark.parametrize("start_step", [0, 1, 11, 19, 20])
+def test_an_iterator_started_later_continues_the_full_one(start_step):
+    batches = TrainBatches(numbered(50), 3, 12, 20)
+    full = labels(train_iterator(batches))
+    assert len(full) == 20
+    assert labels(train_iterator(batches, start_step)) == full[start_step:]
+
+
+def test_the_iterator_yields_the_batches_in_order():
+    batches = TrainBatches(numbered(50), 3, 12, 20)
+    got = list(train_iterator(batches))
+    for step, batch in enumerate(got):
+        assert set(batch) == {"image", "label"}
+        np.testing.assert_array_equal(batch["label"], batches[step]["label"])
+        np.testing.assert_array_equal(batch["image"], batches[step]["image"])
+
+
+@pytest.mark.parametrize("size", [1, 7, 359, 360])
+@pytest.mark.parametrize("global_batch_size", [1, 8, 100, 359, 360, 4096])
+@pytest.mark.parametrize("multiple_of", [1, 4])
+def test_evaluation_covers_each_example_once(size, global_batch_size, multiple_of):
+    batches = list(eval_batches(numbered(size), global_batch_size, multiple_of))
+    counted = np.concatenate([batch["label"][batch["mask"]] for batch in batches])
+    np.testing.assert_array_equal(counted, np.arange(size))
+    sizes = {len(array) for batch in batches for array in batch.values()}
+    assert len(sizes) == 1
+    assert sizes.pop() % multiple_of == 0
+    assert all(batch["mask"].dtype == bool and batch["mask"].any() for batch in batches)
+
+
+def test_evaluation_batches_are_no_larger_than_needed():
+    assert [len(batch["mask"]) for batch in eval_batches(numbered(7), 4096)] == [7]
+    assert [len(batch["mask"]) for batch in eval_batches(numbered(7), 4096, multiple_of=4)] == [8]
+    assert [len(batch["mask"]) for batch in eval_batches(numbered(7), 3)] == [3, 3, 3]
+
+
+def test_padding_repeats_the_last_example():
+    *_, last = eval_batches(numbered(7), 4)
+    assert last["label"].tolist() == [4, 5, 6, 6]
+    assert last["mask"].tolist() == [True, True, True, False]
+
+
+def test_an_empty_evaluation_batch_is_refused():
+    with pytest.raises(ValueError, match="global_batch_size = 0"):
+        next(eval_batches(numbered(7), 0))
+
+
+@pytest.mark.parametrize("arrays", [{"a": np.zeros(3), "b": np.zeros(4)}, {"a": np.zeros(0)}])
+def test_arrays_of_unequal_or_no_length_are_refused(arrays):
+    with pytest.raises(ValueError, match="arrays have lengths"):
+        ArrayDataset(arrays)
+
+
+def test_a_data_set_takes_examples_by_index():
+    dataset = numbered(7)
+    assert len(dataset) == 7
+    assert dataset.take(np.array([3, 0, 3]))["label"].tolist() == [3, 0, 3]

@@ -1,0 +1,123 @@
+"""The convolution, the CNN and the LSTM against independent implementations, and their shapes and dtypes."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lbopt.models import cnn, conv, lstm, seam
+
+
+@pytest.mark.parametrize(("size", "shape"), [(3, (2, 8, 8, 3)), (3, (2, 5, 7, 1)), (1, (2, 4, 4, 2)), (5, (2, 6, 4, 2)), (5, (2, 1, 2, 1))])
+def test_patch_conv_equals_flax_conv(size, shape):
+    ours = conv.PatchConv(4, size)
+    theirs = nn.Conv(4, (size, size), use_bias=False)
+    x = jax.random.normal(jax.random.key(1), shape)
+    weights = jax.random.normal(jax.random.key(2), (*shape[:3], 4))
+    variables = ours.init(jax.random.key(0), x)
+    assert variables["params"]["kernel"].shape == (size, size, shape[-1], 4)
+
+    def loss(variables, x, module):
+        y = module.apply(variables, x)
+        return jnp.sum(weights * jnp.sin(y)), y
+
+    results = [jax.grad(loss, argnums=(0, 1), has_aux=True)(variables, x, module) for module in (ours, theirs)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *results)
+
+
+def test_patch_conv_computes_in_the_asked_dtype():
+    x = jnp.ones((2, 4, 4, 1))
+    variables = conv.PatchConv(4, dtype=jnp.bfloat16).init(jax.random.key(0), x)
+    assert variables["params"]["kernel"].dtype == jnp.float32
+    assert conv.PatchConv(4, dtype=jnp.bfloat16).apply(variables, x).dtype == jnp.bfloat16
+    assert conv.PatchConv(4).apply(variables, x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("module", [cnn.CNN(), cnn.CNN(num_classes=7, widths=(4,), hidden=6), lstm.LSTMClassifier(), lstm.LSTMClassifier(num_classes=7, hidden=5)])
+def test_shapes_and_dtypes(module, dtype):
+    module = module.clone(dtype=dtype)
+    model = seam.from_linen(module)
+    variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((2, 8, 8)))
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
+    for train in (True, False):
+        for shape in ((6, 8, 8), (6, 8, 8, 1)):
+            images = jax.ShapeDtypeStruct(shape, jnp.float32)
+            logits, model_state = jax.eval_shape(lambda params, state, x, train=train: model.apply(params, state, x, train), *variables, images)
+            assert (logits.shape, logits.dtype) == ((6, module.num_classes), jnp.float32)
+            assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), dict(model_state)) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), variables[1])
+
+
+def test_parameter_counts():
+    zeros = jnp.zeros((2, 8, 8))
+    params, state = jax.eval_shape(seam.from_linen(cnn.CNN()).init, jax.random.key(0), zeros)
+    # two convolutions, a scale and a bias for each channel, 2 x 2 x 32 inputs of the hidden layer, the head
+    assert count(params) == 9 * 16 + 9 * 16 * 32 + 2 * (16 + 32) + (128 * 64 + 64) + (64 * 10 + 10)
+    assert count(state) == 2 * (16 + 32)
+    params, state = jax.eval_shape(seam.from_linen(lstm.LSTMClassifier()).init, jax.random.key(0), zeros)
+    # four gates from 8 columns and 64 states with one bias each, and the head
+    assert count(params) == 4 * (8 * 64 + 64 * 64 + 64) + (64 * 10 + 10)
+    assert state == {}
+
+
+@pytest.mark.parametrize("module", [cnn.CNN(widths=(4,), hidden=6), lstm.LSTMClassifier(hidden=5)])
+def test_a_channel_axis_of_one_makes_no_difference(module):
+    model = seam.from_linen(module)
+    images = jax.random.normal(jax.random.key(1), (3, 4, 4))
+    params, state = model.init(jax.random.key(0), images)
+    flat, _ = model.apply(params, state, images, True)
+    deep, _ = model.apply(params, state, images[..., None], True)
+    assert np.std(flat) > 0
+    np.testing.assert_array_equal(flat, deep)
+
+
+@pytest.mark.parametrize(("shape", "widths"), [((2, 8, 8), (4,) * 4), ((2, 6, 6), (4, 4)), ((2, 8, 7), (4,))])
+def test_an_image_that_cannot_be_halved_is_refused(shape, widths):
+    with pytest.raises(ValueError, match="cannot be halved again"):
+        cnn.CNN(widths=widths).init(jax.random.key(0), jnp.zeros(shape), train=True)
+
+
+def test_cnn_equals_its_layers_at_inference():
+    """Convolution, normalization, ReLU and pooling in float64 NumPy, on given statistics."""
+    model = seam.from_linen(cnn.CNN(widths=(3,), hidden=5))
+    x = np.random.default_rng(0).standard_normal((4, 4, 4)).astype(np.float32)
+    params, state = model.init(jax.random.key(0), x)
+    state = {"batch_stats": {"BatchNorm_0": {"mean": np.array([0.1, -0.2, 0.3], np.float32), "var": np.array([0.5, 1.5, 2.0], np.float32)}}}
+    logits, _ = model.apply(params, state, x, False)
+
+    p, stats = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree) for tree in (params, state["batch_stats"]["BatchNorm_0"]))
+    padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1)))
+    h = np.zeros((4, 4, 4, 3))
+    for row, column in np.ndindex(4, 4):
+        h[:, row, column] = np.tensordot(padded[:, row : row + 3, column : column + 3], p["PatchConv_0"]["kernel"][:, :, 0], 2)
+    h = (h - stats["mean"]) / np.sqrt(stats["var"] + 1e-5)
+    h = np.maximum(h, 0)
+    h = np.maximum.reduce([h[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]).reshape(4, -1)
+    h = np.maximum(h @ p["Dense_0"]["kernel"], 0)
+    np.testing.assert_allclose(logits, h @ p["Dense_1"]["kernel"], rtol=1e-5, atol=1e-5)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_lstm_equals_its_equations():
+    """i, f, o = sigmoid, g = tanh of W x + U h + b;  c = f c + i g;  h = o tanh(c);  the last h is classified."""
+    model = seam.from_linen(lstm.LSTMClassifier(hidden=5))
+    x = np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
+    params, state = model.init(jax.random.key(0), x)
+    params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), params)  # biases too
+    logits, _ = jax.jit(lambda params, x: model.apply(params, state, x, True))(params, x)
+
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    cell, c, h = p["OptimizedLSTMCell_0"], np.zeros((3, 5)), np.zeros((3, 5))
+    for row in np.moveaxis(x.astype(np.float64), 1, 0):
+        gates = {gate: row @ cell["i" + gate]["kernel"] + h @ cell["h" + gate]["kernel"] + cell["h" + gate]["bias"] for gate in "ifgo"}
+        c = sigmoid(gates["f"]) * c + sigmoid(gates["i"]) * np.tanh(gates["g"])
+        h = sigmoid(gates["o"]) * np.tanh(c)
+    np.testing.assert_allclose(logits, h @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], rtol=1e-5, atol=1e-6)

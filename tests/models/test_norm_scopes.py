@@ -1,0 +1,71 @@
+"""Which texts are scopes, and which groups are refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lbopt
+from lbopt import replicas
+from lbopt.models.norm import Scope
+
+
+def apply(scope, count, axis_name, x):
+    module = lbopt.BatchNorm(scope)
+    variables = {"params": {"scale": jnp.ones(2), "bias": jnp.zeros(2)}, "batch_stats": {"mean": jnp.zeros(2), "var": jnp.ones(2)}}
+    with replicas.tracing_for(count, axis_name):
+        return module.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
+
+
+@pytest.mark.parametrize("text", ["", "Global", "replica:2", "replicas", "replicas:", "replicas:0", "examples:-1", "examples:2.5", "examples:02", "local:2"])
+def test_unknown_text_is_refused(text):
+    with pytest.raises(ValueError, match="stats_scope = .* use global, local, replicas:N or examples:N"):
+        Scope.parse(text)
+    with pytest.raises(ValueError, match="stats_scope"):
+        apply(text, 1, None, np.ones((4, 2), np.float32))
+
+
+@pytest.mark.parametrize(("text", "expected"), [("global", ("global", 0)), ("local", ("local", 0)), ("replicas:2", ("replicas", 2)), ("examples:16", ("examples", 16))])
+def test_known_text(text, expected):
+    assert Scope.parse(text) == Scope(*expected)
+
+
+@pytest.mark.parametrize(("scope", "message"), [("replicas:3", "groups of 3 do not divide the 4 replicas"), ("replicas:8", "groups of 8 do not divide the 4"), ("examples:3", "groups of 3 do not divide the 16 examples"), ("examples:32", "groups of 32 do not divide the 16")])
+def test_groups_that_do_not_divide_are_refused(scope, message):
+    with pytest.raises(ValueError, match=message):
+        apply(scope, 4, None, np.ones((16, 2), np.float32))
+    part = lambda x: apply(scope, 4, "data", x)  # noqa: E731
+    with pytest.raises(ValueError, match=message):
+        jax.pmap(part, "data").lower(np.ones((4, 4, 2), np.float32))
+
+
+@pytest.mark.parametrize("scope", ["examples:4", "examples:8"])
+def test_groups_across_the_edge_of_a_replica_are_refused_under_pmap(scope):
+    part = lambda x: apply(scope, 4, "data", x)  # noqa: E731
+    with pytest.raises(ValueError, match="do not line up with 4 replicas"):
+        jax.pmap(part, "data").lower(np.ones((4, 6, 2), np.float32))
+
+
+def test_local_groups_must_divide_the_batch():
+    with pytest.raises(ValueError, match="do not divide"):
+        apply("local", 4, None, np.ones((6, 2), np.float32))
+
+
+def test_outside_a_step_there_is_one_replica():
+    assert replicas.current() == replicas.Replicas(1, None)
+    with replicas.tracing_for(4, "data"):
+        assert replicas.current() == replicas.Replicas(4, "data")
+        with replicas.tracing_for(2):
+            assert replicas.current() == replicas.Replicas(2, None)
+        assert replicas.current().count == 4
+    assert replicas.current().count == 1
+    with pytest.raises(RuntimeError), replicas.tracing_for(4):
+        raise RuntimeError
+    assert replicas.current().count == 1
+
+
+def test_initialisation_checks_no_groups():
+    """A model is initialised on a few examples, which the groups need not divide; the statistics start at 0 and 1."""
+    variables = lbopt.BatchNorm("examples:64").init(jax.random.key(0), np.full((2, 3), 7.0, np.float32), use_running_average=False)
+    np.testing.assert_array_equal(variables["batch_stats"]["mean"], np.zeros(3))
+    np.testing.assert_array_equal(variables["batch_stats"]["var"], np.ones(3))

@@ -1,0 +1,126 @@
+"""Warmup and decay against closed forms in float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt.schedules.decay import make_decay
+
+SHAPES = {
+    "linear": ({}, lambda s: 1 - s),
+    "root": ({"power": 0.5}, lambda s: (1 - s) ** 0.5),
+    "square": ({"power": 2.0}, lambda s: (1 - s) ** 2),
+    "cosine": ({"decay": "cosine"}, lambda s: (1 + math.cos(math.pi * s)) / 2),
+    "constant": ({"decay": "constant"}, lambda s: 1.0),
+}
+
+
+def closed_form(shape, peak, warmup, total, end, t):
+    if t < warmup:
+        return peak * t / warmup
+    factor = SHAPES[shape][1](min((t - warmup) / (total - warmup), 1.0))
+    return peak * (1.0 if shape == "constant" else end + (1 - end) * factor)
+
+
+@pytest.mark.parametrize("first_step", [0, 1])
+@pytest.mark.parametrize("end", [0.0, 0.1])
+@pytest.mark.parametrize("warmup", [0, 5, 6.5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_step_of_a_run_and_beyond(shape, warmup, end, first_step):
+    schedule = lbopt.warmup_schedule(0.7, warmup, 25, end_factor=end, first_step=first_step, **SHAPES[shape][0])
+    ours = np.asarray(jax.vmap(schedule)(jnp.arange(30)), np.float64)
+    expected = np.array([closed_form(shape, 0.7, warmup, 25, end, count + first_step) for count in range(30)])
+    assert np.max(np.abs(ours - expected)) <= 1e-6 * 0.7
+
+
+def test_landmarks():
+    schedule = lbopt.warmup_schedule(1.0, 4, 12, end_factor=0.5)
+    assert [float(schedule(count)) for count in (0, 1, 4, 8, 12, 100)] == [0.0, 0.25, 1.0, 0.75, 0.5, 0.5]
+
+
+def test_first_step_one_wastes_no_step():
+    schedule = lbopt.warmup_schedule(1.0, 4, 12, first_step=1)
+    assert [float(schedule(count)) for count in (0, 3, 7, 11)] == [0.25, 1.0, 0.5, 0.0]
+
+
+def test_no_warmup_starts_at_the_peak():
+    for shape, (options, _) in SHAPES.items():
+        assert lbopt.warmup_schedule(0.5, 0, 10, **options)(0) == 0.5, shape
+
+
+def test_rate_is_fp32_under_x64_too():
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            rate = lbopt.warmup_schedule(0.5, 3, 10)(jnp.asarray(4))
+            assert (rate.dtype, rate.shape) == (jnp.float32, ())
+
+
+def test_jit_equals_eager():
+    schedule = lbopt.warmup_schedule(0.3, 5, 20, power=2.0, end_factor=0.1)
+    for count in (0, 4, 5, 12, 20):
+        assert np.allclose(jax.jit(schedule)(count), schedule(count), rtol=1e-6, atol=0)
+
+
+def test_rate_and_warmup_may_be_traced_in_one_program():
+    def rates(peak, warmup):
+        return jax.vmap(lbopt.warmup_schedule(peak, warmup, 20, first_step=1))(jnp.arange(20))
+
+    peaks, warmups = jnp.asarray([0.1, 0.5, 2.0]), jnp.asarray([0.0, 3.0, 7.5])
+    table = jax.jit(jax.vmap(rates))(peaks, warmups)
+    expected = [[closed_form("linear", peak, warmup, 20, 0.0, count + 1) for count in range(20)] for peak, warmup in ((0.1, 0), (0.5, 3), (2.0, 7.5))]
+    assert np.max(np.abs(table - np.array(expected)) / peaks[:, None]) <= 1e-6
+
+
+def test_gradient_through_the_rate_is_finite_without_warmup():
+    slope = jax.grad(lambda warmup: lbopt.warmup_schedule(1.0, warmup, 20)(10))(0.0)
+    assert np.isfinite(slope)
+
+
+def test_drives_an_optimizer():
+    schedule, params = lbopt.warmup_schedule(0.5, 2, 6), {"w": jnp.ones(3)}
+    tx = optax.sgd(schedule)
+    state = tx.init(params)
+    for count in range(6):
+        updates, state = tx.update(params, state)
+        assert np.allclose(updates["w"], -schedule(count), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("argument", "arguments"),
+    [
+        ("warmup_steps", {"warmup_steps": 20}),
+        ("warmup_steps", {"warmup_steps": 21}),
+        ("warmup_steps", {"warmup_steps": -1}),
+        ("warmup_steps", {"warmup_steps": float("nan")}),
+        ("total_steps", {"total_steps": 0}),
+        ("total_steps", {"total_steps": -3}),
+        ("learning_rate", {"peak_learning_rate": -0.1}),
+        ("learning_rate", {"peak_learning_rate": float("nan")}),
+        ("first_step", {"first_step": 2}),
+        ("first_step", {"first_step": -1}),
+        ("decay", {"decay": "exponential"}),
+        ("power", {"power": 0.0}),
+        ("power", {"power": -1.0}),
+        ("end_factor", {"end_factor": -0.1}),
+        ("end_factor", {"end_factor": 1.5}),
+        ("end_factor", {"end_factor": float("nan")}),
+    ],
+)
+def test_bad_arguments_are_named(argument, arguments):
+    with pytest.raises(ValueError, match=f"{argument} = "):
+        lbopt.warmup_schedule(**{"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20, **arguments})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decay_falls_from_one_to_its_end_and_is_clipped(shape):
+    factor = make_decay(**SHAPES[shape][0], end_factor=0.2)
+    values = np.asarray([factor(jnp.float32(s)) for s in (-1.0, 0.0, 0.25, 0.5, 0.75, 1.0, 2.0)])
+    end = 1.0 if shape == "constant" else 0.2
+    assert values[0] == values[1] == 1
+    assert np.allclose(values[-2:], end, rtol=1e-6)
+    assert np.all(np.diff(values) <= 0)

@@ -1,0 +1,125 @@
+"""Metric sums and losses against float64 NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lbopt import losses, metrics
+
+
+def reference_losses(logits, labels, smoothing):
+    logits = np.asarray(logits, np.float64)
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    target = np.full(logits.shape, smoothing / logits.shape[-1])
+    target[np.arange(len(labels)), labels] += 1 - smoothing
+    return -(target * log_p).sum(-1)
+
+
+@pytest.fixture
+def examples():
+    rng = np.random.default_rng(0)
+    return (3 * rng.standard_normal((64, 10))).astype(np.float32), rng.integers(0, 10, 64).astype(np.int32)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_cross_entropy(smoothing, examples):
+    logits, labels = examples
+    got = losses.softmax_cross_entropy(jnp.asarray(logits), labels, smoothing)
+    assert got.shape == (64,)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, reference_losses(logits, labels, smoothing), rtol=2e-6, atol=1e-6)
+
+
+def test_label_smoothing_is_zero_by_default_and_changes_the_loss(examples):
+    logits, labels = examples
+    plain, smooth = reference_losses(logits, labels, 0.0), reference_losses(logits, labels, 0.1)
+    assert np.abs(plain - smooth).max() > 0.1
+    np.testing.assert_allclose(losses.softmax_cross_entropy(jnp.asarray(logits), labels), plain, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_cross_entropy_of_narrow_logits_is_computed_in_fp32(dtype, examples):
+    logits, labels = examples
+    narrow = jnp.asarray(logits, dtype)
+    got = losses.softmax_cross_entropy(narrow, labels, 0.1)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, reference_losses(np.asarray(narrow, np.float64), labels, 0.1), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e4, -1e4])
+def test_cross_entropy_of_large_logits_is_finite(size):
+    logits = jnp.array([[size, 0.0, 0.0]])
+    got = losses.softmax_cross_entropy(logits, jnp.array([1]))
+    np.testing.assert_allclose(got, reference_losses(logits, [1], 0.0), rtol=2e-6)
+    assert np.all(np.isfinite(jax.grad(lambda z: losses.softmax_cross_entropy(z, jnp.array([1])).sum())(logits)))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_gradient_is_probability_minus_target(smoothing, examples):
+    logits, labels = examples
+    got = jax.grad(lambda z: losses.softmax_cross_entropy(z, labels, smoothing).sum())(jnp.asarray(logits))
+    wide = np.exp(logits.astype(np.float64))
+    target = np.eye(10)[labels] * (1 - smoothing) + smoothing / 10
+    np.testing.assert_allclose(got, wide / wide.sum(-1, keepdims=True) - target, atol=1e-6)
+
+
+def test_summed_without_a_mask():
+    total, count = metrics.summed(jnp.array([1.0, 2.5, -1.0]))
+    assert (float(total), float(count)) == (2.5, 3.0)
+    assert total.dtype == count.dtype == jnp.float32
+
+
+def test_summed_leaves_out_masked_values_even_where_they_are_not_numbers():
+    values = jnp.array([1.0, jnp.nan, 2.0, jnp.inf])
+    total, count = metrics.summed(values, jnp.array([True, False, True, False]))
+    assert (float(total), float(count)) == (3.0, 2.0)
+
+
+def test_summed_keeps_a_counted_nan():
+    total, count = metrics.summed(jnp.array([1.0, jnp.nan]), jnp.array([True, True]))
+    assert np.isnan(total)
+    assert float(count) == 2.0
+
+
+def test_summed_adds_in_fp32():
+    total, count = metrics.summed(jnp.ones(1000, jnp.bfloat16))  # every count above 256 needs more than bf16's 8 bits
+    assert (float(total), float(count)) == (1000.0, 1000.0)
+    assert float(metrics.summed(jnp.ones(1001, bool), jnp.ones(1001, bool))[0]) == 1001.0
+
+
+def test_summed_with_an_empty_mask():
+    total, count = metrics.summed(jnp.full(3, jnp.nan), jnp.zeros(3, bool))
+    assert (float(total), float(count)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_classification(masked, examples):
+    logits, labels = examples
+    mask = np.arange(64) % 3 > 0 if masked else np.ones(64, bool)
+    each = losses.softmax_cross_entropy(jnp.asarray(logits), labels)
+    got = metrics.classification(jnp.asarray(logits), labels, each, jnp.asarray(mask) if masked else None)
+    assert set(got) == {"loss", "accuracy"}
+    np.testing.assert_allclose(got["loss"], (reference_losses(logits, labels, 0.0)[mask].sum(), mask.sum()), rtol=1e-5)
+    np.testing.assert_array_equal(got["accuracy"], ((logits.argmax(-1) == labels)[mask].sum(), mask.sum()))
+
+
+def test_means_divides_once():
+    batches = [{"loss": (3.0, 1.0), "accuracy": (1.0, 1.0)}, {"loss": (1.0, 3.0), "accuracy": (0.0, 3.0)}]
+    assert metrics.means(batches) == {"loss": 1.0, "accuracy": 0.25}  # the mean of the batch means would be 5/3 and 1/2
+
+
+def test_means_adds_in_float64():
+    batch = {"loss": (jnp.float32(0.1), jnp.float32(1))}
+    got = metrics.means(batch for _ in range(10_000))
+    # an fp32 running sum of ten thousand tenths is off by more than 1e-5; these are exact multiples of fp32(0.1)
+    assert got["loss"] == pytest.approx(float(np.float32(0.1)), rel=1e-12)
+
+
+def test_means_of_no_batches_is_empty():
+    assert metrics.means([]) == {}
+
+
+def test_means_takes_metrics_that_only_some_batches_have():
+    assert metrics.means([{"a": (1.0, 2.0)}, {"b": (3.0, 3.0)}, {"a": (1.0, 2.0)}]) == {"a": 0.5, "b": 1.0}

@@ -1,0 +1,89 @@
+"""Bad arguments raise ValueError, at the earliest possible moment, and the message names the argument."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lbopt
+
+NAN, INF = float("nan"), float("inf")
+TRUST, MOMENTS, MOMENTUM, RATE = lbopt.scale_by_layerwise_trust_ratio, lbopt.scale_by_lamb_moments, lbopt.scale_by_lars_momentum, lbopt.scale_by_learning_rate
+
+AT_BUILD = [
+    *[(build, name, {name: bad}) for name in ("trust_ratio_bounds", "weight_norm_bounds") for bad in ((2.0, 1.0), (-1.0, 1.0), (NAN, 1.0), (0.0, 1.0, 2.0)) for build in (TRUST,)],
+    *[(TRUST, "weight_decay", {"weight_decay": bad}) for bad in (-1e-4, NAN, INF)],
+    *[(TRUST, "eps", {"eps": bad}) for bad in (-1e-8, NAN)],
+    *[(TRUST, "trust_coefficient", {"trust_coefficient": bad}) for bad in (0.0, -1.0)],
+    (TRUST, "denominator", {"denominator": "norm_of_product"}),
+    *[(MOMENTS, name, {name: bad}) for name in ("b1", "b2") for bad in (1.0, -0.1, 1.5, NAN)],
+    *[(MOMENTS, name, {name: bad}) for name in ("eps", "eps_root") for bad in (-1e-8, NAN, INF)],
+    *[(MOMENTUM, "momentum", {"momentum": bad}) for bad in (1.0, -0.1, NAN)],
+    *[(RATE, "learning_rate", {"learning_rate": bad}) for bad in (-0.1, NAN, INF)],
+    *[(lbopt.lamb, "learning_rate", {"learning_rate": bad}) for bad in (-0.1, NAN, INF)],
+    *[(lbopt.lamb, name, {"learning_rate": 0.1, name: 1.0}) for name in ("b1", "b2")],
+    *[(lbopt.lamb, name, {"learning_rate": 0.1, name: -1.0}) for name in ("eps", "weight_decay", "max_grad_norm")],
+    (lbopt.lamb, "trust_ratio_bounds", {"learning_rate": 0.1, "trust_ratio_bounds": (2.0, 1.0)}),
+    (lbopt.lamb, "weight_norm_bounds", {"learning_rate": 0.1, "weight_norm_bounds": (2.0, 1.0)}),
+    (lbopt.lamb, "variant", {"learning_rate": 0.1, "variant": "albret"}),
+    *[(lbopt.lars, "learning_rate", {"learning_rate": bad}) for bad in (-0.1, NAN, INF)],
+    *[(lbopt.lars, name, {"learning_rate": 0.1, name: -1.0}) for name in ("eps", "weight_decay", "momentum", "trust_coefficient")],
+    (lbopt.lars, "trust_ratio_bounds", {"learning_rate": 0.1, "trust_ratio_bounds": (2.0, 1.0)}),
+    (lbopt.lars, "denominator", {"learning_rate": 0.1, "denominator": "sum"}),
+    (lbopt.lars, "variant", {"learning_rate": 0.1, "variant": "tpu_v9"}),
+]
+
+
+@pytest.mark.parametrize(("build", "argument", "options"), AT_BUILD, ids=lambda value: getattr(value, "__name__", None) or str(value))
+def test_bad_value(build, argument, options):
+    with pytest.raises(ValueError, match=rf"^{argument} = .*: (give|use)"):
+        build(**options)
+
+
+@pytest.mark.parametrize("build", [lbopt.lamb, lbopt.lars])
+def test_unknown_variant_lists_the_known_ones(build):
+    with pytest.raises(ValueError, match="'mine': use one of paper, optax"):
+        build(0.1, variant="mine")
+
+
+PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
+BAD_MASKS = {
+    "selects_nothing": ({"dense": {"kernel": False, "bias": False}}, "selects none of the 2 parameters"),
+    "callable_selects_nothing": (lambda params: jax.tree.map(lambda _: False, params), "selects none of the 2 parameters"),
+    "leaf_missing": ({"dense": {"kernel": True}}, "another structure than params .*dense/bias"),
+    "leaf_too_many": ({"dense": {"kernel": True, "bias": True, "extra": True}}, "another structure than params .*dense/extra"),
+    "prefix": ({"dense": True}, "another structure than params"),
+    "float": ({"dense": {"kernel": 1.0, "bias": True}}, "at 'dense/kernel' is 1.0: give True or False"),
+    "name": ({"dense": {"kernel": "no", "bias": True}}, "at 'dense/kernel' is 'no': give True or False"),
+    "number_array": ({"dense": {"kernel": np.ones(()), "bias": True}}, "at 'dense/kernel' is .*: give True or False"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_MASKS)
+@pytest.mark.parametrize("argument", ["weight_decay_mask", "trust_ratio_mask"])
+@pytest.mark.parametrize("build", [lbopt.lamb, lbopt.lars])
+def test_bad_mask_is_refused_by_init(build, argument, bad):
+    mask, message = BAD_MASKS[bad]
+    with pytest.raises(ValueError, match=f"^{argument} {message}"):
+        build(0.1, weight_decay=0.1, **{argument: mask}).init(PARAMS)
+
+
+def test_default_mask_on_a_tree_without_weights_says_how_to_go_on():
+    with pytest.raises(ValueError, match="trust_ratio_mask=False if no leaf is meant"):
+        lbopt.lamb(0.1).init({"dense": {"bias": jnp.ones(3)}})
+
+
+@pytest.mark.parametrize("build", [lbopt.lamb, lbopt.lars])
+def test_update_without_parameters(build):
+    tx = build(0.1)
+    with pytest.raises(ValueError, match=r"call tx.update\(grads, opt_state, params\)"):
+        tx.update(PARAMS, tx.init(PARAMS))
+
+
+def test_traced_values_are_let_through():
+    def first_update(rate, decay, b1):
+        tx = lbopt.lamb(rate, b1=b1, weight_decay=decay)
+        return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]["dense"]["kernel"]
+
+    traced = jax.jit(first_update)(0.1, 0.2, 0.9)
+    assert np.allclose(traced, first_update(0.1, 0.2, 0.9), rtol=1e-6, atol=0)

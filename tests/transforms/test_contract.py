@@ -1,0 +1,197 @@
+"""What every transform of lbopt owes to the wrappers of optax, to jit and to sharding: one table, one set of checks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+
+# name -> (factory, options, arguments that inject_hyperparams must leave alone, update needs params)
+TABLE = {
+    "trust_ratio": (
+        lbopt.scale_by_layerwise_trust_ratio,
+        {"weight_decay": 0.1, "trust_coefficient": 0.5, "eps": 1e-3, "trust_ratio_bounds": (0.1, 3.0), "denominator": "sum_of_norms"},
+        ("mask", "weight_decay_mask"),
+        True,
+    ),
+    "lamb_moments": (lbopt.scale_by_lamb_moments, {"b1": 0.8, "b2": 0.9, "eps": 1e-3, "eps_root": 1e-6}, (), False),
+    "lars_momentum": (lbopt.scale_by_lars_momentum, {"momentum": 0.8, "nesterov": True}, (), False),
+    "learning_rate": (lbopt.scale_by_learning_rate, {"learning_rate": lambda count: 0.1 / (1 + count)}, (), False),
+    "lamb": (lbopt.lamb, {"learning_rate": lambda count: 0.1 / (1 + count), "b2": 0.9, "weight_decay": 0.1, "max_grad_norm": 1.5}, (), True),
+    "lars": (lbopt.lars, {"learning_rate": 0.1, "weight_decay": 0.1, "trust_coefficient": 0.1, "eps": 1e-4}, (), True),
+}
+each = pytest.mark.parametrize("name", TABLE)
+narrow_too = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
+
+
+def make(name):
+    factory, options, _, _ = TABLE[name]
+    return factory(**options)
+
+
+def tree_of(seed, dtype=jnp.float32):
+    rng = np.random.default_rng(seed)
+    shapes = {"first": {"kernel": (8, 4), "bias": (4,)}, "norm": {"scale": (4,)}, "last": {"kernel": (4, 2, 3), "bias": (3,)}, "gain": ()}
+    tree = jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=shape), dtype), shapes, is_leaf=lambda node: isinstance(node, tuple))
+    return {**tree, "gain": jnp.asarray(1 + 0.1 * rng.normal(), dtype)}  # a scalar whose sum over steps does not cancel
+
+
+def run(tx, params, steps=3, update=None):
+    """Return the last updates and state after a few steps."""
+    state = tx.init(params)
+    for step in range(steps):
+        updates, state = (update or tx.update)(tree_of(100 + step, params["gain"].dtype), state, params)
+        params = optax.apply_updates(params, updates)
+    return updates, state
+
+
+def assert_close(ours, theirs, limit):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert mine.dtype == other.dtype
+        mine, other = np.asarray(mine, np.float64), np.asarray(other, np.float64)
+        assert np.linalg.norm(mine - other) <= limit * np.linalg.norm(other), (mine, other)
+
+
+def assert_identical(ours, theirs):
+    assert_close(ours, theirs, 0)
+
+
+def kinds(tree):
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(tree)]
+
+
+@each
+@narrow_too
+def test_update_under_jit_equals_eager(name, dtype):
+    tx, params = make(name), tree_of(0, dtype)
+    eager = run(tx, params, steps=1)
+    assert_close(run(tx, params, steps=1, update=jax.jit(tx.update)), eager, 1e-6 if dtype == jnp.float32 else 2**-8)
+
+
+@each
+@narrow_too
+def test_init_on_shapes_equals_init(name, dtype):
+    tx, params = make(name), tree_of(0, dtype)
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+    real = kinds(tx.init(params))
+    assert kinds(jax.eval_shape(tx.init, shapes)) == real
+    assert kinds(tx.init(shapes)) == real
+
+
+@each
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_updates_keep_their_dtype_and_shape(name, dtype):
+    params = tree_of(0, dtype)
+    updates, _ = run(make(name), params)
+    assert kinds(updates) == kinds(params)
+
+
+@each
+@narrow_too
+def test_state_keeps_structure_shapes_and_dtypes(name, dtype):
+    tx, params = make(name), tree_of(0, dtype)
+    expected = kinds(tx.init(params))
+    for steps in (1, 3):
+        assert kinds(run(tx, params, steps)[1]) == expected
+
+
+@each
+def test_masked_leaves_are_untouched_and_the_others_unchanged_by_it(name):
+    tx, params = make(name), tree_of(0)
+    if name == "lamb":
+        tx = lbopt.lamb(0.1, weight_decay=0.1)  # without the global norm, which sees the masked leaves or not
+    mask = {"first": {"kernel": True, "bias": True}, "norm": {"scale": False}, "last": {"kernel": False, "bias": True}, "gain": True}
+    masked = optax.masked(tx, mask)
+    updates, _ = run(masked, params, steps=1)
+    plain, _ = run(tx, params, steps=1)
+    expected = jax.tree.map(lambda chosen, update, gradient: update if chosen else gradient, mask, plain, tree_of(100))
+    assert_identical(updates, expected)
+
+
+@each
+def test_inject_hyperparams_equals_the_plain_transform(name):
+    factory, options, static, _ = TABLE[name]
+    injected, params = optax.inject_hyperparams(factory, static_args=static)(**options), tree_of(0)
+    updates, state = run(injected, params, update=jax.jit(injected.update))
+    assert set(state.hyperparams) >= {key for key, value in options.items() if isinstance(value, float)}
+    plain, inner = run(make(name), params)
+    assert_close(updates, plain, 2e-6)
+    assert_close(state.inner_state, inner, 2e-6)
+
+
+@each
+def test_injected_hyperparams_take_effect(name):
+    factory, options, static, _ = TABLE[name]
+    injected, params = optax.inject_hyperparams(factory, static_args=static)(**{**options, **({"learning_rate": 0.1} if "learning_rate" in options else {})}), tree_of(0)
+    state = injected.init(params)
+    before, _ = injected.update(tree_of(100), state, params)
+    key = {"trust_ratio": "trust_coefficient", "lamb_moments": "eps", "lars_momentum": "momentum"}.get(name, "learning_rate")
+    state.hyperparams[key] = state.hyperparams[key] * 0.5
+    after, _ = injected.update(tree_of(100), state, params)
+    assert not np.allclose(before["first"]["kernel"], after["first"]["kernel"], rtol=1e-4)
+
+
+@each
+def test_multi_steps_equals_one_update_with_the_mean_gradient(name):
+    tx, params = make(name), tree_of(0)
+    several = optax.MultiSteps(tx, every_k_schedule=4)
+    gradients = [tree_of(seed) for seed in range(10, 18)]
+    state, plain_state = several.init(params), tx.init(params)
+    update = jax.jit(several.update)
+    for start in (0, 4):
+        for gradient in gradients[start : start + 4]:
+            updates, state = update(gradient, state, params)
+        mean = jax.tree.map(lambda *leaves: sum(leaves) / 4, *gradients[start : start + 4])
+        expected, plain_state = tx.update(mean, plain_state, params)
+        assert_close(updates, expected, 2e-6)
+    assert_close(state.inner_opt_state, plain_state, 2e-6)
+
+
+@each
+def test_multi_transform_equals_the_transform_on_its_group(name):
+    tx, params = make(name), tree_of(0)
+    labels = {"first": "ours", "norm": "none", "last": "none", "gain": "none"}
+    labels = {key: jax.tree.map(lambda _, label=labels[key]: label, params[key]) for key in params}
+    updates, _ = run(optax.multi_transform({"ours": tx, "none": optax.set_to_zero()}, labels), params, steps=1)
+    group, gradient = {"first": params["first"]}, {"first": tree_of(100)["first"]}
+    expected, _ = tx.update(gradient, tx.init(group), group)
+    assert_identical({"first": updates["first"]}, expected)
+    assert all(not np.any(leaf) for key in ("norm", "last", "gain") for leaf in jax.tree.leaves(updates[key]))
+
+
+@each
+def test_apply_if_finite_skips_a_bad_update_and_no_other(name):
+    tx, params = make(name), tree_of(0)
+    guarded = optax.apply_if_finite(tx, max_consecutive_errors=3)
+    good, state = run(guarded, params, steps=1)
+    expected, inner = run(tx, params, steps=1)
+    assert_close(good, expected, 1e-6)
+    bad = tree_of(100)
+    bad["last"]["kernel"] = bad["last"]["kernel"].at[0, 0, 0].set(jnp.nan)
+    updates, after = guarded.update(bad, state, params)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(updates))
+    assert_identical(after.inner_state, state.inner_state)
+    assert_close(after.inner_state, inner, 1e-6)
+    assert not after.last_finite
+
+
+@each
+def test_params_none(name):
+    tx, params, gradient = make(name), tree_of(0), tree_of(100)
+    if TABLE[name][3]:
+        with pytest.raises(ValueError, match="needs the parameters"):
+            tx.update(gradient, tx.init(params), None)
+    else:
+        assert_identical(tx.update(gradient, tx.init(params), None), tx.update(gradient, tx.init(params), params))
+
+
+@each
+def test_input_trees_are_not_changed(name):
+    tx, params, gradient = make(name), tree_of(0), tree_of(100)
+    state = tx.init(params)
+    tx.update(gradient, state, params)
+    assert_identical((params, gradient), (tree_of(0), tree_of(100)))
+    assert_identical(state, tx.init(params))

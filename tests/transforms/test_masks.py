@@ -1,0 +1,80 @@
+"""Masks in every form that transforms accept, seen by which leaves get a ratio and which get decay."""
+
+import flax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+
+PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "norm": {"scale": jnp.ones(3)}}
+EVERY = {"dense/kernel", "dense/bias", "norm/scale"}
+CHOICE = {"dense": {"kernel": False, "bias": True}, "norm": {"scale": True}}
+FORMS = {
+    "none": (None, EVERY),
+    "true": (True, EVERY),
+    "false": (False, set()),
+    "tree": (CHOICE, {"dense/bias", "norm/scale"}),
+    "numpy_bools": ({"dense": {"kernel": np.bool_(False), "bias": np.bool_(True)}, "norm": {"scale": np.True_}}, {"dense/bias", "norm/scale"}),
+    "callable": (lambda params: CHOICE, {"dense/bias", "norm/scale"}),
+    "weights_only": (lbopt.weights_only, {"dense/kernel"}),
+}
+
+
+def leaves(tree):
+    return {f"{module}/{name}": leaf for module, group in tree.items() for name, leaf in group.items()}
+
+
+def zeros():
+    return {module: {name: jnp.zeros_like(leaf) for name, leaf in group.items()} for module, group in PARAMS.items()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("build", [lambda mask: lbopt.scale_by_layerwise_trust_ratio(mask), lambda mask: lbopt.lamb(0.1, trust_ratio_mask=mask)])
+def test_trust_ratio_mask(form, build):
+    mask, chosen = FORMS[form]
+    tx = build(mask)
+    _, state = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    ratios = lbopt.optimizer_metrics(state) if not hasattr(state, "trust_ratio") else lbopt.optimizer_metrics((state,))
+    assert {name.removeprefix("trust_ratio/") for name in ratios if name != "learning_rate"} == chosen
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weight_decay_mask(form):
+    mask, chosen = FORMS[form]
+    tx = lbopt.scale_by_layerwise_trust_ratio(mask=False, weight_decay=0.5, weight_decay_mask=mask)
+    updates, _ = tx.update(zeros(), tx.init(PARAMS), PARAMS)
+    assert {name for name, leaf in leaves(updates).items() if np.all(leaf == 0.5)} == chosen
+    assert {name for name, leaf in leaves(updates).items() if np.all(leaf == 0)} == EVERY - chosen
+
+
+def test_masks_of_the_aliases_override_the_variant_one_by_one():
+    for build in (lbopt.lamb, lbopt.lars):
+        for variant, default in (("paper", {"dense/kernel"}), ("optax", EVERY)):
+            state = build(0.1, variant=variant).init(PARAMS)
+            assert {name.removeprefix("trust_ratio/") for name in lbopt.optimizer_metrics(state)} - {"learning_rate"} == default
+        for mask, chosen in FORMS.values():
+            state = build(0.1, variant="paper", trust_ratio_mask=mask).init(PARAMS)
+            assert {name.removeprefix("trust_ratio/") for name in lbopt.optimizer_metrics(state)} - {"learning_rate"} == chosen
+
+
+def test_frozen_dicts():
+    params = flax.core.freeze(PARAMS)
+    tx = lbopt.lamb(0.1, weight_decay=0.1)
+    updates, state = tx.update(params, tx.init(params), params)
+    assert isinstance(updates, flax.core.FrozenDict)
+    assert {"trust_ratio/dense/kernel"} == set(lbopt.optimizer_metrics(state)) - {"learning_rate"}
+
+
+def test_a_callable_mask_sees_only_what_optax_masked_left():
+    seen = []
+
+    def mask(params):
+        seen.append(params)
+        return lbopt.weights_only(params)
+
+    tx = optax.masked(lbopt.lamb(0.1, trust_ratio_mask=mask), {"dense": {"kernel": True, "bias": True}, "norm": {"scale": False}})
+    tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    assert seen
+    assert all(params["norm"]["scale"] == optax.MaskedNode() for params in seen)

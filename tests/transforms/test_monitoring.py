@@ -1,0 +1,82 @@
+"""`optimizer_metrics` finds the rate and the ratios under every wrapper."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+
+RNG = np.random.default_rng(12)
+PARAMS = {name: {"kernel": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)} for name in ("a", "b")}
+GRADS = {name: {"kernel": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)} for name in ("a", "b")}
+
+
+def expected(name, coefficient=0.01):
+    return coefficient * np.linalg.norm(PARAMS[name]["kernel"]) / np.linalg.norm(GRADS[name]["kernel"])
+
+
+def base(rate=0.25):
+    return lbopt.lars(rate, trust_coefficient=0.01)
+
+
+WRAPPED = {
+    "bare": (base, 1),
+    "chain": (lambda: optax.chain(optax.identity(), optax.chain(base(), optax.identity())), 1),
+    "masked": (lambda: optax.masked(base(), jax.tree.map(lambda _: True, PARAMS)), 1),
+    "inject_hyperparams": (lambda: optax.inject_hyperparams(lbopt.lars)(0.25, trust_coefficient=0.01), 1),
+    "apply_if_finite": (lambda: optax.apply_if_finite(base(), 3), 1),
+    "multi_steps": (lambda: optax.MultiSteps(base(), 2), 2),
+    "multi_transform": (lambda: optax.multi_transform({"all": base()}, jax.tree.map(lambda _: "all", PARAMS)), 1),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_under_a_wrapper(wrapper):
+    make, calls = WRAPPED[wrapper]
+    tx = make()
+    state = tx.init(PARAMS)
+    assert lbopt.optimizer_metrics(state)["learning_rate"] == 0
+    for _ in range(calls):
+        _, state = tx.update(GRADS, state, PARAMS)
+    metrics = lbopt.optimizer_metrics(state)
+    assert metrics.keys() == {"learning_rate", "trust_ratio/a/kernel", "trust_ratio/b/kernel"}
+    assert metrics["learning_rate"] == 0.25
+    for name in ("a", "b"):
+        assert abs(metrics[f"trust_ratio/{name}/kernel"] - expected(name)) <= 1e-6 * expected(name)
+
+
+def test_two_groups_of_multi_transform_have_two_rates_and_disjoint_ratios():
+    labels = {name: {"kernel": name, "bias": name} for name in PARAMS}
+    tx = optax.multi_transform({"a": base(0.25), "b": lbopt.lars(0.5, trust_coefficient=0.02)}, labels)
+    _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+    metrics = lbopt.optimizer_metrics(state)
+    assert metrics.keys() == {"learning_rate", "learning_rate_1", "trust_ratio/a/kernel", "trust_ratio/b/kernel"}
+    assert (metrics["learning_rate"], metrics["learning_rate_1"]) == (0.25, 0.5)
+    assert abs(metrics["trust_ratio/a/kernel"] - expected("a")) <= 1e-6 * expected("a")
+    assert abs(metrics["trust_ratio/b/kernel"] - expected("b", 0.02)) <= 1e-6 * expected("b", 0.02)
+
+
+def test_masked_out_layers_have_no_ratio():
+    tx = optax.masked(base(), {"a": {"kernel": True, "bias": True}, "b": {"kernel": False, "bias": False}})
+    _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+    assert lbopt.optimizer_metrics(state).keys() == {"learning_rate", "trust_ratio/a/kernel"}
+
+
+def test_rate_is_the_one_that_was_applied():
+    rates = jnp.asarray([0.5, 0.125, 0.0625])
+    tx = lbopt.scale_by_learning_rate(lambda count: rates[count])
+    state = tx.init(PARAMS)
+    for rate in rates:
+        updates, state = tx.update(GRADS, state)
+        assert lbopt.optimizer_metrics((state,)) == {"learning_rate": rate}
+        assert np.array_equal(updates["a"]["kernel"], -rate * GRADS["a"]["kernel"])
+
+
+def test_works_inside_jit_and_on_a_foreign_state():
+    tx = base()
+    state = tx.init(PARAMS)
+    inside = jax.jit(lambda state: lbopt.optimizer_metrics(tx.update(GRADS, state, PARAMS)[1]))(state)
+    assert inside.keys() == {"learning_rate", "trust_ratio/a/kernel", "trust_ratio/b/kernel"}
+    assert lbopt.optimizer_metrics(optax.adam(0.1).init(PARAMS)) == {}

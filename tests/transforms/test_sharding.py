@@ -1,0 +1,72 @@
+"""Every transform keeps its state where it was, and computes on sharded parameters what it computes on whole ones."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import lbopt
+
+MAKE = {
+    "trust_ratio": functools.partial(lbopt.scale_by_layerwise_trust_ratio, weight_decay=0.1),
+    "lamb_moments": lbopt.scale_by_lamb_moments,
+    "lars_momentum": lbopt.scale_by_lars_momentum,
+    "learning_rate": functools.partial(lbopt.scale_by_learning_rate, 0.1),
+    "lamb": functools.partial(lbopt.lamb, 0.1, weight_decay=0.1, max_grad_norm=1.0),
+    "lars": functools.partial(lbopt.lars, 0.1, weight_decay=0.1),
+}
+SPECS = {"replicated": {"kernel": P(), "bias": P()}, "sharded": {"kernel": P(None, "x"), "bias": P("x")}}
+
+
+@pytest.fixture(scope="module")
+def values():
+    rng = np.random.default_rng(5)
+    draw = lambda: {"kernel": np.float32(rng.normal(size=(3, 8))), "bias": np.float32(rng.normal(size=8))}  # noqa: E731
+    return draw(), draw()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", MAKE)
+def test_state_keeps_its_shardings_over_updates(name, spec, values):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    whole = NamedSharding(mesh, P())
+    params, gradient = (jax.device_put(tree, {key: NamedSharding(mesh, SPECS[spec][key]) for key in tree}) for tree in values)
+    tx = MAKE[name]()
+    shardings = jax.tree.map(lambda leaf: leaf.sharding if leaf.ndim else whole, tx.init(params))
+    for leaf in jax.tree.leaves(tx.init(params)):
+        assert leaf.ndim == 0 or leaf.sharding == NamedSharding(mesh, SPECS[spec]["kernel" if leaf.ndim == 2 else "bias"])
+    state = jax.device_put(tx.init(params), shardings)
+    update = jax.jit(tx.update)
+    for _ in range(2):
+        updates, state = update(gradient, state, params)
+        for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True):
+            assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+        for key in updates:
+            assert updates[key].sharding.is_equivalent_to(params[key].sharding, params[key].ndim)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_sharding_types_are_stable_on_an_explicit_mesh(name):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        params = {"kernel": jnp.ones((2, 8, 4), jnp.float16, out_sharding=NamedSharding(mesh, P(None, "x")))}
+        tx = MAKE[name]()
+        eager, jitted = tx.init(params), jax.jit(tx.init)(params)
+        assert jax.tree.map(jax.typeof, eager) == jax.tree.map(jax.typeof, jitted)
+        updates, state = jax.jit(tx.update)(params, jitted, params)
+        assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, eager)
+        assert jax.tree.map(jax.typeof, updates) == jax.tree.map(jax.typeof, params)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_sharded_equals_whole(name, values):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    params, gradient = (jax.device_put(tree, {key: NamedSharding(mesh, SPECS["sharded"][key]) for key in tree}) for tree in values)
+    tx = MAKE[name]()
+    sharded, _ = jax.jit(tx.update)(gradient, tx.init(params), params)
+    expected, _ = tx.update(*(jax.tree.map(jnp.asarray, values[1]), tx.init(values[0]), jax.tree.map(jnp.asarray, values[0])))
+    for key in expected:
+        assert np.linalg.norm(sharded[key] - expected[key]) <= 1e-6 * np.linalg.norm(expected[key])
