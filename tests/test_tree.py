@@ -42,7 +42,7 @@ MODULES = {
     "attention": (nn.MultiHeadDotProductAttention(2), (np.zeros((2, 5, 4)),), {"weight": 4, "bias": 4}),
     "lstm": (nn.RNN(nn.LSTMCell(3)), (np.zeros((2, 5, 4)),), {"weight": 8, "bias": 4}),
     "optimized_lstm": (nn.RNN(nn.OptimizedLSTMCell(3)), (np.zeros((2, 5, 4)),), {"weight": 8, "bias": 4}),
-    "prelu": (nn.PReLU(), (np.zeros((2, 4)),), {"vector": 1}),
+    "prelu": (nn.PReLU(), (np.zeros((2, 4), np.float32),), {"vector": 1}),
     "network": (Network(), (np.zeros((2, 8, 8, 3)),), {"weight": 3, "bias": 2, "norm": 13}),
 }
 

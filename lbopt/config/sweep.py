@@ -1,7 +1,6 @@
 """The configuration of a batch-size-limit study."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
 from lbopt.config import checks

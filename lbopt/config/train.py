@@ -1,7 +1,6 @@
 """The configuration of one training run."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 import math
 from typing import Any

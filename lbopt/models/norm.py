@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import replicas, tree
+from lbopt.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Scope:
             return cls(text)
         match = re.fullmatch(r"(replicas|examples):([1-9]\d*)", text)
         if match is None:
-            raise ValueError(f"stats_scope = {text!r}: use global, local, replicas:N or examples:N (contiguous groups)")
+            raise UserError(f"stats_scope = {text!r}: use global, local, replicas:N or examples:N (contiguous groups)")
         return cls(match[1], int(match[2]))
 
     def num_groups(self, num_replicas: int, num_examples: int) -> int:
@@ -47,7 +48,7 @@ class Scope:
           num_examples: examples in the global batch.
 
         Raises:
-          ValueError: if groups would differ in size.
+          UserError: if groups would differ in size.
         """
         if self.kind == "replicas":
             return _divide("replicas", num_replicas, self.size)
@@ -58,7 +59,7 @@ class Scope:
 
 def _divide(what: str, total: int, size: int) -> int:
     if total % size:
-        raise ValueError(f"batch norm scope: groups of {size} do not divide the {total} {what}: choose a group size that divides them")
+        raise UserError(f"batch norm scope: groups of {size} do not divide the {total} {what}: choose a group size that divides them")
     return total // size
 
 
@@ -83,7 +84,7 @@ class BatchNorm(nn.Module):
       dtype: of the output; None for the input's.
 
     Raises:
-      ValueError: when applied, if the groups do not divide the replicas or the batch.
+      UserError: when applied, if the groups do not divide the replicas or the batch.
 
     References:
       Ying et al., Image Classification at Supercomputer Scale, arXiv 1811.06992 (distributed batch normalization).
@@ -130,7 +131,7 @@ def _normalize_by_group(x: jax.Array, scope: Scope, epsilon: float) -> tuple[jax
     groups = scope.num_groups(here.count, seen * x.shape[0])
     groups_here, peers = max(1, groups // seen), max(1, seen // groups)
     if max(groups, seen) % min(groups, seen):
-        raise ValueError(f"batch norm scope: {groups} groups do not line up with {seen} replicas: choose a group size that divides a replica's part or holds whole replicas")
+        raise UserError(f"batch norm scope: {groups} groups do not line up with {seen} replicas: choose a group size that divides a replica's part or holds whole replicas")
     _divide("examples of the batch", x.shape[0], groups_here)
     grouped = x.reshape(groups_here, x.shape[0] // groups_here, *x.shape[1:]).astype(tree.wide_dtype(x.dtype))
     axes = tuple(range(1, grouped.ndim - 1))

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from lbopt.config.sweep import SweepConfig
 from lbopt.errors import Preempted
-from lbopt.recipes.problem import Problem, make_problem
+from lbopt.recipes.problem import Problem
 from lbopt.schedules import units
 from lbopt.sweep import program, trials
 from lbopt.sweep.results import Results
@@ -25,22 +24,21 @@ from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
 
 
-def run_sweep(config: SweepConfig, workdir: pathlib.Path) -> list[dict[str, Any]]:
+def run_sweep(config: SweepConfig, problem: Problem, cells: Sequence[Cell], workdir: pathlib.Path) -> list[dict[str, Any]]:
     """Run every trial of a study that is not in `results.jsonl` yet.
 
     Args:
       config: validated.
+      problem: from `make_problem`.
+      cells: from `make_cells`.
       workdir: an opened workdir.
 
     Returns:
       All rows, finished before or now.
 
     Raises:
-      UserError: if the study does not fit the data.
       Preempted: on SIGTERM; finished trials are saved.
     """
-    problem = make_problem(config.train.data, config.train.model)
-    cells = trials.make_cells(config, len(problem.splits.train))
     results = Results(workdir)
     total = len(cells) * (len(config.learning_rate_factors) * len(config.search_seeds) + len(config.final_seeds))
     with PreemptionWatch() as watch, Progress(total, len(results.rows), "trial") as progress:
@@ -153,7 +151,3 @@ class _Once:
             self._made = self._make()
         return self._made
 
-
-def device_kind() -> str:
-    """Return what the trials ran on."""
-    return jax.devices()[0].device_kind

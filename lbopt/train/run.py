@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from lbopt.data.batches import TrainBatches
@@ -50,3 +52,12 @@ class Run:
     cadence: Cadence
     keep_checkpoints: int
     best_metric: str
+
+    def lower(self) -> Any:
+        """Trace and lower the training step for this run's shapes; nothing is compiled or run.
+
+        Raises:
+          UserError: if the model, for instance its batch-norm groups, does not fit the batch or the devices.
+        """
+        shape = lambda x: jax.ShapeDtypeStruct((self.global_batch_size, *x.shape[1:]), x.dtype)  # noqa: E731
+        return self.train_step.lower(jax.eval_shape(self.init), jax.tree.map(shape, self.batches[0]))

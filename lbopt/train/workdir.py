@@ -18,7 +18,7 @@ from lbopt.errors import EnvironmentProblem, UserError
 PACKAGES = ("lbopt", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "grain", "numpy")
 
 
-def open_workdir(path: str | os.PathLike[str], kind: str, config: dict[str, Any], differences: list[str] | None = None) -> pathlib.Path:
+def open_workdir(path: str | os.PathLike[str], kind: str, config: dict[str, Any], differences: list[str] | None = None, command: str = "") -> pathlib.Path:
     """Create a workdir, or check that an existing one holds the same config.
 
     Args:
@@ -26,6 +26,7 @@ def open_workdir(path: str | os.PathLike[str], kind: str, config: dict[str, Any]
       kind: "train" or "sweep".
       config: the resolved config as JSON data.
       differences: if the caller compared the config already (see `read_config`), what differs.
+      command: what the user typed, for the report.
 
     Returns:
       The absolute path.
@@ -41,7 +42,7 @@ def open_workdir(path: str | os.PathLike[str], kind: str, config: dict[str, Any]
     if not (folder / "config.json").exists():
         if any(folder.iterdir()):
             raise UserError(f"--workdir = {str(folder)!r}: it is not empty and holds no config.json; use a new or empty folder")
-        write_json(folder / "config.json", {"kind": kind, "config": config, **environment()})
+        write_json(folder / "config.json", {"kind": kind, "config": config, "command": command, **environment()})
     return folder
 
 

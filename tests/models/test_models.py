@@ -9,20 +9,21 @@ import pytest
 from lbopt.models import cnn, conv, lstm, seam
 
 
-@pytest.mark.parametrize(("size", "shape"), [(3, (2, 8, 8, 3)), (3, (2, 5, 7, 1)), (1, (2, 4, 4, 2)), (5, (2, 6, 4, 2)), (5, (2, 1, 2, 1))])
+@pytest.mark.parametrize(("size", "shape"), [(3, (2, 8, 8, 3)), (1, (2, 4, 4, 2)), (5, (2, 6, 4, 2)), (5, (2, 1, 2, 1))])
 def test_patch_conv_equals_flax_conv(size, shape):
     ours = conv.PatchConv(4, size)
     theirs = nn.Conv(4, (size, size), use_bias=False)
     x = jax.random.normal(jax.random.key(1), shape)
     weights = jax.random.normal(jax.random.key(2), (*shape[:3], 4))
-    variables = ours.init(jax.random.key(0), x)
-    assert variables["params"]["kernel"].shape == (size, size, shape[-1], 4)
+    variables = {"params": {"kernel": jax.random.normal(jax.random.key(0), (size, size, shape[-1], 4))}}
+    assert jax.eval_shape(ours.init, jax.random.key(0), x)["params"]["kernel"].shape == (size, size, shape[-1], 4)
 
     def loss(variables, x, module):
         y = module.apply(variables, x)
         return jnp.sum(weights * jnp.sin(y)), y
 
-    results = [jax.grad(loss, argnums=(0, 1), has_aux=True)(variables, x, module) for module in (ours, theirs)]
+    differentiate = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True), static_argnums=2)
+    results = [differentiate(variables, x, module) for module in (ours, theirs)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *results)
 
 
@@ -68,7 +69,7 @@ def test_parameter_counts():
 @pytest.mark.parametrize("module", [cnn.CNN(widths=(4,), hidden=6), lstm.LSTMClassifier(hidden=5)])
 def test_a_channel_axis_of_one_makes_no_difference(module):
     model = seam.from_linen(module)
-    images = jax.random.normal(jax.random.key(1), (3, 4, 4))
+    images = jax.random.normal(jax.random.key(1), (3, 2, 2))
     params, state = model.init(jax.random.key(0), images)
     flat, _ = model.apply(params, state, images, True)
     deep, _ = model.apply(params, state, images[..., None], True)

@@ -54,16 +54,24 @@ def flatten():
 
 @pytest.fixture(scope="session")
 def descend(problem):
-    """Return a function that runs the problem by a transform in a dtype and gives what came of it, in float64.
+    """Return a function that runs the problem by `build(schedule, **options)` in a dtype and gives what came of it, in float64.
 
     `last`: the last parameters; `moved`: the sum of all updates; `path`: the sum of their norms, leaf by leaf.
     """
 
-    def run(make_tx, peak, dtype):
+    done = {}
+
+    def run(build, options, peak, dtype):
+        key = (build, tuple(sorted(options.items(), key=lambda item: item[0])), peak, dtype)
+        if key not in done:
+            done[key] = descend_once(build, options, peak, dtype)
+        return done[key]
+
+    def descend_once(build, options, peak, dtype):
         with jax.enable_x64(dtype == np.float64):
             params, grads = jax.tree.map(lambda x: jnp.asarray(x, dtype), (problem.params, problem.grads))
             table = jnp.asarray(peak * problem.rates, dtype)
-            tx = make_tx(lambda count: table[count])
+            tx = build(lambda count: table[count], **options)
 
             def step(carry, gradient):
                 params, state = carry

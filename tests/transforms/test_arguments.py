@@ -11,7 +11,7 @@ NAN, INF = float("nan"), float("inf")
 TRUST, MOMENTS, MOMENTUM, RATE = lbopt.scale_by_layerwise_trust_ratio, lbopt.scale_by_lamb_moments, lbopt.scale_by_lars_momentum, lbopt.scale_by_learning_rate
 
 AT_BUILD = [
-    *[(build, name, {name: bad}) for name in ("trust_ratio_bounds", "weight_norm_bounds") for bad in ((2.0, 1.0), (-1.0, 1.0), (NAN, 1.0), (0.0, 1.0, 2.0)) for build in (TRUST,)],
+    *[(TRUST, name, {name: bad}) for name in ("trust_ratio_bounds", "weight_norm_bounds") for bad in ((2.0, 1.0), (-1.0, 1.0), (NAN, 1.0), (0, 1, 2))],
     *[(TRUST, "weight_decay", {"weight_decay": bad}) for bad in (-1e-4, NAN, INF)],
     *[(TRUST, "eps", {"eps": bad}) for bad in (-1e-8, NAN)],
     *[(TRUST, "trust_coefficient", {"trust_coefficient": bad}) for bad in (0.0, -1.0)],
@@ -40,6 +40,23 @@ def test_bad_value(build, argument, options):
         build(**options)
 
 
+@pytest.mark.xfail(strict=True, reason="not checked, or not by a ValueError")
+@pytest.mark.parametrize(
+    ("build", "argument", "options"),
+    [
+        (TRUST, "trust_coefficient", {"trust_coefficient": NAN}),
+        (TRUST, "trust_coefficient", {"trust_coefficient": INF}),
+        (TRUST, "trust_ratio_bounds", {"trust_ratio_bounds": 5.0}),
+        (RATE, "learning_rate", {"learning_rate": np.float32(-1)}),
+        (lbopt.lamb, "max_grad_norm", {"learning_rate": 0.1, "max_grad_norm": 0.0}),
+    ],
+    ids=["nan", "inf", "no_pair", "numpy_scalar", "zero_clip"],
+)
+def test_bad_value_that_passes_today(build, argument, options):
+    with pytest.raises(ValueError, match=f"^{argument} = "):
+        build(**options)
+
+
 @pytest.mark.parametrize("build", [lbopt.lamb, lbopt.lars])
 def test_unknown_variant_lists_the_known_ones(build):
     with pytest.raises(ValueError, match="'mine': use one of paper, optax"):
@@ -50,9 +67,9 @@ PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
 BAD_MASKS = {
     "selects_nothing": ({"dense": {"kernel": False, "bias": False}}, "selects none of the 2 parameters"),
     "callable_selects_nothing": (lambda params: jax.tree.map(lambda _: False, params), "selects none of the 2 parameters"),
-    "leaf_missing": ({"dense": {"kernel": True}}, "another structure than params .*dense/bias"),
-    "leaf_too_many": ({"dense": {"kernel": True, "bias": True, "extra": True}}, "another structure than params .*dense/extra"),
-    "prefix": ({"dense": True}, "another structure than params"),
+    "leaf_missing": ({"dense": {"kernel": True}}, "has another structure than params .*dense/bias"),
+    "leaf_too_many": ({"dense": {"kernel": True, "bias": True, "extra": True}}, "has another structure than params .*dense/extra"),
+    "prefix": ({"dense": True}, "has another structure than params"),
     "float": ({"dense": {"kernel": 1.0, "bias": True}}, "at 'dense/kernel' is 1.0: give True or False"),
     "name": ({"dense": {"kernel": "no", "bias": True}}, "at 'dense/kernel' is 'no': give True or False"),
     "number_array": ({"dense": {"kernel": np.ones(()), "bias": True}}, "at 'dense/kernel' is .*: give True or False"),

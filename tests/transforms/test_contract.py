@@ -122,6 +122,24 @@ def test_inject_hyperparams_equals_the_plain_transform(name):
     assert_close(state.inner_state, inner, 2e-6)
 
 
+INJECTED = {
+    "default_masks": (lbopt.scale_by_layerwise_trust_ratio, {"weight_decay": 0.1}),
+    "callable_mask": (lbopt.lamb, {"learning_rate": 0.1, "weight_decay": 0.1, "trust_ratio_mask": lbopt.weights_only}),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="inject_hyperparams calls a mask with the count as if it were a schedule; weights_only(count) is False, silently")
+@pytest.mark.parametrize("case", INJECTED)
+def test_inject_hyperparams_does_not_silently_lose_the_masks(case):
+    factory, options = INJECTED[case]
+    params = tree_of(0)
+    try:
+        updates, _ = run(optax.inject_hyperparams(factory)(**options), params, steps=1)
+    except (TypeError, ValueError):
+        return
+    assert_close(updates, run(factory(**options), params, steps=1)[0], 2e-6)
+
+
 @each
 def test_injected_hyperparams_take_effect(name):
     factory, options, static, _ = TABLE[name]

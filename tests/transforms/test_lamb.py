@@ -77,7 +77,7 @@ def oracle(problem, flatten):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("dtype", "limit"), [(np.float32, 1e-6), (np.float64, 1e-12)], ids=["fp32", "x64"])
 def test_fifty_steps_equal_the_paper(case, dtype, limit, oracle, descend, position_errors, movement_errors):
-    run = descend(lambda schedule: lbopt.lamb(schedule, **CASES[case][0]), PEAK, dtype)
+    run = descend(lbopt.lamb, CASES[case][0], PEAK, dtype)
     errors = position_errors(run.last, oracle[case])
     assert max(errors.values()) <= limit, errors
     errors = movement_errors(run, oracle[case])
@@ -99,22 +99,22 @@ def test_transcription_sees_a_wrong_decay_and_a_constant_rate(problem, flatten, 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_variant_optax_equals_optax(weight_decay, descend, position_errors):
-    ours = descend(lambda schedule: lbopt.lamb(schedule, weight_decay=weight_decay, variant="optax"), PEAK, np.float64)
-    theirs = descend(lambda schedule: optax.lamb(schedule, weight_decay=weight_decay), PEAK, np.float64)
+    ours = descend(lbopt.lamb, {"weight_decay": weight_decay, "variant": "optax"}, PEAK, np.float64)
+    theirs = descend(optax.lamb, {"weight_decay": weight_decay}, PEAK, np.float64)
     errors = position_errors(ours.last, theirs.last)
     assert max(errors.values()) <= 1e-10, errors
 
 
 def test_decay_mask_of_optax_is_the_decay_mask_alone(descend, position_errors):
     mask = _names(WEIGHTS)
-    ours = descend(lambda schedule: lbopt.lamb(schedule, weight_decay=0.1, variant="optax", weight_decay_mask=mask), PEAK, np.float64)
-    theirs = descend(lambda schedule: optax.lamb(schedule, weight_decay=0.1, mask=mask), PEAK, np.float64)
+    ours = descend(lbopt.lamb, {"weight_decay": 0.1, "variant": "optax", "weight_decay_mask": mask}, PEAK, np.float64)
+    theirs = descend(optax.lamb, {"weight_decay": 0.1, "mask": mask}, PEAK, np.float64)
     errors = position_errors(ours.last, theirs.last)
     assert max(errors.values()) <= 1e-10, errors
 
 
 def test_variants_differ_on_all_but_the_weights(descend, position_errors):
-    paper, every = (descend(lambda schedule, v=v: lbopt.lamb(schedule, weight_decay=0.1, variant=v), PEAK, np.float32) for v in ("paper", "optax"))
+    paper, every = (descend(lbopt.lamb, CASES[case][0], PEAK, np.float32) for case in ("decay", "every_leaf"))
     errors = position_errors(every.last, paper.last)
     moving = ALL - WEIGHTS - {"idle/bias"}
     assert min(errors[name] for name in moving) > 1e-3, errors

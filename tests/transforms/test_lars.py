@@ -80,7 +80,7 @@ def oracle(problem, flatten):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("dtype", "limit"), [(np.float32, 1e-6), (np.float64, 1e-12)], ids=["fp32", "x64"])
 def test_fifty_steps_equal_the_paper(case, dtype, limit, oracle, descend, position_errors, movement_errors):
-    run = descend(lambda schedule: lbopt.lars(schedule, **CASES[case][0]), PEAK, dtype)
+    run = descend(lbopt.lars, CASES[case][0], PEAK, dtype)
     errors = position_errors(run.last, oracle[case])
     assert max(errors.values()) <= limit, errors
     errors = movement_errors(run, oracle[case])
@@ -100,30 +100,30 @@ def test_transcription_tells_the_rate_inside_from_outside_the_momentum(problem, 
     assert min(errors[name] for name in ALL - {"idle/bias"}) > 1e-4, errors
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "nesterov": True, "eps": 0.01, "momentum": 0.5}])
+@pytest.mark.parametrize("options", [{"weight_decay": 0.1}, {"weight_decay": 0.1, "nesterov": True, "eps": 0.01, "momentum": 0.5}])
 def test_variant_optax_equals_optax(options, descend, position_errors):
     options = {"trust_coefficient": 0.05, **options}
-    ours = descend(lambda schedule: lbopt.lars(schedule, variant="optax", **options), PEAK, np.float64)
-    theirs = descend(lambda schedule: optax.lars(schedule, **options), PEAK, np.float64)
+    ours = descend(lbopt.lars, {"variant": "optax", **options}, PEAK, np.float64)
+    theirs = descend(optax.lars, options, PEAK, np.float64)
     errors = position_errors(ours.last, theirs.last)
     assert max(errors.values()) <= 1e-10, errors
 
 
 def test_masks_of_optax_are_the_two_masks(descend, position_errors):
-    masks = {"weight_decay_mask": _names(WEIGHTS), "trust_ratio_mask": _names(WEIGHTS | {"slope"})}
-    ours = descend(lambda schedule: lbopt.lars(schedule, 0.1, variant="optax", trust_coefficient=0.05, **masks), PEAK, np.float64)
-    theirs = descend(lambda schedule: optax.lars(schedule, 0.1, trust_coefficient=0.05, **masks), PEAK, np.float64)
+    options = {"trust_coefficient": 0.05, "weight_decay": 0.1, "weight_decay_mask": _names(WEIGHTS), "trust_ratio_mask": _names(WEIGHTS | {"slope"})}
+    ours = descend(lbopt.lars, {"variant": "optax", **options}, PEAK, np.float64)
+    theirs = descend(optax.lars, options, PEAK, np.float64)
     errors = position_errors(ours.last, theirs.last)
     assert max(errors.values()) <= 1e-10, errors
 
 
 def test_variants_differ_on_weights_by_the_denominator_and_elsewhere_by_the_masks(descend, position_errors):
-    def last(variant, weight_decay):
-        return descend(lambda schedule: lbopt.lars(schedule, weight_decay, variant=variant, trust_coefficient=0.05), PEAK, np.float32).last
+    def last(**options):
+        return descend(lbopt.lars, {"trust_coefficient": 0.05, **options}, PEAK, np.float32).last
 
-    decayed = position_errors(last("optax", 0.1), last("paper", 0.1))
+    decayed = position_errors(last(weight_decay=0.1, variant="optax"), last(weight_decay=0.1))
     assert min(decayed[name] for name in ALL - {"idle/bias"}) > 1e-4, decayed
-    plain = position_errors(last("optax", 0.0), last("paper", 0.0))
+    plain = position_errors(last(variant="optax"), last())
     assert max(plain[name] for name in WEIGHTS) <= 1e-6, plain
     assert min(plain[name] for name in ALL - WEIGHTS - {"idle/bias"}) > 1e-4, plain
 

@@ -1,0 +1,115 @@
+"""Flags of the commands, and configs from files with overrides."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import pathlib
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from lbopt.errors import UserError
+
+_OVERRIDE = ("--config.", "-config.")
+
+
+def parse(command: str, argv: Sequence[str], defined: Mapping[str, str], required: Sequence[str] = ()) -> tuple[dict[str, str], list[str]]:
+    """Split a command line into its flags and its config overrides.
+
+    Args:
+      command: name, for the help.
+      argv: arguments after the command.
+      defined: flag -> help text; every flag takes a string.
+      required: flags that must be given.
+
+    Returns:
+      The flags that were given, and the `--config.field=VALUE` arguments.
+
+    Raises:
+      UserError: for an unknown flag, a stray argument, or a required flag that is missing.
+    """
+    if {"-h", "--help"} & set(argv):
+        print(f"usage: lbopt {command} " + " ".join(f"--{name}=..." if name in required else f"[--{name}=...]" for name in defined) + "\n")
+        print("\n".join(f"  --{name:<12}{text}" for name, text in defined.items()))
+        raise SystemExit(0)
+    overrides = [argument for argument in argv if argument.startswith(_OVERRIDE)] if "config" in defined else []
+    values = flags.FlagValues()
+    for name, text in defined.items():
+        flags.DEFINE_string(name, None, text, flag_values=values)
+    try:
+        stray = values([command, *(argument for argument in argv if argument not in overrides)])[1:]
+    except flags.Error as error:
+        raise UserError(f"{error}; lbopt {command} --help lists the flags") from error
+    if stray:
+        raise UserError(f"argument {stray[0]!r} is not a flag: write --flag=VALUE; lbopt {command} --help lists the flags")
+    given = {name: value for name in defined if (value := values[name].value) is not None}
+    for name in required:
+        if not given.get(name):
+            raise UserError(f"--{name} is missing: give --{name}={'FILE[:ROW]' if name == 'config' else 'VALUE'}; lbopt {command} --help lists the flags")
+    return given, overrides
+
+
+def load_config(flag: str, overrides: Sequence[str], expected: type) -> Any:
+    """Return the config that `FILE[:ARG]` gives, with the overrides applied; not validated yet.
+
+    Raises:
+      UserError: if the file cannot be loaded, if it gives something else than `expected`, or if an override names no
+        field or does not parse.
+    """
+    config = call_get_config(flag)
+    if not isinstance(config, expected):
+        raise UserError(f"--config = {flag!r}: it gives a {type(config).__name__}, this command needs a {expected.__name__}")
+    for override in overrides:
+        _check_override(config, override)
+    values = flags.FlagValues()
+    holder = config_flags.DEFINE_config_dataclass("config", config, flag_values=values, sys_argv=list(overrides))
+    try:
+        values(["lbopt", *overrides])
+    except (flags.Error, ValueError, TypeError) as error:
+        raise UserError(f"{error}; give a value of the field's type") from error
+    return holder.value
+
+
+def call_get_config(flag: str) -> Any:
+    """Import a config file and call its `get_config(arg)`; the flag is `FILE` or `FILE:ARG`."""
+    path, _, argument = flag.partition(":")
+    file = pathlib.Path(path)
+    if not file.is_file():
+        raise UserError(f"--config = {flag!r}: there is no file {path!r} here ({pathlib.Path.cwd()})")
+    spec = importlib.util.spec_from_file_location(f"lbopt_config_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--config = {flag!r}: give a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return module.get_config(argument)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"--config = {flag!r}: {type(error).__name__}: {error}; mend {path}") from error
+
+
+def command_line(command: str, argv: Sequence[str]) -> str:
+    """Return the command as a user would type it again."""
+    return shlex.join(["lbopt", command, *argv])
+
+
+def _check_override(config: Any, override: str) -> None:
+    """Raise `UserError` if an override names no field, saying which one may be meant."""
+    name, equals, _ = override.lstrip("-").partition("=")
+    if not equals:
+        raise UserError(f"--{name} has no value: write --{name}=VALUE")
+    node, path = config, "config"
+    for part in name.split(".")[1:]:
+        known = [field.name for field in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
+        stem = part.partition("[")[0]
+        if stem not in known:
+            near = difflib.get_close_matches(stem, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise UserError(f"--{name}: {path} has no field {part!r}; {hint}")
+        node, path = getattr(node, stem), f"{path}.{part}"

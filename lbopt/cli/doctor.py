@@ -1,0 +1,101 @@
+"""`lbopt doctor`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+
+from lbopt.cli import arguments
+from lbopt.errors import EnvironmentProblem
+
+_ENOUGH_DISK_BYTES = 1 << 30
+
+
+def run(argv: Sequence[str]) -> None:
+    """Check what a run needs; say what is wrong and how to mend it.
+
+    Raises:
+      EnvironmentProblem: if a check failed.
+    """
+    arguments.parse("doctor", argv, {})
+    failed = 0
+    for name, check in CHECKS.items():
+        try:
+            print(f"ok    {name:<12}{check()}")
+        except Exception as error:  # whatever is wrong with the machine is what is asked for
+            failed += 1
+            print(f"WRONG {name:<12}{' '.join(str(error).split())}")
+    if failed:
+        raise EnvironmentProblem(f"{failed} of {len(CHECKS)} checks failed; mend what is marked WRONG above")
+
+
+def _python() -> str:
+    if sys.version_info < (3, 11):
+        raise EnvironmentProblem(f"Python {sys.version.split()[0]} is too old: use 3.11 or newer")
+    return sys.version.split()[0]
+
+
+def _versions() -> str:
+    from lbopt.train import workdir
+
+    versions = workdir.environment()["versions"]
+    missing = [name for name, version in versions.items() if version is None]
+    if missing:
+        raise EnvironmentProblem(f"not installed: {', '.join(missing)}; run pip install -e . in the checkout")
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if name != "python")
+
+
+def _devices() -> str:
+    import jax
+
+    devices = jax.devices()
+    return f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform}), process {jax.process_index()} of {jax.process_count()}"
+
+
+def _collectives() -> str:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from lbopt.parallel import mesh as meshes
+
+    mesh = meshes.make_mesh()
+    ones = jax.device_put(np.ones(mesh.size, np.float32), meshes.sharded(mesh))
+    total = float(jax.jit(jnp.sum, out_shardings=meshes.replicated(mesh))(ones))
+    if total != mesh.size:
+        raise EnvironmentProblem(f"the sum over {mesh.size} devices came out as {total}: restart the devices' runtime")
+    return f"sum over {mesh.size} devices is right"
+
+
+def _data() -> str:
+    from lbopt.data import digits
+
+    splits = digits.load_digits()
+    return "digits " + "/".join(str(len(split)) for split in splits) + " examples (train/validation/test)"
+
+
+def _figures() -> str:
+    from lbopt.report import page
+
+    page.new_figure()
+    return "matplotlib draws"
+
+
+def _disk() -> str:
+    free = shutil.disk_usage(os.getcwd()).free
+    if free < _ENOUGH_DISK_BYTES:
+        raise EnvironmentProblem(f"{free / 2**30:.1f} GiB free in {os.getcwd()}: free some, checkpoints need room")
+    return f"{free / 2**30:.0f} GiB free here"
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "python": _python,
+    "versions": _versions,
+    "devices": _devices,
+    "collectives": _collectives,
+    "data": _data,
+    "figures": _figures,
+    "disk": _disk,
+}

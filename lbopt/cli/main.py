@@ -1,0 +1,47 @@
+"""Choose the command and turn what went wrong into an exit code and one line."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
+
+COMMANDS = {
+    "train": "train a recipe; the same command resumes",
+    "evaluate": "evaluate a checkpoint on every example of the validation and test splits",
+    "sweep": "run a batch-size-limit study; the same command resumes",
+    "report": "draw report.html and PNGs from a training run or a study",
+    "recipes": "list every config",
+    "doctor": "check devices, versions, collectives, data and disk",
+}
+
+
+def usage() -> str:
+    """Return the help text."""
+    lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
+    return "usage: lbopt COMMAND [--flag=VALUE ...]     (lbopt COMMAND --help says which)\n\n" + "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command line (without the program's name) and return its exit code."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if argv else EXIT_USER
+    name = argv[0]
+    try:
+        require_choice("command", name, COMMANDS)
+        importlib.import_module(f"lbopt.cli.{name}").run(list(argv[1:]))
+    except (UserError, EnvironmentProblem, Preempted) as error:
+        print(f"lbopt {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def run() -> None:
+    """Entry point of the `lbopt` command."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,45 @@
+"""`lbopt recipes`."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from lbopt.cli import arguments
+from lbopt.config import SweepConfig, TrainConfig
+from lbopt.errors import UserError
+
+FLAGS = {"configs": "folder of config files (default: configs/ here or beside the package)"}
+HEADER = ("config", "batch", "optimizer", "paper", "published result", "status")
+
+
+def run(argv: Sequence[str]) -> None:
+    """Print one line per config file: its default row."""
+    given, _ = arguments.parse("recipes", argv, FLAGS)
+    folder = _folder(given.get("configs"))
+    rows = [HEADER, *_rows(folder)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _folder(given: str | None) -> pathlib.Path:
+    candidates = [pathlib.Path(given)] if given else [pathlib.Path("configs"), pathlib.Path(__file__).parents[2] / "configs"]
+    for folder in candidates:
+        if folder.is_dir():
+            return folder
+    raise UserError(f"--configs = {str(candidates[0])!r}: there is no such folder; give the configs/ folder of a checkout")
+
+
+def _rows(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
+    for file in sorted(folder.rglob("*.py")):
+        config = arguments.call_get_config(str(file))
+        about = config.about
+        if isinstance(config, SweepConfig):
+            sizes = config.global_batch_sizes
+            batch, optimizer = f"{sizes[0]}..{sizes[-1]}", f"{len(config.arms)} arms"
+        elif isinstance(config, TrainConfig):
+            batch, optimizer = str(config.global_batch_size), config.optimizer.name
+        else:
+            raise UserError(f"{file}: get_config gives a {type(config).__name__}; return a TrainConfig or a SweepConfig")
+        yield str(file), batch, optimizer, about.paper, about.published_result, about.status

@@ -1,0 +1,28 @@
+"""`lbopt report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lbopt.cli import arguments
+from lbopt.errors import UserError
+from lbopt.report import training
+from lbopt.sweep import report as sweep_report
+from lbopt.train import workdir as workdirs
+
+FLAGS = {"workdir": "a folder of lbopt train or lbopt sweep"}
+
+
+def run(argv: Sequence[str]) -> None:
+    """Draw the report of a workdir, finished or not."""
+    given, _ = arguments.parse("report", argv, FLAGS, required=("workdir",))
+    saved = workdirs.read_config(given["workdir"])
+    if saved is None:
+        raise UserError(f"--workdir = {given['workdir']!r}: no run or study is there; run lbopt train or lbopt sweep first")
+    workdir = workdirs.open_workdir(given["workdir"], saved["kind"], {})
+    if saved["kind"] == "sweep":
+        page, summary = sweep_report.write_sweep_report(workdir, saved)
+        print(sweep_report.terminal_table(summary))
+    else:
+        page = training.write_training_report(workdir, saved)
+    print(page)

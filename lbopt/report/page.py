@@ -1,0 +1,114 @@
+"""One HTML page with everything in it: no script, no font, no request leaves it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from lbopt.errors import EnvironmentProblem
+from lbopt.train import workdir as workdirs
+
+_TEMPLATE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{{ title }}</title>
+<style>
+  body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff; }
+  h1 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
+  img { max-width: 100%; height: auto; }
+  .wide { overflow-x: auto; }
+  table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
+  th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #eee; white-space: nowrap; }
+  th:first-child, td:first-child { text-align: left; }
+  pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto; }
+</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+<p>{{ lead }}</p>
+{% for section in sections %}
+<h2>{{ section.heading }}</h2>
+{% for paragraph in section.paragraphs %}<p>{{ paragraph }}</p>
+{% endfor %}
+{% if section.png %}<img alt="{{ section.heading }}" src="data:image/png;base64,{{ section.png }}">{% endif %}
+{% if section.rows %}<div class="wide"><table>
+<thead><tr>{% for name in section.header %}<th>{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>{% for row in section.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</tbody></table></div>{% endif %}
+{% if section.code %}<pre>{{ section.code }}</pre>{% endif %}
+{% endfor %}
+</body>
+</html>
+"""
+
+
+class Section(NamedTuple):
+    """A part of a page; what is empty is left out.
+
+    Attributes:
+      heading: its title.
+      paragraphs: text.
+      png: a figure, base64.
+      header: of the table.
+      rows: of the table.
+      code: preformatted text.
+    """
+
+    heading: str
+    paragraphs: Sequence[str] = ()
+    png: str = ""
+    header: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    code: str = ""
+
+
+def write_page(file: pathlib.Path, title: str, lead: str, sections: Sequence[Section]) -> None:
+    """Write the page; text is escaped."""
+    jinja2 = _need("jinja2")
+    template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE)
+    workdirs.write_text(file, template.render(title=title, lead=lead, sections=sections))
+
+
+def new_figure(width_inches: float = 8.0, height_inches: float = 4.8) -> tuple[Any, Any]:
+    """Return a figure and its axes, drawn without a screen."""
+    _need("matplotlib")
+    from matplotlib.figure import Figure
+
+    figure = Figure((width_inches, height_inches), dpi=144, layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, color="#eeeeee")
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def save_figure(figure: Any, file: pathlib.Path) -> str:
+    """Write a PNG and return it in base64 for a page."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    partial = file.with_name(f".{file.name}")
+    partial.write_bytes(buffer.getvalue())
+    partial.replace(file)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def environment_text(saved: dict[str, Any], command: str) -> str:
+    """Return the command and the versions that made a result."""
+    versions = "\n".join(f"{name} {version}" for name, version in saved["versions"].items())
+    revision = f"git {saved['git_revision']}\n" if saved.get("git_revision") else ""
+    return f"{command}\n\n{versions}\n{revision}{saved['num_devices']} x {saved['device_kind']}"
+
+
+def _need(package: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise EnvironmentProblem(f"the report needs {package}, which is not installed: pip install 'lbopt[demo]'") from error

@@ -1,0 +1,54 @@
+"""The report of a training run."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from lbopt.errors import UserError
+from lbopt.report import page
+from lbopt.train.writers import read_lines
+
+
+def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathlib.Path:
+    """Draw loss, accuracy, learning rate and trust ratios of a run; return the page.
+
+    Args:
+      workdir: the run's folder.
+      saved: its `config.json`.
+
+    Raises:
+      UserError: if it has logged nothing yet.
+    """
+    lines = read_lines(workdir / "metrics.jsonl")
+    if not lines:
+        raise UserError(f"--workdir = {str(workdir)!r}: it has no metrics yet; run lbopt train first")
+    config = saved["config"]
+    names = sorted({name for line in lines for name in line})
+    ratios = [name for name in names if name.startswith("train/trust_ratio/")]
+    sections = [
+        page.Section("Loss", png=_draw(workdir, "loss", lines, ["train/loss", "eval/loss"], log=True)),
+        page.Section("Accuracy", png=_draw(workdir, "accuracy", lines, ["train/accuracy", "eval/accuracy"])),
+        page.Section("Learning rate", png=_draw(workdir, "learning_rate", lines, ["train/learning_rate"])),
+    ]
+    if ratios:
+        sections.append(page.Section("Trust ratio of each layer", png=_draw(workdir, "trust_ratio", lines, ratios, log=True)))
+    sections.append(page.Section("How it was made", code=page.environment_text(saved, saved.get("command", ""))))
+    last = lines[-1]
+    lead = f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {config['global_batch_size']}, optimizer {config['optimizer']['name']}."
+    file = workdir / "report.html"
+    page.write_page(file, config["name"], lead, sections)
+    return file
+
+
+def _draw(workdir: pathlib.Path, stem: str, lines: list[dict[str, Any]], names: list[str], log: bool = False) -> str:
+    figure, axes = page.new_figure(8, 3.6)
+    for name in names:
+        points = [(line["step"], line[name]) for line in lines if name in line]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.5)
+    if log:
+        axes.set_yscale("log")
+    axes.set_xlabel("optimizer step")
+    axes.legend(frameon=False, fontsize=8)
+    return page.save_figure(figure, workdir / f"{stem}.png")
