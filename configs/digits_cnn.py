@@ -11,11 +11,26 @@ from lbopt.config import About, CheckpointConfig, OptimizerConfig, ScheduleConfi
 from lbopt.errors import UserError, require_choice
 
 OPTIMIZERS = {
-    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(base_learning_rate=0.02, scaling_rule="sqrt", warmup_rule="legw")),
-    "lars": (OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(base_learning_rate=8.0, scaling_rule="sqrt", warmup_rule="legw")),
-    "adamw": (OptimizerConfig("adamw", weight_decay=0.01), ScheduleConfig(base_learning_rate=0.004, scaling_rule="sqrt", warmup_rule="legw")),
-    "adam": (OptimizerConfig("adam"), ScheduleConfig(base_learning_rate=0.004, scaling_rule="sqrt", warmup_rule="legw")),
-    "momentum": (OptimizerConfig("momentum", weight_decay=1e-4), ScheduleConfig(base_learning_rate=0.05, scaling_rule="linear", warmup_rule="epochs")),
+    "lamb": (
+        OptimizerConfig("lamb", weight_decay=0.01),
+        ScheduleConfig(base_learning_rate=0.02, scaling_rule="sqrt", warmup_rule="legw"),
+    ),
+    "lars": (
+        OptimizerConfig("lars", weight_decay=1e-4),
+        ScheduleConfig(base_learning_rate=8.0, scaling_rule="sqrt", warmup_rule="legw"),
+    ),
+    "adamw": (
+        OptimizerConfig("adamw", weight_decay=0.01),
+        ScheduleConfig(base_learning_rate=0.004, scaling_rule="sqrt", warmup_rule="legw"),
+    ),
+    "adam": (
+        OptimizerConfig("adam"),
+        ScheduleConfig(base_learning_rate=0.004, scaling_rule="sqrt", warmup_rule="legw"),
+    ),
+    "momentum": (
+        OptimizerConfig("momentum", weight_decay=1e-4),
+        ScheduleConfig(base_learning_rate=0.05, scaling_rule="linear", warmup_rule="epochs"),
+    ),
 }
 
 

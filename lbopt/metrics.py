@@ -22,7 +22,9 @@ def summed(values: jax.Array, mask: jax.Array | None = None) -> tuple[jax.Array,
     return jnp.sum(jnp.where(mask, values, 0)), jnp.sum(mask.astype(jnp.float32))
 
 
-def classification(logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array | None = None) -> types.Metrics:
+def classification(
+    logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array | None = None
+) -> types.Metrics:
     """Return loss and top-1 accuracy.
 
     Args:

@@ -27,7 +27,8 @@ class Replicas:
     axis_name: str | None = None
 
 
-_CURRENT: contextvars.ContextVar[Replicas] = contextvars.ContextVar("replicas", default=Replicas())
+_ALONE = Replicas()
+_CURRENT: contextvars.ContextVar[Replicas] = contextvars.ContextVar("replicas", default=_ALONE)
 
 
 def current() -> Replicas:

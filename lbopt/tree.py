@@ -15,7 +15,9 @@ Role = Literal["bias", "norm", "vector", "weight"]
 
 _BIAS_NAMES = {"bias", "b", "beta", "offset"}
 _NORM_NAMES = {"scale", "gamma"}
-_NORM_MODULE = re.compile(r"(^|_)(batch|layer|group|instance|rms)?_?norm(alization)?(_?\d+)?$|^(bn|ln|gn)(_?\d+)?$|(Batch|Layer|Group|Instance|RMS)Norm")
+_NORM_MODULE = re.compile(
+    r"(^|_)(batch|layer|group|instance|rms)?_?norm(alization)?(_?\d+)?$|^(bn|ln|gn)(_?\d+)?$|(Batch|Layer|Group|Instance|RMS)Norm"
+)
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -109,9 +111,12 @@ def resolve_mask(mask: types.Mask, params: types.Params, argument: str) -> types
 
 
 def _check_structure(selected: types.PyTree, params: types.Params, argument: str) -> None:
-    if jax.tree.structure(selected) != jax.tree.structure(params):
+    ours: Any = jax.tree.structure(selected)
+    if ours != jax.tree.structure(params):
         unknown = sorted(set(leaf_names(selected)) ^ set(leaf_names(params)))
-        raise ValueError(f"{argument} has another structure than params (they differ at {', '.join(unknown[:4]) or 'the root'}): give one bool per parameter")
+        raise ValueError(
+            f"{argument} has another structure than params (they differ at {', '.join(unknown[:4]) or 'the root'}): give one bool per parameter"
+        )
 
 
 def _check_bool(name: str, chosen: Any, argument: str) -> None:
@@ -136,6 +141,6 @@ def l2_norm(x: jax.Array) -> jax.Array:
 
 def unzip_pairs(like: types.PyTree, pairs: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
     """Turn a tree of pairs into a pair of trees; `like` has the structure above the pairs."""
-    structure = jax.tree.structure(like)
+    structure: Any = jax.tree.structure(like)
     flat = structure.flatten_up_to(pairs)
     return structure.unflatten([first for first, _ in flat]), structure.unflatten([second for _, second in flat])

@@ -16,11 +16,21 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name="digits_limit",
         about=About(paper="LEGW 1901.08256, The Limit of the Batch Size 2006.08517", status="measured here"),
-        train=TrainConfig(name="digits_limit", num_epochs=20.0, model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)),
+        train=TrainConfig(
+            name="digits_limit", num_epochs=20.0, model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)
+        ),
         arms=(
-            Arm("Momentum, linear", OptimizerConfig("momentum", weight_decay=1e-4), ScheduleConfig(0.05, scaling_rule="linear", **epochs)),
+            Arm(
+                "Momentum, linear",
+                OptimizerConfig("momentum", weight_decay=1e-4),
+                ScheduleConfig(0.05, scaling_rule="linear", **epochs),
+            ),
             Arm("Adam, sqrt", OptimizerConfig("adam"), ScheduleConfig(0.008, scaling_rule="sqrt", **epochs)),
-            Arm("AdamW, sqrt", OptimizerConfig("adamw", weight_decay=0.01), ScheduleConfig(0.008, scaling_rule="sqrt", **epochs)),
+            Arm(
+                "AdamW, sqrt",
+                OptimizerConfig("adamw", weight_decay=0.01),
+                ScheduleConfig(0.008, scaling_rule="sqrt", **epochs),
+            ),
             Arm("LARS, LEGW", OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **legw)),
             Arm("LAMB, LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
         ),

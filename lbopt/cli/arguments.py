@@ -18,7 +18,9 @@ from lbopt.errors import UserError
 _OVERRIDE = ("--config.", "-config.")
 
 
-def parse(command: str, argv: Sequence[str], defined: Mapping[str, str], required: Sequence[str] = ()) -> tuple[dict[str, str], list[str]]:
+def parse(
+    command: str, argv: Sequence[str], defined: Mapping[str, str], required: Sequence[str] = ()
+) -> tuple[dict[str, str], list[str]]:
     """Split a command line into its flags and its config overrides.
 
     Args:
@@ -34,7 +36,11 @@ def parse(command: str, argv: Sequence[str], defined: Mapping[str, str], require
       UserError: for an unknown flag, a stray argument, or a required flag that is missing.
     """
     if {"-h", "--help"} & set(argv):
-        print(f"usage: lbopt {command} " + " ".join(f"--{name}=..." if name in required else f"[--{name}=...]" for name in defined) + "\n")
+        print(
+            f"usage: lbopt {command} "
+            + " ".join(f"--{name}=..." if name in required else f"[--{name}=...]" for name in defined)
+            + "\n"
+        )
         print("\n".join(f"  --{name:<12}{text}" for name, text in defined.items()))
         raise SystemExit(0)
     overrides = [argument for argument in argv if argument.startswith(_OVERRIDE)] if "config" in defined else []
@@ -46,11 +52,15 @@ def parse(command: str, argv: Sequence[str], defined: Mapping[str, str], require
     except flags.Error as error:
         raise UserError(f"{error}; lbopt {command} --help lists the flags") from error
     if stray:
-        raise UserError(f"argument {stray[0]!r} is not a flag: write --flag=VALUE; lbopt {command} --help lists the flags")
+        raise UserError(
+            f"argument {stray[0]!r} is not a flag: write --flag=VALUE; lbopt {command} --help lists the flags"
+        )
     given = {name: value for name in defined if (value := values[name].value) is not None}
     for name in required:
         if not given.get(name):
-            raise UserError(f"--{name} is missing: give --{name}={'FILE[:ROW]' if name == 'config' else 'VALUE'}; lbopt {command} --help lists the flags")
+            raise UserError(
+                f"--{name} is missing: give --{name}={'FILE[:ROW]' if name == 'config' else 'VALUE'}; lbopt {command} --help lists the flags"
+            )
     return given, overrides
 
 
@@ -63,7 +73,9 @@ def load_config(flag: str, overrides: Sequence[str], expected: type) -> Any:
     """
     config = call_get_config(flag)
     if not isinstance(config, expected):
-        raise UserError(f"--config = {flag!r}: it gives a {type(config).__name__}, this command needs a {expected.__name__}")
+        raise UserError(
+            f"--config = {flag!r}: it gives a {type(config).__name__}, this command needs a {expected.__name__}"
+        )
     for override in overrides:
         _check_override(config, override)
     values = flags.FlagValues()

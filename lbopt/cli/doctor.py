@@ -32,8 +32,8 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _python() -> str:
-    if sys.version_info < (3, 11):
-        raise EnvironmentProblem(f"Python {sys.version.split()[0]} is too old: use 3.11 or newer")
+    if sys.prefix == sys.base_prefix:
+        return f"{sys.version.split()[0]} (no virtual environment)"
     return sys.version.split()[0]
 
 

@@ -15,7 +15,11 @@ from lbopt.recipes import build
 from lbopt.train import workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, choose_step
 
-FLAGS = {"config": "the config the workdir was trained with", "workdir": "a folder of lbopt train", "checkpoint": "latest (default), best, or a step"}
+FLAGS = {
+    "config": "the config the workdir was trained with",
+    "workdir": "a folder of lbopt train",
+    "checkpoint": "latest (default), best, or a step",
+}
 
 
 def run(argv: Sequence[str]) -> None:

@@ -24,11 +24,15 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _folder(given: str | None) -> pathlib.Path:
-    candidates = [pathlib.Path(given)] if given else [pathlib.Path("configs"), pathlib.Path(__file__).parents[2] / "configs"]
+    candidates = (
+        [pathlib.Path(given)] if given else [pathlib.Path("configs"), pathlib.Path(__file__).parents[2] / "configs"]
+    )
     for folder in candidates:
         if folder.is_dir():
             return folder
-    raise UserError(f"--configs = {str(candidates[0])!r}: there is no such folder; give the configs/ folder of a checkout")
+    raise UserError(
+        f"--configs = {str(candidates[0])!r}: there is no such folder; give the configs/ folder of a checkout"
+    )
 
 
 def _rows(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
@@ -41,5 +45,7 @@ def _rows(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
         elif isinstance(config, TrainConfig):
             batch, optimizer = str(config.global_batch_size), config.optimizer.name
         else:
-            raise UserError(f"{file}: get_config gives a {type(config).__name__}; return a TrainConfig or a SweepConfig")
+            raise UserError(
+                f"{file}: get_config gives a {type(config).__name__}; return a TrainConfig or a SweepConfig"
+            )
         yield str(file), batch, optimizer, about.paper, about.published_result, about.status

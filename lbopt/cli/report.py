@@ -18,7 +18,9 @@ def run(argv: Sequence[str]) -> None:
     given, _ = arguments.parse("report", argv, FLAGS, required=("workdir",))
     saved = workdirs.read_config(given["workdir"])
     if saved is None:
-        raise UserError(f"--workdir = {given['workdir']!r}: no run or study is there; run lbopt train or lbopt sweep first")
+        raise UserError(
+            f"--workdir = {given['workdir']!r}: no run or study is there; run lbopt train or lbopt sweep first"
+        )
     workdir = workdirs.open_workdir(given["workdir"], saved["kind"], {})
     if saved["kind"] == "sweep":
         page, summary = sweep_report.write_sweep_report(workdir, saved)

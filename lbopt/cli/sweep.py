@@ -10,7 +10,10 @@ from lbopt.recipes.problem import make_problem
 from lbopt.sweep import report, runner, trials
 from lbopt.train import workdir as workdirs
 
-FLAGS = {"config": "configs/sweeps/FILE[:ROW], then --config.field=VALUE to override", "workdir": "folder for results.jsonl and the report; the same one resumes"}
+FLAGS = {
+    "config": "configs/sweeps/FILE[:ROW], then --config.field=VALUE to override",
+    "workdir": "folder for results.jsonl and the report; the same one resumes",
+}
 NOT_COMPARED = ("num_workers", "about")
 
 

@@ -12,7 +12,10 @@ from lbopt.recipes import build
 from lbopt.train import loop, workdir as workdirs
 from lbopt.train.writers import read_lines
 
-FLAGS = {"config": "FILE[:ROW], then --config.field.sub=VALUE to override", "workdir": "folder for config.json, metrics, checkpoints; the same one resumes"}
+FLAGS = {
+    "config": "FILE[:ROW], then --config.field.sub=VALUE to override",
+    "workdir": "folder for config.json, metrics, checkpoints; the same one resumes",
+}
 NOT_COMPARED = ("parallel", "about")
 """Parts of a config that may change when a run is resumed."""
 

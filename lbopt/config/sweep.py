@@ -4,7 +4,14 @@
 import dataclasses
 
 from lbopt.config import checks
-from lbopt.config.train import About, OptimizerConfig, ScheduleConfig, TrainConfig, validate_optimizer, validate_schedule
+from lbopt.config.train import (
+    About,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+    validate_optimizer,
+    validate_schedule,
+)
 from lbopt.errors import require, require_choice
 
 TRIAL_BATCHINGS = ("auto", "map", "vmap")
@@ -80,9 +87,16 @@ class SweepConfig:
         _seeds("config.search_seeds", self.search_seeds)
         _seeds("config.final_seeds", self.final_seeds)
         both = sorted(set(self.search_seeds) & set(self.final_seeds))
-        require(not both, "config.final_seeds", self.final_seeds, f"seeds {both} also choose the learning rate; use others, so that the test is fresh")
+        require(
+            not both,
+            "config.final_seeds",
+            self.final_seeds,
+            f"seeds {both} also choose the learning rate; use others, so that the test is fresh",
+        )
         require(self.limit_points > 0, "config.limit_points", self.limit_points, "give a number > 0")
-        require(self.trials_per_program >= 1, "config.trials_per_program", self.trials_per_program, "give a number >= 1")
+        require(
+            self.trials_per_program >= 1, "config.trials_per_program", self.trials_per_program, "give a number >= 1"
+        )
         require(self.num_workers >= 0, "config.num_workers", self.num_workers, "give a number >= 0")
         require_choice("config.trial_batching", self.trial_batching, TRIAL_BATCHINGS)
 

@@ -191,7 +191,12 @@ class TrainConfig:
         for field in ("global_batch_size", "eval_global_batch_size", "log_every_steps", "eval_every_steps"):
             _at_least(f"config.{field}", getattr(self, field), 1)
         _at_least("config.seed", self.seed, 0)
-        require(math.isfinite(self.num_epochs) and self.num_epochs > 0, "config.num_epochs", self.num_epochs, "give a number > 0")
+        require(
+            math.isfinite(self.num_epochs) and self.num_epochs > 0,
+            "config.num_epochs",
+            self.num_epochs,
+            "give a number > 0",
+        )
         require_choice("config.about.status", self.about.status, STATUSES)
         require_choice("config.data.name", self.data.name, DATASETS)
         validate_model(self.model, "config.model")
@@ -205,7 +210,12 @@ def validate_model(model: ModelConfig, prefix: str) -> None:
     """Check the model's fields."""
     require_choice(f"{prefix}.name", model.name, MODELS)
     require_choice(f"{prefix}.dtype", model.dtype, DTYPES)
-    require(len(model.widths) > 0 and min(model.widths) > 0, f"{prefix}.widths", model.widths, "give at least one width, each >= 1")
+    require(
+        len(model.widths) > 0 and min(model.widths) > 0,
+        f"{prefix}.widths",
+        model.widths,
+        "give at least one width, each >= 1",
+    )
     _at_least(f"{prefix}.hidden", model.hidden, 1)
     _in_range(f"{prefix}.label_smoothing", model.label_smoothing, 0, 1)
     _in_range(f"{prefix}.batch_norm_momentum", model.batch_norm_momentum, 0, 1)
@@ -218,11 +228,23 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
         _at_least(f"{prefix}.{field}", getattr(optimizer, field), 0)
     for field in ("momentum", "b1", "b2"):
         _in_range(f"{prefix}.{field}", getattr(optimizer, field), 0, 1)
-    require(optimizer.trust_coefficient > 0, f"{prefix}.trust_coefficient", optimizer.trust_coefficient, "give a number > 0")
+    require(
+        optimizer.trust_coefficient > 0, f"{prefix}.trust_coefficient", optimizer.trust_coefficient, "give a number > 0"
+    )
     bounds = optimizer.trust_ratio_bounds
-    require(bounds is None or 0 <= bounds[0] <= bounds[1], f"{prefix}.trust_ratio_bounds", bounds, "give (low, high) with 0 <= low <= high, or None")
+    require(
+        bounds is None or 0 <= bounds[0] <= bounds[1],
+        f"{prefix}.trust_ratio_bounds",
+        bounds,
+        "give (low, high) with 0 <= low <= high, or None",
+    )
     if optimizer.max_grad_norm is not None:
-        require(optimizer.max_grad_norm > 0, f"{prefix}.max_grad_norm", optimizer.max_grad_norm, "give a number > 0, or None for no clipping")
+        require(
+            optimizer.max_grad_norm > 0,
+            f"{prefix}.max_grad_norm",
+            optimizer.max_grad_norm,
+            "give a number > 0, or None for no clipping",
+        )
 
 
 def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:

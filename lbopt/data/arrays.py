@@ -21,7 +21,9 @@ class ArrayDataset:
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) != 1 or min(lengths.values()) < 1:
-            raise ValueError(f"arrays have lengths {lengths}: give at least one example, and equally many in each array")
+            raise ValueError(
+                f"arrays have lengths {lengths}: give at least one example, and equally many in each array"
+            )
         self.arrays = dict(arrays)
 
     def __len__(self) -> int:

@@ -26,7 +26,15 @@ class TrainBatches:
       process_count: how many parts there are; it divides the global batch.
     """
 
-    def __init__(self, dataset: ArrayDataset, seed: int, global_batch_size: int, num_steps: int, process_index: int = 0, process_count: int = 1):
+    def __init__(
+        self,
+        dataset: ArrayDataset,
+        seed: int,
+        global_batch_size: int,
+        num_steps: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
         if global_batch_size % process_count:
             raise ValueError(f"global_batch_size = {global_batch_size}: {process_count} processes do not divide it")
         self._dataset, self._seed, self._num_steps = dataset, seed, num_steps
@@ -51,7 +59,9 @@ def train_iterator(batches: TrainBatches, start_step: int = 0) -> Iterator[dict[
     return iter(dataset.to_iter_dataset(options))
 
 
-def eval_batches(dataset: ArrayDataset, global_batch_size: int, multiple_of: int = 1) -> Iterator[dict[str, np.ndarray]]:
+def eval_batches(
+    dataset: ArrayDataset, global_batch_size: int, multiple_of: int = 1
+) -> Iterator[dict[str, np.ndarray]]:
     """Yield every example exactly once, in order, in batches of one shape.
 
     Args:

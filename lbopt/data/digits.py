@@ -29,7 +29,9 @@ def load_digits() -> Splits:
     try:
         import sklearn.datasets
     except ImportError as error:
-        raise EnvironmentProblem("data.name = 'digits' ships with scikit-learn, which is not installed: pip install 'lbopt[demo]'") from error
+        raise EnvironmentProblem(
+            "data.name = 'digits' ships with scikit-learn, which is not installed: pip install 'lbopt[demo]'"
+        ) from error
     digits = sklearn.datasets.load_digits()
     order = np.argsort(np.random.Philox(key=_SPLIT_KEY).random_raw(len(digits.target)), kind="stable")
     images, labels = (digits.images[order] / 16).astype(np.float32), digits.target[order].astype(np.int32)

@@ -51,5 +51,7 @@ def _max_pool(x: jax.Array) -> jax.Array:
     """Take the maximum over 2 x 2 tiles by a reshape, which stays fast under scan and vmap."""
     batch, height, width, channels = x.shape
     if height % 2 or width % 2:
-        raise ValueError(f"widths: a {height} x {width} image cannot be halved again: use fewer stages or a larger image")
+        raise ValueError(
+            f"widths: a {height} x {width} image cannot be halved again: use fewer stages or a larger image"
+        )
     return x.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))

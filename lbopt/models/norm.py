@@ -59,7 +59,9 @@ class Scope:
 
 def _divide(what: str, total: int, size: int) -> int:
     if total % size:
-        raise UserError(f"batch norm scope: groups of {size} do not divide the {total} {what}: choose a group size that divides them")
+        raise UserError(
+            f"batch norm scope: groups of {size} do not divide the {total} {what}: choose a group size that divides them"
+        )
     return total // size
 
 
@@ -131,7 +133,9 @@ def _normalize_by_group(x: jax.Array, scope: Scope, epsilon: float) -> tuple[jax
     groups = scope.num_groups(here.count, seen * x.shape[0])
     groups_here, peers = max(1, groups // seen), max(1, seen // groups)
     if max(groups, seen) % min(groups, seen):
-        raise UserError(f"batch norm scope: {groups} groups do not line up with {seen} replicas: choose a group size that divides a replica's part or holds whole replicas")
+        raise UserError(
+            f"batch norm scope: {groups} groups do not line up with {seen} replicas: choose a group size that divides a replica's part or holds whole replicas"
+        )
     _divide("examples of the batch", x.shape[0], groups_here)
     grouped = x.reshape(groups_here, x.shape[0] // groups_here, *x.shape[1:]).astype(tree.wide_dtype(x.dtype))
     axes = tuple(range(1, grouped.ndim - 1))

@@ -30,7 +30,9 @@ def from_linen(module: nn.Module) -> Model:
         variables = dict(module.init(key, inputs, train=True))
         return variables.pop("params"), variables
 
-    def apply(params: types.Params, model_state: types.ModelState, inputs: Any, train: bool, rng: jax.Array | None = None):
+    def apply(
+        params: types.Params, model_state: types.ModelState, inputs: Any, train: bool, rng: jax.Array | None = None
+    ):
         variables = {"params": params, **model_state}
         if not train:
             return module.apply(variables, inputs, train=False), model_state

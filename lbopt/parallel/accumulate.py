@@ -10,7 +10,9 @@ import jax.numpy as jnp
 
 from lbopt import tree, types
 
-GradientFn = Callable[[types.Params, types.ModelState, types.Batch, jax.Array], tuple[types.Params, types.ModelState, types.Metrics]]
+GradientFn = Callable[
+    [types.Params, types.ModelState, types.Batch, jax.Array], tuple[types.Params, types.ModelState, types.Metrics]
+]
 """(params, model_state, batch, rng) -> (mean gradients, new model_state, metrics)."""
 
 

@@ -12,8 +12,7 @@ import optax
 from lbopt import types
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """The state of a run; a pytree of arrays, all of which are checkpointed.
 
     Attributes:
@@ -31,7 +30,13 @@ class TrainState:
     rng: jax.Array
 
     @classmethod
-    def create(cls, params: types.Params, model_state: types.ModelState, tx: optax.GradientTransformation, seed: int | jax.Array = 0) -> TrainState:
+    def create(
+        cls,
+        params: types.Params,
+        model_state: types.ModelState,
+        tx: optax.GradientTransformation,
+        seed: int | jax.Array = 0,
+    ) -> TrainState:
         """Build the state before the first update; jit-able, and `seed` may be traced."""
         key = jax.random.key_data(jax.random.key(seed))
         return cls(jnp.zeros((), jnp.int32), params, model_state, tx.init(params), key)

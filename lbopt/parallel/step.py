@@ -20,7 +20,13 @@ BACKENDS = ("jit", "pjit", "pmap")
 StepFn = Callable[[TrainState, types.Batch], tuple[TrainState, types.Metrics]]
 
 
-def step_fn(loss_fn: types.LossFn, tx: optax.GradientTransformation, num_microsteps: int = 1, compute_dtype: Any = None, axis_name: str | None = None) -> StepFn:
+def step_fn(
+    loss_fn: types.LossFn,
+    tx: optax.GradientTransformation,
+    num_microsteps: int = 1,
+    compute_dtype: Any = None,
+    axis_name: str | None = None,
+) -> StepFn:
     """Return the training step as a pure function: gradients, mean over replicas, update.
 
     Everything that trains lowers this one: `make_train_step`, the sweep, the benchmarks.
@@ -109,11 +115,14 @@ def make_train_step(
     donated = (0,) if donate else ()
     if backend == "pmap":
         step = _stating(step_fn(loss_fn, tx, num_microsteps, compute_dtype, DATA_AXIS), mesh, DATA_AXIS)
-        mapped = jax.pmap(step, DATA_AXIS, in_axes=(None, 0), out_axes=None, devices=mesh.devices.flat, donate_argnums=donated)
+        mapped = jax.pmap(
+            step, DATA_AXIS, in_axes=(None, 0), out_axes=None, devices=list(mesh.devices.flat), donate_argnums=donated
+        )
         return Step(mapped, mesh, num_microsteps, _by_replica(mesh))
     step = _stating(step_fn(loss_fn, tx, num_microsteps, compute_dtype), mesh, None)
-    shardings = {"in_shardings": (replicated(mesh), sharded(mesh)), "out_shardings": replicated(mesh)}
-    return Step(jax.jit(step, donate_argnums=donated, **shardings), mesh, num_microsteps, _as_it_is)
+    inputs = (replicated(mesh), sharded(mesh))
+    compiled = jax.jit(step, in_shardings=inputs, out_shardings=replicated(mesh), donate_argnums=donated)
+    return Step(compiled, mesh, num_microsteps, _as_it_is)
 
 
 def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "jit") -> Step:
@@ -137,10 +146,11 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
             return jax.lax.psum(metric_fn(params, model_state, batch), DATA_AXIS)
 
         step = _stating(summed, mesh, DATA_AXIS)
-        mapped = jax.pmap(step, DATA_AXIS, in_axes=(None, None, 0), out_axes=None, devices=mesh.devices.flat)
+        mapped = jax.pmap(step, DATA_AXIS, in_axes=(None, None, 0), out_axes=None, devices=list(mesh.devices.flat))
         return Step(mapped, mesh, 1, _by_replica(mesh))
-    shardings = {"in_shardings": (replicated(mesh), replicated(mesh), sharded(mesh)), "out_shardings": replicated(mesh)}
-    return Step(jax.jit(_stating(metric_fn, mesh, None), **shardings), mesh, 1, _as_it_is)
+    inputs = (replicated(mesh), replicated(mesh), sharded(mesh))
+    compiled = jax.jit(_stating(metric_fn, mesh, None), in_shardings=inputs, out_shardings=replicated(mesh))
+    return Step(compiled, mesh, 1, _as_it_is)
 
 
 def _stating(fn: Callable[..., Any], mesh: Mesh, axis_name: str | None) -> Callable[..., Any]:

@@ -25,11 +25,18 @@ def build(config: TrainConfig) -> Run:
     problem = problems.make_problem(config.data, config.model)
     train, validation, _ = problem.splits
     size = config.global_batch_size
-    require(size <= len(train), "config.global_batch_size", size, f"the training set has {len(train)} examples; use at most that")
+    require(
+        size <= len(train),
+        "config.global_batch_size",
+        size,
+        f"the training set has {len(train)} examples; use at most that",
+    )
     mesh = meshes.make_mesh(config.parallel.num_devices)
     meshes.check_divisible(size, mesh, config.parallel.num_microsteps)
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs)
-    schedule = schedules.make_schedule(config.schedule, resolved.learning_rate, resolved.warmup_steps, resolved.num_steps)
+    schedule = schedules.make_schedule(
+        config.schedule, resolved.learning_rate, resolved.warmup_steps, resolved.num_steps
+    )
     tx = optimizers.make_optimizer(config.optimizer, schedule)
     backend = config.parallel.backend
     eval_step = steps.make_eval_step(problem.metric_fn, mesh, backend)  # type: ignore[arg-type]

@@ -10,7 +10,9 @@ from lbopt.config.train import OptimizerConfig
 from lbopt.transforms import lamb, lars, learning_rate as lr_transform
 
 
-def make_optimizer(config: OptimizerConfig, learning_rate: optax.ScalarOrSchedule, weight_decay: float | jax.Array | None = None) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, learning_rate: optax.ScalarOrSchedule, weight_decay: float | jax.Array | None = None
+) -> optax.GradientTransformation:
     """Build the optimizer of a config.
 
     Args:
@@ -24,12 +26,21 @@ def make_optimizer(config: OptimizerConfig, learning_rate: optax.ScalarOrSchedul
 
 
 def _lamb(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
-    return lamb.lamb(learning_rate, config.b1, config.b2, config.eps, decay, trust_ratio_bounds=config.trust_ratio_bounds)
+    return lamb.lamb(
+        learning_rate, config.b1, config.b2, config.eps, decay, trust_ratio_bounds=config.trust_ratio_bounds
+    )
 
 
 def _lars(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
     bounds = config.trust_ratio_bounds
-    return lars.lars(learning_rate, decay, config.momentum, config.trust_coefficient, nesterov=config.nesterov, trust_ratio_bounds=bounds)
+    return lars.lars(
+        learning_rate,
+        decay,
+        config.momentum,
+        config.trust_coefficient,
+        nesterov=config.nesterov,
+        trust_ratio_bounds=bounds,
+    )
 
 
 def _momentum(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
@@ -42,7 +53,9 @@ def _momentum(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTr
 
 def _adam(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
     del decay
-    return optax.chain(optax.scale_by_adam(config.b1, config.b2, config.eps), lr_transform.scale_by_learning_rate(learning_rate))
+    return optax.chain(
+        optax.scale_by_adam(config.b1, config.b2, config.eps), lr_transform.scale_by_learning_rate(learning_rate)
+    )
 
 
 def _adamw(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:

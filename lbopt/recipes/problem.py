@@ -59,7 +59,9 @@ def _make_module(model: ModelConfig, num_classes: int) -> Any:
             norm.Scope.parse(model.batch_norm_scope)
         except ValueError as error:
             raise UserError(f"config.model.batch_norm_scope: {error}") from error
-        return cnn.CNN(num_classes, tuple(model.widths), model.hidden, model.batch_norm_scope, model.batch_norm_momentum, dtype)
+        return cnn.CNN(
+            num_classes, tuple(model.widths), model.hidden, model.batch_norm_scope, model.batch_norm_momentum, dtype
+        )
     return lstm.LSTMClassifier(num_classes, model.hidden, dtype=dtype)
 
 

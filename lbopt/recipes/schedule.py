@@ -27,14 +27,21 @@ class Resolved:
     num_steps: int
 
 
-def resolve(config: ScheduleConfig, global_batch_size: int, num_examples: int, num_epochs: float, field: str = "config.schedule") -> Resolved:
+def resolve(
+    config: ScheduleConfig, global_batch_size: int, num_examples: int, num_epochs: float, field: str = "config.schedule"
+) -> Resolved:
     """Work out learning rate, warmup and length.
 
     Raises:
       UserError: if the warmup does not end before training does.
     """
     here = units.Units(num_examples, global_batch_size)
-    rate = scaling.scale_learning_rate(config.base_learning_rate, config.base_batch_size, global_batch_size, config.scaling_rule)  # type: ignore[arg-type]
+    rate = scaling.scale_learning_rate(
+        config.base_learning_rate,
+        config.base_batch_size,
+        global_batch_size,
+        config.scaling_rule,  # type: ignore[arg-type]
+    )
     warmup_steps = {
         "legw": units.Units(num_examples, config.base_batch_size).warmup_steps(config.base_warmup_epochs),
         "epochs": here.warmup_steps(config.base_warmup_epochs),
@@ -49,6 +56,10 @@ def resolve(config: ScheduleConfig, global_batch_size: int, num_examples: int, n
     return Resolved(rate, warmup_steps, num_steps)
 
 
-def make_schedule(config: ScheduleConfig, learning_rate: float | jax.Array, warmup_steps: int | jax.Array, num_steps: int) -> optax.Schedule:
+def make_schedule(
+    config: ScheduleConfig, learning_rate: float | jax.Array, warmup_steps: int | jax.Array, num_steps: int
+) -> optax.Schedule:
     """Build the schedule; rate and warmup may be traced."""
-    return warmup.warmup_schedule(learning_rate, warmup_steps, num_steps, config.decay, config.power, config.end_factor, config.first_step)
+    return warmup.warmup_schedule(
+        learning_rate, warmup_steps, num_steps, config.decay, config.power, config.end_factor, config.first_step
+    )

@@ -111,4 +111,6 @@ def _need(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise EnvironmentProblem(f"the report needs {package}, which is not installed: pip install 'lbopt[demo]'") from error
+        raise EnvironmentProblem(
+            f"the report needs {package}, which is not installed: pip install 'lbopt[demo]'"
+        ) from error

@@ -32,7 +32,9 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
         page.Section("Learning rate", png=_draw(workdir, "learning_rate", lines, ["train/learning_rate"])),
     ]
     if ratios:
-        sections.append(page.Section("Trust ratio of each layer", png=_draw(workdir, "trust_ratio", lines, ratios, log=True)))
+        sections.append(
+            page.Section("Trust ratio of each layer", png=_draw(workdir, "trust_ratio", lines, ratios, log=True))
+        )
     sections.append(page.Section("How it was made", code=page.environment_text(saved, saved.get("command", ""))))
     last = lines[-1]
     lead = f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {config['global_batch_size']}, optimizer {config['optimizer']['name']}."

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
+
+import jax
 
 ScalingRule = Literal["sqrt", "linear", "none"]
+Rate = TypeVar("Rate", float, jax.Array)
 EXPONENTS: dict[str, float] = {"sqrt": 0.5, "linear": 1.0, "none": 0.0}
 
 
-def scale_learning_rate(base_learning_rate: float, base_batch_size: int, global_batch_size: int, rule: ScalingRule = "sqrt") -> float:
+def scale_learning_rate(
+    base_learning_rate: Rate, base_batch_size: int, global_batch_size: int, rule: ScalingRule = "sqrt"
+) -> Rate:
     r"""Return the learning rate for another batch size: base * (global / base batch)^p.
 
     Args:
@@ -18,7 +23,7 @@ def scale_learning_rate(base_learning_rate: float, base_batch_size: int, global_
       rule: "sqrt" (p = 1/2: You et al. for LAMB and LEGW), "linear" (p = 1: Goyal et al., arXiv 1706.02677), "none".
 
     Returns:
-      The scaled rate, a float.
+      The scaled rate: a float, or a traced scalar if given one.
 
     Raises:
       ValueError: naming the argument, for an unknown rule or sizes below 1.

@@ -106,7 +106,7 @@ def legw_schedule(
     """
     warmup_steps = units.Units(num_examples, base_batch_size).warmup_steps(base_warmup_epochs)
     return warmup_schedule(
-        scaling.scale_learning_rate(base_learning_rate, base_batch_size, global_batch_size, rule),
+        scaling.scale_learning_rate(base_learning_rate, base_batch_size, global_batch_size, rule),  # type: ignore[type-var]
         warmup_steps,
         units.Units(num_examples, global_batch_size).steps(num_epochs),
         decay,
@@ -124,4 +124,6 @@ def _check(peak_learning_rate, warmup_steps, total_steps: int, first_step: int) 
     if first_step not in (0, 1):
         raise ValueError(f"first_step = {first_step!r}: use 0 or 1")
     if isinstance(warmup_steps, (int, float)) and not 0 <= warmup_steps < total_steps:
-        raise ValueError(f"warmup_steps = {warmup_steps:g} of {total_steps} steps: warmup must end before training does; warm up for less or train for longer")
+        raise ValueError(
+            f"warmup_steps = {warmup_steps:g} of {total_steps} steps: warmup must end before training does; warm up for less or train for longer"
+        )

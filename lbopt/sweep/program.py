@@ -22,7 +22,7 @@ from lbopt.recipes.problem import Problem
 from lbopt.sweep.trials import Cell, Trial
 
 # On CPU, LLVM's level 1 compiles these programs in half the time and they run as fast: a cell runs for seconds.
-_QUICK_TO_COMPILE = {"xla_backend_optimization_level": 1}
+_QUICK_TO_COMPILE: Any = {"xla_backend_optimization_level": 1}
 
 
 class Arguments(NamedTuple):
@@ -57,11 +57,15 @@ class Outcome(NamedTuple):
     losses: jax.Array
 
 
-def make_trial_fn(problem: Problem, cell: Cell, config: SweepConfig) -> Callable[[dict[str, jax.Array], Arguments], Outcome]:
+def make_trial_fn(
+    problem: Problem, cell: Cell, config: SweepConfig
+) -> Callable[[dict[str, jax.Array], Arguments], Outcome]:
     """Return (training set, arguments) -> outcome: `lbopt train`'s step under `lax.scan`."""
 
     def run(examples: dict[str, jax.Array], arguments: Arguments) -> Outcome:
-        schedule = schedules.make_schedule(cell.arm.schedule, arguments.learning_rate, arguments.warmup_steps, cell.resolved.num_steps)
+        schedule = schedules.make_schedule(
+            cell.arm.schedule, arguments.learning_rate, arguments.warmup_steps, cell.resolved.num_steps
+        )
         tx = optimizers.make_optimizer(cell.arm.optimizer, schedule, arguments.weight_decay)
         step = step_fn(problem.loss_fn, tx, config.train.parallel.num_microsteps)
 
@@ -92,7 +96,9 @@ def batch_trials(fn: Callable[..., Any], batching: str) -> Callable[..., Any]:
     return lambda shared, arguments: jax.lax.map(lambda one: fn(shared, one), arguments)
 
 
-def pack(cell: Cell, trials: Sequence[Trial], num_examples: int, orders: Callable[[int, int], np.ndarray] | None = None) -> Arguments:
+def pack(
+    cell: Cell, trials: Sequence[Trial], num_examples: int, orders: Callable[[int, int], np.ndarray] | None = None
+) -> Arguments:
     """Stack the arguments of several trials."""
     steps, size = cell.resolved.num_steps, cell.global_batch_size
     stream = orders or (lambda seed, count: example_indices(num_examples, seed, 0, count))
@@ -134,7 +140,9 @@ def make_scorer(problem: Problem, dataset: ArrayDataset) -> Callable[[Any, Any],
 
     @jax.jit
     def score(params, model_state):
-        return jax.lax.map(lambda variables: problem.metric_fn(*variables, batch), (params, model_state))
+        return jax.lax.map(
+            lambda variables: problem.metric_fn(variables[0], variables[1], batch), (params, model_state)
+        )
 
     def means(params: Any, model_state: Any) -> list[dict[str, float]]:
         pairs = jax.device_get(score(params, model_state))

@@ -37,8 +37,14 @@ def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple
     sections = [
         page.Section("Test accuracy against batch size", [_caption(config)], png=_draw_accuracy(workdir, config, arms)),
         page.Section("What was found", summary["findings"]),
-        page.Section("Results", header=_HEADER, rows=[_table_row(arm, point) for arm in arms for point in arm["points"]]),
-        page.Section("Learning-rate search (mean validation accuracy, %)", [_SEARCH_NOTE], png=_draw_search(workdir, config, arms)),
+        page.Section(
+            "Results", header=_HEADER, rows=[_table_row(arm, point) for arm in arms for point in arm["points"]]
+        ),
+        page.Section(
+            "Learning-rate search (mean validation accuracy, %)",
+            [_SEARCH_NOTE],
+            png=_draw_search(workdir, config, arms),
+        ),
         page.Section("Protocol", _protocol(config)),
         page.Section("How it was made", code=page.environment_text(dict(saved), saved.get("command", ""))),
     ]
@@ -52,7 +58,10 @@ def terminal_table(summary: Mapping[str, Any]) -> str:
     """Return test accuracy per arm and batch size, and the limits, as text."""
     sizes = sorted({point["global_batch_size"] for arm in summary["arms"] for point in arm["points"]})
     width = max(len(arm["arm"]) for arm in summary["arms"])
-    lines = ["test accuracy, % (mean over seeds)".ljust(width), "batch".ljust(width) + "".join(f"{size:>8}" for size in sizes) + "   limit"]
+    lines = [
+        "test accuracy, % (mean over seeds)".ljust(width),
+        "batch".ljust(width) + "".join(f"{size:>8}" for size in sizes) + "   limit",
+    ]
     for arm in summary["arms"]:
         values = {point["global_batch_size"]: f"{100 * point['test_accuracy_mean']:8.2f}" for point in arm["points"]}
         limit = f">={arm['limit']}" if arm["limit_is_largest"] else str(arm["limit"])
@@ -60,7 +69,20 @@ def terminal_table(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_HEADER = ("arm", "batch", "steps", "warmup steps", "learning rate", "x scaled", "test %", "std", "min", "max", "validation %", "diverged")
+_HEADER = (
+    "arm",
+    "batch",
+    "steps",
+    "warmup steps",
+    "learning rate",
+    "x scaled",
+    "test %",
+    "std",
+    "min",
+    "max",
+    "validation %",
+    "diverged",
+)
 _SEARCH_NOTE = "The horizontal axis is the learning rate divided by the rate that the arm's scaling rule gives; a rule that transfers keeps the peak at the same place."
 
 
@@ -101,12 +123,16 @@ def _draw_accuracy(workdir: pathlib.Path, config: Mapping[str, Any], arms: Seque
     for arm in arms:
         colour, marker = _style(names.index(arm["arm"]))
         sizes = [point["global_batch_size"] for point in arm["points"]]
-        low, mean, high = ([100 * point[f"test_accuracy_{name}"] for point in arm["points"]] for name in ("min", "mean", "max"))
+        low, mean, high = (
+            [100 * point[f"test_accuracy_{name}"] for point in arm["points"]] for name in ("min", "mean", "max")
+        )
         axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(sizes, mean, color=colour, marker=marker, markersize=5, label=_label(arm))
     _batch_axis(axes, config["global_batch_sizes"])
     axes.set_ylabel("test accuracy, %")
-    axes.set_title(f"{config['name']}: {config['train']['num_epochs']:g} epochs at every batch size", fontsize=11, loc="left")
+    axes.set_title(
+        f"{config['name']}: {config['train']['num_epochs']:g} epochs at every batch size", fontsize=11, loc="left"
+    )
     axes.legend(frameon=False, fontsize=9, loc="lower left")
     return page.save_figure(figure, workdir / FIGURE)
 
@@ -127,9 +153,18 @@ def _draw_search(workdir: pathlib.Path, config: Mapping[str, Any], arms: Sequenc
         panel.set_visible(True)
         for point in arm["points"]:
             shade = colormaps["viridis"](sizes.index(point["global_batch_size"]) / max(1, len(sizes) - 1))
-            found = [(entry["learning_rate_factor"], 100 * entry["validation_accuracy_mean"]) for entry in point["search"]]
+            found = [
+                (entry["learning_rate_factor"], 100 * entry["validation_accuracy_mean"]) for entry in point["search"]
+            ]
             if found:
-                panel.plot(*zip(*found, strict=True), color=shade, marker="o", markersize=2.5, linewidth=1, label=str(point["global_batch_size"]))
+                panel.plot(
+                    *zip(*found, strict=True),
+                    color=shade,
+                    marker="o",
+                    markersize=2.5,
+                    linewidth=1,
+                    label=str(point["global_batch_size"]),
+                )
         panel.set_xscale("log", base=2)
         panel.set_title(arm["arm"], fontsize=9)
         panel.tick_params(labelsize=7)

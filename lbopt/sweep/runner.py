@@ -24,7 +24,9 @@ from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
 
 
-def run_sweep(config: SweepConfig, problem: Problem, cells: Sequence[Cell], workdir: pathlib.Path) -> list[dict[str, Any]]:
+def run_sweep(
+    config: SweepConfig, problem: Problem, cells: Sequence[Cell], workdir: pathlib.Path
+) -> list[dict[str, Any]]:
     """Run every trial of a study that is not in `results.jsonl` yet.
 
     Args:
@@ -65,7 +67,9 @@ def _run_side_by_side(study: _Study, cells: Sequence[Cell], num_workers: int) ->
 class _Study:
     """What the cells of a study share while it runs."""
 
-    def __init__(self, config: SweepConfig, problem: Problem, results: Results, progress: Progress, watch: PreemptionWatch):
+    def __init__(
+        self, config: SweepConfig, problem: Problem, results: Results, progress: Progress, watch: PreemptionWatch
+    ):
         self.config, self.problem, self.results, self.progress, self.watch = config, problem, results, progress, watch
         self.stop = threading.Event()
         self._validate = program.make_scorer(problem, problem.splits.validation)
@@ -77,7 +81,11 @@ class _Study:
         self._run_missing(cell, cell.search_trials(self.config), compiled)
         if self._stopping():
             return
-        rows = [row for row in list(self.results.rows) if (row["arm"], row["global_batch_size"]) == (cell.arm.name, cell.global_batch_size)]
+        rows = [
+            row
+            for row in list(self.results.rows)
+            if (row["arm"], row["global_batch_size"]) == (cell.arm.name, cell.global_batch_size)
+        ]
         self._run_missing(cell, cell.final_trials(self.config, trials.choose_factor(rows)), compiled)
 
     def _stopping(self) -> bool:
@@ -100,13 +108,22 @@ class _Study:
         validation = self._validate(outcome.params, outcome.model_state)
         test = self._test(outcome.params, outcome.model_state) if some[0].phase == trials.FINAL else [None] * len(some)
         seconds = (time.perf_counter() - begin) / len(some)
-        rows = [self._row(cell, trial, *measured, seconds) for trial, *measured in zip(some, losses, validation, test, strict=True)]
+        measured = zip(some, losses, validation, test, strict=True)
+        rows = [self._row(cell, trial, loss, scores, tested, seconds) for trial, loss, scores, tested in measured]
         self.results.add(rows)
         self.progress.advance(len(rows))
         best = max(row["validation_accuracy"] for row in rows)
         self.progress.report({f"{cell.name}: {some[0].phase}, best validation accuracy": best})
 
-    def _row(self, cell: Cell, trial: Trial, losses: np.ndarray, validation: dict[str, float], test: dict[str, float] | None, seconds: float) -> dict[str, Any]:
+    def _row(
+        self,
+        cell: Cell,
+        trial: Trial,
+        losses: np.ndarray,
+        validation: dict[str, float],
+        test: dict[str, float] | None,
+        seconds: float,
+    ) -> dict[str, Any]:
         here = units.Units(len(self.problem.splits.train), cell.global_batch_size)
         last_epoch = losses[-min(len(losses), here.steps(1)) :]
         diverged = not bool(np.isfinite(losses).all() and math.isfinite(validation["loss"]))
@@ -150,4 +167,3 @@ class _Once:
         if self._made is None:
             self._made = self._make()
         return self._made
-

@@ -25,14 +25,21 @@ def summarize(config: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     expected = len(config["learning_rate_factors"]) * len(config["search_seeds"]) + len(config["final_seeds"])
     arms = [_arm(config, arm["name"], rows) for arm in config["arms"]]
     total = expected * len(config["arms"]) * len(config["global_batch_sizes"])
-    summary = {"name": config["name"], "complete": len(rows) == total, "num_trials": len(rows), "limit_points": config["limit_points"], "arms": arms}
+    summary = {
+        "name": config["name"],
+        "complete": len(rows) == total,
+        "num_trials": len(rows),
+        "limit_points": config["limit_points"],
+        "arms": arms,
+    }
     return {**summary, "findings": _findings(config, arms, len(rows), total)}
 
 
 def _arm(config: Mapping[str, Any], arm: str, rows: Sequence[Row]) -> dict[str, Any]:
-    points = [_point(config, arm, size, rows) for size in config["global_batch_sizes"]]
-    points = [point for point in points if point is not None]
-    limit = find_limit([(point["global_batch_size"], point["test_accuracy_mean"]) for point in points], config["limit_points"])
+    points = [point for size in config["global_batch_sizes"] if (point := _point(config, arm, size, rows)) is not None]
+    limit = find_limit(
+        [(point["global_batch_size"], point["test_accuracy_mean"]) for point in points], config["limit_points"]
+    )
     return {"arm": arm, "limit": limit, "limit_is_largest": limit == config["global_batch_sizes"][-1], "points": points}
 
 
@@ -61,7 +68,13 @@ def _point(config: Mapping[str, Any], arm: str, size: int, rows: Sequence[Row]) 
         "search": [
             {"learning_rate_factor": factor, "validation_accuracy_mean": statistics.fmean(found)}
             for factor in factors
-            if (found := [row["validation_accuracy"] for row in here if row["phase"] == SEARCH and row["learning_rate_factor"] == factor])
+            if (
+                found := [
+                    row["validation_accuracy"]
+                    for row in here
+                    if row["phase"] == SEARCH and row["learning_rate_factor"] == factor
+                ]
+            )
         ],
     }
 
@@ -98,13 +111,22 @@ def _findings(config: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], foun
     for arm in measured:
         sentences.append(_limit_sentence(arm, config["limit_points"]))
     largest = config["global_batch_sizes"][-1]
-    there = [(point, arm["arm"]) for arm in measured for point in arm["points"] if point["global_batch_size"] == largest]
+    there = [
+        (point, arm["arm"]) for arm in measured for point in arm["points"] if point["global_batch_size"] == largest
+    ]
     if len(there) > 1:
         sentences.append(_largest_sentence(there, largest))
     sentences.append(_hypothesis_sentence(config, measured))
-    edges = [f"{arm['arm']} at {point['global_batch_size']}" for arm in measured for point in arm["points"] if point["at_edge_of_grid"]]
+    edges = [
+        f"{arm['arm']} at {point['global_batch_size']}"
+        for arm in measured
+        for point in arm["points"]
+        if point["at_edge_of_grid"]
+    ]
     if edges:
-        sentences.append(f"The best learning rate lies at the edge of the grid for {', '.join(edges)}: a wider search might raise these.")
+        sentences.append(
+            f"The best learning rate lies at the edge of the grid for {', '.join(edges)}: a wider search might raise these."
+        )
     return sentences
 
 
@@ -125,13 +147,21 @@ def _largest_sentence(there: Sequence[tuple[Mapping[str, Any], str]], largest: i
     order = ", ".join(f"{name} {_percent(point)}" for point, name in ranked)
     (best, best_name), (second, second_name) = ranked[:2]
     overlap = best["test_accuracy_min"] <= second["test_accuracy_max"]
-    verdict = f"the seeds of {best_name} and {second_name} overlap" if overlap else f"every seed of {best_name} is above every seed of {second_name}"
+    verdict = (
+        f"the seeds of {best_name} and {second_name} overlap"
+        if overlap
+        else f"every seed of {best_name} is above every seed of {second_name}"
+    )
     return f"At batch {largest}: {order}; {verdict}."
 
 
 def _hypothesis_sentence(config: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> str:
     """Hold the claim of the LEGW and LAMB papers against the limits."""
-    layerwise = {arm["name"] for arm in config["arms"] if arm["optimizer"]["name"] in ("lamb", "lars") and arm["schedule"]["warmup_rule"] == "legw"}
+    layerwise = {
+        arm["name"]
+        for arm in config["arms"]
+        if arm["optimizer"]["name"] in ("lamb", "lars") and arm["schedule"]["warmup_rule"] == "legw"
+    }
     ours = [arm for arm in measured if arm["arm"] in layerwise and arm["limit"]]
     others = [arm for arm in measured if arm["arm"] not in layerwise and arm["limit"]]
     if not ours or not others:

@@ -51,7 +51,9 @@ class Cell:
 
     def search_trials(self, config: SweepConfig) -> list[Trial]:
         """Every learning rate with every search seed."""
-        return [self._trial(SEARCH, factor, seed) for factor in config.learning_rate_factors for seed in config.search_seeds]
+        return [
+            self._trial(SEARCH, factor, seed) for factor in config.learning_rate_factors for seed in config.search_seeds
+        ]
 
     def final_trials(self, config: SweepConfig, factor: float) -> list[Trial]:
         """The chosen learning rate with every final seed."""
@@ -68,9 +70,20 @@ def make_cells(config: SweepConfig, num_examples: int) -> list[Cell]:
       UserError: if a batch is larger than the training set, or a warmup longer than training.
     """
     largest = config.global_batch_sizes[-1]
-    require(largest <= num_examples, "config.global_batch_sizes", config.global_batch_sizes, f"the training set has {num_examples} examples; use at most that")
+    require(
+        largest <= num_examples,
+        "config.global_batch_sizes",
+        config.global_batch_sizes,
+        f"the training set has {num_examples} examples; use at most that",
+    )
     return [
-        Cell(arm, size, schedules.resolve(arm.schedule, size, num_examples, config.train.num_epochs, f"config.arms[{index}].schedule"))
+        Cell(
+            arm,
+            size,
+            schedules.resolve(
+                arm.schedule, size, num_examples, config.train.num_epochs, f"config.arms[{index}].schedule"
+            ),
+        )
         for index, arm in enumerate(config.arms)
         for size in config.global_batch_sizes
     ]

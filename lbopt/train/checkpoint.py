@@ -6,7 +6,6 @@ import contextlib
 import logging
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -95,7 +94,11 @@ class Checkpoints:
 
     def _unreadable(self, step: int, error: Exception) -> str:
         earlier = [other for other in self._manager.all_steps() if other < step]
-        fix = f"remove that folder to resume at step {max(earlier)}" if earlier else "remove that folder to start again, or use another --workdir"
+        fix = (
+            f"remove that folder to resume at step {max(earlier)}"
+            if earlier
+            else "remove that folder to start again, or use another --workdir"
+        )
         reason = str(error).strip().splitlines() or [type(error).__name__]
         return f"checkpoint {self._folder / str(step)} cannot be read ({reason[0][:120]}); {fix}"
 
@@ -106,8 +109,11 @@ def choose_step(checkpoints: Checkpoints, which: str) -> int:
     Raises:
       UserError: if there is none.
     """
-    step = {"latest": checkpoints.latest_step, "best": checkpoints.best_step}.get(which, lambda: int(which) if which.isdigit() else None)()
+    step = {"latest": checkpoints.latest_step, "best": checkpoints.best_step}.get(
+        which, lambda: int(which) if which.isdigit() else None
+    )()
     if step is None:
-        raise UserError(f"--checkpoint = {which!r}: there is no such checkpoint; use latest, best or a step, after lbopt train has saved one")
+        raise UserError(
+            f"--checkpoint = {which!r}: there is no such checkpoint; use latest, best or a step, after lbopt train has saved one"
+        )
     return step
-

@@ -44,7 +44,9 @@ def train(run: Run, workdir: pathlib.Path) -> TrainState:
         watch = stack.enter_context(PreemptionWatch())
         writer = stack.enter_context(MetricsWriter(workdir, start))
         progress = stack.enter_context(Progress(run.num_steps, start))
-        progress.say(f"{'resuming at' if start else 'starting at'} step {start} of {run.num_steps}, global batch {run.global_batch_size}, {run.mesh.size} devices")
+        progress.say(
+            f"{'resuming at' if start else 'starting at'} step {start} of {run.num_steps}, global batch {run.global_batch_size}, {run.mesh.size} devices"
+        )
         return _steps(run, state, start, checkpoints, writer, watch, progress)
 
 
@@ -56,7 +58,15 @@ def restore_or_init(run: Run, checkpoints: Checkpoints) -> TrainState:
     return checkpoints.restore(jax.eval_shape(run.init), run.mesh, latest)
 
 
-def _steps(run: Run, state: TrainState, start: int, checkpoints: Checkpoints, writer: MetricsWriter, watch: PreemptionWatch, progress: Progress) -> TrainState:
+def _steps(
+    run: Run,
+    state: TrainState,
+    start: int,
+    checkpoints: Checkpoints,
+    writer: MetricsWriter,
+    watch: PreemptionWatch,
+    progress: Progress,
+) -> TrainState:
     clock = _Clock(start, run.global_batch_size)
     for step, batch in enumerate(train_iterator(run.batches, start), start + 1):
         state, metrics = run.train_step(state, put_batch(run.mesh, batch))
@@ -74,7 +84,9 @@ def _steps(run: Run, state: TrainState, start: int, checkpoints: Checkpoints, wr
             checkpoints.save(state, {name: value for name, value in scalars.items() if name.startswith("eval/")})
         if stopping:
             checkpoints.wait()
-            raise Preempted(f"stopped at step {step} of {run.num_steps} with the state saved; run the same command again to go on")
+            raise Preempted(
+                f"stopped at step {step} of {run.num_steps} with the state saved; run the same command again to go on"
+            )
     checkpoints.wait()
     return state
 

@@ -15,10 +15,17 @@ import jax
 
 from lbopt.errors import EnvironmentProblem, UserError
 
+KINDS = {"train": "training run", "sweep": "sweep"}
 PACKAGES = ("lbopt", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "grain", "numpy")
 
 
-def open_workdir(path: str | os.PathLike[str], kind: str, config: dict[str, Any], differences: list[str] | None = None, command: str = "") -> pathlib.Path:
+def open_workdir(
+    path: str | os.PathLike[str],
+    kind: str,
+    config: dict[str, Any],
+    differences: list[str] | None = None,
+    command: str = "",
+) -> pathlib.Path:
     """Create a workdir, or check that an existing one holds the same config.
 
     Args:
@@ -37,11 +44,15 @@ def open_workdir(path: str | os.PathLike[str], kind: str, config: dict[str, Any]
     """
     folder = pathlib.Path(path).expanduser().absolute()
     if differences:
-        raise UserError(f"--workdir = {str(folder)!r}: it holds a {kind} of another config ({'; '.join(differences[:3])}); use another --workdir")
+        raise UserError(
+            f"--workdir = {str(folder)!r}: it holds a {KINDS[kind]} of another config ({'; '.join(differences[:3])}); use another --workdir"
+        )
     make_writable(folder)
     if not (folder / "config.json").exists():
         if any(folder.iterdir()):
-            raise UserError(f"--workdir = {str(folder)!r}: it is not empty and holds no config.json; use a new or empty folder")
+            raise UserError(
+                f"--workdir = {str(folder)!r}: it is not empty and holds no config.json; use a new or empty folder"
+            )
         write_json(folder / "config.json", {"kind": kind, "config": config, "command": command, **environment()})
     return folder
 
@@ -59,14 +70,20 @@ def read_config(path: str | os.PathLike[str], kind: str | None = None) -> dict[s
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise EnvironmentProblem(f"--workdir: {file} cannot be read ({error.strerror}); mend its permissions") from error
+        raise EnvironmentProblem(
+            f"--workdir: {file} cannot be read ({error.strerror}); mend its permissions"
+        ) from error
     try:
         saved = json.loads(text)
         found = saved["kind"]
     except (ValueError, KeyError, TypeError) as error:
-        raise EnvironmentProblem(f"--workdir: {file} is not a config.json of lbopt; restore it or use another --workdir") from error
+        raise EnvironmentProblem(
+            f"--workdir: {file} is not a config.json of lbopt; restore it or use another --workdir"
+        ) from error
     if kind is not None and found != kind:
-        raise UserError(f"--workdir = {str(file.parent)!r}: it holds a {found}, not a {kind}; use another --workdir")
+        raise UserError(
+            f"--workdir = {str(file.parent)!r}: it holds a {KINDS.get(found, found)}, not a {KINDS[kind]}; use another --workdir"
+        )
     return saved
 
 
@@ -77,7 +94,9 @@ def make_writable(folder: pathlib.Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise EnvironmentProblem(f"--workdir = {str(folder)!r}: cannot be written ({error.strerror}); choose another folder or mend its permissions") from error
+        raise EnvironmentProblem(
+            f"--workdir = {str(folder)!r}: cannot be written ({error.strerror}); choose another folder or mend its permissions"
+        ) from error
 
 
 def write_json(file: pathlib.Path, data: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import optax
 
 from lbopt import tree, types
 from lbopt.transforms import arguments, learning_rate as lr_transform, moments, trust_ratio, variants
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {"weight_decay_mask": tree.weights_only, "trust_ratio_mask": tree.weights_only},
     "optax": {"weight_decay_mask": None, "trust_ratio_mask": None},
 }

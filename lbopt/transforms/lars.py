@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import optax
 
 from lbopt import tree, types
 from lbopt.transforms import learning_rate as lr_transform, moments, trust_ratio, variants
 
-VARIANTS = {
-    "paper": {"weight_decay_mask": tree.weights_only, "trust_ratio_mask": tree.weights_only, "denominator": "sum_of_norms"},
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "weight_decay_mask": tree.weights_only,
+        "trust_ratio_mask": tree.weights_only,
+        "denominator": "sum_of_norms",
+    },
     "optax": {"weight_decay_mask": None, "trust_ratio_mask": None, "denominator": "norm_of_sum"},
 }
 
@@ -67,7 +73,13 @@ def lars(
     Note:
       `optax.lars` divides by ||g + wd w||, which is never larger, so its ratio is never smaller.
     """
-    row = variants.choose(VARIANTS, variant, weight_decay_mask=weight_decay_mask, trust_ratio_mask=trust_ratio_mask, denominator=denominator)
+    row = variants.choose(
+        VARIANTS,
+        variant,
+        weight_decay_mask=weight_decay_mask,
+        trust_ratio_mask=trust_ratio_mask,
+        denominator=denominator,
+    )
     return optax.chain(
         trust_ratio.scale_by_layerwise_trust_ratio(
             mask=row["trust_ratio_mask"],

@@ -20,7 +20,7 @@ class LearningRateState(NamedTuple):
       learning_rate: fp32 scalar, the rate of the last update (0 before the first).
     """
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]
     learning_rate: jax.Array
 
 
@@ -46,7 +46,9 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
         del params
         return LearningRateState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
 
-    def update_fn(updates: optax.Updates, state: LearningRateState, params: types.Params | None = None) -> tuple[optax.Updates, LearningRateState]:
+    def update_fn(
+        updates: optax.Updates, state: LearningRateState, params: types.Params | None = None
+    ) -> tuple[optax.Updates, LearningRateState]:
         del params
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
 

@@ -22,12 +22,14 @@ class LambMomentsState(NamedTuple):
       nu: second moments, likewise.
     """
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]
     mu: types.PyTree
     nu: types.PyTree
 
 
-def scale_by_lamb_moments(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, eps_root: float = 0.0, debias: bool = True) -> optax.GradientTransformation:
+def scale_by_lamb_moments(
+    b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, eps_root: float = 0.0, debias: bool = True
+) -> optax.GradientTransformation:
     r"""Replace each gradient by LAMB's elementwise direction, Adam's before any norm.
 
         m = b1 m + (1 - b1) g ;   v = b2 v + (1 - b2) g^2
@@ -67,7 +69,9 @@ def scale_by_lamb_moments(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6,
     def init_fn(params: types.Params) -> LambMomentsState:
         return LambMomentsState(jnp.zeros((), jnp.int32), _zeros(params), _zeros(params))
 
-    def update_fn(updates: optax.Updates, state: LambMomentsState, params: types.Params | None = None) -> tuple[optax.Updates, LambMomentsState]:
+    def update_fn(
+        updates: optax.Updates, state: LambMomentsState, params: types.Params | None = None
+    ) -> tuple[optax.Updates, LambMomentsState]:
         del params
         count = optax.safe_increment(state.count)
         mu = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g.astype(m.dtype), updates, state.mu)
@@ -130,7 +134,9 @@ def scale_by_lars_momentum(momentum: float = 0.9, nesterov: bool = False) -> opt
     def init_fn(params: types.Params) -> LarsMomentumState:
         return LarsMomentumState(_zeros(params))
 
-    def update_fn(updates: optax.Updates, state: LarsMomentumState, params: types.Params | None = None) -> tuple[optax.Updates, LarsMomentumState]:
+    def update_fn(
+        updates: optax.Updates, state: LarsMomentumState, params: types.Params | None = None
+    ) -> tuple[optax.Updates, LarsMomentumState]:
         del params
         velocity = jax.tree.map(lambda u, vel: momentum * vel + u.astype(vel.dtype), updates, state.momentum)
 
@@ -148,8 +154,8 @@ def _zeros(params: types.Params) -> types.PyTree:
 
 def _one_minus_power(decay: float | jax.Array, count: jax.Array, dtype) -> jax.Array:
     """Return 1 - decay^count to full precision; the logarithm of a plain number is taken in float64."""
-    if arguments.is_number(decay):
-        log_decay = math.log(decay) if decay > 0 else -math.inf
+    if isinstance(decay, (int, float)):
+        log_decay = jnp.asarray(math.log(decay) if decay > 0 else -math.inf, dtype)
     else:
-        log_decay = jnp.log(decay)
-    return -jnp.expm1(count.astype(dtype) * jnp.asarray(log_decay, dtype))
+        log_decay = jnp.log(decay).astype(dtype)
+    return -jnp.expm1(count.astype(dtype) * log_decay)

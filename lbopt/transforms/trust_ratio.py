@@ -87,10 +87,14 @@ def scale_by_layerwise_trust_ratio(
     def init_fn(params: types.Params) -> TrustRatioState:
         adapted = tree.resolve_mask(mask, params, "trust_ratio_mask")
         tree.resolve_mask(weight_decay_mask, params, "weight_decay_mask")
-        ones = jax.tree.map(lambda p, chosen: jnp.ones((), tree.wide_dtype(p.dtype)) if chosen else optax.MaskedNode(), params, adapted)
+        ones = jax.tree.map(
+            lambda p, chosen: jnp.ones((), tree.wide_dtype(p.dtype)) if chosen else optax.MaskedNode(), params, adapted
+        )
         return TrustRatioState(ones)
 
-    def adapt(update: jax.Array, param: jax.Array, adapted: bool, decayed: bool) -> tuple[jax.Array, jax.Array | optax.MaskedNode]:
+    def adapt(
+        update: jax.Array, param: jax.Array, adapted: bool, decayed: bool
+    ) -> tuple[jax.Array, jax.Array | optax.MaskedNode]:
         wide = tree.wide_dtype(param.dtype)
         g, w = update.astype(wide), param.astype(wide)
         decay = jnp.asarray(weight_decay, wide)
@@ -108,7 +112,9 @@ def scale_by_layerwise_trust_ratio(
         ratio = _clip(jnp.where(defined, ratio, 1), trust_ratio_bounds).astype(wide)
         return (ratio * d).astype(update.dtype), ratio
 
-    def update_fn(updates: optax.Updates, state: TrustRatioState, params: types.Params | None = None) -> tuple[optax.Updates, TrustRatioState]:
+    def update_fn(
+        updates: optax.Updates, state: TrustRatioState, params: types.Params | None = None
+    ) -> tuple[optax.Updates, TrustRatioState]:
         del state
         arguments.require_params(params, "scale_by_layerwise_trust_ratio")
         adapted = tree.resolve_mask(mask, params, "trust_ratio_mask")

@@ -1,0 +1,26 @@
+# Sourced by the scripts beside it: makes .venv once, reuses it while nothing it was made from has changed.
+# shellcheck shell=bash
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV="$ROOT/.venv"
+
+# use_environment EXTRAS: .venv has lbopt with these extras, at the versions in constraints.txt.
+use_environment() {
+    local extras=$1 python=${PYTHON:-python3} wanted stamp
+    if ! "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        echo "$python is not a Python >= 3.11 with its venv module: install one, or name it: PYTHON=python3.12 $0" >&2
+        exit 3
+    fi
+    stamp="$VENV/.lbopt-$extras"
+    wanted="$("$python" --version) $(cat "$ROOT/pyproject.toml" "$ROOT/scripts/constraints.txt" | cksum)"
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+        return
+    fi
+    echo "Setting up $VENV with lbopt[$extras] ..." >&2
+    if ! "$VENV/bin/python" --version 2>/dev/null | grep -qxF "$("$python" --version)"; then
+        "$python" -m venv --clear "$VENV"
+    fi
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --constraint "$ROOT/scripts/constraints.txt" --editable "$ROOT[$extras]"
+    echo "$wanted" >"$stamp"
+}
