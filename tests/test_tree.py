@@ -14,7 +14,9 @@ from lbopt import tree
 
 
 def roles(params):
-    return collections.Counter(tree.leaf_role(tree.path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params))
+    return collections.Counter(
+        tree.leaf_role(tree.path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    )
 
 
 def init(module, *inputs):
@@ -27,7 +29,13 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Conv(4, (3, 3), name="stem")(x)
-        for norm in (nn.BatchNorm(use_running_average=True), nn.LayerNorm(), nn.GroupNorm(2), nn.InstanceNorm(), nn.RMSNorm()):
+        for norm in (
+            nn.BatchNorm(use_running_average=True),
+            nn.LayerNorm(),
+            nn.GroupNorm(2),
+            nn.InstanceNorm(),
+            nn.RMSNorm(),
+        ):
             x = norm(x)
         x = nn.Conv(4, (3, 3), use_bias=False, feature_group_count=4)(x)
         x = nn.LayerNorm(name="ln")(x)
@@ -55,7 +63,11 @@ def test_roles_of_flax_modules(name):
     assert sum(jax.tree.leaves(tree.weights_only(params))) == expected.get("weight", 0)
 
 
-@pytest.mark.parametrize("module", [nn.BatchNorm(use_running_average=True), nn.LayerNorm(), nn.GroupNorm(2), nn.RMSNorm()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "module",
+    [nn.BatchNorm(use_running_average=True), nn.LayerNorm(), nn.GroupNorm(2), nn.RMSNorm()],
+    ids=lambda m: type(m).__name__,
+)
 def test_normalization_without_a_parent_is_never_a_weight(module):
     params = init(module, np.zeros((2, 4)))
     assert set(roles(params)) <= {"norm", "bias"}
@@ -165,4 +177,7 @@ def test_l2_norm_keeps_x64():
 def test_unzip_pairs_keeps_tuples_and_masked_nodes_apart():
     like = {"a": (1, 2), "b": optax.MaskedNode()}
     pairs = {"a": ((10, "x"), (20, optax.MaskedNode())), "b": optax.MaskedNode()}
-    assert tree.unzip_pairs(like, pairs) == ({"a": (10, 20), "b": optax.MaskedNode()}, {"a": ("x", optax.MaskedNode()), "b": optax.MaskedNode()})
+    assert tree.unzip_pairs(like, pairs) == (
+        {"a": (10, 20), "b": optax.MaskedNode()},
+        {"a": ("x", optax.MaskedNode()), "b": optax.MaskedNode()},
+    )

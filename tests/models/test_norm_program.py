@@ -36,12 +36,6 @@ def test_groups_within_a_replica_need_no_collective(scope):
     assert collectives(scope) == set()
 
 
-def test_the_global_group_needs_only_reductions():
-    assert collectives("global") == {"all-reduce"}
-
-
-@pytest.mark.parametrize("scope", ["replicas:2", "examples:8"])
-def test_groups_of_whole_replicas_move_no_examples(scope):
-    found = collectives(scope)
-    assert found
-    assert "all-to-all" not in found
+@pytest.mark.parametrize("scope", ["global", "replicas:2", "examples:8"])
+def test_groups_of_whole_replicas_need_only_reductions(scope):
+    assert collectives(scope) == {"all-reduce"}

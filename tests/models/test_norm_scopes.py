@@ -17,20 +17,29 @@ def apply(scope, count, axis_name, x):
         return module.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
 
 
-@pytest.mark.parametrize("text", ["", "Global", "replica:2", "replicas", "replicas:", "replicas:0", "examples:-1", "examples:2.5", "examples:02", "local:2"])
+UNKNOWN = ["", "Global", "replica:2", "replicas", "replicas:", "replicas:0", "examples:-1", "examples:2.5", "examples:02", "local:2"]
+KNOWN = {"global": Scope("global", 0), "local": Scope("local", 0), "replicas:2": Scope("replicas", 2), "examples:16": Scope("examples", 16)}
+UNEVEN = {
+    "replicas:3": "groups of 3 do not divide the 4 replicas",
+    "replicas:8": "groups of 8 do not divide the 4 replicas",
+    "examples:3": "groups of 3 do not divide the 16 examples",
+    "examples:32": "groups of 32 do not divide the 16 examples",
+}
+
+
+@pytest.mark.parametrize("text", UNKNOWN)
 def test_unknown_text_is_refused(text):
-    with pytest.raises(ValueError, match="stats_scope = .* use global, local, replicas:N or examples:N"):
+    with pytest.raises(ValueError, match=r"stats_scope = .* use global, local, replicas:N or examples:N"):
         Scope.parse(text)
     with pytest.raises(ValueError, match="stats_scope"):
         apply(text, 1, None, np.ones((4, 2), np.float32))
 
 
-@pytest.mark.parametrize(("text", "expected"), [("global", ("global", 0)), ("local", ("local", 0)), ("replicas:2", ("replicas", 2)), ("examples:16", ("examples", 16))])
-def test_known_text(text, expected):
-    assert Scope.parse(text) == Scope(*expected)
+def test_known_text():
+    assert {text: Scope.parse(text) for text in KNOWN} == KNOWN
 
 
-@pytest.mark.parametrize(("scope", "message"), [("replicas:3", "groups of 3 do not divide the 4 replicas"), ("replicas:8", "groups of 8 do not divide the 4"), ("examples:3", "groups of 3 do not divide the 16 examples"), ("examples:32", "groups of 32 do not divide the 16")])
+@pytest.mark.parametrize(("scope", "message"), UNEVEN.items())
 def test_groups_that_do_not_divide_are_refused(scope, message):
     with pytest.raises(ValueError, match=message):
         apply(scope, 4, None, np.ones((16, 2), np.float32))

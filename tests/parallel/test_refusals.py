@@ -52,15 +52,17 @@ def test_the_message_names_the_nearest_size_that_works():
     check_divisible(32, mesh, num_microsteps=2)
 
 
-@pytest.mark.parametrize("make", [lambda mesh: lbopt.make_train_step(never, optax.sgd(0.1), mesh, "pmpa"), lambda mesh: lbopt.make_eval_step(never, mesh, "pmpa")])
-def test_an_unknown_backend_is_refused(make):
-    with pytest.raises(UserError, match=r"backend = 'pmpa': use one of jit, pjit, pmap \(did you mean 'pmap'\?\)"):
-        make(lbopt.make_mesh(1))
+def test_an_unknown_backend_is_refused():
+    message = r"backend = 'pmpa': use one of jit, pjit, pmap \(did you mean 'pmap'\?\)"
+    with pytest.raises(UserError, match=message):
+        lbopt.make_train_step(never, optax.sgd(0.1), lbopt.make_mesh(1), "pmpa")
+    with pytest.raises(UserError, match=message):
+        lbopt.make_eval_step(never, lbopt.make_mesh(1), "pmpa")
 
 
 @pytest.mark.parametrize("num_devices", [0, 5, -1])
-def test_more_devices_than_there_are_is_refused(num_devices):
-    with pytest.raises(UserError, match=f"num_devices = {num_devices}: there are 4 devices"):
+def test_a_number_of_devices_that_is_not_there_is_refused(num_devices):
+    with pytest.raises(UserError, match=f"num_devices = {num_devices}: .*4 devices"):
         lbopt.make_mesh(num_devices)
 
 

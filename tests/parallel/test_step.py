@@ -36,8 +36,8 @@ class Perceptron(nn.Module):
         return nn.Dense(10)(x)
 
 
-def small_cnn(scope="global", widths=(8, 8)):
-    return cnn.CNN(widths=widths, hidden=16, batch_norm_scope=scope)
+def small_cnn(scope="global"):
+    return cnn.CNN(widths=(8,), hidden=16, batch_norm_scope=scope)
 
 
 def make_step(loss_fn, tx, num_devices, backend, **options):
@@ -64,7 +64,7 @@ def test_accumulation_is_the_whole_batch_without_batch_norm(optimizer, problem, 
     loss_fn, create = problem(Perceptron())
     tx = OPTIMIZERS[optimizer]()
     whole = trajectory(make_step(loss_fn, tx, 1, "jit"), create(tx), batches)
-    for num_devices, backend in [(1, "jit"), *LAYOUTS]:
+    for num_devices, backend in LAYOUTS:
         parts = trajectory(make_step(loss_fn, tx, num_devices, backend, num_microsteps=MICROSTEPS), create(tx), batches)
         assert_same(relative_gap, whole, parts)
 
@@ -87,8 +87,8 @@ def dealt(batch):
 
 def test_microsteps_with_batch_norm_are_groups_of_the_dealt_batch(problem, trajectory, relative_gap, batches):
     """Example i belongs to microstep i mod 4, on any number of devices; running statistics are the mean over microsteps."""
-    grouped_loss, create = problem(small_cnn(f"examples:{len(batches[0]['label']) // MICROSTEPS}", (8,)))
-    global_loss, _ = problem(small_cnn(widths=(8,)))
+    grouped_loss, create = problem(small_cnn(f"examples:{len(batches[0]['label']) // MICROSTEPS}"))
+    global_loss, _ = problem(small_cnn())
     tx = OPTIMIZERS["lamb"]()
     groups = trajectory(make_step(grouped_loss, tx, 1, "jit"), create(tx), [dealt(batch) for batch in batches])
     for num_devices, backend in [(1, "jit"), *LAYOUTS]:
@@ -100,7 +100,7 @@ def test_microsteps_with_batch_norm_are_groups_of_the_dealt_batch(problem, traje
 
 def test_the_tolerance_sees_local_batch_norm(problem, trajectory, relative_gap, batches):
     tx = OPTIMIZERS["lamb"]()
-    (global_loss, create), (local_loss, _) = problem(small_cnn(widths=(8,))), problem(small_cnn("local", (8,)))
+    (global_loss, create), (local_loss, _) = problem(small_cnn()), problem(small_cnn("local"))
     one = trajectory(make_step(global_loss, tx, 1, "jit"), create(tx), batches[:1])
     local = trajectory(make_step(local_loss, tx, 4, "jit"), create(tx), batches[:1])
     assert relative_gap(one[0], one[1], local[1]) > 100 * TOLERANCE

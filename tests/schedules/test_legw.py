@@ -69,7 +69,11 @@ def test_base_rate_may_be_traced():
     ("message", "arguments"),
     [
         ("warmup must end before training does", {"global_batch_size": 12_800, "num_epochs": 100}),
-        pytest.param("base_batch_size = ", {"base_batch_size": 0}, marks=pytest.mark.xfail(strict=True, reason="called global_batch_size")),
+        pytest.param(
+            "base_batch_size = ",
+            {"base_batch_size": 0},
+            marks=pytest.mark.xfail(strict=True, reason="called global_batch_size"),
+        ),
         ("global_batch_size = ", {"global_batch_size": 0}),
         ("num_examples = ", {"num_examples": 0}),
         ("rule = ", {"rule": "cubic"}),
@@ -78,6 +82,13 @@ def test_base_rate_may_be_traced():
     ],
 )
 def test_bad_arguments(message, arguments):
-    good = {"base_learning_rate": 0.1, "base_batch_size": 64, "base_warmup_epochs": 0.5, "global_batch_size": 128, "num_examples": 12_800, "num_epochs": 10}
+    good = {
+        "base_learning_rate": 0.1,
+        "base_batch_size": 64,
+        "base_warmup_epochs": 0.5,
+        "global_batch_size": 128,
+        "num_examples": 12_800,
+        "num_epochs": 10,
+    }
     with pytest.raises(ValueError, match=message):
         lbopt.legw_schedule(**{**good, **arguments})

@@ -13,7 +13,9 @@ NAN = float("nan")
 @pytest.mark.parametrize(("rule", "power"), [("sqrt", 0.5), ("linear", 1.0), ("none", 0.0)])
 @pytest.mark.parametrize("batch", [32, 256, 384, 8192])
 def test_closed_form(rule, power, batch):
-    assert math.isclose(lbopt.scale_learning_rate(0.3, 256, batch, rule), 0.3 * math.pow(batch / 256, power), rel_tol=1e-14)
+    assert math.isclose(
+        lbopt.scale_learning_rate(0.3, 256, batch, rule), 0.3 * math.pow(batch / 256, power), rel_tol=1e-14
+    )
 
 
 def test_sqrt_is_the_default_and_turns_four_times_the_batch_into_twice_the_rate():

@@ -37,7 +37,10 @@ def test_steps_round_up_so_that_no_budget_is_cut():
     assert [units.steps(epochs) for epochs in (0, 0.01, 1, 2, 8)] == [0, 1, 4, 7, 25]
 
 
-@pytest.mark.parametrize(("examples", "batch", "epochs", "steps"), [(1000, 10, 0.07, 7), (1000, 10, 0.29, 29), (60000, 100, 1.1, 660), (3000, 10, 2.3, 690)])
+@pytest.mark.parametrize(
+    ("examples", "batch", "epochs", "steps"),
+    [(1000, 10, 0.07, 7), (1000, 10, 0.29, 29), (60000, 100, 1.1, 660), (3000, 10, 2.3, 690)],
+)
 def test_decimal_epochs_are_not_rounded_up_by_float_noise(examples, batch, epochs, steps):
     assert Fraction(str(epochs)) * examples == steps * batch
     assert Units(examples, batch).steps(epochs) == steps
@@ -62,7 +65,15 @@ def test_units_are_frozen():
         Units(10, 2).num_examples = 5
 
 
-@pytest.mark.parametrize(("argument", "sizes"), [("num_examples", (0, 8)), ("num_examples", (-5, 8)), ("global_batch_size", (10, 0)), ("global_batch_size", (10, -8))])
+@pytest.mark.parametrize(
+    ("argument", "sizes"),
+    [
+        ("num_examples", (0, 8)),
+        ("num_examples", (-5, 8)),
+        ("global_batch_size", (10, 0)),
+        ("global_batch_size", (10, -8)),
+    ],
+)
 def test_bad_sizes_are_named(argument, sizes):
     with pytest.raises(ValueError, match=f"^{argument} = "):
         Units(*sizes)

@@ -73,7 +73,10 @@ def test_rate_and_warmup_may_be_traced_in_one_program():
 
     peaks, warmups = jnp.asarray([0.1, 0.5, 2.0]), jnp.asarray([0.0, 3.0, 7.5])
     table = jax.jit(jax.vmap(rates))(peaks, warmups)
-    expected = [[closed_form("linear", peak, warmup, 20, 0.0, count, 1) for count in range(20)] for peak, warmup in ((0.1, 0), (0.5, 3), (2.0, 7.5))]
+    expected = [
+        [closed_form("linear", peak, warmup, 20, 0.0, count, 1) for count in range(20)]
+        for peak, warmup in ((0.1, 0), (0.5, 3), (2.0, 7.5))
+    ]
     assert np.max(np.abs(table - np.array(expected)) / peaks[:, None]) <= 1e-6
 
 

@@ -32,7 +32,9 @@ def _make_problem():
     }
     params = jax.tree.map(np.float32, params)
     size = 10.0 ** rng.uniform(-2, 0, size=STEPS)  # the global norm passes 1 upwards and downwards
-    grads = jax.tree.map(lambda w: np.float32((size * rng.normal(size=(*w.shape, STEPS))).T.reshape(STEPS, *w.shape)), params)
+    grads = jax.tree.map(
+        lambda w: np.float32((size * rng.normal(size=(*w.shape, STEPS))).T.reshape(STEPS, *w.shape)), params
+    )
     grads["idle"] = jax.tree.map(np.zeros_like, grads["idle"])
     grads["late"]["kernel"][:7] = 0
     t = np.arange(STEPS)
@@ -80,7 +82,9 @@ def descend(problem):
 
             (last, _), updates = jax.jit(lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g))(params, grads)
             assert all(leaf.dtype == dtype for leaf in jax.tree.leaves((last, updates)))
-            last, updates = (_flatten(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)) for tree in (last, updates))
+            last, updates = (
+                _flatten(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)) for tree in (last, updates)
+            )
         moved = {name: steps.sum(0) for name, steps in updates.items()}
         path = {name: np.linalg.norm(steps.reshape(STEPS, -1), axis=1).sum() for name, steps in updates.items()}
         return types.SimpleNamespace(last=last, moved=moved, path=path)

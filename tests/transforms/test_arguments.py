@@ -8,10 +8,12 @@ import pytest
 import lbopt
 
 NAN, INF = float("nan"), float("inf")
-TRUST, MOMENTS, MOMENTUM, RATE = lbopt.scale_by_layerwise_trust_ratio, lbopt.scale_by_lamb_moments, lbopt.scale_by_lars_momentum, lbopt.scale_by_learning_rate
+TRUST, MOMENTS = lbopt.scale_by_layerwise_trust_ratio, lbopt.scale_by_lamb_moments
+MOMENTUM, RATE = lbopt.scale_by_lars_momentum, lbopt.scale_by_learning_rate
+BAD_BOUNDS = ((2.0, 1.0), (-1.0, 1.0), (NAN, 1.0), (0.0, 1.0, 2.0))
 
 AT_BUILD = [
-    *[(TRUST, name, {name: bad}) for name in ("trust_ratio_bounds", "weight_norm_bounds") for bad in ((2.0, 1.0), (-1.0, 1.0), (NAN, 1.0), (0, 1, 2))],
+    *[(TRUST, name, {name: bad}) for name in ("trust_ratio_bounds", "weight_norm_bounds") for bad in BAD_BOUNDS],
     *[(TRUST, "weight_decay", {"weight_decay": bad}) for bad in (-1e-4, NAN, INF)],
     *[(TRUST, "eps", {"eps": bad}) for bad in (-1e-8, NAN)],
     *[(TRUST, "trust_coefficient", {"trust_coefficient": bad}) for bad in (0.0, -1.0)],
@@ -27,14 +29,19 @@ AT_BUILD = [
     (lbopt.lamb, "weight_norm_bounds", {"learning_rate": 0.1, "weight_norm_bounds": (2.0, 1.0)}),
     (lbopt.lamb, "variant", {"learning_rate": 0.1, "variant": "albret"}),
     *[(lbopt.lars, "learning_rate", {"learning_rate": bad}) for bad in (-0.1, NAN, INF)],
-    *[(lbopt.lars, name, {"learning_rate": 0.1, name: -1.0}) for name in ("eps", "weight_decay", "momentum", "trust_coefficient")],
+    *[
+        (lbopt.lars, name, {"learning_rate": 0.1, name: -1.0})
+        for name in ("eps", "weight_decay", "momentum", "trust_coefficient")
+    ],
     (lbopt.lars, "trust_ratio_bounds", {"learning_rate": 0.1, "trust_ratio_bounds": (2.0, 1.0)}),
     (lbopt.lars, "denominator", {"learning_rate": 0.1, "denominator": "sum"}),
     (lbopt.lars, "variant", {"learning_rate": 0.1, "variant": "tpu_v9"}),
 ]
 
 
-@pytest.mark.parametrize(("build", "argument", "options"), AT_BUILD, ids=lambda value: getattr(value, "__name__", None) or str(value))
+@pytest.mark.parametrize(
+    ("build", "argument", "options"), AT_BUILD, ids=lambda value: getattr(value, "__name__", None) or str(value)
+)
 def test_bad_value(build, argument, options):
     with pytest.raises(ValueError, match=rf"^{argument} = .*: (give|use)"):
         build(**options)
@@ -66,9 +73,15 @@ def test_unknown_variant_lists_the_known_ones(build):
 PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
 BAD_MASKS = {
     "selects_nothing": ({"dense": {"kernel": False, "bias": False}}, "selects none of the 2 parameters"),
-    "callable_selects_nothing": (lambda params: jax.tree.map(lambda _: False, params), "selects none of the 2 parameters"),
+    "callable_selects_nothing": (
+        lambda params: jax.tree.map(lambda _: False, params),
+        "selects none of the 2 parameters",
+    ),
     "leaf_missing": ({"dense": {"kernel": True}}, "has another structure than params .*dense/bias"),
-    "leaf_too_many": ({"dense": {"kernel": True, "bias": True, "extra": True}}, "has another structure than params .*dense/extra"),
+    "leaf_too_many": (
+        {"dense": {"kernel": True, "bias": True, "extra": True}},
+        "has another structure than params .*dense/extra",
+    ),
     "prefix": ({"dense": True}, "has another structure than params"),
     "float": ({"dense": {"kernel": 1.0, "bias": True}}, "at 'dense/kernel' is 1.0: give True or False"),
     "name": ({"dense": {"kernel": "no", "bias": True}}, "at 'dense/kernel' is 'no': give True or False"),

@@ -12,14 +12,25 @@ import lbopt
 TABLE = {
     "trust_ratio": (
         lbopt.scale_by_layerwise_trust_ratio,
-        {"weight_decay": 0.1, "trust_coefficient": 0.5, "eps": 1e-3, "trust_ratio_bounds": (0.1, 3.0), "denominator": "sum_of_norms"},
+        {
+            "weight_decay": 0.1,
+            "trust_coefficient": 0.5,
+            "eps": 1e-3,
+            "trust_ratio_bounds": (0.1, 3.0),
+            "denominator": "sum_of_norms",
+        },
         ("mask", "weight_decay_mask"),
         True,
     ),
     "lamb_moments": (lbopt.scale_by_lamb_moments, {"b1": 0.8, "b2": 0.9, "eps": 1e-3, "eps_root": 1e-6}, (), False),
     "lars_momentum": (lbopt.scale_by_lars_momentum, {"momentum": 0.8, "nesterov": True}, (), False),
     "learning_rate": (lbopt.scale_by_learning_rate, {"learning_rate": lambda count: 0.1 / (1 + count)}, (), False),
-    "lamb": (lbopt.lamb, {"learning_rate": lambda count: 0.1 / (1 + count), "b2": 0.9, "weight_decay": 0.1, "max_grad_norm": 1.5}, (), True),
+    "lamb": (
+        lbopt.lamb,
+        {"learning_rate": lambda count: 0.1 / (1 + count), "b2": 0.9, "weight_decay": 0.1, "max_grad_norm": 1.5},
+        (),
+        True,
+    ),
     "lars": (lbopt.lars, {"learning_rate": 0.1, "weight_decay": 0.1, "trust_coefficient": 0.1, "eps": 1e-4}, (), True),
 }
 each = pytest.mark.parametrize("name", TABLE)
@@ -33,8 +44,15 @@ def make(name):
 
 def tree_of(seed, dtype=jnp.float32):
     rng = np.random.default_rng(seed)
-    shapes = {"first": {"kernel": (8, 4), "bias": (4,)}, "norm": {"scale": (4,)}, "last": {"kernel": (4, 2, 3), "bias": (3,)}, "gain": ()}
-    tree = jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=shape), dtype), shapes, is_leaf=lambda node: isinstance(node, tuple))
+    shapes = {
+        "first": {"kernel": (8, 4), "bias": (4,)},
+        "norm": {"scale": (4,)},
+        "last": {"kernel": (4, 2, 3), "bias": (3,)},
+        "gain": (),
+    }
+    tree = jax.tree.map(
+        lambda shape: jnp.asarray(rng.normal(size=shape), dtype), shapes, is_leaf=lambda node: isinstance(node, tuple)
+    )
     return {**tree, "gain": jnp.asarray(1 + 0.1 * rng.normal(), dtype)}  # a scalar whose sum over steps does not cancel
 
 
@@ -103,7 +121,12 @@ def test_masked_leaves_are_untouched_and_the_others_unchanged_by_it(name):
     tx, params = make(name), tree_of(0)
     if name == "lamb":
         tx = lbopt.lamb(0.1, weight_decay=0.1)  # without the global norm, which sees the masked leaves or not
-    mask = {"first": {"kernel": True, "bias": True}, "norm": {"scale": False}, "last": {"kernel": False, "bias": True}, "gain": True}
+    mask = {
+        "first": {"kernel": True, "bias": True},
+        "norm": {"scale": False},
+        "last": {"kernel": False, "bias": True},
+        "gain": True,
+    }
     masked = optax.masked(tx, mask)
     updates, _ = run(masked, params, steps=1)
     plain, _ = run(tx, params, steps=1)
@@ -128,7 +151,9 @@ INJECTED = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="inject_hyperparams calls a mask with the count as if it were a schedule; weights_only(count) is False, silently")
+@pytest.mark.xfail(
+    strict=True, reason="the mask is called as a schedule of the count, and weights_only(count) is False"
+)
 @pytest.mark.parametrize("case", INJECTED)
 def test_inject_hyperparams_does_not_silently_lose_the_masks(case):
     factory, options = INJECTED[case]
@@ -143,10 +168,13 @@ def test_inject_hyperparams_does_not_silently_lose_the_masks(case):
 @each
 def test_injected_hyperparams_take_effect(name):
     factory, options, static, _ = TABLE[name]
-    injected, params = optax.inject_hyperparams(factory, static_args=static)(**{**options, **({"learning_rate": 0.1} if "learning_rate" in options else {})}), tree_of(0)
+    constant = {"learning_rate": 0.1} if "learning_rate" in options else {}
+    injected, params = optax.inject_hyperparams(factory, static_args=static)(**{**options, **constant}), tree_of(0)
     state = injected.init(params)
     before, _ = injected.update(tree_of(100), state, params)
-    key = {"trust_ratio": "trust_coefficient", "lamb_moments": "eps", "lars_momentum": "momentum"}.get(name, "learning_rate")
+    key = {"trust_ratio": "trust_coefficient", "lamb_moments": "eps", "lars_momentum": "momentum"}.get(
+        name, "learning_rate"
+    )
     state.hyperparams[key] = state.hyperparams[key] * 0.5
     after, _ = injected.update(tree_of(100), state, params)
     assert not np.allclose(before["first"]["kernel"], after["first"]["kernel"], rtol=1e-4)

@@ -9,11 +9,33 @@ import lbopt
 
 PEAK = 0.03
 WEIGHTS = {"conv/kernel", "dense/kernel", "fresh/kernel", "idle/kernel", "late/kernel"}
-ALL = WEIGHTS | {"dense/bias", "fresh/bias", "idle/bias", "BatchNorm_0/scale", "BatchNorm_0/bias", "slope", "temperature"}
+ALL = WEIGHTS | {
+    "dense/bias",
+    "fresh/bias",
+    "idle/bias",
+    "BatchNorm_0/scale",
+    "BatchNorm_0/bias",
+    "slope",
+    "temperature",
+}
 NOT_ZERO_AT_START = ALL - {"fresh/kernel", "fresh/bias", "idle/bias"}
 
 
-def lamb_float64(params, grads, rates, b1=0.9, b2=0.999, eps=1e-6, wd=0.0, debias=True, clip=None, phi=None, bounds=None, decayed=WEIGHTS, adapted=WEIGHTS):
+def lamb_float64(
+    params,
+    grads,
+    rates,
+    b1=0.9,
+    b2=0.999,
+    eps=1e-6,
+    wd=0.0,
+    debias=True,
+    clip=None,
+    phi=None,
+    bounds=None,
+    decayed=WEIGHTS,
+    adapted=WEIGHTS,
+):
     """Return the parameters after all steps; `params` and `grads` are flat dicts, gradients stacked over steps."""
     w = {name: np.array(value, np.float64) for name, value in params.items()}
     m = {name: np.zeros(value.shape) for name, value in w.items()}
@@ -43,7 +65,9 @@ def lamb_float64(params, grads, rates, b1=0.9, b2=0.999, eps=1e-6, wd=0.0, debia
 
 def _names(chosen):
     """Return a mask in lbopt's callable form that selects exactly these leaves."""
-    return lambda params: jax.tree_util.tree_map_with_path(lambda path, _: "/".join(key.key for key in path) in chosen, params)
+    return lambda params: jax.tree_util.tree_map_with_path(
+        lambda path, _: "/".join(key.key for key in path) in chosen, params
+    )
 
 
 # case -> (options of lbopt.lamb, options of the transcription)

@@ -9,11 +9,31 @@ import lbopt
 
 PEAK = 0.05
 WEIGHTS = {"conv/kernel", "dense/kernel", "fresh/kernel", "idle/kernel", "late/kernel"}
-ALL = WEIGHTS | {"dense/bias", "fresh/bias", "idle/bias", "BatchNorm_0/scale", "BatchNorm_0/bias", "slope", "temperature"}
+ALL = WEIGHTS | {
+    "dense/bias",
+    "fresh/bias",
+    "idle/bias",
+    "BatchNorm_0/scale",
+    "BatchNorm_0/bias",
+    "slope",
+    "temperature",
+}
 
 
 def lars_float64(
-    params, grads, rates, wd=0.0, beta=0.9, eta=0.001, eps=0.0, nesterov=False, bounds=None, of_sum=False, outside=False, decayed=WEIGHTS, adapted=WEIGHTS
+    params,
+    grads,
+    rates,
+    wd=0.0,
+    beta=0.9,
+    eta=0.001,
+    eps=0.0,
+    nesterov=False,
+    bounds=None,
+    of_sum=False,
+    outside=False,
+    decayed=WEIGHTS,
+    adapted=WEIGHTS,
 ):
     """Return the parameters after all steps; `outside` is the other form, rate and ratio outside the momentum."""
     w = {name: np.array(value, np.float64) for name, value in params.items()}
@@ -39,7 +59,9 @@ def lars_float64(
 
 def _names(chosen):
     """Return a mask in the callable form that selects exactly these leaves."""
-    return lambda params: jax.tree_util.tree_map_with_path(lambda path, _: "/".join(key.key for key in path) in chosen, params)
+    return lambda params: jax.tree_util.tree_map_with_path(
+        lambda path, _: "/".join(key.key for key in path) in chosen, params
+    )
 
 
 # case -> (options of lbopt.lars, options of the transcription); the trust coefficient is large enough to move the layers
@@ -47,14 +69,23 @@ CASES = {
     "default_coefficient": ({"weight_decay": 0.1}, {"wd": 0.1}),
     "plain": ({"trust_coefficient": 0.05}, {"eta": 0.05}),
     "decay": ({"trust_coefficient": 0.05, "weight_decay": 0.1}, {"eta": 0.05, "wd": 0.1}),
-    "nesterov": ({"trust_coefficient": 0.05, "weight_decay": 0.1, "nesterov": True}, {"eta": 0.05, "wd": 0.1, "nesterov": True}),
-    "no_momentum": ({"trust_coefficient": 0.05, "weight_decay": 0.1, "momentum": 0.0}, {"eta": 0.05, "wd": 0.1, "beta": 0.0}),
+    "nesterov": (
+        {"trust_coefficient": 0.05, "weight_decay": 0.1, "nesterov": True},
+        {"eta": 0.05, "wd": 0.1, "nesterov": True},
+    ),
+    "no_momentum": (
+        {"trust_coefficient": 0.05, "weight_decay": 0.1, "momentum": 0.0},
+        {"eta": 0.05, "wd": 0.1, "beta": 0.0},
+    ),
     "eps": ({"trust_coefficient": 0.05, "weight_decay": 0.1, "eps": 0.5}, {"eta": 0.05, "wd": 0.1, "eps": 0.5}),
     "ratio_bounds": (
         {"trust_coefficient": 0.05, "weight_decay": 0.1, "trust_ratio_bounds": (0.02, 0.1)},
         {"eta": 0.05, "wd": 0.1, "bounds": (0.02, 0.1)},
     ),
-    "norm_of_sum": ({"trust_coefficient": 0.05, "weight_decay": 0.1, "denominator": "norm_of_sum"}, {"eta": 0.05, "wd": 0.1, "of_sum": True}),
+    "norm_of_sum": (
+        {"trust_coefficient": 0.05, "weight_decay": 0.1, "denominator": "norm_of_sum"},
+        {"eta": 0.05, "wd": 0.1, "of_sum": True},
+    ),
     "every_leaf": (
         {"trust_coefficient": 0.05, "weight_decay": 0.1, "variant": "optax"},
         {"eta": 0.05, "wd": 0.1, "of_sum": True, "decayed": ALL, "adapted": ALL},
@@ -64,7 +95,12 @@ CASES = {
         {"eta": 0.05, "wd": 0.1, "decayed": ALL, "adapted": ALL},
     ),
     "two_masks": (
-        {"trust_coefficient": 0.05, "weight_decay": 0.1, "weight_decay_mask": _names({"slope", "conv/kernel"}), "trust_ratio_mask": None},
+        {
+            "trust_coefficient": 0.05,
+            "weight_decay": 0.1,
+            "weight_decay_mask": _names({"slope", "conv/kernel"}),
+            "trust_ratio_mask": None,
+        },
         {"eta": 0.05, "wd": 0.1, "decayed": {"slope", "conv/kernel"}, "adapted": ALL},
     ),
 }
@@ -95,12 +131,16 @@ def test_every_case_differs_from_every_other(oracle, position_errors):
 
 
 def test_transcription_tells_the_rate_inside_from_outside_the_momentum(problem, flatten, oracle, position_errors):
-    other = lars_float64(flatten(problem.params), flatten(problem.grads), PEAK * problem.rates, wd=0.1, eta=0.05, outside=True)
+    other = lars_float64(
+        flatten(problem.params), flatten(problem.grads), PEAK * problem.rates, wd=0.1, eta=0.05, outside=True
+    )
     errors = position_errors(other, oracle["decay"])
     assert min(errors[name] for name in ALL - {"idle/bias"}) > 1e-4, errors
 
 
-@pytest.mark.parametrize("options", [{"weight_decay": 0.1}, {"weight_decay": 0.1, "nesterov": True, "eps": 0.01, "momentum": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{"weight_decay": 0.1}, {"weight_decay": 0.1, "nesterov": True, "eps": 0.01, "momentum": 0.5}]
+)
 def test_variant_optax_equals_optax(options, descend, position_errors):
     options = {"trust_coefficient": 0.05, **options}
     ours = descend(lbopt.lars, {"variant": "optax", **options}, PEAK, np.float64)
@@ -110,7 +150,12 @@ def test_variant_optax_equals_optax(options, descend, position_errors):
 
 
 def test_masks_of_optax_are_the_two_masks(descend, position_errors):
-    options = {"trust_coefficient": 0.05, "weight_decay": 0.1, "weight_decay_mask": _names(WEIGHTS), "trust_ratio_mask": _names(WEIGHTS | {"slope"})}
+    options = {
+        "trust_coefficient": 0.05,
+        "weight_decay": 0.1,
+        "weight_decay_mask": _names(WEIGHTS),
+        "trust_ratio_mask": _names(WEIGHTS | {"slope"}),
+    }
     ours = descend(lbopt.lars, {"variant": "optax", **options}, PEAK, np.float64)
     theirs = descend(optax.lars, options, PEAK, np.float64)
     errors = position_errors(ours.last, theirs.last)

@@ -16,7 +16,10 @@ FORMS = {
     "true": (True, EVERY),
     "false": (False, set()),
     "tree": (CHOICE, {"dense/bias", "norm/scale"}),
-    "numpy_bools": ({"dense": {"kernel": np.bool_(False), "bias": np.bool_(True)}, "norm": {"scale": np.True_}}, {"dense/bias", "norm/scale"}),
+    "numpy_bools": (
+        {"dense": {"kernel": np.bool_(False), "bias": np.bool_(True)}, "norm": {"scale": np.True_}},
+        {"dense/bias", "norm/scale"},
+    ),
     "callable": (lambda params: CHOICE, {"dense/bias", "norm/scale"}),
     "weights_only": (lbopt.weights_only, {"dense/kernel"}),
 }
@@ -31,7 +34,10 @@ def zeros():
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("build", [lambda mask: lbopt.scale_by_layerwise_trust_ratio(mask), lambda mask: lbopt.lamb(0.1, trust_ratio_mask=mask)])
+@pytest.mark.parametrize(
+    "build",
+    [lambda mask: lbopt.scale_by_layerwise_trust_ratio(mask), lambda mask: lbopt.lamb(0.1, trust_ratio_mask=mask)],
+)
 def test_trust_ratio_mask(form, build):
     mask, chosen = FORMS[form]
     tx = build(mask)
@@ -53,10 +59,14 @@ def test_masks_of_the_aliases_override_the_variant_one_by_one():
     for build in (lbopt.lamb, lbopt.lars):
         for variant, default in (("paper", {"dense/kernel"}), ("optax", EVERY)):
             state = build(0.1, variant=variant).init(PARAMS)
-            assert {name.removeprefix("trust_ratio/") for name in lbopt.optimizer_metrics(state)} - {"learning_rate"} == default
+            assert {name.removeprefix("trust_ratio/") for name in lbopt.optimizer_metrics(state)} - {
+                "learning_rate"
+            } == default
         for mask, chosen in FORMS.values():
             state = build(0.1, variant="paper", trust_ratio_mask=mask).init(PARAMS)
-            assert {name.removeprefix("trust_ratio/") for name in lbopt.optimizer_metrics(state)} - {"learning_rate"} == chosen
+            assert {name.removeprefix("trust_ratio/") for name in lbopt.optimizer_metrics(state)} - {
+                "learning_rate"
+            } == chosen
 
 
 def test_frozen_dicts():
@@ -74,7 +84,9 @@ def test_a_callable_mask_sees_only_what_optax_masked_left():
         seen.append(params)
         return lbopt.weights_only(params)
 
-    tx = optax.masked(lbopt.lamb(0.1, trust_ratio_mask=mask), {"dense": {"kernel": True, "bias": True}, "norm": {"scale": False}})
+    tx = optax.masked(
+        lbopt.lamb(0.1, trust_ratio_mask=mask), {"dense": {"kernel": True, "bias": True}, "norm": {"scale": False}}
+    )
     tx.update(PARAMS, tx.init(PARAMS), PARAMS)
     assert seen
     assert all(params["norm"]["scale"] == optax.MaskedNode() for params in seen)

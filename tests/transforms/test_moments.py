@@ -48,7 +48,9 @@ def test_velocity_is_fp32(dtype, nesterov):
     assert (state.momentum["w"].dtype, updates["w"].dtype) == (jnp.float32, dtype)
     assert np.linalg.norm(state.momentum["w"] - velocity) <= 1e-6 * np.linalg.norm(velocity)
     out = np.asarray(u, np.float64) + 0.9 * velocity if nesterov else velocity
-    assert np.linalg.norm(np.asarray(updates["w"], np.float64) - out) <= (2**-8 if dtype == jnp.bfloat16 else 1e-6) * np.linalg.norm(out)
+    assert np.linalg.norm(np.asarray(updates["w"], np.float64) - out) <= (
+        2**-8 if dtype == jnp.bfloat16 else 1e-6
+    ) * np.linalg.norm(out)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -82,7 +84,9 @@ def test_plain_fp32_bias_correction_would_be_seen():
 
 def test_correction_of_late_steps_is_one_and_finite():
     tx = lbopt.scale_by_lamb_moments()
-    state = tx.init({"w": jnp.zeros(3)})._replace(count=jnp.asarray(2**31 - 1, jnp.int32), mu={"w": jnp.ones(3)}, nu={"w": jnp.ones(3)})
+    state = tx.init({"w": jnp.zeros(3)})._replace(
+        count=jnp.asarray(2**31 - 1, jnp.int32), mu={"w": jnp.ones(3)}, nu={"w": jnp.ones(3)}
+    )
     updates, after = tx.update({"w": jnp.ones(3)}, state)
     assert np.allclose(updates["w"], 1, rtol=2e-6)
     assert after.count == 2**31 - 1

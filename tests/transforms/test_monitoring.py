@@ -9,8 +9,12 @@ import pytest
 import lbopt
 
 RNG = np.random.default_rng(12)
-PARAMS = {name: {"kernel": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)} for name in ("a", "b")}
-GRADS = {name: {"kernel": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)} for name in ("a", "b")}
+PARAMS = {
+    name: {"kernel": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)} for name in ("a", "b")
+}
+GRADS = {
+    name: {"kernel": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)} for name in ("a", "b")
+}
 
 
 def expected(name, coefficient=0.01):

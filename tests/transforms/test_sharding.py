@@ -33,11 +33,15 @@ def values():
 def test_state_keeps_its_shardings_over_updates(name, spec, values):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     whole = NamedSharding(mesh, P())
-    params, gradient = (jax.device_put(tree, {key: NamedSharding(mesh, SPECS[spec][key]) for key in tree}) for tree in values)
+    params, gradient = (
+        jax.device_put(tree, {key: NamedSharding(mesh, SPECS[spec][key]) for key in tree}) for tree in values
+    )
     tx = MAKE[name]()
     shardings = jax.tree.map(lambda leaf: leaf.sharding if leaf.ndim else whole, tx.init(params))
     for leaf in jax.tree.leaves(tx.init(params)):
-        assert leaf.ndim == 0 or leaf.sharding == NamedSharding(mesh, SPECS[spec]["kernel" if leaf.ndim == 2 else "bias"])
+        assert leaf.ndim == 0 or leaf.sharding == NamedSharding(
+            mesh, SPECS[spec]["kernel" if leaf.ndim == 2 else "bias"]
+        )
     state = jax.device_put(tx.init(params), shardings)
     update = jax.jit(tx.update)
     for _ in range(2):
@@ -64,9 +68,13 @@ def test_sharding_types_are_stable_on_an_explicit_mesh(name):
 @pytest.mark.parametrize("name", MAKE)
 def test_sharded_equals_whole(name, values):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
-    params, gradient = (jax.device_put(tree, {key: NamedSharding(mesh, SPECS["sharded"][key]) for key in tree}) for tree in values)
+    params, gradient = (
+        jax.device_put(tree, {key: NamedSharding(mesh, SPECS["sharded"][key]) for key in tree}) for tree in values
+    )
     tx = MAKE[name]()
     sharded, _ = jax.jit(tx.update)(gradient, tx.init(params), params)
-    expected, _ = tx.update(*(jax.tree.map(jnp.asarray, values[1]), tx.init(values[0]), jax.tree.map(jnp.asarray, values[0])))
+    expected, _ = tx.update(
+        *(jax.tree.map(jnp.asarray, values[1]), tx.init(values[0]), jax.tree.map(jnp.asarray, values[0]))
+    )
     for key in expected:
         assert np.linalg.norm(sharded[key] - expected[key]) <= 1e-6 * np.linalg.norm(expected[key])

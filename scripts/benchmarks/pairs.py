@@ -1,0 +1,47 @@
+"""Time two things in turn, so that a machine that drifts drifts for both."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+
+def in_turn(ours: Callable[[], None], peer: Callable[[], None], rounds: int) -> tuple[float, float, float]:
+    """Return median seconds of ours, of the peer, and the median over rounds of peer / ours (above 1: ours is faster).
+
+    Each round runs both, the first one alternating; a first round is thrown away.
+    """
+    times = []
+    for number in range(rounds + 1):
+        pair = (ours, peer) if number % 2 else (peer, ours)
+        seconds = [_seconds(fn) for fn in pair]
+        times.append(tuple(seconds) if number % 2 else tuple(reversed(seconds)))
+    times = times[1:]
+    mine, theirs = zip(*times, strict=True)
+    return statistics.median(mine), statistics.median(theirs), statistics.median(b / a for a, b in times)
+
+
+def _seconds(fn: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    fn()
+    return time.perf_counter() - begin
+
+
+def row(
+    name: str,
+    unit: str,
+    ours: float | None,
+    peer: float | None,
+    peer_name: str | None,
+    ratio: float | None,
+    limit: float | None,
+) -> dict:
+    """Return one line of a benchmark's table."""
+    return {
+        "name": name,
+        "unit": unit,
+        "ours": ours,
+        "peer": peer,
+        "peer_name": peer_name,
+        "ratio": ratio,
+        "limit": limit,
+    }

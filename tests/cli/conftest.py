@@ -1,0 +1,57 @@
+"""The command in this process, its output, and config files to give it."""
+
+import hashlib
+import pathlib
+import textwrap
+
+import pytest
+
+from lbopt.cli import main
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture(scope="session")
+def configs():
+    """Return the folder of the configs that ship with the checkout."""
+    return CONFIGS
+
+
+@pytest.fixture
+def lbopt(capsys):
+    """Return a function (*arguments) -> exit code, standard output, standard error."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main.main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    """Return a function source -> a new config file outside of any workdir."""
+
+    def write(source):
+        folder = tmp_path / "config_files"
+        folder.mkdir(exist_ok=True)
+        file = folder / f"config_{len(list(folder.iterdir()))}.py"
+        file.write_text(textwrap.dedent(source))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def fingerprint():
+    """Return a function folder -> {path: digest} of everything in it."""
+
+    def read(folder):
+        return {
+            path: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+            for path in sorted(folder.rglob("*"))
+        }
+
+    return read

@@ -1,0 +1,208 @@
+"""What the user got wrong ends in exit code 2 and one line that names it, before anything is compiled or written."""
+
+import jax
+import pytest
+
+DIGITS, LIMIT = "digits_cnn.py:lamb-256", "sweeps/digits_limit.py:smoke"
+
+
+def train(*overrides, config=DIGITS):
+    return ("train", f"--config={{configs}}/{config}", "--workdir={workdir}", *overrides)
+
+
+def field(name, value):
+    return train(f"--config.{name}={value}")
+
+
+def sweep(*overrides):
+    return ("sweep", f"--config={{configs}}/{LIMIT}", "--workdir={workdir}", *overrides)
+
+
+# Name: the command line, and what its message must contain.
+COMMAND_LINES = {
+    "unknown command": (("trian",), ["'trian'", "did you mean 'train'?"]),
+    "a flag for a command": (("--config=x",), ["--config=x"]),
+    "no --config": (("train", "--workdir={workdir}"), ["--config is missing"]),
+    "no --workdir": (train()[:2], ["--workdir is missing"]),
+    "empty --workdir": ((*train()[:2], "--workdir="), ["--workdir is missing"]),
+    "evaluate without --config": (("evaluate", "--workdir={workdir}"), ["--config is missing"]),
+    "report without --workdir": (("report",), ["--workdir is missing"]),
+    "unknown flag": (train("--wrokdir=x"), ["wrokdir"]),
+    "flag of another command": (train("--checkpoint=best"), ["checkpoint"]),
+    "doctor takes no flag": (("doctor", "--workdir=x"), ["workdir"]),
+    "doctor takes no config": (("doctor", "--config.seed=1"), ["config.seed"]),
+    "stray argument": (train("extra"), ["'extra'", "not a flag"]),
+    "flag without value": (("train", "--config"), ["config"]),
+    "recipes of a missing folder": (("recipes", "--configs={workdir}"), ["--configs", "no such folder"]),
+    "config file missing": (train(config="digits_cn.py"), ["--config", "digits_cn.py", "no file"]),
+    "config is a folder": (train(config=""), ["--config", "no file"]),
+    "unknown row": (train(config="digits_cnn.py:lamp-64"), ["row", "'lamp'", "did you mean 'lamb'?"]),
+    "row without batch": (train(config="digits_cnn.py:lamb"), ["row", "'lamb'", "lamb-1024"]),
+    "row with a bad batch": (train(config="digits_cnn.py:lamb-64k"), ["row", "'lamb-64k'"]),
+    "row with batch 0": (train(config="digits_cnn.py:lamb-0"), ["config.global_batch_size", "0"]),
+    "a study for train": (train(config=LIMIT), ["SweepConfig", "TrainConfig"]),
+    "a run for sweep": (
+        ("sweep", f"--config={{configs}}/{DIGITS}", "--workdir={workdir}"),
+        ["TrainConfig", "SweepConfig"],
+    ),
+    "unknown field": (field("num_epoch", 3), ["config.num_epoch", "did you mean 'num_epochs'?"]),
+    "unknown field below": (field("optimizer.beta1", 0.9), ["config.optimizer", "'beta1'"]),
+    "field of a number": (field("seed.high", 1), ["config.seed", "'high'"]),
+    "override without value": (train("--config.seed"), ["--config.seed", "no value"]),
+    "override of a whole part": (field("optimizer", "lamb"), ["config.optimizer"]),
+    "int from text": (field("seed", "abc"), ["seed", "abc"]),
+    "int from float": (field("seed", 1.5), ["seed", "1.5"]),
+    "float from text": (field("num_epochs", "ten"), ["num_epochs", "ten"]),
+    "float from nothing": (field("num_epochs", ""), ["num_epochs"]),
+    "bool from number": (field("optimizer.nesterov", 2), ["optimizer.nesterov", "2"]),
+    "tuple from text": (field("model.widths", "wide"), ["model.widths", "wide"]),
+    "tuple of floats": (field("model.widths", "(1.5,2)"), ["model.widths", "1.5"]),
+    "misspelt optimizer": (field("optimizer.name", "lambda"), ["config.optimizer.name", "did you mean 'lamb'?"]),
+    "misspelt model": (field("model.name", "cn"), ["config.model.name", "did you mean 'cnn'?"]),
+    "misspelt data set": (field("data.name", "digit"), ["config.data.name", "did you mean 'digits'?"]),
+    "misspelt backend": (field("parallel.backend", "pmpa"), ["config.parallel.backend", "did you mean 'pmap'?"]),
+    "misspelt scaling": (field("schedule.scaling_rule", "sqr"), ["config.schedule.scaling_rule", "'sqrt'"]),
+    "misspelt warmup": (field("schedule.warmup_rule", "lewg"), ["config.schedule.warmup_rule", "'legw'"]),
+    "misspelt decay": (field("schedule.decay", "cosin"), ["config.schedule.decay", "'cosine'"]),
+    "misspelt dtype": (field("model.dtype", "bfloat"), ["config.model.dtype", "'bfloat16'"]),
+    "unknown best metric": (
+        field("checkpoint.best_metric", "accuracy"),
+        ["config.checkpoint.best_metric", "'eval/accuracy'"],
+    ),
+    "unknown status": (field("about.status", "done"), ["config.about.status", "'done'"]),
+    "negative seed": (field("seed", -1), ["config.seed", "-1"]),
+    "seed of 33 bits": (field("seed", 2**32), ["config.seed", str(2**32)]),
+    "no epochs": (field("num_epochs", 0), ["config.num_epochs", "0"]),
+    "nan epochs": (field("num_epochs", "nan"), ["config.num_epochs", "nan"]),
+    "endless epochs": (field("num_epochs", "inf"), ["config.num_epochs", "inf"]),
+    "negative rate": (field("schedule.base_learning_rate", -0.1), ["config.schedule.base_learning_rate", "-0.1"]),
+    "nan rate": (field("schedule.base_learning_rate", "nan"), ["config.schedule.base_learning_rate", "nan"]),
+    "base batch 0": (field("schedule.base_batch_size", 0), ["config.schedule.base_batch_size", "0"]),
+    "negative warmup": (field("schedule.base_warmup_epochs", -1), ["config.schedule.base_warmup_epochs", "-1"]),
+    "power 0": (field("schedule.power", 0), ["config.schedule.power", "0"]),
+    "nan power": (field("schedule.power", "nan"), ["config.schedule.power", "nan"]),
+    "infinite power": (field("schedule.power", "inf"), ["config.schedule.power", "inf"]),
+    "end above the peak": (field("schedule.end_factor", 1.5), ["config.schedule.end_factor", "1.5"]),
+    "first step 2": (field("schedule.first_step", 2), ["config.schedule.first_step", "2"]),
+    "negative decay": (field("optimizer.weight_decay", -0.1), ["config.optimizer.weight_decay", "-0.1"]),
+    "b1 of 1": (field("optimizer.b1", 1), ["config.optimizer.b1", "1"]),
+    "nan b2": (field("optimizer.b2", "nan"), ["config.optimizer.b2", "nan"]),
+    "negative eps": (field("optimizer.eps", -1e-6), ["config.optimizer.eps", "-1e-06"]),
+    "trust coefficient 0": (field("optimizer.trust_coefficient", 0), ["config.optimizer.trust_coefficient", "0"]),
+    "nan trust coefficient": (field("optimizer.trust_coefficient", "nan"), ["trust_coefficient", "nan"]),
+    "infinite trust coefficient": (field("optimizer.trust_coefficient", "inf"), ["trust_coefficient", "inf"]),
+    "clipping at 0": (field("optimizer.max_grad_norm", 0), ["config.optimizer.max_grad_norm", "0"]),
+    "clipping at nan": (field("optimizer.max_grad_norm", "nan"), ["config.optimizer.max_grad_norm", "nan"]),
+    "reversed bounds": (field("optimizer.trust_ratio_bounds", "(10.0,1.0)"), ["config.optimizer.trust_ratio_bounds"]),
+    "three bounds": (field("optimizer.trust_ratio_bounds", "(0.0,1.0,2.0)"), ["optimizer.trust_ratio_bounds"]),
+    "smoothing of 1": (field("model.label_smoothing", 1), ["config.model.label_smoothing", "1"]),
+    "hidden 0": (field("model.hidden", 0), ["config.model.hidden", "0"]),
+    "no widths": (field("model.widths", "()"), ["config.model.widths", "()"]),
+    "width 0": (field("model.widths", "(8,0)"), ["config.model.widths", "(8, 0)"]),
+    "too many widths": (field("model.widths", "(2,2,2,2,2)"), ["config.model.widths"]),
+    "unknown norm scope": (field("model.batch_norm_scope", "galaxy"), ["config.model.batch_norm_scope", "galaxy"]),
+    "norm groups that do not divide": (field("model.batch_norm_scope", "examples:7"), ["batch_norm_scope", "7"]),
+    "norm groups of 3 replicas": (field("model.batch_norm_scope", "replicas:3"), ["batch_norm_scope", "3"]),
+    "norm groups of 0": (field("model.batch_norm_scope", "examples:0"), ["config.model.batch_norm_scope", "0"]),
+    "batch above the data": (field("global_batch_size", 2048), ["config.global_batch_size", "2048", "1024"]),
+    "batch for 4 devices": (field("global_batch_size", 254), ["global_batch_size", "254", "4 devices"]),
+    "batch for microsteps": (field("parallel.num_microsteps", 3), ["256", "3 microsteps"]),
+    "no microsteps": (field("parallel.num_microsteps", 0), ["config.parallel.num_microsteps", "0"]),
+    "too many devices": (field("parallel.num_devices", 5), ["num_devices", "5"]),
+    "no devices": (field("parallel.num_devices", 0), ["config.parallel.num_devices", "0"]),
+    "warmup of the whole run": (field("schedule.base_warmup_epochs", 100), ["base_warmup_epochs", "100", "1600"]),
+    "evaluation batch 0": (field("eval_global_batch_size", 0), ["config.eval_global_batch_size", "0"]),
+    "logging never": (field("log_every_steps", 0), ["config.log_every_steps", "0"]),
+    "evaluating never": (field("eval_every_steps", 0), ["config.eval_every_steps", "0"]),
+    "saving never": (field("checkpoint.every_steps", 0), ["config.checkpoint.every_steps", "0"]),
+    "keeping none": (field("checkpoint.keep", 0), ["config.checkpoint.keep", "0"]),
+    "no sizes in a study": (sweep("--config.global_batch_sizes=()"), ["config.global_batch_sizes", "()"]),
+    "no rates in a study": (sweep("--config.learning_rate_factors=()"), ["config.learning_rate_factors", "()"]),
+    "falling factors": (sweep("--config.learning_rate_factors=(1.0,0.5)"), ["config.learning_rate_factors", "0.5"]),
+    "nan factors": (sweep("--config.learning_rate_factors=(float('nan'),)"), ["learning_rate_factors"]),
+    "falling sizes": (sweep("--config.global_batch_sizes=(64,32)"), ["config.global_batch_sizes", "(64, 32)"]),
+    "a size above the data": (sweep("--config.global_batch_sizes=(64,2048)"), ["global_batch_sizes", "2048", "1024"]),
+    "seeds of search and test": (sweep("--config.final_seeds=(0,100)"), ["config.final_seeds", "[0]"]),
+    "a seed twice": (sweep("--config.search_seeds=(3,3)"), ["config.search_seeds", "(3, 3)"]),
+    "a bad arm": (sweep("--config.arms[1].optimizer.b1=2"), ["config.arms[1].optimizer.b1", "2"]),
+    "no limit": (sweep("--config.limit_points=0"), ["config.limit_points", "0"]),
+    "no trials in a program": (sweep("--config.trials_per_program=0"), ["config.trials_per_program", "0"]),
+    "unknown batching": (sweep("--config.trial_batching=vmpa"), ["config.trial_batching", "did you mean 'vmap'?"]),
+    "a study's model": (sweep("--config.train.model.widths=(2,2,2,2,2)"), ["model.widths"]),
+    "a study's warmup": (sweep("--config.train.num_epochs=0.1"), ["base_warmup_epochs", "config.arms[0]"]),
+}
+
+# Source of a config file, and what the message must contain.
+CONFIG_FILES = {
+    "syntax error": ("def get_config(arg=''):\n    return (", ["SyntaxError"]),
+    "raises": ("def get_config(arg=''):\n    return 1 / 0", ["ZeroDivisionError"]),
+    "raises on import": ("import no_such_package_anywhere", ["no_such_package_anywhere"]),
+    "no get_config": ("CONFIG = 3", ["get_config"]),
+    "get_config without argument": ("def get_config():\n    return 3", ["get_config", "argument"]),
+    "another type": ("def get_config(arg=''):\n    return {'seed': 1}", ["dict", "TrainConfig"]),
+    "nothing": ("def get_config(arg=''):\n    pass", ["NoneType", "TrainConfig"]),
+    "unknown field": (
+        "from lbopt.config import TrainConfig\ndef get_config(arg=''):\n    return TrainConfig(sede=1)",
+        ["TypeError", "sede"],
+    ),
+    "text for a number": (
+        "from lbopt.config import TrainConfig\ndef get_config(arg=''):\n    return TrainConfig(seed='1')",
+        ["config.seed", "'1'", "int"],
+    ),
+    "a part of another type": (
+        "from lbopt.config import TrainConfig\ndef get_config(arg=''):\n    return TrainConfig(model='cnn')",
+        ["config.model", "'cnn'", "ModelConfig"],
+    ),
+    "exit": ("raise SystemExit(5)", ["SystemExit"]),
+}
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch):
+    """Fail if JAX is asked for a program of the run; small helpers of its own are not counted."""
+    started = []
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *arguments, **options: started.append("compile"))
+    from lbopt.train import loop
+
+    monkeypatch.setattr(loop, "train", lambda *arguments: started.append("train"))
+    from lbopt.sweep import runner
+
+    monkeypatch.setattr(runner, "run_sweep", lambda *arguments: started.append("sweep"))
+    yield
+    assert started == []
+
+
+@pytest.mark.parametrize("name", COMMAND_LINES)
+def test_it_is_refused_in_one_line(name, lbopt, configs, tmp_path, nothing_compiles):
+    arguments, named = COMMAND_LINES[name]
+    workdir = tmp_path / "run"
+    arguments = [argument.replace("{configs}", str(configs)).replace("{workdir}", str(workdir)) for argument in arguments]
+    code, out, err = lbopt(*arguments)
+    refused(arguments[0], code, out, err, named)
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize("name", CONFIG_FILES)
+def test_a_bad_config_file_is_refused_in_one_line(name, lbopt, config_file, tmp_path, nothing_compiles):
+    source, named = CONFIG_FILES[name]
+    file = config_file(source)
+    code, out, err = lbopt("train", f"--config={file}", f"--workdir={tmp_path / 'run'}")
+    refused("train", code, out, err, named if named[0].startswith("config.") else [str(file), *named])
+    assert not (tmp_path / "run").exists()
+
+
+def refused(command, code, out, err, named, expected=2):
+    assert code == expected, err
+    assert err.startswith(f"lbopt {command}: "), err
+    assert err.count("\n") == 1, err
+    assert err.endswith("\n")
+    assert "Traceback" not in err
+    for part in named:
+        assert part in err
+    assert out == ""
+
+
+def test_no_command_prints_the_commands(lbopt):
+    code, out, err = lbopt()
+    assert (code, err) == (2, "")
+    assert out.startswith("usage: lbopt COMMAND")

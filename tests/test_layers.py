@@ -1,0 +1,92 @@
+"""Lower rooms never import higher ones; heavy libraries stay where they belong."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "lbopt"
+
+LEVELS = {
+    0: {"errors", "types", "tree", "replicas"},
+    1: {"transforms", "schedules", "losses", "metrics", "models", "aggregators", "config"},
+    2: {"parallel", "data"},
+    3: {"train", "evaluation"},
+    4: {"report", "recipes", "sweep", "plan"},
+    5: {"cli", "__main__", "__init__"},
+}
+LEVEL_OF = {room: level for level, rooms in LEVELS.items() for room in rooms}
+
+# Rooms of one level that may not know each other at all.
+STRANGERS = [("parallel", "data"), ("data", "models"), ("parallel", "models"), ("recipes", "sweep"), ("transforms", "models"), ("report", "recipes")]
+
+# Only these rooms may import the library.
+CONFINED = {
+    "orbax": {"train/checkpoint.py"},
+    "tensorboardX": {"train/writers.py"},
+    "tqdm": {"train/progress.py"},
+    "grain": {"data/batches.py"},
+    "sklearn": {"data/digits.py"},
+    "matplotlib": {"report/page.py", "sweep/report.py"},
+    "ml_collections": {"cli/arguments.py"},
+    "absl": {"cli/arguments.py"},
+}
+VENDORABLE = {"transforms", "schedules", "losses", "metrics", "tree", "types", "errors"}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(file):
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(file):
+    """Yield the dotted names a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_imported(file):
+    names = {name.split(".")[1] for name in imported(file) if name.startswith("lbopt.")}
+    return {name for name in names if name in LEVEL_OF}
+
+
+def test_every_room_has_a_level():
+    assert {room(file) for file in FILES} <= set(LEVEL_OF)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_point_down(file):
+    here = room(file)
+    above = {other for other in rooms_imported(file) if LEVEL_OF[other] > LEVEL_OF[here]}
+    assert not above, f"{file}: {here} imports {above}"
+
+
+@pytest.mark.parametrize(("one", "other"), STRANGERS)
+def test_strangers_do_not_know_each_other(one, other):
+    for file in FILES:
+        if room(file) == one:
+            assert other not in rooms_imported(file), file
+    if (one, other) not in {("recipes", "sweep"), ("report", "recipes")}:
+        return
+    assert any(room(file) == other for file in FILES)
+
+
+@pytest.mark.parametrize("library", CONFINED)
+def test_libraries_stay_in_their_room(library):
+    users = {str(file.relative_to(PACKAGE)) for file in FILES if any(name.split(".")[0] == library for name in imported(file))}
+    assert users == CONFINED[library] or users < CONFINED[library], users
+    assert users, f"nothing imports {library}: take it out of the table"
+
+
+def test_the_core_can_be_vendored_alone():
+    for file in FILES:
+        if room(file) in VENDORABLE:
+            assert rooms_imported(file) <= VENDORABLE, file
+            outside = {name.split(".")[0] for name in imported(file)} & {"flax", "orbax", "grain", "tqdm", "absl", "ml_collections"}
+            assert not outside, file

@@ -1,0 +1,148 @@
+"""A run of 20 steps that takes a second once compiled, the command that makes it, and what it left behind."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from lbopt import tree
+from lbopt.cli import arguments, main
+from lbopt.config import TrainConfig
+from lbopt.recipes import build
+from lbopt.train import loop
+from lbopt.train.checkpoint import Checkpoints
+
+FILE = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
+SMALL = (
+    "--config.num_epochs=1.25",
+    "--config.log_every_steps=1",
+    "--config.eval_every_steps=6",
+    "--config.checkpoint.every_steps=3",
+    "--config.checkpoint.keep=10",
+    "--config.model.widths=(4,)",
+    "--config.model.hidden=8",
+    "--config.parallel.num_devices=1",
+)
+
+
+@functools.cache
+def _load(overrides):
+    return arguments.load_config(f"{FILE}:lamb-64", [*SMALL, *overrides], TrainConfig)
+
+
+@pytest.fixture(scope="session")
+def config_of():
+    """Return a function (*overrides) -> the config."""
+    return lambda *overrides: _load(overrides)
+
+
+@pytest.fixture(scope="session")
+def plan_of():
+    """Return a function (*overrides) -> the run; its programs are compiled once a session."""
+    return functools.cache(lambda *overrides: build.build(_load(overrides)))
+
+
+@pytest.fixture(scope="session")
+def command():
+    """Return a function (workdir, *overrides) -> arguments of `lbopt` that train there."""
+    return lambda workdir, *overrides: [
+        "train",
+        f"--config={FILE}:lamb-64",
+        f"--workdir={workdir}",
+        *SMALL,
+        *overrides,
+    ]
+
+
+@pytest.fixture
+def train(command, plan_of, monkeypatch):
+    """Return a function (workdir, *overrides, before=...) -> exit code of `lbopt train`.
+
+    `before(step, state, batch)` is called before every training step, with the number the step will have.
+    """
+
+    def run(workdir, *overrides, before=None):
+        plan = plan_of(*overrides)
+        if before is not None:
+            plan = dataclasses.replace(plan, train_step=_watched(plan.train_step, before))
+        with monkeypatch.context() as patch:
+            patch.setattr(build, "build", lambda config: plan)
+            return main.main(command(workdir, *overrides))
+
+    return run
+
+
+def _watched(train_step, before):
+    def step(state, batch):
+        before(int(state.step) + 1, state, batch)
+        return train_step(state, batch)
+
+    step.lower = train_step.lower
+    return step
+
+
+@pytest.fixture(scope="session")
+def bits():
+    """Return a function state -> {leaf name: (dtype, shape, bytes)}."""
+
+    def read(state):
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+        named = zip(tree.leaf_names(state), arrays, strict=True)
+        return {name: (str(array.dtype), array.shape, array.tobytes()) for name, array in named}
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def saved_state(plan_of):
+    """Return a function (workdir, *overrides, step=None) -> the saved state, the newest one unless a step is given."""
+
+    def restore(workdir, *overrides, step=None):
+        plan = plan_of(*overrides)
+        with Checkpoints(workdir, keep=100) as checkpoints:
+            step = checkpoints.latest_step() if step is None else step
+            return checkpoints.restore(jax.eval_shape(plan.init), plan.mesh, step)
+
+    return restore
+
+
+@pytest.fixture(scope="session")
+def logged():
+    """Return a function workdir -> the lines of metrics.jsonl without what depends on the clock."""
+
+    def read(workdir):
+        lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+        return [{name: value for name, value in line.items() if not name.startswith("perf/")} for line in lines]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def reference(plan_of, tmp_path_factory):
+    """Return a function (*overrides) -> workdir of a run that nothing interrupted."""
+
+    @functools.cache
+    def run(*overrides):
+        workdir = tmp_path_factory.mktemp("uninterrupted")
+        loop.train(plan_of(*overrides), workdir)
+        return workdir
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def start_process():
+    """Return a function (*arguments of Python) -> the process, its standard error in a pipe."""
+
+    def start(*arguments):
+        return subprocess.Popen(
+            [sys.executable, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+
+    return start

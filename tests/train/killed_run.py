@@ -1,0 +1,44 @@
+"""Train by `lbopt train`, but die by SIGKILL: `python killed_run.py WHERE STEP ARGUMENTS...`.
+
+WHERE is "step" (before the program of the step after STEP starts) or "save" (in the background thread, when everything
+of checkpoint STEP is written and about to get its name).
+"""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import sys
+
+from lbopt.cli import main
+from lbopt.train import loop
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_before_the_step_after(last, train=loop.train):
+    def train_until(run, workdir):
+        def step(state, batch):
+            if int(state.step) == last:
+                die()
+            return run.train_step(state, batch)
+
+        step.lower = run.train_step.lower
+        return train(dataclasses.replace(run, train_step=step), workdir)
+
+    loop.train = train_until
+
+
+def die_when_committing(last):
+    def watch(event, arguments):
+        if event == "os.rename" and pathlib.Path(os.fsdecode(arguments[1])).name == str(last):
+            die()
+
+    sys.addaudithook(watch)
+
+
+if __name__ == "__main__":
+    {"step": die_before_the_step_after, "save": die_when_committing}[sys.argv[1]](int(sys.argv[2]))
+    sys.exit(main.main(sys.argv[3:]))

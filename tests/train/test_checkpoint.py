@@ -1,0 +1,134 @@
+"""Which checkpoints are kept, which is best, and in what shape they come back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt.errors import UserError
+from lbopt.parallel.mesh import make_mesh, put_replicated, replicated
+from lbopt.train.checkpoint import Checkpoints, choose_step
+
+TX = optax.adam(0.1)
+
+
+def make_state(step=0, num_devices=1):
+    """A small state of several dtypes; every value depends on the step."""
+    params = {
+        "Dense_0": {"kernel": jnp.full((3, 2), step + 0.5), "bias": jnp.full(2, step, jnp.bfloat16)},
+        "scale": jnp.float32(step / 3),
+    }
+    state = lbopt.TrainState.create(params, {"batch_stats": {"mean": jnp.full(2, -1.0 * step)}}, TX, seed=step)
+    return put_replicated(make_mesh(num_devices), state.replace(step=jnp.int32(step)))
+
+
+def like():
+    return jax.eval_shape(make_state)
+
+
+def kept(workdir):
+    return sorted(int(folder.name) for folder in (workdir / "checkpoints").iterdir())
+
+
+def save_all(workdir, accuracies, keep, best_metric="eval/accuracy", name="eval/accuracy"):
+    with Checkpoints(workdir, keep, best_metric) as checkpoints:
+        for step, value in accuracies.items():
+            checkpoints.save(make_state(step), {} if value is None else {name: value})
+        checkpoints.wait()
+        return checkpoints.latest_step(), checkpoints.best_step()
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+def test_the_latest_and_the_most_accurate_are_kept(tmp_path, reopen):
+    """Reopening in between is what a resumed run does; steps without a value were not evaluated."""
+    accuracies = {1: None, 2: 0.5, 3: 0.9, 4: None, 5: 0.7, 6: None, 7: 0.8, 8: None}
+    if reopen:
+        for step, value in accuracies.items():
+            latest, best = save_all(tmp_path, {step: value}, keep=2)
+    else:
+        latest, best = save_all(tmp_path, accuracies, keep=2)
+    assert (latest, best) == (8, 3)
+    assert kept(tmp_path) == [3, 7, 8]
+
+
+def test_by_loss_the_lowest_is_best(tmp_path):
+    losses = {1: 3.0, 2: 0.5, 3: 0.9, 4: 2.0}
+    assert save_all(tmp_path, losses, keep=1, best_metric="eval/loss", name="eval/loss") == (4, 2)
+    assert kept(tmp_path) == [2, 4]
+
+
+def test_of_equals_the_later_is_best(tmp_path):
+    assert save_all(tmp_path, {1: 0.5, 2: 0.5, 3: 0.4}, keep=1) == (3, 2)
+    assert kept(tmp_path) == [2, 3]
+
+
+@pytest.mark.parametrize("losses", [{1: float("nan"), 2: 1.0, 3: 2.0}, {1: 1.0, 2: float("nan"), 3: 2.0}])
+def test_a_loss_that_is_not_a_number_is_never_best(tmp_path, losses):
+    _, best = save_all(tmp_path, losses, keep=3, best_metric="eval/loss", name="eval/loss")
+    assert losses[best] == 1.0
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_loss_that_is_not_a_number_does_not_push_the_best_out(tmp_path, first):
+    nan = float("nan")
+    losses = {1: nan, 2: 1.0, 3: 2.0, 4: 3.0} if first else {1: 1.0, 2: nan, 3: 2.0, 4: 3.0}
+    save_all(tmp_path, losses, keep=1, best_metric="eval/loss", name="eval/loss")
+    assert kept(tmp_path) == [2 if first else 1, 4]
+
+
+def test_without_an_evaluation_none_is_best(tmp_path):
+    assert save_all(tmp_path, {1: None, 2: None}, keep=3) == (2, None)
+
+
+def test_an_empty_folder_has_no_checkpoint(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        assert (checkpoints.latest_step(), checkpoints.best_step()) == (None, None)
+        for which in ("latest", "best", "newest", "-1", "1.5"):
+            with pytest.raises(UserError, match=f"--checkpoint = '{which}'"):
+                choose_step(checkpoints, which)
+
+
+def test_a_checkpoint_is_chosen_by_name_or_step(tmp_path):
+    save_all(tmp_path, {1: 0.5, 2: 0.9, 3: 0.7}, keep=3)
+    with Checkpoints(tmp_path) as checkpoints:
+        chosen = [choose_step(checkpoints, which) for which in ("latest", "best", "1")]
+    assert chosen == [3, 2, 1]
+
+
+@pytest.mark.parametrize(("num_devices", "on"), [(1, 1), (4, 4), (1, 4), (4, 2)])
+def test_values_dtypes_and_layout_come_back(tmp_path, num_devices, on):
+    state, mesh = make_state(7, num_devices), make_mesh(on)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, None)
+        checkpoints.wait()
+        restored = checkpoints.restore(like(), mesh, 7)
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
+        assert (after.dtype, after.shape) == (before.dtype, before.shape)
+        assert np.asarray(after).tobytes() == np.asarray(before).tobytes()
+        assert after.sharding.is_equivalent_to(replicated(mesh), after.ndim)
+        assert len(after.addressable_shards) == on
+        for shard in after.addressable_shards:
+            assert np.asarray(shard.data).tobytes() == np.asarray(before).tobytes()
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(restored)} == {"int32", "float32", "bfloat16", "uint32"}
+
+
+def test_a_step_is_saved_once(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(make_state(3), {"eval/accuracy": 0.5})
+        checkpoints.wait()
+        before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+        checkpoints.save(make_state(3), {"eval/accuracy": 0.9})
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_a_checkpoint_holds_no_pickle(tmp_path):
+    save_all(tmp_path, {1: 0.5}, keep=3)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) > 3
+    for file in files:
+        assert file.suffix not in {".pkl", ".pickle", ".npy"}
+        content = file.read_bytes()
+        assert not content.startswith(tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))), file

@@ -1,0 +1,140 @@
+"""A run that was killed and started again ends bit for bit where an uninterrupted one does."""
+
+import json
+import pathlib
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+KILLED_RUN = pathlib.Path(__file__).with_name("killed_run.py")
+PMAP = ("--config.parallel.num_devices=4", "--config.parallel.backend=pmap")
+
+# Name: where the run is killed, at which step, and how it is run.
+KILLS = {
+    "one device": ("step", 10, ()),
+    "pmap on four devices": ("step", 10, PMAP),
+    "before the first checkpoint": ("step", 2, ()),
+    "while a checkpoint is being saved": ("save", 9, ()),
+}
+
+
+@pytest.fixture(scope="module")
+def killed(command, start_process, tmp_path_factory):
+    """Return {name: a workdir left behind by a process that was killed}; the processes run side by side."""
+    workdirs = {name: tmp_path_factory.mktemp("killed") / "run" for name in KILLS}
+    processes = {
+        name: start_process(KILLED_RUN, where, step, *command(workdirs[name], *overrides))
+        for name, (where, step, overrides) in KILLS.items()
+    }
+    for name, process in processes.items():
+        _, stderr = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, f"{name}: {stderr}"
+    return workdirs
+
+
+@pytest.fixture
+def workdir(killed, tmp_path):
+    """Return a function name -> a copy of that killed workdir."""
+    return lambda name: shutil.copytree(killed[name], tmp_path / "run")
+
+
+def whole_checkpoints(workdir):
+    return sorted(int(folder.name) for folder in (workdir / "checkpoints").glob("[0-9]*") if folder.name.isdigit())
+
+
+@pytest.mark.parametrize("name", KILLS)
+def test_the_same_command_ends_in_the_same_state(name, workdir, train, reference, bits, saved_state, logged):
+    overrides, workdir = KILLS[name][2], workdir(name)
+    assert train(workdir, *overrides) == 0
+    whole = reference(*overrides)
+    for step in (12, 20):
+        resumed, straight = (bits(saved_state(folder, *overrides, step=step)) for folder in (workdir, whole))
+        assert resumed == straight
+    assert any(name.startswith("opt_state/") for name in straight)
+    assert any(name.startswith("model_state/batch_stats/") for name in straight)
+    assert {"step", "rng"} < straight.keys()
+    assert logged(workdir) == logged(whole)
+    assert [line["step"] for line in logged(workdir)] == list(range(1, 21))
+
+
+def test_the_command_as_a_process_ends_in_the_same_state(
+    workdir, command, start_process, reference, bits, saved_state, logged
+):
+    workdir = workdir("one device")
+    process = start_process("-m", "lbopt", *command(workdir))
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert stderr.startswith(("resuming at step 6 of 20", "resuming at step 9 of 20"))
+    assert bits(saved_state(workdir)) == bits(saved_state(reference()))
+    assert logged(workdir) == logged(reference())
+
+
+@pytest.mark.parametrize("name", ["one device", "while a checkpoint is being saved"])
+def test_the_batches_after_a_resume_are_those_of_the_run(name, workdir, train, tmp_path):
+    def record(seen):
+        return lambda step, state, batch: seen.update({step: (np.array(batch["image"]), np.array(batch["label"]))})
+
+    straight, resumed = {}, {}
+    assert train(tmp_path / "straight", before=record(straight)) == 0
+    assert train(workdir(name), before=record(resumed)) == 0
+    assert sorted(straight) == list(range(1, 21))
+    assert sorted(resumed) in (list(range(7, 21)), list(range(10, 21)))
+    for step, (images, labels) in resumed.items():
+        np.testing.assert_array_equal(images, straight[step][0])
+        np.testing.assert_array_equal(labels, straight[step][1])
+    assert not np.array_equal(straight[7][0], straight[8][0])
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(killed, train, workdir, logged, capsys):
+    assert whole_checkpoints(killed["before the first checkpoint"]) == []
+    assert [line["step"] for line in logged(killed["before the first checkpoint"])] == [1, 2]
+    assert train(workdir("before the first checkpoint")) == 0
+    assert "starting at step 0 of 20" in capsys.readouterr().err
+
+
+def test_a_checkpoint_cut_off_by_the_kill_is_not_used(killed, train, workdir, capsys):
+    left = killed["while a checkpoint is being saved"]
+    assert whole_checkpoints(left) == [3, 6]
+    assert len(list((left / "checkpoints").iterdir())) == 3, "the unfinished one is there under another name"
+    workdir = workdir("while a checkpoint is being saved")
+    assert train(workdir) == 0
+    assert "resuming at step 6 of 20" in capsys.readouterr().err
+    assert [folder for folder in (workdir / "checkpoints").iterdir() if not folder.name.isdigit()] == []
+
+
+def test_a_checkpoint_saved_in_the_background_holds_the_state_of_its_step(
+    train, reference, bits, saved_state, tmp_path
+):
+    """The step that follows a save is given the saved state's buffers to write into."""
+    states = {}
+    assert train(tmp_path / "run", before=lambda step, state, batch: states.update({step - 1: bits(state)})) == 0
+    for step in (3, 6, 9, 12, 15, 18):
+        assert bits(saved_state(reference(), step=step)) == states[step]
+    assert states[3] != states[6]
+
+
+def test_a_line_torn_by_the_kill_is_written_again(workdir, train, reference, logged):
+    workdir = workdir("one device")
+    with open(workdir / "metrics.jsonl", "a") as stream:
+        stream.write('{"step": 11, "examples_se')
+    assert train(workdir) == 0
+    assert logged(workdir) == logged(reference())
+
+
+def test_a_finished_run_is_left_as_it_is(train, tmp_path, capsys):
+    def contents():
+        files = [tmp_path / "metrics.jsonl", *(tmp_path / "checkpoints").rglob("*")]
+        return {file: file.read_bytes() for file in files if file.is_file()}
+
+    def never(*arguments):
+        raise AssertionError("a step was run")
+
+    assert train(tmp_path) == 0
+    before = contents()
+    assert len(before) > 7
+    capsys.readouterr()
+    assert train(tmp_path, before=never) == 0
+    assert contents() == before
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["step"] == 20
