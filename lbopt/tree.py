@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lbopt import types
 
@@ -15,8 +16,9 @@ Role = Literal["bias", "norm", "vector", "weight"]
 
 _BIAS_NAMES = {"bias", "b", "beta", "offset"}
 _NORM_NAMES = {"scale", "gamma"}
+_WEIGHT_NAMES = {"kernel", "embedding"}
 _NORM_MODULE = re.compile(
-    r"(^|_)(batch|layer|group|instance|rms)?_?norm(alization)?(_?\d+)?$|^(bn|ln|gn)(_?\d+)?$|(Batch|Layer|Group|Instance|RMS)Norm"
+    r"(^|_)((batch|layer|group|instance|rms)_?norm(alization)?|norm|bn|ln|gn)(_?\d+)?$", re.IGNORECASE
 )
 
 
@@ -51,8 +53,8 @@ def leaf_role(name: str, leaf: Any) -> Role:
     """Say what a leaf is to an optimizer: `bias`, `norm`, `vector` or `weight`.
 
     The name decides first: a last part `bias`, `b`, `beta`, `offset` is a bias; a last part `scale`, `gamma`, or
-    any parent that is a normalization module (`BatchNorm_0`, `layer_norm`, `bn1`, ...) makes it a norm. A leaf with
-    fewer than two dimensions whose name says nothing is a `vector`: in practice a shift or a gain under another name.
+    any parent that is a normalization module (`BatchNorm_0`, `layer_norm`, `stem_bn`, ...) makes it a norm; a matrix called
+    `kernel` or `embedding` is a weight wherever it is. A leaf with fewer than two dimensions whose name says nothing is a `vector`: in practice a shift or a gain under another name.
 
     >>> import numpy as np
     >>> leaf_role("Dense_0/kernel", np.zeros((3, 3))), leaf_role("Dense_0/bias", np.zeros(3))
@@ -61,11 +63,14 @@ def leaf_role(name: str, leaf: Any) -> Role:
     ('norm', 'vector')
     """
     *parents, last = name.split("/")
-    if any(_NORM_MODULE.search(part) for part in parents) or last in _NORM_NAMES:
+    is_matrix = jnp.ndim(leaf) >= 2
+    if last in _WEIGHT_NAMES and is_matrix:
+        return "weight"
+    if last in _NORM_NAMES or any(_NORM_MODULE.search(part) for part in parents):
         return "norm"
     if last in _BIAS_NAMES:
         return "bias"
-    return "weight" if jnp.ndim(leaf) >= 2 else "vector"
+    return "weight" if is_matrix else "vector"
 
 
 def weights_only(params: types.Params) -> types.PyTree:
@@ -78,14 +83,19 @@ def weights_only(params: types.Params) -> types.PyTree:
     >>> weights_only({"kernel": np.zeros((2, 2)), "bias": np.zeros(2)})
     {'bias': False, 'kernel': True}
     """
+    if leaf_names(params) == [""]:
+        raise ValueError(
+            "weights_only needs a tree of named parameters; inside optax.inject_hyperparams, name the mask in static_args, "
+            "or it is taken for a schedule"
+        )
     return map_with_name(lambda name, leaf: leaf_role(name, leaf) == "weight", params)
 
 
-def resolve_mask(mask: types.Mask, params: types.Params, argument: str) -> types.PyTree:
+def resolve_mask(mask: types.Mask | types.Unset, params: types.Params, argument: str) -> types.PyTree:
     """Turn a mask in any accepted form into a pytree of bools shaped like `params`.
 
     Args:
-      mask: None or True (every leaf), False (no leaf), a pytree of bools, or a callable `params -> pytree of bools`.
+      mask: not given (`weights_only`), None or True (every leaf), False (no leaf), a pytree of bools, or a callable `params -> pytree of bools`.
         Leaves that `optax.masked` took out (`optax.MaskedNode`) stay out.
       params: the parameters.
       argument: the name of the argument, for messages.
@@ -97,6 +107,8 @@ def resolve_mask(mask: types.Mask, params: types.Params, argument: str) -> types
       ValueError: if a tree or callable selects no leaf at all (say False if that is meant), if its structure differs
         from `params`, or if a leaf of it is not a bool.
     """
+    if isinstance(mask, types.Unset):
+        mask = weights_only
     if mask is None or isinstance(mask, bool):
         return jax.tree.map(lambda _: mask is not False, params)
     selected = mask(params) if callable(mask) else mask
@@ -120,7 +132,7 @@ def _check_structure(selected: types.PyTree, params: types.Params, argument: str
 
 
 def _check_bool(name: str, chosen: Any, argument: str) -> None:
-    if not isinstance(chosen, bool) and getattr(chosen, "dtype", None) != jnp.bool_:
+    if not isinstance(chosen, (bool, np.bool_)):
         raise ValueError(f"{argument} at {name!r} is {chosen!r}: give True or False")
 
 

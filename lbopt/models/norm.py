@@ -132,9 +132,9 @@ def _normalize_by_group(x: jax.Array, scope: Scope, epsilon: float) -> tuple[jax
     seen = here.count if here.axis_name else 1
     groups = scope.num_groups(here.count, seen * x.shape[0])
     groups_here, peers = max(1, groups // seen), max(1, seen // groups)
-    if max(groups, seen) % min(groups, seen):
+    if max(groups, here.count) % min(groups, here.count):
         raise UserError(
-            f"batch norm scope: {groups} groups do not line up with {seen} replicas: choose a group size that divides a replica's part or holds whole replicas"
+            f"batch norm scope: {groups} groups do not line up with {here.count} replicas: choose a group size that divides a replica's part or holds whole replicas"
         )
     _divide("examples of the batch", x.shape[0], groups_here)
     grouped = x.reshape(groups_here, x.shape[0] // groups_here, *x.shape[1:]).astype(tree.wide_dtype(x.dtype))

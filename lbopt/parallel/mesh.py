@@ -30,7 +30,9 @@ def make_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | No
     available = list(jax.devices() if devices is None else devices)
     wanted = len(available) if num_devices is None else num_devices
     if not 1 <= wanted <= len(available):
-        raise UserError(f"num_devices = {wanted!r}: ask for at most the {len(available)} devices there are")
+        raise UserError(
+            f"num_devices = {wanted!r}: give 1 to {len(available)}, there are {len(available)} devices here"
+        )
     # Auto: shardings are propagated by the compiler; jax.make_mesh would default to explicit axes.
     return Mesh(np.asarray(available[:wanted]), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 

@@ -76,8 +76,8 @@ class Step:
 
     def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *rest, batch = arguments
-        for leaf in jax.tree.leaves(batch)[:1]:
-            check_divisible(leaf.shape[0], self.mesh, self._num_microsteps)
+        for size in {leaf.shape[0] for leaf in jax.tree.leaves(batch)}:
+            check_divisible(size, self.mesh, self._num_microsteps)
         return (*rest, self._arrange(batch))
 
 
@@ -102,11 +102,12 @@ def make_train_step(
       num_microsteps: accumulate the gradient over so many parts of the batch; see `make_gradient_fn`.
       compute_dtype: cast floating parameters and inputs to this (say `jnp.bfloat16`) for the loss; None for models
         that choose for themselves. Parameters, accumulators and optimizer state keep their own dtype.
-      donate: reuse the old state's buffers; the state passed in is then gone.
+      donate: reuse the old state's buffers; the state passed in must not be used again.
 
     Returns:
       A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is replicated under
-      both backends, its metrics are sums over the global batch.
+      both backends, its metrics are sums over the global batch. The backends agree up to rounding, except that random
+      draws of the loss (dropout) are per global batch under "jit" and per replica under "pmap".
 
     Raises:
       UserError: for an unknown backend, or when called with a batch that does not split evenly.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -36,8 +37,8 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
     """
     if decay not in DECAYS:
         raise ValueError(f"decay = {decay!r}: use one of {', '.join(DECAYS)}")
-    if power <= 0:
-        raise ValueError(f"power = {power!r}: give a number > 0")
+    if not 0 < power < math.inf:
+        raise ValueError(f"power = {power!r}: give a finite number > 0")
     if not 0 <= end_factor <= 1:
         raise ValueError(f"end_factor = {end_factor!r}: give a number in [0, 1]")
 

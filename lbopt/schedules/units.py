@@ -26,7 +26,7 @@ class Units:
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "global_batch_size"):
-            if getattr(self, name) < 1:
+            if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: give a number >= 1")
 
     def exact_steps(self, epochs: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -104,6 +106,12 @@ def legw_schedule(
     References:
       You et al., Large-Batch Training for LSTM and Beyond (LEGW), arXiv 1901.08256.
     """
+    for name, value in (("base_learning_rate", base_learning_rate), ("base_warmup_epochs", base_warmup_epochs)):
+        if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+            raise ValueError(f"{name} = {value!r}: give a finite number >= 0")
+    for name, size in (("base_batch_size", base_batch_size), ("num_epochs", num_epochs)):
+        if not 0 < size < math.inf:
+            raise ValueError(f"{name} = {size!r}: give a finite number > 0")
     warmup_steps = units.Units(num_examples, base_batch_size).warmup_steps(base_warmup_epochs)
     return warmup_schedule(
         scaling.scale_learning_rate(base_learning_rate, base_batch_size, global_batch_size, rule),  # type: ignore[type-var]
@@ -117,8 +125,8 @@ def legw_schedule(
 
 
 def _check(peak_learning_rate, warmup_steps, total_steps: int, first_step: int) -> None:
-    if isinstance(peak_learning_rate, (int, float)) and not peak_learning_rate >= 0:
-        raise ValueError(f"learning_rate = {peak_learning_rate!r}: give a number >= 0")
+    if isinstance(peak_learning_rate, (int, float)) and not 0 <= peak_learning_rate < math.inf:
+        raise ValueError(f"peak_learning_rate = {peak_learning_rate!r}: give a finite number >= 0")
     if total_steps < 1:
         raise ValueError(f"total_steps = {total_steps!r}: give a number >= 1")
     if first_step not in (0, 1):

@@ -69,13 +69,13 @@ def lamb(
       You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes, arXiv 1904.00962, Algorithm 2.
     """
     row = variants.choose(VARIANTS, variant, weight_decay_mask=weight_decay_mask, trust_ratio_mask=trust_ratio_mask)
-    arguments.require_at_least("max_grad_norm", max_grad_norm, 0)
+    arguments.require_above("max_grad_norm", max_grad_norm, 0)
     clip = [] if max_grad_norm is None else [optax.clip_by_global_norm(max_grad_norm)]
     return optax.chain(
         *clip,
         moments.scale_by_lamb_moments(b1, b2, eps, debias=debias),
         trust_ratio.scale_by_layerwise_trust_ratio(
-            mask=row["trust_ratio_mask"],
+            trust_ratio_mask=row["trust_ratio_mask"],
             trust_ratio_bounds=trust_ratio_bounds,
             weight_norm_bounds=weight_norm_bounds,
             weight_decay=weight_decay,

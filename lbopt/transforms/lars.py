@@ -82,7 +82,7 @@ def lars(
     )
     return optax.chain(
         trust_ratio.scale_by_layerwise_trust_ratio(
-            mask=row["trust_ratio_mask"],
+            trust_ratio_mask=row["trust_ratio_mask"],
             trust_coefficient=trust_coefficient,
             eps=eps,
             trust_ratio_bounds=trust_ratio_bounds,

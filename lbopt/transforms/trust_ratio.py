@@ -27,13 +27,13 @@ class TrustRatioState(NamedTuple):
 
 
 def scale_by_layerwise_trust_ratio(
-    mask: types.Mask = tree.weights_only,
+    trust_ratio_mask: types.Mask | types.Unset = types.UNSET,
     trust_coefficient: float = 1.0,
     eps: float = 0.0,
     trust_ratio_bounds: tuple[float, float] | None = None,
     weight_norm_bounds: tuple[float, float] | None = None,
     weight_decay: float | jax.Array = 0.0,
-    weight_decay_mask: types.Mask = tree.weights_only,
+    weight_decay_mask: types.Mask | types.Unset = types.UNSET,
     denominator: Denominator = "norm_of_sum",
 ) -> optax.GradientTransformation:
     r"""Add the weight decay, then scale each layer's update by a ratio of norms.
@@ -43,20 +43,21 @@ def scale_by_layerwise_trust_ratio(
         d     = g + wd w
         ratio = trust_coefficient * phi(||w||) / (||d|| + eps)               norm_of_sum  (LAMB, optax.lars)
         ratio = trust_coefficient * phi(||w||) / (||g|| + wd ||w|| + eps)    sum_of_norms (LARS)
-        ratio = 1 where ||w|| or the update's norm (||d||, for sum_of_norms ||g||) is 0
-        out   = clip(ratio, *trust_ratio_bounds) * d       on leaves in `mask`;   out = d on the others
+        ratio = 1 where phi(||w||) or the update's norm (||d||, for sum_of_norms ||g||) is 0
+        out   = clip(ratio, *trust_ratio_bounds) * d       on leaves in `trust_ratio_mask`;   out = d on the others
 
     The decay is part of this transform because the two denominators differ in exactly where it enters. All arithmetic
     is in fp32 (or wider, for wider leaves); the output has the dtype of the incoming update.
 
     Args:
-      mask: the leaves that are adapted (see `lbopt.types.Mask`); default: weights, not biases or normalization leaves.
+      trust_ratio_mask: the leaves that are adapted (see `lbopt.types.Mask`); if not given, `lbopt.weights_only`: weights, not
+        biases or normalization leaves.
       trust_coefficient: factor on the ratio, > 0; LAMB 1, LARS 0.001.
       eps: added to the denominator, >= 0.
       trust_ratio_bounds: (low, high) for the ratio, or None. (0, 1) on LARS is timm's trust_clip.
       weight_norm_bounds: phi of the LAMB paper, (low, high) for ||w||, or None for the identity.
       weight_decay: coefficient >= 0; may be a traced scalar.
-      weight_decay_mask: the leaves that are decayed; default as `mask`.
+      weight_decay_mask: the leaves that are decayed; default as `trust_ratio_mask`.
       denominator: "norm_of_sum" or "sum_of_norms".
 
     Returns:
@@ -67,7 +68,7 @@ def scale_by_layerwise_trust_ratio(
         or if `params` is missing from `update`.
 
     >>> import jax.numpy as jnp
-    >>> tx = scale_by_layerwise_trust_ratio(mask=None)
+    >>> tx = scale_by_layerwise_trust_ratio(trust_ratio_mask=None)
     >>> params = {"kernel": jnp.full((2, 2), 3.0)}
     >>> state = tx.init(params)
     >>> updates, state = tx.update({"kernel": jnp.full((2, 2), 0.5)}, state, params)
@@ -85,7 +86,7 @@ def scale_by_layerwise_trust_ratio(
     _check(trust_coefficient, eps, trust_ratio_bounds, weight_norm_bounds, weight_decay, denominator)
 
     def init_fn(params: types.Params) -> TrustRatioState:
-        adapted = tree.resolve_mask(mask, params, "trust_ratio_mask")
+        adapted = tree.resolve_mask(trust_ratio_mask, params, "trust_ratio_mask")
         tree.resolve_mask(weight_decay_mask, params, "weight_decay_mask")
         ones = jax.tree.map(
             lambda p, chosen: jnp.ones((), tree.wide_dtype(p.dtype)) if chosen else optax.MaskedNode(), params, adapted
@@ -117,7 +118,7 @@ def scale_by_layerwise_trust_ratio(
     ) -> tuple[optax.Updates, TrustRatioState]:
         del state
         arguments.require_params(params, "scale_by_layerwise_trust_ratio")
-        adapted = tree.resolve_mask(mask, params, "trust_ratio_mask")
+        adapted = tree.resolve_mask(trust_ratio_mask, params, "trust_ratio_mask")
         decayed = tree.resolve_mask(weight_decay_mask, params, "weight_decay_mask")
         pairs = jax.tree.map(adapt, updates, params, adapted, decayed)
         updates, ratios = tree.unzip_pairs(updates, pairs)
@@ -131,8 +132,7 @@ def _clip(x: jax.Array, bounds: tuple[float, float] | None) -> jax.Array:
 
 
 def _check(trust_coefficient, eps, trust_ratio_bounds, weight_norm_bounds, weight_decay, denominator) -> None:
-    if arguments.is_number(trust_coefficient) and trust_coefficient <= 0:
-        raise ValueError(f"trust_coefficient = {trust_coefficient!r}: give a number > 0")
+    arguments.require_above("trust_coefficient", trust_coefficient, 0)
     arguments.require_at_least("eps", eps, 0)
     arguments.require_at_least("weight_decay", weight_decay, 0)
     arguments.require_bounds("trust_ratio_bounds", trust_ratio_bounds)

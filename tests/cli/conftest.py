@@ -55,3 +55,22 @@ def fingerprint():
         }
 
     return read
+
+
+@pytest.fixture(scope="session")
+def small():
+    """Return the flags of `lbopt train` for a run of 16 steps on one device."""
+    return [
+        f"--config={CONFIGS / 'digits_cnn.py'}:smoke",
+        "--config.model.widths=(4,)",
+        "--config.model.hidden=8",
+        "--config.parallel.num_devices=1",
+    ]
+
+
+@pytest.fixture(scope="session")
+def trained(small, tmp_path_factory):
+    """Return the workdir of a finished run; look, do not touch."""
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    assert main.main(["train", *small, f"--workdir={workdir}"]) == 0
+    return workdir

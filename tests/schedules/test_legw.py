@@ -69,11 +69,10 @@ def test_base_rate_may_be_traced():
     ("message", "arguments"),
     [
         ("warmup must end before training does", {"global_batch_size": 12_800, "num_epochs": 100}),
-        pytest.param(
-            "base_batch_size = ",
-            {"base_batch_size": 0},
-            marks=pytest.mark.xfail(strict=True, reason="called global_batch_size"),
-        ),
+        ("base_batch_size = ", {"base_batch_size": 0}),
+        ("base_warmup_epochs = ", {"base_warmup_epochs": -1.0}),
+        ("num_epochs = ", {"num_epochs": 0}),
+        ("power = ", {"power": float("nan")}),
         ("global_batch_size = ", {"global_batch_size": 0}),
         ("num_examples = ", {"num_examples": 0}),
         ("rule = ", {"rule": "cubic"}),

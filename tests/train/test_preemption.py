@@ -20,9 +20,7 @@ def terminate_at(last):
 
 
 @pytest.mark.parametrize("step", [1, 7, 9, 12, 19])
-def test_a_terminated_run_goes_on_where_it_stopped(
-    step, train, reference, bits, saved_state, logged, tmp_path, capsys
-):
+def test_a_terminated_run_goes_on_where_it_stopped(step, train, reference, bits, saved_state, logged, tmp_path, capsys):
     """7 and 1 have no checkpoint of their own, 9 has one, 12 has one with an evaluation, after 19 comes the last."""
     assert train(tmp_path, before=terminate_at(step)) == 75
     said = capsys.readouterr().err.splitlines()

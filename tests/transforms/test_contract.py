@@ -19,7 +19,7 @@ TABLE = {
             "trust_ratio_bounds": (0.1, 3.0),
             "denominator": "sum_of_norms",
         },
-        ("mask", "weight_decay_mask"),
+        ("trust_ratio_mask", "weight_decay_mask"),
         True,
     ),
     "lamb_moments": (lbopt.scale_by_lamb_moments, {"b1": 0.8, "b2": 0.9, "eps": 1e-3, "eps_root": 1e-6}, (), False),
@@ -151,9 +151,6 @@ INJECTED = {
 }
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the mask is called as a schedule of the count, and weights_only(count) is False"
-)
 @pytest.mark.parametrize("case", INJECTED)
 def test_inject_hyperparams_does_not_silently_lose_the_masks(case):
     factory, options = INJECTED[case]

@@ -49,7 +49,7 @@ def test_trust_ratio_mask(form, build):
 @pytest.mark.parametrize("form", FORMS)
 def test_weight_decay_mask(form):
     mask, chosen = FORMS[form]
-    tx = lbopt.scale_by_layerwise_trust_ratio(mask=False, weight_decay=0.5, weight_decay_mask=mask)
+    tx = lbopt.scale_by_layerwise_trust_ratio(trust_ratio_mask=False, weight_decay=0.5, weight_decay_mask=mask)
     updates, _ = tx.update(zeros(), tx.init(PARAMS), PARAMS)
     assert {name for name, leaf in leaves(updates).items() if np.all(leaf == 0.5)} == chosen
     assert {name for name, leaf in leaves(updates).items() if np.all(leaf == 0)} == EVERY - chosen

@@ -1,0 +1,205 @@
+"""A workdir that does not fit is refused in one line, and left as it is."""
+
+import json
+import pathlib
+import shutil
+import sys
+
+import pytest
+
+from lbopt.cli import arguments
+from lbopt.config import SweepConfig, checks
+from lbopt.train import workdir as workdirs
+
+
+def known(value, reason):
+    """Mark a case that is not refused as it should be."""
+    return pytest.param(value, marks=pytest.mark.xfail(strict=True, reason=reason))
+
+
+@pytest.fixture
+def workdir(trained, tmp_path):
+    """Return a copy of a finished run."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.fixture
+def study(configs, tmp_path):
+    """Return the flags of a study and a workdir that belongs to it."""
+    flag = f"{configs / 'sweeps' / 'digits_limit.py'}:smoke"
+    config = arguments.load_config(flag, [], SweepConfig)
+    folder = workdirs.open_workdir(tmp_path / "study", "sweep", checks.to_json(config))
+    return [f"--config={flag}", "--config.num_workers=1"], folder
+
+
+@pytest.fixture
+def refused(lbopt, fingerprint, tmp_path):
+    """Return a function that runs a command, sees it refused in one line, and gives that line."""
+
+    def run(expected, *arguments):
+        before = fingerprint(tmp_path)
+        code, out, err = lbopt(*arguments)
+        assert code == expected, err
+        assert err.startswith(f"lbopt {arguments[0]}: "), err
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in err
+        assert out == ""
+        assert fingerprint(tmp_path) == before
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed=1", "seed is 0 there and 1 here"),
+        ("optimizer.b1=0.8", "optimizer.b1 is 0.9 there and 0.8 here"),
+        ("optimizer.trust_ratio_bounds=(0.0,9.0)", "optimizer.trust_ratio_bounds is None there and [0.0, 9.0] here"),
+        ("optimizer.max_grad_norm=1.0", "optimizer.max_grad_norm is None there and 1.0 here"),
+    ],
+)
+def test_a_run_of_another_config(command, override, said, refused, small, workdir):
+    err = refused(2, command, *small, f"--config.{override}", f"--workdir={workdir}")
+    assert str(workdir) in err
+    assert said in err
+    assert "use another --workdir" in err
+
+
+def test_a_study_of_another_config(refused, study):
+    flags, folder = study
+    err = refused(2, "sweep", *flags, "--config.search_seeds=(5,)", f"--workdir={folder}")
+    assert "search_seeds is [0] there and [5] here" in err
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_study_is_no_run(command, refused, small, study):
+    err = refused(2, command, *small, f"--workdir={study[1]}")
+    assert f"'{study[1]}': it holds a sweep, not a training run" in err
+
+
+def test_a_run_is_no_study(refused, study, workdir):
+    err = refused(2, "sweep", *study[0], f"--workdir={workdir}")
+    assert f"'{workdir}': it holds a training run, not a sweep" in err
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_a_folder_of_something_else(command, refused, small, study, tmp_path):
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "diary.txt").write_text("mine")
+    flags = small if command == "train" else study[0]
+    assert "is not empty and holds no config.json" in refused(2, command, *flags, f"--workdir={folder}")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "3", "{}", known('{"kind": "train"}', "a config.json that holds no config: KeyError")],
+)
+@pytest.mark.parametrize("command", ["train", "evaluate", "report"])
+def test_a_damaged_config_json(command, content, refused, small, workdir):
+    (workdir / "config.json").write_text(content)
+    flags = [] if command == "report" else small
+    assert "config.json" in refused(3, command, *flags, f"--workdir={workdir}")
+
+
+@pytest.mark.xfail(strict=True, reason="KeyError, after figures were drawn into the workdir")
+def test_a_report_of_an_unknown_kind_of_workdir(refused, workdir):
+    (workdir / "config.json").write_text('{"kind": "dream", "config": {}}')
+    assert "config.json" in refused(3, "report", f"--workdir={workdir}")
+
+
+@pytest.mark.xfail(strict=True, reason="UnicodeDecodeError")
+def test_a_config_json_that_is_not_text(refused, small, workdir):
+    (workdir / "config.json").write_bytes(b"\xff\xfe\x00")
+    assert "config.json" in refused(3, "train", *small, f"--workdir={workdir}")
+
+
+@pytest.mark.xfail(strict=True, reason="JSONDecodeError or KeyError")
+@pytest.mark.parametrize("content", ["not json\n", '{"loss": 1}\n', "\x00\x00\x00\n"])
+@pytest.mark.parametrize("command", ["train", "report"])
+def test_damaged_metrics(command, content, refused, small, workdir):
+    """For instance after the power failed: a whole line that is not one of ours."""
+    with open(workdir / "metrics.jsonl", "a") as stream:
+        stream.write(content)
+    flags = [] if command == "report" else small
+    assert "metrics.jsonl" in refused(3, command, *flags, f"--workdir={workdir}")
+
+
+def below_a_file(tmp_path):
+    (tmp_path / "file").write_text("a file")
+    return tmp_path / "file" / "run"
+
+
+def a_file(tmp_path):
+    (tmp_path / "file").write_text("a file")
+    return tmp_path / "file"
+
+
+def nowhere(tmp_path):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs /proc")
+    return pathlib.Path("/proc/lbopt-nowhere")
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+@pytest.mark.parametrize("place", [below_a_file, a_file, nowhere])
+def test_a_place_where_nothing_can_be_written(command, place, refused, small, study, tmp_path):
+    folder = place(tmp_path)
+    flags = small if command == "train" else study[0]
+    err = refused(3, command, *flags, f"--workdir={folder}")
+    assert f"'{folder}': cannot be written" in err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "report"])
+@pytest.mark.parametrize("place", ["missing", "empty"])
+def test_no_run_there(command, place, refused, small, tmp_path):
+    (tmp_path / "empty").mkdir()
+    flags = [] if command == "report" else small
+    err = refused(2, command, *flags, f"--workdir={tmp_path / place}")
+    assert str(tmp_path / place) in err
+    assert "run lbopt train" in err
+
+
+def test_a_report_of_a_run_that_has_not_logged(refused, workdir):
+    (workdir / "metrics.jsonl").unlink()
+    assert "no metrics yet" in refused(2, "report", f"--workdir={workdir}")
+
+
+def test_a_report_of_a_study_without_results(refused, study):
+    assert str(study[1]) in refused(2, "report", f"--workdir={study[1]}")
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "newest",
+        known("3", "exit code 3: a step that was never saved is called unreadable"),
+        "-8",
+        "1e1",
+        known("\u00b2", "ValueError: a superscript is a digit but not a number"),
+    ],
+)
+def test_an_unknown_checkpoint(which, refused, small, workdir):
+    err = refused(2, "evaluate", *small, f"--workdir={workdir}", f"--checkpoint={which}")
+    assert f"--checkpoint = '{which}'" in err
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_an_unreadable_checkpoint(command, refused, small, workdir):
+    newest = workdir / "checkpoints" / "16"
+    for file in newest.rglob("d/*"):
+        file.write_bytes(b"")
+    err = refused(3, command, *small, f"--workdir={workdir}")
+    assert f"checkpoint {newest} cannot be read" in err
+    assert "remove that folder to resume at step 12" in err
+
+
+def test_what_may_change_between_two_starts(lbopt, small, workdir):
+    before = json.loads((workdir / "config.json").read_text())
+    changes = ["--config.parallel.num_devices=2", "--config.about.status=measured here"]
+    code, _, err = lbopt("train", *small, *changes, f"--workdir={workdir}")
+    assert code == 0, err
+    assert "resuming at step 16 of 16" in err
+    assert json.loads((workdir / "config.json").read_text()) == before

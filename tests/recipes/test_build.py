@@ -1,0 +1,147 @@
+"""Every config that ships becomes a run, and its schedule is the one it promises."""
+
+import importlib.util
+import math
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from lbopt.cli.arguments import call_get_config
+from lbopt.config import SweepConfig, TrainConfig
+from lbopt.data.digits import load_digits
+from lbopt.errors import UserError
+from lbopt.recipes import build, schedule as schedules
+from lbopt.recipes.problem import make_problem
+from lbopt.sweep import trials
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+NUM_EXAMPLES = 1024
+
+OPTIMIZERS = ("lamb", "lars", "adamw", "adam", "momentum")
+ROWS = ["digits_cnn.py", "digits_cnn.py:smoke"]
+ROWS += [f"digits_cnn.py:{name}-{size}" for name in OPTIMIZERS for size in (64, 256, 1024)]
+STUDIES = ["sweeps/digits_limit.py", "sweeps/digits_limit.py:smoke"]
+
+
+def load(row):
+    return call_get_config(str(CONFIGS / row))
+
+
+def rates(config, schedule, batch_size, num_epochs):
+    """Return what `resolve` says and the rate of every step."""
+    resolved = schedules.resolve(schedule, batch_size, NUM_EXAMPLES, num_epochs)
+    built = schedules.make_schedule(schedule, resolved.learning_rate, resolved.warmup_steps, resolved.num_steps)
+    return resolved, np.asarray(jax.vmap(built)(np.arange(resolved.num_steps)))
+
+
+def closed_form(schedule, batch_size, num_epochs):
+    """Return peak, warmup steps and steps of a rule, from its definition."""
+    exponent = {"sqrt": 0.5, "linear": 1, "none": 0}[schedule.scaling_rule]
+    peak = schedule.base_learning_rate * (batch_size / schedule.base_batch_size) ** exponent
+    over = {"legw": schedule.base_batch_size, "epochs": batch_size}[schedule.warmup_rule]
+    return (
+        peak,
+        round(schedule.base_warmup_epochs * NUM_EXAMPLES / over),
+        math.ceil(num_epochs * NUM_EXAMPLES / batch_size),
+    )
+
+
+def check_rates(config, schedule, batch_size, num_epochs):
+    resolved, values = rates(config, schedule, batch_size, num_epochs)
+    peak, warmup, steps = closed_form(schedule, batch_size, num_epochs)
+    assert (resolved.warmup_steps, resolved.num_steps) == (warmup, steps)
+    assert resolved.learning_rate == pytest.approx(peak, rel=1e-12)
+    assert (schedule.decay, schedule.power, schedule.end_factor, schedule.first_step) == ("polynomial", 1, 0, 1)
+    # First step number is 1: a rise to the peak at step `warmup`, a line to 0 at step `steps` + 1.
+    assert values[0] == pytest.approx(peak / warmup, rel=1e-5)
+    assert values[warmup - 1] == pytest.approx(peak, rel=1e-5)
+    assert values[-1] == pytest.approx(peak / (steps + 1 - warmup), rel=1e-4)
+    assert values.argmax() == warmup - 1
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_becomes_a_run(row):
+    config = load(row)
+    assert isinstance(config, TrainConfig)
+    plan = build.build(config)
+    assert plan.global_batch_size == config.global_batch_size
+    assert plan.num_steps == len(plan.batches) == math.ceil(config.num_epochs * NUM_EXAMPLES / config.global_batch_size)
+    assert plan.batches[0]["image"].shape[0] == config.global_batch_size
+    assert plan.mesh.size == 4
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_rates_of_a_row(row):
+    config = load(row)
+    check_rates(config, config.schedule, config.global_batch_size, config.num_epochs)
+
+
+def test_rows_say_what_they_are():
+    for name in OPTIMIZERS:
+        config = load(f"digits_cnn.py:{name}-512")
+        assert (config.optimizer.name, config.global_batch_size) == (name, 512)
+        assert config.name == f"digits_cnn:{name}-512"
+
+
+@pytest.mark.parametrize("row", STUDIES)
+def test_a_study_can_be_laid_out(row):
+    config = load(row)
+    assert isinstance(config, SweepConfig)
+    config.validate()
+    cells = trials.make_cells(config, NUM_EXAMPLES)
+    assert len(cells) == len(config.arms) * len(config.global_batch_sizes)
+    for cell in cells:
+        check_rates(config, cell.arm.schedule, cell.global_batch_size, config.train.num_epochs)
+
+
+def test_no_config_is_forgotten_here():
+    """A new file belongs into the tables above."""
+    files = {str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.py")}
+    assert files == {row.partition(":")[0] for row in ROWS + STUDIES}
+    assert len(load_digits().train) == NUM_EXAMPLES
+
+
+@pytest.mark.parametrize("row", ["digits_cnn.py", *STUDIES])
+def test_two_loads_share_nothing(row):
+    """A config is mutable: what one run changes must not be in the next one's."""
+    first, second = load(row), load(row)
+    assert first == second
+    assert first is not second
+    (first.optimizer if isinstance(first, TrainConfig) else first.arms[0].optimizer).weight_decay = 7.0
+    assert first != second
+
+
+def test_rows_of_one_loaded_file_share_nothing():
+    """An override of one row must not change another that the same module gives."""
+    spec = importlib.util.spec_from_file_location("digits_cnn_once", CONFIGS / "digits_cnn.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    first = module.get_config("lamb-64")
+    first.optimizer.weight_decay = 7.0
+    first.schedule.base_learning_rate = 7.0
+    second = module.get_config("lamb-128")
+    assert second.optimizer.weight_decay != 7.0
+    assert second.schedule.base_learning_rate != 7.0
+
+
+def test_warmup_must_end_before_training():
+    config = load("digits_cnn.py:lamb-1024")
+    config.num_epochs = 8.0
+    with pytest.raises(UserError, match=r"8 warmup steps .* do not end before the 8 steps"):
+        build.build(config)
+    config.num_epochs = 9.0
+    assert build.build(config).num_steps == 9
+
+
+def test_a_run_and_a_study_start_from_the_same_state():
+    """Both take `make_state`, and its seed may be traced."""
+    config = load("digits_cnn.py:lamb-64")
+    config.model.widths, config.model.hidden, config.seed = (4,), 8, 5
+    problem = make_problem(config.data, config.model)
+    tx = build.optimizers.make_optimizer(config.optimizer, 0.1)
+    traced = jax.jit(lambda seed: build.make_state(problem, tx, seed).params)(np.uint32(5))
+    run = build.build(config).init().params
+    for ours, theirs in zip(jax.tree.leaves(traced), jax.tree.leaves(run), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
