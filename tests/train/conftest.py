@@ -20,6 +20,7 @@ from lbopt.train.checkpoint import Checkpoints
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
 SMALL = (
+    "--config.seed=7",
     "--config.num_epochs=1.25",
     "--config.log_every_steps=1",
     "--config.eval_every_steps=6",

@@ -79,11 +79,16 @@ def test_the_command_as_a_process_exits_with_75(command, start_process, tmp_path
 
 def test_the_handler_of_before_is_put_back():
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(RuntimeError, match="inside"), PreemptionWatch() as watch:
-        assert signal.getsignal(signal.SIGTERM) != before
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert watch.requested
-        raise RuntimeError("inside")
+
+    def watch_and_fail():
+        with PreemptionWatch() as watch:
+            assert signal.getsignal(signal.SIGTERM) != before
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert watch.requested
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        watch_and_fail()
     assert signal.getsignal(signal.SIGTERM) == before
 
 

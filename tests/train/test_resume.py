@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import signal
 
@@ -66,7 +67,7 @@ def test_the_command_as_a_process_ends_in_the_same_state(
     process = start_process("-m", "lbopt", *command(workdir))
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
-    assert stderr.startswith(("resuming at step 6 of 20", "resuming at step 9 of 20"))
+    assert re.search(r"^resuming at step [69] of 20", stderr, re.MULTILINE)
     assert bits(saved_state(workdir)) == bits(saved_state(reference()))
     assert logged(workdir) == logged(reference())
 
