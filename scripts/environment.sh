@@ -21,6 +21,6 @@ use_environment() {
         "$python" -m venv --clear "$VENV"
     fi
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --constraint "$ROOT/scripts/constraints.txt" --editable "$ROOT[$extras]"
+        --constraint "$ROOT/scripts/constraints.txt" --editable "${ROOT}[$extras]"
     echo "$wanted" >"$stamp"
 }
