@@ -104,8 +104,8 @@ COMMAND_LINES = {
     "width 0": (field("model.widths", "(8,0)"), ["config.model.widths", "(8, 0)"]),
     "too many widths": (field("model.widths", "(2,2,2,2,2)"), ["config.model.widths"]),
     "unknown norm scope": (field("model.batch_norm_scope", "galaxy"), ["config.model.batch_norm_scope", "galaxy"]),
-    "norm groups that do not divide": (field("model.batch_norm_scope", "examples:7"), ["batch_norm_scope", "7"]),
-    "norm groups of 3 replicas": (field("model.batch_norm_scope", "replicas:3"), ["batch_norm_scope", "3"]),
+    "norm groups that do not divide": (field("model.batch_norm_scope", "examples:7"), ["groups of 7", "256"]),
+    "norm groups of 3 replicas": (field("model.batch_norm_scope", "replicas:3"), ["groups of 3", "4 replicas"]),
     "norm groups of 0": (field("model.batch_norm_scope", "examples:0"), ["config.model.batch_norm_scope", "0"]),
     "batch above the data": (field("global_batch_size", 2048), ["config.global_batch_size", "2048", "1024"]),
     "batch for 4 devices": (field("global_batch_size", 254), ["global_batch_size", "254", "4 devices"]),
@@ -191,8 +191,6 @@ KNOWN = {
     "seed of 65 bits": "config.seed has no upper bound: OverflowError",
     "infinite power": "config.schedule.power may be infinite",
     "infinite trust coefficient": "config.optimizer.trust_coefficient may be infinite",
-    "norm groups that do not divide": "the message does not name config.model.batch_norm_scope",
-    "norm groups of 3 replicas": "the message does not name config.model.batch_norm_scope",
 }
 
 
@@ -258,6 +256,14 @@ def test_a_run_that_is_not_refused_would_be_seen(lbopt, configs, tmp_path, nothi
     jax.jit(lambda x: x + 1)(1.0)
     assert nothing_starts[0] == "training"
     assert len(nothing_starts) > 1
+
+
+@pytest.mark.xfail(strict=True, reason="the message says `batch norm scope` and not which field that is")
+@pytest.mark.parametrize("scope", ["examples:7", "replicas:3"])
+def test_norm_groups_that_do_not_fit_name_their_field(scope, lbopt, configs, tmp_path):
+    flags = [f"--config={configs / 'digits_cnn.py'}", f"--config.model.batch_norm_scope={scope}"]
+    _, _, err = lbopt("train", *flags, f"--workdir={tmp_path / 'run'}")
+    assert f"config.model.batch_norm_scope = '{scope}'" in err
 
 
 def refused(command, code, out, err, named):

@@ -90,11 +90,11 @@ def _watched(train_step, before):
 
 @pytest.fixture(scope="session")
 def bits():
-    """Return a function state -> {leaf name: (dtype, shape, bytes)}."""
+    """Return a function tree -> {leaf name: (dtype, shape, bytes)}."""
 
-    def read(state):
-        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-        named = zip(tree.leaf_names(state), arrays, strict=True)
+    def read(whole):
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(whole)]
+        named = zip(tree.leaf_names(whole), arrays, strict=True)
         return {name: (str(array.dtype), array.shape, array.tobytes()) for name, array in named}
 
     return read
