@@ -7,6 +7,8 @@ Base learning rates were chosen on the validation split at batch 64 (see configs
 Hardware and time: seconds on a CPU.
 """
 
+import copy
+
 from lbopt.config import About, CheckpointConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from lbopt.errors import UserError, require_choice
 
@@ -45,7 +47,7 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     require_choice("--config row", name, OPTIMIZERS)
     if not size.isdigit():
         raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke")
-    optimizer, schedule = OPTIMIZERS[name]
+    optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"digits_cnn:{name}-{size}",
         about=About(paper="LAMB 1904.00962, LARS 1708.03888, LEGW 1901.08256", status="measured here"),

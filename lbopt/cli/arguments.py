@@ -78,6 +78,8 @@ def load_config(flag: str, overrides: Sequence[str], expected: type) -> Any:
         )
     for override in overrides:
         _check_override(config, override)
+    # A tuple given twice would be taken for its parts; of two values the last one counts, as with every flag.
+    overrides = list({override.lstrip("-").partition("=")[0]: override for override in overrides}.values())
     values = flags.FlagValues()
     holder = config_flags.DEFINE_config_dataclass("config", config, flag_values=values, sys_argv=list(overrides))
     try:

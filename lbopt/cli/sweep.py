@@ -27,7 +27,8 @@ def run(argv: Sequence[str]) -> None:
     ours, saved = checks.to_json(config), workdirs.read_config(given["workdir"], "sweep")
     differences = checks.differences(_core(ours), _core(saved["config"])) if saved else None
     workdir = workdirs.open_workdir(given["workdir"], "sweep", ours, differences, arguments.command_line("sweep", argv))
-    runner.run_sweep(config, problem, cells, workdir)
+    with workdirs.locked(workdir):
+        runner.run_sweep(config, problem, cells, workdir)
     saved = workdirs.read_config(workdir, "sweep")
     assert saved is not None
     page, summary = report.write_sweep_report(workdir, saved)

@@ -27,7 +27,8 @@ def run(argv: Sequence[str]) -> None:
     plan = build.build(config)
     plan.lower()
     workdir = open_for(config, given["workdir"], arguments.command_line("train", argv))
-    loop.train(plan, workdir)
+    with workdirs.locked(workdir):
+        loop.train(plan, workdir)
     last = read_lines(workdir / "metrics.jsonl")[-1]
     print(json.dumps({name: value for name, value in last.items() if "trust_ratio" not in name}))
     print(f"{workdir / 'metrics.jsonl'}")

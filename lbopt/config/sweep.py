@@ -9,6 +9,7 @@ from lbopt.config.train import (
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
+    require_seed,
     validate_optimizer,
     validate_schedule,
 )
@@ -107,5 +108,6 @@ def _ascending(field: str, values: tuple) -> None:
 
 
 def _seeds(field: str, values: tuple[int, ...]) -> None:
-    ok = len(values) > 0 and min(values) >= 0 and len(set(values)) == len(values)
-    require(ok, field, values, "give at least one seed >= 0, none twice")
+    require(len(values) > 0 and len(set(values)) == len(values), field, values, "give at least one seed, none twice")
+    for seed in values:
+        require_seed(field, seed)

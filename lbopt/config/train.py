@@ -190,7 +190,7 @@ class TrainConfig:
         checks.check_types(self)
         for field in ("global_batch_size", "eval_global_batch_size", "log_every_steps", "eval_every_steps"):
             _at_least(f"config.{field}", getattr(self, field), 1)
-        _at_least("config.seed", self.seed, 0)
+        require_seed("config.seed", self.seed)
         require(
             math.isfinite(self.num_epochs) and self.num_epochs > 0,
             "config.num_epochs",
@@ -229,7 +229,10 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
     for field in ("momentum", "b1", "b2"):
         _in_range(f"{prefix}.{field}", getattr(optimizer, field), 0, 1)
     require(
-        optimizer.trust_coefficient > 0, f"{prefix}.trust_coefficient", optimizer.trust_coefficient, "give a number > 0"
+        0 < optimizer.trust_coefficient < math.inf,
+        f"{prefix}.trust_coefficient",
+        optimizer.trust_coefficient,
+        "give a number > 0",
     )
     bounds = optimizer.trust_ratio_bounds
     require(
@@ -240,7 +243,7 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
     )
     if optimizer.max_grad_norm is not None:
         require(
-            optimizer.max_grad_norm > 0,
+            0 < optimizer.max_grad_norm < math.inf,
             f"{prefix}.max_grad_norm",
             optimizer.max_grad_norm,
             "give a number > 0, or None for no clipping",
@@ -255,7 +258,7 @@ def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:
     _at_least(f"{prefix}.base_batch_size", schedule.base_batch_size, 1)
     _at_least(f"{prefix}.base_learning_rate", schedule.base_learning_rate, 0)
     _at_least(f"{prefix}.base_warmup_epochs", schedule.base_warmup_epochs, 0)
-    require(schedule.power > 0, f"{prefix}.power", schedule.power, "give a number > 0")
+    require(0 < schedule.power < math.inf, f"{prefix}.power", schedule.power, "give a number > 0")
     require(0 <= schedule.end_factor <= 1, f"{prefix}.end_factor", schedule.end_factor, "give a number in [0, 1]")
     require(schedule.first_step in (0, 1), f"{prefix}.first_step", schedule.first_step, "use 0 or 1")
 
@@ -271,6 +274,11 @@ def _validate_checkpoint(checkpoint: CheckpointConfig) -> None:
     _at_least("config.checkpoint.every_steps", checkpoint.every_steps, 1)
     _at_least("config.checkpoint.keep", checkpoint.keep, 1)
     require_choice("config.checkpoint.best_metric", checkpoint.best_metric, ("eval/accuracy", "eval/loss"))
+
+
+def require_seed(field: str, seed: int) -> None:
+    """Check that a seed is a number that a JAX key tells apart from all others."""
+    require(0 <= seed < 2**31, field, seed, "give a number in [0, 2147483648)")
 
 
 def _at_least(field: str, value: Any, low: float) -> None:

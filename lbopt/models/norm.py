@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import flax.linen as nn
 import jax
@@ -45,24 +45,35 @@ class Scope:
 
         Args:
           num_replicas: replicas that share the global batch.
-          num_examples: examples in the global batch.
+          num_examples: examples in the global batch (of one microstep).
 
         Raises:
-          UserError: if groups would differ in size.
+          UserError: if groups would differ in size, or if one would hold parts of replicas.
         """
         if self.kind == "replicas":
-            return _divide("replicas", num_replicas, self.size)
-        if self.kind == "examples":
-            return _divide("examples of the batch", num_examples, self.size)
-        return num_replicas if self.kind == "local" else 1
+            groups = self._divide(num_replicas, "replicas")
+        elif self.kind == "examples":
+            groups = self._divide(num_examples, "examples of the batch")
+        else:
+            groups = num_replicas if self.kind == "local" else 1
+        if max(groups, num_replicas) % min(groups, num_replicas):
+            self._refuse(
+                f"{groups} groups do not line up with {num_replicas} replicas: let a group hold whole replicas or divide one's part"
+            )
+        if num_examples % groups:
+            self._refuse(
+                f"{groups} groups do not divide the {num_examples} examples of the batch: choose another batch or group size"
+            )
+        return groups
 
+    def _divide(self, total: int, what: str) -> int:
+        if total % self.size:
+            self._refuse(f"groups of {self.size} do not divide the {total} {what}: choose a group size that does")
+        return total // self.size
 
-def _divide(what: str, total: int, size: int) -> int:
-    if total % size:
-        raise UserError(
-            f"batch norm scope: groups of {size} do not divide the {total} {what}: choose a group size that divides them"
-        )
-    return total // size
+    def _refuse(self, reason: str) -> NoReturn:
+        text = f"{self.kind}:{self.size}" if self.size else self.kind
+        raise UserError(f"stats_scope = {text!r}: {reason}")
 
 
 class BatchNorm(nn.Module):
@@ -132,11 +143,6 @@ def _normalize_by_group(x: jax.Array, scope: Scope, epsilon: float) -> tuple[jax
     seen = here.count if here.axis_name else 1
     groups = scope.num_groups(here.count, seen * x.shape[0])
     groups_here, peers = max(1, groups // seen), max(1, seen // groups)
-    if max(groups, here.count) % min(groups, here.count):
-        raise UserError(
-            f"batch norm scope: {groups} groups do not line up with {here.count} replicas: choose a group size that divides a replica's part or holds whole replicas"
-        )
-    _divide("examples of the batch", x.shape[0], groups_here)
     grouped = x.reshape(groups_here, x.shape[0] // groups_here, *x.shape[1:]).astype(tree.wide_dtype(x.dtype))
     axes = tuple(range(1, grouped.ndim - 1))
     moments = jnp.stack([jnp.mean(grouped, axes), jnp.mean(jnp.square(grouped), axes)])

@@ -33,6 +33,7 @@ def build(config: TrainConfig) -> Run:
     )
     mesh = meshes.make_mesh(config.parallel.num_devices)
     meshes.check_divisible(size, mesh, config.parallel.num_microsteps)
+    problems.check_batch_norm(config.model, mesh.size, size // config.parallel.num_microsteps)
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs)
     schedule = schedules.make_schedule(
         config.schedule, resolved.learning_rate, resolved.warmup_steps, resolved.num_steps

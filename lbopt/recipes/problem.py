@@ -52,13 +52,18 @@ def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
     return Problem(init, _classification_loss(network, model.label_smoothing), _classification_metrics(network), splits)
 
 
+def check_batch_norm(model: ModelConfig, num_replicas: int, num_examples: int) -> None:
+    """Raise `UserError` if the groups of the model's batch norm do not fit the replicas or the batch."""
+    if model.name == "cnn":
+        try:
+            norm.Scope.parse(model.batch_norm_scope).num_groups(num_replicas, num_examples)
+        except ValueError as error:
+            raise UserError(str(error).replace("stats_scope", "config.model.batch_norm_scope")) from error
+
+
 def _make_module(model: ModelConfig, num_classes: int) -> Any:
     dtype = jnp.dtype(model.dtype)
     if model.name == "cnn":
-        try:
-            norm.Scope.parse(model.batch_norm_scope)
-        except ValueError as error:
-            raise UserError(f"config.model.batch_norm_scope: {error}") from error
         return cnn.CNN(
             num_classes, tuple(model.widths), model.hidden, model.batch_norm_scope, model.batch_norm_momentum, dtype
         )

@@ -27,7 +27,7 @@ def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple
     Raises:
       UserError: if no trial is finished yet.
     """
-    rows = read_lines(workdir / "results.jsonl")
+    rows = read_lines(workdir / "results.jsonl", required="arm")
     if not rows:
         raise UserError(f"--workdir = {str(workdir)!r}: no trial is finished yet; run lbopt sweep first")
     config = saved["config"]

@@ -22,7 +22,7 @@ class Results:
     def __init__(self, workdir: pathlib.Path):
         self._file = workdir / "results.jsonl"
         self._lock = threading.Lock()
-        self.rows: list[dict[str, Any]] = read_lines(self._file)
+        self.rows: list[dict[str, Any]] = read_lines(self._file, required="arm")
         _cut_torn_line(self._file)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:

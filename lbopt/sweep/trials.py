@@ -9,6 +9,7 @@ from typing import Any
 from lbopt.config.sweep import Arm, SweepConfig
 from lbopt.errors import require
 from lbopt.recipes import schedule as schedules
+from lbopt.recipes.problem import check_batch_norm
 
 SEARCH, FINAL = "search", "final"
 
@@ -76,6 +77,15 @@ def make_cells(config: SweepConfig, num_examples: int) -> list[Cell]:
         config.global_batch_sizes,
         f"the training set has {num_examples} examples; use at most that",
     )
+    for size in config.global_batch_sizes:
+        microsteps = config.train.parallel.num_microsteps
+        require(
+            size % microsteps == 0,
+            "config.train.parallel.num_microsteps",
+            microsteps,
+            f"it does not divide batch {size}",
+        )
+        check_batch_norm(config.train.model, 1, size // microsteps)
     return [
         Cell(
             arm,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import pathlib
 from collections.abc import Mapping
 
@@ -37,8 +38,16 @@ class Checkpoints:
                 checkpoint_managers.BestN(get_metric_fn=self._goodness, n=1, keep_checkpoints_without_metrics=False),
             ]
         )
-        options = ocp.CheckpointManagerOptions(preservation_policy=policy, enable_async_checkpointing=True)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policy,
+            best_fn=self._goodness,  # without it orbax writes no metrics; what is kept, the policy says
+            enable_async_checkpointing=True,
+        )
         self._manager = ocp.CheckpointManager(self._folder, options=options)
+
+    def steps(self) -> list[int]:
+        """Return the steps of all whole checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
 
     def latest_step(self) -> int | None:
         """Return the step of the newest whole checkpoint, None if there is none."""
@@ -46,7 +55,7 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Return the step of the best checkpoint by the metric, None if none has one."""
-        scored = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
+        scored = {step: self._manager.metrics(step) for step in self.steps()}
         scored = {step: self._goodness(metrics) for step, metrics in scored.items() if metrics}
         return max(scored, key=lambda step: (scored[step], step), default=None)
 
@@ -90,10 +99,12 @@ class Checkpoints:
 
     def _goodness(self, metrics: Mapping[str, float]) -> float:
         value = metrics[self._best_metric]
+        if math.isnan(value):
+            return -math.inf
         return -value if self._best_metric.endswith("loss") else value
 
     def _unreadable(self, step: int, error: Exception) -> str:
-        earlier = [other for other in self._manager.all_steps() if other < step]
+        earlier = [other for other in self.steps() if other < step]
         fix = (
             f"remove that folder to resume at step {max(earlier)}"
             if earlier
@@ -109,9 +120,10 @@ def choose_step(checkpoints: Checkpoints, which: str) -> int:
     Raises:
       UserError: if there is none.
     """
-    step = {"latest": checkpoints.latest_step, "best": checkpoints.best_step}.get(
-        which, lambda: int(which) if which.isdigit() else None
-    )()
+    named = {"latest": checkpoints.latest_step, "best": checkpoints.best_step}
+    step = (
+        named[which]() if which in named else next((step for step in checkpoints.steps() if str(step) == which), None)
+    )
     if step is None:
         raise UserError(
             f"--checkpoint = {which!r}: there is no such checkpoint; use latest, best or a step, after lbopt train has saved one"

@@ -41,6 +41,8 @@ def train(run: Run, workdir: pathlib.Path) -> TrainState:
         checkpoints = stack.enter_context(Checkpoints(workdir, run.keep_checkpoints, run.best_metric))
         state = restore_or_init(run, checkpoints)
         start = int(state.step)
+        if start >= run.num_steps:
+            return state
         watch = stack.enter_context(PreemptionWatch())
         writer = stack.enter_context(MetricsWriter(workdir, start))
         progress = stack.enter_context(Progress(run.num_steps, start))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -9,6 +11,7 @@ import pathlib
 import platform
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -66,23 +69,24 @@ def read_config(path: str | os.PathLike[str], kind: str | None = None) -> dict[s
     """
     file = pathlib.Path(path).expanduser().absolute() / "config.json"
     try:
-        text = file.read_text()
+        saved = json.loads(file.read_text())
+        found = saved["kind"]
+        damaged = found not in KINDS or not {"config", "versions"} <= set(saved)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise EnvironmentProblem(
             f"--workdir: {file} cannot be read ({error.strerror}); mend its permissions"
         ) from error
-    try:
-        saved = json.loads(text)
-        found = saved["kind"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError):
+        damaged = True
+    if damaged:
         raise EnvironmentProblem(
             f"--workdir: {file} is not a config.json of lbopt; restore it or use another --workdir"
-        ) from error
+        )
     if kind is not None and found != kind:
         raise UserError(
-            f"--workdir = {str(file.parent)!r}: it holds a {KINDS.get(found, found)}, not a {KINDS[kind]}; use another --workdir"
+            f"--workdir = {str(file.parent)!r}: it holds a {KINDS[found]}, not a {KINDS[kind]}; use another --workdir"
         )
     return saved
 
@@ -97,6 +101,23 @@ def make_writable(folder: pathlib.Path) -> None:
         raise EnvironmentProblem(
             f"--workdir = {str(folder)!r}: cannot be written ({error.strerror}); choose another folder or mend its permissions"
         ) from error
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """Hold a workdir for this process; the lock goes with the process, however it ends.
+
+    Raises:
+      UserError: if another process holds it.
+    """
+    with open(folder / ".lock", "w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"--workdir = {str(folder)!r}: another process is at work there; wait for it or use another --workdir"
+            ) from error
+        yield
 
 
 def write_json(file: pathlib.Path, data: Any) -> None:

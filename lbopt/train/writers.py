@@ -6,9 +6,11 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import tensorboardX
 
+from lbopt.errors import EnvironmentProblem
 from lbopt.train import workdir as workdirs
 
 
@@ -49,15 +51,31 @@ class MetricsWriter:
         self.close()
 
 
-def read_lines(file: pathlib.Path) -> list[dict]:
-    """Return the whole lines of a JSON-lines file; a last line cut off by a kill is left out."""
+def read_lines(file: pathlib.Path, required: str = "step") -> list[dict[str, Any]]:
+    """Return the whole lines of a JSON-lines file; a last line cut off by a kill is left out.
+
+    Args:
+      file: need not exist.
+      required: a field that every line has.
+
+    Raises:
+      EnvironmentProblem: if a whole line is damaged.
+    """
     if not file.exists():
         return []
-    lines = []
-    for line in file.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            lines.append(json.loads(line))
-    return lines
+    *whole, _torn = file.read_bytes().split(b"\n")
+    return [_parse(file, number, line, required) for number, line in enumerate(whole, 1)]
+
+
+def _parse(file: pathlib.Path, number: int, line: bytes, required: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(line)
+        parsed[required]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EnvironmentProblem(
+            f"{file} is damaged at line {number}; remove that line if you know why, or use another --workdir"
+        ) from error
+    return parsed
 
 
 def drop_lines_after(file: pathlib.Path, step: int) -> None:

@@ -12,11 +12,6 @@ from lbopt.config import SweepConfig, checks
 from lbopt.train import workdir as workdirs
 
 
-def known(value, reason):
-    """Mark a case that is not refused as it should be."""
-    return pytest.param(value, marks=pytest.mark.xfail(strict=True, reason=reason))
-
-
 @pytest.fixture
 def workdir(trained, tmp_path):
     """Return a copy of a finished run."""
@@ -95,7 +90,7 @@ def test_a_folder_of_something_else(command, refused, small, study, tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "3", "{}", known('{"kind": "train"}', "a config.json that holds no config: KeyError")],
+    ["", "{", "[]", "3", "{}", '{"kind": "train"}'],
 )
 @pytest.mark.parametrize("command", ["train", "evaluate", "report"])
 def test_a_damaged_config_json(command, content, refused, small, workdir):
@@ -104,19 +99,16 @@ def test_a_damaged_config_json(command, content, refused, small, workdir):
     assert "config.json" in refused(3, command, *flags, f"--workdir={workdir}")
 
 
-@pytest.mark.xfail(strict=True, reason="KeyError, after figures were drawn into the workdir")
 def test_a_report_of_an_unknown_kind_of_workdir(refused, workdir):
     (workdir / "config.json").write_text('{"kind": "dream", "config": {}}')
     assert "config.json" in refused(3, "report", f"--workdir={workdir}")
 
 
-@pytest.mark.xfail(strict=True, reason="UnicodeDecodeError")
 def test_a_config_json_that_is_not_text(refused, small, workdir):
     (workdir / "config.json").write_bytes(b"\xff\xfe\x00")
     assert "config.json" in refused(3, "train", *small, f"--workdir={workdir}")
 
 
-@pytest.mark.xfail(strict=True, reason="JSONDecodeError or KeyError")
 @pytest.mark.parametrize("content", ["not json\n", '{"loss": 1}\n', "\x00\x00\x00\n"])
 @pytest.mark.parametrize("command", ["train", "report"])
 def test_damaged_metrics(command, content, refused, small, workdir):
@@ -175,10 +167,10 @@ def test_a_report_of_a_study_without_results(refused, study):
     "which",
     [
         "newest",
-        known("3", "exit code 3: a step that was never saved is called unreadable"),
+        "3",
         "-8",
         "1e1",
-        known("\u00b2", "ValueError: a superscript is a digit but not a number"),
+        "\u00b2",
     ],
 )
 def test_an_unknown_checkpoint(which, refused, small, workdir):

@@ -116,7 +116,6 @@ def test_evaluate_agrees_with_training(lbopt, small, trained, flags, step):
     assert 0 <= scores["test/accuracy"] <= 1
 
 
-@pytest.mark.xfail(strict=True, reason="metrics are not written into checkpoints: there is no best one")
 def test_evaluate_takes_the_best(lbopt, small, trained):
     accuracy = {step: line["eval/accuracy"] for step, line in metrics_of(trained).items() if "eval/accuracy" in line}
     best = max(accuracy, key=lambda step: (accuracy[step], step))
@@ -157,7 +156,6 @@ def test_the_spaced_form_and_four_devices_by_pmap(lbopt, configs, trained, tmp_p
         assert line["train/loss"] == pytest.approx(theirs[step]["train/loss"], rel=1e-4)
 
 
-@pytest.mark.xfail(strict=True, reason="a tuple that is overridden twice is the sum of both")
 def test_of_two_overrides_of_a_field_the_last_counts(lbopt, configs, tmp_path):
     """`cnn` takes at most so many widths; what is refused shows what was understood."""
     twice = ["--config.model.hidden=0", "--config.model.hidden=8", "--config.model.widths=(4,)"]

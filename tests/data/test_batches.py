@@ -10,7 +10,12 @@ from lbopt.data.order import example_indices
 
 def numbered(size):
     """Return a data set whose examples know their own index."""
-    return ArrayDataset({"image": np.arange(size, dtype=np.float32)[:, None] * np.ones(3, np.float32), "label": np.arange(size, dtype=np.int32)})
+    return ArrayDataset(
+        {
+            "image": np.arange(size, dtype=np.float32)[:, None] * np.ones(3, np.float32),
+            "label": np.arange(size, dtype=np.int32),
+        }
+    )
 
 
 def labels(batches):

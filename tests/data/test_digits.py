@@ -28,7 +28,10 @@ def test_sizes_dtypes_and_ranges(part):
 def test_the_parts_are_disjoint_and_complete():
     """As a multiset of (label, pixels), the three parts together are scikit-learn's data set; no two scans are equal."""
     source = sklearn.datasets.load_digits()
-    expected = sorted((int(label), image.astype(np.uint8).tobytes()) for label, image in zip(source.target, source.images, strict=True))
+    expected = sorted(
+        (int(label), image.astype(np.uint8).tobytes())
+        for label, image in zip(source.target, source.images, strict=True)
+    )
     assert len(set(expected)) == 1797
     got = []
     for split in load_digits():

@@ -30,20 +30,28 @@ def steps():
 @pytest.fixture(scope="module")
 def state():
     rng = np.random.default_rng(0)
-    params, model_state = {"w": rng.standard_normal((5, 4)).astype(np.float32)}, {"shift": rng.standard_normal(5).astype(np.float32)}
+    params, model_state = (
+        {"w": rng.standard_normal((5, 4)).astype(np.float32)},
+        {"shift": rng.standard_normal(5).astype(np.float32)},
+    )
     return lbopt.TrainState.create(params, model_state, optax.sgd(0.1))
 
 
 def examples(size):
     rng = np.random.default_rng(size)
-    return ArrayDataset({"x": rng.standard_normal((size, 5)).astype(np.float32), "label": rng.integers(0, 4, size).astype(np.int32)})
+    return ArrayDataset(
+        {"x": rng.standard_normal((size, 5)).astype(np.float32), "label": rng.integers(0, 4, size).astype(np.int32)}
+    )
 
 
 def reference(state, dataset):
     x, label = dataset.arrays["x"].astype(np.float64), dataset.arrays["label"]
     logits = (x - np.asarray(state.model_state["shift"], np.float64)) @ np.asarray(state.params["w"], np.float64)
     log_sum = np.log(np.exp(logits).sum(-1))
-    return {"loss": np.mean(log_sum - logits[np.arange(len(x)), label]), "accuracy": np.mean(logits.argmax(-1) == label)}
+    return {
+        "loss": np.mean(log_sum - logits[np.arange(len(x)), label]),
+        "accuracy": np.mean(logits.argmax(-1) == label),
+    }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -9,7 +9,9 @@ import pytest
 from lbopt.models import cnn, conv, lstm, seam
 
 
-@pytest.mark.parametrize(("size", "shape"), [(3, (2, 8, 8, 3)), (1, (2, 4, 4, 2)), (5, (2, 6, 4, 2)), (5, (2, 1, 2, 1))])
+@pytest.mark.parametrize(
+    ("size", "shape"), [(3, (2, 8, 8, 3)), (1, (2, 4, 4, 2)), (5, (2, 6, 4, 2)), (5, (2, 1, 2, 1))]
+)
 def test_patch_conv_equals_flax_conv(size, shape):
     ours = conv.PatchConv(4, size)
     theirs = nn.Conv(4, (size, size), use_bias=False)
@@ -44,7 +46,9 @@ def described(tree):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("module", [cnn.CNN(), cnn.CNN(7, widths=(4,)), lstm.LSTMClassifier(), lstm.LSTMClassifier(7, hidden=5)])
+@pytest.mark.parametrize(
+    "module", [cnn.CNN(), cnn.CNN(7, widths=(4,)), lstm.LSTMClassifier(), lstm.LSTMClassifier(7, hidden=5)]
+)
 def test_shapes_and_dtypes(module, dtype):
     module = module.clone(dtype=dtype)
     model = seam.from_linen(module)
@@ -53,7 +57,9 @@ def test_shapes_and_dtypes(module, dtype):
     for train in (True, False):
         for shape in ((6, 8, 8), (6, 8, 8, 1)):
             images = jax.ShapeDtypeStruct(shape, jnp.float32)
-            logits, model_state = jax.eval_shape(lambda params, state, x, train=train: model.apply(params, state, x, train), *variables, images)
+            logits, model_state = jax.eval_shape(
+                lambda params, state, x, train=train: model.apply(params, state, x, train), *variables, images
+            )
             assert (logits.shape, logits.dtype) == ((6, module.num_classes), jnp.float32)
             assert described(model_state) == described(variables[1])
 
@@ -92,14 +98,26 @@ def test_cnn_equals_its_layers_at_inference():
     model = seam.from_linen(cnn.CNN(widths=(3,), hidden=5))
     x = np.random.default_rng(0).standard_normal((4, 4, 4)).astype(np.float32)
     params, state = model.init(jax.random.key(0), x)
-    state = {"batch_stats": {"BatchNorm_0": {"mean": np.array([0.1, -0.2, 0.3], np.float32), "var": np.array([0.5, 1.5, 2.0], np.float32)}}}
+    state = {
+        "batch_stats": {
+            "BatchNorm_0": {
+                "mean": np.array([0.1, -0.2, 0.3], np.float32),
+                "var": np.array([0.5, 1.5, 2.0], np.float32),
+            }
+        }
+    }
     logits, _ = model.apply(params, state, x, False)
 
-    p, stats = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree) for tree in (params, state["batch_stats"]["BatchNorm_0"]))
+    p, stats = (
+        jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+        for tree in (params, state["batch_stats"]["BatchNorm_0"])
+    )
     padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1)))
     h = np.zeros((4, 4, 4, 3))
     for row, column in np.ndindex(4, 4):
-        h[:, row, column] = np.tensordot(padded[:, row : row + 3, column : column + 3], p["PatchConv_0"]["kernel"][:, :, 0], 2)
+        h[:, row, column] = np.tensordot(
+            padded[:, row : row + 3, column : column + 3], p["PatchConv_0"]["kernel"][:, :, 0], 2
+        )
     h = (h - stats["mean"]) / np.sqrt(stats["var"] + 1e-5)
     h = np.maximum(h, 0)
     h = np.maximum.reduce([h[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]).reshape(4, -1)
@@ -116,13 +134,18 @@ def test_lstm_equals_its_equations():
     model = seam.from_linen(lstm.LSTMClassifier(hidden=5))
     x = np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
     params, state = model.init(jax.random.key(0), x)
-    params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), params)  # biases too
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), params
+    )  # biases too
     logits, _ = jax.jit(lambda params, x: model.apply(params, state, x, True))(params, x)
 
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     cell, c, h = p["OptimizedLSTMCell_0"], np.zeros((3, 5)), np.zeros((3, 5))
     for row in np.moveaxis(x.astype(np.float64), 1, 0):
-        gates = {gate: row @ cell["i" + gate]["kernel"] + h @ cell["h" + gate]["kernel"] + cell["h" + gate]["bias"] for gate in "ifgo"}
+        gates = {
+            gate: row @ cell["i" + gate]["kernel"] + h @ cell["h" + gate]["kernel"] + cell["h" + gate]["bias"]
+            for gate in "ifgo"
+        }
         c = sigmoid(gates["f"]) * c + sigmoid(gates["i"]) * np.tanh(gates["g"])
         h = sigmoid(gates["o"]) * np.tanh(c)
     np.testing.assert_allclose(logits, h @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], rtol=1e-5, atol=1e-6)

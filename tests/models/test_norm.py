@@ -39,7 +39,10 @@ def losses_and_all(scope):
     module = lbopt.BatchNorm(scope, momentum=MOMENTUM)
 
     def apply(x, scale, bias, weights):
-        variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": jnp.full(2, 5.0), "var": jnp.full(2, 3.0)}}
+        variables = {
+            "params": {"scale": scale, "bias": bias},
+            "batch_stats": {"mean": jnp.full(2, 5.0), "var": jnp.full(2, 3.0)},
+        }
         y, updated = module.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
         return jnp.sum(weights * jnp.tanh(y.astype(jnp.float32))), (y, updated["batch_stats"])
 
@@ -122,7 +125,9 @@ def test_global_scope_equals_flax(arrays):
         y, updated = module.apply(variables | {"params": params}, x, use_running_average=False, mutable=["batch_stats"])
         return jnp.sum(weights * jnp.tanh(y)), (y, updated)
 
-    results = [jax.grad(loss, argnums=(0, 1), has_aux=True)(variables["params"], x, module) for module in (ours, theirs)]
+    results = [
+        jax.grad(loss, argnums=(0, 1), has_aux=True)(variables["params"], x, module) for module in (ours, theirs)
+    ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), *results)
     inferred = [module.apply(variables, x, use_running_average=True) for module in (ours, theirs)]
     np.testing.assert_allclose(*inferred, rtol=1e-6, atol=1e-6)

@@ -11,7 +11,9 @@ import lbopt
 from lbopt import replicas
 from lbopt.parallel import mesh as meshes
 
-COLLECTIVE = re.compile(r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?\(")
+COLLECTIVE = re.compile(
+    r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?\("
+)
 
 
 def collectives(scope):
@@ -19,7 +21,10 @@ def collectives(scope):
     module, split = lbopt.BatchNorm(scope), meshes.sharded(lbopt.make_mesh(4))
 
     def loss(x):
-        variables = {"params": {"scale": jnp.ones(2), "bias": jnp.zeros(2)}, "batch_stats": {"mean": jnp.zeros(2), "var": jnp.ones(2)}}
+        variables = {
+            "params": {"scale": jnp.ones(2), "bias": jnp.zeros(2)},
+            "batch_stats": {"mean": jnp.zeros(2), "var": jnp.ones(2)},
+        }
         y, _ = module.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
         return jnp.sum(jnp.tanh(y) ** 2), y
 

@@ -12,13 +12,32 @@ from lbopt.models.norm import Scope
 
 def apply(scope, count, axis_name, x):
     module = lbopt.BatchNorm(scope)
-    variables = {"params": {"scale": jnp.ones(2), "bias": jnp.zeros(2)}, "batch_stats": {"mean": jnp.zeros(2), "var": jnp.ones(2)}}
+    variables = {
+        "params": {"scale": jnp.ones(2), "bias": jnp.zeros(2)},
+        "batch_stats": {"mean": jnp.zeros(2), "var": jnp.ones(2)},
+    }
     with replicas.tracing_for(count, axis_name):
         return module.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
 
 
-UNKNOWN = ["", "Global", "replica:2", "replicas", "replicas:", "replicas:0", "examples:-1", "examples:2.5", "examples:02", "local:2"]
-KNOWN = {"global": Scope("global", 0), "local": Scope("local", 0), "replicas:2": Scope("replicas", 2), "examples:16": Scope("examples", 16)}
+UNKNOWN = [
+    "",
+    "Global",
+    "replica:2",
+    "replicas",
+    "replicas:",
+    "replicas:0",
+    "examples:-1",
+    "examples:2.5",
+    "examples:02",
+    "local:2",
+]
+KNOWN = {
+    "global": Scope("global", 0),
+    "local": Scope("local", 0),
+    "replicas:2": Scope("replicas", 2),
+    "examples:16": Scope("examples", 16),
+}
 UNEVEN = {
     "replicas:3": "groups of 3 do not divide the 4 replicas",
     "replicas:8": "groups of 8 do not divide the 4 replicas",
@@ -75,6 +94,8 @@ def test_outside_a_step_there_is_one_replica():
 
 def test_initialisation_checks_no_groups():
     """A model is initialised on a few examples, which the groups need not divide; the statistics start at 0 and 1."""
-    variables = lbopt.BatchNorm("examples:64").init(jax.random.key(0), np.full((2, 3), 7.0, np.float32), use_running_average=False)
+    variables = lbopt.BatchNorm("examples:64").init(
+        jax.random.key(0), np.full((2, 3), 7.0, np.float32), use_running_average=False
+    )
     np.testing.assert_array_equal(variables["batch_stats"]["mean"], np.zeros(3))
     np.testing.assert_array_equal(variables["batch_stats"]["var"], np.ones(3))

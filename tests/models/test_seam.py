@@ -70,7 +70,9 @@ def test_linen_state_is_what_is_not_a_parameter():
     _, after_training = model.apply(params, model_state, images, True)
     _, after_inference = model.apply(params, model_state, images, False)
     assert jax.tree.structure(after_training) == jax.tree.structure(model_state)
-    assert all(np.any(a != b) for a, b in zip(jax.tree.leaves(after_training), jax.tree.leaves(model_state), strict=True))
+    assert all(
+        np.any(a != b) for a, b in zip(jax.tree.leaves(after_training), jax.tree.leaves(model_state), strict=True)
+    )
     assert after_inference is model_state
 
 

@@ -27,7 +27,9 @@ def test_donation_deletes_the_old_state(backend, problem, batches):
     step = lbopt.make_train_step(loss_fn, tx, mesh, backend)
     state = meshes.put_replicated(mesh, create(tx))
     new_state, _ = jax.block_until_ready(step(state, batches[0]))
-    arrays = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]  # scalars that are only reported are no input of the program
+    arrays = [
+        leaf for leaf in jax.tree.leaves(state) if leaf.ndim
+    ]  # scalars that are only reported are no input of the program
     assert len(arrays) == 3 * len(jax.tree.leaves(state.params)) + 1  # parameters, two moments, the key
     assert all(leaf.is_deleted() for leaf in arrays)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new_state))

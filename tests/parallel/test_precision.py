@@ -25,7 +25,9 @@ def train(step, state, batches):
 
 
 @pytest.mark.parametrize(("how", "backend", "num_microsteps"), [("compute_dtype", "jit", 2), ("model", "pmap", 1)])
-def test_bf16_computation_keeps_an_fp32_state_and_gets_near_the_fp32_loss(how, backend, num_microsteps, problem, batches):
+def test_bf16_computation_keeps_an_fp32_state_and_gets_near_the_fp32_loss(
+    how, backend, num_microsteps, problem, batches
+):
     """bf16 rounds by 2^-9 at each of a handful of layers: losses around 2 agree to 2 %, and are not equal."""
     module = cnn.CNN(widths=(4,), hidden=16)
     wide_loss, create = problem(module)
@@ -50,7 +52,9 @@ def test_compute_dtype_reaches_parameters_and_inputs_but_not_integers():
         return jnp.mean(params["w"] * batch["x"]), (model_state, {})
 
     batch = {"x": jnp.ones(4), "label": jnp.ones(4, jnp.int32)}
-    grads, _, _ = make_gradient_fn(loss_fn, compute_dtype=jnp.bfloat16)({"w": jnp.ones(())}, {}, batch, jax.random.key(0))
+    grads, _, _ = make_gradient_fn(loss_fn, compute_dtype=jnp.bfloat16)(
+        {"w": jnp.ones(())}, {}, batch, jax.random.key(0)
+    )
     assert seen == {"w": jnp.bfloat16, "x": jnp.bfloat16, "label": jnp.int32}
     assert grads["w"].dtype == jnp.float32
 
@@ -66,7 +70,9 @@ def linear_loss(params, model_state, batch, rng):
 
 def test_gradients_of_bf16_parameters_are_added_up_in_fp32():
     batch = {"x": jnp.asarray(PARTS, jnp.bfloat16)}
-    grads, _, _ = jax.jit(make_gradient_fn(linear_loss, num_microsteps=8))({"w": jnp.bfloat16(1)}, {}, batch, jax.random.key(0))
+    grads, _, _ = jax.jit(make_gradient_fn(linear_loss, num_microsteps=8))(
+        {"w": jnp.bfloat16(1)}, {}, batch, jax.random.key(0)
+    )
     assert grads["w"].dtype == jnp.bfloat16
     assert float(grads["w"]) == MEAN
 
@@ -95,7 +101,10 @@ def test_metrics_and_statistics_of_microsteps():
 
     def loss_fn(params, model_state, batch, rng):
         x = jnp.sum(batch["x"])
-        return params["w"] * x, ({"seen": model_state["seen"] + x}, {"x": (x, jnp.float32(2)), "n": (jnp.int32(1), jnp.int32(1))})
+        return params["w"] * x, (
+            {"seen": model_state["seen"] + x},
+            {"x": (x, jnp.float32(2)), "n": (jnp.int32(1), jnp.int32(1))},
+        )
 
     batch = {"x": jnp.arange(8.0)}
     fn = make_gradient_fn(loss_fn, num_microsteps=4)

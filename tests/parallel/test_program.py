@@ -10,7 +10,9 @@ import pytest
 import lbopt
 from lbopt.models import cnn
 
-COLLECTIVE = re.compile(r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?\(")
+COLLECTIVE = re.compile(
+    r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?\("
+)
 
 
 def collectives(step, *arguments):
@@ -30,7 +32,10 @@ def test_the_training_step_only_reduces(backend, num_microsteps, problem, batche
 def test_one_device_needs_no_collective(problem, batches):
     loss_fn, create = problem(cnn.CNN(widths=(4,), hidden=8))
     tx = optax.sgd(0.1)
-    assert collectives(lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1), num_microsteps=2), create(tx), batches[0]) == []
+    assert (
+        collectives(lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1), num_microsteps=2), create(tx), batches[0])
+        == []
+    )
 
 
 def test_the_pattern_sees_another_collective():
@@ -51,6 +56,9 @@ def test_the_pattern_sees_another_collective():
 def test_lowering_takes_shapes(problem, batches):
     loss_fn, create = problem(cnn.CNN(widths=(4,), hidden=8))
     tx = optax.sgd(0.1)
-    shapes = jax.eval_shape(lambda: create(tx)), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batches[0])
+    shapes = (
+        jax.eval_shape(lambda: create(tx)),
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batches[0]),
+    )
     for backend in ("jit", "pmap"):
         assert lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), backend).lower(*shapes).as_text()

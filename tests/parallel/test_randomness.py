@@ -22,7 +22,9 @@ class Dropped(nn.Module):
 def test_dropout_is_the_same_on_one_and_four_devices(problem, trajectory, relative_gap, batches):
     loss_fn, create = problem(Dropped())
     tx = optax.sgd(0.1)
-    one, four = (trajectory(lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(n)), create(tx), batches[:5]) for n in (1, 4))
+    one, four = (
+        trajectory(lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(n)), create(tx), batches[:5]) for n in (1, 4)
+    )
     assert relative_gap(one[0], one[1], four[1]) <= 1e-5
     assert relative_gap(one[0], one[-1], four[-1]) <= 1e-5
 
@@ -47,7 +49,9 @@ def test_every_example_draws_the_same_under_jit_whatever_the_devices():
     np.testing.assert_array_equal(noise(1, "jit"), noise(4, "jit"))
 
 
-@pytest.mark.parametrize(("num_devices", "backend", "num_microsteps"), [(4, "jit", 1), (4, "pmap", 1), (4, "jit", 2), (4, "pmap", 2)])
+@pytest.mark.parametrize(
+    ("num_devices", "backend", "num_microsteps"), [(4, "jit", 1), (4, "pmap", 1), (4, "jit", 2), (4, "pmap", 2)]
+)
 def test_no_two_examples_draw_the_same(num_devices, backend, num_microsteps):
     assert len(set(noise(num_devices, backend, num_microsteps).tolist())) == 16
 

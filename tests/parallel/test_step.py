@@ -50,7 +50,9 @@ def assert_same(relative_gap, one, other):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_cnn_with_global_batch_norm_trains_the_same_on_one_and_four_devices(optimizer, problem, trajectory, relative_gap, batches):
+def test_cnn_with_global_batch_norm_trains_the_same_on_one_and_four_devices(
+    optimizer, problem, trajectory, relative_gap, batches
+):
     loss_fn, create = problem(small_cnn())
     tx = OPTIMIZERS[optimizer]()
     one = trajectory(make_step(loss_fn, tx, 1, "jit"), create(tx), batches)
@@ -92,9 +94,13 @@ def test_microsteps_with_batch_norm_are_groups_of_the_dealt_batch(problem, traje
     tx = OPTIMIZERS["lamb"]()
     groups = trajectory(make_step(grouped_loss, tx, 1, "jit"), create(tx), [dealt(batch) for batch in batches])
     for num_devices, backend in [(1, "jit"), *LAYOUTS]:
-        parts = trajectory(make_step(global_loss, tx, num_devices, backend, num_microsteps=MICROSTEPS), create(tx), batches)
+        parts = trajectory(
+            make_step(global_loss, tx, num_devices, backend, num_microsteps=MICROSTEPS), create(tx), batches
+        )
         assert_same(relative_gap, groups, parts)
-        for group, part in zip(jax.tree.leaves(groups[1].model_state), jax.tree.leaves(parts[1].model_state), strict=True):
+        for group, part in zip(
+            jax.tree.leaves(groups[1].model_state), jax.tree.leaves(parts[1].model_state), strict=True
+        ):
             np.testing.assert_allclose(part, group, rtol=1e-5, atol=1e-6)
 
 
@@ -135,7 +141,9 @@ def test_metrics_are_sums_over_the_global_batch(backend, num_microsteps, problem
 def test_pjit_is_jit(problem, batches):
     loss_fn, create = problem(Perceptron())
     tx = OPTIMIZERS["lamb"]()
-    results = [jax.block_until_ready(make_step(loss_fn, tx, 4, backend)(create(tx), batches[0])) for backend in ("jit", "pjit")]
+    results = [
+        jax.block_until_ready(make_step(loss_fn, tx, 4, backend)(create(tx), batches[0])) for backend in ("jit", "pjit")
+    ]
     jax.tree.map(np.testing.assert_array_equal, *results)
 
 
@@ -151,4 +159,6 @@ def test_the_step_is_a_pure_function(num_devices, backend, problem, batches):
         jax.tree.map(np.testing.assert_array_equal, first, repeat)
     assert int(first.step) == int(state.step) + 1 == 1
     np.testing.assert_array_equal(first.rng, state.rng)
-    assert any(jnp.any(a != b) for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(state.params), strict=True))
+    assert any(
+        jnp.any(a != b) for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(state.params), strict=True)
+    )

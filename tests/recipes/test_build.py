@@ -112,7 +112,6 @@ def test_two_loads_share_nothing(row):
     assert first != second
 
 
-@pytest.mark.xfail(strict=True, reason="rows share the optimizer and schedule objects of the module's table")
 def test_rows_of_one_loaded_file_share_nothing():
     """An override of one row must not change another that the same module gives."""
     spec = importlib.util.spec_from_file_location("digits_cnn_once", CONFIGS / "digits_cnn.py")
