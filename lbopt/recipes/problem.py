@@ -40,13 +40,13 @@ def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
     """
     splits = {"digits": digits.load_digits}[data.name]()
     network = seam.from_linen(_make_module(model, digits.NUM_CLASSES))
-    example = jnp.asarray(splits.train.arrays["image"][:1])
+    example = splits.train.arrays["image"][:1]
 
     def init(key: jax.Array) -> tuple[types.Params, types.ModelState]:
         return network.init(key, example)
 
     try:
-        jax.eval_shape(init, jax.random.key(0))
+        jax.eval_shape(lambda: init(jax.random.key(0)))
     except ValueError as error:
         raise UserError(f"config.model.{error}") from error
     return Problem(init, _classification_loss(network, model.label_smoothing), _classification_metrics(network), splits)

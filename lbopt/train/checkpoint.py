@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import pathlib
@@ -43,7 +44,10 @@ class Checkpoints:
             best_fn=self._goodness,  # without it orbax writes no metrics; what is kept, the policy says
             enable_async_checkpointing=True,
         )
-        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        try:
+            self._manager = ocp.CheckpointManager(self._folder, options=options)
+        except Exception as error:  # it reads every checkpoint's metrics, whatever state they are in
+            raise EnvironmentProblem(_unreadable(self._folder, _first_damaged(self._folder), error)) from error
 
     def steps(self) -> list[int]:
         """Return the steps of all whole checkpoints, ascending."""
@@ -80,7 +84,7 @@ class Checkpoints:
         try:
             return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
         except Exception as error:  # whatever the storage layers raise
-            raise EnvironmentProblem(self._unreadable(step, error)) from error
+            raise EnvironmentProblem(_unreadable(self._folder, step, error)) from error
 
     def wait(self) -> None:
         """Wait until what is being saved is whole on disk."""
@@ -103,15 +107,30 @@ class Checkpoints:
             return -math.inf
         return -value if self._best_metric.endswith("loss") else value
 
-    def _unreadable(self, step: int, error: Exception) -> str:
-        earlier = [other for other in self.steps() if other < step]
-        fix = (
-            f"remove that folder to resume at step {max(earlier)}"
-            if earlier
-            else "remove that folder to start again, or use another --workdir"
-        )
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        return f"checkpoint {self._folder / str(step)} cannot be read ({reason[0][:120]}); {fix}"
+
+def _unreadable(folder: pathlib.Path, step: int, error: Exception) -> str:
+    earlier = [other for other in _steps_on_disk(folder) if other < step]
+    fix = f"to resume at step {max(earlier)}" if earlier else "to start again, or use another --workdir"
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return f"checkpoint {folder / str(step)} cannot be read ({reason[0][:120]}); remove that folder {fix}"
+
+
+def _steps_on_disk(folder: pathlib.Path) -> list[int]:
+    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
+
+
+def _first_damaged(folder: pathlib.Path) -> int:
+    """Return the first step whose metrics cannot be read, for a message; the newest if all of them can."""
+    steps = _steps_on_disk(folder)
+    for step in steps:
+        file = folder / str(step) / "metrics" / "metrics"
+        try:
+            json.loads(file.read_text())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            return step
+    return steps[-1]
 
 
 def choose_step(checkpoints: Checkpoints, which: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sys
 import time
 
 import jax
@@ -17,7 +18,7 @@ from lbopt.train.checkpoint import Checkpoints
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
 from lbopt.train.run import Run
-from lbopt.train.writers import MetricsWriter
+from lbopt.train.writers import MetricsWriter, read_lines
 from lbopt.transforms.monitoring import optimizer_metrics
 
 _SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "perf/examples_per_s")
@@ -42,6 +43,8 @@ def train(run: Run, workdir: pathlib.Path) -> TrainState:
         state = restore_or_init(run, checkpoints)
         start = int(state.step)
         if start >= run.num_steps:
+            read_lines(workdir / "metrics.jsonl")  # say now if it is damaged
+            print(f"complete at step {start} of {run.num_steps}: nothing to do", file=sys.stderr)
             return state
         watch = stack.enter_context(PreemptionWatch())
         writer = stack.enter_context(MetricsWriter(workdir, start))

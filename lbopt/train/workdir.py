@@ -110,14 +110,16 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
     Raises:
       UserError: if another process holds it.
     """
-    with open(folder / ".lock", "w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"--workdir = {str(folder)!r}: another process is at work there; wait for it or use another --workdir"
-            ) from error
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+    except BlockingIOError as error:
+        raise UserError(
+            f"--workdir = {str(folder)!r}: another process is at work there; wait for it or use another --workdir"
+        ) from error
+    finally:
+        os.close(descriptor)
 
 
 def write_json(file: pathlib.Path, data: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -193,5 +194,17 @@ def test_what_may_change_between_two_starts(lbopt, small, workdir):
     changes = ["--config.parallel.num_devices=2", "--config.about.status=measured here"]
     code, _, err = lbopt("train", *small, *changes, f"--workdir={workdir}")
     assert code == 0, err
-    assert "resuming at step 16 of 16" in err
+    assert "complete at step 16 of 16" in err
     assert json.loads((workdir / "config.json").read_text()) == before
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_a_workdir_in_which_another_process_is_at_work(command, refused, small, workdir, study):
+    flags, folder = (small, workdir) if command == "train" else study
+    holder = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        assert "another process is at work there" in refused(2, command, *flags, f"--workdir={folder}")
+        other.stdin.write(b"\n")
