@@ -112,14 +112,19 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor, folder)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: pathlib.Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UserError(
             f"--workdir = {str(folder)!r}: another process is at work there; wait for it or use another --workdir"
         ) from error
-    finally:
-        os.close(descriptor)
 
 
 def write_json(file: pathlib.Path, data: Any) -> None:
