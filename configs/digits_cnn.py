@@ -45,7 +45,7 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
         return config
     name, _, size = (arg or "lamb-256").partition("-")
     require_choice("--config row", name, OPTIMIZERS)
-    if not size.isdigit():
+    if not size.isdecimal():
         raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke")
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(

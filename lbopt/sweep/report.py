@@ -167,7 +167,7 @@ def _draw_search(workdir: pathlib.Path, config: Mapping[str, Any], arms: Sequenc
                 )
         panel.set_xscale("log", base=2)
         panel.set_title(arm["arm"], fontsize=9)
-        panel.tick_params(labelsize=7)
+        panel.tick_params(labelsize=7, labelbottom=True)
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, title="batch", fontsize=7, title_fontsize=7, loc="outside right upper", frameon=False)
     figure.supxlabel("learning rate / scaled learning rate", fontsize=8)

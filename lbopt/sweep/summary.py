@@ -117,6 +117,7 @@ def _findings(config: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], foun
     if len(there) > 1:
         sentences.append(_largest_sentence(there, largest))
     sentences.append(_hypothesis_sentence(config, measured))
+    sentences.append(_transfer_sentence(measured))
     edges = [
         f"{arm['arm']} at {point['global_batch_size']}"
         for arm in measured
@@ -175,6 +176,15 @@ def _hypothesis_sentence(config: Mapping[str, Any], measured: Sequence[Mapping[s
     if not ahead:
         return f"{claim} did not hold here: {_join(behind)} did not go beyond {best_other}, the best of the others."
     return f"{claim} held here for {_join(ahead)} (others: at most {best_other}), but not for {_join(behind)}."
+
+
+def _transfer_sentence(measured: Sequence[Mapping[str, Any]]) -> str:
+    """Say how far each scaling rule was from the rate that validation chose: one that transfers stays put."""
+    spans = []
+    for arm in measured:
+        factors = [point["learning_rate_factor"] for point in arm["points"]]
+        spans.append(f"{min(factors):g} to {max(factors):g} for {arm['arm']}")
+    return f"Over the batch sizes, the chosen learning rate was this many times the one the scaling rule gives: {', '.join(spans)}."
 
 
 def _join(names: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from lbopt.sweep import runner, trials
 EPOCHS = 20
 CASES = [("cnn", 16), ("cnn", 64), ("cnn", 256), ("cnn", 1024), ("lstm", 64), ("lstm", 1024)]
 BY_PROCESS = [("cnn", 64), ("cnn", 1024)]
+BY_VMAP = [("cnn", 16), ("cnn", 64), ("cnn", 1024), ("lstm", 64)]
 OPTIMIZERS = ("momentum", "adamw")
 TRIALS = 18 * len(OPTIMIZERS)
 ROUNDS = 2
@@ -36,10 +37,15 @@ def run() -> list[dict]:
 
 
 def _case(model: str, batch_size: int) -> list[dict]:
-    by_loop = pairs.in_turn(lambda: _ours(model, batch_size), lambda: _loop(model, batch_size), ROUNDS)
+    by_loop = pairs.in_turn(lambda: _ours(model, batch_size), lambda: _loop(model, batch_size), ROUNDS, discard=0)
     rows = [_row(f"{model} batch {batch_size}, {TRIALS} trials", by_loop, "loop over one compiled step", 1.0)]
     if (model, batch_size) in BY_PROCESS:
         rows.append(_against_processes(batch_size, by_loop[0]))
+    if (model, batch_size) in BY_VMAP:
+        by_vmap = pairs.in_turn(
+            lambda: _ours(model, batch_size), lambda: _ours(model, batch_size, "vmap"), 1, discard=0
+        )
+        rows.append(_row(f"{model} batch {batch_size}, {TRIALS} trials", by_vmap, "lbopt with vmap, not map", None))
     return rows
 
 
@@ -64,7 +70,7 @@ def _against_processes(batch_size: int, our_seconds: float) -> dict:
     )
 
 
-def _ours(model: str, batch_size: int) -> None:
+def _ours(model: str, batch_size: int, batching: str = "auto") -> None:
     jax.clear_caches()
     schedule = ScheduleConfig(0.05, scaling_rule="none", warmup_rule="none")
     config = SweepConfig(
@@ -77,6 +83,7 @@ def _ours(model: str, batch_size: int) -> None:
         search_seeds=(0, 1),
         final_seeds=(2, 3, 4, 5, 6, 7),
         trials_per_program=6,
+        trial_batching=batching,
     )
     config.validate()
     problem = make_problem(config.train.data, config.train.model)

@@ -5,17 +5,19 @@ import time
 from collections.abc import Callable
 
 
-def in_turn(ours: Callable[[], None], peer: Callable[[], None], rounds: int) -> tuple[float, float, float]:
+def in_turn(
+    ours: Callable[[], None], peer: Callable[[], None], rounds: int, discard: int = 1
+) -> tuple[float, float, float]:
     """Return median seconds of ours, of the peer, and the median over rounds of peer / ours (above 1: ours is faster).
 
-    Each round runs both, the first one alternating; a first round is thrown away.
+    Each round runs both, the first one alternating; the first `discard` rounds are thrown away.
     """
     times = []
-    for number in range(rounds + 1):
+    for number in range(rounds + discard):
         pair = (ours, peer) if number % 2 else (peer, ours)
         seconds = [_seconds(fn) for fn in pair]
         times.append(tuple(seconds) if number % 2 else tuple(reversed(seconds)))
-    times = times[1:]
+    times = times[discard:]
     mine, theirs = zip(*times, strict=True)
     return statistics.median(mine), statistics.median(theirs), statistics.median(b / a for a, b in times)
 

@@ -22,6 +22,11 @@ NUM_EXAMPLES = 1024
 OPTIMIZERS = ("lamb", "lars", "adamw", "adam", "momentum")
 ROWS = ["digits_cnn.py", "digits_cnn.py:smoke"]
 ROWS += [f"digits_cnn.py:{name}-{size}" for name in OPTIMIZERS for size in (64, 256, 1024)]
+ROWS += [
+    "digits_lstm.py",
+    "digits_lstm.py:smoke",
+    *(f"digits_lstm.py:{name}-1024" for name in ("lamb", "adamw", "momentum")),
+]
 STUDIES = ["sweeps/digits_limit.py", "sweeps/digits_limit.py:smoke"]
 
 

@@ -106,3 +106,10 @@ def test_the_shipped_study_reaches_from_16_to_the_whole_training_set():
     assert rules >= {("momentum", "linear", "epochs"), ("lars", "sqrt", "legw"), ("lamb", "sqrt", "legw")}
     assert {name for name, rule, _ in rules if rule == "sqrt"} >= {"adam", "adamw"}
     assert len(shipped.final_seeds) >= 5
+
+
+def test_findings_say_how_far_the_scaling_rule_was_off():
+    config, rows = study(momentum=(0.98, 0.975, 0.9))
+    largest = [row for row in rows if row["global_batch_size"] == 256]
+    rows = [{**row, "learning_rate_factor": 0.5} if row in largest and row["phase"] == "final" else row for row in rows]
+    assert "0.5 to 1 for momentum" in " ".join(summarize(config, rows)["findings"])

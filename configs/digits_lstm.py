@@ -1,0 +1,45 @@
+"""An LSTM that reads scikit-learn's digits row by row: the form of LEGW's MNIST-LSTM on data that ships with a package.
+
+    lbopt train --config=configs/digits_lstm.py:lamb-1024 --workdir=runs/digits_lstm
+
+Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, adamw, momentum; `smoke` is tiny.
+Hardware and time: seconds on a CPU.
+"""
+
+import copy
+
+from lbopt.config import About, CheckpointConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.errors import UserError, require_choice
+
+LEGW = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.25}
+OPTIMIZERS = {
+    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
+    "adamw": (OptimizerConfig("adamw", weight_decay=0.01), ScheduleConfig(0.008, **LEGW)),
+    "momentum": (OptimizerConfig("momentum"), ScheduleConfig(0.1, **LEGW)),
+}
+
+
+def get_config(arg: str = "lamb-256") -> TrainConfig:
+    """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
+    if arg == "smoke":
+        config = get_config("lamb-128")
+        config.num_epochs, config.log_every_steps, config.eval_every_steps = 2.0, 2, 8
+        config.model.hidden, config.checkpoint.every_steps = 16, 4
+        return config
+    name, _, size = (arg or "lamb-256").partition("-")
+    require_choice("--config row", name, OPTIMIZERS)
+    if not size.isdecimal():
+        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke")
+    optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
+    return TrainConfig(
+        name=f"digits_lstm:{name}-{size}",
+        about=About(paper="LEGW 1901.08256, LAMB 1904.00962", status="measured here"),
+        global_batch_size=int(size),
+        num_epochs=20.0,
+        model=ModelConfig("lstm", hidden=64),
+        optimizer=optimizer,
+        schedule=schedule,
+        checkpoint=CheckpointConfig(every_steps=20),
+        eval_every_steps=20,
+        log_every_steps=5,
+    )
