@@ -21,18 +21,18 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         arms=(
             Arm(
-                "Momentum, linear",
+                "Momentum + linear",
                 OptimizerConfig("momentum", weight_decay=1e-4),
                 ScheduleConfig(0.05, scaling_rule="linear", **epochs),
             ),
-            Arm("Adam, sqrt", OptimizerConfig("adam"), ScheduleConfig(0.008, scaling_rule="sqrt", **epochs)),
+            Arm("Adam + sqrt", OptimizerConfig("adam"), ScheduleConfig(0.008, scaling_rule="sqrt", **epochs)),
             Arm(
-                "AdamW, sqrt",
+                "AdamW + sqrt",
                 OptimizerConfig("adamw", weight_decay=0.01),
                 ScheduleConfig(0.008, scaling_rule="sqrt", **epochs),
             ),
-            Arm("LARS, LEGW", OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **legw)),
-            Arm("LAMB, LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
+            Arm("LARS + LEGW", OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **legw)),
+            Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
         ),
         global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
         learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
