@@ -1,16 +1,17 @@
 """What a function being traced may know of the replicas it will run on.
 
 A model that normalises over groups of replicas has to know how many there are, and a model must not know about meshes.
-The step functions of `lbopt.parallel` state it here while they trace; `lbopt.BatchNorm` reads it. Outside of a step
-there is one replica.
+The step functions of `lbopt.parallel` state it here while they trace; `lbopt.BatchNorm` reads it. The context is part of
+the key of jit's caches, so a jitted part of a model is traced anew for another number of replicas.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 from collections.abc import Iterator
+
+import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,20 +28,16 @@ class Replicas:
     axis_name: str | None = None
 
 
-_ALONE = Replicas()
-_CURRENT: contextvars.ContextVar[Replicas] = contextvars.ContextVar("replicas", default=_ALONE)
+_CURRENT = jax.make_user_context(default_value=None)
 
 
-def current() -> Replicas:
-    """Return the replicas of the program being traced."""
-    return _CURRENT.get()
+def current() -> Replicas | None:
+    """Return the replicas of the program being traced; None if nobody stated them."""
+    return _CURRENT.value
 
 
 @contextlib.contextmanager
 def tracing_for(count: int, axis_name: str | None = None) -> Iterator[None]:
-    """State the replicas while a step function is traced."""
-    token = _CURRENT.set(Replicas(count, axis_name))
-    try:
+    """State the replicas while a step function is traced, for instance in a step of one's own."""
+    with _CURRENT(Replicas(count, axis_name)):
         yield
-    finally:
-        _CURRENT.reset(token)

@@ -7,7 +7,7 @@ VENV="$ROOT/.venv"
 # use_environment EXTRAS: .venv has lbopt with these extras, at the versions in constraints.txt.
 use_environment() {
     local extras=$1 python=${PYTHON:-python3} wanted stamp
-    if ! "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    if ! "$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
         echo "$python is not a Python >= 3.11 with its venv module: install one, or name it: PYTHON=python3.12 $0" >&2
         exit 3
     fi

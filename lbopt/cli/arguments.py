@@ -84,7 +84,7 @@ def load_config(flag: str, overrides: Sequence[str], expected: type) -> Any:
     holder = config_flags.DEFINE_config_dataclass("config", config, flag_values=values, sys_argv=list(overrides))
     try:
         values(["lbopt", *overrides])
-    except (flags.Error, ValueError, TypeError) as error:
+    except (flags.Error, ValueError, TypeError, LookupError) as error:
         raise UserError(f"{error}; give a value of the field's type") from error
     return holder.value
 
@@ -104,7 +104,7 @@ def call_get_config(flag: str) -> Any:
         return module.get_config(argument)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"--config = {flag!r}: {type(error).__name__}: {error}; mend {path}") from error
 
 
@@ -121,9 +121,10 @@ def _check_override(config: Any, override: str) -> None:
     node, path = config, "config"
     for part in name.split(".")[1:]:
         known = [field.name for field in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
-        stem = part.partition("[")[0]
-        if stem not in known:
-            near = difflib.get_close_matches(stem, known, n=1)
+        if part not in known:
+            near = difflib.get_close_matches(part.partition("[")[0], known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
             raise UserError(f"--{name}: {path} has no field {part!r}; {hint}")
-        node, path = getattr(node, stem), f"{path}.{part}"
+        node, path = getattr(node, part), f"{path}.{part}"
+    if dataclasses.is_dataclass(node):
+        raise UserError(f"--{name}: it is a group of fields; give --{name}.FIELD=VALUE")

@@ -40,7 +40,7 @@ def _python() -> str:
 def _versions() -> str:
     from lbopt.train import workdir
 
-    versions = workdir.environment()["versions"]
+    versions = workdir.environment(1)["versions"]
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         raise EnvironmentProblem(f"not installed: {', '.join(missing)}; run pip install -e . in the checkout")

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import jax
 
 from lbopt.cli import arguments
-from lbopt.cli.train import compared
-from lbopt.config import TrainConfig, checks
+from lbopt.cli.train import comparison
+from lbopt.config import TrainConfig
 from lbopt.errors import UserError
 from lbopt.recipes import build
 from lbopt.train import workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, choose_step
+from lbopt.train.writers import finite
 
 FLAGS = {
     "config": "the config the workdir was trained with",
@@ -26,16 +27,13 @@ def run(argv: Sequence[str]) -> None:
     """Print validation and test metrics of a checkpoint as one JSON line."""
     given, overrides = arguments.parse("evaluate", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, TrainConfig)
-    config.validate()
-    saved = workdirs.read_config(given["workdir"], "train")
-    if saved is None:
-        raise UserError(f"--workdir = {given['workdir']!r}: no run is there; run lbopt train first")
-    differences = compared(checks.to_json(config), saved["config"])
-    workdir = workdirs.open_workdir(given["workdir"], "train", {}, differences)
     plan = build.build(config)
+    workdir = workdirs.absolute(given["workdir"])
+    if workdirs.refuse_another(workdir, "train", comparison(config, plan.mesh.size)) is None:
+        raise UserError(f"--workdir = {given['workdir']!r}: no run is there; run lbopt train first")
     with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric) as checkpoints:
         step = choose_step(checkpoints, given.get("checkpoint", "latest"))
         state = checkpoints.restore(jax.eval_shape(plan.init), plan.mesh, step)
     scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}
     scores |= {f"test/{name}": value for name, value in plan.evaluate_test(state).items()}
-    print(json.dumps({"step": step, **scores}))
+    print(json.dumps({"step": step, **finite(scores)}))

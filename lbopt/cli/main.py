@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
         print(usage())
         return 0 if argv else EXIT_USER
     name = argv[0]
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax narrates every save there; what matters is raised
     try:
         require_choice("command", name, COMMANDS)
         importlib.import_module(f"lbopt.cli.{name}").run(list(argv[1:]))

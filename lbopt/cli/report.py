@@ -21,7 +21,8 @@ def run(argv: Sequence[str]) -> None:
         raise UserError(
             f"--workdir = {given['workdir']!r}: no run or study is there; run lbopt train or lbopt sweep first"
         )
-    workdir = workdirs.open_workdir(given["workdir"], saved["kind"], {})
+    workdir = workdirs.absolute(given["workdir"])
+    workdirs.make_writable(workdir)
     if saved["kind"] == "sweep":
         page, summary = sweep_report.write_sweep_report(workdir, saved)
         print(sweep_report.terminal_table(summary))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lbopt.cli import arguments
 from lbopt.config import SweepConfig, checks
 from lbopt.recipes.problem import make_problem
+from lbopt.report import page
 from lbopt.sweep import report, runner, trials
 from lbopt.train import workdir as workdirs
+from lbopt.train.preemption import PreemptionWatch
 
 FLAGS = {
     "config": "configs/sweeps/FILE[:ROW], then --config.field=VALUE to override",
@@ -22,20 +25,26 @@ def run(argv: Sequence[str]) -> None:
     given, overrides = arguments.parse("sweep", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, SweepConfig)
     config.validate()
+    page.new_figure()  # say now, not after the last trial, if nothing can be drawn
     problem = make_problem(config.train.data, config.train.model)
     cells = trials.make_cells(config, len(problem.splits.train))
-    ours, saved = checks.to_json(config), workdirs.read_config(given["workdir"], "sweep")
-    differences = checks.differences(_core(ours), _core(saved["config"])) if saved else None
-    workdir = workdirs.open_workdir(given["workdir"], "sweep", ours, differences, arguments.command_line("sweep", argv))
-    with workdirs.locked(workdir):
-        runner.run_sweep(config, problem, cells, workdir)
-    saved = workdirs.read_config(workdir, "sweep")
-    assert saved is not None
-    page, summary = report.write_sweep_report(workdir, saved)
+    ours, command = checks.to_json(config), arguments.command_line("sweep", argv)
+
+    def compare(saved: dict[str, Any]) -> list[str]:
+        return checks.differences(_core(ours), _core(saved["config"]))
+
+    with (
+        PreemptionWatch() as watch,
+        workdirs.open_workdir(given["workdir"], "sweep", ours, compare, 1, command) as workdir,
+    ):
+        runner.run_sweep(config, problem, cells, workdir, watch)
+        saved = workdirs.read_config(workdir, "sweep")
+        assert saved is not None
+        file, summary = report.write_sweep_report(workdir, saved)
     print(report.terminal_table(summary))
     print("\n" + "\n".join(summary["findings"]))
-    print(f"\n{page}")
+    print(f"\n{file}")
 
 
-def _core(config: dict) -> dict:
+def _core(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in NOT_COMPARED}

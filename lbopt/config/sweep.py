@@ -5,6 +5,7 @@ import dataclasses
 
 from lbopt.config import checks
 from lbopt.config.train import (
+    LARGEST,
     About,
     OptimizerConfig,
     ScheduleConfig,
@@ -43,7 +44,8 @@ class SweepConfig:
     Attributes:
       name: of the study.
       about: what `lbopt recipes` says.
-      train: data, model and length of every trial; its optimizer, schedule, batch size and seed are replaced.
+      train: data, model and length of every trial, each on one device; optimizer, schedule, batch size and seed are
+        replaced.
       arms: what is compared.
       global_batch_sizes: ascending, from small to the whole training set.
       learning_rate_factors: the grid, as multiples of the arm's scaled learning rate; ascending.
@@ -77,6 +79,13 @@ class SweepConfig:
         """
         checks.check_types(self)
         self.train.validate()
+        alone = self.train.parallel
+        require(
+            alone.backend in ("jit", "pjit") and alone.num_devices in (None, 1),
+            "config.train.parallel",
+            dataclasses.asdict(alone),
+            "a trial of a sweep runs on one device; leave backend and num_devices as they are",
+        )
         names = [arm.name for arm in self.arms]
         require(len(names) > 0, "config.arms", names, "give at least one arm")
         require(len(set(names)) == len(names), "config.arms", names, "give every arm a name of its own")
@@ -94,7 +103,7 @@ class SweepConfig:
             self.final_seeds,
             f"seeds {both} also choose the learning rate; use others, so that the test is fresh",
         )
-        require(self.limit_points > 0, "config.limit_points", self.limit_points, "give a number > 0")
+        require(0 < self.limit_points <= 100, "config.limit_points", self.limit_points, "give a number in (0, 100]")
         require(
             self.trials_per_program >= 1, "config.trials_per_program", self.trials_per_program, "give a number >= 1"
         )
@@ -103,7 +112,7 @@ class SweepConfig:
 
 
 def _ascending(field: str, values: tuple) -> None:
-    ok = len(values) > 0 and min(values) > 0 and list(values) == sorted(set(values))
+    ok = len(values) > 0 and 0 < min(values) <= max(values) < LARGEST and list(values) == sorted(set(values))
     require(ok, field, values, "give at least one positive number, ascending, none twice")
 
 

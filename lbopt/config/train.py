@@ -16,6 +16,7 @@ MODELS = ("cnn", "lstm")
 DATASETS = ("digits",)
 SCALING_RULES = ("linear", "none", "sqrt")
 WARMUP_RULES = ("epochs", "legw", "none")
+LARGEST = 2**31
 DECAYS = ("constant", "cosine", "polynomial")
 
 
@@ -192,7 +193,7 @@ class TrainConfig:
             _at_least(f"config.{field}", getattr(self, field), 1)
         require_seed("config.seed", self.seed)
         require(
-            math.isfinite(self.num_epochs) and self.num_epochs > 0,
+            0 < self.num_epochs < LARGEST,
             "config.num_epochs",
             self.num_epochs,
             "give a number > 0",
@@ -236,7 +237,7 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
     )
     bounds = optimizer.trust_ratio_bounds
     require(
-        bounds is None or 0 <= bounds[0] <= bounds[1],
+        bounds is None or 0 <= bounds[0] <= bounds[1] < math.inf,
         f"{prefix}.trust_ratio_bounds",
         bounds,
         "give (low, high) with 0 <= low <= high, or None",
@@ -278,11 +279,11 @@ def _validate_checkpoint(checkpoint: CheckpointConfig) -> None:
 
 def require_seed(field: str, seed: int) -> None:
     """Check that a seed is a number that a JAX key tells apart from all others."""
-    require(0 <= seed < 2**31, field, seed, "give a number in [0, 2147483648)")
+    require(0 <= seed < LARGEST, field, seed, "give a number in [0, 2147483648)")
 
 
 def _at_least(field: str, value: Any, low: float) -> None:
-    require(math.isfinite(value) and value >= low, field, value, f"give a number >= {low:g}")
+    require(low <= value < LARGEST, field, value, f"give a number >= {low:g} (and below 2^31)")
 
 
 def _in_range(field: str, value: float, low: float, high: float) -> None:

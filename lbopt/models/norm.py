@@ -71,9 +71,13 @@ class Scope:
             self._refuse(f"groups of {self.size} do not divide the {total} {what}: choose a group size that does")
         return total // self.size
 
+    @property
+    def text(self) -> str:
+        """What `parse` reads."""
+        return f"{self.kind}:{self.size}" if self.size else self.kind
+
     def _refuse(self, reason: str) -> NoReturn:
-        text = f"{self.kind}:{self.size}" if self.size else self.kind
-        raise UserError(f"stats_scope = {text!r}: {reason}")
+        raise UserError(f"stats_scope = {self.text!r}: {reason}")
 
 
 class BatchNorm(nn.Module):
@@ -86,6 +90,10 @@ class BatchNorm(nn.Module):
     Statistics are taken in fp32 as E[x], E[x^2] - E[x]^2 (one pass, one reduction). The running statistics are moved by
     the mean over groups of each group's mean and variance.
 
+    `lbopt.make_train_step` states how many replicas there are. In a step of your own, trace under
+    `lbopt.replicas.tracing_for(count, axis_name)`; without it there is one replica, and a hand-written `pmap` normalizes
+    over each device's part.
+
     Attributes:
       stats_scope: "global", "local", "replicas:N" or "examples:N"; groups are contiguous in the global batch.
       momentum: of the running statistics: running = momentum * running + (1 - momentum) * batch.
@@ -97,7 +105,7 @@ class BatchNorm(nn.Module):
       dtype: of the output; None for the input's.
 
     Raises:
-      UserError: when applied, if the groups do not divide the replicas or the batch.
+      UserError: for an unknown scope; when applied, if nobody stated the replicas that the scope counts, or if the groups do not divide the replicas or the batch.
 
     References:
       Ying et al., Image Classification at Supercomputer Scale, arXiv 1811.06992 (distributed batch normalization).
@@ -115,6 +123,7 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, use_running_average: bool) -> jax.Array:
         """Normalize `x` [batch, ..., features], by the running statistics if told to."""
+        scope = Scope.parse(self.stats_scope)
         shape = (x.shape[-1],)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
@@ -123,7 +132,7 @@ class BatchNorm(nn.Module):
         elif self.is_initializing():
             y = x.astype(tree.wide_dtype(x.dtype))
         else:
-            y, mean, var = _normalize_by_group(x, Scope.parse(self.stats_scope), self.epsilon)
+            y, mean, var = _normalize_by_group(x, scope, self.epsilon)
             running_mean.value = self.momentum * running_mean.value + (1 - self.momentum) * mean
             running_var.value = self.momentum * running_var.value + (1 - self.momentum) * var
         if self.use_scale:
@@ -139,7 +148,7 @@ def _normalize(x: jax.Array, mean: jax.Array, var: jax.Array, epsilon: float) ->
 
 def _normalize_by_group(x: jax.Array, scope: Scope, epsilon: float) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return (normalized x in fp32, mean, variance); the statistics are averaged over the groups this replica sees."""
-    here = replicas.current()
+    here = _replicas(scope)
     seen = here.count if here.axis_name else 1
     groups = scope.num_groups(here.count, seen * x.shape[0])
     groups_here, peers = max(1, groups // seen), max(1, seen // groups)
@@ -152,6 +161,17 @@ def _normalize_by_group(x: jax.Array, scope: Scope, epsilon: float) -> tuple[jax
     wide = (slice(None),) + (None,) * len(axes)
     y = _normalize(grouped, mean[wide], var[wide], epsilon).reshape(x.shape)
     return y, jnp.mean(mean, 0), jnp.mean(var, 0)
+
+
+def _replicas(scope: Scope) -> replicas.Replicas:
+    here = replicas.current()
+    if here is None and scope.kind in ("local", "replicas"):
+        raise UserError(
+            "stats_scope = "
+            f"{scope.text!r}: nobody said how many replicas there are; train by lbopt.make_train_step, or trace your own step "
+            "under lbopt.replicas.tracing_for(count, axis_name)"
+        )
+    return here or replicas.Replicas()
 
 
 def _contiguous(count: int, size: int) -> list[list[int]] | None:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lbopt import types
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem, UserError
 
 DATA_AXIS = "data"
 
@@ -27,7 +27,7 @@ def make_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | No
     >>> dict(make_mesh(1).shape)
     {'data': 1}
     """
-    available = list(jax.devices() if devices is None else devices)
+    available = list(local_devices() if devices is None else devices)
     wanted = len(available) if num_devices is None else num_devices
     if not 1 <= wanted <= len(available):
         raise UserError(
@@ -35,6 +35,14 @@ def make_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | No
         )
     # Auto: shardings are propagated by the compiler; jax.make_mesh would default to explicit axes.
     return Mesh(np.asarray(available[:wanted]), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def local_devices() -> list[jax.Device]:
+    """Return `jax.devices()`, or raise `EnvironmentProblem` if the platform that was asked for is not there."""
+    try:
+        return jax.devices()
+    except RuntimeError as error:
+        raise EnvironmentProblem(f"no devices: {error}; install the platform's extra or unset JAX_PLATFORMS") from error
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

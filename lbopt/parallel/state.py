@@ -38,9 +38,15 @@ class TrainState(flax.struct.PyTreeNode):
         seed: int | jax.Array = 0,
     ) -> TrainState:
         """Build the state before the first update; jit-able, and `seed` may be traced."""
-        key = jax.random.key_data(jax.random.key(seed))
-        return cls(jnp.zeros((), jnp.int32), params, model_state, tx.init(params), key)
+        _, step_root = split_seed(seed)
+        return cls(jnp.zeros((), jnp.int32), params, model_state, tx.init(params), jax.random.key_data(step_root))
 
     def step_key(self) -> jax.Array:
         """Return the random key of the coming step."""
         return jax.random.fold_in(jax.random.wrap_key_data(self.rng), self.step)
+
+
+def split_seed(seed: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return two independent keys: one to initialise parameters, one from which each step's key is derived."""
+    init_key, step_root = jax.random.split(jax.random.key(seed))
+    return init_key, step_root

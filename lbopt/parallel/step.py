@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from lbopt import replicas, types
-from lbopt.errors import require_choice
+from lbopt.errors import require, require_choice
 from lbopt.parallel import accumulate
 from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded
 from lbopt.parallel.state import TrainState
@@ -101,7 +101,8 @@ def make_train_step(
         reduces explicitly.
       num_microsteps: accumulate the gradient over so many parts of the batch; see `make_gradient_fn`.
       compute_dtype: cast floating parameters and inputs to this (say `jnp.bfloat16`) for the loss; None for models
-        that choose for themselves. Parameters, accumulators and optimizer state keep their own dtype.
+        that choose for themselves. Gradients come back in the parameters' dtype; under "pmap" they are reduced in it,
+        under "jit" the compiler places the reduction and may do it before that cast. Parameters, accumulators and optimizer state keep their own dtype.
       donate: reuse the old state's buffers; the state passed in must not be used again.
 
     Returns:
@@ -113,6 +114,7 @@ def make_train_step(
       UserError: for an unknown backend, or when called with a batch that does not split evenly.
     """
     require_choice("backend", backend, BACKENDS)
+    require(num_microsteps >= 1, "num_microsteps", num_microsteps, "give a number >= 1")
     donated = (0,) if donate else ()
     if backend == "pmap":
         step = _stating(step_fn(loss_fn, tx, num_microsteps, compute_dtype, DATA_AXIS), mesh, DATA_AXIS)

@@ -9,7 +9,7 @@ from lbopt.data.batches import TrainBatches
 from lbopt.errors import require
 from lbopt.evaluation import evaluate
 from lbopt.parallel import mesh as meshes, step as steps
-from lbopt.parallel.state import TrainState
+from lbopt.parallel.state import TrainState, split_seed
 from lbopt.recipes import optimizers, problem as problems, schedule as schedules
 from lbopt.train.run import Cadence, Run
 
@@ -62,5 +62,5 @@ def build(config: TrainConfig) -> Run:
 
 def make_state(problem: problems.Problem, tx, seed: int | jax.Array) -> TrainState:
     """Return the state before the first update; `seed` may be traced. Sweeps and runs start from the same one."""
-    params, model_state = problem.init(jax.random.key(seed))
+    params, model_state = problem.init(split_seed(seed)[0])
     return TrainState.create(params, model_state, tx, seed)

@@ -7,7 +7,7 @@ import optax
 
 from lbopt import tree
 from lbopt.config.train import OptimizerConfig
-from lbopt.transforms import lamb, lars, learning_rate as lr_transform
+from lbopt.transforms import clipping, lamb, lars, learning_rate as lr_transform
 
 
 def make_optimizer(
@@ -21,7 +21,7 @@ def make_optimizer(
       weight_decay: instead of the config's; may be traced.
     """
     decay = config.weight_decay if weight_decay is None else weight_decay
-    clip = [] if config.max_grad_norm is None else [optax.clip_by_global_norm(config.max_grad_norm)]
+    clip = [] if config.max_grad_norm is None else [clipping.clip_by_global_norm(config.max_grad_norm)]
     return optax.chain(*clip, _BUILDERS[config.name](config, learning_rate, decay))
 
 

@@ -48,7 +48,7 @@ def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
     try:
         jax.eval_shape(lambda: init(jax.random.key(0)))
     except ValueError as error:
-        raise UserError(f"config.model.{error}") from error
+        raise UserError(f"config.model.{error}".replace("stats_scope", "batch_norm_scope")) from error
     return Problem(init, _classification_loss(network, model.label_smoothing), _classification_metrics(network), splits)
 
 

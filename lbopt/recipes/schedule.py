@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import optax
 
-from lbopt.config.train import ScheduleConfig
+from lbopt.config.train import LARGEST, ScheduleConfig
 from lbopt.errors import UserError
 from lbopt.schedules import scaling, units, warmup
 
@@ -42,12 +42,18 @@ def resolve(
         global_batch_size,
         config.scaling_rule,  # type: ignore[arg-type]
     )
+    if not rate < LARGEST:
+        raise UserError(
+            f"{field}.base_learning_rate = {config.base_learning_rate!r}: scaled to batch {global_batch_size} it is {rate!r}; use a smaller one"
+        )
     warmup_steps = {
         "legw": units.Units(num_examples, config.base_batch_size).warmup_steps(config.base_warmup_epochs),
         "epochs": here.warmup_steps(config.base_warmup_epochs),
         "none": 0,
     }[config.warmup_rule]
     num_steps = here.steps(num_epochs)
+    if num_steps >= LARGEST:
+        raise UserError(f"config.num_epochs = {num_epochs!r}: that is {num_steps} steps; train for fewer than 2^31")
     if warmup_steps >= num_steps:
         raise UserError(
             f"{field}.base_warmup_epochs = {config.base_warmup_epochs!r}: {warmup_steps} warmup steps (rule {config.warmup_rule!r}) do not end before the "

@@ -78,6 +78,7 @@ def write_page(file: pathlib.Path, title: str, lead: str, sections: Sequence[Sec
 def new_figure(width_inches: float = 8.0, height_inches: float = 4.8) -> tuple[Any, Any]:
     """Return a figure and its axes, drawn without a screen."""
     _need("matplotlib")
+    _need("jinja2")
     from matplotlib.figure import Figure
 
     figure = Figure((width_inches, height_inches), dpi=144, layout="constrained")
@@ -92,9 +93,7 @@ def save_figure(figure: Any, file: pathlib.Path) -> str:
     """Write a PNG and return it in base64 for a page."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    partial = file.with_name(f".{file.name}")
-    partial.write_bytes(buffer.getvalue())
-    partial.replace(file)
+    workdirs.write_bytes(file, buffer.getvalue())
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 

@@ -46,11 +46,12 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
 def _draw(workdir: pathlib.Path, stem: str, lines: list[dict[str, Any]], names: list[str], log: bool = False) -> str:
     figure, axes = page.new_figure(8, 3.6)
     for name in names:
-        points = [(line["step"], line[name]) for line in lines if name in line]
+        points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), label=name, linewidth=1.5)
     if log:
         axes.set_yscale("log")
     axes.set_xlabel("optimizer step")
-    axes.legend(frameon=False, fontsize=8)
+    if axes.lines:  # nothing is drawn of a run that only ever saw NaN
+        axes.legend(frameon=False, fontsize=8)
     return page.save_figure(figure, workdir / f"{stem}.png")

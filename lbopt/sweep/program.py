@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import metrics as metric_pairs
+from lbopt import metrics as metric_pairs, replicas
 from lbopt.config.sweep import SweepConfig
 from lbopt.data.arrays import ArrayDataset
 from lbopt.data.batches import eval_batches
@@ -74,7 +74,8 @@ def make_trial_fn(
             total, count = metrics["loss"]
             return state, total / count
 
-        state, losses = jax.lax.scan(body, make_state(problem, tx, arguments.seed), arguments.order)
+        with replicas.tracing_for(1):
+            state, losses = jax.lax.scan(body, make_state(problem, tx, arguments.seed), arguments.order)
         return Outcome(state.params, state.model_state, losses)
 
     return run

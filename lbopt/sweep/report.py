@@ -8,9 +8,9 @@ from typing import Any
 
 from lbopt.errors import UserError
 from lbopt.report import page
+from lbopt.sweep.results import read_results
 from lbopt.sweep.summary import summarize
 from lbopt.train import workdir as workdirs
-from lbopt.train.writers import read_lines
 
 FIGURE = "accuracy_vs_batch_size.png"
 _COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
@@ -27,7 +27,7 @@ def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple
     Raises:
       UserError: if no trial is finished yet.
     """
-    rows = read_lines(workdir / "results.jsonl", required="arm")
+    rows = read_results(workdir)
     if not rows:
         raise UserError(f"--workdir = {str(workdir)!r}: no trial is finished yet; run lbopt sweep first")
     config = saved["config"]
@@ -179,6 +179,8 @@ def _style(index: int) -> tuple[str, str]:
 
 
 def _label(arm: Mapping[str, Any]) -> str:
+    if arm["limit"] is None:
+        return arm["arm"]
     return f"{arm['arm']} (limit {'at least ' if arm['limit_is_largest'] else ''}{arm['limit']})"
 
 

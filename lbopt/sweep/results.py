@@ -11,6 +11,30 @@ from typing import Any
 
 from lbopt.train.writers import read_lines
 
+REQUIRED = (
+    "arm",
+    "phase",
+    "global_batch_size",
+    "steps",
+    "warmup_steps",
+    "learning_rate",
+    "learning_rate_factor",
+    "seed",
+    "validation_accuracy",
+    "validation_loss",
+    "test_accuracy",
+    "diverged",
+)
+
+
+def read_results(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the finished trials of a study.
+
+    Raises:
+      EnvironmentProblem: if the file is damaged.
+    """
+    return read_lines(workdir / "results.jsonl", REQUIRED)
+
 
 class Results:
     """The finished trials of a study.
@@ -22,7 +46,7 @@ class Results:
     def __init__(self, workdir: pathlib.Path):
         self._file = workdir / "results.jsonl"
         self._lock = threading.Lock()
-        self.rows: list[dict[str, Any]] = read_lines(self._file, required="arm")
+        self.rows: list[dict[str, Any]] = read_results(workdir)
         _cut_torn_line(self._file)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:

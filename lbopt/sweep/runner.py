@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import math
 import os
 import pathlib
@@ -25,7 +26,11 @@ from lbopt.train.progress import Progress
 
 
 def run_sweep(
-    config: SweepConfig, problem: Problem, cells: Sequence[Cell], workdir: pathlib.Path
+    config: SweepConfig,
+    problem: Problem,
+    cells: Sequence[Cell],
+    workdir: pathlib.Path,
+    watch: PreemptionWatch | None = None,
 ) -> list[dict[str, Any]]:
     """Run every trial of a study that is not in `results.jsonl` yet.
 
@@ -34,6 +39,7 @@ def run_sweep(
       problem: from `make_problem`.
       cells: from `make_cells`.
       workdir: an opened workdir.
+      watch: who watches for SIGTERM already; None to watch from here on.
 
     Returns:
       All rows, finished before or now.
@@ -43,7 +49,10 @@ def run_sweep(
     """
     results = Results(workdir)
     total = len(cells) * (len(config.learning_rate_factors) * len(config.search_seeds) + len(config.final_seeds))
-    with PreemptionWatch() as watch, Progress(total, len(results.rows), "trial") as progress:
+    with (
+        contextlib.nullcontext(watch) if watch else PreemptionWatch() as watch,
+        Progress(total, len(results.rows), "trial") as progress,
+    ):
         progress.say(f"{total} trials in {len(cells)} programs, {len(results.rows)} finished before")
         study = _Study(config, problem, results, progress, watch)
         _run_side_by_side(study, cells, config.num_workers or os.cpu_count() or 1)

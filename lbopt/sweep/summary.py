@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,9 +38,10 @@ def summarize(config: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
 
 def _arm(config: Mapping[str, Any], arm: str, rows: Sequence[Row]) -> dict[str, Any]:
     points = [point for size in config["global_batch_sizes"] if (point := _point(config, arm, size, rows)) is not None]
-    limit = find_limit(
-        [(point["global_batch_size"], point["test_accuracy_mean"]) for point in points], config["limit_points"]
-    )
+    means = {point["global_batch_size"]: point["test_accuracy_mean"] for point in points}
+    # Up to the first gap only: the limit of an unfinished study starts at its smallest batch or not at all.
+    sizes = list(itertools.takewhile(means.__contains__, config["global_batch_sizes"]))
+    limit = find_limit([(size, means[size]) for size in sizes], config["limit_points"])
     return {"arm": arm, "limit": limit, "limit_is_largest": limit == config["global_batch_sizes"][-1], "points": points}
 
 
@@ -116,7 +118,8 @@ def _findings(config: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], foun
     ]
     if len(there) > 1:
         sentences.append(_largest_sentence(there, largest))
-    sentences.append(_hypothesis_sentence(config, measured))
+    if found == total:
+        sentences.append(_hypothesis_sentence(config, measured))
     sentences.append(_transfer_sentence(measured))
     edges = [
         f"{arm['arm']} at {point['global_batch_size']}"
@@ -132,6 +135,8 @@ def _findings(config: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], foun
 
 
 def _limit_sentence(arm: Mapping[str, Any], limit_points: float) -> str:
+    if arm["limit"] is None:
+        return f"{arm['arm']} has no result at the smallest batch yet."
     first = arm["points"][0]
     start = f"{arm['arm']} ({_percent(first)} at batch {first['global_batch_size']})"
     if arm["limit_is_largest"]:
@@ -168,14 +173,19 @@ def _hypothesis_sentence(config: Mapping[str, Any], measured: Sequence[Mapping[s
     if not ours or not others:
         return "The study does not compare layerwise optimizers under LEGW with others."
     best_other = max(arm["limit"] for arm in others)
+    if best_other == config["global_batch_sizes"][-1]:
+        return f"Whether layerwise adaptation with LEGW goes further cannot be told: another arm reached the largest batch, {best_other}, too."
     ahead = [arm["arm"] for arm in ours if arm["limit"] > best_other]
-    behind = [arm["arm"] for arm in ours if arm["limit"] <= best_other]
+    level = [arm["arm"] for arm in ours if arm["limit"] == best_other]
+    behind = [arm["arm"] for arm in ours if arm["limit"] < best_other]
     claim = "That layerwise adaptation with LEGW holds small-batch accuracy to a larger batch than the other arms"
-    if not behind:
-        return f"{claim} held here for {_join(ahead)} (others: at most {best_other})."
-    if not ahead:
-        return f"{claim} did not hold here: {_join(behind)} did not go beyond {best_other}, the best of the others."
-    return f"{claim} held here for {_join(ahead)} (others: at most {best_other}), but not for {_join(behind)}."
+    verdict = f"{claim} (at most {best_other}) {'held' if ahead else 'did not hold'} here"
+    parts = [
+        f"{_join(names)} {how}"
+        for names, how in ((ahead, "went further"), (level, "went as far"), (behind, "fell short"))
+        if names
+    ]
+    return f"{verdict}: {', '.join(parts)}."
 
 
 def _transfer_sentence(measured: Sequence[Mapping[str, Any]]) -> str:

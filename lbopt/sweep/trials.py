@@ -86,6 +86,13 @@ def make_cells(config: SweepConfig, num_examples: int) -> list[Cell]:
             f"it does not divide batch {size}",
         )
         check_batch_norm(config.train.model, 1, size // microsteps)
+    order_bytes = 4 * config.trials_per_program * num_examples * config.train.num_epochs
+    require(
+        order_bytes < 2**31,
+        "config.train.num_epochs",
+        config.train.num_epochs,
+        f"the example order of {config.trials_per_program} trials needs {order_bytes / 2**30:.0f} GiB; lower it, or trials_per_program",
+    )
     return [
         Cell(
             arm,

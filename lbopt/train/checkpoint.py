@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import orbax.checkpoint as ocp
@@ -17,8 +16,6 @@ from orbax.checkpoint import checkpoint_managers
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.parallel.mesh import replicated
 from lbopt.parallel.state import TrainState
-
-logging.getLogger("absl").setLevel(logging.ERROR)  # orbax narrates every save there
 
 
 class Checkpoints:
@@ -48,6 +45,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self._folder, options=options)
         except Exception as error:  # it reads every checkpoint's metrics, whatever state they are in
             raise EnvironmentProblem(_unreadable(self._folder, _first_damaged(self._folder), error)) from error
+        self._best = max((self._goodness(metrics) for metrics in self._scored().values()), default=-math.inf)
 
     def steps(self) -> list[int]:
         """Return the steps of all whole checkpoints, ascending."""
@@ -59,15 +57,22 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Return the step of the best checkpoint by the metric, None if none has one."""
-        scored = {step: self._manager.metrics(step) for step in self.steps()}
-        scored = {step: self._goodness(metrics) for step, metrics in scored.items() if metrics}
+        scored = {step: self._goodness(metrics) for step, metrics in self._scored().items()}
         return max(scored, key=lambda step: (scored[step], step), default=None)
+
+    def would_be_best(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether an evaluation is better than that of every checkpoint so far."""
+        return bool(metrics) and self._goodness(metrics) > self._best
 
     def save(self, state: TrainState, metrics: Mapping[str, float] | None) -> None:
         """Start saving; returns once the state is copied, so that its buffers may be donated."""
         step = int(state.step)
-        if step != self._manager.latest_step():
+        if step == self._manager.latest_step():
+            return
+        with self._writing():
             self._manager.save(step, args=ocp.args.StandardSave(state), metrics=dict(metrics) if metrics else None)
+        if metrics:
+            self._best = max(self._best, self._goodness(metrics))
 
     def restore(self, like: TrainState, mesh: Mesh, step: int) -> TrainState:
         """Read a checkpoint.
@@ -88,11 +93,13 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until what is being saved is whole on disk."""
-        self._manager.wait_until_finished()
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait and close."""
-        self._manager.close()
+        with self._writing():
+            self._manager.close()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -100,6 +107,19 @@ class Checkpoints:
     def __exit__(self, *exception: object) -> None:
         with contextlib.suppress(Exception) if exception[0] else contextlib.nullcontext():
             self.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever the storage layers raise
+            raise EnvironmentProblem(
+                f"checkpoints cannot be written to {self._folder} ({_reason(error)}); free space or mend the folder, then run the same command again"
+            ) from error
+
+    def _scored(self) -> dict[int, Mapping[str, float]]:
+        found = {step: self._manager.metrics(step) for step in self.steps()}
+        return {step: metrics for step, metrics in found.items() if metrics}
 
     def _goodness(self, metrics: Mapping[str, float]) -> float:
         value = metrics[self._best_metric]
@@ -111,8 +131,12 @@ class Checkpoints:
 def _unreadable(folder: pathlib.Path, step: int, error: Exception) -> str:
     earlier = [other for other in _steps_on_disk(folder) if other < step]
     fix = f"to resume at step {max(earlier)}" if earlier else "to start again, or use another --workdir"
-    reason = str(error).strip().splitlines() or [type(error).__name__]
-    return f"checkpoint {folder / str(step)} cannot be read ({reason[0][:120]}); remove that folder {fix}"
+    return f"checkpoint {folder / str(step)} cannot be read ({_reason(error)}); remove that folder {fix}"
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:120]
 
 
 def _steps_on_disk(folder: pathlib.Path) -> list[int]:

@@ -14,6 +14,7 @@ from lbopt.data.batches import train_iterator
 from lbopt.errors import Preempted
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
+from lbopt.train import workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
@@ -24,20 +25,22 @@ from lbopt.transforms.monitoring import optimizer_metrics
 _SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "perf/examples_per_s")
 
 
-def train(run: Run, workdir: pathlib.Path) -> TrainState:
+def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None) -> TrainState:
     """Train to the end, from the newest checkpoint if there is one.
 
     Args:
       run: from `recipes.build`.
       workdir: an opened workdir (see `open_workdir`).
+      watch: who watches for SIGTERM already; None to watch from here on.
 
     Returns:
       The final state.
 
     Raises:
       Preempted: on SIGTERM, once the state is saved.
-      EnvironmentProblem: if the newest checkpoint cannot be read.
+      EnvironmentProblem: if a checkpoint cannot be read or written.
     """
+    workdirs.make_writable(workdir / "checkpoints")
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(Checkpoints(workdir, run.keep_checkpoints, run.best_metric))
         state = restore_or_init(run, checkpoints)
@@ -46,9 +49,11 @@ def train(run: Run, workdir: pathlib.Path) -> TrainState:
             read_lines(workdir / "metrics.jsonl")  # say now if it is damaged
             print(f"complete at step {start} of {run.num_steps}: nothing to do", file=sys.stderr)
             return state
-        watch = stack.enter_context(PreemptionWatch())
+        watch = watch or stack.enter_context(PreemptionWatch())
         writer = stack.enter_context(MetricsWriter(workdir, start))
         progress = stack.enter_context(Progress(run.num_steps, start))
+        if watch.requested:
+            raise Preempted(f"stopped before step {start + 1} of {run.num_steps}; run the same command again to go on")
         progress.say(
             f"{'resuming at' if start else 'starting at'} step {start} of {run.num_steps}, global batch {run.global_batch_size}, {run.mesh.size} devices"
         )
@@ -84,9 +89,11 @@ def _steps(
         if scalars:
             progress.report({name: scalars[name] for name in _SHOWN if name in scalars})
         stopping = watch.requested and step < run.num_steps
-        if stopping or _due(step, run.cadence.checkpoint_every_steps, run.num_steps):
+        evaluated = {name: value for name, value in scalars.items() if name.startswith("eval/")}
+        due = _due(step, run.cadence.checkpoint_every_steps, run.num_steps)
+        if stopping or due or checkpoints.would_be_best(evaluated):
             writer.sync()
-            checkpoints.save(state, {name: value for name, value in scalars.items() if name.startswith("eval/")})
+            checkpoints.save(state, evaluated)
         if stopping:
             checkpoints.wait()
             raise Preempted(

@@ -11,7 +11,7 @@ import pathlib
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,42 +22,74 @@ KINDS = {"train": "training run", "sweep": "sweep"}
 PACKAGES = ("lbopt", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "grain", "numpy")
 
 
+Compare = Callable[[dict[str, Any]], list[str]]
+"""What `config.json` says -> how that run differs from this one, in words; empty if it is the same."""
+
+
+@contextlib.contextmanager
 def open_workdir(
     path: str | os.PathLike[str],
     kind: str,
     config: dict[str, Any],
-    differences: list[str] | None = None,
+    compare: Compare,
+    num_devices: int = 1,
     command: str = "",
-) -> pathlib.Path:
-    """Create a workdir, or check that an existing one holds the same config.
+) -> Iterator[pathlib.Path]:
+    """Hold a workdir for this process: a new one, or one that holds the same config.
+
+    The folder is locked until the context ends, and before anything is written into it; the lock goes with the process,
+    however that ends.
 
     Args:
       path: the folder; parents are made.
       kind: "train" or "sweep".
       config: the resolved config as JSON data.
-      differences: if the caller compared the config already (see `read_config`), what differs.
+      compare: see `Compare`.
+      num_devices: how many devices the run uses.
       command: what the user typed, for the report.
 
-    Returns:
+    Yields:
       The absolute path.
 
     Raises:
-      UserError: if it holds something else.
+      UserError: if it holds something else, or if another process holds it.
       EnvironmentProblem: if it cannot be written.
     """
-    folder = pathlib.Path(path).expanduser().absolute()
+    folder = absolute(path)
+    refuse_another(folder, kind, compare)
+    make_writable(folder)
+    with _locked(folder):
+        if refuse_another(folder, kind, compare) is None:
+            if any(not entry.name.startswith(".") for entry in folder.iterdir()):
+                raise UserError(
+                    f"--workdir = {str(folder)!r}: it is not empty and holds no config.json; use a new or empty folder"
+                )
+            start = {"kind": kind, "config": config, "command": command, **environment(num_devices)}
+            write_json(folder / "config.json", start)
+        yield folder
+
+
+def refuse_another(folder: pathlib.Path, kind: str, compare: Compare) -> dict[str, Any] | None:
+    """Return the config.json of a workdir, None if there is none.
+
+    Raises:
+      UserError: if it is of another run.
+    """
+    saved = read_config(folder, kind)
+    differences = compare(saved) if saved else []
     if differences:
         raise UserError(
             f"--workdir = {str(folder)!r}: it holds a {KINDS[kind]} of another config ({'; '.join(differences[:3])}); use another --workdir"
         )
-    make_writable(folder)
-    if not (folder / "config.json").exists():
-        if any(folder.iterdir()):
-            raise UserError(
-                f"--workdir = {str(folder)!r}: it is not empty and holds no config.json; use a new or empty folder"
-            )
-        write_json(folder / "config.json", {"kind": kind, "config": config, "command": command, **environment()})
-    return folder
+    return saved
+
+
+def absolute(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the path that a --workdir means."""
+    try:
+        return pathlib.Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise UserError(f"--workdir = {str(path)!r}: {error}; write the path out") from error
 
 
 def read_config(path: str | os.PathLike[str], kind: str | None = None) -> dict[str, Any] | None:
@@ -67,16 +99,15 @@ def read_config(path: str | os.PathLike[str], kind: str | None = None) -> dict[s
       UserError: if the workdir is of another kind.
       EnvironmentProblem: if the file cannot be read.
     """
-    file = pathlib.Path(path).expanduser().absolute() / "config.json"
+    file = absolute(path) / "config.json"
     try:
         saved = json.loads(file.read_text())
-        found = saved["kind"]
-        damaged = found not in KINDS or not {"config", "versions"} <= set(saved)
+        damaged = saved["kind"] not in KINDS or not saved["config"]["name"] or not saved["versions"]["jax"]
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise EnvironmentProblem(
-            f"--workdir: {file} cannot be read ({error.strerror}); mend its permissions"
+            f"--workdir: {file} cannot be read ({error.strerror}); use another folder or mend it"
         ) from error
     except (ValueError, KeyError, TypeError):
         damaged = True
@@ -84,9 +115,9 @@ def read_config(path: str | os.PathLike[str], kind: str | None = None) -> dict[s
         raise EnvironmentProblem(
             f"--workdir: {file} is not a config.json of lbopt; restore it or use another --workdir"
         )
-    if kind is not None and found != kind:
+    if kind is not None and saved["kind"] != kind:
         raise UserError(
-            f"--workdir = {str(file.parent)!r}: it holds a {KINDS[found]}, not a {KINDS[kind]}; use another --workdir"
+            f"--workdir = {str(file.parent)!r}: it holds a {KINDS[saved['kind']]}, not a {KINDS[kind]}; use another --workdir"
         )
     return saved
 
@@ -99,17 +130,12 @@ def make_writable(folder: pathlib.Path) -> None:
             pass
     except OSError as error:
         raise EnvironmentProblem(
-            f"--workdir = {str(folder)!r}: cannot be written ({error.strerror}); choose another folder or mend its permissions"
+            f"--workdir = {str(folder)!r}: cannot be written ({error.strerror}); choose another folder, or mend what is said there"
         ) from error
 
 
 @contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Hold a workdir for this process; the lock goes with the process, however it ends.
-
-    Raises:
-      UserError: if another process holds it.
-    """
+def _locked(folder: pathlib.Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _lock(descriptor, folder)
@@ -125,6 +151,10 @@ def _lock(descriptor: int, folder: pathlib.Path) -> None:
         raise UserError(
             f"--workdir = {str(folder)!r}: another process is at work there; wait for it or use another --workdir"
         ) from error
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"--workdir = {str(folder)!r}: cannot be locked ({error.strerror}); use a folder on another file system"
+        ) from error
 
 
 def write_json(file: pathlib.Path, data: Any) -> None:
@@ -134,21 +164,30 @@ def write_json(file: pathlib.Path, data: Any) -> None:
 
 def write_text(file: pathlib.Path, text: str) -> None:
     """Write a file whole or not at all."""
+    write_bytes(file, text.encode())
+
+
+def write_bytes(file: pathlib.Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")
-    with open(partial, "w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(partial, file)
+    try:
+        with open(partial, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise EnvironmentProblem(f"{file} cannot be written ({error.strerror}); free space or mend it") from error
 
 
-def environment() -> dict[str, Any]:
+def environment(num_devices: int) -> dict[str, Any]:
     """Return what a result depends on besides its config."""
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "git_revision": _git_revision(),
         "device_kind": jax.devices()[0].device_kind,
-        "num_devices": jax.device_count(),
+        "num_devices": num_devices,
     }
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorboardX
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import workdir as workdirs
+
+_TEXT = {"arm", "phase", "optimizer"}
+"""The fields of a line that are text; all others are numbers, true, false or null."""
 
 
 class MetricsWriter:
@@ -30,7 +34,8 @@ class MetricsWriter:
 
     def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
         """Write one line and hand it to the operating system."""
-        self._stream.write(json.dumps({"step": step, "examples_seen": examples_seen, **scalars}) + "\n")
+        line = {"step": step, "examples_seen": examples_seen, **finite(scalars)}
+        self._stream.write(json.dumps(line, allow_nan=False) + "\n")
         for name, value in scalars.items():
             self._board.add_scalar(name, value, step)
 
@@ -51,26 +56,41 @@ class MetricsWriter:
         self.close()
 
 
-def read_lines(file: pathlib.Path, required: str = "step") -> list[dict[str, Any]]:
+def finite(scalars: Mapping[str, float]) -> dict[str, float | None]:
+    """Return scalars as JSON has them: what is not a finite number is null.
+
+    >>> finite({"loss": float("nan"), "accuracy": 0.5})
+    {'loss': None, 'accuracy': 0.5}
+    """
+    return {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+
+
+def read_lines(file: pathlib.Path, required: Sequence[str] = ("step", "examples_seen")) -> list[dict[str, Any]]:
     """Return the whole lines of a JSON-lines file; a last line cut off by a kill is left out.
 
     Args:
       file: need not exist.
-      required: a field that every line has.
+      required: fields that every line has.
 
     Raises:
-      EnvironmentProblem: if a whole line is damaged.
+      EnvironmentProblem: if the file cannot be read, or a whole line is damaged.
     """
-    if not file.exists():
+    try:
+        *whole, _torn = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
-    *whole, _torn = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{file} cannot be read ({error.strerror}); mend it or use another --workdir"
+        ) from error
     return [_parse(file, number, line, required) for number, line in enumerate(whole, 1)]
 
 
-def _parse(file: pathlib.Path, number: int, line: bytes, required: str) -> dict[str, Any]:
+def _parse(file: pathlib.Path, number: int, line: bytes, required: Sequence[str]) -> dict[str, Any]:
     try:
         parsed = json.loads(line)
-        parsed[required]
+        if any(isinstance(parsed[name], str) != (name in _TEXT) for name in required):
+            raise ValueError("a field of another type")
     except (ValueError, KeyError, TypeError) as error:
         raise EnvironmentProblem(
             f"{file} is damaged at line {number}; remove that line if you know why, or use another --workdir"

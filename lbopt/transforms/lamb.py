@@ -7,7 +7,7 @@ from typing import Any
 import optax
 
 from lbopt import tree, types
-from lbopt.transforms import arguments, learning_rate as lr_transform, moments, trust_ratio, variants
+from lbopt.transforms import clipping, learning_rate as lr_transform, moments, trust_ratio, variants
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {"weight_decay_mask": tree.weights_only, "trust_ratio_mask": tree.weights_only},
@@ -33,7 +33,7 @@ def lamb(
 
         r = m' / (sqrt(v') + eps) ;   u = r + wd w ;   w <- w - lr * phi(||w||) / ||u|| * u
 
-    A chain of `optax.clip_by_global_norm` (if asked), `scale_by_lamb_moments`, `scale_by_layerwise_trust_ratio` and
+    A chain of `clip_by_global_norm` (if asked), `scale_by_lamb_moments`, `scale_by_layerwise_trust_ratio` and
     `scale_by_learning_rate`, and no more.
 
     Args:
@@ -69,8 +69,7 @@ def lamb(
       You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes, arXiv 1904.00962, Algorithm 2.
     """
     row = variants.choose(VARIANTS, variant, weight_decay_mask=weight_decay_mask, trust_ratio_mask=trust_ratio_mask)
-    arguments.require_above("max_grad_norm", max_grad_norm, 0)
-    clip = [] if max_grad_norm is None else [optax.clip_by_global_norm(max_grad_norm)]
+    clip = [] if max_grad_norm is None else [clipping.clip_by_global_norm(max_grad_norm)]
     return optax.chain(
         *clip,
         moments.scale_by_lamb_moments(b1, b2, eps, debias=debias),

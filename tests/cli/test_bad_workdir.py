@@ -24,7 +24,8 @@ def study(configs, tmp_path):
     """Return the flags of a study and a workdir that belongs to it."""
     flag = f"{configs / 'sweeps' / 'digits_limit.py'}:smoke"
     config = arguments.load_config(flag, [], SweepConfig)
-    folder = workdirs.open_workdir(tmp_path / "study", "sweep", checks.to_json(config))
+    with workdirs.open_workdir(tmp_path / "study", "sweep", checks.to_json(config), lambda saved: []) as folder:
+        pass
     return [f"--config={flag}", "--config.num_workers=1"], folder
 
 
@@ -208,3 +209,35 @@ def test_a_workdir_in_which_another_process_is_at_work(command, refused, small, 
         other.stdout.readline()
         assert "another process is at work there" in refused(2, command, *flags, f"--workdir={folder}")
         other.stdin.write(b"\n")
+
+
+def test_a_folder_where_the_metrics_should_be(refused, workdir):
+    (workdir / "metrics.jsonl").unlink()
+    (workdir / "metrics.jsonl").mkdir()
+    assert "metrics.jsonl" in refused(3, "report", f"--workdir={workdir}")
+
+
+def test_a_folder_where_the_page_should_be(lbopt, workdir):
+    (workdir / "report.html").mkdir()
+    code, _, err = lbopt("report", f"--workdir={workdir}")
+    assert (code, err.count("\n")) == (3, 1)
+    assert "report.html cannot be written" in err
+
+
+def test_metrics_that_are_gone_from_a_finished_run(lbopt, small, workdir):
+    (workdir / "metrics.jsonl").unlink()
+    code, _, err = lbopt("train", *small, f"--workdir={workdir}")
+    assert (code, err.count("Traceback")) == (0, 0)
+
+
+def test_other_microsteps_are_another_run(refused, small, workdir):
+    flag = "--config.parallel.num_microsteps=2"
+    assert "num_microsteps is 1 there and 2 here" in refused(2, "train", *small, flag, f"--workdir={workdir}")
+
+
+def test_evaluation_needs_no_right_to_write(lbopt, small, workdir, monkeypatch):
+    def forbidden(folder):
+        raise AssertionError(f"{folder} is written")
+
+    monkeypatch.setattr(workdirs, "make_writable", forbidden)
+    assert lbopt("evaluate", *small, f"--workdir={workdir}")[0] == 0

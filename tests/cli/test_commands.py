@@ -92,7 +92,7 @@ def test_train_leaves_what_it_says(trained):
     assert saved["kind"] == "train"
     assert saved["command"].startswith("lbopt train --config=")
     assert saved["config"]["model"]["widths"] == [4]
-    assert (saved["num_devices"], saved["device_kind"]) == (4, "cpu")
+    assert (saved["num_devices"], saved["device_kind"]) == (1, "cpu")
     assert saved["versions"].keys() >= {"python", "jax", "lbopt", "optax"}
     assert sorted(metrics_of(trained)) == list(range(2, 17, 2))
     assert (trained / "checkpoints" / "16").is_dir()

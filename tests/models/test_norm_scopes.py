@@ -79,17 +79,38 @@ def test_local_groups_must_divide_the_batch():
         apply("local", 4, None, np.ones((6, 2), np.float32))
 
 
-def test_outside_a_step_there_is_one_replica():
-    assert replicas.current() == replicas.Replicas(1, None)
+def test_replicas_are_known_inside_only():
+    assert replicas.current() is None
     with replicas.tracing_for(4, "data"):
         assert replicas.current() == replicas.Replicas(4, "data")
         with replicas.tracing_for(2):
             assert replicas.current() == replicas.Replicas(2, None)
         assert replicas.current().count == 4
-    assert replicas.current().count == 1
+    assert replicas.current() is None
     with pytest.raises(RuntimeError), replicas.tracing_for(4):
         raise RuntimeError
-    assert replicas.current().count == 1
+    assert replicas.current() is None
+
+
+@pytest.mark.parametrize("scope", ["local", "replicas:1"])
+def test_a_scope_that_counts_replicas_must_be_told_how_many(scope):
+    module = lbopt.BatchNorm(scope)
+    x = np.ones((4, 2), np.float32)
+    variables = module.init(jax.random.key(0), x, use_running_average=False)
+    with pytest.raises(ValueError, match="nobody said how many replicas"):
+        module.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
+
+
+def test_a_jitted_part_of_a_model_is_traced_anew_for_other_replicas():
+    module = lbopt.BatchNorm("local")
+    x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
+    variables = module.init(jax.random.key(0), x, use_running_average=False)
+    part = jax.jit(lambda x: module.apply(variables, x, use_running_average=False, mutable=["batch_stats"])[0])
+    for count in (1, 4, 2):
+        with replicas.tracing_for(count):
+            groups = x.reshape(count, 8 // count, 2)
+            expected = (groups - groups.mean(1, keepdims=True)) / np.sqrt(groups.var(1, keepdims=True) + 1e-5)
+            np.testing.assert_allclose(part(x), expected.reshape(8, 2), atol=1e-5)
 
 
 def test_initialisation_checks_no_groups():

@@ -68,14 +68,31 @@ def test_numbers():
 @pytest.mark.parametrize(
     ("lamb", "lars", "verdict"),
     [
-        ((0.98, 0.98, 0.98), (0.98, 0.98, 0.98), "held here for lamb and lars (others: at most 64)"),
-        ((0.98, 0.98, 0.98), (0.98, 0.9, 0.9), "held here for lamb (others: at most 64), but not for lars"),
-        ((0.98, 0.97, 0.9), (0.98, 0.9, 0.9), "did not hold here: lamb and lars did not go beyond 64"),
+        ((0.98, 0.98, 0.98), (0.98, 0.98, 0.98), "(at most 64) held here: lamb and lars went further."),
+        ((0.98, 0.98, 0.98), (0.98, 0.9, 0.9), "(at most 64) held here: lamb went further, lars fell short."),
+        ((0.98, 0.97, 0.9), (0.98, 0.9, 0.9), "(at most 64) did not hold here: lamb went as far, lars fell short."),
     ],
 )
 def test_findings_favour_nobody(lamb, lars, verdict):
     config, rows = study(momentum=(0.98, 0.975, 0.9), lamb=lamb, lars=lars)
     assert verdict in " ".join(summarize(config, rows)["findings"])
+
+
+def test_no_verdict_when_another_arm_reaches_the_largest_batch():
+    config, rows = study(momentum=(0.98, 0.98, 0.98), lamb=(0.98, 0.98, 0.98))
+    text = " ".join(summarize(config, rows)["findings"])
+    assert "cannot be told: another arm reached the largest batch, 256" in text
+    assert "held here" not in text
+
+
+def test_no_verdict_and_no_limit_past_a_gap_while_trials_are_missing():
+    config, rows = study(momentum=(0.98, 0.975, 0.9), lamb=(0.98, 0.98, 0.98))
+    without = [row for row in rows if (row["arm"], row["global_batch_size"]) != ("lamb", 64)]
+    summary = summarize(config, without)
+    assert summary["arms"][1]["limit"] == 16
+    assert "That layerwise adaptation" not in " ".join(summary["findings"])
+    without = [row for row in rows if (row["arm"], row["global_batch_size"]) != ("lamb", 16)]
+    assert summarize(config, without)["arms"][1]["limit"] is None
 
 
 def test_findings_name_the_edges_of_the_grid_and_overlapping_seeds():

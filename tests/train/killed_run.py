@@ -19,14 +19,14 @@ def die():
 
 
 def die_before_the_step_after(last, train=loop.train):
-    def train_until(run, workdir):
+    def train_until(run, *rest):
         def step(state, batch):
             if int(state.step) == last:
                 die()
             return run.train_step(state, batch)
 
         step.lower = run.train_step.lower
-        return train(dataclasses.replace(run, train_step=step), workdir)
+        return train(dataclasses.replace(run, train_step=step), *rest)
 
     loop.train = train_until
 

@@ -77,6 +77,16 @@ def test_the_command_as_a_process_exits_with_75(command, start_process, tmp_path
     assert json.loads(metrics.read_text().splitlines()[-1])["step"] == step
 
 
+def test_a_run_terminated_before_its_first_step_says_so(train, plan_of, tmp_path, capsys, monkeypatch):
+    """For instance while the step is lowered."""
+    plan = plan_of()
+    monkeypatch.setattr(type(plan), "lower", lambda run: os.kill(os.getpid(), signal.SIGTERM))
+    assert train(tmp_path) == 75
+    assert "stopped before step 1 of 20" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert train(tmp_path) == 0
+
+
 def test_the_handler_of_before_is_put_back():
     before = signal.getsignal(signal.SIGTERM)
 
