@@ -3,7 +3,12 @@
     lbopt train --config=configs/digits_lstm.py:lamb-1024 --workdir=runs/digits_lstm
 
 Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, adamw, momentum; `smoke` is tiny.
-Hardware and time: seconds on a CPU.
+Hardware and time: seconds on a CPU. Validation accuracy of one run each (2-core CPU, JAX 0.10.2), %:
+
+    batch      64    1024
+    lamb     97.4    84.7
+    adamw    96.6    85.2
+    momentum 95.6    55.7
 """
 
 import copy
@@ -18,7 +23,7 @@ OPTIMIZERS = {
     "momentum": (OptimizerConfig("momentum"), ScheduleConfig(0.1, **LEGW)),
 }
 MEASURED = ("64", "1024")
-"""Batch sizes at which each row was run once, with its validation accuracy in `eval/accuracy`."""
+"""The batch sizes of the table above."""
 
 
 def get_config(arg: str = "lamb-256") -> TrainConfig:
