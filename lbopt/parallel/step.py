@@ -65,6 +65,7 @@ class Step:
     def __init__(self, compiled: Any, mesh: Mesh, num_microsteps: int, arrange: Callable[[types.Batch], types.Batch]):
         self._compiled, self.mesh = compiled, mesh
         self._num_microsteps, self._arrange = num_microsteps, arrange
+        self._last_size = 0
 
     def __call__(self, *arguments: Any) -> Any:
         """Run on (..., batch); the batch is the global one."""
@@ -76,8 +77,10 @@ class Step:
 
     def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *rest, batch = arguments
-        for size in {leaf.shape[0] for leaf in jax.tree.leaves(batch)}:
-            check_divisible(size, self.mesh, self._num_microsteps)
+        for leaf in jax.tree.leaves(batch):
+            if leaf.shape[0] != self._last_size:  # checked once per size: this runs before every step
+                check_divisible(leaf.shape[0], self.mesh, self._num_microsteps)
+                self._last_size = leaf.shape[0]
         return (*rest, self._arrange(batch))
 
 

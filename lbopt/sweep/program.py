@@ -22,7 +22,7 @@ from lbopt.recipes.problem import Problem
 from lbopt.sweep.trials import Cell, Trial
 
 # On CPU, LLVM's level 1 compiles these programs in half the time and they run as fast: a cell runs for seconds.
-_QUICK_TO_COMPILE: Any = {"xla_backend_optimization_level": 1}
+_ON_CPU: Any = {"xla_backend_optimization_level": 1}
 
 
 class Arguments(NamedTuple):
@@ -125,7 +125,7 @@ def compile_cell(problem: Problem, cell: Cell, config: SweepConfig) -> Callable[
     batched = jax.jit(batch_trials(make_trial_fn(problem, cell, config), config.trial_batching))
     blank = Trial("", 0.0, 0.0, 0)
     lowered = batched.lower(examples, pack(cell, [blank] * width, len(train)))
-    compiled = lowered.compile(_QUICK_TO_COMPILE if jax.default_backend() == "cpu" else None)
+    compiled = lowered.compile(_ON_CPU if jax.default_backend() == "cpu" else None)
 
     def run(trials: Sequence[Trial]) -> Outcome:
         filled = [*trials, *[trials[0]] * (width - len(trials))]
