@@ -87,8 +87,7 @@ def batch_trials(fn: Callable[..., Any], batching: str) -> Callable[..., Any]:
     Args:
       fn: for one trial.
       batching: "map" runs the trials one after another inside one program, "vmap" batches them, "auto" takes "vmap" on
-        accelerators and "map" on CPU. There `vmap` turns every matmul into a batched one, which XLA's CPU backend runs
-        slower from a batch of about 256 on and compiles 1.5 times as long (`scripts/bench sweep` shows both).
+        accelerators and "map" on CPU, where it compiles faster (`scripts/bench sweep` shows both).
     """
     if batching == "auto":
         batching = "map" if jax.default_backend() == "cpu" else "vmap"
