@@ -65,7 +65,7 @@ class Step:
     def __init__(self, compiled: Any, mesh: Mesh, num_microsteps: int, arrange: Callable[[types.Batch], types.Batch]):
         self._compiled, self.mesh = compiled, mesh
         self._num_microsteps, self._arrange = num_microsteps, arrange
-        self._last_size = 0
+        self._last_size: int | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         """Run on (..., batch); the batch is the global one."""
