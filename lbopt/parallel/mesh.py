@@ -27,7 +27,7 @@ def make_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | No
     >>> dict(make_mesh(1).shape)
     {'data': 1}
     """
-    available = list(local_devices() if devices is None else devices)
+    available = list(available_devices() if devices is None else devices)
     wanted = len(available) if num_devices is None else num_devices
     if not 1 <= wanted <= len(available):
         raise UserError(
@@ -37,7 +37,7 @@ def make_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | No
     return Mesh(np.asarray(available[:wanted]), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 
 
-def local_devices() -> list[jax.Device]:
+def available_devices() -> list[jax.Device]:
     """Return `jax.devices()`, or raise `EnvironmentProblem` if the platform that was asked for is not there."""
     try:
         return jax.devices()

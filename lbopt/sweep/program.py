@@ -96,19 +96,17 @@ def batch_trials(fn: Callable[..., Any], batching: str) -> Callable[..., Any]:
     return lambda shared, arguments: jax.lax.map(lambda one: fn(shared, one), arguments)
 
 
-def pack(
-    cell: Cell, trials: Sequence[Trial], num_examples: int, orders: Callable[[int, int], np.ndarray] | None = None
-) -> Arguments:
+def pack(cell: Cell, trials: Sequence[Trial], num_examples: int) -> Arguments:
     """Stack the arguments of several trials."""
     steps, size = cell.resolved.num_steps, cell.global_batch_size
-    stream = orders or (lambda seed, count: example_indices(num_examples, seed, 0, count))
+    orders = [example_indices(num_examples, trial.seed, 0, steps * size).reshape(steps, size) for trial in trials]
     count = len(trials)
     return Arguments(
         learning_rate=np.asarray([trial.learning_rate for trial in trials], np.float32),
         warmup_steps=np.full(count, cell.resolved.warmup_steps, np.float32),
         weight_decay=np.full(count, cell.arm.optimizer.weight_decay, np.float32),
         seed=np.asarray([trial.seed for trial in trials], np.int32),
-        order=np.stack([stream(trial.seed, steps * size).astype(np.int32).reshape(steps, size) for trial in trials]),
+        order=np.stack(orders).astype(np.int32),
     )
 
 
