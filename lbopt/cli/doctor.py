@@ -38,9 +38,9 @@ def _python() -> str:
 
 
 def _versions() -> str:
-    from lbopt.train import workdir
+    from lbopt.train import environment
 
-    versions = workdir.environment(1)["versions"]
+    versions = environment.describe(1)["versions"]
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         raise EnvironmentProblem(f"not installed: {', '.join(missing)}; run pip install -e . in the checkout")

@@ -36,4 +36,4 @@ def run(argv: Sequence[str]) -> None:
         state = checkpoints.restore(jax.eval_shape(plan.init), plan.mesh, step)
     scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}
     scores |= {f"test/{name}": value for name, value in plan.evaluate_test(state).items()}
-    print(json.dumps({"step": step, **finite(scores)}))
+    print(json.dumps({"step": step, **{name: finite(score) for name, score in scores.items()}}))

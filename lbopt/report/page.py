@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbopt.errors import EnvironmentProblem
-from lbopt.train import workdir as workdirs
+from lbopt.train import environment, workdir as workdirs
 
 _TEMPLATE = """<!doctype html>
 <html lang="en">
@@ -97,11 +97,12 @@ def save_figure(figure: Any, file: pathlib.Path) -> str:
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def environment_text(saved: dict[str, Any], command: str) -> str:
-    """Return the command and the versions that made a result."""
+def environment_text(saved: Mapping[str, Any], command: str) -> str:
+    """Return the command and the versions that made a result, and what changed on the way."""
     versions = "\n".join(f"{name} {version}" for name, version in saved["versions"].items())
     revision = f"git {saved['git_revision']}\n" if saved.get("git_revision") else ""
-    return f"{command}\n\n{versions}\n{revision}{saved['num_devices']} x {saved['device_kind']}"
+    resumed = "".join(f"\nresumed with {change}" for change in environment.changes(saved))
+    return f"{command}\n\n{versions}\n{revision}{saved['num_devices']} x {saved['device_kind']}{resumed}"
 
 
 def _need(package: str) -> Any:

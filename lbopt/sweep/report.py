@@ -46,7 +46,7 @@ def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple
             png=_draw_search(workdir, config, arms),
         ),
         page.Section("Protocol", _protocol(config)),
-        page.Section("How it was made", code=page.environment_text(dict(saved), saved.get("command", ""))),
+        page.Section("How it was made", code=page.environment_text(saved, saved.get("command", ""))),
     ]
     file = workdir / "report.html"
     lead = f"How far does the batch size go? {summary['num_trials']} trials{'' if summary['complete'] else ' so far'}."

@@ -23,6 +23,7 @@ from lbopt.sweep.results import Results
 from lbopt.sweep.trials import Cell, Trial
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
+from lbopt.train.writers import finite
 
 
 def run_sweep(
@@ -155,19 +156,14 @@ class _Study:
             "seed": trial.seed,
             "steps": cell.resolved.num_steps,
             "examples_seen": here.examples(cell.resolved.num_steps),
-            "train_loss": _finite(float(np.mean(last_epoch))),
-            "validation_loss": _finite(validation["loss"]),
+            "train_loss": finite(float(np.mean(last_epoch))),
+            "validation_loss": finite(validation["loss"]),
             "validation_accuracy": validation["accuracy"],
-            "test_loss": _finite(test["loss"]) if test else None,
+            "test_loss": finite(test["loss"]) if test else None,
             "test_accuracy": test["accuracy"] if test else None,
             "diverged": diverged,
             "seconds": round(seconds, 4),
         }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN: a loss that is not a number is null."""
-    return value if math.isfinite(value) else None
 
 
 class _Once:

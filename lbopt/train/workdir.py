@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-
 from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.train import environment
 
 KINDS = {"train": "training run", "sweep": "sweep"}
-PACKAGES = ("lbopt", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "grain", "numpy")
 
 
 Compare = Callable[[dict[str, Any]], list[str]]
@@ -38,7 +33,7 @@ def open_workdir(
     """Hold a workdir for this process: a new one, or one that holds the same config.
 
     The folder is locked until the context ends, and before anything is written into it; the lock goes with the process,
-    however that ends.
+    however that ends. A restart under other versions, another revision or other devices is added to `config.json`.
 
     Args:
       path: the folder; parents are made.
@@ -59,14 +54,21 @@ def open_workdir(
     refuse_another(folder, kind, compare)
     make_writable(folder)
     with _locked(folder):
-        if refuse_another(folder, kind, compare) is None:
-            if any(not entry.name.startswith(".") for entry in folder.iterdir()):
-                raise UserError(
-                    f"--workdir = {str(folder)!r}: it is not empty and holds no config.json; use a new or empty folder"
-                )
-            start = {"kind": kind, "config": config, "command": command, **environment(num_devices)}
-            write_json(folder / "config.json", start)
+        saved = refuse_another(folder, kind, compare)
+        now = environment.describe(num_devices)
+        if saved is None:
+            _refuse_strangers(folder)
+            write_json(folder / "config.json", {"kind": kind, "config": config, "command": command, **now})
+        elif now != environment.last(saved):
+            write_json(folder / "config.json", {**saved, "resumed": [*saved.get("resumed", []), now]})
         yield folder
+
+
+def _refuse_strangers(folder: pathlib.Path) -> None:
+    if any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        raise UserError(
+            f"--workdir = {str(folder)!r}: it is not empty and holds no config.json; use a new or empty folder"
+        )
 
 
 def refuse_another(folder: pathlib.Path, kind: str, compare: Compare) -> dict[str, Any] | None:
@@ -179,28 +181,3 @@ def write_bytes(file: pathlib.Path, data: bytes) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise EnvironmentProblem(f"{file} cannot be written ({error.strerror}); free space or mend it") from error
-
-
-def environment(num_devices: int) -> dict[str, Any]:
-    """Return what a result depends on besides its config."""
-    return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "git_revision": _git_revision(),
-        "device_kind": jax.devices()[0].device_kind,
-        "num_devices": num_devices,
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git_revision() -> str | None:
-    command = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -34,7 +34,11 @@ class MetricsWriter:
 
     def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
         """Write one line and hand it to the operating system."""
-        line = {"step": step, "examples_seen": examples_seen, **finite(scalars)}
+        line = {
+            "step": step,
+            "examples_seen": examples_seen,
+            **{name: finite(value) for name, value in scalars.items()},
+        }
         self._stream.write(json.dumps(line, allow_nan=False) + "\n")
         for name, value in scalars.items():
             self._board.add_scalar(name, value, step)
@@ -56,13 +60,13 @@ class MetricsWriter:
         self.close()
 
 
-def finite(scalars: Mapping[str, float]) -> dict[str, float | None]:
-    """Return scalars as JSON has them: what is not a finite number is null.
+def finite(value: float) -> float | None:
+    """Return a number as JSON has it: None (null) if it is not finite.
 
-    >>> finite({"loss": float("nan"), "accuracy": 0.5})
-    {'loss': None, 'accuracy': 0.5}
+    >>> finite(float("nan")), finite(0.5)
+    (None, 0.5)
     """
-    return {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+    return value if math.isfinite(value) else None
 
 
 def read_lines(file: pathlib.Path, required: Sequence[str] = ("step", "examples_seen")) -> list[dict[str, Any]]:
