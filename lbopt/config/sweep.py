@@ -55,7 +55,7 @@ class SweepConfig:
         smallest batch.
       trials_per_program: how many trials one call of a compiled program runs.
       trial_batching: "map" (one after another inside the program), "vmap" (batched), "auto" (by device).
-      num_workers: cells taken side by side, so that one compiles while another runs; 0 for one per CPU core.
+      num_workers: cells compiled and run side by side; 0 for one per CPU core.
     """
 
     name: str = "unnamed"

@@ -60,7 +60,13 @@ class Outcome(NamedTuple):
 def make_trial_fn(
     problem: Problem, cell: Cell, config: SweepConfig
 ) -> Callable[[dict[str, jax.Array], Arguments], Outcome]:
-    """Return (training set, arguments) -> outcome: `lbopt train`'s step under `lax.scan`."""
+    """Return (training set, arguments) -> outcome: `lbopt train`'s step under `lax.scan`.
+
+    Note:
+      Under `vmap` the models are still initialised one after another. Orthogonal initialisation factorises matrices,
+      and on CPU two batched factorisations that run at once wait for each other's threads for ever (jaxlib 0.10.2).
+    """
+    problem = problem._replace(init=jax.custom_batching.sequential_vmap(problem.init))
 
     def run(examples: dict[str, jax.Array], arguments: Arguments) -> Outcome:
         schedule = schedules.make_schedule(

@@ -61,7 +61,7 @@ def run_sweep(
 
 
 def _run_side_by_side(study: _Study, cells: Sequence[Cell], num_workers: int) -> None:
-    """Take cells in threads, so that one is compiled while another one runs."""
+    """Take cells in threads: XLA compiles and runs without the interpreter's lock, and one core alone is soon idle."""
     with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:
         futures = [pool.submit(study.run_cell, cell) for cell in cells]
         try:
@@ -82,9 +82,6 @@ class _Study:
     ):
         self.config, self.problem, self.results, self.progress, self.watch = config, problem, results, progress, watch
         self.stop = threading.Event()
-        # Two programs that share XLA's pool of CPU threads were seen to wait for each other for ever (batched LSTM
-        # trials, jaxlib 0.10.2): programs are compiled side by side, and run one after another.
-        self._one_at_a_time = threading.Lock()
         self._validate = program.make_scorer(problem, problem.splits.validation)
         self._test = program.make_scorer(problem, problem.splits.test)
 
@@ -115,14 +112,13 @@ class _Study:
 
     def _run_some(self, cell: Cell, some: Sequence[Trial], compiled: _Once) -> None:
         run = compiled()
-        with self._one_at_a_time:
-            begin = time.perf_counter()
-            outcome = run(some)
-            losses = np.asarray(outcome.losses)
-            validation = self._validate(outcome.params, outcome.model_state)
-            tested = some[0].phase == trials.FINAL
-            test = self._test(outcome.params, outcome.model_state) if tested else [None] * len(some)
-            seconds = (time.perf_counter() - begin) / len(some)
+        begin = time.perf_counter()
+        outcome = run(some)
+        losses = np.asarray(outcome.losses)
+        validation = self._validate(outcome.params, outcome.model_state)
+        tested = some[0].phase == trials.FINAL
+        test = self._test(outcome.params, outcome.model_state) if tested else [None] * len(some)
+        seconds = (time.perf_counter() - begin) / len(some)
         measured = zip(some, losses, validation, test, strict=True)
         rows = [self._row(cell, trial, loss, scores, tested, seconds) for trial, loss, scores, tested in measured]
         self.results.add(rows)

@@ -1,11 +1,14 @@
 """A trial in a shared program is the trial run alone, and the run `lbopt train` makes."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 
-from lbopt.config import TrainConfig
+from lbopt.config import ModelConfig, TrainConfig
 from lbopt.recipes import build
+from lbopt.recipes.problem import make_problem
 from lbopt.sweep import program
 
 # Of the movement ||w_T - w_0||: other programs round differently. LAMB's direction is sign-like where a gradient is all
@@ -103,3 +106,14 @@ def test_scores_equal_numpy(problem, lamb_cell, some, config):
         assert first["accuracy"] == pytest.approx(np.mean([float(one["accuracy"][0]) for one in each]))
         assert first["loss"] == pytest.approx(np.mean([float(one["loss"][0]) for one in each]), rel=1e-5)
         assert 0 <= score["accuracy"] <= 1
+
+
+def test_no_factorisation_is_batched(lamb_cell, some, config):
+    """XLA's CPU pool can hang for ever on two batched ones; an LSTM's recurrent kernels are orthogonal."""
+    problem = make_problem(config.train.data, ModelConfig("lstm", hidden=8))
+    train = problem.splits.train
+    fn = program.make_trial_fn(problem, lamb_cell, config)
+    over_trials = program.batch_trials(fn, "vmap")
+    lowered = jax.jit(over_trials).lower(train.arrays, program.pack(lamb_cell, some, len(train))).as_text()
+    batch_dims = re.findall(r'custom_call @lapack_.*num_batch_dims = "(\d)"', lowered)
+    assert set(batch_dims) == {"0"}
