@@ -196,7 +196,9 @@ def test_what_may_change_between_two_starts(lbopt, small, workdir):
     code, _, err = lbopt("train", *small, *changes, f"--workdir={workdir}")
     assert code == 0, err
     assert "complete at step 16 of 16" in err
-    assert json.loads((workdir / "config.json").read_text()) == before
+    after = json.loads((workdir / "config.json").read_text())
+    assert [start["num_devices"] for start in after.pop("resumed")] == [2]
+    assert after == before
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
