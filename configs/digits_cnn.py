@@ -23,6 +23,7 @@ OPTIMIZERS = {
 }
 MEASURED = ("16", "32", "64", "128", "256", "512", "1024")
 """Batch sizes that `digits_limit` runs with these very settings (its learning-rate factor 1)."""
+ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MEASURED), "smoke")
 
 
 def get_config(arg: str = "lamb-256") -> TrainConfig:
@@ -30,6 +31,7 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     if arg == "smoke":
         config = get_config("lamb-128")
         config.num_epochs, config.log_every_steps, config.eval_every_steps = 2.0, 2, 8
+        config.about.status = "not yet run"
         config.checkpoint = CheckpointConfig(every_steps=4)
         return config
     name, _, size = (arg or "lamb-256").partition("-")

@@ -24,6 +24,7 @@ OPTIMIZERS = {
 }
 MEASURED = ("64", "1024")
 """The batch sizes of the table above."""
+ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MEASURED), "smoke")
 
 
 def get_config(arg: str = "lamb-256") -> TrainConfig:

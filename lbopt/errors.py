@@ -9,7 +9,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-EXIT_BUG = 1
 EXIT_USER = 2
 EXIT_ENVIRONMENT = 3
 EXIT_PREEMPTED = 75

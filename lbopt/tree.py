@@ -96,7 +96,8 @@ def resolve_mask(mask: types.Mask | types.Unset, params: types.Params, argument:
 
     Args:
       mask: not given (`weights_only`), None or True (every leaf), False (no leaf), a pytree of bools, or a callable `params -> pytree of bools`.
-        Leaves that `optax.masked` took out (`optax.MaskedNode`) stay out.
+        Leaves that `optax.masked` took out (`optax.MaskedNode`) stay out, unless the mask is a pytree, which has to
+        leave them out itself.
       params: the parameters.
       argument: the name of the argument, for messages.
 

@@ -7,10 +7,15 @@ epochs each, so 1,280 down to 20 optimizer steps.
 """
 
 from lbopt.config import About, Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
+from lbopt.errors import require_choice
+
+ROWS = ("", "smoke")
 
 
 def get_config(arg: str = "") -> SweepConfig:
     """Return the study; `smoke` is a tiny one that takes the same path."""
+    if arg:
+        require_choice("--config row", arg, ROWS[1:])
     epochs = {"base_batch_size": 64, "warmup_rule": "epochs", "base_warmup_epochs": 1.0}
     legw = {"base_batch_size": 64, "warmup_rule": "legw", "base_warmup_epochs": 0.25, "scaling_rule": "sqrt"}
     config = SweepConfig(
@@ -41,7 +46,7 @@ def get_config(arg: str = "") -> SweepConfig:
         trials_per_program=6,
     )
     if arg == "smoke":
-        config.name, config.train.num_epochs = "digits_limit:smoke", 8.0
+        config.name, config.train.num_epochs, config.about.status = "digits_limit:smoke", 8.0, "not yet run"
         config.arms, config.global_batch_sizes = config.arms[-2:], (128, 1024)
         config.search_seeds, config.final_seeds, config.learning_rate_factors = (0,), (100, 101), (0.5, 1.0)
         config.trials_per_program = 2

@@ -7,7 +7,7 @@ import difflib
 import importlib.util
 import pathlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -92,6 +92,15 @@ def load_config(flag: str, overrides: Sequence[str], expected: type) -> Any:
 def call_get_config(flag: str) -> Any:
     """Import a config file and call its `get_config(arg)`; the flag is `FILE` or `FILE:ARG`."""
     path, _, argument = flag.partition(":")
+    return _from_config_file(flag, path, lambda module: module.get_config(argument))
+
+
+def config_rows(path: str) -> list[str]:
+    """Return the rows that a config file lists in `ROWS`; one without a list has only its default row, ""."""
+    return _from_config_file(path, path, lambda module: [str(row) for row in getattr(module, "ROWS", ("",))])
+
+
+def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     file = pathlib.Path(path)
     if not file.is_file():
         raise UserError(f"--config = {flag!r}: there is no file {path!r} here ({pathlib.Path.cwd()})")
@@ -101,7 +110,7 @@ def call_get_config(flag: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        return module.get_config(argument)
+        return ask(module)
     except UserError:
         raise
     except (Exception, SystemExit) as error:

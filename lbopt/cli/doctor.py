@@ -40,7 +40,7 @@ def _python() -> str:
 def _versions() -> str:
     from lbopt.train import environment
 
-    versions = environment.describe(1)["versions"]
+    versions = environment.versions()
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         raise EnvironmentProblem(f"not installed: {', '.join(missing)}; run pip install -e . in the checkout")

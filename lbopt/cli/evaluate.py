@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> None:
     workdir = workdirs.absolute(given["workdir"])
     if workdirs.refuse_another(workdir, "train", comparison(config, plan.mesh.size)) is None:
         raise UserError(f"--workdir = {given['workdir']!r}: no run is there; run lbopt train first")
-    with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric) as checkpoints:
+    with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True) as checkpoints:
         step = choose_step(checkpoints, given.get("checkpoint", "latest"))
         state = checkpoints.restore(jax.eval_shape(plan.init), plan.mesh, step)
     scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -34,11 +35,19 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax narrates every save there; what matters is raised
     try:
         require_choice("command", name, COMMANDS)
+        _check_folder()
         importlib.import_module(f"lbopt.cli.{name}").run(list(argv[1:]))
     except (UserError, EnvironmentProblem, Preempted) as error:
         print(f"lbopt {name}: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise EnvironmentProblem("the current folder has been removed; change to another one") from error
 
 
 def run() -> None:

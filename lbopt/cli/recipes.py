@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from lbopt.cli import arguments
 from lbopt.config import SweepConfig, TrainConfig
@@ -14,7 +15,7 @@ HEADER = ("config", "batch", "optimizer", "paper", "published result", "status")
 
 
 def run(argv: Sequence[str]) -> None:
-    """Print one line per config file: its default row."""
+    """Print one line per config: every row that a file lists in `ROWS`, or its only one."""
     given, _ = arguments.parse("recipes", argv, FLAGS)
     folder = _folder(given.get("configs"))
     rows = [HEADER, *_rows(folder)]
@@ -37,15 +38,22 @@ def _folder(given: str | None) -> pathlib.Path:
 
 def _rows(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
     for file in sorted(folder.rglob("*.py")):
-        config = arguments.call_get_config(str(file))
-        about = config.about
-        if isinstance(config, SweepConfig):
-            sizes = config.global_batch_sizes
-            batch, optimizer = f"{sizes[0]}..{sizes[-1]}", f"{len(config.arms)} arms"
-        elif isinstance(config, TrainConfig):
-            batch, optimizer = str(config.global_batch_size), config.optimizer.name
-        else:
-            raise UserError(
-                f"{file}: get_config gives a {type(config).__name__}; return a TrainConfig or a SweepConfig"
-            )
-        yield str(file), batch, optimizer, about.paper, about.published_result, about.status
+        for row in arguments.config_rows(str(file)):
+            flag = f"{file}:{row}" if row else str(file)
+            yield flag, *_describe(flag, arguments.call_get_config(flag))
+
+
+def _describe(flag: str, config: Any) -> tuple[str, ...]:
+    if not isinstance(config, (SweepConfig, TrainConfig)):
+        raise UserError(f"{flag}: get_config gives a {type(config).__name__}; return a TrainConfig or a SweepConfig")
+    try:
+        config.validate()
+    except UserError as error:
+        raise UserError(f"{flag}: {error}") from error
+    if isinstance(config, SweepConfig):
+        sizes = config.global_batch_sizes
+        batch, optimizer = f"{sizes[0]}..{sizes[-1]}", f"{len(config.arms)} arms"
+    else:
+        batch, optimizer = str(config.global_batch_size), config.optimizer.name
+    about = config.about
+    return batch, optimizer, about.paper, about.published_result, about.status

@@ -7,6 +7,7 @@ from typing import Any
 
 from lbopt.cli import arguments
 from lbopt.config import SweepConfig, checks
+from lbopt.parallel.mesh import available_devices
 from lbopt.recipes.problem import make_problem
 from lbopt.report import page
 from lbopt.sweep import report, runner, trials
@@ -25,6 +26,7 @@ def run(argv: Sequence[str]) -> None:
     given, overrides = arguments.parse("sweep", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, SweepConfig)
     config.validate()
+    available_devices()
     page.new_figure()  # say now, not after the last trial, if nothing can be drawn
     problem = make_problem(config.train.data, config.train.model)
     cells = trials.make_cells(config, len(problem.splits.train))

@@ -6,10 +6,12 @@ import dataclasses
 from lbopt.config import checks
 from lbopt.config.train import (
     LARGEST,
+    STATUSES,
     About,
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
+    require_name,
     require_seed,
     validate_optimizer,
     validate_schedule,
@@ -86,10 +88,13 @@ class SweepConfig:
             dataclasses.asdict(alone),
             "a trial of a sweep runs on one device; leave backend and num_devices as they are",
         )
+        require_name("config.name", self.name)
+        require_choice("config.about.status", self.about.status, STATUSES)
         names = [arm.name for arm in self.arms]
         require(len(names) > 0, "config.arms", names, "give at least one arm")
         require(len(set(names)) == len(names), "config.arms", names, "give every arm a name of its own")
         for index, arm in enumerate(self.arms):
+            require_name(f"config.arms[{index}].name", arm.name)
             validate_optimizer(arm.optimizer, f"config.arms[{index}].optimizer")
             validate_schedule(arm.schedule, f"config.arms[{index}].schedule")
         _ascending("config.global_batch_sizes", self.global_batch_sizes)

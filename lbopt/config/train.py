@@ -17,6 +17,8 @@ DATASETS = ("digits",)
 SCALING_RULES = ("linear", "none", "sqrt")
 WARMUP_RULES = ("epochs", "legw", "none")
 LARGEST = 2**31
+WIDEST = 2**14
+"""A wider layer is a slip of the keyboard: its kernels alone would not fit this machine or the next."""
 DECAYS = ("constant", "cosine", "polynomial")
 
 
@@ -192,6 +194,7 @@ class TrainConfig:
         for field in ("global_batch_size", "eval_global_batch_size", "log_every_steps", "eval_every_steps"):
             _at_least(f"config.{field}", getattr(self, field), 1)
         require_seed("config.seed", self.seed)
+        require_name("config.name", self.name)
         require(
             0 < self.num_epochs < LARGEST,
             "config.num_epochs",
@@ -212,12 +215,12 @@ def validate_model(model: ModelConfig, prefix: str) -> None:
     require_choice(f"{prefix}.name", model.name, MODELS)
     require_choice(f"{prefix}.dtype", model.dtype, DTYPES)
     require(
-        len(model.widths) > 0 and min(model.widths) > 0,
+        len(model.widths) > 0 and min(model.widths) > 0 and max(model.widths) <= WIDEST,
         f"{prefix}.widths",
         model.widths,
-        "give at least one width, each >= 1",
+        f"give at least one width, each in [1, {WIDEST}]",
     )
-    _at_least(f"{prefix}.hidden", model.hidden, 1)
+    require(1 <= model.hidden <= WIDEST, f"{prefix}.hidden", model.hidden, f"give a width in [1, {WIDEST}]")
     _in_range(f"{prefix}.label_smoothing", model.label_smoothing, 0, 1)
     _in_range(f"{prefix}.batch_norm_momentum", model.batch_norm_momentum, 0, 1)
 
@@ -275,6 +278,11 @@ def _validate_checkpoint(checkpoint: CheckpointConfig) -> None:
     _at_least("config.checkpoint.every_steps", checkpoint.every_steps, 1)
     _at_least("config.checkpoint.keep", checkpoint.keep, 1)
     require_choice("config.checkpoint.best_metric", checkpoint.best_metric, ("eval/accuracy", "eval/loss"))
+
+
+def require_name(field: str, name: str) -> None:
+    """Check that a name can be shown."""
+    require(name.strip(), field, name, "give a name")
 
 
 def require_seed(field: str, seed: int) -> None:

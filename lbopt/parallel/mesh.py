@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import jax
@@ -41,8 +42,9 @@ def available_devices() -> list[jax.Device]:
     """Return `jax.devices()`, or raise `EnvironmentProblem` if the platform that was asked for is not there."""
     try:
         return jax.devices()
-    except RuntimeError as error:
-        raise EnvironmentProblem(f"no devices: {error}; install the platform's extra or unset JAX_PLATFORMS") from error
+    except (RuntimeError, AssertionError) as error:
+        said = str(error) or f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')!r}"
+        raise EnvironmentProblem(f"no devices: {said}; install the platform's extra or unset JAX_PLATFORMS") from error
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

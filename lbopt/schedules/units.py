@@ -11,7 +11,7 @@ class Units:
     """A data set and the batch that walks through it.
 
     An epoch is `num_examples` examples, whatever the batch: epochs need not be whole numbers of steps, and batches run
-    on across epoch ends. Conversions round up, so no budget is cut short.
+    on across epoch ends. Steps of a run are rounded up, so no budget is cut short; warmup steps to the nearest.
 
     Attributes:
       num_examples: size of the training set.

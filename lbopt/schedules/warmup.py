@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +108,7 @@ def legw_schedule(
       You et al., Large-Batch Training for LSTM and Beyond (LEGW), arXiv 1901.08256.
     """
     for name, value in (("base_learning_rate", base_learning_rate), ("base_warmup_epochs", base_warmup_epochs)):
-        if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+        if isinstance(value, numbers.Real) and not 0 <= float(value) < math.inf:
             raise ValueError(f"{name} = {value!r}: give a finite number >= 0")
     for name, size in (("base_batch_size", base_batch_size), ("num_epochs", num_epochs)):
         if not 0 < size < math.inf:
@@ -125,13 +126,13 @@ def legw_schedule(
 
 
 def _check(peak_learning_rate, warmup_steps, total_steps: int, first_step: int) -> None:
-    if isinstance(peak_learning_rate, (int, float)) and not 0 <= peak_learning_rate < math.inf:
+    if isinstance(peak_learning_rate, numbers.Real) and not 0 <= float(peak_learning_rate) < math.inf:
         raise ValueError(f"peak_learning_rate = {peak_learning_rate!r}: give a finite number >= 0")
     if total_steps < 1:
         raise ValueError(f"total_steps = {total_steps!r}: give a number >= 1")
     if first_step not in (0, 1):
         raise ValueError(f"first_step = {first_step!r}: use 0 or 1")
-    if isinstance(warmup_steps, (int, float)) and not 0 <= warmup_steps < total_steps:
+    if isinstance(warmup_steps, numbers.Real) and not 0 <= float(warmup_steps) < total_steps:
         raise ValueError(
-            f"warmup_steps = {warmup_steps:g} of {total_steps} steps: warmup must end before training does; warm up for less or train for longer"
+            f"warmup_steps = {float(warmup_steps):g} of {total_steps} steps: warmup must end before training does; warm up for less or train for longer"
         )

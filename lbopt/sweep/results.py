@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from lbopt.train.writers import read_lines
+from lbopt.train.writers import read_lines, writing
 
 REQUIRED = (
     "arm",
@@ -53,11 +54,22 @@ class Results:
         """Append rows in one write and wait until they are on disk."""
         text = "".join(json.dumps(row) + "\n" for row in rows)
         with self._lock:
-            with open(self._file, "a") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
+            with writing(self._file):
+                _append(self._file, text.encode())
             self.rows.extend(rows)
+
+
+def _append(file: pathlib.Path, data: bytes) -> None:
+    """Append all of the data or nothing: another thread's rows may follow."""
+    with open(file, "ab", buffering=0) as stream:
+        before = stream.seek(0, os.SEEK_END)
+        try:
+            if stream.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(stream.fileno())
+        except OSError:
+            stream.truncate(before)
+            raise
 
 
 def _cut_torn_line(file: pathlib.Path) -> None:
@@ -65,5 +77,5 @@ def _cut_torn_line(file: pathlib.Path) -> None:
         data = file.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
-            with open(file, "r+b") as stream:
+            with writing(file), open(file, "r+b") as stream:
                 stream.truncate(whole)

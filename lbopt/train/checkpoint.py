@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import pathlib
+import shutil
 from collections.abc import Iterator, Mapping
 
 import jax
@@ -17,6 +18,9 @@ from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.parallel.mesh import replicated
 from lbopt.parallel.state import TrainState
 
+_MARGIN_BYTES = 1 << 17
+"""For what is saved beside the arrays."""
+
 
 class Checkpoints:
     """The `checkpoints/` folder of a workdir.
@@ -25,9 +29,16 @@ class Checkpoints:
       workdir: the run's folder.
       keep: how many of the latest are kept; the best one is kept besides.
       best_metric: which metric says which is best; lower is better if its name ends in "loss".
+      read_only: leave the disk as it is.
+
+    Raises:
+      UserError: if they are only read, and there are none.
+      EnvironmentProblem: if they cannot be read.
     """
 
-    def __init__(self, workdir: pathlib.Path, keep: int = 3, best_metric: str = "eval/accuracy"):
+    def __init__(
+        self, workdir: pathlib.Path, keep: int = 3, best_metric: str = "eval/accuracy", read_only: bool = False
+    ):
         self._folder = workdir / "checkpoints"
         self._best_metric = best_metric
         policy = checkpoint_managers.AnyPreservationPolicy(
@@ -39,8 +50,12 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policy,
             best_fn=self._goodness,  # without it orbax writes no metrics; what is kept, the policy says
-            enable_async_checkpointing=True,
+            enable_async_checkpointing=not read_only,
+            read_only=read_only,
+            create=not read_only,
         )
+        if not _steps_on_disk(self._folder) and read_only:
+            raise UserError(f"--workdir = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one")
         try:
             self._manager = ocp.CheckpointManager(self._folder, options=options)
         except Exception as error:  # it reads every checkpoint's metrics, whatever state they are in
@@ -69,10 +84,20 @@ class Checkpoints:
         step = int(state.step)
         if step == self._manager.latest_step():
             return
+        self._check_space(state)
         with self._writing():
             self._manager.save(step, args=ocp.args.StandardSave(state), metrics=dict(metrics) if metrics else None)
         if metrics:
             self._best = max(self._best, self._goodness(metrics))
+
+    def _check_space(self, state: TrainState) -> None:
+        """Say that the disk is full before half of a checkpoint is on it."""
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + _MARGIN_BYTES
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            raise EnvironmentProblem(
+                f"{self._folder}: a checkpoint needs {needed / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free; free space, then run the same command again"
+            )
 
     def restore(self, like: TrainState, mesh: Mesh, step: int) -> TrainState:
         """Read a checkpoint.
@@ -140,7 +165,14 @@ def _reason(error: Exception) -> str:
 
 
 def _steps_on_disk(folder: pathlib.Path) -> list[int]:
-    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
+    try:
+        return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{folder} cannot be read ({error.strerror}); mend it or use another --workdir"
+        ) from error
 
 
 def _first_damaged(folder: pathlib.Path) -> int:
@@ -154,7 +186,7 @@ def _first_damaged(folder: pathlib.Path) -> int:
             continue
         except (OSError, ValueError):
             return step
-    return steps[-1]
+    return steps[-1] if steps else 0
 
 
 def choose_step(checkpoints: Checkpoints, which: str) -> int:

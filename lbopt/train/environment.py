@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
+from lbopt.parallel.mesh import available_devices
 
 PACKAGES = ("lbopt", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "grain", "numpy")
 KEYS = ("versions", "git_revision", "device_kind", "num_devices")
@@ -19,11 +19,16 @@ KEYS = ("versions", "git_revision", "device_kind", "num_devices")
 def describe(num_devices: int) -> dict[str, Any]:
     """Return what a result depends on besides its config."""
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": versions(),
         "git_revision": _git_revision(),
-        "device_kind": jax.devices()[0].device_kind,
+        "device_kind": available_devices()[0].device_kind,
         "num_devices": num_devices,
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that decide a result; None where one is not installed."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 
 def last(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,10 @@ def refuse_another(folder: pathlib.Path, kind: str, compare: Compare) -> dict[st
 def absolute(path: str | os.PathLike[str]) -> pathlib.Path:
     """Return the path that a --workdir means."""
     try:
+        str(path).encode()
         return pathlib.Path(path).expanduser().absolute()
+    except UnicodeEncodeError as error:
+        raise UserError(f"--workdir = {str(path)!r}: it is not UTF-8; use another name") from error
     except RuntimeError as error:
         raise UserError(f"--workdir = {str(path)!r}: {error}; write the path out") from error
 
@@ -104,14 +107,18 @@ def read_config(path: str | os.PathLike[str], kind: str | None = None) -> dict[s
     file = absolute(path) / "config.json"
     try:
         saved = json.loads(file.read_text())
-        damaged = saved["kind"] not in KINDS or not saved["config"]["name"] or not saved["versions"]["jax"]
+        starts = [saved, *saved.get("resumed", [])]
+        damaged = saved["kind"] not in KINDS or not isinstance(saved["config"]["name"], str)
+        damaged |= any(
+            start["versions"]["jax"] is None or not start.keys() >= set(environment.KEYS) for start in starts
+        )
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise EnvironmentProblem(
             f"--workdir: {file} cannot be read ({error.strerror}); use another folder or mend it"
         ) from error
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         damaged = True
     if damaged:
         raise EnvironmentProblem(

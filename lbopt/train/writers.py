@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import tensorboardX
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import workdir as workdirs
@@ -29,8 +33,9 @@ class MetricsWriter:
     def __init__(self, workdir: pathlib.Path, resumed_step: int = 0):
         self._file = workdir / "metrics.jsonl"
         drop_lines_after(self._file, resumed_step)
-        self._stream = open(self._file, "a", buffering=1)  # noqa: SIM115
-        self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_step + 1)
+        with writing(self._file):
+            self._stream = open(self._file, "a", buffering=1)  # noqa: SIM115
+        self._board = _Board(workdir / "tensorboard", resumed_step + 1)
 
     def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
         """Write one line and hand it to the operating system."""
@@ -39,25 +44,71 @@ class MetricsWriter:
             "examples_seen": examples_seen,
             **{name: finite(value) for name, value in scalars.items()},
         }
-        self._stream.write(json.dumps(line, allow_nan=False) + "\n")
-        for name, value in scalars.items():
-            self._board.add_scalar(name, value, step)
+        with writing(self._file):
+            self._stream.write(json.dumps(line, allow_nan=False) + "\n")
+        self._board.write(step, scalars)
 
     def sync(self) -> None:
         """Wait until everything written is on disk."""
-        os.fsync(self._stream.fileno())
-        self._board.flush()
+        with writing(self._file):
+            os.fsync(self._stream.fileno())
+        self._board.sync()
 
     def close(self) -> None:
         """Close both files."""
-        self._stream.close()
+        with writing(self._file):
+            self._stream.close()
         self._board.close()
 
     def __enter__(self) -> MetricsWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        with contextlib.suppress(EnvironmentProblem) if exception[0] else contextlib.nullcontext():
+            self.close()
+
+
+class _Board:
+    """An event file of TensorBoard, written at once.
+
+    tensorboardX's `SummaryWriter` writes in a thread of its own: where that meets a full disk, it ends without a word
+    and the training loop waits for it for ever.
+    """
+
+    def __init__(self, folder: pathlib.Path, first_step: int):
+        self._folder = folder
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._events = EventsWriter(str(folder / "events"))
+            # Readers forget what an earlier start wrote from this step on.
+            started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._events.write_event(event_pb2.Event(step=first_step, wall_time=time.time(), session_log=started))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        now = time.time()
+        with writing(self._folder):
+            for name, value in scalars.items():
+                event = event_pb2.Event(step=step, wall_time=now, summary=summary.scalar(name, value))
+                self._events.write_event(event)
+
+    def sync(self) -> None:
+        with writing(self._folder):
+            self._events.flush()
+
+    def close(self) -> None:
+        with writing(self._folder):
+            self._events.close()
+
+
+@contextlib.contextmanager
+def writing(file: pathlib.Path) -> Iterator[None]:
+    """Turn what the operating system refuses into an `EnvironmentProblem` that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{file} cannot be written ({error.strerror or error}); free space or mend it, then run the same command again"
+        ) from error
 
 
 def finite(value: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import NamedTuple
 
 import jax
@@ -154,8 +155,8 @@ def _zeros(params: types.Params) -> types.PyTree:
 
 def _one_minus_power(decay: float | jax.Array, count: jax.Array, dtype) -> jax.Array:
     """Return 1 - decay^count to full precision; the logarithm of a plain number is taken in float64."""
-    if isinstance(decay, (int, float)):
-        log_decay = jnp.asarray(math.log(decay) if decay > 0 else -math.inf, dtype)
+    if isinstance(decay, numbers.Real):
+        log_decay = jnp.asarray(math.log(float(decay)) if float(decay) > 0 else -math.inf, dtype)
     else:
         log_decay = jnp.log(decay).astype(dtype)
     return -jnp.expm1(count.astype(dtype) * log_decay)
