@@ -129,7 +129,17 @@ COMMAND_LINES = {
     "no sizes in a study": (sweep("--config.global_batch_sizes=()"), ["config.global_batch_sizes", "()"]),
     "no rates in a study": (sweep("--config.learning_rate_factors=()"), ["config.learning_rate_factors", "()"]),
     "falling factors": (sweep("--config.learning_rate_factors=(1.0,0.5)"), ["config.learning_rate_factors", "0.5"]),
-    "nan factors": (sweep("--config.learning_rate_factors=(float('nan'),)"), ["learning_rate_factors"]),
+    "factors that are no numbers": (sweep("--config.learning_rate_factors=(float('nan'),)"), ["learning_rate_factors"]),
+    "infinite factors": (sweep("--config.learning_rate_factors=(1.0,1e999)"), ["learning_rate_factors", "inf"]),
+    "unknown row of a study": (
+        ("sweep", "--config={configs}/sweeps/digits_limit.py:smoek", "--workdir={workdir}"),
+        ["row", "'smoek'", "did you mean 'smoke'?"],
+    ),
+    "no name": (field("name", ""), ["config.name", "''"]),
+    "a study without a name": (sweep("--config.name="), ["config.name", "''"]),
+    "a study of unknown status": (sweep("--config.about.status=done"), ["config.about.status", "'done'"]),
+    "a width above all": (field("model.widths", "(99999999999999999999,)"), ["config.model.widths", "99999"]),
+    "a wide layer": (field("model.hidden", 2147483647), ["config.model.hidden", "2147483647"]),
     "falling sizes": (sweep("--config.global_batch_sizes=(64,32)"), ["config.global_batch_sizes", "(64, 32)"]),
     "a size above the data": (sweep("--config.global_batch_sizes=(64,2048)"), ["global_batch_sizes", "2048", "1024"]),
     "seeds of search and test": (sweep("--config.final_seeds=(0,100)"), ["config.final_seeds", "[0]"]),
@@ -176,6 +186,7 @@ ARMS = {
     "no arms": ("()", ["config.arms", "[]"]),
     "two of one name": ("(Arm('a'), Arm('b'), Arm('a'))", ["config.arms", "['a', 'b', 'a']"]),
     "not an arm": ("(Arm('a'), 'b')", ["config.arms", "'b'"]),
+    "an arm without a name": ("(Arm('a'), Arm(''))", ["config.arms[1].name", "''"]),
     "bad optimizer": (
         "(Arm('a'), Arm('b', OptimizerConfig(b1=2)))",
         ["config.arms[1].optimizer.b1", "2"],
@@ -274,3 +285,32 @@ def test_no_command_prints_the_commands(lbopt):
     code, out, err = lbopt()
     assert (code, err) == (2, "")
     assert out.startswith("usage: lbopt COMMAND")
+
+
+# Source of a config file in the folder given to `lbopt recipes`, and what the message must contain.
+LISTED = {
+    "another type": ("def get_config(arg=''):\n    return {'seed': 1}", ["dict", "TrainConfig"]),
+    "a study without sizes": (
+        "from lbopt.config import Arm, SweepConfig\ndef get_config(arg=''):\n    return SweepConfig(arms=(Arm(),))",
+        ["config.global_batch_sizes"],
+    ),
+    "no paper": (
+        "from lbopt.config import About, TrainConfig\n"
+        "def get_config(arg=''):\n    return TrainConfig(about=About(paper=None))",
+        ["config.about.paper", "None"],
+    ),
+    "rows that are no list": (
+        "from lbopt.config import TrainConfig\nROWS = 3\ndef get_config(arg=''):\n    return TrainConfig()",
+        ["TypeError"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LISTED)
+def test_recipes_names_a_config_that_cannot_be_listed(case, lbopt, tmp_path):
+    source, parts = LISTED[case]
+    (tmp_path / "mine.py").write_text(source)
+    code, out, err = lbopt("recipes", f"--configs={tmp_path}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    for part in ("mine.py", *parts):
+        assert part in err

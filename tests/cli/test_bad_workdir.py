@@ -1,6 +1,7 @@
 """A workdir that does not fit is refused in one line, and left as it is."""
 
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -237,9 +238,60 @@ def test_other_microsteps_are_another_run(refused, small, workdir):
     assert "num_microsteps is 1 there and 2 here" in refused(2, "train", *small, flag, f"--workdir={workdir}")
 
 
-def test_evaluation_needs_no_right_to_write(lbopt, small, workdir, monkeypatch):
-    def forbidden(folder):
-        raise AssertionError(f"{folder} is written")
-
-    monkeypatch.setattr(workdirs, "make_writable", forbidden)
+def test_evaluation_writes_nothing(lbopt, small, workdir, fingerprint, tmp_path):
+    before = fingerprint(tmp_path)
     assert lbopt("evaluate", *small, f"--workdir={workdir}")[0] == 0
+    assert fingerprint(tmp_path) == before
+
+
+def test_evaluation_before_the_first_checkpoint(refused, small, workdir):
+    shutil.rmtree(workdir / "checkpoints")
+    assert "no checkpoint is there yet" in refused(2, "evaluate", *small, f"--workdir={workdir}")
+
+
+DAMAGE = {
+    "no devices": lambda saved: saved.pop("num_devices"),
+    "an empty restart": lambda saved: saved.update(resumed=[{}]),
+    "restarts of another type": lambda saved: saved.update(resumed=[3]),
+    "no versions": lambda saved: saved.update(versions={}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_config_json_that_somebody_edited(damage, refused, workdir):
+    saved = json.loads((workdir / "config.json").read_text())
+    DAMAGE[damage](saved)
+    (workdir / "config.json").write_text(json.dumps(saved))
+    assert "is not a config.json of lbopt" in refused(3, "report", f"--workdir={workdir}")
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_workdir_whose_name_is_no_text(command, refused, small, tmp_path):
+    assert "not UTF-8" in refused(2, command, *small, f"--workdir={tmp_path}/run\udcff")
+
+
+def test_a_current_folder_that_is_gone(lbopt, small, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    code, _, err = lbopt("train", *small, "--workdir=run")
+    assert (code, err.count("\n")) == (3, 1)
+    assert "current folder" in err
+
+
+@pytest.mark.parametrize("platform", ["foo", "cuda"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "sweep"])
+def test_a_platform_that_is_not_there(command, platform, study, small, tmp_path):
+    flags = study[0] if command == "sweep" else small
+    done = subprocess.run(
+        [sys.executable, "-m", "lbopt", command, *map(str, flags), f"--workdir={tmp_path / 'new'}"],
+        env={**os.environ, "JAX_PLATFORMS": platform},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"lbopt {command}: no devices")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "new").exists()

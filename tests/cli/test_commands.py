@@ -50,8 +50,14 @@ def test_recipes_lists_every_config(lbopt, configs, given, tmp_path, monkeypatch
     assert (code, err) == (0, "")
     header, *rows = out.splitlines()
     assert header.split() == ["config", "batch", "optimizer", "paper", "published", "result", "status"]
-    assert [row.split()[0] for row in rows] == [str(file) for file in sorted(configs.rglob("*.py"))]
-    assert any(re.search(r"digits_cnn\.py +256 +lamb ", row) for row in rows)
+    listed = [row.split()[0] for row in rows]
+    assert len(set(listed)) == len(listed)
+    assert list(dict.fromkeys(row.partition(":")[0] for row in listed)) == [
+        str(file) for file in sorted(configs.rglob("*.py"))
+    ]
+    for file in configs.rglob("*.py"):
+        assert f"{file}:smoke" in listed
+    assert any(re.search(r"digits_cnn\.py:lars-32 +32 +lars ", row) for row in rows)
     assert any(re.search(r"digits_limit\.py +16\.\.1024 +5 arms ", row) for row in rows)
 
 

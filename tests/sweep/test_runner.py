@@ -5,9 +5,11 @@ import os
 import signal
 import time
 
+import jax
+import numpy as np
 import pytest
 
-from lbopt.sweep import trials
+from lbopt.sweep import program, trials
 
 FIELDS = {
     "optimizer",
@@ -47,6 +49,33 @@ def test_only_final_trials_are_tested(rows):
     for row in rows:
         assert (row["test_accuracy"] is not None) == (row["phase"] == "final")
         assert row["validation_accuracy"] > 0
+
+
+def score(problem, params, model_state, split):
+    whole = {**split.take(np.arange(len(split))), "mask": np.ones(len(split), bool)}
+    return {
+        name: float(total) / float(count)
+        for name, (total, count) in problem.metric_fn(params, model_state, whole).items()
+    }
+
+
+def test_a_row_says_what_was_measured_where(rows, cells, config, problem):
+    """Search rows are of the validation split, the test of the test split, the loss of the last epoch of training."""
+    (cell,) = (cell for cell in cells if (cell.arm.name, cell.global_batch_size) == ("momentum", 128))
+    here = [row for row in rows if (row["arm"], row["global_batch_size"]) == ("momentum", 128)]
+    run = program.compile_cell(problem, cell, config)
+    for wanted in (cell.search_trials(config)[:1], cell.final_trials(config, trials.choose_factor(here))[:1]):
+        outcome = run(wanted)
+        params, model_state = (jax.tree.map(lambda x: x[0], tree) for tree in (outcome.params, outcome.model_state))
+        train, validation, test = (score(problem, params, model_state, split) for split in problem.splits)
+        assert len({scores["loss"] for scores in (train, validation, test)}) == 3
+        (row,) = (row for row in here if trials.key(row) == trials.trial_key(cell, wanted[0]))
+        assert row["validation_loss"] == pytest.approx(validation["loss"], rel=1e-4)
+        assert row["validation_accuracy"] == pytest.approx(validation["accuracy"])
+        assert row["test_loss"] == (pytest.approx(test["loss"], rel=1e-4) if row["phase"] == "final" else None)
+        assert row["test_accuracy"] == (pytest.approx(test["accuracy"]) if row["phase"] == "final" else None)
+        assert row["train_loss"] == pytest.approx(float(np.mean(outcome.losses[0][-8:])), rel=1e-4)  # 8 steps an epoch
+        assert np.mean(outcome.losses[0]) > 1.1 * row["train_loss"]
 
 
 def test_final_trials_run_at_the_rate_that_validation_chose(rows):

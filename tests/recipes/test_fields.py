@@ -1,0 +1,115 @@
+"""What a config's fields say arrives where it is used."""
+
+import math
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from lbopt.cli.arguments import call_get_config
+from lbopt.config import ModelConfig, ScheduleConfig
+from lbopt.config.train import DataConfig
+from lbopt.recipes import build, schedule as schedules
+from lbopt.recipes.problem import make_problem
+
+CNN = {"name": "cnn", "widths": (4,), "hidden": 8}
+
+
+def small(**changes):
+    config = call_get_config(str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py") + ":lamb-128")
+    config.model = ModelConfig(**CNN)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config
+
+
+def problem_of(**model):
+    return make_problem(DataConfig(), ModelConfig(**{**CNN, **model}))
+
+
+def first_loss(problem):
+    """Return the training loss of the first 64 examples at the start, and the model state after it."""
+    params, model_state = problem.init(jax.random.key(0))
+    batch = problem.splits.train.take(np.arange(64))
+    loss, (after, _) = problem.loss_fn(params, model_state, batch, jax.random.key(1))
+    return float(loss), model_state, after, params, batch
+
+
+def mean_over(problem, state, split):
+    whole = {**split.take(np.arange(len(split))), "mask": np.ones(len(split), bool)}
+    pairs = problem.metric_fn(state.params, state.model_state, whole)
+    return {name: float(total) / float(count) for name, (total, count) in pairs.items()}
+
+
+def test_a_run_evaluates_on_validation_and_tests_on_test():
+    config = small()
+    run, problem = build.build(config), make_problem(config.data, config.model)
+    state = run.init()
+    expected = [mean_over(problem, state, split) for split in problem.splits]
+    assert len({round(scores["loss"], 4) for scores in expected}) == 3  # the three splits can be told apart
+    for scores, wanted in ((run.evaluate(state), expected[1]), (run.evaluate_test(state), expected[2])):
+        assert scores == pytest.approx(wanted, rel=1e-5)
+
+
+def test_label_smoothing_mixes_the_target_with_the_uniform_one():
+    plain, smooth = problem_of(), problem_of(label_smoothing=0.25)
+    loss, model_state, _, params, batch = first_loss(plain)
+    uniform = []
+    for label in range(10):
+        every = {**batch, "label": np.full(64, label, batch["label"].dtype)}
+        uniform.append(float(plain.loss_fn(params, model_state, every, jax.random.key(1))[0]))
+    assert first_loss(smooth)[0] == pytest.approx(0.75 * loss + 0.25 * np.mean(uniform), rel=1e-5)
+    assert abs(np.mean(uniform) - loss) > 1e-3
+
+
+def test_batch_norm_momentum_is_what_is_kept_of_the_running_statistics():
+    moved = {}
+    for momentum in (0.9, 0.5):
+        _, before, after, *_ = first_loss(problem_of(batch_norm_momentum=momentum))
+        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        moved[momentum] = np.concatenate([np.ravel(b - a) for a, b in pairs])
+    assert np.linalg.norm(moved[0.5]) > 0.01
+    np.testing.assert_allclose(moved[0.5], 5 * moved[0.9], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [CNN, {"name": "lstm", "hidden": 8}], ids=["cnn", "lstm"])
+def test_dtype_is_of_the_computation_and_not_of_the_parameters(model):
+    losses = {}
+    for dtype in ("float32", "bfloat16"):
+        problem = problem_of(**{**model, "dtype": dtype})
+        losses[dtype], _, after, params, batch = first_loss(problem)
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves((params, after))} == {"float32"}
+        traced = str(jax.make_jaxpr(problem.loss_fn)(params, after, batch, jax.random.key(1)))
+        products = [line for line in traced.splitlines() if "= dot_general[" in line]
+        assert products
+        assert all((":bf16[" in line) == (dtype == "bfloat16") for line in products), products
+    assert 0 < abs(losses["bfloat16"] - losses["float32"]) < 0.02 * losses["float32"]
+
+
+@pytest.mark.parametrize("metric", ["eval/accuracy", "eval/loss"])
+def test_what_is_best_kept_and_due(metric):
+    config = small(log_every_steps=3, eval_every_steps=4)
+    config.checkpoint.best_metric, config.checkpoint.keep, config.checkpoint.every_steps = metric, 7, 5
+    run = build.build(config)
+    assert (run.best_metric, run.keep_checkpoints) == (metric, 7)
+    assert tuple(vars(run.cadence).values()) == (3, 4, 5)
+
+
+# decay, power, end factor -> what is left of the peak at a fraction x of the way down
+FALLS = {
+    ("polynomial", 2.0, 0.0): lambda x: (1 - x) ** 2,
+    ("polynomial", 1.0, 0.25): lambda x: 0.25 + 0.75 * (1 - x),
+    ("cosine", 1.0, 0.1): lambda x: 0.1 + 0.9 * (1 + math.cos(math.pi * x)) / 2,
+    ("constant", 1.0, 0.0): lambda x: 1.0,
+}
+
+
+@pytest.mark.parametrize(("decay", "power", "end_factor"), FALLS)
+@pytest.mark.parametrize("first_step", [0, 1])
+def test_the_decay_that_is_asked_for(decay, power, end_factor, first_step):
+    config = ScheduleConfig(decay=decay, power=power, end_factor=end_factor, first_step=first_step)
+    schedule = schedules.make_schedule(config, 2.0, 10, 50)
+    for count in (10, 30, 49):
+        x = (count + first_step - 10) / (50 + first_step - 10)
+        assert float(schedule(count)) == pytest.approx(2.0 * FALLS[decay, power, end_factor](x), rel=1e-5)

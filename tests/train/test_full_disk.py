@@ -1,0 +1,112 @@
+"""A disk that takes no more ends the work with exit code 3 and one line, and nothing that was whole is damaged."""
+
+import contextlib
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lbopt.errors import EnvironmentProblem
+from lbopt.sweep.results import Results, read_results
+from lbopt.train.checkpoint import Checkpoints
+from lbopt.train.writers import MetricsWriter, read_lines
+
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
+
+
+@contextlib.contextmanager
+def files_up_to(num_bytes):
+    """Let the operating system refuse what makes a file larger than this."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
+    workdir = tmp_path / "run"
+    rare = [f"--config.{name}=100000" for name in ("eval_every_steps", "checkpoint.every_steps")]
+    command = ["train", f"--config={CONFIG}:smoke", f"--workdir={workdir}", "--config.log_every_steps=1", *rare]
+    done = subprocess.run(
+        [sys.executable, "-m", "lbopt", *command, "--config.num_epochs=20.0"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY)),
+    )
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("lbopt train: ")
+    assert "cannot be written (File too large)" in last
+    assert len(read_lines(workdir / "metrics.jsonl")) > 10
+
+
+# Which file is the first to be too large: a line has one long number, an event a frame around every scalar.
+FIRST = {"metrics.jsonl": (10**80, "a"), "tensorboard": (1, "abcdefghijklmnopqrstuvwxyz")}
+
+
+@pytest.mark.parametrize("full", FIRST)
+def test_metrics_that_cannot_be_written_are_said(tmp_path, full):
+    examples_seen, names = FIRST[full]
+    writer = MetricsWriter(tmp_path)
+
+    def write_many():
+        for step in range(1, 200):
+            writer.write(step, examples_seen, dict.fromkeys(names, 1.0))
+            writer.sync()
+
+    with files_up_to(4000), pytest.raises(EnvironmentProblem, match=f"{full} cannot be written"):
+        write_many()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
+def test_what_cannot_be_opened_is_said(tmp_path, name):
+    if name == "tensorboard":
+        (tmp_path / name).write_text("")
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(EnvironmentProblem, match=name):
+        MetricsWriter(tmp_path)
+
+
+def row(seed):
+    numbers = ("global_batch_size", "steps", "warmup_steps", "learning_rate", "learning_rate_factor", "seed")
+    scores = ("validation_accuracy", "validation_loss", "test_accuracy")
+    return {"arm": "a", "phase": "final", "diverged": False, **dict.fromkeys((*numbers, *scores), 1.0), "seed": seed}
+
+
+def test_rows_that_do_not_fit_leave_no_part(tmp_path):
+    results = Results(tmp_path)
+    results.add([row(0)])
+    size = (tmp_path / "results.jsonl").stat().st_size
+    with files_up_to(2 * size + 20), pytest.raises(EnvironmentProblem, match=r"results\.jsonl cannot be written"):
+        results.add([row(1), row(2)])
+    assert (tmp_path / "results.jsonl").stat().st_size == size
+    assert [kept["seed"] for kept in results.rows] == [0]
+    results.add([row(3)])  # of another thread, or after space was made
+    assert [kept["seed"] for kept in read_results(tmp_path)] == [0, 3]
+
+
+class State(NamedTuple):
+    step: jax.Array
+    params: jax.Array
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
+    state = State(jnp.asarray(7), jnp.ones(1 << 18))
+    usage = shutil.disk_usage(tmp_path)
+    with Checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=1 << 20))
+        with pytest.raises(EnvironmentProblem, match=r"a checkpoint needs 1\.1 MiB and 1\.0 MiB are free"):
+            checkpoints.save(state, None)
+        assert not list((tmp_path / "checkpoints").iterdir())
+        assert checkpoints.steps() == []
