@@ -78,6 +78,8 @@ def test_base_rate_may_be_traced():
         ("rule = ", {"rule": "cubic"}),
         ("decay = ", {"decay": "step"}),
         ("learning_rate = ", {"base_learning_rate": -0.1}),
+        ("learning_rate = ", {"base_learning_rate": np.float32(-0.1)}),
+        ("base_warmup_epochs = ", {"base_warmup_epochs": np.float64(-1.0)}),
     ],
 )
 def test_bad_arguments(message, arguments):

@@ -95,6 +95,8 @@ def test_drives_an_optimizer():
         ("warmup_steps", {"warmup_steps": 20}),
         ("warmup_steps", {"warmup_steps": 21}),
         ("warmup_steps", {"warmup_steps": -1}),
+        ("warmup_steps", {"warmup_steps": np.int64(20)}),
+        ("learning_rate", {"peak_learning_rate": np.float32(-0.1)}),
         ("warmup_steps", {"warmup_steps": float("nan")}),
         ("total_steps", {"total_steps": 0}),
         ("total_steps", {"total_steps": -3}),
