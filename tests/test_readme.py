@@ -1,12 +1,14 @@
 """What the README shows works: its example runs, its commands exist, its table is the shipped study's."""
 
+import json
 import pathlib
 import re
 
 import lbopt
 from lbopt.cli import main
 
-README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_example_trains():
@@ -30,4 +32,22 @@ def test_every_command_is_in_the_readme():
 
 def test_files_that_are_linked_exist():
     for path in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (pathlib.Path(__file__).parents[1] / path).exists(), path
+        assert (ROOT / path).exists(), path
+
+
+def test_the_table_is_the_shipped_study():
+    """`configs/sweeps/digits_limit.json` is the summary.json that the command in it wrote."""
+    study = json.loads((ROOT / "configs" / "sweeps" / "digits_limit.json").read_text())
+    assert study["complete"]
+    expected = []
+    for arm in study["arms"]:
+        means = [f"{100 * point['test_accuracy_mean']:.2f}" for point in arm["points"]]
+        expected.append(f"| {arm['arm']} | {' | '.join(means)} | {arm['limit']} |")
+    sizes = [str(point["global_batch_size"]) for point in study["arms"][0]["points"]]
+    header = f"| test accuracy, % | {' | '.join(sizes)} | limit |"
+    start = README.splitlines().index(header)
+    assert README.splitlines()[start + 2 : start + 2 + len(expected)] == expected
+    best, *others = sorted((arm["points"][-1] for arm in study["arms"]), key=lambda point: -point["test_accuracy_mean"])
+    ahead = 100 * (best["test_accuracy_mean"] - others[0]["test_accuracy_mean"])
+    assert f"{100 * best['test_accuracy_mean']:.1f} %, {ahead:.1f} points more than the next arm" in README
+    assert f"worst seed ({100 * best['test_accuracy_min']:.1f})" in README
