@@ -7,19 +7,23 @@ import json
 import math
 import os
 import pathlib
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tensorboardX import summary
-from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
+from tensorboardX.record_writer import RecordWriter
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import workdir as workdirs
 
 _TEXT = {"arm", "phase", "optimizer"}
 """The fields of a line that are text; all others are numbers, true, false or null."""
+
+_SYNC_EVERY_S = 30.0
+"""TensorBoard sees the curves at most so late."""
 
 
 class MetricsWriter:
@@ -56,9 +60,11 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Close both files."""
-        with writing(self._file):
-            self._stream.close()
-        self._board.close()
+        try:
+            with writing(self._file):
+                self._stream.close()
+        finally:
+            self._board.close()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -79,25 +85,31 @@ class _Board:
         self._folder = folder
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._events = EventsWriter(str(folder / "events"))
-            # Readers forget what an earlier start wrote from this step on.
-            started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._events.write_event(event_pb2.Event(step=first_step, wall_time=time.time(), session_log=started))
+            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+            self._records = RecordWriter(str(folder / name))
+        self._synced = time.monotonic()
+        self._add(file_version="brain.Event:2")
+        # Readers forget what an earlier start wrote from this step on.
+        self._add(step=first_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        now = time.time()
+        for name, value in scalars.items():
+            self._add(step=step, summary=summary.scalar(name, value))
+        if time.monotonic() > self._synced + _SYNC_EVERY_S:
+            self.sync()
+
+    def _add(self, **fields: Any) -> None:
         with writing(self._folder):
-            for name, value in scalars.items():
-                event = event_pb2.Event(step=step, wall_time=now, summary=summary.scalar(name, value))
-                self._events.write_event(event)
+            self._records.write(event_pb2.Event(wall_time=time.time(), **fields).SerializeToString())
 
     def sync(self) -> None:
+        self._synced = time.monotonic()
         with writing(self._folder):
-            self._events.flush()
+            self._records.flush()
 
     def close(self) -> None:
         with writing(self._folder):
-            self._events.close()
+            self._records.close()
 
 
 @contextlib.contextmanager
