@@ -23,7 +23,7 @@ from lbopt.recipes.problem import make_problem
 LEARNING_RATE = 0.01
 CASES = [("momentum", 64, 1), ("momentum", 256, 1), ("momentum", 1024, 1), ("lamb", 256, 1), ("momentum", 256, 4)]
 STEPS_PER_ROUND = {64: 120, 256: 60, 1024: 20}
-ROUNDS = 15
+ROUNDS = 31
 
 
 def run() -> list[dict]:
