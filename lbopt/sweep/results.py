@@ -10,7 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from lbopt.train.writers import read_lines, writing
+from lbopt.train.workdir import writing
+from lbopt.train.writers import read_lines
 
 REQUIRED = (
     "arm",

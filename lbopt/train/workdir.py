@@ -179,12 +179,24 @@ def write_text(file: pathlib.Path, text: str) -> None:
 def write_bytes(file: pathlib.Path, data: bytes) -> None:
     """Write a file whole or not at all."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")
+    with writing(file):
+        try:
+            with open(partial, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(partial, file)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def writing(file: pathlib.Path) -> Iterator[None]:
+    """Turn what the operating system refuses into an `EnvironmentProblem` that names the file."""
     try:
-        with open(partial, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, file)
+        yield
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise EnvironmentProblem(f"{file} cannot be written ({error.strerror}); free space or mend it") from error
+        raise EnvironmentProblem(
+            f"{file} cannot be written ({error.strerror or error}); free space or mend it, then run the same command again"
+        ) from error

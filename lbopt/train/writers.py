@@ -9,7 +9,7 @@ import os
 import pathlib
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorboardX import summary
@@ -37,7 +37,7 @@ class MetricsWriter:
     def __init__(self, workdir: pathlib.Path, resumed_step: int = 0):
         self._file = workdir / "metrics.jsonl"
         drop_lines_after(self._file, resumed_step)
-        with writing(self._file):
+        with workdirs.writing(self._file):
             self._stream = open(self._file, "a", buffering=1)  # noqa: SIM115
         self._board = _Board(workdir / "tensorboard", resumed_step + 1)
 
@@ -48,20 +48,20 @@ class MetricsWriter:
             "examples_seen": examples_seen,
             **{name: finite(value) for name, value in scalars.items()},
         }
-        with writing(self._file):
+        with workdirs.writing(self._file):
             self._stream.write(json.dumps(line, allow_nan=False) + "\n")
         self._board.write(step, scalars)
 
     def sync(self) -> None:
         """Wait until everything written is on disk."""
-        with writing(self._file):
+        with workdirs.writing(self._file):
             os.fsync(self._stream.fileno())
         self._board.sync()
 
     def close(self) -> None:
         """Close both files."""
         try:
-            with writing(self._file):
+            with workdirs.writing(self._file):
                 self._stream.close()
         finally:
             self._board.close()
@@ -83,7 +83,7 @@ class _Board:
 
     def __init__(self, folder: pathlib.Path, first_step: int):
         self._folder = folder
-        with writing(folder):
+        with workdirs.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
             self._records = RecordWriter(str(folder / name))
@@ -99,28 +99,17 @@ class _Board:
             self.sync()
 
     def _add(self, **fields: Any) -> None:
-        with writing(self._folder):
+        with workdirs.writing(self._folder):
             self._records.write(event_pb2.Event(wall_time=time.time(), **fields).SerializeToString())
 
     def sync(self) -> None:
         self._synced = time.monotonic()
-        with writing(self._folder):
+        with workdirs.writing(self._folder):
             self._records.flush()
 
     def close(self) -> None:
-        with writing(self._folder):
+        with workdirs.writing(self._folder):
             self._records.close()
-
-
-@contextlib.contextmanager
-def writing(file: pathlib.Path) -> Iterator[None]:
-    """Turn what the operating system refuses into an `EnvironmentProblem` that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{file} cannot be written ({error.strerror or error}); free space or mend it, then run the same command again"
-        ) from error
 
 
 def finite(value: float) -> float | None:

@@ -149,3 +149,19 @@ def test_a_run_and_a_study_start_from_the_same_state():
     run = build.build(config).init().params
     for ours, theirs in zip(jax.tree.leaves(traced), jax.tree.leaves(run), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_study_runs_the_settings_of_the_measured_rows():
+    """What makes `measured here` true of them: its learning-rate factor 1 is the row's rate."""
+    study = load("sweeps/digits_limit.py")
+    rows = {name: load(f"digits_cnn.py:{name}-{study.global_batch_sizes[0]}") for name in OPTIMIZERS}
+    assert {arm.optimizer.name for arm in study.arms} == set(rows)
+    assert 1.0 in study.learning_rate_factors
+    for arm in study.arms:
+        row = rows[arm.optimizer.name]
+        assert (arm.optimizer, arm.schedule) == (row.optimizer, row.schedule)
+        assert (study.train.model, study.train.num_epochs, row.about.status) == (
+            row.model,
+            row.num_epochs,
+            "measured here",
+        )
