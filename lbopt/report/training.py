@@ -9,6 +9,8 @@ from lbopt.errors import UserError
 from lbopt.report import page
 from lbopt.train.writers import read_lines
 
+_FEW = 20
+
 
 def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathlib.Path:
     """Draw loss, accuracy, learning rate and trust ratios of a run; return the page.
@@ -48,7 +50,8 @@ def _draw(workdir: pathlib.Path, stem: str, lines: list[dict[str, Any]], names: 
     for name in names:
         points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.5)
+            marker = "o" if len(points) <= _FEW else None  # a line through one point cannot be seen
+            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.5, marker=marker, markersize=4)
     if log:
         axes.set_yscale("log")
     axes.set_xlabel("optimizer step")
