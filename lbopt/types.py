@@ -23,6 +23,12 @@ Metrics = dict[str, tuple[jax.Array, jax.Array]]
 Mask = bool | None | PyTree | Callable[[Params], PyTree]
 """Which leaves a transform touches: None or True all, False none, a pytree of bools, or params -> pytree."""
 
+Stacked = None | PyTree | Callable[[str, Any], bool | int]
+"""Which leaves are stacks of layers: None for none, (path, leaf) -> bool or number of leading layer axes, or a pytree."""
+
+AxisName = str | tuple[str, ...] | None
+"""A mapped axis, or several, of `shard_map` or `pmap`; None outside of them."""
+
 LossFn = Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]]
 """(params, model_state, batch, rng) -> (mean loss, (new model_state, metrics))."""
 

@@ -8,7 +8,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "lbopt"
 
 LEVELS = {
-    0: {"errors", "types", "tree", "replicas"},
+    0: {"errors", "types", "tree", "masks", "stacks", "replicas"},
     1: {"transforms", "schedules", "losses", "metrics", "models", "aggregators", "config"},
     2: {"parallel", "data"},
     3: {"train", "evaluation"},
@@ -38,7 +38,7 @@ CONFINED = {
     "ml_collections": {"cli/arguments.py"},
     "absl": {"cli/arguments.py"},
 }
-VENDORABLE = {"transforms", "schedules", "losses", "metrics", "tree", "types", "errors"}
+VENDORABLE = {"transforms", "schedules", "losses", "metrics", "tree", "masks", "stacks", "types", "errors"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

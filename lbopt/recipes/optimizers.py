@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import optax
 
-from lbopt import tree
+from lbopt import masks
 from lbopt.config.train import OptimizerConfig
 from lbopt.transforms import clipping, lamb, lars, learning_rate as lr_transform
 
@@ -45,7 +45,7 @@ def _lars(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransf
 
 def _momentum(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
     return optax.chain(
-        optax.add_decayed_weights(decay, mask=tree.weights_only),
+        optax.add_decayed_weights(decay, mask=masks.weights_only),
         optax.trace(config.momentum, config.nesterov),
         lr_transform.scale_by_learning_rate(learning_rate),
     )
@@ -61,7 +61,7 @@ def _adam(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransf
 def _adamw(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
     return optax.chain(
         optax.scale_by_adam(config.b1, config.b2, config.eps),
-        optax.add_decayed_weights(decay, mask=tree.weights_only),
+        optax.add_decayed_weights(decay, mask=masks.weights_only),
         lr_transform.scale_by_learning_rate(learning_rate),
     )
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
+
+import jax.numpy as jnp
+
+from lbopt import tree, types
 
 
 def is_number(value: Any) -> bool:
@@ -34,12 +39,48 @@ def require_decay_rate(argument: str, value: Any) -> None:
         raise ValueError(f"{argument} = {value!r}: give a number in [0, 1)")
 
 
-def require_bounds(argument: str, bounds: tuple[float, float] | None) -> None:
-    """Raise ValueError unless bounds are None or a pair 0 <= low <= high."""
+def require_bounds(argument: str, bounds: tuple[float, float] | None, low: float | None = 0.0) -> None:
+    """Raise ValueError unless bounds are None or a pair, the first at least `low` and not above the second."""
     if bounds is None:
         return
-    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
-        raise ValueError(f"{argument} = {bounds!r}: give (low, high) with 0 <= low <= high, or None for no bounds")
+    least = "" if low is None else f"{low:g} <= "
+    if (
+        not isinstance(bounds, (tuple, list))
+        or len(bounds) != 2
+        or not bounds[0] <= bounds[1]
+        or (low is not None and not low <= bounds[0])
+    ):
+        raise ValueError(f"{argument} = {bounds!r}: give (low, high) with {least}low <= high, or None for no bounds")
+
+
+def require_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raise ValueError unless the value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{argument} = {value!r}: use one of {', '.join(str(choice) for choice in choices)}")
+
+
+def require_float_dtype(argument: str, dtype: Any) -> None:
+    """Raise ValueError unless the value is None or names a floating-point dtype."""
+    try:
+        known = dtype is None or jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:
+        known = False
+    if not known:
+        raise ValueError(f"{argument} = {dtype!r}: give a floating-point dtype (float32, bfloat16), or None for fp32")
+
+
+def require_float_leaves(params: types.Params, transform: str) -> None:
+    """Raise ValueError if a leaf is not a floating-point array."""
+
+    def check(name: str, leaf: Any) -> None:
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"{transform}: the parameter at {name!r} is {dtype or type(leaf).__name__}, not a floating-point array: "
+                "take it out with optax.masked"
+            )
+
+    tree.map_with_name(check, params)
 
 
 def require_params(params: Any, transform: str) -> None:

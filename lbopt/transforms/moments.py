@@ -1,10 +1,10 @@
-"""The moment estimates under LAMB and LARS, kept in fp32 (or wider) whatever the parameter dtype."""
+"""The moment estimates under LAMB and LARS: arithmetic in fp32 (or wider) whatever the dtype of the parameters."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,15 @@ import optax
 from lbopt import tree, types
 from lbopt.transforms import arguments
 
+Debias = bool | Literal["in_state"]
+
 
 class LambMomentsState(NamedTuple):
     """Adam's moments.
 
     Attributes:
       count: int32 scalar, the number of updates so far.
-      mu: first moments, fp32 or wider, shaped like the parameters.
+      mu: first moments, shaped like the parameters.
       nu: second moments, likewise.
     """
 
@@ -29,7 +31,15 @@ class LambMomentsState(NamedTuple):
 
 
 def scale_by_lamb_moments(
-    b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, eps_root: float = 0.0, debias: bool = True
+    b1: float | jax.Array = 0.9,
+    b2: float | jax.Array = 0.999,
+    eps: float | jax.Array = 1e-6,
+    eps_root: float | jax.Array = 0.0,
+    debias: Debias = True,
+    *,
+    grad_averaging: bool = True,
+    mu_dtype: Any = None,
+    nu_dtype: Any = None,
 ) -> optax.GradientTransformation:
     r"""Replace each gradient by LAMB's elementwise direction, Adam's before any norm.
 
@@ -41,7 +51,13 @@ def scale_by_lamb_moments(
       b2: decay rate of the second moment, in [0, 1).
       eps: outside the root, >= 0; 1e-6 in ALBERT's and TFA's LAMB.
       eps_root: inside the root, >= 0.
-      debias: divide by 1 - b^t as in Algorithm 2 of the paper; ALBERT's and You's code do not.
+      debias: divide by 1 - b^t as in Algorithm 2 of the paper; ALBERT's and You's code do not. "in_state" divides the
+        kept moments themselves, every step, as NUS's PyTorch LAMB does with its flag on: a bug, for reproductions only.
+      grad_averaging: False leaves the factor 1 - b1 away: m = b1 m + g (an option of apex).
+      mu_dtype: of the kept first moment; None for fp32 (or wider, for wider leaves). bf16 saves 2 bytes per parameter
+        and the traffic for them; what is kept is what is used.
+      nu_dtype: of the kept second moment. bf16 has 8 bits: with b2 above about 0.996 a step changes v by less than
+        half of its last bit and v stops following a gradient that changes slowly.
 
     Returns:
       A transform whose state is `LambMomentsState`; its output keeps the dtype of the gradients.
@@ -62,25 +78,22 @@ def scale_by_lamb_moments(
       Differs from `optax.scale_by_adam` in keeping both moments in fp32 for bf16 parameters, in the `debias` switch,
       and in computing 1 - b^t as -expm1(t log b): in fp32 the plain form is wrong by 1e-5 at b2 = 0.999, t = 1.
     """
-    arguments.require_decay_rate("b1", b1)
-    arguments.require_decay_rate("b2", b2)
-    arguments.require_at_least("eps", eps, 0)
-    arguments.require_at_least("eps_root", eps_root, 0)
+    check_moments(b1, b2, eps, eps_root, mu_dtype, nu_dtype)
+    arguments.require_choice("debias", debias, (True, False, "in_state"))
 
     def init_fn(params: types.Params) -> LambMomentsState:
-        return LambMomentsState(jnp.zeros((), jnp.int32), _zeros(params), _zeros(params))
+        return init_moments(params, "scale_by_lamb_moments", mu_dtype, nu_dtype)
 
     def update_fn(
         updates: optax.Updates, state: LambMomentsState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LambMomentsState]:
         del params
+        tree.check_structure(updates, state.mu, "updates")
         count = optax.safe_increment(state.count)
-        mu = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g.astype(m.dtype), updates, state.mu)
-        nu = jax.tree.map(lambda g, v: b2 * v + (1 - b2) * jnp.square(g.astype(v.dtype)), updates, state.nu)
+        mu, nu = next_moments(updates, state, b1, b2, count, grad_averaging, debias == "in_state")
 
         def direction(g: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
-            if debias:
-                m, v = m / _one_minus_power(b1, count, m.dtype), v / _one_minus_power(b2, count, v.dtype)
+            m, v = debiased(m, v, b1, b2, count, debias is True)
             return (m / (jnp.sqrt(v + eps_root) + eps)).astype(g.dtype)
 
         return jax.tree.map(direction, updates, mu, nu), LambMomentsState(count, mu, nu)
@@ -88,20 +101,79 @@ def scale_by_lamb_moments(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
+def check_moments(b1, b2, eps, eps_root, mu_dtype, nu_dtype) -> None:
+    """Raise ValueError, naming the argument, unless all are in range."""
+    arguments.require_decay_rate("b1", b1)
+    arguments.require_decay_rate("b2", b2)
+    arguments.require_at_least("eps", eps, 0)
+    arguments.require_at_least("eps_root", eps_root, 0)
+    arguments.require_float_dtype("mu_dtype", mu_dtype)
+    arguments.require_float_dtype("nu_dtype", nu_dtype)
+
+
+def init_moments(params: types.Params, transform: str, mu_dtype: Any, nu_dtype: Any) -> LambMomentsState:
+    """Return moments of zero."""
+    arguments.require_float_leaves(params, transform)
+    return LambMomentsState(jnp.zeros((), jnp.int32), _zeros(params, mu_dtype), _zeros(params, nu_dtype))
+
+
+def next_moments(
+    updates: optax.Updates,
+    state: LambMomentsState,
+    b1: float | jax.Array,
+    b2: float | jax.Array,
+    count: jax.Array,
+    grad_averaging: bool = True,
+    divide_state: bool = False,
+) -> tuple[types.PyTree, types.PyTree]:
+    """Return both moments after this update, in the dtypes they are kept in."""
+
+    def first(g: jax.Array, m: jax.Array) -> jax.Array:
+        wide = tree.wide_dtype(m.dtype)
+        new = b1 * m.astype(wide) + (1 - b1 if grad_averaging else 1) * g.astype(wide)
+        return (new / _one_minus_power(b1, count, wide) if divide_state else new).astype(m.dtype)
+
+    def second(g: jax.Array, v: jax.Array) -> jax.Array:
+        wide = tree.wide_dtype(v.dtype)
+        new = b2 * v.astype(wide) + (1 - b2) * jnp.square(g.astype(wide))
+        return (new / _one_minus_power(b2, count, wide) if divide_state else new).astype(v.dtype)
+
+    return jax.tree.map(first, updates, state.mu), jax.tree.map(second, updates, state.nu)
+
+
+def debiased(
+    m: jax.Array, v: jax.Array, b1: float | jax.Array, b2: float | jax.Array, count: jax.Array, debias: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Return both moments in fp32 or wider, divided by 1 - b^t if asked."""
+    m, v = (x.astype(tree.wide_dtype(x.dtype)) for x in (m, v))
+    if debias:
+        m, v = m / _one_minus_power(b1, count, m.dtype), v / _one_minus_power(b2, count, v.dtype)
+    return m, v
+
+
 class LarsMomentumState(NamedTuple):
     """Heavy-ball momentum.
 
     Attributes:
-      momentum: the velocity, fp32 or wider, shaped like the parameters.
+      momentum: the velocity, shaped like the parameters.
+      count: updates so far, kept only where the first one is another.
     """
 
     momentum: types.PyTree
+    count: jax.Array | None = None  # type: ignore[assignment]
 
 
-def scale_by_lars_momentum(momentum: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
+def scale_by_lars_momentum(
+    momentum: float | jax.Array = 0.9,
+    nesterov: bool = False,
+    *,
+    dampening: float | jax.Array = 0.0,
+    undamped_start: bool = False,
+    momentum_dtype: Any = None,
+) -> optax.GradientTransformation:
     r"""Accumulate updates into a velocity.
 
-        vel = momentum * vel + u ;   out = vel,   with nesterov: out = u + momentum * vel
+        vel = momentum * vel + (1 - dampening) u ;   out = vel,   with nesterov: out = u + momentum * vel
 
     In LARS as its authors and TensorFlow run it, u already carries the learning rate and the trust ratio ("inside the
     momentum"), so put this transform last.
@@ -109,12 +181,15 @@ def scale_by_lars_momentum(momentum: float = 0.9, nesterov: bool = False) -> opt
     Args:
       momentum: decay rate of the velocity, in [0, 1).
       nesterov: return u + momentum * vel.
+      dampening: in [0, 1); equal to `momentum` it makes the velocity an average.
+      undamped_start: the first velocity is u itself, as in PyTorch.
+      momentum_dtype: of the kept velocity; None for fp32 (or wider, for wider leaves).
 
     Returns:
       A transform whose state is `LarsMomentumState`; its output keeps the dtype of the updates.
 
     Raises:
-      ValueError: if `momentum` is out of range.
+      ValueError: if an argument is out of range.
 
     >>> import jax.numpy as jnp
     >>> tx = scale_by_lars_momentum(0.5)
@@ -128,29 +203,44 @@ def scale_by_lars_momentum(momentum: float = 0.9, nesterov: bool = False) -> opt
       You et al., arXiv 1708.03888, Algorithm 1.
 
     Note:
-      `optax.trace` with the velocity in fp32 and the output in the dtype of the updates.
+      `optax.trace` with the velocity in fp32, the output in the dtype of the updates, and dampening.
     """
     arguments.require_decay_rate("momentum", momentum)
+    arguments.require_decay_rate("dampening", dampening)
+    arguments.require_float_dtype("momentum_dtype", momentum_dtype)
+    damped = not (arguments.is_number(dampening) and dampening == 0)
 
     def init_fn(params: types.Params) -> LarsMomentumState:
-        return LarsMomentumState(_zeros(params))
+        arguments.require_float_leaves(params, "scale_by_lars_momentum")
+        count = jnp.zeros((), jnp.int32) if damped and undamped_start else None
+        return LarsMomentumState(_zeros(params, momentum_dtype), count)
 
     def update_fn(
         updates: optax.Updates, state: LarsMomentumState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LarsMomentumState]:
         del params
-        velocity = jax.tree.map(lambda u, vel: momentum * vel + u.astype(vel.dtype), updates, state.momentum)
+        tree.check_structure(updates, state.momentum, "updates")
+        weight = 1 - dampening if damped else 1
+        count = state.count
+        if count is not None:
+            weight, count = jnp.where(count == 0, 1, weight), optax.safe_increment(count)
+
+        def accumulate(u: jax.Array, vel: jax.Array) -> jax.Array:
+            wide = tree.wide_dtype(vel.dtype)
+            return (momentum * vel.astype(wide) + weight * u.astype(wide)).astype(vel.dtype)
 
         def output(u: jax.Array, vel: jax.Array) -> jax.Array:
-            return (u.astype(vel.dtype) + momentum * vel if nesterov else vel).astype(u.dtype)
+            wide = tree.wide_dtype(vel.dtype)
+            return (u.astype(wide) + momentum * vel.astype(wide) if nesterov else vel).astype(u.dtype)
 
-        return jax.tree.map(output, updates, velocity), LarsMomentumState(velocity)
+        velocity = jax.tree.map(accumulate, updates, state.momentum)
+        return jax.tree.map(output, updates, velocity), LarsMomentumState(velocity, count)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _zeros(params: types.Params) -> types.PyTree:
-    return jax.tree.map(lambda p: jnp.zeros_like(p, tree.wide_dtype(p.dtype)), params)
+def _zeros(params: types.Params, dtype: Any = None) -> types.PyTree:
+    return jax.tree.map(lambda p: jnp.zeros_like(p, dtype or tree.wide_dtype(p.dtype)), params)
 
 
 def _one_minus_power(decay: float | jax.Array, count: jax.Array, dtype) -> jax.Array:

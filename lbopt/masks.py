@@ -1,0 +1,230 @@
+"""Which leaves a transform touches: by role, by path, by callable."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt import stacks, tree, types
+
+Role = Literal["bias", "norm", "vector", "weight"]
+ROLES: tuple[str, ...] = get_args(Role)
+
+_BIAS_NAMES = {"bias", "b", "beta", "offset"}
+_NORM_NAMES = {"scale", "gamma"}
+_WEIGHT_NAMES = {"kernel", "embedding"}
+_NORM_MODULE = re.compile(
+    r"(^|_)((batch|layer|group|instance|rms|evo)_?norm(alization)?|norm|bn|ln|gn)(_?\d+)?$", re.IGNORECASE
+)
+
+
+def leaf_role(name: str, leaf: Any) -> Role:
+    """Say what a leaf is to an optimizer: `bias`, `norm`, `vector` or `weight`.
+
+    The name decides first: a last part `bias`, `b`, `beta`, `offset` is a bias; a last part `scale`, `gamma`, or
+    any parent that is a normalization module (`BatchNorm_0`, `layer_norm`, `stem_bn`, ...) makes it a norm; a matrix called
+    `kernel` or `embedding` is a weight wherever it is. A leaf with fewer than two dimensions whose name says nothing is a `vector`: in practice a shift or a gain under another name.
+
+    >>> import numpy as np
+    >>> leaf_role("Dense_0/kernel", np.zeros((3, 3))), leaf_role("Dense_0/bias", np.zeros(3))
+    ('weight', 'bias')
+    >>> leaf_role("BatchNorm_0/scale", np.zeros(3)), leaf_role("prelu/slope", np.zeros(3))
+    ('norm', 'vector')
+    """
+    *parents, last = name.split("/")
+    is_matrix = jnp.ndim(leaf) >= 2
+    if last in _WEIGHT_NAMES and is_matrix:
+        return "weight"
+    if last in _NORM_NAMES or any(_NORM_MODULE.search(part) for part in parents):
+        return "norm"
+    if last in _BIAS_NAMES:
+        return "bias"
+    return "weight" if is_matrix else "vector"
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleMask:
+    """A mask by role; see `select_roles`, `exclude_roles` and `weights_only`."""
+
+    roles: tuple[str, ...]
+
+    def __call__(self, params: types.Params) -> types.PyTree:
+        """Return a bool per leaf."""
+        if tree.leaf_names(params) == [""]:
+            raise ValueError(
+                f"{self!r} needs a tree of named parameters; inside optax.inject_hyperparams, name the mask in "
+                "static_args, or it is taken for a schedule"
+            )
+        return tree.map_with_name(lambda name, leaf: leaf_role(name, leaf) in self.roles, params)
+
+    def __repr__(self) -> str:
+        if self.roles == ("weight",):
+            return "weights_only"
+        return f"select_roles({', '.join(repr(role) for role in self.roles)})"
+
+
+def select_roles(*roles: Role) -> RoleMask:
+    """Return a mask that selects leaves by what they are to an optimizer (see `leaf_role`).
+
+    Args:
+      *roles: of "weight", "bias", "norm", "vector".
+
+    Raises:
+      ValueError: for an unknown role or none.
+
+    >>> import numpy as np
+    >>> select_roles("weight", "bias")({"kernel": np.zeros((2, 2)), "bias": np.zeros(2), "scale": np.zeros(2)})
+    {'bias': True, 'kernel': True, 'scale': False}
+    """
+    if not roles or not set(roles) <= set(ROLES):
+        raise ValueError(f"roles = {roles!r}: give one or more of {', '.join(ROLES)}")
+    return RoleMask(tuple(role for role in ROLES if role in roles))
+
+
+def exclude_roles(*roles: Role) -> RoleMask:
+    """Return a mask that selects all leaves but those of these roles; see `select_roles`."""
+    select_roles(*roles)
+    return select_roles(*(role for role in ROLES if role not in roles))  # type: ignore[arg-type]
+
+
+weights_only = RoleMask(("weight",))
+"""The default mask of lbopt: True on weights, False on biases, normalization leaves and vectors.
+
+It is the rule of the LAMB and LARS codes that exclude by role (ALBERT, TFA, MLPerf): what is not decayed is not adapted
+either.
+
+>>> import numpy as np
+>>> weights_only({"kernel": np.zeros((2, 2)), "bias": np.zeros(2)})
+{'bias': False, 'kernel': True}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class PathMask:
+    """A mask by regular expressions on paths; see `select_paths` and `exclude_paths`."""
+
+    patterns: tuple[str, ...]
+    chosen: bool
+
+    def __call__(self, params: types.Params) -> types.PyTree:
+        """Return a bool per leaf."""
+        names = tree.leaf_names(params)
+        for pattern in self.patterns:
+            if not any(re.search(pattern, name) for name in names):
+                raise ValueError(
+                    f"{self!r}: {pattern!r} matches none of the {len(names)} parameters ({tree.some(names)})"
+                )
+        hit = tree.map_with_name(
+            lambda name, _: any(re.search(pattern, name) for pattern in self.patterns) == self.chosen, params
+        )
+        if len(set(jax.tree.leaves(hit))) == 1:
+            raise ValueError(
+                f"{self!r} selects {'every' if jax.tree.leaves(hit)[0] else 'no'} parameter of {tree.some(names)}: "
+                "pass None for every leaf, False for none, if that is meant"
+            )
+        return hit
+
+    def __repr__(self) -> str:
+        name = "select_paths" if self.chosen else "exclude_paths"
+        return f"{name}({', '.join(repr(pattern) for pattern in self.patterns)})"
+
+
+def select_paths(*patterns: str) -> PathMask:
+    r"""Return a mask that selects the leaves whose path matches one of the regular expressions.
+
+    Args:
+      *patterns: searched (`re.search`) in the full path, `encoder/layer_0/Dense_0/kernel`.
+
+    Returns:
+      A mask. Applied to parameters it raises ValueError if a pattern matches nothing, or if all leaves or none are
+      selected: a renamed module must not silently change what is decayed or adapted.
+
+    Raises:
+      ValueError: if no pattern is given or one is not a regular expression.
+
+    >>> import numpy as np
+    >>> select_paths(r"^head/")({"head": {"kernel": np.zeros((2, 2))}, "body": {"kernel": np.zeros((2, 2))}})
+    {'body': {'kernel': False}, 'head': {'kernel': True}}
+    """
+    return PathMask(tree.check_patterns(patterns), True)
+
+
+def exclude_paths(*patterns: str) -> PathMask:
+    """Return a mask that selects the leaves whose path matches none of the regular expressions; see `select_paths`."""
+    return PathMask(tree.check_patterns(patterns), False)
+
+
+def resolve_mask(
+    mask: types.Mask | types.Unset, params: types.Params, argument: str, stacked: types.PyTree = None
+) -> types.PyTree:
+    """Turn a mask in any accepted form into a pytree of bools shaped like `params`.
+
+    Args:
+      mask: not given (`weights_only`), None or True (every leaf), False (no leaf), a pytree of bools, or a callable `params -> pytree of bools`.
+        Leaves that `optax.masked` took out (`optax.MaskedNode`) stay out, unless the mask is a pytree, which has to
+        leave them out itself.
+      params: the parameters.
+      argument: the name of the argument, for messages.
+      stacked: from `stacks.resolve_stacked`: a callable mask is shown one layer of each stack, as shapes, so that a stack
+        of biases is not taken for a matrix.
+
+    Returns:
+      A pytree of Python bools with the structure of `params`.
+
+    Raises:
+      ValueError: if a tree or callable selects no leaf at all (say False if that is meant), if its structure differs
+        from `params`, or if a leaf of it is not a bool.
+    """
+    if isinstance(mask, str):
+        raise ValueError(f"{argument} = {mask!r}: for a pattern say lbopt.select_paths({mask!r})")
+    if isinstance(mask, types.Unset):
+        mask = weights_only
+    if mask is None or isinstance(mask, bool):
+        selected = jax.tree.map(lambda _: mask is not False, params)
+    else:
+        selected = mask(stacks.one_layer(params, stacked)) if callable(mask) else mask
+        tree.check_structure(selected, params, argument)
+        tree.map_with_name(lambda name, chosen: _check_bool(name, chosen, argument), selected)
+        names = tree.leaf_names(params)
+        if names and not any(jax.tree.leaves(selected)):
+            raise ValueError(
+                f"{argument} selects none of the {len(names)} parameters ({tree.some(names)}): "
+                f"pass {argument}=False if no leaf is meant, or {argument}=None for every leaf"
+            )
+    _note(argument, selected)
+    if stacked is not None:
+        _note("stacked", stacked)
+    return selected
+
+
+def _check_bool(name: str, chosen: Any, argument: str) -> None:
+    if not isinstance(chosen, (bool, np.bool_)):
+        raise ValueError(f"{argument} at {name!r} is {chosen!r}: give True or False")
+
+
+_NOTES: contextvars.ContextVar[list[tuple[str, types.PyTree]] | None] = contextvars.ContextVar("notes", default=None)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[list[tuple[str, types.PyTree]]]:
+    """Collect (argument, pytree of choices) of every mask that is resolved inside."""
+    notes: list[tuple[str, types.PyTree]] = []
+    token = _NOTES.set(notes)
+    try:
+        yield notes
+    finally:
+        _NOTES.reset(token)
+
+
+def _note(argument: str, choices: types.PyTree) -> None:
+    notes = _NOTES.get()
+    if notes is not None:
+        notes.append((argument, choices))

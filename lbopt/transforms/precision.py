@@ -1,0 +1,24 @@
+"""A chain whose links pass fp32 updates to each other."""
+
+from __future__ import annotations
+
+import jax
+import optax
+
+from lbopt import tree, types
+
+
+def chain_in_wide_precision(*links: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return `optax.chain(*links)` run on updates cast to fp32 (or wider), cast back to their own dtype at the end.
+
+    A chain of transforms that each keep the dtype of their updates rounds a bf16 direction between every two links; this
+    rounds once.
+    """
+    inner = optax.chain(*links)
+
+    def update_fn(updates: optax.Updates, state: optax.OptState, params: types.Params | None = None, **extra_args):
+        wide = jax.tree.map(lambda u: u.astype(tree.wide_dtype(u.dtype)), updates)
+        directions, state = inner.update(wide, state, params, **extra_args)
+        return jax.tree.map(lambda u, d: d.astype(u.dtype), updates, directions), state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update_fn)

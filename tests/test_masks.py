@@ -1,0 +1,218 @@
+"""Roles of leaves on real Flax modules, and masks in every form."""
+
+import collections
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt import masks, tree
+
+
+def roles(params):
+    return collections.Counter(
+        masks.leaf_role(tree.path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    )
+
+
+def init(module, *inputs):
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs))["params"]
+
+
+class Network(nn.Module):
+    """Every normalization of Flax between two convolutions and a dense layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(4, (3, 3), name="stem")(x)
+        for norm in (
+            nn.BatchNorm(use_running_average=True),
+            nn.LayerNorm(),
+            nn.GroupNorm(2),
+            nn.InstanceNorm(),
+            nn.RMSNorm(),
+        ):
+            x = norm(x)
+        x = nn.Conv(4, (3, 3), use_bias=False, feature_group_count=4)(x)
+        x = nn.LayerNorm(name="ln")(x)
+        x = lbopt.BatchNorm(name="bn1")(x, True)
+        return nn.Dense(3)(x.mean((1, 2)))
+
+
+MODULES = {
+    "dense": (nn.Dense(3), (np.zeros((2, 4)),), {"weight": 1, "bias": 1}),
+    "conv": (nn.Conv(3, (3, 3)), (np.zeros((2, 5, 5, 4)),), {"weight": 1, "bias": 1}),
+    "embed": (nn.Embed(5, 3), (np.zeros((2,), int),), {"weight": 1}),
+    "attention": (nn.MultiHeadDotProductAttention(2), (np.zeros((2, 5, 4)),), {"weight": 4, "bias": 4}),
+    "lstm": (nn.RNN(nn.LSTMCell(3)), (np.zeros((2, 5, 4)),), {"weight": 8, "bias": 4}),
+    "optimized_lstm": (nn.RNN(nn.OptimizedLSTMCell(3)), (np.zeros((2, 5, 4)),), {"weight": 8, "bias": 4}),
+    "prelu": (nn.PReLU(), (np.zeros((2, 4), np.float32),), {"vector": 1}),
+    "network": (Network(), (np.zeros((2, 8, 8, 3)),), {"weight": 3, "bias": 2, "norm": 13}),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_roles_of_flax_modules(name):
+    module, inputs, expected = MODULES[name]
+    params = init(module, *inputs)
+    assert roles(params) == expected
+    assert sum(jax.tree.leaves(masks.weights_only(params))) == expected.get("weight", 0)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.BatchNorm(use_running_average=True), nn.LayerNorm(), nn.GroupNorm(2), nn.RMSNorm()],
+    ids=lambda m: type(m).__name__,
+)
+def test_normalization_without_a_parent_is_never_a_weight(module):
+    params = init(module, np.zeros((2, 4)))
+    assert set(roles(params)) <= {"norm", "bias"}
+    assert not any(jax.tree.leaves(masks.weights_only(params)))
+
+
+@pytest.mark.parametrize(
+    ("name", "ndim", "role"),
+    [
+        ("BatchNorm_0/bias", 1, "norm"),
+        ("block/layer_norm/bias", 1, "norm"),
+        ("encoder/final_layer_norm/kernel", 1, "norm"),
+        ("batch_normalization_12/beta", 1, "norm"),
+        ("ln1/bias", 1, "norm"),
+        ("gn_2/offset", 1, "norm"),
+        ("SyncBatchNorm_3/scale", 1, "norm"),
+        ("pre_norm/w", 2, "norm"),
+        ("head/gamma", 1, "norm"),
+        ("attention/query/bias", 2, "bias"),
+        ("head/b", 1, "bias"),
+        ("Dense_0/kernel", 2, "weight"),
+        ("normal_dense/kernel", 2, "weight"),
+        ("denorm_decoder/kernel", 2, "weight"),
+        ("learn/kernel", 2, "weight"),
+        ("kernel", 1, "vector"),
+        ("logit_temperature", 0, "vector"),
+    ],
+)
+def test_role_of_a_name(name, ndim, role):
+    assert masks.leaf_role(name, np.zeros((2,) * ndim)) == role
+
+
+PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (None, {"dense": {"kernel": True, "bias": True}}),
+        (True, {"dense": {"kernel": True, "bias": True}}),
+        (False, {"dense": {"kernel": False, "bias": False}}),
+        ({"dense": {"kernel": False, "bias": True}}, {"dense": {"kernel": False, "bias": True}}),
+        (masks.weights_only, {"dense": {"kernel": True, "bias": False}}),
+    ],
+)
+def test_resolve_mask(mask, expected):
+    assert masks.resolve_mask(mask, PARAMS, "mask") == expected
+
+
+def test_resolve_mask_leaves_out_what_optax_masked_took():
+    params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": optax.MaskedNode()}}
+    for mask in (None, True, masks.weights_only):
+        assert masks.resolve_mask(mask, params, "mask") == {"dense": {"kernel": True, "bias": optax.MaskedNode()}}
+
+
+def test_resolve_mask_of_an_empty_tree():
+    assert masks.resolve_mask(masks.weights_only, {}, "mask") == {}
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ({"dense": {"kernel": False, "bias": False}}, "my_mask selects none of the 2 parameters .*pass my_mask=False"),
+        (lambda params: jax.tree.map(lambda _: False, params), "my_mask selects none"),
+        ({"dense": {"kernel": True}}, "my_mask has another structure than params .*dense/bias"),
+        ({"dense": {"kernel": True, "bias": 1}}, "my_mask at 'dense/bias' is 1: give True or False"),
+        ([True, True], "my_mask has another structure"),
+    ],
+)
+def test_resolve_mask_refuses(mask, message):
+    with pytest.raises(ValueError, match=message):
+        masks.resolve_mask(mask, PARAMS, "my_mask")
+
+
+STACKED = {
+    "layers": {"kernel": np.zeros((3, 2, 4)), "bias": np.zeros((3, 4)), "gain": np.zeros((3, 4))},
+    "head": {"kernel": np.zeros((4, 2))},
+}
+
+
+def test_masks_see_one_layer_of_a_stack():
+    seen = {}
+
+    def look(params):
+        seen.update(jax.tree.map(lambda leaf: leaf.shape, params))
+        return jax.tree.map(lambda leaf: leaf.ndim == 2, params)
+
+    layers = {"layers": {"kernel": 1, "bias": 1, "gain": 1}, "head": {"kernel": 0}}
+    chosen = masks.resolve_mask(look, STACKED, "mask", layers)
+    assert seen == {"layers": {"kernel": (2, 4), "bias": (4,), "gain": (4,)}, "head": {"kernel": (4, 2)}}
+    assert chosen == {"layers": {"kernel": True, "bias": False, "gain": False}, "head": {"kernel": True}}
+    assert masks.resolve_mask(masks.weights_only, STACKED, "mask")["layers"]["gain"], "without the stack it is a matrix"
+    assert not masks.resolve_mask(masks.weights_only, STACKED, "mask", layers)["layers"]["gain"]
+
+
+NET = {
+    "stem": {"kernel": np.zeros((2, 2)), "bias": np.zeros(2)},
+    "ln": {"scale": np.zeros(2), "bias": np.zeros(2)},
+    "slope": np.zeros(2),
+}
+
+
+def chosen_by(mask):
+    return {name for name, chosen in zip(tree.leaf_names(NET), jax.tree.leaves(mask(NET)), strict=True) if chosen}
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (lbopt.select_roles("weight"), {"stem/kernel"}),
+        (lbopt.select_roles("weight", "vector"), {"stem/kernel", "slope"}),
+        (lbopt.exclude_roles("norm", "bias"), {"stem/kernel", "slope"}),
+        (lbopt.exclude_roles("norm"), {"stem/kernel", "stem/bias", "slope"}),
+        (lbopt.select_paths(r"^stem/"), {"stem/kernel", "stem/bias"}),
+        (lbopt.select_paths(r"kernel$", r"^slope$"), {"stem/kernel", "slope"}),
+        (lbopt.exclude_paths(r"bias", r"scale"), {"stem/kernel", "slope"}),
+    ],
+    ids=lambda value: repr(sorted(value)) if isinstance(value, set) else repr(value),
+)
+def test_masks_by_role_and_by_path(mask, expected):
+    assert chosen_by(mask) == expected
+
+
+def test_excluding_is_selecting_the_others():
+    assert lbopt.exclude_roles("norm", "bias", "vector") == lbopt.weights_only == lbopt.select_roles("weight")
+    assert repr(lbopt.exclude_roles("vector", "bias", "norm")) == "weights_only"
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (lambda: lbopt.select_paths(r"kernel", r"attention")(NET), "'attention' matches none of the 5 parameters"),
+        (lambda: lbopt.exclude_paths(r"BatchNorm")(NET), "'BatchNorm' matches none of the 5 parameters"),
+        (lambda: lbopt.select_paths(r".")(NET), "selects every parameter .*pass None for every leaf"),
+        (lambda: lbopt.exclude_paths(r".")(NET), "selects no parameter .*False for none"),
+        (lambda: lbopt.select_paths(), "give at least one regular expression"),
+        (lambda: lbopt.select_paths("("), r"pattern = '\(': not a regular expression"),
+        (lambda: lbopt.select_roles("weights"), "give one or more of bias, norm, vector, weight"),
+        (lambda: lbopt.exclude_roles("bias", "norm", "vector", "weight"), "give one or more of"),
+        (
+            lambda: masks.resolve_mask("kernel", NET, "my_mask"),
+            r"my_mask = 'kernel': for a pattern say lbopt.select_paths\('kernel'\)",
+        ),
+    ],
+)
+def test_masks_refuse(mask, message):
+    with pytest.raises(ValueError, match=message):
+        mask()
