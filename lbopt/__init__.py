@@ -17,7 +17,7 @@ from lbopt.transforms.lans import lans, scale_by_lans
 from lbopt.transforms.lars import lars
 from lbopt.transforms.learning_rate import scale_by_learning_rate
 from lbopt.transforms.moments import scale_by_lamb_moments, scale_by_lars_momentum
-from lbopt.transforms.monitoring import optimizer_metrics
+from lbopt.transforms.monitoring import monitor_layers, optimizer_metrics
 from lbopt.transforms.normalization import normalize_gradients
 from lbopt.transforms.skipping import skip_bad_updates
 from lbopt.transforms.summary import summarize_masks
@@ -41,6 +41,7 @@ __all__ = [
     "make_eval_step",
     "make_mesh",
     "make_train_step",
+    "monitor_layers",
     "normalize_gradients",
     "optimizer_metrics",
     "scale_by_lamb_moments",

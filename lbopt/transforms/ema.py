@@ -74,12 +74,18 @@ def track_ema(
 
         def average(ema: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:
             wide = tree.wide_dtype(ema.dtype)
-            new = optax.apply_updates(p, u).astype(wide)  # what the parameters will be, rounding and all
+            new = _rounded(optax.apply_updates(p, u)).astype(wide)  # what the parameters will be
             return (d * ema.astype(wide) + (1 - d) * new).astype(ema.dtype)
 
         return updates, EmaState(optax.safe_increment(state.count), jax.tree.map(average, state.ema, params, updates))
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    """Round to the precision of the dtype, also where XLA would keep more of a narrow number that is widened at once."""
+    info = jnp.finfo(x.dtype)
+    return jax.lax.reduce_precision(x, info.nexp, info.nmant)
 
 
 def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params:

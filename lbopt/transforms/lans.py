@@ -37,10 +37,17 @@ def scale_by_lans(
     b1: float | jax.Array = 0.9,
     b2: float | jax.Array = 0.999,
     eps: float | jax.Array = 1e-6,
+    weight_decay: float | jax.Array = 0.0,
+    weight_decay_mask: types.Mask | types.Unset = types.UNSET,
+    trust_ratio_mask: types.Mask | types.Unset = types.UNSET,
+    trust_ratio_bounds: tuple[float, float] | None = None,
+    weight_norm_bounds: tuple[float, float] | None = None,
     *,
+    stacked: types.Stacked = None,
+    axis_name: types.AxisName = None,
+    sharded_mask: types.Mask = None,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
-    **ratio_options: Any,
 ) -> optax.GradientTransformation:
     r"""Replace each (normalised) gradient by the LANS direction.
 
@@ -51,9 +58,16 @@ def scale_by_lans(
       b1: decay rate of the first moment, and the share of its part of the step, in [0, 1).
       b2: decay rate of the second moment, in [0, 1).
       eps: outside the root, >= 0.
+      weight_decay: as in `scale_by_layerwise_trust_ratio`, for both parts; also the masks, the bounds and the next three.
+      weight_decay_mask: see above.
+      trust_ratio_mask: see above.
+      trust_ratio_bounds: see above.
+      weight_norm_bounds: see above.
+      stacked: see above.
+      axis_name: see above.
+      sharded_mask: see above.
       mu_dtype: of the kept first moment; None for fp32.
       nu_dtype: of the kept second moment; None for fp32.
-      **ratio_options: of `scale_by_layerwise_trust_ratio`, used for both parts.
 
     Returns:
       A transform whose state is `LansState`.
@@ -62,7 +76,16 @@ def scale_by_lans(
       ValueError: naming the argument that is out of range.
     """
     moments.check_moments(b1, b2, eps, 0.0, mu_dtype, nu_dtype)
-    ratio = trust_ratio.scale_by_layerwise_trust_ratio(**ratio_options)
+    ratio = trust_ratio.scale_by_layerwise_trust_ratio(
+        trust_ratio_mask,
+        trust_ratio_bounds=trust_ratio_bounds,
+        weight_norm_bounds=weight_norm_bounds,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        stacked=stacked,
+        axis_name=axis_name,
+        sharded_mask=sharded_mask,
+    )
 
     def init_fn(params: types.Params) -> LansState:
         start = moments.init_moments(params, "scale_by_lans", mu_dtype, nu_dtype)
@@ -154,13 +177,13 @@ def lans(
             b1,
             b2,
             eps,
+            weight_decay,
+            weight_decay_mask,
+            trust_ratio_mask,
+            trust_ratio_bounds,
+            weight_norm_bounds,
             mu_dtype=mu_dtype,
             nu_dtype=nu_dtype,
-            trust_ratio_mask=trust_ratio_mask,
-            trust_ratio_bounds=trust_ratio_bounds,
-            weight_norm_bounds=weight_norm_bounds,
-            weight_decay=weight_decay,
-            weight_decay_mask=weight_decay_mask,
             **spread,
         ),
         lr_transform.scale_by_learning_rate(learning_rate),

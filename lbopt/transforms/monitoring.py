@@ -1,26 +1,100 @@
-"""Read back what an optimizer did from its state."""
+"""Keep, and read back, what an optimizer did."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import optax
 
-from lbopt import tree
+from lbopt import masks, stacks, tree, types
+from lbopt.transforms import arguments
+from lbopt.transforms.clipping import ClipState
 from lbopt.transforms.learning_rate import LearningRateState
+from lbopt.transforms.skipping import SkipState
 from lbopt.transforms.trust_ratio import TrustRatioState
 
 
+class LayerNormsState(NamedTuple):
+    """The norms of each leaf (of each layer of a stack) at the last update, fp32 or wider; 0 before the first.
+
+    Attributes:
+      weight_norm: before the update.
+      update_norm: of the update as it is applied.
+    """
+
+    weight_norm: types.PyTree
+    update_norm: types.PyTree
+
+
+def monitor_layers(
+    stacked: types.Stacked = None, *, axis_name: types.AxisName = None, sharded_mask: types.Mask = None
+) -> optax.GradientTransformation:
+    """Keep every layer's weight norm and update norm in the state; updates pass unchanged. Put it last in the chain.
+
+    Args:
+      stacked: as in `scale_by_layerwise_trust_ratio`.
+      axis_name: inside `shard_map`: the axis over which leaves are split; norms are summed over it.
+      sharded_mask: with `axis_name`: which leaves are split; None for all.
+
+    Returns:
+      A transform whose state is `LayerNormsState`; `optimizer_metrics` shows both norms and their quotient.
+
+    >>> import jax.numpy as jnp
+    >>> tx = optax.chain(optax.sgd(0.5), monitor_layers())
+    >>> params = {"w": jnp.array([3.0, 4.0])}
+    >>> _, state = tx.update({"w": jnp.array([0.0, 2.0])}, tx.init(params), params)
+    >>> {name: round(float(value), 6) for name, value in optimizer_metrics(state).items()}
+    {'weight_norm/w': 5.0, 'update_norm/w': 1.0, 'update_over_weight/w': 0.2}
+
+    Note:
+      It reads parameters and updates once more where the compiler cannot fuse that into the pass which writes them.
+    """
+
+    def split_of(params: types.Params) -> types.PyTree:
+        if axis_name is None:
+            return jax.tree.map(lambda _: False, params)
+        return masks.resolve_mask(sharded_mask, params, "sharded_mask")
+
+    def init_fn(params: types.Params) -> LayerNormsState:
+        def zeros() -> types.PyTree:
+            layers = stacks.resolve_stacked(stacked, params)
+            return jax.tree.map(lambda p, axes: jnp.zeros(p.shape[:axes], tree.wide_dtype(p.dtype)), params, layers)
+
+        return LayerNormsState(zeros(), zeros())
+
+    def update_fn(
+        updates: optax.Updates, state: LayerNormsState, params: types.Params | None = None
+    ) -> tuple[optax.Updates, LayerNormsState]:
+        arguments.require_params(params, "monitor_layers")
+        tree.check_structure(updates, params, "updates")
+        layers, split = stacks.resolve_stacked(stacked, params), split_of(params)
+
+        def norm(x: jax.Array, axes: int, chosen: bool, like: jax.Array) -> jax.Array:
+            return tree.l2_norm(x, axes, axis_name if chosen else None).reshape(like.shape).astype(like.dtype)
+
+        return updates, LayerNormsState(
+            jax.tree.map(norm, params, layers, split, state.weight_norm),
+            jax.tree.map(norm, updates, layers, split, state.update_norm),
+        )
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
 def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
-    """Return the learning rate and every layer's trust ratio of the last update.
+    """Return what the transforms of an optimizer kept of the last update, as scalars.
 
     Args:
       opt_state: the state of any chain, `multi_transform`, `masked`, `MultiSteps` or `inject_hyperparams` around
         lbopt's transforms.
 
     Returns:
-      `{"learning_rate": scalar, "trust_ratio/<parameter path>": scalar, ...}`. A second learning rate in the same state
-      is called `learning_rate_1`, and so on.
+      `{"learning_rate": scalar, "trust_ratio/<parameter path>": scalar, ...}` and, where the transform is in the chain,
+      `gradient_norm` (global, before the clip), `skipped/nonfinite`, `skipped/spikes`, `skipped/limit_reached`,
+      `weight_norm/<path>`, `update_norm/<path>`, `update_over_weight/<path>`. Layers of a stack are numbered: `<path>[3]`.
+      A second value of one name in the same state is called `learning_rate_1`, `trust_ratio_1/<path>`, and so on.
 
     >>> import jax.numpy as jnp, lbopt
     >>> params = {"kernel": jnp.ones((2, 2))}
@@ -30,16 +104,73 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
     {'trust_ratio/kernel': 1.0, 'learning_rate': 0.5}
     """
     metrics: dict[str, jax.Array] = {}
-    rates = 0
-    for node in jax.tree.leaves(opt_state, is_leaf=_is_monitored):
-        if isinstance(node, LearningRateState):
-            metrics["learning_rate" if rates == 0 else f"learning_rate_{rates}"] = node.learning_rate
-            rates += 1
-        elif isinstance(node, TrustRatioState):
-            ratios = jax.tree_util.tree_leaves_with_path(node.trust_ratio)
-            metrics.update({f"trust_ratio/{tree.path_name(path)}": ratio for path, ratio in ratios})
+
+    def collect(node: Any) -> None:
+        for group in _GROUPS[type(node)](node):
+            metrics.update(_under_free_names(group, metrics))
+        if isinstance(node, (SkipState, TrustRatioState)):
+            visit(node.inner)
+
+    def visit(state: Any) -> None:
+        for node in jax.tree.leaves(state, is_leaf=lambda node: type(node) in _GROUPS):
+            if type(node) in _GROUPS:
+                collect(node)
+
+    visit(opt_state)
     return metrics
 
 
-def _is_monitored(node: Any) -> bool:
-    return isinstance(node, (LearningRateState, TrustRatioState))
+Group = dict[str, jax.Array]
+
+
+def _rate(state: LearningRateState) -> list[Group]:
+    return [{"learning_rate": state.learning_rate}]
+
+
+def _clip(state: ClipState) -> list[Group]:
+    return [{"gradient_norm": state.global_norm}]
+
+
+def _skip(state: SkipState) -> list[Group]:
+    names = {"nonfinite": state.skipped_nonfinite, "spikes": state.skipped_spikes, "limit_reached": state.limit_reached}
+    return [{f"skipped/{name}": value for name, value in names.items()}]
+
+
+def _ratios(state: TrustRatioState) -> list[Group]:
+    return [_per_layer("trust_ratio", state.trust_ratio)]
+
+
+def _norms(state: LayerNormsState) -> list[Group]:
+    quotient = jax.tree.map(lambda u, w: u / jnp.where(w > 0, w, 1), state.update_norm, state.weight_norm)
+    named = {"weight_norm": state.weight_norm, "update_norm": state.update_norm, "update_over_weight": quotient}
+    return [_per_layer(kind, values) for kind, values in named.items()]
+
+
+_GROUPS: dict[type, Callable[[Any], list[Group]]] = {
+    LearningRateState: _rate,
+    ClipState: _clip,
+    SkipState: _skip,
+    TrustRatioState: _ratios,
+    LayerNormsState: _norms,
+}
+
+
+def _per_layer(kind: str, values: types.PyTree) -> Group:
+    group = {}
+    for path, value in jax.tree_util.tree_leaves_with_path(values):
+        name = f"{kind}/{tree.path_name(path)}"
+        layers = value.reshape(-1)
+        group |= {name: value} if value.ndim == 0 else {f"{name}[{i}]": layers[i] for i in range(len(layers))}
+    return group
+
+
+def _under_free_names(group: Group, taken: Group) -> Group:
+    """Return the group with `_1`, `_2`, ... behind the first part of its names if any of them is taken."""
+    number, renamed = 0, group
+    while renamed.keys() & taken.keys():
+        number += 1
+        renamed = {}
+        for name, value in group.items():
+            kind, *path = name.split("/", 1)
+            renamed["/".join([f"{kind}_{number}", *path])] = value
+    return renamed

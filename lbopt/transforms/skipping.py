@@ -99,7 +99,7 @@ def skip_bad_updates(
         norm = clipping.global_norm(updates, axis_name, sharded_mask).astype(jnp.float32)
         nonfinite, spike = ~jnp.isfinite(norm), jnp.zeros((), bool)
         if spike_factor is not None:
-            settled = state.applied >= warmup_updates
+            settled = (state.applied >= warmup_updates) & (state.applied > 0)
             spike = ~nonfinite & settled & (norm > spike_factor * state.typical_norm)
             spike &= state.consecutive < max_consecutive
         bad = nonfinite | spike
@@ -108,7 +108,8 @@ def skip_bad_updates(
             return optax.with_extra_args_support(inner).update(updates, inner_state, params, **extra_args)
 
         def skip(updates: optax.Updates, inner_state: Any) -> tuple[optax.Updates, Any]:
-            return jax.tree.map(jnp.zeros_like, updates), inner_state
+            like, _ = jax.eval_shape(apply, updates, inner_state)  # `inner` may give another dtype
+            return jax.tree.map(lambda u, out: jnp.zeros_like(u, out.dtype), updates, like), inner_state
 
         updates, inner_state = jax.lax.cond(bad, skip, apply, updates, state.inner)
         consecutive = jnp.where(bad, state.consecutive + 1, 0)

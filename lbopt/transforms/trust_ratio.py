@@ -27,7 +27,7 @@ class TrustRatioState(NamedTuple):
       trust_ratio: a pytree shaped like the parameters; an fp32 scalar per adapted leaf, or an array with one per layer
         of a stack (1 before the first update), `optax.MaskedNode()` where the leaf is not adapted.
       inner: the state of the transform inside, empty if there is none.
-      count: updates so far, kept only if the ratio follows a learning-rate schedule.
+      count: updates so far, kept only if the ratio looks at the learning rate.
     """
 
     trust_ratio: types.PyTree
@@ -86,9 +86,8 @@ class _Options:
             )
 
     @property
-    def follows_schedule(self) -> bool:
-        needed = self.clip_mode == "clip" or self.weight_decay_placement == "decoupled"
-        return needed and callable(self.learning_rate)
+    def needs_rate(self) -> bool:
+        return self.clip_mode == "clip" or self.weight_decay_placement == "decoupled"
 
     def rate(self, count: jax.Array | None) -> Any:
         """Return the learning rate of this update; None where it is not looked at."""
@@ -294,9 +293,7 @@ def scale_by_layerwise_trust_ratio(
     def init_fn(params: types.Params) -> TrustRatioState:
         arguments.require_float_leaves(params, "scale_by_layerwise_trust_ratio")
         ratios = jax.tree.map(_one, options.plans(params), params)
-        return TrustRatioState(
-            ratios, through.init(params), jnp.zeros((), jnp.int32) if options.follows_schedule else None
-        )
+        return TrustRatioState(ratios, through.init(params), jnp.zeros((), jnp.int32) if options.needs_rate else None)
 
     def update_fn(
         updates: optax.Updates, state: TrustRatioState, params: types.Params | None = None

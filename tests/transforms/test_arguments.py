@@ -65,7 +65,7 @@ def test_bad_value_of_another_kind(build, argument, options):
 
 @pytest.mark.parametrize("build", [lbopt.lamb, lbopt.lars])
 def test_unknown_variant_lists_the_known_ones(build):
-    with pytest.raises(ValueError, match="^variant = 'mine': use one of paper, .*optax, .*timm"):
+    with pytest.raises(ValueError, match=r"^variant = 'mine': use one of paper, .*optax, .*timm"):
         build(0.1, variant="mine")
 
 

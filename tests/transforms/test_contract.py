@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.transforms.clipping import clip_by_global_norm
+from lbopt.transforms.decay import add_weight_decay
 
 # name -> (factory, options, arguments that inject_hyperparams must leave alone, update needs params)
 TABLE = {
@@ -32,8 +32,81 @@ TABLE = {
         (),
         True,
     ),
-    "clip": (clip_by_global_norm, {"max_norm": 1.5}, (), False),
+    "clip": (lbopt.clip_by_global_norm, {"max_norm": 1.5, "eps": 1e-3}, (), False),
     "lars": (lbopt.lars, {"learning_rate": 0.1, "weight_decay": 0.1, "trust_coefficient": 0.1, "eps": 1e-4}, (), True),
+    "trust_ratio_of_momentum": (
+        lbopt.scale_by_layerwise_trust_ratio,
+        {"inner": lbopt.scale_by_lars_momentum(0.8), "denominator": "momentum", "eps": 1e-3},
+        (),
+        True,
+    ),
+    "trust_ratio_per_layer": (
+        lbopt.scale_by_layerwise_trust_ratio,
+        {
+            "stacked": lbopt.stacked_paths("kernel$"),
+            "trust_ratio_mask": None,
+            "weight_decay_mask": None,
+            "weight_decay": 0.1,
+            "weight_decay_placement": "outside",
+            "eps": 1e-3,
+        },
+        ("stacked",),
+        True,
+    ),
+    "larc": (
+        lbopt.lars,
+        {
+            "learning_rate": lambda count: 0.1 / (1 + count),
+            "variant": "nvcaffe",
+            "weight_decay": 0.1,
+            "trust_coefficient": 0.01,
+        },
+        (),
+        True,
+    ),
+    "lars_flax": (lbopt.lars, {"learning_rate": 0.1, "variant": "flax", "nesterov": True, "eps": 1e-4}, (), True),
+    "lars_nus": (lbopt.lars, {"learning_rate": 0.1, "variant": "nus", "weight_decay": 0.1, "eps": 1e-4}, (), True),
+    "lars_timm": (
+        lbopt.lars,
+        {"learning_rate": 0.1, "variant": "timm", "weight_decay": 0.1, "dampening": 0.4, "eps": 1e-4},
+        (),
+        True,
+    ),
+    "lamb_timm_decoupled": (
+        lbopt.lamb,
+        {
+            "learning_rate": lambda count: 0.1 / (1 + count),
+            "variant": "timm",
+            "weight_decay_placement": "decoupled",
+            "weight_decay": 0.1,
+        },
+        (),
+        True,
+    ),
+    "lamb_apex_l2": (
+        lbopt.lamb,
+        {"learning_rate": 0.1, "variant": "apex", "weight_decay_placement": "gradient", "weight_decay": 0.1, "b2": 0.9},
+        (),
+        True,
+    ),
+    "lamb_narrow_moments": (
+        lbopt.lamb,
+        {"learning_rate": 0.1, "mu_dtype": "bfloat16", "nu_dtype": "bfloat16", "b2": 0.9},
+        (),
+        True,
+    ),
+    "lans": (lbopt.lans, {"learning_rate": lambda count: 0.1 / (1 + count), "b2": 0.9, "weight_decay": 0.1}, (), True),
+    "scale_by_lans": (lbopt.scale_by_lans, {"b1": 0.8, "b2": 0.9, "eps": 1e-3}, (), True),
+    "normalize": (lbopt.normalize_gradients, {"stacked": lbopt.stacked_paths("kernel$")}, ("stacked",), False),
+    "add_weight_decay": (add_weight_decay, {"weight_decay": 0.1}, (), True),
+    "skip": (
+        lbopt.skip_bad_updates,
+        {"inner": lbopt.lamb(0.1, b2=0.9), "spike_factor": 5.0, "norm_decay": 0.9, "warmup_updates": 0},
+        (),
+        True,
+    ),
+    "ema": (lbopt.track_ema, {"decay": 0.9, "ramp": False}, (), True),
+    "monitor": (lbopt.monitor_layers, {"stacked": lbopt.stacked_paths("kernel$")}, ("stacked",), True),
 }
 each = pytest.mark.parametrize("name", TABLE)
 narrow_too = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
@@ -119,13 +192,18 @@ def test_state_keeps_structure_shapes_and_dtypes(name, dtype):
 
 
 # A global norm sees the leaves of its group only, which is right and another number: see the test of it below.
-WITHOUT_GLOBAL_NORM = {"lamb": lbopt.lamb(0.1, weight_decay=0.1), "clip": clip_by_global_norm(1e6)}
+WITHOUT_GLOBAL_NORM = {
+    "lamb": lbopt.lamb(0.1, weight_decay=0.1),
+    "clip": lbopt.clip_by_global_norm(1e6),
+    "lamb_timm_decoupled": lbopt.lamb(0.1, variant="timm", weight_decay_placement="decoupled", max_grad_norm=None),
+    "lamb_apex_l2": lbopt.lamb(0.1, variant="apex", weight_decay_placement="gradient", max_grad_norm=None),
+}
 
 
 def test_a_masked_global_norm_counts_what_it_is_given():
     params, gradient = tree_of(0), tree_of(100)
     mask = {key: jax.tree.map(lambda _, key=key: key == "first", params[key]) for key in params}
-    updates, _ = run(optax.masked(clip_by_global_norm(1.5), mask), params, steps=1)
+    updates, _ = run(optax.masked(lbopt.clip_by_global_norm(1.5), mask), params, steps=1)
     norm = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradient["first"])))
     assert norm > 1.5
     expected = {**gradient, "first": jax.tree.map(lambda leaf: leaf * np.float32(1.5 / norm), gradient["first"])}
@@ -172,15 +250,28 @@ def test_inject_hyperparams_takes_no_callable_mask_for_a_schedule():
         run(injected, tree_of(0), steps=1)
 
 
-@each
+# The first number of the table's row has no bearing on the update of these.
+INJECTED = {
+    "trust_ratio": "trust_coefficient",
+    "trust_ratio_of_momentum": "trust_coefficient",
+    "trust_ratio_per_layer": "trust_coefficient",
+    "larc": "trust_coefficient",
+    "lamb_moments": "eps",
+    "scale_by_lans": "eps",
+    "lars_momentum": "momentum",
+    "clip": "max_norm",
+    "add_weight_decay": "weight_decay",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if name not in ("normalize", "skip", "ema", "monitor")])
 def test_injected_hyperparams_take_effect(name):
     factory, options, static, _ = TABLE[name]
     constant = {"learning_rate": 0.1} if "learning_rate" in options else {}
     injected, params = optax.inject_hyperparams(factory, static_args=static)(**{**options, **constant}), tree_of(0)
     state = injected.init(params)
     before, _ = injected.update(tree_of(100), state, params)
-    keys = {"trust_ratio": "trust_coefficient", "lamb_moments": "eps", "lars_momentum": "momentum", "clip": "max_norm"}
-    key = keys.get(name, "learning_rate")
+    key = INJECTED.get(name, "learning_rate")
     state.hyperparams[key] = state.hyperparams[key] * 0.5
     after, _ = injected.update(tree_of(100), state, params)
     assert not np.allclose(before["first"]["kernel"], after["first"]["kernel"], rtol=1e-4)
@@ -202,6 +293,45 @@ def test_multi_steps_equals_one_update_with_the_mean_gradient(name):
     assert_close(state.inner_opt_state, plain_state, 2e-6)
 
 
+def test_injected_hyperparams_of_the_passive_ones_are_read():
+    injected, params = optax.inject_hyperparams(lbopt.track_ema)(decay=0.9, ramp=False), tree_of(0)
+    state = injected.init(params)
+    state.hyperparams["decay"] = jnp.asarray(0.0)
+    _, state = injected.update(tree_of(100), state, params)
+    assert_close(lbopt.ema_params(state), optax.apply_updates(params, tree_of(100)), 1e-6)
+    injected = optax.inject_hyperparams(lbopt.skip_bad_updates)(optax.sgd(0.1), spike_factor=5.0, warmup_updates=0)
+    _, state = injected.update(tree_of(100), injected.init(params), params)
+    for factor, skipped in ((5.0, 0), (0.01, 1)):
+        state.hyperparams["spike_factor"] = jnp.asarray(factor)
+        _, after = injected.update(tree_of(101), state, params)
+        assert after.inner_state.skipped_spikes == skipped
+
+
+SCHEDULE_FREE = [name for name in TABLE if name.startswith(("lamb", "lars", "lans", "larc")) and name != "lamb_moments"]
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULE_FREE if name != "lars_momentum"])
+def test_schedule_free_runs_on_it_under_jit(name):
+    params = tree_of(0)
+    tx = optax.contrib.schedule_free(make(name), learning_rate=0.1, b1=0.9)
+    eager, jitted = (
+        optax.contrib.schedule_free_eval_params(run(tx, params, update=update)[1], params)
+        for update in (None, jax.jit(tx.update))
+    )
+    assert kinds(jitted) == kinds(params)
+    assert_close(jitted, eager, 1e-5)
+    assert any(np.any(leaf != p) for leaf, p in zip(jax.tree.leaves(jitted), jax.tree.leaves(params), strict=True))
+
+
+def test_schedule_free_with_ours_equals_schedule_free_with_optax():
+    params = tree_of(0)
+    ours, theirs = (
+        run(optax.contrib.schedule_free(base, learning_rate=0.1, b1=0.9), params)[0]
+        for base in (lbopt.lamb(0.1, weight_decay=0.1, variant="optax"), optax.lamb(0.1, weight_decay=0.1))
+    )
+    assert_close(ours, theirs, 2e-5)
+
+
 @each
 def test_multi_transform_equals_the_transform_on_its_group(name):
     tx, params = make(name), tree_of(0)
@@ -214,7 +344,7 @@ def test_multi_transform_equals_the_transform_on_its_group(name):
     assert all(not np.any(leaf) for key in ("norm", "last", "gain") for leaf in jax.tree.leaves(updates[key]))
 
 
-@each
+@pytest.mark.parametrize("name", [name for name in TABLE if name != "skip"])  # which skips it before optax can
 def test_apply_if_finite_skips_a_bad_update_and_no_other(name):
     tx, params = make(name), tree_of(0)
     guarded = optax.apply_if_finite(tx, max_consecutive_errors=3)

@@ -9,16 +9,22 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import lbopt
-from lbopt.transforms.clipping import clip_by_global_norm
 
 MAKE = {
     "trust_ratio": functools.partial(lbopt.scale_by_layerwise_trust_ratio, weight_decay=0.1),
     "lamb_moments": lbopt.scale_by_lamb_moments,
     "lars_momentum": lbopt.scale_by_lars_momentum,
-    "clip": functools.partial(clip_by_global_norm, 1.0),
+    "clip": functools.partial(lbopt.clip_by_global_norm, 1.0),
     "learning_rate": functools.partial(lbopt.scale_by_learning_rate, 0.1),
     "lamb": functools.partial(lbopt.lamb, 0.1, weight_decay=0.1, max_grad_norm=1.0),
     "lars": functools.partial(lbopt.lars, 0.1, weight_decay=0.1),
+    "lars_outside": functools.partial(lbopt.lars, 0.1, weight_decay=0.1, variant="nus"),
+    "lars_flax": functools.partial(lbopt.lars, 0.1, variant="flax"),
+    "lans": functools.partial(lbopt.lans, 0.1, weight_decay=0.1),
+    "normalize": lbopt.normalize_gradients,
+    "skip": functools.partial(lbopt.skip_bad_updates, lbopt.lamb(0.1), spike_factor=5.0),
+    "ema": functools.partial(lbopt.track_ema, 0.9),
+    "monitor": lbopt.monitor_layers,
 }
 SPECS = {"replicated": {"kernel": P(), "bias": P()}, "sharded": {"kernel": P(None, "x"), "bias": P("x")}}
 

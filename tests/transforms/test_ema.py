@@ -1,0 +1,76 @@
+"""The average of the parameters against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+
+
+def run(tx, params, steps=30):
+    state, path = tx.init(params), []
+    update = jax.jit(tx.update)
+    for step in range(steps):
+        updates, state = update({"w": jnp.full_like(params["w"], np.sin(step))}, state, params)
+        params = optax.apply_updates(params, updates)
+        path.append(params)
+    return state, path
+
+
+@pytest.mark.parametrize(("decay", "ramp"), [(0.9999, True), (0.5, True), (0.9, False), (0.0, False)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_average_of_the_parameters_after_each_update(decay, ramp, dtype):
+    start = {"w": jnp.asarray([1.0, -2.0, 3.0], dtype)}
+    state, path = run(optax.chain(optax.sgd(0.1), lbopt.track_ema(decay, ramp)), start)
+    expected = np.asarray(start["w"], np.float64)
+    for t, params in enumerate(path):
+        d = min(decay, (1 + t) / (10 + t)) if ramp else decay
+        expected = d * expected + (1 - d) * np.asarray(params["w"], np.float64)
+    average = lbopt.ema_params(state)["w"]
+    assert average.dtype == jnp.float32
+    assert np.allclose(average, expected, rtol=2e-6)
+    assert lbopt.ema_params(state, like=start)["w"].dtype == dtype
+
+
+def test_updates_pass_and_the_first_parameters_are_copied():
+    params = {"w": jnp.ones(3)}
+    tx = lbopt.track_ema(0.9)
+    state = tx.init(params)
+    assert state.ema["w"].unsafe_buffer_pointer() != params["w"].unsafe_buffer_pointer()
+    updates, _ = tx.update({"w": jnp.full(3, 2.0)}, state, params)
+    assert np.array_equal(updates["w"], np.full(3, 2.0))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda tx: tx,
+        lambda tx: optax.chain(lbopt.lamb(0.1, variant="optax"), tx),
+        lambda tx: optax.MultiSteps(optax.chain(optax.sgd(0.1), tx), 2),
+        lambda tx: lbopt.skip_bad_updates(optax.chain(optax.sgd(0.1), tx)),
+        lambda tx: optax.apply_if_finite(tx, 2),
+    ],
+)
+def test_found_under_wrappers(wrap):
+    params = {"w": jnp.ones(3)}
+    assert np.array_equal(lbopt.ema_params(wrap(lbopt.track_ema(0.9)).init(params))["w"], np.ones(3))
+
+
+def test_none_or_two_averages():
+    params = {"w": jnp.ones(3)}
+    with pytest.raises(ValueError, match=r"holds 0 averages .*put one lbopt.track_ema last"):
+        lbopt.ema_params(optax.sgd(0.1).init(params))
+    with pytest.raises(ValueError, match="holds 2 averages"):
+        lbopt.ema_params(optax.chain(lbopt.track_ema(), lbopt.track_ema()).init(params))
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"decay = 1\.0"):
+        lbopt.track_ema(1.0)
+    with pytest.raises(ValueError, match="ema_dtype = 'int32': give a floating-point dtype"):
+        lbopt.track_ema(ema_dtype="int32")
+    tx = lbopt.track_ema()
+    with pytest.raises(ValueError, match="track_ema needs the parameters"):
+        tx.update({"w": jnp.ones(1)}, tx.init({"w": jnp.ones(1)}))
