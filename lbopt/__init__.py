@@ -6,6 +6,14 @@ from lbopt.models.norm import BatchNorm
 from lbopt.parallel.mesh import make_mesh
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import make_eval_step, make_train_step
+from lbopt.schedules.plan import scaling_plan
+from lbopt.schedules.published import (
+    albert_schedule,
+    exponential_schedule,
+    mixed_batch_schedule,
+    mlperf_schedule,
+    step_schedule,
+)
 from lbopt.schedules.scaling import scale_learning_rate
 from lbopt.schedules.warmup import legw_schedule, warmup_schedule
 from lbopt.stacks import stacked_from_metadata, stacked_paths
@@ -28,12 +36,14 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchNorm",
     "TrainState",
+    "albert_schedule",
     "clip_by_global_norm",
     "describe",
     "ema_params",
     "evaluate",
     "exclude_paths",
     "exclude_roles",
+    "exponential_schedule",
     "lamb",
     "lans",
     "lars",
@@ -41,6 +51,8 @@ __all__ = [
     "make_eval_step",
     "make_mesh",
     "make_train_step",
+    "mixed_batch_schedule",
+    "mlperf_schedule",
     "monitor_layers",
     "normalize_gradients",
     "optimizer_metrics",
@@ -50,11 +62,13 @@ __all__ = [
     "scale_by_layerwise_trust_ratio",
     "scale_by_learning_rate",
     "scale_learning_rate",
+    "scaling_plan",
     "select_paths",
     "select_roles",
     "skip_bad_updates",
     "stacked_from_metadata",
     "stacked_paths",
+    "step_schedule",
     "summarize_masks",
     "track_ema",
     "warmup_schedule",

@@ -19,7 +19,8 @@ WARMUP_RULES = ("epochs", "legw", "none")
 LARGEST = 2**31
 WIDEST = 2**14
 """A wider layer is a slip of the keyboard: its kernels alone would not fit this machine or the next."""
-DECAYS = ("constant", "cosine", "polynomial")
+DECAYS = ("constant", "cosine", "exponential", "polynomial", "step")
+DECAY_ORIGINS = ("start", "warmup_end")
 
 
 @dataclasses.dataclass
@@ -107,10 +108,17 @@ class ScheduleConfig:
       warmup_rule: "legw" (base_warmup_epochs * batch / base batch epochs, so a constant number of steps), "epochs"
         (base_warmup_epochs at every batch) or "none".
       base_warmup_epochs: warmup at the base batch.
-      decay: "polynomial", "cosine" or "constant", from the end of warmup to the end of the run.
+      decay: "polynomial", "cosine" or "constant", from the end of warmup to the end of the run; "exponential" or "step",
+        in stairs.
       power: of the polynomial.
-      end_factor: what is left of the peak at the end.
+      end_factor: what is left of the peak at the end (polynomial, cosine).
       first_step: the number of the first update, 0 (learning rate 0 there) or 1.
+      warmup_power: exponent of the ramp.
+      start_step: where the ramp begins, also below 0.
+      decay_from: "warmup_end", or "start": the decay counts from step 0, so the rate jumps at the end of warmup.
+      end_learning_rate: the rate at the end, instead of `end_factor`.
+      decay_rate: factor of a stair (exponential, step).
+      stair_epochs: exponential: one number, the epochs between two stairs; step: the epochs at which stairs are.
     """
 
     base_learning_rate: float = 0.01
@@ -122,6 +130,12 @@ class ScheduleConfig:
     power: float = 1.0
     end_factor: float = 0.0
     first_step: int = 1
+    warmup_power: float = 1.0
+    start_step: int = 0
+    decay_from: str = "warmup_end"
+    end_learning_rate: float | None = None
+    decay_rate: float = 0.97
+    stair_epochs: tuple[float, ...] = (2.4,)
 
 
 @dataclasses.dataclass
@@ -265,6 +279,31 @@ def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:
     require(0 < schedule.power < math.inf, f"{prefix}.power", schedule.power, "give a number > 0")
     require(0 <= schedule.end_factor <= 1, f"{prefix}.end_factor", schedule.end_factor, "give a number in [0, 1]")
     require(schedule.first_step in (0, 1), f"{prefix}.first_step", schedule.first_step, "use 0 or 1")
+    require(0 < schedule.warmup_power < math.inf, f"{prefix}.warmup_power", schedule.warmup_power, "give a number > 0")
+    require(abs(schedule.start_step) < LARGEST, f"{prefix}.start_step", schedule.start_step, "give a step below 2^31")
+    require_choice(f"{prefix}.decay_from", schedule.decay_from, DECAY_ORIGINS)
+    _validate_end(schedule, prefix)
+
+
+def _validate_end(schedule: ScheduleConfig, prefix: str) -> None:
+    stairs, rate = schedule.stair_epochs, schedule.decay_rate
+    require(0 < rate <= 1, f"{prefix}.decay_rate", rate, "give a number in (0, 1]")
+    require(
+        len(stairs) > 0 and list(stairs) == sorted(stairs) and stairs[0] > 0 and stairs[-1] < LARGEST,
+        f"{prefix}.stair_epochs",
+        stairs,
+        "give ascending epochs > 0",
+    )
+    if schedule.decay == "exponential":
+        require(len(stairs) == 1, f"{prefix}.stair_epochs", stairs, "give one number for an exponential decay")
+    if schedule.end_learning_rate is not None:
+        _at_least(f"{prefix}.end_learning_rate", schedule.end_learning_rate, 0)
+        require(
+            schedule.end_factor == 0 and schedule.decay in ("polynomial", "cosine"),
+            f"{prefix}.end_learning_rate",
+            schedule.end_learning_rate,
+            "only for a polynomial or cosine decay, and not beside end_factor",
+        )
 
 
 def _validate_parallel(parallel: ParallelConfig) -> None:

@@ -35,9 +35,7 @@ def build(config: TrainConfig) -> Run:
     meshes.check_divisible(size, mesh, config.parallel.num_microsteps)
     problems.check_batch_norm(config.model, mesh.size, size // config.parallel.num_microsteps)
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs)
-    schedule = schedules.make_schedule(
-        config.schedule, resolved.learning_rate, resolved.warmup_steps, resolved.num_steps
-    )
+    schedule = schedules.make_schedule(config.schedule, resolved)
     tx = optimizers.make_optimizer(config.optimizer, schedule)
     backend = config.parallel.backend
     eval_step = steps.make_eval_step(problem.metric_fn, mesh, backend)  # type: ignore[arg-type]

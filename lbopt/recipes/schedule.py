@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import optax
 
 from lbopt.config.train import LARGEST, ScheduleConfig
 from lbopt.errors import UserError
-from lbopt.schedules import scaling, units, warmup
+from lbopt.schedules import decay as decays, plan, units, warmup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +21,13 @@ class Resolved:
       learning_rate: the peak.
       warmup_steps: optimizer steps of warmup.
       num_steps: optimizer steps of the whole run.
+      steps_per_epoch: optimizer steps of one epoch, not rounded.
     """
 
     learning_rate: float
     warmup_steps: int
     num_steps: int
+    steps_per_epoch: float
 
 
 def resolve(
@@ -35,37 +38,57 @@ def resolve(
     Raises:
       UserError: if the warmup does not end before training does.
     """
-    here = units.Units(num_examples, global_batch_size)
-    rate = scaling.scale_learning_rate(
+    scaled = plan.scale_unchecked(
+        global_batch_size,
         config.base_learning_rate,
         config.base_batch_size,
-        global_batch_size,
+        config.base_warmup_epochs,
+        num_examples,
+        num_epochs,
         config.scaling_rule,  # type: ignore[arg-type]
+        config.warmup_rule,  # type: ignore[arg-type]
     )
+    rate, warmup_steps, num_steps = scaled.learning_rate, scaled.warmup_steps, scaled.total_steps
     if not rate < LARGEST:
         raise UserError(
             f"{field}.base_learning_rate = {config.base_learning_rate!r}: scaled to batch {global_batch_size} it is {rate!r}; use a smaller one"
         )
-    warmup_steps = {
-        "legw": units.Units(num_examples, config.base_batch_size).warmup_steps(config.base_warmup_epochs),
-        "epochs": here.warmup_steps(config.base_warmup_epochs),
-        "none": 0,
-    }[config.warmup_rule]
-    num_steps = here.steps(num_epochs)
     if num_steps >= LARGEST:
         raise UserError(f"config.num_epochs = {num_epochs!r}: that is {num_steps} steps; train for fewer than 2^31")
-    if warmup_steps >= num_steps:
+    if config.start_step + warmup_steps >= num_steps:
         raise UserError(
             f"{field}.base_warmup_epochs = {config.base_warmup_epochs!r}: {warmup_steps} warmup steps (rule {config.warmup_rule!r}) do not end before the "
             f"{num_steps} steps of training at batch {global_batch_size}; warm up for less, or raise num_epochs"
         )
-    return Resolved(rate, warmup_steps, num_steps)
+    return Resolved(rate, warmup_steps, num_steps, units.Units(num_examples, global_batch_size).exact_steps(1))
 
 
 def make_schedule(
-    config: ScheduleConfig, learning_rate: float | jax.Array, warmup_steps: int | jax.Array, num_steps: int
+    config: ScheduleConfig,
+    resolved: Resolved,
+    learning_rate: float | jax.Array | None = None,
+    warmup_steps: float | jax.Array | None = None,
 ) -> optax.Schedule:
-    """Build the schedule; rate and warmup may be traced."""
+    """Build the schedule; rate and warmup may be given instead of the resolved ones, also traced."""
+    decay = {"exponential": _stairs, "step": _steps}.get(config.decay)
     return warmup.warmup_schedule(
-        learning_rate, warmup_steps, num_steps, config.decay, config.power, config.end_factor, config.first_step
+        resolved.learning_rate if learning_rate is None else learning_rate,
+        resolved.warmup_steps if warmup_steps is None else warmup_steps,
+        resolved.num_steps,
+        config.decay if decay is None else decay(config, resolved.steps_per_epoch),
+        config.power,
+        config.end_factor,
+        config.first_step,
+        warmup_power=config.warmup_power,
+        start_step=config.start_step,
+        decay_from=config.decay_from,  # type: ignore[arg-type]
+        end_learning_rate=config.end_learning_rate,
     )
+
+
+def _stairs(config: ScheduleConfig, steps_per_epoch: float) -> Any:
+    return decays.exponential_factor(config.decay_rate, config.stair_epochs[0] * steps_per_epoch)
+
+
+def _steps(config: ScheduleConfig, steps_per_epoch: float) -> Any:
+    return decays.step_factor(config.decay_rate, tuple(epoch * steps_per_epoch for epoch in config.stair_epochs))

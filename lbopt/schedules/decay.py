@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 DecayFn = Callable[[jax.Array], jax.Array]
-"""Progress after warmup, in [0, 1] -> factor of the peak learning rate."""
+"""Progress after warmup, in [0, 1] -> factor of the peak learning rate; `exponential_factor` and `step_factor` take steps."""
 
 DECAYS = ("polynomial", "cosine", "constant")
 
@@ -50,3 +50,40 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
         return end_factor + (1 - end_factor) * shape
 
     return factor
+
+
+def exponential_factor(decay_rate: float, steps_per_decay: float, staircase: bool = True) -> DecayFn:
+    """Return steps -> decay_rate^(steps / steps_per_decay), in stairs or smooth.
+
+    >>> [float(exponential_factor(0.5, 2.5)(t)) for t in (0, 2, 3, 5)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+    if not 0 < steps_per_decay < math.inf:
+        raise ValueError(f"steps_per_decay = {steps_per_decay!r}: give a finite number > 0")
+    if not 0 < decay_rate <= 1:
+        raise ValueError(f"decay_rate = {decay_rate!r}: give a number in (0, 1]")
+
+    def factor(steps: jax.Array) -> jax.Array:
+        # A hair above the quotient: in fp32 a whole number of stairs may come out just below it.
+        flights = jnp.asarray(steps, jnp.float32) / steps_per_decay
+        return decay_rate ** (jnp.floor(flights + 1e-6 * (1 + flights)) if staircase else flights)
+
+    return factor
+
+
+def step_factor(factor: float, boundaries: tuple[float, ...]) -> DecayFn:
+    """Return steps -> factor^(number of boundaries passed).
+
+    >>> [round(float(step_factor(0.1, (2, 4))(t)), 4) for t in range(6)]
+    [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    """
+    if not boundaries or list(boundaries) != sorted(boundaries) or boundaries[0] < 0:
+        raise ValueError(f"boundaries = {boundaries!r}: give one or more ascending steps >= 0")
+    if not 0 < factor <= 1:
+        raise ValueError(f"factor = {factor!r}: give a number in (0, 1]")
+
+    def passed(steps: jax.Array) -> jax.Array:
+        count = sum((jnp.asarray(steps) >= boundary).astype(jnp.float32) for boundary in boundaries)
+        return jnp.asarray(factor, jnp.float32) ** count
+
+    return passed

@@ -70,7 +70,7 @@ def make_trial_fn(
 
     def run(examples: dict[str, jax.Array], arguments: Arguments) -> Outcome:
         schedule = schedules.make_schedule(
-            cell.arm.schedule, arguments.learning_rate, arguments.warmup_steps, cell.resolved.num_steps
+            cell.arm.schedule, cell.resolved, arguments.learning_rate, arguments.warmup_steps
         )
         tx = optimizers.make_optimizer(cell.arm.optimizer, schedule, arguments.weight_decay)
         step = step_fn(problem.loss_fn, tx, config.train.parallel.num_microsteps)

@@ -156,7 +156,7 @@ _GROUPS: dict[type, Callable[[Any], list[Group]]] = {
 
 
 def _per_layer(kind: str, values: types.PyTree) -> Group:
-    group = {}
+    group: Group = {}
     for path, value in jax.tree_util.tree_leaves_with_path(values):
         name = f"{kind}/{tree.path_name(path)}"
         layers = value.reshape(-1)

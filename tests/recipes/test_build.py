@@ -48,7 +48,7 @@ def closed_form(schedule, batch_size, num_epochs):
 
 def check_rates(schedule, batch_size, num_epochs):
     resolved = schedules.resolve(schedule, batch_size, NUM_EXAMPLES, num_epochs)
-    built = schedules.make_schedule(schedule, resolved.learning_rate, resolved.warmup_steps, resolved.num_steps)
+    built = schedules.make_schedule(schedule, resolved)
     values = np.asarray(jax.vmap(built)(np.arange(resolved.num_steps)))
     peak, warmup, steps = closed_form(schedule, batch_size, num_epochs)
     assert (resolved.warmup_steps, resolved.num_steps) == (warmup, steps)

@@ -9,7 +9,7 @@ import pytest
 
 from lbopt.cli.arguments import call_get_config
 from lbopt.config import ModelConfig, ScheduleConfig
-from lbopt.config.train import DataConfig
+from lbopt.config.train import DataConfig, validate_schedule
 from lbopt.recipes import build, schedule as schedules
 from lbopt.recipes.problem import make_problem
 
@@ -109,7 +109,41 @@ FALLS = {
 @pytest.mark.parametrize("first_step", [0, 1])
 def test_the_decay_that_is_asked_for(decay, power, end_factor, first_step):
     config = ScheduleConfig(decay=decay, power=power, end_factor=end_factor, first_step=first_step)
-    schedule = schedules.make_schedule(config, 2.0, 10, 50)
+    schedule = schedules.make_schedule(config, schedules.Resolved(2.0, 10, 50, 12.5))
     for count in (10, 30, 49):
         x = (count + first_step - 10) / (50 + first_step - 10)
         assert float(schedule(count)) == pytest.approx(2.0 * FALLS[decay, power, end_factor](x), rel=1e-5)
+
+
+# case -> (fields, count -> rate), with 12.5 steps per epoch, 10 steps of warmup, 50 steps and a peak of 2
+FORMS = {
+    "jump": ({"decay_from": "start", "first_step": 0}, lambda t: 2 * (1 - t / 50)),
+    "end": ({"end_learning_rate": 0.5, "first_step": 0}, lambda t: 0.5 + 1.5 * (1 - (t - 10) / 40)),
+    "stairs": (
+        {"decay": "exponential", "decay_rate": 0.5, "stair_epochs": (0.8,), "decay_from": "start", "first_step": 0},
+        lambda t: 2 * 0.5 ** (t // 10),
+    ),
+    "steps": (
+        {"decay": "step", "decay_rate": 0.1, "stair_epochs": (2.0, 3.2), "decay_from": "start", "first_step": 0},
+        lambda t: 2 * 0.1 ** ((t >= 25) + (t >= 40)),
+    ),
+    "start": ({"start_step": -4, "first_step": 0}, lambda t: 2 * (1 - (t - 6) / 44)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_the_schedule_that_is_asked_for(form):
+    fields, after = FORMS[form]
+    config = ScheduleConfig(**fields)
+    validate_schedule(config, "config.schedule")
+    schedule = schedules.make_schedule(config, schedules.Resolved(2.0, 10, 50, 12.5))
+    for count in (10, 24, 25, 39, 40, 49):
+        assert float(schedule(count)) == pytest.approx(after(count), rel=1e-5), count
+    assert float(schedule(4)) == pytest.approx(2 * (0.8 if form == "start" else 0.4), rel=1e-5)
+
+
+def test_the_power_of_the_ramp():
+    schedule = schedules.make_schedule(
+        ScheduleConfig(warmup_power=2.0, first_step=0), schedules.Resolved(2.0, 10, 50, 12.5)
+    )
+    assert float(schedule(5)) == pytest.approx(0.5)

@@ -1,5 +1,6 @@
 """metrics.jsonl and the TensorBoard event files: the same scalars, under names that do not change."""
 
+import dataclasses
 import json
 import struct
 
@@ -76,7 +77,7 @@ def test_lines_come_at_the_cadence_and_at_the_end(train, tmp_path):
 def test_the_rate_logged_is_the_rate_of_the_step(lines, config_of):
     config = config_of()
     resolved = schedules.resolve(config.schedule, 64, 1024, config.num_epochs)
-    schedule = schedules.make_schedule(config.schedule, resolved.learning_rate, resolved.warmup_steps, 20)
+    schedule = schedules.make_schedule(config.schedule, dataclasses.replace(resolved, num_steps=20))
     expected = [float(schedule(step)) for step in range(20)]
     np.testing.assert_allclose([line["train/learning_rate"] for line in lines], expected, rtol=1e-6)
     assert expected[3] == pytest.approx(0.02)  # 0.25 epochs of warmup at batch 64 are 4 steps

@@ -1,0 +1,182 @@
+"""The schedules of published code against their formulas in float64, at every step of a run."""
+
+import math
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+
+NUM_EXAMPLES = 1_281_167
+
+
+def table(schedule, steps):
+    return np.asarray(jax.jit(jax.vmap(schedule))(np.arange(steps)), np.float64)
+
+
+def assert_rates(schedule, formula, steps, peak):
+    expected = np.array([formula(t) for t in range(steps)])
+    assert np.max(np.abs(table(schedule, steps) - expected)) <= 2e-6 * peak
+
+
+# batch, base rate, warmup epochs, epochs: MLPerf v0.7's JAX ResNet-50, whose epochs are rounded up to loops of 4
+MLPERF = [(32768, 29.0, 18, 64, 2512), (65536, 23.080977304670448, 33, 92, 1817)]
+
+
+@pytest.mark.parametrize(("batch", "base", "warmup_epochs", "epochs", "steps"), MLPERF)
+def test_mlperf_resnet50(batch, base, warmup_epochs, epochs, steps):
+    per_epoch = math.ceil(4 * NUM_EXAMPLES / batch) / 4
+    warm, train = warmup_epochs * per_epoch, round(epochs * per_epoch)
+    assert train == steps
+
+    def formula(t):
+        if t <= warm:
+            return base * t / warm
+        return 1e-4 + (base - 1e-4) * (1 - (t - warm) / (train - warm + 1)) ** 2
+
+    schedule = lbopt.mlperf_schedule(base, warm, train)
+    assert_rates(schedule, formula, train, base)
+    assert schedule(0) == 0
+    assert math.isclose(schedule(train - 1), formula(train - 1), rel_tol=1e-4)
+    if batch == 65536:
+        assert train - warm + 1 == 1166.25
+
+
+def test_efficientnet_ends_at_a_tenth_and_not_at_a_tenth_of_the_peak():
+    schedule = lbopt.mlperf_schedule(15.1, 100, 700, end_learning_rate=0.1)
+    assert math.isclose(schedule(701), 0.1, rel_tol=1e-5)
+    assert math.isclose(schedule(400), 0.1 + 15.0 * (1 - 300 / 601) ** 2, rel_tol=1e-5)
+
+
+def test_mlperf_bert_climbs_from_a_negative_step_and_jumps():
+    base, warm, start, total = 2.88293e-3, 287, -76, 560
+
+    def formula(t):
+        return base * (t - start) / warm if t - start < warm else base * (1 - t / total)
+
+    schedule = lbopt.albert_schedule(base, warm, total, start)
+    assert_rates(schedule, formula, total, base)
+    rates = table(schedule, total)
+    assert math.isclose(rates[0], base * 76 / 287, rel_tol=1e-6)
+    assert np.argmax(rates) == 210  # base itself would be reached at step 211 ...
+    assert math.isclose(rates[211], base * (1 - 211 / 560), rel_tol=1e-5)  # ... where the rate drops to 0.623 of it
+    assert math.isclose(rates[211] / base, 0.623, abs_tol=5e-4)
+
+
+def test_mlperf_bert_v1_is_a_pure_decay():
+    schedule = lbopt.albert_schedule(2.9293e-3, 0, 700, -700)
+    assert_rates(schedule, lambda t: 2.9293e-3 * (1 - t / 700), 700, 2.9293e-3)
+
+
+def test_without_the_jump_the_decay_begins_at_the_peak():
+    jump, smooth = (lbopt.warmup_schedule(1.0, 200, 1000, decay_from=origin) for origin in ("start", "warmup_end"))
+    assert table(jump, 1000)[200] == pytest.approx(0.8, rel=1e-6)
+    assert table(smooth, 1000)[200] == 1.0
+    assert np.array_equal(table(jump, 200), table(smooth, 200))
+
+
+@pytest.mark.parametrize("staircase", [True, False])
+def test_efficientnet_rmsprop_staircase(staircase):
+    per_epoch = NUM_EXAMPLES / 4096
+    warm = 5 * per_epoch
+    schedule = lbopt.exponential_schedule(0.256, 2.4 * per_epoch, 10_000, 0.97, warm, staircase)
+
+    def formula(t):
+        stairs = t / (2.4 * per_epoch)
+        return 0.256 * (t / warm if t < warm else 0.97 ** (math.floor(stairs) if staircase else stairs))
+
+    assert_rates(schedule, formula, 10_000, 0.256)
+
+
+def test_whole_numbers_of_stairs_are_not_missed_by_rounding():
+    for steps_per_decay in (3, 7, 0.1 * 30, 1000 / 3):
+        schedule = lbopt.exponential_schedule(1.0, steps_per_decay, 100_000, 0.5)
+        for stair in (1, 2, 9, 30):
+            step = math.ceil(stair * steps_per_decay - 1e-9)
+            assert float(schedule(step)) == 0.5**stair, (steps_per_decay, stair)
+            assert float(schedule(step - 1)) == 0.5 ** (stair - 1), (steps_per_decay, stair)
+
+
+def test_steps_of_goyal():
+    schedule = lbopt.step_schedule(3.2, (4800, 9600, 12800), 14_400, 0.1, warmup_steps=800)
+
+    def formula(t):
+        return 3.2 * t / 800 if t < 800 else 3.2 * 0.1 ** sum(t >= boundary for boundary in (4800, 9600, 12800))
+
+    assert_rates(schedule, formula, 14_400, 3.2)
+
+
+def test_quadratic_ramp_from_a_rate_that_is_not_zero():
+    schedule = lbopt.warmup_schedule(9.0, 100, 1000, power=2.0, warmup_power=2.0, warmup_from=1.0)
+
+    def formula(t):
+        return 1 + 8 * (t / 100) ** 2 if t < 100 else 9 * (1 - (t - 100) / 900) ** 2
+
+    assert_rates(schedule, formula, 1000, 9.0)
+
+
+def test_mixed_batch_bert_climbs_from_zero_again():
+    """Phases of NVIDIA's 64K/32K run: DeepLearningExamples, pretrain_config.sh."""
+    first = lbopt.warmup_schedule(6e-3, 2000, 7038)
+    second = lbopt.warmup_schedule(4e-3, 200, 1563)
+    rates = table(lbopt.mixed_batch_schedule((first, 7038), (second, 1563)), 7038 + 1563)
+    assert np.array_equal(rates, np.concatenate([table(first, 7038), table(second, 1563)]))
+    assert rates[7037] > 0
+    assert rates[7038] == 0
+    assert math.isclose(rates[7238], 4e-3, rel_tol=1e-6)
+
+
+def test_any_optax_schedule_may_be_the_decay():
+    cosine = optax.cosine_decay_schedule(1.0, 90)
+    ours = lbopt.warmup_schedule(0.5, 10, 100, decay=cosine)
+    theirs = optax.warmup_cosine_decay_schedule(0.0, 0.5, 10, 100)
+    assert np.allclose(table(ours, 100), table(theirs, 100), rtol=1e-5, atol=1e-7)
+    named = lbopt.warmup_schedule(0.5, 10, 100, decay="cosine")
+    assert np.allclose(table(named, 100), table(theirs, 100), rtol=1e-5, atol=1e-7)
+
+
+def test_polynomial_equals_optax():
+    ours = lbopt.warmup_schedule(0.7, 0, 50, power=3.0, end_learning_rate=0.1)
+    theirs = optax.polynomial_schedule(0.7, 0.1, 3.0, 50)
+    assert np.allclose(table(ours, 60), table(theirs, 60), rtol=1e-5)
+
+
+GOOD = {"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: lbopt.warmup_schedule(**GOOD, start_step=15),
+            "warmup_steps = 5 from step 15 of 20 steps: warmup must end",
+        ),
+        (lambda: lbopt.warmup_schedule(**GOOD, warmup_power=0.0), r"warmup_power = 0\.0"),
+        (lambda: lbopt.warmup_schedule(**GOOD, warmup_from=-1.0), r"warmup_from = -1\.0"),
+        (lambda: lbopt.warmup_schedule(**GOOD, decay_from="end"), "decay_from = 'end': use one of warmup_end, start"),
+        (lambda: lbopt.warmup_schedule(**GOOD, decay_steps=0), "decay_steps = 0"),
+        (lambda: lbopt.warmup_schedule(**GOOD, end_learning_rate=-1.0), r"end_learning_rate = -1\.0"),
+        (
+            lambda: lbopt.warmup_schedule(**GOOD, end_learning_rate=0.1, end_factor=0.1),
+            r"end_learning_rate = 0\.1 and end_factor = 0\.1: give one of the two",
+        ),
+        (
+            lambda: lbopt.warmup_schedule(**GOOD, end_learning_rate=0.1, decay=optax.constant_schedule(1.0)),
+            "a decay function has an end of its own",
+        ),
+        (lambda: lbopt.mlperf_schedule(1.0, 100, 100), "warmup must end before training does"),
+        (lambda: lbopt.albert_schedule(1.0, 100, 100), "warmup must end before training does"),
+        (lambda: lbopt.exponential_schedule(1.0, 0.0, 100), r"steps_per_decay = 0\.0"),
+        (lambda: lbopt.exponential_schedule(1.0, 5.0, 100, 1.5), r"decay_rate = 1\.5"),
+        (lambda: lbopt.step_schedule(1.0, (5, 3), 100), r"boundaries = \(5, 3\): give one or more ascending steps"),
+        (lambda: lbopt.step_schedule(1.0, (), 100), r"boundaries = \(\)"),
+        (lambda: lbopt.step_schedule(1.0, (5,), 100, 0.0), r"factor = 0\.0"),
+        (lambda: lbopt.mixed_batch_schedule(), r"phases = \(\)"),
+        (lambda: lbopt.mixed_batch_schedule((optax.constant_schedule(1.0), 0)), "a length is 0"),
+    ],
+)
+def test_bad_arguments_are_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
