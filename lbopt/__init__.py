@@ -26,6 +26,7 @@ from lbopt.transforms.lars import lars
 from lbopt.transforms.learning_rate import scale_by_learning_rate
 from lbopt.transforms.moments import scale_by_lamb_moments, scale_by_lars_momentum
 from lbopt.transforms.monitoring import monitor_layers, optimizer_metrics
+from lbopt.transforms.noise_scale import estimate_noise, track_noise_scale
 from lbopt.transforms.normalization import normalize_gradients
 from lbopt.transforms.skipping import skip_bad_updates
 from lbopt.transforms.summary import summarize_masks
@@ -40,6 +41,7 @@ __all__ = [
     "clip_by_global_norm",
     "describe",
     "ema_params",
+    "estimate_noise",
     "evaluate",
     "exclude_paths",
     "exclude_roles",
@@ -71,6 +73,7 @@ __all__ = [
     "step_schedule",
     "summarize_masks",
     "track_ema",
+    "track_noise_scale",
     "warmup_schedule",
     "weights_only",
 ]

@@ -15,8 +15,16 @@ GradientFn = Callable[
 ]
 """(params, model_state, batch, rng) -> (mean gradients, new model_state, metrics)."""
 
+MicrostepHook = Callable[[types.Params], tuple[types.Params, types.Metrics]]
+"""gradients of a microstep -> (gradients, metrics)."""
 
-def make_gradient_fn(loss_fn: types.LossFn, num_microsteps: int = 1, compute_dtype: Any = None) -> GradientFn:
+
+def make_gradient_fn(
+    loss_fn: types.LossFn,
+    num_microsteps: int = 1,
+    compute_dtype: Any = None,
+    each_microstep: MicrostepHook | None = None,
+) -> GradientFn:
     """Build the function that differentiates a loss over one batch.
 
     Args:
@@ -26,6 +34,7 @@ def make_gradient_fn(loss_fn: types.LossFn, num_microsteps: int = 1, compute_dty
         devices and the same on any number of them.
       compute_dtype: cast floating parameters and inputs to this before the loss; None leaves them alone, for models
         that choose for themselves.
+      each_microstep: applied to the gradient of every microstep before it is added up; its metrics join the others.
 
     Returns:
       A `GradientFn`. Gradients have the dtype of the parameters and belong to the mean over the batch; metrics are
@@ -38,6 +47,9 @@ def make_gradient_fn(loss_fn: types.LossFn, num_microsteps: int = 1, compute_dty
 
     def whole(params, model_state, batch, rng):
         grads, (new_model_state, metrics) = jax.grad(objective, has_aux=True)(params, model_state, batch, rng)
+        if each_microstep is not None:
+            grads, of_gradient = each_microstep(grads)
+            metrics = {**metrics, **of_gradient}
         return grads, new_model_state, metrics
 
     def in_parts(params, model_state, batch, rng):

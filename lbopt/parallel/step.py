@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import jax
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from lbopt import replicas, types
-from lbopt.errors import require, require_choice
-from lbopt.parallel import accumulate
+from lbopt.errors import UserError, require, require_choice
+from lbopt.parallel import accumulate, clip as clips
+from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded
 from lbopt.parallel.state import TrainState
 
@@ -26,6 +27,8 @@ def step_fn(
     num_microsteps: int = 1,
     compute_dtype: Any = None,
     axis_name: str | None = None,
+    clip: GradientClip | None = None,
+    measure_noise: bool = False,
 ) -> StepFn:
     """Return the training step as a pure function: gradients, mean over replicas, update.
 
@@ -37,8 +40,12 @@ def step_fn(
       num_microsteps: see `make_gradient_fn`.
       compute_dtype: see `make_gradient_fn`.
       axis_name: the mapped axis over which each call sees one part of the batch; None if it sees all of it.
+      clip: see `make_train_step`.
+      measure_noise: see `make_train_step`.
     """
-    gradient_fn = accumulate.make_gradient_fn(loss_fn, num_microsteps, compute_dtype)
+    hook = clips.make_microstep_hook(clip, measure_noise, axis_name)
+    gradient_fn = accumulate.make_gradient_fn(loss_fn, num_microsteps, compute_dtype, hook)
+    transform = optax.with_extra_args_support(tx)
 
     def step(state: TrainState, batch: types.Batch) -> tuple[TrainState, types.Metrics]:
         key = state.step_key()
@@ -48,7 +55,16 @@ def step_fn(
         if axis_name is not None:
             grads, model_state = jax.lax.pmean((grads, model_state), axis_name)
             metrics = jax.lax.psum(metrics, axis_name)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        extra = {}
+        if measure_noise:
+            total, count = metrics.pop(clips.SMALL_SQUARE)
+            replicated_parts = axis_name is None or (clip is not None and clip.stage == "mean")
+            parts = num_microsteps * (1 if replicated_parts else jax.lax.axis_size(axis_name))
+            extra = {"small_square_norm": total / count, "num_small": parts}
+        if clip is not None and clip.stage == "accumulated":
+            grads, of_gradient = clips.clipped(grads, clip)
+            metrics = {**metrics, **of_gradient}
+        updates, opt_state = transform.update(grads, state.opt_state, state.params, **extra)
         params = optax.apply_updates(state.params, updates)
         return state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state), metrics
 
@@ -92,6 +108,9 @@ def make_train_step(
     num_microsteps: int = 1,
     compute_dtype: Any = None,
     donate: bool = True,
+    max_grad_norm: float | None = None,
+    clip_stage: str = "accumulated",
+    measure_noise: bool = False,
 ) -> Step:
     """Build `step(state, global_batch) -> (state, metrics)`, data-parallel over the mesh.
 
@@ -107,6 +126,14 @@ def make_train_step(
         that choose for themselves. Gradients come back in the parameters' dtype; under "pmap" they are reduced in it,
         under "jit" the compiler places the reduction and may do it before that cast. Parameters, accumulators and optimizer state keep their own dtype.
       donate: reuse the old state's buffers; the state passed in must not be used again.
+      max_grad_norm: clip the global norm of gradients to this; None for no clipping by the step (the optimizer may have a
+        clip of its own, which sees what comes out of here). The norm before the clip is the metric
+        `gradient_norm/<stage>`, averaged over what is clipped.
+      clip_stage: "replica" (each replica's gradient of each microstep, before the mean over replicas), "mean" (each
+        microstep's gradient, after it) or "accumulated" (the step's gradient, after accumulation). With "replica" the
+        "jit" backend maps replicas as "pmap" does.
+      measure_noise: hand the squared norms of the parts' gradients (microsteps, and replicas where they are mapped) to the
+        optimizer, for `lbopt.track_noise_scale`. Without microsteps the "jit" backend maps replicas for it.
 
     Returns:
       A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is replicated under
@@ -118,14 +145,26 @@ def make_train_step(
     """
     require_choice("backend", backend, BACKENDS)
     require(num_microsteps >= 1, "num_microsteps", num_microsteps, "give a number >= 1")
+    clip = None if max_grad_norm is None else GradientClip(max_grad_norm, clip_stage)
+    if measure_noise and num_microsteps * mesh.size == 1:
+        raise UserError(
+            "measure_noise = True: one replica and one microstep make one gradient; use num_microsteps >= 2"
+        )
     donated = (0,) if donate else ()
+    by_replica = (clip is not None and clip.stage == "replica") or (measure_noise and num_microsteps == 1)
+    mapped_axis = DATA_AXIS if backend == "pmap" or by_replica else None
+    pure = step_fn(loss_fn, tx, num_microsteps, compute_dtype, mapped_axis, clip, measure_noise)
     if backend == "pmap":
-        step = _stating(step_fn(loss_fn, tx, num_microsteps, compute_dtype, DATA_AXIS), mesh, DATA_AXIS)
+        step = _stating(pure, mesh, DATA_AXIS)
         mapped = jax.pmap(
             step, DATA_AXIS, in_axes=(None, 0), out_axes=None, devices=list(mesh.devices.flat), donate_argnums=donated
         )
         return Step(mapped, mesh, num_microsteps, _by_replica(mesh))
-    step = _stating(step_fn(loss_fn, tx, num_microsteps, compute_dtype), mesh, None)
+    step = _stating(pure, mesh, mapped_axis)
+    if by_replica:
+        # Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
+        specs = (PartitionSpec(), PartitionSpec(DATA_AXIS))
+        step = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
     inputs = (replicated(mesh), sharded(mesh))
     compiled = jax.jit(step, in_shardings=inputs, out_shardings=replicated(mesh), donate_argnums=donated)
     return Step(compiled, mesh, num_microsteps, _as_it_is)

@@ -1,0 +1,121 @@
+"""What one optimizer update costs, beside optax: HBM traffic, memory and compile time by the TPU compiler; CPU wall time.
+
+The trees have BERT's shapes; parameters, gradients and state are fp32, parameters and state donated. One word is 4 bytes.
+A LAMB in two passes reads g, m, v, w and writes m, v, then reads m, v, w and writes w: 10 words per parameter; LARS 7.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pairs
+import tpu_compiler
+from bert_tree import bert, size_of
+
+import lbopt
+
+LARGE = (24, 1024)
+BASE = (12, 768)
+RATE, DECAY = 1e-3, 0.01
+LAYERS = lbopt.stacked_paths("^layers/")
+# name, ours, the peer in optax, words that ours must not exceed on v3
+MAIN = [
+    ("LAMB", lbopt.lamb(RATE, weight_decay=DECAY), optax.lamb(RATE, weight_decay=DECAY), 10.2),
+    ("LARS", lbopt.lars(RATE, weight_decay=DECAY), optax.lars(RATE, weight_decay=DECAY), 7.2),
+]
+MORE = [
+    ("LAMB, variant optax", lbopt.lamb(RATE, weight_decay=DECAY, variant="optax"), MAIN[0][2], None),
+    ("LARS, variant optax", lbopt.lars(RATE, weight_decay=DECAY, variant="optax"), MAIN[1][2], None),
+    ("LARS, variant nus (ratio outside)", lbopt.lars(RATE, weight_decay=DECAY, variant="nus"), MAIN[1][2], None),
+    (
+        "LAMB, variant albert (clips)",
+        lbopt.lamb(RATE, variant="albert"),
+        optax.chain(optax.clip_by_global_norm(1.0), MAIN[0][2]),
+        None,
+    ),
+    (
+        "LAMB, moments in bf16",
+        lbopt.lamb(RATE, weight_decay=DECAY, mu_dtype="bfloat16", nu_dtype="bfloat16"),
+        MAIN[0][2],
+        None,
+    ),
+    ("LANS", lbopt.lans(RATE, weight_decay=DECAY), None, None),
+]
+STACKED = [
+    ("LAMB, layers stacked", lbopt.lamb(RATE, weight_decay=DECAY, stacked=LAYERS), MAIN[0][2], None),
+    ("LARS, layers stacked", lbopt.lars(RATE, weight_decay=DECAY, stacked=LAYERS), MAIN[1][2], None),
+]
+ROUNDS = 9
+
+
+def run() -> list[dict]:
+    """Return the rows of all tables."""
+    unrolled, stacked = bert(*LARGE), bert(*LARGE, stacked=True)
+    rows = [row for case in MAIN for row in _on_tpu("v3", unrolled, *case, whole=True)]
+    rows += [row for case in MORE for row in _on_tpu("v3", unrolled, *case)]
+    rows += [row for case in STACKED for row in _on_tpu("v3", stacked, *case)]
+    for generation in ("v4", "v5e", "v5p", "v6e"):
+        rows += [row for case in MAIN for row in _on_tpu(generation, unrolled, *case[:3], None)]
+    return rows + [_on_cpu(*case[:3]) for case in MAIN]
+
+
+def _update(tx):
+    def update(params, opt_state, grads):
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    return update
+
+
+def _cost(generation, tree, tx):
+    arguments = (tree, jax.eval_shape(tx.init, tree), tree)
+    return tpu_compiler.compile_for(generation, _update(tx), arguments, donate=(0, 1))
+
+
+def _on_tpu(generation, tree, name, ours, peer, limit, whole=False) -> list[dict]:
+    """Return rows of words, and with `whole` of cycles, temporary memory and compile time."""
+    mine, theirs = _cost(generation, tree, ours), None if peer is None else _cost(generation, tree, peer)
+    size, peer_name = size_of(tree), "optax"
+
+    def row(what, unit, of, limit=None):
+        ours, peer = of(mine), None if theirs is None else of(theirs)
+        ratio = None if not peer else peer / max(ours, 1e-9)
+        return pairs.row(f"{name}: {what}, TPU {generation}", unit, ours, peer, peer and peer_name, ratio, limit)
+
+    rows = [row("HBM traffic", "words/parameter", lambda cost: cost.hbm_bytes / 4 / size, limit)]
+    if whole:
+        rows.append(row("estimate", "Mcycles", lambda cost: cost.cycles / 1e6))
+        rows.append(row("temporaries", "bytes/parameter", lambda cost: cost.temporary_bytes / size))
+        rows.append(_compile_time(generation, tree, name, ours, peer))
+    return rows
+
+
+def _compile_time(generation, tree, name, ours, peer) -> dict:
+    """Return tracing, lowering and compiling, in turn: the first compilation of a process pays for all."""
+    times = {"ours": [], "peer": []}
+    for _ in range(3):
+        for whose, tx in (("peer", peer), ("ours", ours)):
+            jax.clear_caches()
+            times[whose].append(_cost(generation, tree, tx).compile_seconds)
+    mine, theirs = (sorted(values)[1] for values in times.values())
+    leaves = len(jax.tree.leaves(tree))
+    what = f"{name}: compile time, {leaves} leaves, TPU {generation}"
+    return pairs.row(what, "s", mine, theirs, "optax", theirs / mine, 1 / 1.2)
+
+
+def _on_cpu(name, ours, peer) -> dict:
+    """Return updates/s on this machine."""
+    tree = bert(*BASE)
+
+    def walker(tx):
+        params = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.02, leaf.dtype), tree)
+        grads = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 1e-3, leaf.dtype), tree)
+        step = jax.jit(_update(tx), donate_argnums=(0, 1))
+        holder = [(params, tx.init(params))]
+
+        def walk():
+            holder[0] = jax.block_until_ready(step(*holder[0], grads))
+
+        return walk
+
+    seconds, peer_seconds, ratio = pairs.in_turn(walker(ours), walker(peer), ROUNDS, discard=2)
+    return pairs.row(f"{name}: BERT-Base, CPU", "updates/s", 1 / seconds, 1 / peer_seconds, "optax", ratio, 1.0)

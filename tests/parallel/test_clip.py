@@ -1,0 +1,147 @@
+"""Clipping at each stage, and the noise measurement, against gradients taken part by part."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt.errors import UserError
+from lbopt.models import cnn
+
+MAX_NORM = 1.5
+MICROSTEPS, REPLICAS = 2, 4
+
+
+class Perceptron(nn.Module):
+    @nn.compact
+    def __call__(self, images, train):
+        return nn.Dense(10)(nn.tanh(nn.Dense(16)(images.reshape(images.shape[0], -1))))
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)])
+
+
+def gradient(loss_fn, state, batch, examples):
+    part = {name: array[examples] for name, array in batch.items()}
+    grads = jax.grad(lambda params: loss_fn(params, {}, part, jax.random.key(0))[0])(state.params)
+    return flat(grads)
+
+
+def parts_of(size, replicas, microsteps):
+    """Return [replica][microstep] -> examples: replicas hold blocks, a replica deals its examples out like cards."""
+    blocks = np.arange(size).reshape(replicas, -1)
+    return [[block[i::microsteps] for i in range(microsteps)] for block in blocks]
+
+
+def clip(g):
+    return g * min(1.0, MAX_NORM / np.linalg.norm(g))
+
+
+def expected_step(stage, grads):
+    """Return (step gradient, mean norm before the clip) from gradients [replica][microstep]."""
+    grads = np.array(grads)
+    if stage == "replica":
+        return np.mean([clip(g) for row in grads for g in row], 0), np.mean(np.linalg.norm(grads, axis=-1))
+    if stage == "mean":
+        means = grads.mean(0)
+        return np.mean([clip(g) for g in means], 0), np.mean(np.linalg.norm(means, axis=-1))
+    whole = grads.mean((0, 1))
+    return clip(whole), np.linalg.norm(whole)
+
+
+@pytest.fixture(scope="module")
+def start(problem, batches):
+    """Return (loss_fn, host copy of the first state's maker, an uneven batch)."""
+    loss_fn, create = problem(Perceptron())
+    batch = dict(batches[0])
+    scale = np.repeat([0.02, 1.0, 3.0, 10.0], 8).astype(np.float32)  # replicas whose gradients differ in size
+    batch["image"] = batch["image"] * scale.reshape(-1, 1, 1)
+    return loss_fn, create, batch
+
+
+def one_step(loss_fn, state, batch, **options):
+    before = flat(state.params)
+    state, metrics = lbopt.make_train_step(loss_fn, optax.sgd(1.0), lbopt.make_mesh(REPLICAS), **options)(state, batch)
+    return before - flat(jax.block_until_ready(state).params), metrics
+
+
+@pytest.mark.parametrize("microsteps", [1, MICROSTEPS])
+@pytest.mark.parametrize("backend", ["jit", "pmap"])
+@pytest.mark.parametrize("stage", ["replica", "mean", "accumulated"])
+def test_gradient_is_clipped_at_the_stage_that_is_named(stage, backend, microsteps, start):
+    loss_fn, create, batch = start
+    state = create(optax.sgd(1.0))
+    mapped = backend == "pmap" or stage == "replica"
+    examples = parts_of(32, REPLICAS if mapped else 1, microsteps)
+    expected, norm = expected_step(stage, [[gradient(loss_fn, state, batch, part) for part in row] for row in examples])
+    moved, metrics = one_step(
+        loss_fn, state, batch, backend=backend, num_microsteps=microsteps, max_grad_norm=MAX_NORM, clip_stage=stage
+    )
+    assert np.linalg.norm(moved - expected) <= 1e-5 * np.linalg.norm(expected)
+    total, count = metrics[f"gradient_norm/{stage}"]
+    assert np.isclose(total / count, norm, rtol=1e-5)
+
+
+def test_the_stages_differ(start):
+    loss_fn, create, batch = start
+    state = create(optax.sgd(1.0))
+    examples = parts_of(32, REPLICAS, MICROSTEPS)
+    grads = [[gradient(loss_fn, state, batch, part) for part in row] for row in examples]
+    steps = [expected_step(stage, grads)[0] for stage in ("replica", "mean", "accumulated")]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert np.linalg.norm(steps[one] - steps[other]) > 1e-3 * np.linalg.norm(steps[other])
+
+
+def test_a_clip_that_is_not_reached_changes_nothing(start):
+    loss_fn, create, batch = start
+    plain, _ = one_step(loss_fn, create(optax.sgd(1.0)), batch)
+    for stage in ("replica", "mean", "accumulated"):
+        moved, _ = one_step(loss_fn, create(optax.sgd(1.0)), batch, max_grad_norm=1e6, clip_stage=stage)
+        assert np.linalg.norm(moved - plain) <= 1e-6 * np.linalg.norm(plain)
+
+
+def test_batch_norm_over_groups_of_replicas_runs_with_a_clip_per_replica(problem, batches):
+    loss_fn, create = problem(cnn.CNN(widths=(8,), hidden=16, batch_norm_scope="replicas:2"))
+    tx = optax.sgd(0.1)
+    states = []
+    for backend in ("jit", "pmap"):
+        step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), backend, max_grad_norm=0.5, clip_stage="replica")
+        states.append(jax.block_until_ready(step(create(tx), batches[0]))[0])
+    assert np.allclose(flat(states[0].params), flat(states[1].params), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("backend", "microsteps", "parts"),
+    [("jit", 4, 4), ("jit", 1, 4), ("pmap", 1, 4), ("pmap", 2, 8)],
+)
+def test_noise_is_measured_from_the_parts(backend, microsteps, parts, start):
+    loss_fn, create, batch = start
+    tx = optax.chain(lbopt.track_noise_scale(32), optax.sgd(1.0))
+    state = create(tx)
+    mapped = backend == "pmap" or microsteps == 1
+    examples = [part for row in parts_of(32, REPLICAS if mapped else 1, microsteps) for part in row]
+    assert len(examples) == parts
+    small = [gradient(loss_fn, state, batch, part) for part in examples]
+    mean_square, big = np.mean([g @ g for g in small]), np.mean(small, 0) @ np.mean(small, 0)
+    step = lbopt.make_train_step(
+        loss_fn, tx, lbopt.make_mesh(REPLICAS), backend, num_microsteps=microsteps, measure_noise=True
+    )
+    state, metrics = jax.block_until_ready(step(state, batch))
+    noise = state.opt_state[0]
+    assert np.isclose(noise.square_norm, (parts * big - mean_square) / (parts - 1), rtol=1e-4)
+    assert np.isclose(noise.trace, (mean_square - big) * 32 / (parts - 1), rtol=1e-4)
+    assert set(metrics) == {"loss", "accuracy"}
+
+
+def test_refusals(problem):
+    loss_fn, _ = problem(Perceptron())
+    mesh = lbopt.make_mesh(1)
+    with pytest.raises(UserError, match="clip_stage = 'inside': "):
+        lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, max_grad_norm=1.0, clip_stage="inside")
+    with pytest.raises(UserError, match="max_grad_norm = 0"):
+        lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, max_grad_norm=0)
+    with pytest.raises(UserError, match="measure_noise = True: one replica and one microstep"):
+        lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, measure_noise=True)

@@ -1,0 +1,62 @@
+"""The noise scale is unbiased: it finds the signal and the noise of gradients that were made with known ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lbopt
+
+DIM, SIGNAL, NOISE = 40, 0.3, 2.0  # ||G|| = 0.3, tr(Sigma) = 40 * 4 = 160
+
+
+def parts(rng, num_small, size):
+    """Return gradients of equal parts of one batch: the true one plus noise of variance NOISE^2 per example."""
+    true = np.full(DIM, SIGNAL / np.sqrt(DIM))
+    return true + NOISE / np.sqrt(size / num_small) * rng.normal(size=(num_small, DIM))
+
+
+@pytest.mark.parametrize(("num_small", "size"), [(2, 64), (4, 64), (16, 4096)])
+def test_single_estimates_are_right_on_average(num_small, size):
+    rng = np.random.default_rng(1)
+    squares, traces = [], []
+    for _ in range(4000):
+        g = parts(rng, num_small, size)
+        small, big = np.mean(np.sum(g**2, 1)), np.sum(g.mean(0) ** 2)
+        estimate = lbopt.estimate_noise(small, big, num_small, size)
+        squares.append(estimate.square_norm)
+        traces.append(estimate.trace)
+    for values, expected in ((squares, SIGNAL**2), (traces, DIM * NOISE**2)):
+        standard_error = np.std(values) / np.sqrt(len(values))
+        assert abs(np.mean(values) - expected) <= 4 * standard_error
+        assert standard_error <= 0.6 * expected
+
+
+def test_running_means_find_the_noise_scale():
+    rng, size, num_small = np.random.default_rng(2), 16_384, 8
+    tx = lbopt.track_noise_scale(size, decay=0.99)
+    state = tx.init(None)
+    update = jax.jit(lambda g, state, small: tx.update({"w": g}, state, small_square_norm=small, num_small=num_small))
+    for _ in range(400):
+        g = parts(rng, num_small, size)
+        updates, state = update(jnp.float32(g.mean(0)), state, jnp.float32(np.mean(np.sum(g**2, 1))))
+    assert np.array_equal(updates["w"], np.float32(g.mean(0)))
+    expected = DIM * NOISE**2 / SIGNAL**2
+    assert state.noise_scale() == pytest.approx(expected, rel=0.15)
+    assert lbopt.optimizer_metrics(state) == {"noise_scale": state.noise_scale()}
+
+
+def test_no_signal_is_an_infinite_noise_scale():
+    tx = lbopt.track_noise_scale(64)
+    _, state = tx.update({"w": jnp.zeros(3)}, tx.init(None), small_square_norm=jnp.float32(1.0), num_small=2)
+    assert state.noise_scale() == np.inf
+
+
+def test_refusals():
+    tx = lbopt.track_noise_scale(64)
+    with pytest.raises(
+        ValueError, match=r"needs small_square_norm and num_small; make_train_step\(..., measure_noise=True\)"
+    ):
+        tx.update({"w": jnp.zeros(3)}, tx.init(None))
+    with pytest.raises(ValueError, match="global_batch_size = 1"):
+        lbopt.track_noise_scale(1)
