@@ -12,6 +12,7 @@ from lbopt.parallel import mesh as meshes, step as steps
 from lbopt.parallel.state import TrainState, split_seed
 from lbopt.recipes import optimizers, problem as problems, schedule as schedules
 from lbopt.train.run import Cadence, Run
+from lbopt.transforms.ema import ema_params
 
 
 def build(config: TrainConfig) -> Run:
@@ -36,20 +37,43 @@ def build(config: TrainConfig) -> Run:
     problems.check_batch_norm(config.model, mesh.size, size // config.parallel.num_microsteps)
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs)
     schedule = schedules.make_schedule(config.schedule, resolved)
-    tx = optimizers.make_optimizer(config.optimizer, schedule)
+    tx = optimizers.make_optimizer(config.optimizer, schedule, global_batch_size=size)
+    measured = config.optimizer.track_noise_scale
+    require(
+        not measured or mesh.size * config.parallel.num_microsteps > 1,
+        "config.optimizer.track_noise_scale",
+        measured,
+        "it compares gradients of parts of the batch: set config.parallel.num_microsteps to 2 or more",
+    )
     backend = config.parallel.backend
     eval_step = steps.make_eval_step(problem.metric_fn, mesh, backend)  # type: ignore[arg-type]
+
+    stage = config.optimizer.clip_stage
 
     def init() -> TrainState:
         return make_state(problem, tx, config.seed)
 
+    def averaged(state: TrainState) -> TrainState:
+        return state if config.optimizer.ema_decay is None else with_averaged_params(state)
+
     return Run(
         mesh=mesh,
         init=jax.jit(init, out_shardings=meshes.replicated(mesh)),
-        train_step=steps.make_train_step(problem.loss_fn, tx, mesh, backend, config.parallel.num_microsteps),  # type: ignore[arg-type]
+        train_step=steps.make_train_step(
+            problem.loss_fn,
+            tx,
+            mesh,
+            backend,  # type: ignore[arg-type]
+            config.parallel.num_microsteps,
+            max_grad_norm=None if stage in ("accumulated", "none") else optimizers.resolve_clip(config.optimizer),
+            clip_stage=stage,
+            measure_noise=measured,
+        ),
         batches=TrainBatches(train, config.seed, size, resolved.num_steps, jax.process_index(), jax.process_count()),
-        evaluate=lambda state: evaluate(eval_step, state, validation, config.eval_global_batch_size),
-        evaluate_test=lambda state: evaluate(eval_step, state, problem.splits.test, config.eval_global_batch_size),
+        evaluate=lambda state: evaluate(eval_step, averaged(state), validation, config.eval_global_batch_size),
+        evaluate_test=lambda state: evaluate(
+            eval_step, averaged(state), problem.splits.test, config.eval_global_batch_size
+        ),
         global_batch_size=size,
         num_steps=resolved.num_steps,
         cadence=Cadence(config.log_every_steps, config.eval_every_steps, config.checkpoint.every_steps),
@@ -62,3 +86,8 @@ def make_state(problem: problems.Problem, tx, seed: int | jax.Array) -> TrainSta
     """Return the state before the first update; `seed` may be traced. Sweeps and runs start from the same one."""
     params, model_state = problem.init(split_seed(seed)[0])
     return TrainState.create(params, model_state, tx, seed)
+
+
+def with_averaged_params(state: TrainState) -> TrainState:
+    """Return the state with the average that `track_ema` kept in the place of the parameters."""
+    return state.replace(params=ema_params(state.opt_state, like=state.params))

@@ -2,44 +2,117 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import optax
 
 from lbopt import masks
 from lbopt.config.train import OptimizerConfig
-from lbopt.transforms import clipping, lamb, lars, learning_rate as lr_transform
+from lbopt.transforms import (
+    clipping,
+    ema,
+    lamb,
+    lans,
+    lars,
+    learning_rate as lr_transform,
+    monitoring,
+    noise_scale,
+    skipping,
+)
+from lbopt.transforms.variants import VARIANTS
 
 
 def make_optimizer(
-    config: OptimizerConfig, learning_rate: optax.ScalarOrSchedule, weight_decay: float | jax.Array | None = None
+    config: OptimizerConfig,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: float | jax.Array | None = None,
+    global_batch_size: int | None = None,
 ) -> optax.GradientTransformation:
-    """Build the optimizer of a config.
+    """Build the optimizer of a config: what is measured first, the optimizer, what is watched last; guarded if asked.
 
     Args:
       config: which one, and its constants.
       learning_rate: a number or a schedule.
       weight_decay: instead of the config's; may be traced.
+      global_batch_size: of the gradients, for `track_noise_scale`.
     """
     decay = config.weight_decay if weight_decay is None else weight_decay
-    clip = [] if config.max_grad_norm is None else [clipping.clip_by_global_norm(config.max_grad_norm)]
-    return optax.chain(*clip, _BUILDERS[config.name](config, learning_rate, decay))
+    links = []
+    if config.track_noise_scale:
+        assert global_batch_size is not None, "track_noise_scale needs the batch size"
+        links.append(noise_scale.track_noise_scale(global_batch_size))
+    max_norm = resolve_clip(config)
+    if max_norm is not None and config.clip_stage == "accumulated":
+        links.append(clipping.clip_by_global_norm(max_norm, _clip_eps(config)))
+    links.append(_BUILDERS[config.name](config, learning_rate, decay))
+    if config.monitor_layers:
+        links.append(monitoring.monitor_layers())
+    if config.ema_decay is not None:
+        links.append(ema.track_ema(config.ema_decay, config.ema_ramp))
+    tx = optax.chain(*links)
+    if config.skip_limit is None:
+        return tx
+    return skipping.skip_bad_updates(tx, config.skip_limit, config.spike_factor)
+
+
+def resolve_clip(config: OptimizerConfig) -> float | None:
+    """Return the norm that gradients are clipped to, the config's or the variant's; None for no clipping."""
+    if config.clip_stage == "none":
+        return None
+    if config.max_grad_norm is None and config.name in VARIANTS:
+        return VARIANTS[config.name][config.variant].options.get("max_grad_norm")
+    return config.max_grad_norm
+
+
+def _clip_eps(config: OptimizerConfig) -> float:
+    if config.name not in VARIANTS:
+        return 0.0
+    return VARIANTS[config.name][config.variant].options.get("max_grad_norm_eps", 0.0)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None: the others are the variant's."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _lamb(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
     return lamb.lamb(
-        learning_rate, config.b1, config.b2, config.eps, decay, trust_ratio_bounds=config.trust_ratio_bounds
+        learning_rate,
+        config.b1,
+        config.b2,
+        config.eps,
+        decay,
+        max_grad_norm=None,  # make_optimizer or the step clips
+        variant=config.variant,
+        mu_dtype=config.mu_dtype,
+        nu_dtype=config.nu_dtype,
+        **_given(trust_ratio_bounds=config.trust_ratio_bounds),
+    )
+
+
+def _lans(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
+    return lans.lans(
+        learning_rate,
+        config.b1,
+        config.b2,
+        config.eps,
+        decay,
+        trust_ratio_bounds=config.trust_ratio_bounds,
+        mu_dtype=config.mu_dtype,
+        nu_dtype=config.nu_dtype,
     )
 
 
 def _lars(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
-    bounds = config.trust_ratio_bounds
     return lars.lars(
         learning_rate,
         decay,
         config.momentum,
-        config.trust_coefficient,
+        variant=config.variant,
         nesterov=config.nesterov,
-        trust_ratio_bounds=bounds,
+        momentum_dtype=config.mu_dtype,
+        **_given(trust_coefficient=config.trust_coefficient, trust_ratio_bounds=config.trust_ratio_bounds),
     )
 
 
@@ -66,4 +139,4 @@ def _adamw(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTrans
     )
 
 
-_BUILDERS = {"adam": _adam, "adamw": _adamw, "lamb": _lamb, "lars": _lars, "momentum": _momentum}
+_BUILDERS = {"adam": _adam, "adamw": _adamw, "lamb": _lamb, "lans": _lans, "lars": _lars, "momentum": _momentum}

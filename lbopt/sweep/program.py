@@ -11,13 +11,15 @@ import numpy as np
 
 from lbopt import metrics as metric_pairs, replicas
 from lbopt.config.sweep import SweepConfig
+from lbopt.config.train import OptimizerConfig
 from lbopt.data.arrays import ArrayDataset
 from lbopt.data.batches import eval_batches
 from lbopt.data.order import example_indices
+from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import step_fn
 from lbopt.recipes import optimizers, schedule as schedules
-from lbopt.recipes.build import make_state
+from lbopt.recipes.build import make_state, with_averaged_params
 from lbopt.recipes.problem import Problem
 from lbopt.sweep.trials import Cell, Trial
 
@@ -72,8 +74,15 @@ def make_trial_fn(
         schedule = schedules.make_schedule(
             cell.arm.schedule, cell.resolved, arguments.learning_rate, arguments.warmup_steps
         )
-        tx = optimizers.make_optimizer(cell.arm.optimizer, schedule, arguments.weight_decay)
-        step = step_fn(problem.loss_fn, tx, config.train.parallel.num_microsteps)
+        optimizer = cell.arm.optimizer
+        tx = optimizers.make_optimizer(optimizer, schedule, arguments.weight_decay, cell.global_batch_size)
+        step = step_fn(
+            problem.loss_fn,
+            tx,
+            config.train.parallel.num_microsteps,
+            clip=_early_clip(optimizer),
+            measure_noise=optimizer.track_noise_scale,
+        )
 
         def body(state: TrainState, indices: jax.Array) -> tuple[TrainState, jax.Array]:
             state, metrics = step(state, {name: array[indices] for name, array in examples.items()})
@@ -82,9 +91,19 @@ def make_trial_fn(
 
         with replicas.tracing_for(1):
             state, losses = jax.lax.scan(body, make_state(problem, tx, arguments.seed), arguments.order)
+        if optimizer.ema_decay is not None:
+            state = with_averaged_params(state)
         return Outcome(state.params, state.model_state, losses)
 
     return run
+
+
+def _early_clip(optimizer: OptimizerConfig) -> GradientClip | None:
+    """Return the clip that belongs to the step and not to the optimizer; a trial has one replica."""
+    max_norm = optimizers.resolve_clip(optimizer)
+    if max_norm is None or optimizer.clip_stage == "accumulated":
+        return None
+    return GradientClip(max_norm, optimizer.clip_stage)
 
 
 def batch_trials(fn: Callable[..., Any], batching: str) -> Callable[..., Any]:

@@ -6,12 +6,14 @@ import contextlib
 import pathlib
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
 from lbopt import metrics as metric_pairs, types
 from lbopt.data.batches import train_iterator
-from lbopt.errors import Preempted
+from lbopt.errors import Preempted, UserError
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.train import workdir as workdirs
@@ -110,11 +112,21 @@ def _scalars(run: Run, step: int, state: TrainState, metrics: types.Metrics, clo
         metrics, applied = jax.device_get((metrics, optimizer_metrics(state.opt_state)))
         scalars |= {f"train/{name}": value for name, value in metric_pairs.means([metrics]).items()}
         scalars |= {f"train/{name}": float(value) for name, value in applied.items()}
+        _check_skipped(step, applied)
         scalars["perf/examples_per_s"] = clock.examples_per_s(step)
     if _due(step, run.cadence.eval_every_steps, run.num_steps):
         with clock.paused():
             scalars |= {f"eval/{name}": value for name, value in run.evaluate(state).items()}
     return scalars
+
+
+def _check_skipped(step: int, applied: Mapping[str, Any]) -> None:
+    """Stop where nothing but broken gradients comes."""
+    if applied.get("skipped/limit_reached", False):
+        raise UserError(
+            f"config.optimizer.skip_limit: more gradients in a row than that were not finite by step {step} "
+            f"({int(applied['skipped/nonfinite'])} were skipped in all); lower config.schedule.base_learning_rate, clip, or raise skip_limit"
+        )
 
 
 def _due(step: int, every_steps: int, num_steps: int) -> bool:
