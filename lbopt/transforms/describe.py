@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+from lbopt import masks
 from lbopt.transforms.variants import VARIANTS, Variant
 
 _WIDTH = 100
@@ -16,7 +17,7 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
     Options that differ from the paper's row are marked with a star.
 
     Args:
-      variant: its name; None lists all variants, one line each.
+      variant: its name; None prints a table of all variants.
       optimizer: "lamb" or "lars"; None for both, where both have a variant of that name.
 
     Raises:
@@ -47,13 +48,72 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
         raise ValueError(f"optimizer = {optimizer!r}: use one of {', '.join(VARIANTS)}")
     rows = [row for name in VARIANTS if optimizer in (None, name) for row in VARIANTS[name].values()]
     if variant is None:
-        print("\n".join(f"{row.optimizer}  {row.name:<12}  {row.source}" for row in rows))
+        print("\n\n".join(variants_table(name) for name in VARIANTS if optimizer in (None, name)))
         return
     found = [row for row in rows if row.name == variant]
     if not found:
         names = "; ".join(f"{name}: {', '.join(VARIANTS[name])}" for name in VARIANTS if optimizer in (None, name))
         raise ValueError(f"variant = {variant!r}: use one of ({names})")
     print("\n\n".join(_page(row) for row in found))
+
+
+_COLUMNS = {
+    "lamb": {
+        "debias": "debias",
+        "clip": "max_grad_norm",
+        "decay": "weight_decay",
+        "decayed": "weight_decay_mask",
+        "adapted": "trust_ratio_mask",
+    },
+    "lars": {
+        "denominator": "denominator",
+        "rate": "learning_rate_placement",
+        "ratio": "trust_ratio_placement",
+        "eps": "eps",
+        "decay": "weight_decay",
+        "decayed": "weight_decay_mask",
+        "adapted": "trust_ratio_mask",
+    },
+}
+
+
+def variants_table(optimizer: str) -> str:
+    """Return the table of all variants of one optimizer: the main options, what else differs from the paper, the source."""
+    columns = _COLUMNS[optimizer]
+    rows = VARIANTS[optimizer]
+    lines = [(optimizer, *columns, "else", "source")]
+    for row in rows.values():
+        values = [_cell(option, row) for option in columns.values()]
+        lines.append((row.name, *values, _others(row, set(columns.values())) or "-", row.source))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _others(row: Variant, shown: set[str]) -> str:
+    paper = VARIANTS[row.optimizer]["paper"].options
+    hidden = shown | {"adapt_undecayed"}
+    return ", ".join(
+        f"{name}={value}" for name, value in row.options.items() if name not in hidden and _differs(value, paper[name])
+    )
+
+
+def _cell(option: str, row: Variant) -> str:
+    value = row.options[option]
+    if option.endswith("_mask"):
+        chosen = _chosen(value)
+        return "decayed, if wd > 0" if option == "trust_ratio_mask" and not row.options["adapt_undecayed"] else chosen
+    if value is None:
+        return "-"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _chosen(mask: Any) -> str:
+    if isinstance(mask, masks.RoleMask):
+        missing = [role for role in masks.ROLES if role not in mask.roles]
+        return "weights" if mask == masks.weights_only else f"not {', '.join(missing)}"
+    return "all" if mask is None else "decayed"
 
 
 def _page(row: Variant) -> str:

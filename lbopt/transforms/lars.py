@@ -69,8 +69,8 @@ def lars(
       undamped_start: likewise.
       learning_rate_placement: "inside" the momentum (vel = m vel + lr ...) or "outside" (w <- w - lr ...). They differ
         whenever the rate changes.
-      plain_learning_rate_placement: the same, for leaves that are not adapted. Where it is not that of the adapted
-        ones, Nesterov momentum is for those alone (flax).
+      plain_learning_rate_placement: the same, for leaves that are not adapted; None for that of the others. Where the two
+        differ, Nesterov momentum is for the adapted ones alone (flax).
       trust_ratio_placement: the ratio "inside" or "outside" the momentum.
       weight_decay_placement: "inside" (the update and the denominator), "outside", "norm_only" (the denominator but not the
         update), "decoupled"; see `scale_by_layerwise_trust_ratio`.
@@ -129,6 +129,8 @@ def lars(
         update_bounds=update_bounds,
         zero_norm_ratio=zero_norm_ratio,
     )
+    if row["plain_learning_rate_placement"] is None:
+        row["plain_learning_rate_placement"] = row["learning_rate_placement"]
     _check(row)
     variants.check_adaptation(row, "lars", variant)
     late_ratio = row["trust_ratio_placement"] == "outside"

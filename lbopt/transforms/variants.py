@@ -73,7 +73,7 @@ _LARS_PAPER: dict[str, Any] = {
     "undamped_start": False,
     "denominator": "sum_of_norms",
     "learning_rate_placement": "inside",
-    "plain_learning_rate_placement": "inside",
+    "plain_learning_rate_placement": None,
     "trust_ratio_placement": "inside",
     "weight_decay_mask": masks.weights_only,
     "weight_decay_placement": "inside",
@@ -197,7 +197,7 @@ LAMB: dict[str, Variant] = _rows(
     ),
     (
         "nus",
-        "NUS-HPC-AI-Lab/pytorch-lamb, optim/lamb.py",
+        "NUS-HPC-AI-Lab/pytorch-lamb, optim/lamb.py (the eps of the clip [recalled 95%])",
         f'{_WITHOUT_DECAY_ADAM} Its debias flag divides the kept moments every step: say debias="in_state" to reproduce that. '
         "The 1e-6 in the clip is PyTorch's clip_grad_norm_ [recalled 95%].",
         {
@@ -252,7 +252,7 @@ LARS: dict[str, Variant] = _rows(
     _LARS_PAPER,
     (
         "paper",
-        "You et al., arXiv 1708.03888, Algorithm 1",
+        "You et al., arXiv 1708.03888, Algorithm 1 [recalled 80%]",
         "The sum of two norms; learning rate and ratio inside the momentum. Biases and normalization leaves take plain momentum steps: "
         "the paper does not say, its followers do so.",
         {},
@@ -266,7 +266,6 @@ LARS: dict[str, Variant] = _rows(
             "trust_coefficient": 1.0,
             "dampening": "momentum",
             "learning_rate_placement": "outside",
-            "plain_learning_rate_placement": "outside",
             "trust_ratio_placement": "outside",
         },
     ),
@@ -280,7 +279,6 @@ LARS: dict[str, Variant] = _rows(
             "trust_ratio_mask": NO_NORM_NO_BIAS,
             "weight_decay_placement": "norm_only",
             "learning_rate_placement": "outside",
-            "plain_learning_rate_placement": "outside",
             "trust_ratio_placement": "outside",
         },
     ),
@@ -321,7 +319,6 @@ LARS: dict[str, Variant] = _rows(
             "weight_decay_mask": NO_NORM_NO_BIAS,
             "trust_ratio_mask": NO_NORM_NO_BIAS,
             "learning_rate_placement": "outside",
-            "plain_learning_rate_placement": "outside",
             "trust_ratio_placement": "outside",
             "trust_ratio_bounds": (0.0, 50.0),
             "update_bounds": (-10.0, 10.0),
@@ -339,7 +336,6 @@ LARS: dict[str, Variant] = _rows(
             "adapt_undecayed": False,
             "undamped_start": True,
             "learning_rate_placement": "outside",
-            "plain_learning_rate_placement": "outside",
         },
     ),
     (

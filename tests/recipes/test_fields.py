@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from lbopt.cli.arguments import call_get_config
-from lbopt.config import ModelConfig, ScheduleConfig
+from lbopt.config import ModelConfig, OptimizerConfig, ScheduleConfig
 from lbopt.config.train import DataConfig, validate_schedule
+from lbopt.errors import UserError
 from lbopt.recipes import build, schedule as schedules
 from lbopt.recipes.problem import make_problem
+from lbopt.transforms.ema import ema_params
+from lbopt.transforms.monitoring import optimizer_metrics
 
 CNN = {"name": "cnn", "widths": (4,), "hidden": 8}
 
@@ -147,3 +150,42 @@ def test_the_power_of_the_ramp():
         ScheduleConfig(warmup_power=2.0, first_step=0), schedules.Resolved(2.0, 10, 50, 12.5)
     )
     assert float(schedule(5)) == pytest.approx(0.5)
+
+
+def trained(config, steps=3):
+    """Return the run, and its state after a few steps."""
+    run = build.build(config)
+    state = run.init()
+    for number in range(steps):
+        state, metrics = run.train_step(state, run.batches[number])
+        jax.block_until_ready(metrics)
+    return run, state, metrics
+
+
+def test_averaged_parameters_are_what_is_evaluated():
+    config = small(optimizer=OptimizerConfig("lamb", ema_decay=0.5, ema_ramp=False))
+    run, state, _ = trained(config)
+    problem = make_problem(config.data, config.model)
+    average = state.replace(params=ema_params(state.opt_state))
+    for scores, split in ((run.evaluate(state), 1), (run.evaluate_test(state), 2)):
+        assert scores == pytest.approx(mean_over(problem, average, problem.splits[split]), rel=1e-5)
+        assert scores["loss"] != pytest.approx(mean_over(problem, state, problem.splits[split])["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", ["replica", "mean", "accumulated", "none"])
+def test_the_stage_of_the_clip_is_the_one_that_is_asked_for(stage):
+    config = small(optimizer=OptimizerConfig("momentum", max_grad_norm=0.01, clip_stage=stage))
+    _, state, metrics = trained(config, steps=1)
+    found = {name for name in metrics if name.startswith("gradient_norm/")}
+    assert found == ({f"gradient_norm/{stage}"} if stage in ("replica", "mean") else set())
+    assert ("gradient_norm" in optimizer_metrics(state.opt_state)) == (stage == "accumulated")
+
+
+def test_the_noise_scale_needs_parts_to_compare():
+    config = small(optimizer=OptimizerConfig("lamb", track_noise_scale=True))
+    config.parallel.num_devices = 1
+    with pytest.raises(UserError, match=r"config.optimizer.track_noise_scale = True: .*num_microsteps to 2 or more"):
+        build.build(config)
+    config.parallel.num_microsteps = 2
+    _, state, _ = trained(config, steps=2)
+    assert float(optimizer_metrics(state.opt_state)["noise_scale"]) != 0

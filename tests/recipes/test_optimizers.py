@@ -7,9 +7,11 @@ import optax
 import pytest
 
 from lbopt.config import OptimizerConfig
-from lbopt.recipes.optimizers import make_optimizer
+from lbopt.recipes.optimizers import make_optimizer, resolve_clip
 from lbopt.transforms.lamb import lamb
+from lbopt.transforms.lans import lans
 from lbopt.transforms.lars import lars
+from lbopt.transforms.monitoring import optimizer_metrics
 
 SCHEDULE = optax.linear_schedule(0.1, 0.02, 6)
 MASK = {"Dense_0": {"kernel": True, "bias": False}, "BatchNorm_0": {"scale": False}}
@@ -39,6 +41,36 @@ SAME = {
     "lars": (
         OptimizerConfig("lars", weight_decay=0.1, momentum=0.8, trust_coefficient=0.01, nesterov=True),
         lars(SCHEDULE, 0.1, 0.8, 0.01, nesterov=True),
+    ),
+    "lamb of a variant": (
+        OptimizerConfig("lamb", variant="albert", weight_decay=0.1),
+        lamb(SCHEDULE, variant="albert", weight_decay=0.1),
+    ),
+    "lamb of a variant without its clip": (
+        OptimizerConfig("lamb", variant="nus", weight_decay=0.1, clip_stage="none"),
+        lamb(SCHEDULE, variant="nus", weight_decay=0.1, max_grad_norm=None),
+    ),
+    "lamb of a variant with another clip": (
+        OptimizerConfig("lamb", variant="nus", weight_decay=0.1, max_grad_norm=0.3),
+        lamb(SCHEDULE, variant="nus", weight_decay=0.1, max_grad_norm=0.3),
+    ),
+    "lars of a variant keeps its bounds and its coefficient": (
+        OptimizerConfig("lars", variant="nus", weight_decay=0.1),
+        lars(SCHEDULE, variant="nus", weight_decay=0.1),
+    ),
+    "lars of the LAMB paper has coefficient 1": (
+        OptimizerConfig("lars", variant="lamb_paper", weight_decay=0.1),
+        lars(SCHEDULE, variant="lamb_paper", weight_decay=0.1, trust_coefficient=1.0),
+    ),
+    "lans": (OptimizerConfig("lans", weight_decay=0.1, b1=0.8), lans(SCHEDULE, b1=0.8, weight_decay=0.1)),
+    "moments in bf16": (
+        OptimizerConfig("lamb", mu_dtype="bfloat16", nu_dtype="bfloat16"),
+        lamb(SCHEDULE, mu_dtype="bfloat16", nu_dtype="bfloat16"),
+    ),
+    "velocity in bf16": (OptimizerConfig("lars", mu_dtype="bfloat16"), lars(SCHEDULE, momentum_dtype="bfloat16")),
+    "watched and guarded": (
+        OptimizerConfig("lamb", weight_decay=0.1, ema_decay=0.9, skip_limit=3, spike_factor=1e6, monitor_layers=True),
+        lamb(SCHEDULE, weight_decay=0.1),
     ),
 }
 
@@ -83,7 +115,7 @@ def test_a_weight_decay_beside_the_config_counts():
     np.testing.assert_array_equal(beside["Dense_0"]["bias"], without["Dense_0"]["bias"])
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "lars", "momentum"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "lans", "lars", "momentum"])
 def test_rate_and_decay_may_be_traced(name):
     def last(rate, decay):
         return descend(make_optimizer(OptimizerConfig(name), rate, decay), num_steps=2)
@@ -91,3 +123,45 @@ def test_rate_and_decay_may_be_traced(name):
     traced = jax.jit(last)(jnp.float32(0.05), jnp.float32(0.1))
     plain = last(0.05, 0.1)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), traced, plain)
+
+
+def test_a_clip_of_the_step_is_not_in_the_optimizer():
+    clipped, free = (
+        descend(make_optimizer(OptimizerConfig("momentum", max_grad_norm=0.1, clip_stage=stage), SCHEDULE))
+        for stage in ("accumulated", "replica")
+    )
+    expected = descend(optax.sgd(SCHEDULE, 0.9))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), free, expected)
+    assert not np.allclose(clipped["Dense_0"]["kernel"], expected["Dense_0"]["kernel"], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("config", "norm"),
+    [
+        (OptimizerConfig("lamb"), None),
+        (OptimizerConfig("lamb", variant="albert"), 1.0),
+        (OptimizerConfig("lamb", variant="albert", max_grad_norm=2.0), 2.0),
+        (OptimizerConfig("lamb", variant="albert", max_grad_norm=2.0, clip_stage="none"), None),
+        (OptimizerConfig("lars", variant="nus"), None),
+        (OptimizerConfig("adam", variant="albert"), None),
+        (OptimizerConfig("adam", max_grad_norm=3.0, clip_stage="replica"), 3.0),
+    ],
+)
+def test_the_norm_that_is_clipped_to(config, norm):
+    assert resolve_clip(config) == norm
+
+
+def test_what_is_watched_is_in_the_metrics():
+    config = OptimizerConfig("lamb", variant="albert", skip_limit=3, monitor_layers=True, track_noise_scale=True)
+    tx = make_optimizer(config, SCHEDULE, global_batch_size=64)
+    names = {name.split("/")[0] for name in optimizer_metrics(tx.init(jax.tree.map(jnp.asarray, make_params())))}
+    assert names == {
+        "learning_rate",
+        "gradient_norm",
+        "trust_ratio",
+        "skipped",
+        "noise_scale",
+        "weight_norm",
+        "update_norm",
+        "update_over_weight",
+    }

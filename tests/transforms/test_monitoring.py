@@ -84,3 +84,52 @@ def test_works_inside_jit_and_on_a_foreign_state():
     inside = jax.jit(lambda state: lbopt.optimizer_metrics(tx.update(GRADS, state, PARAMS)[1]))(state)
     assert inside.keys() == {"learning_rate", "trust_ratio/a/kernel", "trust_ratio/b/kernel"}
     assert lbopt.optimizer_metrics(optax.adam(0.1).init(PARAMS)) == {}
+
+
+def test_norms_of_every_layer_and_their_quotient():
+    tx = optax.chain(base(), lbopt.monitor_layers())
+    updates, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+    metrics = lbopt.optimizer_metrics(state)
+    for name in ("a/kernel", "a/bias", "b/kernel", "b/bias"):
+        module, leaf = name.split("/")
+        weight, update = (np.linalg.norm(tree[module][leaf]) for tree in (PARAMS, updates))
+        assert np.isclose(metrics[f"weight_norm/{name}"], weight, rtol=1e-6)
+        assert np.isclose(metrics[f"update_norm/{name}"], update, rtol=1e-6)
+        assert np.isclose(metrics[f"update_over_weight/{name}"], update / weight, rtol=1e-6)
+
+
+def test_norms_before_the_first_update_and_of_zero_weights_are_zero():
+    params = {"kernel": jnp.zeros((2, 2))}
+    tx = lbopt.monitor_layers()
+    state = tx.init(params)
+    assert all(value == 0 for value in lbopt.optimizer_metrics(state).values())
+    _, state = tx.update({"kernel": jnp.ones((2, 2))}, state, params)
+    assert {name: float(value) for name, value in lbopt.optimizer_metrics(state).items()} == {
+        "weight_norm/kernel": 0,
+        "update_norm/kernel": 2,
+        "update_over_weight/kernel": 2,
+    }
+
+
+def test_layers_of_a_stack_are_numbered():
+    params = {"stack": {"kernel": jnp.stack([jnp.full((2, 2), size) for size in (1.0, 2.0, 3.0)])}}
+    tx = lbopt.monitor_layers(lbopt.stacked_paths("stack"))
+    _, state = tx.update(params, tx.init(params), params)
+    metrics = lbopt.optimizer_metrics(state)
+    assert [float(metrics[f"weight_norm/stack/kernel[{i}]"]) for i in range(3)] == [2.0, 4.0, 6.0]
+
+
+def test_both_ratios_of_lans_are_shown():
+    tx = lbopt.lans(0.25)
+    _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+    assert {name.split("/")[0] for name in lbopt.optimizer_metrics(state)} == {
+        "learning_rate",
+        "trust_ratio",
+        "trust_ratio_1",
+    }
+
+
+def test_momentum_inside_the_ratio_is_no_obstacle():
+    tx = lbopt.scale_by_layerwise_trust_ratio(inner=optax.chain(lbopt.clip_by_global_norm(1.0), lbopt.monitor_layers()))
+    _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+    assert {"gradient_norm", "weight_norm/a/kernel", "trust_ratio/a/kernel"} <= set(lbopt.optimizer_metrics(state))

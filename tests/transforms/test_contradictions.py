@@ -1,0 +1,172 @@
+"""Options that contradict each other, trees that do not fit, and what would silently do nothing: one line naming the fix."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import lbopt
+
+PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
+TRUST = lbopt.scale_by_layerwise_trust_ratio
+
+CONTRADICTIONS = {
+    "clip_without_rate": (lambda: TRUST(clip_mode="clip"), "clip_mode = 'clip' .*: pass learning_rate too"),
+    "clip_and_bounds": (
+        lambda: lbopt.lars(0.1, variant="nvcaffe", trust_ratio_bounds=(0.0, 1.0)),
+        "clip_mode = 'clip' already bounds .*: leave trust_ratio_bounds out",
+    ),
+    "decoupled_without_rate": (
+        lambda: TRUST(weight_decay_placement="decoupled"),
+        "weight_decay_placement = 'decoupled' .*: pass learning_rate too",
+    ),
+    "decay_nowhere": (
+        lambda: lbopt.lars(0.1, weight_decay_placement="norm_only", denominator="gradient_only"),
+        "'norm_only' with denominator = 'gradient_only': the decay would act nowhere",
+    ),
+    "ratio_outside_rate_inside": (
+        lambda: lbopt.lars(0.1, trust_ratio_placement="outside"),
+        "learning_rate_placement and plain_learning_rate_placement have to be 'outside' too",
+    ),
+    "norm_of_momentum_inside_it": (
+        lambda: lbopt.lars(0.1, denominator="momentum"),
+        "denominator = 'momentum' .*: trust_ratio_placement has to be 'outside'",
+    ),
+    "adapt_only_what_nothing_is": (
+        lambda: lbopt.lamb(0.1, variant="apex", weight_decay_mask=False),
+        "adapt_undecayed = False with weight_decay_mask = False: no leaf would be adapted",
+    ),
+    "lamb_norm_only": (
+        lambda: lbopt.lamb(0.1, weight_decay_placement="norm_only"),
+        "weight_decay_placement = 'norm_only': use one of inside, outside, decoupled, gradient",
+    ),
+    "lars_gradient": (
+        lambda: lbopt.lars(0.1, weight_decay_placement="gradient"),
+        "weight_decay_placement = 'gradient': use one of inside, outside, norm_only, decoupled",
+    ),
+    "placement": (lambda: lbopt.lars(0.1, learning_rate_placement="before"), "use one of inside, outside"),
+    "denominator": (lambda: TRUST(denominator="sum"), "denominator = 'sum': use one of norm_of_sum, sum_of_norms"),
+    "debias": (lambda: lbopt.lamb(0.1, debias="yes"), "debias = 'yes': use one of True, False, in_state"),
+    "clip_mode": (lambda: lbopt.lars(0.1, clip_mode="cap"), "clip_mode = 'cap': use one of scale, clip"),
+    "per": (lambda: lbopt.lamb(0.1, gradient_normalization="leaf"), "per = 'leaf': use one of layer, global"),
+    "bounds": (
+        lambda: lbopt.lamb(0.1, trust_ratio_bounds=(2.0, 1.0)),
+        r"trust_ratio_bounds = \(2\.0, 1\.0\): .* low <= high",
+    ),
+    "phi": (
+        lambda: lbopt.lamb(0.1, weight_norm_bounds=(-1.0, 1.0)),
+        r"weight_norm_bounds = \(-1\.0, 1\.0\): .*0 <= low",
+    ),
+    "update_bounds": (lambda: TRUST(update_bounds=(1.0, -1.0)), r"update_bounds = \(1\.0, -1\.0\): give \(low, high\)"),
+    "zero_norm": (lambda: lbopt.lamb(0.1, zero_norm_ratio=-1.0), r"zero_norm_ratio = -1\.0"),
+    "mu_dtype": (lambda: lbopt.lamb(0.1, mu_dtype="int8"), "mu_dtype = 'int8': give a floating-point dtype"),
+    "momentum_dtype": (lambda: lbopt.lars(0.1, momentum_dtype="half a byte"), "momentum_dtype = 'half a byte'"),
+    "dampening": (lambda: lbopt.lars(0.1, dampening=1.0), r"dampening = 1\.0"),
+    "clip_eps": (lambda: lbopt.clip_by_global_norm(1.0, -1.0), r"max_grad_norm_eps = -1\.0"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_refused_when_it_is_built(case):
+    build, message = CONTRADICTIONS[case]
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+BUILD = [lbopt.lamb, lbopt.lans, lbopt.lars]
+
+
+@pytest.mark.parametrize("build", BUILD)
+def test_masks_and_stacks_that_do_not_fit_the_parameters(build):
+    cases = {
+        "'attention' matches none": {"weight_decay_mask": lbopt.select_paths("attention")},
+        "selects every parameter": {"trust_ratio_mask": lbopt.exclude_paths("nothing|dense")},
+        "the leaf has shape": {"stacked": lambda name, leaf: 2 if name == "dense/bias" else 0},
+        "marks none of the parameters": {"stacked": lbopt.stacked_paths("layers")},
+    }
+    cases["selects no parameter"] = cases.pop("selects every parameter")
+    for message, options in cases.items():
+        with pytest.raises(ValueError, match=message):
+            build(0.1, **options).init(PARAMS)
+
+
+@pytest.mark.parametrize("build", BUILD)
+@pytest.mark.parametrize(
+    "updates",
+    [
+        {"dense": {"kernel": jnp.ones((2, 3))}},
+        {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "more": jnp.ones(1)},
+        [jnp.ones((2, 3)), jnp.ones(3)],
+    ],
+    ids=["missing", "more", "list"],
+)
+def test_gradients_of_another_tree(build, updates):
+    tx = build(0.1)
+    with pytest.raises(ValueError, match=r"updates has another structure than params .*give one value per parameter"):
+        tx.update(updates, tx.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize("build", BUILD)
+@pytest.mark.parametrize("leaf", [jnp.ones(3, jnp.int32), jnp.ones(3, bool), 1.0], ids=["int", "bool", "float"])
+def test_leaves_that_are_no_floating_point_arrays(build, leaf):
+    params = {"dense": {"kernel": jnp.ones((2, 3)), "count": leaf}}
+    with pytest.raises(ValueError, match=r"the parameter at 'dense/count' is .*: take it out with optax.masked"):
+        build(0.1).init(params)
+    mask = {"dense": {"kernel": True, "count": False}}
+    optax.masked(build(0.1), mask).init(params)
+
+
+TRANSFORMS = {
+    "lamb": lbopt.lamb(0.1),
+    "lans": lbopt.lans(0.1),
+    "lars": lbopt.lars(0.1),
+    "ema": lbopt.track_ema(),
+    "monitor": lbopt.monitor_layers(),
+    "lamb_l2": lbopt.lamb(0.1, weight_decay_placement="gradient"),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_no_parameters(name):
+    tx = TRANSFORMS[name]
+    with pytest.raises(ValueError, match=r"needs the parameters: call tx.update\(grads, opt_state, params\)"):
+        tx.update(PARAMS, tx.init(PARAMS))
+
+
+@pytest.mark.parametrize(
+    ("build", "variant", "what"),
+    [
+        (lbopt.lamb, "apex", "Adam"),
+        (lbopt.lamb, "timm", "Adam"),
+        (lbopt.lamb, "nus", "Adam"),
+        (lbopt.lamb, "you_rn50", "Adam"),
+        (lbopt.lars, "timm", "momentum SGD"),
+    ],
+)
+def test_no_decay_turns_some_variants_into_another_optimizer_and_they_say_so(build, variant, what):
+    with pytest.warns(
+        UserWarning, match=f'variant="{variant}".* with weight_decay = 0 has no trust ratio at all.* it is {what}'
+    ):
+        tx = build(0.1, weight_decay=0.0, variant=variant)
+    assert not [name for name in lbopt.optimizer_metrics(tx.init(PARAMS)) if "trust_ratio" in name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(0.1, weight_decay=0.0, variant=variant, adapt_undecayed=True)
+        build(0.1, weight_decay=0.0, variant=variant, trust_ratio_mask=False)
+        build(0.1, weight_decay=0.1, variant=variant)
+
+
+def test_decay_that_is_traced_switches_the_ratio_by_its_value():
+    gradient = {"dense": {"kernel": jnp.full((2, 3), 0.5), "bias": jnp.ones(3)}}
+
+    @jax.jit
+    def first(decay):
+        tx = lbopt.lamb(0.1, variant="apex", weight_decay=decay, max_grad_norm=None)
+        return tx.update(gradient, tx.init(PARAMS), PARAMS)[0]
+
+    adam = optax.adam(0.1, eps=1e-6)
+    expected, _ = adam.update(gradient, adam.init(PARAMS))
+    assert jnp.allclose(first(0.0)["dense"]["kernel"], expected["dense"]["kernel"], rtol=1e-5)
+    assert jnp.allclose(jnp.linalg.norm(first(0.01)["dense"]["kernel"]), 0.1 * jnp.sqrt(6.0), rtol=1e-5)

@@ -1,0 +1,125 @@
+"""Variants are printed as they are; masks are printed leaf by leaf."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import lbopt
+from lbopt.transforms.variants import VARIANTS
+
+ROWS = [(optimizer, name) for optimizer, rows in VARIANTS.items() for name in rows]
+
+
+@pytest.mark.parametrize(("optimizer", "name"), ROWS)
+def test_a_row_is_printed_whole(optimizer, name, capsys):
+    lbopt.describe(name, optimizer)
+    printed = capsys.readouterr().out
+    row = VARIANTS[optimizer][name]
+    assert printed.startswith(f'{optimizer}, variant "{name}": {row.source}\n')
+    options = dict(re.findall(r"^  [ *] (\w+) +(.+)$", printed, re.MULTILINE))
+    assert options == {option: repr(value) for option, value in row.options.items()}
+    starred = set(re.findall(r"^  \* (\w+)", printed, re.MULTILINE))
+    paper = VARIANTS[optimizer]["paper"].options
+    assert starred == {option for option, value in row.options.items() if repr(value) != repr(paper[option])}
+
+
+def test_a_name_that_both_have_is_printed_twice(capsys):
+    lbopt.describe("nus")
+    printed = capsys.readouterr().out
+    assert 'lamb, variant "nus"' in printed
+    assert 'lars, variant "nus"' in printed
+
+
+def test_the_table_has_every_row(capsys):
+    lbopt.describe()
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in lines if line]
+    assert names == ["lamb", *VARIANTS["lamb"], "lars", *VARIANTS["lars"]]
+    lbopt.describe(optimizer="lars")
+    assert capsys.readouterr().out.split()[0] == "lars"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mine",), r"variant = 'mine': use one of \(lamb: paper, .*; lars: paper, "),
+        (("tfa", "lars"), r"variant = 'tfa': use one of \(lars: paper, "),
+        ((None, "adam"), "optimizer = 'adam': use one of lamb, lars"),
+    ],
+)
+def test_unknown_names(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        lbopt.describe(*arguments)
+
+
+def test_every_row_builds_with_its_defaults():
+    params = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3), "ln": {"scale": jnp.ones(3)}}
+    silent = [
+        (optimizer, name) for optimizer, name in ROWS if (optimizer, name) not in (("lamb", "nus"), ("lars", "timm"))
+    ]
+    for optimizer, name in silent:
+        tx = getattr(lbopt, optimizer)(0.1, variant=name)
+        updates, _ = tx.update(params, tx.init(params), params)
+        assert all(jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)), name
+
+
+# ---- summarize_masks
+
+SHAPES = {
+    "head": {"kernel": jax.ShapeDtypeStruct((8, 3), "float32"), "bias": jax.ShapeDtypeStruct((3,), "float32")},
+    "layers": {"kernel": jax.ShapeDtypeStruct((4, 8, 8), "bfloat16"), "gain": jax.ShapeDtypeStruct((4, 8), "float32")},
+}
+
+
+def summary(tx, capsys):
+    """Return {name: (role, decayed, adapted, layers)} and the last line."""
+    lbopt.summarize_masks(SHAPES, tx)
+    lines = capsys.readouterr().out.splitlines()
+    cells = [re.split(r"\s{2,}", line) for line in lines[1:-1]]
+    return {name: tuple(rest) for name, _, *rest in cells}, lines[-1]
+
+
+def test_summary_of_a_stacked_lamb(capsys):
+    stacked = lbopt.stacked_paths("^layers/")
+    rows, last = summary(lbopt.lamb(0.1, weight_decay=0.1, variant="nvlamb", stacked=stacked), capsys)
+    assert rows == {
+        "head/bias": ("bias", "no", "yes", "-"),
+        "head/kernel": ("weight", "yes", "yes", "-"),
+        "layers/gain": ("vector", "yes", "yes", "4"),
+        "layers/kernel": ("weight", "yes", "yes", "4"),
+    }
+    assert last == "4 parameters (315 numbers): 3 decayed (312), 4 adapted (315)"
+
+
+WRAPPERS = {
+    "chain": lambda tx: optax.chain(optax.identity(), tx),
+    "multi_steps": lambda tx: optax.MultiSteps(tx, 2),
+    "skip": lambda tx: lbopt.skip_bad_updates(tx),
+    "inject": lambda tx: optax.inject_hyperparams(lambda learning_rate: tx)(learning_rate=0.1),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_summary_under_wrappers(wrapper, capsys):
+    plain = summary(lbopt.lamb(0.1, weight_decay=0.1), capsys)
+    assert summary(WRAPPERS[wrapper](lbopt.lamb(0.1, weight_decay=0.1)), capsys) == plain
+    assert plain[0]["head/bias"] == ("bias", "no", "no", "-")
+
+
+def test_summary_of_groups(capsys):
+    labels = {"head": {"kernel": "lars", "bias": "sgd"}, "layers": {"kernel": "lamb", "gain": "lamb"}}
+    groups = {
+        "lars": lbopt.lars(0.1, weight_decay_mask=False),
+        "lamb": lbopt.lamb(0.1, trust_ratio_mask=lbopt.select_paths("kernel")),
+        "sgd": optax.sgd(0.1),
+    }
+    rows, _ = summary(optax.multi_transform(groups, labels), capsys)
+    assert {name: row[1:3] for name, row in rows.items()} == {
+        "head/bias": ("-", "-"),
+        "head/kernel": ("no", "yes"),
+        "layers/gain": ("yes", "no"),
+        "layers/kernel": ("yes", "yes"),
+    }
