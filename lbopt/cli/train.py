@@ -9,9 +9,11 @@ from typing import Any
 from lbopt.cli import arguments
 from lbopt.config import TrainConfig, checks
 from lbopt.recipes import build
+from lbopt.recipes.optimizers import resolve_clip
 from lbopt.train import loop, workdir as workdirs
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.writers import read_lines
+from lbopt.transforms.monitoring import is_per_layer
 
 FLAGS = {
     "config": "FILE[:ROW], then --config.field.sub=VALUE to override",
@@ -34,7 +36,9 @@ def run(argv: Sequence[str]) -> None:
             loop.train(plan, workdir, watch)
             lines = read_lines(workdir / "metrics.jsonl")
     for last in lines[-1:]:
-        print(json.dumps({name: value for name, value in last.items() if "trust_ratio" not in name}))
+        print(
+            json.dumps({name: value for name, value in last.items() if not is_per_layer(name.removeprefix("train/"))})
+        )
     print(f"{workdir / 'metrics.jsonl'}")
 
 
@@ -42,7 +46,7 @@ def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
     """Return the check that a saved run is the same one.
 
     What `about` says, the backend and the number of devices may change when a run is resumed: the batches and, up to
-    rounding, the updates are the same. The number of devices may not where batch norm counts replicas.
+    rounding, the updates are the same. The number of devices may not where batch norm or a clip counts replicas.
     """
 
     def core(data: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +55,9 @@ def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
 
     def compare(saved: dict[str, Any]) -> list[str]:
         found = checks.differences(core(checks.to_json(config)), core(saved["config"]))
-        if config.model.name == "cnn" and config.model.batch_norm_scope.startswith(("local", "replicas")):
+        by_norm = config.model.name == "cnn" and config.model.batch_norm_scope.startswith(("local", "replicas"))
+        by_clip = config.optimizer.clip_stage == "replica" and resolve_clip(config.optimizer) is not None
+        if by_norm or by_clip:
             found += checks.differences({"num_devices": num_devices}, {"num_devices": saved.get("num_devices")})
         return found
 

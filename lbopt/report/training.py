@@ -10,6 +10,12 @@ from lbopt.report import page
 from lbopt.train.writers import read_lines
 
 _FEW = 20
+_IF_LOGGED = {
+    "trust_ratio": ("Trust ratio of each layer", "trust_ratio"),
+    "update_over_weight": ("Update over weight, norms of each layer", "update_over_weight/"),
+    "gradient_norm": ("Global gradient norm before the clip", "gradient_norm"),
+    "noise_scale": ("Gradient noise scale, examples", "noise_scale"),
+}
 
 
 def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathlib.Path:
@@ -27,16 +33,15 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
         raise UserError(f"--workdir = {str(workdir)!r}: it has no metrics yet; run lbopt train first")
     config = saved["config"]
     names = sorted({name for line in lines for name in line})
-    ratios = [name for name in names if name.startswith("train/trust_ratio/")]
     sections = [
         page.Section("Loss", png=_draw(workdir, "loss", lines, ["train/loss", "eval/loss"], log=True)),
         page.Section("Accuracy", png=_draw(workdir, "accuracy", lines, ["train/accuracy", "eval/accuracy"])),
         page.Section("Learning rate", png=_draw(workdir, "learning_rate", lines, ["train/learning_rate"])),
     ]
-    if ratios:
-        sections.append(
-            page.Section("Trust ratio of each layer", png=_draw(workdir, "trust_ratio", lines, ratios, log=True))
-        )
+    for stem, (title, prefix) in _IF_LOGGED.items():
+        found = [name for name in names if name.startswith(f"train/{prefix}")]
+        if found:
+            sections.append(page.Section(title, png=_draw(workdir, stem, lines, found, log=True)))
     sections.append(page.Section("How it was made", code=page.environment_text(saved, saved.get("command", ""))))
     last = lines[-1]
     lead = f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {config['global_batch_size']}, optimizer {config['optimizer']['name']}."

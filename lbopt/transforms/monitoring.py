@@ -17,6 +17,18 @@ from lbopt.transforms.noise_scale import NoiseScaleState
 from lbopt.transforms.skipping import SkipState
 from lbopt.transforms.trust_ratio import TrustRatioState
 
+PER_LAYER = ("trust_ratio", "weight_norm", "update_norm", "update_over_weight")
+"""The kinds of `optimizer_metrics` that come once per layer."""
+
+
+def is_per_layer(name: str) -> bool:
+    """Return whether a name of `optimizer_metrics` belongs to one layer.
+
+    >>> is_per_layer("trust_ratio/Dense_0/kernel"), is_per_layer("trust_ratio_1/w"), is_per_layer("learning_rate")
+    (True, True, False)
+    """
+    return "/" in name and name.startswith(PER_LAYER)
+
 
 class LayerNormsState(NamedTuple):
     """The norms of each leaf (of each layer of a stack) at the last update, fp32 or wider; 0 before the first.

@@ -10,6 +10,17 @@ import pytest
 
 KILLED_RUN = pathlib.Path(__file__).with_name("killed_run.py")
 PMAP = ("--config.parallel.num_devices=4", "--config.parallel.backend=pmap")
+WATCHED = (
+    "--config.optimizer.variant=albert",
+    "--config.optimizer.clip_stage=mean",
+    "--config.optimizer.ema_decay=0.9",
+    "--config.optimizer.skip_limit=3",
+    "--config.optimizer.spike_factor=50.0",
+    "--config.optimizer.mu_dtype=bfloat16",
+    "--config.optimizer.monitor_layers=True",
+    "--config.optimizer.track_noise_scale=True",
+    "--config.parallel.num_microsteps=2",
+)
 
 # Name: where the run is killed, at which step, and how it is run.
 KILLS = {
@@ -17,6 +28,7 @@ KILLS = {
     "pmap on four devices": ("step", 10, PMAP),
     "before the first checkpoint": ("step", 2, ()),
     "while a checkpoint is being saved": ("save", 9, ()),
+    "everything watched": ("step", 10, WATCHED),
 }
 
 

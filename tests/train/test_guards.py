@@ -1,0 +1,64 @@
+"""What a run logs of the optimizer, and how it ends when only broken gradients come."""
+
+import jax
+import numpy as np
+
+from lbopt.report.training import write_training_report
+from lbopt.train.workdir import read_config
+
+GUARDED = ("--config.optimizer.skip_limit=2",)
+WATCHED = (
+    "--config.optimizer.monitor_layers=True",
+    "--config.optimizer.track_noise_scale=True",
+    "--config.optimizer.max_grad_norm=0.5",
+    "--config.optimizer.clip_stage=replica",
+    "--config.parallel.num_microsteps=2",
+)
+
+
+def broken(batch):
+    return {**batch, "image": batch["image"] * np.nan}
+
+
+def test_a_run_of_broken_gradients_stops_with_one_line(train, tmp_path, capsys, saved_state, bits):
+    folder = tmp_path / "run"
+    spoilt = {}
+
+    def before(step, state, batch):
+        if step >= 5:
+            batch.update(broken(jax.device_get(batch)))
+        if step == 5:
+            spoilt["params"] = bits(state.params)
+
+    assert train(folder, *GUARDED, before=before) == 2
+    err = capsys.readouterr().err
+    assert (
+        "config.optimizer.skip_limit: more gradients in a row than that were not finite by step 7 (3 were skipped in all)"
+        in err
+    )
+    assert "lower config.schedule.base_learning_rate" in err
+    assert "Traceback" not in err
+    assert bits(saved_state(folder, *GUARDED, step=6).params) == spoilt["params"]
+
+
+def test_a_few_broken_gradients_are_skipped(train, tmp_path, logged):
+    def before(step, state, batch):
+        if step in (5, 6, 9):
+            batch.update(broken(jax.device_get(batch)))
+
+    assert train(tmp_path / "run", *GUARDED, before=before) == 0
+    lines = logged(tmp_path / "run")
+    assert [line["train/skipped/nonfinite"] for line in lines][3:10] == [0, 1, 2, 2, 2, 3, 3]
+    assert np.isfinite(lines[-1]["train/loss"])
+
+
+def test_what_is_watched_is_logged_and_drawn(train, tmp_path, logged):
+    folder = tmp_path / "run"
+    assert train(folder, *WATCHED) == 0
+    last = logged(folder)[-1]
+    assert {"train/gradient_norm/replica", "train/noise_scale"} <= set(last)
+    kinds = {name.split("/")[1] for name in last if name.startswith("train/")}
+    assert {"trust_ratio", "weight_norm", "update_norm", "update_over_weight"} <= kinds
+    page = write_training_report(folder, read_config(folder)).read_text()
+    for title in ("Trust ratio of each layer", "Update over weight", "Global gradient norm", "Gradient noise scale"):
+        assert title in page
