@@ -4,15 +4,20 @@ import json
 import pathlib
 import re
 
+import jax
+import pytest
+
 import lbopt
 from lbopt.cli import main
+from lbopt.transforms.describe import variants_table
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
 def test_the_example_trains():
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    code, variants = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(variants, {})
     assert len([line for line in code.splitlines() if line.strip()]) <= 32
     space = {}
     exec(code, space)
@@ -51,3 +56,30 @@ def test_the_table_is_the_shipped_study():
     ahead = 100 * (best["test_accuracy_mean"] - others[0]["test_accuracy_mean"])
     assert f"{100 * best['test_accuracy_mean']:.1f} %, {ahead:.1f} points more than the next arm" in README
     assert f"worst seed ({100 * best['test_accuracy_min']:.1f})" in README
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "lars"])
+def test_the_tables_of_variants_are_the_rows(optimizer):
+    header, *rows = (re.split(r"\s{2,}", line) for line in variants_table(optimizer).splitlines())
+    lines = README.splitlines()
+    start = lines.index(f"| {' | '.join(header)} |")
+    expected = [f"| `{name}` | {' | '.join(rest)} |" for name, *rest in rows]
+    assert lines[start + 2 : start + 2 + len(rows)] == expected
+    assert not lines[start + 2 + len(rows)]
+
+
+def test_the_summary_of_masks_is_what_is_printed(capsys):
+    shapes = {
+        "head": {"kernel": (64, 10), "bias": (10,)},
+        "layers": {"kernel": (24, 64, 64), "bias": (24, 64), "ln_gain": (24, 64)},
+    }
+    params = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, "float32"), shapes, is_leaf=lambda node: isinstance(node, tuple)
+    )
+    lbopt.summarize_masks(params, lbopt.lamb(0.1, weight_decay=0.01, stacked=lbopt.stacked_paths("^layers/")))
+    assert capsys.readouterr().out in README
+
+
+def test_the_scaling_plan_is_what_is_printed(capsys):
+    lbopt.scaling_plan((512, 4096, 32768), 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
+    assert capsys.readouterr().out in README
