@@ -307,10 +307,7 @@ def test_injected_hyperparams_of_the_passive_ones_are_read():
         assert after.inner_state.skipped_spikes == skipped
 
 
-SCHEDULE_FREE = [name for name in TABLE if name.startswith(("lamb", "lars", "lans", "larc")) and name != "lamb_moments"]
-
-
-@pytest.mark.parametrize("name", [name for name in SCHEDULE_FREE if name != "lars_momentum"])
+@each
 def test_schedule_free_runs_on_it_under_jit(name):
     params = tree_of(0)
     tx = optax.contrib.schedule_free(make(name), learning_rate=0.1, b1=0.9)

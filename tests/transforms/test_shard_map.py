@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import lbopt
@@ -137,3 +138,26 @@ def test_other_transforms_inside_shard_map(build):
         PARAMS, GRADS[0]
     )
     assert_same(ours, outcome(build(), jax.tree.map(jnp.asarray, PARAMS), jax.tree.map(jnp.asarray, GRADS[0])))
+
+
+LARS = BUILD["lars"]()
+ON_SHARDS = jax.jit(
+    lambda params, grads: jax.shard_map(
+        functools.partial(walk, BUILD["lars"](axis_name="x", sharded_mask=SPLIT)),
+        mesh=jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,)),
+        in_specs=(SPECS, [SPECS]),
+        out_specs=(SPECS, P()),
+    )(params, grads)
+)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@given(st.integers(0, 2**16), st.lists(st.floats(-6, 6), min_size=4, max_size=4))
+def test_shards_of_any_size_of_weights_and_gradients(seed, exponents):
+    sizes = iter(exponents)
+    params = jax.tree.map(lambda leaf: np.float32(10.0 ** next(sizes) * leaf), tree_of(seed))
+    grads = [tree_of(seed + 1)]
+    ours, expected = ON_SHARDS(params, grads), walk(LARS, params, grads)
+    for name, ratio in expected[1].items():
+        assert np.isclose(ours[1][name], ratio, rtol=2e-6)
+    assert_same(ours[0], expected[0])
