@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ _BIAS_NAMES = {"bias", "b", "beta", "offset"}
 _NORM_NAMES = {"scale", "gamma"}
 _WEIGHT_NAMES = {"kernel", "embedding"}
 _NORM_MODULE = re.compile(
-    r"(^|_)((batch|layer|group|instance|rms|evo)_?norm(alization)?|norm|bn|ln|gn)(_?\d+)?$", re.IGNORECASE
+    r"(^|_)((batch|layer|group|instance|rms|evo)_?norm(alization)?(\dd)?|norm|bn|ln|gn)(_?\d+|_f)?$", re.IGNORECASE
 )
 
 
@@ -84,7 +84,7 @@ def select_roles(*roles: Role) -> RoleMask:
     >>> select_roles("weight", "bias")({"kernel": np.zeros((2, 2)), "bias": np.zeros(2), "scale": np.zeros(2)})
     {'bias': True, 'kernel': True, 'scale': False}
     """
-    if not roles or not set(roles) <= set(ROLES):
+    if not roles or not all(isinstance(role, str) and role in ROLES for role in roles):
         raise ValueError(f"roles = {roles!r}: give one or more of {', '.join(ROLES)}")
     return RoleMask(tuple(role for role in ROLES if role in roles))
 
@@ -184,7 +184,9 @@ def resolve_mask(
         from `params`, or if a leaf of it is not a bool.
     """
     if isinstance(mask, str):
-        raise ValueError(f"{argument} = {mask!r}: for a pattern say lbopt.select_paths({mask!r})")
+        raise ValueError(f"{argument} = {mask!r}: {_meant(mask)}")
+    if isinstance(mask, (int, float)) and not isinstance(mask, bool):
+        raise ValueError(f"{argument} = {mask!r}: give True, False, None, a pytree of bools, or a callable")
     if isinstance(mask, types.Unset):
         mask = weights_only
     if mask is None or isinstance(mask, bool):
@@ -199,10 +201,42 @@ def resolve_mask(
                 f"{argument} selects none of the {len(names)} parameters ({tree.some(names)}): "
                 f"pass {argument}=False if no leaf is meant, or {argument}=None for every leaf"
             )
-    _note(argument, selected)
-    if stacked is not None:
-        _note("stacked", stacked)
     return selected
+
+
+def _meant(mask: str) -> str:
+    if mask == "as_weight_decay":
+        return "only lbopt.lamb and lbopt.lars know it; pass the mask of the decay again"
+    return f"for a pattern say lbopt.select_paths({mask!r})"
+
+
+def resolve_split(sharded_mask: types.Mask, axis_name: types.AxisName, params: types.Params) -> Split:
+    """Return which leaves are split over `axis_name`; none without one.
+
+    Raises:
+      ValueError: as `resolve_mask`, or if there is a `sharded_mask` but no `axis_name`.
+    """
+    if axis_name is None:
+        if sharded_mask is not None:
+            raise ValueError("sharded_mask without axis_name: name the mapped axis over which those leaves are split")
+        return Split(jax.tree.map(lambda _: False, params), None)
+    return Split(resolve_mask(sharded_mask, params, "sharded_mask"), axis_name)
+
+
+class Split(NamedTuple):
+    """Which leaves are split over a mapped axis.
+
+    Attributes:
+      leaves: a pytree of bools.
+      axis_name: the axis.
+    """
+
+    leaves: types.PyTree
+    axis_name: types.AxisName
+
+    def axis_of(self, split: bool) -> types.AxisName:
+        """Return the axis to sum over for a leaf that is split, or not."""
+        return self.axis_name if split else None
 
 
 def _check_bool(name: str, chosen: Any, argument: str) -> None:
@@ -215,7 +249,7 @@ _NOTES: contextvars.ContextVar[list[tuple[str, types.PyTree]] | None] = contextv
 
 @contextlib.contextmanager
 def listening() -> Iterator[list[tuple[str, types.PyTree]]]:
-    """Collect (argument, pytree of choices) of every mask that is resolved inside."""
+    """Collect (argument, pytree of choices) of everything that is noted inside."""
     notes: list[tuple[str, types.PyTree]] = []
     token = _NOTES.set(notes)
     try:
@@ -224,7 +258,8 @@ def listening() -> Iterator[list[tuple[str, types.PyTree]]]:
         _NOTES.reset(token)
 
 
-def _note(argument: str, choices: types.PyTree) -> None:
+def note(argument: str, choices: types.PyTree) -> None:
+    """Tell whoever listens which leaves a transform touches; see `lbopt.summarize_masks`."""
     notes = _NOTES.get()
     if notes is not None:
         notes.append((argument, choices))

@@ -84,6 +84,10 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
     """
     if stacked is None:
         return jax.tree.map(lambda _: 0, params)
+    if isinstance(stacked, (str, bool, int)):
+        raise ValueError(
+            f"stacked = {stacked!r}: give a predicate (path, leaf) -> bool, for instance lbopt.stacked_paths('^layers/'), or None"
+        )
     if callable(stacked):
         counts = tree.map_with_name(stacked, params)
     else:

@@ -19,6 +19,8 @@ def path_name(path: tuple[Any, ...]) -> str:
     >>> [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path({"dense": {"bias": 0, "kernel": 0}})]
     ['dense/bias', 'dense/kernel']
     """
+    if len(path) > 1 and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
+        path = path[:-1]  # the inside of a box: flax.linen.Partitioned, the variables of flax.nnx
     return "/".join(_key_name(key) for key in path)
 
 
@@ -52,6 +54,20 @@ def check_structure(selected: types.PyTree, params: types.Params, argument: str)
         raise ValueError(
             f"{argument} has another structure than params (they differ at {', '.join(unknown[:4]) or 'the root'}): give one value per parameter"
         )
+
+
+def check_updates(updates: types.PyTree, params: types.PyTree) -> None:
+    """Raise ValueError unless updates have the structure and the shapes of the parameters (or of the state)."""
+    check_structure(updates, params, "updates")
+
+    def check(name: str, update: Any, param: Any) -> None:
+        if jnp.shape(update) != jnp.shape(param):
+            raise ValueError(
+                f"updates at {name!r} have shape {jnp.shape(update)}, the parameter has {jnp.shape(param)}: "
+                "give the gradients of these parameters"
+            )
+
+    map_with_name(check, updates, params)
 
 
 def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:

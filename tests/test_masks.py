@@ -83,6 +83,8 @@ def test_normalization_without_a_parent_is_never_a_weight(module):
         ("batch_normalization_12/beta", 1, "norm"),
         ("ln1/bias", 1, "norm"),
         ("gn_2/offset", 1, "norm"),
+        ("layer1/BatchNorm2d/weight", 1, "norm"),
+        ("decoder/ln_f/weight", 1, "norm"),
         ("SyncBatchNorm_3/scale", 1, "norm"),
         ("pre_norm/w", 2, "norm"),
         ("head/gamma", 1, "norm"),

@@ -1,12 +1,14 @@
 """Names and norms of trees."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
-from lbopt import tree
+from lbopt import masks, tree
 
 
 def test_names_of_dicts_sequences_and_named_tuples():
@@ -63,3 +65,17 @@ def test_norm_of_parts_is_summed_over_the_axis():
     x = np.float32(np.random.default_rng(4).normal(size=(4, 6)))
     norms = jax.vmap(lambda part: tree.l2_norm(part, axis_name="parts"), axis_name="parts")(jnp.asarray(x))
     assert np.allclose(norms, np.linalg.norm(x), rtol=1e-6)
+
+
+def test_the_inside_of_a_box_has_the_name_of_the_box():
+    """Boxed Flax parameters and the variables of nnx are called what they are called without their boxes."""
+    linen = nn.Dense(3, kernel_init=nn.with_partitioning(nn.initializers.ones, ("a", "b"))).init(
+        jax.random.key(0), jnp.ones((1, 2))
+    )["params"]
+    assert tree.leaf_names(linen) == ["bias", "kernel"]
+    state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)
+    assert tree.leaf_names(state) == ["bias", "kernel"]
+    chosen = masks.resolve_mask(masks.weights_only, {"head": state}, "mask")
+    assert jax.tree.leaves(chosen) == [False, True]
+    attention = {"attention": {"value": {"bias": 0, "kernel": 1}}}
+    assert tree.leaf_names(attention) == ["attention/value/bias", "attention/value/kernel"]

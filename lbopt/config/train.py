@@ -78,7 +78,7 @@ class OptimizerConfig:
       name: "lamb", "lans", "lars", "adamw", "adam" or "momentum".
       variant: of lamb and lars: which public code (`lbopt.describe()` lists them). What is not a field here is as that
         code has it.
-      weight_decay: decoupled for lamb, lans and adamw, added to the gradient for lars and momentum, not used by adam.
+      weight_decay: never the variant's; decoupled for lamb, lans and adamw, added to the gradient for lars and momentum, not used by adam.
       momentum: of lars and momentum.
       nesterov: of lars and momentum.
       b1: of lamb, lans, adamw and adam.
@@ -281,7 +281,7 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
     )
     bounds = optimizer.trust_ratio_bounds
     require(
-        bounds is None or 0 <= bounds[0] <= bounds[1] < math.inf,
+        bounds is None or (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf),
         f"{prefix}.trust_ratio_bounds",
         bounds,
         "give (low, high) with 0 <= low <= high, or None",
@@ -312,6 +312,12 @@ def _validate_guards(optimizer: OptimizerConfig, prefix: str) -> None:
             f"{prefix}.spike_factor",
             factor,
             "set skip_limit too: so many are skipped in a row",
+        )
+        require(
+            optimizer.clip_stage not in ("replica", "mean"),
+            f"{prefix}.spike_factor",
+            factor,
+            f"clip_stage={optimizer.clip_stage!r} cuts spikes off before they are looked for; use 'accumulated' or 'none'",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -30,7 +31,8 @@ class GradientClip:
     stage: str = "accumulated"
 
     def __post_init__(self) -> None:
-        require(self.max_norm > 0, "max_grad_norm", self.max_norm, "give a number > 0, or leave the clip out")
+        fix = "give a finite number > 0, or leave the clip out"
+        require(0 < self.max_norm < math.inf, "max_grad_norm", self.max_norm, fix)
         require_choice("clip_stage", self.stage, STAGES)
 
 

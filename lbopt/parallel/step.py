@@ -43,6 +43,9 @@ def step_fn(
       clip: see `make_train_step`.
       measure_noise: see `make_train_step`.
     """
+    alone = axis_name is None or (clip is not None and clip.stage == "mean")
+    if measure_noise and alone and num_microsteps == 1:
+        raise UserError("measure_noise = True: the batch is one part; use num_microsteps >= 2")
     hook = clips.make_microstep_hook(clip, measure_noise, axis_name)
     gradient_fn = accumulate.make_gradient_fn(loss_fn, num_microsteps, compute_dtype, hook)
     transform = optax.with_extra_args_support(tx)
@@ -58,8 +61,7 @@ def step_fn(
         extra = {}
         if measure_noise:
             total, count = metrics.pop(clips.SMALL_SQUARE)
-            replicated_parts = axis_name is None or (clip is not None and clip.stage == "mean")
-            parts = num_microsteps * (1 if replicated_parts else jax.lax.axis_size(axis_name))
+            parts = num_microsteps * (1 if alone else jax.lax.axis_size(axis_name))
             extra = {"small_square_norm": total / count, "num_small": parts}
         if clip is not None and clip.stage == "accumulated":
             grads, of_gradient = clips.clipped(grads, clip)

@@ -9,6 +9,7 @@ import optax
 
 from lbopt import masks
 from lbopt.config.train import OptimizerConfig
+from lbopt.errors import UserError
 from lbopt.transforms import (
     clipping,
     ema,
@@ -36,6 +37,9 @@ def make_optimizer(
       learning_rate: a number or a schedule.
       weight_decay: instead of the config's; may be traced.
       global_batch_size: of the gradients, for `track_noise_scale`.
+
+    Raises:
+      UserError: if fields contradict each other.
     """
     decay = config.weight_decay if weight_decay is None else weight_decay
     links = []
@@ -45,7 +49,10 @@ def make_optimizer(
     max_norm = resolve_clip(config)
     if max_norm is not None and config.clip_stage == "accumulated":
         links.append(clipping.clip_by_global_norm(max_norm, _clip_eps(config)))
-    links.append(_BUILDERS[config.name](config, learning_rate, decay))
+    try:
+        links.append(_BUILDERS[config.name](config, learning_rate, decay))
+    except ValueError as error:
+        raise UserError(f"config.optimizer: {error}") from error
     if config.monitor_layers:
         links.append(monitoring.monitor_layers())
     if config.ema_decay is not None:

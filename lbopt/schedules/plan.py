@@ -80,8 +80,9 @@ def scale_unchecked(
     """Do what `scale_batch` does, for callers who have their own words for a warmup that does not end."""
     if warmup_rule not in WARMUP_RULES:
         raise ValueError(f"warmup_rule = {warmup_rule!r}: use one of {', '.join(WARMUP_RULES)}")
-    if not base_warmup_epochs >= 0:
-        raise ValueError(f"base_warmup_epochs = {base_warmup_epochs!r}: give a number >= 0")
+    units.require_number("base_learning_rate", base_learning_rate, traced=True)
+    units.require_number("base_warmup_epochs", base_warmup_epochs)
+    units.require_number("num_epochs", num_epochs, above=True)
     rate = scaling.scale_learning_rate(base_learning_rate, base_batch_size, global_batch_size, rule)
     here, base = (units.Units(num_examples, size) for size in (global_batch_size, base_batch_size))
     epochs = {
@@ -130,6 +131,8 @@ def scaling_plan(
     References:
       The rows are those of LAMB on ResNet-50 (NUS-HPC-AI-Lab/pytorch-lamb README): 782 warmup steps at every batch.
     """
+    if not isinstance(global_batch_sizes, Sequence) or not global_batch_sizes:
+        raise ValueError(f"global_batch_sizes = {global_batch_sizes!r}: give a list of batch sizes")
     rows = tuple(
         scale_batch(
             size, base_learning_rate, base_batch_size, base_warmup_epochs, num_examples, num_epochs, rule, warmup_rule

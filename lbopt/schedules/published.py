@@ -109,7 +109,8 @@ def exponential_schedule(
 
     Args:
       base_learning_rate: at the end of warmup it has lost the stairs below it already.
-      steps_per_decay: optimizer steps between two stairs, may be fractional; 2.4 epochs in EfficientNet.
+      steps_per_decay: optimizer steps between two stairs, may be fractional. 2.4 epochs in EfficientNet:
+        `lbopt.schedules.units.Units(num_examples, global_batch_size).exact_steps(2.4)`.
       total_steps: optimizer steps of the whole run.
       decay_rate: factor of a stair, in (0, 1].
       warmup_steps: 5 epochs in EfficientNet.
@@ -142,7 +143,7 @@ def step_schedule(
       base_learning_rate: before the first boundary.
       boundaries: optimizer steps, ascending: from each on, the factor holds.
       total_steps: optimizer steps of the whole run.
-      factor: in (0, 1]; 0.1 at epochs 30, 60 and 80 in Goyal et al., arXiv 1706.02677.
+      factor: in (0, 1].
       warmup_steps: linear from 0.
 
     Raises:
@@ -175,6 +176,9 @@ def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
     """
     if not phases:
         raise ValueError("phases = (): give at least one (schedule, steps)")
+    for phase in phases:
+        if not isinstance(phase, tuple) or len(phase) != 2 or not callable(phase[0]) or not isinstance(phase[1], int):
+            raise ValueError(f"phases: {phase!r} is not a (schedule, number of steps)")
     lengths = [length for _, length in phases]
     for length in lengths:
         if length < 1:

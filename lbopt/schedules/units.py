@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
+from typing import Any
+
+
+def require_number(argument: str, value: Any, above: bool = False, traced: bool = False) -> None:
+    """Raise ValueError unless the value is a finite number >= 0, or > 0 if `above`; a traced one passes if it may."""
+    if traced and not isinstance(value, (numbers.Real, str)) and hasattr(value, "dtype"):
+        return
+    good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(float(value))
+    if not good or not (value > 0 if above else value >= 0):
+        raise ValueError(f"{argument} = {value!r}: give a finite number {'>' if above else '>='} 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +37,9 @@ class Units:
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "global_batch_size"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: give a number >= 1")
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not int(value) >= 1:
+                raise ValueError(f"{name} = {value!r}: give a whole number >= 1")
 
     def exact_steps(self, epochs: float) -> float:
         """Return the optimizer steps that `epochs` take, not rounded."""

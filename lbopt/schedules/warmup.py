@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt.schedules import decay as decays, scaling, units
+from lbopt.schedules import decay as decays, plan, scaling, units
 
 DecayFrom = Literal["warmup_end", "start"]
 DECAY_ORIGINS = ("warmup_end", "start")
@@ -139,17 +139,19 @@ def legw_schedule(
     References:
       You et al., Large-Batch Training for LSTM and Beyond (LEGW), arXiv 1901.08256.
     """
-    for name, value in (("base_learning_rate", base_learning_rate), ("base_warmup_epochs", base_warmup_epochs)):
-        if isinstance(value, numbers.Real) and not 0 <= float(value) < math.inf:
-            raise ValueError(f"{name} = {value!r}: give a finite number >= 0")
-    for name, size in (("base_batch_size", base_batch_size), ("num_epochs", num_epochs)):
-        if not 0 < size < math.inf:
-            raise ValueError(f"{name} = {size!r}: give a finite number > 0")
-    warmup_steps = units.Units(num_examples, base_batch_size).warmup_steps(base_warmup_epochs)
+    batch = plan.scale_unchecked(
+        global_batch_size,
+        base_learning_rate,  # type: ignore[arg-type]
+        base_batch_size,
+        base_warmup_epochs,
+        num_examples,
+        num_epochs,
+        rule,
+    )
     return warmup_schedule(
-        scaling.scale_learning_rate(base_learning_rate, base_batch_size, global_batch_size, rule),  # type: ignore[type-var]
-        warmup_steps,
-        units.Units(num_examples, global_batch_size).steps(num_epochs),
+        batch.learning_rate,
+        batch.warmup_steps,
+        batch.total_steps,
         decay,
         power,
         end_factor,
@@ -158,28 +160,24 @@ def legw_schedule(
 
 
 def _check(peak_learning_rate, warmup_steps, total_steps: int, first_step: int, start_step: int) -> None:
-    if isinstance(peak_learning_rate, numbers.Real) and not 0 <= float(peak_learning_rate) < math.inf:
-        raise ValueError(f"peak_learning_rate = {peak_learning_rate!r}: give a finite number >= 0")
-    if total_steps < 1:
-        raise ValueError(f"total_steps = {total_steps!r}: give a number >= 1")
+    units.require_number("peak_learning_rate", peak_learning_rate, traced=True)
+    units.require_number("warmup_steps", warmup_steps, traced=True)
+    if not isinstance(total_steps, numbers.Integral) or total_steps < 1:
+        raise ValueError(f"total_steps = {total_steps!r}: give a whole number >= 1")
     if first_step not in (0, 1):
         raise ValueError(f"first_step = {first_step!r}: use 0 or 1")
-    if isinstance(warmup_steps, numbers.Real):
-        if not 0 <= float(warmup_steps) < math.inf:
-            raise ValueError(f"warmup_steps = {warmup_steps!r}: give a finite number >= 0")
-        if not start_step + float(warmup_steps) < total_steps:
-            begun = "" if start_step == 0 else f" from step {start_step}"
-            raise ValueError(
-                f"warmup_steps = {float(warmup_steps):g}{begun} of {total_steps} steps: warmup must end before training does; "
-                "warm up for less or train for longer"
-            )
+    if isinstance(warmup_steps, numbers.Real) and not start_step + float(warmup_steps) < total_steps:
+        begun = "" if start_step == 0 else f" from step {start_step}"
+        raise ValueError(
+            f"warmup_steps = {float(warmup_steps):g}{begun} of {total_steps} steps: warmup must end before training does; "
+            "warm up for less or train for longer"
+        )
 
 
 def _check_decay(warmup_power, warmup_from, decay_from, decay_steps, end_learning_rate, end_factor, decay) -> None:
     if not 0 < warmup_power < math.inf:
         raise ValueError(f"warmup_power = {warmup_power!r}: give a finite number > 0")
-    if isinstance(warmup_from, numbers.Real) and not 0 <= float(warmup_from) < math.inf:
-        raise ValueError(f"warmup_from = {warmup_from!r}: give a finite number >= 0")
+    units.require_number("warmup_from", warmup_from, traced=True)
     if decay_from not in DECAY_ORIGINS:
         raise ValueError(f"decay_from = {decay_from!r}: use one of {', '.join(DECAY_ORIGINS)}")
     if isinstance(decay_steps, numbers.Real) and not 0 < float(decay_steps) < math.inf:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from lbopt import tree, types
 
@@ -21,20 +22,38 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def require_scalar(argument: str, value: Any) -> None:
+    """Raise ValueError unless the value is a number or a (traced) scalar array."""
+    if not is_number(value) and not (
+        hasattr(value, "dtype") and getattr(value, "ndim", 0) == 0 and value.dtype != bool
+    ):
+        raise ValueError(f"{argument} = {value!r}: give a number")
+
+
+def require_flag(argument: str, value: Any) -> bool:
+    """Return a bool, or raise ValueError for anything else: what a flag says must be known when the transform is built."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{argument} = {value!r}: give True or False")
+    return bool(value)
+
+
 def require_at_least(argument: str, value: Any, low: float) -> None:
     """Raise ValueError unless a plain number is finite and at least `low`."""
+    require_scalar(argument, value)
     if is_number(value) and not (math.isfinite(value) and value >= low):
         raise ValueError(f"{argument} = {value!r}: give a finite number >= {low:g}")
 
 
 def require_above(argument: str, value: Any, low: float) -> None:
     """Raise ValueError unless a plain number is finite and above `low`."""
+    require_scalar(argument, value)
     if is_number(value) and not (math.isfinite(value) and value > low):
         raise ValueError(f"{argument} = {value!r}: give a finite number > {low:g}")
 
 
 def require_decay_rate(argument: str, value: Any) -> None:
     """Raise ValueError unless a plain number lies in [0, 1)."""
+    require_scalar(argument, value)
     if is_number(value) and not 0 <= value < 1:
         raise ValueError(f"{argument} = {value!r}: give a number in [0, 1)")
 
@@ -47,6 +66,7 @@ def require_bounds(argument: str, bounds: tuple[float, float] | None, low: float
     if (
         not isinstance(bounds, (tuple, list))
         or len(bounds) != 2
+        or not all(is_number(bound) for bound in bounds)
         or not bounds[0] <= bounds[1]
         or (low is not None and not low <= bounds[0])
     ):
@@ -55,7 +75,7 @@ def require_bounds(argument: str, bounds: tuple[float, float] | None, low: float
 
 def require_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
     """Raise ValueError unless the value is one of the choices."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{argument} = {value!r}: use one of {', '.join(str(choice) for choice in choices)}")
 
 

@@ -53,8 +53,8 @@ def clip_by_global_norm(
       `optax.clip_by_global_norm` with the norm and the division in fp32 (or wider) whatever the dtype of the updates,
       right on the shards inside `shard_map`, and with the norm kept in its state.
     """
-    arguments.require_above("max_grad_norm", max_norm, 0)
-    arguments.require_at_least("max_grad_norm_eps", eps, 0)
+    arguments.require_above("max_norm", max_norm, 0)
+    arguments.require_at_least("eps", eps, 0)
 
     def init_fn(params: types.Params) -> ClipState:
         del params
@@ -73,14 +73,13 @@ def clip_by_global_norm(
 
 def global_norm(updates: optax.Updates, axis_name: types.AxisName = None, sharded_mask: types.Mask = None) -> jax.Array:
     """Return the L2 norm over every leaf together, in fp32 or wider."""
-    if axis_name is None:
-        squares = [tree.square_norm(leaf) for leaf in jax.tree.leaves(updates)]
-        return jnp.sqrt(sum(squares)) if squares else jnp.zeros(())
-    split = masks.resolve_mask(sharded_mask, updates, "sharded_mask")
-    pairs = list(zip(jax.tree.leaves(updates), jax.tree.leaves(split), strict=True))
-    parts = sum((tree.square_norm(leaf) for leaf, chosen in pairs if chosen), jnp.zeros(()))
+    split = masks.resolve_split(sharded_mask, axis_name, updates)
+    pairs = list(zip(jax.tree.leaves(updates), jax.tree.leaves(split.leaves), strict=True))
     whole = sum((tree.square_norm(leaf) for leaf, chosen in pairs if not chosen), jnp.zeros(()))
-    return jnp.sqrt(whole + (jax.lax.psum(parts, axis_name) if any(chosen for _, chosen in pairs) else 0))
+    if not any(chosen for _, chosen in pairs):
+        return jnp.sqrt(whole)
+    parts = sum((tree.square_norm(leaf) for leaf, chosen in pairs if chosen), jnp.zeros(()))
+    return jnp.sqrt(whole + jax.lax.psum(parts, axis_name))
 
 
 def scale_to(

@@ -31,11 +31,12 @@ def add_weight_decay(
         return masks.resolve_mask(weight_decay_mask, params, "weight_decay_mask", layers)
 
     def init_fn(params: types.Params) -> optax.EmptyState:
-        chosen(params)
+        masks.note("weight_decay_mask", chosen(params))
         return optax.EmptyState()
 
     def update_fn(updates: optax.Updates, state: optax.EmptyState, params: types.Params | None = None):
         arguments.require_params(params, "add_weight_decay")
+        tree.check_updates(updates, params)
 
         def add(u: jax.Array, w: jax.Array, decayed: bool) -> jax.Array:
             wide = tree.wide_dtype(u.dtype)

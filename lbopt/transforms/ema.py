@@ -56,6 +56,7 @@ def track_ema(
     """
     arguments.require_decay_rate("decay", decay)
     arguments.require_float_dtype("ema_dtype", ema_dtype)
+    ramp = arguments.require_flag("ramp", ramp)
 
     def init_fn(params: types.Params) -> EmaState:
         return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(start, params))
@@ -93,7 +94,8 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
 
     Args:
       opt_state: the state of a chain, `masked`, `MultiSteps`, ... with `track_ema` in it.
-      like: parameters whose dtypes the result gets; None leaves it in the dtype of the average.
+      like: parameters whose dtypes the result gets, and whose leaves it takes where `optax.masked` kept them out of the
+        average; None leaves the result as it is kept.
 
     Raises:
       ValueError: if the state holds no average, or several.
@@ -105,4 +107,11 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
             f"opt_state holds {len(found)} averages of the parameters: put one lbopt.track_ema last in the chain"
         )
     ema = found[0].ema
-    return ema if like is None else jax.tree.map(lambda e, p: e.astype(p.dtype), ema, like)
+    if like is None:
+        return ema
+    return jax.tree.map(
+        lambda e, p: p if isinstance(e, optax.MaskedNode) else e.astype(p.dtype),
+        ema,
+        like,
+        is_leaf=lambda node: isinstance(node, optax.MaskedNode),
+    )

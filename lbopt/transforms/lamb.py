@@ -43,6 +43,7 @@ def lamb(
     grad_averaging: Any = types.UNSET,
     max_grad_norm_eps: Any = types.UNSET,
     gradient_normalization: Any = types.UNSET,
+    gradient_normalization_stage: Any = types.UNSET,
     stacked: types.Stacked = None,
     axis_name: types.AxisName = None,
     sharded_mask: types.Mask = None,
@@ -53,12 +54,12 @@ def lamb(
 
         r = m' / (sqrt(v') + eps) ;   u = r + wd w ;   w <- w - lr * phi(||w||) / ||u|| * u
 
-    A chain of `clip_by_global_norm` (if asked), `scale_by_lamb_moments`, `scale_by_layerwise_trust_ratio` and
-    `scale_by_learning_rate`, and no more. Between the links updates are fp32 (or wider); they leave in the dtype of the gradients.
+    A chain of `clip_by_global_norm`, `normalize_gradients` and decay added to the gradient (if asked), `scale_by_lamb_moments`,
+    `scale_by_layerwise_trust_ratio` and `scale_by_learning_rate`, and no more. Between the links updates are fp32 (or wider); they leave in the dtype of the gradients.
 
     Args:
       learning_rate: a number or a schedule.
-      b1: decay rate of the first moment; as every option below up to `gradient_normalization`, the variant's if not given.
+      b1: decay rate of the first moment; as every option below up to `gradient_normalization_stage`, the variant's if not given.
       b2: decay rate of the second moment.
       eps: outside the root.
       weight_decay: wd >= 0. There is no good common default: .01 for BERT, 1.5 for You's ResNet-50.
@@ -76,8 +77,8 @@ def lamb(
       zero_norm_ratio: the ratio where a norm is zero; None divides all the same (see `scale_by_layerwise_trust_ratio`).
       grad_averaging: False: m = b1 m + g.
       max_grad_norm_eps: added to the global norm before the division by it.
-      gradient_normalization: "layer" or "global": divide the gradients by their norms before the moments (after the
-        clip); None does not.
+      gradient_normalization: "layer" or "global": divide the gradients by their norms before the moments; None does not.
+      gradient_normalization_stage: "after_clip" or "before_clip".
       stacked: which leaves are stacks of layers, each with a ratio of its own (see `scale_by_layerwise_trust_ratio`).
       axis_name: inside `shard_map`: the axis over which leaves are split; norms are summed over it.
       sharded_mask: with `axis_name`: which leaves are split; None for all.
@@ -124,16 +125,22 @@ def lamb(
         max_grad_norm=max_grad_norm,
         max_grad_norm_eps=max_grad_norm_eps,
         gradient_normalization=gradient_normalization,
+        gradient_normalization_stage=gradient_normalization_stage,
     )
     placement = row["weight_decay_placement"]
     arguments.require_choice("weight_decay_placement", placement, WEIGHT_DECAY_PLACEMENTS)
     variants.check_adaptation(row, "lamb", variant)
     spread: dict[str, Any] = {"axis_name": axis_name, "sharded_mask": sharded_mask}
-    first = []
+    stage, per, first = row["gradient_normalization_stage"], row["gradient_normalization"], []
+    arguments.require_choice("gradient_normalization_stage", stage, ("after_clip", "before_clip"))
     if row["max_grad_norm"] is not None:
+        arguments.require_above("max_grad_norm", row["max_grad_norm"], 0)
+        arguments.require_at_least("max_grad_norm_eps", row["max_grad_norm_eps"], 0)
         first.append(clipping.clip_by_global_norm(row["max_grad_norm"], row["max_grad_norm_eps"], **spread))
-    if row["gradient_normalization"] is not None:
-        first.append(normalization.normalize_gradients(row["gradient_normalization"], stacked=stacked, **spread))
+    if per is not None:
+        arguments.require_choice("gradient_normalization", per, normalization.PER)
+        normalized = normalization.normalize_gradients(per, stacked=stacked, **spread)
+        first.insert(0 if stage == "before_clip" else len(first), normalized)
     if placement == "gradient":
         first.append(decay.add_weight_decay(row["weight_decay"], row["weight_decay_mask"], stacked))
     return precision.chain_in_wide_precision(

@@ -95,14 +95,14 @@ def scale_by_lans(
         updates: optax.Updates, state: LansState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LansState]:
         arguments.require_params(params, "scale_by_lans")
-        tree.check_structure(updates, params, "updates")
+        tree.check_updates(updates, params)
         count = optax.safe_increment(state.moments.count)
         mu, nu = moments.next_moments(updates, state.moments, b1, b2, count)
 
         def directions(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
             m, v = moments.debiased(m, v, b1, b2, count, True)
             below = jnp.sqrt(v) + eps
-            return (m / below).astype(g.dtype), (g / below).astype(g.dtype)
+            return moments.divided(m, below).astype(g.dtype), moments.divided(g, below).astype(g.dtype)
 
         follow, look = tree.unzip_pairs(updates, jax.tree.map(directions, updates, mu, nu))
         follow, of_momentum = ratio.update(follow, state.of_momentum, params)
@@ -165,7 +165,8 @@ def lans(
     -0.01
 
     References:
-      Zheng et al., Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes, arXiv 2006.13484, Algorithm 2.
+      Zheng et al., Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes, arXiv 2006.13484,
+      Algorithm 2; the equations as apache/mxnet, python/mxnet/optimizer/lans.py, has them.
 
     Note:
       All gradients are normalised, also those of leaves that are not adapted.

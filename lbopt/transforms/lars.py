@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from lbopt import masks, stacks, types
+from lbopt import types
 from lbopt.transforms import arguments, learning_rate as lr_transform, moments, precision, trust_ratio, variants
 
 WEIGHT_DECAY_PLACEMENTS = ("inside", "outside", "norm_only", "decoupled")
@@ -168,6 +168,11 @@ def _check(row: dict[str, Any]) -> None:
             "trust_ratio_placement = 'outside' puts the ratio after the momentum: learning_rate_placement and "
             "plain_learning_rate_placement have to be 'outside' too"
         )
+    if row["weight_decay_placement"] in ("outside", "decoupled") and row["trust_ratio_placement"] == "inside":
+        raise ValueError(
+            f"weight_decay_placement = {row['weight_decay_placement']!r} with a momentum after it: the velocity would gather the "
+            "decay; use 'inside', or trust_ratio_placement='outside'"
+        )
     if row["denominator"] == "momentum" and row["trust_ratio_placement"] == "inside":
         raise ValueError(
             "denominator = 'momentum' divides by the norm of the momentum: trust_ratio_placement has to be 'outside'"
@@ -194,22 +199,21 @@ def _momentum_steps(row: dict[str, Any], learning_rate, momentum_dtype, stacked)
 
     if adapted_order == plain_order:
         return ordered(adapted_order, row["nesterov"])
-    chosen = _Adapted(variants.trust_ratio_mask(row), stacked)
+
+    def adapted(params: types.Params) -> types.PyTree:
+        return trust_ratio.resolve_touched(
+            params,
+            variants.trust_ratio_mask(row),
+            row["weight_decay_mask"],
+            row["weight_decay"],
+            row["adapt_undecayed"],
+            stacked,
+        ).adapted
+
+    def plain(params: types.Params) -> types.PyTree:
+        return jax.tree.map(lambda chosen: not chosen, adapted(params))
+
     return [
-        optax.masked(optax.chain(*ordered(adapted_order, row["nesterov"])), chosen),
-        optax.masked(optax.chain(*ordered(plain_order, False)), chosen.others),
+        optax.masked(optax.chain(*ordered(adapted_order, row["nesterov"])), adapted),
+        optax.masked(optax.chain(*ordered(plain_order, False)), plain),
     ]
-
-
-class _Adapted:
-    """The mask of adapted leaves, and its opposite, for `optax.masked`."""
-
-    def __init__(self, mask: types.Mask | types.Unset, stacked: types.Stacked):
-        self._mask, self._stacked = mask, stacked
-
-    def __call__(self, params: types.Params) -> types.PyTree:
-        layers = stacks.resolve_stacked(self._stacked, params)
-        return masks.resolve_mask(self._mask, params, "trust_ratio_mask", layers)
-
-    def others(self, params: types.Params) -> types.PyTree:
-        return jax.tree.map(lambda chosen: not chosen, self(params))

@@ -40,7 +40,8 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
       Differs from `optax.scale_by_learning_rate` in that the state holds the rate, so that logs show what was applied
       and not what somebody computed beside it.
     """
-    arguments.require_at_least("learning_rate", learning_rate, 0)
+    if not callable(learning_rate):
+        arguments.require_at_least("learning_rate", learning_rate, 0)
 
     def init_fn(params: types.Params) -> LearningRateState:
         del params

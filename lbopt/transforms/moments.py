@@ -79,7 +79,9 @@ def scale_by_lamb_moments(
       and in computing 1 - b^t as -expm1(t log b): in fp32 the plain form is wrong by 1e-5 at b2 = 0.999, t = 1.
     """
     check_moments(b1, b2, eps, eps_root, mu_dtype, nu_dtype)
-    arguments.require_choice("debias", debias, (True, False, "in_state"))
+    if debias != "in_state":
+        debias = arguments.require_flag("debias", debias)
+    grad_averaging = arguments.require_flag("grad_averaging", grad_averaging)
 
     def init_fn(params: types.Params) -> LambMomentsState:
         return init_moments(params, "scale_by_lamb_moments", mu_dtype, nu_dtype)
@@ -88,13 +90,13 @@ def scale_by_lamb_moments(
         updates: optax.Updates, state: LambMomentsState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LambMomentsState]:
         del params
-        tree.check_structure(updates, state.mu, "updates")
+        tree.check_updates(updates, state.mu)
         count = optax.safe_increment(state.count)
         mu, nu = next_moments(updates, state, b1, b2, count, grad_averaging, debias == "in_state")
 
         def direction(g: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
             m, v = debiased(m, v, b1, b2, count, debias is True)
-            return (m / (jnp.sqrt(v + eps_root) + eps)).astype(g.dtype)
+            return divided(m, jnp.sqrt(v + eps_root) + eps).astype(g.dtype)
 
         return jax.tree.map(direction, updates, mu, nu), LambMomentsState(count, mu, nu)
 
@@ -149,6 +151,11 @@ def debiased(
     if debias:
         m, v = m / _one_minus_power(b1, count, m.dtype), v / _one_minus_power(b2, count, v.dtype)
     return m, v
+
+
+def divided(x: jax.Array, below: jax.Array) -> jax.Array:
+    """Return x / below, and x where below is 0: with eps = 0 a gradient that was always 0 gives 0 and not NaN."""
+    return x / jnp.where(below > 0, below, 1)
 
 
 class LarsMomentumState(NamedTuple):
@@ -208,6 +215,8 @@ def scale_by_lars_momentum(
     arguments.require_decay_rate("momentum", momentum)
     arguments.require_decay_rate("dampening", dampening)
     arguments.require_float_dtype("momentum_dtype", momentum_dtype)
+    nesterov = arguments.require_flag("nesterov", nesterov)
+    undamped_start = arguments.require_flag("undamped_start", undamped_start)
     damped = not (arguments.is_number(dampening) and dampening == 0)
 
     def init_fn(params: types.Params) -> LarsMomentumState:
@@ -219,7 +228,7 @@ def scale_by_lars_momentum(
         updates: optax.Updates, state: LarsMomentumState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LarsMomentumState]:
         del params
-        tree.check_structure(updates, state.momentum, "updates")
+        tree.check_updates(updates, state.momentum)
         weight = 1 - dampening if damped else 1
         count = state.count
         if count is not None:

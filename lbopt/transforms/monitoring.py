@@ -66,11 +66,6 @@ def monitor_layers(
       It reads parameters and updates once more where the compiler cannot fuse that into the pass which writes them.
     """
 
-    def split_of(params: types.Params) -> types.PyTree:
-        if axis_name is None:
-            return jax.tree.map(lambda _: False, params)
-        return masks.resolve_mask(sharded_mask, params, "sharded_mask")
-
     def init_fn(params: types.Params) -> LayerNormsState:
         def zeros() -> types.PyTree:
             layers = stacks.resolve_stacked(stacked, params)
@@ -82,15 +77,16 @@ def monitor_layers(
         updates: optax.Updates, state: LayerNormsState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LayerNormsState]:
         arguments.require_params(params, "monitor_layers")
-        tree.check_structure(updates, params, "updates")
-        layers, split = stacks.resolve_stacked(stacked, params), split_of(params)
+        tree.check_updates(updates, params)
+        layers = stacks.resolve_stacked(stacked, params)
+        split = masks.resolve_split(sharded_mask, axis_name, params)
 
         def norm(x: jax.Array, axes: int, chosen: bool, like: jax.Array) -> jax.Array:
-            return tree.l2_norm(x, axes, axis_name if chosen else None).reshape(like.shape).astype(like.dtype)
+            return tree.l2_norm(x, axes, split.axis_of(chosen)).reshape(like.shape).astype(like.dtype)
 
         return updates, LayerNormsState(
-            jax.tree.map(norm, params, layers, split, state.weight_norm),
-            jax.tree.map(norm, updates, layers, split, state.update_norm),
+            jax.tree.map(norm, params, layers, split.leaves, state.weight_norm),
+            jax.tree.map(norm, updates, layers, split.leaves, state.update_norm),
         )
 
     return optax.GradientTransformation(init_fn, update_fn)

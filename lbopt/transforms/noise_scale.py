@@ -76,6 +76,9 @@ class NoiseScaleState(NamedTuple):
 def track_noise_scale(global_batch_size: int, decay: float = 0.95) -> optax.GradientTransformationExtraArgs:
     """Keep an estimate of the simple noise scale tr(Sigma) / |G|^2, in examples; updates pass unchanged.
 
+    Parts that were clipped before they were averaged are measured after that clip. Not under `optax.MultiSteps`, which
+    would hand over the last part's norm only: accumulate in `make_train_step`.
+
     Near this batch size a doubling of the batch stops halving the steps. Numerator and denominator are averaged apart, as the quotient of
     single estimates is biased. Put it first in the chain, before anything that changes the gradient.
 

@@ -53,14 +53,12 @@ def normalize_gradients(
             norm = clipping.global_norm(updates, axis_name, sharded_mask)
             return jax.tree.map(lambda u: _divided(u, norm), updates), state
         layers = stacks.resolve_stacked(stacked, updates)
-        split = jax.tree.map(lambda _: False, updates)
-        if axis_name is not None:
-            split = masks.resolve_mask(sharded_mask, updates, "sharded_mask")
+        split = masks.resolve_split(sharded_mask, axis_name, updates)
 
         def normalize(u: jax.Array, layer_axes: int, chosen: bool) -> jax.Array:
-            return _divided(u, tree.l2_norm(u, layer_axes, axis_name if chosen else None))
+            return _divided(u, tree.l2_norm(u, layer_axes, split.axis_of(chosen)))
 
-        return jax.tree.map(normalize, updates, layers, split), state
+        return jax.tree.map(normalize, updates, layers, split.leaves), state
 
     return optax.GradientTransformation(optax.init_empty_state, update_fn)
 

@@ -81,6 +81,8 @@ def skip_bad_updates(
       `optax.apply_if_finite` applies a non-finite update once its limit is passed, and knows no spikes. Place this
       outermost, also around a clip: a clip hides a spike but not its direction.
     """
+    if not (hasattr(inner, "init") and hasattr(inner, "update")):
+        raise ValueError(f"inner = {inner!r}: give the optimizer to guard")
     arguments.require_at_least("max_consecutive", max_consecutive, 0)
     arguments.require_at_least("warmup_updates", warmup_updates, 0)
     arguments.require_decay_rate("norm_decay", norm_decay)

@@ -67,13 +67,14 @@ class _Options:
         arguments.require_choice("denominator", self.denominator, DENOMINATORS)
         arguments.require_choice("weight_decay_placement", self.weight_decay_placement, WEIGHT_DECAY_PLACEMENTS)
         arguments.require_choice("clip_mode", self.clip_mode, CLIP_MODES)
+        arguments.require_flag("adapt_undecayed", self.adapt_undecayed)
         if self.zero_norm_ratio is not None:
             arguments.require_at_least("zero_norm_ratio", self.zero_norm_ratio, 0)
         if self.clip_mode == "clip" and self.learning_rate is None:
             raise ValueError("clip_mode = 'clip' compares the ratio with the learning rate: pass learning_rate too")
         if self.clip_mode == "clip" and self.trust_ratio_bounds is not None:
             raise ValueError(
-                "clip_mode = 'clip' already bounds the ratio by the learning rate: leave trust_ratio_bounds out"
+                "clip_mode = 'clip' already bounds the ratio by the learning rate: pass trust_ratio_bounds=None"
             )
         if self.weight_decay_placement == "decoupled" and self.learning_rate is None:
             raise ValueError(
@@ -97,20 +98,60 @@ class _Options:
 
     def plans(self, params: types.Params) -> types.PyTree:
         """Return a `_Plan` per leaf of `params`."""
-        layers = stacks.resolve_stacked(self.stacked, params)
-        adapted = masks.resolve_mask(self.trust_ratio_mask, params, "trust_ratio_mask", layers)
-        decayed = masks.resolve_mask(self.weight_decay_mask, params, "weight_decay_mask", layers)
-        if self.axis_name is None:
-            split = jax.tree.map(lambda _: False, params)
-        else:
-            split = masks.resolve_mask(self.sharded_mask, params, "sharded_mask")
-        return jax.tree.map(self._plan, layers, adapted, decayed, split)
+        touched = resolve_touched(
+            params, self.trust_ratio_mask, self.weight_decay_mask, self.weight_decay, self.adapt_undecayed, self.stacked
+        )
+        split = masks.resolve_split(self.sharded_mask, self.axis_name, params)
+        for argument, choices in zip(("stacked", "trust_ratio_mask", "weight_decay_mask"), touched, strict=True):
+            masks.note(argument, choices)
 
-    def _plan(self, layer_axes: int, adapted: bool, decayed: bool, split: bool) -> _Plan:
-        undecayed = not decayed or (arguments.is_number(self.weight_decay) and self.weight_decay == 0)
-        if undecayed and not self.adapt_undecayed:
-            adapted = False
-        return _Plan(self, bool(adapted), bool(decayed), layer_axes, self.axis_name if split else None)
+        def plan(layer_axes: int, adapted: bool, decayed: bool, over: bool) -> _Plan:
+            return _Plan(self, adapted, decayed, layer_axes, split.axis_of(over))
+
+        return jax.tree.map(plan, *touched, split.leaves)
+
+
+class Touched(NamedTuple):
+    """What a trust ratio does to each leaf.
+
+    Attributes:
+      layers: how many leading axes count layers.
+      adapted: whether it gets a ratio.
+      decayed: whether it gets decay.
+    """
+
+    layers: types.PyTree
+    adapted: types.PyTree
+    decayed: types.PyTree
+
+
+def resolve_touched(
+    params: types.Params,
+    trust_ratio_mask: types.Mask | types.Unset,
+    weight_decay_mask: types.Mask | types.Unset,
+    weight_decay: float | jax.Array,
+    adapt_undecayed: bool,
+    stacked: types.Stacked,
+) -> Touched:
+    """Work out masks and stacks together: a leaf without decay is not adapted where `adapt_undecayed` is False.
+
+    Raises:
+      ValueError: if a mask or a stack does not fit the parameters, or if masks that each select something leave nothing
+        to adapt.
+    """
+    layers = stacks.resolve_stacked(stacked, params)
+    chosen = masks.resolve_mask(trust_ratio_mask, params, "trust_ratio_mask", layers)
+    decayed = masks.resolve_mask(weight_decay_mask, params, "weight_decay_mask", layers)
+    if arguments.is_number(weight_decay) and weight_decay == 0:
+        decayed = jax.tree.map(lambda _: False, decayed)
+    adapted = chosen if adapt_undecayed else jax.tree.map(lambda a, d: bool(a and d), chosen, decayed)
+    any_decayed, any_chosen, any_adapted = (any(jax.tree.leaves(tree)) for tree in (decayed, chosen, adapted))
+    if any_decayed and any_chosen and not any_adapted:
+        raise ValueError(
+            "trust_ratio_mask and weight_decay_mask have no leaf in common, and adapt_undecayed = False: no leaf would be "
+            "adapted; pass trust_ratio_mask=False if that is meant, or adapt_undecayed=True"
+        )
+    return Touched(layers, adapted, decayed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +340,7 @@ def scale_by_layerwise_trust_ratio(
         updates: optax.Updates, state: TrustRatioState, params: types.Params | None = None
     ) -> tuple[optax.Updates, TrustRatioState]:
         arguments.require_params(params, "scale_by_layerwise_trust_ratio")
-        tree.check_structure(updates, params, "updates")
+        tree.check_updates(updates, params)
         plans, rate = options.plans(params), options.rate(state.count)
         wide = jax.tree.map(lambda u, p: u.astype(tree.wide_dtype(p.dtype)), updates, params)
         weights = jax.tree.map(lambda p: p.astype(tree.wide_dtype(p.dtype)), params)

@@ -61,6 +61,7 @@ _LAMB_PAPER: dict[str, Any] = {
     "max_grad_norm": None,
     "max_grad_norm_eps": 0.0,
     "gradient_normalization": None,
+    "gradient_normalization_stage": "after_clip",
 }
 
 _LARS_PAPER: dict[str, Any] = {
@@ -87,7 +88,7 @@ _LARS_PAPER: dict[str, Any] = {
 }
 
 _PER_REPLICA_CLIP = (
-    "The source clips each replica's own gradient before the sum over replicas; lamb clips what it is given. "
+    "The source clips each replica's own gradient before the sum over replicas [recalled 97%]; lamb clips what it is given. "
     'To clip per replica: make_train_step(..., clip_stage="replica", max_grad_norm=1.0) and lamb(..., max_grad_norm=None).'
 )
 _WITHOUT_DECAY_ADAM = "The ratio is taken only where decay is not zero: weight_decay = 0 turns it into Adam."
@@ -108,7 +109,7 @@ LAMB: dict[str, Variant] = _rows(
     _LAMB_PAPER,
     (
         "paper",
-        "You et al., arXiv 1904.00962v5, Algorithm 2",
+        "You et al., arXiv 1904.00962v5, Algorithm 2 [recalled 80%]",
         "Decay inside the direction and inside its norm. Biases and normalization leaves are neither decayed nor adapted: "
         "the paper does not say, its authors' BERT code does so.",
         {},
@@ -273,7 +274,7 @@ LARS: dict[str, Variant] = _rows(
         "contrib_2018",
         "tensorflow, contrib/opt/python/training/lars_optimizer.py as of 2018-19 (MLPerf v0.6)",
         "Learning rate and ratio outside the momentum. The decay is in the denominator only: the loss has to hold the L2 term. "
-        "Later copies of the class are the tpu variant.",
+        "Later copies of the class are the tpu variant. MLPerf v0.6 ran it with eps = 1e-5.",
         {
             "weight_decay_mask": NO_NORM_NO_BIAS,
             "trust_ratio_mask": NO_NORM_NO_BIAS,
@@ -360,7 +361,7 @@ def choose(optimizer: str, variant: str, **given: Any) -> dict[str, Any]:
     (1e-05, 0.0)
     """
     rows = VARIANTS[optimizer]
-    if variant not in rows:
+    if not isinstance(variant, str) or variant not in rows:
         raise ValueError(f"variant = {variant!r}: use one of {', '.join(rows)}")
     return {**rows[variant].options, **{name: value for name, value in given.items() if value is not types.UNSET}}
 
@@ -373,9 +374,18 @@ def trust_ratio_mask(row: Mapping[str, Any]) -> Any:
 
 def check_adaptation(row: Mapping[str, Any], optimizer: str, variant: str) -> None:
     """Raise ValueError, or warn, where the options of a row leave nothing to adapt without saying so."""
+    if (
+        isinstance(row["trust_ratio_mask"], str)
+        and row["trust_ratio_mask"] == AS_DECAYED
+        and row["weight_decay_mask"] is False
+    ):
+        raise ValueError(
+            'trust_ratio_mask = "as_weight_decay" with weight_decay_mask = False: no leaf would be adapted; '
+            "pass trust_ratio_mask too"
+        )
     if row["adapt_undecayed"]:
         return
-    if row["weight_decay_mask"] is False:
+    if row["weight_decay_mask"] is False and row["trust_ratio_mask"] is not False:
         raise ValueError(
             "adapt_undecayed = False with weight_decay_mask = False: no leaf would be adapted; "
             "pass trust_ratio_mask=False if that is meant, or adapt_undecayed=True"

@@ -141,7 +141,19 @@ def test_refusals(problem):
     mesh = lbopt.make_mesh(1)
     with pytest.raises(UserError, match="clip_stage = 'inside': "):
         lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, max_grad_norm=1.0, clip_stage="inside")
-    with pytest.raises(UserError, match="max_grad_norm = 0"):
-        lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, max_grad_norm=0)
+    for norm in (0, float("inf"), float("nan")):
+        with pytest.raises(UserError, match=f"max_grad_norm = {norm}: give a finite number > 0"):
+            lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, max_grad_norm=norm)
+    for backend in ("jit", "pmap"):
+        with pytest.raises(UserError, match="measure_noise = True: the batch is one part"):
+            lbopt.make_train_step(
+                loss_fn,
+                optax.sgd(1.0),
+                lbopt.make_mesh(4),
+                backend,
+                max_grad_norm=1.0,
+                clip_stage="mean",
+                measure_noise=True,
+            )
     with pytest.raises(UserError, match="measure_noise = True: one replica and one microstep"):
         lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, measure_noise=True)

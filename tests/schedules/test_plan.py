@@ -33,11 +33,9 @@ def test_lars_resnet50_warms_up_for_391_steps_up_to_16k():
 
 
 def test_bert_warms_up_for_one_number_of_steps():
-    """Steps times batch are constant in the untuned table, so its million steps at 512 are one epoch of 512M examples."""
+    """Only that it is constant: its value in the paper is not asserted. An epoch here is the whole run."""
     rows = lbopt.scaling_plan(ALL, 5 / (2**3 * 1e3), 512, 1 / 320, num_examples=512 * 1_000_000, num_epochs=1)
     assert len({row.warmup_steps for row in rows}) == 1
-    assert [row.total_steps for row in rows] == [1_000_000 // 2**k for k in range(7)]
-    assert rows[-1].total_steps == 15625
 
 
 def test_constant_epochs_and_none():
@@ -69,6 +67,15 @@ def test_plan_is_what_the_schedule_does():
         ({"rule": "cubic"}, "rule = 'cubic'"),
         ({"base_warmup_epochs": -1}, "base_warmup_epochs = -1"),
         ({"global_batch_sizes": (0,)}, "global_batch_size = 0"),
+        ({"global_batch_sizes": (512.5,)}, r"global_batch_size = 512\.5: give a whole number"),
+        ({"global_batch_sizes": ()}, r"global_batch_sizes = \(\): give a list"),
+        ({"global_batch_sizes": 512}, "global_batch_sizes = 512: give a list"),
+        ({"base_learning_rate": -1.0}, r"base_learning_rate = -1\.0"),
+        ({"base_learning_rate": math.nan}, "base_learning_rate = nan"),
+        ({"num_epochs": math.nan}, "num_epochs = nan"),
+        ({"num_epochs": math.inf}, "num_epochs = inf"),
+        ({"num_epochs": 0}, "num_epochs = 0: give a finite number > 0"),
+        ({"base_warmup_epochs": math.inf}, "base_warmup_epochs = inf"),
         ({"num_examples": 0}, "num_examples = 0"),
     ],
 )

@@ -175,6 +175,13 @@ GOOD = {"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20}
         (lambda: lbopt.step_schedule(1.0, (5,), 100, 0.0), r"factor = 0\.0"),
         (lambda: lbopt.mixed_batch_schedule(), r"phases = \(\)"),
         (lambda: lbopt.mixed_batch_schedule((optax.constant_schedule(1.0), 0)), "a length is 0"),
+        (
+            lambda: lbopt.mixed_batch_schedule(optax.constant_schedule(1.0), 5),
+            r"is not a \(schedule, number of steps\)",
+        ),
+        (lambda: lbopt.mixed_batch_schedule((0.1, 5)), r"is not a \(schedule, number of steps\)"),
+        (lambda: lbopt.warmup_schedule(0.1, "5", 20), "warmup_steps = '5': give a finite number >= 0"),
+        (lambda: lbopt.warmup_schedule("0.1", 5, 20), "peak_learning_rate = '0.1'"),
     ],
 )
 def test_bad_arguments_are_named(build, message):

@@ -16,7 +16,7 @@ CONTRADICTIONS = {
     "clip_without_rate": (lambda: TRUST(clip_mode="clip"), "clip_mode = 'clip' .*: pass learning_rate too"),
     "clip_and_bounds": (
         lambda: lbopt.lars(0.1, variant="nvcaffe", trust_ratio_bounds=(0.0, 1.0)),
-        "clip_mode = 'clip' already bounds .*: leave trust_ratio_bounds out",
+        "clip_mode = 'clip' already bounds .*: pass trust_ratio_bounds=None",
     ),
     "decoupled_without_rate": (
         lambda: TRUST(weight_decay_placement="decoupled"),
@@ -48,9 +48,12 @@ CONTRADICTIONS = {
     ),
     "placement": (lambda: lbopt.lars(0.1, learning_rate_placement="before"), "use one of inside, outside"),
     "denominator": (lambda: TRUST(denominator="sum"), "denominator = 'sum': use one of norm_of_sum, sum_of_norms"),
-    "debias": (lambda: lbopt.lamb(0.1, debias="yes"), "debias = 'yes': use one of True, False, in_state"),
+    "debias": (lambda: lbopt.lamb(0.1, debias="yes"), "debias = 'yes': give True or False"),
     "clip_mode": (lambda: lbopt.lars(0.1, clip_mode="cap"), "clip_mode = 'cap': use one of scale, clip"),
-    "per": (lambda: lbopt.lamb(0.1, gradient_normalization="leaf"), "per = 'leaf': use one of layer, global"),
+    "per": (
+        lambda: lbopt.lamb(0.1, gradient_normalization="leaf"),
+        "gradient_normalization = 'leaf': use one of layer, global",
+    ),
     "bounds": (
         lambda: lbopt.lamb(0.1, trust_ratio_bounds=(2.0, 1.0)),
         r"trust_ratio_bounds = \(2\.0, 1\.0\): .* low <= high",
@@ -64,7 +67,43 @@ CONTRADICTIONS = {
     "mu_dtype": (lambda: lbopt.lamb(0.1, mu_dtype="int8"), "mu_dtype = 'int8': give a floating-point dtype"),
     "momentum_dtype": (lambda: lbopt.lars(0.1, momentum_dtype="half a byte"), "momentum_dtype = 'half a byte'"),
     "dampening": (lambda: lbopt.lars(0.1, dampening=1.0), r"dampening = 1\.0"),
-    "clip_eps": (lambda: lbopt.clip_by_global_norm(1.0, -1.0), r"max_grad_norm_eps = -1\.0"),
+    "clip_norm": (lambda: lbopt.clip_by_global_norm(None), "^max_norm = None: give a number"),
+    "lamb_clip_eps": (
+        lambda: lbopt.lamb(0.1, variant="nus", weight_decay=0.1, max_grad_norm_eps=-1.0),
+        r"^max_grad_norm_eps = -1\.0",
+    ),
+    "stage": (
+        lambda: lbopt.lamb(0.1, gradient_normalization_stage="first"),
+        "gradient_normalization_stage = 'first': use one of after_clip, before_clip",
+    ),
+    "decay_into_the_velocity": (
+        lambda: lbopt.lars(0.1, weight_decay_placement="decoupled"),
+        "weight_decay_placement = 'decoupled' with a momentum after it: .* trust_ratio_placement='outside'",
+    ),
+    "adapt_as_nothing": (
+        lambda: lbopt.lamb(0.1, variant="albert", weight_decay_mask=False),
+        'trust_ratio_mask = "as_weight_decay" with weight_decay_mask = False: no leaf would be adapted',
+    ),
+    "rate_as_text": (lambda: lbopt.lamb("0.1"), "learning_rate = '0.1': give a number"),
+    "no_rate": (lambda: lbopt.lars(None), "learning_rate = None: give a number"),
+    "decay_as_text": (lambda: lbopt.lamb(0.1, weight_decay="0.1"), "weight_decay = '0.1': give a number"),
+    "decay_as_list": (lambda: lbopt.lars(0.1, weight_decay=[0.1]), r"weight_decay = \[0\.1\]: give a number"),
+    "decay_as_flag": (lambda: lbopt.lamb(0.1, weight_decay=True), "weight_decay = True: give a number"),
+    "b1_none": (lambda: lbopt.lamb(0.1, b1=None), "b1 = None: give a number"),
+    "bound_as_text": (lambda: lbopt.lamb(0.1, trust_ratio_bounds=(0.0, "b")), r"trust_ratio_bounds = \(0\.0, 'b'\)"),
+    "bound_none": (lambda: lbopt.lamb(0.1, trust_ratio_bounds=(None, 1.0)), r"trust_ratio_bounds = \(None, 1\.0\)"),
+    "nesterov_as_text": (lambda: lbopt.lars(0.1, nesterov="no"), "nesterov = 'no': give True or False"),
+    "averaging_as_text": (lambda: lbopt.lamb(0.1, grad_averaging="no"), "grad_averaging = 'no': give True or False"),
+    "debias_as_number": (lambda: lbopt.lamb(0.1, debias=1), "debias = 1: give True or False"),
+    "dampening_as_text": (lambda: lbopt.lars(0.1, dampening="average"), "dampening = 'average': give a number"),
+    "variant_as_list": (lambda: lbopt.lamb(0.1, variant=["albert"]), r"variant = \['albert'\]: use one of paper"),
+    "ramp": (lambda: lbopt.track_ema(ramp="no"), "ramp = 'no': give True or False"),
+    "guard_nothing": (lambda: lbopt.skip_bad_updates(None), "inner = None: give the optimizer to guard"),
+    "spike_as_text": (
+        lambda: lbopt.skip_bad_updates(optax.sgd(0.1), spike_factor="3"),
+        "spike_factor = '3': give a number",
+    ),
+    "clip_eps": (lambda: lbopt.clip_by_global_norm(1.0, -1.0), r"^eps = -1\.0"),
 }
 
 
@@ -82,11 +121,13 @@ BUILD = [lbopt.lamb, lbopt.lans, lbopt.lars]
 def test_masks_and_stacks_that_do_not_fit_the_parameters(build):
     cases = {
         "'attention' matches none": {"weight_decay_mask": lbopt.select_paths("attention")},
-        "selects every parameter": {"trust_ratio_mask": lbopt.exclude_paths("nothing|dense")},
+        "selects no parameter": {"trust_ratio_mask": lbopt.exclude_paths("nothing|dense")},
         "the leaf has shape": {"stacked": lambda name, leaf: 2 if name == "dense/bias" else 0},
         "marks none of the parameters": {"stacked": lbopt.stacked_paths("layers")},
+        r"stacked = 'dense': give a predicate \(path, leaf\)": {"stacked": "dense"},
+        "trust_ratio_mask = 1: give True, False, None": {"trust_ratio_mask": 1},
+        "sharded_mask without axis_name": {"sharded_mask": lbopt.weights_only},
     }
-    cases["selects no parameter"] = cases.pop("selects every parameter")
     for message, options in cases.items():
         with pytest.raises(ValueError, match=message):
             build(0.1, **options).init(PARAMS)
@@ -106,6 +147,34 @@ def test_gradients_of_another_tree(build, updates):
     tx = build(0.1)
     with pytest.raises(ValueError, match=r"updates has another structure than params .*give one value per parameter"):
         tx.update(updates, tx.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize("build", BUILD)
+def test_gradients_of_other_shapes(build):
+    tx = build(0.1)
+    for shape in ((3,), (1, 3), (3, 2)):
+        updates = {"dense": {"kernel": jnp.ones(shape), "bias": jnp.ones(3)}}
+        with pytest.raises(ValueError, match=r"updates at 'dense/kernel' have shape .*, the parameter has \(2, 3\)"):
+            tx.update(updates, tx.init(PARAMS), PARAMS)
+
+
+def test_only_the_finished_optimizers_know_the_mask_of_the_decay():
+    for build in (TRUST, lambda **options: lbopt.lans(0.1, **options)):
+        with pytest.raises(
+            ValueError, match=r"only lbopt.lamb and lbopt.lars know it; pass the mask of the decay again"
+        ):
+            build(trust_ratio_mask="as_weight_decay").init(PARAMS)
+
+
+def test_masks_without_a_leaf_in_common_leave_nothing_to_adapt():
+    tx = lbopt.lamb(
+        0.1,
+        variant="apex",
+        weight_decay_mask=lbopt.select_roles("bias"),
+        trust_ratio_mask=lbopt.select_roles("weight"),
+    )
+    with pytest.raises(ValueError, match="have no leaf in common, and adapt_undecayed = False"):
+        tx.init(PARAMS)
 
 
 @pytest.mark.parametrize("build", BUILD)

@@ -94,6 +94,23 @@ def test_summary_of_a_stacked_lamb(capsys):
     assert last == "4 parameters (315 numbers): 3 decayed (312), 4 adapted (315)"
 
 
+ONLY_DECAYED = [
+    (optimizer, name) for optimizer, name in ROWS if not VARIANTS[optimizer][name].options["adapt_undecayed"]
+]
+
+
+@pytest.mark.parametrize(("optimizer", "name"), ONLY_DECAYED)
+def test_summary_of_variants_that_adapt_only_what_they_decay(optimizer, name, capsys):
+    assert len(ONLY_DECAYED) == 5
+    build = getattr(lbopt, optimizer)
+    rows, _ = summary(build(0.1, variant=name, weight_decay=0.1), capsys)
+    assert all(adapted == decayed for _, decayed, adapted, _ in rows.values())
+    assert rows["head/kernel"][1:3] == ("yes", "yes")
+    with pytest.warns(UserWarning, match="has no trust ratio at all"):
+        rows, _ = summary(build(0.1, variant=name, weight_decay=0.0), capsys)
+    assert {row[1:3] for row in rows.values()} == {("no", "no")}
+
+
 WRAPPERS = {
     "chain": lambda tx: optax.chain(optax.identity(), tx),
     "multi_steps": lambda tx: optax.MultiSteps(tx, 2),
@@ -113,7 +130,7 @@ def test_summary_of_groups(capsys):
     labels = {"head": {"kernel": "lars", "bias": "sgd"}, "layers": {"kernel": "lamb", "gain": "lamb"}}
     groups = {
         "lars": lbopt.lars(0.1, weight_decay_mask=False),
-        "lamb": lbopt.lamb(0.1, trust_ratio_mask=lbopt.select_paths("kernel")),
+        "lamb": lbopt.lamb(0.1, weight_decay=0.1, trust_ratio_mask=lbopt.select_paths("kernel")),
         "sgd": optax.sgd(0.1),
     }
     rows, _ = summary(optax.multi_transform(groups, labels), capsys)

@@ -19,6 +19,7 @@ def run(tx, params, steps=30):
     return state, path
 
 
+# The ramp (1 + t) / (10 + t) is what our docstring defines; that TensorFlow has the same is not asserted.
 @pytest.mark.parametrize(("decay", "ramp"), [(0.9999, True), (0.5, True), (0.9, False), (0.0, False)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_average_of_the_parameters_after_each_update(decay, ramp, dtype):
@@ -74,3 +75,12 @@ def test_refusals():
     tx = lbopt.track_ema()
     with pytest.raises(ValueError, match="track_ema needs the parameters"):
         tx.update({"w": jnp.ones(1)}, tx.init({"w": jnp.ones(1)}))
+
+
+def test_leaves_that_were_masked_out_come_from_the_parameters():
+    params = {"w": jnp.ones(3), "frozen": jnp.full(2, 7.0)}
+    tx = optax.masked(lbopt.track_ema(0.5, ramp=False), {"w": True, "frozen": False})
+    _, state = tx.update(jax.tree.map(jnp.ones_like, params), tx.init(params), params)
+    average = lbopt.ema_params(state, like=params)
+    assert np.array_equal(average["w"], np.full(3, 1.5))
+    assert np.array_equal(average["frozen"], np.full(2, 7.0))

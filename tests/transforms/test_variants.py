@@ -393,8 +393,9 @@ def is_row(case):
     return case in LAMB_CASES or case in LARS_CASES or case in LANS_CASES
 
 
+KINDS = (("float32", 0.0), ("bfloat16", 0.0), ("bfloat16", 0.1))
 IN_FP32 = [(*case, "float32", 0.1) for case in CASES]
-IN_FP32 += [(*case, *kind) for case in CASES if is_row(case[1]) for kind in (("float32", 0.0), ("bfloat16", 0.1))]
+IN_FP32 += [(*case, *kind) for case in CASES if is_row(case[1]) for kind in KINDS]
 
 
 @pytest.mark.parametrize(("family", "case", "dtype", "weight_decay"), IN_FP32)
@@ -409,7 +410,8 @@ def test_every_update_in_fp32_equals_the_source_at_the_same_weights(family, case
         here = {name: leaf[t] for name, leaf in path.items()}
         after = step(here, {name: np.asarray(leaf[t], np.float64) for name, leaf in grads.items()}, float(rates[t]))
         for name, leaf in after.items():
-            expected[name][t] = leaf - here[name]
+            # Of weights that are NaN already (flax) no update can be read.
+            expected[name][t] = np.where(np.isnan(here[name]), updates[name][t], leaf - here[name])
     errors = {
         name: distance(updates[name], expected[name], scale_of_updates(expected[name], path[name])) for name in expected
     }
@@ -453,21 +455,37 @@ def test_every_option_differs_from_its_variant(family):
     assert farthest_apart("lans", "lans", "lans_betas") > 1e-3
 
 
+@each_case
+@pytest.mark.filterwarnings(NO_RATIO_LEFT)
+def test_the_very_first_update_with_a_rate_that_is_not_zero(family, case):
+    """Bias correction, fallbacks and the first velocity; the runs above begin with a rate of 0."""
+    weights, grads, _ = problem(family, case)
+    with jax.enable_x64(True):
+        tx = make(family, case, 0.1, lambda count: 0.1)
+        params = nest({name: jnp.asarray(leaf, "float64") for name, leaf in weights.items()})
+        gradient = nest({name: jnp.asarray(leaf[0], "float64") for name, leaf in grads.items()})
+        updates, _ = jax.jit(lambda p, g: tx.update(g, tx.init(p), p))(params, gradient)
+        updates = {name: np.asarray(leaf) for name, leaf in flatten(updates).items()}
+    step = FAMILIES[family][1][case][2](0.1)
+    before = {name: np.asarray(leaf, np.float64) for name, leaf in weights.items()}
+    after = step(before, {name: np.asarray(leaf[0], np.float64) for name, leaf in grads.items()}, 0.1)
+    for name, leaf in after.items():
+        expected = leaf - before[name]
+        resolved = np.finfo(np.float64).eps * np.linalg.norm(before[name])
+        assert np.linalg.norm(updates[name] - expected) <= 1e-10 * np.linalg.norm(expected) + 4 * resolved, name
+
+
+# name -> (family, variant, options, other variant, options, conditions); what the sources have in common, and when
 IDENTITIES = {
-    "apex_timm": ("lamb", "apex", {}, "timm", {"weight_decay_mask": lbopt.exclude_roles("norm", "bias")}),
-    "cybertron_you_mnist": (
+    # Their groups are the user's: lbopt's rows set them apart only by the default mask.
+    "apex_timm": ("lamb", "apex", {}, "timm", {"weight_decay_mask": lbopt.exclude_roles("norm", "bias")}, {}),
+    "nvlamb_optax": (
         "lamb",
-        "cybertron",
-        {"weight_norm_bounds": None, "weight_decay_mask": lbopt.weights_only},
-        "you_mnist",
-        {"max_grad_norm": None, "weight_decay_mask": lbopt.weights_only},
-    ),
-    "you_rn50_albert": (
-        "lamb",
-        "you_rn50",
-        {"weight_decay_mask": lbopt.weights_only},
-        "albert",
-        {"weight_decay_mask": lbopt.weights_only},
+        "nvlamb",
+        {},
+        "optax",
+        {"max_grad_norm": 1.0, "weight_decay_mask": lbopt.exclude_roles("norm", "bias")},
+        {},
     ),
     "tfa_mlperf_tf": (
         "lamb",
@@ -475,20 +493,72 @@ IDENTITIES = {
         {"weight_decay_mask": lbopt.weights_only, "max_grad_norm": 1.0},
         "mlperf_tf",
         {"weight_decay_mask": lbopt.weights_only},
+        {},
     ),
-    "tpu_mlperf_tf2": ("lars", "tpu", {"eps": 1e-7}, "mlperf_tf2", {}),
-    "tpu_flax": ("lars", "tpu", {}, "flax", {"plain_learning_rate_placement": "inside"}),
+    "mlperf_jax_flax": (
+        "lamb",
+        "mlperf_jax",
+        {"max_grad_norm": None, "weight_decay_mask": None},
+        "flax",
+        {},
+        {"leaves": lambda name: name not in ("fresh/kernel", "fresh/bias", "idle/bias")},
+    ),
+    "cybertron_you_mnist": (
+        "lamb",
+        "cybertron",
+        {"weight_decay_mask": lbopt.weights_only},
+        "you_mnist",
+        {"max_grad_norm": None, "weight_decay_mask": lbopt.weights_only},
+        {"leaves": lambda name: name not in ("large/kernel", "stack/kernel", "stack/bias")},
+    ),
+    "you_rn50_albert": (
+        "lamb",
+        "you_rn50",
+        {"weight_decay_mask": lbopt.weights_only},
+        "albert",
+        {"weight_decay_mask": lbopt.weights_only},
+        {},
+    ),
+    "tpu_mlperf_tf2": ("lars", "tpu", {"eps": 1e-7}, "mlperf_tf2", {}, {}),
+    "tpu_flax": ("lars", "tpu", {}, "flax", {}, {"leaves": lambda name: not norm_or_bias(name)}),
+    "optax_tpu": (
+        "lars",
+        "optax",
+        {"trust_ratio_mask": lbopt.exclude_roles("norm", "bias")},
+        "tpu",
+        {},
+        {"weight_decay": 0.0},
+    ),
+    "contrib_2018_tpu": (
+        "lars",
+        "contrib_2018",
+        {"momentum": 0.0},
+        "tpu",
+        {"momentum": 0.0},
+        {"weight_decay": 0.0},
+    ),
+    "timm_tpu": (
+        "lars",
+        "timm",
+        {"weight_decay_mask": lbopt.exclude_roles("norm", "bias")},
+        "tpu",
+        {"eps": 1e-8},
+        {"constant": True},
+    ),
 }
 
 
 @pytest.mark.parametrize("identity", IDENTITIES)
 def test_rows_that_coincide_under_stated_conditions(identity):
-    family, one, options, other, other_options = IDENTITIES[identity]
+    family, one, options, other, other_options, conditions = IDENTITIES[identity]
     weights, grads, rates = problem(family)
-    build = FAMILIES[family][0]
+    weight_decay, leaves = conditions.get("weight_decay", 0.1), conditions.get("leaves", lambda name: True)
+    table = np.full_like(rates, 0.05) if "constant" in conditions else rates[20:]
 
     def last(variant, options):
-        tx = build(lambda count: jnp.asarray(rates)[count], weight_decay=0.1, variant=variant, **options)
+        tx = FAMILIES[family][0](
+            lambda count: jnp.asarray(table)[count], weight_decay=weight_decay, variant=variant, **options
+        )
         params = nest({name: jnp.asarray(leaf) for name, leaf in weights.items()})
         state = tx.init(params)
         update = jax.jit(tx.update)
@@ -498,8 +568,8 @@ def test_rows_that_coincide_under_stated_conditions(identity):
         return flatten(params)
 
     ours, theirs = last(one, options), last(other, other_options)
-    for name in ours:
-        assert np.array_equal(ours[name], theirs[name]), name
+    for name in filter(leaves, ours):
+        assert np.linalg.norm(ours[name] - theirs[name]) <= 1e-6 * np.linalg.norm(theirs[name]), name
 
 
 @pytest.mark.parametrize("weight_decay", DECAYS)
