@@ -15,6 +15,7 @@ import lbopt
 from lbopt.transforms.variants import LAMB, LARS
 
 STEPS = 200
+QUICKLY = {"xla_backend_optimization_level": 0}  # 200 steps of a small tree: compiling is what takes the time
 NORM = {"lamb": "layer_norm", "lars": "batch_normalization"}
 
 
@@ -335,7 +336,8 @@ def descend(family, case, weight_decay, dtype):
             updates, state = tx.update(gradient, state, params)
             return (optax.apply_updates(params, updates), state), (params, updates)
 
-        _, (path, updates) = jax.jit(lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g))(params, gradients)
+        lowered = jax.jit(lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g)).lower(params, gradients)
+        _, (path, updates) = lowered.compile(QUICKLY)(params, gradients)
         assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(path))
         return tuple(
             {name: np.asarray(leaf, np.float64) for name, leaf in flatten(tree).items()} for tree in (path, updates)
