@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import lbopt
@@ -44,6 +45,29 @@ def test_running_means_find_the_noise_scale():
     expected = DIM * NOISE**2 / SIGNAL**2
     assert state.noise_scale() == pytest.approx(expected, rel=0.15)
     assert lbopt.optimizer_metrics(state) == {"noise_scale": state.noise_scale()}
+
+
+PARAMS = {"w": jnp.arange(1.0, 4.0)}
+WRAPPED = {
+    "chain": lambda tx: optax.chain(tx, lbopt.lamb(0.1, variant="optax")),
+    "masked": lambda tx: optax.masked(tx, {"w": True}),
+    "apply_if_finite": lambda tx: optax.apply_if_finite(tx, 2),
+    "skip": lbopt.skip_bad_updates,
+    "inject_hyperparams": lambda tx: optax.inject_hyperparams(lbopt.track_noise_scale)(64),
+    "multi_transform": lambda tx: optax.multi_transform({"all": tx}, {"w": "all"}),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_arguments_find_their_way_through_wrappers(wrapper):
+    tx = WRAPPED[wrapper](lbopt.track_noise_scale(64))
+    state = tx.init(PARAMS)
+    assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, jax.eval_shape(tx.init, PARAMS))
+    update = jax.jit(lambda state, small: tx.update(PARAMS, state, PARAMS, small_square_norm=small, num_small=2))
+    _, after = update(state, jnp.float32(20.0))
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
+    # |g|^2 is 14: (2 * 14 - 20) / 1 = 8 and (20 - 14) * 64 / 1 = 384
+    assert lbopt.optimizer_metrics(after)["noise_scale"] == pytest.approx(48, rel=1e-5)
 
 
 def test_no_signal_is_an_infinite_noise_scale():
