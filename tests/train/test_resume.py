@@ -15,7 +15,6 @@ WATCHED = (
     "--config.optimizer.clip_stage=mean",
     "--config.optimizer.ema_decay=0.9",
     "--config.optimizer.skip_limit=3",
-    "--config.optimizer.spike_factor=50.0",
     "--config.optimizer.mu_dtype=bfloat16",
     "--config.optimizer.monitor_layers=True",
     "--config.optimizer.track_noise_scale=True",
