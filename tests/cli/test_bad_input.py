@@ -103,10 +103,8 @@ COMMAND_LINES = {
     "negative limit": (field("optimizer.skip_limit", -1), ["config.optimizer.skip_limit", "-1"]),
     "spikes without a limit": (field("optimizer.spike_factor", 5.0), ["config.optimizer.spike_factor", "skip_limit"]),
     "spikes behind a clip": (
-        (
-            *field("optimizer.spike_factor", 5.0),
-            *field("optimizer.skip_limit", 5),
-            *field("optimizer.clip_stage", "mean"),
+        train(
+            "--config.optimizer.spike_factor=5", "--config.optimizer.skip_limit=5", "--config.optimizer.clip_stage=mean"
         ),
         ["config.optimizer.spike_factor", "clip_stage='mean'"],
     ),
