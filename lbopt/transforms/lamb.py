@@ -131,20 +131,8 @@ def lamb(
     arguments.require_choice("weight_decay_placement", placement, WEIGHT_DECAY_PLACEMENTS)
     variants.check_adaptation(row, "lamb", variant)
     spread: dict[str, Any] = {"axis_name": axis_name, "sharded_mask": sharded_mask}
-    stage, per, first = row["gradient_normalization_stage"], row["gradient_normalization"], []
-    arguments.require_choice("gradient_normalization_stage", stage, ("after_clip", "before_clip"))
-    if row["max_grad_norm"] is not None:
-        arguments.require_above("max_grad_norm", row["max_grad_norm"], 0)
-        arguments.require_at_least("max_grad_norm_eps", row["max_grad_norm_eps"], 0)
-        first.append(clipping.clip_by_global_norm(row["max_grad_norm"], row["max_grad_norm_eps"], **spread))
-    if per is not None:
-        arguments.require_choice("gradient_normalization", per, normalization.PER)
-        normalized = normalization.normalize_gradients(per, stacked=stacked, **spread)
-        first.insert(0 if stage == "before_clip" else len(first), normalized)
-    if placement == "gradient":
-        first.append(decay.add_weight_decay(row["weight_decay"], row["weight_decay_mask"], stacked))
     return precision.chain_in_wide_precision(
-        *first,
+        *_before_the_moments(row, stacked, spread),
         moments.scale_by_lamb_moments(
             row["b1"],
             row["b2"],
@@ -170,3 +158,22 @@ def lamb(
         ),
         lr_transform.scale_by_learning_rate(learning_rate),
     )
+
+
+def _before_the_moments(
+    row: dict[str, Any], stacked: types.Stacked, spread: dict[str, Any]
+) -> list[optax.GradientTransformation]:
+    """Return what a row does to the gradient first: clip, normalisation, decay."""
+    stage, per, first = row["gradient_normalization_stage"], row["gradient_normalization"], []
+    arguments.require_choice("gradient_normalization_stage", stage, ("after_clip", "before_clip"))
+    if row["max_grad_norm"] is not None:
+        arguments.require_above("max_grad_norm", row["max_grad_norm"], 0)
+        arguments.require_at_least("max_grad_norm_eps", row["max_grad_norm_eps"], 0)
+        first.append(clipping.clip_by_global_norm(row["max_grad_norm"], row["max_grad_norm_eps"], **spread))
+    if per is not None:
+        arguments.require_choice("gradient_normalization", per, normalization.PER)
+        normalized = normalization.normalize_gradients(per, stacked=stacked, **spread)
+        first.insert(0 if stage == "before_clip" else len(first), normalized)
+    if row["weight_decay_placement"] == "gradient":
+        first.append(decay.add_weight_decay(row["weight_decay"], row["weight_decay_mask"], stacked))
+    return first
