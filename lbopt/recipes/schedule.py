@@ -38,7 +38,7 @@ def resolve(
     Raises:
       UserError: if the warmup does not end before training does.
     """
-    scaled = plan.scale_unchecked(
+    scaled = plan.scale_batch(
         global_batch_size,
         config.base_learning_rate,
         config.base_batch_size,

@@ -10,6 +10,7 @@ from lbopt.report import page
 from lbopt.train.writers import read_lines
 
 _FEW = 20
+_MANY = 4
 _IF_LOGGED = {
     "trust_ratio": ("Trust ratio of each layer", "trust_ratio"),
     "update_over_weight": ("Update over weight, norms of each layer", "update_over_weight/"),
@@ -60,6 +61,10 @@ def _draw(workdir: pathlib.Path, stem: str, lines: list[dict[str, Any]], names: 
     if log:
         axes.set_yscale("log")
     axes.set_xlabel("optimizer step")
-    if axes.lines:  # nothing is drawn of a run that only ever saw NaN
+    if len(axes.lines) > _MANY:
+        axes.legend(
+            frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5)
+        )  # beside, not over, the curves
+    elif axes.lines:  # nothing is drawn of a run that only ever saw NaN
         axes.legend(frameon=False, fontsize=8)
     return page.save_figure(figure, workdir / f"{stem}.png")

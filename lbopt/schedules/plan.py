@@ -41,43 +41,14 @@ def scale_batch(
     rule: scaling.ScalingRule = "sqrt",
     warmup_rule: WarmupRule = "legw",
 ) -> ScaledBatch:
-    """Work the rules out for one batch size; see `scaling_plan`.
+    """Work the rules out for one batch size; see `scaling_plan`. Whether the warmup ends is for the caller to look at.
 
     Raises:
-      ValueError: naming the argument; in particular if the warmup does not end before training does.
+      ValueError: naming the argument that is out of range.
 
     >>> scale_batch(32768, 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
     ScaledBatch(global_batch_size=32768, learning_rate=0.04, warmup_epochs=20.0, warmup_steps=782, total_steps=3519)
     """
-    batch = scale_unchecked(
-        global_batch_size,
-        base_learning_rate,
-        base_batch_size,
-        base_warmup_epochs,
-        num_examples,
-        num_epochs,
-        rule,
-        warmup_rule,
-    )
-    if batch.warmup_steps >= batch.total_steps:
-        raise ValueError(
-            f"base_warmup_epochs = {base_warmup_epochs!r} (rule {warmup_rule!r}) makes {batch.warmup_steps} warmup steps at batch "
-            f"{global_batch_size}, where training has {batch.total_steps}: warm up for less, train for longer, or stop at a smaller batch"
-        )
-    return batch
-
-
-def scale_unchecked(
-    global_batch_size: int,
-    base_learning_rate: float,
-    base_batch_size: int,
-    base_warmup_epochs: float,
-    num_examples: int,
-    num_epochs: float,
-    rule: scaling.ScalingRule = "sqrt",
-    warmup_rule: WarmupRule = "legw",
-) -> ScaledBatch:
-    """Do what `scale_batch` does, for callers who have their own words for a warmup that does not end."""
     if warmup_rule not in WARMUP_RULES:
         raise ValueError(f"warmup_rule = {warmup_rule!r}: use one of {', '.join(WARMUP_RULES)}")
     units.require_number("base_learning_rate", base_learning_rate, traced=True)
@@ -139,6 +110,13 @@ def scaling_plan(
         )
         for size in global_batch_sizes
     )
+    for row in rows:
+        if row.warmup_steps >= row.total_steps:
+            raise ValueError(
+                f"base_warmup_epochs = {base_warmup_epochs!r} (rule {warmup_rule!r}) makes {row.warmup_steps} warmup steps "
+                f"at batch {row.global_batch_size}, where training has {row.total_steps}: warm up for less, train for longer, "
+                "or stop at a smaller batch"
+            )
     print(" batch  learning rate  warmup epochs  warmup steps  total steps")
     for row in rows:
         print(

@@ -139,7 +139,7 @@ def legw_schedule(
     References:
       You et al., Large-Batch Training for LSTM and Beyond (LEGW), arXiv 1901.08256.
     """
-    batch = plan.scale_unchecked(
+    batch = plan.scale_batch(
         global_batch_size,
         base_learning_rate,  # type: ignore[arg-type]
         base_batch_size,
