@@ -212,3 +212,38 @@ def test_lars_on_leaves_that_are_not_adapted_is_sgd_with_momentum():
         updates, state = ours.update({"kernel": jnp.asarray(g)}, state, {"kernel": jnp.asarray(w)})
         expected, sgd_state = sgd.update({"kernel": jnp.asarray(g)}, sgd_state)
     assert norm(updates["kernel"] - expected["kernel"]) <= 1e-6 * norm(expected["kernel"])
+
+
+@pytest.mark.parametrize("placement", ["outside", "norm_only", "before"])
+def test_where_the_decay_goes(placement):
+    w, g = pair(11)
+    tx = lbopt.scale_by_layerwise_trust_ratio(weight_decay=0.5, weight_decay_placement=placement)
+    update, ratio = one(tx, w, g)
+    decayed = g + 0.5 * np.float64(w)
+    expected_ratio = norm(w) / norm(decayed if placement == "norm_only" else g)
+    expected = expected_ratio * g + (0.5 * np.float64(w) if placement == "outside" else 0)
+    assert abs(ratio - expected_ratio) <= 1e-6 * expected_ratio
+    assert norm(update - expected) <= 1e-6 * norm(expected)
+
+
+def test_another_ratio_where_a_norm_is_zero():
+    _, g = pair(12)
+    update, ratio = one(lbopt.scale_by_layerwise_trust_ratio(zero_norm_ratio=0.25), np.zeros_like(g), g)
+    assert ratio == 0.25
+    assert np.array_equal(update, 0.25 * g)
+
+
+@pytest.mark.parametrize("per", ["layer", "global"])
+@pytest.mark.parametrize("stage", ["after_clip", "before_clip"])
+def test_stage_of_the_normalisation_of_gradients(stage, per):
+    """The clip's log tells what it was given: gradients as they came, or normalised ones."""
+    params = {name: {"kernel": jnp.asarray(pair(seed)[0])} for name, seed in (("a", 13), ("b", 14))}
+    grads = {name: {"kernel": jnp.asarray(3 * pair(seed)[1])} for name, seed in (("a", 15), ("b", 16))}
+    tx = lbopt.lamb(0.1, max_grad_norm=0.5, gradient_normalization=per, gradient_normalization_stage=stage)
+    _, state = tx.update(grads, tx.init(params), params)
+    whole = np.sqrt(sum(norm(leaf["kernel"]) ** 2 for leaf in grads.values()))
+    seen = whole if stage == "after_clip" else np.sqrt(2) if per == "layer" else 1.0
+    assert np.isclose(lbopt.optimizer_metrics(state)["gradient_norm"], seen, rtol=1e-6)
+    moments = next(link for link in state if hasattr(link, "mu"))
+    entering = np.sqrt(sum(norm(leaf["kernel"]) ** 2 for leaf in moments.mu.values())) / 0.1
+    assert np.isclose(entering, 0.5 if stage == "before_clip" else np.sqrt(2) if per == "layer" else 1.0, rtol=1e-5)
