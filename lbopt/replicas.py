@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +23,12 @@ class Replicas:
       count: how many replicas share the global batch.
       axis_name: the mapped axis when the function sees one replica's part of the batch (`pmap`); None when it sees
         the whole global batch (`jit`).
+      grid: (rows, columns) of the torus on which replica r is at (r // columns, r % columns); None if there is none.
     """
 
     count: int = 1
     axis_name: str | None = None
+    grid: tuple[int, int] | None = None
 
 
 _CURRENT = jax.make_user_context(default_value=None)
@@ -37,7 +40,16 @@ def current() -> Replicas | None:
 
 
 @contextlib.contextmanager
-def tracing_for(count: int, axis_name: str | None = None) -> Iterator[None]:
+def tracing_for(count: int, axis_name: str | None = None, grid: tuple[int, int] | None = None) -> Iterator[None]:
     """State the replicas while a step function is traced, for instance in a step of one's own."""
-    with _CURRENT(Replicas(count, axis_name)):
+    with _CURRENT(Replicas(count, axis_name, grid)):
         yield
+
+
+def example_numbers(num_examples: int) -> jax.Array:
+    """Return the numbers [num_examples] int32, in the global batch, of the examples that the traced function sees."""
+    here = current()
+    first = 0
+    if here is not None and here.axis_name is not None:
+        first = jax.lax.axis_index(here.axis_name) * num_examples
+    return first + jnp.arange(num_examples)

@@ -24,7 +24,11 @@ class Model(NamedTuple):
 
 
 def from_linen(module: nn.Module) -> Model:
-    """Wrap a Linen module called as `module(inputs, train=...)`; its dropout draws from the step's key."""
+    """Wrap a Linen module called as `module(inputs, train=...)`.
+
+    Its random streams, both from the step's key: "dropout" for Flax's own layers, "example" for those of
+    `lbopt.models.randomness`.
+    """
 
     def init(key: jax.Array, inputs: Any) -> tuple[types.Params, types.ModelState]:
         variables = dict(module.init(key, inputs, train=True))
@@ -36,8 +40,8 @@ def from_linen(module: nn.Module) -> Model:
         variables = {"params": params, **model_state}
         if not train:
             return module.apply(variables, inputs, train=False), model_state
-        rngs = None if rng is None else {"dropout": rng}
+        rngs = None if rng is None else {"dropout": rng, "example": rng}
         outputs, updated = module.apply(variables, inputs, train=True, mutable=list(model_state), rngs=rngs)
-        return outputs, updated
+        return outputs, {**model_state, **updated}
 
     return Model(init, apply)

@@ -10,20 +10,24 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lbopt import types
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import EnvironmentProblem, UserError, require_choice
 
 DATA_AXIS = "data"
 
 
-def make_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+    num_devices: int | None = None, devices: Sequence[jax.Device] | None = None, order: str = "given"
+) -> Mesh:
     """Build a one-axis mesh named `data` over the devices.
 
     Args:
       num_devices: use the first so many; None for all.
       devices: the devices to choose from; None for `jax.devices()`.
+      order: "given" (on TPU host by host, so that neighbours in the mesh are neighbours on the torus: contiguous groups of
+        8 cores are the 2 x 2 chips of a host) or "torus": row by row, which batch norm over "tiles:RxC" needs.
 
     Raises:
-      UserError: if there are fewer devices than asked for.
+      UserError: if there are fewer devices than asked for, or if they have no coordinates to order them by.
 
     >>> dict(make_mesh(1).shape)
     {'data': 1}
@@ -34,8 +38,30 @@ def make_mesh(num_devices: int | None = None, devices: Sequence[jax.Device] | No
         raise UserError(
             f"num_devices = {wanted!r}: give 1 to {len(available)}, there are {len(available)} devices here"
         )
+    require_choice("order", order, ("given", "torus"))
+    if order == "torus":
+        if not all(hasattr(device, "coords") for device in available):
+            raise UserError("order = 'torus': these devices have no coordinates; use order='given'")
+        available = sorted(available, key=_position)
     # Auto: shardings are propagated by the compiler; jax.make_mesh would default to explicit axes.
     return Mesh(np.asarray(available[:wanted]), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def _position(device: jax.Device) -> tuple[int, int, int, int]:
+    x, y, z = device.coords  # type: ignore[attr-defined]
+    return z, y, x, device.core_on_chip  # type: ignore[attr-defined]
+
+
+def torus_grid(mesh: Mesh) -> tuple[int, int] | None:
+    """Return (rows, columns) of a mesh in torus order: a row is one line of chips along x, core by core."""
+    devices = list(mesh.devices.flat)
+    if not all(hasattr(device, "coords") for device in devices):
+        return None
+    positions = [_position(device) for device in devices]
+    rows = len({position[:2] for position in positions})
+    if positions != sorted(positions) or len(positions) % rows:
+        return None
+    return rows, len(positions) // rows
 
 
 def available_devices() -> list[jax.Device]:

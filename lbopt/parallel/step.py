@@ -13,7 +13,7 @@ from lbopt import replicas, types
 from lbopt.errors import UserError, require, require_choice
 from lbopt.parallel import accumulate, clip as clips
 from lbopt.parallel.clip import GradientClip
-from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded
+from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded, torus_grid
 from lbopt.parallel.state import TrainState
 
 Backend = Literal["jit", "pjit", "pmap"]
@@ -29,6 +29,7 @@ def step_fn(
     axis_name: str | None = None,
     clip: GradientClip | None = None,
     measure_noise: bool = False,
+    key_per_replica: bool = True,
 ) -> StepFn:
     """Return the training step as a pure function: gradients, mean over replicas, update.
 
@@ -42,6 +43,7 @@ def step_fn(
       axis_name: the mapped axis over which each call sees one part of the batch; None if it sees all of it.
       clip: see `make_train_step`.
       measure_noise: see `make_train_step`.
+      key_per_replica: see `make_train_step`.
     """
     alone = axis_name is None or (clip is not None and clip.stage == "mean")
     if measure_noise and alone and num_microsteps == 1:
@@ -52,7 +54,7 @@ def step_fn(
 
     def step(state: TrainState, batch: types.Batch) -> tuple[TrainState, types.Metrics]:
         key = state.step_key()
-        if axis_name is not None:
+        if axis_name is not None and key_per_replica:
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         grads, model_state, metrics = gradient_fn(state.params, state.model_state, batch, key)
         if axis_name is not None:
@@ -113,6 +115,7 @@ def make_train_step(
     max_grad_norm: float | None = None,
     clip_stage: str = "accumulated",
     measure_noise: bool = False,
+    key_per_replica: bool = True,
 ) -> Step:
     """Build `step(state, global_batch) -> (state, metrics)`, data-parallel over the mesh.
 
@@ -136,11 +139,14 @@ def make_train_step(
         "jit" backend maps replicas as "pmap" does.
       measure_noise: hand the squared norms of the parts' gradients (microsteps, and replicas where they are mapped) to the
         optimizer, for `lbopt.track_noise_scale`. Without microsteps the "jit" backend maps replicas for it.
+      key_per_replica: give each mapped replica a key of its own, so that a loss that draws for the examples it sees does
+        not draw the same on all of them. False for losses that draw per example from one key for all replicas, as
+        lbopt's models do: then the draws depend on neither backend nor number of devices.
 
     Returns:
       A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is replicated under
-      both backends, its metrics are sums over the global batch. The backends agree up to rounding, except that random
-      draws of the loss (dropout) are per global batch under "jit" and per replica under "pmap".
+      both backends, its metrics are sums over the global batch. The backends agree up to rounding, except that with
+      `key_per_replica` random draws of the loss are per global batch under "jit" and per replica under "pmap".
 
     Raises:
       UserError: for an unknown backend, or when called with a batch that does not split evenly.
@@ -155,7 +161,7 @@ def make_train_step(
     donated = (0,) if donate else ()
     by_replica = (clip is not None and clip.stage == "replica") or (measure_noise and num_microsteps == 1)
     mapped_axis = DATA_AXIS if backend == "pmap" or by_replica else None
-    pure = step_fn(loss_fn, tx, num_microsteps, compute_dtype, mapped_axis, clip, measure_noise)
+    pure = step_fn(loss_fn, tx, num_microsteps, compute_dtype, mapped_axis, clip, measure_noise, key_per_replica)
     if backend == "pmap":
         step = _stating(pure, mesh, DATA_AXIS)
         mapped = jax.pmap(
@@ -204,7 +210,7 @@ def _stating(fn: Callable[..., Any], mesh: Mesh, axis_name: str | None) -> Calla
     """Tell the traced function how many replicas there are (see `lbopt.replicas`)."""
 
     def traced(*arguments):
-        with replicas.tracing_for(mesh.size, axis_name):
+        with replicas.tracing_for(mesh.size, axis_name, torus_grid(mesh)):
             return fn(*arguments)
 
     return traced

@@ -68,6 +68,7 @@ def build(config: TrainConfig) -> Run:
             max_grad_norm=None if stage in ("accumulated", "none") else optimizers.resolve_clip(config.optimizer),
             clip_stage=stage,
             measure_noise=measured,
+            key_per_replica=False,
         ),
         batches=TrainBatches(train, config.seed, size, resolved.num_steps, jax.process_index(), jax.process_count()),
         evaluate=lambda state: evaluate(eval_step, averaged(state), validation, config.eval_global_batch_size),

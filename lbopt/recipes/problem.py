@@ -12,7 +12,8 @@ from lbopt.config.train import DataConfig, ModelConfig
 from lbopt.data import digits
 from lbopt.data.arrays import Splits
 from lbopt.errors import UserError
-from lbopt.models import cnn, lstm, norm, seam
+from lbopt.models import norm, seam
+from lbopt.recipes import networks
 
 
 class Problem(NamedTuple):
@@ -39,7 +40,7 @@ def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
       EnvironmentProblem: if the data cannot be had.
     """
     splits = {"digits": digits.load_digits}[data.name]()
-    network = seam.from_linen(_make_module(model, digits.NUM_CLASSES))
+    network = seam.from_linen(networks.make_network(model, digits.NUM_CLASSES))
     example = splits.train.arrays["image"][:1]
 
     def init(key: jax.Array) -> tuple[types.Params, types.ModelState]:
@@ -54,20 +55,11 @@ def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
 
 def check_batch_norm(model: ModelConfig, num_replicas: int, num_examples: int) -> None:
     """Raise `UserError` if the groups of the model's batch norm do not fit the replicas or the batch."""
-    if model.name == "cnn":
+    if model.name in ("cnn", "efficientnet", "resnet"):
         try:
             norm.Scope.parse(model.batch_norm_scope).num_groups(num_replicas, num_examples)
         except ValueError as error:
             raise UserError(str(error).replace("stats_scope", "config.model.batch_norm_scope")) from error
-
-
-def _make_module(model: ModelConfig, num_classes: int) -> Any:
-    dtype = jnp.dtype(model.dtype)
-    if model.name == "cnn":
-        return cnn.CNN(
-            num_classes, tuple(model.widths), model.hidden, model.batch_norm_scope, model.batch_norm_momentum, dtype
-        )
-    return lstm.LSTMClassifier(num_classes, model.hidden, dtype=dtype)
 
 
 def _classification_loss(network: seam.Model, label_smoothing: float) -> types.LossFn:

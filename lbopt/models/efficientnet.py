@@ -1,0 +1,290 @@
+"""EfficientNet-B0 to B7."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lbopt.errors import UserError, require_choice
+from lbopt.models.depthwise import DepthwiseConv
+from lbopt.models.norm import BatchNorm
+from lbopt.models.randomness import Dropout, StochasticDepth
+
+
+class Stage(NamedTuple):
+    """Blocks of one kind, as the paper's Table 1 has them before scaling.
+
+    Attributes:
+      kernel: side of the depthwise kernel.
+      stride: of the first block.
+      expansion: channels inside a block over channels at its input.
+      width: output channels.
+      depth: number of blocks.
+    """
+
+    kernel: int
+    stride: int
+    expansion: int
+    width: int
+    depth: int
+
+
+STAGES = (
+    Stage(3, 1, 1, 16, 1),
+    Stage(3, 2, 6, 24, 2),
+    Stage(5, 2, 6, 40, 2),
+    Stage(3, 2, 6, 80, 3),
+    Stage(5, 1, 6, 112, 3),
+    Stage(5, 2, 6, 192, 4),
+    Stage(3, 1, 6, 320, 1),
+)
+"""EfficientNet-B0: Tan and Le, arXiv 1905.11946, Table 1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How a published network scales B0.
+
+    Attributes:
+      width_coefficient: multiplies channels.
+      depth_coefficient: multiplies blocks.
+      image_size: side of the image it was trained on.
+      dropout_rate: before the head.
+    """
+
+    width_coefficient: float
+    depth_coefficient: float
+    image_size: int
+    dropout_rate: float
+
+
+SIZES = {
+    "b0": Size(1.0, 1.0, 224, 0.2),
+    "b1": Size(1.0, 1.1, 240, 0.2),
+    "b2": Size(1.1, 1.2, 260, 0.3),
+    "b3": Size(1.2, 1.4, 300, 0.3),
+    "b4": Size(1.4, 1.8, 380, 0.4),
+    "b5": Size(1.6, 2.2, 456, 0.4),
+    "b6": Size(1.8, 2.6, 528, 0.5),
+    "b7": Size(2.0, 3.1, 600, 0.5),
+}
+"""tensorflow/tpu, models/official/efficientnet, efficientnet_builder.py."""
+
+_normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+_uniform_by_fan_out = nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform")
+
+
+class EfficientNet(nn.Module):
+    """Inverted bottlenecks with depthwise convolutions and squeeze-excitation.
+
+    Padding and initialisation are those of TensorFlow's code: "SAME" by the size at hand, normal kernels of variance
+    2 / fan_out (2 / size^2 for depthwise ones), a head uniform within 1 / sqrt(classes)
+    (tensorflow/tpu, models/official/efficientnet, efficientnet_model.py). A block is skipped over unless it is the first
+    of its stage, and with probability `stochastic_depth_rate` * number / blocks in training.
+
+    Attributes:
+      width_coefficient: see `Size`.
+      depth_coefficient: see `Size`.
+      dropout_rate: before the head.
+      stochastic_depth_rate: of the last block; rates rise linearly from 0.
+      num_classes: size of the output.
+      stages: the network before scaling.
+      stem_width: channels of the stem before scaling.
+      head_width: channels before pooling, before scaling.
+      squeeze_ratio: width of the squeeze over channels at the block's input.
+      depth_divisor: channels are rounded to multiples of this.
+      symmetric_blocks: numbers of the strided blocks that pad their input evenly; all others and the stem pad right and
+        bottom only. None pads as TensorFlow does: evenly where the input has odd sides.
+      batch_norm_scope: see `lbopt.BatchNorm`.
+      batch_norm_momentum: of the running statistics.
+      batch_norm_epsilon: added to the variance.
+      dtype: of convolutions and of what lies between layers; parameters, statistics and logits are fp32.
+    """
+
+    width_coefficient: float = 1.0
+    depth_coefficient: float = 1.0
+    dropout_rate: float = 0.2
+    stochastic_depth_rate: float = 0.2
+    num_classes: int = 1000
+    stages: Sequence[Stage] = STAGES
+    stem_width: int = 32
+    head_width: int = 1280
+    squeeze_ratio: float = 0.25
+    depth_divisor: int = 8
+    symmetric_blocks: Sequence[int] | None = None
+    batch_norm_scope: str = "global"
+    batch_norm_momentum: float = 0.99
+    batch_norm_epsilon: float = 1e-3
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        """Map [batch, height, width, channels] (or [batch, height, width]) to fp32 logits [batch, num_classes]."""
+        x = images if images.ndim == 4 else images[..., None]
+        self._check(x)
+        norm = functools.partial(
+            BatchNorm,
+            self.batch_norm_scope,
+            self.batch_norm_momentum,
+            self.batch_norm_epsilon,
+        )
+        stem_padding = "SAME" if self.symmetric_blocks is None else [(0, 1), (0, 1)]
+        x = nn.Conv(
+            self._round(self.stem_width),
+            (3, 3),
+            (2, 2),
+            stem_padding,
+            use_bias=False,
+            dtype=self.dtype,
+            kernel_init=_normal_by_fan_out,
+            name="stem_conv",
+        )(x)
+        x = nn.swish(norm(name="stem_norm")(x, use_running_average=not train))
+        blocks = self.blocks()
+        for number, stage in enumerate(blocks):
+            padding = self._padding(number, stage)
+            rate = self.stochastic_depth_rate * number / len(blocks)
+            skipped = stage.depth > 0
+            block = Block(stage, padding, self.squeeze_ratio, skipped, rate, norm, self.dtype, name=f"block{number}")
+            x = block(x, train)
+        x = _pointwise(self._round(self.head_width), self.dtype, "head_conv")(x)
+        x = nn.swish(norm(name="head_norm")(x, use_running_average=not train))
+        x = Dropout(self.dropout_rate)(jnp.mean(x, (1, 2), dtype=jnp.float32), train)
+        return nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=_uniform_by_fan_out, name="head")(x)
+
+    def blocks(self) -> list[Stage]:
+        """Return each block after scaling: stride and width are its own, `depth` its number within the stage."""
+        blocks = []
+        for stage in self.stages:
+            width = self._round(stage.width)
+            for number in range(math.ceil(self.depth_coefficient * stage.depth)):
+                stride = stage.stride if number == 0 else 1
+                blocks.append(Stage(stage.kernel, stride, stage.expansion, width, number))
+        return blocks
+
+    @property
+    def total_stride(self) -> int:
+        """By how much the network reduces an image."""
+        return 2 * math.prod(stage.stride for stage in self.stages)
+
+    def _round(self, channels: int) -> int:
+        """Scale and round to a multiple of the divisor, never down by more than a tenth."""
+        wanted, divisor = channels * self.width_coefficient, self.depth_divisor
+        rounded = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
+        return rounded + divisor if rounded < 0.9 * wanted else rounded
+
+    def _padding(self, number: int, block: Stage) -> Any:
+        if self.symmetric_blocks is None or block.stride == 1:
+            return "SAME"
+        after = block.kernel // 2
+        before = after if number in self.symmetric_blocks else after - 1
+        return [(before, after)] * 2
+
+    def _check(self, x: jax.Array) -> None:
+        stride = self.total_stride
+        if min(x.shape[1:3]) < stride:
+            raise UserError(
+                f"image_size = {x.shape[1:3]!r}: the strides reduce it {stride} times, to nothing; "
+                f"use images of at least {stride} x {stride}"
+            )
+
+
+def make(size: str, **options: Any) -> EfficientNet:
+    """Build the network of a published size; `options` are attributes of `EfficientNet`.
+
+    Raises:
+      UserError: for a size that was never published.
+
+    >>> make("b5").width_coefficient
+    1.6
+    """
+    require_choice("size", size, SIZES)
+    published = dataclasses.asdict(SIZES[size])
+    del published["image_size"]
+    return EfficientNet(**{**published, **options})
+
+
+def symmetric_blocks(network: EfficientNet, image_size: int) -> tuple[int, ...]:
+    """Return the numbers of the strided blocks whose input has odd sides, which TensorFlow pads evenly.
+
+    Hugging Face's configuration lists them as `depthwise_padding`.
+    """
+    side, odd = -(-image_size // 2), []
+    for number, block in enumerate(network.blocks()):
+        if block.stride == 2:
+            odd += [number] if side % 2 else []
+            side = -(-side // 2)
+    return tuple(odd)
+
+
+class Block(nn.Module):
+    """Expand, depthwise convolution, squeeze-excitation, project; the input is added where `skipped`.
+
+    Attributes:
+      shape: kernel, stride, expansion and width of the block.
+      padding: of the depthwise convolution.
+      squeeze_ratio: see `EfficientNet`.
+      skipped: add the input.
+      drop_rate: of stochastic depth.
+      norm: makes a batch norm.
+      dtype: of the computation.
+    """
+
+    shape: Stage
+    padding: Any
+    squeeze_ratio: float
+    skipped: bool
+    drop_rate: float
+    norm: Any
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Map [batch, height, width, channels] to [batch, height / stride, width / stride, shape.width]."""
+        inside = x.shape[-1] * self.shape.expansion
+        y = x
+        if self.shape.expansion != 1:
+            y = _pointwise(inside, self.dtype, "expand_conv")(y)
+            y = nn.swish(self.norm(name="expand_norm")(y, use_running_average=not train))
+        y = DepthwiseConv(self.shape.kernel, self.shape.stride, self.padding, self.dtype, name="depthwise_conv")(y)
+        y = nn.swish(self.norm(name="depthwise_norm")(y, use_running_average=not train))
+        y = SqueezeExcite(max(1, int(x.shape[-1] * self.squeeze_ratio)), self.dtype, name="squeeze_excite")(y)
+        y = _pointwise(self.shape.width, self.dtype, "project_conv")(y)
+        y = self.norm(name="project_norm")(y, use_running_average=not train)
+        if not self.skipped:
+            return y
+        return x + StochasticDepth(self.drop_rate)(y, train)
+
+
+class SqueezeExcite(nn.Module):
+    """Scale every channel by a gate in (0, 1) that is computed from all channels' means.
+
+    Attributes:
+      width: of the squeeze.
+      dtype: of the result; the gate is computed in fp32.
+
+    References:
+      Hu et al., Squeeze-and-Excitation Networks, arXiv 1709.01507.
+    """
+
+    width: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [batch, height, width, channels] to the same shape."""
+        gate = jnp.mean(x, (1, 2), dtype=jnp.float32)
+        dense = functools.partial(nn.Dense, dtype=jnp.float32, kernel_init=_normal_by_fan_out)
+        gate = dense(x.shape[-1], name="expand")(nn.swish(dense(self.width, name="reduce")(gate)))
+        return x * nn.sigmoid(gate)[:, None, None, :].astype(x.dtype)
+
+
+def _pointwise(width: int, dtype: Any, name: str) -> nn.Conv:
+    return nn.Conv(width, (1, 1), use_bias=False, dtype=dtype, kernel_init=_normal_by_fan_out, name=name)

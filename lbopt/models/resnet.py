@@ -1,0 +1,179 @@
+"""ResNet v1.5: 18, 34, 50, 101 and 152 layers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lbopt.errors import UserError, require_choice
+from lbopt.models import stem as stems
+from lbopt.models.norm import BatchNorm
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """The published shape of a network.
+
+    Attributes:
+      depths: blocks of each stage.
+      widths: output channels of each stage.
+      bottleneck: 1 x 1, 3 x 3, 1 x 1 blocks; otherwise two 3 x 3 ones.
+    """
+
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    bottleneck: bool
+
+
+_BASIC, _BOTTLENECK = (64, 128, 256, 512), (256, 512, 1024, 2048)
+SIZES = {
+    "18": Size((2, 2, 2, 2), _BASIC, False),
+    "34": Size((3, 4, 6, 3), _BASIC, False),
+    "50": Size((3, 4, 6, 3), _BOTTLENECK, True),
+    "101": Size((3, 4, 23, 3), _BOTTLENECK, True),
+    "152": Size((3, 8, 36, 3), _BOTTLENECK, True),
+}
+"""He et al., arXiv 1512.03385, Table 1."""
+
+
+class ResNet(nn.Module):
+    """A residual network in the form called v1.5: a stage's stride is in its first 3 x 3 convolution.
+
+    Convolutions are He-normal by fan-out, normal(0, 0.01) makes the head's kernel, and the scale of the last batch norm
+    of every block starts at zero (Goyal et al., arXiv 1706.02677, section 5.1, where the rest is He et al.'s). Padding
+    is symmetric, as in PyTorch's networks; TensorFlow's differs in the max pool, where it pads one side only.
+
+    Attributes:
+      depths: blocks of each stage.
+      widths: output channels of each stage; every stage but the first halves the image.
+      bottleneck: blocks of 1 x 1 (a quarter of the width), 3 x 3, 1 x 1; otherwise of two 3 x 3.
+      num_classes: size of the output.
+      stem: "conv7" (7 x 7, stride 2, then 3 x 3 max pool, stride 2), "space_to_depth" (the same function and parameters,
+        computed on 2 x 2 pixels folded into channels; also takes images already folded, with four times the channels) or
+        "conv3" (3 x 3, stride 1, for small images).
+      stem_width: channels of the stem.
+      batch_norm_scope: see `lbopt.BatchNorm`.
+      batch_norm_momentum: of the running statistics.
+      batch_norm_epsilon: added to the variance.
+      dtype: of convolutions and of what lies between layers; parameters, statistics and logits are fp32.
+    """
+
+    depths: Sequence[int] = (3, 4, 6, 3)
+    widths: Sequence[int] = _BOTTLENECK
+    bottleneck: bool = True
+    num_classes: int = 1000
+    stem: str = "conv7"
+    stem_width: int = 64
+    batch_norm_scope: str = "global"
+    batch_norm_momentum: float = 0.9
+    batch_norm_epsilon: float = 1e-5
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        """Map [batch, height, width, channels] (or [batch, height, width]) to fp32 logits [batch, num_classes]."""
+        x = images if images.ndim == 4 else images[..., None]
+        self._check(x)
+        norm = functools.partial(
+            BatchNorm,
+            self.batch_norm_scope,
+            self.batch_norm_momentum,
+            self.batch_norm_epsilon,
+        )
+        x = stems.Stem(self.stem, self.stem_width, norm, self.dtype, name="stem")(x, train)
+        block = BottleneckBlock if self.bottleneck else BasicBlock
+        for stage, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
+            for number in range(depth):
+                stride = 2 if stage > 0 and number == 0 else 1
+                x = block(width, stride, norm, self.dtype, name=f"stage{stage}_block{number}")(x, train)
+        x = jnp.mean(x, (1, 2), dtype=jnp.float32)
+        return nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=nn.initializers.normal(0.01), name="head")(x)
+
+    def _check(self, x: jax.Array) -> None:
+        folded = 2 if self.stem == "space_to_depth" and x.shape[-1] >= 12 else 1
+        height, width = (side * folded for side in x.shape[1:3])
+        stride = self.total_stride
+        if min(height, width) < stride:
+            raise UserError(
+                f"image_size = {(height, width)!r}: the strides reduce it {stride} times, to nothing; "
+                f"use images of at least {stride} x {stride}, a stem without strides ('conv3'), or fewer stages"
+            )
+
+    @property
+    def total_stride(self) -> int:
+        """By how much the network reduces an image."""
+        return (1 if self.stem == "conv3" else 4) * 2 ** (len(self.widths) - 1)
+
+
+def make(size: str, **options: Any) -> ResNet:
+    """Build the network of a published size; `options` are attributes of `ResNet`.
+
+    Raises:
+      UserError: for a size that was never published.
+
+    >>> make("50", num_classes=10).depths
+    (3, 4, 6, 3)
+    """
+    require_choice("size", size, SIZES)
+    return ResNet(**{**dataclasses.asdict(SIZES[size]), **options})
+
+
+class _Block(nn.Module):
+    """What both blocks share.
+
+    Attributes:
+      width: output channels.
+      stride: of the first 3 x 3 convolution and of the shortcut.
+      norm: makes a batch norm.
+      dtype: of the computation.
+    """
+
+    width: int
+    stride: int
+    norm: Any
+    dtype: Any
+
+    def _conv(self, x: jax.Array, width: int, size: int, stride: int, name: str) -> jax.Array:
+        return stems.conv(width, size, stride, self.dtype, name)(x)
+
+    def _join(self, x: jax.Array, y: jax.Array, train: bool) -> jax.Array:
+        """Add the shortcut: the identity, or a projection where shapes differ."""
+        if x.shape != y.shape:
+            x = self._conv(x, self.width, 1, self.stride, "shortcut_conv")
+            x = self.norm(name="shortcut_norm")(x, use_running_average=not train)
+        return nn.relu(x + y)
+
+
+class BasicBlock(_Block):
+    """Two 3 x 3 convolutions."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Map [batch, height, width, channels] to [batch, height / stride, width / stride, self.width]."""
+        y = self._conv(x, self.width, 3, self.stride, "conv1")
+        y = nn.relu(self.norm(name="norm1")(y, use_running_average=not train))
+        y = self._conv(y, self.width, 3, 1, "conv2")
+        y = self.norm(name="norm2", scale_init=nn.initializers.zeros_init())(y, use_running_average=not train)
+        return self._join(x, y, train)
+
+
+class BottleneckBlock(_Block):
+    """1 x 1 down to a quarter of the width, 3 x 3, 1 x 1 up again."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Map [batch, height, width, channels] to [batch, height / stride, width / stride, self.width]."""
+        inside = self.width // 4
+        y = self._conv(x, inside, 1, 1, "conv1")
+        y = nn.relu(self.norm(name="norm1")(y, use_running_average=not train))
+        y = self._conv(y, inside, 3, self.stride, "conv2")
+        y = nn.relu(self.norm(name="norm2")(y, use_running_average=not train))
+        y = self._conv(y, self.width, 1, 1, "conv3")
+        y = self.norm(name="norm3", scale_init=nn.initializers.zeros_init())(y, use_running_average=not train)
+        return self._join(x, y, train)

@@ -1,0 +1,118 @@
+"""Convolutions with symmetric padding, and the first layers of a ResNet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lbopt.errors import require, require_choice
+
+STEMS = ("conv7", "space_to_depth", "conv3")
+he_normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+"""He et al., arXiv 1502.01852, equation 14 (backward form); not truncated."""
+
+
+def conv(width: int, size: int, stride: int, dtype: Any, name: str | None = None) -> nn.Conv:
+    """Build a size x size convolution without bias, padded by size // 2 on every side."""
+    padding = [(size // 2, size // 2)] * 2
+    return nn.Conv(
+        width,
+        (size, size),
+        (stride, stride),
+        padding,
+        use_bias=False,
+        dtype=dtype,
+        kernel_init=he_normal_by_fan_out,
+        name=name,
+    )
+
+
+class Stem(nn.Module):
+    """Convolution, batch norm, ReLU and, unless images are small, max pooling.
+
+    Attributes:
+      kind: one of `STEMS`, see `ResNet.stem`.
+      width: output channels.
+      norm: makes a batch norm.
+      dtype: of the computation.
+    """
+
+    kind: str
+    width: int
+    norm: Any
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Map [batch, height, width, channels] to a quarter of its sides ("conv3": the same sides)."""
+        require_choice("stem", self.kind, STEMS)
+        if self.kind == "space_to_depth":
+            x = SpaceToDepthConv(self.width, dtype=self.dtype, name="conv")(x)
+        elif self.kind == "conv7":
+            x = conv(self.width, 7, 2, self.dtype, "conv")(x)
+        else:
+            x = conv(self.width, 3, 1, self.dtype, "conv")(x)
+        x = nn.relu(self.norm(name="norm")(x, use_running_average=not train))
+        if self.kind == "conv3":
+            return x
+        return nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])
+
+
+class SpaceToDepthConv(nn.Module):
+    """A 7 x 7 convolution of stride 2, padding 3, computed as a 4 x 4 one of stride 1 on 2 x 2 pixels folded into channels.
+
+    The matrix unit is as wide as the channels it is given: 3 channels leave most of it idle, 12 fewer. The kernel is kept as
+    [7, 7, channels, width], so parameters are those of the plain convolution, and so is the result up to rounding.
+
+    Attributes:
+      width: output channels.
+      channels: of an image that is not yet folded.
+      dtype: of the computation.
+
+    References:
+      Ying et al., arXiv 1811.06992; MLPerf v0.6 ResNet-50 for TPU, where the host folds the image.
+    """
+
+    width: int
+    channels: int = 3
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [batch, height, width, channels], or an image folded by `space_to_depth`, to half the sides of the image."""
+        if x.shape[-1] == self.channels:
+            x = space_to_depth(x)
+        require(
+            x.shape[-1] == 4 * self.channels,
+            "channels",
+            x.shape[-1],
+            f"give images of {self.channels} channels, or folded ones of {4 * self.channels}",
+        )
+        kernel = self.param("kernel", he_normal_by_fan_out, (7, 7, self.channels, self.width), jnp.float32)
+        return jax.lax.conv_general_dilated(
+            x.astype(self.dtype),
+            _fold_kernel(kernel).astype(self.dtype),
+            (1, 1),
+            [(2, 1), (2, 1)],
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+
+def space_to_depth(images: jax.Array) -> jax.Array:
+    """Fold 2 x 2 pixels into channels: [batch, height, width, c] -> [batch, height / 2, width / 2, 4 c], rows slowest."""
+    batch, height, width, channels = images.shape
+    for side in (height, width):
+        require(side % 2 == 0, "image_size", (height, width), "stem 'space_to_depth' needs even sides")
+    folded = images.reshape(batch, height // 2, 2, width // 2, 2, channels)
+    return folded.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // 2, width // 2, 4 * channels)
+
+
+def _fold_kernel(kernel: jax.Array) -> jax.Array:
+    """Turn [7, 7, c, width] into the [4, 4, 4 c, width] that does the same to folded images."""
+    _, _, channels, width = kernel.shape
+    padded = jnp.pad(kernel, ((1, 0), (1, 0), (0, 0), (0, 0)))
+    folded = padded.reshape(4, 2, 4, 2, channels, width).transpose(0, 2, 1, 3, 4, 5)
+    return folded.reshape(4, 4, 4 * channels, width)

@@ -1,0 +1,106 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from lbopt.config.train import ModelConfig
+from lbopt.models import bert, cnn, efficientnet, lstm, resnet
+
+
+def make_network(model: ModelConfig, outputs: int, head: str = "pretraining") -> nn.Module:
+    """Build the module of a validated config.
+
+    Args:
+      model: which one.
+      outputs: classes, or tokens of the vocabulary.
+      head: of bert.
+    """
+    return _BUILDERS[model.name](model, outputs, head)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None: the others are the size's."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _dtype(model: ModelConfig) -> Any:
+    return jnp.dtype(model.dtype)
+
+
+def _cnn(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    norm = _given(batch_norm_momentum=model.batch_norm_momentum)
+    return cnn.CNN(outputs, tuple(model.widths), model.hidden, model.batch_norm_scope, dtype=_dtype(model), **norm)
+
+
+def _resnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    options = _given(batch_norm_momentum=model.batch_norm_momentum)
+    if model.width_coefficient is not None:
+        wide = resnet.SIZES[model.size].widths
+        options["widths"] = tuple(max(8, round(width * model.width_coefficient)) for width in wide)
+        options["stem_width"] = max(8, round(64 * model.width_coefficient))
+    return resnet.make(
+        model.size,
+        num_classes=outputs,
+        stem=model.stem,
+        batch_norm_scope=model.batch_norm_scope,
+        dtype=_dtype(model),
+        **options,
+    )
+
+
+def _efficientnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    return efficientnet.make(
+        model.size,
+        num_classes=outputs,
+        batch_norm_scope=model.batch_norm_scope,
+        dtype=_dtype(model),
+        **_given(
+            width_coefficient=model.width_coefficient,
+            depth_coefficient=model.depth_coefficient,
+            dropout_rate=model.dropout_rate,
+            stochastic_depth_rate=model.stochastic_depth_rate,
+            batch_norm_momentum=model.batch_norm_momentum,
+        ),
+    )
+
+
+def _bert(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    return bert.make(
+        model.size,
+        vocab_size=outputs,
+        head=head,
+        max_length=model.max_length,
+        scan=model.scan_layers,
+        remat=model.remat,
+        remat_layers=model.remat_layers,
+        dtype=_dtype(model),
+        **_given(dropout_rate=model.dropout_rate, attention_dropout_rate=model.attention_dropout_rate),
+    )
+
+
+def _lstm_lm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    options = _given(dropout_rate=model.dropout_rate)
+    return lstm.make(model.size, vocab_size=outputs, dtype=_dtype(model), **options)
+
+
+def _lstm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    return lstm.LSTMClassifier(outputs, model.hidden, dtype=_dtype(model))
+
+
+_BUILDERS = {
+    "bert": _bert,
+    "cnn": _cnn,
+    "efficientnet": _efficientnet,
+    "lstm": _lstm,
+    "lstm_lm": _lstm_lm,
+    "resnet": _resnet,
+}
