@@ -48,7 +48,7 @@ UNEVEN = {
 
 @pytest.mark.parametrize("text", UNKNOWN)
 def test_unknown_text_is_refused(text):
-    with pytest.raises(ValueError, match=r"stats_scope = .* use global, local, replicas:N or examples:N"):
+    with pytest.raises(ValueError, match=r"stats_scope = .* use global, local, replicas:N, examples:N"):
         Scope.parse(text)
     with pytest.raises(ValueError, match="stats_scope"):
         apply(text, 1, None, np.ones((4, 2), np.float32))
