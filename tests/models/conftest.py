@@ -1,19 +1,31 @@
-"""Batch normalization in float64 NumPy, group by group, with the closed form of its backward pass."""
+"""Batch normalization in float64 NumPy, group by group, and lbopt's on four devices here and eight in another process."""
+
+import os
+import pickle
+import runpy
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 EPSILON = 1e-5
+PROGRAM = Path(__file__).with_name("on_devices.py")
 
 
 @pytest.fixture(scope="session")
 def reference():
-    """Return a function (x, scale, bias, weights, num_groups) -> outputs, gradients of sum(weights * tanh(y)), mean over groups of statistics."""
+    """Return a function (x, scale, bias, weights, groups) -> outputs, gradients of sum(weights * tanh(y)), mean over groups of statistics.
 
-    def normalize(x, scale, bias, weights, num_groups):
+    `groups` is a list of the examples of each group, or a number of contiguous groups.
+    """
+
+    def normalize(x, scale, bias, weights, groups):
         x, scale, bias, weights = (np.asarray(array, np.float64) for array in (x, scale, bias, weights))
+        groups = np.split(np.arange(len(x)), groups) if isinstance(groups, int) else groups
         out = {"y": np.empty_like(x), "dx": np.empty_like(x), "dscale": 0.0, "dbias": 0.0, "mean": 0.0, "var": 0.0}
-        for rows in np.split(np.arange(len(x)), num_groups):
+        for rows in groups:
             group = x[rows]
             axes = tuple(range(group.ndim - 1))
             mean, var = group.mean(axes), group.var(axes)
@@ -26,8 +38,34 @@ def reference():
             out["dx"][rows] = inverse * (dnormal - dnormal.mean(axes) - normal * (dnormal * normal).mean(axes))
             out["dscale"] = out["dscale"] + (dy * normal).sum(axes)
             out["dbias"] = out["dbias"] + dy.sum(axes)
-            out["mean"] = out["mean"] + mean / num_groups
-            out["var"] = out["var"] + var / num_groups
+            out["mean"] = out["mean"] + mean / len(groups)
+            out["var"] = out["var"] + var / len(groups)
         return out
 
     return normalize
+
+
+@pytest.fixture(scope="session")
+def normalized():
+    """Return `run` of on_devices.py, which see."""
+    return runpy.run_path(str(PROGRAM))["run"]
+
+
+@pytest.fixture(scope="session")
+def normalized_on_eight(tmp_path_factory):
+    """Return a function: a list of (arguments, options) of `run` -> its results on eight devices, in a process of their own."""
+
+    def run(jobs):
+        folder = tmp_path_factory.mktemp("eight")
+        (folder / "jobs").write_bytes(pickle.dumps(jobs))
+        environment = {
+            **os.environ,
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        }
+        command = [sys.executable, str(PROGRAM), str(folder / "jobs"), str(folder / "results")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return pickle.loads((folder / "results").read_bytes())
+
+    return run
