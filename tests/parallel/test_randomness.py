@@ -1,4 +1,8 @@
-"""Dropout draws from the step's key: the same on any number of devices under jit, independently per replica under pmap."""
+"""Random draws in a step.
+
+Flax's dropout draws from the step's key for the batch it sees: the same on any number of devices under jit, independently
+per replica under pmap. lbopt's draws for an example by its number in the global batch: the same everywhere.
+"""
 
 import flax.linen as nn
 import jax
@@ -8,6 +12,8 @@ import optax
 import pytest
 
 import lbopt
+from lbopt.models import bert, efficientnet, seam
+from lbopt.models.randomness import Dropout, StochasticDepth
 
 
 class Dropped(nn.Module):
@@ -62,3 +68,117 @@ def test_steps_and_seeds_draw_differently_and_repeatably(backend):
     np.testing.assert_array_equal(first, noise(4, backend))
     assert not np.any(first == noise(4, backend, num_steps=2))
     assert not np.any(first == noise(4, backend, seed=1))
+
+
+class Drawn(nn.Module):
+    """Both kinds of draws, twice, of ones."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        y = Dropout(0.5)(jnp.ones_like(x), train)
+        y = StochasticDepth(0.25)(y, train) + 8 * Dropout(0.5)(jnp.ones_like(x), train)
+        return y + 64 * StochasticDepth(0.5)(jnp.ones_like(x), train)
+
+
+def drawn(num_devices, backend, num_microsteps=1, num_steps=1, seed=0):
+    """Return [16, 12]: what each example of the global batch drew in the last step."""
+
+    def loss_fn(params, model_state, batch, rng):
+        y, _ = seam.from_linen(Drawn()).apply({}, {}, batch["x"], True, rng)
+        spread = jnp.zeros((16, 12)).at[batch["place"]].set(y)
+        return jnp.mean(params["w"] * y), (model_state, {"drawn": (spread, jnp.ones(()))})
+
+    tx = optax.sgd(0.1)
+    mesh = lbopt.make_mesh(num_devices)
+    step = lbopt.make_train_step(
+        loss_fn, tx, mesh, backend, num_microsteps=num_microsteps, key_per_replica=False, donate=False
+    )
+    state = lbopt.TrainState.create({"w": jnp.ones(())}, {}, tx, seed)
+    for _ in range(num_steps):
+        state, metrics = jax.block_until_ready(
+            step(state, {"x": np.ones((16, 12), np.float32), "place": np.arange(16)})
+        )
+    return np.asarray(metrics["drawn"][0])
+
+
+@pytest.mark.parametrize("num_microsteps", [1, 2])
+def test_examples_draw_the_same_on_any_number_of_devices_and_backend(num_microsteps):
+    """Bit for bit; with microsteps the number of microsteps has to be the same."""
+    one = drawn(1, "jit", num_microsteps)
+    assert len(np.unique(one, axis=0)) == 16, "every example draws for itself"
+    layouts = [(2, "jit"), (4, "jit"), (2, "pmap"), (4, "pmap")] if num_microsteps == 1 else [(4, "jit"), (4, "pmap")]
+    for num_devices, backend in layouts:
+        np.testing.assert_array_equal(drawn(num_devices, backend, num_microsteps), one)
+
+
+def test_steps_and_seeds_draw_differently_example_by_example():
+    one = drawn(4, "pmap")
+    for other in (drawn(4, "pmap", num_steps=2), drawn(4, "pmap", seed=1), drawn(4, "pmap", num_microsteps=2)):
+        assert np.mean(np.all(one == other, axis=1)) < 0.2
+
+
+def bert_problem():
+    """Return a model, a batch and a function of its outputs: a layer of BERT, dropping everywhere."""
+    module = bert.Bert(
+        vocab_size=30, num_layers=1, width=8, num_heads=2, max_length=6, dropout_rate=0.2, attention_dropout_rate=0.2
+    )
+    rng = np.random.default_rng(0)
+    inputs = {
+        "input_ids": rng.integers(0, 30, (8, 6)),
+        "attention_mask": (np.arange(6) < rng.integers(3, 7, (8, 1))).astype(np.int32),
+        "masked_positions": rng.integers(0, 3, (8, 2)),
+    }
+    labels = {"prediction_logits": rng.integers(0, 30, (8, 2)), "next_sentence_logits": rng.integers(0, 2, 8)}
+    return module, {"inputs": inputs, "labels": labels}
+
+
+def efficientnet_problem():
+    """Return the same for an EfficientNet whose batch norm is grouped and whose last block is dropped by example."""
+    module = efficientnet.EfficientNet(
+        stages=(efficientnet.Stage(3, 2, 2, 8, 2),),
+        stem_width=8,
+        head_width=16,
+        num_classes=5,
+        stochastic_depth_rate=0.8,
+        batch_norm_scope="examples:8",
+    )
+    rng = np.random.default_rng(0)
+    images = np.float32(rng.normal(size=(16, 8, 8, 3)) + rng.normal(size=(16, 1, 1, 1)))
+    return module, {"inputs": images, "labels": rng.integers(0, 5, 16)}
+
+
+@pytest.mark.parametrize("problem", [bert_problem, efficientnet_problem])
+def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_backends(problem, trajectory, relative_gap):
+    """Three steps; parameters agree to 1e-5 of how far they have moved, batch statistics to 1e-5."""
+    module, batch = problem()
+    model = seam.from_linen(module)
+
+    def loss_fn(params, model_state, batch, rng):
+        outputs, model_state = model.apply(params, model_state, batch["inputs"], True, rng)
+        each = jax.tree.map(
+            lambda logits, labels: jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels)),
+            outputs,
+            batch["labels"],
+        )
+        return sum(jax.tree.leaves(each)), (model_state, {})
+
+    tx = optax.sgd(0.1, momentum=0.9)
+    params, model_state = jax.device_get(jax.jit(model.init)(jax.random.key(0), batch["inputs"]))
+    start = lbopt.TrainState.create(jax.tree.map(lambda leaf: leaf + np.float32(0.1), params), model_state, tx, 5)
+
+    def run(num_devices, backend):
+        mesh = lbopt.make_mesh(num_devices)
+        step = lbopt.make_train_step(loss_fn, tx, mesh, backend, key_per_replica=False, donate=False)
+        return step, trajectory(step, start, [batch] * 3)
+
+    step, one = run(1, "jit")
+    redrawn = trajectory(step, start.replace(rng=start.rng + 1), [batch] * 3)
+    assert relative_gap(one[0], one[-1], redrawn[-1]) > 1e-3, "draws matter"
+    for num_devices, backend in ((4, "jit"), (4, "pmap")):
+        _, other = run(num_devices, backend)
+        assert relative_gap(one[0], one[-1], other[-1]) <= 1e-5
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+            one[-1].model_state,
+            other[-1].model_state,
+        )

@@ -1,0 +1,98 @@
+"""Meshes in the order of the torus, told from made-up devices with coordinates."""
+
+import types
+
+import jax
+import pytest
+
+import lbopt
+from lbopt.parallel import mesh as meshes
+
+
+def chips(columns, rows, planes=1, cores=2):
+    """Return devices row by row: x fastest among chips, cores of a chip beside each other."""
+    return [
+        types.SimpleNamespace(coords=(x, y, z), core_on_chip=core)
+        for z in range(planes)
+        for y in range(rows)
+        for x in range(columns)
+        for core in range(cores)
+    ]
+
+
+def by_host(devices):
+    """Order as a TPU does: hosts of 2 x 2 chips one after another."""
+    return sorted(
+        devices,
+        key=lambda device: (
+            device.coords[1] // 2,
+            device.coords[0] // 2,
+            device.coords[1],
+            device.coords[0],
+            device.core_on_chip,
+        ),
+    )
+
+
+class OnDevices:
+    """What `torus_grid` reads of a mesh."""
+
+    def __init__(self, devices):
+        self.devices = types.SimpleNamespace(flat=devices)
+        self.size = len(devices)
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid"),
+    [
+        ({"columns": 4, "rows": 4}, (4, 8)),
+        ({"columns": 8, "rows": 4}, (4, 16)),
+        ({"columns": 4, "rows": 8}, (8, 8)),
+        ({"columns": 4, "rows": 4, "cores": 1}, (4, 4)),
+        ({"columns": 2, "rows": 2, "planes": 4, "cores": 1}, (8, 2)),
+        ({"columns": 1, "rows": 1, "cores": 1}, (1, 1)),
+    ],
+)
+def test_rows_of_chips_are_a_grid(shape, grid):
+    assert meshes.torus_grid(OnDevices(chips(**shape))) == grid
+
+
+def test_host_order_is_no_grid():
+    devices = chips(4, 4)
+    assert by_host(devices) != devices
+    assert meshes.torus_grid(OnDevices(by_host(devices))) is None
+
+
+def test_two_neighbours_exchanged_are_no_grid():
+    devices = chips(2, 2)
+    devices[1], devices[2] = devices[2], devices[1]
+    assert meshes.torus_grid(OnDevices(devices)) is None
+
+
+def test_rows_of_different_lengths_are_no_grid():
+    assert meshes.torus_grid(OnDevices(chips(4, 2)[:-1])) is None
+
+
+def test_make_mesh_brings_devices_into_torus_order(monkeypatch):
+    monkeypatch.setattr(meshes, "Mesh", lambda devices, names, axis_types: OnDevices(list(devices.flat)))
+    devices = chips(4, 4)
+    mesh = lbopt.make_mesh(devices=by_host(devices), order="torus")
+    assert list(mesh.devices.flat) == devices
+    assert meshes.torus_grid(mesh) == (4, 8)
+    given = lbopt.make_mesh(devices=by_host(devices))
+    assert list(given.devices.flat) == by_host(devices)
+    assert meshes.torus_grid(given) is None
+    half = lbopt.make_mesh(16, devices=by_host(devices), order="torus")
+    assert meshes.torus_grid(half) == (2, 8), "the first rows"
+
+
+def test_cpu_devices_have_no_grid():
+    assert meshes.torus_grid(lbopt.make_mesh(4)) is None
+    assert not hasattr(jax.devices()[0], "coords")
+    with pytest.raises(ValueError, match=r"order = 'torus': these devices have no coordinates; use order='given'"):
+        lbopt.make_mesh(4, order="torus")
+
+
+def test_unknown_order_is_refused():
+    with pytest.raises(ValueError, match=r"order = 'rows': use one of given, torus"):
+        lbopt.make_mesh(4, order="rows")
