@@ -1,0 +1,349 @@
+"""BERT: the same function scanned or not, with every rematerialisation, and deaf to padding.
+
+Unscanned variants are differentiated without jit: they share their compiled operations.
+"""
+
+import contextlib
+import functools
+import io
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.ad_checkpoint import print_saved_residuals
+
+import lbopt
+from lbopt.models import bert
+
+BATCH, LENGTH, HEADS, WIDTH, INNER, LAYERS = 3, 7, 2, 16, 20, 2
+SIZE = {
+    "vocab_size": 50,
+    "num_layers": LAYERS,
+    "width": WIDTH,
+    "num_heads": HEADS,
+    "inner_width": INNER,
+    "max_length": 8,
+}
+DROPS = {"dropout_rate": 0.3, "attention_dropout_rate": 0.2}
+NO_DROPS = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
+POLICIES = ("attention", "dots", "inner", "layer")
+# Shapes that a layer could keep for its backward pass.
+SQUARE, HIDDEN, WIDE = (BATCH, HEADS, LENGTH, LENGTH), (BATCH, LENGTH, WIDTH), (BATCH, LENGTH, INNER)
+
+
+def network(**options):
+    return bert.Bert(**{**SIZE, **options})
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    rng = np.random.default_rng(0)
+    lengths = np.array([7, 4, 6])
+    return {
+        "input_ids": rng.integers(0, 50, (BATCH, LENGTH)),
+        "token_type_ids": rng.integers(0, 2, (BATCH, LENGTH)),
+        "attention_mask": (np.arange(LENGTH) < lengths[:, None]).astype(np.int32),
+        "masked_positions": np.array([[0, 2], [3, 1], [5, 5]]),
+    }
+
+
+def random_params(module, inputs, seed=1):
+    """Return parameters without zeros or ones, so that every one of them matters."""
+    shapes = jax.eval_shape(lambda key: module.init(key, inputs, False), jax.random.key(0))["params"]
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
+
+
+@pytest.fixture(scope="module")
+def params(inputs):
+    return random_params(network(), inputs)
+
+
+def apply(module, params, inputs, train=True):
+    return module.apply({"params": params}, inputs, train, rngs={"example": jax.random.key(3)} if train else None)
+
+
+def loss(params, module, inputs):
+    outputs = apply(module, params, inputs)
+    return sum(jnp.mean(jnp.sin(logits)) for logits in jax.tree.leaves(outputs))
+
+
+def assert_close(ours, theirs, tolerance):
+    """Compare leaf by leaf, relative to the leaf's largest entry (and, for leaves that ought to be zero, to 1e-7 of the largest of all)."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    floor = 1e-7 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(theirs))
+    for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
+        limit = max(tolerance * np.abs(other).max(), floor)
+        np.testing.assert_allclose(one, other, rtol=0, atol=limit, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.fixture(scope="module")
+def gradients(params, inputs):
+    """Return the gradients without rematerialisation, with and without dropout."""
+    return {
+        bool(options["dropout_rate"]): jax.grad(loss)(params, network(**options), inputs)
+        for options in (DROPS, NO_DROPS)
+    }
+
+
+def test_dropout_matters(gradients):
+    """What the comparisons below would miss if the draws did nothing."""
+    gaps = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), gradients[True], gradients[False])
+    # A key's bias moves all scores of a query alike, which softmax does not see.
+    matters = [gap for path, gap in jax.tree_util.tree_leaves_with_path(gaps) if path[-2:] != ("key", "bias")]
+    assert np.mean([gap > 1e-4 for gap in matters]) > 0.9
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+@pytest.mark.parametrize("remat", POLICIES)
+def test_rematerialisation_changes_no_gradient(remat, dropped, params, inputs, gradients):
+    """With dropout this also says that the recomputation draws what the forward pass drew."""
+    module = network(remat=remat, **(DROPS if dropped else NO_DROPS))
+    assert_close(jax.grad(loss)(params, module, inputs), gradients[dropped], 1e-6)
+
+
+@pytest.mark.parametrize("how_many", [0, 1, LAYERS])
+def test_rematerialisation_of_some_layers_changes_no_gradient(how_many, params, inputs, gradients):
+    module = network(remat="layer", remat_layers=how_many, **DROPS)
+    assert_close(jax.grad(loss)(params, module, inputs), gradients[True], 1e-6)
+
+
+def scanned(params, inputs, **options):
+    """Return the scanned network's outputs and, as an unscanned network has them, its gradients."""
+    module = network(scan=True, **options)
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def both(stacked):
+        return apply(module, stacked, inputs), jax.grad(loss)(stacked, module, inputs)
+
+    outputs, grads = both(bert.stack_layers(params))
+    return outputs, bert.unstack_layers(grads)
+
+
+def test_scanned_is_unscanned(params, inputs, gradients):
+    outputs, grads = scanned(params, inputs, **NO_DROPS)
+    assert_close(outputs, apply(network(**NO_DROPS), params, inputs), 2e-6)
+    assert_close(grads, gradients[False], 2e-6)
+
+
+@pytest.fixture(scope="module")
+def dropped_scan(params, inputs):
+    return scanned(params, inputs, **DROPS)
+
+
+@pytest.mark.parametrize("remat", POLICIES)
+def test_rematerialisation_of_a_scan_changes_no_gradient(remat, params, inputs, dropped_scan):
+    assert_close(scanned(params, inputs, remat=remat, **DROPS)[1], dropped_scan[1], 1e-6)
+
+
+def test_stacking_is_undone_by_unstacking(params, inputs):
+    stacked = bert.stack_layers(params)
+    expected = jax.eval_shape(lambda key: network(scan=True).init(key, inputs, False), jax.random.key(0))["params"]
+    assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(jnp.shape, expected)
+    for again in (bert.unstack_layers(stacked), bert.unstack_layers(bert.stack_layers(bert.unstack_layers(stacked)))):
+        jax.tree.map(np.testing.assert_array_equal, again, params)
+    for number in range(LAYERS):
+        kernel = stacked["layers"]["inner"]["kernel"][number]
+        np.testing.assert_array_equal(kernel, params[f"layer{number}"]["inner"]["kernel"])
+
+
+def test_more_than_nine_layers_stack_in_the_order_of_their_numbers():
+    each = {f"layer{number}": {"bias": jnp.full(2, float(number))} for number in sorted(range(12), key=str)}
+    stacked = bert.stack_layers({**each, "pooler": {"bias": jnp.zeros(2)}})
+    np.testing.assert_array_equal(stacked["layers"]["bias"][:, 0], np.arange(12.0))
+    assert set(stacked) == {"layers", "pooler"}
+
+
+def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
+    """Three updates of the scanned network are, leaf by leaf, those of the unscanned one."""
+    scaled = {**params, "layer1": jax.tree.map(lambda leaf: 5 * leaf, params["layer1"])}  # ratios of different sizes
+
+    def three_updates(current, scan, stacked):
+        tx, module = lbopt.lamb(0.02, weight_decay=0.01, stacked=stacked), network(scan=scan, **NO_DROPS)
+
+        @functools.partial(jax.jit, compiler_options=QUICK)
+        def update(current, state):
+            updates, state = tx.update(jax.grad(loss)(current, module, inputs), state, current)
+            return optax.apply_updates(current, updates), state
+
+        state = jax.jit(tx.init)(current)
+        for _ in range(3):
+            current, state = update(current, state)
+        return current, lbopt.optimizer_metrics(state)
+
+    each, their_ratios = three_updates(scaled, False, None)
+    stack, our_ratios = three_updates(bert.stack_layers(scaled), True, lbopt.stacked_paths("^layers/"))
+    moved = jax.tree.map(np.subtract, *jax.device_get((each, scaled)))
+    ours = jax.tree.map(np.subtract, *jax.device_get((bert.unstack_layers(stack), scaled)))
+    for network_moved in (moved, ours):
+        for number in range(LAYERS):  # softmax does not see it: its gradient is rounding, which LAMB magnifies
+            del network_moved[f"layer{number}"]["key"]["bias"]
+    assert_close(ours, moved, 1e-4)
+    for kind in ("inner", "query", "output"):
+        ratios = [their_ratios[f"trust_ratio/layer{number}/{kind}/kernel"] for number in range(LAYERS)]
+        assert ratios[1] > 2 * ratios[0], "one ratio for the stack would be seen"
+        scanned = [our_ratios[f"trust_ratio/layers/{kind}/kernel[{number}]"] for number in range(LAYERS)]
+        np.testing.assert_allclose(scanned, ratios, rtol=1e-5)
+
+
+def residuals(module, params, inputs):
+    """Return the (shape, bytes) of what one differentiation keeps, parameters and inputs left out."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        print_saved_residuals(lambda params: loss(params, module, inputs), params)
+    found = []
+    for line in printed.getvalue().splitlines():
+        if "from the argument" in line or "from a constant" in line or line.startswith("key<"):
+            continue
+        dtype, sides = re.match(r"(\w+)\[([\d,]*)\]", line).groups()
+        shape = tuple(int(side) for side in sides.split(",") if side)
+        bits = 8 if dtype == "bool" else int(re.search(r"\d+$", dtype)[0])
+        found.append((shape, math.prod(shape) * bits // 8))
+    return found
+
+
+@pytest.fixture(scope="module")
+def kept(params, inputs):
+    """Return what each policy keeps, without the heads' part: shape -> how many, and the sum of bytes."""
+    found = {}
+    for remat in bert.REMATS:
+        all_of_them = residuals(network(remat=remat, **DROPS), params, inputs)
+        shapes = [shape for shape, _ in all_of_them]
+        found[remat] = ({shape: shapes.count(shape) for shape in set(shapes)}, sum(size for _, size in all_of_them))
+    return found
+
+
+def squares(counts):
+    """Count arrays of [batch, heads, length, length] in any layout, draws included."""
+    return sum(
+        number
+        for shape, number in counts.items()
+        if math.prod(shape) >= math.prod(SQUARE) and LENGTH in shape[2:] and shape.count(LENGTH) == 2
+    )
+
+
+def test_what_each_policy_keeps(kept):
+    assert squares(kept["none"][0]) > LAYERS
+    assert squares(kept["dots"][0]) == LAYERS, "the scores and nothing else"
+    for remat in ("attention", "inner", "layer"):
+        assert squares(kept[remat][0]) == 0, remat
+    assert kept["attention"][0][WIDE] == kept["dots"][0][WIDE] == LAYERS
+    for remat in ("inner", "layer"):
+        assert WIDE not in kept[remat][0]
+    sizes = [kept[remat][1] for remat in ("none", "dots", "attention", "inner", "layer")]
+    assert sizes == sorted(set(sizes), reverse=True), sizes
+
+
+def test_a_rematerialised_layer_keeps_its_input_only(kept, params, inputs):
+    """One more layer costs one more [batch, length, width]."""
+    fewer = {name: value for name, value in params.items() if name != f"layer{LAYERS - 1}"}
+    less = residuals(network(remat="layer", num_layers=LAYERS - 1, **DROPS), fewer, inputs)
+    assert kept["layer"][1] - sum(size for _, size in less) == 4 * math.prod(HIDDEN)
+
+
+def test_only_so_many_layers_are_rematerialised(kept, params, inputs):
+    per_layer = squares(kept["none"][0]) // LAYERS
+    for how_many in (0, 1, LAYERS):
+        module = network(remat="layer", remat_layers=how_many, **DROPS)
+        shapes = [shape for shape, _ in residuals(module, params, inputs)]
+        counts = {shape: shapes.count(shape) for shape in shapes}
+        assert squares(counts) == (LAYERS - how_many) * per_layer
+
+
+@pytest.mark.parametrize("head", bert.HEADS)
+def test_padding_is_not_seen(head, params, inputs):
+    """Other tokens behind the mask change no logit before it; without the mask they do."""
+    module = network(head=head, **NO_DROPS)
+    params = params if head == "pretraining" else random_params(module, inputs)
+    mask = inputs["attention_mask"].astype(bool)
+    arrays = {name: array for name, array in inputs.items() if name != "masked_positions"}
+    other = {
+        **arrays,
+        "input_ids": np.where(mask, inputs["input_ids"], 49 - inputs["input_ids"]),
+        "token_type_ids": np.where(mask, inputs["token_type_ids"], 1 - inputs["token_type_ids"]),
+    }
+    outputs = jax.jit(lambda arrays: module.apply({"params": params}, arrays, False), compiler_options=QUICK)
+    one, two = jax.device_get((outputs(arrays), outputs(other)))
+    everything = np.ones_like(inputs["attention_mask"])
+    unmasked = jax.device_get([outputs({**some, "attention_mask": everything}) for some in (arrays, other)])
+    for name, logits in one.items():
+        seen = mask if logits.shape[:2] == mask.shape else np.full(BATCH, True)
+        np.testing.assert_array_equal(logits[seen], two[name][seen])
+        assert np.abs(unmasked[0][name] - unmasked[1][name])[seen].max() > 1e-4
+    assert {name: logits.shape for name, logits in one.items()} == (
+        {"prediction_logits": (BATCH, LENGTH, 50), "next_sentence_logits": (BATCH, 2)}
+        if head == "pretraining"
+        else {"start_logits": (BATCH, LENGTH), "end_logits": (BATCH, LENGTH)}
+    )
+
+
+def test_masked_positions_choose_among_all_logits(params, inputs):
+    module = network()
+    some = apply(module, params, inputs, train=False)["prediction_logits"]
+    everywhere = {name: array for name, array in inputs.items() if name != "masked_positions"}
+    every = apply(module, params, everywhere, train=False)["prediction_logits"]
+    assert some.shape == (BATCH, 2, 50)
+    for example, positions in enumerate(inputs["masked_positions"]):
+        np.testing.assert_allclose(some[example], every[example, positions], rtol=1e-5, atol=1e-5)
+
+
+def test_bf16_keeps_parameters_and_logits_in_fp32(params, inputs):
+    narrow = network(dtype=jnp.bfloat16, **NO_DROPS)
+    shapes = jax.eval_shape(lambda key: narrow.init(key, inputs, False), jax.random.key(0))["params"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
+    small = jax.tree.map(lambda leaf: 0.3 * leaf, params)  # logits of order one
+    outputs = lambda module: jax.jit(lambda params: module.apply({"params": params}, inputs, False))(small)  # noqa: E731
+    ours, theirs = outputs(narrow), outputs(network(**NO_DROPS))
+    for name, logits in ours.items():
+        assert logits.dtype == jnp.float32
+        gap = np.abs(logits - theirs[name]).max() / np.abs(theirs[name]).max()
+        assert 1e-5 < gap < 0.03, gap
+
+
+@pytest.mark.parametrize(
+    ("options", "length", "message"),
+    [
+        ({}, 9, r"sequence_length = 9: the model has 8 positions"),
+        ({"num_heads": 3}, 7, r"num_heads = 3: they do not share a width of 16"),
+        ({"head": "span"}, 7, r"head = 'span': use one of pretraining, question_answering"),
+        ({"remat": "layers"}, 7, r"remat = 'layers': use one of .* \(did you mean 'layer'\?\)"),
+        ({"activation": "gelu_new"}, 7, r"activation = 'gelu_new': use one of gelu, gelu_tanh, relu"),
+        ({"scan": True, "remat": "layer", "remat_layers": 1}, 7, r"remat_layers = 1: a scan has one layer for all"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, length, message):
+    arrays = {"input_ids": jax.ShapeDtypeStruct((1, length), jnp.int32)}
+    with pytest.raises(ValueError, match=message) as caught:
+        jax.eval_shape(lambda key, x: network(**options).init(key, x, False), jax.random.key(0), arrays)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_size_is_refused():
+    with pytest.raises(ValueError, match=r"size = 'huge': use one of base, large, tiny"):
+        bert.make("huge")
+
+
+def test_initialisation():
+    """Kernels and embeddings: normal(0, 0.02) cut at two deviations; biases zero; scales one."""
+    module = network(num_layers=1, width=80, inner_width=200, vocab_size=200)
+    arrays = {"input_ids": np.zeros((1, 4), np.int32)}
+    init = jax.jit(lambda key: module.init(key, arrays, False), compiler_options=QUICK)
+    drawn = init(jax.random.key(0))["params"]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(drawn):
+        kind = path[-1].key
+        if kind in ("bias", "prediction_bias"):
+            assert not np.any(leaf), path
+        elif kind == "scale":
+            assert np.all(leaf == 1), path
+        else:
+            assert kind in ("kernel", "embedding")
+            assert np.abs(leaf).max() <= 0.04, path
+            if leaf.size > 10000:
+                assert np.abs(leaf).max() > 0.0399, path
+                assert abs(np.std(leaf) / (0.02 * 0.8796) - 1) < 0.03, path  # cut at two, a normal deviates by 0.8796
+                assert abs(np.mean(leaf)) < 0.03 * 0.02, path

@@ -1,0 +1,271 @@
+"""ResNet and EfficientNet: initialisation as documented, dtypes, the folded stem, and images that do not fit."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lbopt
+from lbopt.models import efficientnet, resnet, seam, stem
+
+QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
+SMALL = {
+    "basic": resnet.ResNet(depths=(1, 1), widths=(8, 16), bottleneck=False, stem_width=8, num_classes=5),
+    "bottleneck": resnet.ResNet(depths=(2, 1), widths=(16, 32), stem="conv3", stem_width=8, num_classes=5),
+    "efficientnet": efficientnet.EfficientNet(
+        stages=(efficientnet.Stage(3, 1, 1, 16, 1), efficientnet.Stage(5, 2, 4, 16, 2)),
+        stem_width=8,
+        head_width=32,
+        num_classes=5,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def images():
+    return jax.random.normal(jax.random.key(9), (4, 16, 16, 3))
+
+
+@functools.cache
+def drawn(name):
+    """Return (params, model_state) of a small network."""
+    init = jax.jit(seam.from_linen(SMALL[name]).init, compiler_options=QUICK)
+    return jax.device_get(init(jax.random.key(1), jnp.zeros((1, 16, 16, 3))))
+
+
+def leaves(tree):
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_norms_and_biases_start_plain(name):
+    params, state = drawn(name)
+    last = {"basic": "norm2", "bottleneck": "norm3", "efficientnet": "none"}[name]
+    zeroed = 0
+    for path, leaf in leaves(params).items():
+        if path.endswith("bias"):
+            assert not np.any(leaf), path
+        elif path.endswith("scale"):
+            zero = f"/{last}/" in path
+            zeroed += zero
+            np.testing.assert_array_equal(leaf, np.full_like(leaf, 0 if zero else 1), err_msg=path)
+    assert zeroed == {"basic": 2, "bottleneck": 3, "efficientnet": 0}[name], "one for each block"
+    for path, leaf in leaves(state).items():
+        assert np.all(leaf == (1 if path.endswith("var") else 0)), path
+
+
+def assert_deviation(kernel, expected):
+    """Within 3 %, and within 4 deviations of what so many numbers can tell."""
+    kernel = np.asarray(kernel, np.float64)
+    assert kernel.size >= 4000
+    assert abs(kernel.std() / expected - 1) < 0.03
+    assert abs(kernel.mean()) < 5 * expected / np.sqrt(kernel.size)
+
+
+class Evaluated(nn.Module):
+    """A module called as in evaluation."""
+
+    network: nn.Module
+
+    def __call__(self, x):
+        return self.network(x, False)
+
+
+def initialised(module, shape):
+    return jax.jit(module.init, compiler_options=QUICK)(jax.random.key(3), jnp.zeros(shape))["params"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_resnet_convolutions_are_he_normal_by_fan_out(size):
+    """Normal, not cut at two deviations."""
+    kernel = initialised(stem.conv(64, size, 1, jnp.float32), (1, 8, 8, 64))["kernel"]
+    assert kernel.shape == (size, size, 64, 64)
+    deviation = np.sqrt(2 / (size * size * 64))
+    assert_deviation(kernel, deviation)
+    assert np.abs(kernel).max() > 3 * deviation
+
+
+def test_folded_stem_is_drawn_as_the_plain_one():
+    plain = initialised(stem.conv(64, 7, 2, jnp.float32), (1, 8, 8, 3))["kernel"]
+    folded = initialised(stem.SpaceToDepthConv(64), (1, 8, 8, 3))["kernel"]
+    assert plain.shape == folded.shape == (7, 7, 3, 64)
+    for kernel in (plain, folded):
+        assert_deviation(kernel, np.sqrt(2 / (49 * 64)))
+
+
+def test_heads():
+    """ResNet's is normal(0, 0.01); EfficientNet's is uniform within 1 / sqrt(classes)."""
+    networks = {
+        "resnet": resnet.ResNet(
+            depths=(1,), widths=(128,), bottleneck=False, stem="conv3", stem_width=8, num_classes=200
+        ),
+        "efficientnet": efficientnet.EfficientNet(
+            stages=(efficientnet.Stage(3, 1, 1, 16, 1),), stem_width=8, head_width=256, num_classes=64
+        ),
+    }
+    drawn_heads = {
+        name: initialised(Evaluated(module), (1, 4, 4, 3))["network"]["head"]["kernel"]
+        for name, module in networks.items()
+    }
+    assert_deviation(drawn_heads["resnet"], 0.01)
+    kernel = drawn_heads["efficientnet"]
+    assert_deviation(kernel, 1 / np.sqrt(64) / np.sqrt(3))
+    assert 0.999 / np.sqrt(64) < np.abs(kernel).max() <= 1 / np.sqrt(64)
+
+
+def test_efficientnet_kernels():
+    """Variance 2 / fan_out, of a depthwise kernel 2 / area."""
+    block = efficientnet.Block(
+        efficientnet.Stage(5, 1, 6, 96, 1), "SAME", 0.25, False, 0.0, lbopt.BatchNorm, jnp.float32
+    )
+    params = initialised(Evaluated(block), (1, 4, 4, 64))["network"]
+    assert_deviation(params["expand_conv"]["kernel"], np.sqrt(2 / 384))
+    assert_deviation(params["project_conv"]["kernel"], np.sqrt(2 / 96))
+    assert params["depthwise_conv"]["kernel"].shape == (5, 5, 1, 384)
+    assert_deviation(params["depthwise_conv"]["kernel"], np.sqrt(2 / 25))
+    assert params["squeeze_excite"]["reduce"]["kernel"].shape == (384, 16)
+    assert_deviation(params["squeeze_excite"]["reduce"]["kernel"], np.sqrt(2 / 16))
+    assert_deviation(params["squeeze_excite"]["expand"]["kernel"], np.sqrt(2 / 384))
+
+
+def outputs(module, variables, images, train=False):
+    params, state = variables
+    model = seam.from_linen(module)
+    run = jax.jit(lambda images: model.apply(params, state, images, train, jax.random.key(0)), compiler_options=QUICK)
+    return jax.device_get(run(images))
+
+
+def shaken(tree):
+    """Move every leaf, so that zeros and ones matter; variances stay positive."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: leaf + rng.uniform(0.05, 0.3, leaf.shape).astype(np.float32), tree)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_space_to_depth_is_conv7(train, images):
+    """Same parameters, same logits and statistics, also of images folded beforehand."""
+    plain = SMALL["basic"]
+    variables = shaken(drawn("basic"))
+    folded = plain.clone(stem="space_to_depth")
+    expected = outputs(plain, variables, images, train)
+    for x in (images, stem.space_to_depth(images)):
+        found = outputs(folded, variables, x, train)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+    assert np.std(expected[0], axis=0).min() > 1e-3
+
+
+def test_folding_puts_rows_before_columns_before_channels(images):
+    folded = np.asarray(stem.space_to_depth(images))
+    assert folded.shape == (4, 8, 8, 12)
+    for row, column, channel in np.ndindex(2, 2, 3):
+        np.testing.assert_array_equal(
+            folded[..., 6 * row + 3 * column + channel], images[:, row::2, column::2, channel]
+        )
+
+
+def test_gradient_of_the_folded_stem_is_that_of_the_plain_one():
+    x = jax.random.normal(jax.random.key(0), (2, 10, 8, 3))
+    modules = (stem.conv(4, 7, 2, jnp.float32), stem.SpaceToDepthConv(4))
+    kernel = jax.random.normal(jax.random.key(1), (7, 7, 3, 4))
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def gradients(kernel, x):
+        def loss(kernel, x, module):
+            return jnp.sum(jnp.sin(module.apply({"params": {"kernel": kernel}}, x)))
+
+        return [jax.grad(loss, (0, 1))(kernel, x, module) for module in modules]
+
+    plain, folded = gradients(kernel, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), folded, plain)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_bf16_keeps_parameters_statistics_and_logits_in_fp32(name, images):
+    narrow = SMALL[name].clone(dtype=jnp.bfloat16)
+    variables = shaken(drawn(name))
+    shapes = jax.eval_shape(seam.from_linen(narrow).init, jax.random.key(0), images)
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
+    options = {"dropout_rate": 0.0, "stochastic_depth_rate": 0.0} if name == "efficientnet" else {}
+    ours, theirs = (outputs(module.clone(**options), variables, images, True) for module in (narrow, SMALL[name]))
+    assert {leaf.dtype for leaf in jax.tree.leaves(ours)} == {np.dtype(np.float32)}
+    gap = np.abs(ours[0] - theirs[0]).max() / np.abs(theirs[0]).max()
+    assert 1e-5 < gap < 0.05, gap
+    for one, other in zip(jax.tree.leaves(ours[1]), jax.tree.leaves(theirs[1]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0.05, atol=0.05)
+
+
+def traced(module, shape):
+    return jax.eval_shape(seam.from_linen(module).init, jax.random.key(0), jnp.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "message"),
+    [
+        (
+            resnet.make("50"),
+            (1, 31, 64, 3),
+            r"image_size = \(31, 64\): the strides reduce it 32 times.*at least 32 x 32",
+        ),
+        (resnet.make("18", stem="conv3"), (1, 8, 7, 3), r"image_size = \(8, 7\): the strides reduce it 8 times"),
+        (resnet.make("50", stem="space_to_depth"), (1, 15, 16, 12), r"image_size = \(30, 32\): .*at least 32 x 32"),
+        (resnet.make("50", stem="space_to_depth"), (1, 33, 32, 3), r"image_size = \(33, 32\): .* needs even sides"),
+        (
+            resnet.make("50", stem="space_to_depth"),
+            (1, 32, 32, 1),
+            r"channels = 1: give images of 3 channels, or folded ones of 12",
+        ),
+        (resnet.make("50", stem="conv5"), (1, 32, 32, 3), r"stem = 'conv5': use one of conv3, conv7, space_to_depth"),
+        (
+            efficientnet.make("b0"),
+            (1, 31, 32, 3),
+            r"image_size = \(31, 32\): the strides reduce it 32 times.*at least 32 x 32",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(module, shape, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        traced(module, shape)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (SMALL["basic"], (2, 8, 8)),
+        (SMALL["bottleneck"], (2, 2, 2, 1)),
+        (SMALL["efficientnet"], (2, 5, 7)),
+        (resnet.make("18", num_classes=5), (2, 33, 47, 3)),
+    ],
+)
+def test_images_of_one_channel_odd_sides_and_no_pixel_to_spare(module, shape):
+    variables = traced(module, shape)
+    logits, _ = jax.eval_shape(
+        lambda variables, x: seam.from_linen(module).apply(*variables, x, False), variables, jnp.zeros(shape)
+    )
+    assert (logits.shape, logits.dtype) == ((2, 5), jnp.float32)
+
+
+def test_symmetric_blocks_are_those_with_an_odd_side():
+    """Padding stated block by block is the padding that "SAME" works out from the sides at hand."""
+    network = efficientnet.EfficientNet(
+        stages=(efficientnet.Stage(3, 2, 1, 8, 1), efficientnet.Stage(5, 2, 2, 8, 1)),
+        stem_width=8,
+        head_width=8,
+        num_classes=3,
+        dropout_rate=0.0,
+    )
+    x = jax.random.normal(jax.random.key(0), (2, 20, 20, 3))  # 20 -> 10 -> 5 -> 3: the second block's input is odd
+    assert efficientnet.symmetric_blocks(network, 20) == (1,)
+    variables = jax.jit(seam.from_linen(network).init, compiler_options=QUICK)(jax.random.key(0), x)
+    variables = shaken(jax.device_get(variables))
+    stated = network.clone(symmetric_blocks=(1,))
+    np.testing.assert_allclose(
+        outputs(stated, variables, x)[0], outputs(network, variables, x)[0], rtol=1e-5, atol=1e-6
+    )
+    assert efficientnet.symmetric_blocks(efficientnet.make("b0"), 224) == ()

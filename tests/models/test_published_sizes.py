@@ -1,0 +1,174 @@
+"""Parameter counts of the published networks, worked out from the papers' tables, without building an array."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lbopt.models import bert, efficientnet, lstm, resnet, seam
+
+
+def count(module, inputs):
+    """Return the number of parameters and of batch statistics."""
+    params, state = jax.eval_shape(seam.from_linen(module).init, jax.random.key(0), inputs)
+    assert {leaf.dtype for leaf in jax.tree.leaves((params, state))} == {jnp.dtype(jnp.float32)}
+    return tuple(sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, state))
+
+
+def conv(size, inputs, outputs):
+    """A convolution and its batch norm's scale and bias."""
+    return size * size * inputs * outputs + 2 * outputs
+
+
+# He et al., arXiv 1512.03385, Table 1, and torchvision's counts, which are the same.
+RESNETS = {
+    "18": ((2, 2, 2, 2), 1, 11689512),
+    "34": ((3, 4, 6, 3), 1, 21797672),
+    "50": ((3, 4, 6, 3), 4, 25557032),
+    "101": ((3, 4, 23, 3), 4, 44549160),
+    "152": ((3, 8, 36, 3), 4, 60192808),
+}
+
+
+def resnet_count(depths, expansion, num_classes=1000):
+    total, inputs = conv(7, 3, 64), 64
+    for stage, depth in enumerate(depths):
+        inside = 64 * 2**stage
+        outputs = inside * expansion
+        for block in range(depth):
+            if expansion == 4:
+                total += conv(1, inputs, inside) + conv(3, inside, inside) + conv(1, inside, outputs)
+            else:
+                total += conv(3, inputs, inside) + conv(3, inside, inside)
+            if block == 0 and inputs != outputs:
+                total += conv(1, inputs, outputs)
+            inputs = outputs
+    return total + (inputs + 1) * num_classes
+
+
+@pytest.mark.parametrize("stem", ["conv7", "space_to_depth"])
+@pytest.mark.parametrize("size", RESNETS)
+def test_resnet(size, stem):
+    depths, expansion, published = RESNETS[size]
+    assert resnet_count(depths, expansion) == published
+    params, _ = count(resnet.make(size, stem=stem), jnp.zeros((1, 64, 64, 3)))
+    assert params == published
+
+
+def test_resnet_layers():
+    """The network's number is that of its convolutions (shortcuts aside) and its head; every convolution has a batch norm."""
+    for size in RESNETS:
+        module = resnet.make(size)
+        shapes = jax.eval_shape(seam.from_linen(module).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))[0]
+        kernels = [
+            jax.tree_util.keystr(path)
+            for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
+            if path[-1].key == "kernel"
+        ]
+        assert sum("shortcut" not in name for name in kernels) == int(size)
+        expected = 3 if not module.bottleneck else 4
+        assert sum("shortcut" in name for name in kernels) == expected
+
+
+# Tan and Le, arXiv 1905.11946, Table 1 (B0): kernel, expansion, output channels, blocks; widths and depths by section 3.3
+# and tensorflow/tpu's efficientnet_builder.py; counts as in keras.applications without the input's normalisation.
+TABLE = [(3, 1, 16, 1), (3, 6, 24, 2), (5, 6, 40, 2), (3, 6, 80, 3), (5, 6, 112, 3), (5, 6, 192, 4), (3, 6, 320, 1)]
+EFFICIENTNETS = {
+    "b0": (10, 10, 5288548),
+    "b1": (10, 11, 7794184),
+    "b2": (11, 12, 9109994),
+    "b3": (12, 14, 12233232),
+    "b4": (14, 18, 19341616),
+    "b5": (16, 22, 30389784),
+    "b6": (18, 26, 43040704),
+    "b7": (20, 31, 66347960),
+}
+IMAGES = {"b0": 224, "b1": 240, "b2": 260, "b3": 300, "b4": 380, "b5": 456, "b6": 528, "b7": 600}
+
+
+def widened(channels, tenths):
+    """Round channels x tenths / 10 to the nearest multiple of 8 (half up), or the next one if that loses over a tenth."""
+    exact = channels * tenths  # in tenths of a channel
+    eights = (exact + 40) // 80
+    return 8 * max(1, eights + (10 * 80 * eights < 9 * exact))
+
+
+def efficientnet_count(width, depth, num_classes=1000):
+    inputs = widened(32, width)
+    total = conv(3, 3, inputs)
+    for kernel, expansion, channels, blocks in TABLE:
+        outputs = widened(channels, width)
+        for _ in range(-(-blocks * depth // 10)):
+            inside, squeezed = inputs * expansion, inputs // 4
+            total += conv(1, inputs, inside) if expansion > 1 else 0
+            total += kernel**2 * inside + 2 * inside
+            total += inside * squeezed + squeezed + squeezed * inside + inside
+            total += conv(1, inside, outputs)
+            inputs = outputs
+    head = widened(1280, width)
+    return total + conv(1, inputs, head) + (head + 1) * num_classes
+
+
+@pytest.mark.parametrize("size", EFFICIENTNETS)
+def test_efficientnet(size):
+    width, depth, published = EFFICIENTNETS[size]
+    assert efficientnet_count(width, depth) == published
+    params, _ = count(efficientnet.make(size), jnp.zeros((1, 32, 32, 3)))
+    assert params == published
+    assert efficientnet.SIZES[size].image_size == IMAGES[size]
+
+
+BERTS = {"base": (12, 768, 12, 110106428), "large": (24, 1024, 16, 336226108)}
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("size", BERTS)
+def test_bert_for_pretraining(size, scan):
+    """Devlin et al., arXiv 1810.04805, section 3; embeddings and decoder are tied."""
+    layers, width, heads, published = BERTS[size]
+    dense = lambda inputs, outputs: (inputs + 1) * outputs  # noqa: E731
+    embeddings = (30522 + 512 + 2) * width + 2 * width
+    layer = 4 * dense(width, width) + dense(width, 4 * width) + dense(4 * width, width) + 4 * width
+    pretraining = dense(width, width) + 2 * width + 30522
+    next_sentence = dense(width, width) + dense(width, 2)
+    assert embeddings + layers * layer + pretraining + next_sentence == published
+    module = bert.make(size, scan=scan)
+    assert count(module, {"input_ids": jnp.zeros((1, 8), jnp.int32)}) == (published, 0)
+    assert module.num_heads == heads
+    answering = bert.make(size, scan=scan, head="question_answering")
+    params, _ = count(answering, {"input_ids": jnp.zeros((1, 8), jnp.int32)})
+    assert params == embeddings + layers * layer + dense(width, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "hidden", "millions"),
+    [("small", 200, 4.65), ("medium", 650, 19.78), ("large", 1500, 66.02)],
+)
+def test_lstm_language_model(size, hidden, millions):
+    """Two layers of four gates; Zaremba et al. give 66 M for the large one (arXiv 1409.2329; Gal and Ghahramani 20 M for the medium one)."""
+    expected = 10000 * hidden + 2 * 4 * hidden * (2 * hidden + 1) + (hidden + 1) * 10000
+    assert expected / 1e6 == pytest.approx(millions, abs=0.01)
+    module = lstm.make(size)
+    assert count(module, {"tokens": jnp.zeros((1, 2), jnp.int32)}) == (expected, 0)
+    assert module.num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (resnet.make, r"size = '20': use one of 101, 152, 18, 34, 50"),
+        (efficientnet.make, r"size = '20': use one of b0, b1"),
+        (bert.make, r"size = '20': use one of base, large, tiny"),
+        (lstm.make, r"size = '20': use one of large, medium, small"),
+    ],
+)
+def test_unknown_sizes_are_refused(make, text):
+    with pytest.raises(ValueError, match=text):
+        make("20")
+
+
+def test_options_override_the_published_shape():
+    assert resnet.make("50", num_classes=7, dtype=jnp.bfloat16).num_classes == 7
+    assert efficientnet.make("b3", dropout_rate=0.1).dropout_rate == 0.1
+    assert lstm.make("medium", dropout_rate=0.0).init_scale == 0.05
+    assert np.isclose(efficientnet.make("b3").dropout_rate, 0.3)
