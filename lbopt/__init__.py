@@ -1,6 +1,7 @@
 """lbopt: training with very large batches in JAX."""
 
 from lbopt.evaluation.evaluate import evaluate
+from lbopt.interchange.huggingface import load_huggingface
 from lbopt.masks import exclude_paths, exclude_roles, select_paths, select_roles, weights_only
 from lbopt.models.norm import BatchNorm
 from lbopt.parallel.mesh import make_mesh
@@ -50,6 +51,7 @@ __all__ = [
     "lans",
     "lars",
     "legw_schedule",
+    "load_huggingface",
     "make_eval_step",
     "make_mesh",
     "make_train_step",

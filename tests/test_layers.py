@@ -10,7 +10,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "lbopt"
 LEVELS = {
     0: {"errors", "types", "tree", "masks", "stacks", "replicas"},
     1: {"transforms", "schedules", "losses", "metrics", "models", "aggregators", "config"},
-    2: {"parallel", "data"},
+    2: {"parallel", "data", "interchange"},
     3: {"train", "evaluation"},
     4: {"report", "recipes", "sweep", "plan"},
     5: {"cli", "__main__", "__init__"},
@@ -21,6 +21,8 @@ LEVEL_OF = {room: level for level, rooms in LEVELS.items() for room in rooms}
 STRANGERS = [
     ("parallel", "data"),
     ("data", "models"),
+    ("parallel", "interchange"),
+    ("data", "interchange"),
     ("parallel", "models"),
     ("recipes", "sweep"),
     ("transforms", "models"),
@@ -37,6 +39,7 @@ CONFINED = {
     "matplotlib": {"report/page.py", "sweep/report.py"},
     "ml_collections": {"cli/arguments.py"},
     "absl": {"cli/arguments.py"},
+    "safetensors": {"interchange/files.py"},
 }
 VENDORABLE = {"transforms", "schedules", "losses", "metrics", "tree", "masks", "stacks", "types", "errors"}
 

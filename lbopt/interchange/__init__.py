@@ -1,0 +1,1 @@
+"""Networks as files that other programs read: safetensors under our names, or folders as `transformers` keeps them."""

@@ -1,0 +1,119 @@
+"""BERT here and in `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import types
+from lbopt.errors import require, require_choice
+from lbopt.interchange import fields, layouts
+from lbopt.interchange.family import Family
+from lbopt.interchange.fields import COUNT, POSITIVE, RATE, Field
+from lbopt.interchange.names import DENSE, EMBEDDING, LAYER_NORM, Layer, Leaf
+from lbopt.models.bert import Bert
+
+_THEIR_LAYER = "bert.encoder.layer.{i}"
+ENCODER = (
+    Layer("word_embedding", "bert.embeddings.word_embeddings", EMBEDDING),
+    Layer("position_embedding", "bert.embeddings.position_embeddings", EMBEDDING),
+    Layer("segment_embedding", "bert.embeddings.token_type_embeddings", EMBEDDING),
+    Layer("embedding_norm", "bert.embeddings.LayerNorm", LAYER_NORM),
+    Layer("layer{i}/query", f"{_THEIR_LAYER}.attention.self.query", DENSE),
+    Layer("layer{i}/key", f"{_THEIR_LAYER}.attention.self.key", DENSE),
+    Layer("layer{i}/value", f"{_THEIR_LAYER}.attention.self.value", DENSE),
+    Layer("layer{i}/attention_output", f"{_THEIR_LAYER}.attention.output.dense", DENSE),
+    Layer("layer{i}/attention_norm", f"{_THEIR_LAYER}.attention.output.LayerNorm", LAYER_NORM),
+    Layer("layer{i}/inner", f"{_THEIR_LAYER}.intermediate.dense", DENSE),
+    Layer("layer{i}/output", f"{_THEIR_LAYER}.output.dense", DENSE),
+    Layer("layer{i}/output_norm", f"{_THEIR_LAYER}.output.LayerNorm", LAYER_NORM),
+)
+PRETRAINING = (
+    Layer("pooler", "bert.pooler.dense", DENSE),
+    Layer("prediction_dense", "cls.predictions.transform.dense", DENSE),
+    Layer("prediction_norm", "cls.predictions.transform.LayerNorm", LAYER_NORM),
+    Layer("", "cls.predictions", (Leaf("params", "prediction_bias", "bias", layouts.SAME),)),
+    Layer("next_sentence", "cls.seq_relationship", DENSE),
+)
+QUESTION_ANSWERING = (Layer("span", "qa_outputs", DENSE),)
+
+FIELDS = (
+    Field("vocab_size", "vocab_size", 30522, COUNT),
+    Field("num_hidden_layers", "num_layers", 12, COUNT),
+    Field("hidden_size", "width", 768, COUNT),
+    Field("num_attention_heads", "num_heads", 12, COUNT),
+    Field("intermediate_size", "inner_width", 3072, COUNT),
+    Field("max_position_embeddings", "max_length", 512, COUNT),
+    Field("type_vocab_size", "num_segments", 2, COUNT),
+    Field("hidden_dropout_prob", "dropout_rate", 0.1, RATE),
+    Field("attention_probs_dropout_prob", "attention_dropout_rate", 0.1, RATE),
+    Field("layer_norm_eps", "epsilon", 1e-12, POSITIVE),
+)
+FIXED = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+}
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+"""Their name -> ours; of two names for one function, the first is written."""
+
+
+def _module(config: Mapping[str, Any], head: str) -> Bert:
+    fields.require_fixed(config, FIXED)
+    activation = config.get("hidden_act", "gelu")
+    require_choice("hidden_act", activation, ACTIVATIONS)
+    attributes = fields.read(FIELDS, config)
+    width, heads = attributes["width"], attributes["num_heads"]
+    require(width % heads == 0, "num_attention_heads", heads, f"they do not share a hidden_size of {width} evenly")
+    return Bert(head=head, activation=ACTIVATIONS[activation], **attributes)
+
+
+def _config(module: Bert, params: types.Params, image_size: int | None) -> dict[str, Any]:
+    del params, image_size
+    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == module.activation)
+    found = {**fields.write(FIELDS, module), **FIXED, "hidden_act": activation, "pad_token_id": 0}
+    del found["position_embedding_type"]  # the one there is; newer `transformers` have no such field
+    return {**found, "intermediate_size": module.inner_width or 4 * module.width}
+
+
+def _example(config: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    del config
+    return {"input_ids": jax.ShapeDtypeStruct((1, 1), jnp.int32)}
+
+
+def _family(architecture: str, head: str, table: tuple[Layer, ...], **options: Any) -> Family:
+    return Family(
+        architecture,
+        "bert",
+        ENCODER + table,
+        describes=lambda module: isinstance(module, Bert) and module.head == head,
+        module=lambda config: _module(config, head),
+        config=_config,
+        example=_example,
+        **options,
+    )
+
+
+PRETRAINING_FAMILY = _family(
+    "BertForPreTraining",
+    "pretraining",
+    PRETRAINING,
+    # google-bert's own folders say BertForMaskedLM and hold both heads; one without the second lacks tensors.
+    also=("BertForMaskedLM",),
+    tied={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    ignored=(r"bert\.embeddings\.position_ids",),
+)
+QUESTION_ANSWERING_FAMILY = _family(
+    "BertForQuestionAnswering",
+    "question_answering",
+    QUESTION_ANSWERING,
+    # Older `transformers` saved a pooler that the answers do not go through.
+    ignored=(r"bert\.embeddings\.position_ids", r"bert\.pooler\.dense\.(weight|bias)"),
+)

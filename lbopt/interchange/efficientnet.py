@@ -1,0 +1,132 @@
+"""EfficientNet here and in `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import types
+from lbopt.errors import UserError, require, require_choice
+from lbopt.interchange import fields
+from lbopt.interchange.family import Family
+from lbopt.interchange.fields import COUNT, COUNTS, INDICES, ODD_COUNTS, POSITIVE, RATE, STRIDES, Field
+from lbopt.interchange.names import BATCH_NORM, CONV, DENSE, DENSE_AS_CONV, Layer
+from lbopt.models import efficientnet
+from lbopt.models.efficientnet import EfficientNet
+
+_OURS, _THEIRS = "block{i}", "efficientnet.encoder.blocks.{i}"
+TABLE = (
+    Layer("stem_conv", "efficientnet.embeddings.convolution", CONV),
+    Layer("stem_norm", "efficientnet.embeddings.batchnorm", BATCH_NORM),
+    Layer(f"{_OURS}/expand_conv", f"{_THEIRS}.expansion.expand_conv", CONV),
+    Layer(f"{_OURS}/expand_norm", f"{_THEIRS}.expansion.expand_bn", BATCH_NORM),
+    Layer(f"{_OURS}/depthwise_conv", f"{_THEIRS}.depthwise_conv.depthwise_conv", CONV),
+    Layer(f"{_OURS}/depthwise_norm", f"{_THEIRS}.depthwise_conv.depthwise_norm", BATCH_NORM),
+    Layer(f"{_OURS}/squeeze_excite/reduce", f"{_THEIRS}.squeeze_excite.reduce", DENSE_AS_CONV),
+    Layer(f"{_OURS}/squeeze_excite/expand", f"{_THEIRS}.squeeze_excite.expand", DENSE_AS_CONV),
+    Layer(f"{_OURS}/project_conv", f"{_THEIRS}.projection.project_conv", CONV),
+    Layer(f"{_OURS}/project_norm", f"{_THEIRS}.projection.project_bn", BATCH_NORM),
+    Layer("head_conv", "efficientnet.encoder.top_conv", CONV),
+    Layer("head_norm", "efficientnet.encoder.top_bn", BATCH_NORM),
+    Layer("head", "classifier", DENSE),
+)
+FIELDS = (
+    Field("width_coefficient", "width_coefficient", 2.0, POSITIVE),
+    Field("depth_coefficient", "depth_coefficient", 3.1, POSITIVE),
+    Field("depth_divisor", "depth_divisor", 8, COUNT),
+    Field("squeeze_expansion_ratio", "squeeze_ratio", 0.25, POSITIVE),
+    Field("depthwise_padding", "symmetric_blocks", (), INDICES),
+    Field("batch_norm_eps", "batch_norm_epsilon", 1e-3, POSITIVE),
+    # TensorFlow's momentum, as ours; `transformers` hands it to PyTorch as it is, where it would mean 1 - momentum.
+    Field("batch_norm_momentum", "batch_norm_momentum", 0.99, RATE),
+    Field("dropout_rate", "dropout_rate", 0.5, RATE),
+    Field("drop_connect_rate", "stochastic_depth_rate", 0.2, RATE),
+)
+STAGE_FIELDS = (
+    Field("kernel_sizes", "kernel", tuple(stage.kernel for stage in efficientnet.STAGES), ODD_COUNTS),
+    Field("strides", "stride", tuple(stage.stride for stage in efficientnet.STAGES), STRIDES),
+    Field("expand_ratios", "expansion", tuple(stage.expansion for stage in efficientnet.STAGES), COUNTS),
+    Field("out_channels", "width", tuple(stage.width for stage in efficientnet.STAGES), COUNTS),
+    Field("num_block_repeats", "depth", tuple(stage.depth for stage in efficientnet.STAGES), COUNTS),
+)
+"""Their defaults are the numbers of B0, and the coefficients those of B7."""
+FIXED = {"pooling_type": "mean"}
+ACTIVATIONS = ("swish", "silu")
+STEM_WIDTH, HEAD_WIDTH = 32, 1280
+"""Before scaling; `transformers` has no fields for them."""
+
+
+def _module(config: Mapping[str, Any]) -> EfficientNet:
+    fields.require_fixed(config, FIXED)
+    require_choice("hidden_act", config.get("hidden_act", "swish"), ACTIVATIONS)
+    fields.get(config, "num_channels", 3, COUNT)
+    return EfficientNet(
+        stages=_stages(config),
+        stem_width=STEM_WIDTH,
+        head_width=HEAD_WIDTH,
+        num_classes=fields.num_labels(config),
+        **fields.read(FIELDS, config),
+    )
+
+
+def _stages(config: Mapping[str, Any]) -> tuple[efficientnet.Stage, ...]:
+    columns = fields.read(STAGE_FIELDS, config)
+    count = len(columns["width"])
+    for field in STAGE_FIELDS:
+        require(
+            len(columns[field.ours]) == count, field.theirs, list(columns[field.ours]), f"give {count}, one a stage"
+        )
+    return tuple(
+        efficientnet.Stage(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
+    )
+
+
+def _config(module: EfficientNet, params: types.Params, image_size: int | None) -> dict[str, Any]:
+    for name, value in (("stem_width", STEM_WIDTH), ("head_width", HEAD_WIDTH)):
+        fix = f"transformers' EfficientNet has {value} and no field for it; use format safetensors"
+        require(getattr(module, name) == value, name, getattr(module, name), fix)
+    module = module.clone(symmetric_blocks=_symmetric_blocks(module, image_size))
+    stages = [efficientnet.Stage(*stage) for stage in module.stages]
+    columns = {field.theirs: [getattr(stage, field.ours) for stage in stages] for field in STAGE_FIELDS}
+    return {
+        **fields.write(FIELDS, module),
+        **columns,
+        **FIXED,
+        **fields.labels(module.num_classes),
+        "in_channels": [STEM_WIDTH, *columns["out_channels"][:-1]],
+        "hidden_act": "swish",
+        "hidden_dim": params["head"]["kernel"].shape[0],
+        "num_channels": params["stem_conv"]["kernel"].shape[2],
+        **({} if image_size is None else {"image_size": image_size}),
+    }
+
+
+def _symmetric_blocks(module: EfficientNet, image_size: int | None) -> tuple[int, ...]:
+    """Return which blocks pad evenly: at one image size, as `transformers` keeps it, that is all there is to say."""
+    if module.symmetric_blocks is not None:
+        return tuple(module.symmetric_blocks)
+    if image_size is None:
+        raise UserError("image_size = None: padding follows from it; say the side of the images the network is for")
+    fix = "transformers' stem pads right and bottom only, which is right for even sides; use an even one"
+    require(image_size % 2 == 0, "image_size", image_size, fix)
+    return efficientnet.symmetric_blocks(module, image_size)
+
+
+def _example(config: Mapping[str, Any]) -> jax.ShapeDtypeStruct:
+    side = _module(config).total_stride
+    return jax.ShapeDtypeStruct((1, side, side, config.get("num_channels", 3)), jnp.float32)
+
+
+FAMILY = Family(
+    "EfficientNetForImageClassification",
+    "efficientnet",
+    TABLE,
+    describes=lambda module: isinstance(module, EfficientNet),
+    module=_module,
+    config=_config,
+    example=_example,
+    ignored=(r".*\.num_batches_tracked",),
+)

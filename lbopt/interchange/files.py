@@ -1,0 +1,134 @@
+"""Safetensors files: headers first, arrays when everything about them is known to be right."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors
+from safetensors import numpy as safetensors_numpy
+
+from lbopt.errors import EnvironmentProblem, UserError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class Entry(NamedTuple):
+    """What a header says of a tensor.
+
+    Attributes:
+      file: where it is.
+      name: under which it is there.
+      shape: of the array.
+      dtype: as safetensors spells it, for instance "BF16".
+    """
+
+    file: pathlib.Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Return the safetensors files of a `transformers` folder: one, or those that its index lists.
+
+    Raises:
+      UserError: if there are none; also if there are only pickles, which run code when they are read.
+    """
+    if (directory / WEIGHTS).is_file():
+        return [directory / WEIGHTS]
+    if (directory / INDEX).is_file():
+        return [_shard(directory, name) for name in _shard_names(directory / INDEX)]
+    for name in PICKLES:
+        if (directory / name).exists():
+            raise UserError(
+                f"{directory / name}: only safetensors are read; load it with transformers and save it again "
+                "(save_pretrained(folder, safe_serialization=True))"
+            )
+    raise UserError(f"{directory}: it has no {WEIGHTS}; give the folder that save_pretrained wrote")
+
+
+def _shard_names(index: pathlib.Path) -> list[str]:
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise UserError(f"{index}: weight_map = {str(names)[:60]!r}: it names no files; save the model again")
+    return sorted(set(names.values()))
+
+
+def _shard(directory: pathlib.Path, name: str) -> pathlib.Path:
+    if pathlib.PurePath(name).name != name:
+        raise UserError(f"{directory / INDEX}: weight_map names {name!r}, outside of the folder; save the model again")
+    if not (directory / name).is_file():
+        raise UserError(f"{directory / name}: {INDEX} lists it and it is missing; copy it too, or save the model again")
+    return directory / name
+
+
+def read_json(file: pathlib.Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+      UserError: if it holds none.
+      EnvironmentProblem: if it cannot be read.
+    """
+    try:
+        data = json.loads(file.read_bytes())
+    except OSError as error:
+        raise EnvironmentProblem(f"{file}: cannot be read ({error.strerror}); mend it or use another folder") from error
+    except ValueError as error:
+        raise UserError(f"{file}: not JSON ({error}); save the model again") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{file}: it holds a {type(data).__name__}, not an object; save the model again")
+    return data
+
+
+def headers(files: list[pathlib.Path]) -> list[Entry]:
+    """Return what the files hold, reading no arrays."""
+    found = []
+    for file in files:
+        with opened(file) as handle:
+            for name in handle.keys():  # noqa: SIM118 -- it is no mapping
+                part = handle.get_slice(name)
+                found.append(Entry(file, name, tuple(part.get_shape()), str(part.get_dtype())))
+    return found
+
+
+def read_floats(entries: Mapping[str, Entry]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield each key with its array in fp32, whatever precision the file has."""
+    for file in sorted({entry.file for entry in entries.values()}):
+        with opened(file) as handle:
+            for key, entry in entries.items():
+                if entry.file == file:
+                    yield key, handle.get_tensor(entry.name).astype(np.float32)
+
+
+@contextlib.contextmanager
+def opened(file: pathlib.Path) -> Iterator[Any]:
+    """Open a safetensors file.
+
+    Raises:
+      UserError: if it is not a whole one.
+      EnvironmentProblem: if it cannot be read.
+    """
+    try:
+        with safetensors.safe_open(file, framework="np") as handle:
+            yield handle
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{file}: not a whole safetensors file ({error}); fetch or save it again") from error
+    except OSError as error:
+        raise EnvironmentProblem(f"{file}: cannot be read ({error}); mend it or use another folder") from error
+
+
+def write(file: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write one safetensors file."""
+    try:
+        whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+        safetensors_numpy.save_file(whole, file, dict(metadata))
+    except (safetensors.SafetensorError, OSError) as error:
+        raise EnvironmentProblem(f"{file}: cannot be written ({error}); free space or use another folder") from error

@@ -1,0 +1,54 @@
+"""Our own safetensors layout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.interchange.native import load_safetensors, save_safetensors
+
+VARIABLES = {
+    "params": {
+        "stage0_block0": {"conv1": {"kernel": jnp.arange(24.0).reshape(1, 2, 3, 4)}},
+        "half": jnp.asarray([1.5, -0.0], jnp.bfloat16),
+    },
+    "batch_stats": {"norm": {"mean": np.float32(3.0), "count": np.arange(3)}},
+}
+
+
+def test_names_arrays_and_metadata_come_back(tmp_path):
+    file = tmp_path / "model.safetensors"
+    save_safetensors(file, VARIABLES, {"recipe": "x"})
+    variables, metadata = load_safetensors(file)
+    assert metadata == {"format": "lbopt", "recipe": "x"}
+    assert jax.tree.structure(variables) == jax.tree.structure(VARIABLES)
+    jax.tree.map(np.testing.assert_array_equal, variables, VARIABLES)
+    assert variables["params"]["half"].dtype == jnp.bfloat16
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_keys_are_our_path_names(tmp_path):
+    save_safetensors(tmp_path / "model.safetensors", VARIABLES)
+    with safe_open(tmp_path / "model.safetensors", "np") as handle:
+        assert sorted(handle.keys()) == [
+            "batch_stats/norm/count",
+            "batch_stats/norm/mean",
+            "params/half",
+            "params/stage0_block0/conv1/kernel",
+        ]
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        load_safetensors(tmp_path / "none.safetensors")
+    save_file({"a": np.zeros(2, np.float32)}, tmp_path / "other.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"format = 'pt'.*load_huggingface"):
+        load_safetensors(tmp_path / "other.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"version https://")
+    with pytest.raises(UserError, match=r"broken.safetensors: not a whole"):
+        load_safetensors(tmp_path / "broken.safetensors")
+    with pytest.raises(EnvironmentProblem, match="cannot be written"):
+        save_safetensors(tmp_path / "missing" / "model.safetensors", VARIABLES)
