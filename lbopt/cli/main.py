@@ -15,6 +15,7 @@ COMMANDS = {
     "evaluate": "evaluate a checkpoint on every example of the validation and test splits",
     "sweep": "run a batch-size-limit study; the same command resumes",
     "report": "draw report.html and PNGs from a training run or a study",
+    "export": "write a checkpoint's network as safetensors or as a folder for transformers",
     "recipes": "list every config",
     "doctor": "check devices, versions, collectives, data and disk",
 }

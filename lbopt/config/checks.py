@@ -53,6 +53,46 @@ def to_json(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
+def from_json(kind: type, data: Any, written_by: str = "?", prefix: str = "config") -> Any:
+    """Return the config dataclass that `to_json` was given; fields that are left out have their defaults.
+
+    Args:
+      kind: the dataclass.
+      data: plain JSON data.
+      written_by: the version of lbopt that wrote it, for the message.
+      prefix: what the message calls the config.
+
+    Raises:
+      UserError: for a field that this version does not have.
+
+    >>> from_json(dataclasses.make_dataclass("Point", [("at", "tuple[int, ...]")]), {"at": [1, 2]})
+    Point(at=(1, 2))
+    """
+    hints = typing.get_type_hints(kind)
+    if not isinstance(data, dict):
+        raise UserError(f"{prefix} = {data!r}: not a group of fields; use the file that lbopt {written_by} wrote")
+    for name in data:
+        if name not in hints:
+            raise UserError(
+                f"{prefix}.{name} = {data[name]!r}: this lbopt has no such field; use lbopt {written_by}, which wrote it"
+            )
+    return kind(**{name: _revive(hints[name], value, written_by, f"{prefix}.{name}") for name, value in data.items()})
+
+
+def _revive(hint: Any, value: Any, written_by: str, prefix: str) -> Any:
+    """Turn lists into tuples and groups of fields into dataclasses, as the declared type says."""
+    for option in (
+        typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, python_types.UnionType) else (hint,)
+    ):
+        if dataclasses.is_dataclass(option) and isinstance(option, type) and value is not None:
+            return from_json(option, value, written_by, prefix)
+        if typing.get_origin(option) is tuple and isinstance(value, list):
+            kinds = typing.get_args(option)
+            kinds = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds + (Any,) * (len(value) - len(kinds))
+            return tuple(_revive(*pair, written_by, prefix) for pair in zip(kinds, value, strict=False))
+    return value
+
+
 def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
     """List the dotted fields in which two JSON configs differ, as `field: theirs there, ours here`.
 

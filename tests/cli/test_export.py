@@ -1,0 +1,194 @@
+"""`lbopt export`: a checkpoint's network for other programs."""
+
+import json
+import shutil
+import types
+
+import jax
+import numpy as np
+import pytest
+import torch_networks as torch_side
+
+import lbopt as lbopt_package
+from lbopt.cli import export, main
+from lbopt.config import ModelConfig, TrainConfig, checks
+from lbopt.interchange import native
+from lbopt.models.bert import stack_layers
+from lbopt.recipes import build, networks
+from lbopt.train import workdir as workdirs
+from lbopt.train.checkpoint import Checkpoints
+from lbopt.transforms.ema import ema_params
+
+
+@pytest.fixture(scope="session")
+def averaged(small, tmp_path_factory):
+    """Return the workdir of a run that keeps an average of its parameters and measures noise."""
+    workdir = tmp_path_factory.mktemp("averaged") / "run"
+    overrides = ["--config.optimizer.ema_decay=0.5", "--config.optimizer.track_noise_scale=True"]
+    overrides += ["--config.parallel.num_microsteps=2", "--config.num_epochs=0.4"]
+    overrides += ["--config.schedule.warmup_rule=none", "--config.checkpoint.every_steps=2"]
+    assert main.main(["train", *small, *overrides, f"--workdir={workdir}"]) == 0
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def started_resnet(tmp_path_factory):
+    """Return the workdir of a small ResNet whose state is all ones: to make or train one would take long here."""
+    config = TrainConfig(model=ModelConfig("resnet", size="18", width_coefficient=0.125, stem="conv3"))
+    config.parallel.num_devices = 1
+    state = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), jax.eval_shape(build.build(config).init))
+    folder = tmp_path_factory.mktemp("resnet") / "run"
+    with workdirs.open_workdir(folder, "train", checks.to_json(config), lambda saved: []):
+        pass
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(jax.device_put(state), {"eval/accuracy": 0.1})
+    return folder
+
+
+def checkpoint(workdir, step):
+    """Return the state at a step, by way of `build`."""
+    config = export._saved_config(workdir)
+    plan = build.build(config)
+    with Checkpoints(workdir, read_only=True) as checkpoints:
+        return checkpoints.restore(jax.eval_shape(plan.init), plan.mesh, step)
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
+def test_our_layout(lbopt, trained, tmp_path):
+    out = tmp_path / "deep" / "out"
+    code, said, _ = lbopt("export", f"--workdir={trained}", "--format=safetensors", f"--output={out}")
+    assert (code, said.strip()) == (0, str(out))
+    variables, metadata = native.load_safetensors(out / "model.safetensors")
+    state = checkpoint(trained, int(metadata["step"]))
+    same(variables, {"params": state.params, **state.model_state})
+    assert metadata["step"] == max((entry.name for entry in (trained / "checkpoints").iterdir()), key=int)
+    assert metadata["averaged_params"] == "false"
+    assert json.loads(metadata["model"])["widths"] == [4]
+    assert [entry.name for entry in out.parent.iterdir()] == ["out"]
+
+
+def test_a_step_and_averaged_parameters(lbopt, averaged, tmp_path):
+    arguments = [f"--workdir={averaged}", "--format=safetensors", "--checkpoint=2", f"--output={tmp_path}/out"]
+    assert lbopt("export", *arguments)[0] == 0
+    variables, metadata = native.load_safetensors(tmp_path / "out" / "model.safetensors")
+    assert (metadata["step"], metadata["averaged_params"]) == ("2", "true")
+    state = checkpoint(averaged, 2)
+    same(variables["params"], ema_params(state.opt_state, like=state.params))
+    same(variables["batch_stats"], state.model_state["batch_stats"])
+    kernels = [params["Dense_0"]["kernel"] for params in (variables["params"], state.params)]
+    assert not np.array_equal(*kernels)
+
+
+def test_a_resnet(lbopt, started_resnet, tmp_path):
+    assert lbopt("export", f"--workdir={started_resnet}", "--format=safetensors", f"--output={tmp_path}/out")[0] == 0
+    variables, _ = native.load_safetensors(tmp_path / "out" / "model.safetensors")
+    assert export.outputs_and_head(variables["params"]) == (10, "pretraining")
+    config = export._saved_config(started_resnet)
+    logits = networks.make_network(config.model, 10).apply(variables, np.ones((2, 8, 8)), train=False)
+    assert logits.shape == (2, 10)
+
+
+def test_it_needs_no_devices_of_the_run(lbopt, trained, tmp_path):
+    """A run on many devices with batch norm over groups of them is exported on one."""
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    saved = json.loads((workdir / "config.json").read_text())
+    saved["config"]["parallel"]["num_devices"] = 64
+    saved["config"]["model"]["batch_norm_scope"] = "replicas:32"
+    (workdir / "config.json").write_text(json.dumps(saved))
+    assert lbopt("export", f"--workdir={workdir}", "--format=safetensors", f"--output={tmp_path}/out")[0] == 0
+
+
+IMAGES = {"image": np.zeros((1, 64, 64, 3), np.float32)}
+MODELS = {
+    "resnet": (ModelConfig("resnet", size="18", width_coefficient=0.125), IMAGES["image"], 10, "pretraining"),
+    "efficientnet": (
+        ModelConfig("efficientnet", size="b0", width_coefficient=0.25, depth_coefficient=0.1),
+        IMAGES["image"],
+        10,
+        "pretraining",
+    ),
+    "bert": (
+        ModelConfig("bert", size="tiny", max_length=8, scan_layers=True),
+        {"input_ids": np.zeros((1, 4), int)},
+        30,
+        "question_answering",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_folder_for_transformers(name, tmp_path):
+    """What the command does after a run on data that are not embedded."""
+    model, inputs, outputs, head = MODELS[name]
+    variables = torch_side.randomized_variables(networks.make_network(model, outputs, head), inputs)
+    plan = types.SimpleNamespace(batches=[IMAGES])
+    export._save_huggingface(tmp_path / "out", TrainConfig(model=model), plan, variables, {"recipe": "x"})
+    loaded, back = lbopt_package.load_huggingface(tmp_path / "out")
+    assert export.outputs_and_head(back["params"]) == (outputs, head)
+    if name == "bert":
+        back = {"params": stack_layers(back["params"])}
+    same(back, variables)
+    if name == "efficientnet":
+        assert loaded.symmetric_blocks == ()
+        assert json.loads((tmp_path / "out" / "config.json").read_text())["image_size"] == 64
+
+
+def test_one_device_keeps_the_state_of_the_optimizer():
+    config = TrainConfig(global_batch_size=33, model=ModelConfig(batch_norm_scope="local"))
+    assert export.on_one_device(config).parallel.num_microsteps == 1
+    config.optimizer.track_noise_scale = True
+    assert export.on_one_device(config).parallel.num_microsteps == 3
+    assert config.model.batch_norm_scope == "local"
+
+
+REFUSALS = {
+    "no format": (["--workdir={run}", "--output={new}"], ["--format is missing"]),
+    "no output": (["--workdir={run}", "--format=safetensors"], ["--output is missing"]),
+    "another format": (["--workdir={run}", "--format=onnx", "--output={new}"], ["--format = 'onnx'", "safetensors"]),
+    "a full folder": (["--workdir={run}", "--format=safetensors", "--output={run}"], ["--output", "overwritten"]),
+    "no run": (["--workdir={new}", "--format=safetensors", "--output={new}"], ["--workdir", "no run is there"]),
+    "no such step": (
+        ["--workdir={run}", "--format=safetensors", "--output={new}", "--checkpoint=3"],
+        ["--checkpoint = '3'"],
+    ),
+    "no such network there": (
+        ["--workdir={run}", "--format=huggingface", "--output={new}"],
+        ["config.model.name = 'cnn'", "--format=safetensors"],
+    ),
+    "a small stem": (
+        ["--workdir={resnet}", "--format=huggingface", "--output={new}"],
+        ["stem = 'conv3'", "safetensors"],
+    ),
+    "a field of another version": (
+        ["--workdir={newer}", "--format=safetensors", "--output={new}"],
+        ["config.model.heads = 2", "use lbopt 9.9"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case, lbopt, trained, started_resnet, tmp_path, fingerprint):
+    arguments, said = REFUSALS[case]
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    saved = json.loads((trained / "config.json").read_text())
+    saved["config"]["model"]["heads"], saved["versions"]["lbopt"] = 2, "9.9"
+    (newer / "config.json").write_text(json.dumps(saved))
+    places = {"run": trained, "resnet": started_resnet, "newer": newer, "new": tmp_path / "new"}
+    before = fingerprint(tmp_path), fingerprint(trained)
+    code, out, err = lbopt("export", *(argument.format(**places) for argument in arguments))
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    for part in said:
+        assert part in err
+    assert (fingerprint(tmp_path), fingerprint(trained)) == before
+
+
+def test_a_place_where_nothing_can_be_written(lbopt, trained, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = lbopt("export", f"--workdir={trained}", "--format=safetensors", f"--output={tmp_path}/file/out")
+    assert (code, err.count("\n")) == (3, 1)
+    assert "--output" in err
