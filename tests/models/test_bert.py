@@ -141,6 +141,29 @@ def test_rematerialisation_of_a_scan_changes_no_gradient(remat, params, inputs, 
     assert_close(scanned(params, inputs, remat=remat, **DROPS)[1], dropped_scan[1], 1e-6)
 
 
+def test_layers_of_a_scan_draw_differently(params, inputs, monkeypatch):
+    met = []
+
+    class Recorded(bert.Dropout):
+        """Dropout that shows, layer by layer, where it left zeros."""
+
+        def __call__(self, x, train):
+            y = super().__call__(jnp.ones_like(x), train)
+            jax.debug.callback(lambda kept: met.append(np.asarray(kept)), y != 0, ordered=True)
+            return y
+
+    monkeypatch.setattr(bert, "Dropout", Recorded)
+    module = network(scan=True, dropout_rate=0.5, attention_dropout_rate=0.5)
+    jax.block_until_ready(jax.jit(lambda stacked: apply(module, stacked, inputs))(bert.stack_layers(params)))
+    jax.effects_barrier()
+    assert [mask.shape for mask in met] == [HIDDEN, *(SQUARE, HIDDEN, HIDDEN) * LAYERS]
+    hidden = np.stack([mask.ravel() for mask in met if mask.shape == HIDDEN])
+    agreement = (hidden[:, None] == hidden[None]).mean(-1)
+    np.fill_diagonal(agreement, 0.5)
+    assert 0.3 < agreement.min() < agreement.max() < 0.7
+    assert 0.3 < np.mean(met[1] == met[4]) < 0.7
+
+
 def test_stacking_is_undone_by_unstacking(params, inputs):
     stacked = bert.stack_layers(params)
     expected = jax.eval_shape(lambda key: network(scan=True).init(key, inputs, False), jax.random.key(0))["params"]
