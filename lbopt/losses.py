@@ -10,13 +10,13 @@ def softmax_cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing:
     """Return the cross entropy of each example, computed in fp32 whatever the dtype of the logits.
 
     Args:
-      logits: [batch, classes].
+      logits: [batch, classes], or with more leading axes.
       labels: [batch] int class indices.
       label_smoothing: weight s of the uniform distribution: the target is (1 - s) one-hot + s / classes, the
         convention of Szegedy et al., arXiv 1512.00567, section 7.
 
     Returns:
-      [batch] fp32.
+      [batch] fp32, like the labels.
 
     >>> import jax.numpy as jnp
     >>> [round(float(loss), 4) for loss in softmax_cross_entropy(jnp.zeros((1, 4)), jnp.array([2]))]

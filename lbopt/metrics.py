@@ -40,11 +40,22 @@ def classification(
 def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
     """Add up the pairs of many batches in float64 on the host and divide once.
 
+    A pair called `perplexity` is of negative log-likelihoods, and the exponential comes after the division.
+
     >>> means([{"accuracy": (3.0, 4.0)}, {"accuracy": (1.0, 1.0)}])
     {'accuracy': 0.8}
+    >>> means([{"perplexity": (0.0, 3.0)}])
+    {'perplexity': 1.0}
     """
     totals: dict[str, np.ndarray] = {}
     for batch in batches:
         for name, pair in batch.items():
             totals[name] = totals.get(name, np.zeros(2)) + np.asarray([float(part) for part in pair])
-    return {name: float(total / count) for name, (total, count) in totals.items()}
+    return {name: _finish(name, float(total / count)) for name, (total, count) in totals.items()}
+
+
+def _finish(name: str, mean: float) -> float:
+    if name != "perplexity":
+        return mean
+    with np.errstate(over="ignore"):  # a run that has diverged
+        return float(np.exp(mean))

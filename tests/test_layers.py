@@ -36,6 +36,7 @@ CONFINED = {
     "tqdm": {"train/progress.py"},
     "grain": {"data/batches.py"},
     "sklearn": {"data/digits.py"},
+    "tokenizers": {"data/text.py"},
     "matplotlib": {"report/page.py", "sweep/report.py"},
     "ml_collections": {"cli/arguments.py"},
     "absl": {"cli/arguments.py"},

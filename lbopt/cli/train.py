@@ -8,6 +8,7 @@ from typing import Any
 
 from lbopt.cli import arguments
 from lbopt.config import TrainConfig, checks
+from lbopt.config.train import BATCH_NORMED
 from lbopt.recipes import build
 from lbopt.recipes.optimizers import resolve_clip
 from lbopt.train import loop, workdir as workdirs
@@ -55,7 +56,9 @@ def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
 
     def compare(saved: dict[str, Any]) -> list[str]:
         found = checks.differences(core(checks.to_json(config)), core(saved["config"]))
-        by_norm = config.model.name == "cnn" and config.model.batch_norm_scope.startswith(("local", "replicas"))
+        by_norm = config.model.name in BATCH_NORMED and config.model.batch_norm_scope.startswith(
+            ("local", "replicas", "tiles")
+        )
         by_clip = config.optimizer.clip_stage == "replica" and resolve_clip(config.optimizer) is not None
         if by_norm or by_clip:
             found += checks.differences({"num_devices": num_devices}, {"num_devices": saved.get("num_devices")})

@@ -5,6 +5,7 @@ import dataclasses
 
 from lbopt.config import checks
 from lbopt.config.train import (
+    DRAWN_ANEW,
     LARGEST,
     STATUSES,
     About,
@@ -81,6 +82,12 @@ class SweepConfig:
         """
         checks.check_types(self)
         self.train.validate()
+        require(
+            self.train.data.name not in DRAWN_ANEW,
+            "config.train.data.name",
+            self.train.data.name,
+            "its examples are drawn anew in every epoch, and a study needs all of them beforehand; use lbopt train, or other data",
+        )
         alone = self.train.parallel
         require(
             alone.backend in ("jit", "pjit") and alone.num_devices in (None, 1),

@@ -24,7 +24,20 @@ SIZES = {
 """Published sizes of the families that have them."""
 STEMS = ("conv7", "space_to_depth", "conv3")
 REMATS = ("none", "attention", "dots", "inner", "layer")
-DATASETS = ("digits",)
+TASKS = {"digits": "classification", "pydoc_lm": "language_model", "pydoc_mlm": "masked_lm"}
+"""What each data set is for."""
+DRAWN_ANEW = ("pydoc_mlm",)
+"""Data whose examples are different in every epoch."""
+FAMILIES = {
+    "classification": ("cnn", "efficientnet", "lstm", "resnet"),
+    "language_model": ("lstm_lm",),
+    "masked_lm": ("bert",),
+}
+"""The models of each task."""
+BATCH_NORMED = ("cnn", "efficientnet", "resnet")
+LARGEST_IMAGE = 1024
+LONGEST = 2**14
+LARGEST_VOCABULARY = 2**17
 SCALING_RULES = ("linear", "none", "sqrt")
 WARMUP_RULES = ("epochs", "legw", "none")
 LARGEST = 2**31
@@ -51,9 +64,22 @@ class About:
 
 @dataclasses.dataclass
 class DataConfig:
-    """Where examples come from."""
+    """Where examples come from. Fields that a data set does not have are ignored by it.
+
+    Attributes:
+      name: "digits" (images of classes), "pydoc_mlm" (Python's help topics as masked pairs of segments, for bert) or
+        "pydoc_lm" (the same as windows of text, for lstm_lm).
+      image_size: side of the images, a multiple of the source's: each pixel is repeated. None for the source's (digits: 8).
+      sequence_length: tokens of an example (pydoc_mlm, pydoc_lm).
+      vocab_size: pieces of words, learned from the training part, special tokens included (pydoc_mlm, pydoc_lm).
+      max_predictions: tokens of an example that are predicted, at most (pydoc_mlm).
+    """
 
     name: str = "digits"
+    image_size: int | None = None
+    sequence_length: int = 32
+    vocab_size: int = 1024
+    max_predictions: int = 5
 
 
 @dataclasses.dataclass
@@ -272,12 +298,51 @@ class TrainConfig:
             "give a number > 0",
         )
         require_choice("config.about.status", self.about.status, STATUSES)
-        require_choice("config.data.name", self.data.name, DATASETS)
+        validate_data(self.data, "config.data")
         validate_model(self.model, "config.model")
+        _validate_fit(self.data, self.model)
         validate_optimizer(self.optimizer, "config.optimizer")
         validate_schedule(self.schedule, "config.schedule")
         _validate_parallel(self.parallel)
         _validate_checkpoint(self.checkpoint)
+
+
+def validate_data(data: DataConfig, prefix: str) -> None:
+    """Check the data's fields."""
+    require_choice(f"{prefix}.name", data.name, TASKS)
+    size = data.image_size
+    require(
+        size is None or (size % 8 == 0 and 0 < size <= LARGEST_IMAGE),
+        f"{prefix}.image_size",
+        size,
+        f"give a multiple of 8 up to {LARGEST_IMAGE}, or None for 8",
+    )
+    length = data.sequence_length
+    require(1 <= length <= LONGEST, f"{prefix}.sequence_length", length, f"give a number in [1, {LONGEST}]")
+    require(
+        1 <= data.vocab_size <= LARGEST_VOCABULARY,
+        f"{prefix}.vocab_size",
+        data.vocab_size,
+        f"give a number in [1, {LARGEST_VOCABULARY}]",
+    )
+    if TASKS[data.name] == "masked_lm":
+        require(
+            1 <= data.max_predictions <= length,
+            f"{prefix}.max_predictions",
+            data.max_predictions,
+            f"give a number in [1, {length}], the sequence_length",
+        )
+
+
+def _validate_fit(data: DataConfig, model: ModelConfig) -> None:
+    """Check that the model is for such data."""
+    fitting = FAMILIES[TASKS[data.name]]
+    require(
+        model.name in fitting,
+        "config.model.name",
+        model.name,
+        f"config.data.name = {data.name!r} is for {' or '.join(fitting)}; change one of the two",
+    )
 
 
 def validate_model(model: ModelConfig, prefix: str) -> None:

@@ -1,15 +1,27 @@
-"""A data set that fits in memory."""
+"""What a data set is, and one that fits in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 
+class Dataset(Protocol):
+    """Numbered examples. Both methods are pure functions of their arguments, so a batch is one of its step."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the examples at `indices` as one batch, the same every time: for evaluation."""
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return the examples at `indices` as one batch, each as training sees it in its epoch: cut, masked, flipped."""
+
+
 class ArrayDataset:
-    """Named arrays with a common leading axis.
+    """Named arrays with a common leading axis; every epoch sees the same examples.
 
     Args:
       arrays: name -> [examples, ...].
@@ -33,10 +45,15 @@ class ArrayDataset:
         """Return the examples at `indices` as one batch."""
         return {name: array[indices] for name, array in self.arrays.items()}
 
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return the examples at `indices` as one batch, whatever the epoch."""
+        del epochs, seed
+        return self.take(indices)
+
 
 class Splits(NamedTuple):
     """The three parts of a data set. Choices are made on validation; test is read once, at the end."""
 
-    train: ArrayDataset
-    validation: ArrayDataset
-    test: ArrayDataset
+    train: Dataset
+    validation: Dataset
+    test: Dataset

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import grain
 import numpy as np
 
-from lbopt.data.arrays import ArrayDataset
+from lbopt.data.arrays import Dataset
 from lbopt.data.order import example_indices
 
 _PREFETCHED_BATCHES = 8
@@ -28,7 +28,7 @@ class TrainBatches:
 
     def __init__(
         self,
-        dataset: ArrayDataset,
+        dataset: Dataset,
         seed: int,
         global_batch_size: int,
         num_steps: int,
@@ -46,7 +46,9 @@ class TrainBatches:
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         start = int(step) * self._global_batch_size + self._offset
-        return self._dataset.take(example_indices(len(self._dataset), self._seed, start, self._part))
+        epochs = np.arange(start, start + self._part) // len(self._dataset)
+        indices = example_indices(len(self._dataset), self._seed, start, self._part)
+        return self._dataset.draw(indices, epochs, self._seed)
 
 
 def train_iterator(batches: TrainBatches, start_step: int = 0) -> Iterator[dict[str, np.ndarray]]:
@@ -59,9 +61,7 @@ def train_iterator(batches: TrainBatches, start_step: int = 0) -> Iterator[dict[
     return iter(dataset.to_iter_dataset(options))
 
 
-def eval_batches(
-    dataset: ArrayDataset, global_batch_size: int, multiple_of: int = 1
-) -> Iterator[dict[str, np.ndarray]]:
+def eval_batches(dataset: Dataset, global_batch_size: int, multiple_of: int = 1) -> Iterator[dict[str, np.ndarray]]:
     """Yield every example exactly once, in order, in batches of one shape.
 
     Args:

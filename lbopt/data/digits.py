@@ -9,19 +9,22 @@ import numpy as np
 from lbopt.data.arrays import ArrayDataset, Splits
 from lbopt.errors import EnvironmentProblem
 
-NUM_CLASSES = 10
+NUM_CLASSES, SIDE = 10, 8
 NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 1024, 386, 387
 _SPLIT_KEY = 1797  # any fixed number; changing it changes every published figure
 
 
 @functools.cache
-def load_digits() -> Splits:
+def load_digits(image_size: int | None = None) -> Splits:
     """Return the digits in a fixed random split: 1,024 to train, 386 to validate, 387 to test.
 
     The training set is a power of two so that the whole of it is a batch that any pod divides.
 
+    Args:
+      image_size: a multiple of 8: each pixel becomes a square, for networks with strides; None for 8.
+
     Returns:
-      `Splits` with `image` [examples, 8, 8] fp32 in [0, 1] and `label` [examples] int32.
+      `Splits` with `image` [examples, image_size, image_size] fp32 in [0, 1] and `label` [examples] int32.
 
     Raises:
       EnvironmentProblem: if scikit-learn is not installed.
@@ -35,6 +38,7 @@ def load_digits() -> Splits:
     digits = sklearn.datasets.load_digits()
     order = np.argsort(np.random.Philox(key=_SPLIT_KEY).random_raw(len(digits.target)), kind="stable")
     images, labels = (digits.images[order] / 16).astype(np.float32), digits.target[order].astype(np.int32)
+    images = np.kron(images, np.ones((1, *[(image_size or SIDE) // SIDE] * 2), np.float32))
     edges = np.cumsum([NUM_TRAIN, NUM_VALIDATION])
     parts = zip(np.split(images, edges), np.split(labels, edges), strict=True)
     return Splits(*(ArrayDataset({"image": image, "label": label}) for image, label in parts))

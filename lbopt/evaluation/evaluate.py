@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from lbopt import metrics
-from lbopt.data.arrays import ArrayDataset
+from lbopt.data.arrays import Dataset
 from lbopt.data.batches import eval_batches
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import Step
 
 
-def evaluate(eval_step: Step, state: TrainState, dataset: ArrayDataset, global_batch_size: int) -> dict[str, float]:
+def evaluate(eval_step: Step, state: TrainState, dataset: Dataset, global_batch_size: int) -> dict[str, float]:
     """Return the mean of each metric over the whole data set.
 
     The last batch is padded and masked, numerators and denominators are summed over all devices and batches, and the

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
-from lbopt import losses, metrics, types
-from lbopt.config.train import DataConfig, ModelConfig
-from lbopt.data import digits
+from lbopt import types
+from lbopt.config.train import BATCH_NORMED, TASKS, DataConfig, ModelConfig
 from lbopt.data.arrays import Splits
 from lbopt.errors import UserError
 from lbopt.models import norm, seam
-from lbopt.recipes import networks
+from lbopt.recipes import classification, language_model, masked_lm, networks, sources
+
+_ROOMS = {"classification": classification, "language_model": language_model, "masked_lm": masked_lm}
+_OF_THE_DATA = ("image_size", "sequence_length")
+"""What models call by these names are fields of the data."""
 
 
 class Problem(NamedTuple):
@@ -33,15 +37,16 @@ class Problem(NamedTuple):
 
 
 def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
-    """Load the data and build the model and its loss.
+    """Load the data and build the model and the loss that belong to them; both configs are validated.
 
     Raises:
-      UserError: if the model cannot take these images.
+      UserError: if the model cannot take these examples.
       EnvironmentProblem: if the data cannot be had.
     """
-    splits = {"digits": digits.load_digits}[data.name]()
-    network = seam.from_linen(networks.make_network(model, digits.NUM_CLASSES))
-    example = splits.train.arrays["image"][:1]
+    source = sources.load(data)
+    network = seam.from_linen(networks.make_network(model, source.outputs))
+    task = _ROOMS[TASKS[data.name]].make(network, source, model)
+    example = task.inputs(source.splits.train.take(np.arange(1)))
 
     def init(key: jax.Array) -> tuple[types.Params, types.ModelState]:
         return network.init(key, example)
@@ -49,32 +54,21 @@ def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
     try:
         jax.eval_shape(lambda: init(jax.random.key(0)))
     except ValueError as error:
-        raise UserError(f"config.model.{error}".replace("stats_scope", "batch_norm_scope")) from error
-    return Problem(init, _classification_loss(network, model.label_smoothing), _classification_metrics(network), splits)
+        raise UserError(_by_field(str(error))) from error
+    return Problem(init, task.loss_fn, task.metric_fn, source.splits)
 
 
 def check_batch_norm(model: ModelConfig, num_replicas: int, num_examples: int) -> None:
     """Raise `UserError` if the groups of the model's batch norm do not fit the replicas or the batch."""
-    if model.name in ("cnn", "efficientnet", "resnet"):
+    if model.name in BATCH_NORMED:
         try:
             norm.Scope.parse(model.batch_norm_scope).num_groups(num_replicas, num_examples)
         except ValueError as error:
-            raise UserError(str(error).replace("stats_scope", "config.model.batch_norm_scope")) from error
+            raise UserError(_by_field(str(error))) from error
 
 
-def _classification_loss(network: seam.Model, label_smoothing: float) -> types.LossFn:
-    def loss_fn(params, model_state, batch, rng):
-        logits, new_model_state = network.apply(params, model_state, batch["image"], train=True, rng=rng)
-        each = losses.softmax_cross_entropy(logits, batch["label"], label_smoothing)
-        return jnp.mean(each), (new_model_state, metrics.classification(logits, batch["label"], each))
-
-    return loss_fn
-
-
-def _classification_metrics(network: seam.Model) -> types.MetricFn:
-    def metric_fn(params, model_state, batch):
-        logits, _ = network.apply(params, model_state, batch["image"], train=False)
-        each = losses.softmax_cross_entropy(logits, batch["label"])
-        return metrics.classification(logits, batch["label"], each, batch["mask"])
-
-    return metric_fn
+def _by_field(message: str) -> str:
+    """Say what a model refused in the words of the config."""
+    named = re.match(r"\w+", message)
+    part = "data" if named and named[0] in _OF_THE_DATA else "model"
+    return f"config.{part}.{message}".replace("stats_scope", "batch_norm_scope")

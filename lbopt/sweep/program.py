@@ -12,7 +12,7 @@ import numpy as np
 from lbopt import metrics as metric_pairs, replicas
 from lbopt.config.sweep import SweepConfig
 from lbopt.config.train import OptimizerConfig
-from lbopt.data.arrays import ArrayDataset
+from lbopt.data.arrays import ArrayDataset, Dataset
 from lbopt.data.batches import eval_batches
 from lbopt.data.order import example_indices
 from lbopt.parallel.clip import GradientClip
@@ -143,6 +143,7 @@ def compile_cell(problem: Problem, cell: Cell, config: SweepConfig) -> Callable[
       are dropped. Outcomes have a leading trial axis.
     """
     width, train = config.trials_per_program, problem.splits.train
+    assert isinstance(train, ArrayDataset), "SweepConfig.validate lets no other data through"
     examples = {name: jnp.asarray(array) for name, array in train.arrays.items()}
     batched = jax.jit(batch_trials(make_trial_fn(problem, cell, config), config.trial_batching))
     blank = Trial("", 0.0, 0.0, 0)
@@ -157,7 +158,7 @@ def compile_cell(problem: Problem, cell: Cell, config: SweepConfig) -> Callable[
     return run
 
 
-def make_scorer(problem: Problem, dataset: ArrayDataset) -> Callable[[Any, Any], list[dict[str, float]]]:
+def make_scorer(problem: Problem, dataset: Dataset) -> Callable[[Any, Any], list[dict[str, float]]]:
     """Return (params, model_state), each with a trial axis -> mean metrics of each trial over a data set."""
     (batch,) = eval_batches(dataset, len(dataset))
 

@@ -138,6 +138,10 @@ class _Study:
         here = units.Units(len(self.problem.splits.train), cell.global_batch_size)
         last_epoch = losses[-min(len(losses), here.steps(1)) :]
         diverged = not bool(np.isfinite(losses).all() and math.isfinite(validation["loss"]))
+        perplexity = {}
+        if "perplexity" in validation:
+            perplexity["validation_perplexity"] = finite(validation["perplexity"])
+            perplexity["test_perplexity"] = finite(test["perplexity"]) if test else None
         return {
             "arm": cell.arm.name,
             "optimizer": cell.arm.optimizer.name,
@@ -157,6 +161,7 @@ class _Study:
             "validation_accuracy": validation["accuracy"],
             "test_loss": finite(test["loss"]) if test else None,
             "test_accuracy": test["accuracy"] if test else None,
+            **perplexity,
             "diverged": diverged,
             "seconds": round(seconds, 4),
         }

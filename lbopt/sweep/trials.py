@@ -119,13 +119,15 @@ def trial_key(cell: Cell, trial: Trial) -> tuple:
 def choose_factor(rows: Iterable[Mapping[str, Any]]) -> float:
     """Return the learning-rate factor with the best mean validation accuracy over the search seeds.
 
-    Diverged trials count with accuracy 0. Ties go to the lower mean validation loss, then to the smaller rate. Only
-    validation numbers of search trials are looked at.
+    Diverged trials count with accuracy 0. Ties go to the lower mean validation loss, then to the smaller rate. Language
+    models are chosen by validation loss alone, the logarithm of their perplexity. Only validation numbers of search trials
+    are looked at.
     """
     scores: dict[float, list[tuple[float, float]]] = {}
     for row in rows:
         if row["phase"] == SEARCH:
-            score = (0.0, float("inf")) if row["diverged"] else (row["validation_accuracy"], row["validation_loss"])
+            accuracy = 0.0 if "validation_perplexity" in row else row["validation_accuracy"]
+            score = (0.0, float("inf")) if row["diverged"] else (accuracy, row["validation_loss"])
             scores.setdefault(row["learning_rate_factor"], []).append(score)
 
     def rank(factor: float) -> tuple[float, float, float]:

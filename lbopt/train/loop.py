@@ -24,7 +24,7 @@ from lbopt.train.run import Run
 from lbopt.train.writers import MetricsWriter, read_lines
 from lbopt.transforms.monitoring import optimizer_metrics
 
-_SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "perf/examples_per_s")
+_SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "eval/perplexity", "perf/examples_per_s")
 
 
 def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None) -> TrainState:

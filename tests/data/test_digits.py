@@ -58,3 +58,15 @@ def test_the_split_is_pinned(part):
 def test_the_split_is_not_the_order_of_the_source():
     source = sklearn.datasets.load_digits().target
     assert load_digits().train.arrays["label"].tolist() != source[:1024].tolist()
+
+
+@pytest.mark.parametrize("image_size", [16, 32])
+def test_larger_images_repeat_every_pixel(image_size):
+    factor = image_size // 8
+    for small, large in zip(load_digits(), load_digits(image_size), strict=True):
+        np.testing.assert_array_equal(small.arrays["label"], large.arrays["label"])
+        images = large.arrays["image"]
+        assert (images.shape[1:], images.dtype) == ((image_size, image_size), np.float32)
+        for row in range(factor):
+            for column in range(factor):
+                np.testing.assert_array_equal(images[:, row::factor, column::factor], small.arrays["image"])

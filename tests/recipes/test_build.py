@@ -12,7 +12,7 @@ from lbopt.cli.arguments import call_get_config
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.data.digits import load_digits
 from lbopt.errors import UserError
-from lbopt.recipes import build, schedule as schedules
+from lbopt.recipes import build, schedule as schedules, sources
 from lbopt.recipes.problem import make_problem
 from lbopt.sweep import trials
 
@@ -27,6 +27,14 @@ ROWS += [
     "digits_lstm.py:smoke",
     *(f"digits_lstm.py:{name}-1024" for name in ("lamb", "adamw", "momentum")),
 ]
+FAMILIES = {
+    "digits_resnet.py": ("lamb", "lars", "momentum"),
+    "digits_efficientnet.py": ("lamb", "lars", "momentum"),
+    "pydoc_bert.py": ("lamb", "adamw"),
+    "pydoc_lstm.py": ("lamb", "adamw"),
+}
+for file, names in FAMILIES.items():
+    ROWS += [file, f"{file}:smoke", *(f"{file}:{name}-512" for name in names)]
 STUDIES = ["sweeps/digits_limit.py", "sweeps/digits_limit.py:smoke"]
 
 
@@ -34,23 +42,28 @@ def load(row):
     return call_get_config(str(CONFIGS / row))
 
 
-def closed_form(schedule, batch_size, num_epochs):
+def size_of(config):
+    """Return the number of training examples."""
+    return len(sources.load(config.data).splits.train)
+
+
+def closed_form(schedule, batch_size, num_epochs, num_examples):
     """Return peak, warmup steps and steps of a rule, from its definition."""
     exponent = {"sqrt": 0.5, "linear": 1, "none": 0}[schedule.scaling_rule]
     peak = schedule.base_learning_rate * (batch_size / schedule.base_batch_size) ** exponent
     over = {"legw": schedule.base_batch_size, "epochs": batch_size}[schedule.warmup_rule]
     return (
         peak,
-        round(schedule.base_warmup_epochs * NUM_EXAMPLES / over),
-        math.ceil(num_epochs * NUM_EXAMPLES / batch_size),
+        round(schedule.base_warmup_epochs * num_examples / over),
+        math.ceil(num_epochs * num_examples / batch_size),
     )
 
 
-def check_rates(schedule, batch_size, num_epochs):
-    resolved = schedules.resolve(schedule, batch_size, NUM_EXAMPLES, num_epochs)
+def check_rates(schedule, batch_size, num_epochs, num_examples=NUM_EXAMPLES):
+    resolved = schedules.resolve(schedule, batch_size, num_examples, num_epochs)
     built = schedules.make_schedule(schedule, resolved)
     values = np.asarray(jax.vmap(built)(np.arange(resolved.num_steps)))
-    peak, warmup, steps = closed_form(schedule, batch_size, num_epochs)
+    peak, warmup, steps = closed_form(schedule, batch_size, num_epochs, num_examples)
     assert (resolved.warmup_steps, resolved.num_steps) == (warmup, steps)
     assert resolved.learning_rate == pytest.approx(peak, rel=1e-12)
     assert (schedule.decay, schedule.power, schedule.end_factor, schedule.first_step) == ("polynomial", 1, 0, 1)
@@ -71,22 +84,24 @@ def test_a_row_becomes_a_run(row):
     assert isinstance(config, TrainConfig)
     plan = build.build(config)
     assert plan.global_batch_size == config.global_batch_size
-    assert plan.num_steps == len(plan.batches) == math.ceil(config.num_epochs * NUM_EXAMPLES / config.global_batch_size)
-    assert plan.batches[0]["image"].shape[0] == config.global_batch_size
+    steps = math.ceil(config.num_epochs * size_of(config) / config.global_batch_size)
+    assert plan.num_steps == len(plan.batches) == steps
+    assert {len(array) for array in plan.batches[0].values()} == {config.global_batch_size}
     assert plan.mesh.size == 4
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_the_rates_of_a_row(row):
     config = load(row)
-    check_rates(config.schedule, config.global_batch_size, config.num_epochs)
+    check_rates(config.schedule, config.global_batch_size, config.num_epochs, size_of(config))
 
 
 def test_rows_say_what_they_are():
-    for name in OPTIMIZERS:
-        config = load(f"digits_cnn.py:{name}-512")
-        assert (config.optimizer.name, config.global_batch_size) == (name, 512)
-        assert config.name == f"digits_cnn:{name}-512"
+    for file, names in {"digits_cnn.py": OPTIMIZERS, **FAMILIES}.items():
+        for name in names:
+            config = load(f"{file}:{name}-512")
+            assert (config.optimizer.name, config.global_batch_size) == (name, 512)
+            assert config.name == f"{file.removesuffix('.py')}:{name}-512"
 
 
 @pytest.mark.parametrize("row", STUDIES)

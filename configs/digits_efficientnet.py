@@ -1,0 +1,51 @@
+"""EfficientNet-B0 in narrow on scikit-learn's digits: depthwise convolutions, squeeze-excitation and stochastic depth on data that ships with a package.
+
+    lbopt train --config=configs/digits_efficientnet.py:lamb-1024 --workdir=runs/digits_efficientnet
+
+Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, lars, momentum; `smoke` is tiny.
+"""
+
+import copy
+
+from lbopt.config import About, CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.errors import UserError, require_choice
+
+LEGW = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.25}
+OPTIMIZERS = {
+    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
+    "lars": (OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **LEGW)),
+    "momentum": (OptimizerConfig("momentum", weight_decay=1e-4), ScheduleConfig(0.1, **LEGW)),
+}
+MEASURED = ("64", "1024")
+"""The batch sizes of the table above."""
+ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MEASURED), "smoke")
+
+
+def get_config(arg: str = "lamb-256") -> TrainConfig:
+    """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
+    if arg == "smoke":
+        config = get_config("lamb-128")
+        config.num_epochs, config.log_every_steps, config.eval_every_steps = 2.0, 2, 8
+        config.checkpoint.every_steps = 4
+        return config
+    name, _, size = (arg or "lamb-256").partition("-")
+    require_choice("--config row", name, OPTIMIZERS)
+    if not size.isdecimal():
+        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke")
+    optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
+    return TrainConfig(
+        name=f"digits_efficientnet:{name}-{size}",
+        about=About(
+            paper="EfficientNet 1905.11946, LAMB 1904.00962, LEGW 1901.08256",
+            status="measured here" if size in MEASURED else "not yet run",
+        ),
+        global_batch_size=int(size),
+        num_epochs=20.0,
+        data=DataConfig("digits", image_size=32),
+        model=ModelConfig("efficientnet", size="b0", width_coefficient=0.25, batch_norm_momentum=0.8),
+        optimizer=optimizer,
+        schedule=schedule,
+        checkpoint=CheckpointConfig(every_steps=20),
+        eval_every_steps=20,
+        log_every_steps=5,
+    )

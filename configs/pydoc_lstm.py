@@ -1,0 +1,50 @@
+"""An LSTM language model on Python's own help topics: text that ships with the interpreter.
+
+    lbopt train --config=configs/pydoc_lstm.py:lamb-512 --workdir=runs/pydoc_lstm
+
+Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, adamw; `smoke` is tiny.
+"""
+
+import copy
+
+from lbopt.config import About, CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.errors import UserError, require_choice
+
+LEGW = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 1.0}
+OPTIMIZERS = {
+    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.03, **LEGW)),
+    "adamw": (OptimizerConfig("adamw", weight_decay=0.01), ScheduleConfig(0.004, **LEGW)),
+}
+MEASURED = ("64", "512")
+"""The batch sizes of the table above."""
+ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MEASURED), "smoke")
+
+
+def get_config(arg: str = "lamb-256") -> TrainConfig:
+    """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
+    if arg == "smoke":
+        config = get_config("lamb-128")
+        config.num_epochs, config.log_every_steps, config.eval_every_steps = 1.0, 2, 8
+        config.schedule.base_warmup_epochs, config.checkpoint.every_steps = 0.1, 4
+        return config
+    name, _, size = (arg or "lamb-256").partition("-")
+    require_choice("--config row", name, OPTIMIZERS)
+    if not size.isdecimal():
+        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-512, or smoke")
+    optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
+    return TrainConfig(
+        name=f"pydoc_lstm:{name}-{size}",
+        about=About(
+            paper="LSTM 1409.2329, LEGW 1901.08256, LAMB 1904.00962",
+            status="measured here" if size in MEASURED else "not yet run",
+        ),
+        global_batch_size=int(size),
+        num_epochs=40.0,
+        data=DataConfig("pydoc_lm"),
+        model=ModelConfig("lstm_lm", size="small", dropout_rate=0.4),
+        optimizer=optimizer,
+        schedule=schedule,
+        checkpoint=CheckpointConfig(every_steps=200, best_metric="eval/loss"),
+        eval_every_steps=200,
+        log_every_steps=20,
+    )

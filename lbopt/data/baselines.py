@@ -1,0 +1,130 @@
+"""What counting reaches on the embedded text: the numbers that a trained model has to beat.
+
+    python -m lbopt.data.baselines
+
+prints them for the settings that `DataConfig` has by default, which are those of configs/pydoc_bert.py and configs/pydoc_lstm.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from lbopt.config.train import DataConfig
+from lbopt.data import pydoc
+from lbopt.data.arrays import Dataset, Splits
+from lbopt.data.windows import join_documents
+
+_EM_STEPS = 200
+
+
+def unigram_accuracy(train_tokens: np.ndarray, dataset: Dataset) -> float:
+    """Return how many of a data set's masked tokens are the most frequent training token, in [0, 1].
+
+    No predictor that does not look at the sequence does better on the training text.
+    """
+    guess = np.bincount(train_tokens).argmax()
+    batch = dataset.take(np.arange(len(dataset)))
+    hits = (batch["masked_labels"] == guess) * batch["masked_weights"]
+    return float(hits.sum() / batch["masked_weights"].sum())
+
+
+class Trigram(NamedTuple):
+    """A trigram model with linear interpolation (Jelinek and Mercer 1980).
+
+        p(w | u v) = a_0 / V + a_1 p_1(w) + a_2 p_2(w | v) + a_3 p_3(w | u v)
+
+    where p_n are relative frequencies in the training text, and p_n is p_(n-1) after a history that never occurred. The
+    sum over the vocabulary is 1 after every history, and every token, [UNK] too, has a positive probability.
+
+    Attributes:
+      vocab_size: V.
+      weights: a, positive with sum 1.
+      counts: n -> {n-gram: how often}, for n = 1, 2, 3.
+      histories: n -> {history of n - 1 tokens: how often one of n-grams begins with it}.
+    """
+
+    vocab_size: int
+    weights: np.ndarray
+    counts: dict[int, dict[tuple[int, ...], int]]
+    histories: dict[int, dict[tuple[int, ...], int]]
+
+    def components(self, text: np.ndarray) -> np.ndarray:
+        """Return [tokens - 2, 4] fp64: 1 / V and p_1 to p_3 of every token from the third on."""
+        rows = []
+        tokens = [int(token) for token in text]
+        for place in range(2, len(tokens)):
+            row = [1 / self.vocab_size]
+            for n in (1, 2, 3):
+                gram = tuple(tokens[place - n + 1 : place + 1])
+                seen = self.histories[n].get(gram[:-1], 0)
+                row.append(self.counts[n].get(gram, 0) / seen if seen else row[-1])
+            rows.append(row)
+        return np.asarray(rows)
+
+    def losses(self, text: np.ndarray) -> np.ndarray:
+        """Return [tokens - 2] the negative log-likelihood, in nats, of every token from the third on."""
+        return -np.log(self.components(text) @ self.weights)
+
+
+def fit_trigram(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> Trigram:
+    """Count on the training text; choose the weights that make the validation text most likely, by EM."""
+    counts: dict[int, dict[tuple[int, ...], int]] = {}
+    histories: dict[int, dict[tuple[int, ...], int]] = {}
+    tokens = [int(token) for token in train]
+    for n in (1, 2, 3):
+        counts[n], histories[n] = {}, {}
+        for place in range(n - 1, len(tokens)):
+            gram = tuple(tokens[place - n + 1 : place + 1])
+            counts[n][gram] = counts[n].get(gram, 0) + 1
+            histories[n][gram[:-1]] = histories[n].get(gram[:-1], 0) + 1
+    model = Trigram(vocab_size, np.full(4, 0.25), counts, histories)
+    return model._replace(weights=_most_likely_weights(model.components(validation)))
+
+
+def _most_likely_weights(components: np.ndarray) -> np.ndarray:
+    """Maximise the likelihood of a mixture over its weights [components]; it is concave, so EM finds the maximum."""
+    weights = np.full(components.shape[1], 1 / components.shape[1])
+    for _ in range(_EM_STEPS):
+        joint = components * weights
+        weights = np.mean(joint / joint.sum(1, keepdims=True), 0)
+    return weights
+
+
+def pydoc_unigram_accuracy(config: DataConfig) -> tuple[float, float]:
+    """Return the baseline of masked tokens on the validation and the test part."""
+    splits: Splits = pydoc.load_masked_lm(config.vocab_size, config.sequence_length, config.max_predictions)
+    corpus = pydoc.load_topics(config.vocab_size)
+    tokens = np.concatenate([document.tokens for document in corpus.train])
+    return unigram_accuracy(tokens, splits.validation), unigram_accuracy(tokens, splits.test)
+
+
+def pydoc_trigram_perplexity(config: DataConfig) -> tuple[float, float]:
+    """Return the trigram model's perplexity on the validation part (which chose its weights) and on the test part.
+
+    It sees the two tokens before every token, also where the language model begins a new window.
+    """
+    corpus = pydoc.load_topics(config.vocab_size)
+    texts = [join_documents(part) for part in corpus[1:]]
+    model = fit_trigram(texts[0], texts[1], len(corpus.pieces.pieces))
+    validation, test = (math.exp(model.losses(text).mean()) for text in texts[1:])
+    return validation, test
+
+
+def main() -> None:
+    """Print the baselines."""
+    config = DataConfig()
+    print(f"pydoc_data.topics, {config.vocab_size} pieces, sequences of {config.sequence_length}")
+    rows = {
+        "masked tokens, most frequent token, accuracy %": [100 * value for value in pydoc_unigram_accuracy(config)],
+        "next token, interpolated trigram, perplexity": pydoc_trigram_perplexity(config),
+    }
+    print(f"{'':48}{'validation':>11}{'test':>8}")
+    for name, (validation, test) in rows.items():
+        print(f"{name:48}{validation:11.2f}{test:8.2f}")
+
+
+if __name__ == "__main__":
+    main()

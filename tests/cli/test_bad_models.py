@@ -1,0 +1,153 @@
+"""A model, a size or data that do not fit each other end in exit code 2 and one line that names the field, before anything is compiled."""
+
+import jax
+import pytest
+
+from lbopt.sweep import runner
+from lbopt.train import loop
+
+RESNET, EFFICIENTNET = "digits_resnet.py:lamb-256", "digits_efficientnet.py:lamb-256"
+BERT, LSTM = "pydoc_bert.py:lamb-256", "pydoc_lstm.py:lamb-256"
+
+# Name: the config, the fields that are changed, and what the message must contain.
+CASES = {
+    "unknown model": (RESNET, {"model.name": "resnt"}, ["config.model.name = 'resnt'", "did you mean 'resnet'?"]),
+    "unknown size": (RESNET, {"model.size": "20"}, ["config.model.size = '20'", "101, 152, 18, 34, 50"]),
+    "no size": (BERT, {"model.size": ""}, ["config.model.size = ''", "base, large, tiny"]),
+    "a size of another family": (LSTM, {"model.size": "tiny"}, ["config.model.size = 'tiny'", "large, medium, small"]),
+    "a size for a model that has none": (
+        "digits_cnn.py:lamb-256",
+        {"model.size": "b0"},
+        ["config.model.size = 'b0'", "'cnn' has no published sizes"],
+    ),
+    "bert on images": (
+        RESNET,
+        {"model.name": "bert", "model.size": "tiny"},
+        ["config.model.name = 'bert'", "config.data.name = 'digits'", "cnn or efficientnet or lstm or resnet"],
+    ),
+    "images' model on masked text": (
+        BERT,
+        {"model.name": "cnn", "model.size": ""},
+        ["config.model.name = 'cnn'", "config.data.name = 'pydoc_mlm' is for bert"],
+    ),
+    "a language model on masked text": (
+        LSTM,
+        {"data.name": "pydoc_mlm"},
+        ["config.model.name = 'lstm_lm'", "'pydoc_mlm' is for bert"],
+    ),
+    "bert on windows": (BERT, {"data.name": "pydoc_lm"}, ["config.model.name = 'bert'", "'pydoc_lm' is for lstm_lm"]),
+    "misspelt data": (BERT, {"data.name": "pydoc_lmm"}, ["config.data.name = 'pydoc_lmm'", "did you mean"]),
+    "image smaller than the strides": (
+        EFFICIENTNET,
+        {"data.image_size": 24},
+        ["config.data.image_size = (24, 24)", "at least 32 x 32"],
+    ),
+    "image smaller than the stem": (
+        RESNET,
+        {"model.stem": "conv7"},
+        ["config.data.image_size = (8, 8)", "at least 32 x 32", "'conv3'"],
+    ),
+    "image size that is no multiple": (
+        RESNET,
+        {"data.image_size": 12},
+        ["config.data.image_size = 12", "multiple of 8"],
+    ),
+    "image size 0": (RESNET, {"data.image_size": 0}, ["config.data.image_size = 0"]),
+    "huge image": (RESNET, {"data.image_size": 8192}, ["config.data.image_size = 8192", "1024"]),
+    "misspelt stem": (RESNET, {"model.stem": "conv5"}, ["config.model.stem = 'conv5'", "conv3"]),
+    "sequence longer than the positions": (
+        BERT,
+        {"data.sequence_length": 128},
+        ["config.data.sequence_length = 128", "64 positions"],
+    ),
+    "sequence without room for two segments": (
+        BERT,
+        {"data.sequence_length": 4, "data.max_predictions": 1},
+        ["config.data.sequence_length = 4", "at least 5"],
+    ),
+    "sequence 0": (LSTM, {"data.sequence_length": 0}, ["config.data.sequence_length = 0"]),
+    "sequence longer than the text": (
+        LSTM,
+        {"data.sequence_length": 16000},
+        ["config.data.sequence_length = 16000", "a part of the text has"],
+    ),
+    "sequence beyond counting": (LSTM, {"data.sequence_length": 2**40}, ["config.data.sequence_length", "16384"]),
+    "vocabulary smaller than the alphabet": (
+        LSTM,
+        {"data.vocab_size": 50},
+        ["config.data.vocab_size = 50", "the alphabet alone take"],
+    ),
+    "vocabulary 0": (LSTM, {"data.vocab_size": 0}, ["config.data.vocab_size = 0"]),
+    "no predictions": (BERT, {"data.max_predictions": 0}, ["config.data.max_predictions = 0"]),
+    "more predictions than tokens": (
+        BERT,
+        {"data.max_predictions": 33},
+        ["config.data.max_predictions = 33", "[1, 32]"],
+    ),
+    "dropout 1": (BERT, {"model.dropout_rate": 1.0}, ["config.model.dropout_rate = 1.0"]),
+    "narrow beyond nothing": (RESNET, {"model.width_coefficient": 0.0}, ["config.model.width_coefficient = 0.0"]),
+    "norm groups that do not divide": (
+        RESNET,
+        {"model.batch_norm_scope": "examples:7"},
+        ["config.model.batch_norm_scope = 'examples:7'", "256"],
+    ),
+    "norm groups of replicas that are not there": (
+        EFFICIENTNET,
+        {"model.batch_norm_scope": "replicas:3"},
+        ["config.model.batch_norm_scope = 'replicas:3'", "4 replicas"],
+    ),
+    "batch larger than the text": (
+        LSTM,
+        {"global_batch_size": 1_000_000},
+        ["config.global_batch_size = 1000000", "the training set has"],
+    ),
+    "rematerialised layers of a scan": (
+        BERT,
+        {"model.scan_layers": True, "model.remat_layers": 1},
+        ["config.model.remat_layers = 1", "scan_layers=False"],
+    ),
+}
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Fail if a run starts, or if a program of one is compiled; making a random key compiles a tiny one."""
+    started = []
+
+    def watch(event, seconds, fun_name="", **rest):
+        if event.endswith("backend_compile_duration") and fun_name != "jit(_threefry_seed)":
+            started.append(fun_name)
+
+    monkeypatch.setattr(loop, "train", lambda *arguments: started.append("training"))
+    monkeypatch.setattr(runner, "run_sweep", lambda *arguments: started.append("study"))
+    jax.monitoring.register_event_duration_secs_listener(watch)
+    yield started
+    jax.monitoring.unregister_event_duration_listener(watch)
+
+
+def refused(code, out, err, named):
+    assert code == 2, err
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    assert out == ""
+    for part in named:
+        assert part in err
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_in_one_line(name, lbopt, configs, tmp_path, nothing_starts):
+    config, fields, named = CASES[name]
+    changes = [f"--config.{field}={value}" for field, value in fields.items()]
+    code, out, err = lbopt("train", f"--config={configs / config}", *changes, f"--workdir={tmp_path / 'run'}")
+    refused(code, out, err, named)
+    assert not (tmp_path / "run").exists()
+    assert nothing_starts == []
+
+
+def test_a_study_needs_examples_that_stay(lbopt, configs, tmp_path, nothing_starts):
+    fields = {"data.name": "pydoc_mlm", "model.name": "bert", "model.size": "tiny"}
+    changes = [f"--config.train.{field}={value}" for field, value in fields.items()]
+    study = configs / "sweeps" / "digits_limit.py"
+    code, out, err = lbopt("sweep", f"--config={study}:smoke", *changes, f"--workdir={tmp_path / 'run'}")
+    refused(code, out, err, ["config.train.data.name = 'pydoc_mlm'", "drawn anew in every epoch"])
+    assert nothing_starts == []

@@ -1,0 +1,59 @@
+"""A study of a language model: perplexity beside accuracy, and its rate chosen by the loss."""
+
+import math
+
+import pytest
+
+from lbopt.config import Arm, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
+from lbopt.recipes.problem import make_problem
+from lbopt.sweep import runner, trials
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Return the rows of two steps at two rates."""
+    config = SweepConfig(
+        train=TrainConfig(
+            num_epochs=0.014,
+            data=DataConfig("pydoc_lm", sequence_length=64, vocab_size=256),
+            model=ModelConfig("lstm_lm", size="small"),
+        ),
+        arms=(Arm("lamb", OptimizerConfig("lamb"), ScheduleConfig(0.01, warmup_rule="none")),),
+        global_batch_sizes=(16,),
+        learning_rate_factors=(1.0, 3.0),
+        final_seeds=(7,),
+        trials_per_program=1,
+    )
+    config.validate()
+    problem = make_problem(config.train.data, config.train.model)
+    cells = trials.make_cells(config, len(problem.splits.train))
+    assert cells[0].resolved.num_steps == 2
+    return runner.run_sweep(config, problem, cells, tmp_path_factory.mktemp("study"))
+
+
+def test_perplexity_is_the_exponential_of_the_loss(rows):
+    for row in rows:
+        assert row["validation_perplexity"] == pytest.approx(math.exp(row["validation_loss"]), rel=1e-6)
+        assert 20 < row["validation_perplexity"] < 300
+    assert [row["test_perplexity"] is not None for row in rows] == [False, False, True]
+    assert rows[-1]["test_perplexity"] == pytest.approx(math.exp(rows[-1]["test_loss"]), rel=1e-6)
+
+
+def test_the_rate_is_the_one_with_the_lower_loss(rows):
+    *search, final = rows
+    best = min(search, key=lambda row: row["validation_loss"])
+    assert final["learning_rate_factor"] == best["learning_rate_factor"]
+
+
+def test_accuracy_does_not_choose_a_language_model():
+    def row(factor, accuracy, loss, diverged=False):
+        return {
+            "phase": "search",
+            "learning_rate_factor": factor,
+            "validation_accuracy": accuracy,
+            "validation_loss": loss,
+            "validation_perplexity": None if diverged else math.exp(loss),
+            "diverged": diverged,
+        }
+
+    assert trials.choose_factor([row(1.0, 0.1, 3.0), row(2.0, 0.3, 3.5), row(4.0, 0.5, None, diverged=True)]) == 1.0
