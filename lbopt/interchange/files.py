@@ -129,6 +129,9 @@ def write(file: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mappin
     """Write one safetensors file."""
     try:
         whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+        file.touch()
+        mode = file.stat().st_mode  # safetensors lets nobody but the owner read
         safetensors_numpy.save_file(whole, file, dict(metadata))
+        file.chmod(mode)
     except (safetensors.SafetensorError, OSError) as error:
         raise EnvironmentProblem(f"{file}: cannot be written ({error}); free space or use another folder") from error

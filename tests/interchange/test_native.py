@@ -28,6 +28,8 @@ def test_names_arrays_and_metadata_come_back(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, variables, VARIABLES)
     assert variables["params"]["half"].dtype == jnp.bfloat16
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+    (tmp_path / "other").touch()
+    assert file.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_keys_are_our_path_names(tmp_path):

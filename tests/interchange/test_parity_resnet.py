@@ -47,7 +47,7 @@ def test_the_folded_stem(name, moved, evaluated):
     np.testing.assert_allclose(ours, torch_side.classify(model, x), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["bottleneck", "basic", "18"])
+@pytest.mark.parametrize("name", ["bottleneck", "basic"])
 def test_training(name, moved, trained, monkeypatch):
     # PyTorch keeps the variance of n - 1 degrees of freedom for evaluation.
     monkeypatch.setattr(resnet, "BatchNorm", functools.partial(BatchNorm, unbiased_running_var=True))
@@ -60,6 +60,16 @@ def test_training(name, moved, trained, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), batch_stats, after)
     moves = jax.tree.map(lambda a, b: np.abs(a - b).max(), after, variables["batch_stats"])
     assert min(jax.tree.leaves(moves)) > 1e-3
+
+
+def test_training_of_fifty_layers(moved, trained):
+    """As many batch norms amplify what rounding leaves: PyTorch's fp32 logits are 3e-4 from its fp64 ones, ours 2e-4."""
+    model = torch_side.resnet().train()
+    module, variables = moved(model)
+    x = torch_side.images(64, batch=6)
+    ours, _ = trained(module, variables, x)
+    exact = torch_side.classify(model.double(), x)
+    np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-4 * np.abs(exact).max())
 
 
 def test_one_channel(moved, evaluated):

@@ -79,7 +79,7 @@ def images(side, batch=2, channels=3):
 def classify(model, x):
     """Return logits of images [batch, height, width, channels]."""
     with torch.no_grad():
-        return model(torch.tensor(x.transpose(0, 3, 1, 2))).logits.numpy()
+        return model(torch.tensor(x.transpose(0, 3, 1, 2), dtype=model.dtype)).logits.numpy()
 
 
 def unbiased(module):
