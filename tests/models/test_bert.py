@@ -68,9 +68,12 @@ def apply(module, params, inputs, train=True):
     return module.apply({"params": params}, inputs, train, rngs={"example": jax.random.key(3)} if train else None)
 
 
-def loss(params, module, inputs):
-    outputs = apply(module, params, inputs)
+def mean_sine(outputs):
     return sum(jnp.mean(jnp.sin(logits)) for logits in jax.tree.leaves(outputs))
+
+
+def loss(params, module, inputs):
+    return mean_sine(apply(module, params, inputs))
 
 
 def assert_close(ours, theirs, tolerance):
@@ -118,10 +121,12 @@ def scanned(params, inputs, **options):
     module = network(scan=True, **options)
 
     @functools.partial(jax.jit, compiler_options=QUICK)
+    @functools.partial(jax.grad, has_aux=True)
     def both(stacked):
-        return apply(module, stacked, inputs), jax.grad(loss)(stacked, module, inputs)
+        outputs = apply(module, stacked, inputs)
+        return mean_sine(outputs), outputs
 
-    outputs, grads = both(bert.stack_layers(params))
+    grads, outputs = both(bert.stack_layers(params))
     return outputs, bert.unstack_layers(grads)
 
 
@@ -136,7 +141,7 @@ def dropped_scan(params, inputs):
     return scanned(params, inputs, **DROPS)
 
 
-@pytest.mark.parametrize("remat", POLICIES)
+@pytest.mark.parametrize("remat", ["attention", "layer"])
 def test_rematerialisation_of_a_scan_changes_no_gradient(remat, params, inputs, dropped_scan):
     assert_close(scanned(params, inputs, remat=remat, **DROPS)[1], dropped_scan[1], 1e-6)
 

@@ -45,6 +45,4 @@ def test_groups_within_a_replica_need_no_collective(scopes):
 @pytest.mark.parametrize("scope", ["global", "replicas:2", "examples:8", "tiles:2x1@2x2", "tiles:1x2@2x2"])
 def test_groups_of_whole_replicas_need_only_reductions(scope):
     """Both moments are one reduction, and so is what their gradients need."""
-    found = collectives([scope])
-    assert set(found) == {"all-reduce"}
-    assert len(found) <= 4, found
+    assert collectives([scope]) == ["all-reduce"] * 2
