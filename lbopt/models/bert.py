@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +14,13 @@ from jax.ad_checkpoint import checkpoint_name
 
 from lbopt import types
 from lbopt.errors import UserError, require_choice
+from lbopt.models.activation import gelu, softmax
 from lbopt.models.randomness import Dropout
 
 # Shape suffixes: B batch, L length, D width, F inner width, H heads, K width of a head, P masked positions, V vocabulary.
 
 HEADS = ("pretraining", "question_answering")
-ACTIVATIONS = {"gelu": functools.partial(nn.gelu, approximate=False), "gelu_tanh": nn.gelu, "relu": nn.relu}
+ACTIVATIONS = {"gelu": gelu, "gelu_tanh": nn.gelu, "relu": nn.relu}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +222,7 @@ class Layer(nn.Module):
         """Map [B, L, D] to the same shape; the second result is for `nn.scan`."""
         width = x_BLD.shape[-1]
         attended = self._attend(x_BLD, mask_BL)
-        y = checkpoint_name(_dense(width, self.dtype, "attention_output")(attended), "attention_output")
+        y = checkpoint_name(_HeadJoin(width, self.dtype, name="attention_output")(attended), "attention_output")
         x_BLD = _norm(self.epsilon, self.dtype, "attention_norm")(x_BLD + Dropout(self.dropout_rate)(y, self.train))
         inner_BLF = checkpoint_name(_dense(self.inner_width, self.dtype, "inner")(x_BLD), "inner")
         y = _dense(width, self.dtype, "output")(ACTIVATIONS[self.activation](inner_BLF))
@@ -234,16 +235,56 @@ class Layer(nn.Module):
         heads = (batch, length, self.num_heads, width // self.num_heads)
 
         def project(name: str) -> jax.Array:
-            return checkpoint_name(_dense(width, self.dtype, name)(x_BLD), "qkv").reshape(heads)
+            return checkpoint_name(_HeadProjection(heads[2:], self.dtype, name=name)(x_BLD), "qkv")
 
         query, key, value = project("query"), project("key"), project("value")
         scores_BHLL = jnp.einsum("BQHK,BSHK->BHQS", query, key, preferred_element_type=jnp.float32)
         scores_BHLL = checkpoint_name(scores_BHLL * heads[-1] ** -0.5, "scores")
         lowest = jnp.finfo(jnp.float32).min
-        probabilities = jax.nn.softmax(jnp.where(mask_BL[:, None, None, :], scores_BHLL, lowest))
-        probabilities = Dropout(self.attention_dropout_rate)(probabilities.astype(self.dtype), self.train)
-        context = jnp.einsum("BHQS,BSHK->BQHK", probabilities, value)
-        return checkpoint_name(context.reshape(x_BLD.shape), "context")
+        probabilities = softmax(jnp.where(mask_BL[:, None, None, :], scores_BHLL, lowest), self.dtype)
+        probabilities = Dropout(self.attention_dropout_rate)(probabilities, self.train)
+        return checkpoint_name(jnp.einsum("BHQS,BSHK->BQHK", probabilities, value), "context")
+
+
+class _HeadProjection(nn.Module):
+    """Project a token to all heads at once; the kernel is kept as [width, width], the bias as [width].
+
+    Attributes:
+      heads: (number, width of each).
+      dtype: of the computation.
+    """
+
+    heads: tuple[int, int]
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        """Map [B, L, D] to [B, L, H, K]."""
+        width = math.prod(self.heads)
+        kernel = self.param("kernel", _init, (x_BLD.shape[-1], width), jnp.float32).astype(self.dtype)
+        bias = self.param("bias", nn.initializers.zeros_init(), (width,), jnp.float32).astype(self.dtype)
+        y = jnp.einsum("BLD,DHK->BLHK", x_BLD.astype(self.dtype), kernel.reshape(-1, *self.heads))
+        return y + bias.reshape(self.heads)
+
+
+class _HeadJoin(nn.Module):
+    """Project all heads back to a token; the kernel is kept as [width, width], the bias as [width].
+
+    Attributes:
+      width: of the token.
+      dtype: of the computation.
+    """
+
+    width: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, y_BLHK: jax.Array) -> jax.Array:
+        """Map [B, L, H, K] to [B, L, D]."""
+        heads = y_BLHK.shape[-2:]
+        kernel = self.param("kernel", _init, (math.prod(heads), self.width), jnp.float32).astype(self.dtype)
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.width,), jnp.float32).astype(self.dtype)
+        return jnp.einsum("BLHK,HKD->BLD", y_BLHK.astype(self.dtype), kernel.reshape(*heads, self.width)) + bias
 
 
 class Embedding(nn.Module):
@@ -284,7 +325,7 @@ def _dense(width: int, dtype: Any, name: str) -> nn.Dense:
 
 
 def _norm(epsilon: float, dtype: Any, name: str) -> nn.LayerNorm:
-    return nn.LayerNorm(epsilon, dtype=dtype, use_fast_variance=False, name=name)
+    return nn.LayerNorm(epsilon, dtype=dtype, name=name)
 
 
 def stack_layers(params: types.Params) -> types.Params:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 
 from lbopt import replicas, tree
 from lbopt.errors import UserError, require_choice
+from lbopt.models import product
 from lbopt.models.scope import Scope, View
 
 
@@ -63,23 +66,48 @@ class BatchNorm(nn.Module):
     unbiased_running_var: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array, use_running_average: bool) -> jax.Array:
-        """Normalize `x` [batch, ..., features], by the running statistics if told to."""
+    def __call__(
+        self,
+        x: jax.Array,
+        use_running_average: bool,
+        kernel: jax.Array | None = None,
+        then: Callable[[jax.Array], jax.Array] | None = None,
+    ) -> jax.Array:
+        """Normalize `x` [batch, ..., features], by the running statistics if told to.
+
+        With a `kernel` [channels, features], normalize the 1 x 1 convolution of `x` [batch, height, width, channels] with
+        it instead, without ever keeping that: see `lbopt.models.product`.
+
+        `then` is a maximum over windows, which is taken before channels are scaled, so that only maxima are normalized:
+        the maximum of a rising function is the function of the maximum. Where a channel's factor is negative its function
+        falls, so `x` has to come with its channels multiplied by `sign()`.
+        """
         scope = Scope.parse(self.stats_scope)
         require_choice("running_from", self.running_from, ("all", "first"))
-        shape = (x.shape[-1],)
+        shape = (x.shape[-1] if kernel is None else kernel.shape[1],)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         scale = self.param("scale", self.scale_init, shape, jnp.float32) if self.use_scale else None
         bias = self.param("bias", self.bias_init, shape, jnp.float32) if self.use_bias else None
+        sign = 1.0 if then is None else self.sign()
         if use_running_average or self.is_initializing():
-            y = _normalize(x, running_mean.value, running_var.value, self.epsilon, scale, bias)
-            return y.astype(self.dtype or x.dtype)
+            factor, shift = _affine(running_mean.value, running_var.value, self.epsilon, scale, bias)
+            y = x if kernel is None else product.pointwise(x, kernel)
+            y = y if then is None else then(y)
+            return _normalize(y, factor * sign, shift).astype(self.dtype or x.dtype)
         here = _replicas(scope)
         view = scope.view(here, x.shape[0])
         grouped = x.reshape(*view.shape, *x.shape[1:])
-        mean, var = _moments(grouped, view, here, scope, x.shape[0])
-        y = _normalize(grouped, mean, var, self.epsilon, scale, bias).reshape(x.shape)
+        mean, var = _moments(grouped, view, here, scope, x.shape[0], kernel)
+        mean = mean * sign
+        factor, shift = _affine(mean, var, self.epsilon, scale, bias)
+        if kernel is not None:
+            y = product.scaled_product(grouped, kernel, factor, shift, view)
+            y = y.reshape(*x.shape[:-1], *shape)
+        else:
+            y = x if then is None else then(x)
+            grouped = y.reshape(*view.shape, *y.shape[1:])
+            y = _normalize(grouped, factor * sign, shift).reshape(y.shape)
         examples = here.count * x.shape[0] if here.axis_name else x.shape[0]
         count = x.size // x.shape[-1] // x.shape[0] * examples // scope.num_groups(here.count, examples, here.grid)
         unbiased = count / max(count - 1, 1) if self.unbiased_running_var else 1.0
@@ -89,27 +117,54 @@ class BatchNorm(nn.Module):
         return y.astype(self.dtype or x.dtype)
 
 
-def _normalize(
-    x: jax.Array, mean: jax.Array, var: jax.Array, epsilon: float, scale: jax.Array | None, bias: jax.Array | None
-) -> jax.Array:
-    """Return the normalized `x` in fp32 or wider; statistics broadcast against it."""
+    def sign(self) -> jax.Array | float:
+        """Return 1, or -1 where the scale is negative: [features] fp32. No gradient flows through it."""
+        scale = self.get_variable("params", "scale")
+        return 1.0 if scale is None else jax.lax.stop_gradient(jnp.where(scale < 0, -1.0, 1.0))
+
+
+def _affine(
+    mean: jax.Array, var: jax.Array, epsilon: float, scale: jax.Array | None, bias: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Return one factor and one shift per channel: all that every element sees, forward and backward."""
     factor = jax.lax.rsqrt(var + epsilon)
     factor = factor if scale is None else factor * scale
-    y = (x - mean) * factor
-    return y if bias is None else y + bias
+    shift = -mean * factor
+    return factor, shift if bias is None else shift + bias
+
+
+def _normalize(x: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:
+    return x.astype(factor.dtype) * factor + shift
 
 
 def _moments(
-    grouped: jax.Array, view: View, here: replicas.Replicas, scope: Scope, num_examples: int
+    grouped: jax.Array,
+    view: View,
+    here: replicas.Replicas,
+    scope: Scope,
+    num_examples: int,
+    kernel: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return mean and variance of each group in fp32 or wider, with axes of length 1 where they were taken."""
     wide = grouped.astype(tree.wide_dtype(grouped.dtype))
     axes = (*view.over, *range(len(view.shape), grouped.ndim - 1))
-    mean, square = jnp.mean(wide, axes, keepdims=True), jnp.mean(jnp.square(wide), axes, keepdims=True)
+    mean = jnp.mean(wide, axes, keepdims=True)
+    if kernel is None:
+        square = jnp.mean(jnp.square(wide), axes, keepdims=True)
+    else:
+        mean, square = _moments_of_product(mean, product.second_moment(grouped, view), kernel)
     peers = scope.peers(here, num_examples) if here.axis_name else []
     if peers is None or peers:
         mean, square = jax.lax.pmean((mean, square), here.axis_name, axis_index_groups=peers)
     return mean, jnp.maximum(square - jnp.square(mean), 0)
+
+
+def _moments_of_product(mean: jax.Array, second: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Turn the moments of `x`, [..., in] and [groups, in, in], into those of `x kernel`, both [..., out]."""
+    exact = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    square = jnp.sum(kernel * exact(second, kernel), axis=1)
+    mean = exact(mean, kernel)
+    return mean, square.reshape(mean.shape)
 
 
 def _kept(batch: jax.Array, running_from: str, here: replicas.Replicas) -> jax.Array:

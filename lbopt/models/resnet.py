@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from lbopt.errors import UserError, require_choice
-from lbopt.models import stem as stems
+from lbopt.models import product, stem as stems
+from lbopt.models.activation import relu
 from lbopt.models.norm import BatchNorm
 
 
@@ -85,6 +86,7 @@ class ResNet(nn.Module):
             self.batch_norm_scope,
             self.batch_norm_momentum,
             self.batch_norm_epsilon,
+            dtype=jnp.float32,
         )
         x = stems.Stem(self.stem, self.stem_width, norm, self.dtype, name="stem")(x, train)
         block = BottleneckBlock if self.bottleneck else BasicBlock
@@ -147,7 +149,7 @@ class _Block(nn.Module):
         if x.shape != y.shape:
             x = self._conv(x, self.width, 1, self.stride, "shortcut_conv")
             x = self.norm(name="shortcut_norm")(x, use_running_average=not train)
-        return nn.relu(x + y)
+        return relu(x + y, self.dtype)
 
 
 class BasicBlock(_Block):
@@ -173,7 +175,8 @@ class BottleneckBlock(_Block):
         y = self._conv(x, inside, 1, 1, "conv1")
         y = nn.relu(self.norm(name="norm1")(y, use_running_average=not train))
         y = self._conv(y, inside, 3, self.stride, "conv2")
-        y = nn.relu(self.norm(name="norm2")(y, use_running_average=not train))
-        y = self._conv(y, self.width, 1, 1, "conv3")
-        y = self.norm(name="norm3", scale_init=nn.initializers.zeros_init())(y, use_running_average=not train)
+        y = relu(self.norm(name="norm2")(y, use_running_average=not train), self.dtype)
+        norm = self.norm(name="norm3", scale_init=nn.initializers.zeros_init())
+        kernel = product.Kernel(self.width, stems.he_normal_by_fan_out, name="conv3")(inside)
+        y = product.normalized(y, kernel, norm, train)
         return self._join(x, y, train)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt.errors import require, require_choice
+from lbopt.models.activation import relu
 
 STEMS = ("conv7", "space_to_depth", "conv3")
 he_normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -49,27 +50,30 @@ class Stem(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Map [batch, height, width, channels] to a quarter of its sides ("conv3": the same sides)."""
         require_choice("stem", self.kind, STEMS)
-        if self.kind == "space_to_depth":
-            x = SpaceToDepthConv(self.width, dtype=self.dtype, name="conv")(x)
-        elif self.kind == "conv7":
-            x = conv(self.width, 7, 2, self.dtype, "conv")(x)
-        else:
-            x = conv(self.width, 3, 1, self.dtype, "conv")(x)
-        x = nn.relu(self.norm(name="norm")(x, use_running_average=not train))
+        norm = self.norm(name="norm")
         if self.kind == "conv3":
-            return x
-        return nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])
+            x = conv(self.width, 3, 1, self.dtype, "conv")(x)
+            return relu(norm(x, use_running_average=not train), self.dtype)
+        x = WideConv(self.width, self.kind == "space_to_depth", dtype=self.dtype, name="conv")(x, norm.sign())
+        return relu(norm(x, use_running_average=not train, then=max_pool), self.dtype)
 
 
-class SpaceToDepthConv(nn.Module):
-    """A 7 x 7 convolution of stride 2, padding 3, computed as a 4 x 4 one of stride 1 on 2 x 2 pixels folded into channels.
+def max_pool(x: jax.Array) -> jax.Array:
+    """Return the maximum over 3 x 3 pixels, stride 2, padding 1, of `x` [batch, height, width, channels]."""
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])
 
-    The matrix unit is as wide as the channels it is given: 3 channels leave most of it idle, 12 fewer. The kernel is kept as
-    [7, 7, channels, width], so parameters are those of the plain convolution, and so is the result up to rounding.
+
+class WideConv(nn.Module):
+    """A 7 x 7 convolution of stride 2, padding 3, without bias.
+
+    Folded, it is computed as a 4 x 4 one of stride 1 on 2 x 2 pixels folded into channels: the matrix unit is as wide as
+    the channels it is given, and 3 leave most of it idle, 12 less. The kernel is kept as [7, 7, channels, width] either
+    way, so parameters are the same, and so is the result up to rounding.
 
     Attributes:
       width: output channels.
-      channels: of an image that is not yet folded.
+      folded: compute it on folded images.
+      channels: of an image that is not yet folded, if `folded`.
       dtype: of the computation.
 
     References:
@@ -77,28 +81,35 @@ class SpaceToDepthConv(nn.Module):
     """
 
     width: int
+    folded: bool = False
     channels: int = 3
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Map [batch, height, width, channels], or an image folded by `space_to_depth`, to half the sides of the image."""
-        if x.shape[-1] == self.channels:
+    def __call__(self, x: jax.Array, sign: jax.Array | float = 1.0) -> jax.Array:
+        """Map [batch, height, width, channels], or an image folded by `space_to_depth`, to half the sides of the image.
+
+        Output channels are multiplied by `sign`.
+        """
+        channels = self.channels if self.folded else x.shape[-1]
+        kernel = self.param("kernel", he_normal_by_fan_out, (7, 7, channels, self.width), jnp.float32) * sign
+        if not self.folded:
+            return _convolve(x.astype(self.dtype), kernel, 2, (3, 3))
+        if x.shape[-1] == channels:
             x = space_to_depth(x)
         require(
-            x.shape[-1] == 4 * self.channels,
+            x.shape[-1] == 4 * channels,
             "channels",
             x.shape[-1],
-            f"give images of {self.channels} channels, or folded ones of {4 * self.channels}",
+            f"give images of {channels} channels, or folded ones of {4 * channels}",
         )
-        kernel = self.param("kernel", he_normal_by_fan_out, (7, 7, self.channels, self.width), jnp.float32)
-        return jax.lax.conv_general_dilated(
-            x.astype(self.dtype),
-            _fold_kernel(kernel).astype(self.dtype),
-            (1, 1),
-            [(2, 1), (2, 1)],
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
+        return _convolve(x.astype(self.dtype), _fold_kernel(kernel), 1, (2, 1))
+
+
+def _convolve(x: jax.Array, kernel: jax.Array, stride: int, padding: tuple[int, int]) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        x, kernel.astype(x.dtype), (stride, stride), [padding] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def space_to_depth(images: jax.Array) -> jax.Array:

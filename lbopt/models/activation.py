@@ -1,0 +1,74 @@
+"""Activations that keep for the backward pass only what is there anyway, in the dtype it is kept in."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def relu(x: jax.Array, dtype: Any) -> jax.Array:
+    """Return max(x, 0) in `dtype`; the backward pass asks the result, not `x`, where it was positive."""
+    return jnp.maximum(x, 0).astype(dtype)
+
+
+def _relu_forward(x, dtype):
+    y = relu(x, dtype)
+    return y, (y, jnp.zeros((), x.dtype))
+
+
+def _relu_backward(dtype, kept, gradient):
+    del dtype
+    y, like = kept
+    return (jnp.where(y > 0, gradient, 0).astype(like.dtype),)
+
+
+relu.defvjp(_relu_forward, _relu_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def softmax(scores: jax.Array, dtype: Any) -> jax.Array:
+    """Return the softmax over the last axis of fp32 `scores` in `dtype`, computed in fp32, kept in `dtype`."""
+    return jax.nn.softmax(scores).astype(dtype)
+
+
+def _softmax_forward(scores, dtype):
+    p = softmax(scores, dtype)
+    return p, p
+
+
+def _softmax_backward(dtype, p, gradient):
+    del dtype
+    wide = p.astype(jnp.promote_types(p.dtype, jnp.float32))
+    product = wide * gradient
+    return (product - wide * jnp.sum(product, -1, keepdims=True),)
+
+
+softmax.defvjp(_softmax_forward, _softmax_backward)
+
+
+@jax.custom_vjp
+def gelu(x: jax.Array) -> jax.Array:
+    """Return x Phi(x), Phi the normal distribution function, computed in fp32 or wider (Hendrycks and Gimpel, arXiv 1606.08415)."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (wide * _normal_cdf(wide)).astype(x.dtype)
+
+
+def _gelu_forward(x):
+    return gelu(x), x
+
+
+def _gelu_backward(x, gradient):
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    density = jnp.exp(-0.5 * jnp.square(wide)) * 0.3989422804014327  # 1 / sqrt(2 pi)
+    return ((gradient * (_normal_cdf(wide) + wide * density)).astype(x.dtype),)
+
+
+gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
+def _normal_cdf(x: jax.Array) -> jax.Array:
+    return 0.5 * (1 + jax.lax.erf(x * 0.7071067811865476))  # 1 / sqrt(2)
