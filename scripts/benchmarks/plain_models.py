@@ -121,6 +121,47 @@ class _Layer(nn.Module):
         return nn.LayerNorm(dtype=self.dtype)(x + drop(y))
 
 
+class BareResNet50(nn.Module):
+    """ResNet-50 without batch norm: what its convolutions, additions and ReLUs cost alone."""
+
+    dtype: type = jnp.bfloat16
+
+    @nn.compact
+    def __call__(self, x, train):
+        del train
+        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
+        x = nn.relu(conv(64, (4, 4), padding=[(2, 1), (2, 1)])(x))  # on images folded 2 x 2
+        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+        for stage, depth in enumerate((3, 4, 6, 3)):
+            for block in range(depth):
+                stride, width = 2 if stage > 0 and block == 0 else 1, 64 * 2**stage
+                y = nn.relu(conv(width, (1, 1))(x))
+                y = nn.relu(conv(width, (3, 3), (stride, stride))(y))
+                y = conv(4 * width, (1, 1))(y)
+                x = nn.relu(y + (conv(4 * width, (1, 1), (stride, stride))(x) if block == 0 else x))
+        return nn.Dense(1000)(jnp.mean(x, (1, 2)).astype(jnp.float32))
+
+
+class BareEfficientNet(EfficientNet):
+    """EfficientNet without batch norm, activations and squeeze-excitation: what its convolutions and additions cost alone."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        del train
+        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
+        x = conv(self.channels(32), (3, 3), (2, 2))(x)
+        for kernel, stride, expansion, channels, repeats in EFFICIENTNET_STAGES:
+            for block in range(math.ceil(self.depth * repeats)):
+                step = stride if block == 0 else 1
+                inside = x.shape[-1] * expansion
+                y = conv(inside, (1, 1))(x) if expansion != 1 else x
+                y = conv(inside, (kernel, kernel), (step, step), feature_group_count=inside)(y)
+                y = conv(self.channels(channels), (1, 1))(y)
+                x = x + y if block > 0 else y
+        x = conv(self.channels(1280), (1, 1))(x)
+        return nn.Dense(1000)(jnp.mean(x, (1, 2)).astype(jnp.float32))
+
+
 def init(module, example):
     """Return (params, model_state) as shapes."""
     variables = jax.eval_shape(
