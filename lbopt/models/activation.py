@@ -29,6 +29,11 @@ def _relu_backward(dtype, kept, gradient):
 relu.defvjp(_relu_forward, _relu_backward)
 
 
+def swish(x: jax.Array) -> jax.Array:
+    """Return x sigmoid(x) in the dtype of `x`, computed in fp32 or wider."""
+    return jax.nn.silu(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def softmax(scores: jax.Array, dtype: Any) -> jax.Array:
     """Return the softmax over the last axis of fp32 `scores` in `dtype`, computed in fp32, kept in `dtype`."""

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt.errors import UserError, require_choice
+from lbopt.models.activation import swish
 from lbopt.models.depthwise import DepthwiseConv
 from lbopt.models.norm import BatchNorm
 from lbopt.models.randomness import Dropout, StochasticDepth
@@ -252,9 +253,9 @@ class Block(nn.Module):
         y = x
         if self.shape.expansion != 1:
             y = _pointwise(inside, self.dtype, "expand_conv")(y)
-            y = nn.swish(self.norm(name="expand_norm")(y, use_running_average=not train))
+            y = swish(self.norm(name="expand_norm")(y, use_running_average=not train))
         y = DepthwiseConv(self.shape.kernel, self.shape.stride, self.padding, self.dtype, name="depthwise_conv")(y)
-        y = nn.swish(self.norm(name="depthwise_norm")(y, use_running_average=not train))
+        y = swish(self.norm(name="depthwise_norm")(y, use_running_average=not train))
         y = SqueezeExcite(max(1, int(x.shape[-1] * self.squeeze_ratio)), self.dtype, name="squeeze_excite")(y)
         y = _pointwise(self.shape.width, self.dtype, "project_conv")(y)
         y = self.norm(name="project_norm")(y, use_running_average=not train)

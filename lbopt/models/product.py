@@ -46,11 +46,11 @@ class Kernel(nn.Module):
 def normalized(x: jax.Array, kernel: jax.Array, norm: nn.Module, train: bool) -> jax.Array:
     """Return the batch norm of the 1 x 1 convolution of `x` [batch, height, width, in] with `kernel` [in, out].
 
-    In training it is fused where that pays: images of at least as many pixels as there are output channels. On smaller
-    ones the products of moments and kernels cost more than the convolution's output.
+    In training the two are one where that pays: where channels grow, and images are not so small that products of moments
+    and kernels cost more than the convolution's output.
     """
     pixels = x.shape[-3] * x.shape[-2]
-    if train and pixels >= kernel.shape[1] > x.shape[-1]:
+    if train and 8 * pixels >= kernel.shape[1] > x.shape[-1]:
         return norm(x, use_running_average=False, kernel=kernel)
     return norm(pointwise(x, kernel), use_running_average=not train)
 

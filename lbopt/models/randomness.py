@@ -6,11 +6,10 @@ device, eight, `jit` and `pmap` drop the same things.
 
 from __future__ import annotations
 
-import math
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.extend import random
 
 from lbopt import replicas
 
@@ -67,6 +66,8 @@ def _drop(module: nn.Module, x: jax.Array, shape: tuple[int, ...], rate: float) 
 def draw(key: jax.Array, num_examples: int, shape: tuple[int, ...]) -> jax.Array:
     """Return uniform 16-bit draws for the examples that are seen here.
 
+    One Threefry block, counted by (element, example), gives four draws: `jax.random.bits` would spend a block on each.
+
     Args:
       key: the same on every replica.
       num_examples: on this replica (under `jit` in the whole batch).
@@ -75,12 +76,25 @@ def draw(key: jax.Array, num_examples: int, shape: tuple[int, ...]) -> jax.Array
     Returns:
       [num_examples, *shape] int32 in [0, 2^16).
     """
-    numbers = replicas.example_numbers(num_examples)
-    size = math.prod(shape)
+    first, *rest = shape or (1,)
+    blocks = (num_examples, -(-first // 4), *rest)
+    example = replicas.example_numbers(num_examples).astype(jnp.uint32)
+    example = jnp.broadcast_to(example.reshape(-1, *[1] * (len(blocks) - 1)), blocks)
+    words = random.threefry2x32_p.bind(*_key_words(key, blocks), _positions(blocks), example)
+    quarters = [part for word in words for part in (word & 0xFFFF, word >> 16)]
+    return jnp.concatenate(quarters, axis=1)[:, :first].astype(jnp.int32).reshape(num_examples, *shape)
 
-    def one(number: jax.Array) -> jax.Array:
-        return jax.random.bits(jax.random.fold_in(key, number), (-(-size // 2),), jnp.uint32)
 
-    words = jax.vmap(one)(numbers)
-    halves = jnp.concatenate([words & 0xFFFF, words >> 16], axis=1)[:, :size]
-    return halves.astype(jnp.int32).reshape(num_examples, *shape)
+def _key_words(key: jax.Array, shape: tuple[int, ...]) -> list[jax.Array]:
+    """Return the two words of a key, whatever its kind, as arrays of one shape."""
+    if jax.random.key_impl(key) != "threefry2x32":
+        key = jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
+    return [jnp.broadcast_to(word, shape) for word in jax.random.key_data(key)]
+
+
+def _positions(shape: tuple[int, ...]) -> jax.Array:
+    """Number the elements of each example: [num_examples, ...] uint32."""
+    position = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape[1:], 1):
+        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    return position

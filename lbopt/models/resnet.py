@@ -147,8 +147,8 @@ class _Block(nn.Module):
     def _join(self, x: jax.Array, y: jax.Array, train: bool) -> jax.Array:
         """Add the shortcut: the identity, or a projection where shapes differ."""
         if x.shape != y.shape:
-            x = self._conv(x, self.width, 1, self.stride, "shortcut_conv")
-            x = self.norm(name="shortcut_norm")(x, use_running_average=not train)
+            kernel = product.Kernel(self.width, stems.he_normal_by_fan_out, name="shortcut_conv")(x.shape[-1])
+            x = product.normalized(x[:, :: self.stride, :: self.stride], kernel, self.norm(name="shortcut_norm"), train)
         return relu(x + y, self.dtype)
 
 
