@@ -97,7 +97,7 @@ class ModelConfig:
       size: the published network: resnet "18" to "152", efficientnet "b0" to "b7", bert "tiny", "base" or "large", lstm_lm
         "small", "medium" or "large".
       stem: of resnet: "conv7", "space_to_depth" (the same function, faster on TPU) or "conv3" (for small images).
-      width_coefficient: channels, as a multiple of resnet's or of efficientnet-b0's.
+      width_coefficient: channels, as a multiple of resnet's or of efficientnet-b0's; hidden width, of lstm_lm's.
       depth_coefficient: blocks, as a multiple of efficientnet-b0's.
       dropout_rate: before the head (efficientnet), of sublayers (bert), between layers (lstm_lm).
       attention_dropout_rate: of bert.

@@ -2,7 +2,7 @@
 
     python -m lbopt.data.baselines
 
-prints them for the settings that `DataConfig` has by default, which are those of configs/pydoc_bert.py and configs/pydoc_lstm.py.
+prints them for vocabularies of several sizes: configs/pydoc_bert.py has 1024 pieces, configs/pydoc_lstm.py has 256.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lbopt.data.arrays import Dataset, Splits
 from lbopt.data.windows import join_documents
 
 _EM_STEPS = 200
+VOCABULARIES = (256, 512, 1024, 2048)
 
 
 def unigram_accuracy(train_tokens: np.ndarray, dataset: Dataset) -> float:
@@ -113,17 +114,28 @@ def pydoc_trigram_perplexity(config: DataConfig) -> tuple[float, float]:
     return validation, test
 
 
+def bits_per_character(perplexity: float, vocab_size: int) -> float:
+    """Return what a perplexity on the test part is in bits per character: comparable over vocabularies."""
+    num_tokens = sum(len(document.tokens) + 1 for document in pydoc.load_topics(vocab_size).test)
+    num_characters = sum(len(sentence) + 1 for topic in pydoc.split_topics()[2] for sentence in topic)
+    return math.log2(perplexity) * num_tokens / num_characters
+
+
 def main() -> None:
     """Print the baselines."""
-    config = DataConfig()
-    print(f"pydoc_data.topics, {config.vocab_size} pieces, sequences of {config.sequence_length}")
-    rows = {
-        "masked tokens, most frequent token, accuracy %": [100 * value for value in pydoc_unigram_accuracy(config)],
-        "next token, interpolated trigram, perplexity": pydoc_trigram_perplexity(config),
-    }
-    print(f"{'':48}{'validation':>11}{'test':>8}")
-    for name, (validation, test) in rows.items():
-        print(f"{name:48}{validation:11.2f}{test:8.2f}")
+    length = DataConfig().sequence_length
+    print(f"pydoc_data.topics of this Python, sequences of {length} tokens")
+    print("        masked tokens, the most     next token, interpolated trigram,")
+    print("        frequent one: accuracy %    perplexity             bits per character")
+    print("pieces  validation  test            validation  test       test")
+    for size in VOCABULARIES:
+        config = DataConfig(vocab_size=size)
+        masked = [100 * value for value in pydoc_unigram_accuracy(config)]
+        following = pydoc_trigram_perplexity(config)
+        bits = bits_per_character(following[1], size)
+        print(
+            f"{size:6}{masked[0]:12.2f}{masked[1]:6.2f}{'':12}{following[0]:10.2f}{following[1]:7.2f}{'':6}{bits:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -88,6 +88,8 @@ def _bert(model: ModelConfig, outputs: int, head: str) -> nn.Module:
 def _lstm_lm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     del head
     options = _given(dropout_rate=model.dropout_rate)
+    if model.width_coefficient is not None:
+        options["hidden"] = max(1, round(lstm.SIZES[model.size].hidden * model.width_coefficient))
     return lstm.make(model.size, vocab_size=outputs, dtype=_dtype(model), **options)
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from lbopt.config import DataConfig
-from lbopt.data import baselines
+from lbopt.data import baselines, pydoc
 from lbopt.data.arrays import ArrayDataset
+from lbopt.data.windows import join_documents
 
 TRAIN = np.asarray([0, 1, 2, 0, 1, 3, 0, 1, 2, 0])
 VALIDATION = np.asarray([0, 1, 2, 0, 1, 2, 4, 0, 1, 3])
@@ -57,12 +58,24 @@ def test_the_unigram_accuracy_by_hand():
     assert baselines.unigram_accuracy(TRAIN, dataset) == pytest.approx(2 / 5)
 
 
-def test_the_command_prints_both(capsys):
+def test_the_command_prints_both(capsys, monkeypatch):
+    monkeypatch.setattr(baselines, "VOCABULARIES", (256, 1024))
     baselines.main()
-    out = capsys.readouterr().out
-    assert "1024 pieces, sequences of 32" in out
-    unigram, trigram = ([float(part) for part in line.split()[-2:]] for line in out.splitlines()[-2:])
-    config = DataConfig()
-    assert unigram == pytest.approx([100 * value for value in baselines.pydoc_unigram_accuracy(config)], abs=0.01)
-    assert 3 < min(unigram) <= max(unigram) < 12
-    assert 30 < min(trigram) <= max(trigram) < 120
+    printed = {}
+    for line in capsys.readouterr().out.splitlines()[-2:]:
+        size, *numbers = line.split()
+        printed[int(size)] = [float(number) for number in numbers]
+    for size, numbers in printed.items():
+        config = DataConfig(vocab_size=size)
+        unigram, trigram = baselines.pydoc_unigram_accuracy(config), baselines.pydoc_trigram_perplexity(config)
+        assert numbers[:4] == pytest.approx([100 * unigram[0], 100 * unigram[1], *trigram], abs=0.006)
+        assert numbers[4] == pytest.approx(baselines.bits_per_character(trigram[1], size), abs=0.0006)
+        assert 1.5 < numbers[4] < 3
+    assert 12 < min(printed[256][2:4]) < max(printed[256][2:4]) < 25
+
+
+def test_bits_per_character_are_of_the_whole_text():
+    """A token that is one of two is one bit, and the test part has so many tokens and characters."""
+    corpus, sentences = pydoc.load_topics(256), [s for topic in pydoc.split_topics()[2] for s in topic]
+    characters = len(" ".join(sentences)) + 1
+    assert baselines.bits_per_character(2.0, 256) == pytest.approx((len(join_documents(corpus.test)) - 1) / characters)
