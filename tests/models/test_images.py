@@ -92,8 +92,8 @@ def test_resnet_convolutions_are_he_normal_by_fan_out(size):
 
 
 def test_folded_stem_is_drawn_as_the_plain_one():
-    plain = initialised(stem.conv(64, 7, 2, jnp.float32), (1, 8, 8, 3))["kernel"]
-    folded = initialised(stem.SpaceToDepthConv(64), (1, 8, 8, 3))["kernel"]
+    plain = initialised(stem.WideConv(64), (1, 8, 8, 3))["kernel"]
+    folded = initialised(stem.WideConv(64, folded=True), (1, 8, 8, 3))["kernel"]
     assert plain.shape == folded.shape == (7, 7, 3, 64)
     for kernel in (plain, folded):
         assert_deviation(kernel, np.sqrt(2 / (49 * 64)))
@@ -171,7 +171,7 @@ def test_folding_puts_rows_before_columns_before_channels(images):
 
 def test_gradient_of_the_folded_stem_is_that_of_the_plain_one():
     x = jax.random.normal(jax.random.key(0), (2, 10, 8, 3))
-    modules = (stem.conv(4, 7, 2, jnp.float32), stem.SpaceToDepthConv(4))
+    modules = (stem.WideConv(4), stem.WideConv(4, folded=True))
     kernel = jax.random.normal(jax.random.key(1), (7, 7, 3, 4))
 
     @functools.partial(jax.jit, compiler_options=QUICK)
