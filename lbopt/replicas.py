@@ -49,7 +49,7 @@ def tracing_for(count: int, axis_name: str | None = None, grid: tuple[int, int] 
 def example_numbers(num_examples: int) -> jax.Array:
     """Return the numbers [num_examples] int32, in the global batch, of the examples that the traced function sees."""
     here = current()
-    first = 0
-    if here is not None and here.axis_name is not None:
-        first = jax.lax.axis_index(here.axis_name) * num_examples
-    return first + jnp.arange(num_examples)
+    numbers = jnp.arange(num_examples)
+    if here is None or here.axis_name is None:
+        return numbers
+    return jax.lax.axis_index(here.axis_name) * num_examples + numbers

@@ -156,15 +156,12 @@ class LSTMLayer(nn.Module):
         kernel = self.param("kernel", self.init, (x.shape[-1], 4 * self.hidden), jnp.float32)
         recurrent = self.param("recurrent_kernel", self.init, (self.hidden, 4 * self.hidden), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.hidden,), jnp.float32)
-        if state is None:
-            zeros = jnp.zeros((x.shape[0], self.hidden), jnp.float32)
-            state = (zeros, zeros)
+        zeros = jnp.zeros((x.shape[0], self.hidden), jnp.float32)
+        start = (zeros, zeros) if state is None else state
         projected = (x.astype(self.dtype) @ kernel.astype(self.dtype)).astype(jnp.float32) + bias
         recurrent = recurrent.astype(self.dtype)
 
-        def step(
-            state: tuple[jax.Array, jax.Array], gates: jax.Array
-        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        def step(state: tuple[jax.Array, jax.Array], gates: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             cell, hidden = state
             gates = gates + (hidden.astype(self.dtype) @ recurrent).astype(jnp.float32)
             enter, forget, candidate, leave = jnp.split(gates, 4, axis=-1)
@@ -172,8 +169,8 @@ class LSTMLayer(nn.Module):
             hidden = nn.sigmoid(leave) * jnp.tanh(cell)
             return (cell, hidden), hidden
 
-        state, outputs = jax.lax.scan(step, state, projected.swapaxes(0, 1))
-        return state, outputs.swapaxes(0, 1)
+        end, outputs = jax.lax.scan(step, start, projected.swapaxes(0, 1))
+        return end, outputs.swapaxes(0, 1)
 
 
 def _uniform(scale: float) -> Any:

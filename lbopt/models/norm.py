@@ -91,10 +91,12 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", self.bias_init, shape, jnp.float32) if self.use_bias else None
         sign = 1.0 if then is None else self.sign()
         if use_running_average or self.is_initializing():
-            factor, shift = _affine(running_mean.value, running_var.value, self.epsilon, scale, bias)
             y = x if kernel is None else product.pointwise(x, kernel)
             y = y if then is None else then(y)
-            return _normalize(y, factor * sign, shift).astype(self.dtype or x.dtype)
+            y = (y * sign - running_mean.value) * jax.lax.rsqrt(running_var.value + self.epsilon)
+            y = y if scale is None else y * scale
+            y = y if bias is None else y + bias
+            return y.astype(self.dtype or x.dtype)
         here = _replicas(scope)
         view = scope.view(here, x.shape[0])
         grouped = x.reshape(*view.shape, *x.shape[1:])
@@ -115,7 +117,6 @@ class BatchNorm(nn.Module):
             kept = _kept(batch, self.running_from, here)
             running.value = self.momentum * running.value + (1 - self.momentum) * kept
         return y.astype(self.dtype or x.dtype)
-
 
     def sign(self) -> jax.Array | float:
         """Return 1, or -1 where the scale is negative: [features] fp32. No gradient flows through it."""

@@ -48,8 +48,8 @@ def make_mesh(
 
 
 def _position(device: jax.Device) -> tuple[int, int, int, int]:
-    x, y, z = device.coords  # type: ignore[attr-defined]
-    return z, y, x, device.core_on_chip  # type: ignore[attr-defined]
+    x, y, z = device.coords
+    return z, y, x, device.core_on_chip
 
 
 def torus_grid(mesh: Mesh) -> tuple[int, int] | None:

@@ -26,26 +26,9 @@ class Classifier(nnx.Module):
         return self.head(self.dropout(x, deterministic=not train, rngs=rngs))
 
 
-def from_nnx(build):
-    """Wrap what `build(rngs)` makes; variables that are not parameters are the model's state."""
-    graph, _, _ = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...)
-
-    def init(key, inputs):
-        del inputs  # NNX modules are told their shapes
-        _, params, rest = nnx.split(build(nnx.Rngs(key)), nnx.Param, ...)
-        return nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
-
-    def apply(params, model_state, inputs, train, rng=None):
-        module = nnx.merge(graph, params, model_state)
-        outputs = module(inputs, train, rngs=None if rng is None else nnx.Rngs(dropout=rng))
-        return outputs, nnx.to_pure_dict(nnx.state(module, nnx.Not(nnx.Param))) if train else model_state
-
-    return seam.Model(init, apply)
-
-
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_an_nnx_classifier_trains(backend):
-    model, mesh = from_nnx(Classifier), lbopt.make_mesh(4)
+    model, mesh = seam.from_nnx(Classifier), lbopt.make_mesh(4)
     batch = load_digits().train.take(np.arange(64))
 
     def loss_fn(params, model_state, batch, rng):
