@@ -1,8 +1,8 @@
 """EfficientNet-B0 in narrow on scikit-learn's digits: depthwise convolutions, squeeze-excitation and stochastic depth on data that ships with a package.
 
-    lbopt train --config=configs/digits_efficientnet.py:lamb-1024 --workdir=runs/digits_efficientnet
+    lbopt train --config=configs/digits_efficientnet.py:lamb-512 --workdir=runs/digits_efficientnet
 
-Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, lars, momentum; `smoke` is tiny.
+Rows (`:ROW`): <optimizer>-<global batch size>, the optimizer is lamb; `smoke` is tiny.
 """
 
 import copy
@@ -12,11 +12,9 @@ from lbopt.errors import UserError, require_choice
 
 LEGW = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.25}
 OPTIMIZERS = {
-    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
-    "lars": (OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **LEGW)),
-    "momentum": (OptimizerConfig("momentum", weight_decay=1e-4), ScheduleConfig(0.1, **LEGW)),
+    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.01, **LEGW)),
 }
-MEASURED = ("64", "1024")
+MEASURED = ("64", "512")
 """The batch sizes of the table above."""
 ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MEASURED), "smoke")
 
@@ -31,7 +29,7 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     name, _, size = (arg or "lamb-256").partition("-")
     require_choice("--config row", name, OPTIMIZERS)
     if not size.isdecimal():
-        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke")
+        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-512, or smoke")
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"digits_efficientnet:{name}-{size}",
@@ -42,7 +40,15 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
         global_batch_size=int(size),
         num_epochs=20.0,
         data=DataConfig("digits", image_size=32),
-        model=ModelConfig("efficientnet", size="b0", width_coefficient=0.25, batch_norm_momentum=0.8),
+        model=ModelConfig(
+            "efficientnet",
+            size="b0",
+            width_coefficient=0.25,
+            depth_coefficient=0.5,
+            dropout_rate=0.1,
+            stochastic_depth_rate=0.0,
+            batch_norm_momentum=0.8,
+        ),
         optimizer=optimizer,
         schedule=schedule,
         checkpoint=CheckpointConfig(every_steps=20),

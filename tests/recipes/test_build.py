@@ -29,9 +29,9 @@ ROWS += [
 ]
 FAMILIES = {
     "digits_resnet.py": ("lamb", "lars", "momentum"),
-    "digits_efficientnet.py": ("lamb", "lars", "momentum"),
-    "pydoc_bert.py": ("lamb", "adamw"),
-    "pydoc_lstm.py": ("lamb", "adamw"),
+    "digits_efficientnet.py": ("lamb",),
+    "pydoc_bert.py": ("lamb",),
+    "pydoc_lstm.py": ("lamb",),
 }
 for file, names in FAMILIES.items():
     ROWS += [file, f"{file}:smoke", *(f"{file}:{name}-512" for name in names)]

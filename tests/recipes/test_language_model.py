@@ -10,7 +10,7 @@ from lbopt import metrics as metric_pairs
 from lbopt.config import ModelConfig
 from lbopt.data.arrays import Splits
 from lbopt.models.seam import Model
-from lbopt.recipes import language_model
+from lbopt.recipes import language_model, networks
 from lbopt.recipes.sources import Source
 
 BATCH, LENGTH, VOCABULARY = 5, 4, 7
@@ -71,3 +71,10 @@ def test_the_exponential_comes_after_the_mean_over_all_batches():
 @pytest.mark.parametrize(("total", "perplexity"), [(1e6, math.inf), (math.nan, math.nan), (math.inf, math.inf)])
 def test_a_run_that_has_diverged(total, perplexity):
     np.testing.assert_equal(metric_pairs.means([{"perplexity": (total, 1.0)}])["perplexity"], perplexity)
+
+
+@pytest.mark.parametrize(("coefficient", "hidden"), [(None, 650), (0.5, 325), (0.001, 1)])
+def test_the_width_is_a_multiple_of_the_published_one(coefficient, hidden):
+    model = ModelConfig("lstm_lm", size="medium", width_coefficient=coefficient)
+    network = networks.make_network(model, VOCABULARY)
+    assert (network.hidden, network.vocab_size, network.dropout_rate) == (hidden, VOCABULARY, 0.5)
