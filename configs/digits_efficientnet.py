@@ -1,8 +1,13 @@
-"""EfficientNet-B0 in narrow on scikit-learn's digits: depthwise convolutions, squeeze-excitation and stochastic depth on data that ships with a package.
+"""EfficientNet-B0, narrow and half as deep, on scikit-learn's digits, each pixel repeated to 32 x 32.
 
     lbopt train --config=configs/digits_efficientnet.py:lamb-512 --workdir=runs/digits_efficientnet
 
 Rows (`:ROW`): <optimizer>-<global batch size>, the optimizer is lamb; `smoke` is tiny.
+Stochastic depth is off: in so few steps it costs more than it gives.
+Hardware and time: about two minutes of CPU time a run. Test accuracy of one run each (2-core CPU, JAX 0.10.2), %:
+
+    batch      64    512
+    lamb     98.2   95.3
 """
 
 import copy

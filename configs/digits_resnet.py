@@ -3,6 +3,12 @@
     lbopt train --config=configs/digits_resnet.py:lamb-1024 --workdir=runs/digits_resnet
 
 Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, lars, momentum; `smoke` is tiny.
+Hardware and time: about 45 s of CPU time a run. Test accuracy of one run each (2-core CPU, JAX 0.10.2), %:
+
+    batch      64    1024
+    lamb     97.2    96.4
+    lars     98.4    96.4
+    momentum 98.2    93.5
 """
 
 import copy

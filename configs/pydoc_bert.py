@@ -3,6 +3,11 @@
     lbopt train --config=configs/pydoc_bert.py:lamb-512 --workdir=runs/pydoc_bert
 
 Rows (`:ROW`): <optimizer>-<global batch size>, the optimizer is lamb; `smoke` is tiny.
+Hardware and time: about ten minutes of CPU time a run. On the test part, one run each (2-core CPU, Python 3.11, JAX 0.10.2), %:
+
+    batch                  64    512    counting (python -m lbopt.data.baselines)
+    masked tokens        36.2   27.3     7.1
+    next sentence        71.2   67.5    50
 """
 
 import copy
