@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 
 from lbopt import replicas, tree
 from lbopt.errors import UserError, require_choice
-from lbopt.models import product
+from lbopt.models import fold as folding, product
+from lbopt.models.fold import Fold
 from lbopt.models.scope import Scope, View
 
 
@@ -43,6 +45,7 @@ class BatchNorm(nn.Module):
       scale_init: initializer of the scale.
       bias_init: initializer of the bias.
       dtype: of the output; None for the input's.
+      fold: what lies in the last axis besides features, see `lbopt.models.fold`.
       running_from: "all" groups or the "first".
       unbiased_running_var: keep the variance of n - 1 degrees of freedom for evaluation (PyTorch, TensorFlow's fused
         kernel); the batch is always normalized by that of n.
@@ -62,6 +65,7 @@ class BatchNorm(nn.Module):
     scale_init: nn.initializers.Initializer = nn.initializers.ones_init()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros_init()
     dtype: Any = None
+    fold: Fold = Fold()
     running_from: str = "all"
     unbiased_running_var: bool = False
 
@@ -84,7 +88,9 @@ class BatchNorm(nn.Module):
         """
         scope = Scope.parse(self.stats_scope)
         require_choice("running_from", self.running_from, ("all", "first"))
-        shape = (x.shape[-1] if kernel is None else kernel.shape[1],)
+        width = x.shape[-1] if kernel is None else kernel.shape[1]
+        shape = (width // self.fold.by,)
+        folded = functools.partial(folding.repeat, fold=self.fold)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         scale = self.param("scale", self.scale_init, shape, jnp.float32) if self.use_scale else None
@@ -93,25 +99,28 @@ class BatchNorm(nn.Module):
         if use_running_average or self.is_initializing():
             y = x if kernel is None else product.pointwise(x, kernel)
             y = y if then is None else then(y)
-            y = (y * sign - running_mean.value) * jax.lax.rsqrt(running_var.value + self.epsilon)
-            y = y if scale is None else y * scale
-            y = y if bias is None else y + bias
+            y = (y * folded(sign) - folded(running_mean.value)) * folded(jax.lax.rsqrt(running_var.value + self.epsilon))
+            y = y if scale is None else y * folded(scale)
+            y = y if bias is None else y + folded(bias)
             return y.astype(self.dtype or x.dtype)
         here = _replicas(scope)
-        view = scope.view(here, x.shape[0])
+        num_examples = x.shape[0] * self.fold.examples
+        view = scope.view(here, num_examples, self.fold.examples)
         grouped = x.reshape(*view.shape, *x.shape[1:])
-        mean, var = _moments(grouped, view, here, scope, x.shape[0], kernel)
+        mean, var = _moments(grouped, view, here, scope, num_examples, kernel, self.fold)
         mean = mean * sign
         factor, shift = _affine(mean, var, self.epsilon, scale, bias)
+        factor, shift = folded(factor * sign), folded(shift)
         if kernel is not None:
             y = product.scaled_product(grouped, kernel, factor, shift, view)
-            y = y.reshape(*x.shape[:-1], *shape)
+            y = y.reshape(*x.shape[:-1], width)
         else:
             y = x if then is None else then(x)
             grouped = y.reshape(*view.shape, *y.shape[1:])
-            y = _normalize(grouped, factor * sign, shift).reshape(y.shape)
-        examples = here.count * x.shape[0] if here.axis_name else x.shape[0]
-        count = x.size // x.shape[-1] // x.shape[0] * examples // scope.num_groups(here.count, examples, here.grid)
+            y = _normalize(grouped, factor, shift).reshape(y.shape)
+        examples = here.count * num_examples if here.axis_name else num_examples
+        pixels = math.prod(x.shape[1:-1]) * self.fold.columns
+        count = pixels * examples // scope.num_groups(here.count, examples, here.grid)
         unbiased = count / max(count - 1, 1) if self.unbiased_running_var else 1.0
         for running, batch in ((running_mean, mean), (running_var, var * unbiased)):
             kept = _kept(batch, self.running_from, here)
@@ -145,6 +154,7 @@ def _moments(
     scope: Scope,
     num_examples: int,
     kernel: jax.Array | None,
+    fold: Fold,
 ) -> tuple[jax.Array, jax.Array]:
     """Return mean and variance of each group in fp32 or wider, with axes of length 1 where they were taken."""
     wide = grouped.astype(tree.wide_dtype(grouped.dtype))
@@ -154,6 +164,7 @@ def _moments(
         square = jnp.mean(jnp.square(wide), axes, keepdims=True)
     else:
         mean, square = _moments_of_product(mean, product.second_moment(grouped, view), kernel)
+    mean, square = folding.mean(mean, fold), folding.mean(square, fold)
     peers = scope.peers(here, num_examples) if here.axis_name else []
     if peers is None or peers:
         mean, square = jax.lax.pmean((mean, square), here.axis_name, axis_index_groups=peers)

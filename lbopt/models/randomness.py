@@ -6,6 +6,8 @@ device, eight, `jit` and `pmap` drop the same things.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -31,7 +33,7 @@ class Dropout(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Drop from `x` [batch, ...]; the identity unless `train`."""
-        return _drop(self, x, x.shape[1:], self.rate) if train and self.rate else x
+        return _drop(self, x, x.shape[0], x.shape[1:], lambda keep: keep) if train and self.rate else x
 
 
 class StochasticDepth(nn.Module):
@@ -39,26 +41,40 @@ class StochasticDepth(nn.Module):
 
     Attributes:
       rate: in [0, 1), rounded to a multiple of 2^-16.
+      examples: how many are folded into the last axis, see `lbopt.models.fold`.
 
     References:
       Huang et al., Deep Networks with Stochastic Depth, arXiv 1603.09382.
     """
 
     rate: float
+    examples: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Drop examples of `x` [batch, ...]; the identity unless `train`."""
-        return _drop(self, x, (1,) * (x.ndim - 1), self.rate) if train and self.rate else x
+        """Drop examples of `x` [batch / examples, ..., examples * channels]; the identity unless `train`."""
+        rows, channels = x.shape[0], x.shape[-1] // self.examples
+
+        def spread(keep: jax.Array) -> jax.Array:
+            return jnp.repeat(keep.reshape(rows, *[1] * (x.ndim - 2), self.examples), channels, axis=-1)
+
+        return _drop(self, x, rows * self.examples, (), spread) if train and self.rate else x
 
 
-def _drop(module: nn.Module, x: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
-    dropped = round(rate * _LEVELS)
+def _drop(
+    module: Dropout | StochasticDepth,
+    x: jax.Array,
+    num_examples: int,
+    shape: tuple[int, ...],
+    spread: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """Draw `shape` for each example, spread what is kept over `x`, and drop the rest."""
+    dropped = round(module.rate * _LEVELS)
     if not 0 <= dropped < _LEVELS:
-        raise ValueError(f"dropout rate = {rate!r}: give a number in [0, 1)")
+        raise ValueError(f"dropout rate = {module.rate!r}: give a number in [0, 1)")
     if module.is_initializing():
         return x
-    keep = draw(module.make_rng("example"), x.shape[0], shape) >= dropped
+    keep = spread(draw(module.make_rng("example"), num_examples, shape) >= dropped)
     scale = jnp.asarray(_LEVELS / (_LEVELS - dropped), x.dtype)
     return jnp.where(keep, x * scale, jnp.zeros((), x.dtype))
 

@@ -98,21 +98,22 @@ class Scope:
             self._refuse(f"tiles of {rows} x {columns} do not divide a grid of {height} x {width} replicas")
         return height // rows, width // columns
 
-    def view(self, here: Replicas, num_examples: int) -> View:
+    def view(self, here: Replicas, num_examples: int, folded: int = 1) -> View:
         """Return how the batch axis that is seen here splits into groups; a group of several replicas is one part.
 
         Args:
           here: the replicas; mapped ones see their own examples only.
           num_examples: that are seen here.
+          folded: of them share a row of the batch axis; it has to divide a replica's part of a group.
         """
         seen = here.count if here.axis_name else 1
         groups = self.num_groups(here.count, seen * num_examples, here.grid)
         if self.kind == "tiles" and not here.axis_name:
             below, beside = self.tile_counts(here.count, here.grid)
             rows, columns = self.tile or (1, 1)
-            return View((below, rows, beside, columns, num_examples // here.count), (1, 3, 4))
+            return View((below, rows, beside, columns, self._rows(num_examples // here.count, folded)), (1, 3, 4))
         groups_here = max(1, groups // seen)
-        return View((groups_here, num_examples // groups_here), (1,))
+        return View((groups_here, self._rows(num_examples // groups_here, folded)), (1,))
 
     def peers(self, here: Replicas, num_examples: int) -> list[list[int]] | None:
         """Return the groups of mapped replicas that share statistics: [] if each is alone, None if all do."""
@@ -154,6 +155,11 @@ class Scope:
         if height * width != num_replicas:
             self._refuse(f"a grid of {height} x {width} is not {num_replicas} replicas: state the grid of this mesh")
         return height, width
+
+    def _rows(self, num_examples: int, folded: int) -> int:
+        if num_examples % folded:
+            self._refuse(f"groups of {num_examples} examples do not hold {folded} folded into one: use a fold that divides them")
+        return num_examples // folded
 
     def _divide(self, total: int, what: str) -> int:
         if total % self.size:

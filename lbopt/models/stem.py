@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt.errors import require, require_choice
+from lbopt.models import fold as folding
 from lbopt.models.activation import relu
 
 STEMS = ("conv7", "space_to_depth", "conv3")
@@ -16,19 +17,10 @@ he_normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal"
 """He et al., arXiv 1502.01852, equation 14 (backward form); not truncated."""
 
 
-def conv(width: int, size: int, stride: int, dtype: Any, name: str | None = None) -> nn.Conv:
-    """Build a size x size convolution without bias, padded by size // 2 on every side."""
-    padding = [(size // 2, size // 2)] * 2
-    return nn.Conv(
-        width,
-        (size, size),
-        (stride, stride),
-        padding,
-        use_bias=False,
-        dtype=dtype,
-        kernel_init=he_normal_by_fan_out,
-        name=name,
-    )
+def conv(width: int, size: int, stride: int, dtype: Any, name: str, columns: tuple[int, int] = (1, 1)) -> folding.Conv:
+    """Build a size x size convolution without bias, padded by size // 2 on every side; its input and output are folded."""
+    padding = ((size // 2, size // 2),) * 2
+    return folding.Conv(width, size, stride, padding, he_normal_by_fan_out, dtype, *columns, name=name)
 
 
 class Stem(nn.Module):
