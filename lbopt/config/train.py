@@ -97,6 +97,8 @@ class ModelConfig:
       size: the published network: resnet "18" to "152", efficientnet "b0" to "b7", bert "tiny", "base" or "large", lstm_lm
         "small", "medium" or "large".
       stem: of resnet: "conv7", "space_to_depth" (the same function, faster on TPU) or "conv3" (for small images).
+      fold_columns: of resnet: the same function, computed on folded columns where channels are few; for TPU.
+      fold_examples: of efficientnet: the same function, computed on so many folded examples where channels are few; for TPU.
       width_coefficient: channels, as a multiple of resnet's or of efficientnet-b0's; hidden width, of lstm_lm's.
       depth_coefficient: blocks, as a multiple of efficientnet-b0's.
       dropout_rate: before the head (efficientnet), of sublayers (bert), between layers (lstm_lm).
@@ -117,6 +119,8 @@ class ModelConfig:
     label_smoothing: float = 0.0
     size: str = ""
     stem: str = "conv7"
+    fold_columns: bool = False
+    fold_examples: int = 1
     width_coefficient: float | None = None
     depth_coefficient: float | None = None
     dropout_rate: float | None = None
@@ -373,7 +377,8 @@ def _validate_size(model: ModelConfig, prefix: str) -> None:
         require(value is None or 0 < value <= 64, f"{prefix}.{field}", value, "give a number in (0, 64], or None")
     require_choice(f"{prefix}.stem", model.stem, STEMS)
     require_choice(f"{prefix}.remat", model.remat, REMATS)
-    _at_least(f"{prefix}.max_length", model.max_length, 1)
+    for field in ("max_length", "fold_examples"):
+        _at_least(f"{prefix}.{field}", getattr(model, field), 1)
     if model.remat_layers is not None:
         _at_least(f"{prefix}.remat_layers", model.remat_layers, 0)
         require(

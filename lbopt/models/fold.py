@@ -20,6 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from lbopt import replicas
 from lbopt.errors import require
 
 LANES = 128
@@ -45,9 +46,9 @@ class Fold(NamedTuple):
         return self.columns * self.examples
 
 
-def repeat(channels: jax.Array, fold: Fold) -> jax.Array:
-    """Return what belongs to each channel, [..., channels], for the folded ones: [..., fold.by * channels]."""
-    return jnp.tile(channels, fold.by) if fold.by > 1 and jnp.ndim(channels) else channels
+def repeat(channels: jax.Array, width: int) -> jax.Array:
+    """Return what belongs to each channel, [..., channels], for a last axis of `width` folded ones."""
+    return channels if channels.shape[-1] == width else jnp.tile(channels, width // channels.shape[-1])
 
 
 def mean(folded: jax.Array, fold: Fold) -> jax.Array:
@@ -75,26 +76,18 @@ def unfold_columns(x: jax.Array, columns: int) -> jax.Array:
     return x.reshape(batch, height, width * columns, channels // columns)
 
 
-def take_columns(x: jax.Array, stride: int, columns_in: int, columns_out: int) -> jax.Array:
-    """Take every `stride`-th column of images that fold `columns_in`, and fold `columns_out` of those."""
-    if stride == 1 and columns_in == columns_out:
-        return x
-    if columns_in == stride * columns_out:
-        parts = jnp.split(x, columns_in, axis=-1)[::stride]
-        return parts[0] if columns_out == 1 else jnp.concatenate(parts, axis=-1)
-    return fold_columns(unfold_columns(x, columns_in)[:, :, ::stride], columns_out)
-
-
 def fold_examples(x: jax.Array, examples: int) -> jax.Array:
     """Fold examples of images that are not folded yet.
 
     Raises:
-      UserError: unless the batch is a multiple of `examples`.
+      UserError: unless `examples` divides those of each replica.
     """
     batch, height, width, channels = x.shape
     if examples == 1:
         return x
-    require(batch % examples == 0, "fold", examples, f"does not divide a batch of {batch}; use a divisor of it, or 1")
+    here = replicas.current() or replicas.Replicas()
+    part = batch // (1 if here.axis_name else here.count)
+    require(part % examples == 0, "fold_examples", examples, f"use a divisor of a replica's {part} examples, or 1")
     x = x.reshape(batch // examples, examples, height, width, channels).transpose(0, 2, 3, 1, 4)
     return x.reshape(batch // examples, height, width, examples * channels)
 
@@ -139,6 +132,17 @@ def column_kernel(
     copies = [jnp.pad(kernel, ((0, 0), (start, room - start), (0, 0), (0, 0))) for start in starts]
     shape = (height, folded_width, columns_in * channels_in, columns_out * channels_out)
     return jnp.stack(copies, axis=3).reshape(shape), stride * columns_out // columns_in, folded_before
+
+
+def subsample(x: jax.Array, stride: int, columns_in: int, columns_out: int) -> jax.Array:
+    """Take every `stride`-th row and column of images that fold `columns_in`, and fold `columns_out` of those columns."""
+    if stride == 1 and columns_in == columns_out:
+        return x
+    if columns_in != stride * columns_out:
+        return fold_columns(unfold_columns(x, columns_in)[:, ::stride, ::stride], columns_out)
+    channels = x.shape[-1] // columns_in
+    starts = range(0, x.shape[-1], stride * channels)
+    return jnp.concatenate([x[:, ::stride, :, start : start + channels] for start in starts], axis=-1)
 
 
 def convolve(

@@ -83,22 +83,21 @@ class BatchNorm(nn.Module):
         it instead, without ever keeping that: see `lbopt.models.product`.
 
         `then` is a maximum over windows, which is taken before channels are scaled, so that only maxima are normalized:
-        the maximum of a rising function is the function of the maximum. Where a channel's factor is negative its function
+        the maximum of a rising function is the function of the maximum. It may fold its result. Where a channel's factor is negative its function
         falls, so `x` has to come with its channels multiplied by `sign()`.
         """
         scope = Scope.parse(self.stats_scope)
         require_choice("running_from", self.running_from, ("all", "first"))
-        width = x.shape[-1] if kernel is None else kernel.shape[1]
-        shape = (width // self.fold.by,)
-        folded = functools.partial(folding.repeat, fold=self.fold)
+        shape = ((x.shape[-1] if kernel is None else kernel.shape[1]) // self.fold.by,)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         scale = self.param("scale", self.scale_init, shape, jnp.float32) if self.use_scale else None
         bias = self.param("bias", self.bias_init, shape, jnp.float32) if self.use_bias else None
-        sign = 1.0 if then is None else self.sign()
+        sign = jnp.ones(shape) if then is None or scale is None else self.sign()
         if use_running_average or self.is_initializing():
             y = x if kernel is None else product.pointwise(x, kernel)
             y = y if then is None else then(y)
+            folded = functools.partial(folding.repeat, width=y.shape[-1])
             y = (y * folded(sign) - folded(running_mean.value)) * folded(jax.lax.rsqrt(running_var.value + self.epsilon))
             y = y if scale is None else y * folded(scale)
             y = y if bias is None else y + folded(bias)
@@ -110,13 +109,14 @@ class BatchNorm(nn.Module):
         mean, var = _moments(grouped, view, here, scope, num_examples, kernel, self.fold)
         mean = mean * sign
         factor, shift = _affine(mean, var, self.epsilon, scale, bias)
-        factor, shift = folded(factor * sign), folded(shift)
         if kernel is not None:
+            factor, shift = (folding.repeat(of, kernel.shape[1]) for of in (factor, shift))
             y = product.scaled_product(grouped, kernel, factor, shift, view)
-            y = y.reshape(*x.shape[:-1], width)
+            y = y.reshape(*x.shape[:-1], kernel.shape[1])
         else:
             y = x if then is None else then(x)
             grouped = y.reshape(*view.shape, *y.shape[1:])
+            factor, shift = (folding.repeat(of, y.shape[-1]) for of in (factor * sign, shift))
             y = _normalize(grouped, factor, shift).reshape(y.shape)
         examples = here.count * num_examples if here.axis_name else num_examples
         pixels = math.prod(x.shape[1:-1]) * self.fold.columns

@@ -50,7 +50,7 @@ def normalized(x: jax.Array, kernel: jax.Array, norm: nn.Module, train: bool) ->
     and kernels cost more than the convolution's output.
     """
     pixels = x.shape[-3] * x.shape[-2]
-    if train and 8 * pixels >= kernel.shape[1] > x.shape[-1]:
+    if train and 4 * pixels >= kernel.shape[1] > x.shape[-1]:
         return norm(x, use_running_average=False, kernel=kernel)
     return norm(pointwise(x, kernel), use_running_average=not train)
 

@@ -92,10 +92,10 @@ class ResNet(nn.Module):
             self.batch_norm_epsilon,
             dtype=jnp.float32,
         )
-        x = stems.Stem(self.stem, self.stem_width, norm, self.dtype, name="stem")(x, train)
+        columns = self._columns(x)
+        x = stems.Stem(self.stem, self.stem_width, norm, columns[0], self.dtype, name="stem")(x, train)
         block = BottleneckBlock if self.bottleneck else BasicBlock
-        columns = self._columns(x.shape[2])
-        x, before = folding.fold_columns(x, columns[0]), columns[0]
+        before = columns[0]
         for stage, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
             for number in range(depth):
                 stride = 2 if stage > 0 and number == 0 else 1
@@ -105,17 +105,22 @@ class ResNet(nn.Module):
         x = folding.mean(jnp.mean(x, (1, 2), dtype=jnp.float32), Fold(before))
         return nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=nn.initializers.normal(0.01), name="head")(x)
 
-    def _columns(self, width: int) -> list[int]:
-        """Return how many columns each stage folds, for images of `width` after the stem; a stride at most halves that."""
-        columns = [1]
+    def _columns(self, images: jax.Array) -> list[int]:
+        """Return how many columns each stage folds: no more than twice the next one's, so that its stride can undo them."""
+        folded = 2 if self._takes_folded(images) else 1
+        width = -(-images.shape[2] * folded // (1 if self.stem == "conv3" else 4))
+        columns: list[int] = []
         for stage in reversed(range(len(self.widths))):
             inside = self.widths[stage] // (4 if self.bottleneck else 1)
             best = folding.best_columns(-(-width // 2**stage), inside) if self.fold_columns else 1
-            columns.insert(0, best if len(columns) == 1 else min(best, 2 * columns[0]))
-        return columns[:-1]
+            columns.insert(0, min(best, 2 * columns[0]) if columns else best)
+        return columns
+
+    def _takes_folded(self, images: jax.Array) -> bool:
+        return self.stem == "space_to_depth" and images.shape[-1] >= 12
 
     def _check(self, x: jax.Array) -> None:
-        folded = 2 if self.stem == "space_to_depth" and x.shape[-1] >= 12 else 1
+        folded = 2 if self._takes_folded(x) else 1
         height, width = (side * folded for side in x.shape[1:3])
         stride = self.total_stride
         if min(height, width) < stride:
@@ -167,7 +172,7 @@ class _Block(nn.Module):
         return self.norm(fold=Fold(columns), **options)
 
     def _product(self, x: jax.Array, name: str, norm: BatchNorm, train: bool) -> jax.Array:
-        """Return the normalized 1 x 1 convolution of `x`, which is folded like the output."""
+        """Return the normalized 1 x 1 convolution of `x`, which folds what the output does."""
         columns = self.folds[1]
         kernel = product.Kernel(self.width, stems.he_normal_by_fan_out, name=name)(x.shape[-1] // columns)
         return product.normalized(x, folding.diagonal_kernel(kernel, columns), norm, train)
@@ -175,9 +180,8 @@ class _Block(nn.Module):
     def _join(self, x: jax.Array, y: jax.Array, train: bool) -> jax.Array:
         """Add the shortcut: the identity, or a projection where shapes differ."""
         if x.shape != y.shape:
-            before, after = self.folds
-            x = folding.take_columns(x[:, :: self.stride], self.stride, before, after)
-            x = self._product(x, "shortcut_conv", self._norm(after, name="shortcut_norm"), train)
+            x = folding.subsample(x, self.stride, *self.folds)
+            x = self._product(x, "shortcut_conv", self._norm(self.folds[1], name="shortcut_norm"), train)
         return relu(x + y, self.dtype)
 
 

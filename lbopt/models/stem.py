@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from lbopt.errors import require, require_choice
 from lbopt.models import fold as folding
 from lbopt.models.activation import relu
+from lbopt.models.fold import Fold
 
 STEMS = ("conv7", "space_to_depth", "conv3")
 he_normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -30,24 +31,31 @@ class Stem(nn.Module):
       kind: one of `STEMS`, see `ResNet.stem`.
       width: output channels.
       norm: makes a batch norm.
+      columns: how many to fold at the end, see `lbopt.models.fold`.
       dtype: of the computation.
     """
 
     kind: str
     width: int
     norm: Any
+    columns: int
     dtype: Any
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Map [batch, height, width, channels] to a quarter of its sides ("conv3": the same sides)."""
         require_choice("stem", self.kind, STEMS)
-        norm = self.norm(name="norm")
         if self.kind == "conv3":
-            x = conv(self.width, 3, 1, self.dtype, "conv")(x)
-            return relu(norm(x, use_running_average=not train), self.dtype)
+            x = conv(self.width, 3, 1, self.dtype, "conv", (1, self.columns))(x)
+            x = self.norm(name="norm", fold=Fold(self.columns))(x, use_running_average=not train)
+            return relu(x, self.dtype)
+        norm = self.norm(name="norm")
         x = WideConv(self.width, self.kind == "space_to_depth", dtype=self.dtype, name="conv")(x, norm.sign())
-        return relu(norm(x, use_running_average=not train, then=max_pool), self.dtype)
+        return relu(norm(x, use_running_average=not train, then=self._pool), self.dtype)
+
+    def _pool(self, x: jax.Array) -> jax.Array:
+        x = max_pool(x)
+        return jax.lax.optimization_barrier(folding.fold_columns(x, self.columns)) if self.columns > 1 else x
 
 
 def max_pool(x: jax.Array) -> jax.Array:

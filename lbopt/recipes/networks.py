@@ -48,6 +48,7 @@ def _resnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
         model.size,
         num_classes=outputs,
         stem=model.stem,
+        fold_columns=model.fold_columns,
         batch_norm_scope=model.batch_norm_scope,
         dtype=_dtype(model),
         **options,
@@ -60,6 +61,7 @@ def _efficientnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
         model.size,
         num_classes=outputs,
         batch_norm_scope=model.batch_norm_scope,
+        fold_examples=model.fold_examples,
         dtype=_dtype(model),
         **_given(
             width_coefficient=model.width_coefficient,

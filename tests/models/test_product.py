@@ -100,7 +100,7 @@ def test_output_of_the_convolution_is_not_kept(arrays):
     assert kept(fused=True) == 0 < kept(fused=False)
 
 
-@pytest.mark.parametrize(("pixels", "out", "fused"), [(8, 64, True), (4, 64, False), (64, 8, False)])
+@pytest.mark.parametrize(("pixels", "out", "fused"), [(16, 64, True), (15, 64, False), (64, 8, False)])
 def test_fused_only_where_channels_grow_and_images_are_large(pixels, out, fused):
     seen = []
 

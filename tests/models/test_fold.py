@@ -1,0 +1,257 @@
+"""Folding changes how images are kept, and nothing else: layers and networks equal the ones that do not fold."""
+
+import functools
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt import losses, replicas
+from lbopt.errors import UserError
+from lbopt.models import efficientnet, fold, resnet, seam
+from lbopt.models.fold import Fold
+from lbopt.models.randomness import StochasticDepth
+
+HEIGHT, WIDTH, CHANNELS, OUT = 6, 24, 3, 5
+QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
+
+
+@pytest.fixture(scope="module")
+def images():
+    return np.random.default_rng(0).standard_normal((4, HEIGHT, WIDTH, CHANNELS)).astype(np.float32)
+
+
+def test_neighbours_share_the_last_axis_slowest(images):
+    columns, examples = fold.fold_columns(images, 4), fold.fold_examples(jnp.asarray(images), 2)
+    for column, example in itertools.product(range(4), range(2)):
+        np.testing.assert_array_equal(columns[..., 3 * column : 3 * column + 3], images[:, :, column::4])
+        np.testing.assert_array_equal(examples[..., 3 * example : 3 * example + 3], images[example::2])
+    np.testing.assert_array_equal(fold.unfold_columns(columns, 4), images)
+    np.testing.assert_array_equal(fold.unfold_examples(examples, 2), images)
+
+
+def in_float64(x, kernel, stride, padding):
+    """Convolve by the definition."""
+    size, (before, after) = kernel.shape[0], padding
+    x = np.pad(x.astype(np.float64), ((0, 0), padding, padding, (0, 0)))
+    rows, columns = ((side - size) // stride + 1 for side in x.shape[1:3])
+    y = np.zeros((len(x), rows, columns, kernel.shape[-1]))
+    for row, column in itertools.product(range(size), range(size)):
+        part = x[:, row : row + stride * rows : stride, column : column + stride * columns : stride]
+        y += part[:, :rows, :columns] @ kernel[row, column].astype(np.float64)
+    return y
+
+
+@pytest.mark.parametrize("columns_out", [1, 2, 4])
+@pytest.mark.parametrize("columns_in", [1, 2, 4])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_folded_columns_are_convolved_alike(images, stride, columns_in, columns_out):
+    tried = 0
+    for size in (1, 2, 3, 5, 7):
+        for padding in {(size // 2, size // 2), (max(0, size // 2 - 1), size // 2), (0, 0)}:
+            width = (WIDTH + sum(padding) - size) // stride + 1
+            if stride * columns_out % columns_in or width % columns_out or HEIGHT + sum(padding) < size:
+                continue
+            kernel = np.random.default_rng(size).standard_normal((size, size, CHANNELS, OUT)).astype(np.float32)
+            folded = fold.fold_columns(jnp.asarray(images), columns_in)
+            found = fold.convolve(folded, jnp.asarray(kernel), stride, (padding, padding), columns_in, columns_out)
+            expected = in_float64(images, kernel, stride, padding)
+            np.testing.assert_allclose(fold.unfold_columns(found, columns_out), expected, rtol=1e-5, atol=2e-5)
+            tried += 1
+    assert tried >= 2 or stride * columns_out % columns_in
+
+
+@pytest.mark.parametrize(("size", "stride"), [(1, 1), (3, 2)])
+def test_folded_examples_are_convolved_alike(images, size, stride):
+    kernel = np.random.default_rng(size).standard_normal((size, size, CHANNELS, OUT)).astype(np.float32)
+    folded = fold.fold_examples(jnp.asarray(images), 2)
+    found = fold.convolve(folded, jnp.asarray(kernel), stride, "SAME", examples=2)
+    padding = (0, size // 2) if stride == 2 else (size // 2, size // 2)
+    expected = in_float64(images, kernel, stride, padding)
+    np.testing.assert_allclose(fold.unfold_examples(found, 2), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("stride", "columns_in", "columns_out"), [(1, 2, 2), (2, 2, 1), (2, 4, 2), (2, 1, 2), (2, 4, 4)])
+def test_subsampling(images, stride, columns_in, columns_out):
+    if columns_out == 4:
+        images = np.concatenate([images, images[:, :, :8]], axis=2)
+    folded = fold.fold_columns(jnp.asarray(images), columns_in)
+    found = fold.unfold_columns(fold.subsample(folded, stride, columns_in, columns_out), columns_out)
+    np.testing.assert_array_equal(found, images[:, ::stride, ::stride])
+
+
+@pytest.mark.parametrize(
+    ("width", "channels", "columns"), [(56, 64, 2), (28, 128, 1), (57, 16, 1), (24, 16, 8), (24, 17, 4), (8, 2, 8)]
+)
+def test_columns_fill_the_lanes_and_divide_the_width(width, channels, columns):
+    assert fold.best_columns(width, channels) == columns
+
+
+@pytest.mark.parametrize("scope", ["global", "examples:4", "replicas:2", "local"])
+@pytest.mark.parametrize("how", [Fold(columns=4), Fold(examples=2)])
+def test_batch_norm_sees_through_a_fold(how, scope):
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal((16, 2, 4, 3)) * rng.uniform(0.5, 2, (16, 1, 1, 3))).astype(np.float32)
+    weights = rng.standard_normal(x.shape).astype(np.float32)
+    variables = {
+        "params": {"scale": jnp.array([1.5, -0.5, 2.0]), "bias": jnp.array([0.1, 0.2, 0.3])},
+        "batch_stats": {"mean": jnp.full(3, 5.0), "var": jnp.full(3, 3.0)},
+    }
+
+    def folded(array):
+        return fold.fold_examples(fold.fold_columns(jnp.asarray(array), how.columns), how.examples)
+
+    def total(variables, x, weights, how, train):
+        module = lbopt.BatchNorm(scope, unbiased_running_var=True, fold=how)
+        with replicas.tracing_for(4):
+            y, state = module.apply(variables, x, not train, mutable=["batch_stats"])
+        return jnp.sum(weights * jnp.tanh(y)), state
+
+    def of(x, weights, how, train):
+        run = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True), static_argnums=(3, 4))
+        (value, state), (d_variables, d_x) = run(variables, x, weights, how, train)
+        return value, state, d_variables["params"], d_x
+
+    for train in (True, False):
+        *expected, d_x = of(x, weights, Fold(), train)
+        *found, d_folded = of(folded(x), folded(weights), how, train)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), found, expected)
+        np.testing.assert_allclose(d_folded, folded(d_x), rtol=2e-4, atol=2e-5)
+
+
+def test_a_group_holds_whole_folds():
+    x = jnp.ones((2, 1, 1, 12))
+    with pytest.raises(UserError, match="stats_scope = 'examples:2'.* 4 folded"):
+        module = lbopt.BatchNorm("examples:2", fold=Fold(examples=4))
+        variables = {
+            "params": {"scale": jnp.ones(3), "bias": jnp.ones(3)},
+            "batch_stats": {"mean": jnp.ones(3), "var": jnp.ones(3)},
+        }
+        module.apply(variables, x, False, mutable=["batch_stats"])
+
+
+def test_stochastic_depth_drops_the_same_examples(images):
+    x = jnp.ones((8, 2, 2, 3))
+    rngs = {"example": jax.random.key(1)}
+    expected = StochasticDepth(0.5).apply({}, x, True, rngs=rngs)
+    found = StochasticDepth(0.5, 4).apply({}, fold.fold_examples(x, 4), True, rngs=rngs)
+    assert 0 < np.count_nonzero(expected[:, 0, 0, 0]) < 8
+    np.testing.assert_array_equal(fold.unfold_examples(found, 4), expected)
+
+
+STAGES = (efficientnet.Stage(3, 1, 1, 16, 2), efficientnet.Stage(5, 2, 4, 64, 1))
+NETWORKS = {
+    "bottleneck": (
+        functools.partial(resnet.ResNet, depths=(1, 1), widths=(128, 256), num_classes=5),
+        {"fold_columns": True},
+    ),
+    "basic": (
+        functools.partial(
+            resnet.ResNet, depths=(1, 1), widths=(32, 64), bottleneck=False, stem_width=16, num_classes=5, stem="conv3"
+        ),
+        {"fold_columns": True},
+    ),
+    "space to depth": (
+        functools.partial(resnet.ResNet, depths=(1,), widths=(64,), bottleneck=False, num_classes=5, stem="space_to_depth"),
+        {"fold_columns": True},
+    ),
+    "efficientnet": (
+        functools.partial(
+            efficientnet.EfficientNet,
+            stages=(*STAGES, efficientnet.Stage(3, 1, 1, 64, 1)),
+            head_width=64,
+            num_classes=5,
+            stochastic_depth_rate=0.4,
+        ),
+        {"fold_examples": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_the_same_function(name):
+    """Same parameters, and logits, statistics and gradients that differ by rounding alone."""
+    make, folding = NETWORKS[name]
+    x = jax.random.normal(jax.random.key(0), (4, 16, 16, 3))
+    init = jax.jit(lambda module: module.init(jax.random.key(1), x[:1], train=True), static_argnums=0, compiler_options=QUICK)
+    variables, others = init(make()), init(make(**folding))
+    jax.tree.map(np.testing.assert_array_equal, variables, others)
+    keys = iter(jax.random.split(jax.random.key(2), 500))
+    params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(next(keys), leaf.shape), variables["params"])
+
+    def results(module):
+        def loss(params):
+            inputs = {**variables, "params": params}
+            rngs = {"example": jax.random.key(3)}
+            logits, state = module.apply(inputs, x, train=True, mutable=["batch_stats"], rngs=rngs)
+            return jnp.sum(jnp.sin(logits)), (logits, state)
+
+        gradients, (logits, state) = jax.grad(loss, has_aux=True)(params)
+        evaluated = module.apply({**state, "params": params}, x, train=False)
+        return logits, state, evaluated, gradients
+
+    plain, folded = (jax.jit(lambda module=make(**options): results(module)).lower() for options in ({}, folding))
+    assert plain.as_text() != folded.as_text(), "folding does something"
+    plain, folded = (lowered.compile(compiler_options=QUICK)() for lowered in (plain, folded))
+    *expected, d_expected = plain
+    *found, d_found = folded
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, expected)
+    size = optax.global_norm(d_expected)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda a, b: a - b, d_found, d_expected)):
+        assert np.linalg.norm(leaf) < 1e-4 * size, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize("backend", ["jit", "pmap"])
+def test_examples_fold_within_a_replica(backend):
+    """One step on four devices, folded and not, from the same parameters."""
+    batch = {
+        "image": np.random.default_rng(5).standard_normal((16, 16, 16, 3)).astype(np.float32),
+        "label": np.arange(16) % 5,
+    }
+    tx = lbopt.lars(0.1)
+
+    def step_with(examples):
+        network = efficientnet.EfficientNet(
+            stages=(efficientnet.Stage(3, 1, 1, 16, 1), efficientnet.Stage(3, 2, 2, 16, 2)),
+            stem_width=8,
+            head_width=32,
+            num_classes=5,
+            stochastic_depth_rate=0.3,
+            batch_norm_scope="replicas:2",
+            fold_examples=examples,
+        )
+        model = seam.from_linen(network)
+
+        def loss_fn(params, model_state, batch, rng):
+            logits, new_state = model.apply(params, model_state, batch["image"], train=True, rng=rng)
+            return jnp.mean(losses.softmax_cross_entropy(logits, batch["label"], 0.0)), (new_state, {})
+
+        mesh = lbopt.make_mesh(devices=jax.devices()[:4])
+        params, model_state = model.init(jax.random.key(0), batch["image"][:1])
+        state = lbopt.TrainState.create(params, model_state, tx, 0)
+        step = lbopt.make_train_step(loss_fn, tx, mesh, backend=backend, key_per_replica=False)
+        state, metrics = step(state, batch)
+        return jax.device_get((metrics["loss"], state.params, state.model_state))
+
+    expected, found = step_with(1), step_with(4)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-5), found, expected)
+    with pytest.raises(UserError, match="fold_examples = 8: use a divisor of a replica's 4 examples"):
+        step_with(8)
+
+
+def test_evaluation_takes_any_number_of_examples():
+    network = efficientnet.EfficientNet(stages=STAGES[:1], stem_width=8, head_width=16, fold_examples=8)
+    variables = network.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)), train=True)
+    assert network.apply(variables, jnp.zeros((3, 16, 16, 3)), train=False).shape == (3, 1000)
+
+
+def test_a_conv_keeps_the_parameters_of_flax(images):
+    module = fold.Conv(OUT, 3, 2, "SAME", nn.initializers.lecun_normal(), jnp.float32)
+    theirs = nn.Conv(OUT, (3, 3), (2, 2), use_bias=False)
+    variables = theirs.init(jax.random.key(0), images)
+    np.testing.assert_allclose(module.apply(variables, images), theirs.apply(variables, images), rtol=1e-6, atol=1e-6)
