@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import lbopt
-from lbopt import losses, replicas
+from lbopt import losses, metrics, replicas
 from lbopt.errors import UserError
 from lbopt.models import efficientnet, fold, resnet, seam
 from lbopt.models.fold import Fold
@@ -229,14 +229,15 @@ def test_examples_fold_within_a_replica(backend):
 
         def loss_fn(params, model_state, batch, rng):
             logits, new_state = model.apply(params, model_state, batch["image"], train=True, rng=rng)
-            return jnp.mean(losses.softmax_cross_entropy(logits, batch["label"], 0.0)), (new_state, {})
+            each = losses.softmax_cross_entropy(logits, batch["label"], 0.0)
+            return jnp.mean(each), (new_state, metrics.classification(logits, batch["label"], each))
 
         mesh = lbopt.make_mesh(devices=jax.devices()[:4])
         params, model_state = model.init(jax.random.key(0), batch["image"][:1])
         state = lbopt.TrainState.create(params, model_state, tx, 0)
         step = lbopt.make_train_step(loss_fn, tx, mesh, backend=backend, key_per_replica=False)
-        state, metrics = step(state, batch)
-        return jax.device_get((metrics["loss"], state.params, state.model_state))
+        state, measured = jax.block_until_ready(step(state, batch))
+        return jax.device_get((measured["loss"], state.params, state.model_state))
 
     expected, found = step_with(1), step_with(4)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-5), found, expected)
