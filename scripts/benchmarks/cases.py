@@ -31,6 +31,7 @@ class Case:
       most_ms: what our step is to take at most.
       least_utilisation: what it is to reach, in percent.
       breakdown: print where the time goes.
+      loops: it has a loop, whose body's cycles and operations are counted once: state memory and compile time only.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Case:
     most_ms: float | None = None
     least_utilisation: float | None = None
     breakdown: bool = False
+    loops: bool = False
 
 
 def _images(batch: int, side: int, channels: int = 3) -> dict:
@@ -144,6 +146,13 @@ CASES = [
         _bert(plain_models.BertLarge(dropout=0.0), 65536, 128, 20, _PLAIN_LAMB),
         least_utilisation=62,
         breakdown=True,
+    ),
+    Case(
+        "BERT-Large, batch 65536 x 128, no dropout, one layer in a loop",
+        "v3:32x32",
+        _bert_flops(32, 128, 20),
+        _bert(bert.make("large", scan=True, **_NO_DROPOUT), 65536, 128, 20, _LAMB),
+        loops=True,
     ),
     Case(
         "BERT-Large, batch 65536 x 128",
