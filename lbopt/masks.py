@@ -29,7 +29,7 @@ _NORM_MODULE = re.compile(
 def leaf_role(name: str, leaf: Any) -> Role:
     """Say what a leaf is to an optimizer: `bias`, `norm`, `vector` or `weight`.
 
-    The name decides first: a last part `bias`, `b`, `beta`, `offset` is a bias; a last part `scale`, `gamma`, or
+    The name decides first: a last part `bias`, `b`, `beta`, `offset`, or a vector called `..._bias`, is a bias; a last part `scale`, `gamma`, or
     any parent that is a normalization module (`BatchNorm_0`, `layer_norm`, `stem_bn`, ...) makes it a norm; a matrix called
     `kernel` or `embedding` is a weight wherever it is. A leaf with fewer than two dimensions whose name says nothing is a `vector`: in practice a shift or a gain under another name.
 
@@ -45,7 +45,7 @@ def leaf_role(name: str, leaf: Any) -> Role:
         return "weight"
     if last in _NORM_NAMES or any(_NORM_MODULE.search(part) for part in parents):
         return "norm"
-    if last in _BIAS_NAMES:
+    if last in _BIAS_NAMES or (last.endswith("_bias") and not is_matrix):
         return "bias"
     return "weight" if is_matrix else "vector"
 

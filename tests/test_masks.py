@@ -96,6 +96,8 @@ def test_normalization_without_a_parent_is_never_a_weight(module):
         ("learn/kernel", 2, "weight"),
         ("kernel", 1, "vector"),
         ("logit_temperature", 0, "vector"),
+        ("prediction_bias", 1, "bias"),
+        ("relative_attention_bias", 2, "weight"),
     ],
 )
 def test_role_of_a_name(name, ndim, role):

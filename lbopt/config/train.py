@@ -23,6 +23,8 @@ SIZES = {
 }
 """Published sizes of the families that have them."""
 STEMS = ("conv7", "space_to_depth", "conv3")
+RUNNING_FROM = ("all", "first")
+ORDERS = ("given", "torus")
 REMATS = ("none", "attention", "dots", "inner", "layer")
 TASKS = {"digits": "classification", "pydoc_lm": "language_model", "pydoc_mlm": "masked_lm"}
 """What each data set is for."""
@@ -92,6 +94,9 @@ class ModelConfig:
       hidden: width of the hidden layer (cnn) or of the LSTM (lstm).
       batch_norm_scope: "global", "local", "replicas:N", "examples:N" or "tiles:RxC" (cnn, resnet, efficientnet).
       batch_norm_momentum: of the running statistics (cnn, resnet, efficientnet).
+      batch_norm_running_from: whose statistics are kept for evaluation: the mean over "all" groups or the "first" one's
+        (resnet, efficientnet).
+      batch_norm_unbiased_var: keep the variance of n - 1 degrees of freedom for evaluation (resnet, efficientnet).
       dtype: of the computation, "float32" or "bfloat16"; parameters are fp32.
       label_smoothing: weight of the uniform target, in [0, 1).
       size: the published network: resnet "18" to "152", efficientnet "b0" to "b7", bert "tiny", "base" or "large", lstm_lm
@@ -115,6 +120,8 @@ class ModelConfig:
     hidden: int = 64
     batch_norm_scope: str = "global"
     batch_norm_momentum: float | None = None
+    batch_norm_running_from: str = "all"
+    batch_norm_unbiased_var: bool = False
     dtype: str = "float32"
     label_smoothing: float = 0.0
     size: str = ""
@@ -232,11 +239,13 @@ class ParallelConfig:
       backend: "jit" ("pjit" is the same) or "pmap".
       num_devices: None for all there are.
       num_microsteps: gradient accumulation.
+      order: of the devices: "given" or "torus", which batch norm over "tiles:RxC" needs; see `lbopt.make_mesh`.
     """
 
     backend: str = "jit"
     num_devices: int | None = None
     num_microsteps: int = 1
+    order: str = "given"
 
 
 @dataclasses.dataclass
@@ -376,6 +385,7 @@ def _validate_size(model: ModelConfig, prefix: str) -> None:
         value = getattr(model, field)
         require(value is None or 0 < value <= 64, f"{prefix}.{field}", value, "give a number in (0, 64], or None")
     require_choice(f"{prefix}.stem", model.stem, STEMS)
+    require_choice(f"{prefix}.batch_norm_running_from", model.batch_norm_running_from, RUNNING_FROM)
     require_choice(f"{prefix}.remat", model.remat, REMATS)
     for field in ("max_length", "fold_examples"):
         _at_least(f"{prefix}.{field}", getattr(model, field), 1)
@@ -487,6 +497,7 @@ def _validate_end(schedule: ScheduleConfig, prefix: str) -> None:
 
 def _validate_parallel(parallel: ParallelConfig) -> None:
     require_choice("config.parallel.backend", parallel.backend, BACKENDS)
+    require_choice("config.parallel.order", parallel.order, ORDERS)
     _at_least("config.parallel.num_microsteps", parallel.num_microsteps, 1)
     if parallel.num_devices is not None:
         _at_least("config.parallel.num_devices", parallel.num_devices, 1)

@@ -68,6 +68,7 @@ def _module(config: Mapping[str, Any]) -> EfficientNet:
         stem_width=STEM_WIDTH,
         head_width=HEAD_WIDTH,
         num_classes=fields.num_labels(config),
+        batch_norm_unbiased_var=True,  # as PyTorch keeps it
         **fields.read(FIELDS, config),
     )
 

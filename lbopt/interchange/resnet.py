@@ -50,7 +50,12 @@ def _module(config: Mapping[str, Any]) -> ResNet:
     stages = len(attributes["widths"])
     require(len(attributes["depths"]) == stages, "depths", list(attributes["depths"]), f"give {stages}, one a stage")
     fields.get(config, "num_channels", 3, COUNT)
-    return ResNet(bottleneck=LAYER_TYPES[layer_type], num_classes=fields.num_labels(config), **attributes)
+    return ResNet(
+        bottleneck=LAYER_TYPES[layer_type],
+        num_classes=fields.num_labels(config),
+        batch_norm_unbiased_var=True,  # as PyTorch keeps it
+        **attributes,
+    )
 
 
 def _config(module: ResNet, params: types.Params, image_size: int | None) -> dict[str, Any]:

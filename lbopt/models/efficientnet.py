@@ -108,6 +108,8 @@ class EfficientNet(nn.Module):
       batch_norm_scope: see `lbopt.BatchNorm`.
       batch_norm_momentum: of the running statistics.
       batch_norm_epsilon: added to the variance.
+      batch_norm_running_from: `running_from` of `lbopt.BatchNorm`.
+      batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; set in what `load_huggingface` returns.
       fold_examples: so many are folded into channels in training, as long as a block's input has fewer than half of
         `fold.LANES` channels. The result is the same up to rounding. It has to divide each replica's examples; on TPU v3
         8 is best from 64 on, fewer examples than 8 of them waste rows. On a CPU it only makes work.
@@ -128,6 +130,8 @@ class EfficientNet(nn.Module):
     batch_norm_scope: str = "global"
     batch_norm_momentum: float = 0.99
     batch_norm_epsilon: float = 1e-3
+    batch_norm_running_from: str = "all"
+    batch_norm_unbiased_var: bool = False
     fold_examples: int = 1
     dtype: Any = jnp.float32
 
@@ -141,6 +145,8 @@ class EfficientNet(nn.Module):
             self.batch_norm_scope,
             self.batch_norm_momentum,
             self.batch_norm_epsilon,
+            running_from=self.batch_norm_running_from,
+            unbiased_running_var=self.batch_norm_unbiased_var,
         )
         folded = self.fold_examples if train and not self.is_initializing() else 1
         x = folding.fold_examples(x, folded)

@@ -6,7 +6,7 @@ of all three idle. Two ways to fill them, with the same numbers and the same par
     columns    [batch, height, width, channels] -> [batch, height, width / n, n channels]
     examples   [batch, height, width, channels] -> [batch / n, height, width, n channels]
 
-columns or examples slowest in the last axis. A convolution of folded images is a convolution with a kernel that holds the
+columns slowest in the last axis, then examples. A convolution of folded images is a convolution with a kernel that holds the
 given one n times and zeros between. Folding columns costs nothing where it begins and ends, and a stride of two undoes
 it; but a depthwise convolution would become a full one. With examples that stays what it is, of n times the channels.
 """
@@ -48,7 +48,7 @@ class Fold(NamedTuple):
 
 def repeat(channels: jax.Array, width: int) -> jax.Array:
     """Return what belongs to each channel, [..., channels], for a last axis of `width` folded ones."""
-    return channels if channels.shape[-1] == width else jnp.tile(channels, width // channels.shape[-1])
+    return channels if not channels.ndim or channels.shape[-1] == width else jnp.tile(channels, width // channels.shape[-1])
 
 
 def mean(folded: jax.Array, fold: Fold) -> jax.Array:
@@ -163,7 +163,7 @@ def convolve(
       padding: along both axes.
       columns_in: how `x` is folded; stride * columns_out must be a multiple of it.
       columns_out: how to fold the result; it must divide the result's width.
-      examples: how both are folded; 1 where columns are folded.
+      examples: how both are folded besides.
 
     Returns:
       [batch / examples, height', width' / columns_out, columns_out * examples * out] in the dtype of `x`.
@@ -174,11 +174,13 @@ def convolve(
         padding = jax.lax.padtype_to_pads(sides, size, (stride, stride), padding)
     (top, bottom), (left, right) = padding
     out_width = (x.shape[2] * columns_in + left + right - size[1]) // stride + 1
-    kernel, step, before = column_kernel(kernel.astype(x.dtype), stride, left, columns_in, columns_out)
+    kernel = kernel.astype(x.dtype)
+    kernel = diagonal_kernel(kernel, examples) if examples > 1 else kernel
+    kernel, step, before = column_kernel(kernel, stride, left, columns_in, columns_out)
     after = (out_width // columns_out - 1) * step + kernel.shape[1] - x.shape[2] - before
     return jax.lax.conv_general_dilated(
         x,
-        diagonal_kernel(kernel, examples) if examples > 1 else kernel,
+        kernel,
         (stride, step),
         ((top, bottom), (before, after)),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),

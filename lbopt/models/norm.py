@@ -83,8 +83,8 @@ class BatchNorm(nn.Module):
         it instead, without ever keeping that: see `lbopt.models.product`.
 
         `then` is a maximum over windows, which is taken before channels are scaled, so that only maxima are normalized:
-        the maximum of a rising function is the function of the maximum. It may fold its result. Where a channel's factor is negative its function
-        falls, so `x` has to come with its channels multiplied by `sign()`.
+        the maximum of a rising function is the function of the maximum. Where a channel's factor is negative its function
+        falls, so `x` has to come with its channels multiplied by `sign()`. `then` may fold more columns.
         """
         scope = Scope.parse(self.stats_scope)
         require_choice("running_from", self.running_from, ("all", "first"))
@@ -93,44 +93,61 @@ class BatchNorm(nn.Module):
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         scale = self.param("scale", self.scale_init, shape, jnp.float32) if self.use_scale else None
         bias = self.param("bias", self.bias_init, shape, jnp.float32) if self.use_bias else None
-        sign = jnp.ones(shape) if then is None or scale is None else self.sign()
+        sign = jnp.ones(()) if then is None else self.sign()
         if use_running_average or self.is_initializing():
             y = x if kernel is None else product.pointwise(x, kernel)
             y = y if then is None else then(y)
-            folded = functools.partial(folding.repeat, width=y.shape[-1])
-            y = (y * folded(sign) - folded(running_mean.value)) * folded(jax.lax.rsqrt(running_var.value + self.epsilon))
-            y = y if scale is None else y * folded(scale)
-            y = y if bias is None else y + folded(bias)
+            y = _around(y, sign, running_mean.value, running_var.value, self.epsilon, scale, bias)
             return y.astype(self.dtype or x.dtype)
         here = _replicas(scope)
         num_examples = x.shape[0] * self.fold.examples
         view = scope.view(here, num_examples, self.fold.examples)
-        grouped = x.reshape(*view.shape, *x.shape[1:])
-        mean, var = _moments(grouped, view, here, scope, num_examples, kernel, self.fold)
-        mean = mean * sign
-        factor, shift = _affine(mean, var, self.epsilon, scale, bias)
         if kernel is not None:
-            factor, shift = (folding.repeat(of, kernel.shape[1]) for of in (factor, shift))
-            y = product.scaled_product(grouped, kernel, factor, shift, view)
-            y = y.reshape(*x.shape[:-1], kernel.shape[1])
-        else:
-            y = x if then is None else then(x)
-            grouped = y.reshape(*view.shape, *y.shape[1:])
-            factor, shift = (folding.repeat(of, y.shape[-1]) for of in (factor * sign, shift))
-            y = _normalize(grouped, factor, shift).reshape(y.shape)
-        examples = here.count * num_examples if here.axis_name else num_examples
-        pixels = math.prod(x.shape[1:-1]) * self.fold.columns
-        count = pixels * examples // scope.num_groups(here.count, examples, here.grid)
+            kernel = _as_computed(kernel, x.dtype)
+        mean, var = _moments(x.reshape(*view.shape, *x.shape[1:]), view, here, scope, num_examples, kernel, self.fold)
+        mean = mean * sign
+        seen = num_examples * (here.count if here.axis_name else 1)
+        count = seen // scope.num_groups(here.count, seen, here.grid) * math.prod(x.shape[1:-1]) * self.fold.columns
         unbiased = count / max(count - 1, 1) if self.unbiased_running_var else 1.0
         for running, batch in ((running_mean, mean), (running_var, var * unbiased)):
             kept = _kept(batch, self.running_from, here)
             running.value = self.momentum * running.value + (1 - self.momentum) * kept
-        return y.astype(self.dtype or x.dtype)
+        y = x if then is None else then(x)
+        width = y.shape[-1] if kernel is None else kernel.shape[1]
+        factor, shift = _affine(mean, var, self.epsilon, scale, bias)
+        factor, shift = (folding.repeat(of, width) for of in (factor * sign, shift))
+        grouped = y.reshape(*view.shape, *y.shape[1:])
+        if kernel is None:
+            normal = grouped.astype(factor.dtype) * factor + shift
+        else:
+            normal = product.scaled_product(grouped, kernel, factor, shift, view)
+        return normal.reshape(*y.shape[:-1], width).astype(self.dtype or x.dtype)
 
-    def sign(self) -> jax.Array | float:
-        """Return 1, or -1 where the scale is negative: [features] fp32. No gradient flows through it."""
+    def sign(self) -> jax.Array:
+        """Return 1, or -1 where the scale is negative: [features] or [] fp32. No gradient flows through it."""
         scale = self.get_variable("params", "scale")
-        return 1.0 if scale is None else jax.lax.stop_gradient(jnp.where(scale < 0, -1.0, 1.0))
+        return jnp.ones(()) if scale is None else jax.lax.stop_gradient(jnp.where(scale < 0, -1.0, 1.0))
+
+
+def _around(
+    x: jax.Array,
+    sign: jax.Array,
+    mean: jax.Array,
+    var: jax.Array,
+    epsilon: float,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+) -> jax.Array:
+    """Normalize by running statistics; the mean, which may be far larger than the deviation, is taken off first."""
+    folded = functools.partial(folding.repeat, width=x.shape[-1])
+    y = (x * folded(sign) - folded(mean)) * folded(jax.lax.rsqrt(var + epsilon))
+    y = y if scale is None else y * folded(scale)
+    return y if bias is None else y + folded(bias)
+
+
+def _as_computed(kernel: jax.Array, dtype: Any) -> jax.Array:
+    """Round a kernel to the dtype it is multiplied in; its gradient is not rounded."""
+    return kernel + jax.lax.stop_gradient(kernel.astype(dtype).astype(kernel.dtype) - kernel)
 
 
 def _affine(
@@ -141,10 +158,6 @@ def _affine(
     factor = factor if scale is None else factor * scale
     shift = -mean * factor
     return factor, shift if bias is None else shift + bias
-
-
-def _normalize(x: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:
-    return x.astype(factor.dtype) * factor + shift
 
 
 def _moments(

@@ -71,7 +71,8 @@ def _drop(
     """Draw `shape` for each example, spread what is kept over `x`, and drop the rest."""
     dropped = round(module.rate * _LEVELS)
     if not 0 <= dropped < _LEVELS:
-        raise ValueError(f"dropout rate = {module.rate!r}: give a number in [0, 1)")
+        name = "stochastic_depth_rate" if isinstance(module, StochasticDepth) else "dropout_rate"
+        raise ValueError(f"{name} = {module.rate!r}: give a number in [0, {1 - 1 / _LEVELS:.6f}]")
     if module.is_initializing():
         return x
     keep = spread(draw(module.make_rng("example"), num_examples, shape) >= dropped)

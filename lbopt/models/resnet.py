@@ -63,6 +63,8 @@ class ResNet(nn.Module):
       batch_norm_scope: see `lbopt.BatchNorm`.
       batch_norm_momentum: of the running statistics.
       batch_norm_epsilon: added to the variance.
+      batch_norm_running_from: `running_from` of `lbopt.BatchNorm`.
+      batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; set in what `load_huggingface` returns.
       fold_columns: fold columns into channels where blocks are narrow inside, see `lbopt.models.fold`. The result is the
         same up to rounding. Faster on a TPU; on a CPU it only makes work.
       dtype: of convolutions and of what lies between layers; parameters, statistics and logits are fp32.
@@ -77,6 +79,8 @@ class ResNet(nn.Module):
     batch_norm_scope: str = "global"
     batch_norm_momentum: float = 0.9
     batch_norm_epsilon: float = 1e-5
+    batch_norm_running_from: str = "all"
+    batch_norm_unbiased_var: bool = False
     fold_columns: bool = False
     dtype: Any = jnp.float32
 
@@ -91,6 +95,8 @@ class ResNet(nn.Module):
             self.batch_norm_momentum,
             self.batch_norm_epsilon,
             dtype=jnp.float32,
+            running_from=self.batch_norm_running_from,
+            unbiased_running_var=self.batch_norm_unbiased_var,
         )
         columns = self._columns(x)
         x = stems.Stem(self.stem, self.stem_width, norm, columns[0], self.dtype, name="stem")(x, train)
@@ -117,7 +123,7 @@ class ResNet(nn.Module):
         return columns
 
     def _takes_folded(self, images: jax.Array) -> bool:
-        return self.stem == "space_to_depth" and images.shape[-1] >= 12
+        return self.stem == "space_to_depth" and images.shape[-1] >= stems.FOLDED_CHANNELS
 
     def _check(self, x: jax.Array) -> None:
         folded = 2 if self._takes_folded(x) else 1

@@ -14,6 +14,8 @@ from lbopt.models.activation import relu
 from lbopt.models.fold import Fold
 
 STEMS = ("conv7", "space_to_depth", "conv3")
+FOLDED_CHANNELS = 12
+"""Of a colour image folded by `space_to_depth`; "space_to_depth" takes images of fewer channels for unfolded ones."""
 he_normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 """He et al., arXiv 1502.01852, equation 14 (backward form); not truncated."""
 
@@ -73,7 +75,6 @@ class WideConv(nn.Module):
     Attributes:
       width: output channels.
       folded: compute it on folded images.
-      channels: of an image that is not yet folded, if `folded`.
       dtype: of the computation.
 
     References:
@@ -82,34 +83,26 @@ class WideConv(nn.Module):
 
     width: int
     folded: bool = False
-    channels: int = 3
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, sign: jax.Array | float = 1.0) -> jax.Array:
-        """Map [batch, height, width, channels], or an image folded by `space_to_depth`, to half the sides of the image.
+        """Map [batch, height, width, channels], or images folded by `space_to_depth`, to half the sides of the images.
+
+        If `folded`, images of `FOLDED_CHANNELS` or more are taken for folded ones.
 
         Output channels are multiplied by `sign`.
         """
-        channels = self.channels if self.folded else x.shape[-1]
+        given = self.folded and x.shape[-1] >= FOLDED_CHANNELS
+        require(
+            not given or x.shape[-1] % 4 == 0, "channels", x.shape[-1], "folded images have 4 times those of an image"
+        )
+        channels = x.shape[-1] // 4 if given else x.shape[-1]
         kernel = self.param("kernel", he_normal_by_fan_out, (7, 7, channels, self.width), jnp.float32) * sign
         if not self.folded:
-            return _convolve(x.astype(self.dtype), kernel, 2, (3, 3))
-        if x.shape[-1] == channels:
-            x = space_to_depth(x)
-        require(
-            x.shape[-1] == 4 * channels,
-            "channels",
-            x.shape[-1],
-            f"give images of {channels} channels, or folded ones of {4 * channels}",
-        )
-        return _convolve(x.astype(self.dtype), _fold_kernel(kernel), 1, (2, 1))
-
-
-def _convolve(x: jax.Array, kernel: jax.Array, stride: int, padding: tuple[int, int]) -> jax.Array:
-    return jax.lax.conv_general_dilated(
-        x, kernel.astype(x.dtype), (stride, stride), [padding] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+            return folding.convolve(x.astype(self.dtype), kernel, 2, ((3, 3), (3, 3)))
+        x = x if given else space_to_depth(x)
+        return folding.convolve(x.astype(self.dtype), _fold_kernel(kernel), 1, ((2, 1), (2, 1)))
 
 
 def space_to_depth(images: jax.Array) -> jax.Array:

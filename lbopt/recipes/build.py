@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import jax
+from jax.sharding import Mesh
 
-from lbopt.config.train import TrainConfig
+from lbopt.config.train import ParallelConfig, TrainConfig
 from lbopt.data.batches import TrainBatches
-from lbopt.errors import require
+from lbopt.errors import UserError, require
 from lbopt.evaluation import evaluate
 from lbopt.parallel import mesh as meshes, step as steps
 from lbopt.parallel.state import TrainState, split_seed
 from lbopt.recipes import optimizers, problem as problems, schedule as schedules
+from lbopt.replicas import Replicas
 from lbopt.train.run import Cadence, Run
 from lbopt.transforms.ema import ema_params
 
@@ -32,12 +34,13 @@ def build(config: TrainConfig) -> Run:
         size,
         f"the training set has {len(train)} examples; use at most that",
     )
-    mesh = meshes.make_mesh(config.parallel.num_devices)
+    mesh = _make_mesh(config.parallel)
     meshes.check_divisible(size, mesh, config.parallel.num_microsteps)
-    problems.check_batch_norm(config.model, mesh.size, size // config.parallel.num_microsteps)
+    here = Replicas(mesh.size, grid=meshes.torus_grid(mesh))
+    problems.check_batch(config.model, here, size // config.parallel.num_microsteps)
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs)
     schedule = schedules.make_schedule(config.schedule, resolved)
-    tx = optimizers.make_optimizer(config.optimizer, schedule, global_batch_size=size)
+    tx = optimizers.make_optimizer(config.optimizer, schedule, global_batch_size=size, stacked=problem.stacked)
     measured = config.optimizer.track_noise_scale
     require(
         not measured or mesh.size * config.parallel.num_microsteps > 1,
@@ -81,6 +84,13 @@ def build(config: TrainConfig) -> Run:
         keep_checkpoints=config.checkpoint.keep,
         best_metric=config.checkpoint.best_metric,
     )
+
+
+def _make_mesh(parallel: ParallelConfig) -> Mesh:
+    try:
+        return meshes.make_mesh(parallel.num_devices, order=parallel.order)
+    except UserError as error:
+        raise UserError(f"config.parallel.{error}") from error
 
 
 def make_state(problem: problems.Problem, tx, seed: int | jax.Array) -> TrainState:

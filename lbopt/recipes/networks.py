@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
+from lbopt import stacks, types
 from lbopt.config.train import ModelConfig
 from lbopt.models import bert, cnn, efficientnet, lstm, resnet
 
@@ -20,6 +21,11 @@ def make_network(model: ModelConfig, outputs: int, head: str = "pretraining") ->
       head: of bert.
     """
     return _BUILDERS[model.name](model, outputs, head)
+
+
+def stacked(model: ModelConfig) -> types.Stacked:
+    """Return which parameters of a network are stacks of layers."""
+    return stacks.stacked_paths("^layers/") if model.name == "bert" and model.scan_layers else None
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -50,6 +56,8 @@ def _resnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
         stem=model.stem,
         fold_columns=model.fold_columns,
         batch_norm_scope=model.batch_norm_scope,
+        batch_norm_running_from=model.batch_norm_running_from,
+        batch_norm_unbiased_var=model.batch_norm_unbiased_var,
         dtype=_dtype(model),
         **options,
     )
@@ -61,6 +69,8 @@ def _efficientnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
         model.size,
         num_classes=outputs,
         batch_norm_scope=model.batch_norm_scope,
+        batch_norm_running_from=model.batch_norm_running_from,
+        batch_norm_unbiased_var=model.batch_norm_unbiased_var,
         fold_examples=model.fold_examples,
         dtype=_dtype(model),
         **_given(

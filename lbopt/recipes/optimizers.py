@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from lbopt import masks
+from lbopt import masks, types
 from lbopt.config.train import OptimizerConfig
 from lbopt.errors import UserError
 from lbopt.transforms import (
@@ -29,6 +29,7 @@ def make_optimizer(
     learning_rate: optax.ScalarOrSchedule,
     weight_decay: float | jax.Array | None = None,
     global_batch_size: int | None = None,
+    stacked: types.Stacked = None,
 ) -> optax.GradientTransformation:
     """Build the optimizer of a config: what is measured first, the optimizer, what is watched last; guarded if asked.
 
@@ -37,6 +38,7 @@ def make_optimizer(
       learning_rate: a number or a schedule.
       weight_decay: instead of the config's; may be traced.
       global_batch_size: of the gradients, for `track_noise_scale`.
+      stacked: which parameters are stacks of layers, each with a trust ratio of its own.
 
     Raises:
       UserError: if fields contradict each other.
@@ -50,11 +52,11 @@ def make_optimizer(
     if max_norm is not None and config.clip_stage == "accumulated":
         links.append(clipping.clip_by_global_norm(max_norm, _clip_eps(config)))
     try:
-        links.append(_BUILDERS[config.name](config, learning_rate, decay))
+        links.append(_BUILDERS[config.name](config, learning_rate, decay, stacked))
     except ValueError as error:
         raise UserError(f"config.optimizer: {error}") from error
     if config.monitor_layers:
-        links.append(monitoring.monitor_layers())
+        links.append(monitoring.monitor_layers(stacked))
     if config.ema_decay is not None:
         links.append(ema.track_ema(config.ema_decay, config.ema_ramp))
     tx = optax.chain(*links)
@@ -83,7 +85,7 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _lamb(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
+def _lamb(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
     return lamb.lamb(
         learning_rate,
         config.b1,
@@ -92,13 +94,14 @@ def _lamb(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransf
         decay,
         max_grad_norm=None,  # make_optimizer or the step clips
         variant=config.variant,
+        stacked=stacked,
         mu_dtype=config.mu_dtype,
         nu_dtype=config.nu_dtype,
         **_given(trust_ratio_bounds=config.trust_ratio_bounds),
     )
 
 
-def _lans(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
+def _lans(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
     return lans.lans(
         learning_rate,
         config.b1,
@@ -106,24 +109,27 @@ def _lans(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransf
         config.eps,
         decay,
         trust_ratio_bounds=config.trust_ratio_bounds,
+        stacked=stacked,
         mu_dtype=config.mu_dtype,
         nu_dtype=config.nu_dtype,
     )
 
 
-def _lars(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
+def _lars(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
     return lars.lars(
         learning_rate,
         decay,
         config.momentum,
         variant=config.variant,
         nesterov=config.nesterov,
+        stacked=stacked,
         momentum_dtype=config.mu_dtype,
         **_given(trust_coefficient=config.trust_coefficient, trust_ratio_bounds=config.trust_ratio_bounds),
     )
 
 
-def _momentum(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
+def _momentum(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
+    del stacked
     return optax.chain(
         optax.add_decayed_weights(decay, mask=masks.weights_only),
         optax.trace(config.momentum, config.nesterov),
@@ -131,14 +137,15 @@ def _momentum(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTr
     )
 
 
-def _adam(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
-    del decay
+def _adam(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
+    del decay, stacked
     return optax.chain(
         optax.scale_by_adam(config.b1, config.b2, config.eps), lr_transform.scale_by_learning_rate(learning_rate)
     )
 
 
-def _adamw(config: OptimizerConfig, learning_rate, decay) -> optax.GradientTransformation:
+def _adamw(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
+    del stacked
     return optax.chain(
         optax.scale_by_adam(config.b1, config.b2, config.eps),
         optax.add_decayed_weights(decay, mask=masks.weights_only),

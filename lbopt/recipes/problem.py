@@ -11,9 +11,10 @@ import numpy as np
 from lbopt import types
 from lbopt.config.train import BATCH_NORMED, TASKS, DataConfig, ModelConfig
 from lbopt.data.arrays import Splits
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require
 from lbopt.models import norm, seam
 from lbopt.recipes import classification, language_model, masked_lm, networks, sources
+from lbopt.replicas import Replicas
 
 _ROOMS = {"classification": classification, "language_model": language_model, "masked_lm": masked_lm}
 _OF_THE_DATA = ("image_size", "sequence_length")
@@ -28,12 +29,14 @@ class Problem(NamedTuple):
       loss_fn: see `lbopt.types.LossFn`.
       metric_fn: see `lbopt.types.MetricFn`.
       splits: training, validation and test sets.
+      stacked: which parameters are stacks of layers, for the optimizer.
     """
 
     init: Any
     loss_fn: types.LossFn
     metric_fn: types.MetricFn
     splits: Splits
+    stacked: types.Stacked = None
 
 
 def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
@@ -55,20 +58,28 @@ def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
         jax.eval_shape(lambda: init(jax.random.key(0)))
     except ValueError as error:
         raise UserError(_by_field(str(error))) from error
-    return Problem(init, task.loss_fn, task.metric_fn, source.splits)
+    return Problem(init, task.loss_fn, task.metric_fn, source.splits, networks.stacked(model))
 
 
-def check_batch_norm(model: ModelConfig, num_replicas: int, num_examples: int) -> None:
-    """Raise `UserError` if the groups of the model's batch norm do not fit the replicas or the batch."""
-    if model.name in BATCH_NORMED:
-        try:
-            norm.Scope.parse(model.batch_norm_scope).num_groups(num_replicas, num_examples)
-        except ValueError as error:
-            raise UserError(_by_field(str(error))) from error
+def check_batch(model: ModelConfig, here: Replicas, num_examples: int) -> None:
+    """Raise `UserError` if folds or the groups of batch norm do not fit the replicas or the batch (of a microstep)."""
+    if model.name not in BATCH_NORMED:
+        return
+    folded = model.fold_examples if model.name == "efficientnet" else 1
+    part = num_examples // here.count
+    fix = f"use a divisor of a replica's {part} examples, or 1"
+    require(part % folded == 0, "config.model.fold_examples", folded, fix)
+    try:
+        norm.Scope.parse(model.batch_norm_scope).view(here, num_examples, folded)
+    except ValueError as error:
+        raise UserError(_by_field(str(error))) from error
 
 
 def _by_field(message: str) -> str:
     """Say what a model refused in the words of the config."""
     named = re.match(r"\w+", message)
     part = "data" if named and named[0] in _OF_THE_DATA else "model"
-    return f"config.{part}.{message}".replace("stats_scope", "batch_norm_scope")
+    replaced = {"stats_scope": "batch_norm_scope", "make_mesh(order='torus')": "config.parallel.order='torus'"}
+    for ours, theirs in replaced.items():
+        message = message.replace(ours, theirs)
+    return f"config.{part}.{message}"

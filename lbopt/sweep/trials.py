@@ -9,7 +9,8 @@ from typing import Any
 from lbopt.config.sweep import Arm, SweepConfig
 from lbopt.errors import require
 from lbopt.recipes import schedule as schedules
-from lbopt.recipes.problem import check_batch_norm
+from lbopt.recipes.problem import check_batch
+from lbopt.replicas import Replicas
 
 SEARCH, FINAL = "search", "final"
 
@@ -85,7 +86,7 @@ def make_cells(config: SweepConfig, num_examples: int) -> list[Cell]:
             microsteps,
             f"it does not divide batch {size}",
         )
-        check_batch_norm(config.train.model, 1, size // microsteps)
+        check_batch(config.train.model, Replicas(), size // microsteps)
     order_bytes = 4 * config.trials_per_program * num_examples * config.train.num_epochs
     require(
         order_bytes < 2**31,

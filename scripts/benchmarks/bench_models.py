@@ -5,7 +5,8 @@ model FLOPs (see `cases`) over 61.5 TFLOP/s. Each step is the one that `lbopt.ma
 global batch; "plain" is the same step around the models of plain_models.py and optax's optimizer. "Alone" rows are the convolutions
 of a network with nothing between them and plain SGD: no batch-normalised network of plain convolutions can be faster.
 Every layer of BERT is compiled, so every cycle is counted, but for the row that states what a loop over layers takes to
-compile. The compiler gives no estimate for the gradient of a max pool, ours or plain.
+compile. The compiler gives no estimate for the gradient of a max pool, ours or plain. EfficientNet drops nothing here, ours or
+plain, and BERT's GELU is the one by tanh, as in google-research/bert.
 """
 
 import sys

@@ -101,6 +101,7 @@ def _bert_flops(sequences: int, length: int, masked: int) -> float:
 _BF16 = jnp.bfloat16
 _LARS, _PLAIN_LARS = lbopt.lars(0.1, weight_decay=1e-4), optax.lars(0.1, weight_decay=1e-4)
 _LAMB, _PLAIN_LAMB = lbopt.lamb(1e-3, weight_decay=0.01), optax.lamb(1e-3, weight_decay=0.01)
+_STACKED_LAMB = lbopt.lamb(1e-3, weight_decay=0.01, stacked=lbopt.stacked_paths("^layers/"))
 _RESNET_FLOPS = 3 * 2 * 4.089e9 * 32
 _B5_FLOPS = 3 * 2 * 9.9e9 * 64
 _B5 = {"dtype": _BF16, "dropout_rate": 0.0, "stochastic_depth_rate": 0.0}
@@ -151,7 +152,7 @@ CASES = [
         "BERT-Large, batch 65536 x 128, no dropout, one layer in a loop",
         "v3:32x32",
         _bert_flops(32, 128, 20),
-        _bert(bert.make("large", scan=True, **_NO_DROPOUT), 65536, 128, 20, _LAMB),
+        _bert(bert.make("large", scan=True, **_NO_DROPOUT), 65536, 128, 20, _STACKED_LAMB),
         loops=True,
     ),
     Case(

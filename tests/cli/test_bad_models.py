@@ -96,6 +96,43 @@ CASES = {
         {"model.batch_norm_scope": "replicas:3"},
         ["config.model.batch_norm_scope = 'replicas:3'", "4 replicas"],
     ),
+    "folded examples that do not divide a replica's": (
+        EFFICIENTNET,
+        {"model.fold_examples": 3},
+        ["config.model.fold_examples = 3", "64 examples"],
+    ),
+    "no folded examples": (EFFICIENTNET, {"model.fold_examples": 0}, ["config.model.fold_examples = 0"]),
+    "norm groups smaller than a fold": (
+        EFFICIENTNET,
+        {"model.fold_examples": 8, "model.batch_norm_scope": "examples:4"},
+        ["config.model.batch_norm_scope = 'examples:4'", "8 folded"],
+    ),
+    "tiles without a torus": (
+        RESNET,
+        {"model.batch_norm_scope": "tiles:2x2"},
+        ["config.model.batch_norm_scope = 'tiles:2x2'", "tiles:2x2@HxW", "config.parallel.order='torus'"],
+    ),
+    "tiles that do not divide the grid": (
+        RESNET,
+        {"model.batch_norm_scope": "tiles:2x2@1x4"},
+        ["config.model.batch_norm_scope = 'tiles:2x2@1x4'", "grid of 1 x 4"],
+    ),
+    "a torus of devices without coordinates": (
+        RESNET,
+        {"parallel.order": "torus"},
+        ["config.parallel.order = 'torus'", "no coordinates"],
+    ),
+    "misspelt order": (RESNET, {"parallel.order": "tors"}, ["config.parallel.order = 'tors'", "torus"]),
+    "misspelt running statistics": (
+        RESNET,
+        {"model.batch_norm_running_from": "last"},
+        ["config.model.batch_norm_running_from = 'last'", "first"],
+    ),
+    "dropout that leaves nothing": (
+        EFFICIENTNET,
+        {"model.stochastic_depth_rate": 0.9999999},
+        ["config.model.stochastic_depth_rate = 0.9999999"],
+    ),
     "batch larger than the text": (
         LSTM,
         {"global_batch_size": 1_000_000},

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 import torch_networks as torch_side
+import transformers
 
 import lbopt as lbopt_package
 from lbopt.cli import export, main
-from lbopt.config import ModelConfig, TrainConfig, checks
+from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig, checks
 from lbopt.interchange import native
 from lbopt.models.bert import stack_layers
 from lbopt.recipes import build, networks
@@ -31,18 +32,57 @@ def averaged(small, tmp_path_factory):
     return workdir
 
 
-@pytest.fixture(scope="session")
-def started_resnet(tmp_path_factory):
-    """Return the workdir of a small ResNet whose state is all ones: to make or train one would take long here."""
-    config = TrainConfig(model=ModelConfig("resnet", size="18", width_coefficient=0.125, stem="conv3"))
+def started(folder, config):
+    """Make the workdir of a run whose state is made up: to make or train a network would take long here."""
     config.parallel.num_devices = 1
-    state = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), jax.eval_shape(build.build(config).init))
-    folder = tmp_path_factory.mktemp("resnet") / "run"
+    rng = np.random.default_rng(0)
+
+    def made_up(leaf):
+        wanted = np.issubdtype(leaf.dtype, np.floating)
+        return rng.uniform(0.5, 1, leaf.shape).astype(leaf.dtype) if wanted else np.ones(leaf.shape, leaf.dtype)
+
+    state = jax.tree.map(made_up, jax.eval_shape(build.build(config).init))
     with workdirs.open_workdir(folder, "train", checks.to_json(config), lambda saved: []):
         pass
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(jax.device_put(state), {"eval/accuracy": 0.1})
     return folder
+
+
+@pytest.fixture(scope="session")
+def started_resnet(tmp_path_factory):
+    model = ModelConfig("resnet", size="18", width_coefficient=0.125, stem="conv3")
+    return started(tmp_path_factory.mktemp("resnet") / "run", TrainConfig(model=model))
+
+
+PEERS = {
+    "resnet": transformers.ResNetForImageClassification,
+    "efficientnet": transformers.EfficientNetForImageClassification,
+    "bert": transformers.BertForPreTraining,
+}
+FAMILIES = {
+    "resnet": ModelConfig("resnet", size="18", width_coefficient=0.125),
+    "efficientnet": ModelConfig("efficientnet", size="b0", width_coefficient=0.25, depth_coefficient=0.1),
+    "bert": ModelConfig("bert", size="tiny", max_length=64, scan_layers=True),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_command_writes_what_transformers_reads(name, lbopt, tmp_path):
+    data = DataConfig("pydoc_mlm", vocab_size=256) if name == "bert" else DataConfig(image_size=32)
+    metric = {"checkpoint": CheckpointConfig(best_metric="eval/accuracy")}
+    workdir = started(tmp_path / "run", TrainConfig(model=FAMILIES[name], data=data, **metric))
+    out = tmp_path / "out"
+    code, said, err = lbopt("export", f"--workdir={workdir}", "--format=huggingface", f"--output={out}")
+    assert (code, said.strip(), err) == (0, str(out), "")
+    module, variables = lbopt_package.load_huggingface(out)
+    state = checkpoint(workdir, 1)
+    expected = {"params": state.params, **state.model_state}
+    if name == "bert":
+        variables = {"params": stack_layers(variables["params"])}
+    same(variables, expected)
+    _, report = PEERS[name].from_pretrained(out, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
 
 
 def checkpoint(workdir, step):

@@ -8,7 +8,6 @@ import pytest
 import torch_networks as torch_side
 
 from lbopt.models import efficientnet
-from lbopt.models.norm import BatchNorm
 
 B0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}
 B2 = {"width_coefficient": 1.1, "depth_coefficient": 1.2, "hidden_dim": 1408}
@@ -79,8 +78,7 @@ def test_published_networks(shape, size, side, moved, evaluated):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_training(moved, trained, monkeypatch):
-    monkeypatch.setattr(efficientnet, "BatchNorm", functools.partial(BatchNorm, unbiased_running_var=True))
+def test_training(moved, trained):
     # `transformers` gives TensorFlow's momentum .99 to PyTorch, where it would mean .01: the intended one is set.
     model = torch_side.unbiased(_slim(68, 0.5).train())
     module, variables = moved(model)

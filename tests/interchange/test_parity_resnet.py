@@ -8,7 +8,6 @@ import pytest
 import torch_networks as torch_side
 
 from lbopt.models import resnet
-from lbopt.models.norm import BatchNorm
 
 SMALL = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1]}
 SIZES = {
@@ -48,9 +47,8 @@ def test_the_folded_stem(name, moved, evaluated):
 
 
 @pytest.mark.parametrize("name", ["bottleneck", "basic"])
-def test_training(name, moved, trained, monkeypatch):
-    # PyTorch keeps the variance of n - 1 degrees of freedom for evaluation.
-    monkeypatch.setattr(resnet, "BatchNorm", functools.partial(BatchNorm, unbiased_running_var=True))
+def test_training(name, moved, trained):
+    """Batch statistics are kept as PyTorch keeps them, with the variance of n - 1 degrees of freedom."""
     model = torch_side.unbiased(torch_side.resnet(**SIZES[name]).train())
     module, variables = moved(model)
     x = torch_side.images(side(name), batch=6)

@@ -84,7 +84,7 @@ def initialised(module, shape):
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_resnet_convolutions_are_he_normal_by_fan_out(size):
     """Normal, not cut at two deviations."""
-    kernel = initialised(stem.conv(64, size, 1, jnp.float32), (1, 8, 8, 64))["kernel"]
+    kernel = initialised(stem.conv(64, size, 1, jnp.float32, "conv"), (1, 8, 8, 64))["kernel"]
     assert kernel.shape == (size, size, 64, 64)
     deviation = np.sqrt(2 / (size * size * 64))
     assert_deviation(kernel, deviation)
@@ -122,7 +122,7 @@ def test_heads():
 def test_efficientnet_kernels():
     """Variance 2 / fan_out, of a depthwise kernel 2 / area."""
     block = efficientnet.Block(
-        efficientnet.Stage(5, 1, 6, 96, 1), "SAME", 0.25, False, 0.0, lbopt.BatchNorm, jnp.float32
+        efficientnet.Stage(5, 1, 6, 96, 1), "SAME", 0.25, False, 0.0, lbopt.BatchNorm, 1, jnp.float32
     )
     params = initialised(Evaluated(block), (1, 4, 4, 64))["network"]
     assert_deviation(params["expand_conv"]["kernel"], np.sqrt(2 / 384))

@@ -153,6 +153,12 @@ def test_lstm_language_model(size, hidden, millions):
     assert module.num_layers == 2
 
 
+def test_the_lstm_of_legw():
+    """MNIST by rows, 128 wide (You et al., arXiv 1901.08256): four gates of 28 + 128 inputs and a bias, and the head."""
+    expected = 4 * 128 * (28 + 128 + 1) + (128 + 1) * 10
+    assert count(lstm.LSTMClassifier(hidden=128), jnp.zeros((1, 28, 28))) == (expected, 0)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

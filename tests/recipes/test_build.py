@@ -38,6 +38,15 @@ for file, names in FAMILIES.items():
 STUDIES = ["sweeps/digits_limit.py", "sweeps/digits_limit.py:smoke"]
 
 
+def test_each_layer_of_a_scanned_bert_has_a_trust_ratio_of_its_own():
+    config = load("pydoc_bert.py:smoke")
+    config.model.scan_layers, config.parallel.num_devices, config.global_batch_size = True, 1, 8
+    run = build.build(config)
+    _, metrics = jax.block_until_ready(run.train_step(run.init(), run.batches[0]))
+    ratios = [metrics[f"trust_ratio/layers/inner/kernel[{layer}]"] for layer in range(2)]
+    assert ratios[0] != ratios[1]
+
+
 def load(row):
     return call_get_config(str(CONFIGS / row))
 
