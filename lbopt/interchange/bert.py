@@ -13,7 +13,7 @@ from lbopt.errors import require, require_choice
 from lbopt.interchange import fields, layouts
 from lbopt.interchange.family import Family
 from lbopt.interchange.fields import COUNT, POSITIVE, RATE, Field
-from lbopt.interchange.names import DENSE, EMBEDDING, LAYER_NORM, Layer, Leaf
+from lbopt.interchange.names import DENSE, EMBEDDING, LAYER_NORM, TURNED_DENSE, Layer, Leaf
 from lbopt.models.bert import Bert
 
 _THEIR_LAYER = "bert.encoder.layer.{i}"
@@ -22,9 +22,9 @@ ENCODER = (
     Layer("position_embedding", "bert.embeddings.position_embeddings", EMBEDDING),
     Layer("segment_embedding", "bert.embeddings.token_type_embeddings", EMBEDDING),
     Layer("embedding_norm", "bert.embeddings.LayerNorm", LAYER_NORM),
-    Layer("layer{i}/query", f"{_THEIR_LAYER}.attention.self.query", DENSE),
-    Layer("layer{i}/key", f"{_THEIR_LAYER}.attention.self.key", DENSE),
-    Layer("layer{i}/value", f"{_THEIR_LAYER}.attention.self.value", DENSE),
+    Layer("layer{i}/query", f"{_THEIR_LAYER}.attention.self.query", TURNED_DENSE),
+    Layer("layer{i}/key", f"{_THEIR_LAYER}.attention.self.key", TURNED_DENSE),
+    Layer("layer{i}/value", f"{_THEIR_LAYER}.attention.self.value", TURNED_DENSE),
     Layer("layer{i}/attention_output", f"{_THEIR_LAYER}.attention.output.dense", DENSE),
     Layer("layer{i}/attention_norm", f"{_THEIR_LAYER}.attention.output.LayerNorm", LAYER_NORM),
     Layer("layer{i}/inner", f"{_THEIR_LAYER}.intermediate.dense", DENSE),

@@ -29,7 +29,7 @@ class Layout(NamedTuple):
 
 
 SAME = Layout(lambda x: x, lambda x: x)
-"""Vectors and embeddings."""
+"""Vectors, embeddings, and matrices that lie here as there."""
 
 DENSE = Layout(lambda x: x.T, lambda x: x.T)
 """[in, out] <-> [out, in]."""

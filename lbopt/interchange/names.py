@@ -34,6 +34,7 @@ _BIAS = Leaf("params", "bias", "bias", layouts.SAME)
 
 CONV = (Leaf("params", "kernel", "weight", layouts.CONV),)
 DENSE = (Leaf("params", "kernel", "weight", layouts.DENSE), _BIAS)
+TURNED_DENSE = (Leaf("params", "weight", "weight", layouts.SAME), _BIAS)
 DENSE_AS_CONV = (Leaf("params", "kernel", "weight", layouts.DENSE_AS_CONV), _BIAS)
 EMBEDDING = (Leaf("params", "embedding", "weight", layouts.SAME),)
 LAYER_NORM = (_SCALE, _BIAS)

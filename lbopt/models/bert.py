@@ -238,16 +238,19 @@ class Layer(nn.Module):
             return checkpoint_name(_HeadProjection(heads[2:], self.dtype, name=name)(x_BLD), "qkv")
 
         query, key, value = project("query"), project("key"), project("value")
-        scores_BHLL = jnp.einsum("BQHK,BSHK->BHQS", query, key, preferred_element_type=jnp.float32)
+        scores_BHLL = jnp.einsum("BHKQ,BHKS->BHQS", query, key, preferred_element_type=jnp.float32)
         scores_BHLL = checkpoint_name(scores_BHLL * heads[-1] ** -0.5, "scores")
         lowest = jnp.finfo(jnp.float32).min
         probabilities = softmax(jnp.where(mask_BL[:, None, None, :], scores_BHLL, lowest), self.dtype)
         probabilities = Dropout(self.attention_dropout_rate)(probabilities, self.train)
-        return checkpoint_name(jnp.einsum("BHQS,BSHK->BQHK", probabilities, value), "context")
+        return checkpoint_name(jnp.einsum("BHQS,BHKS->BHKQ", probabilities, value), "context")
 
 
 class _HeadProjection(nn.Module):
-    """Project a token to all heads at once; the kernel is kept as [width, width], the bias as [width].
+    """Project a token to all heads at once; the weight is kept as [width out, width in], the bias as [width].
+
+    That way round (and so not called a kernel), and with tokens last, because that is how a TPU keeps heads narrower than its
+    lanes: otherwise weights are turned in every step, and their gradients before every update.
 
     Attributes:
       heads: (number, width of each).
@@ -259,12 +262,12 @@ class _HeadProjection(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        """Map [B, L, D] to [B, L, H, K]."""
+        """Map [B, L, D] to [B, H, K, L]."""
         width = math.prod(self.heads)
-        kernel = self.param("kernel", _init, (x_BLD.shape[-1], width), jnp.float32).astype(self.dtype)
+        weight = self.param("weight", _init, (width, x_BLD.shape[-1]), jnp.float32).astype(self.dtype)
         bias = self.param("bias", nn.initializers.zeros_init(), (width,), jnp.float32).astype(self.dtype)
-        y = jnp.einsum("BLD,DHK->BLHK", x_BLD.astype(self.dtype), kernel.reshape(-1, *self.heads))
-        return y + bias.reshape(self.heads)
+        y_BWL = jnp.einsum("BLD,WD->BWL", x_BLD.astype(self.dtype), weight) + bias[:, None]
+        return y_BWL.reshape(-1, *self.heads, x_BLD.shape[1])
 
 
 class _HeadJoin(nn.Module):
@@ -279,12 +282,12 @@ class _HeadJoin(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, y_BLHK: jax.Array) -> jax.Array:
-        """Map [B, L, H, K] to [B, L, D]."""
-        heads = y_BLHK.shape[-2:]
+    def __call__(self, y_BHKL: jax.Array) -> jax.Array:
+        """Map [B, H, K, L] to [B, L, D]."""
+        heads = y_BHKL.shape[1:3]
         kernel = self.param("kernel", _init, (math.prod(heads), self.width), jnp.float32).astype(self.dtype)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.width,), jnp.float32).astype(self.dtype)
-        return jnp.einsum("BLHK,HKD->BLD", y_BLHK.astype(self.dtype), kernel.reshape(*heads, self.width)) + bias
+        return jnp.einsum("BHKL,HKD->BLD", y_BHKL.astype(self.dtype), kernel.reshape(*heads, -1)) + bias
 
 
 class Embedding(nn.Module):

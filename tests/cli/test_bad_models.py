@@ -130,8 +130,8 @@ CASES = {
     ),
     "dropout that leaves nothing": (
         EFFICIENTNET,
-        {"model.stochastic_depth_rate": 0.9999999},
-        ["config.model.stochastic_depth_rate = 0.9999999"],
+        {"model.dropout_rate": 0.9999999},
+        ["config.model.dropout_rate = 0.9999999"],
     ),
     "batch larger than the text": (
         LSTM,

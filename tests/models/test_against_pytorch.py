@@ -176,7 +176,9 @@ def their_bert(module, p, inputs):
     for number in range(module.num_layers):
         layer = p[f"layer{number}"]
         heads = lambda name, layer=layer, x=x: (  # noqa: E731
-            dense(layer[name], x).view(batch, length, module.num_heads, -1).transpose(1, 2)
+            F.linear(x, layer[name]["weight"], layer[name]["bias"])
+            .view(batch, length, module.num_heads, -1)
+            .transpose(1, 2)
         )
         scores = heads("query") @ heads("key").transpose(2, 3) / (module.width // module.num_heads) ** 0.5
         weights = scores.masked_fill(mask[:, None, None] == 0, -torch.inf).softmax(-1)

@@ -212,10 +212,10 @@ def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
         for number in range(LAYERS):  # softmax does not see it: its gradient is rounding, which LAMB magnifies
             del network_moved[f"layer{number}"]["key"]["bias"]
     assert_close(ours, moved, 1e-4)
-    for kind in ("inner", "query", "output"):
-        ratios = [their_ratios[f"trust_ratio/layer{number}/{kind}/kernel"] for number in range(LAYERS)]
+    for kind in ("inner/kernel", "query/weight", "output/kernel"):
+        ratios = [their_ratios[f"trust_ratio/layer{number}/{kind}"] for number in range(LAYERS)]
         assert ratios[1] > 2 * ratios[0], "one ratio for the stack would be seen"
-        scanned = [our_ratios[f"trust_ratio/layers/{kind}/kernel[{number}]"] for number in range(LAYERS)]
+        scanned = [our_ratios[f"trust_ratio/layers/{kind}[{number}]"] for number in range(LAYERS)]
         np.testing.assert_allclose(scanned, ratios, rtol=1e-5)
 
 
@@ -369,7 +369,7 @@ def test_initialisation():
         elif kind == "scale":
             assert np.all(leaf == 1), path
         else:
-            assert kind in ("kernel", "embedding")
+            assert kind in ("kernel", "weight", "embedding")
             assert np.abs(leaf).max() <= 0.04, path
             if leaf.size > 10000:
                 assert np.abs(leaf).max() > 0.0399, path

@@ -217,8 +217,8 @@ def traced(module, shape):
         (resnet.make("50", stem="space_to_depth"), (1, 33, 32, 3), r"image_size = \(33, 32\): .* needs even sides"),
         (
             resnet.make("50", stem="space_to_depth"),
-            (1, 32, 32, 1),
-            r"channels = 1: give images of 3 channels, or folded ones of 12",
+            (1, 32, 32, 13),
+            r"channels = 13: folded images have 4 times those of an image",
         ),
         (resnet.make("50", stem="conv5"), (1, 32, 32, 3), r"stem = 'conv5': use one of conv3, conv7, space_to_depth"),
         (

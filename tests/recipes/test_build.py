@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+import lbopt
 from lbopt.cli.arguments import call_get_config
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.data.digits import load_digits
@@ -42,7 +43,8 @@ def test_each_layer_of_a_scanned_bert_has_a_trust_ratio_of_its_own():
     config = load("pydoc_bert.py:smoke")
     config.model.scan_layers, config.parallel.num_devices, config.global_batch_size = True, 1, 8
     run = build.build(config)
-    _, metrics = jax.block_until_ready(run.train_step(run.init(), run.batches[0]))
+    state, _ = jax.block_until_ready(run.train_step(run.init(), run.batches[0]))
+    metrics = lbopt.optimizer_metrics(state.opt_state)
     ratios = [metrics[f"trust_ratio/layers/inner/kernel[{layer}]"] for layer in range(2)]
     assert ratios[0] != ratios[1]
 
