@@ -48,7 +48,11 @@ class Fold(NamedTuple):
 
 def repeat(channels: jax.Array, width: int) -> jax.Array:
     """Return what belongs to each channel, [..., channels], for a last axis of `width` folded ones."""
-    return channels if not channels.ndim or channels.shape[-1] == width else jnp.tile(channels, width // channels.shape[-1])
+    return (
+        channels
+        if not channels.ndim or channels.shape[-1] == width
+        else jnp.tile(channels, width // channels.shape[-1])
+    )
 
 
 def mean(folded: jax.Array, fold: Fold) -> jax.Array:

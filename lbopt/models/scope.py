@@ -158,7 +158,9 @@ class Scope:
 
     def _rows(self, num_examples: int, folded: int) -> int:
         if num_examples % folded:
-            self._refuse(f"groups of {num_examples} examples do not hold {folded} folded into one: use a fold that divides them")
+            self._refuse(
+                f"groups of {num_examples} examples do not hold {folded} folded into one: use a fold that divides them"
+            )
         return num_examples // folded
 
     def _divide(self, total: int, what: str) -> int:

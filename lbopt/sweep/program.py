@@ -75,7 +75,9 @@ def make_trial_fn(
             cell.arm.schedule, cell.resolved, arguments.learning_rate, arguments.warmup_steps
         )
         optimizer = cell.arm.optimizer
-        tx = optimizers.make_optimizer(optimizer, schedule, arguments.weight_decay, cell.global_batch_size, problem.stacked)
+        tx = optimizers.make_optimizer(
+            optimizer, schedule, arguments.weight_decay, cell.global_batch_size, problem.stacked
+        )
         step = step_fn(
             problem.loss_fn,
             tx,

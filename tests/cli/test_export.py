@@ -75,14 +75,14 @@ def test_the_command_writes_what_transformers_reads(name, lbopt, tmp_path):
     out = tmp_path / "out"
     code, said, err = lbopt("export", f"--workdir={workdir}", "--format=huggingface", f"--output={out}")
     assert (code, said.strip(), err) == (0, str(out), "")
-    module, variables = lbopt_package.load_huggingface(out)
+    _, variables = lbopt_package.load_huggingface(out)
     state = checkpoint(workdir, 1)
     expected = {"params": state.params, **state.model_state}
     if name == "bert":
         variables = {"params": stack_layers(variables["params"])}
     same(variables, expected)
     _, report = PEERS[name].from_pretrained(out, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert (report["missing_keys"], report["unexpected_keys"]) == (set(), set())
 
 
 def checkpoint(workdir, step):
