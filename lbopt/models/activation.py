@@ -34,27 +34,6 @@ def swish(x: jax.Array) -> jax.Array:
     return jax.nn.silu(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def softmax(scores: jax.Array, dtype: Any) -> jax.Array:
-    """Return the softmax over the last axis of fp32 `scores` in `dtype`, computed in fp32, kept in `dtype`."""
-    return jax.nn.softmax(scores).astype(dtype)
-
-
-def _softmax_forward(scores, dtype):
-    p = softmax(scores, dtype)
-    return p, p
-
-
-def _softmax_backward(dtype, p, gradient):
-    del dtype
-    wide = p.astype(jnp.promote_types(p.dtype, jnp.float32))
-    product = wide * gradient
-    return (product - wide * jnp.sum(product, -1, keepdims=True),)
-
-
-softmax.defvjp(_softmax_forward, _softmax_backward)
-
-
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
     """Return x Phi(x), Phi the normal distribution function, computed in fp32 or wider (Hendrycks and Gimpel, arXiv 1606.08415)."""

@@ -14,7 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from lbopt import types
 from lbopt.errors import UserError, require_choice
-from lbopt.models.activation import gelu, softmax
+from lbopt.models import attention
+from lbopt.models.activation import gelu
 from lbopt.models.randomness import Dropout
 
 # Shape suffixes: B batch, L length, D width, F inner width, H heads, K width of a head, P masked positions, V vocabulary.
@@ -230,7 +231,7 @@ class Layer(nn.Module):
         return _norm(self.epsilon, self.dtype, "output_norm")(x_BLD + Dropout(self.dropout_rate)(y, self.train)), None
 
     def _attend(self, x_BLD: jax.Array, mask_BL: jax.Array) -> jax.Array:
-        """Softmax attention; scores and probabilities are fp32 until they meet the values."""
+        """Map [B, L, D] to the context of every head, [B, H, K, L]."""
         batch, length, width = x_BLD.shape
         heads = (batch, length, self.num_heads, width // self.num_heads)
 
@@ -238,12 +239,9 @@ class Layer(nn.Module):
             return checkpoint_name(_HeadProjection(heads[2:], self.dtype, name=name)(x_BLD), "qkv")
 
         query, key, value = project("query"), project("key"), project("value")
-        scores_BHLL = jnp.einsum("BHKQ,BHKS->BHQS", query, key, preferred_element_type=jnp.float32)
-        scores_BHLL = checkpoint_name(scores_BHLL * heads[-1] ** -0.5, "scores")
-        lowest = jnp.finfo(jnp.float32).min
-        probabilities = softmax(jnp.where(mask_BL[:, None, None, :], scores_BHLL, lowest), self.dtype)
-        probabilities = Dropout(self.attention_dropout_rate)(probabilities, self.train)
-        return checkpoint_name(jnp.einsum("BHQS,BHKS->BHKQ", probabilities, value), "context")
+        shape = (self.num_heads, length, length)
+        keep, share = Dropout(self.attention_dropout_rate, name="attention_dropout").keep(batch, shape, self.train)
+        return attention.attend(query, key, value, mask_BL, keep, share)
 
 
 class _HeadProjection(nn.Module):

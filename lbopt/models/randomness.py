@@ -6,8 +6,6 @@ device, eight, `jit` and `pmap` drop the same things.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -33,7 +31,18 @@ class Dropout(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Drop from `x` [batch, ...]; the identity unless `train`."""
-        return _drop(self, x, x.shape[0], x.shape[1:], lambda keep: keep) if train and self.rate else x
+        keep, share = self.keep(x.shape[0], x.shape[1:], train)
+        return x if keep is None else _scaled(x, keep, share)
+
+    def keep(self, num_examples: int, shape: tuple[int, ...], train: bool) -> tuple[jax.Array | None, float]:
+        """Return what to keep, bool [num_examples, *shape] (None for all), and by what to divide it.
+
+        Args:
+          num_examples: that are seen here.
+          shape: of one example.
+          train: drop.
+        """
+        return _draw_kept(self, "dropout_rate", num_examples, shape, train)
 
 
 class StochasticDepth(nn.Module):
@@ -54,30 +63,29 @@ class StochasticDepth(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Drop examples of `x` [batch / examples, ..., examples * channels]; the identity unless `train`."""
         rows, channels = x.shape[0], x.shape[-1] // self.examples
+        keep, share = _draw_kept(self, "stochastic_depth_rate", rows * self.examples, (), train)
+        if keep is None:
+            return x
+        keep = keep.reshape(rows, *[1] * (x.ndim - 2), self.examples)
+        return _scaled(x, jnp.repeat(keep, channels, axis=-1), share)
 
-        def spread(keep: jax.Array) -> jax.Array:
-            return jnp.repeat(keep.reshape(rows, *[1] * (x.ndim - 2), self.examples), channels, axis=-1)
 
-        return _drop(self, x, rows * self.examples, (), spread) if train and self.rate else x
-
-
-def _drop(
-    module: Dropout | StochasticDepth,
-    x: jax.Array,
-    num_examples: int,
-    shape: tuple[int, ...],
-    spread: Callable[[jax.Array], jax.Array],
-) -> jax.Array:
-    """Draw `shape` for each example, spread what is kept over `x`, and drop the rest."""
+def _draw_kept(
+    module: Dropout | StochasticDepth, name: str, num_examples: int, shape: tuple[int, ...], train: bool
+) -> tuple[jax.Array | None, float]:
     dropped = round(module.rate * _LEVELS)
+    if not train or not module.rate:
+        return None, 1.0
     if not 0 <= dropped < _LEVELS:
-        name = "stochastic_depth_rate" if isinstance(module, StochasticDepth) else "dropout_rate"
         raise ValueError(f"{name} = {module.rate!r}: give a number in [0, {1 - 1 / _LEVELS:.6f}]")
     if module.is_initializing():
-        return x
-    keep = spread(draw(module.make_rng("example"), num_examples, shape) >= dropped)
-    scale = jnp.asarray(_LEVELS / (_LEVELS - dropped), x.dtype)
-    return jnp.where(keep, x * scale, jnp.zeros((), x.dtype))
+        return None, 1.0
+    keep = draw(module.make_rng("example"), num_examples, shape) >= dropped
+    return keep, 1 - dropped / _LEVELS
+
+
+def _scaled(x: jax.Array, keep: jax.Array, share: float) -> jax.Array:
+    return jnp.where(keep, x * jnp.asarray(1 / share, x.dtype), jnp.zeros((), x.dtype))
 
 
 def draw(key: jax.Array, num_examples: int, shape: tuple[int, ...]) -> jax.Array:

@@ -150,12 +150,12 @@ def test_layers_of_a_scan_draw_differently(params, inputs, monkeypatch):
     met = []
 
     class Recorded(bert.Dropout):
-        """Dropout that shows, layer by layer, where it left zeros."""
+        """Dropout that shows, layer by layer, what it keeps."""
 
-        def __call__(self, x, train):
-            y = super().__call__(jnp.ones_like(x), train)
-            jax.debug.callback(lambda kept: met.append(np.asarray(kept)), y != 0, ordered=True)
-            return y
+        def keep(self, num_examples, shape, train):
+            kept, share = super().keep(num_examples, shape, train)
+            jax.debug.callback(lambda kept: met.append(np.asarray(kept)), kept, ordered=True)
+            return kept, share
 
     monkeypatch.setattr(bert, "Dropout", Recorded)
     module = network(scan=True, dropout_rate=0.5, attention_dropout_rate=0.5)
