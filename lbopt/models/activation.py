@@ -54,5 +54,27 @@ def _gelu_backward(x, gradient):
 gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
+@jax.custom_vjp
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    """Return the approximation of `gelu` by tanh that google-research/bert uses, computed in fp32 or wider; only `x` is kept."""
+    return _gelu_tanh(x)
+
+
+def _gelu_tanh(x: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jax.nn.gelu(wide, approximate=True).astype(x.dtype)
+
+
+def _gelu_tanh_forward(x):
+    return _gelu_tanh(x), x
+
+
+def _gelu_tanh_backward(x, gradient):
+    return jax.vjp(_gelu_tanh, x)[1](gradient)
+
+
+gelu_tanh.defvjp(_gelu_tanh_forward, _gelu_tanh_backward)
+
+
 def _normal_cdf(x: jax.Array) -> jax.Array:
     return 0.5 * (1 + jax.lax.erf(x * 0.7071067811865476))  # 1 / sqrt(2)

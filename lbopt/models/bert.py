@@ -15,13 +15,13 @@ from jax.ad_checkpoint import checkpoint_name
 from lbopt import types
 from lbopt.errors import UserError, require_choice
 from lbopt.models import attention
-from lbopt.models.activation import gelu
+from lbopt.models.activation import gelu, gelu_tanh
 from lbopt.models.randomness import Dropout
 
 # Shape suffixes: B batch, L length, D width, F inner width, H heads, K width of a head, P masked positions, V vocabulary.
 
 HEADS = ("pretraining", "question_answering")
-ACTIVATIONS = {"gelu": gelu, "gelu_tanh": nn.gelu, "relu": nn.relu}
+ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": nn.relu}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ X = np.random.default_rng(0).standard_normal((4, 33)) * 4
 PAIRS = {
     "relu": (lambda x: activation.relu(x, x.dtype), jax.nn.relu),
     "gelu": (activation.gelu, lambda x: jax.nn.gelu(x, approximate=False)),
+    "gelu_tanh": (activation.gelu_tanh, jax.nn.gelu),
     "swish": (activation.swish, jax.nn.silu),
 }
 
@@ -24,11 +25,17 @@ def test_values_and_gradients_in_float64(name):
         np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", ["gelu", "swish"])
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "swish"])
 def test_bf16_is_fp32_rounded_once(name):
     narrow = jnp.asarray(X, jnp.bfloat16)
     exact = PAIRS[name][0](narrow.astype(jnp.float32))
     np.testing.assert_array_equal(PAIRS[name][0](narrow), exact.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("fn", [activation.gelu, activation.gelu_tanh])
+def test_gelu_keeps_only_its_input(fn):
+    kept = jax.tree.leaves(jax.vjp(fn, jnp.asarray(X, jnp.bfloat16))[1])
+    assert [leaf.dtype for leaf in kept if leaf.size > 1] == [jnp.bfloat16]
 
 
 def test_relu_keeps_only_the_narrow_result():
