@@ -7,11 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 EPSILON = 1e-5
 PROGRAM = Path(__file__).with_name("on_devices.py")
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quickly_compiled():
+    """Compile as fast as can be: what is computed matters here, not how fast."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")
