@@ -6,6 +6,14 @@ import pytest
 import lbopt
 
 
+@pytest.fixture(scope="package", autouse=True)
+def quickly_compiled():
+    """Compile as fast as can be: what is computed matters here, not how fast."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture
 def moved(tmp_path):
     """Return a function (PyTorch network) -> our module and variables, by way of a folder."""
