@@ -111,8 +111,8 @@ class EfficientNet(nn.Module):
       batch_norm_running_from: `running_from` of `lbopt.BatchNorm`.
       batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; set in what `load_huggingface` returns.
       fold_examples: so many are folded into channels in training, as long as a block's input has fewer than half of
-        `fold.LANES` channels. The result is the same up to rounding. It has to divide each replica's examples; on TPU v3
-        8 is best from 64 on, fewer examples than 8 of them waste rows. On a CPU it only makes work.
+        `fold.LANES` channels. The result is the same up to rounding. It has to divide each replica's examples; 8 of
+        64 is what `scripts/bench models` compiles for TPU v3. On a CPU it only makes work.
       dtype: of convolutions and of what lies between layers; parameters, statistics and logits are fp32.
     """
 

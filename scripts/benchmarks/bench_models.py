@@ -9,6 +9,7 @@ compile. The compiler gives no estimate for the gradient of a max pool, ours or 
 plain, and BERT's GELU is the one by tanh, as in google-research/bert.
 """
 
+import collections
 import sys
 
 import cases
@@ -73,6 +74,12 @@ def _row(name, unit, ours, plain, value, limit=None, ratio_limit=None) -> dict:
 
 def _print_parts(title: str, cost: StepCost) -> None:
     print(f"\n{title}: {1e3 * cost.seconds:.1f} ms, of which")
+    rooms: dict[str, float] = collections.defaultdict(float)
+    for (_, part), seconds in cost.seconds_by_part.items():
+        rooms[part.split("/")[0]] += seconds
+    for room, seconds in sorted(rooms.items(), key=lambda item: -item[1])[:TOP]:
+        print(f"  {1e3 * seconds:8.2f} ms  {100 * seconds / cost.seconds:5.1f} %  {room}")
+    print("by operation:")
     ranked = sorted(cost.seconds_by_part.items(), key=lambda item: -item[1])
     for (direction, part), seconds in ranked[:TOP]:
         print(f"  {1e3 * seconds:8.2f} ms  {100 * seconds / cost.seconds:5.1f} %  {direction:<9}{part}")

@@ -216,47 +216,13 @@ def test_networks_are_the_same_function(name):
     assert_gradients(d_found, d_expected)
 
 
-@pytest.mark.parametrize("backend", ["jit", "pmap"])
-def test_examples_fold_within_a_replica(backend):
-    """One step on four devices, folded and not, from the same parameters."""
-    batch = {
-        "image": np.random.default_rng(5).standard_normal((16, 8, 8, 3)).astype(np.float32),
-        "label": np.arange(16) % 5,
-    }
-    tx = optax.sgd(1.0)  # what a parameter moves is its gradient
-
-    def step_with(examples):
-        network = efficientnet.EfficientNet(
-            stages=(efficientnet.Stage(3, 1, 2, 8, 2),),
-            stem_width=8,
-            head_width=32,
-            num_classes=5,
-            stochastic_depth_rate=0.3,
-            batch_norm_scope="replicas:2",
-            batch_norm_momentum=0.0,
-            fold_examples=examples,
-        )
-        model = seam.from_linen(network)
-
-        def loss_fn(params, model_state, batch, rng):
-            logits, new_state = model.apply(params, model_state, batch["image"], train=True, rng=rng)
-            each = losses.softmax_cross_entropy(logits, batch["label"], 0.0)
-            return jnp.mean(each), (new_state, metrics.classification(logits, batch["label"], each))
-
-        mesh = lbopt.make_mesh(devices=jax.devices()[:4])
-        params, model_state = jax.device_get(jax.jit(model.init)(jax.random.key(0), batch["image"][:1]))
-        state = lbopt.TrainState.create(params, model_state, tx, 0)
-        step = lbopt.make_train_step(loss_fn, tx, mesh, backend=backend, key_per_replica=False)
-        state, measured = jax.block_until_ready(step(state, batch))
-        gradients = jax.tree.map(lambda before, after: before - after, params, state.params)
-        return jax.device_get((measured["loss"], state.model_state, gradients))
-
-    *expected, d_expected = step_with(1)
-    *found, d_found = step_with(4)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, expected)
-    assert_gradients(d_found, d_expected)
-    with pytest.raises(UserError, match="fold_examples = 8: use a divisor of a replica's 4 examples"):
-        step_with(8)
+@pytest.mark.parametrize(("num_examples", "axis_name"), [(16, None), (4, "data")])
+def test_examples_fold_within_a_replica(num_examples, axis_name):
+    """Whole steps that fold are in tests/parallel/test_randomness.py."""
+    with replicas.tracing_for(4, axis_name):
+        assert fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 4).shape == (num_examples // 4, 1, 1, 12)
+        with pytest.raises(UserError, match="fold_examples = 8: use a divisor of a replica's 4 examples"):
+            fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 8)
 
 
 def test_evaluation_takes_any_number_of_examples():

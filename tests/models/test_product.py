@@ -83,6 +83,17 @@ def test_equals_numpy(scope, run, arrays, reference):
         close(stats[name], 0.75 * start + 0.25 * expected[name])
 
 
+def test_statistics_are_those_of_the_kernel_that_is_multiplied():
+    """In bf16 a kernel is rounded for the product; 1 + 1/300 becomes 1, which only the rounded one's moments know."""
+    x = jnp.asarray(np.random.default_rng(2).integers(-4, 5, (BATCH, 2, 2, 2)), jnp.bfloat16)
+    kernel = jnp.array([[1 + 1 / 300, -1.0], [-1.0, 1 + 1 / 300]])
+    module = lbopt.BatchNorm(momentum=0.0, use_scale=False, use_bias=False)
+    variables = module.init(jax.random.key(0), x, False)
+    _, updated = module.apply(variables, x, False, kernel, mutable=["batch_stats"])
+    multiplied = np.asarray(x, np.float64) @ np.array([[1.0, -1.0], [-1.0, 1.0]])
+    np.testing.assert_allclose(updated["batch_stats"]["var"], multiplied.var((0, 1, 2)), rtol=1e-5)
+
+
 def test_output_of_the_convolution_is_not_kept(arrays):
     """Between forward and backward pass lies nothing with as many elements as the output, except the input of tanh."""
     x, kernel, *_ = arrays

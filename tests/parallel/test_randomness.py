@@ -4,6 +4,8 @@ Flax's dropout draws from the step's key for the batch it sees: the same on any 
 per replica under pmap. lbopt's draws for an example by its number in the global batch: the same everywhere.
 """
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -150,6 +152,12 @@ def efficientnet_problem():
     return module, {"inputs": images, "labels": rng.integers(0, 5, 16)}
 
 
+def folded_problem():
+    """Return the same, where four devices fold their examples into channels and one does not."""
+    module, batch = efficientnet_problem()
+    return module, batch, module.clone(fold_examples=4)
+
+
 @pytest.fixture
 def quick_compilation():
     """Leave optimizations out, that compiling takes half the time."""
@@ -159,13 +167,13 @@ def quick_compilation():
 
 
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("problem", [bert_problem, efficientnet_problem])
+@pytest.mark.parametrize("problem", [bert_problem, efficientnet_problem, folded_problem])
 def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_backends(problem, trajectory, relative_gap):
     """Three steps; parameters agree to 1e-5 of how far they have moved, batch statistics to 1e-5."""
-    module, batch = problem()
-    model = seam.from_linen(module)
+    module, batch, *spread = problem()
+    models = {1: seam.from_linen(module), 4: seam.from_linen(*spread or [module])}
 
-    def loss_fn(params, model_state, batch, rng):
+    def loss_fn(model, params, model_state, batch, rng):
         outputs, model_state = model.apply(params, model_state, batch["inputs"], True, rng)
         each = jax.tree.map(
             lambda logits, labels: jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels)),
@@ -175,15 +183,15 @@ def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_back
         return sum(jax.tree.leaves(each)), (model_state, {})
 
     tx = optax.sgd(0.1)
-    shapes, of_state = jax.eval_shape(model.init, jax.random.key(0), batch["inputs"])
+    shapes, of_state = jax.eval_shape(models[1].init, jax.random.key(0), batch["inputs"])
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda leaf: np.float32(rng.normal(0.1, 0.3, leaf.shape)), shapes)
     model_state = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), of_state)
     start = lbopt.TrainState.create(params, model_state, tx, 5)
 
     def run(num_devices, backend):
-        mesh = lbopt.make_mesh(num_devices)
-        step = lbopt.make_train_step(loss_fn, tx, mesh, backend, key_per_replica=False, donate=False)
+        mesh, loss = lbopt.make_mesh(num_devices), functools.partial(loss_fn, models[num_devices])
+        step = lbopt.make_train_step(loss, tx, mesh, backend, key_per_replica=False, donate=False)
         return step, trajectory(step, start, [batch] * 3)
 
     step, one = run(1, "jit")
