@@ -11,9 +11,9 @@ import optax
 import pytest
 
 import lbopt
-from lbopt import losses, metrics, replicas
+from lbopt import replicas
 from lbopt.errors import UserError
-from lbopt.models import efficientnet, fold, resnet, seam
+from lbopt.models import efficientnet, fold, resnet
 from lbopt.models.fold import Fold
 from lbopt.models.randomness import StochasticDepth
 
