@@ -11,6 +11,7 @@ from lbopt.train.writers import read_lines
 
 _FEW = 20
 _MANY = 4
+_MOST_NAMED = 20
 _IF_LOGGED = {
     "trust_ratio": ("Trust ratio of each layer", "trust_ratio"),
     "update_over_weight": ("Update over weight, norms of each layer", "update_over_weight/"),
@@ -53,18 +54,33 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
 
 def _draw(workdir: pathlib.Path, stem: str, lines: list[dict[str, Any]], names: list[str], log: bool = False) -> str:
     figure, axes = page.new_figure(8, 3.6)
+    curves = {}
     for name in names:
         points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
         if points:
-            marker = "o" if len(points) <= _FEW else None  # a line through one point cannot be seen
-            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.5, marker=marker, markersize=4)
+            curves[name] = points
+    named = _named(curves)
+    for name in [*(name for name in curves if name not in named), *named]:  # those without a name lie below
+        marker = "o" if len(curves[name]) <= _FEW else None  # a line through one point cannot be seen
+        look = {"label": name} if name in named else {"color": "#cccccc"}
+        axes.plot(*zip(*curves[name], strict=True), linewidth=1.5, marker=marker, markersize=4, **look)
+    if len(named) < len(curves):
+        axes.set_title(f"{len(curves)} layers; named: the highest and the lowest at the end", fontsize=8, loc="left")
     if log:
         axes.set_yscale("log")
     axes.set_xlabel("optimizer step")
-    if len(axes.lines) > _MANY:
+    if len(named) > _MANY:
         axes.legend(
             frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5)
         )  # beside, not over, the curves
     elif axes.lines:  # nothing is drawn of a run that only ever saw NaN
         axes.legend(frameon=False, fontsize=8)
     return page.save_figure(figure, workdir / f"{stem}.png")
+
+
+def _named(curves: dict[str, list[tuple[int, float]]]) -> list[str]:
+    """Return which curves a legend names: all, or the highest and lowest at the end of more than fit beside a figure."""
+    if len(curves) <= _MOST_NAMED:
+        return list(curves)
+    ranked = sorted(curves, key=lambda name: curves[name][-1][1])
+    return ranked[: -_MOST_NAMED // 2 - 1 : -1] + ranked[: _MOST_NAMED // 2][::-1]
