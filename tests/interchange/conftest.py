@@ -6,12 +6,9 @@ import pytest
 import lbopt
 
 
-@pytest.fixture(scope="package", autouse=True)
-def quickly_compiled():
-    """Compile as fast as can be: what is computed matters here, not how fast."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+@pytest.fixture(scope="module", autouse=True)
+def _quickly(quickly_compiled):
+    """What is computed matters here, not how fast."""
 
 
 @pytest.fixture
