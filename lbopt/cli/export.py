@@ -84,7 +84,7 @@ def on_one_device(config: TrainConfig) -> TrainConfig:
 def _restore(plan: Run, workdir: pathlib.Path, which: str) -> TrainState:
     with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True) as checkpoints:
         step = choose_step(checkpoints, which)
-        return checkpoints.restore(jax.eval_shape(plan.init), plan.mesh, step)
+        return checkpoints.restore(plan.shapes(), step)
 
 
 def _save_huggingface(

@@ -240,12 +240,14 @@ class ParallelConfig:
       num_devices: None for all there are.
       num_microsteps: gradient accumulation.
       order: of the devices: "given" or "torus", which batch norm over "tiles:RxC" needs; see `lbopt.make_mesh`.
+      shard_update: split the optimizer's state and work over the devices; see `lbopt.make_train_step`.
     """
 
     backend: str = "jit"
     num_devices: int | None = None
     num_microsteps: int = 1
     order: str = "given"
+    shard_update: bool = False
 
 
 @dataclasses.dataclass
@@ -499,6 +501,12 @@ def _validate_parallel(parallel: ParallelConfig) -> None:
     require_choice("config.parallel.backend", parallel.backend, BACKENDS)
     require_choice("config.parallel.order", parallel.order, ORDERS)
     _at_least("config.parallel.num_microsteps", parallel.num_microsteps, 1)
+    require(
+        not parallel.shard_update or parallel.backend != "pmap",
+        "config.parallel.shard_update",
+        parallel.shard_update,
+        "under pmap every replica holds the whole state; use config.parallel.backend='jit'",
+    )
     if parallel.num_devices is not None:
         _at_least("config.parallel.num_devices", parallel.num_devices, 1)
 

@@ -61,7 +61,7 @@ def make_gradient_fn(
         def body(total, part):
             batch_part, key = part
             result = whole(params, model_state, batch_part, key)
-            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, result), None
+            return jax.tree.map(lambda a, b: a + jnp.asarray(b, a.dtype), total, result), None
 
         (grads, new_model_state, metrics), _ = jax.lax.scan(body, zeros, (parts, keys))
         mean = lambda total, like: (total / num_microsteps).astype(like.dtype)  # noqa: E731

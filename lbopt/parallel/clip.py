@@ -46,7 +46,7 @@ def clipped(grads: types.Params, clip: GradientClip) -> tuple[types.Params, type
 def make_microstep_hook(clip: GradientClip | None, measure: bool, axis_name: str | None) -> Any:
     """Return what is done to the gradient of each microstep: grads -> (grads, metrics); None for nothing.
 
-    With `measure`, the metric `SMALL_SQUARE` is the squared norm that goes into the mean.
+    With `measure`, the squared norm of what goes into the mean is among the metrics, for `taken_noise`.
     """
     early = clip is not None and clip.stage != "accumulated"
     if not early and not measure:
@@ -60,10 +60,21 @@ def make_microstep_hook(clip: GradientClip | None, measure: bool, axis_name: str
             grads, metrics = clipped(grads, clip)
         if measure:
             square = jnp.square(clipping.global_norm(grads)).astype(jnp.float32)
-            metrics = {**metrics, SMALL_SQUARE: (square, jnp.ones(()))}
+            # After a clip of the mean all replicas hold the same part: they count as one.
+            same = jax.lax.axis_size(axis_name) if axis_name is not None and early and clip.stage == "mean" else 1
+            metrics = {**metrics, _SMALL_SQUARE: (square / same, jnp.ones(()) / same)}
         return grads, metrics
 
     return hook
 
 
-SMALL_SQUARE = "gradient_square/small"
+def taken_noise(metrics: types.Metrics) -> tuple[types.Metrics, dict[str, jax.Array]]:
+    """Take the measured norms of parts out of a step's metrics, as arguments for `lbopt.track_noise_scale`."""
+    if _SMALL_SQUARE not in metrics:
+        return metrics, {}
+    rest = {name: pair for name, pair in metrics.items() if name != _SMALL_SQUARE}
+    total, count = metrics[_SMALL_SQUARE]
+    return rest, {"small_square_norm": total / count, "num_small": count}
+
+
+_SMALL_SQUARE = "gradient_square/small"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from lbopt import replicas, types
 from lbopt.errors import UserError, require, require_choice
-from lbopt.parallel import accumulate, clip as clips
+from lbopt.parallel import accumulate, clip as clips, shards
 from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded, torus_grid
 from lbopt.parallel.state import TrainState
@@ -45,14 +46,32 @@ def step_fn(
       measure_noise: see `make_train_step`.
       key_per_replica: see `make_train_step`.
     """
+    gradients = _gradients(loss_fn, num_microsteps, compute_dtype, axis_name, clip, measure_noise, key_per_replica)
+    return _whole(gradients, _update(tx, clip))
+
+
+def _whole(gradients: Callable[..., Any], update: Callable[..., Any]) -> StepFn:
+    """Join the two halves of a step; the first does not see the optimizer's state."""
+    return lambda state, batch: update(state, *gradients(state.replace(opt_state=()), batch))
+
+
+def _gradients(
+    loss_fn: types.LossFn,
+    num_microsteps: int,
+    compute_dtype: Any,
+    axis_name: str | None,
+    clip: GradientClip | None,
+    measure_noise: bool,
+    key_per_replica: bool,
+) -> Callable[[TrainState, types.Batch], tuple[types.Params, types.ModelState, types.Metrics]]:
+    """Return (state, batch) -> (mean gradients, new model state, metrics), the same on all replicas."""
     alone = axis_name is None or (clip is not None and clip.stage == "mean")
     if measure_noise and alone and num_microsteps == 1:
         raise UserError("measure_noise = True: the batch is one part; use num_microsteps >= 2")
     hook = clips.make_microstep_hook(clip, measure_noise, axis_name)
     gradient_fn = accumulate.make_gradient_fn(loss_fn, num_microsteps, compute_dtype, hook)
-    transform = optax.with_extra_args_support(tx)
 
-    def step(state: TrainState, batch: types.Batch) -> tuple[TrainState, types.Metrics]:
+    def gradients(state: TrainState, batch: types.Batch):
         key = state.step_key()
         if axis_name is not None and key_per_replica:
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
@@ -60,19 +79,30 @@ def step_fn(
         if axis_name is not None:
             grads, model_state = jax.lax.pmean((grads, model_state), axis_name)
             metrics = jax.lax.psum(metrics, axis_name)
-        extra = {}
-        if measure_noise:
-            total, count = metrics.pop(clips.SMALL_SQUARE)
-            parts = num_microsteps * (1 if alone else jax.lax.axis_size(axis_name))
-            extra = {"small_square_norm": total / count, "num_small": parts}
+        return grads, model_state, metrics
+
+    return gradients
+
+
+def _update(tx: optax.GradientTransformation, clip: GradientClip | None, sharded_over: Mesh | None = None):
+    """Return (state, gradients, new model state, metrics) -> (new state, metrics); see `lbopt.parallel.shards` for a mesh."""
+    transform = optax.with_extra_args_support(tx)
+    split, gather = (
+        (functools.partial(way, sharded_over) if sharded_over else lambda tree: tree)
+        for way in (shards.split, shards.gather)
+    )
+
+    def update(state: TrainState, grads: types.Params, model_state: types.ModelState, metrics: types.Metrics):
+        grads, params = split((grads, state.params))
+        metrics, extra = clips.taken_noise(metrics)
         if clip is not None and clip.stage == "accumulated":
             grads, of_gradient = clips.clipped(grads, clip)
             metrics = {**metrics, **of_gradient}
-        updates, opt_state = transform.update(grads, state.opt_state, state.params, **extra)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = transform.update(grads, state.opt_state, params, **extra)
+        params = gather(split(optax.apply_updates(params, updates)))
         return state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state), metrics
 
-    return step
+    return update
 
 
 class Step:
@@ -80,10 +110,18 @@ class Step:
 
     Attributes:
       mesh: the devices it runs on.
+      shards_update: whether the optimizer's state lies in parts; `state_sharding` says where.
     """
 
-    def __init__(self, compiled: Any, mesh: Mesh, num_microsteps: int, arrange: Callable[[types.Batch], types.Batch]):
-        self._compiled, self.mesh = compiled, mesh
+    def __init__(
+        self,
+        compiled: Any,
+        mesh: Mesh,
+        num_microsteps: int,
+        arrange: Callable[[types.Batch], types.Batch],
+        shards_update: bool = False,
+    ):
+        self._compiled, self.mesh, self.shards_update = compiled, mesh, shards_update
         self._num_microsteps, self._arrange = num_microsteps, arrange
         self._last_size: int | None = None
 
@@ -94,6 +132,10 @@ class Step:
     def lower(self, *arguments: Any) -> Any:
         """Lower for these arguments (arrays or `jax.ShapeDtypeStruct`)."""
         return self._compiled.lower(*self._prepare(arguments))
+
+    def state_sharding(self, state: TrainState) -> TrainState:
+        """Return where each array of a training state (or of its shapes) must lie: give it to `jax.device_put`."""
+        return shards.state_sharding(self.mesh, state, self.shards_update)
 
     def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *rest, batch = arguments
@@ -116,6 +158,7 @@ def make_train_step(
     clip_stage: str = "accumulated",
     measure_noise: bool = False,
     key_per_replica: bool = True,
+    shard_update: bool = False,
 ) -> Step:
     """Build `step(state, global_batch) -> (state, metrics)`, data-parallel over the mesh.
 
@@ -142,14 +185,17 @@ def make_train_step(
       key_per_replica: give each mapped replica a key of its own, so that a loss that draws for the examples it sees does
         not draw the same on all of them. False for losses that draw per example from one key for all replicas, as
         lbopt's models do: then the draws depend on neither backend nor number of devices.
+      shard_update: split the optimizer's state and work over the devices, each of which updates its part of the parameters
+        ("jit" only; see `lbopt.parallel.shards`). Place the first state with
+        `jax.device_put(state, step.state_sharding(state))`; all states of one step have the same shapes.
 
     Returns:
       A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is replicated under
-      both backends, its metrics are sums over the global batch. The backends agree up to rounding, except that with
+      both backends (but for the optimizer's, with `shard_update`), its metrics are sums over the global batch. The backends agree up to rounding, except that with
       `key_per_replica` random draws of the loss are per global batch under "jit" and per replica under "pmap".
 
     Raises:
-      UserError: for an unknown backend, or when called with a batch that does not split evenly.
+      UserError: for an unknown backend, for `shard_update` under "pmap", or when called with a batch that does not split evenly.
     """
     require_choice("backend", backend, BACKENDS)
     require(num_microsteps >= 1, "num_microsteps", num_microsteps, "give a number >= 1")
@@ -158,24 +204,58 @@ def make_train_step(
         raise UserError(
             "measure_noise = True: one replica and one microstep make one gradient; use num_microsteps >= 2"
         )
+    require(
+        not shard_update or backend != "pmap",
+        "shard_update",
+        shard_update,
+        "under pmap every replica holds the whole state; use backend='jit'",
+    )
     donated = (0,) if donate else ()
     by_replica = (clip is not None and clip.stage == "replica") or (measure_noise and num_microsteps == 1)
     mapped_axis = DATA_AXIS if backend == "pmap" or by_replica else None
-    pure = step_fn(loss_fn, tx, num_microsteps, compute_dtype, mapped_axis, clip, measure_noise, key_per_replica)
+    gradients = _gradients(loss_fn, num_microsteps, compute_dtype, mapped_axis, clip, measure_noise, key_per_replica)
     if backend == "pmap":
-        step = _stating(pure, mesh, DATA_AXIS)
+        step = _stating(_whole(gradients, _update(tx, clip)), mesh, DATA_AXIS)
         mapped = jax.pmap(
             step, DATA_AXIS, in_axes=(None, 0), out_axes=None, devices=list(mesh.devices.flat), donate_argnums=donated
         )
         return Step(mapped, mesh, num_microsteps, _by_replica(mesh))
-    step = _stating(pure, mesh, mapped_axis)
     if by_replica:
         # Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
         specs = (PartitionSpec(), PartitionSpec(DATA_AXIS))
-        step = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
-    inputs = (replicated(mesh), sharded(mesh))
-    compiled = jax.jit(step, in_shardings=inputs, out_shardings=replicated(mesh), donate_argnums=donated)
-    return Step(compiled, mesh, num_microsteps, _as_it_is)
+        gradients = jax.shard_map(gradients, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+    step = _stating(_whole(gradients, _update(tx, clip, mesh if shard_update else None)), mesh, mapped_axis)
+
+    def compiled(state_sharding):
+        return jax.jit(
+            step,
+            in_shardings=(state_sharding, sharded(mesh)),
+            out_shardings=(state_sharding, replicated(mesh)),
+            donate_argnums=donated,
+        )
+
+    if not shard_update:
+        return Step(compiled(replicated(mesh)), mesh, num_microsteps, _as_it_is)
+    by_shapes = _OnceShapesAreKnown(lambda state: compiled(shards.state_sharding(mesh, state, shard_update)))
+    return Step(by_shapes, mesh, num_microsteps, _as_it_is, shard_update)
+
+
+class _OnceShapesAreKnown:
+    """A jitted step whose shardings depend on the shapes of the state, which the first call shows."""
+
+    def __init__(self, make: Callable[[TrainState], Any]):
+        self._make, self._made = make, None
+
+    def __call__(self, state: TrainState, batch: types.Batch) -> Any:
+        return self._of(state)(state, batch)
+
+    def lower(self, state: TrainState, batch: types.Batch) -> Any:
+        return self._of(state).lower(state, batch)
+
+    def _of(self, state: TrainState) -> Any:
+        if self._made is None:
+            self._made = self._make(state)
+        return self._made
 
 
 def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "jit") -> Step:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 from jax.sharding import Mesh
 
@@ -9,7 +11,7 @@ from lbopt.config.train import ParallelConfig, TrainConfig
 from lbopt.data.batches import TrainBatches
 from lbopt.errors import UserError, require
 from lbopt.evaluation import evaluate
-from lbopt.parallel import mesh as meshes, step as steps
+from lbopt.parallel import mesh as meshes, shards, step as steps
 from lbopt.parallel.state import TrainState, split_seed
 from lbopt.recipes import optimizers, problem as problems, schedule as schedules
 from lbopt.replicas import Replicas
@@ -53,26 +55,41 @@ def build(config: TrainConfig) -> Run:
 
     stage = config.optimizer.clip_stage
 
-    def init() -> TrainState:
+    train_step = steps.make_train_step(
+        problem.loss_fn,
+        tx,
+        mesh,
+        backend,  # type: ignore[arg-type]
+        config.parallel.num_microsteps,
+        max_grad_norm=None if stage in ("accumulated", "none") else optimizers.resolve_clip(config.optimizer),
+        clip_stage=stage,
+        measure_noise=measured,
+        key_per_replica=False,
+        shard_update=config.parallel.shard_update,
+    )
+
+    def first() -> TrainState:
         return make_state(problem, tx, config.seed)
 
+    @functools.cache
+    def shapes() -> TrainState:
+        bare = jax.eval_shape(first)
+        return shards.placed(bare, train_step.state_sharding(bare))
+
+    def init() -> TrainState:
+        return jax.jit(first, out_shardings=jax.tree.map(lambda x: x.sharding, shapes()))()
+
     def averaged(state: TrainState) -> TrainState:
-        return state if config.optimizer.ema_decay is None else with_averaged_params(state)
+        if config.optimizer.ema_decay is None:
+            return state
+        state = with_averaged_params(state)
+        return state.replace(params=meshes.put_replicated(mesh, state.params))
 
     return Run(
         mesh=mesh,
-        init=jax.jit(init, out_shardings=meshes.replicated(mesh)),
-        train_step=steps.make_train_step(
-            problem.loss_fn,
-            tx,
-            mesh,
-            backend,  # type: ignore[arg-type]
-            config.parallel.num_microsteps,
-            max_grad_norm=None if stage in ("accumulated", "none") else optimizers.resolve_clip(config.optimizer),
-            clip_stage=stage,
-            measure_noise=measured,
-            key_per_replica=False,
-        ),
+        shapes=shapes,
+        init=init,
+        train_step=train_step,
         batches=TrainBatches(train, config.seed, size, resolved.num_steps, jax.process_index(), jax.process_count()),
         evaluate=lambda state: evaluate(eval_step, averaged(state), validation, config.eval_global_batch_size),
         evaluate_test=lambda state: evaluate(

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 
 import jax
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers
 
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.parallel.mesh import replicated
 from lbopt.parallel.state import TrainState
 
 _MARGIN_BYTES = 1 << 17
@@ -99,20 +97,18 @@ class Checkpoints:
                 f"{self._folder}: a checkpoint needs {needed / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free; free space, then run the same command again"
             )
 
-    def restore(self, like: TrainState, mesh: Mesh, step: int) -> TrainState:
+    def restore(self, like: TrainState, step: int) -> TrainState:
         """Read a checkpoint.
 
         Args:
-          like: a state of shapes (from `jax.eval_shape`).
-          mesh: over which the state is replicated.
+          like: shapes, dtypes and shardings (`Run.shapes`); the run that saved it may have had other shardings and devices.
           step: which one.
 
         Raises:
           EnvironmentProblem: if it cannot be read.
         """
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), like)
         try:
-            return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+            return self._manager.restore(step, args=ocp.args.StandardRestore(like))
         except Exception as error:  # whatever the storage layers raise
             raise EnvironmentProblem(_unreadable(self._folder, step, error)) from error
 

@@ -67,7 +67,7 @@ def restore_or_init(run: Run, checkpoints: Checkpoints) -> TrainState:
     latest = checkpoints.latest_step()
     if latest is None:
         return run.init()
-    return checkpoints.restore(jax.eval_shape(run.init), run.mesh, latest)
+    return checkpoints.restore(run.shapes(), latest)
 
 
 def _steps(

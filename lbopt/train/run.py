@@ -29,7 +29,8 @@ class Run:
 
     Attributes:
       mesh: the devices.
-      init: () -> the state before the first update, replicated over the mesh.
+      shapes: () -> shapes, dtypes and shardings of the state.
+      init: () -> the state before the first update, laid out so.
       train_step: from `make_train_step`.
       batches: this process's part of every step's global batch.
       evaluate: state -> metrics on the validation split.
@@ -42,6 +43,7 @@ class Run:
     """
 
     mesh: Mesh
+    shapes: Callable[[], TrainState]
     init: Callable[[], TrainState]
     train_step: Step
     batches: TrainBatches
@@ -60,4 +62,4 @@ class Run:
           UserError: if the model, for instance its batch-norm groups, does not fit the batch or the devices.
         """
         shape = lambda x: jax.ShapeDtypeStruct((self.global_batch_size, *x.shape[1:]), x.dtype)  # noqa: E731
-        return self.train_step.lower(jax.eval_shape(self.init), jax.tree.map(shape, self.batches[0]))
+        return self.train_step.lower(self.shapes(), jax.tree.map(shape, self.batches[0]))

@@ -108,7 +108,7 @@ def saved_state(plan_of):
         plan = plan_of(*overrides)
         with Checkpoints(workdir, keep=100) as checkpoints:
             step = checkpoints.latest_step() if step is None else step
-            return checkpoints.restore(jax.eval_shape(plan.init), plan.mesh, step)
+            return checkpoints.restore(plan.shapes(), step)
 
     return restore
 

@@ -8,6 +8,7 @@ import pytest
 
 import lbopt
 from lbopt.errors import UserError
+from lbopt.parallel import shards
 from lbopt.parallel.mesh import make_mesh, put_replicated, replicated
 from lbopt.train.checkpoint import Checkpoints, choose_step
 
@@ -103,7 +104,7 @@ def test_values_dtypes_and_layout_come_back(tmp_path, num_devices, on):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, None)
         checkpoints.wait()
-        restored = checkpoints.restore(like(), mesh, 7)
+        restored = checkpoints.restore(shards.placed(like(), jax.tree.map(lambda _: replicated(mesh), like())), 7)
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
         assert (after.dtype, after.shape) == (before.dtype, before.shape)

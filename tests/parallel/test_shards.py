@@ -1,0 +1,139 @@
+"""Weight-update sharding: the same training as without it, with a part of the state and of the work on each device.
+
+Tolerance: after 20 updates no parameter and no moment differs by more than 1e-6 of the distance that all of them moved.
+"""
+
+import json
+import math
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt.errors import UserError
+from lbopt.parallel import shards
+from lbopt.parallel.mesh import replicated
+from lbopt.train.checkpoint import Checkpoints
+
+TOLERANCE = 1e-6
+PROGRAM = Path(__file__).with_name("sharded_run.py")
+OPTIMIZERS = ["lamb", "lars", "adamw"]
+
+
+@pytest.fixture(scope="module")
+def sharded_run():
+    return runpy.run_path(str(PROGRAM))
+
+
+@pytest.fixture(scope="module")
+def on_eight():
+    """Return what the program prints on eight devices."""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run([sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_is_the_same_on_four_devices(sharded_run, optimizer):
+    assert max(sharded_run["gaps"](optimizer)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_is_the_same_on_eight_devices(on_eight, optimizer):
+    assert max(on_eight[optimizer]) <= TOLERANCE
+
+
+def test_the_tolerance_sees_norms_of_parts(sharded_run):
+    """After one update already: the trust ratio of half a kernel is what an update that knew only its part would take."""
+    start, whole = sharded_run["train"](sharded_run["OPTIMIZERS"]["lamb"](), count=1)
+    before, after = (np.asarray(state.params["Dense_0"]["kernel"], np.float64) for state in (start, whole))
+    of_part = np.linalg.norm(before[:32]) * math.sqrt(2) / np.linalg.norm(before)
+    moved = np.linalg.norm(sharded_run["wide"](whole)[0] - sharded_run["wide"](start)[0])
+    assert abs(of_part - 1) * np.max(np.abs(after - before)) > 5 * TOLERANCE * moved
+
+
+@pytest.mark.parametrize(
+    ("options", "measure"),
+    [
+        ({"max_grad_norm": 0.5, "clip_stage": "replica"}, False),
+        ({"max_grad_norm": 0.5, "clip_stage": "mean", "num_microsteps": 2}, False),
+        ({"max_grad_norm": 0.5}, False),
+        ({"measure_noise": True}, True),
+    ],
+)
+def test_clips_and_measured_noise_are_the_same(sharded_run, options, measure):
+    def tx():
+        first = [lbopt.track_noise_scale(16)] if measure else []
+        return optax.chain(*first, lbopt.lamb(0.01))
+
+    (start, whole), (_, parts) = (sharded_run["train"](tx(), 5, shard_update=on, **options) for on in (False, True))
+    for a, b, c in zip(*map(sharded_run["wide"], (whole, parts, start)), strict=True):
+        assert np.max(np.abs(a - b)) <= TOLERANCE * np.linalg.norm(a - c)
+
+
+def test_each_device_holds_its_part(sharded_run):
+    _, state = sharded_run["train"](lbopt.lamb(0.01), count=2, shard_update=True)
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves((state.params, state.model_state)))
+    held = {}
+    for name, leaf in jax.tree.leaves_with_path(state.opt_state):
+        if leaf.size >= shards.MIN_SPLIT_ELEMENTS:
+            held[jax.tree_util.keystr(name)] = leaf.size / leaf.addressable_shards[0].data.size
+        else:
+            assert leaf.sharding.is_fully_replicated
+    assert sorted(held.values()) == [2, 2, 4, 4, 4, 4]  # two moments of 130 x 127, 64 x 256 and 256 x 130
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "part"),
+    [
+        (8, (3, 3, 64, 128), (3, 3, 8, 128)),
+        (2048, (1024, 1024), (1, 512)),
+        (2048, (30522, 1024), (15261, 1)),
+        (2048, (24, 1024, 4096), (3, 4, 4096)),
+        (12, (7, 1000, 24), (7, 250, 8)),
+        (8, (100001,), (100001,)),
+        (8, (64, 128), (64, 128)),
+        (1, (1024, 1024), (1024, 1024)),
+        (8, (), ()),
+    ],
+)
+def test_what_is_split(size, shape, part):
+    assert shards.part_shape(size, shape) == part
+
+
+@pytest.mark.parametrize("shape", [(256, 130), (130, 127), (7, 64, 64), (4, 4)])
+def test_an_array_lies_as_it_is_said_to(shape):
+    mesh = lbopt.make_mesh(4)
+    where = shards.split_sharding(mesh, shape)
+    assert where.shard_shape(shape) == shards.part_shape(4, shape)
+    assert list(where.mesh.devices.flat) == list(mesh.devices.flat)
+
+
+@pytest.mark.parametrize(("saved_in_parts", "saved_on", "read_in_parts", "read_on"), [(True, 4, False, 4), (False, 1, True, 4), (True, 4, True, 2)])
+def test_a_checkpoint_does_not_know_how_it_was_sharded(tmp_path, sharded_run, saved_in_parts, saved_on, read_in_parts, read_on):
+    _, create = sharded_run["problem"]()
+    state = create(lbopt.lamb(0.01))
+    state = state.replace(opt_state=jax.tree.map(lambda x: (x + jnp.arange(x.size).reshape(x.shape)).astype(x.dtype), state.opt_state))
+    where = [shards.state_sharding(lbopt.make_mesh(n), state, parts) for n, parts in ((saved_on, saved_in_parts), (read_on, read_in_parts))]
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(jax.device_put(state.replace(step=jnp.int32(3)), where[0]), None)
+        checkpoints.wait()
+        restored = checkpoints.restore(shards.placed(jax.eval_shape(lambda: state), where[1]), 3)
+    for before, after, there in zip(*map(jax.tree.leaves, (state.opt_state, restored.opt_state, where[1].opt_state)), strict=True):
+        np.testing.assert_array_equal(before, after)
+        assert after.sharding.is_equivalent_to(there, after.ndim)
+
+
+def test_pmap_is_refused():
+    with pytest.raises(UserError, match=r"shard_update = True: under pmap .* use backend='jit'"):
+        lbopt.make_train_step(lambda *_: None, optax.sgd(0.1), lbopt.make_mesh(4), "pmap", shard_update=True)
