@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lbopt import types
@@ -22,6 +23,8 @@ from lbopt.parallel.state import TrainState
 
 MIN_SPLIT_ELEMENTS = 1 << 14
 """Arrays of fewer elements stay whole: to gather one costs more than to update it."""
+SUM_KINDS = ("TPU v2", "TPU v3")
+"""Devices for which the compiler makes such sums of most gathers anyway, and spares a copy where it is told so."""
 
 
 def part_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -72,7 +75,38 @@ def split(mesh: Mesh, tree: types.PyTree) -> types.PyTree:
 
 def gather(mesh: Mesh, tree: types.PyTree) -> types.PyTree:
     """Within a traced function: let each device have every array whole."""
-    return jax.lax.with_sharding_constraint(tree, replicated(mesh))
+    kind = mesh.devices.flat[0].device_kind
+    one = gather_by_sum if kind in SUM_KINDS else gather_by_dimension
+    return jax.tree.map(lambda x: one(mesh, x), tree)
+
+
+def gather_by_dimension(mesh: Mesh, x: jax.Array) -> jax.Array:
+    """Gather one dimension after another, the last one first: all at once, the compiler lays the array out anew."""
+    where = split_sharding(mesh, x.shape)
+    spec = list(where.spec)
+    for dim in reversed(range(len(spec))):
+        if spec[dim] is not None:
+            spec[dim] = None
+            x = jax.lax.with_sharding_constraint(x, NamedSharding(where.mesh, PartitionSpec(*spec)))
+    return jax.lax.with_sharding_constraint(x, replicated(mesh))
+
+
+def gather_by_sum(mesh: Mesh, x: jax.Array) -> jax.Array:
+    """Add up arrays that are zero but for each device's part: the same values, but -0 comes back as 0."""
+    where = split_sharding(mesh, x.shape)
+    if where.is_fully_replicated:
+        return jax.lax.with_sharding_constraint(x, where)
+    axes = [(names,) if isinstance(names, str) else names for names in where.spec]
+
+    def whole(part: jax.Array) -> jax.Array:
+        starts = [
+            jax.lax.axis_index(names) * size if names else 0 for names, size in zip(axes, part.shape, strict=True)
+        ]
+        mine = jax.lax.dynamic_update_slice(jnp.zeros(x.shape, x.dtype), part, starts)
+        return jax.lax.psum(mine, [name for names in axes if names for name in names])
+
+    gathered = jax.shard_map(whole, mesh=where.mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False)
+    return gathered(x)
 
 
 def state_sharding(mesh: Mesh, state: TrainState, shard_update: bool) -> TrainState:

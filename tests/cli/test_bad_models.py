@@ -122,6 +122,11 @@ CASES = {
         {"parallel.order": "torus"},
         ["config.parallel.order = 'torus'", "no coordinates"],
     ),
+    "a sharded update under pmap": (
+        RESNET,
+        {"parallel.shard_update": True, "parallel.backend": "pmap"},
+        ["config.parallel.shard_update = True", "config.parallel.backend='jit'"],
+    ),
     "misspelt order": (RESNET, {"parallel.order": "tors"}, ["config.parallel.order = 'tors'", "torus"]),
     "misspelt running statistics": (
         RESNET,

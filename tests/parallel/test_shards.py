@@ -6,6 +6,7 @@ Tolerance: after 20 updates no parameter and no moment differs by more than 1e-6
 import json
 import math
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -132,6 +133,29 @@ def test_a_checkpoint_does_not_know_how_it_was_sharded(tmp_path, sharded_run, sa
     for before, after, there in zip(*map(jax.tree.leaves, (state.opt_state, restored.opt_state, where[1].opt_state)), strict=True):
         np.testing.assert_array_equal(before, after)
         assert after.sharding.is_equivalent_to(there, after.ndim)
+
+
+@pytest.mark.parametrize("way", [shards.gather_by_dimension, shards.gather_by_sum])
+@pytest.mark.parametrize("shape", [(256, 130), (130, 254), (130, 127), (3, 64, 127), (4, 4)])
+def test_what_was_split_comes_back_whole(way, shape):
+    mesh = lbopt.make_mesh(4)
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    whole = jax.jit(lambda x: way(mesh, x), in_shardings=shards.split_sharding(mesh, shape))(x)
+    assert whole.sharding.is_fully_replicated
+    assert [np.array_equal(x, np.asarray(copy.data)) for copy in whole.addressable_shards] == [True] * 4
+
+
+@pytest.mark.parametrize(("way", "collective"), [("gather_by_dimension", "all-gather"), ("gather_by_sum", "all-reduce")])
+def test_the_program_gathers_so(monkeypatch, sharded_run, way, collective):
+    """On CPU, where this process runs, by dimension; on TPU v3 by sum."""
+    if way == "gather_by_sum":
+        monkeypatch.setattr(shards, "SUM_KINDS", (jax.devices()[0].device_kind,))
+    loss_fn, create = sharded_run["problem"]()
+    tx = lbopt.lamb(0.01)
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(), shard_update=True)
+    state = jax.device_put(create(tx), step.state_sharding(create(tx)))
+    program = step.lower(state, sharded_run["batches"](1)[0]).compile().as_text()
+    assert re.search(rf"f32\[130,127\]\S* {collective}\(|f32\[130,127\].*\) {collective}\(", program)
 
 
 def test_pmap_is_refused():

@@ -6,6 +6,8 @@ import re
 import shutil
 import signal
 
+import jax
+import numpy as np
 import pytest
 
 KILLED_RUN = pathlib.Path(__file__).with_name("killed_run.py")
@@ -21,6 +23,9 @@ WATCHED = (
     "--config.parallel.num_microsteps=2",
 )
 
+SPREAD = ("--config.parallel.num_devices=4", "--config.model.hidden=512", "--config.optimizer.ema_decay=0.9")
+SHARDED = (*SPREAD, "--config.parallel.shard_update=True")
+
 # Name: where the run is killed, at which step, and how it is run.
 KILLS = {
     "one device": ("step", 10, ()),
@@ -28,6 +33,7 @@ KILLS = {
     "before the first checkpoint": ("step", 2, ()),
     "while a checkpoint is being saved": ("save", 9, ()),
     "everything watched": ("step", 10, WATCHED),
+    "sharded update": ("step", 10, SHARDED),
 }
 
 
@@ -99,6 +105,28 @@ def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(name, workdir, t
         assert batch == straight[step][1]
     assert batch.keys() == {"image", "label"}
     assert straight[7][1]["image"] != straight[8][1]["image"]
+
+
+def test_a_sharded_run_goes_on_without_sharding(workdir, train, reference, saved_state):
+    """To 1e-6 of the distance moved: norms are added up in another order."""
+    workdir = workdir("sharded update")
+    assert train(workdir, *SPREAD) == 0
+    resumed, whole, killed = (
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+        for state in (
+            saved_state(workdir, *SPREAD),
+            saved_state(reference(*SHARDED), *SHARDED),
+            saved_state(workdir, *SPREAD, step=9),
+        )
+    )
+    assert np.max(np.abs(resumed - whole)) < 1e-6 * np.linalg.norm(whole - killed)
+
+
+def test_the_optimizer_of_a_sharded_run_is_in_parts(plan_of):
+    state = plan_of(*SHARDED).init()
+    parts = [leaf.size // leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(state.opt_state)]
+    assert sorted(parts)[-3:] == [4, 4, 4]  # two moments and the average of one kernel
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(killed, train, workdir, logged, capsys):
