@@ -5,8 +5,8 @@
 Rows (`:ROW`): <optimizer>-<global batch size>, the optimizer is lamb; `smoke` is tiny.
 Hardware and time: about eight minutes of CPU time. Perplexity on the test part (one run, 2-core CPU, Python 3.11, JAX 0.10.2):
 
-    batch        64    interpolated trigram (python -m lbopt.data.baselines)
-    lamb      14.18    18.11
+    batch        64       256    interpolated trigram (python -m lbopt.data.baselines)
+    lamb      14.18     13.89    18.11
 """
 
 import copy
@@ -18,9 +18,9 @@ LEGW = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "b
 OPTIMIZERS = {
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01, b2=0.99), ScheduleConfig(0.02, **LEGW)),
 }
-MEASURED = ("64",)
+MEASURED = ("64", "256")
 """The batch sizes of the table above."""
-ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in ("64", "256")), "smoke")
+ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MEASURED), "smoke")
 
 
 def get_config(arg: str = "lamb-64") -> TrainConfig:

@@ -66,7 +66,7 @@ def _pretraining(outputs, batch):
     return jnp.mean(word_loss) + jnp.mean(losses.softmax_cross_entropy(sentences, batch["next_sentence_label"]))
 
 
-def _step(network, batch: dict, loss, tx) -> Build:
+def _step(network, batch: dict, loss, tx, shard_update: bool = False) -> Build:
     model = seam.from_linen(network)
     inputs = (lambda batch: batch) if loss is _pretraining else (lambda batch: batch["image"])
 
@@ -77,17 +77,18 @@ def _step(network, batch: dict, loss, tx) -> Build:
     def build(mesh):
         example = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), inputs(batch))
         state = jax.eval_shape(lambda: TrainState.create(*model.init(jax.random.key(0), example), tx, 0))
-        return lbopt.make_train_step(loss_fn, tx, mesh, key_per_replica=False), state, batch
+        step = lbopt.make_train_step(loss_fn, tx, mesh, key_per_replica=False, shard_update=shard_update)
+        return step, state, batch
 
     return build
 
 
-def _resnet(network, side: int, channels: int, tx) -> Build:
-    return _step(network, _images(32768, side, channels), _classification, tx)
+def _resnet(network, side: int, channels: int, tx, **options) -> Build:
+    return _step(network, _images(32768, side, channels), _classification, tx, **options)
 
 
-def _bert(network, batch: int, length: int, masked: int, tx) -> Build:
-    return _step(network, _text(batch, length, masked), _pretraining, tx)
+def _bert(network, batch: int, length: int, masked: int, tx, **options) -> Build:
+    return _step(network, _text(batch, length, masked), _pretraining, tx, **options)
 
 
 def _bert_flops(sequences: int, length: int, masked: int) -> float:
@@ -102,6 +103,7 @@ _BF16 = jnp.bfloat16
 _LARS, _PLAIN_LARS = lbopt.lars(0.1, weight_decay=1e-4), optax.lars(0.1, weight_decay=1e-4)
 _LAMB, _PLAIN_LAMB = lbopt.lamb(1e-3, weight_decay=0.01), optax.lamb(1e-3, weight_decay=0.01)
 _STACKED_LAMB = lbopt.lamb(1e-3, weight_decay=0.01, stacked=lbopt.stacked_paths("^layers/"))
+_RESNET = resnet.make("50", stem="space_to_depth", fold_columns=True, dtype=jnp.bfloat16)
 _RESNET_FLOPS = 3 * 2 * 4.089e9 * 32
 _B5_FLOPS = 3 * 2 * 9.9e9 * 64
 _B5 = {"dtype": _BF16, "dropout_rate": 0.0, "stochastic_depth_rate": 0.0}
@@ -113,10 +115,16 @@ CASES = [
         "ResNet-50, batch 32768",
         "v3:16x32",
         _RESNET_FLOPS,
-        _resnet(resnet.make("50", stem="space_to_depth", fold_columns=True, dtype=_BF16), 112, 12, _LARS),
+        _resnet(_RESNET, 112, 12, _LARS),
         _resnet(plain_models.ResNet50(), 224, 3, _PLAIN_LARS),
-        least_utilisation=38,
         breakdown=True,
+    ),
+    Case(
+        "ResNet-50, batch 32768, sharded update",
+        "v3:16x32",
+        _RESNET_FLOPS,
+        _resnet(_RESNET, 112, 12, _LARS, shard_update=True),
+        least_utilisation=38,
     ),
     Case(
         "ResNet-50, batch 32768, convolutions and ReLUs alone",
@@ -145,8 +153,14 @@ CASES = [
         _bert_flops(32, 128, 20),
         _bert(bert.make("large", **_NO_DROPOUT), 65536, 128, 20, _LAMB),
         _bert(plain_models.BertLarge(dropout=0.0), 65536, 128, 20, _PLAIN_LAMB),
-        least_utilisation=62,
         breakdown=True,
+    ),
+    Case(
+        "BERT-Large, batch 65536 x 128, no dropout, sharded update",
+        "v3:32x32",
+        _bert_flops(32, 128, 20),
+        _bert(bert.make("large", **_NO_DROPOUT), 65536, 128, 20, _LAMB, shard_update=True),
+        least_utilisation=62,
     ),
     Case(
         "BERT-Large, batch 65536 x 128, no dropout, one layer in a loop",
@@ -163,10 +177,22 @@ CASES = [
         _bert(plain_models.BertLarge(), 65536, 128, 20, _PLAIN_LAMB),
     ),
     Case(
+        "BERT-Large, batch 65536 x 128, sharded update",
+        "v3:32x32",
+        _bert_flops(32, 128, 20),
+        _bert(bert.make("large", **_DROPOUT), 65536, 128, 20, _LAMB, shard_update=True),
+    ),
+    Case(
         "BERT-Large, batch 32768 x 512",
         "v3:32x32",
         _bert_flops(16, 512, 80),
         _bert(bert.make("large", **_DROPOUT), 32768, 512, 80, _LAMB),
         _bert(plain_models.BertLarge(remat=True), 32768, 512, 80, _PLAIN_LAMB),
+    ),
+    Case(
+        "BERT-Large, batch 32768 x 512, sharded update",
+        "v3:32x32",
+        _bert_flops(16, 512, 80),
+        _bert(bert.make("large", **_DROPOUT), 32768, 512, 80, _LAMB, shard_update=True),
     ),
 ]
