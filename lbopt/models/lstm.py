@@ -40,7 +40,7 @@ class LSTMClassifier(nn.Module):
         rows = images.astype(self.dtype).reshape(images.shape[0], images.shape[1], -1)
         cell = nn.OptimizedLSTMCell(self.hidden, dtype=self.dtype)
         states = nn.RNN(cell, unroll=rows.shape[1])(rows)
-        return nn.Dense(self.num_classes, dtype=self.dtype)(states[:, -1]).astype(jnp.float32)
+        return nn.Dense(self.num_classes, dtype=jnp.float32)(states[:, -1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,7 @@ class LSTMLanguageModel(nn.Module):
             state, x = layer(x, carry[number])
             left.append(state)
         x = Dropout(self.dropout_rate)(x, train).astype(self.dtype)
-        head = nn.Dense(self.vocab_size, dtype=self.dtype, kernel_init=uniform, bias_init=uniform, name="head")
-        return {"logits": head(x).astype(jnp.float32), "carry": tuple(left)}
+        return {"logits": Head(self.vocab_size, uniform, name="head")(x), "carry": tuple(left)}
 
 
 def make(size: str, **options: Any) -> LSTMLanguageModel:
@@ -126,6 +125,24 @@ def make(size: str, **options: Any) -> LSTMLanguageModel:
     published = dataclasses.asdict(SIZES[size])
     del published["length"]
     return LSTMLanguageModel(**{**published, **options})
+
+
+class Head(nn.Module):
+    """A dense layer with logits in fp32, whatever the dtype of its input.
+
+    Attributes:
+      width: number of logits.
+      init: of kernel [input, width] and bias [width].
+    """
+
+    width: int
+    init: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [..., input] to fp32 [..., width]; matmuls are in the dtype of `x`."""
+        kernel = self.param("kernel", self.init, (x.shape[-1], self.width), jnp.float32)
+        return _matmul(x, kernel) + self.param("bias", self.init, (self.width,), jnp.float32)
 
 
 class LSTMLayer(nn.Module):
@@ -158,12 +175,12 @@ class LSTMLayer(nn.Module):
         bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.hidden,), jnp.float32)
         zeros = jnp.zeros((x.shape[0], self.hidden), jnp.float32)
         start = (zeros, zeros) if state is None else state
-        projected = (x.astype(self.dtype) @ kernel.astype(self.dtype)).astype(jnp.float32) + bias
+        projected = _matmul(x.astype(self.dtype), kernel) + bias
         recurrent = recurrent.astype(self.dtype)
 
         def step(state: tuple[jax.Array, jax.Array], gates: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             cell, hidden = state
-            gates = gates + (hidden.astype(self.dtype) @ recurrent).astype(jnp.float32)
+            gates = gates + _matmul(hidden.astype(self.dtype), recurrent)
             enter, forget, candidate, leave = jnp.split(gates, 4, axis=-1)
             cell = nn.sigmoid(forget) * cell + nn.sigmoid(enter) * jnp.tanh(candidate)
             hidden = nn.sigmoid(leave) * jnp.tanh(cell)
@@ -171,6 +188,11 @@ class LSTMLayer(nn.Module):
 
         end, outputs = jax.lax.scan(step, start, projected.swapaxes(0, 1))
         return end, outputs.swapaxes(0, 1)
+
+
+def _matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Return x @ kernel, multiplied in the dtype of `x` and added up in fp32, in which it stays."""
+    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
 
 
 def _uniform(scale: float) -> Any:

@@ -141,7 +141,7 @@ def dropped_scan(params, inputs):
     return scanned(params, inputs, **DROPS)
 
 
-@pytest.mark.parametrize("remat", ["attention", "layer"])
+@pytest.mark.parametrize("remat", ["dots", "attention", "inner", "layer"])
 def test_rematerialisation_of_a_scan_changes_no_gradient(remat, params, inputs, dropped_scan):
     assert_close(scanned(params, inputs, remat=remat, **DROPS)[1], dropped_scan[1], 1e-6)
 

@@ -136,6 +136,11 @@ def test_bf16_keeps_carry_and_logits_in_fp32(params, tokens):
     assert {leaf.dtype for leaf in jax.tree.leaves(ours)} == {np.dtype(np.float32)}
     gap = np.abs(ours["logits"] - theirs["logits"]).max() / np.abs(theirs["logits"]).max()
     assert 1e-5 < gap < 0.03
+    classified = jax.jit(lstm.LSTMClassifier(hidden=8, dtype=jnp.bfloat16).init_with_output, static_argnums=2)(
+        jax.random.key(0), np.ones((2, 3, 4), np.float32), False
+    )[0]
+    for logits in (ours["logits"], np.asarray(classified)):
+        assert not np.array_equal(logits, logits.astype(jnp.bfloat16)), "rounded to bf16 on the way"
 
 
 @pytest.mark.parametrize(("size", "scale"), [("small", 0.1), ("medium", 0.05), ("large", 0.04)])
