@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-import jax
-
 from lbopt.cli import arguments
 from lbopt.cli.train import comparison
 from lbopt.config import TrainConfig

@@ -21,7 +21,6 @@ import pytest
 import lbopt
 from lbopt.errors import UserError
 from lbopt.parallel import shards
-from lbopt.parallel.mesh import replicated
 from lbopt.train.checkpoint import Checkpoints
 
 TOLERANCE = 1e-6
@@ -120,17 +119,29 @@ def test_an_array_lies_as_it_is_said_to(shape):
     assert list(where.mesh.devices.flat) == list(mesh.devices.flat)
 
 
-@pytest.mark.parametrize(("saved_in_parts", "saved_on", "read_in_parts", "read_on"), [(True, 4, False, 4), (False, 1, True, 4), (True, 4, True, 2)])
-def test_a_checkpoint_does_not_know_how_it_was_sharded(tmp_path, sharded_run, saved_in_parts, saved_on, read_in_parts, read_on):
+@pytest.mark.parametrize(
+    ("saved_in_parts", "saved_on", "read_in_parts", "read_on"),
+    [(True, 4, False, 4), (False, 1, True, 4), (True, 4, True, 2)],
+)
+def test_a_checkpoint_does_not_know_how_it_was_sharded(
+    tmp_path, sharded_run, saved_in_parts, saved_on, read_in_parts, read_on
+):
     _, create = sharded_run["problem"]()
     state = create(lbopt.lamb(0.01))
-    state = state.replace(opt_state=jax.tree.map(lambda x: (x + jnp.arange(x.size).reshape(x.shape)).astype(x.dtype), state.opt_state))
-    where = [shards.state_sharding(lbopt.make_mesh(n), state, parts) for n, parts in ((saved_on, saved_in_parts), (read_on, read_in_parts))]
+    state = state.replace(
+        opt_state=jax.tree.map(lambda x: (x + jnp.arange(x.size).reshape(x.shape)).astype(x.dtype), state.opt_state)
+    )
+    where = [
+        shards.state_sharding(lbopt.make_mesh(n), state, parts)
+        for n, parts in ((saved_on, saved_in_parts), (read_on, read_in_parts))
+    ]
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(jax.device_put(state.replace(step=jnp.int32(3)), where[0]), None)
         checkpoints.wait()
         restored = checkpoints.restore(shards.placed(jax.eval_shape(lambda: state), where[1]), 3)
-    for before, after, there in zip(*map(jax.tree.leaves, (state.opt_state, restored.opt_state, where[1].opt_state)), strict=True):
+    for before, after, there in zip(
+        *map(jax.tree.leaves, (state.opt_state, restored.opt_state, where[1].opt_state)), strict=True
+    ):
         np.testing.assert_array_equal(before, after)
         assert after.sharding.is_equivalent_to(there, after.ndim)
 
@@ -145,7 +156,9 @@ def test_what_was_split_comes_back_whole(way, shape):
     assert [np.array_equal(x, np.asarray(copy.data)) for copy in whole.addressable_shards] == [True] * 4
 
 
-@pytest.mark.parametrize(("way", "collective"), [("gather_by_dimension", "all-gather"), ("gather_by_sum", "all-reduce")])
+@pytest.mark.parametrize(
+    ("way", "collective"), [("gather_by_dimension", "all-gather"), ("gather_by_sum", "all-reduce")]
+)
 def test_the_program_gathers_so(monkeypatch, sharded_run, way, collective):
     """On CPU, where this process runs, by dimension; on TPU v3 by sum."""
     if way == "gather_by_sum":
