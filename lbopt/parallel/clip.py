@@ -61,7 +61,8 @@ def make_microstep_hook(clip: GradientClip | None, measure: bool, axis_name: str
         if measure:
             square = jnp.square(clipping.global_norm(grads)).astype(jnp.float32)
             # After a clip of the mean all replicas hold the same part: they count as one.
-            same = jax.lax.axis_size(axis_name) if axis_name is not None and early and clip.stage == "mean" else 1
+            after_mean = clip is not None and clip.stage == "mean" and axis_name is not None
+            same = jax.lax.axis_size(axis_name) if after_mean else 1
             metrics = {**metrics, _SMALL_SQUARE: (square / same, jnp.ones(()) / same)}
         return grads, metrics
 
