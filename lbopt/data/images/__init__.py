@@ -1,0 +1,1 @@
+"""Photographs: from compressed bytes to arrays of one size."""

@@ -1,0 +1,178 @@
+"""AutoAugment and RandAugment in the form of Google's EfficientNet code.
+
+An operation has a level from 0 to 10 (RandAugment allows more), which its own scale turns into degrees, pixels, thresholds
+or factors. Geometry takes the nearest pixel and fills with grey; its direction is drawn.
+
+References:
+  Cubuk et al., AutoAugment, arXiv 1805.09501; Cubuk et al., RandAugment, arXiv 1909.13719;
+  tensorflow/tpu, models/official/efficientnet/autoaugment.py.
+
+Note:
+  Operations are Pillow's. The source computes "Contrast" around the number of pixels over 256 (white from 256 x 256 pixels on), where Pillow,
+  and the paper's name for it, mean the mean brightness. No AutoAugment policy here contains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+from lbopt.errors import require
+
+GREY = (128, 128, 128)
+_TOP = 10.0
+"""The level at which scales are stated."""
+
+
+class Reach(NamedTuple):
+    """How far pixels go at level 10.
+
+    Attributes:
+      translate: pixels by which an image is moved.
+      cutout: half the side of the square that is cut out.
+    """
+
+    translate: float
+    cutout: float
+
+
+Operation = Callable[[Image.Image, float, Reach, np.random.Generator], Image.Image]
+"""(image, level, reach, rng) -> image."""
+
+
+def _signed(value: float, rng: np.random.Generator) -> float:
+    return value if rng.random() < 0.5 else -value
+
+
+def _affine(image: Image.Image, coefficients: tuple[float, ...]) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST, fillcolor=GREY)
+
+
+def _rotate(image, level, reach, rng):
+    degrees = _signed(30 * level / _TOP, rng)
+    return image.rotate(degrees, Image.Resampling.NEAREST, fillcolor=GREY)
+
+
+def _shear_x(image, level, reach, rng):
+    return _affine(image, (1, _signed(0.3 * level / _TOP, rng), 0, 0, 1, 0))
+
+
+def _shear_y(image, level, reach, rng):
+    return _affine(image, (1, 0, 0, _signed(0.3 * level / _TOP, rng), 1, 0))
+
+
+def _translate_x(image, level, reach, rng):
+    return _affine(image, (1, 0, _signed(reach.translate * level / _TOP, rng), 0, 1, 0))
+
+
+def _translate_y(image, level, reach, rng):
+    return _affine(image, (1, 0, 0, 0, 1, _signed(reach.translate * level / _TOP, rng)))
+
+
+def _posterize(image, level, reach, rng):
+    bits = min(int(4 * level / _TOP), 8)
+    return Image.fromarray(np.asarray(image) & np.uint8(256 - (1 << (8 - bits))))
+
+
+def _solarize(image, level, reach, rng):
+    return ImageOps.solarize(image, int(256 * level / _TOP))
+
+
+def _solarize_add(image, level, reach, rng):
+    values = np.asarray(image)
+    brighter = np.minimum(values.astype(np.int16) + int(110 * level / _TOP), 255).astype(np.uint8)
+    return Image.fromarray(np.where(values < 128, brighter, values))
+
+
+def _cutout(image, level, reach, rng):
+    half = int(reach.cutout * level / _TOP)
+    row, column = int(rng.integers(image.height)), int(rng.integers(image.width))
+    values = np.array(image)
+    values[max(0, row - half) : row + half, max(0, column - half) : column + half] = GREY
+    return Image.fromarray(values)
+
+
+def _enhanced(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+    return lambda image, level, reach, rng: enhancer(image).enhance(1.8 * level / _TOP + 0.1)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "AutoContrast": lambda image, level, reach, rng: ImageOps.autocontrast(image),
+    "Equalize": lambda image, level, reach, rng: ImageOps.equalize(image),
+    "Invert": lambda image, level, reach, rng: ImageOps.invert(image),
+    "Rotate": _rotate,
+    "Posterize": _posterize,
+    "Solarize": _solarize,
+    "Color": _enhanced(ImageEnhance.Color),
+    "Contrast": _enhanced(ImageEnhance.Contrast),
+    "Brightness": _enhanced(ImageEnhance.Brightness),
+    "Sharpness": _enhanced(ImageEnhance.Sharpness),
+    "ShearX": _shear_x,
+    "ShearY": _shear_y,
+    "TranslateX": _translate_x,
+    "TranslateY": _translate_y,
+    "Cutout": _cutout,
+    "SolarizeAdd": _solarize_add,
+}
+
+V0 = (
+    (("Equalize", 0.8, 1), ("ShearY", 0.8, 4)),
+    (("Color", 0.4, 9), ("Equalize", 0.6, 3)),
+    (("Color", 0.4, 1), ("Rotate", 0.6, 8)),
+    (("Solarize", 0.8, 3), ("Equalize", 0.4, 7)),
+    (("Solarize", 0.4, 2), ("Solarize", 0.6, 2)),
+    (("Color", 0.2, 0), ("Equalize", 0.8, 8)),
+    (("Equalize", 0.4, 8), ("SolarizeAdd", 0.8, 3)),
+    (("ShearX", 0.2, 9), ("Rotate", 0.6, 8)),
+    (("Color", 0.6, 1), ("Equalize", 1.0, 2)),
+    (("Invert", 0.4, 9), ("Rotate", 0.6, 0)),
+    (("Equalize", 1.0, 9), ("ShearY", 0.6, 3)),
+    (("Color", 0.4, 7), ("Equalize", 0.6, 0)),
+    (("Posterize", 0.4, 6), ("AutoContrast", 0.4, 7)),
+    (("Solarize", 0.6, 8), ("Color", 0.6, 9)),
+    (("Solarize", 0.2, 4), ("Rotate", 0.8, 9)),
+    (("Rotate", 1.0, 7), ("TranslateY", 0.8, 9)),
+    (("ShearX", 0.0, 0), ("Solarize", 0.8, 4)),
+    (("ShearY", 0.8, 0), ("Color", 0.6, 4)),
+    (("Color", 1.0, 0), ("Rotate", 0.6, 2)),
+    (("Equalize", 0.8, 4), ("Equalize", 0.0, 8)),
+    (("Equalize", 1.0, 4), ("AutoContrast", 0.6, 2)),
+    (("ShearY", 0.4, 7), ("SolarizeAdd", 0.6, 7)),
+    (("Posterize", 0.8, 2), ("Solarize", 0.6, 10)),
+    (("Solarize", 0.6, 8), ("Equalize", 0.6, 1)),
+    (("Color", 0.8, 6), ("Rotate", 0.4, 5)),
+)
+"""The policy "v0" of the source: of 25 pairs (operation, probability, level) one is drawn, and applied in this order."""
+AUTOAUGMENT_REACH, RANDAUGMENT_REACH = Reach(250, 100), Reach(100, 40)
+
+
+def autoaugment(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return uint8 [height, width, 3] after one pair of operations of `V0`, each with its probability."""
+    picture = Image.fromarray(image)
+    for name, probability, level in V0[int(rng.integers(len(V0)))]:
+        if rng.random() < probability:
+            picture = OPERATIONS[name](picture, level, AUTOAUGMENT_REACH, rng)
+    return np.asarray(picture)
+
+
+def randaugment(image: np.ndarray, rng: np.random.Generator, num_layers: int = 2, magnitude: float = 9) -> np.ndarray:
+    """Return uint8 [height, width, 3] after `num_layers` operations, each drawn from all, at one level.
+
+    Args:
+      image: uint8 [height, width, 3].
+      rng: from which operations are drawn.
+      num_layers: N of the paper, >= 0.
+      magnitude: M of the paper: the level, >= 0; scales go on beyond 10.
+
+    Raises:
+      UserError: naming the number that is negative.
+    """
+    require(num_layers >= 0, "num_layers", num_layers, "give a number >= 0")
+    require(magnitude >= 0, "magnitude", magnitude, "give a number >= 0")
+    picture, names = Image.fromarray(image), tuple(OPERATIONS)
+    for _ in range(num_layers):
+        picture = OPERATIONS[names[int(rng.integers(len(names)))]](picture, magnitude, RANDAUGMENT_REACH, rng)
+    return np.asarray(picture)
