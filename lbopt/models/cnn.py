@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt.models import conv, norm
+from lbopt.models.head import Head
 
 
 class CNN(nn.Module):
@@ -44,7 +45,7 @@ class CNN(nn.Module):
             x = _max_pool(nn.relu(x))
         x = x.reshape(x.shape[0], -1)
         x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x))
-        return nn.Dense(self.num_classes, dtype=self.dtype)(x).astype(jnp.float32)
+        return Head(self.num_classes, name="Dense_1")(x)
 
 
 def _max_pool(x: jax.Array) -> jax.Array:

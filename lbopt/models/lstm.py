@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt.errors import require_choice
+from lbopt.models.head import Head, matmul
 from lbopt.models.randomness import Dropout
 
 Carry = tuple[tuple[jax.Array, jax.Array], ...]
@@ -40,7 +41,7 @@ class LSTMClassifier(nn.Module):
         rows = images.astype(self.dtype).reshape(images.shape[0], images.shape[1], -1)
         cell = nn.OptimizedLSTMCell(self.hidden, dtype=self.dtype)
         states = nn.RNN(cell, unroll=rows.shape[1])(rows)
-        return nn.Dense(self.num_classes, dtype=jnp.float32)(states[:, -1])
+        return Head(self.num_classes, name="Dense_0")(states[:, -1].astype(self.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ class LSTMLanguageModel(nn.Module):
             state, x = layer(x, carry[number])
             left.append(state)
         x = Dropout(self.dropout_rate)(x, train).astype(self.dtype)
-        return {"logits": Head(self.vocab_size, uniform, name="head")(x), "carry": tuple(left)}
+        return {"logits": Head(self.vocab_size, uniform, uniform, name="head")(x), "carry": tuple(left)}
 
 
 def make(size: str, **options: Any) -> LSTMLanguageModel:
@@ -125,24 +126,6 @@ def make(size: str, **options: Any) -> LSTMLanguageModel:
     published = dataclasses.asdict(SIZES[size])
     del published["length"]
     return LSTMLanguageModel(**{**published, **options})
-
-
-class Head(nn.Module):
-    """A dense layer with logits in fp32, whatever the dtype of its input.
-
-    Attributes:
-      width: number of logits.
-      init: of kernel [input, width] and bias [width].
-    """
-
-    width: int
-    init: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Map [..., input] to fp32 [..., width]; matmuls are in the dtype of `x`."""
-        kernel = self.param("kernel", self.init, (x.shape[-1], self.width), jnp.float32)
-        return _matmul(x, kernel) + self.param("bias", self.init, (self.width,), jnp.float32)
 
 
 class LSTMLayer(nn.Module):
@@ -175,12 +158,11 @@ class LSTMLayer(nn.Module):
         bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.hidden,), jnp.float32)
         zeros = jnp.zeros((x.shape[0], self.hidden), jnp.float32)
         start = (zeros, zeros) if state is None else state
-        projected = _matmul(x.astype(self.dtype), kernel) + bias
-        recurrent = recurrent.astype(self.dtype)
+        projected = matmul(x.astype(self.dtype), kernel) + bias
 
         def step(state: tuple[jax.Array, jax.Array], gates: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             cell, hidden = state
-            gates = gates + _matmul(hidden.astype(self.dtype), recurrent)
+            gates = gates + matmul(hidden.astype(self.dtype), recurrent)
             enter, forget, candidate, leave = jnp.split(gates, 4, axis=-1)
             cell = nn.sigmoid(forget) * cell + nn.sigmoid(enter) * jnp.tanh(candidate)
             hidden = nn.sigmoid(leave) * jnp.tanh(cell)
@@ -188,11 +170,6 @@ class LSTMLayer(nn.Module):
 
         end, outputs = jax.lax.scan(step, start, projected.swapaxes(0, 1))
         return end, outputs.swapaxes(0, 1)
-
-
-def _matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Return x @ kernel, multiplied in the dtype of `x` and added up in fp32, in which it stays."""
-    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
 
 
 def _uniform(scale: float) -> Any:

@@ -14,6 +14,7 @@ from lbopt.errors import require, require_choice
 from lbopt.transforms import clipping
 
 STAGES = ("replica", "mean", "accumulated")
+_SMALL_SQUARE = "gradient_square/small"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,3 @@ def taken_noise(metrics: types.Metrics) -> tuple[types.Metrics, dict[str, jax.Ar
     rest = {name: pair for name, pair in metrics.items() if name != _SMALL_SQUARE}
     total, count = metrics[_SMALL_SQUARE]
     return rest, {"small_square_norm": total / count, "num_small": count}
-
-
-_SMALL_SQUARE = "gradient_square/small"

@@ -1,8 +1,8 @@
-"""Weight-update sharding: each device keeps and updates a part of every parameter, then all gather the whole.
+"""Weight-update sharding: each device updates a part of every large parameter, then all gather the whole.
 
 Data parallelism repeats the optimizer's work on every device. Here the gradient, the optimizer's state and a view of the
-parameters are split over the mesh instead: a device reads, computes and writes one part of N, and the updated
-parameters are gathered. Arrays keep their shapes, so a checkpoint does not know whether its run was sharded, nor over how
+parameters are split over the mesh instead, as far as their dimensions divide: a device reads, computes and writes its
+part, and the updated parameters are gathered. Arrays keep their shapes, so a checkpoint does not know whether its run was sharded, nor over how
 many devices; whatever an optimizer takes over whole arrays (norms, for trust ratios) the compiler adds up across parts.
 
 References:
@@ -17,14 +17,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lbopt import types
+from lbopt import tree, types
+from lbopt.errors import UserError
 from lbopt.parallel.mesh import replicated
 from lbopt.parallel.state import TrainState
 
 MIN_SPLIT_ELEMENTS = 1 << 14
-"""Arrays of fewer elements stay whole: to gather one costs more than to update it."""
+"""Arrays of fewer elements stay whole, so that scalars and small vectors (logs, biases) are everywhere."""
 SUM_KINDS = ("TPU v2", "TPU v3")
-"""Devices for which the compiler makes such sums of most gathers anyway, and spares a copy where it is told so."""
+"""Devices on which parameters are gathered by sum: for v3 the compiler makes sums of gathers of small parts anyway, and
+spares a copy where it is told so; v2 is taken to be alike."""
 
 
 def part_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -68,16 +70,16 @@ def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, in
     return taken
 
 
-def split(mesh: Mesh, tree: types.PyTree) -> types.PyTree:
+def split(mesh: Mesh, arrays: types.PyTree) -> types.PyTree:
     """Within a traced function: let each device have its part of every array."""
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, split_sharding(mesh, x.shape)), tree)
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, split_sharding(mesh, x.shape)), arrays)
 
 
-def gather(mesh: Mesh, tree: types.PyTree) -> types.PyTree:
+def gather(mesh: Mesh, arrays: types.PyTree) -> types.PyTree:
     """Within a traced function: let each device have every array whole."""
     kind = mesh.devices.flat[0].device_kind
     one = gather_by_sum if kind in SUM_KINDS else gather_by_dimension
-    return jax.tree.map(lambda x: one(mesh, x), tree)
+    return jax.tree.map(lambda x: one(mesh, x), arrays)
 
 
 def gather_by_dimension(mesh: Mesh, x: jax.Array) -> jax.Array:
@@ -114,7 +116,18 @@ def state_sharding(mesh: Mesh, state: TrainState, shard_update: bool) -> TrainSt
     whole = jax.tree.map(lambda _: replicated(mesh), state)
     if not shard_update:
         return whole
-    return whole.replace(opt_state=jax.tree.map(lambda x: split_sharding(mesh, x.shape), state.opt_state))
+    return whole.replace(opt_state=jax.tree.map(lambda x: split_sharding(mesh, jnp.shape(x)), state.opt_state))
+
+
+def check_placed(state: TrainState, sharding: TrainState) -> None:
+    """Raise `UserError` for the first array that was put elsewhere."""
+    for name, leaf, where in zip(
+        tree.leaf_names(state), jax.tree.leaves(state), jax.tree.leaves(sharding), strict=True
+    ):
+        if getattr(leaf, "committed", False) and not leaf.sharding.is_equivalent_to(where, leaf.ndim):
+            raise UserError(
+                f"{name}: it does not lie where shard_update needs it; use jax.device_put(state, step.state_sharding(state))"
+            )
 
 
 def placed(shapes: types.PyTree, shardings: types.PyTree) -> types.PyTree:

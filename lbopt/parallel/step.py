@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -34,7 +33,7 @@ def step_fn(
 ) -> StepFn:
     """Return the training step as a pure function: gradients, mean over replicas, update.
 
-    Everything that trains lowers this one: `make_train_step`, the sweep, the benchmarks.
+    The sweep lowers this one; `make_train_step` puts the same two halves together, mapped over replicas or sharded where asked.
 
     Args:
       loss_fn: see `lbopt.types.LossFn`.
@@ -87,10 +86,12 @@ def _gradients(
 def _update(tx: optax.GradientTransformation, clip: GradientClip | None, sharded_over: Mesh | None = None):
     """Return (state, gradients, new model state, metrics) -> (new state, metrics); see `lbopt.parallel.shards` for a mesh."""
     transform = optax.with_extra_args_support(tx)
-    split, gather = (
-        (functools.partial(way, sharded_over) if sharded_over else lambda tree: tree)
-        for way in (shards.split, shards.gather)
-    )
+
+    def split(tree: types.PyTree) -> types.PyTree:
+        return tree if sharded_over is None else shards.split(sharded_over, tree)
+
+    def gather(tree: types.PyTree) -> types.PyTree:
+        return tree if sharded_over is None else shards.gather(sharded_over, tree)
 
     def update(state: TrainState, grads: types.Params, model_state: types.ModelState, metrics: types.Metrics):
         grads, params = split((grads, state.params))
@@ -110,7 +111,6 @@ class Step:
 
     Attributes:
       mesh: the devices it runs on.
-      shards_update: whether the optimizer's state lies in parts; `state_sharding` says where.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class Step:
         mesh: Mesh,
         num_microsteps: int,
         arrange: Callable[[types.Batch], types.Batch],
-        shards_update: bool = False,
+        shard_update: bool = False,
     ):
-        self._compiled, self.mesh, self.shards_update = compiled, mesh, shards_update
+        self._compiled, self.mesh, self._shard_update = compiled, mesh, shard_update
         self._num_microsteps, self._arrange = num_microsteps, arrange
         self._last_size: int | None = None
 
@@ -135,7 +135,7 @@ class Step:
 
     def state_sharding(self, state: TrainState) -> TrainState:
         """Return where each array of a training state (or of its shapes) must lie: give it to `jax.device_put`."""
-        return shards.state_sharding(self.mesh, state, self.shards_update)
+        return shards.state_sharding(self.mesh, state, self._shard_update)
 
     def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *rest, batch = arguments
@@ -195,7 +195,8 @@ def make_train_step(
       `key_per_replica` random draws of the loss are per global batch under "jit" and per replica under "pmap".
 
     Raises:
-      UserError: for an unknown backend, for `shard_update` under "pmap", or when called with a batch that does not split evenly.
+      UserError: for an unknown backend, for `shard_update` under "pmap", or when called with a batch that does not split
+        evenly or, with `shard_update`, a state that lies elsewhere.
     """
     require_choice("backend", backend, BACKENDS)
     require(num_microsteps >= 1, "num_microsteps", num_microsteps, "give a number >= 1")
@@ -223,8 +224,9 @@ def make_train_step(
     if by_replica:
         # Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
         specs = (PartitionSpec(), PartitionSpec(DATA_AXIS))
+        gradients = _stating(gradients, mesh, DATA_AXIS)
         gradients = jax.shard_map(gradients, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
-    step = _stating(_whole(gradients, _update(tx, clip, mesh if shard_update else None)), mesh, mapped_axis)
+    step = _stating(_whole(gradients, _update(tx, clip, mesh if shard_update else None)), mesh, None)
 
     def compiled(state_sharding):
         return jax.jit(
@@ -236,15 +238,15 @@ def make_train_step(
 
     if not shard_update:
         return Step(compiled(replicated(mesh)), mesh, num_microsteps, _as_it_is)
-    by_shapes = _OnceShapesAreKnown(lambda state: compiled(shards.state_sharding(mesh, state, shard_update)))
+    by_shapes = _OnceShapesAreKnown(compiled, lambda state: shards.state_sharding(mesh, state, shard_update))
     return Step(by_shapes, mesh, num_microsteps, _as_it_is, shard_update)
 
 
 class _OnceShapesAreKnown:
     """A jitted step whose shardings depend on the shapes of the state, which the first call shows."""
 
-    def __init__(self, make: Callable[[TrainState], Any]):
-        self._make, self._made = make, None
+    def __init__(self, make: Callable[[TrainState], Any], sharding: Callable[[TrainState], TrainState]):
+        self._make, self._sharding, self._made = make, sharding, None
 
     def __call__(self, state: TrainState, batch: types.Batch) -> Any:
         return self._of(state)(state, batch)
@@ -254,7 +256,8 @@ class _OnceShapesAreKnown:
 
     def _of(self, state: TrainState) -> Any:
         if self._made is None:
-            self._made = self._make(state)
+            shards.check_placed(state, self._sharding(state))
+            self._made = self._make(self._sharding(state))
         return self._made
 
 

@@ -103,7 +103,7 @@ _BF16 = jnp.bfloat16
 _LARS, _PLAIN_LARS = lbopt.lars(0.1, weight_decay=1e-4), optax.lars(0.1, weight_decay=1e-4)
 _LAMB, _PLAIN_LAMB = lbopt.lamb(1e-3, weight_decay=0.01), optax.lamb(1e-3, weight_decay=0.01)
 _STACKED_LAMB = lbopt.lamb(1e-3, weight_decay=0.01, stacked=lbopt.stacked_paths("^layers/"))
-_RESNET = resnet.make("50", stem="space_to_depth", fold_columns=True, dtype=jnp.bfloat16)
+_RESNET = resnet.make("50", stem="space_to_depth", fold_columns=True, dtype=_BF16)
 _RESNET_FLOPS = 3 * 2 * 4.089e9 * 32
 _B5_FLOPS = 3 * 2 * 9.9e9 * 64
 _B5 = {"dtype": _BF16, "dropout_rate": 0.0, "stochastic_depth_rate": 0.0}
@@ -117,6 +117,7 @@ CASES = [
         _RESNET_FLOPS,
         _resnet(_RESNET, 112, 12, _LARS),
         _resnet(plain_models.ResNet50(), 224, 3, _PLAIN_LARS),
+        least_utilisation=38,
         breakdown=True,
     ),
     Case(
@@ -153,6 +154,7 @@ CASES = [
         _bert_flops(32, 128, 20),
         _bert(bert.make("large", **_NO_DROPOUT), 65536, 128, 20, _LAMB),
         _bert(plain_models.BertLarge(dropout=0.0), 65536, 128, 20, _PLAIN_LAMB),
+        least_utilisation=62,
         breakdown=True,
     ),
     Case(
@@ -161,6 +163,7 @@ CASES = [
         _bert_flops(32, 128, 20),
         _bert(bert.make("large", **_NO_DROPOUT), 65536, 128, 20, _LAMB, shard_update=True),
         least_utilisation=62,
+        breakdown=True,
     ),
     Case(
         "BERT-Large, batch 65536 x 128, no dropout, one layer in a loop",

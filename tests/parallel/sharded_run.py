@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 import lbopt
-from lbopt import losses
+from lbopt import losses, tree
 from lbopt.data.digits import load_digits
 from lbopt.data.order import example_indices
 from lbopt.models import seam
@@ -22,6 +22,7 @@ OPTIMIZERS = {
     "lamb": lambda: lbopt.lamb(0.01, weight_decay=0.01),
     "lars": lambda: lbopt.lars(0.1, weight_decay=1e-4),
     "adamw": lambda: optax.adamw(1e-3),
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9),  # unlike the others it feels the scale of the gradient
 }
 
 
@@ -55,30 +56,36 @@ def batches(count=STEPS):
     return [train.take(example_indices(len(train), 3, step * BATCH, BATCH)) for step in range(count)]
 
 
-def train(tx, count=STEPS, **options):
-    """Return the states before the first update and after the last, as they lie on the devices."""
+def train(tx, count=STEPS, donate=False, **options):
+    """Return the states before the first update and after the last, as they lie on the devices, and the last metrics."""
     loss_fn, create = problem()
-    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(), donate=False, **options)
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(), donate=donate, **options)
     first = state = jax.device_put(create(tx), step.state_sharding(create(tx)))
     for batch in batches(count):
-        state, _ = jax.block_until_ready(step(state, batch))
-    return first, state
+        state, metrics = jax.block_until_ready(step(state, batch))
+    return first, state, metrics
 
 
-def wide(state):
-    """Return all parameters and optimizer state as one float64 vector each."""
-    vector = lambda tree: np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)])  # noqa: E731
-    return vector(state.params), vector(state.opt_state)
+def gaps(start, one, other):
+    """Return the largest difference of two states in any array of parameters and optimizer state.
+
+    As a share of how far that array moved, in the norm; where it is one number, of that number.
+    """
+    found = {}
+    held = lambda state: {"params": state.params, "opt_state": state.opt_state}  # noqa: E731
+    leaves = zip(*(jax.tree.leaves(held(state)) for state in (start, one, other)), strict=True)
+    for name, arrays in zip(tree.leaf_names(held(one)), leaves, strict=True):
+        begin, a, b = (np.asarray(array, np.float64) for array in arrays)
+        moved = np.linalg.norm(a - begin) if a.ndim else abs(a)
+        found[name] = float(np.max(np.abs(a - b)) / (moved or 1))
+    return found
 
 
-def gaps(name):
-    """Return the largest difference of any parameter and of any moment, each over the distance that all moved."""
-    (start, whole), (_, parts) = train(OPTIMIZERS[name]()), train(OPTIMIZERS[name](), shard_update=True)
-    return [
-        float(np.max(np.abs(a - b)) / np.linalg.norm(a - c))
-        for a, b, c in zip(wide(whole), wide(parts), wide(start), strict=True)
-    ]
+def compare(name):
+    """Return the gaps between training with an optimizer whole and in parts."""
+    (start, whole, _), (_, parts, _) = (train(OPTIMIZERS[name](), shard_update=sharded) for sharded in (False, True))
+    return gaps(start, whole, parts)
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: gaps(name) for name in OPTIMIZERS}))
+    print(json.dumps({name: compare(name) for name in OPTIMIZERS}))

@@ -107,10 +107,15 @@ def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(name, workdir, t
     assert straight[7][1]["image"] != straight[8][1]["image"]
 
 
-def test_a_sharded_run_goes_on_without_sharding(workdir, train, reference, saved_state):
+def test_a_sharded_run_goes_on_without_sharding(workdir, train, reference, saved_state, logged, capsys):
     """To 1e-6 of the distance moved: norms are added up in another order."""
     workdir = workdir("sharded update")
     assert train(workdir, *SPREAD) == 0
+    assert re.search(r"^resuming at step [69] of 20", capsys.readouterr().err, re.MULTILINE)
+    evaluated = [
+        [line["eval/loss"] for line in logged(run) if "eval/loss" in line] for run in (workdir, reference(*SPREAD))
+    ]
+    np.testing.assert_allclose(*evaluated, rtol=1e-5)  # of the average: sharded until the kill, and never
     resumed, whole, killed = (
         np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
         for state in (

@@ -1,0 +1,32 @@
+"""The last layer of a network: logits in fp32 whatever the rest is computed in."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Head(nn.Module):
+    """A dense layer: products in the dtype of the input, sums and result in fp32.
+
+    Attributes:
+      width: number of logits.
+      kernel_init: initializer of the kernel [input, width].
+      bias_init: initializer of the bias [width].
+    """
+
+    width: int
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    bias_init: nn.initializers.Initializer = nn.initializers.zeros_init()
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [..., input] to fp32 [..., width]."""
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.width), jnp.float32)
+        return matmul(x, kernel) + self.param("bias", self.bias_init, (self.width,), jnp.float32)
+
+
+def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Return x @ kernel, multiplied in the dtype of `x` and added up in fp32, in which it stays."""
+    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
