@@ -3,6 +3,7 @@
 The network has kernels that split over all devices, one that splits over two of them only, and arrays that stay whole.
 """
 
+import functools
 import json
 
 import flax.linen as nn
@@ -37,6 +38,7 @@ class Network(nn.Module):
         return nn.Dense(10)(x)
 
 
+@functools.cache
 def problem():
     """Return (loss_fn, function tx -> first state)."""
     model = seam.from_linen(Network())
@@ -50,6 +52,7 @@ def problem():
     return loss_fn, lambda tx: lbopt.TrainState.create(*jax.tree.map(jnp.asarray, (params, model_state)), tx, seed=7)
 
 
+@functools.cache
 def batches(count=STEPS):
     """Return batches of digits."""
     train = load_digits().train

@@ -10,6 +10,10 @@ import jax
 import numpy as np
 import pytest
 
+import lbopt
+from lbopt.cli import main
+from lbopt.interchange import files, native
+
 KILLED_RUN = pathlib.Path(__file__).with_name("killed_run.py")
 PMAP = ("--config.parallel.num_devices=4", "--config.parallel.backend=pmap")
 WATCHED = (
@@ -125,6 +129,20 @@ def test_a_sharded_run_goes_on_without_sharding(workdir, train, reference, saved
         )
     )
     assert np.max(np.abs(resumed - whole)) < 1e-6 * np.linalg.norm(whole - killed)
+
+
+def test_a_sharded_run_is_evaluated_and_exported(train, command, saved_state, tmp_path, capsys):
+    """By its average, which lies in parts."""
+    workdir, output = tmp_path / "run", tmp_path / "exported"
+    assert train(workdir, *SHARDED) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert main.main(["evaluate", *command(workdir, *SHARDED)[1:]]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["validation/loss"] == pytest.approx(last["eval/loss"], rel=1e-6)
+    assert main.main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={output}"]) == 0
+    variables, _ = native.load_safetensors(output / files.WEIGHTS)
+    average = lbopt.ema_params(saved_state(workdir, *SHARDED).opt_state)
+    jax.tree.map(np.testing.assert_array_equal, variables["params"], jax.device_get(average))
 
 
 def test_the_optimizer_of_a_sharded_run_is_in_parts(plan_of):
