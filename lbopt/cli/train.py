@@ -46,8 +46,8 @@ def run(argv: Sequence[str]) -> None:
 def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
     """Return the check that a saved run is the same one.
 
-    What `about` says, the backend, the number of devices and a sharded update may change when a run is resumed: the batches and, up to
-    rounding, the updates are the same. The number of devices may not where batch norm or a clip counts replicas.
+    What `about` says, the backend, the number of devices and a sharded update may change when a run is resumed: the
+    batches and, up to rounding, the updates are the same. The number of devices may not where batch norm or a clip counts replicas.
     """
 
     def core(data: dict[str, Any]) -> dict[str, Any]:

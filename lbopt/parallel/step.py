@@ -191,8 +191,9 @@ def make_train_step(
 
     Returns:
       A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is replicated under
-      both backends (but for the optimizer's, with `shard_update`), its metrics are sums over the global batch. The backends agree up to rounding, except that with
-      `key_per_replica` random draws of the loss are per global batch under "jit" and per replica under "pmap".
+      both backends (but for the optimizer's, with `shard_update`), its metrics are sums over the global batch. The
+      backends agree up to rounding, except that with `key_per_replica` random draws of the loss are per global batch
+      under "jit" and per replica under "pmap".
 
     Raises:
       UserError: for an unknown backend, for `shard_update` under "pmap", or when called with a batch that does not split
@@ -246,9 +247,12 @@ class _OnceShapesAreKnown:
     """A jitted step whose shardings depend on the shapes of the state, which the first call shows."""
 
     def __init__(self, make: Callable[[TrainState], Any], sharding: Callable[[TrainState], TrainState]):
-        self._make, self._sharding, self._made = make, sharding, None
+        self._make, self._sharding, self._made, self._checked = make, sharding, None, False
 
     def __call__(self, state: TrainState, batch: types.Batch) -> Any:
+        if not self._checked:
+            shards.check_placed(state, self._sharding(state))
+            self._checked = True
         return self._of(state)(state, batch)
 
     def lower(self, state: TrainState, batch: types.Batch) -> Any:
@@ -256,7 +260,6 @@ class _OnceShapesAreKnown:
 
     def _of(self, state: TrainState) -> Any:
         if self._made is None:
-            shards.check_placed(state, self._sharding(state))
             self._made = self._make(self._sharding(state))
         return self._made
 

@@ -2,7 +2,8 @@
 
 Times are sums of the compiler's cycle estimates for one TPU v3 core at 940 MHz, without the time of collectives; utilisation is
 model FLOPs (see `cases`) over 61.5 TFLOP/s. Each step is the one that `lbopt.make_train_step` makes, with batch statistics over the
-global batch; in rows with a sharded update every core updates a part of the parameters and all gather them. "Plain" is the same step around the models of plain_models.py and optax's optimizer. "Alone" rows are the convolutions
+global batch; in rows with a sharded update every core updates a part of the parameters and all gather them. "Plain" is the
+same step around the models of plain_models.py and optax's optimizer. "Alone" rows are the convolutions
 of a network with nothing between them and plain SGD: no batch-normalised network of plain convolutions can be faster.
 Every layer of BERT is compiled, so every cycle is counted, but for the row that states what a loop over layers takes to
 compile. The compiler gives no estimate for the gradient of a max pool, ours or plain. EfficientNet drops nothing here, ours or

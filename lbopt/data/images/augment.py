@@ -8,14 +8,14 @@ References:
   tensorflow/tpu, models/official/efficientnet/autoaugment.py.
 
 Note:
-  Operations are Pillow's. The source computes "Contrast" around the number of pixels over 256 (white from 256 x 256 pixels on), where Pillow,
-  and the paper's name for it, mean the mean brightness. No AutoAugment policy here contains it.
+  Operations are Pillow's. The source computes "Contrast" around the number of pixels over 256 (white from 256 x 256
+  pixels on), Pillow around the mean brightness. The AutoAugment policy does not contain it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
@@ -95,7 +95,7 @@ def _cutout(image, level, reach, rng):
     return Image.fromarray(values)
 
 
-def _enhanced(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+def _enhanced(enhancer: Callable[[Image.Image], Any]) -> Operation:
     return lambda image, level, reach, rng: enhancer(image).enhance(1.8 * level / _TOP + 0.1)
 
 

@@ -13,8 +13,6 @@ from lbopt.data.images import decode as decoding
 from lbopt.errors import require, require_choice
 
 SAMPLINGS = ("by_area", "by_height")
-
-
 LEAST_COVERED = 0.1
 """Of an image, by boxes drawn "by_height": the `min_object_covered` of Google's code, where the object is the whole image."""
 INTERPOLATIONS = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
@@ -100,7 +98,8 @@ def _largest(height: int, width: int, ratio: tuple[float, float]) -> Box:
 def central_box(height: int, width: int, fraction: float = 0.875) -> Box:
     """Return the central square that evaluation looks at.
 
-    7/8 is what remains of an image resized to a shorter side of 256 when its central 224 x 224 are cut out; Google's ResNet and EfficientNet code takes that part at every size.
+    7/8 is what remains of an image resized to a shorter side of 256 when its central 224 x 224 are cut out. Google's
+    ResNet code takes that part, and its EfficientNet code at every size, up to rounding.
 
     Args:
       height: of the image.
