@@ -256,6 +256,7 @@ class _OnceShapesAreKnown:
         return self._of(state)(state, batch)
 
     def lower(self, state: TrainState, batch: types.Batch) -> Any:
+        shards.check_placed(state, self._sharding(state))
         return self._of(state).lower(state, batch)
 
     def _of(self, state: TrainState) -> Any:
