@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
@@ -68,16 +69,7 @@ def build(config: TrainConfig) -> Run:
         shard_update=config.parallel.shard_update,
     )
 
-    def first() -> TrainState:
-        return make_state(problem, tx, config.seed)
-
-    @functools.cache
-    def shapes() -> TrainState:
-        bare = jax.eval_shape(first)
-        return shards.placed(bare, train_step.state_sharding(bare))
-
-    def init() -> TrainState:
-        return jax.jit(first, out_shardings=jax.tree.map(lambda x: x.sharding, shapes()))()
+    shapes, init = _laid_out(lambda: make_state(problem, tx, config.seed), train_step)
 
     def averaged(state: TrainState) -> TrainState:
         if config.optimizer.ema_decay is None:
@@ -101,6 +93,22 @@ def build(config: TrainConfig) -> Run:
         keep_checkpoints=config.checkpoint.keep,
         best_metric=config.checkpoint.best_metric,
     )
+
+
+def _laid_out(
+    first: Callable[[], TrainState], train_step: steps.Step
+) -> tuple[Callable[[], TrainState], Callable[[], TrainState]]:
+    """Return () -> shapes of the first state with the shardings that the step asks for, and () -> the state itself, laid out so."""
+
+    @functools.cache
+    def shapes() -> TrainState:
+        bare = jax.eval_shape(first)
+        return shards.placed(bare, train_step.state_sharding(bare))
+
+    def init() -> TrainState:
+        return jax.jit(first, out_shardings=jax.tree.map(lambda x: x.sharding, shapes()))()
+
+    return shapes, init
 
 
 def _make_mesh(parallel: ParallelConfig) -> Mesh:
