@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lbopt.data.pieces import CONTINUED, SPECIAL_TOKENS, learn_pieces
-from lbopt.errors import EnvironmentProblem
+from lbopt.errors import EnvironmentProblem, require
 
 _RULES = re.compile(r"([^\w\s])\1{2,}")
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+")
@@ -27,6 +27,16 @@ class Document(NamedTuple):
 
     tokens: np.ndarray
     sentences: np.ndarray
+
+
+class SpecialIds(NamedTuple):
+    """Where a vocabulary has the tokens that are not text."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
 
 
 def split_paragraphs(text: str) -> list[str]:
@@ -52,15 +62,22 @@ class WordPiece:
     """Lower-cased words, punctuation apart, cut into the longest pieces of a vocabulary from the left, as BERT's are.
 
     Args:
-      pieces: the vocabulary in the order of ids, `SPECIAL_TOKENS` first.
+      pieces: the vocabulary in the order of ids; it has every one of `SPECIAL_TOKENS`, wherever.
+
+    Attributes:
+      special: the ids of the special tokens.
 
     Raises:
+      UserError: if a special token is missing.
       EnvironmentProblem: if the `tokenizers` package is not installed.
     """
 
     def __init__(self, pieces: Sequence[str]):
         library = _tokenizers()
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
+        missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+        require(not missing, "vocabulary", len(pieces), f"it has no {' '.join(missing)}; use one of BERT's form")
+        self.special = SpecialIds(*(vocabulary[token] for token in SPECIAL_TOKENS))
         model = library.models.WordPiece(
             vocabulary,
             unk_token=SPECIAL_TOKENS[1],
@@ -78,6 +95,11 @@ class WordPiece:
         parts = [np.asarray(one.ids, np.int32) for one in encoded if one.ids]
         begins = np.cumsum([0, *(len(part) for part in parts)])[:-1]
         return Document(np.concatenate([np.zeros(0, np.int32), *parts]), begins)
+
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a text [tokens] int32, and (start, stop) of each in its characters [tokens, 2] int64."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.asarray(encoded.ids, np.int32), np.asarray(encoded.offsets, np.int64).reshape(-1, 2)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return tokens as text, for people."""
