@@ -8,7 +8,7 @@ from typing import Any
 
 from lbopt.cli import arguments
 from lbopt.config import TrainConfig, checks
-from lbopt.config.train import BATCH_NORMED
+from lbopt.config.model import BATCH_NORMED
 from lbopt.recipes import build
 from lbopt.recipes.optimizers import resolve_clip
 from lbopt.train import loop, workdir as workdirs

@@ -1,13 +1,9 @@
 """Typed configuration: what a config file returns."""
 
+from lbopt.config.data import DataConfig as DataConfig
+from lbopt.config.model import ModelConfig as ModelConfig
+from lbopt.config.optimizer import OptimizerConfig as OptimizerConfig
+from lbopt.config.parallel import ParallelConfig as ParallelConfig
+from lbopt.config.schedule import ScheduleConfig as ScheduleConfig
 from lbopt.config.sweep import Arm as Arm, SweepConfig as SweepConfig
-from lbopt.config.train import (
-    About as About,
-    CheckpointConfig as CheckpointConfig,
-    DataConfig as DataConfig,
-    ModelConfig as ModelConfig,
-    OptimizerConfig as OptimizerConfig,
-    ParallelConfig as ParallelConfig,
-    ScheduleConfig as ScheduleConfig,
-    TrainConfig as TrainConfig,
-)
+from lbopt.config.train import About as About, CheckpointConfig as CheckpointConfig, TrainConfig as TrainConfig

@@ -8,7 +8,9 @@ import types as python_types
 import typing
 from typing import Any
 
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require
+
+LARGEST = 2**31
 
 
 def check_types(config: Any, prefix: str = "config") -> None:
@@ -105,3 +107,13 @@ def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
             found += differences(ours.get(key), theirs.get(key), f"{prefix}.{key}" if prefix else key)
         return found
     return [] if ours == theirs else [f"{prefix} is {theirs!r} there and {ours!r} here"]
+
+
+def at_least(field: str, value: Any, low: float) -> None:
+    """Check that a number is at least `low`, and finite."""
+    require(low <= value < LARGEST, field, value, f"give a number >= {low:g} (and below 2^31)")
+
+
+def in_range(field: str, value: float, low: float, high: float) -> None:
+    """Check that a number is in [low, high)."""
+    require(low <= value < high, field, value, f"give a number in [{low:g}, {high:g})")

@@ -4,19 +4,11 @@
 import dataclasses
 
 from lbopt.config import checks
-from lbopt.config.train import (
-    DRAWN_ANEW,
-    LARGEST,
-    STATUSES,
-    About,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-    require_name,
-    require_seed,
-    validate_optimizer,
-    validate_schedule,
-)
+from lbopt.config.checks import LARGEST
+from lbopt.config.data import DRAWN_ANEW
+from lbopt.config.optimizer import OptimizerConfig, validate_optimizer
+from lbopt.config.schedule import ScheduleConfig, validate_schedule
+from lbopt.config.train import STATUSES, About, TrainConfig, require_name, require_seed
 from lbopt.errors import require, require_choice
 
 TRIAL_BATCHINGS = ("auto", "map", "vmap")

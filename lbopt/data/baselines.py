@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lbopt.config.train import DataConfig
+from lbopt.config.data import DataConfig
 from lbopt.data import pydoc
 from lbopt.data.arrays import Dataset, Splits
 from lbopt.data.windows import join_documents

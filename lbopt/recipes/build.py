@@ -8,7 +8,8 @@ from collections.abc import Callable
 import jax
 from jax.sharding import Mesh
 
-from lbopt.config.train import ParallelConfig, TrainConfig
+from lbopt.config.parallel import ParallelConfig
+from lbopt.config.train import TrainConfig
 from lbopt.data.batches import TrainBatches
 from lbopt.errors import UserError, require
 from lbopt.evaluation import evaluate

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import losses, metrics, types
-from lbopt.config.train import ModelConfig
+from lbopt.config.model import ModelConfig
 from lbopt.models import seam
 from lbopt.recipes.sources import Source
 from lbopt.recipes.task import Task

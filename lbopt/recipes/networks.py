@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from lbopt import stacks, types
-from lbopt.config.train import ModelConfig
+from lbopt.config.model import ModelConfig
 from lbopt.models import bert, cnn, efficientnet, lstm, resnet
 
 

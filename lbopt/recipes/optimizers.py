@@ -8,7 +8,7 @@ import jax
 import optax
 
 from lbopt import masks, types
-from lbopt.config.train import OptimizerConfig
+from lbopt.config.optimizer import OptimizerConfig
 from lbopt.errors import UserError
 from lbopt.transforms import (
     clipping,

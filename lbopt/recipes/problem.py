@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from lbopt import types
-from lbopt.config.train import BATCH_NORMED, TASKS, DataConfig, ModelConfig
+from lbopt.config.data import TASKS, DataConfig
+from lbopt.config.model import BATCH_NORMED, ModelConfig
 from lbopt.data.arrays import Splits
 from lbopt.errors import UserError, require
 from lbopt.models import norm, seam

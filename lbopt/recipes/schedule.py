@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import optax
 
-from lbopt.config.train import LARGEST, ScheduleConfig
+from lbopt.config.checks import LARGEST
+from lbopt.config.schedule import ScheduleConfig
 from lbopt.errors import UserError
 from lbopt.schedules import decay as decays, plan, units, warmup
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lbopt.config.train import DataConfig
+from lbopt.config.data import DataConfig
 from lbopt.data import digits, pydoc
 from lbopt.data.arrays import Splits
 from lbopt.data.masked import MaskedLMDataset

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt import metrics as metric_pairs, replicas
+from lbopt.config.optimizer import OptimizerConfig
 from lbopt.config.sweep import SweepConfig
-from lbopt.config.train import OptimizerConfig
 from lbopt.data.arrays import ArrayDataset, Dataset
 from lbopt.data.batches import eval_batches
 from lbopt.data.order import example_indices

@@ -12,7 +12,7 @@ import pairs
 
 import lbopt
 from lbopt.config import ModelConfig, OptimizerConfig
-from lbopt.config.train import DataConfig
+from lbopt.config.data import DataConfig
 from lbopt.data.batches import TrainBatches
 from lbopt.models.cnn import CNN
 from lbopt.parallel import mesh as meshes

@@ -9,7 +9,8 @@ import pytest
 
 from lbopt.cli.arguments import call_get_config
 from lbopt.config import ModelConfig, OptimizerConfig, ScheduleConfig
-from lbopt.config.train import DataConfig, validate_schedule
+from lbopt.config.data import DataConfig
+from lbopt.config.schedule import validate_schedule
 from lbopt.errors import UserError
 from lbopt.recipes import build, schedule as schedules
 from lbopt.recipes.problem import make_problem

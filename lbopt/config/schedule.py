@@ -1,0 +1,92 @@
+"""The learning rate over a run, as a rule over batch sizes."""
+
+# No `from __future__ import annotations` here: the flags read the fields' types.
+import dataclasses
+import math
+
+from lbopt.config.checks import LARGEST, at_least
+from lbopt.errors import require, require_choice
+
+SCALING_RULES = ("linear", "none", "sqrt")
+WARMUP_RULES = ("epochs", "legw", "none")
+DECAYS = ("constant", "cosine", "exponential", "polynomial", "step")
+DECAY_ORIGINS = ("start", "warmup_end")
+
+
+@dataclasses.dataclass
+class ScheduleConfig:
+    """The learning rate, as a rule over batch sizes.
+
+    Attributes:
+      base_learning_rate: the peak at `base_batch_size`.
+      base_batch_size: the batch the base values belong to.
+      scaling_rule: "sqrt", "linear" or "none".
+      warmup_rule: "legw" (base_warmup_epochs * batch / base batch epochs, so a constant number of steps), "epochs"
+        (base_warmup_epochs at every batch) or "none".
+      base_warmup_epochs: warmup at the base batch.
+      decay: "polynomial", "cosine" or "constant", from the end of warmup to the end of the run; "exponential" or "step",
+        in stairs.
+      power: of the polynomial.
+      end_factor: what is left of the peak at the end (polynomial, cosine).
+      first_step: the number of the first update, 0 (learning rate 0 there) or 1.
+      warmup_power: exponent of the ramp.
+      start_step: where the ramp begins, also below 0.
+      decay_from: "warmup_end", or "start": the decay counts from step 0, so the rate jumps at the end of warmup.
+      end_learning_rate: the rate at the end, instead of `end_factor`.
+      decay_rate: factor of a stair (exponential, step).
+      stair_epochs: exponential: one number, the epochs between two stairs; step: the epochs at which stairs are.
+    """
+
+    base_learning_rate: float = 0.01
+    base_batch_size: int = 64
+    scaling_rule: str = "sqrt"
+    warmup_rule: str = "legw"
+    base_warmup_epochs: float = 0.5
+    decay: str = "polynomial"
+    power: float = 1.0
+    end_factor: float = 0.0
+    first_step: int = 1
+    warmup_power: float = 1.0
+    start_step: int = 0
+    decay_from: str = "warmup_end"
+    end_learning_rate: float | None = None
+    decay_rate: float = 0.97
+    stair_epochs: tuple[float, ...] = (2.4,)
+
+
+def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:
+    """Check the schedule's fields."""
+    require_choice(f"{prefix}.scaling_rule", schedule.scaling_rule, SCALING_RULES)
+    require_choice(f"{prefix}.warmup_rule", schedule.warmup_rule, WARMUP_RULES)
+    require_choice(f"{prefix}.decay", schedule.decay, DECAYS)
+    at_least(f"{prefix}.base_batch_size", schedule.base_batch_size, 1)
+    at_least(f"{prefix}.base_learning_rate", schedule.base_learning_rate, 0)
+    at_least(f"{prefix}.base_warmup_epochs", schedule.base_warmup_epochs, 0)
+    require(0 < schedule.power < math.inf, f"{prefix}.power", schedule.power, "give a number > 0")
+    require(0 <= schedule.end_factor <= 1, f"{prefix}.end_factor", schedule.end_factor, "give a number in [0, 1]")
+    require(schedule.first_step in (0, 1), f"{prefix}.first_step", schedule.first_step, "use 0 or 1")
+    require(0 < schedule.warmup_power < math.inf, f"{prefix}.warmup_power", schedule.warmup_power, "give a number > 0")
+    require(abs(schedule.start_step) < LARGEST, f"{prefix}.start_step", schedule.start_step, "give a step below 2^31")
+    require_choice(f"{prefix}.decay_from", schedule.decay_from, DECAY_ORIGINS)
+    _validate_end(schedule, prefix)
+
+
+def _validate_end(schedule: ScheduleConfig, prefix: str) -> None:
+    stairs, rate = schedule.stair_epochs, schedule.decay_rate
+    require(0 < rate <= 1, f"{prefix}.decay_rate", rate, "give a number in (0, 1]")
+    require(
+        len(stairs) > 0 and list(stairs) == sorted(stairs) and stairs[0] > 0 and stairs[-1] < LARGEST,
+        f"{prefix}.stair_epochs",
+        stairs,
+        "give ascending epochs > 0",
+    )
+    if schedule.decay == "exponential":
+        require(len(stairs) == 1, f"{prefix}.stair_epochs", stairs, "give one number for an exponential decay")
+    if schedule.end_learning_rate is not None:
+        at_least(f"{prefix}.end_learning_rate", schedule.end_learning_rate, 0)
+        require(
+            schedule.end_factor == 0 and schedule.decay in ("polynomial", "cosine"),
+            f"{prefix}.end_learning_rate",
+            schedule.end_learning_rate,
+            "only for a polynomial or cosine decay, and not beside end_factor",
+        )
