@@ -5,15 +5,24 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from lbopt import masks, types
+from lbopt.errors import require_choice
 
-def softmax_cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
+SMOOTHING_RULES = ("all_classes", "other_classes")
+
+
+def softmax_cross_entropy(
+    logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0, smoothing_rule: str = "all_classes"
+) -> jax.Array:
     """Return the cross entropy of each example, computed in fp32 whatever the dtype of the logits.
 
     Args:
       logits: [batch, classes], or with more leading axes.
       labels: [batch] int class indices.
-      label_smoothing: weight s of the uniform distribution: the target is (1 - s) one-hot + s / classes, the
-        convention of Szegedy et al., arXiv 1512.00567, section 7.
+      label_smoothing: e. The target is 1 - e on the right class, and e spread over classes by the rule.
+      smoothing_rule: "all_classes" adds e / C to each of C classes, the right one too (Szegedy et al., arXiv 1512.00567,
+        section 7; TensorFlow and MLPerf). "other_classes" gives e / (C - 1) to each of the others (NUS-HPC-AI-Lab's
+        pytorch-lamb and LARS-ImageNet-PyTorch). A rule at e is the other one at e (C - 1) / C.
 
     Returns:
       [batch] fp32, like the labels.
@@ -23,6 +32,24 @@ def softmax_cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing:
     [1.3863]
     """
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
-    one_hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)
-    target = one_hot * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
+    classes = logits.shape[-1]
+    one_hot = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+    require_choice("smoothing_rule", smoothing_rule, SMOOTHING_RULES)
+    uniform = label_smoothing if smoothing_rule == "all_classes" else label_smoothing * classes / (classes - 1)
+    target = one_hot * (1 - uniform) + uniform / classes
     return -jnp.sum(target * log_p, axis=-1)
+
+
+def l2_penalty(params: types.Params, weight: float) -> jax.Array:
+    """Return weight / 2 times the sum of squares, in fp32, of all parameters but those of normalisation layers.
+
+    Biases of other layers count, as in tensorflow/tpu, models/official/{resnet,efficientnet}, which leave out what has
+    "batch_normalization" in its name.
+    """
+    counted = masks.exclude_roles("norm")(params)
+    squares = [
+        jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+        for leaf, counts in zip(jax.tree.leaves(params), jax.tree.leaves(counted), strict=True)
+        if counts
+    ]
+    return weight / 2 * sum(squares, start=jnp.zeros((), jnp.float32))

@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> None:
     config.validate()
     available_devices()
     page.new_figure()  # say now, not after the last trial, if nothing can be drawn
-    problem = make_problem(config.train.data, config.train.model)
+    problem = make_problem(config.train.data, config.train.model, config.train.loss)
     cells = trials.make_cells(config, len(problem.splits.train))
     ours, command = checks.to_json(config), arguments.command_line("sweep", argv)
 

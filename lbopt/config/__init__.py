@@ -1,6 +1,7 @@
 """Typed configuration: what a config file returns."""
 
 from lbopt.config.data import DataConfig as DataConfig
+from lbopt.config.loss import LossConfig as LossConfig
 from lbopt.config.model import ModelConfig as ModelConfig
 from lbopt.config.optimizer import OptimizerConfig as OptimizerConfig
 from lbopt.config.parallel import ParallelConfig as ParallelConfig

@@ -43,7 +43,6 @@ class ModelConfig:
         (resnet, efficientnet).
       batch_norm_unbiased_var: keep the variance of n - 1 degrees of freedom for evaluation (resnet, efficientnet).
       dtype: of the computation, "float32" or "bfloat16"; parameters are fp32.
-      label_smoothing: weight of the uniform target, in [0, 1).
       size: the published network: resnet "18" to "152", efficientnet "b0" to "b7", bert "tiny", "base" or "large", lstm_lm
         "small", "medium" or "large".
       stem: of resnet: "conv7", "space_to_depth" (the same function, faster on TPU) or "conv3" (for small images).
@@ -68,7 +67,6 @@ class ModelConfig:
     batch_norm_running_from: str = "all"
     batch_norm_unbiased_var: bool = False
     dtype: str = "float32"
-    label_smoothing: float = 0.0
     size: str = ""
     stem: str = "conv7"
     fold_columns: bool = False
@@ -95,7 +93,6 @@ def validate_model(model: ModelConfig, prefix: str) -> None:
         f"give at least one width, each in [1, {WIDEST}]",
     )
     require(1 <= model.hidden <= WIDEST, f"{prefix}.hidden", model.hidden, f"give a width in [1, {WIDEST}]")
-    in_range(f"{prefix}.label_smoothing", model.label_smoothing, 0, 1)
     for field in ("batch_norm_momentum", "dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
         if getattr(model, field) is not None:
             in_range(f"{prefix}.{field}", getattr(model, field), 0, 1)

@@ -6,6 +6,7 @@ import dataclasses
 from lbopt.config import checks
 from lbopt.config.checks import LARGEST, at_least
 from lbopt.config.data import TASKS, DataConfig, validate_data
+from lbopt.config.loss import LossConfig, validate_loss
 from lbopt.config.model import FAMILIES, ModelConfig, validate_model
 from lbopt.config.optimizer import OptimizerConfig, validate_optimizer
 from lbopt.config.parallel import ParallelConfig, validate_parallel
@@ -67,6 +68,7 @@ class TrainConfig:
     num_epochs: float = 20.0
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
@@ -96,6 +98,7 @@ class TrainConfig:
         validate_data(self.data, "config.data")
         validate_model(self.model, "config.model")
         _validate_fit(self.data, self.model)
+        validate_loss(self.loss, "config.loss")
         validate_optimizer(self.optimizer, "config.optimizer")
         validate_schedule(self.schedule, "config.schedule")
         validate_parallel(self.parallel)

@@ -8,8 +8,28 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 
+class Reading(NamedTuple):
+    """How a data set wants to be read.
+
+    Attributes:
+      threads: that read in each process.
+      processes: that read, beside the training process; 0 for none.
+      examples_per_piece: what one thread is given to do at a time.
+    """
+
+    threads: int = 2
+    processes: int = 0
+    examples_per_piece: int = 4096
+
+
 class Dataset(Protocol):
-    """Numbered examples. Both methods are pure functions of their arguments, so a batch is one of its step."""
+    """Numbered examples. Both methods are pure functions of their arguments, so a batch is one of its step.
+
+    A batch may have `mask`, False for examples that evaluation leaves out, and, under `lbopt.data.damaged.DAMAGED`, what
+    is to be counted.
+    """
+
+    reading: Reading
 
     def __len__(self) -> int: ...
 
@@ -29,6 +49,8 @@ class ArrayDataset:
     Raises:
       ValueError: if there is no example, or if the arrays differ in length.
     """
+
+    reading = Reading()
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         lengths = {name: len(array) for name, array in arrays.items()}

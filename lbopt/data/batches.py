@@ -1,17 +1,39 @@
-"""Global batches for training, padded and masked ones for evaluation."""
+"""Global batches for training, padded and masked ones for evaluation, each read ahead in pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import grain
 import numpy as np
 
 from lbopt.data.arrays import Dataset
+from lbopt.data.damaged import DAMAGED, DamagedCount
 from lbopt.data.order import example_indices
 
-_PREFETCHED_BATCHES = 8
-_READER_THREADS = 2
+Batch = dict[str, np.ndarray]
+_LEAST_PIECES = 4
+"""Pieces for each thread that are read ahead, at least."""
+
+
+class Batches(Protocol):
+    """Random access to this process's parts of numbered global batches.
+
+    Attributes:
+      dataset: what they are made of.
+      part_size: examples of a batch that are this process's.
+    """
+
+    dataset: Dataset
+    part_size: int
+
+    def __len__(self) -> int: ...
+
+    def piece(self, number: int, start: int, stop: int) -> Batch:
+        """Return examples [start, stop) of this process's part of a batch."""
 
 
 class TrainBatches:
@@ -24,6 +46,7 @@ class TrainBatches:
       num_steps: length of the run.
       process_index: which contiguous part of each global batch is this process's.
       process_count: how many parts there are; it divides the global batch.
+      first_example: where in the stream of examples step 0 begins.
     """
 
     def __init__(
@@ -34,48 +57,133 @@ class TrainBatches:
         num_steps: int,
         process_index: int = 0,
         process_count: int = 1,
+        first_example: int = 0,
     ):
         if global_batch_size % process_count:
             raise ValueError(f"global_batch_size = {global_batch_size}: {process_count} processes do not divide it")
-        self._dataset, self._seed, self._num_steps = dataset, seed, num_steps
-        self._global_batch_size, self._part = global_batch_size, global_batch_size // process_count
-        self._offset = process_index * self._part
+        self.dataset, self._seed, self._num_steps = dataset, seed, num_steps
+        self._global_batch_size, self.part_size = global_batch_size, global_batch_size // process_count
+        self._offset = first_example + process_index * self.part_size
 
     def __len__(self) -> int:
         return self._num_steps
 
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        start = int(step) * self._global_batch_size + self._offset
-        epochs = np.arange(start, start + self._part) // len(self._dataset)
-        indices = example_indices(len(self._dataset), self._seed, start, self._part)
-        return self._dataset.draw(indices, epochs, self._seed)
+    def __getitem__(self, step: int) -> Batch:
+        return _joined([self.piece(int(step), 0, self.part_size)], self.dataset)
+
+    def piece(self, number: int, start: int, stop: int) -> Batch:
+        """Return examples [start, stop) of this process's part of the batch of a step."""
+        first = number * self._global_batch_size + self._offset + start
+        epochs = np.arange(first, first + stop - start) // len(self.dataset)
+        indices = example_indices(len(self.dataset), self._seed, first, stop - start)
+        return self.dataset.draw(indices, epochs, self._seed)
 
 
-def train_iterator(batches: TrainBatches, start_step: int = 0) -> Iterator[dict[str, np.ndarray]]:
-    """Iterate from a step to the end of the run, reading ahead with Grain.
+def train_iterator(batches: TrainBatches, start_step: int = 0) -> Iterator[Batch]:
+    """Iterate from a step to the end of the run, reading ahead.
 
     A batch is a function of its step, so the step in the checkpoint is the whole data position.
     """
-    dataset = grain.MapDataset.source(batches)[start_step:]
-    options = grain.ReadOptions(num_threads=_READER_THREADS, prefetch_buffer_size=_PREFETCHED_BATCHES)
-    return iter(dataset.to_iter_dataset(options))
+    return read(batches, start_step)
 
 
-def eval_batches(dataset: Dataset, global_batch_size: int, multiple_of: int = 1) -> Iterator[dict[str, np.ndarray]]:
-    """Yield every example exactly once, in order, in batches of one shape.
+class EvalBatches:
+    """Every example exactly once, in order, in batches of one shape; this process's part of each.
+
+    A batch has the data set's arrays and `mask` [part] bool, False on padding (which repeats the last example) and where
+    the data set says so.
 
     Args:
       dataset: of any size.
       global_batch_size: of any size; cut to the data set's and rounded up to a multiple of `multiple_of`.
-      multiple_of: the number of devices that share a batch.
-
-    Yields:
-      The data set's arrays and `mask` [batch] bool, False on padding (which repeats the last example).
+      multiple_of: the number of devices that share a batch, a multiple of the processes.
+      process_index: which contiguous part of each batch is this process's.
+      process_count: how many parts there are.
     """
-    if global_batch_size < 1:
-        raise ValueError(f"global_batch_size = {global_batch_size}: give a number >= 1")
-    size = -(-min(global_batch_size, len(dataset)) // multiple_of) * multiple_of
-    for start in range(0, len(dataset), size):
-        positions = np.arange(start, start + size)
-        mask = positions < len(dataset)
-        yield {**dataset.take(np.minimum(positions, len(dataset) - 1)), "mask": mask}
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        global_batch_size: int,
+        multiple_of: int = 1,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        if global_batch_size < 1:
+            raise ValueError(f"global_batch_size = {global_batch_size}: give a number >= 1")
+        if multiple_of % process_count:
+            raise ValueError(f"multiple_of = {multiple_of}: give a multiple of the {process_count} processes")
+        self.dataset = dataset
+        self._size = -(-min(global_batch_size, len(dataset)) // multiple_of) * multiple_of
+        self.part_size = self._size // process_count
+        self._offset = process_index * self.part_size
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // self._size)
+
+    def piece(self, number: int, start: int, stop: int) -> Batch:
+        """Return examples [start, stop) of this process's part of a batch."""
+        first = number * self._size + self._offset
+        positions = np.arange(first + start, first + stop)
+        batch = self.dataset.take(np.minimum(positions, len(self.dataset) - 1))
+        return {**batch, "mask": (positions < len(self.dataset)) & batch.get("mask", True)}
+
+
+def eval_batches(
+    dataset: Dataset, global_batch_size: int, multiple_of: int = 1, process_index: int = 0, process_count: int = 1
+) -> Iterator[Batch]:
+    """Iterate over `EvalBatches`, reading ahead."""
+    return read(EvalBatches(dataset, global_batch_size, multiple_of, process_index, process_count))
+
+
+def read(batches: Batches, start: int = 0) -> Iterator[Batch]:
+    """Yield batches from number `start` on, with Grain's threads or processes at work on the pieces of the next ones.
+
+    What is held is bounded: of a batch of more than a few pieces for each thread, at most one batch ahead of the one that is
+    being put together.
+    """
+    reading = batches.dataset.reading
+    edges = [*range(0, batches.part_size, reading.examples_per_piece), batches.part_size]
+    pieces = _Pieces(batches, list(itertools.pairwise(edges)))
+    ahead = max(len(pieces.bounds), _LEAST_PIECES * reading.threads)
+    options = grain.ReadOptions(num_threads=reading.threads, prefetch_buffer_size=ahead)
+    source = grain.MapDataset.source(pieces)[start * len(pieces.bounds) :].to_iter_dataset(options)
+    if reading.processes:
+        share = max(1, ahead // reading.processes)
+        workers = grain.MultiprocessingOptions(reading.processes, share)
+        source = source.mp_prefetch(workers, worker_init_fn=_in_a_worker)
+    iterator = iter(source)
+    for _ in range(start, len(batches)):
+        yield _joined([next(iterator) for _ in pieces.bounds], batches.dataset)
+
+
+class _Pieces:
+    """The pieces of all batches, numbered: what Grain reads."""
+
+    def __init__(self, batches: Batches, bounds: Sequence[tuple[int, int]]):
+        self._batches, self.bounds = batches, bounds
+
+    def __len__(self) -> int:
+        return len(self._batches) * len(self.bounds)
+
+    def __getitem__(self, number: Any) -> Batch:
+        batch, piece = divmod(int(number), len(self.bounds))
+        return self._batches.piece(batch, *self.bounds[piece])
+
+
+def _in_a_worker(index: int, count: int) -> None:
+    """Leave it to the training process to end on SIGTERM: it has a state to save."""
+    del index, count
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _joined(pieces: Sequence[Batch], dataset: Dataset) -> Batch:
+    """Put pieces together, and count the records that were found damaged in them."""
+    count: DamagedCount | None = getattr(dataset, "damaged", None)
+    for piece in pieces:
+        for index, reason in piece.pop(DAMAGED, ()):
+            if count is not None:
+                count.add(index, reason)
+    if len(pieces) == 1:
+        return pieces[0]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}

@@ -29,7 +29,7 @@ def build(config: TrainConfig) -> Run:
       EnvironmentProblem: if the data cannot be had.
     """
     config.validate()
-    problem = problems.make_problem(config.data, config.model)
+    problem = problems.make_problem(config.data, config.model, config.loss)
     train, validation, _ = problem.splits
     size = config.global_batch_size
     require(

@@ -8,20 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import losses, metrics, types
-from lbopt.config.model import ModelConfig
+from lbopt.config.loss import LossConfig
 from lbopt.models import seam
 from lbopt.recipes.sources import Source
 from lbopt.recipes.task import Task
 
 
-def make(network: seam.Model, source: Source, model: ModelConfig) -> Task:
+def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
     """Build the cross entropy of a batch with `tokens` and `next_tokens` [batch, length], the mean over all tokens.
 
     All windows are full, so the mean over tokens is the mean over examples. The metrics are `loss` (in nats a token),
     `perplexity` (its exponential, taken after the mean over all tokens) and `accuracy`. The state that a window leaves is
     not carried to the next.
     """
-    del source, model
+    del source, loss
 
     def inputs(batch: types.Batch) -> Any:
         return {"tokens": batch["tokens"]}

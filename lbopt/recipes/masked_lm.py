@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import losses, metrics, types
-from lbopt.config.model import ModelConfig
+from lbopt.config.loss import LossConfig
 from lbopt.models import seam
 from lbopt.recipes.sources import Source
 from lbopt.recipes.task import Task
 
 
-def make(network: seam.Model, source: Source, model: ModelConfig) -> Task:
+def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
     """Build the pre-training loss of a batch as `lbopt.data.masked.MaskedLMDataset` makes it.
 
     With P predictions an example, weights w in {0, 1}, and M the mean number of predictions of an example in the data,
@@ -33,9 +33,9 @@ def make(network: seam.Model, source: Source, model: ModelConfig) -> Task:
     Args:
       network: with `prediction_logits` and `next_sentence_logits`.
       source: the data, for M.
-      model: not needed.
+      loss: not needed.
     """
-    del model
+    del loss
 
     def score(outputs: Mapping[str, jax.Array], batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
         """Return the loss of each example [batch], and all metrics."""

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lbopt import types
+from lbopt import losses, types
 from lbopt.config.data import TASKS, DataConfig
+from lbopt.config.loss import LossConfig
 from lbopt.config.model import BATCH_NORMED, ModelConfig
 from lbopt.data.arrays import Splits
 from lbopt.errors import UserError, require
@@ -40,8 +41,8 @@ class Problem(NamedTuple):
     stacked: types.Stacked = None
 
 
-def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
-    """Load the data and build the model and the loss that belong to them; both configs are validated.
+def make_problem(data: DataConfig, model: ModelConfig, loss: LossConfig | None = None) -> Problem:
+    """Load the data and build the model and the loss that belong to them; the configs are validated.
 
     Raises:
       UserError: if the model cannot take these examples.
@@ -49,7 +50,8 @@ def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
     """
     source = sources.load(data)
     network = seam.from_linen(networks.make_network(model, source.outputs))
-    task = _ROOMS[TASKS[data.name]].make(network, source, model)
+    loss = loss or LossConfig()
+    task = _ROOMS[TASKS[data.name]].make(network, source, loss)
     example = task.inputs(source.splits.train.take(np.arange(1)))
 
     def init(key: jax.Array) -> tuple[types.Params, types.ModelState]:
@@ -59,7 +61,18 @@ def make_problem(data: DataConfig, model: ModelConfig) -> Problem:
         jax.eval_shape(lambda: init(jax.random.key(0)))
     except ValueError as error:
         raise UserError(_by_field(str(error))) from error
-    return Problem(init, task.loss_fn, task.metric_fn, source.splits, networks.stacked(model))
+    loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
+    return Problem(init, loss_fn, task.metric_fn, source.splits, networks.stacked(model))
+
+
+def _with_l2(plain: types.LossFn, weight: float) -> types.LossFn:
+    """Add the penalty to what is minimised; the metrics stay those of the plain loss."""
+
+    def loss_fn(params, model_state, batch, rng):
+        loss, rest = plain(params, model_state, batch, rng)
+        return loss + losses.l2_penalty(params, weight), rest
+
+    return loss_fn
 
 
 def check_batch(model: ModelConfig, here: Replicas, num_examples: int) -> None:

@@ -86,7 +86,7 @@ def _ours(model: str, batch_size: int, batching: str = "auto") -> None:
         trial_batching=batching,
     )
     config.validate()
-    problem = make_problem(config.train.data, config.train.model)
+    problem = make_problem(config.train.data, config.train.model, config.train.loss)
     cells = trials.make_cells(config, len(problem.splits.train))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         rows = runner.run_sweep(config, problem, cells, pathlib.Path(folder))

@@ -124,7 +124,7 @@ COMMAND_LINES = {
     "clipping at nan": (field("optimizer.max_grad_norm", "nan"), ["config.optimizer.max_grad_norm", "nan"]),
     "reversed bounds": (field("optimizer.trust_ratio_bounds", "(10.0,1.0)"), ["config.optimizer.trust_ratio_bounds"]),
     "three bounds": (field("optimizer.trust_ratio_bounds", "(0.0,1.0,2.0)"), ["optimizer.trust_ratio_bounds"]),
-    "smoothing of 1": (field("model.label_smoothing", 1), ["config.model.label_smoothing", "1"]),
+    "smoothing of 1": (field("loss.label_smoothing", 1), ["config.loss.label_smoothing", "1"]),
     "hidden 0": (field("model.hidden", 0), ["config.model.hidden", "0"]),
     "epochs beyond counting": (field("num_epochs", "1e308"), ["config.num_epochs", "1e+308"]),
     "endless warmup": (field("schedule.base_warmup_epochs", "1e308"), ["base_warmup_epochs", "1e+308"]),

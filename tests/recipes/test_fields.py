@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lbopt.cli.arguments import call_get_config
-from lbopt.config import ModelConfig, OptimizerConfig, ScheduleConfig
+from lbopt.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from lbopt.config.data import DataConfig
 from lbopt.config.schedule import validate_schedule
 from lbopt.errors import UserError
@@ -28,8 +28,8 @@ def small(**changes):
     return config
 
 
-def problem_of(**model):
-    return make_problem(DataConfig(), ModelConfig(**{**CNN, **model}))
+def problem_of(loss=None, **model):
+    return make_problem(DataConfig(), ModelConfig(**{**CNN, **model}), loss)
 
 
 def first_loss(problem):
@@ -57,7 +57,7 @@ def test_a_run_evaluates_on_validation_and_tests_on_test():
 
 
 def test_label_smoothing_mixes_the_target_with_the_uniform_one():
-    plain, smooth = problem_of(), problem_of(label_smoothing=0.25)
+    plain, smooth = problem_of(), problem_of(LossConfig(label_smoothing=0.25))
     loss, model_state, _, params, batch = first_loss(plain)
     uniform = []
     for label in range(10):

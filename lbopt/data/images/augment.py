@@ -14,6 +14,7 @@ Note:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -176,3 +177,31 @@ def randaugment(image: np.ndarray, rng: np.random.Generator, num_layers: int = 2
     for _ in range(num_layers):
         picture = OPERATIONS[names[int(rng.integers(len(names)))]](picture, magnitude, RANDAUGMENT_REACH, rng)
     return np.asarray(picture)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Which augmentation, with its strength.
+
+    Attributes:
+      name: "none", "autoaugment" or "randaugment".
+      num_layers: of RandAugment.
+      magnitude: of RandAugment.
+    """
+
+    name: str = "none"
+    num_layers: int = 2
+    magnitude: float = 9.0
+
+    @property
+    def changes(self) -> bool:
+        """Whether images come out otherwise."""
+        return self.name != "none"
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return a uint8 image [height, width, 3] augmented."""
+        if self.name == "autoaugment":
+            return autoaugment(image, rng)
+        if self.name == "randaugment":
+            return randaugment(image, rng, self.num_layers, self.magnitude)
+        return image

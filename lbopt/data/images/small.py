@@ -1,0 +1,110 @@
+"""Labelled images of one small size: all of them in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lbopt.data.arrays import ArrayDataset
+from lbopt.data.damaged import DamagedCount, DamagedRecord
+from lbopt.data.images.augment import Policy
+from lbopt.data.images.decode import UnreadableImage, decode
+from lbopt.data.records import Records, read_record
+from lbopt.errors import EnvironmentProblem, require
+
+_STREAM = 3
+"""Keeps the counters of these draws clear of the others that have the same key (see `lbopt.data.masked`)."""
+LARGEST_BYTES = 2**31
+"""Of a split in memory; a larger one is decoded on demand."""
+
+
+class SmallImages(ArrayDataset):
+    """Examples with `image` uint8 [side, side] or [side, side, 3] and `label` int32.
+
+    Training cuts a random part out of the zero-padded image (He et al., arXiv 1512.03385, section 4.2) and mirrors half
+    of them, if asked.
+
+    Args:
+      arrays: `image` and `label`.
+      padding: pixels on each side; 0 for none.
+      flip: mirror.
+      policy: augmentation of images in colour.
+      damaged: the count of records left out.
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray], padding: int, flip: bool, policy: Policy, damaged: DamagedCount):
+        super().__init__(arrays)
+        self._padding, self._flip, self._policy, self.damaged = padding, flip, policy, damaged
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return the examples at `indices`, each as training sees it in its epoch."""
+        batch = self.take(indices)
+        if not (self._padding or self._flip or self._policy.changes):
+            return batch
+        image = np.stack(
+            [
+                self._drawn(
+                    one, np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, index, _STREAM]))
+                )
+                for one, index, epoch in zip(batch["image"], indices.tolist(), epochs.tolist(), strict=True)
+            ]
+        )
+        return {**batch, "image": image}
+
+    def _drawn(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if self._padding:
+            image = _padded_crop(image, self._padding, rng)
+        if self._flip and rng.random() < 0.5:
+            image = image[:, ::-1]
+        return self._policy.apply(image, rng)
+
+
+def _padded_crop(image: np.ndarray, padding: int, rng: np.random.Generator) -> np.ndarray:
+    """Move an image by up to `padding` pixels; what comes in is black."""
+    padded = np.pad(image, [(padding, padding), (padding, padding), *[(0, 0)] * (image.ndim - 2)])
+    top, left = rng.integers(2 * padding + 1, size=2)
+    return padded[top : top + image.shape[0], left : left + image.shape[1]]
+
+
+def load_arrays(
+    records: Records, shape: tuple[int, ...], num_classes: int, damaged: DamagedCount
+) -> dict[str, np.ndarray]:
+    """Decode all records of one size.
+
+    Args:
+      records: with `image`, an encoded file, and `label`.
+      shape: (height, width, channels) of every image; one channel is left out.
+      num_classes: labels are below it.
+      damaged: counts records that cannot be used; they are left out.
+
+    Raises:
+      EnvironmentProblem: if too many of them cannot be used.
+    """
+    images, labels = [], []
+    for index in range(len(records)):
+        try:
+            image, label = _read(records, index, shape, num_classes)
+        except DamagedRecord as error:
+            damaged.add(index, str(error))
+            continue
+        images.append(image)
+        labels.append(label)
+    if not images:
+        raise EnvironmentProblem(f"none of {len(records)} records can be used; mend the data set")
+    return {"image": np.stack(images), "label": np.asarray(labels, np.int32)}
+
+
+def _read(records: Records, index: int, shape: tuple[int, ...], num_classes: int) -> tuple[np.ndarray, int]:
+    record = read_record(records, index, num_classes)
+    try:
+        image = decode(record["image"])
+    except UnreadableImage as error:
+        raise DamagedRecord(f"its image is unreadable: {error}") from error
+    if image.shape[:2] != shape[:2]:
+        raise DamagedRecord(f"its image is {image.shape[0]} x {image.shape[1]}, not {shape[0]} x {shape[1]}")
+    return (image[..., 0] if shape[2] == 1 else image), int(record["label"])
+
+
+def require_side(field: str, asked: int | None, shape: tuple[int, ...]) -> None:
+    """Check that images of a fixed size are asked for at that size."""
+    fix = f"the images are {shape[0]} x {shape[1]}; leave it None, or set train_crop='resized' to have them resized"
+    require(asked in (None, shape[0]) and shape[0] == shape[1], field, asked, fix)
