@@ -31,6 +31,7 @@ def run(argv: Sequence[str]) -> None:
         raise UserError(f"--workdir = {given['workdir']!r}: no run is there; run lbopt train first")
     with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True) as checkpoints:
         step = choose_step(checkpoints, given.get("checkpoint", "latest"))
+        plan = plan.phase_at(step)
         state = checkpoints.restore(plan.shapes(), step)
     scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}
     scores |= {f"test/{name}": value for name, value in plan.evaluate_test(state).items()}

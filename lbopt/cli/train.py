@@ -28,7 +28,8 @@ def run(argv: Sequence[str]) -> None:
     config = arguments.load_config(given["config"], overrides, TrainConfig)
     with PreemptionWatch() as watch:
         plan = build.build(config)
-        plan.lower()
+        for phase in plan.phases():
+            phase.lower()
         compare = comparison(config, plan.mesh.size)
         command = arguments.command_line("train", argv)
         with workdirs.open_workdir(

@@ -9,7 +9,7 @@ from lbopt.errors import require, require_choice
 from lbopt.transforms.variants import VARIANTS
 
 DTYPES = ("float32", "bfloat16")
-OPTIMIZERS = ("adam", "adamw", "lamb", "lans", "lars", "momentum")
+OPTIMIZERS = ("adam", "adamw", "lamb", "lans", "lars", "momentum", "rmsprop")
 CLIP_STAGES = ("replica", "mean", "accumulated", "none")
 
 
@@ -18,15 +18,16 @@ class OptimizerConfig:
     """The optimizer. Fields that an optimizer does not have are ignored by it.
 
     Attributes:
-      name: "lamb", "lans", "lars", "adamw", "adam" or "momentum".
+      name: "lamb", "lans", "lars", "adamw", "adam", "momentum" or "rmsprop" (TensorFlow's form, as in EfficientNet).
       variant: of lamb and lars: which public code (`lbopt.describe()` lists them). What is not a field here is as that
         code has it.
-      weight_decay: never the variant's; decoupled for lamb, lans and adamw, added to the gradient for lars and momentum, not used by adam.
-      momentum: of lars and momentum.
+      weight_decay: never the variant's; decoupled for lamb, lans and adamw, added to the gradient for lars, momentum and rmsprop, not used by adam.
+      momentum: of lars, momentum and rmsprop.
       nesterov: of lars and momentum.
       b1: of lamb, lans, adamw and adam.
       b2: likewise.
-      eps: likewise.
+      eps: likewise, and of rmsprop: under the root.
+      rmsprop_decay: what rmsprop keeps of the mean of squares.
       trust_coefficient: of lars; None for the variant's.
       trust_ratio_bounds: (low, high) for lamb, lans and lars; None for the variant's.
       max_grad_norm: clip the global gradient norm; None for the variant's (for the others, no clipping).
@@ -50,6 +51,7 @@ class OptimizerConfig:
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-6
+    rmsprop_decay: float = 0.9
     trust_coefficient: float | None = None
     trust_ratio_bounds: tuple[float, float] | None = None
     max_grad_norm: float | None = None
@@ -69,7 +71,7 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
     require_choice(f"{prefix}.name", optimizer.name, OPTIMIZERS)
     for field in ("weight_decay", "eps"):
         at_least(f"{prefix}.{field}", getattr(optimizer, field), 0)
-    for field in ("momentum", "b1", "b2"):
+    for field in ("momentum", "b1", "b2", "rmsprop_decay"):
         in_range(f"{prefix}.{field}", getattr(optimizer, field), 0, 1)
     if optimizer.name in VARIANTS:
         require_choice(f"{prefix}.variant", optimizer.variant, tuple(VARIANTS[optimizer.name]))

@@ -34,6 +34,8 @@ class ScheduleConfig:
       decay_from: "warmup_end", or "start": the decay counts from step 0, so the rate jumps at the end of warmup.
       end_learning_rate: the rate at the end, instead of `end_factor`.
       decay_rate: factor of a stair (exponential, step).
+      warmup_steps: optimizer steps of warmup, instead of what the rule gives; may be fractional (MLPerf's 18 epochs of 39.25 steps).
+      decay_steps: optimizer steps of the decay, instead of those from its origin to the end of the run.
       stair_epochs: exponential: one number, the epochs between two stairs; step: the epochs at which stairs are.
     """
 
@@ -50,6 +52,8 @@ class ScheduleConfig:
     start_step: int = 0
     decay_from: str = "warmup_end"
     end_learning_rate: float | None = None
+    warmup_steps: float | None = None
+    decay_steps: float | None = None
     decay_rate: float = 0.97
     stair_epochs: tuple[float, ...] = (2.4,)
 
@@ -72,6 +76,16 @@ def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:
 
 
 def _validate_end(schedule: ScheduleConfig, prefix: str) -> None:
+    if schedule.warmup_steps is not None:
+        at_least(f"{prefix}.warmup_steps", schedule.warmup_steps, 0)
+    steps = schedule.decay_steps
+    require(steps is None or 0 < steps < LARGEST, f"{prefix}.decay_steps", steps, "give a number > 0, or None")
+    require(
+        steps is None or schedule.decay in ("polynomial", "cosine"),
+        f"{prefix}.decay_steps",
+        steps,
+        "only for a polynomial or cosine decay; leave it None",
+    )
     stairs, rate = schedule.stair_epochs, schedule.decay_rate
     require(0 < rate <= 1, f"{prefix}.decay_rate", rate, "give a number in (0, 1]")
     require(

@@ -10,8 +10,9 @@ from lbopt.config.loss import LossConfig, validate_loss
 from lbopt.config.model import FAMILIES, ModelConfig, validate_model
 from lbopt.config.optimizer import OptimizerConfig, validate_optimizer
 from lbopt.config.parallel import ParallelConfig, validate_parallel
+from lbopt.config.phase import PhaseConfig, validate_phase
 from lbopt.config.schedule import ScheduleConfig, validate_schedule
-from lbopt.errors import require, require_choice
+from lbopt.errors import UserError, require, require_choice
 
 STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
@@ -56,9 +57,19 @@ class TrainConfig:
       seed: of initialisation, shuffle and dropout.
       global_batch_size: examples per optimizer step over all devices and microsteps.
       num_epochs: length of the run; steps are rounded up.
+      num_steps: length of the run (of its first phase, if it has two) in optimizer steps, instead of `num_epochs`.
       eval_global_batch_size: any size; evaluation is exact.
       log_every_steps: a line in metrics.jsonl so often.
       eval_every_steps: evaluate on the validation split so often, and at the end.
+      eval_every_epochs: so often instead, in epochs.
+      target_metric: "eval/accuracy", ...: when an evaluation first reaches `target_value`, the metrics say after how many
+        steps and seconds of training; "" for no target. At most `target_value` if the name ends in "loss" or "perplexity".
+      target_value: see above.
+      stop_at_target: end the run there.
+      mllog: print MLPerf's `:::MLLOG` lines, and keep them in mllog.txt of the workdir.
+      init_from: start from the parameters of a workdir of lbopt train, of a file of lbopt export --format=safetensors, or of
+        a folder of Transformers; heads that it does not have start fresh. None for fresh parameters.
+      phase2: what changes after the first `num_steps`; None for a run of one phase.
     """
 
     name: str = "unnamed"
@@ -66,6 +77,7 @@ class TrainConfig:
     seed: int = 0
     global_batch_size: int = 256
     num_epochs: float = 20.0
+    num_steps: int | None = None
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
@@ -76,6 +88,13 @@ class TrainConfig:
     eval_global_batch_size: int = 256
     log_every_steps: int = 10
     eval_every_steps: int = 50
+    eval_every_epochs: float | None = None
+    target_metric: str = ""
+    target_value: float = 0.0
+    stop_at_target: bool = False
+    mllog: bool = False
+    init_from: str | None = None
+    phase2: PhaseConfig | None = None
 
     def validate(self) -> None:
         """Check every field that can be checked without data or devices.
@@ -94,6 +113,16 @@ class TrainConfig:
             self.num_epochs,
             "give a number > 0",
         )
+        if self.num_steps is not None:
+            at_least("config.num_steps", self.num_steps, 1)
+        if self.eval_every_epochs is not None:
+            require(
+                0 < self.eval_every_epochs < LARGEST,
+                "config.eval_every_epochs",
+                self.eval_every_epochs,
+                "give a number > 0, or None",
+            )
+        _validate_target(self)
         require_choice("config.about.status", self.about.status, STATUSES)
         validate_data(self.data, "config.data")
         validate_model(self.model, "config.model")
@@ -103,6 +132,61 @@ class TrainConfig:
         validate_schedule(self.schedule, "config.schedule")
         validate_parallel(self.parallel)
         _validate_checkpoint(self.checkpoint)
+        _validate_state(self)
+        if self.phase2 is not None:
+            _validate_second_phase(self)
+
+    def phases(self) -> "list[TrainConfig]":
+        """Return each phase as a config of its own; a run of one phase is its only one."""
+        first, second = dataclasses.replace(self, phase2=None), self.phase2
+        if second is None:
+            return [first]
+        changed = dataclasses.replace(
+            first,
+            init_from=None,
+            num_steps=second.num_steps,
+            global_batch_size=second.global_batch_size,
+            eval_global_batch_size=second.eval_global_batch_size,
+            data=dataclasses.replace(
+                self.data, sequence_length=second.sequence_length, max_predictions=second.max_predictions
+            ),
+            model=dataclasses.replace(self.model, remat=second.remat),
+            schedule=second.schedule,
+            parallel=dataclasses.replace(self.parallel, num_microsteps=second.num_microsteps),
+        )
+        return [first, changed]
+
+
+def _validate_second_phase(config: TrainConfig) -> None:
+    assert config.phase2 is not None
+    require(config.num_steps, "config.num_steps", config.num_steps, "say how many steps the first of two phases has")
+    validate_phase(config.phase2, "config.phase2")
+    try:
+        config.phases()[1].validate()
+    except UserError as error:
+        raise UserError(f"phase 2: {error}") from error
+
+
+def _validate_target(config: TrainConfig) -> None:
+    name = config.target_metric
+    known = not name or name.startswith("eval/")
+    require(known, "config.target_metric", name, "name a metric of the evaluation, for instance 'eval/accuracy'")
+    stop = config.stop_at_target
+    require(name or not stop, "config.stop_at_target", stop, "set target_metric and target_value too")
+
+
+def _validate_state(config: TrainConfig) -> None:
+    """Check that a state that goes from batch to batch can."""
+    if not config.data.carry_state:
+        return
+    parallel = config.parallel
+    fix = "the state of text goes from step to step, and only a whole batch under 'jit' has it; leave it at its default"
+    require(parallel.backend in ("jit", "pjit"), "config.parallel.backend", parallel.backend, fix)
+    require(parallel.num_microsteps == 1, "config.parallel.num_microsteps", parallel.num_microsteps, fix)
+    stage = config.optimizer.clip_stage
+    require(stage != "replica", "config.optimizer.clip_stage", stage, fix)
+    noise = config.optimizer.track_noise_scale
+    require(not noise, "config.optimizer.track_noise_scale", noise, fix)
 
 
 def _validate_fit(data: DataConfig, model: ModelConfig) -> None:
@@ -119,7 +203,7 @@ def _validate_fit(data: DataConfig, model: ModelConfig) -> None:
 def _validate_checkpoint(checkpoint: CheckpointConfig) -> None:
     at_least("config.checkpoint.every_steps", checkpoint.every_steps, 1)
     at_least("config.checkpoint.keep", checkpoint.keep, 1)
-    require_choice("config.checkpoint.best_metric", checkpoint.best_metric, ("eval/accuracy", "eval/loss"))
+    require_choice("config.checkpoint.best_metric", checkpoint.best_metric, ("eval/accuracy", "eval/exact_match", "eval/f1", "eval/loss"))
 
 
 def require_name(field: str, name: str) -> None:

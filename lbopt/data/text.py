@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import collections
+import itertools
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lbopt.data.pieces import CONTINUED, SPECIAL_TOKENS, learn_pieces
-from lbopt.errors import EnvironmentProblem, require
+from lbopt.errors import EnvironmentProblem, UserError, require
 
 _RULES = re.compile(r"([^\w\s])\1{2,}")
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+")
 _LONGEST_WORD = 100
+
+_OPENING = "\"'\u201c\u2018\xab(["
+"""Quotation marks and brackets before a word."""
+_PROSE_END = re.compile(r"([.!?\u2026]+)[\"'\u201d\u2019\xbb)\]]*\s+(?=[" + re.escape(_OPENING) + r"]*(\S+))")
+_DOTTED = re.compile(r"(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_NEVER_LAST = _words(
+    "mr mrs ms messrs mme dr prof rev fr hon gov sen rep gen adm col maj capt cmdr lt sgt cpl pvt st ste mt ft "
+    "e.g i.e cf viz vs esp incl approx"
+)
+"""Abbreviations, without the last full stop, after which a sentence goes on."""
+_BEFORE_NUMBERS = _words(
+    "no nos nr vol vols fig figs p pp ch chap sec art eq op ca jan feb mar apr jun jul aug sep sept oct nov dec"
+)
+"""Those after which it goes on if a number follows."""
+_SELDOM_LAST = _words("jr sr co corp inc ltd bros dept univ assoc al")
+"""Those after which, as after initials and "U.S.", it goes on unless one of `_OPENERS` follows."""
+_OPENERS = _words(
+    "the a this that these those it its he she they his her their there in on at by for from with after before during "
+    "since while when where although though however if as but and some most one both each another according"
+)
+"""Words that begin sentences more often than names."""
 
 
 class Document(NamedTuple):
@@ -58,11 +88,44 @@ def split_sentences(paragraph: str) -> list[str]:
     return _SENTENCE_END.split(paragraph)
 
 
+def split_prose(paragraph: str) -> list[str]:
+    """Split English prose into sentences: after a full stop, a question or exclamation mark that white space follows.
+
+    Closing quotation marks and brackets stay with the sentence. It goes on where a small letter follows (unless the
+    paragraph has no capital at all), and after a single full stop behind titles, initials and common abbreviations; a colon
+    does not end it.
+
+    >>> split_prose('Mr. J. S. Bach wrote No. 5 in the U.S. Army (cf. p. 3). "Why?" he said. It sold 3.5 copies.')
+    ['Mr. J. S. Bach wrote No. 5 in the U.S. Army (cf. p. 3).', '"Why?" he said.', 'It sold 3.5 copies.']
+    """
+    cased = paragraph != paragraph.lower()
+    sentences, begin = [], 0
+    for end in _PROSE_END.finditer(paragraph):
+        following = end[2]
+        if cased and following[0].islower():
+            continue
+        if end[1] == "." and _goes_on(paragraph[paragraph.rfind(" ", 0, end.start()) + 1 : end.start()], following):
+            continue
+        sentences.append(paragraph[begin : end.end()].rstrip())
+        begin = end.end()
+    return [*sentences, paragraph[begin:]]
+
+
+def _goes_on(word: str, following: str) -> bool:
+    """Whether the full stop between two words belongs to the first of them."""
+    word = word.lstrip(_OPENING).lower()
+    if word in _NEVER_LAST or (word in _BEFORE_NUMBERS and following[0].isdigit()):
+        return True
+    seldom_last = word in _SELDOM_LAST or (len(word) == 1 and word.isalpha()) or _DOTTED.fullmatch(word) is not None
+    return seldom_last and following.rstrip(",").lower() not in _OPENERS
+
+
 class WordPiece:
-    """Lower-cased words, punctuation apart, cut into the longest pieces of a vocabulary from the left, as BERT's are.
+    """Words, punctuation apart, cut into the longest pieces of a vocabulary from the left, as BERT's are.
 
     Args:
       pieces: the vocabulary in the order of ids; it has every one of `SPECIAL_TOKENS`, wherever.
+      lowercase: drop case and accents first; False for a cased vocabulary.
 
     Attributes:
       special: the ids of the special tokens.
@@ -72,7 +135,7 @@ class WordPiece:
       EnvironmentProblem: if the `tokenizers` package is not installed.
     """
 
-    def __init__(self, pieces: Sequence[str]):
+    def __init__(self, pieces: Sequence[str], lowercase: bool = True):
         library = _tokenizers()
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
         missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
@@ -86,15 +149,25 @@ class WordPiece:
         )
         self.pieces = tuple(pieces)
         self._tokenizer = library.Tokenizer(model)
-        self._tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=True)
+        self._tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
         self._tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
 
     def encode(self, sentences: Sequence[str]) -> Document:
         """Return the tokens of sentences, one after another; sentences without a token are left out."""
-        encoded = self._tokenizer.encode_batch(list(sentences), add_special_tokens=False)
-        parts = [np.asarray(one.ids, np.int32) for one in encoded if one.ids]
-        begins = np.cumsum([0, *(len(part) for part in parts)])[:-1]
-        return Document(np.concatenate([np.zeros(0, np.int32), *parts]), begins)
+        return self.encode_many([sentences])[0]
+
+    def encode_many(self, documents: Sequence[Sequence[str]]) -> list[Document]:
+        """Return the tokens of documents, each a list of sentences; all cores work on them."""
+        sentences = list(itertools.chain.from_iterable(documents))
+        encoded = [one.ids for one in self._tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        tokens = np.fromiter(itertools.chain.from_iterable(encoded), np.int32, lengths.sum())
+        begins, ends = np.cumsum(lengths) - lengths, np.cumsum([0, *map(len, documents)])
+        offsets = np.append(begins, len(tokens))[ends]
+        return [
+            Document(tokens[start:stop], begins[first:last][lengths[first:last] > 0] - start)
+            for (start, stop), (first, last) in zip(itertools.pairwise(offsets), itertools.pairwise(ends), strict=True)
+        ]
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of a text [tokens] int32, and (start, stop) of each in its characters [tokens, 2] int64."""
@@ -106,8 +179,14 @@ class WordPiece:
         return " ".join(self.pieces[token] for token in tokens).replace(f" {CONTINUED}", "")
 
 
-def learn_wordpiece(sentences: Sequence[str], vocab_size: int) -> WordPiece:
+def learn_wordpiece(sentences: Iterable[str], vocab_size: int, max_alphabet: int | None = None) -> WordPiece:
     """Learn a vocabulary of at most `vocab_size` pieces from training sentences.
+
+    Args:
+      sentences: of the training text.
+      vocab_size: special tokens included.
+      max_alphabet: the most frequent characters that are kept, of which each takes up to two pieces; words with other
+        characters are not learned from. None for all.
 
     Raises:
       UserError: if the alphabet alone needs more.
@@ -118,7 +197,67 @@ def learn_wordpiece(sentences: Sequence[str], vocab_size: int) -> WordPiece:
     words: collections.Counter[str] = collections.Counter()
     for sentence in sentences:
         words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence)))
-    return WordPiece(learn_pieces({word: n for word, n in words.items() if len(word) <= _LONGEST_WORD}, vocab_size))
+    short = {word: n for word, n in words.items() if len(word) <= _LONGEST_WORD}
+    return WordPiece(learn_pieces(short if max_alphabet is None else _spelt_with(short, max_alphabet), vocab_size))
+
+
+def _spelt_with(words: Mapping[str, int], max_alphabet: int) -> dict[str, int]:
+    """Return the words of frequent characters alone; between equally frequent ones the alphabet decides."""
+    counts: collections.Counter[str] = collections.Counter()
+    for word, n in words.items():
+        for character in word:
+            counts[character] += n
+    alphabet = set(sorted(counts, key=lambda character: (-counts[character], character))[:max_alphabet])
+    return {word: n for word, n in words.items() if alphabet.issuperset(word)}
+
+
+def load_wordpiece(path: str | os.PathLike[str], lowercase: bool = True) -> WordPiece:
+    """Return what cuts text by the vocabulary of a file, such as the vocab.txt of a published BERT.
+
+    Args:
+      path: see `read_vocabulary`.
+      lowercase: False for a cased vocabulary.
+
+    Raises:
+      UserError: naming the file, if it is not a vocabulary with all special tokens.
+      EnvironmentProblem: if the `tokenizers` package is not installed.
+    """
+    pieces = read_vocabulary(path)
+    missing = [token for token in SPECIAL_TOKENS if token not in pieces]
+    require(not missing, "vocabulary", str(path), f"it has no {' '.join(missing)}; use a vocab.txt of BERT's form")
+    return WordPiece(pieces, lowercase)
+
+
+def read_vocabulary(path: str | os.PathLike[str]) -> list[str]:
+    """Return the pieces of a file in the order of their ids: UTF-8, one a line, as `save_vocabulary` writes it.
+
+    Raises:
+      UserError: naming the file, if it is absent, empty or not UTF-8, or if a line is empty or occurs twice.
+    """
+    try:
+        lines = Path(path).read_text("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"vocabulary = {str(path)!r}: it cannot be read as UTF-8 text ({error}); use a vocab.txt"
+        ) from error
+    pieces = lines[:-1] if lines[-1] == "" else lines
+    require(pieces, "vocabulary", str(path), "it is empty; use a file with one piece a line")
+    require("" not in pieces, "vocabulary", str(path), "a line is empty; every line has one piece")
+    twice = [piece for piece, count in collections.Counter(pieces).items() if count > 1]
+    require(not twice, "vocabulary", str(path), f"{twice[:3]} occur more than once; each piece has one line")
+    return pieces
+
+
+def save_vocabulary(pieces: Sequence[str], path: str | os.PathLike[str]) -> None:
+    """Write pieces in the order of their ids, one a line, as BERT's vocab.txt has them.
+
+    Raises:
+      EnvironmentProblem: if the file cannot be written.
+    """
+    try:
+        Path(path).write_text("".join(f"{piece}\n" for piece in pieces), "utf-8", newline="\n")
+    except OSError as error:
+        raise EnvironmentProblem(f"the vocabulary {path} cannot be written: {error}") from error
 
 
 def _tokenizers() -> Any:

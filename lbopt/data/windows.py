@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lbopt.data.arrays import ArrayDataset
+from lbopt.data.arrays import ArrayDataset, Reading
 from lbopt.data.pieces import SEP
 from lbopt.data.text import Document
 from lbopt.errors import require
 
 
-def join_documents(documents: Sequence[Document]) -> np.ndarray:
-    """Return the tokens of all documents [tokens] int32, [SEP] before each and after the last."""
-    end = np.asarray([SEP], np.int32)
+def join_documents(documents: Iterable[Document], separator: int = SEP) -> np.ndarray:
+    """Return the tokens of all documents [tokens] int32, [SEP] (or another id) before each and after the last."""
+    end = np.asarray([separator], np.int32)
     return np.concatenate([end, *(part for document in documents for part in (document.tokens, end))])
 
 
@@ -41,3 +41,74 @@ def make_windows(documents: Sequence[Document], sequence_length: int) -> ArrayDa
     shape = (count, sequence_length)
     used = count * sequence_length
     return ArrayDataset({"tokens": text[:used].reshape(shape), "next_tokens": text[1 : used + 1].reshape(shape)})
+
+
+class Lanes:
+    """Text for truncated back-propagation through time: each lane is read from its beginning to its end.
+
+    The text is cut into `num_lanes` contiguous lanes of equal length. Step s reads the tokens [s T, (s + 1) T) of every lane,
+    T = `sequence_length`, so that the state a model has after step s is the one to begin step s + 1 with. Example
+    s * num_lanes + lane is what a lane reads in step s: in natural order, a global batch of `num_lanes` examples is one step,
+    and row r of every batch is lane r. Every window is a full one: tokens at the end of the text that would not fill one in
+    every lane are left out.
+
+    An example has `tokens` and `next_tokens` [sequence_length] int32, and `is_first` bool: the carried state is to be zero,
+    because a pass over the text begins.
+
+    Args:
+      text: [tokens], any integers; it may lie on disk.
+      num_lanes: the global batch.
+      sequence_length: tokens of a window.
+
+    Attributes:
+      num_lanes: see above.
+      num_steps: of a pass.
+      num_left_out: tokens at the end of the text that are not read.
+
+    Raises:
+      UserError: if there is not one window for each lane.
+
+    References:
+      Zaremba et al., Recurrent Neural Network Regularization, arXiv 1409.2329, section 4.1: the final hidden states of a
+      minibatch are the initial ones of the next.
+    """
+
+    reading = Reading()
+
+    def __init__(self, text: np.ndarray, num_lanes: int, sequence_length: int):
+        needed = num_lanes * sequence_length + 1
+        require(
+            len(text) >= needed,
+            "config.global_batch_size",
+            num_lanes,
+            f"so many lanes of config.data.sequence_length = {sequence_length} need {needed} tokens, and a part of the text "
+            f"has {len(text)}; lower one of the two",
+        )
+        self._text, self._length, self.num_lanes = text, sequence_length, num_lanes
+        self.num_steps = (len(text) - 1) // (num_lanes * sequence_length)
+        self.num_left_out = len(text) - 1 - len(self) * sequence_length
+
+    def __len__(self) -> int:
+        return self.num_steps * self.num_lanes
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """Return what all lanes read in a step; passes follow each other."""
+        return self.take(np.arange(self.num_lanes) + step % self.num_steps * self.num_lanes)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the examples at `indices` as one batch."""
+        step, lane = np.divmod(indices, self.num_lanes)
+        start = (lane * self.num_steps + step) * self._length
+        window = self._text[start[:, None] + np.arange(self._length + 1)].astype(np.int32)
+        return {"tokens": window[:, :-1], "next_tokens": window[:, 1:], "is_first": step == 0}
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return the examples at `indices` as one batch, whatever the epoch."""
+        del epochs, seed
+        return self.take(indices)
+
+
+def make_lanes(text: Sequence[Document] | np.ndarray, num_lanes: int, sequence_length: int) -> Lanes:
+    """Return documents, joined as for windows, or tokens as they are, as lanes; see `Lanes`."""
+    tokens = text if isinstance(text, np.ndarray) else join_documents(text)
+    return Lanes(tokens, num_lanes, sequence_length)

@@ -2,104 +2,149 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 
+from lbopt import types
 from lbopt.config.parallel import ParallelConfig
 from lbopt.config.train import TrainConfig
+from lbopt.data.arrays import Dataset
 from lbopt.data.batches import TrainBatches
-from lbopt.errors import UserError, require
-from lbopt.evaluation import evaluate
+from lbopt.errors import UserError, require, require_choice
 from lbopt.parallel import mesh as meshes, shards, step as steps
 from lbopt.parallel.state import TrainState, split_seed
-from lbopt.recipes import optimizers, problem as problems, schedule as schedules
+from lbopt.recipes import initial, optimizers, problem as problems, schedule as schedules
 from lbopt.replicas import Replicas
-from lbopt.train.run import Cadence, Run
+from lbopt.train.run import Cadence, Run, Target
 from lbopt.transforms.ema import ema_params
+from lbopt.transforms.learning_rate import LearningRateState
 
 
 def build(config: TrainConfig) -> Run:
     """Turn a validated config into everything the training loop needs, compiling nothing.
 
+    Returns:
+      The run; of two phases, the first, which knows the second.
+
     Raises:
       UserError: naming the field that does not fit the data or the devices.
-      EnvironmentProblem: if the data cannot be had.
+      EnvironmentProblem: if the data, or what the run starts from, cannot be had.
     """
     config.validate()
-    problem = problems.make_problem(config.data, config.model, config.loss)
-    train, validation, _ = problem.splits
-    size = config.global_batch_size
+    first, *second = config.phases()
+    mesh = _make_mesh(config.parallel)
+    run = _build_phase(first, mesh)
+    if not second:
+        return run
+    assert config.phase2 is not None
+    try:
+        then = _build_phase(second[0], mesh, run, config.phase2.optimizer_state == "keep")
+    except UserError as error:
+        raise UserError(f"phase 2: {error}") from error
+    return dataclasses.replace(run, then=then)
+
+
+def _build_phase(config: TrainConfig, mesh: Mesh, before: Run | None = None, keep_optimizer: bool = True) -> Run:
+    size, parts = config.global_batch_size, config.parallel.num_microsteps
+    problem = problems.make_problem(config.data, config.model, config.loss, size)
+    train, validation, test = problem.splits
     require(
         size <= len(train),
         "config.global_batch_size",
         size,
         f"the training set has {len(train)} examples; use at most that",
     )
-    mesh = _make_mesh(config.parallel)
-    meshes.check_divisible(size, mesh, config.parallel.num_microsteps)
+    meshes.check_divisible(size, mesh, parts)
     here = Replicas(mesh.size, grid=meshes.torus_grid(mesh))
-    problems.check_batch(config.model, here, size // config.parallel.num_microsteps)
-    resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs)
+    problems.check_batch(config.model, here, size // parts)
+    _check_metrics(config, problem.metric_names)
+    resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps)
     schedule = schedules.make_schedule(config.schedule, resolved)
     tx = optimizers.make_optimizer(config.optimizer, schedule, global_batch_size=size, stacked=problem.stacked)
-    measured = config.optimizer.track_noise_scale
-    require(
-        not measured or mesh.size * config.parallel.num_microsteps > 1,
-        "config.optimizer.track_noise_scale",
-        measured,
-        "it compares gradients of parts of the batch: set config.parallel.num_microsteps to 2 or more",
-    )
-    backend = config.parallel.backend
-    eval_step = steps.make_eval_step(problem.metric_fn, mesh, backend)  # type: ignore[arg-type]
+    train_step = _make_step(config, problem.loss_fn, tx, mesh)
+    shapes, init = _laid_out(functools.partial(make_state, problem, tx, config.seed), train_step, config)
+    evaluate_on = problem.evaluator(mesh, config.parallel.backend)
+    averaged = _averaging(config, mesh)
+    first_step, first_example = (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)
+    every_epochs = config.eval_every_epochs
 
-    stage = config.optimizer.clip_stage
-
-    train_step = steps.make_train_step(
-        problem.loss_fn,
-        tx,
-        mesh,
-        backend,  # type: ignore[arg-type]
-        config.parallel.num_microsteps,
-        max_grad_norm=None if stage in ("accumulated", "none") else optimizers.resolve_clip(config.optimizer),
-        clip_stage=stage,
-        measure_noise=measured,
-        key_per_replica=False,
-        shard_update=config.parallel.shard_update,
-    )
-
-    shapes, init = _laid_out(lambda: make_state(problem, tx, config.seed), train_step)
-
-    def averaged(state: TrainState) -> TrainState:
-        if config.optimizer.ema_decay is None:
-            return state
-        state = with_averaged_params(state)
-        return state.replace(params=meshes.put_replicated(mesh, state.params))
+    def evaluation(dataset: Dataset) -> Callable[[TrainState], dict[str, float]]:
+        return lambda state: evaluate_on(averaged(state), dataset, config.eval_global_batch_size)
 
     return Run(
         mesh=mesh,
         shapes=shapes,
         init=init,
         train_step=train_step,
-        batches=TrainBatches(train, config.seed, size, resolved.num_steps, jax.process_index(), jax.process_count()),
-        evaluate=lambda state: evaluate(eval_step, averaged(state), validation, config.eval_global_batch_size),
-        evaluate_test=lambda state: evaluate(
-            eval_step, averaged(state), problem.splits.test, config.eval_global_batch_size
+        batches=TrainBatches(
+            train, config.seed, size, resolved.num_steps, jax.process_index(), jax.process_count(), first_example
         ),
+        evaluate=evaluation(validation),
+        evaluate_test=evaluation(test),
         global_batch_size=size,
         num_steps=resolved.num_steps,
-        cadence=Cadence(config.log_every_steps, config.eval_every_steps, config.checkpoint.every_steps),
+        cadence=Cadence(
+            config.log_every_steps,
+            config.eval_every_steps if every_epochs is None else every_epochs * resolved.steps_per_epoch,
+            config.checkpoint.every_steps,
+        ),
         keep_checkpoints=config.checkpoint.keep,
         best_metric=config.checkpoint.best_metric,
+        first_step=first_step,
+        first_example=first_example,
+        enter=_entering(tx, train_step, keep_optimizer) if before else None,
+        damaged=lambda: _damaged(train, validation),
+        target=Target(config.target_metric, config.target_value, config.stop_at_target)
+        if config.target_metric
+        else None,
+    )
+
+
+def _check_metrics(config: TrainConfig, names: tuple[str, ...]) -> None:
+    """Check that the evaluation has what is looked for in it."""
+    known = [f"eval/{name}" for name in names]
+    require_choice("config.checkpoint.best_metric", config.checkpoint.best_metric, known)
+    if config.target_metric:
+        require_choice("config.target_metric", config.target_metric, known)
+
+
+def _make_step(config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh) -> steps.Step:
+    measured, parallel = config.optimizer.track_noise_scale, config.parallel
+    require(
+        not measured or mesh.size * parallel.num_microsteps > 1,
+        "config.optimizer.track_noise_scale",
+        measured,
+        "it compares gradients of parts of the batch: set config.parallel.num_microsteps to 2 or more",
+    )
+    stage = config.optimizer.clip_stage
+    return steps.make_train_step(
+        loss_fn,
+        tx,
+        mesh,
+        parallel.backend,  # type: ignore[arg-type]
+        parallel.num_microsteps,
+        max_grad_norm=None if stage in ("accumulated", "none") else optimizers.resolve_clip(config.optimizer),
+        clip_stage=stage,
+        measure_noise=measured,
+        key_per_replica=False,
+        shard_update=parallel.shard_update,
     )
 
 
 def _laid_out(
-    first: Callable[[], TrainState], train_step: steps.Step
+    first: Callable[..., TrainState], train_step: steps.Step, config: TrainConfig
 ) -> tuple[Callable[[], TrainState], Callable[[], TrainState]]:
-    """Return () -> shapes of the first state with the shardings that the step asks for, and () -> the state itself, laid out so."""
+    """Return () -> shapes of the first state with the shardings that the step asks for, and () -> the state itself, laid out so.
+
+    What the run starts from is checked now, and read when the state is made.
+    """
 
     @functools.cache
     def shapes() -> TrainState:
@@ -107,9 +152,60 @@ def _laid_out(
         return shards.placed(bare, train_step.state_sharding(bare))
 
     def init() -> TrainState:
-        return jax.jit(first, out_shardings=jax.tree.map(lambda x: x.sharding, shapes()))()
+        shardings = jax.tree.map(lambda x: x.sharding, shapes())
+        if config.init_from is None:
+            return jax.jit(first, out_shardings=shardings)()
+        return jax.jit(first, out_shardings=shardings)(_read_initial(config, shapes()))
 
+    if config.init_from is not None:
+        _read_initial(config, shapes())
     return shapes, init
+
+
+def _read_initial(config: TrainConfig, shapes: TrainState) -> tuple[types.Params, types.ModelState]:
+    place = config.init_from
+    assert place is not None
+    read = initial.read(place, config.model)
+    params, _ = initial.merged(shapes.params, read["params"], config.model, place)
+    stats = {name: value for name, value in read.items() if name != "params" and name in shapes.model_state}
+    known = {name: shapes.model_state[name] for name in stats}
+    return params, initial.merged(known, stats, config.model, place)[0]
+
+
+def _averaging(config: TrainConfig, mesh: Mesh) -> Callable[[TrainState], TrainState]:
+    """Return what a state is evaluated as: with averaged parameters, if the optimizer keeps them."""
+
+    def averaged(state: TrainState) -> TrainState:
+        state = with_averaged_params(state)
+        return state.replace(params=meshes.put_replicated(mesh, state.params))
+
+    return (lambda state: state) if config.optimizer.ema_decay is None else averaged
+
+
+def _entering(
+    tx: optax.GradientTransformation, train_step: steps.Step, keep_optimizer: bool
+) -> Callable[[TrainState], TrainState]:
+    """Return the last state of a phase -> the first state of the next."""
+
+    def again(part: Any) -> Any:
+        return part._replace(count=jnp.zeros_like(part.count)) if isinstance(part, LearningRateState) else part
+
+    def entered(state: TrainState) -> TrainState:
+        if not keep_optimizer:
+            return state.replace(opt_state=tx.init(state.params))
+        is_leaf = lambda part: isinstance(part, LearningRateState)  # noqa: E731
+        return state.replace(opt_state=jax.tree.map(again, state.opt_state, is_leaf=is_leaf))
+
+    def enter(state: TrainState) -> TrainState:
+        return jax.jit(entered, out_shardings=train_step.state_sharding(state))(state)
+
+    return enter
+
+
+def _damaged(train: Dataset, validation: Dataset) -> dict[str, float]:
+    """Return how many records were left out so far, for the log, where that can happen."""
+    counts = {"train": getattr(train, "damaged", None), "validation": getattr(validation, "damaged", None)}
+    return {f"data/damaged_{name}_records": float(len(count)) for name, count in counts.items() if count is not None}
 
 
 def _make_mesh(parallel: ParallelConfig) -> Mesh:
@@ -119,10 +215,32 @@ def _make_mesh(parallel: ParallelConfig) -> Mesh:
         raise UserError(f"config.parallel.{error}") from error
 
 
-def make_state(problem: problems.Problem, tx, seed: int | jax.Array) -> TrainState:
-    """Return the state before the first update; `seed` may be traced. Sweeps and runs start from the same one."""
+def make_state(
+    problem: problems.Problem,
+    tx,
+    seed: int | jax.Array,
+    learned: tuple[types.Params, types.ModelState] | None = None,
+) -> TrainState:
+    """Return the state before the first update; `seed` may be traced. Sweeps and runs start from the same one.
+
+    Args:
+      problem: what is to be learned.
+      tx: the optimizer.
+      seed: of the run.
+      learned: parameters and model state to start from, with None for leaves that start fresh.
+    """
     params, model_state = problem.init(split_seed(seed)[0])
+    if learned is not None:
+        params, stats = (_over(*pair) for pair in zip((params, {**model_state}), learned, strict=True))
+        model_state = {**model_state, **stats}
     return TrainState.create(params, model_state, tx, seed)
+
+
+def _over(fresh: types.PyTree, learned: types.PyTree) -> types.PyTree:
+    """Return `learned`, with what is missing there from `fresh`."""
+    if isinstance(learned, Mapping):
+        return {**fresh, **{name: _over(fresh[name], value) for name, value in learned.items()}}
+    return fresh if learned is None else learned
 
 
 def with_averaged_params(state: TrainState) -> TrainState:

@@ -153,4 +153,23 @@ def _adamw(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Grad
     )
 
 
-_BUILDERS = {"adam": _adam, "adamw": _adamw, "lamb": _lamb, "lans": _lans, "lars": _lars, "momentum": _momentum}
+def _rmsprop(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
+    """TensorFlow's: means of squares begin at 1, eps is under the root, the learning rate is inside the momentum."""
+    del stacked
+    return optax.chain(
+        optax.add_decayed_weights(decay, mask=masks.weights_only),
+        optax.scale_by_rms(config.rmsprop_decay, config.eps, initial_scale=1.0, eps_in_sqrt=True),
+        lr_transform.scale_by_learning_rate(learning_rate),
+        optax.trace(config.momentum, config.nesterov),
+    )
+
+
+_BUILDERS = {
+    "adam": _adam,
+    "adamw": _adamw,
+    "lamb": _lamb,
+    "lans": _lans,
+    "lars": _lars,
+    "momentum": _momentum,
+    "rmsprop": _rmsprop,
+}

@@ -12,13 +12,20 @@ from lbopt import losses, types
 from lbopt.config.data import TASKS, DataConfig
 from lbopt.config.loss import LossConfig
 from lbopt.config.model import BATCH_NORMED, ModelConfig
-from lbopt.data.arrays import Splits
+from lbopt.data.arrays import Dataset, Splits
+from lbopt.data.damaged import DAMAGED
 from lbopt.errors import UserError, require
 from lbopt.models import norm, seam
-from lbopt.recipes import classification, language_model, masked_lm, networks, sources
+from lbopt.recipes import classification, language_model, masked_lm, networks, question_answering, sources
+from lbopt.recipes.task import Task, means_of
 from lbopt.replicas import Replicas
 
-_ROOMS = {"classification": classification, "language_model": language_model, "masked_lm": masked_lm}
+_ROOMS = {
+    "classification": classification,
+    "language_model": language_model,
+    "masked_lm": masked_lm,
+    "question_answering": question_answering,
+}
 _OF_THE_DATA = ("image_size", "sequence_length")
 """What models call by these names are fields of the data."""
 
@@ -32,6 +39,8 @@ class Problem(NamedTuple):
       metric_fn: see `lbopt.types.MetricFn`.
       splits: training, validation and test sets.
       stacked: which parameters are stacks of layers, for the optimizer.
+      evaluator: see `lbopt.recipes.task.Evaluator`.
+      metric_names: of the evaluation.
     """
 
     init: Any
@@ -39,30 +48,47 @@ class Problem(NamedTuple):
     metric_fn: types.MetricFn
     splits: Splits
     stacked: types.Stacked = None
+    evaluator: Any = None
+    metric_names: tuple[str, ...] = ()
 
 
-def make_problem(data: DataConfig, model: ModelConfig, loss: LossConfig | None = None) -> Problem:
+def make_problem(
+    data: DataConfig, model: ModelConfig, loss: LossConfig | None = None, global_batch_size: int = 1
+) -> Problem:
     """Load the data and build the model and the loss that belong to them; the configs are validated.
+
+    The batch size is that of the run, for data that are laid out by it.
 
     Raises:
       UserError: if the model cannot take these examples.
       EnvironmentProblem: if the data cannot be had.
     """
-    source = sources.load(data)
-    network = seam.from_linen(networks.make_network(model, source.outputs))
+    source = sources.load(data, global_batch_size)
+    room = _ROOMS[TASKS[data.name]]
+    head = "question_answering" if room is question_answering else "pretraining"
+    network = seam.from_linen(networks.make_network(model, source.outputs, head))
     loss = loss or LossConfig()
-    task = _ROOMS[TASKS[data.name]].make(network, source, loss)
+    task = room.make(network, source, loss)
     example = task.inputs(source.splits.train.take(np.arange(1)))
 
     def init(key: jax.Array) -> tuple[types.Params, types.ModelState]:
-        return network.init(key, example)
+        params, model_state = network.init(key, example)
+        return params, {**model_state, **(task.first_state(params) if task.first_state else {})}
 
     try:
-        jax.eval_shape(lambda: init(jax.random.key(0)))
+        shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
     except ValueError as error:
         raise UserError(_by_field(str(error))) from error
     loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
-    return Problem(init, loss_fn, task.metric_fn, source.splits, networks.stacked(model))
+    names = task.metric_names or _metric_names(task, shapes, source.splits.validation)
+    evaluator = task.evaluator or means_of(task.metric_fn)
+    return Problem(init, loss_fn, task.metric_fn, source.splits, networks.stacked(model), evaluator, names)
+
+
+def _metric_names(task: Task, shapes: Any, dataset: Dataset) -> tuple[str, ...]:
+    one = {**dataset.take(np.arange(1)), "mask": np.ones(1, bool)}
+    one.pop(DAMAGED, None)
+    return tuple(jax.eval_shape(task.metric_fn, *shapes, one))
 
 
 def _with_l2(plain: types.LossFn, weight: float) -> types.LossFn:

@@ -11,11 +11,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lbopt import losses, metrics, types
-from lbopt.config.train import ModelConfig
+from lbopt.config.loss import LossConfig
 from lbopt.data.batches import eval_batches
 from lbopt.data.squad import answers
 from lbopt.data.squad.features import EvaluationWindows
 from lbopt.models import seam
+from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.recipes.sources import Source
 from lbopt.recipes.task import Task
@@ -36,7 +37,7 @@ class PredictStep(Protocol):
         """Run on (params, model_state, global batch)."""
 
 
-def make(network: seam.Model, source: Source, model: ModelConfig) -> Task:
+def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
     """Build the loss of a batch as `lbopt.data.squad.features` makes it.
 
         loss of an example = (nll of the answer's first token + nll of its last token) / 2
@@ -47,9 +48,9 @@ def make(network: seam.Model, source: Source, model: ModelConfig) -> Task:
     Args:
       network: with `start_logits` and `end_logits` [batch, length].
       source: not needed.
-      model: not needed.
+      loss: not needed.
     """
-    del source, model
+    del source, loss
 
     def score(outputs: Mapping[str, jax.Array], batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
         """Return the loss of each example [batch], and all metrics."""
@@ -138,16 +139,17 @@ def evaluate_answers(
     """Return `exact_match` and `f1` in percent over all questions of a data set.
 
     Args:
-      predict_step: what `predict_fn` returns, compiled for a mesh.
+      predict_step: what `predict_fn` returns, compiled for a mesh; its results are of the global batch, in every process.
       state: parameters and model state to evaluate.
       dataset: of any size.
       global_batch_size: windows at a time, of any size; rounded up to a multiple of the devices.
     """
-    parts: list[list[np.ndarray]] = []
-    for batch in eval_batches(dataset, global_batch_size, multiple_of=predict_step.mesh.size):
-        found = jax.device_get(predict_step(state.params, state.model_state, batch))
-        parts.append([found[name][batch["mask"]] for name in ("score", "start", "end")])
-    scores, starts, ends = (np.concatenate(part) for part in zip(*parts, strict=True))
+    mesh = predict_step.mesh
+    batches = eval_batches(dataset, global_batch_size, mesh.size, jax.process_index(), jax.process_count())
+    parts = [jax.device_get(predict_step(state.params, state.model_state, put_batch(mesh, batch))) for batch in batches]
+    scores, starts, ends = (  # padding is at the end
+        np.concatenate([part[name] for part in parts])[: len(dataset)] for name in ("score", "start", "end")
+    )
     return answers.score(answers.choose(dataset, scores, starts, ends), dataset.questions)
 
 

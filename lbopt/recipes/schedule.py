@@ -26,15 +26,28 @@ class Resolved:
     """
 
     learning_rate: float
-    warmup_steps: int
+    warmup_steps: float
     num_steps: int
     steps_per_epoch: float
 
 
 def resolve(
-    config: ScheduleConfig, global_batch_size: int, num_examples: int, num_epochs: float, field: str = "config.schedule"
+    config: ScheduleConfig,
+    global_batch_size: int,
+    num_examples: int,
+    num_epochs: float,
+    field: str = "config.schedule",
+    num_steps: int | None = None,
 ) -> Resolved:
     """Work out learning rate, warmup and length.
+
+    Args:
+      config: the rule.
+      global_batch_size: examples per step.
+      num_examples: of the training set.
+      num_epochs: length of the run.
+      field: what messages call the rule.
+      num_steps: length of the run, instead of `num_epochs`.
 
     Raises:
       UserError: if the warmup does not end before training does.
@@ -49,7 +62,10 @@ def resolve(
         config.scaling_rule,  # type: ignore[arg-type]
         config.warmup_rule,  # type: ignore[arg-type]
     )
-    rate, warmup_steps, num_steps = scaled.learning_rate, scaled.warmup_steps, scaled.total_steps
+    rate, warmup_steps = scaled.learning_rate, scaled.warmup_steps
+    if config.warmup_steps is not None:
+        warmup_steps = config.warmup_steps
+    num_steps = scaled.total_steps if num_steps is None else num_steps
     if not rate < LARGEST:
         raise UserError(
             f"{field}.base_learning_rate = {config.base_learning_rate!r}: scaled to batch {global_batch_size} it is {rate!r}; use a smaller one"
@@ -58,10 +74,16 @@ def resolve(
         raise UserError(f"config.num_epochs = {num_epochs!r}: that is {num_steps} steps; train for fewer than 2^31")
     if config.start_step + warmup_steps >= num_steps:
         raise UserError(
-            f"{field}.base_warmup_epochs = {config.base_warmup_epochs!r}: {warmup_steps} warmup steps (rule {config.warmup_rule!r}) do not end before the "
-            f"{num_steps} steps of training at batch {global_batch_size}; warm up for less, or raise num_epochs"
+            f"{_named(config, field)}: {warmup_steps} warmup steps do not end before the "
+            f"{num_steps} steps of training at batch {global_batch_size}; warm up for less, or train for longer"
         )
     return Resolved(rate, warmup_steps, num_steps, units.Units(num_examples, global_batch_size).exact_steps(1))
+
+
+def _named(config: ScheduleConfig, field: str) -> str:
+    if config.warmup_steps is not None:
+        return f"{field}.warmup_steps = {config.warmup_steps!r}"
+    return f"{field}.base_warmup_epochs = {config.base_warmup_epochs!r} (rule {config.warmup_rule!r})"
 
 
 def make_schedule(
@@ -83,6 +105,7 @@ def make_schedule(
         warmup_power=config.warmup_power,
         start_step=config.start_step,
         decay_from=config.decay_from,  # type: ignore[arg-type]
+        decay_steps=config.decay_steps,
         end_learning_rate=config.end_learning_rate,
     )
 

@@ -27,8 +27,8 @@ class Source(NamedTuple):
     pixel_scale: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
 
 
-def load(data: DataConfig) -> Source:
-    """Load the data of a validated config.
+def load(data: DataConfig, global_batch_size: int = 1) -> Source:
+    """Load the data of a validated config, for a batch size where they are laid out by it.
 
     Raises:
       UserError: naming the field that does not fit the data.

@@ -8,8 +8,10 @@ import math
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
@@ -183,6 +185,33 @@ def _first_damaged(folder: pathlib.Path) -> int:
         except (OSError, ValueError):
             return step
     return steps[-1] if steps else 0
+
+
+def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
+    """Read parameters and model state of a run's newest checkpoint, whatever the run was.
+
+    Returns:
+      {"params": ..., "batch_stats": ...}, NumPy arrays.
+
+    Raises:
+      UserError: if there is no checkpoint.
+      EnvironmentProblem: if it cannot be read.
+    """
+    folder = workdir / "checkpoints"
+    steps = _steps_on_disk(folder)
+    if not steps:
+        raise UserError(f"config.init_from = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one")
+    try:
+        with ocp.PyTreeCheckpointer() as reader:
+            place = folder / str(steps[-1]) / "default"
+            saved = reader.restore(place, restore_args=_as_numpy(reader.metadata(place)))
+    except Exception as error:  # whatever the storage layers raise
+        raise EnvironmentProblem(_unreadable(folder, steps[-1], error)) from error
+    return {"params": saved["params"], **saved["model_state"]}
+
+
+def _as_numpy(metadata: Any) -> Any:
+    return jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.item_metadata.tree)
 
 
 def choose_step(checkpoints: Checkpoints, which: str) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from lbopt.train import workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
-from lbopt.train.run import Run
+from lbopt.train.run import Run, Target
 from lbopt.train.writers import MetricsWriter, read_lines
 from lbopt.transforms.monitoring import optimizer_metrics
 
@@ -28,7 +29,7 @@ _SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "eval/perplexity
 
 
 def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None) -> TrainState:
-    """Train to the end, from the newest checkpoint if there is one.
+    """Train to the end of the last phase, from the newest checkpoint if there is one.
 
     Args:
       run: from `recipes.build`.
@@ -43,23 +44,31 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
       EnvironmentProblem: if a checkpoint cannot be read or written.
     """
     workdirs.make_writable(workdir / "checkpoints")
+    total = run.phases()[-1].last_step
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(Checkpoints(workdir, run.keep_checkpoints, run.best_metric))
         state = restore_or_init(run, checkpoints)
         start = int(state.step)
-        if start >= run.num_steps:
-            read_lines(workdir / "metrics.jsonl")  # say now if it is damaged
-            print(f"complete at step {start} of {run.num_steps}: nothing to do", file=sys.stderr)
+        lines = read_lines(workdir / "metrics.jsonl")  # say now if it is damaged
+        history = History.of([line for line in lines if line["step"] <= start])
+        if start >= total or (history.reached and run.target is not None and run.target.stop):
+            print(f"complete at step {start} of {total}: nothing to do", file=sys.stderr)
             return state
         watch = watch or stack.enter_context(PreemptionWatch())
         writer = stack.enter_context(MetricsWriter(workdir, start))
-        progress = stack.enter_context(Progress(run.num_steps, start))
+        progress = stack.enter_context(Progress(total, start))
         if watch.requested:
-            raise Preempted(f"stopped before step {start + 1} of {run.num_steps}; run the same command again to go on")
+            raise Preempted(f"stopped before step {start + 1} of {total}; run the same command again to go on")
         progress.say(
-            f"{'resuming at' if start else 'starting at'} step {start} of {run.num_steps}, global batch {run.global_batch_size}, {run.mesh.size} devices"
+            f"{'resuming at' if start else 'starting at'} step {start} of {total}, global batch "
+            f"{run.phase_at(start + 1).global_batch_size}, {run.mesh.size} devices"
         )
-        return _steps(run, state, start, checkpoints, writer, watch, progress)
+        for phase in run.phases():
+            if int(state.step) < phase.last_step and not history.stopped(phase.target):
+                session = _Session(phase, total, history, checkpoints, writer, watch, progress)
+                state = session.go_on(state)
+        checkpoints.wait()
+        return state
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints) -> TrainState:
@@ -67,57 +76,115 @@ def restore_or_init(run: Run, checkpoints: Checkpoints) -> TrainState:
     latest = checkpoints.latest_step()
     if latest is None:
         return run.init()
-    return checkpoints.restore(run.shapes(), latest)
+    return checkpoints.restore(run.phase_at(latest).shapes(), latest)
 
 
-def _steps(
-    run: Run,
-    state: TrainState,
-    start: int,
-    checkpoints: Checkpoints,
-    writer: MetricsWriter,
-    watch: PreemptionWatch,
-    progress: Progress,
-) -> TrainState:
-    clock = _Clock(start, run.global_batch_size)
-    for step, batch in enumerate(train_iterator(run.batches, start), start + 1):
-        state, metrics = run.train_step(state, put_batch(run.mesh, batch))
-        if run.mesh.devices.flat[0].platform == "cpu":
-            jax.block_until_ready(metrics)  # queued collectives of many steps deadlock on a few CPU cores
-        scalars = _scalars(run, step, state, metrics, clock)
+@dataclasses.dataclass
+class History:
+    """What the metrics of earlier steps say.
+
+    Attributes:
+      seconds: of training, evaluation included, in all processes that have worked on this run.
+      reached: whether the target has been reached.
+    """
+
+    seconds: float = 0.0
+    reached: bool = False
+
+    @classmethod
+    def of(cls, lines: Sequence[Mapping[str, Any]]) -> History:
+        """Read it from the lines of metrics.jsonl."""
+        seconds = [line["perf/elapsed_s"] for line in lines if line.get("perf/elapsed_s") is not None]
+        return cls(max(seconds, default=0.0), any("target/steps" in line for line in lines))
+
+    def stopped(self, target: Target | None) -> bool:
+        """Return whether the run has ended at its target."""
+        return self.reached and target is not None and target.stop
+
+
+@dataclasses.dataclass
+class _Session:
+    """The work of one process on one phase."""
+
+    run: Run
+    total: int
+    history: History
+    checkpoints: Checkpoints
+    writer: MetricsWriter
+    watch: PreemptionWatch
+    progress: Progress
+
+    def go_on(self, state: TrainState) -> TrainState:
+        """Train to the end of the phase, or to the target."""
+        run, start = self.run, int(state.step)
+        if start == run.first_step and run.enter is not None:
+            self.progress.say(f"phase from step {start} on: global batch {run.global_batch_size}")
+            state = run.enter(state)
+        clock = _Clock(start, run.global_batch_size, self.history.seconds)
+        for step, batch in enumerate(train_iterator(run.batches, start - run.first_step), start + 1):
+            state, metrics = run.train_step(state, put_batch(run.mesh, batch))
+            if run.mesh.devices.flat[0].platform == "cpu":
+                jax.block_until_ready(metrics)  # queued collectives of many steps deadlock on a few CPU cores
+            scalars = self._scalars(step, state, metrics, clock)
+            self._tell(step, scalars)
+            self._save(step, state, scalars)
+            if self.history.stopped(run.target):
+                break
+        self.history.seconds = clock.elapsed_s()
+        return state
+
+    def _tell(self, step: int, scalars: dict[str, float]) -> None:
         if scalars:
-            writer.write(step, step * run.global_batch_size, scalars)
-        progress.advance()
+            self.writer.write(step, self.run.examples_seen(step), scalars)
+        self.progress.advance()
         if scalars:
-            progress.report({name: scalars[name] for name in _SHOWN if name in scalars})
-        stopping = watch.requested and step < run.num_steps
+            self.progress.report({name: scalars[name] for name in _SHOWN if name in scalars})
+
+    def _save(self, step: int, state: TrainState, scalars: Mapping[str, float]) -> None:
+        stopping = self.watch.requested and step < self.total
         evaluated = {name: value for name, value in scalars.items() if name.startswith("eval/")}
-        due = _due(step, run.cadence.checkpoint_every_steps, run.num_steps)
-        if stopping or due or checkpoints.would_be_best(evaluated):
-            writer.sync()
-            checkpoints.save(state, evaluated)
+        due = self._due(step, self.run.cadence.checkpoint_every_steps) or self.history.stopped(self.run.target)
+        if stopping or due or self.checkpoints.would_be_best(evaluated):
+            self.writer.sync()
+            self.checkpoints.save(state, evaluated)
         if stopping:
-            checkpoints.wait()
+            self.checkpoints.wait()
             raise Preempted(
-                f"stopped at step {step} of {run.num_steps} with the state saved; run the same command again to go on"
+                f"stopped at step {step} of {self.total} with the state saved; run the same command again to go on"
             )
-    checkpoints.wait()
-    return state
 
+    def _scalars(self, step: int, state: TrainState, metrics: types.Metrics, clock: _Clock) -> dict[str, float]:
+        """Return what this step has to log: nothing, training scalars, evaluation, or both."""
+        run, scalars = self.run, {}
+        if self._due(step, run.cadence.log_every_steps):
+            metrics, applied = jax.device_get((metrics, optimizer_metrics(state.opt_state)))
+            scalars |= {f"train/{name}": value for name, value in metric_pairs.means([metrics]).items()}
+            scalars |= {f"train/{name}": float(value) for name, value in applied.items()}
+            _check_skipped(step, applied)
+            scalars["perf/examples_per_s"] = clock.examples_per_s(step)
+        if self._due(step, run.cadence.eval_every_steps):
+            with clock.paused():
+                found = {f"eval/{name}": value for name, value in run.evaluate(state).items()}
+            scalars |= found | self._target(step, found, clock)
+        if scalars:
+            scalars |= {**run.damaged(), "perf/elapsed_s": clock.elapsed_s()}
+        return scalars
 
-def _scalars(run: Run, step: int, state: TrainState, metrics: types.Metrics, clock: _Clock) -> dict[str, float]:
-    """Return what this step has to log: nothing, training scalars, evaluation, or both."""
-    scalars: dict[str, float] = {}
-    if _due(step, run.cadence.log_every_steps, run.num_steps):
-        metrics, applied = jax.device_get((metrics, optimizer_metrics(state.opt_state)))
-        scalars |= {f"train/{name}": value for name, value in metric_pairs.means([metrics]).items()}
-        scalars |= {f"train/{name}": float(value) for name, value in applied.items()}
-        _check_skipped(step, applied)
-        scalars["perf/examples_per_s"] = clock.examples_per_s(step)
-    if _due(step, run.cadence.eval_every_steps, run.num_steps):
-        with clock.paused():
-            scalars |= {f"eval/{name}": value for name, value in run.evaluate(state).items()}
-    return scalars
+    def _target(self, step: int, found: Mapping[str, float], clock: _Clock) -> dict[str, float]:
+        """Return, at the first evaluation that reaches the target, after how much work that was."""
+        target = self.run.target
+        if target is None or self.history.reached or not target.reached(found):
+            return {}
+        self.history.reached = True
+        return {
+            "target/steps": step,
+            "target/examples": self.run.examples_seen(step),
+            "target/seconds": clock.elapsed_s(),
+        }
+
+    def _due(self, step: int, every_steps: float) -> bool:
+        here = step - self.run.first_step
+        return step == self.run.last_step or here // every_steps > (here - 1) // every_steps
 
 
 def _check_skipped(step: int, applied: Mapping[str, Any]) -> None:
@@ -129,22 +196,22 @@ def _check_skipped(step: int, applied: Mapping[str, Any]) -> None:
         )
 
 
-def _due(step: int, every_steps: int, num_steps: int) -> bool:
-    return step % every_steps == 0 or step == num_steps
-
-
 class _Clock:
-    """Measure training speed between log lines, evaluation left out."""
+    """Measure training speed between log lines, evaluation left out, and the time of it all."""
 
-    def __init__(self, step: int, global_batch_size: int):
+    def __init__(self, step: int, global_batch_size: int, seconds_before: float = 0.0):
         self._step, self._global_batch_size = step, global_batch_size
         self._since = time.perf_counter()
+        self._origin = self._since - seconds_before
 
     def examples_per_s(self, step: int) -> float:
         now = time.perf_counter()
         speed = (step - self._step) * self._global_batch_size / max(now - self._since, 1e-9)
         self._step, self._since = step, now
         return speed
+
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._origin
 
     @contextlib.contextmanager
     def paused(self):

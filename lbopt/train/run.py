@@ -3,29 +3,58 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from lbopt.data.batches import TrainBatches
+from lbopt.errors import require_choice
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import Step
 
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """How often things happen, in optimizer steps. Each also happens at the end."""
+    """How often things happen, in optimizer steps, counted from the start of a phase. Each also happens at its end.
 
-    log_every_steps: int
-    eval_every_steps: int
-    checkpoint_every_steps: int
+    A number need not be whole: so often on average, at the first step behind each multiple.
+    """
+
+    log_every_steps: float
+    eval_every_steps: float
+    checkpoint_every_steps: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a run is to reach.
+
+    Attributes:
+      metric: of the evaluation, "eval/accuracy" for instance.
+      value: at least so much, or at most if the metric's name ends in "loss" or "perplexity".
+      stop: end the run there.
+    """
+
+    metric: str
+    value: float
+    stop: bool = False
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether an evaluation reaches it.
+
+        Raises:
+          UserError: if the evaluation has no such metric.
+        """
+        require_choice("config.target_metric", self.metric, metrics)
+        lower = self.metric.endswith(("loss", "perplexity"))
+        return metrics[self.metric] <= self.value if lower else metrics[self.metric] >= self.value
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training run before it starts.
+    """A training run before it starts, or a phase of one.
 
     Attributes:
       mesh: the devices.
@@ -36,10 +65,16 @@ class Run:
       evaluate: state -> metrics on the validation split.
       evaluate_test: state -> metrics on the test split.
       global_batch_size: examples per step.
-      num_steps: length of the run.
+      num_steps: length of the run or phase.
       cadence: how often to log, evaluate and save.
       keep_checkpoints: how many of the latest to keep.
       best_metric: which evaluation metric says which checkpoint is best.
+      first_step: how many steps the phases before it have.
+      first_example: how many examples they see.
+      enter: the last state of the phase before -> this one's first state.
+      damaged: () -> what is to be logged of records that were left out.
+      target: what is to be reached; None for nothing.
+      then: the next phase; None if this is the last.
     """
 
     mesh: Mesh
@@ -54,6 +89,29 @@ class Run:
     cadence: Cadence
     keep_checkpoints: int
     best_metric: str
+    first_step: int = 0
+    first_example: int = 0
+    enter: Callable[[TrainState], TrainState] | None = None
+    damaged: Callable[[], dict[str, float]] = dict
+    target: Target | None = None
+    then: Run | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The step of the whole run at which this phase ends."""
+        return self.first_step + self.num_steps
+
+    def examples_seen(self, step: int) -> int:
+        """Return how many examples have been seen after a step of the whole run that is one of this phase."""
+        return self.first_example + (step - self.first_step) * self.global_batch_size
+
+    def phases(self) -> list[Run]:
+        """Return this phase and those after it."""
+        return [self, *(self.then.phases() if self.then else [])]
+
+    def phase_at(self, step: int) -> Run:
+        """Return the phase whose state a checkpoint of this step of the whole run holds."""
+        return next((phase for phase in self.phases() if step <= phase.last_step), self.phases()[-1])
 
     def lower(self) -> Any:
         """Trace and lower the training step for this run's shapes; nothing is compiled or run.

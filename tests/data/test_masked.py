@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from lbopt.data import masked
 from lbopt.data.batches import TrainBatches, train_iterator
 from lbopt.data.masked import MaskedLMDataset, uniform_draws
 from lbopt.data.pieces import CLS, MASK, PAD, SEP
-from lbopt.data.text import Document
+from lbopt.data.pydoc import load_topics
+from lbopt.data.text import Document, SpecialIds
+from lbopt.data.tokens import StoreWriter, gather_documents, open_store, split_store
 from lbopt.errors import UserError
 
 LENGTH, VOCABULARY, PREDICTIONS = 24, 50_000, 4
@@ -189,6 +192,14 @@ def test_an_example_does_not_depend_on_its_neighbours(dataset):
             np.testing.assert_array_equal(array[0], whole[name][number])
 
 
+def test_batches_larger_than_a_block(dataset, many):
+    batch = dataset.draw(
+        np.tile(np.arange(len(dataset)), 60)[200:900], np.repeat(np.arange(60), len(dataset))[200:900], 3
+    )
+    for name, array in batch.items():
+        np.testing.assert_array_equal(array, many[0][name][200:900])
+
+
 @pytest.mark.parametrize("process_count", [2, 4])
 def test_the_parts_of_all_processes_are_the_global_batch(dataset, process_count):
     """Over two ends of an epoch."""
@@ -239,3 +250,148 @@ def test_what_does_not_fit_is_refused():
     assert len(MaskedLMDataset(two, 5, VOCABULARY, 1)) == 8
     with pytest.raises(UserError, match="at least two"):
         MaskedLMDataset(two[:1], 10, VOCABULARY, 1)
+
+
+def cut_in_lists(documents, room):
+    """How documents were cut before stores: (start, stop, places to cut, document) of each chunk, all of them in memory."""
+    chunks, offset = [], 0
+    for number, document in enumerate(documents):
+        size = len(document.tokens)
+        for start in range(0, size - 1, room):
+            stop = min(start + room, size)
+            inside = document.sentences[(document.sentences > start) & (document.sentences < stop)]
+            places = inside if len(inside) else np.arange(start + 1, stop)
+            chunks.append((offset + start, offset + stop, offset + places, number))
+        offset += size
+    return chunks
+
+
+def one_by_one(documents, length, vocab_size, most, indices, epochs, seed):
+    """Return `input_ids`, `masked_positions`, `masked_labels` and `next_sentence_label` of examples made in plain Python."""
+    documents = [document for document in documents if len(document.tokens) >= 2]
+    tokens = np.concatenate([document.tokens for document in documents])
+    chunks = cut_in_lists(documents, length - 3)
+    examples = []
+    for index, draws in zip(indices, uniform_draws(indices, epochs, seed, 3 + length + 2 * most), strict=True):
+        start, stop, places, document = chunks[index]
+        cut = places[int(draws[0] * len(places))]
+        others = [chunk for chunk in chunks if chunk[3] != document]
+        other = others[int(draws[2] * len(others))]
+        second = tokens[other[0] : min(other[1], other[0] + stop - cut)] if draws[1] < 0.5 else tokens[cut:stop]
+        row = [CLS, *tokens[start:cut], SEP, *second, SEP]
+        wanted = round(0.15 * len(row))
+        row = np.asarray(row + [PAD] * (length - len(row)))
+        order = sorted(np.flatnonzero(row >= 5), key=lambda place: draws[3 + place])
+        chosen = sorted(order[: min(max(wanted, 1), most)])
+        changes, random = np.split(draws[3 + length :], 2)
+        shown = row.copy()
+        for number, place in enumerate(chosen):
+            if changes[number] < 0.8:
+                shown[place] = MASK
+            elif changes[number] < 0.9:
+                shown[place] = 5 + int(random[number] * (vocab_size - 5))
+        unused = [0] * (most - len(chosen))
+        examples.append((shown, [*chosen, *unused], [*row[chosen], *unused], int(draws[1] < 0.5)))
+    return examples
+
+
+def assert_same(dataset, expected, indices, epochs, seed):
+    batch = dataset.draw(indices, epochs, seed)
+    for number, (ids, positions, labels, random) in enumerate(expected):
+        np.testing.assert_array_equal(batch["input_ids"][number], ids)
+        np.testing.assert_array_equal(batch["masked_positions"][number], positions)
+        np.testing.assert_array_equal(batch["masked_labels"][number], labels)
+        assert batch["next_sentence_label"][number] == random
+
+
+@pytest.fixture(scope="module")
+def awkward():
+    """Topics, and documents of one-token tails, of less than two tokens, and without a beginning of a sentence inside."""
+    odd = [document(number, size) for number, size in enumerate((1, 22, 43, 2, 0, 3, 64))]
+    topics = load_topics(1024).train
+    long = Document(topics[1].tokens, topics[1].sentences[:1])
+    return [odd[0], *topics[:12], *odd[1:], long]
+
+
+@pytest.fixture(scope="module")
+def mapped(awkward, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores") / "awkward"
+    with StoreWriter(folder, [f"p{number}" for number in range(70_000)], "a test") as writer:
+        for one in awkward:
+            writer.append(one)
+    return open_store(folder)
+
+
+@pytest.mark.parametrize("length", [5, 24, 25, 128, 512])
+def test_examples_are_those_of_chunks_kept_in_lists(awkward, mapped, length):
+    chunks = cut_in_lists([one for one in awkward if len(one.tokens) >= 2], length - 3)
+    most = max(1, length // 6)
+    datasets = [MaskedLMDataset(documents, length, VOCABULARY, most) for documents in (awkward, mapped)]
+    assert [len(dataset) for dataset in datasets] == [len(chunks)] * 2
+    indices = np.unique(np.linspace(0, len(chunks) - 1, 150).astype(int))
+    expected = one_by_one(awkward, length, VOCABULARY, most, indices, indices % 3, 7)
+    for dataset in datasets:
+        assert_same(dataset, expected, indices, indices % 3, 7)
+
+
+def test_long_sequences_are_masked_by_the_same_rule(awkward):
+    indices = np.arange(6)
+    expected = one_by_one(awkward, 3000, VOCABULARY, 400, indices, indices, 7)
+    assert_same(MaskedLMDataset(awkward, 3000, VOCABULARY, 400), expected, indices, indices, 7)
+
+
+def test_small_tokens_make_the_same_examples():
+    documents = [document(number, 300) for number in range(4)]
+    store = gather_documents(documents)
+    assert store.tokens.dtype == np.uint16
+    indices = np.arange(40)
+    expected = one_by_one(documents, LENGTH, VOCABULARY, 3, indices, indices, 1)
+    assert_same(MaskedLMDataset(store, LENGTH, VOCABULARY, 3), expected, indices, indices, 1)
+    assert MaskedLMDataset(store, LENGTH, VOCABULARY, 3).take(indices)["input_ids"].dtype == np.int32
+
+
+def test_a_view_makes_the_examples_of_its_documents():
+    documents = [document(number, 40 + 17 * number) for number in range(6)]
+    parts = split_store(gather_documents(documents), 3, 3)
+    for part, numbers in zip(parts, ([0, 3], [2, 5], [1, 4]), strict=True):
+        view = MaskedLMDataset(part, LENGTH, 70_000, 4)
+        copied = MaskedLMDataset([documents[number] for number in numbers], LENGTH, 70_000, 4)
+        indices = np.tile(np.arange(len(view)), 3)
+        assert len(view) == len(copied)
+        for name, array in view.draw(indices, np.arange(len(indices)), 2).items():
+            np.testing.assert_array_equal(array, copied.draw(indices, np.arange(len(indices)), 2)[name])
+
+
+BERT = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
+
+
+def test_special_tokens_are_where_the_vocabulary_has_them():
+    """Tokens 1 to 99 are text in BERT's order, [UNK] is not; what is drawn instead may be any token but the five."""
+    random = np.random.default_rng(0)
+    documents = [Document(random.integers(1, 99, 5000).astype(np.int32), np.arange(0, 5000, 9)) for _ in range(4)]
+    for one in documents:
+        one.tokens[::11] = BERT.unk
+    dataset = MaskedLMDataset(documents, 64, 110, 10, BERT)
+    indices = np.tile(np.arange(len(dataset)), 20)
+    batch = dataset.draw(indices, np.arange(len(indices)), 0)
+    ids = restored(batch)
+    assert (ids[:, 0] == BERT.cls).all()
+    assert ((ids == BERT.sep).sum(1) == 2).all()
+    assert (ids[batch["attention_mask"] == 0] == BERT.pad).all()
+    used = batch["masked_weights"] > 0
+    assert batch["masked_labels"][used].min() == 1
+    assert batch["masked_labels"][used].max() == 98
+    shown = np.take_along_axis(batch["input_ids"], batch["masked_positions"], 1)
+    masked_share = (shown[used] == BERT.mask).mean()
+    assert abs(masked_share - 0.8) < 5 * 0.4 / np.sqrt(used.sum())
+    random = shown[used & (shown != BERT.mask) & (shown != batch["masked_labels"])]
+    assert set(random.tolist()) == set(range(110)) - set(BERT)
+
+
+def test_the_mean_number_of_predictions_of_many_examples_is_that_of_a_sample(monkeypatch, dataset):
+    exact = dataset.mean_predictions
+    monkeypatch.setattr(masked, "MEAN_OVER", 30)
+    indices = [number * len(dataset) // 30 for number in range(30)]
+    sample = dataset.take(np.asarray(indices))["masked_weights"].sum() / 30
+    assert dataset.mean_predictions == pytest.approx(sample)
+    assert sample == pytest.approx(exact, rel=0.1)

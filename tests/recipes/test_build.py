@@ -159,7 +159,7 @@ def test_rows_of_one_loaded_file_share_nothing():
 def test_warmup_must_end_before_training():
     config = load("digits_cnn.py:lamb-1024")
     config.num_epochs = 4.0
-    with pytest.raises(UserError, match=r"4 warmup steps .* do not end before the 4 steps"):
+    with pytest.raises(UserError, match=r"4 warmup steps do not end before the 4 steps"):
         build.build(config)
     config.num_epochs = 5.0
     assert build.build(config).num_steps == 5

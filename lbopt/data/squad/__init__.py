@@ -1,0 +1,1 @@
+"""SQuAD v1.1: questions whose answers are stretches of a text."""

@@ -1,0 +1,88 @@
+"""Start a run from what another one, or another program, has learned."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from lbopt import tree, types
+from lbopt.config.model import ModelConfig
+from lbopt.errors import UserError, require
+from lbopt.interchange import huggingface, native
+from lbopt.models import bert
+from lbopt.train import checkpoint, workdir as workdirs
+
+_HEADS = {
+    "bert": r"^(span|pooler|next_sentence|prediction)",
+    "efficientnet": r"^head/",
+    "resnet": r"^head/",
+}
+"""Parameters that belong to a task and not to the network: they may be missing, or of another shape."""
+
+
+def read(place: str, model: ModelConfig) -> dict[str, Any]:
+    """Read variables: {"params": ..., "batch_stats": ...}.
+
+    Args:
+      place: a workdir, a safetensors file of ours, or a folder of Transformers.
+      model: the network they are for: parameters of bert come out stacked or not as it has them.
+
+    Raises:
+      UserError: if it is none of these.
+      EnvironmentProblem: if it cannot be read.
+    """
+    variables = _read(pathlib.Path(place).expanduser(), place)
+    params = variables["params"]
+    if model.name == "bert" and model.scan_layers != ("layers" in params):
+        params = bert.stack_layers(params) if model.scan_layers else bert.unstack_layers(params)
+    return {**variables, "params": params}
+
+
+def _read(path: pathlib.Path, place: str) -> dict[str, Any]:
+    if path.is_file():
+        return native.load_safetensors(path)[0]
+    if (path / "checkpoints").is_dir():
+        workdirs.read_config(path, "train")
+        return checkpoint.read_variables(path)
+    fix = "give a workdir of lbopt train, a file of lbopt export, or a folder of Transformers"
+    require((path / "config.json").is_file(), "config.init_from", place, fix)
+    return dict(huggingface.load_huggingface(path)[1])
+
+
+def merged(ours: types.PyTree, theirs: Mapping[str, Any], model: ModelConfig, place: str) -> tuple[types.PyTree, list]:
+    """Put what was read into a tree of parameters (or of the model's state).
+
+    Args:
+      ours: arrays or shapes; the result has their structure.
+      theirs: what was read.
+      model: whose heads may be missing.
+      place: for messages.
+
+    Returns:
+      The tree, with None where nothing was read; and the names of these leaves.
+
+    Raises:
+      UserError: naming the first parameter that is missing or of another shape.
+    """
+    read_leaves = dict(zip(tree.leaf_names(theirs), jax.tree.leaves(theirs), strict=True))
+    heads = re.compile(_HEADS.get(model.name, r"^$"))
+    fresh: list[str] = []
+
+    def choose(name: str, leaf: Any) -> Any:
+        found = read_leaves.get(name)
+        if found is not None and np.shape(found) == tuple(leaf.shape):
+            return np.asarray(found, leaf.dtype)
+        if heads.search(name):
+            fresh.append(name)
+            return None
+        what = "is not in it" if found is None else f"is {np.shape(found)} in it and {tuple(leaf.shape)} here"
+        raise UserError(
+            f"config.init_from = {place!r}: parameter {name} {what}; give a checkpoint of the model that config.model describes"
+        )
+
+    return tree.map_with_name(choose, ours), fresh
