@@ -24,11 +24,17 @@ class About:
     Attributes:
       paper: what it follows, with the arXiv id.
       published_result: the number to reach, with its source; "-" if there is none.
+      hardware: on which it was reached.
+      time: in which.
+      note: what of the row is recalled or our own choice.
       status: "measured here", "planned by the TPU compiler" or "not yet run".
     """
 
     paper: str = "-"
     published_result: str = "-"
+    hardware: str = "-"
+    time: str = "-"
+    note: str = ""
     status: str = "not yet run"
 
 
