@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lbopt import losses, metrics
+from lbopt.errors import UserError
 
 
 def reference_losses(logits, labels, smoothing):
@@ -46,6 +47,33 @@ def test_cross_entropy_of_narrow_logits_is_computed_in_fp32(dtype, examples):
     got = losses.softmax_cross_entropy(narrow, labels, 0.1)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, reference_losses(np.asarray(narrow, np.float64), labels, 0.1), rtol=2e-6, atol=1e-6)
+
+
+def test_smoothing_on_the_other_classes_leaves_the_right_one_alone(examples):
+    logits, labels = examples
+    smoothing = 0.3
+    p = reference_losses(logits, labels, 0.0)
+    log_p = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
+    others = (log_p.sum(-1) + p) / 9  # mean of log p over the nine other classes
+    got = losses.softmax_cross_entropy(jnp.asarray(logits), labels, smoothing, "other_classes")
+    np.testing.assert_allclose(got, (1 - smoothing) * p - smoothing * others, rtol=2e-6, atol=1e-6)
+    with pytest.raises(UserError, match="smoothing_rule = 'some'"):
+        losses.softmax_cross_entropy(jnp.asarray(logits), labels, smoothing, "some")
+
+
+def test_the_penalty_is_half_the_squares_of_all_but_normalisation():
+    rng = np.random.default_rng(0)
+    params = {
+        "Dense_0": {"kernel": rng.normal(size=(3, 4)), "bias": rng.normal(size=4)},
+        "BatchNorm_0": {"scale": rng.normal(size=4), "bias": rng.normal(size=4)},
+    }
+    wanted = 0.25 / 2 * sum(np.sum(leaf**2) for leaf in params["Dense_0"].values())
+    got = losses.l2_penalty(jax.tree.map(jnp.asarray, params), 0.25)
+    assert got.dtype == jnp.float32
+    assert float(got) == pytest.approx(wanted, rel=1e-6)
+    grads = jax.grad(losses.l2_penalty)(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params), 0.25)
+    np.testing.assert_allclose(grads["Dense_0"]["bias"], 0.25 * params["Dense_0"]["bias"], rtol=1e-6)
+    assert not np.any(grads["BatchNorm_0"]["bias"])
 
 
 @pytest.mark.parametrize("size", [1e4, -1e4])

@@ -16,7 +16,7 @@ from lbopt.config import TrainConfig, checks
 from lbopt.errors import UserError, require, require_choice
 from lbopt.interchange import files, folders, huggingface, native
 from lbopt.parallel.state import TrainState
-from lbopt.recipes import build, networks
+from lbopt.recipes import build, language_model, networks
 from lbopt.train import environment, workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, choose_step
 from lbopt.train.run import Run
@@ -41,6 +41,8 @@ def run(argv: Sequence[str]) -> None:
     if given["format"] == "huggingface":
         fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"
         require(config.model.name in HUGGINGFACE_MODELS, "config.model.name", config.model.name, fix)
+    if config.data.name == "squad" and config.data.vocab_file is None:
+        config.data.vocab_file = str(workdir / "vocab.txt")
     plan = build.build(on_one_device(config))
     state = _restore(plan, workdir, given.get("checkpoint", "latest"))
     averaged = config.optimizer.ema_decay is not None
@@ -53,12 +55,15 @@ def run(argv: Sequence[str]) -> None:
         "averaged_params": json.dumps(averaged),
         "model": json.dumps(checks.to_json(config.model)),
     }
-    variables = jax.device_get({"params": state.params, **state.model_state})
+    kept = {name: value for name, value in state.model_state.items() if name != language_model.CARRY}
+    variables = jax.device_get({"params": state.params, **kept})
     if given["format"] == "safetensors":
         with folders.new_folder(output, "--output") as folder:
             native.save_safetensors(folder / files.WEIGHTS, variables, metadata)
     else:
         _save_huggingface(output, config, plan, variables, metadata)
+        if plan.vocabulary:
+            workdirs.write_text(output / "vocab.txt", "".join(f"{piece}\n" for piece in plan.vocabulary))
     print(output)
 
 

@@ -12,6 +12,7 @@ from lbopt.config.model import BATCH_NORMED
 from lbopt.recipes import build
 from lbopt.recipes.optimizers import resolve_clip
 from lbopt.train import loop, workdir as workdirs
+from lbopt.train.checkpoint import is_begun
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.writers import read_lines
 from lbopt.transforms.monitoring import is_per_layer
@@ -28,6 +29,8 @@ def run(argv: Sequence[str]) -> None:
     config = arguments.load_config(given["config"], overrides, TrainConfig)
     with PreemptionWatch() as watch:
         plan = build.build(config)
+        if not is_begun(workdirs.absolute(given["workdir"])):
+            plan.check_start()
         for phase in plan.phases():
             phase.lower()
         compare = comparison(config, plan.mesh.size)

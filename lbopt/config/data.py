@@ -51,6 +51,7 @@ class DataConfig:
       flip: mirror half of the training images.
       interpolation: of resized crops: "bilinear" or "bicubic".
       eval_fraction: side of the central square that evaluation looks at, over the shorter side (for images of various sizes).
+      space_to_depth: fold 2 x 2 pixels into channels on the host, for resnet's stem of that name.
       augmentation: "none", "autoaugment" (v0) or "randaugment", after the crop.
       randaugment_layers: operations on an image.
       randaugment_magnitude: their strength, in [0, 10] (up to 30 in some recipes).
@@ -84,6 +85,7 @@ class DataConfig:
     flip: bool = True
     interpolation: str = "bilinear"
     eval_fraction: float = 0.875
+    space_to_depth: bool = False
     augmentation: str = "none"
     randaugment_layers: int = 2
     randaugment_magnitude: float = 10.0
@@ -127,6 +129,12 @@ def _validate_images(data: DataConfig, prefix: str) -> None:
     require_choice(f"{prefix}.crop_sampling", data.crop_sampling, CROP_SAMPLINGS)
     require_choice(f"{prefix}.interpolation", data.interpolation, INTERPOLATIONS)
     require_choice(f"{prefix}.augmentation", data.augmentation, AUGMENTATIONS)
+    require(
+        not data.space_to_depth or (data.train_crop == "resized" and (data.image_size or 1) % 2 == 0),
+        f"{prefix}.space_to_depth",
+        data.space_to_depth,
+        "only for train_crop='resized' and an even image_size; the stem folds other images itself",
+    )
     low, high = data.crop_area
     require(0 < low <= high <= 1, f"{prefix}.crop_area", data.crop_area, "give (low, high) with 0 < low <= high <= 1")
     low, high = data.crop_ratio

@@ -22,6 +22,7 @@ FAMILIES = {
     "classification": ("cnn", "efficientnet", "lstm", "resnet"),
     "language_model": ("lstm_lm",),
     "masked_lm": ("bert",),
+    "question_answering": ("bert",),
 }
 """The models of each task."""
 BATCH_NORMED = ("cnn", "efficientnet", "resnet")

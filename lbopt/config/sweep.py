@@ -80,6 +80,12 @@ class SweepConfig:
             self.train.data.name,
             "its examples are drawn anew in every epoch, and a study needs all of them beforehand; use lbopt train, or other data",
         )
+        require(
+            not self.train.data.carry_state,
+            "config.train.data.carry_state",
+            True,
+            "a study shuffles its examples; use lbopt train, or leave it False",
+        )
         alone = self.train.parallel
         require(
             alone.backend in ("jit", "pjit") and alone.num_devices in (None, 1),

@@ -185,6 +185,8 @@ def _validate_state(config: TrainConfig) -> None:
     """Check that a state that goes from batch to batch can."""
     if not config.data.carry_state:
         return
+    two = config.phase2
+    require(two is None, "config.phase2", two, "the state of text belongs to one batch size; leave it None")
     parallel = config.parallel
     fix = "the state of text goes from step to step, and only a whole batch under 'jit' has it; leave it at its default"
     require(parallel.backend in ("jit", "pjit"), "config.parallel.backend", parallel.backend, fix)
@@ -204,12 +206,20 @@ def _validate_fit(data: DataConfig, model: ModelConfig) -> None:
         model.name,
         f"config.data.name = {data.name!r} is for {' or '.join(fitting)}; change one of the two",
     )
+    folded = data.space_to_depth
+    fits = model.name == "resnet" and model.stem == "space_to_depth"
+    fix = "only config.model.stem = 'space_to_depth' of resnet takes folded images; set one or the other"
+    require(fits or not folded, "config.data.space_to_depth", folded, fix)
 
 
 def _validate_checkpoint(checkpoint: CheckpointConfig) -> None:
     at_least("config.checkpoint.every_steps", checkpoint.every_steps, 1)
     at_least("config.checkpoint.keep", checkpoint.keep, 1)
-    require_choice("config.checkpoint.best_metric", checkpoint.best_metric, ("eval/accuracy", "eval/exact_match", "eval/f1", "eval/loss"))
+    require_choice(
+        "config.checkpoint.best_metric",
+        checkpoint.best_metric,
+        ("eval/accuracy", "eval/exact_match", "eval/f1", "eval/loss"),
+    )
 
 
 def require_name(field: str, name: str) -> None:

@@ -15,11 +15,13 @@ class Reading(NamedTuple):
       threads: that read in each process.
       processes: that read, beside the training process; 0 for none.
       examples_per_piece: what one thread is given to do at a time.
+      in_order: one example after another, pass after pass, instead of shuffled.
     """
 
     threads: int = 2
     processes: int = 0
     examples_per_piece: int = 4096
+    in_order: bool = False
 
 
 class Dataset(Protocol):

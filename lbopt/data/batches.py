@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import grain
 import numpy as np
+from absl import flags
 
 from lbopt.data.arrays import Dataset
 from lbopt.data.damaged import DAMAGED, DamagedCount
@@ -75,7 +76,10 @@ class TrainBatches:
         """Return examples [start, stop) of this process's part of the batch of a step."""
         first = number * self._global_batch_size + self._offset + start
         epochs = np.arange(first, first + stop - start) // len(self.dataset)
-        indices = example_indices(len(self.dataset), self._seed, first, stop - start)
+        if self.dataset.reading.in_order:
+            indices = np.arange(first, first + stop - start) % len(self.dataset)
+        else:
+            indices = example_indices(len(self.dataset), self._seed, first, stop - start)
         return self.dataset.draw(indices, epochs, self._seed)
 
 
@@ -149,6 +153,8 @@ def read(batches: Batches, start: int = 0) -> Iterator[Batch]:
     options = grain.ReadOptions(num_threads=reading.threads, prefetch_buffer_size=ahead)
     source = grain.MapDataset.source(pieces)[start * len(pieces.bounds) :].to_iter_dataset(options)
     if reading.processes:
+        if not flags.FLAGS.is_parsed():  # Grain asks its own, which a program without absl.app never parses
+            flags.FLAGS.mark_as_parsed()
         share = max(1, ahead // reading.processes)
         workers = grain.MultiprocessingOptions(reading.processes, share)
         source = source.mp_prefetch(workers, worker_init_fn=_in_a_worker)

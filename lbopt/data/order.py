@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import numpy as np
 
@@ -27,13 +28,26 @@ def example_indices(num_examples: int, seed: int, start: int, count: int) -> np.
     [0, 1, 2, 3, 4]
     """
     first, last = start // num_examples, (start + count - 1) // num_examples
-    stream = np.concatenate([_permutation(num_examples, seed, epoch) for epoch in range(first, last + 1)])
-    offset = start - first * num_examples
-    return stream[offset : offset + count]
+    parts = []
+    for epoch in range(first, last + 1):
+        begin = epoch * num_examples
+        parts.append(_permutation(num_examples, seed, epoch)[max(start - begin, 0) : start + count - begin])
+    return np.concatenate(parts)
 
 
-@functools.lru_cache(maxsize=4)
+_MAKING = threading.Lock()
+
+
 def _permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
-    """Sort counter-based random words: NumPy guarantees the raw stream of a bit generator, not its `permutation`."""
+    """Sort counter-based random words: NumPy guarantees the raw stream of a bit generator, not its `permutation`.
+
+    Threads that read ahead ask for one epoch at the same time; the first makes it, the others wait.
+    """
+    with _MAKING:
+        return _sorted(num_examples, seed, epoch)
+
+
+@functools.lru_cache(maxsize=2)
+def _sorted(num_examples: int, seed: int, epoch: int) -> np.ndarray:
     words = np.random.Philox(key=[seed, epoch]).random_raw(num_examples)
     return np.argsort(words, kind="stable")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,11 +18,15 @@ def join_documents(documents: Iterable[Document], separator: int = SEP) -> np.nd
     return np.concatenate([end, *(part for document in documents for part in (document.tokens, end))])
 
 
-def make_windows(documents: Sequence[Document], sequence_length: int) -> ArrayDataset:
+def make_windows(text: Sequence[Document] | np.ndarray, sequence_length: int) -> ArrayDataset:
     """Cut text into windows that follow each other; every window is an example of its own.
 
     No state is carried from one window to the next, so a model sees less of the text before the first tokens of a window.
     Tokens at the end that do not fill a window are left out.
+
+    Args:
+      text: documents, or the tokens of all of them.
+      sequence_length: tokens of a window.
 
     Returns:
       `tokens` and `next_tokens` [windows, sequence_length] int32.
@@ -30,7 +34,7 @@ def make_windows(documents: Sequence[Document], sequence_length: int) -> ArrayDa
     Raises:
       UserError: if the text does not fill one window.
     """
-    text = join_documents(documents)
+    text = text if isinstance(text, np.ndarray) else join_documents(text)
     count = (len(text) - 1) // sequence_length
     require(
         count > 0,
@@ -73,7 +77,7 @@ class Lanes:
       minibatch are the initial ones of the next.
     """
 
-    reading = Reading()
+    reading = Reading(in_order=True)
 
     def __init__(self, text: np.ndarray, num_lanes: int, sequence_length: int):
         needed = num_lanes * sequence_length + 1
@@ -106,6 +110,55 @@ class Lanes:
         """Return the examples at `indices` as one batch, whatever the epoch."""
         del epochs, seed
         return self.take(indices)
+
+
+class EvalLanes:
+    """Text that is scored with a state carried through it, every token but the first exactly once.
+
+    In how many lanes it is read, evaluation decides. A lane begins without a state, so that more of them make a perplexity
+    a little worse; one lane is the definition.
+
+    Args:
+      text: [tokens] int32.
+      sequence_length: tokens that are read at a time.
+
+    Raises:
+      UserError: if there is nothing to predict.
+    """
+
+    reading = Reading(in_order=True)
+
+    def __init__(self, text: np.ndarray, sequence_length: int):
+        require(
+            len(text) >= 2, "config.data.name", len(text), "a part of the text has fewer than two tokens; use more text"
+        )
+        self._text, self._length = text, sequence_length
+
+    def __len__(self) -> int:
+        return -(-(len(self._text) - 1) // self._length)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return windows by number in one lane, with `mask` [windows, sequence_length], False behind the end of the text."""
+        places = indices[:, None] * self._length + np.arange(self._length)
+        last = len(self._text) - 1
+        read = np.minimum(places, last - 1)
+        return {
+            "tokens": self._text[read].astype(np.int32),
+            "next_tokens": self._text[read + 1].astype(np.int32),
+            "is_first": indices == 0,
+            "mask": places < last,
+        }
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return windows by number."""
+        del epochs, seed
+        return self.take(indices)
+
+    def batches(self, num_lanes: int) -> Iterator[dict[str, np.ndarray]]:
+        """Yield [num_lanes, sequence_length] windows step by step: row r goes on where row r of the step before ended."""
+        steps = -(-len(self) // num_lanes)
+        for step in range(steps):
+            yield {**self.take(np.arange(num_lanes) * steps + step), "is_first": np.full(num_lanes, step == 0)}
 
 
 def make_lanes(text: Sequence[Document] | np.ndarray, num_lanes: int, sequence_length: int) -> Lanes:

@@ -52,8 +52,9 @@ def build(config: TrainConfig) -> Run:
 
 
 def _build_phase(config: TrainConfig, mesh: Mesh, before: Run | None = None, keep_optimizer: bool = True) -> Run:
+    learned_from = config.init_from
     size, parts = config.global_batch_size, config.parallel.num_microsteps
-    problem = problems.make_problem(config.data, config.model, config.loss, size)
+    problem = problems.make_problem(config.data, config.model, config.loss, size, learned_from)
     train, validation, test = problem.splits
     require(
         size <= len(train),
@@ -99,12 +100,36 @@ def _build_phase(config: TrainConfig, mesh: Mesh, before: Run | None = None, kee
         best_metric=config.checkpoint.best_metric,
         first_step=first_step,
         first_example=first_example,
+        vocabulary=problem.vocabulary,
+        check_start=lambda: _check_start(config, shapes()),
         enter=_entering(tx, train_step, keep_optimizer) if before else None,
         damaged=lambda: _damaged(train, validation),
         target=Target(config.target_metric, config.target_value, config.stop_at_target)
         if config.target_metric
         else None,
+        mllog=_mllog(config, resolved, len(train), len(validation)) if config.mllog else None,
+        steps_per_epoch=resolved.steps_per_epoch,
     )
+
+
+def _mllog(config: TrainConfig, resolved: schedules.Resolved, num_train: int, num_validation: int) -> dict[str, Any]:
+    """Return what MLPerf's log says at the beginning, under its keys."""
+    optimizer = config.optimizer
+    return {
+        "submission_benchmark": config.model.name,
+        "seed": config.seed,
+        "global_batch_size": config.global_batch_size,
+        "gradient_accumulation_steps": config.parallel.num_microsteps,
+        "train_samples": num_train,
+        "eval_samples": num_validation,
+        "opt_name": optimizer.name,
+        "opt_base_learning_rate": resolved.learning_rate,
+        "opt_learning_rate_warmup_steps": resolved.warmup_steps,
+        "opt_learning_rate_training_steps": resolved.num_steps,
+        "opt_learning_rate_decay_poly_power": config.schedule.power,
+        "opt_end_learning_rate": config.schedule.end_learning_rate or 0.0,
+        "opt_weight_decay": optimizer.weight_decay,
+    }
 
 
 def _check_metrics(config: TrainConfig, names: tuple[str, ...]) -> None:
@@ -143,7 +168,7 @@ def _laid_out(
 ) -> tuple[Callable[[], TrainState], Callable[[], TrainState]]:
     """Return () -> shapes of the first state with the shardings that the step asks for, and () -> the state itself, laid out so.
 
-    What the run starts from is checked now, and read when the state is made.
+    What the run starts from is read when the state is made.
     """
 
     @functools.cache
@@ -157,8 +182,6 @@ def _laid_out(
             return jax.jit(first, out_shardings=shardings)()
         return jax.jit(first, out_shardings=shardings)(_read_initial(config, shapes()))
 
-    if config.init_from is not None:
-        _read_initial(config, shapes())
     return shapes, init
 
 
@@ -170,6 +193,12 @@ def _read_initial(config: TrainConfig, shapes: TrainState) -> tuple[types.Params
     stats = {name: value for name, value in read.items() if name != "params" and name in shapes.model_state}
     known = {name: shapes.model_state[name] for name in stats}
     return params, initial.merged(known, stats, config.model, place)[0]
+
+
+def _check_start(config: TrainConfig, shapes: TrainState) -> None:
+    """Look at what the run starts from before anything is compiled."""
+    if config.init_from is not None:
+        _read_initial(config, shapes)
 
 
 def _averaging(config: TrainConfig, mesh: Mesh) -> Callable[[TrainState], TrainState]:

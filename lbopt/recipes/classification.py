@@ -31,7 +31,8 @@ def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
         if image.dtype != jnp.uint8:
             return image
         mean, std = (jnp.asarray(part, jnp.float32) * 255 for part in source.pixel_scale)
-        return (image.astype(jnp.float32) - mean) / std
+        folded = image.shape[-1] // 3 if image.ndim == 4 and mean.size > 1 else 1
+        return (image.astype(jnp.float32) - jnp.tile(mean, folded)) / jnp.tile(std, folded)
 
     def scored(logits: jax.Array, labels: jax.Array) -> jax.Array:
         return losses.softmax_cross_entropy(logits, labels, loss.label_smoothing, loss.label_smoothing_rule)

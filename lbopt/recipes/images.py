@@ -31,6 +31,10 @@ def load(data: DataConfig) -> tuple[Splits, int]:
     fix = "its label is no class; give a data set with image and label of TFDS's kinds Image and ClassLabel"
     require(num_classes is not None, "config.data.builder", data.builder, fix)
     shape = tuple(folder.features["image"].shape)
+    fix = f"images of {data.builder} are grey; give one number"
+    for field in ("pixel_mean", "pixel_std"):
+        value = getattr(data, field)
+        require(shape[2] != 1 or len(value) == 1, f"config.data.{field}", value, fix)
     return Splits(*_splits(data, folder, shape, num_classes)), num_classes
 
 
@@ -89,6 +93,7 @@ def _preparation(data: DataConfig, shape: tuple) -> Preparation:
         data.interpolation,
         data.eval_fraction,
         _policy(data),
+        data.space_to_depth,
     )
 
 

@@ -6,42 +6,120 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from lbopt import losses, metrics, types
 from lbopt.config.loss import LossConfig
+from lbopt.data.windows import EvalLanes
 from lbopt.models import seam
+from lbopt.parallel import step as steps
+from lbopt.parallel.mesh import put_batch
+from lbopt.parallel.state import TrainState
 from lbopt.recipes.sources import Source
-from lbopt.recipes.task import Task
+from lbopt.recipes.task import Evaluate, Task
+
+CARRY = "carry"
+"""In the model's state: what the text so far has left, as `lbopt.models.lstm.Carry`."""
 
 
 def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
     """Build the cross entropy of a batch with `tokens` and `next_tokens` [batch, length], the mean over all tokens.
 
     All windows are full, so the mean over tokens is the mean over examples. The metrics are `loss` (in nats a token),
-    `perplexity` (its exponential, taken after the mean over all tokens) and `accuracy`. The state that a window leaves is
-    not carried to the next.
+    `perplexity` (its exponential, taken after the mean over all tokens) and `accuracy`.
+
+    A source of lanes carries the state from batch to batch, without gradients (truncated back-propagation through time), in
+    training and in evaluation; otherwise every window begins without one.
     """
-    del source, loss
-
-    def inputs(batch: types.Batch) -> Any:
-        return {"tokens": batch["tokens"]}
-
-    def score(logits: jax.Array, batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
-        labels = batch["next_tokens"]
-        each = losses.softmax_cross_entropy(logits, labels)
-        counted = None
-        if "mask" in batch:
-            counted = jnp.broadcast_to(batch["mask"][:, None], labels.shape)
-        pairs = metrics.classification(logits, labels, each, counted)
-        return each, {**pairs, "perplexity": pairs["loss"]}
+    del loss
+    if source.num_lanes:
+        return _carried(network, source.num_lanes)
 
     def loss_fn(params, model_state, batch, rng):
-        outputs, new_model_state = network.apply(params, model_state, inputs(batch), train=True, rng=rng)
-        each, found = score(outputs["logits"], batch)
+        outputs, new_model_state = network.apply(params, model_state, _inputs(batch), train=True, rng=rng)
+        each, found = _score(outputs["logits"], batch)
         return jnp.mean(each), (new_model_state, found)
 
     def metric_fn(params, model_state, batch):
-        outputs, _ = network.apply(params, model_state, inputs(batch), train=False)
-        return score(outputs["logits"], batch)[1]
+        outputs, _ = network.apply(params, model_state, _inputs(batch), train=False)
+        return _score(outputs["logits"], batch)[1]
 
-    return Task(inputs, loss_fn, metric_fn)
+    return Task(_inputs, loss_fn, metric_fn)
+
+
+def _inputs(batch: types.Batch) -> Any:
+    return {"tokens": batch["tokens"]}
+
+
+def _score(logits: jax.Array, batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
+    """Return the loss of each token [batch, length], and all metrics."""
+    labels, counted = batch["next_tokens"], batch.get("mask")
+    each = losses.softmax_cross_entropy(logits, labels)
+    if counted is not None and counted.ndim == 1:
+        counted = jnp.broadcast_to(counted[:, None], labels.shape)
+    pairs = metrics.classification(logits, labels, each, counted)
+    return each, {**pairs, "perplexity": pairs["loss"]}
+
+
+def _carried(network: seam.Model, num_lanes: int) -> Task:
+    def go_on(params, model_state, batch, **options):
+        """Return what the network says to a batch, begun with the state of the one before."""
+        begins = batch["is_first"][:, None]
+        carry = jax.tree.map(lambda x: jnp.where(begins, 0, x), model_state[CARRY])
+        outputs, _ = network.apply(params, {}, {**_inputs(batch), CARRY: carry}, **options)
+        return outputs["logits"], {CARRY: jax.lax.stop_gradient(outputs[CARRY])}
+
+    def loss_fn(params, model_state, batch, rng):
+        logits, new_model_state = go_on(params, model_state, batch, train=True, rng=rng)
+        each, found = _score(logits, batch)
+        return jnp.mean(each), (new_model_state, found)
+
+    def metric_fn(params, model_state, batch):
+        carry = _zeros(network, params, batch["tokens"].shape[0])
+        return _score(go_on(params, carry, batch, train=False)[0], batch)[1]
+
+    def scored(params, model_state, batch):
+        logits, carried = go_on(params, model_state, batch, train=False)
+        return _score(logits, batch)[1], carried
+
+    def evaluator(mesh: Mesh, backend: str) -> Evaluate:
+        del backend  # a state that goes from batch to batch is one of "jit"
+        step = steps.make_eval_step(scored, mesh)  # type: ignore[arg-type]
+        return lambda state, dataset, size: evaluate_lanes(network, step, state, dataset, size)
+
+    def first_state(params: types.Params) -> types.ModelState:
+        return _zeros(network, params, num_lanes)
+
+    return Task(_inputs, loss_fn, metric_fn, evaluator, first_state=first_state)
+
+
+def _zeros(network: seam.Model, params: types.Params, num_lanes: int) -> dict[str, Any]:
+    """Return the state before any text."""
+    tokens = {"tokens": jnp.zeros((num_lanes, 1), jnp.int32)}
+    shapes = jax.eval_shape(lambda params: network.apply(params, {}, tokens, train=False)[0][CARRY], params)
+    return {CARRY: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)}
+
+
+def evaluate_lanes(
+    network: seam.Model, step: steps.Step, state: TrainState, dataset: EvalLanes, global_batch_size: int
+) -> dict[str, float]:
+    """Return the means over every token of a text, read in lanes through which the state is carried.
+
+    Args:
+      network: the language model.
+      step: (params, model_state, batch) -> (metrics, new model_state).
+      state: parameters to evaluate.
+      dataset: the text.
+      global_batch_size: lanes, at most one a window; rounded up to a multiple of the devices.
+    """
+    devices = step.mesh.size
+    lanes = -(-min(global_batch_size, len(dataset)) // devices) * devices
+    part = lanes // jax.process_count()
+    mine = slice(jax.process_index() * part, (jax.process_index() + 1) * part)
+    carried, found = _zeros(network, state.params, lanes), []
+    for batch in dataset.batches(lanes):
+        batch = put_batch(step.mesh, {name: array[mine] for name, array in batch.items()})
+        pairs, carried = step(state.params, carried, batch)
+        found.append(jax.tree.map(np.asarray, pairs))
+    return metrics.means(found)

@@ -41,6 +41,7 @@ class Problem(NamedTuple):
       stacked: which parameters are stacks of layers, for the optimizer.
       evaluator: see `lbopt.recipes.task.Evaluator`.
       metric_names: of the evaluation.
+      vocabulary: of text.
     """
 
     init: Any
@@ -50,20 +51,30 @@ class Problem(NamedTuple):
     stacked: types.Stacked = None
     evaluator: Any = None
     metric_names: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()
 
 
 def make_problem(
-    data: DataConfig, model: ModelConfig, loss: LossConfig | None = None, global_batch_size: int = 1
+    data: DataConfig,
+    model: ModelConfig,
+    loss: LossConfig | None = None,
+    global_batch_size: int = 1,
+    init_from: str | None = None,
 ) -> Problem:
     """Load the data and build the model and the loss that belong to them; the configs are validated.
 
-    The batch size is that of the run, for data that are laid out by it.
+    Args:
+      data: which.
+      model: which.
+      loss: None for the plain one.
+      global_batch_size: of the run, for data that are laid out by it.
+      init_from: what the run starts from, for its vocabulary.
 
     Raises:
       UserError: if the model cannot take these examples.
       EnvironmentProblem: if the data cannot be had.
     """
-    source = sources.load(data, global_batch_size)
+    source = sources.load(data, global_batch_size, init_from)
     room = _ROOMS[TASKS[data.name]]
     head = "question_answering" if room is question_answering else "pretraining"
     network = seam.from_linen(networks.make_network(model, source.outputs, head))
@@ -82,7 +93,9 @@ def make_problem(
     loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
     names = task.metric_names or _metric_names(task, shapes, source.splits.validation)
     evaluator = task.evaluator or means_of(task.metric_fn)
-    return Problem(init, loss_fn, task.metric_fn, source.splits, networks.stacked(model), evaluator, names)
+    return Problem(
+        init, loss_fn, task.metric_fn, source.splits, networks.stacked(model), evaluator, names, source.vocabulary
+    )
 
 
 def _metric_names(task: Task, shapes: Any, dataset: Dataset) -> tuple[str, ...]:

@@ -16,10 +16,11 @@ from lbopt.data.batches import eval_batches
 from lbopt.data.squad import answers
 from lbopt.data.squad.features import EvaluationWindows
 from lbopt.models import seam
+from lbopt.parallel import step as steps
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.recipes.sources import Source
-from lbopt.recipes.task import Task
+from lbopt.recipes.task import Evaluate, Task
 
 MAX_ANSWER_LENGTH = 30
 """In tokens: max_answer_length of google-research/bert, run_squad.py."""
@@ -47,10 +48,10 @@ def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
 
     Args:
       network: with `start_logits` and `end_logits` [batch, length].
-      source: not needed.
+      source: the data, for the longest answer.
       loss: not needed.
     """
-    del source, loss
+    del loss
 
     def score(outputs: Mapping[str, jax.Array], batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
         """Return the loss of each example [batch], and all metrics."""
@@ -70,7 +71,12 @@ def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
         outputs, _ = network.apply(params, model_state, _inputs(batch), train=False)
         return score(outputs, batch)[1]
 
-    return Task(_inputs, loss_fn, metric_fn)
+    def evaluator(mesh: Mesh, backend: str) -> Evaluate:
+        del backend  # pmap would add positions up
+        step = steps.make_eval_step(predict_fn(network, source.max_answer_length), mesh)  # type: ignore[arg-type]
+        return lambda state, dataset, size: evaluate_answers(step, state, dataset, size)
+
+    return Task(_inputs, loss_fn, metric_fn, evaluator, ("exact_match", "f1"))
 
 
 def predict_fn(network: seam.Model, max_answer_length: int = MAX_ANSWER_LENGTH) -> Predict:

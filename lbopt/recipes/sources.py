@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lbopt.config.data import DataConfig
+from lbopt.config.data import TASKS, DataConfig
 from lbopt.data import digits, pydoc
 from lbopt.data.arrays import Splits
 from lbopt.data.masked import MaskedLMDataset
-from lbopt.recipes import images
+from lbopt.recipes import images, text
 
 
 class Source(NamedTuple):
@@ -18,22 +18,39 @@ class Source(NamedTuple):
       splits: training, validation and test sets.
       outputs: of the model: classes, or tokens of the vocabulary.
       mean_predictions: of masked language models: how many tokens of an example are predicted on average.
+      vocabulary: of text: the pieces or words by id.
+      num_lanes: of text that is read in lanes; 0 for none.
+      max_answer_length: of questions: tokens of an answer, at most.
       pixel_scale: (mean, std) of images that come as uint8, of pixels in [0, 1].
     """
 
     splits: Splits
     outputs: int
     mean_predictions: float = 0.0
+    vocabulary: tuple[str, ...] = ()
+    num_lanes: int = 0
+    max_answer_length: int = 30
     pixel_scale: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
 
 
-def load(data: DataConfig, global_batch_size: int = 1) -> Source:
-    """Load the data of a validated config, for a batch size where they are laid out by it.
+def load(data: DataConfig, global_batch_size: int = 1, init_from: str | None = None) -> Source:
+    """Load the data of a validated config.
+
+    Args:
+      data: which.
+      global_batch_size: for text that is laid out by it.
+      init_from: what the run starts from, for its vocabulary.
 
     Raises:
       UserError: naming the field that does not fit the data.
       EnvironmentProblem: if the data cannot be had.
     """
+    if data.name == "squad":
+        splits, pieces = text.load_questions(data, init_from)
+        return Source(splits, len(pieces.pieces), vocabulary=pieces.pieces, max_answer_length=data.max_answer_length)
+    if TASKS[data.name] == "language_model":
+        splits, vocabulary = text.load_running(data, global_batch_size)
+        return Source(splits, len(vocabulary), 0.0, vocabulary, global_batch_size if data.carry_state else 0)
     return _LOADERS[data.name](data)
 
 
@@ -48,16 +65,17 @@ def _images(data: DataConfig) -> Source:
 
 def _pydoc_mlm(data: DataConfig) -> Source:
     splits = pydoc.load_masked_lm(data.vocab_size, data.sequence_length, data.max_predictions)
+    return _masked(splits, pydoc.load_topics(data.vocab_size).pieces.pieces)
+
+
+def _text_mlm(data: DataConfig) -> Source:
+    splits, pieces = text.load_masked(data)
+    return _masked(splits, pieces.pieces)
+
+
+def _masked(splits: Splits, vocabulary: tuple[str, ...]) -> Source:
     assert isinstance(splits.train, MaskedLMDataset)
-    return Source(splits, _num_pieces(data), splits.train.mean_predictions)
+    return Source(splits, len(vocabulary), splits.train.mean_predictions, vocabulary)
 
 
-def _pydoc_lm(data: DataConfig) -> Source:
-    return Source(pydoc.load_language_model(data.vocab_size, data.sequence_length), _num_pieces(data))
-
-
-def _num_pieces(data: DataConfig) -> int:
-    return len(pydoc.load_topics(data.vocab_size).pieces.pieces)
-
-
-_LOADERS = {"digits": _digits, "images": _images, "pydoc_lm": _pydoc_lm, "pydoc_mlm": _pydoc_mlm}
+_LOADERS = {"digits": _digits, "images": _images, "pydoc_mlm": _pydoc_mlm, "text_mlm": _text_mlm}

@@ -7,7 +7,7 @@ import json
 import math
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ class Checkpoints:
       keep: how many of the latest are kept; the best one is kept besides.
       best_metric: which metric says which is best; lower is better if its name ends in "loss".
       read_only: leave the disk as it is.
+      always: steps that are kept whatever comes after: the ends of phases.
 
     Raises:
       UserError: if they are only read, and there are none.
@@ -37,13 +38,19 @@ class Checkpoints:
     """
 
     def __init__(
-        self, workdir: pathlib.Path, keep: int = 3, best_metric: str = "eval/accuracy", read_only: bool = False
+        self,
+        workdir: pathlib.Path,
+        keep: int = 3,
+        best_metric: str = "eval/accuracy",
+        read_only: bool = False,
+        always: Sequence[int] = (),
     ):
         self._folder = workdir / "checkpoints"
         self._best_metric = best_metric
         policy = checkpoint_managers.AnyPreservationPolicy(
             [
                 checkpoint_managers.LatestN(keep),
+                checkpoint_managers.CustomSteps(list(always)),
                 checkpoint_managers.BestN(get_metric_fn=self._goodness, n=1, keep_checkpoints_without_metrics=False),
             ]
         )
@@ -160,6 +167,11 @@ def _unreadable(folder: pathlib.Path, step: int, error: Exception) -> str:
 def _reason(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:120]
+
+
+def is_begun(workdir: pathlib.Path) -> bool:
+    """Return whether a workdir has a checkpoint."""
+    return bool(_steps_on_disk(workdir / "checkpoints"))
 
 
 def _steps_on_disk(folder: pathlib.Path) -> list[int]:

@@ -19,6 +19,7 @@ from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.train import workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints
+from lbopt.train.mllog import MlperfLog
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
 from lbopt.train.run import Run, Target
@@ -44,9 +45,12 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
       EnvironmentProblem: if a checkpoint cannot be read or written.
     """
     workdirs.make_writable(workdir / "checkpoints")
+    if run.vocabulary:
+        workdirs.write_text(workdir / "vocab.txt", "".join(f"{piece}\n" for piece in run.vocabulary))
     total = run.phases()[-1].last_step
     with contextlib.ExitStack() as stack:
-        checkpoints = stack.enter_context(Checkpoints(workdir, run.keep_checkpoints, run.best_metric))
+        ends = [phase.last_step for phase in run.phases()]
+        checkpoints = stack.enter_context(Checkpoints(workdir, run.keep_checkpoints, run.best_metric, always=ends))
         state = restore_or_init(run, checkpoints)
         start = int(state.step)
         lines = read_lines(workdir / "metrics.jsonl")  # say now if it is damaged
@@ -63,10 +67,12 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
             f"{'resuming at' if start else 'starting at'} step {start} of {total}, global batch "
             f"{run.phase_at(start + 1).global_batch_size}, {run.mesh.size} devices"
         )
+        log = MlperfLog(workdir, run.mllog, run.steps_per_epoch, start)
         for phase in run.phases():
             if int(state.step) < phase.last_step and not history.stopped(phase.target):
-                session = _Session(phase, total, history, checkpoints, writer, watch, progress)
+                session = _Session(phase, total, history, checkpoints, writer, watch, progress, log)
                 state = session.go_on(state)
+        log.run_ends(int(state.step), history.reached)
         checkpoints.wait()
         return state
 
@@ -113,6 +119,7 @@ class _Session:
     writer: MetricsWriter
     watch: PreemptionWatch
     progress: Progress
+    log: MlperfLog
 
     def go_on(self, state: TrainState) -> TrainState:
         """Train to the end of the phase, or to the target."""
@@ -163,8 +170,10 @@ class _Session:
             _check_skipped(step, applied)
             scalars["perf/examples_per_s"] = clock.examples_per_s(step)
         if self._due(step, run.cadence.eval_every_steps):
+            self.log.evaluation_begins(step)
             with clock.paused():
                 found = {f"eval/{name}": value for name, value in run.evaluate(state).items()}
+            self.log.evaluated(step, found)
             scalars |= found | self._target(step, found, clock)
         if scalars:
             scalars |= {**run.damaged(), "perf/elapsed_s": clock.elapsed_s()}

@@ -71,9 +71,13 @@ class Run:
       best_metric: which evaluation metric says which checkpoint is best.
       first_step: how many steps the phases before it have.
       first_example: how many examples they see.
+      check_start: raises `UserError` if what the run is to start from does not fit.
+      vocabulary: of text, kept in the workdir; () without.
       enter: the last state of the phase before -> this one's first state.
       damaged: () -> what is to be logged of records that were left out.
       target: what is to be reached; None for nothing.
+      mllog: what MLPerf's log says at the beginning; None for no such log.
+      steps_per_epoch: optimizer steps of an epoch, not rounded.
       then: the next phase; None if this is the last.
     """
 
@@ -91,9 +95,13 @@ class Run:
     best_metric: str
     first_step: int = 0
     first_example: int = 0
+    check_start: Callable[[], None] = lambda: None
+    vocabulary: tuple[str, ...] = ()
     enter: Callable[[TrainState], TrainState] | None = None
     damaged: Callable[[], dict[str, float]] = dict
     target: Target | None = None
+    mllog: Mapping[str, Any] | None = None
+    steps_per_epoch: float = 1.0
     then: Run | None = None
 
     @property

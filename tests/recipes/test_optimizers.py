@@ -106,6 +106,23 @@ def test_it_takes_the_same_steps(name):
         assert np.linalg.norm(ours_leaf - theirs_leaf) < 1e-5 * moved
 
 
+def test_rmsprop_is_tensorflows():
+    """In float64: squares begin at 1, eps under the root, the rate inside the momentum."""
+    config = OptimizerConfig("rmsprop", rmsprop_decay=0.9, momentum=0.8, eps=1e-3)
+    got, params = descend(make_optimizer(config, SCHEDULE)), jax.tree.map(np.asarray, make_params())
+    squares = jax.tree.map(np.ones_like, params)
+    velocity = jax.tree.map(np.zeros_like, params)
+    for step in range(5):
+        rng = np.random.default_rng(step + 1)
+        grads = jax.tree.map(lambda w: rng.normal(size=w.shape), params)  # noqa: B023
+        squares = jax.tree.map(lambda s, g: 0.9 * s + 0.1 * g**2, squares, grads)
+        rate = float(SCHEDULE(step))
+        velocity = jax.tree.map(lambda v, s, g: 0.8 * v + rate * g / np.sqrt(s + 1e-3), velocity, squares, grads)  # noqa: B023
+        params = jax.tree.map(lambda w, v: w - v, params, velocity)
+    for ours, theirs, start in zip(*map(jax.tree.leaves, (got, params, make_params())), strict=True):
+        assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs - start)
+
+
 def test_a_weight_decay_beside_the_config_counts():
     beside = descend(make_optimizer(OptimizerConfig("adamw", weight_decay=0.9), SCHEDULE, weight_decay=0.3))
     inside = descend(make_optimizer(OptimizerConfig("adamw", weight_decay=0.3), SCHEDULE))
@@ -115,7 +132,7 @@ def test_a_weight_decay_beside_the_config_counts():
     np.testing.assert_array_equal(beside["Dense_0"]["bias"], without["Dense_0"]["bias"])
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "lans", "lars", "momentum"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "lans", "lars", "momentum", "rmsprop"])
 def test_rate_and_decay_may_be_traced(name):
     def last(rate, decay):
         return descend(make_optimizer(OptimizerConfig(name), rate, decay), num_steps=2)

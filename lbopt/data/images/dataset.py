@@ -31,23 +31,37 @@ class Preparation:
     interpolation: str = "bilinear"
     eval_fraction: float = 0.875
     policy: Policy = dataclasses.field(default_factory=Policy)
+    space_to_depth: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of what comes out."""
+        side = self.image_size
+        return (side // 2, side // 2, 12) if self.space_to_depth else (side, side, 3)
 
     def for_training(self, data: bytes, rng: np.random.Generator) -> np.ndarray:
-        """Return a random part of an image, perhaps mirrored and augmented, uint8 [image_size, image_size, 3]."""
+        """Return a random part of an image, perhaps mirrored and augmented, uint8 of `shape`."""
         height, width = read_size(data)
         box = crops.random_box(rng, height, width, self.crop_area, self.crop_ratio, self.crop_sampling)
         image = crops.train_crop(data, box, self.image_size, self.interpolation)
         if self.flip and rng.random() < 0.5:
             image = image[:, ::-1]
-        return self.policy.apply(image, rng)
+        return self._folded(self.policy.apply(image, rng))
 
     def for_evaluation(self, data: bytes) -> np.ndarray:
-        """Return the central part of an image, uint8 [image_size, image_size, 3]."""
-        return crops.eval_crop(data, self.image_size, self.eval_fraction)
+        """Return the central part of an image, uint8 of `shape`."""
+        return self._folded(crops.eval_crop(data, self.image_size, self.eval_fraction))
+
+    def _folded(self, image: np.ndarray) -> np.ndarray:
+        """Fold 2 x 2 pixels into channels as `lbopt.models.stem.space_to_depth` does, if asked."""
+        if not self.space_to_depth:
+            return image
+        half = self.image_size // 2
+        return image.reshape(half, 2, half, 2, 3).swapaxes(1, 2).reshape(self.shape)
 
 
 class ImageDataset:
-    """Examples with `image` uint8 [image_size, image_size, 3] and `label` int32, read and decoded on demand.
+    """Examples with `image`, uint8 of `Preparation.shape`, and `label` int32, read and decoded on demand.
 
     A damaged record (unreadable, or with a label out of range) is counted. Training takes the next good one in its place;
     evaluation leaves it out: its `mask` is False.
@@ -94,8 +108,11 @@ class ImageDataset:
         return batch
 
     def _empty(self, count: int) -> dict[str, Any]:
-        side = self._preparation.image_size
-        return {"image": np.zeros((count, side, side, 3), np.uint8), "label": np.zeros(count, np.int32), DAMAGED: []}
+        return {
+            "image": np.zeros((count, *self._preparation.shape), np.uint8),
+            "label": np.zeros(count, np.int32),
+            DAMAGED: [],
+        }
 
     def _next_good(self, index: int, epoch: int, seed: int, damaged: list) -> tuple[np.ndarray, int]:
         for _ in range(len(self)):

@@ -1,0 +1,85 @@
+"""Text, as a config asks for it."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+
+from lbopt.config.data import DataConfig
+from lbopt.data import places, ptb, pydoc
+from lbopt.data.arrays import Splits
+from lbopt.data.masked import MaskedLMDataset
+from lbopt.data.records import TfdsFolder, default_data_dir
+from lbopt.data.squad import examples, features
+from lbopt.data.text import WordPiece, load_wordpiece
+from lbopt.data.tokens import open_store, split_store
+from lbopt.data.windows import EvalLanes, Lanes, join_documents, make_windows
+from lbopt.errors import UserError, require
+
+_EVERY = 200
+"""Of so many documents of a corpus one is for validation and one for the test."""
+
+
+def load_masked(data: DataConfig) -> tuple[Splits, WordPiece]:
+    """Open a prepared corpus as pairs of segments for BERT; return its vocabulary too."""
+    store = open_store(places.store_folder(data.builder, data.data_dir), data.vocab_size)
+    pieces = WordPiece(store.pieces)
+    parts = split_store(store, _EVERY, _EVERY)
+    sizes = data.sequence_length, data.vocab_size, data.max_predictions
+    return Splits(*(MaskedLMDataset(part, *sizes, pieces.special) for part in parts)), pieces
+
+
+def load_questions(data: DataConfig, learned: str | None) -> tuple[Splits, WordPiece]:
+    """Open a set of questions with the schema of SQuAD v1.1.
+
+    Args:
+      data: which one.
+      learned: what the run starts from: a workdir has its vocabulary.
+    """
+    pieces = load_wordpiece(_vocabulary_file(data, learned))
+    fix = f"the vocabulary has {len(pieces.pieces)} pieces; use that, or another config.data.vocab_file"
+    require(len(pieces.pieces) == data.vocab_size, "config.data.vocab_size", data.vocab_size, fix)
+    folder = TfdsFolder(data.builder, data.data_dir)
+    folder.require_features("id", "context", "question", "answers")
+
+    def questions(field: str) -> list[examples.Question]:
+        records = folder.open(getattr(data, field), f"config.data.{field}")
+        return examples.from_records(records[index] for index in range(len(records)))
+
+    sizes = data.sequence_length, data.doc_stride, data.max_query_length
+    train = features.TrainingWindows(questions("train_split"), pieces, *sizes)
+    validation = features.EvaluationWindows(questions("validation_split"), pieces, *sizes)
+    if data.test_split == data.validation_split:
+        return Splits(train, validation, validation), pieces
+    return Splits(train, validation, features.EvaluationWindows(questions("test_split"), pieces, *sizes)), pieces
+
+
+def _vocabulary_file(data: DataConfig, learned: str | None) -> pathlib.Path:
+    if data.vocab_file is not None:
+        return pathlib.Path(data.vocab_file).expanduser()
+    file = pathlib.Path(learned or "").expanduser() / "vocab.txt"
+    if learned is None or not file.is_file():
+        raise UserError(
+            "config.data.vocab_file = None: give the vocab.txt of the model that config.init_from names; "
+            "a workdir of lbopt train and a folder of Transformers have one"
+        )
+    return file
+
+
+def load_running(data: DataConfig, num_lanes: int) -> tuple[Splits, tuple[str, ...]]:
+    """Open text for a language model, as windows or, with `carry_state`, as lanes; return its vocabulary too."""
+    texts, vocabulary = _running_text(data)
+    length = data.sequence_length
+    if data.carry_state:
+        train = Lanes(texts[0], num_lanes, length)
+        return Splits(train, *(EvalLanes(text, length) for text in texts[1:])), vocabulary
+    return Splits(*(make_windows(text, length) for text in texts)), vocabulary
+
+
+def _running_text(data: DataConfig) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    if data.name == "ptb":
+        found = ptb.load_ptb(default_data_dir(data.data_dir) / "ptb", data.vocab_size)
+        return [found.train, found.validation, found.test], found.words
+    corpus = pydoc.load_topics(data.vocab_size)
+    return [join_documents(part) for part in corpus[1:]], corpus.pieces.pieces

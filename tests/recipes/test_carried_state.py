@@ -1,0 +1,157 @@
+"""A language model that reads text through from beginning to end."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig
+from lbopt.data.windows import EvalLanes
+from lbopt.errors import UserError
+from lbopt.models import seam
+from lbopt.models.lstm import make
+from lbopt.parallel.mesh import make_mesh
+from lbopt.recipes import build, language_model
+from lbopt.recipes.sources import Source, load
+
+LANES, LENGTH = 8, 16
+
+
+def config_of(**changes):
+    config = TrainConfig(
+        global_batch_size=LANES,
+        num_steps=6,
+        data=DataConfig("pydoc_lm", sequence_length=LENGTH, vocab_size=256, carry_state=True),
+        model=ModelConfig("lstm_lm", size="small", width_coefficient=0.08),
+        eval_global_batch_size=64,
+        checkpoint=CheckpointConfig(best_metric="eval/loss"),
+    )
+    config.schedule.warmup_steps = 0
+    config.schedule.base_learning_rate = 0.0
+    config.optimizer.name = "momentum"
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.fixture(scope="module")
+def source():
+    return load(config_of().data, LANES)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return build.build(config_of())
+
+
+def network_of(source):
+    return make("small", vocab_size=source.outputs, hidden=16)
+
+
+def nll(source, params, tokens, carry=None):
+    """Return the loss of each token after the first, read in one piece, in fp32 on one device."""
+    inputs = {"tokens": tokens[None, :-1]} | ({"carry": carry} if carry else {})
+    logits = network_of(source).apply({"params": params}, inputs, train=False)["logits"][0]
+    logits = np.asarray(logits, np.float64)
+    log_p = logits - logits.max(-1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
+    return -log_p[np.arange(len(tokens) - 1), tokens[1:]]
+
+
+def test_a_step_goes_on_where_the_one_before_ended(run, source):
+    """The learning rate is 0: losses of successive steps are those of the text read in one piece."""
+    state = run.init()
+    state = state.replace(params=jax.tree.map(lambda x: 8 * x, state.params))  # at the start the state says next to nothing
+    params = jax.device_get(state.params)
+    batches = [run.batches[step] for step in range(3)]
+    found = []
+    for batch in batches:
+        state, metrics = run.train_step(state, batch)
+        total, count = jax.device_get(jax.block_until_ready(metrics))["loss"]
+        found.append(total / count)
+    wanted = np.zeros((LANES, 3 * LENGTH))
+    for lane in range(LANES):
+        tokens = np.concatenate([batch["tokens"][lane] for batch in batches] + [batches[-1]["next_tokens"][lane, -1:]])
+        wanted[lane] = nll(source, params, tokens)
+    wanted = wanted.reshape(LANES, 3, LENGTH).mean((0, 2))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    alone = np.mean(
+        [
+            nll(source, params, np.append(row, last))
+            for row, last in zip(batches[1]["tokens"], batches[1]["next_tokens"][:, -1], strict=True)
+        ]
+    )
+    assert abs(alone - wanted[1]) > 1e-4 * wanted[1]  # a window of its own has another loss
+
+
+def test_the_state_is_zero_where_a_pass_begins(run, source):
+    steps = source.splits.train.num_steps
+    batches = build.TrainBatches(source.splits.train, 0, LANES, steps + 2)
+    first, again = batches[0], batches[steps]
+    for name in first:
+        np.testing.assert_array_equal(first[name], again[name])
+    assert first["is_first"].all()
+    assert not batches[1]["is_first"].any()
+    losses = []
+    for extra in (0, 1):
+        state = run.init()
+        state = state.replace(model_state=jax.tree.map(lambda x: x + extra, state.model_state))  # noqa: B023
+        _, metrics = jax.block_until_ready(run.train_step(state, first))
+        losses.append(float(metrics["loss"][0]))
+    assert losses[0] == losses[1]
+
+
+def test_one_lane_scores_every_token_as_the_text_read_in_one_piece(source):
+    tokens = np.asarray(source.splits.train.take(np.arange(40))["tokens"]).reshape(-1)[:517]
+    network = seam.from_linen(network_of(source))
+    params, _ = network.init(jax.random.key(1), {"tokens": jnp.zeros((1, 4), jnp.int32)})
+    task = language_model.make(network, Source(source.splits, source.outputs, num_lanes=1), None)
+    evaluate = task.evaluator(make_mesh(1), "jit")
+
+    class State:
+        pass
+
+    State.params = params
+    found = evaluate(State, EvalLanes(tokens, LENGTH), 1)
+    wanted = nll(source, params, tokens).mean()
+    assert found["loss"] == pytest.approx(wanted, rel=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-6)
+    lanes = EvalLanes(tokens, LENGTH)
+    counted = sum(batch["mask"].sum() for batch in lanes.batches(4))
+    assert counted == 516
+
+
+def test_lanes_of_evaluation_cover_the_text_once():
+    text = np.arange(100, dtype=np.int32)
+    for lanes in (1, 3, 4, 13, 40):
+        seen = []
+        rows = list(EvalLanes(text, 7).batches(lanes))
+        for batch in rows:
+            assert batch["tokens"].shape == (lanes, 7)
+            assert np.all((batch["next_tokens"] == batch["tokens"] + 1)[batch["mask"]])
+            seen += batch["tokens"][batch["mask"]].tolist()
+        assert sorted(seen) == list(range(99))
+        for before, after in itertools.pairwise(rows):
+            full = before["mask"].all(1) & after["mask"].any(1)
+            assert np.all(after["tokens"][full, 0] == before["tokens"][full, -1] + 1)
+
+
+BAD = {
+    "pmap": ({"parallel.backend": "pmap"}, "config.parallel.backend"),
+    "microsteps": ({"parallel.num_microsteps": 2}, "config.parallel.num_microsteps"),
+    "clip by replica": ({"optimizer.clip_stage": "replica"}, "config.optimizer.clip_stage"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_only_a_whole_batch_has_the_state(name):
+    changes, field = BAD[name]
+    config = config_of()
+    for path, value in changes.items():
+        group, _, leaf = path.partition(".")
+        setattr(getattr(config, group), leaf, value)
+    with pytest.raises(UserError, match=f"{field} = "):
+        config.validate()
