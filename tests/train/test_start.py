@@ -1,0 +1,159 @@
+"""A run that starts from what another has learned."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from lbopt.cli import main
+from lbopt.cli.arguments import load_config
+from lbopt.config import DataConfig, ModelConfig, TrainConfig
+from lbopt.interchange import native
+from lbopt.recipes import build, initial
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+PRETRAINED = """
+from lbopt.config import *
+def get_config(arg=""):
+    return TrainConfig(
+        name="small bert", num_steps=2, global_batch_size=8, eval_global_batch_size=64, log_every_steps=1,
+        data=DataConfig("pydoc_mlm", sequence_length=16, max_predictions=2, vocab_size=512),
+        model=ModelConfig("bert", size="tiny", max_length=64, scan_layers=arg == "scanned"),
+        schedule=ScheduleConfig(0.01, warmup_rule="none"), parallel=ParallelConfig(num_devices=1),
+        checkpoint=CheckpointConfig(every_steps=1))
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("config") / "small.py"
+    file.write_text(PRETRAINED)
+    return file
+
+
+@pytest.fixture(scope="module")
+def learned(file, tmp_path_factory):
+    """Return the workdir of a BERT of two steps."""
+    workdir = tmp_path_factory.mktemp("learned") / "run"
+    assert main.main(["train", f"--config={file}", f"--workdir={workdir}"]) == 0
+    return workdir
+
+
+def start(file, place, *overrides):
+    flags = [f"--config.init_from={place}", *overrides]
+    return build.build(load_config(str(file), flags, TrainConfig)).init()
+
+
+@pytest.fixture(scope="module")
+def params(learned):
+    return initial.read(str(learned), ModelConfig("bert", size="tiny"))["params"]
+
+
+def same(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(ours), theirs)
+
+
+def test_the_newest_parameters_of_a_workdir_and_a_fresh_optimizer(file, learned, params):
+    state = start(file, learned)
+    same(state.params, params)
+    assert int(state.step) == 0
+    fresh = build.build(load_config(str(file), [], TrainConfig)).init()
+    same(state.opt_state, jax.device_get(fresh.opt_state))
+    assert np.any(np.asarray(fresh.params["word_embedding"]["embedding"]) != params["word_embedding"]["embedding"])
+
+
+def test_an_average_begins_where_the_parameters_do(file, learned, params):
+    state = start(file, learned, "--config.optimizer.ema_decay=0.5")
+    same(build.with_averaged_params(state).params, params)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "huggingface"])
+def test_what_was_exported_is_read_again(kind, file, learned, params, tmp_path):
+    output = tmp_path / "out"
+    assert main.main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={output}"]) == 0
+    place = output / "model.safetensors" if kind == "safetensors" else output
+    same(start(file, place).params, params)
+    if kind == "huggingface":
+        assert (output / "vocab.txt").read_text() == (learned / "vocab.txt").read_text()
+
+
+def test_layers_are_stacked_where_the_model_scans_them(file, learned, params):
+    state = start(f"{file}:scanned", learned)
+    for layer in range(2):
+        jax.tree.map(
+            lambda ours, theirs: np.testing.assert_array_equal(ours[layer], theirs),  # noqa: B023
+            jax.device_get(state.params["layers"]),
+            params[f"layer{layer}"],
+        )
+
+
+def test_a_head_that_is_missing_starts_fresh(learned, params, tmp_path):
+    kept = {name: value for name, value in params.items() if name != "span"}
+    ours = jax.eval_shape(lambda: {**params, "span": {"kernel": np.zeros((128, 2), np.float32)}})
+    merged, fresh = initial.merged(ours, kept, ModelConfig("bert", size="tiny"), "there")
+    assert fresh == ["span/kernel"]
+    assert merged["span"]["kernel"] is None
+    same({name: merged[name] for name in kept}, kept)
+
+
+WRONG = {
+    "a wider model": (["--config.model.size=base"], "embedding_norm/bias is (128,) in it and (768,) here"),
+    "more positions": (["--config.model.max_length=128"], "position_embedding/embedding is (64, 128)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_another_model_is_refused_before_it_is_compiled(name, file, learned, tmp_path, capsys, monkeypatch):
+    overrides, said = WRONG[name]
+    monkeypatch.setattr(build.steps.Step, "lower", lambda *arguments: pytest.fail("compiled"))
+    flags = [f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={learned}", *overrides]
+    assert main.main(["train", *flags]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("what", ["nothing", "an empty folder", "a text", "a workdir without a checkpoint"])
+def test_what_is_no_checkpoint_is_one_line(what, file, learned, tmp_path, capsys):
+    place = tmp_path / "there"
+    if what == "an empty folder":
+        place.mkdir()
+    elif what == "a text":
+        place.write_text("text")
+    elif what == "a workdir without a checkpoint":
+        shutil.copytree(learned, place)
+        shutil.rmtree(place / "checkpoints")
+        (place / "checkpoints").mkdir()
+    code = main.main(["train", f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={place}"])
+    assert code in (2, 3)
+    error = capsys.readouterr().err
+    assert str(place) in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_run_goes_on_where_its_start_is_gone(file, learned, tmp_path, capsys):
+    start_from = shutil.copytree(learned, tmp_path / "start")
+    flags = [f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={start_from}"]
+    assert main.main(["train", *flags]) == 0
+    shutil.rmtree(start_from)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "2")
+    assert main.main(["train", *flags]) == 0
+    assert "resuming at step 1 of 2" in capsys.readouterr().err
+    assert main.main(["evaluate", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 2
+
+
+def test_batch_statistics_are_taken_too(tmp_path):
+    model = ModelConfig("cnn", widths=(4,), hidden=8)
+    config = TrainConfig(num_steps=1, global_batch_size=64, data=DataConfig("digits"), model=model)
+    config.schedule.warmup_rule = "none"
+    run = build.build(config)
+    state = run.init()
+    moved = jax.device_get(jax.tree.map(lambda x: x + 0.5, {"params": state.params, **state.model_state}))
+    native.save_safetensors(tmp_path / "model.safetensors", moved)
+    config.init_from = str(tmp_path / "model.safetensors")
+    again = build.build(config).init()
+    same({"params": again.params, **again.model_state}, moved)
