@@ -11,10 +11,12 @@ def write(folder, name, splits, features, version="1.0.0"):
     """Write {split: [record]} as data set `name` under a folder; return its own folder."""
 
     def info(builder):
-        return tfds.core.DatasetInfo(builder=builder, features=tfds.features.FeaturesDict(features))
+        return tfds.core.DatasetInfo(
+            builder=builder, features=tfds.features.FeaturesDict(features), disable_shuffling=True
+        )
 
     def generators(builder, manager):
-        return {split: ((str(key), record) for key, record in enumerate(records)) for split, records in splits.items()}
+        return {split: ((key, record) for key, record in enumerate(records)) for split, records in splits.items()}
 
     body = {
         "VERSION": tfds.core.Version(version),

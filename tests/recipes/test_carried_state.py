@@ -64,7 +64,9 @@ def nll(source, params, tokens, carry=None):
 def test_a_step_goes_on_where_the_one_before_ended(run, source):
     """The learning rate is 0: losses of successive steps are those of the text read in one piece."""
     state = run.init()
-    state = state.replace(params=jax.tree.map(lambda x: 8 * x, state.params))  # at the start the state says next to nothing
+    state = state.replace(
+        params=jax.tree.map(lambda x: 8 * x, state.params)
+    )  # at the start the state says next to nothing
     params = jax.device_get(state.params)
     batches = [run.batches[step] for step in range(3)]
     found = []

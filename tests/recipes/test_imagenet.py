@@ -1,0 +1,213 @@
+"""The ImageNet recipe, as it ships, on a data set with the schema and the name of imagenet2012, damaged records and all."""
+
+import dataclasses
+import io
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+from tfds_sets import write, write_images
+
+from lbopt import losses
+from lbopt.cli import main
+from lbopt.cli.arguments import load_config
+from lbopt.config import TrainConfig
+from lbopt.data.batches import train_iterator
+from lbopt.errors import EnvironmentProblem
+from lbopt.models import seam
+from lbopt.recipes import build, images, networks
+from lbopt.train.checkpoint import Checkpoints
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+FILE = pathlib.Path(__file__).parents[2] / "configs" / "resnet50_lamb.py"
+NUM_TRAIN, NUM_VALIDATION = 30, 21
+SMALL = (
+    "--config.model.size=18",
+    "--config.model.width_coefficient=0.125",
+    "--config.model.fold_columns=False",
+    "--config.model.dtype=float32",
+    "--config.model.batch_norm_scope=global",
+    "--config.data.image_size=32",
+    "--config.global_batch_size=8",
+    "--config.schedule.warmup_steps=2.0",
+    "--config.num_steps=6",
+    "--config.eval_global_batch_size=8",
+    "--config.eval_every_epochs=0.8",
+    "--config.log_every_steps=1",
+    "--config.checkpoint.every_steps=2",
+    "--config.checkpoint.keep=9",
+    "--config.data.reader_threads=2",
+)
+"""What makes it small; loss, optimizer, rule of the rate and preparation are the row's."""
+BAD_TRAIN, BAD_VALIDATION = {3, 17}, {0, 20}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """Return a folder of data sets with imagenet2012 in it: JPEGs, of which one is grey, one CMYK, and four damaged."""
+    folder = tmp_path_factory.mktemp("data")
+
+    def split(count, seed, bad):
+        files = []
+        for number in range(count):
+            mode = {5: "L", 6: "CMYK"}.get(number, "RGB")
+            file = jpeg((40 + number, 60, seed + number), mode)
+            damaged = number in bad
+            file = file[: len(file) // 2] if damaged and number % 2 else file
+            label = -1 if damaged and number % 2 == 0 else number * 37 % 1000
+            files.append((file, label))
+        return files
+
+    splits = {"train": split(NUM_TRAIN, 0, BAD_TRAIN), "validation": split(NUM_VALIDATION, 100, BAD_VALIDATION)}
+    write_images(folder, "imagenet2012", splits, 1000, version="5.1.0")
+    return folder
+
+
+def jpeg(what, mode):
+    height, width, seed = what
+    pixels = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).resize((width, height)).convert(mode).save(stream, "JPEG", quality=90)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def flags(data_dir):
+    """Return a function (limit of damaged records, row) -> flags of the run."""
+    return lambda limit=2, row="512": [
+        f"--config={FILE}:{row}",
+        *SMALL,
+        f"--config.data.data_dir={data_dir}",
+        f"--config.data.max_damaged_records={limit}",
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(flags):
+    file, *overrides = flags()
+    return build.build(load_config(file.removeprefix("--config="), overrides, TrainConfig))
+
+
+class Killed(BaseException):
+    """Ends a run as a kill does."""
+
+
+@pytest.fixture(scope="module")
+def trained(run, flags, tmp_path_factory):
+    """Return two workdirs: one of a run that was killed at step 4 and resumed, one of a run that was not."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def killed(state, batch):
+        if int(state.step) == 3:
+            raise Killed
+        return run.train_step(state, batch)
+
+    killed.lower = run.train_step.lower
+    patch = pytest.MonkeyPatch()
+    for name, steps in (("resumed", [killed, run.train_step]), ("straight", [run.train_step])):
+        for step in steps:
+            with patch.context() as inner:
+                inner.setattr(build, "build", lambda config, step=step: dataclasses.replace(run, train_step=step))
+                if step is killed:
+                    with pytest.raises(Killed):
+                        main.main(["train", *flags(), f"--workdir={folder / name}"])
+                else:
+                    assert main.main(["train", *flags(), f"--workdir={folder / name}"]) == 0
+    return folder / "resumed", folder / "straight"
+
+
+def lines(workdir):
+    whole = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(("perf/", "data/"))} for line in whole]
+
+
+def restored(run, workdir):
+    with Checkpoints(workdir, keep=100, read_only=True) as checkpoints:
+        return checkpoints.restore(run.shapes(), 6)
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(run, trained):
+    resumed, straight = trained
+    assert lines(resumed) == lines(straight)
+    jax.tree.map(np.testing.assert_array_equal, *(jax.device_get(restored(run, workdir)) for workdir in trained))
+
+
+def test_damaged_records_are_counted_in_the_log(trained):
+    last = json.loads((trained[1] / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["data/damaged_train_records"] == len(BAD_TRAIN)  # 48 examples: more than an epoch
+    assert last["data/damaged_validation_records"] == len(BAD_VALIDATION)
+
+
+def test_every_good_image_is_evaluated_once(run, trained, flags):
+    """Against a plain loop over the files, one at a time, in float64 where the logits are had."""
+    state = restored(run, trained[1])
+    found = run.evaluate(state)
+    file, *overrides = flags()
+    config = load_config(file.removeprefix("--config="), overrides, TrainConfig)
+    dataset = images.load(config.data)[0].validation
+    network = seam.from_linen(networks.make_network(config.model, 1000))
+    scores = {"loss": [], "accuracy": [], "top_5_accuracy": []}
+    forward = jax.jit(lambda params, stats, x: network.apply(params, stats, x, train=False)[0])
+    params, stats = jax.device_get((state.params, state.model_state))
+    mean, std = (np.asarray(part * 4, np.float32) for part in (config.data.pixel_mean, config.data.pixel_std))
+    for number in range(NUM_VALIDATION):
+        one = dataset.take(np.asarray([number]))
+        assert bool(one["mask"][0]) == (number not in BAD_VALIDATION)
+        if one["mask"][0]:
+            logits = np.asarray(forward(params, stats, (one["image"] / np.float32(255) - mean) / std), np.float64)
+            label = int(one["label"][0])
+            scores["loss"].append(float(losses.softmax_cross_entropy(logits, one["label"])[0]))
+            rank = int(np.sum(logits[0] > logits[0, label]))
+            scores["accuracy"].append(rank == 0)
+            scores["top_5_accuracy"].append(rank < 5)
+    assert len(scores["loss"]) == NUM_VALIDATION - len(BAD_VALIDATION)
+    assert found["accuracy"] == np.mean(scores["accuracy"])
+    assert found["top_5_accuracy"] == np.mean(scores["top_5_accuracy"])
+    assert found["loss"] == pytest.approx(np.mean(scores["loss"]), rel=1e-5)
+
+
+def test_one_damaged_record_too_many_ends_the_run(flags):
+    file, *overrides = flags(limit=1)
+    run = build.build(load_config(file.removeprefix("--config="), overrides, TrainConfig))
+    said = r"imagenet2012 train: record (3|17) cannot be used .*config.data.max_damaged_records = 1"
+    with pytest.raises(EnvironmentProblem, match=said):
+        list(train_iterator(run.batches))
+
+
+BAD = {
+    "no such data set": (["--config.data.builder=imagenet"], 3, "run lbopt prepare imagenet,"),
+    "no such split": (["--config.data.train_split=training"], 2, "config.data.train_split = 'training'"),
+    "nothing in a split": (["--config.data.train_split=train[:0]"], 2, "config.data.train_split = 'train[:0]'"),
+    "an odd size to fold": (["--config.data.image_size=33"], 2, "config.data.space_to_depth = True"),
+    "a stem that does not fold": (["--config.model.stem=conv7"], 2, "config.data.space_to_depth = True"),
+    "no crop for images of all sizes": (
+        ["--config.data.train_crop=padded", "--config.data.space_to_depth=False"],
+        2,
+        "config.data.train_crop = 'padded'",
+    ),
+    "a smaller image than the network takes": (["--config.data.image_size=8"], 2, "config.data.image_size = "),
+    "a batch of more than there is": (["--config.global_batch_size=32"], 2, "config.global_batch_size = 32"),
+    "another version": (["--config.data.builder=imagenet2012:5.0.0"], 3, "imagenet2012:5.0.0"),
+    "a name that is none": (["--config.data.builder=image net"], 2, "config.data.builder = 'image net'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_is_one_line_before_anything_is_compiled(name, flags, tmp_path, capsys, monkeypatch):
+    overrides, code, said = BAD[name]
+    monkeypatch.setattr(build.steps.Step, "lower", lambda *arguments: pytest.fail("lowered"))
+    assert main.main(["train", *flags(), *overrides, f"--workdir={tmp_path / 'run'}"]) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_records_of_another_kind_are_refused(tmp_path, flags, capsys):
+    write(tmp_path / "data", "other", {"train": [{"text": "a"}]}, {"text": tfds.features.Text()})
+    override = ["--config.data.builder=other", f"--config.data.data_dir={tmp_path / 'data'}"]
+    assert main.main(["train", *flags(), *override, f"--workdir={tmp_path / 'run'}"]) == 2
+    assert "config.data.builder = 'other': its records have text, not image, label" in capsys.readouterr().err
