@@ -37,13 +37,19 @@ CONFINED = {
     "grain": {"data/batches.py"},
     "cv2": {"data/images/crops.py"},
     "simplejpeg": {"data/images/decode.py"},
-    "PIL": {"data/images/augment.py", "data/images/crops.py", "data/images/decode.py"},
+    "PIL": {
+        "data/images/augment.py",
+        "data/images/crops.py",
+        "data/images/decode.py",
+        "data/prepare/generated_images.py",
+    },
     "sklearn": {"data/digits.py"},
     "tokenizers": {"data/text.py"},
     "matplotlib": {"report/page.py", "sweep/report.py"},
     "ml_collections": {"cli/arguments.py"},
-    "absl": {"cli/arguments.py"},
+    "absl": {"cli/arguments.py", "data/batches.py"},
     "safetensors": {"interchange/files.py"},
+    "tensorflow_datasets": {"data/prepare/builders.py", "data/records.py"},
 }
 VENDORABLE = {"transforms", "schedules", "losses", "metrics", "tree", "masks", "stacks", "types", "errors"}
 

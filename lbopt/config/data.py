@@ -62,7 +62,7 @@ class DataConfig:
       reader_processes: images: that decode, each with so many threads; 0 to decode in the training process.
       sequence_length: tokens of an example of text.
       vocab_size: pieces of words. pydoc: to learn, special tokens included. text_mlm, squad: of the vocabulary file. ptb: 10000.
-      vocab_file: squad: a vocabulary in BERT's form, a piece per line; None for the one of the corpus `builder` or of `init_from`.
+      vocab_file: squad: a vocabulary in BERT's form, a piece per line; None for vocab.txt beside what `init_from` names.
       max_predictions: tokens of an example that are predicted, at most (masked language models).
       carry_state: language models: examples of a batch go on where those of the last one ended, and so does the state.
       max_query_length: squad: tokens of a question, at most.

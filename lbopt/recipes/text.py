@@ -17,6 +17,8 @@ from lbopt.data.tokens import open_store, split_store
 from lbopt.data.windows import EvalLanes, Lanes, join_documents, make_windows
 from lbopt.errors import UserError, require
 
+_EMBEDDED = "pydoc_squad"
+"""Questions about the topics of pydoc, whose vocabulary is theirs."""
 _EVERY = 200
 """Of so many documents of a corpus one is for validation and one for the test."""
 
@@ -37,7 +39,7 @@ def load_questions(data: DataConfig, learned: str | None) -> tuple[Splits, WordP
       data: which one.
       learned: what the run starts from: a workdir has its vocabulary.
     """
-    pieces = load_wordpiece(_vocabulary_file(data, learned))
+    pieces = _vocabulary(data, learned)
     fix = f"the vocabulary has {len(pieces.pieces)} pieces; use that, or another config.data.vocab_file"
     require(len(pieces.pieces) == data.vocab_size, "config.data.vocab_size", data.vocab_size, fix)
     folder = TfdsFolder(data.builder, data.data_dir)
@@ -53,6 +55,12 @@ def load_questions(data: DataConfig, learned: str | None) -> tuple[Splits, WordP
     if data.test_split == data.validation_split:
         return Splits(train, validation, validation), pieces
     return Splits(train, validation, features.EvaluationWindows(questions("test_split"), pieces, *sizes)), pieces
+
+
+def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
+    if data.builder == _EMBEDDED and data.vocab_file is None:
+        return pydoc.load_topics(data.vocab_size).pieces
+    return load_wordpiece(_vocabulary_file(data, learned))
 
 
 def _vocabulary_file(data: DataConfig, learned: str | None) -> pathlib.Path:

@@ -1,0 +1,154 @@
+"""`lbopt prepare`."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from lbopt.cli import arguments
+from lbopt.data import places, ptb
+from lbopt.data.prepare import datasets, generated_images, pydoc_squad, text
+from lbopt.data.prepare.source import Source
+from lbopt.data.text import WordPiece, load_wordpiece
+from lbopt.data.tokens import open_store
+from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.train.progress import Progress
+
+_DATA_DIR = {"data_dir": "folder of data sets; $TFDS_DATA_DIR or ~/tensorflow_datasets if it is not given"}
+_MANUAL_DIR = {"manual_dir": "where files fetched by hand are; DATA_DIR/downloads/manual if it is not given"}
+_TEXT_FLAGS = {
+    "name": "what config.data.builder will call it",
+    "tfds": "a prepared data set of articles, for instance wikipedia/20230601.en",
+    "folder": "of *.txt in UTF-8; each file is a document, blank lines are between paragraphs",
+    "vocab": "a vocab.txt in BERT's form",
+    "vocab_size": "how many pieces to learn where no --vocab is given (30522)",
+}
+_BERT_VOCAB_SIZE = 30522
+"""Pieces of bert-base-uncased's vocabulary (Devlin et al., arXiv 1810.04805v2, section 3: "a 30,000 token vocabulary")."""
+
+LISTED = {
+    "imagenet2012": "1000 classes of photographs; two archives are fetched by hand",
+    "cifar10": "10 classes of 32 x 32 photographs",
+    "mnist": "handwritten digits",
+    "squad": "SQuAD v1.1: questions about paragraphs of Wikipedia",
+    "wikipedia/20230601.en": "the articles of Wikipedia, for lbopt prepare text; apache-beam takes long on one machine",
+    "generated_images": "136 striped JPEGs in the form of imagenet2012; no download",
+    "pydoc_squad": "460 questions about Python's help in the form of squad; no download",
+    "text": "a store of tokens for BERT, from articles or from your *.txt (lbopt prepare text --help)",
+    "ptb": "the Penn Treebank's words: checks the three files that are fetched by hand",
+}
+_SOURCES = {source.name: source for source in (generated_images.SOURCE, pydoc_squad.SOURCE)}
+_REPORT_EVERY_S = 10.0
+
+
+def run(argv: Sequence[str]) -> None:
+    """Make a data set that training can read, or say what has to be fetched by hand."""
+    if not argv:
+        raise UserError("DATASET is missing: write lbopt prepare DATASET; lbopt prepare --help lists some")
+    if argv[0] in ("-h", "--help"):
+        print(_usage())
+        return
+    name, rest = argv[0], argv[1:]
+    if name.startswith("-"):
+        raise UserError(
+            f"{name!r} is where the data set's name belongs: write lbopt prepare DATASET [--flag=VALUE ...]"
+        )
+    if name == "text":
+        _text(rest)
+    elif name == "ptb":
+        _ptb(rest)
+    elif name in _SOURCES:
+        _source(_SOURCES[name], rest)
+    else:
+        _named(name, rest)
+
+
+def _usage() -> str:
+    width = max(map(len, LISTED)) + 2
+    return "\n".join(
+        [
+            "usage: lbopt prepare DATASET [--data_dir=...] [--manual_dir=...]\n",
+            *(f"  {name:<{width}}{what}" for name, what in LISTED.items()),
+            f"  {'NAME':<{width}}any other of TensorFlow Datasets: name, name/config or name/config:1.0.0\n",
+            *(f"  --{name:<12}{what}" for name, what in (_DATA_DIR | _MANUAL_DIR).items()),
+        ]
+    )
+
+
+def _named(name: str, argv: Sequence[str]) -> None:
+    given, _ = arguments.parse(f"prepare {name}", argv, _DATA_DIR | _MANUAL_DIR)
+    _show(datasets.prepare_named(name, given.get("data_dir"), given.get("manual_dir"), _say))
+
+
+def _source(source: Source, argv: Sequence[str]) -> None:
+    given, _ = arguments.parse(f"prepare {source.name}", argv, _DATA_DIR)
+    _show(datasets.prepare_source(source, given.get("data_dir")))
+
+
+def _show(prepared: datasets.Prepared) -> None:
+    folder = prepared.folder.folder
+    sizes = ", ".join(f"{split} {size}" for split, size in sorted(prepared.folder.num_examples.items()))
+    print(f"{folder}{'' if prepared.made else ' is there already'}")
+    print(f"config.data.builder = {prepared.name!r}; records: {sizes}")
+
+
+def _text(argv: Sequence[str]) -> None:
+    given, _ = arguments.parse("prepare text", argv, _TEXT_FLAGS | _DATA_DIR, required=("name",))
+    data_dir = given.get("data_dir")
+    store = places.store_folder(given["name"], data_dir, "--name")
+    there = store.is_dir() and any(store.iterdir())
+    if not there:
+        vocabulary = _vocabulary(given.get("vocab"), given.get("vocab_size"))
+        corpus = text.Corpus(given.get("tfds"), given.get("folder"), data_dir)
+        text.make_store(store, corpus, vocabulary, _watched)
+    opened = open_store(store)
+    print(f"{store}{' is there already' if there else ''}")
+    print(
+        f"config.data.builder = {given['name']!r}, config.data.vocab_size = {len(opened.pieces)}; made from "
+        f"{opened.made_from}: {len(opened)} documents, {len(opened.tokens)} tokens"
+    )
+
+
+def _vocabulary(file: str | None, size: str | None) -> WordPiece | int:
+    if file is not None:
+        require(size is None, "--vocab_size", size, "it is that of --vocab; leave one of them out")
+        return load_wordpiece(pathlib.Path(file).expanduser())
+    if size is None:
+        return _BERT_VOCAB_SIZE
+    require(size.isdecimal() and int(size) > 0, "--vocab_size", size, "give a whole number")
+    return int(size)
+
+
+def _watched(documents: Iterator[Sequence[str]], what: str, total: int) -> Iterator[Sequence[str]]:
+    """Say on the way how many documents there were, of about how many."""
+    with Progress(total, unit="document") as progress:
+        progress.say(what)
+        said = time.monotonic()
+        for document in documents:
+            progress.advance()
+            if time.monotonic() - said > _REPORT_EVERY_S:
+                progress.report({})
+                said = time.monotonic()
+            yield document
+
+
+def _ptb(argv: Sequence[str]) -> None:
+    given, _ = arguments.parse("prepare ptb", argv, _DATA_DIR)
+    folder = places.ptb_folder(given.get("data_dir"))
+    if missing := ptb.missing_files(folder):
+        raise EnvironmentProblem(
+            f"ptb: put {', '.join(missing)} into {folder}; they are Mikolov's preprocessing of the Penn Treebank, which the "
+            "Linguistic Data Consortium licenses (LDC99T42), in data/ of his simple-examples.tgz (RNNLM toolkit)"
+        )
+    found = ptb.load_ptb(folder)
+    print(folder)
+    print(
+        f"config.data.name = 'ptb', config.data.vocab_size = {len(found.words)}; tokens: train {len(found.train)}, "
+        f"validation {len(found.validation)}, test {len(found.test)}"
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

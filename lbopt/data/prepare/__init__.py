@@ -1,0 +1,1 @@
+"""Data sets are brought into the form in which training reads them."""

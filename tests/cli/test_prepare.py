@@ -1,0 +1,311 @@
+"""`lbopt prepare`, without a network."""
+
+import io
+import json
+import os
+import pathlib
+import shutil
+import types
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+import requests
+import tensorflow_datasets as tfds
+
+from lbopt.cli import prepare
+from lbopt.data import pydoc
+from lbopt.data.prepare import builders, datasets, requirements
+from lbopt.data.prepare.source import Source
+from lbopt.data.records import TfdsFolder
+from lbopt.data.text import save_vocabulary
+from lbopt.data.tokens import open_store
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Fail at once where the network is asked for."""
+
+    def refuse(*arguments, **named):
+        raise urllib.error.URLError("no network in tests")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+
+
+def one_line(code, out, err, *parts, expected=3):
+    assert (code, out, err.count("\n")) == (expected, "", 1), err
+    assert err.startswith("lbopt prepare: ")
+    for part in parts:
+        assert part in err
+
+
+@pytest.mark.parametrize("name", ["generated_images", "pydoc_squad"])
+def test_a_made_data_set_is_made_once(lbopt, name, tmp_path, fingerprint):
+    code, out, err = lbopt("prepare", name, f"--data_dir={tmp_path}")
+    assert (code, err) == (0, "")
+    folder = TfdsFolder(name, str(tmp_path))
+    counts = ", ".join(f"{split} {size}" for split, size in sorted(folder.num_examples.items()))
+    assert out.splitlines() == [str(folder.folder), f"config.data.builder = {name!r}; records: {counts}"]
+    before = fingerprint(tmp_path)
+    code, again, err = lbopt("prepare", name, f"--data_dir={tmp_path}")
+    assert (code, err) == (0, "")
+    assert again.splitlines() == [f"{folder.folder} is there already", out.splitlines()[1]]
+    assert fingerprint(tmp_path) == before
+
+
+def test_a_data_set_that_is_there_needs_nothing(lbopt, tmp_path):
+    """Not even a builder of its name in TFDS."""
+    lbopt("prepare", "generated_images", f"--data_dir={tmp_path}")
+    (tmp_path / "generated_images").rename(tmp_path / "mine")
+    code, out, err = lbopt("prepare", "mine:1.0.0", f"--data_dir={tmp_path}")
+    assert (code, err) == (0, "")
+    assert "mine/1.0.0 is there already" in out
+
+
+def test_a_data_set_of_tfds_is_written_where_its_default_config_belongs(lbopt, tmp_path, monkeypatch):
+    """`squad` with a download that finds its files already there."""
+    answers = [{"text": "Ada", "answer_start": 0}]
+    article = {"title": "Ada", "paragraphs": [{"context": "Ada wrote it.", "qas": []}]}
+    article["paragraphs"][0]["qas"] = [{"id": str(n), "question": "Who?", "answers": answers} for n in range(3)]
+    file = tmp_path / "file.json"
+    file.write_text(json.dumps({"data": [article]}))
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **named: io.BytesIO())
+    monkeypatch.setattr(
+        tfds.download.DownloadManager, "download_and_extract", lambda self, urls: dict.fromkeys(urls, str(file))
+    )
+    code, out, err = lbopt("prepare", "squad", f"--data_dir={tmp_path}/data")
+    assert code == 0
+    assert err == f"squad/v1.1:3.0.0 is downloaded and prepared in {tmp_path}/data/squad/v1.1/3.0.0\n"
+    assert "config.data.builder = 'squad/v1.1'; records: train 3, validation 3" in out
+    for name in ("squad", "squad/v1.1"):
+        assert "is there already" in lbopt("prepare", name, f"--data_dir={tmp_path}/data")[1]
+
+
+def whole(archive):
+    """Make a file of an archive's size that takes no room."""
+    archive.touch()
+    os.truncate(archive, requirements.ARCHIVES["imagenet2012"].sizes[archive.name])
+
+
+def test_imagenet_says_what_has_to_be_fetched_by_hand(lbopt, tmp_path):
+    parts = [
+        "ILSVRC2012_img_train.tar (138 GiB)",
+        "ILSVRC2012_img_val.tar (6 GiB)",
+        "https://image-net.org/download-images",
+        "after registration",
+    ]
+    one_line(*lbopt("prepare", "imagenet2012", f"--data_dir={tmp_path}"), *parts, f"{tmp_path}/downloads/manual")
+    assert list(tmp_path.iterdir()) == []
+    whole(tmp_path / "ILSVRC2012_img_train.tar")
+    code, out, err = lbopt("prepare", "imagenet2012", f"--data_dir={tmp_path}/data", f"--manual_dir={tmp_path}")
+    one_line(code, out, err, parts[1], f"into {tmp_path}")
+    assert parts[0] not in err
+
+
+@pytest.fixture
+def archives(tmp_path, monkeypatch):
+    for name in requirements.ARCHIVES["imagenet2012"].sizes:
+        whole(tmp_path / name)
+    monkeypatch.setitem(requirements.PACKAGES, "imagenet2012", {})
+    return tmp_path
+
+
+def test_an_archive_that_was_cut_short(lbopt, archives):
+    os.truncate(archives / "ILSVRC2012_img_val.tar", 5)
+    said = lbopt("prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}")
+    one_line(*said, "ILSVRC2012_img_val.tar has 5 of 6744924160 bytes", "fetch it again")
+
+
+def test_what_preparing_takes_is_said_before_it_begins(lbopt, archives, monkeypatch):
+    monkeypatch.setitem(requirements.PACKAGES, "imagenet2012", {"no_such_module": "no-such-package"})
+    said = lbopt("prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}")
+    one_line(*said, "imagenet2012: pip install no-such-package")
+
+
+def test_a_small_disk_is_seen_before_it_begins(lbopt, archives, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: types.SimpleNamespace(free=7))
+    said = lbopt("prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}")
+    one_line(*said, "imagenet2012 takes at least 144.0 GiB", "free some")
+    assert not (archives / "data").exists()
+
+
+def test_other_files_by_hand_are_described_by_tfds(lbopt, tmp_path):
+    one_line(*lbopt("prepare", "chexpert", f"--data_dir={tmp_path}"), "by hand", "downloads/manual", "CheXpert")
+
+
+def test_no_network(lbopt, tmp_path):
+    said = lbopt("prepare", "squad", f"--data_dir={tmp_path}")
+    one_line(*said, "squad/v1.1 cannot be downloaded", "rajpurkar.github.io does not answer", "HTTPS_PROXY")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_network_that_breaks_off(lbopt, tmp_path, monkeypatch):
+    def refuse(self, urls):
+        raise requests.exceptions.ConnectionError("Max retries\nexceeded")
+
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **named: io.BytesIO())
+    monkeypatch.setattr(tfds.download.DownloadManager, "download_and_extract", refuse)
+    code, out, err = lbopt("prepare", "squad", f"--data_dir={tmp_path}")
+    announced, line = err.splitlines()
+    assert announced.startswith("squad/v1.1:3.0.0 is downloaded")
+    one_line(code, out, line + "\n", "squad/v1.1 cannot be downloaded (Max retries exceeded)")
+    assert [path.name for path in (tmp_path / "squad" / "v1.1").iterdir()] == []
+
+
+WRONG = {
+    "a misspelt name": (["imagnet2012"], ["DATASET = 'imagnet2012'", "did you mean 'imagenet2012'"]),
+    "an unknown name": (["qqqqqqqq"], ["no such data set", "lbopt prepare --help"]),
+    "a name that TFDS forgets without h5py": (["wikipedai"], ["did you mean 'wikipedia'"]),
+    "a misspelt config": (["squad/v1"], ["squad has no configuration 'v1'", "'v1.1'"]),
+    "a config of one without": (["mnist/large"], ["mnist has no configuration 'large'"]),
+    "another version": (["mnist:9.9.9"], ["version 3.0.1"]),
+    "no name": ([], ["DATASET is missing"]),
+    "an empty name": ([""], ["DATASET = ''"]),
+    "two names": (["mnist", "cifar10"], ["'cifar10'", "not a flag"]),
+    "a flag first": (["--data_dir=x", "mnist"], ["'--data_dir=x'", "DATASET"]),
+    "an unknown flag": (["mnist", "--dir=x"], ["dir"]),
+    "a flag of another": (["generated_images", "--manual_dir=x"], ["manual_dir"]),
+    "text without a name": (["text", "--folder=x"], ["--name is missing"]),
+    "text with a bad name": (["text", "--name=a/b", "--folder=x"], ["--name = 'a/b'", "plain name"]),
+    "text of nothing": (["text", "--name=x"], ["--tfds, --folder"]),
+    "text of no folder": (["text", "--name=x", "--folder={tmp}/no"], ["{tmp}/no", "no *.txt"]),
+    "two vocabularies": (["text", "--name=x", "--vocab=v", "--vocab_size=9"], ["--vocab_size = '9'", "--vocab"]),
+    "no number": (["text", "--name=x", "--vocab_size=many"], ["--vocab_size = 'many'"]),
+    "no vocabulary": (["text", "--name=x", "--vocab={tmp}/v"], ["{tmp}/v"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_it_is_refused_in_one_line(lbopt, case, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    arguments, parts = ([text.replace("{tmp}", str(tmp_path)) for text in texts] for texts in WRONG[case])
+    one_line(*lbopt("prepare", *arguments), *parts, expected=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generated_images"], ["text", "--name=x", "--folder={texts}", "--vocab_size=200"]]
+)
+def test_a_place_where_nothing_can_be_written(lbopt, arguments, tmp_path, articles_folder):
+    (tmp_path / "file").write_text("")
+    arguments = [argument.replace("{texts}", str(articles_folder)) for argument in arguments]
+    one_line(*lbopt("prepare", *arguments, f"--data_dir={tmp_path}/file/data"), f"{tmp_path}/file", "--data_dir")
+
+
+def test_help_lists_what_can_be_made(lbopt):
+    code, out, err = lbopt("prepare", "--help")
+    assert (code, err) == (0, "")
+    for name in ("imagenet2012", "cifar10", "mnist", "squad", "wikipedia/20230601.en", *prepare.LISTED):
+        assert any(line.split()[0] == name for line in out.splitlines() if line.strip())
+
+
+SENTENCES = ["The cat sat on the mat.", "It was warm there.", "A dog came in.", "The cat ran away from the dog."]
+
+
+@pytest.fixture(scope="module")
+def articles_folder(tmp_path_factory):
+    """Return a folder of three texts, one of them in a folder below and one without a word."""
+    folder = tmp_path_factory.mktemp("texts") / "books"
+    (folder / "below").mkdir(parents=True)
+    (folder / "a.txt").write_text(" ".join(SENTENCES[:2]) + "\n\n" + SENTENCES[2])
+    (folder / "below" / "b.txt").write_text("\n".join(SENTENCES))
+    (folder / "c.txt").write_text("\n\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_articles(tmp_path_factory):
+    """Return a folder of data sets that has `articles`, with the fields of wikipedia."""
+
+    def examples():
+        for number in range(5):
+            text = f"{SENTENCES[number % 4]} This is article {number}.\n\nReferences\n\nNobody."
+            yield str(number), {"title": f"Article {number}", "text": text}
+
+    def features(kinds):
+        return {"title": kinds.Text(), "text": kinds.Text()}
+
+    folder = tmp_path_factory.mktemp("sets")
+    datasets.prepare_source(Source("articles", "Articles.", features, {"train": examples}), str(folder))
+    return folder
+
+
+def decoded(store):
+    pieces = np.asarray(store.pieces)
+    return [" ".join(pieces[document.tokens]).replace(" ##", "") for document in store]
+
+
+def test_text_of_a_folder_with_a_learned_vocabulary(lbopt, articles_folder, tmp_path, fingerprint):
+    arguments = ["prepare", "text", "--name=mine", f"--folder={articles_folder}", f"--data_dir={tmp_path}"]
+    code, out, err = lbopt(*arguments, "--vocab_size=80")
+    assert code == 0, err
+    assert [line for line in err.splitlines() if line] == ["learning the vocabulary", "writing tokens"]
+    store = open_store(tmp_path / "lbopt_text" / "mine")
+    assert (len(store), store.made_from) == (2, "texts of books")
+    assert decoded(store)[0] == "the cat sat on the mat . it was warm there . a dog came in ."
+    assert f"2 documents, {len(store.tokens)} tokens" in out
+    assert f"config.data.builder = 'mine', config.data.vocab_size = {len(store.pieces)}" in out
+    before = fingerprint(tmp_path)
+    code, again, err = lbopt(*arguments)
+    assert (code, err) == (0, "")
+    assert again.splitlines() == [f"{tmp_path}/lbopt_text/mine is there already", out.splitlines()[1]]
+    assert fingerprint(tmp_path) == before
+
+
+def test_text_of_a_data_set_and_a_folder_with_a_loaded_vocabulary(lbopt, with_articles, articles_folder, tmp_path):
+    vocabulary = tmp_path / "vocab.txt"
+    save_vocabulary(pydoc.load_topics(512).pieces.pieces, vocabulary)
+    sources = ["--tfds=articles", f"--folder={articles_folder}", f"--data_dir={with_articles}"]
+    code, _, err = lbopt("prepare", "text", "--name=both", *sources, f"--vocab={vocabulary}")
+    assert code == 0, err
+    assert err.splitlines() == ["writing tokens"]
+    store = open_store(with_articles / "lbopt_text" / "both", expected_vocab_size=512)
+    assert (len(store), store.made_from) == (7, "articles 1.0.0, texts of books")
+    texts = decoded(store)
+    assert sum("this is article" in text for text in texts[:5]) == 5
+    assert not any("nobody" in text or "references" in text for text in texts)
+    assert texts[5].startswith("the cat sat on")
+
+
+def test_text_of_a_data_set_that_is_not_there_or_has_no_articles(lbopt, tmp_path, with_articles):
+    said = lbopt("prepare", "text", "--name=x", "--tfds=wikipedia/20230601.en", f"--data_dir={tmp_path}")
+    one_line(*said, "--tfds = 'wikipedia/20230601.en'", "run lbopt prepare wikipedia/20230601.en")
+    lbopt("prepare", "pydoc_squad", f"--data_dir={with_articles}")
+    said = lbopt("prepare", "text", "--name=x", "--tfds=pydoc_squad", f"--data_dir={with_articles}")
+    one_line(*said, "--tfds = 'pydoc_squad'", "not text", expected=2)
+
+
+def test_a_store_that_fails_halfway_leaves_nothing(lbopt, articles_folder, tmp_path):
+    store = tmp_path / "lbopt_text"
+    (store / ".x.partial-killed").mkdir(parents=True)
+    folder = tmp_path / "texts"
+    shutil.copytree(articles_folder, folder)
+    (folder / "z.txt").write_bytes(b"\xff\xfe")
+    arguments = ["prepare", "text", "--name=x", f"--folder={folder}", "--vocab_size=80", f"--data_dir={tmp_path}"]
+    code, _, err = lbopt(*arguments)
+    assert (code, "z.txt" in err) == (3, True)
+    assert list(store.iterdir()) == []
+    (folder / "z.txt").unlink()
+    assert lbopt(*arguments)[0] == 0
+    assert [entry.name for entry in store.iterdir()] == ["x"]
+
+
+def test_ptb_is_fetched_by_hand_and_checked(lbopt, tmp_path):
+    one_line(
+        *lbopt("prepare", "ptb", f"--data_dir={tmp_path}"), "ptb.train.txt, ptb.valid.txt, ptb.test.txt", "Mikolov"
+    )
+    (tmp_path / "ptb").mkdir()
+    for name, text in {"train": "a <unk> b\n", "valid": "a c\n"}.items():
+        (tmp_path / "ptb" / f"ptb.{name}.txt").write_text(text)
+    code, out, err = lbopt("prepare", "ptb", f"--data_dir={tmp_path}")
+    one_line(code, out, err, f"put ptb.test.txt into {tmp_path}/ptb")
+    (tmp_path / "ptb" / "ptb.test.txt").write_text("b\nb\n")
+    code, out, _ = lbopt("prepare", "ptb", f"--data_dir={tmp_path}")
+    assert code == 0
+    assert "vocab_size = 4; tokens: train 4, validation 3, test 4" in out
+
+
+def test_categories_are_found_where_tfds_stops_looking():
+    """Its own search ends at the first category whose packages are missing."""
+    assert builders.named("wikipedia/20230601.en", pathlib.Path("/nowhere")).name == "wikipedia"

@@ -1,0 +1,153 @@
+"""What is made is whole or not there, whatever happens on the way; and TFDS's errors become one line."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from lbopt.data.prepare import builders, datasets
+from lbopt.data.prepare.alone import alone_in
+from lbopt.data.prepare.source import Source
+from lbopt.errors import EnvironmentProblem
+
+
+def source(examples, name="numbers", version="1.0.0"):
+    def features(kinds):
+        return {"text": kinds.Text()}
+
+    return Source(name, "Numbers in words.", features, {"train": examples}, version)
+
+
+def good():
+    yield from ((str(number), {"text": f"number {number}"}) for number in range(20))
+
+
+def failing(error):
+    def examples():
+        yield "0", {"text": "number 0"}
+        raise error
+
+    return source(examples)
+
+
+def texts(prepared):
+    part = prepared.folder.open("train", "split")
+    return sorted(part[number]["text"].decode() for number in range(len(part)))
+
+
+def test_what_fails_halfway_leaves_nothing_and_the_next_time_succeeds(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        datasets.prepare_source(failing(ZeroDivisionError("halfway")), str(tmp_path))
+    assert list((tmp_path / "numbers").iterdir()) == []
+    prepared = datasets.prepare_source(source(good), str(tmp_path))
+    assert prepared.made
+    assert texts(prepared) == sorted(f"number {number}" for number in range(20))
+    assert [entry.name for entry in (tmp_path / "numbers").iterdir()] == ["1.0.0"]
+
+
+KILLED = """
+import os, signal, sys
+from lbopt.data.prepare import datasets
+from lbopt.data.prepare.source import Source
+
+def examples():
+    yield "0", {"text": "number 0"}
+    os.kill(os.getpid(), signal.SIGKILL)
+
+features = lambda kinds: {"text": kinds.Text()}
+datasets.prepare_source(Source("numbers", "", features, {"train": examples}), sys.argv[1])
+"""
+
+
+def test_what_a_killed_process_left_is_taken_away(tmp_path):
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (left,) = (tmp_path / "numbers").iterdir()
+    assert left.name.startswith("incomplete.")
+    assert datasets.prepare_source(source(good), str(tmp_path)).made
+    assert [entry.name for entry in (tmp_path / "numbers").iterdir()] == ["1.0.0"]
+
+
+def test_two_at_a_time_is_refused(tmp_path):
+    (tmp_path / "numbers").mkdir()
+    other = os.open(tmp_path / "numbers", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(EnvironmentProblem, match="another lbopt prepare is at work there"):
+        datasets.prepare_source(source(good), str(tmp_path))
+    os.close(other)
+    assert datasets.prepare_source(source(good), str(tmp_path)).made
+
+
+def test_without_locks_nothing_is_taken_away(tmp_path, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    (tmp_path / "incomplete.x").mkdir()
+    with alone_in(tmp_path, "incomplete.*"):
+        assert (tmp_path / "incomplete.x").is_dir()
+
+
+def test_an_existing_one_is_opened_and_a_new_version_is_made_beside_it(tmp_path, fingerprint):
+    datasets.prepare_source(source(good), str(tmp_path))
+    before = fingerprint(tmp_path)
+    again = datasets.prepare_source(failing(ZeroDivisionError()), str(tmp_path))
+    assert not again.made
+    assert fingerprint(tmp_path) == before
+    newer = datasets.prepare_source(source(good, version="1.1.0"), str(tmp_path))
+    assert (newer.made, newer.folder.folder.name) == (True, "1.1.0")
+
+
+@pytest.fixture
+def fingerprint():
+    """Return a function folder -> {path: bytes}."""
+
+    def read(folder):
+        return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+    return read
+
+
+def test_a_folder_that_is_no_data_set_is_not_taken_for_one(tmp_path):
+    (tmp_path / "numbers" / "1.0.0").mkdir(parents=True)
+    with pytest.raises(EnvironmentProblem, match=r"numbers/1\.0\.0 is there and is no finished data set; remove it"):
+        datasets.prepare_source(source(good), str(tmp_path))
+
+
+class DownloadError(Exception):
+    """Of the name that TFDS gives it."""
+
+
+ERRORS = {
+    "a package": (
+        ModuleNotFoundError("No module named 'h5py'", name="h5py.core"),
+        "with the package h5py.*pip install",
+    ),
+    "a full disk": (OSError(28, "No space left on device", "/data/x"), r"cannot be prepared \(No space left.*/data/x"),
+    "a server": (DownloadError("Failed to get url http://x. HTTP code: 404."), "cannot be downloaded.*HTTP code: 404"),
+    "a connection": (OSError("Max retries exceeded"), "cannot be downloaded .Max retries.*HTTPS_PROXY"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_what_is_wrong_with_the_machine_is_said_in_one_line(case, tmp_path):
+    error, said = ERRORS[case]
+    with pytest.raises(EnvironmentProblem, match=said) as caught:
+        datasets.prepare_source(failing(error), str(tmp_path))
+    assert str(caught.value).startswith("numbers ")
+    assert list((tmp_path / "numbers").iterdir()) == []
+
+
+def test_our_own_errors_come_through(tmp_path):
+    with pytest.raises(EnvironmentProblem, match=r"^install Pillow$"):
+        datasets.prepare_source(failing(EnvironmentProblem("install Pillow")), str(tmp_path))
+
+
+def test_tfds_keeps_quiet(tmp_path, capfd):
+    builder = builders.of_source(source(good), tmp_path)
+    builders.generate(builder, tmp_path)
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")
