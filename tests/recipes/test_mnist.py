@@ -1,0 +1,79 @@
+"""The full-batch rows of MNIST, as they ship, on a data set with the schema and the name of mnist, made of the digits."""
+
+import io
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+from tfds_sets import write_images
+
+from lbopt.cli import main
+from lbopt.data.digits import load_digits
+
+FILE = pathlib.Path(__file__).parents[2] / "configs" / "mnist.py"
+NUM_TRAIN, NUM_TEST = 1024, 387
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """Return a folder with mnist: digits at 28 x 28, each pixel three or four wide, as grey PNGs."""
+    folder = tmp_path_factory.mktemp("data")
+    splits = load_digits()
+
+    def files(split):
+        whole = split.take(np.arange(len(split)))
+        for image, label in zip(whole["image"], whole["label"], strict=True):
+            picture = Image.fromarray((image * 255).astype(np.uint8)).resize((28, 28), Image.NEAREST)
+            stream = io.BytesIO()
+            picture.save(stream, "PNG")
+            yield stream.getvalue(), int(label)
+
+    sets = {"train": list(files(splits.train)), "test": list(files(splits.test))}
+    write_images(folder, "mnist", sets, 10, shape=(28, 28, 1), encoding="png", version="3.0.1")
+    return folder
+
+
+@pytest.mark.parametrize("row", ["lamb-60000", "adam-50000"])
+def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
+    """The batch is the whole training set: 1,024 here."""
+    size = NUM_TRAIN if row.endswith("60000") else 1000
+    flags = [
+        f"--config={FILE}:{row}",
+        f"--workdir={tmp_path / 'run'}",
+        f"--config.data.data_dir={data_dir}",
+        f"--config.global_batch_size={size}",
+        f"--config.data.train_split={'train' if size == NUM_TRAIN else 'train[:1000]'}",
+        "--config.model.widths=(4,)",
+        "--config.model.hidden=16",
+        "--config.parallel.num_devices=1",
+    ]
+    assert main.main(["train", *flags]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = 35 if row.startswith("lamb") else 30
+    assert lines[-1]["step"] == steps
+    assert lines[-1]["examples_seen"] == steps * size
+    assert lines[0]["train/learning_rate"] == 0.0
+    assert lines[-1]["eval/accuracy"] > 0.75
+    capsys.readouterr()
+    assert main.main(["evaluate", *flags]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["test/accuracy"] == scores["validation/accuracy"] == pytest.approx(lines[-1]["eval/accuracy"])
+
+
+BAD = {
+    "a size that these images do not have": ("image_size=32", "config.data.image_size = 32: images of mnist are 28 x 28"),
+    "three means for grey images": ("pixel_mean=(0.1, 0.2, 0.3)", "config.data.pixel_mean = (0.1, 0.2, 0.3)"),
+    "colours of grey images": ("augmentation=autoaugment", "config.data.augmentation = 'autoaugment'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_grey_images_cannot_have_is_one_line(name, data_dir, tmp_path, capsys):
+    override, said = BAD[name]
+    flags = [f"--config={FILE}", f"--config.data.data_dir={data_dir}", f"--config.data.{override}"]
+    assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
