@@ -1,0 +1,149 @@
+"""LEGW on LSTMs: MNIST row by row and Penn Treebank, at a small batch and one 32 or 64 times larger; You et al., arXiv 1901.08256.
+
+    lbopt train --config=configs/lstm_legw.py:mnist-8192 --workdir=runs/lstm_legw
+
+The rule: with k = batch / base batch the learning rate is multiplied by sqrt(k) and the warmup *epochs* by k, so warmup steps are constant
+[recalled 97%] (names and square root are in the abstract). The abstract promises 64 times the batch for LSTMs "without losing accuracy and without
+tuning"; all numbers below are recalled, and so are the settings. GNMT, the paper's fourth application, is not offered.
+Data: `lbopt prepare mnist`; `lbopt prepare ptb` says what has to be fetched by hand. Hardware and time are published for no row.
+
+    row              result                                setting
+    mnist-128        accuracy > 98 % [recalled 65%]        one LSTM layer of 128 over 28 rows of 28 pixels, momentum [recalled 65%]
+    mnist-8192       the same                              the same, k = 64
+    ptb-small-20     perplexity ~116 [recalled 50%]        2 layers of 200, 13 epochs, exponential decay .5 [recalled 50%]
+    ptb-small-640    the same                              the same, k = 32
+    ptb-large-20     perplexity ~78 [recalled 50%]         2 layers of 1500, 55 epochs, polynomial decay [recalled 50%]
+    ptb-large-640    the same                              the same, k = 32
+    smoke            a narrow ptb-small on Python's help topics, seconds on a CPU
+
+Own choices: every base learning rate and base warmup (the reference gives none), the 25 epochs, constant rate and clip of MNIST and its 5000
+validation images; for PTB plain gradient descent with a clip as Zaremba et al. (1409.2329) have it [recalled 80%], their rate of 1 and clip of 5 for the sum
+over 20 steps turned into 20 and .25 for our mean, halving from epoch 4 on [recalled 80%], power 2, windows of 20 and 35 tokens with the state carried
+over, evaluation batch, intervals. Default row: mnist-8192.
+Status: not yet run.
+"""
+
+from lbopt.config import (
+    About,
+    CheckpointConfig,
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from lbopt.errors import require_choice
+
+RESULTS = {
+    "mnist": "accuracy > 98 % [recalled 65%]",
+    "ptb-small": "perplexity ~116 [recalled 50%]",
+    "ptb-large": "perplexity ~78 [recalled 50%]",
+}
+ROWS = ("mnist-128", "mnist-8192", "ptb-small-20", "ptb-small-640", "ptb-large-20", "ptb-large-640", "smoke")
+_PAPER = "LEGW 1901.08256"
+
+
+def get_config(arg: str = "mnist-8192") -> TrainConfig:
+    """Return the row `<application>-<global batch size>`, or `smoke`."""
+    row = arg or "mnist-8192"
+    require_choice("--config row", row, ROWS)
+    if row == "smoke":
+        return _smoke()
+    application, batch = row.rsplit("-", 1)
+    build = {"mnist": _mnist, "ptb-small": _ptb_small, "ptb-large": _ptb_large}[application]
+    config = build(int(batch))
+    config.name = f"lstm_legw:{row}"
+    return config
+
+
+def _legw(rate: float, batch: int, warmup_epochs: float, **decay) -> ScheduleConfig:
+    """Return the rule of the paper, tuned at the base batch `batch`."""
+    return ScheduleConfig(
+        rate,
+        base_batch_size=batch,
+        scaling_rule="sqrt",
+        warmup_rule="legw",
+        base_warmup_epochs=warmup_epochs,
+        first_step=0,
+        **decay,
+    )
+
+
+def _mnist(batch: int) -> TrainConfig:
+    return TrainConfig(
+        about=About(
+            paper=_PAPER,
+            published_result=RESULTS["mnist"],
+            note="Batch, optimizer, width [recalled 65%]. Own choice: learning rate, warmup, epochs, decay, clip, validation split, intervals.",
+        ),
+        global_batch_size=batch,
+        num_epochs=25.0,
+        data=DataConfig(
+            "images",
+            builder="mnist",
+            train_split="train[:55000]",
+            validation_split="train[55000:]",
+            test_split="test",
+            train_crop="none",
+            flip=False,
+            pixel_mean=(0.0,),
+            pixel_std=(1.0,),
+        ),
+        model=ModelConfig("lstm", hidden=128),
+        optimizer=OptimizerConfig("momentum", momentum=0.9, max_grad_norm=1.0),
+        schedule=_legw(0.05, 128, 0.1, decay="constant"),
+        checkpoint=CheckpointConfig(every_steps=5 * 55000 // batch),
+        eval_global_batch_size=1000,
+        eval_every_epochs=1.0,
+        log_every_steps=10,
+        target_metric="eval/accuracy",
+        target_value=0.98,
+    )
+
+
+def _ptb_small(batch: int) -> TrainConfig:
+    decay = {"decay": "step", "decay_rate": 0.5, "decay_from": "start", "stair_epochs": tuple(map(float, range(4, 13)))}
+    return _ptb("small", batch, 13.0, 20, _legw(20.0, 20, 0.05, **decay))
+
+
+def _ptb_large(batch: int) -> TrainConfig:
+    return _ptb("large", batch, 55.0, 35, _legw(20.0, 20, 0.05, power=2.0))
+
+
+def _ptb(size: str, batch: int, num_epochs: float, length: int, schedule: ScheduleConfig) -> TrainConfig:
+    return TrainConfig(
+        about=About(
+            paper=f"{_PAPER}, LSTM 1409.2329",
+            published_result=RESULTS[f"ptb-{size}"],
+            note="Batch, layers, width, epochs, kind of decay [recalled 50%]; gradient descent and its clip [recalled 80%]. Own choice: learning rate, "
+            "warmup, stairs or power of the decay, window, intervals.",
+        ),
+        global_batch_size=batch,
+        num_epochs=num_epochs,
+        data=DataConfig("ptb", carry_state=True, sequence_length=length, vocab_size=10000),
+        model=ModelConfig("lstm_lm", size=size),
+        loss=LossConfig(),
+        optimizer=OptimizerConfig("momentum", momentum=0.0, max_grad_norm=0.25),
+        schedule=schedule,
+        checkpoint=CheckpointConfig(every_steps=max(50, 20000 // batch), best_metric="eval/loss"),
+        eval_global_batch_size=20,
+        eval_every_epochs=1.0,
+        log_every_steps=10,
+    )
+
+
+def _smoke() -> TrainConfig:
+    """Return the row ptb-small-640 with a narrow network, on text that ships with Python."""
+    config = _ptb_small(640)
+    config.name = "lstm_legw:smoke"
+    config.about = About(paper=_PAPER, note="Tiny: our own choice throughout.")
+    config.global_batch_size, config.num_steps = 16, 8
+    config.data = DataConfig("pydoc_lm", carry_state=True, sequence_length=16, vocab_size=256)
+    config.model.width_coefficient = 0.1
+    config.schedule.base_batch_size, config.schedule.warmup_steps = 16, 2
+    config.schedule.base_learning_rate = 1.0
+    config.checkpoint.every_steps = 2
+    config.eval_global_batch_size, config.eval_every_epochs, config.eval_every_steps = 16, None, 4
+    config.log_every_steps = 1
+    return config

@@ -1,0 +1,176 @@
+"""LARS on ResNet-50 / ImageNet at batches of 512 to 65536: You et al., arXiv 1708.03888, with the warmups of LEGW, arXiv 1901.08256.
+
+    lbopt train --config=configs/resnet50_lars.py:32768 --workdir=runs/resnet50_lars
+
+Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. Hardware and time are published for no row.
+
+    row               top-1, %    source
+    512               77.02       README of NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch
+    1024              76.96       the same
+    4096              77.38       the same
+    8192              77.14       the same
+    16384             76.96       the same
+    32768             76.75       the same; 14 epochs of warmup (LEGW's own row has 10 [recalled 90%])
+    official-8192     -           defaults of tensorflow/tpu, models/official/resnet/lars_util.py
+    official-16384    -           the same
+    official-32768    -           the same
+    official-65536    -           the same
+    smoke             -           a tiny ResNet on 96 generated images, half a minute on a CPU
+
+One rule makes the NUS rows up to 16384: 2^2 at batch 512 and the square root of the batch, 10/2^6 epochs of warmup and LEGW, so 391
+steps of warmup everywhere. Default row: 32768.
+
+Own choices: examples that share batch statistics (64), batches of evaluation, intervals; and of the official rows, whose file gives
+learning rate, warmup, power and end only: 90 epochs, momentum .9, decay 1e-4, label smoothing, the variant `tpu`, and a decay of
+total - warmup + 1 steps. Recalled or read besides: the end of the NUS rows' decay at 0, their label smoothing over the other classes.
+Deviation: NUS's 32K run has eps 0, our variant `nus` has the 1e-5 of the others.
+Status: the step at 32768 is planned by the TPU compiler (`scripts/bench models`, with global batch norm); no row has been run here.
+"""
+
+from lbopt.config import (
+    About,
+    CheckpointConfig,
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from lbopt.errors import require_choice
+from lbopt.schedules.units import Units
+
+NUM_EXAMPLES = 1_281_167
+NUM_EPOCHS = 90.0
+PUBLISHED = {
+    "512": (77.02, 0.7702),
+    "1024": (76.96, 0.7696),
+    "4096": (77.38, 0.7738),
+    "8192": (77.14, 0.7714),
+    "16384": (76.96, 0.7696),
+    "32768": (76.75, 0.7675),
+}
+OFFICIAL = {
+    "official-8192": (8192, 10.0, 5.0),
+    "official-16384": (16384, 25.0, 5.0),
+    "official-32768": (32768, 32.0, 14.0),
+    "official-65536": (65536, 35.6, 40.0),
+}
+"""Row -> batch, learning rate, warmup epochs."""
+ROWS = (*PUBLISHED, *OFFICIAL, "smoke")
+_SETTING = "batch-norm span, evaluation batch, log/evaluation/checkpoint intervals"
+
+
+def get_config(arg: str = "32768") -> TrainConfig:
+    """Return a row: a global batch size, `official-BATCH`, or `smoke`."""
+    row = arg or "32768"
+    require_choice("--config row", row, ROWS)
+    if row == "smoke":
+        return _smoke()
+    return _official(row) if row in OFFICIAL else _nus(row)
+
+
+def _nus(row: str) -> TrainConfig:
+    batch = int(row)
+    percent, target = PUBLISHED[row]
+    config = _imagenet(row, batch, "by_area")
+    config.about = About(
+        paper="LARS 1708.03888, LEGW 1901.08256, NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch",
+        published_result=f"top-1 {percent:.2f} % (NUS README)",
+        note=f"Own choice: {_SETTING}. Recalled or read besides: end of the decay, label smoothing over the other classes, first update at "
+        "rate 0, steps rounded up over the run (NUS rounds up every epoch)."
+        + (" Deviation: the source has eps 0 here. The compiled step has global batch norm." if batch == 32768 else ""),
+        status="planned by the TPU compiler" if batch == 32768 else "not yet run",
+    )
+    config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="other_classes")
+    config.optimizer = OptimizerConfig("lars", "nus", weight_decay=1e-4, momentum=0.9)
+    config.schedule = ScheduleConfig(
+        2.0**2,
+        base_batch_size=512,
+        scaling_rule="sqrt",
+        warmup_rule="legw",
+        base_warmup_epochs=10 / 2**6,
+        power=2.0,
+        first_step=0,
+    )
+    if batch == 32768:
+        config.schedule.warmup_rule, config.schedule.base_warmup_epochs = "epochs", 14.0
+    config.target_metric, config.target_value = "eval/accuracy", target
+    return config
+
+
+def _official(row: str) -> TrainConfig:
+    batch, rate, warmup_epochs = OFFICIAL[row]
+    units = Units(NUM_EXAMPLES, batch)
+    config = _imagenet(row, batch, "by_height")
+    config.about = About(
+        paper="LARS 1708.03888, tensorflow/tpu models/official/resnet/lars_util.py",
+        note=f"Own choice: 90 epochs, momentum, weight decay, label smoothing, variant, length of the decay, {_SETTING}. "
+        "Recalled: trust coefficient, first update at rate 0."
+        + (" The compiled step has global batch norm." if batch == 32768 else ""),
+        status="planned by the TPU compiler" if batch == 32768 else "not yet run",
+    )
+    config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="all_classes")
+    config.optimizer = OptimizerConfig("lars", "tpu", weight_decay=1e-4, momentum=0.9)
+    config.schedule = ScheduleConfig(
+        rate,
+        base_batch_size=batch,
+        scaling_rule="none",
+        warmup_rule="epochs",
+        base_warmup_epochs=warmup_epochs,
+        power=2.0,
+        end_learning_rate=1e-4,  # the default of TensorFlow's polynomial_decay
+        decay_steps=units.steps(NUM_EPOCHS) - units.warmup_steps(warmup_epochs) + 1,
+        first_step=0,
+    )
+    return config
+
+
+def _imagenet(row: str, batch: int, crop_sampling: str) -> TrainConfig:
+    """Return what all rows have in common."""
+    return TrainConfig(
+        name=f"resnet50_lars:{row}",
+        global_batch_size=batch,
+        num_epochs=NUM_EPOCHS,
+        data=DataConfig(
+            "images",
+            builder="imagenet2012",
+            test_split="validation",
+            image_size=224,
+            crop_sampling=crop_sampling,
+            space_to_depth=True,
+            max_damaged_records=10,
+        ),
+        model=ModelConfig(
+            "resnet",
+            size="50",
+            stem="space_to_depth",
+            fold_columns=True,
+            dtype="bfloat16",
+            batch_norm_momentum=0.9,
+            batch_norm_scope="examples:64",
+        ),
+        parallel=ParallelConfig(shard_update=batch >= 8192),
+        checkpoint=CheckpointConfig(every_steps=2 * NUM_EXAMPLES // batch),
+        eval_global_batch_size=min(batch, 8192),
+        eval_every_epochs=2.0,
+        log_every_steps=20,
+    )
+
+
+def _smoke() -> TrainConfig:
+    """Return the row 32768 with a tiny network, on `lbopt prepare generated_images`."""
+    config = get_config("32768")
+    config.name = "resnet50_lars:smoke"
+    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
+    config.global_batch_size, config.num_epochs = 16, 2.0
+    config.data.builder, config.data.image_size = "generated_images", 32
+    config.model.size, config.model.width_coefficient = "18", 0.125
+    config.model.dtype, config.model.fold_columns = "float32", False
+    config.model.batch_norm_scope = "examples:8"
+    config.schedule.base_batch_size, config.schedule.base_warmup_epochs = 16, 0.5
+    config.checkpoint = CheckpointConfig(every_steps=2)
+    config.eval_global_batch_size, config.eval_every_epochs, config.log_every_steps = 16, 1.0, 1
+    config.target_metric, config.target_value = "", 0.0
+    return config

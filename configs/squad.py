@@ -1,0 +1,114 @@
+"""SQuAD v1.1 from a pre-trained BERT: what the F1 of the LAMB paper's table is measured with.
+
+    lbopt train --config=configs/squad.py:large-lamb --workdir=runs/squad --config.init_from=runs/bert_large_lamb
+
+`--config.init_from` takes a workdir of lbopt train or a folder of Transformers, and the vocabulary is the one that lies there; the rows name
+checkpoints/bert_large and checkpoints/bert_base, places of our own choice. Data: `lbopt prepare squad`.
+
+    row            F1 to reach                                          source of the settings
+    large-lamb     what configs/bert_large_lamb.py has beside its rows  google-research/albert optimization.py: LAMB 3e-4 .. 5e-4 at batch 64
+    large-adamw    -                                                    the same: AdamW 3e-5 .. 5e-5, also after pre-training by LAMB
+    base-adamw     88.5 [recalled 90%] (BERT 1810.04805)                the same
+    smoke          BERT-tiny on questions about Python, seconds on a CPU
+
+Hardware and time are published for no row. Default row: large-lamb.
+
+Own choices: rates within those ranges, two epochs, a tenth of them for warmup, a linear decay counted from step 0 (the code's form), batch 32 for
+AdamW, windows of 384 tokens every 128, the evaluation batch, intervals. Recalled: betas, eps and decay of AdamW, each replica's own gradient
+clipped [recalled 97%].
+Status: not yet run.
+"""
+
+from lbopt.config import (
+    About,
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from lbopt.errors import require_choice
+
+ROWS = ("large-lamb", "large-adamw", "base-adamw", "smoke")
+OPTIMIZERS = {"lamb": (64, 4e-4), "adamw": (32, 3e-5)}
+"""Optimizer -> batch, learning rate."""
+RESULTS = {
+    "large-lamb": "F1 91.460 after pre-training at 32768 (arXiv 1904.00962 v1)",
+    "base-adamw": "F1 88.5 [recalled 90%]",
+}
+
+
+def get_config(arg: str = "large-lamb") -> TrainConfig:
+    """Return the row `<size>-<optimizer>`, or `smoke`."""
+    row = arg or "large-lamb"
+    require_choice("--config row", row, ROWS)
+    if row == "smoke":
+        return _smoke()
+    size, name = row.split("-")
+    batch, rate = OPTIMIZERS[name]
+    return TrainConfig(
+        name=f"squad:{row}",
+        about=About(
+            paper="SQuAD 1606.05250, LAMB 1904.00962, google-research/albert",
+            published_result=RESULTS.get(row, "-"),
+            note="Own choice: rate within the published range, epochs, warmup, windows, evaluation batch, intervals, place of the checkpoint"
+            + (
+                ". Clip of each replica's gradient [recalled 97%]."
+                if name == "lamb"
+                else ", batch; AdamW's constants are recalled."
+            ),
+        ),
+        global_batch_size=batch,
+        num_epochs=2.0,
+        data=DataConfig(
+            "squad",
+            builder="squad",
+            train_split="train",
+            validation_split="validation",
+            test_split="validation",
+            sequence_length=384,
+            doc_stride=128,
+            max_query_length=64,
+            vocab_size=30522,
+        ),
+        model=ModelConfig("bert", size=size, dtype="bfloat16"),
+        optimizer=_optimizer(name),
+        schedule=ScheduleConfig(
+            rate,
+            base_batch_size=batch,
+            scaling_rule="none",
+            warmup_rule="epochs",
+            base_warmup_epochs=0.2,
+            decay_from="start",
+            first_step=0,
+        ),
+        checkpoint=CheckpointConfig(every_steps=500, best_metric="eval/f1"),
+        eval_global_batch_size=256,
+        eval_every_epochs=0.5,
+        log_every_steps=20,
+        init_from=f"checkpoints/bert_{size}",
+    )
+
+
+def _optimizer(name: str) -> OptimizerConfig:
+    if name == "lamb":
+        return OptimizerConfig("lamb", "albert", weight_decay=0.01, clip_stage="replica")
+    return OptimizerConfig("adamw", weight_decay=0.01, eps=1e-6, max_grad_norm=1.0)
+
+
+def _smoke() -> TrainConfig:
+    """Return the row large-lamb with BERT-tiny on questions about Python, from fresh parameters."""
+    config = get_config("large-lamb")
+    config.name = "squad:smoke"
+    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
+    config.global_batch_size, config.num_epochs, config.num_steps, config.init_from = 8, 1.0, 6, None
+    config.data.builder, config.data.vocab_size, config.data.vocab_file = "pydoc_squad", 1024, None
+    config.data.sequence_length, config.data.doc_stride, config.data.max_query_length = 64, 16, 16
+    config.model = ModelConfig("bert", size="tiny", max_length=64)
+    config.schedule.warmup_rule, config.schedule.warmup_steps = "none", 2
+    config.schedule.base_batch_size = 8
+    config.checkpoint.every_steps = 2
+    config.eval_global_batch_size, config.eval_every_epochs, config.eval_every_steps = 8, None, 3
+    config.log_every_steps = 1
+    return config
