@@ -39,6 +39,7 @@ from lbopt.config import (
     DataConfig,
     ModelConfig,
     OptimizerConfig,
+    ParallelConfig,
     PhaseConfig,
     ScheduleConfig,
     TrainConfig,
@@ -167,7 +168,8 @@ def _bert(row: str, batch: int, steps: int, then: int, then_batch: int) -> Train
         data=DataConfig(
             "text_mlm", builder="wikipedia_books", sequence_length=128, max_predictions=20, vocab_size=30522
         ),
-        model=ModelConfig("bert", size="large", dtype="bfloat16"),
+        model=ModelConfig("bert", size="large", dtype="bfloat16", activation="gelu_tanh"),
+        parallel=ParallelConfig(shard_update=batch >= 8192),
         optimizer=OptimizerConfig("lamb", "albert", weight_decay=0.01, clip_stage="replica"),
         phase2=PhaseConfig(
             num_steps=then,

@@ -113,7 +113,7 @@ def _row(row: str) -> TrainConfig:
         global_batch_size=batch,
         num_steps=steps,
         data=DataConfig("text_mlm", builder="wikipedia", sequence_length=512, max_predictions=76, vocab_size=30522),
-        model=ModelConfig("bert", size="large", dtype="bfloat16"),
+        model=ModelConfig("bert", size="large", dtype="bfloat16", activation="gelu_tanh"),
         optimizer=OptimizerConfig(
             "lamb",
             "mlperf_jax" if row == "8192" else "mlperf_tf",

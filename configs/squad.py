@@ -63,7 +63,7 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
         num_epochs=2.0,
         data=DataConfig(
             "squad",
-            builder="squad",
+            builder="squad/v1.1",
             train_split="train",
             validation_split="validation",
             test_split="validation",

@@ -7,6 +7,7 @@ import difflib
 import importlib.util
 import pathlib
 import shlex
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,6 +81,7 @@ def load_config(flag: str, overrides: Sequence[str], expected: type) -> Any:
         _check_override(config, override)
     # A tuple given twice would be taken for its parts; of two values the last one counts, as with every flag.
     overrides = list({override.lstrip("-").partition("=")[0]: override for override in overrides}.values())
+    overrides = [override for override in overrides if not _set_to_none(config, override)]
     values = flags.FlagValues()
     holder = config_flags.DEFINE_config_dataclass("config", config, flag_values=values, sys_argv=list(overrides))
     try:
@@ -120,6 +122,18 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
 def command_line(command: str, argv: Sequence[str]) -> str:
     """Return the command as a user would type it again."""
     return shlex.join(["lbopt", command, *argv])
+
+
+def _set_to_none(config: Any, override: str) -> bool:
+    """Carry out an override that sets a field to None, if the field may be; flags have no word for it."""
+    name, _, value = override.lstrip("-").partition("=")
+    *groups, field = name.split(".")[1:]
+    for group in groups:
+        config = getattr(config, group)
+    if value != "None" or type(None) not in typing.get_args(typing.get_type_hints(type(config))[field]):
+        return False
+    setattr(config, field, None)
+    return True
 
 
 def _check_override(config: Any, override: str) -> None:

@@ -11,7 +11,7 @@ from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import UserError
 
 FLAGS = {"configs": "folder of config files (default: configs/ here or beside the package)"}
-HEADER = ("config", "batch", "optimizer", "paper", "published result", "status")
+HEADER = ("config", "batch", "optimizer", "source", "published result", "hardware", "time", "status")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -54,6 +54,7 @@ def _describe(flag: str, config: Any) -> tuple[str, ...]:
         sizes = config.global_batch_sizes
         batch, optimizer = f"{sizes[0]}..{sizes[-1]}", f"{len(config.arms)} arms"
     else:
-        batch, optimizer = str(config.global_batch_size), config.optimizer.name
+        sizes = [str(phase.global_batch_size) for phase in config.phases()]
+        batch, optimizer = "/".join(dict.fromkeys(sizes)), config.optimizer.name
     about = config.about
-    return batch, optimizer, about.paper, about.published_result, about.status
+    return batch, optimizer, about.paper, about.published_result, about.hardware, about.time, about.status

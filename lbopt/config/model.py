@@ -17,6 +17,7 @@ SIZES = {
 """Published sizes of the families that have them."""
 STEMS = ("conv7", "space_to_depth", "conv3")
 RUNNING_FROM = ("all", "first")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 REMATS = ("none", "attention", "dots", "inner", "layer")
 FAMILIES = {
     "classification": ("cnn", "efficientnet", "lstm", "resnet"),
@@ -55,6 +56,7 @@ class ModelConfig:
       attention_dropout_rate: of bert.
       stochastic_depth_rate: of efficientnet's last block.
       max_length: positions of bert.
+      activation: of bert: "gelu" (exact), "gelu_tanh" (as in google-research/bert, faster on TPU) or "relu".
       scan_layers: compile one layer of bert and loop over it.
       remat: what bert's backward pass computes again: "none", "attention", "dots", "inner" or "layer".
       remat_layers: only in so many layers of bert; None for all.
@@ -78,6 +80,7 @@ class ModelConfig:
     attention_dropout_rate: float | None = None
     stochastic_depth_rate: float | None = None
     max_length: int = 512
+    activation: str = "gelu"
     scan_layers: bool = False
     remat: str = "none"
     remat_layers: int | None = None
@@ -111,6 +114,7 @@ def _validate_size(model: ModelConfig, prefix: str) -> None:
     require_choice(f"{prefix}.stem", model.stem, STEMS)
     require_choice(f"{prefix}.batch_norm_running_from", model.batch_norm_running_from, RUNNING_FROM)
     require_choice(f"{prefix}.remat", model.remat, REMATS)
+    require_choice(f"{prefix}.activation", model.activation, ACTIVATIONS)
     for field in ("max_length", "fold_examples"):
         at_least(f"{prefix}.{field}", getattr(model, field), 1)
     if model.remat_layers is not None:

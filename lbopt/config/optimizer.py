@@ -29,6 +29,7 @@ class OptimizerConfig:
       eps: likewise, and of rmsprop: under the root.
       rmsprop_decay: what rmsprop keeps of the mean of squares.
       trust_coefficient: of lars; None for the variant's.
+      trust_ratio_eps: of lars: added to the ratio's denominator; None for the variant's.
       trust_ratio_bounds: (low, high) for lamb, lans and lars; None for the variant's.
       max_grad_norm: clip the global gradient norm; None for the variant's (for the others, no clipping).
       clip_stage: where that happens: "replica" (each replica's gradient, before the mean), "mean" (after it, each microstep's),
@@ -53,6 +54,7 @@ class OptimizerConfig:
     eps: float = 1e-6
     rmsprop_decay: float = 0.9
     trust_coefficient: float | None = None
+    trust_ratio_eps: float | None = None
     trust_ratio_bounds: tuple[float, float] | None = None
     max_grad_norm: float | None = None
     clip_stage: str = "accumulated"
@@ -82,6 +84,8 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
         coefficient,
         "give a number > 0, or None for the variant's",
     )
+    if optimizer.trust_ratio_eps is not None:
+        at_least(f"{prefix}.trust_ratio_eps", optimizer.trust_ratio_eps, 0)
     bounds = optimizer.trust_ratio_bounds
     require(
         bounds is None or (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf),

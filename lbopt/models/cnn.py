@@ -48,11 +48,35 @@ class CNN(nn.Module):
         return Head(self.num_classes, name="Dense_1")(x)
 
 
+@jax.custom_vjp
 def _max_pool(x: jax.Array) -> jax.Array:
-    """Take the maximum over 2 x 2 tiles by a reshape, which stays fast under scan and vmap."""
+    """Take the maximum over 2 x 2 tiles by a reshape, which stays fast under scan and vmap.
+
+    Its gradient is shared evenly by the elements that have the maximum, as that of `jnp.max` is; but where a compiler that
+    computes the input twice rounds it in two ways, so that no element has it, there is none, and not 0 / 0.
+    """
+    return _tiles(x).max(axis=(2, 4))
+
+
+def _tiles(x: jax.Array) -> jax.Array:
     batch, height, width, channels = x.shape
     if height % 2 or width % 2:
         raise ValueError(
             f"widths: a {height} x {width} image cannot be halved again: use fewer stages or a larger image"
         )
-    return x.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channels)
+
+
+def _max_pool_forward(x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    pooled = _max_pool(x)
+    return pooled, (x, pooled)
+
+
+def _max_pool_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array]:
+    x, pooled = kept
+    has_it = (_tiles(x) == pooled[:, :, None, :, None]).astype(gradient.dtype)
+    shared = gradient / jnp.maximum(has_it.sum(axis=(2, 4)), 1)
+    return ((shared[:, :, None, :, None] * has_it).reshape(x.shape),)
+
+
+_max_pool.defvjp(_max_pool_forward, _max_pool_backward)

@@ -89,6 +89,7 @@ def _bert(model: ModelConfig, outputs: int, head: str) -> nn.Module:
         vocab_size=outputs,
         head=head,
         max_length=model.max_length,
+        activation=model.activation,
         scan=model.scan_layers,
         remat=model.remat,
         remat_layers=model.remat_layers,

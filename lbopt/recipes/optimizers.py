@@ -124,7 +124,11 @@ def _lars(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Gradi
         nesterov=config.nesterov,
         stacked=stacked,
         momentum_dtype=config.mu_dtype,
-        **_given(trust_coefficient=config.trust_coefficient, trust_ratio_bounds=config.trust_ratio_bounds),
+        **_given(
+            trust_coefficient=config.trust_coefficient,
+            eps=config.trust_ratio_eps,
+            trust_ratio_bounds=config.trust_ratio_bounds,
+        ),
     )
 
 

@@ -49,7 +49,17 @@ def test_recipes_lists_every_config(lbopt, configs, given, tmp_path, monkeypatch
     code, out, err = lbopt("recipes", *([f"--configs={configs}"] if given else []))
     assert (code, err) == (0, "")
     header, *rows = out.splitlines()
-    assert header.split() == ["config", "batch", "optimizer", "paper", "published", "result", "status"]
+    assert header.split() == [
+        "config",
+        "batch",
+        "optimizer",
+        "source",
+        "published",
+        "result",
+        "hardware",
+        "time",
+        "status",
+    ]
     listed = [row.split()[0] for row in rows]
     assert len(set(listed)) == len(listed)
     assert list(dict.fromkeys(row.partition(":")[0] for row in listed)) == [

@@ -34,8 +34,6 @@ OWN = {
 """Rows of ours that nobody published; besides the smoke rows."""
 
 KNOWN = {
-    ("configs/resnet50_lars.py:32768", "eps"): "the variant's 1e-5: no config field for the eps of lars",
-    ("configs/resnet50_mlperf.py:v0.6-32768", "eps"): "the variant's 0: no config field for the eps of lars",
     ("configs/resnet50_mlperf.py:4096", "eps"): "TF2 turns 0 into 1e-7 (variants.md, trap 15), and so does the variant",
     ("configs/resnet50_mlperf.py:2496", "eps"): "TF2 turns 0 into 1e-7 (variants.md, trap 15), and so does the variant",
 }
@@ -128,7 +126,7 @@ def actual(config: TrainConfig, numbers: schedules.Resolved, field: str):
         "momentum": optimizer.momentum,
         "b1": optimizer.b1,
         "b2": optimizer.b2,
-        "eps": options.get("eps") if optimizer.name == "lars" else optimizer.eps,
+        "eps": _eps(optimizer, options),
         "rmsprop_decay": optimizer.rmsprop_decay,
         "weight_decay": optimizer.weight_decay,
         "trust_coefficient": optimizer.trust_coefficient or options.get("trust_coefficient"),
@@ -150,6 +148,12 @@ def actual(config: TrainConfig, numbers: schedules.Resolved, field: str):
         "target_value": config.target_value,
     }
     return ours[field]
+
+
+def _eps(optimizer, options):
+    if optimizer.name != "lars":
+        return optimizer.eps
+    return options.get("eps") if optimizer.trust_ratio_eps is None else optimizer.trust_ratio_eps
 
 
 def decay_steps(config: TrainConfig, numbers: schedules.Resolved) -> float:

@@ -149,3 +149,18 @@ def test_lstm_equals_its_equations():
         c = sigmoid(gates["f"]) * c + sigmoid(gates["i"]) * np.tanh(gates["g"])
         h = sigmoid(gates["o"]) * np.tanh(c)
     np.testing.assert_allclose(logits, h @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_the_maximum_is_shared_evenly_and_never_undefined():
+    x = np.maximum(np.random.default_rng(0).integers(-3, 3, (4, 6, 6, 3)), 0).astype(np.float32)  # full of ties
+    weights = np.random.default_rng(1).normal(size=(4, 3, 3, 3)).astype(np.float32)
+
+    def plain(x):
+        return jnp.sum(x.reshape(4, 3, 2, 3, 2, 3).max(axis=(2, 4)) * weights)
+
+    def ours(x):
+        return jnp.sum(cnn._max_pool(x) * weights)
+
+    np.testing.assert_array_equal(jax.grad(ours)(x), jax.grad(plain)(x))
+    (pooled,) = cnn._max_pool_backward((x, jnp.full((4, 3, 3, 3), 0.5)), weights)
+    assert not np.any(pooled)  # no element has the maximum: nobody gets a gradient

@@ -63,7 +63,10 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
 
 
 BAD = {
-    "a size that these images do not have": ("image_size=32", "config.data.image_size = 32: images of mnist are 28 x 28"),
+    "a size that these images do not have": (
+        "image_size=32",
+        "config.data.image_size = 32: images of mnist are 28 x 28",
+    ),
     "three means for grey images": ("pixel_mean=(0.1, 0.2, 0.3)", "config.data.pixel_mean = (0.1, 0.2, 0.3)"),
     "colours of grey images": ("augmentation=autoaugment", "config.data.augmentation = 'autoaugment'"),
 }
