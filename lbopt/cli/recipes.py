@@ -54,7 +54,7 @@ def _describe(flag: str, config: Any) -> tuple[str, ...]:
         sizes = config.global_batch_sizes
         batch, optimizer = f"{sizes[0]}..{sizes[-1]}", f"{len(config.arms)} arms"
     else:
-        sizes = [str(phase.global_batch_size) for phase in config.phases()]
-        batch, optimizer = "/".join(dict.fromkeys(sizes)), config.optimizer.name
+        in_phases = [str(phase.global_batch_size) for phase in config.phases()]
+        batch, optimizer = "/".join(dict.fromkeys(in_phases)), config.optimizer.name
     about = config.about
     return batch, optimizer, about.paper, about.published_result, about.hardware, about.time, about.status

@@ -27,9 +27,9 @@ def load(data: DataConfig) -> tuple[Splits, int]:
     """
     folder = TfdsFolder(data.builder, data.data_dir)
     folder.require_features("image", "label")
-    num_classes = getattr(folder.features["label"], "num_classes", None)
+    num_classes: int = getattr(folder.features["label"], "num_classes", None) or 0
     fix = "its label is no class; give a data set with image and label of TFDS's kinds Image and ClassLabel"
-    require(num_classes is not None, "config.data.builder", data.builder, fix)
+    require(num_classes > 0, "config.data.builder", data.builder, fix)
     shape = tuple(folder.features["image"].shape)
     fix = f"images of {data.builder} are grey; give one number"
     for field in ("pixel_mean", "pixel_std"):

@@ -85,7 +85,7 @@ def _carried(network: seam.Model, num_lanes: int) -> Task:
 
     def evaluator(mesh: Mesh, backend: str) -> Evaluate:
         del backend  # a state that goes from batch to batch is one of "jit"
-        step = steps.make_eval_step(scored, mesh)  # type: ignore[arg-type]
+        step = steps.make_eval_step(scored, mesh)
         return lambda state, dataset, size: evaluate_lanes(network, step, state, dataset, size)
 
     def first_state(params: types.Params) -> types.ModelState:
@@ -119,7 +119,7 @@ def evaluate_lanes(
     mine = slice(jax.process_index() * part, (jax.process_index() + 1) * part)
     carried, found = _zeros(network, state.params, lanes), []
     for batch in dataset.batches(lanes):
-        batch = put_batch(step.mesh, {name: array[mine] for name, array in batch.items()})
-        pairs, carried = step(state.params, carried, batch)
+        part_of_it = put_batch(step.mesh, {name: array[mine] for name, array in batch.items()})
+        pairs, carried = step(state.params, carried, part_of_it)
         found.append(jax.tree.map(np.asarray, pairs))
     return metrics.means(found)

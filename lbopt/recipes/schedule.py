@@ -62,9 +62,8 @@ def resolve(
         config.scaling_rule,  # type: ignore[arg-type]
         config.warmup_rule,  # type: ignore[arg-type]
     )
-    rate, warmup_steps = scaled.learning_rate, scaled.warmup_steps
-    if config.warmup_steps is not None:
-        warmup_steps = config.warmup_steps
+    rate = scaled.learning_rate
+    warmup_steps = scaled.warmup_steps if config.warmup_steps is None else config.warmup_steps
     num_steps = scaled.total_steps if num_steps is None else num_steps
     if not rate < LARGEST:
         raise UserError(

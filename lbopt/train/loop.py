@@ -162,7 +162,8 @@ class _Session:
 
     def _scalars(self, step: int, state: TrainState, metrics: types.Metrics, clock: _Clock) -> dict[str, float]:
         """Return what this step has to log: nothing, training scalars, evaluation, or both."""
-        run, scalars = self.run, {}
+        run = self.run
+        scalars: dict[str, float] = {}
         if self._due(step, run.cadence.log_every_steps):
             metrics, applied = jax.device_get((metrics, optimizer_metrics(state.opt_state)))
             scalars |= {f"train/{name}": value for name, value in metric_pairs.means([metrics]).items()}
