@@ -1,0 +1,159 @@
+"""Questions about Python's help topics, answered by a BERT-tiny that was pre-trained on them: the recipe as it ships."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from tfds_sets import write
+
+from lbopt.cli import main
+from lbopt.config import DataConfig
+from lbopt.data.records import TfdsFolder
+from lbopt.data.squad import answers, examples
+from lbopt.recipes import text
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+NUM_QUESTIONS = 24
+BERT = ("--config.model.max_length=192", "--config.parallel.num_devices=1")
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    assert main.main(["prepare", "pydoc_squad", f"--data_dir={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """Return the workdir of a BERT-tiny of a few steps on masked tokens."""
+    workdir = tmp_path_factory.mktemp("pretrained") / "run"
+    flags = [f"--config={CONFIGS / 'pydoc_bert.py'}:smoke", *BERT, "--config.num_steps=8"]
+    assert main.main(["train", *flags, f"--workdir={workdir}"]) == 0
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def flags(data_dir, pretrained):
+    """Return the flags of a run that learns 24 questions by heart and is asked the same."""
+    return [
+        f"--config={CONFIGS / 'squad.py'}:smoke",
+        f"--config.data.data_dir={data_dir}",
+        f"--config.data.train_split=train[:{NUM_QUESTIONS}]",
+        f"--config.data.validation_split=train[:{NUM_QUESTIONS}]",
+        "--config.data.test_split=validation[:10]",
+        f"--config.init_from={pretrained}",
+        *BERT,
+        "--config.optimizer.name=adamw",
+        "--config.optimizer.clip_stage=accumulated",
+        "--config.schedule.base_learning_rate=2e-3",
+        "--config.global_batch_size=12",
+        "--config.schedule.base_batch_size=12",
+        "--config.schedule.warmup_steps=10.0",
+        "--config.num_steps=80",
+        "--config.data.sequence_length=192",
+        "--config.data.doc_stride=96",
+        "--config.log_every_steps=40",
+        "--config.eval_every_steps=40",
+        "--config.checkpoint.every_steps=40",
+        "--config.model.dropout_rate=0.0",
+        "--config.model.attention_dropout_rate=0.0",
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(flags, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("squad") / "run"
+    assert main.main(["train", *flags, f"--workdir={workdir}"]) == 0
+    return workdir
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_it_answers_what_it_has_learnt(trained):
+    scores = [line for line in lines(trained) if "eval/f1" in line]
+    assert scores[-1]["eval/f1"] > 90
+    assert scores[-1]["eval/exact_match"] > 85
+    assert scores[-1]["eval/f1"] >= scores[-1]["eval/exact_match"]
+
+
+def test_a_checkpoint_is_evaluated_to_the_same_scores(trained, flags, capsys):
+    capsys.readouterr()
+    assert main.main(["evaluate", *flags, f"--workdir={trained}"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["validation/f1"] == lines(trained)[-1]["eval/f1"]
+    assert 0 <= scores["test/exact_match"] <= scores["test/f1"] <= 100
+
+
+def test_the_vocabulary_is_that_of_what_it_started_from(trained, pretrained, tmp_path):
+    assert (trained / "vocab.txt").read_text() == (pretrained / "vocab.txt").read_text()
+    output = tmp_path / "exported"
+    assert main.main(["export", f"--workdir={trained}", "--format=huggingface", f"--output={output}"]) == 0
+    assert (output / "vocab.txt").read_text() == (trained / "vocab.txt").read_text()
+    assert "BertForQuestionAnswering" in (output / "config.json").read_text()
+
+
+def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
+    """Predicting the labelled span of every window gives the gold answers, letter for letter."""
+    data = DataConfig(
+        "squad",
+        "pydoc_squad",
+        str(data_dir),
+        test_split="validation",
+        sequence_length=64,
+        doc_stride=16,
+        max_query_length=16,
+    )
+    splits, _ = text.load_questions(data, None)
+    windows, batch = splits.validation, splits.validation.take(np.arange(len(splits.validation)))
+    scores = np.where(batch["start_position"] > 0, 1.0, -np.inf)
+    chosen = answers.choose(windows, scores, batch["start_position"], batch["end_position"])
+    found = [answers.exact_match(chosen[question.id], question.answers[0]) for question in windows.questions]
+    assert np.mean(found) > 0.95  # an answer longer than a window's stride may be in none
+
+
+BAD = {
+    "another vocabulary size": (
+        ["--config.data.vocab_size=512", "--config.data.vocab_file={vocab}"],
+        "config.data.vocab_size = 512",
+    ),
+    "no vocabulary": (["--config.data.builder=other", "--config.init_from=None"], "config.data.vocab_file = None"),
+    "no such vocabulary": (["--config.data.vocab_file=/nowhere/vocab.txt"], "/nowhere/vocab.txt"),
+    "a window without room": (["--config.data.sequence_length=4"], "config.data.sequence_length = 4"),
+    "more tokens than positions": (["--config.data.sequence_length=256"], "config.data.sequence_length = 256"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_is_one_line(name, flags, pretrained, tmp_path, capsys):
+    overrides, said = BAD[name]
+    overrides = [override.format(vocab=pretrained / "vocab.txt") for override in overrides]
+    assert main.main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) in (2, 3)
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_records_without_answers_are_refused(flags, tmp_path, capsys, data_dir):
+    folder = shutil.copytree(data_dir, tmp_path / "data")
+    features = {"id": tfds.features.Text(), "context": tfds.features.Text(), "question": tfds.features.Text()}
+    record = {"id": "1", "context": "a b", "question": "c"}
+    write(folder, "pydoc_squad", {"train": [record], "validation": [record]}, features, version="2.0.0")
+    overrides = [f"--config.data.data_dir={folder}", "--config.data.train_split=train"]
+    assert main.main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) == 2
+    assert (
+        "config.data.builder = 'pydoc_squad': its records have context, id, question, not answers"
+        in capsys.readouterr().err
+    )
+
+
+def test_the_questions_have_the_schema_of_squad(data_dir):
+    folder = TfdsFolder("pydoc_squad", str(data_dir))
+    records = folder.open("train", "config.data.train_split")
+    found = examples.from_records(records[index] for index in range(len(records)))
+    assert all(question.span() is not None for question in found)
