@@ -126,14 +126,17 @@ def command_line(command: str, argv: Sequence[str]) -> str:
 
 def _set_to_none(config: Any, override: str) -> bool:
     """Carry out an override that sets a field to None, if the field may be; flags have no word for it."""
-    name, _, value = override.lstrip("-").partition("=")
-    *groups, field = name.split(".")[1:]
+    *groups, field = override.lstrip("-").partition("=")[0].split(".")[1:]
     for group in groups:
         config = getattr(config, group)
-    if value != "None" or type(None) not in typing.get_args(typing.get_type_hints(type(config))[field]):
+    if not override.endswith("=None") or not _may_be_none(config, field):
         return False
     setattr(config, field, None)
     return True
+
+
+def _may_be_none(config: Any, field: str) -> bool:
+    return type(None) in typing.get_args(typing.get_type_hints(type(config))[field])
 
 
 def _check_override(config: Any, override: str) -> None:
@@ -148,6 +151,6 @@ def _check_override(config: Any, override: str) -> None:
             near = difflib.get_close_matches(part.partition("[")[0], known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
             raise UserError(f"--{name}: {path} has no field {part!r}; {hint}")
-        node, path = getattr(node, part), f"{path}.{part}"
-    if dataclasses.is_dataclass(node):
+        above, node, path = node, getattr(node, part), f"{path}.{part}"
+    if dataclasses.is_dataclass(node) and not (override.endswith(f".{part}=None") and _may_be_none(above, part)):
         raise UserError(f"--{name}: it is a group of fields; give --{name}.FIELD=VALUE")

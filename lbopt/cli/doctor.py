@@ -70,10 +70,14 @@ def _collectives() -> str:
 
 
 def _data() -> str:
-    from lbopt.data import digits
+    from lbopt.data import digits, records
 
     splits = digits.load_digits()
-    return "digits " + "/".join(str(len(split)) for split in splits) + " examples (train/validation/test)"
+    embedded = "digits " + "/".join(str(len(split)) for split in splits) + " examples (train/validation/test)"
+    root = records.default_data_dir()
+    places = ("*/*/dataset_info.json", "*/*/*/dataset_info.json", "lbopt_text/*/store.json")
+    found = sorted(file.parent.relative_to(root) for place in places for file in root.glob(place))
+    return f"{embedded}; in {root}: {', '.join(map(str, found)) or 'nothing prepared yet (lbopt prepare --help)'}"
 
 
 def _figures() -> str:

@@ -117,7 +117,8 @@ def evaluate_lanes(
     lanes = -(-min(global_batch_size, len(dataset)) // devices) * devices
     part = lanes // jax.process_count()
     mine = slice(jax.process_index() * part, (jax.process_index() + 1) * part)
-    carried, found = _zeros(network, state.params, lanes), []
+    carried: Any = jax.tree.map(np.asarray, _zeros(network, state.params, lanes))
+    found = []
     for batch in dataset.batches(lanes):
         part_of_it = put_batch(step.mesh, {name: array[mine] for name, array in batch.items()})
         pairs, carried = step(state.params, carried, part_of_it)

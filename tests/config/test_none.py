@@ -1,0 +1,42 @@
+"""An override may say None where a field may be None."""
+
+import pathlib
+
+import pytest
+
+from lbopt.cli.arguments import load_config
+from lbopt.config import TrainConfig
+from lbopt.errors import UserError
+
+FILE = pathlib.Path(__file__).parents[2] / "configs" / "bert_large_lamb.py"
+
+
+def load(*overrides):
+    return load_config(f"{FILE}:mixed", [f"--config.{override}" for override in overrides], TrainConfig)
+
+
+def test_a_number_a_text_a_tuple_and_a_group_may_be_none():
+    config = load(
+        "num_steps=None", "data.data_dir=None", "optimizer.trust_ratio_bounds=None", "phase2=None", "phase2=None"
+    )
+    assert config.num_steps is config.data.data_dir is config.optimizer.trust_ratio_bounds is config.phase2 is None
+
+
+def test_of_two_values_the_last_one_counts():
+    assert load("num_steps=None", "num_steps=7").num_steps == 7
+    assert load("num_steps=7", "num_steps=None").num_steps is None
+
+
+def test_fields_of_a_group_that_may_be_none_are_set():
+    config = load("phase2.num_steps=5", "phase2.schedule.base_learning_rate=0.1")
+    assert (config.phase2.num_steps, config.phase2.schedule.base_learning_rate) == (5, 0.1)
+
+
+@pytest.mark.parametrize("override", ["seed=None", "data=None", "global_batch_size=None", "nothing=None"])
+def test_other_fields_may_not(override):
+    with pytest.raises(UserError, match=rf"config\.{override.partition('=')[0]}"):
+        load(override)
+
+
+def test_a_text_is_taken_as_it_is():
+    assert load("name=None").name == "None"
