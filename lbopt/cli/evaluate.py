@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from lbopt.cli import arguments
-from lbopt.cli.train import comparison
+from lbopt.cli.train import comparison, with_vocabulary
 from lbopt.config import TrainConfig
 from lbopt.errors import UserError
 from lbopt.recipes import build
@@ -25,7 +25,7 @@ def run(argv: Sequence[str]) -> None:
     """Print validation and test metrics of a checkpoint as one JSON line."""
     given, overrides = arguments.parse("evaluate", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, TrainConfig)
-    plan = build.build(config)
+    plan = build.build(with_vocabulary(config, given["workdir"]))
     workdir = workdirs.absolute(given["workdir"])
     if workdirs.refuse_another(workdir, "train", comparison(config, plan.mesh.size)) is None:
         raise UserError(f"--workdir = {given['workdir']!r}: no run is there; run lbopt train first")

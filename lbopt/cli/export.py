@@ -83,6 +83,7 @@ def on_one_device(config: TrainConfig) -> TrainConfig:
     if config.optimizer.track_noise_scale:  # it asks for parts of the batch to compare
         size = config.global_batch_size
         alone.parallel.num_microsteps = next(parts for parts in range(2, size + 1) if size % parts == 0)
+    alone.phase2 = None  # whose state has the same shapes
     return alone
 
 
@@ -100,7 +101,7 @@ def _save_huggingface(
     metadata: Mapping[str, str],
 ) -> None:
     network = networks.make_network(config.model, *outputs_and_head(variables["params"]))
-    side = plan.batches[0]["image"].shape[1] if config.model.name == "efficientnet" else None
+    side = plan.batches.piece(0, 0, 1)["image"].shape[1] if config.model.name == "efficientnet" else None
     huggingface.save_huggingface(output, network, variables, side, metadata, "--output")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,8 @@ FLAGS = {
     "config": "FILE[:ROW], then --config.field.sub=VALUE to override",
     "workdir": "folder for config.json, metrics, checkpoints; the same one resumes",
 }
+_OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
+"""Fields of the data that change no batch."""
 
 
 def run(argv: Sequence[str]) -> None:
@@ -28,7 +31,7 @@ def run(argv: Sequence[str]) -> None:
     given, overrides = arguments.parse("train", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, TrainConfig)
     with PreemptionWatch() as watch:
-        plan = build.build(config)
+        plan = build.build(with_vocabulary(config, given["workdir"]))
         if not is_begun(workdirs.absolute(given["workdir"])):
             plan.check_start()
         for phase in plan.phases():
@@ -47,15 +50,25 @@ def run(argv: Sequence[str]) -> None:
     print(f"{workdir / 'metrics.jsonl'}")
 
 
+def with_vocabulary(config: TrainConfig, workdir: str) -> TrainConfig:
+    """Return the config of a run whose vocabulary is in its workdir by now: what it came from may be gone."""
+    kept = workdirs.absolute(workdir) / "vocab.txt"
+    if config.data.name != "squad" or config.data.vocab_file is not None or not kept.is_file():
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, vocab_file=str(kept)))
+
+
 def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
     """Return the check that a saved run is the same one.
 
-    What `about` says, the backend, the number of devices and a sharded update may change when a run is resumed: the
-    batches and, up to rounding, the updates are the same. The number of devices may not where batch norm or a clip counts replicas.
+    What `about` says, the backend, the number of devices, a sharded update and how data are reached may change when a run is
+    resumed: the batches and, up to rounding, the updates are the same. The number of devices may not where batch norm or a clip counts replicas.
     """
 
     def core(data: dict[str, Any]) -> dict[str, Any]:
         kept = {name: value for name, value in data.items() if name != "about"}
+        if isinstance(kept.get("data"), dict):
+            kept["data"] = {name: value for name, value in kept["data"].items() if name not in _OF_THE_HOST}
         return {**kept, "parallel": {"num_microsteps": data.get("parallel", {}).get("num_microsteps")}}
 
     def compare(saved: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import grain
@@ -70,7 +70,7 @@ class TrainBatches:
         return self._num_steps
 
     def __getitem__(self, step: int) -> Batch:
-        return _joined([self.piece(int(step), 0, self.part_size)], self.dataset)
+        return _joined([self.piece(int(step), 0, self.part_size)], self.part_size, self.dataset)
 
     def piece(self, number: int, start: int, stop: int) -> Batch:
         """Return examples [start, stop) of this process's part of the batch of a step."""
@@ -143,24 +143,24 @@ def eval_batches(
 def read(batches: Batches, start: int = 0) -> Iterator[Batch]:
     """Yield batches from number `start` on, with Grain's threads or processes at work on the pieces of the next ones.
 
-    What is held is bounded: of a batch of more than a few pieces for each thread, at most one batch ahead of the one that is
-    being put together.
+    What is held is bounded: the batch that is being put together, and ahead of it one more or four pieces for each thread,
+    whichever is larger. Processes share that among them, but each has a piece for every one of its threads, and two on the way.
     """
     reading = batches.dataset.reading
     edges = [*range(0, batches.part_size, reading.examples_per_piece), batches.part_size]
     pieces = _Pieces(batches, list(itertools.pairwise(edges)))
     ahead = max(len(pieces.bounds), _LEAST_PIECES * reading.threads)
-    options = grain.ReadOptions(num_threads=reading.threads, prefetch_buffer_size=ahead)
+    each = max(reading.threads, ahead // max(reading.processes, 1))
+    options = grain.ReadOptions(num_threads=reading.threads, prefetch_buffer_size=each)
     source = grain.MapDataset.source(pieces)[start * len(pieces.bounds) :].to_iter_dataset(options)
     if reading.processes:
         if not flags.FLAGS.is_parsed():  # Grain asks its own, which a program without absl.app never parses
             flags.FLAGS.mark_as_parsed()
-        share = max(1, ahead // reading.processes)
-        workers = grain.MultiprocessingOptions(reading.processes, share)
+        workers = grain.MultiprocessingOptions(reading.processes, per_worker_buffer_size=1)
         source = source.mp_prefetch(workers, worker_init_fn=_in_a_worker)
     iterator = iter(source)
     for _ in range(start, len(batches)):
-        yield _joined([next(iterator) for _ in pieces.bounds], batches.dataset)
+        yield _joined((next(iterator) for _ in pieces.bounds), batches.part_size, batches.dataset)
 
 
 class _Pieces:
@@ -183,13 +183,24 @@ def _in_a_worker(index: int, count: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _joined(pieces: Sequence[Batch], dataset: Dataset) -> Batch:
-    """Put pieces together, and count the records that were found damaged in them."""
+def _joined(pieces: Iterable[Batch], size: int, dataset: Dataset) -> Batch:
+    """Put pieces of `size` examples together as they come, and count the records that were found damaged in them.
+
+    A piece is let go as soon as it is copied, so of the batch that is being put together no more than one is held twice.
+    """
     count: DamagedCount | None = getattr(dataset, "damaged", None)
+    batch: Batch = {}
+    filled = 0
     for piece in pieces:
         for index, reason in piece.pop(DAMAGED, ()):
             if count is not None:
                 count.add(index, reason)
-    if len(pieces) == 1:
-        return pieces[0]
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        stop = filled + len(next(iter(piece.values())))
+        if stop - filled == size:
+            return piece
+        if not batch:
+            batch = {name: np.empty((size, *array.shape[1:]), array.dtype) for name, array in piece.items()}
+        for name, array in piece.items():
+            batch[name][filled:stop] = array
+        filled = stop
+    return batch

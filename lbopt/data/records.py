@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -47,20 +49,21 @@ class TfdsFolder:
 
     def __init__(self, builder: str, data_dir: str | None = None):
         self.builder = builder
-        self.folder = _find(builder, default_data_dir(data_dir))
+        self._prepare = prepare_command(builder, data_dir)
+        self.folder = _find(builder, data_dir)
         tfds = _tfds()
         try:
             self._builder = tfds.builder_from_directory(self.folder)
         except Exception as error:  # whatever TFDS raises for damaged descriptions
             raise EnvironmentProblem(
-                f"{self.folder} is damaged ({' '.join(str(error).split())[:160]}); remove it and run {prepare_command(builder)}"
+                f"{self.folder} is damaged ({' '.join(str(error).split())[:160]}); remove it and run {self._prepare}"
             ) from error
         self.features = self._builder.info.features
         self.num_examples = {name: split.num_examples for name, split in self._builder.info.splits.items()}
         kind = getattr(self._builder.info.file_format, "value", None)
         if kind != "array_record":
             raise EnvironmentProblem(
-                f"{self.folder} is in the format {kind}, which cannot be read at random; run {prepare_command(builder)} with another --data_dir"
+                f"{self.folder} is in the format {kind}, which cannot be read at random; run {prepare_command(builder, 'DIR')} with DIR another folder"
             )
 
     def require_features(self, *names: str) -> None:
@@ -83,18 +86,52 @@ class TfdsFolder:
         """
         tfds = _tfds()
         decoders = {name: tfds.decode.SkipDecoding() for name in encoded}
+        plain = all(_is_plain(kind, name in encoded) for name, kind in self.features.items())
+        how = tfds.decode.DeserializeMethod
+        method = how.RAW_BYTES if plain else how.DESERIALIZE_AND_DECODE
         try:
-            records = self._builder.as_data_source(split=split, decoders=decoders or None)
+            source = self._builder.as_data_source(split=split, decoders=decoders or None, deserialize_method=method)
+            records = _PlainRecords(source, tuple(self.features)) if plain else source
             size = len(records)
         except (OSError, RuntimeError) as error:
             raise EnvironmentProblem(
-                f"{self.folder}: {' '.join(str(error).split())[:160]}; remove that folder and run {prepare_command(self.builder)}"
+                f"{self.folder}: {' '.join(str(error).split())[:160]}; remove that folder and run {self._prepare}"
             ) from error
         except Exception as error:  # TFDS's parser of splits raises what it likes
             known = ", ".join(f"{name} ({size} records)" for name, size in sorted(self.num_examples.items()))
             raise UserError(f"{field} = {split!r}: no split of {self.builder}; it has {known}") from error
         require(size > 0, field, split, f"there is no record in it; {self.builder} has {self.num_examples}")
         return records
+
+
+class _PlainRecords:
+    """Records whose fields are single bytes and integers, taken from the message they are stored in.
+
+    TFDS's own way from the bytes to a dictionary serves every kind of field, and takes a twelfth of the time of decoding the
+    photograph in it; this one gives the same in a seventh of that.
+    """
+
+    def __init__(self, source: Sequence[bytes], names: Sequence[str]):
+        self._source, self._names = source, names
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        fields = _message().FromString(self._source[index]).features.feature
+        return {name: _only(fields[name]) for name in self._names}
+
+
+def _only(field: Any) -> Any:
+    """Return the one value of a field of a message."""
+    (value,) = getattr(field, field.WhichOneof("kind")).value
+    return value
+
+
+def _is_plain(kind: Any, encoded: bool) -> bool:
+    """Whether a field is stored as single bytes or a single integer, and given out as that."""
+    features = _tfds().features
+    return type(kind) is features.Image if encoded else type(kind) in (features.ClassLabel, features.Text)
 
 
 def read_record(records: Records, index: int, num_classes: int) -> Mapping[str, Any]:
@@ -112,12 +149,22 @@ def read_record(records: Records, index: int, num_classes: int) -> Mapping[str, 
     return record
 
 
-def prepare_command(builder: str) -> str:
-    """Return what a user types to have a data set."""
-    return f"lbopt prepare {builder}"
+def prepare_command(arguments: str, data_dir: str | None = None) -> str:
+    """Return what a user types to have a data set.
+
+    Args:
+      arguments: the data set's name, and flags if it takes some.
+      data_dir: None if it was not given.
+
+    >>> prepare_command("mnist", "/my data")
+    "lbopt prepare mnist '--data_dir=/my data'"
+    """
+    given = f" {shlex.quote(f'--data_dir={data_dir}')}" if data_dir else ""
+    return f"lbopt prepare {arguments}{given}"
 
 
-def _find(builder: str, root: pathlib.Path) -> pathlib.Path:
+def _find(builder: str, data_dir: str | None) -> pathlib.Path:
+    root = default_data_dir(data_dir)
     matched = _NAME.fullmatch(builder)
     if matched is None:
         raise UserError(f"config.data.builder = {builder!r}: write name, name/config or name/config:1.0.0")
@@ -126,7 +173,7 @@ def _find(builder: str, root: pathlib.Path) -> pathlib.Path:
     found = [entry for entry in found if (entry / "dataset_info.json").is_file() and wanted in (None, entry.name)]
     if not found:
         raise EnvironmentProblem(
-            f"config.data.builder = {builder!r}: it is not in {root}; run {prepare_command(builder)}, or say where it is with config.data.data_dir"
+            f"config.data.builder = {builder!r}: it is not in {root}; run {prepare_command(builder, data_dir)}, or say where it is with config.data.data_dir"
         )
     return max(found, key=lambda entry: tuple(map(int, entry.name.split("."))))
 
@@ -140,6 +187,14 @@ def _entries(folder: pathlib.Path) -> list[pathlib.Path]:
         raise EnvironmentProblem(
             f"{folder} cannot be read ({error.strerror}); mend it, or set config.data.data_dir"
         ) from error
+
+
+@functools.cache
+def _message() -> Any:
+    """Return the class of the message that a record is, tf.train.Example."""
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    return tf_example_pb2.Example
 
 
 def _tfds() -> Any:

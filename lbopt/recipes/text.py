@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from lbopt.config.data import DataConfig
 from lbopt.data import places, ptb, pydoc
 from lbopt.data.arrays import Splits
+from lbopt.data.damaged import DamagedCount
 from lbopt.data.masked import MaskedLMDataset
-from lbopt.data.records import TfdsFolder, default_data_dir
+from lbopt.data.records import Records, TfdsFolder
 from lbopt.data.squad import examples, features
 from lbopt.data.text import WordPiece, load_wordpiece
 from lbopt.data.tokens import open_store, split_store
@@ -20,14 +23,20 @@ from lbopt.errors import UserError, require
 _EMBEDDED = "pydoc_squad"
 """Questions about the topics of pydoc, whose vocabulary is theirs."""
 _EVERY = 200
-"""Of so many documents of a corpus one is for validation and one for the test."""
+"""Of so many documents of a corpus one is for validation and one for the test; of a small one, more."""
 
 
 def load_masked(data: DataConfig) -> tuple[Splits, WordPiece]:
     """Open a prepared corpus as pairs of segments for BERT; return its vocabulary too."""
     store = open_store(places.store_folder(data.builder, data.data_dir), data.vocab_size)
     pieces = WordPiece(store.pieces)
-    parts = split_store(store, _EVERY, _EVERY)
+    every = max(2, min(_EVERY, len(store) // 3))
+    try:
+        parts = split_store(store, every, every)
+    except UserError as error:
+        raise UserError(
+            f"config.data.builder = {data.builder!r}: {len(store)} documents are too few for training, validation and test; prepare a corpus of ten or more"
+        ) from error
     sizes = data.sequence_length, data.vocab_size, data.max_predictions
     return Splits(*(MaskedLMDataset(part, *sizes, pieces.special) for part in parts)), pieces
 
@@ -45,16 +54,30 @@ def load_questions(data: DataConfig, learned: str | None) -> tuple[Splits, WordP
     folder = TfdsFolder(data.builder, data.data_dir)
     folder.require_features("id", "context", "question", "answers")
 
-    def questions(field: str) -> list[examples.Question]:
-        records = folder.open(getattr(data, field), f"config.data.{field}")
-        return examples.from_records(records[index] for index in range(len(records)))
+    def windows(kind: Any, field: str) -> Any:
+        split = getattr(data, field)
+        damaged = DamagedCount(f"{data.builder} {split}", data.max_damaged_records)
+        records = list(_readable(folder.open(split, f"config.data.{field}"), damaged))
+        sizes = data.sequence_length, data.doc_stride, data.max_query_length
+        found = kind(examples.from_records(records), pieces, *sizes)
+        found.damaged = damaged
+        return found
 
-    sizes = data.sequence_length, data.doc_stride, data.max_query_length
-    train = features.TrainingWindows(questions("train_split"), pieces, *sizes)
-    validation = features.EvaluationWindows(questions("validation_split"), pieces, *sizes)
+    train = windows(features.TrainingWindows, "train_split")
+    validation = windows(features.EvaluationWindows, "validation_split")
     if data.test_split == data.validation_split:
         return Splits(train, validation, validation), pieces
-    return Splits(train, validation, features.EvaluationWindows(questions("test_split"), pieces, *sizes)), pieces
+    return Splits(train, validation, windows(features.EvaluationWindows, "test_split")), pieces
+
+
+def _readable(records: Records, damaged: DamagedCount) -> Iterator[Mapping[str, Any]]:
+    for index in range(len(records)):
+        try:
+            record = records[index]
+        except Exception as error:  # whatever the storage layers raise
+            damaged.add(index, f"it cannot be read: {' '.join(str(error).split())[:120]}")
+        else:
+            yield record
 
 
 def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
@@ -87,7 +110,7 @@ def load_running(data: DataConfig, num_lanes: int) -> tuple[Splits, tuple[str, .
 
 def _running_text(data: DataConfig) -> tuple[list[np.ndarray], tuple[str, ...]]:
     if data.name == "ptb":
-        found = ptb.load_ptb(default_data_dir(data.data_dir) / "ptb", data.vocab_size)
+        found = ptb.load_ptb(places.ptb_folder(data.data_dir), data.vocab_size, data.data_dir)
         return [found.train, found.validation, found.test], found.words
     corpus = pydoc.load_topics(data.vocab_size)
     return [join_documents(part) for part in corpus[1:]], corpus.pieces.pieces

@@ -12,6 +12,12 @@ from lbopt.train.writers import read_lines
 _FEW = 20
 _MANY = 4
 _MOST_NAMED = 20
+_OF_A_TASK = {
+    "answers": ("Answers, percent", ("eval/exact_match", "eval/f1")),
+    "perplexity": ("Perplexity", ("train/perplexity", "eval/perplexity")),
+    "masked_lm_loss": ("Loss of masked tokens", ("train/masked_lm_loss", "eval/masked_lm_loss")),
+    "top_5_accuracy": ("Top-5 accuracy", ("train/top_5_accuracy", "eval/top_5_accuracy")),
+}
 _IF_LOGGED = {
     "trust_ratio": ("Trust ratio of each layer", "trust_ratio"),
     "update_over_weight": ("Update over weight, norms of each layer", "update_over_weight/"),
@@ -40,13 +46,21 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
         page.Section("Accuracy", png=_draw(workdir, "accuracy", lines, ["train/accuracy", "eval/accuracy"])),
         page.Section("Learning rate", png=_draw(workdir, "learning_rate", lines, ["train/learning_rate"])),
     ]
+    for stem, (title, measures) in _OF_A_TASK.items():
+        found = [name for name in measures if name in names]
+        if found:
+            sections.append(page.Section(title, png=_draw(workdir, stem, lines, found)))
     for stem, (title, prefix) in _IF_LOGGED.items():
         found = [name for name in names if name.startswith(f"train/{prefix}")]
         if found:
             sections.append(page.Section(title, png=_draw(workdir, stem, lines, found, log=True)))
     sections.append(page.Section("How it was made", code=page.environment_text(saved, saved.get("command", ""))))
     last = lines[-1]
-    lead = f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {config['global_batch_size']}, optimizer {config['optimizer']['name']}."
+    batches = [str(part["global_batch_size"]) for part in (config, config.get("phase2")) if part]
+    lead = f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {' then '.join(batches)}, optimizer {config['optimizer']['name']}."
+    reached = next((line for line in lines if "target/steps" in line), None)
+    if reached:
+        lead += f" The target, {config['target_metric']} {config['target_value']:g}, was reached after {reached['target/steps']} steps and {reached['target/seconds']:.0f} s."
     file = workdir / "report.html"
     page.write_page(file, config["name"], lead, sections)
     return file

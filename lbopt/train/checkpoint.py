@@ -17,7 +17,12 @@ from orbax.checkpoint import checkpoint_managers
 
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.parallel.state import TrainState
+from lbopt.transforms.ema import EmaState
 
+PHASE = "phase"
+"""Among the metrics of a checkpoint: the number of its phase, if it is not the first."""
+_PHASE_COUNTS = 1e9
+"""A later phase, with its other examples, is better than an earlier one whatever its metrics."""
 _MARGIN_BYTES = 1 << 17
 """For what is saved beside the arrays."""
 
@@ -155,7 +160,8 @@ class Checkpoints:
         value = metrics[self._best_metric]
         if math.isnan(value):
             return -math.inf
-        return -value if self._best_metric.endswith("loss") else value
+        goodness = -value if self._best_metric.endswith("loss") else value
+        return goodness + _PHASE_COUNTS * metrics.get(PHASE, 0)
 
 
 def _unreadable(folder: pathlib.Path, step: int, error: Exception) -> str:
@@ -200,7 +206,7 @@ def _first_damaged(folder: pathlib.Path) -> int:
 
 
 def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
-    """Read parameters and model state of a run's newest checkpoint, whatever the run was.
+    """Read parameters (their average, if the run kept one) and model state of a run's newest checkpoint, whatever the run was.
 
     Returns:
       {"params": ..., "batch_stats": ...}, NumPy arrays.
@@ -209,21 +215,34 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
       UserError: if there is no checkpoint.
       EnvironmentProblem: if it cannot be read.
     """
-    folder = workdir / "checkpoints"
+    folder, field = workdir / "checkpoints", f"config.init_from = {str(workdir)!r}"
     steps = _steps_on_disk(folder)
     if not steps:
-        raise UserError(f"config.init_from = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one")
+        raise UserError(f"{field}: no checkpoint is there yet; let lbopt train save one")
     try:
         with ocp.PyTreeCheckpointer() as reader:
             place = folder / str(steps[-1]) / "default"
             saved = reader.restore(place, restore_args=_as_numpy(reader.metadata(place)))
     except Exception as error:  # whatever the storage layers raise
-        raise EnvironmentProblem(_unreadable(folder, steps[-1], error)) from error
-    return {"params": saved["params"], **saved["model_state"]}
+        fix = f"checkpoint {steps[-1]} cannot be read ({_reason(error)}); use another checkpoint"
+        raise EnvironmentProblem(f"{field}: {fix}") from error
+    average = _averaged(saved["opt_state"])
+    return {"params": saved["params"] if average is None else average, **saved["model_state"]}
+
+
+def _averaged(opt_state: Any) -> Any:
+    """Return the average that `lbopt.track_ema` kept, from a state whose tuples have become dictionaries and lists; None if there is none."""
+    if isinstance(opt_state, dict) and set(opt_state) == set(EmaState._fields):
+        return opt_state["ema"]
+    parts = opt_state.values() if isinstance(opt_state, dict) else opt_state if isinstance(opt_state, list) else ()
+    return next((found for part in parts if (found := _averaged(part)) is not None), None)
 
 
 def _as_numpy(metadata: Any) -> Any:
-    return jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.item_metadata.tree)
+    described = metadata.item_metadata
+    if described is None:
+        raise ValueError("the description of its arrays is missing or damaged")
+    return jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described.tree)
 
 
 def choose_step(checkpoints: Checkpoints, which: str) -> int:

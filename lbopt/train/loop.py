@@ -18,7 +18,7 @@ from lbopt.errors import Preempted, UserError
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.train import workdir as workdirs
-from lbopt.train.checkpoint import Checkpoints
+from lbopt.train.checkpoint import PHASE, Checkpoints
 from lbopt.train.mllog import MlperfLog
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
@@ -26,7 +26,7 @@ from lbopt.train.run import Run, Target
 from lbopt.train.writers import MetricsWriter, read_lines
 from lbopt.transforms.monitoring import optimizer_metrics
 
-_SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "eval/perplexity", "perf/examples_per_s")
+_SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "eval/perplexity", "eval/f1", "perf/examples_per_s")
 
 
 def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None) -> TrainState:
@@ -55,7 +55,8 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
         start = int(state.step)
         lines = read_lines(workdir / "metrics.jsonl")  # say now if it is damaged
         history = History.of([line for line in lines if line["step"] <= start])
-        if start >= total or (history.reached and run.target is not None and run.target.stop):
+        if start >= total or history.stopped(run.target):
+            MlperfLog(workdir, run.mllog, run.epoch_at, start).run_ends(start, history.reached)
             print(f"complete at step {start} of {total}: nothing to do", file=sys.stderr)
             return state
         watch = watch or stack.enter_context(PreemptionWatch())
@@ -67,7 +68,7 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
             f"{'resuming at' if start else 'starting at'} step {start} of {total}, global batch "
             f"{run.phase_at(start + 1).global_batch_size}, {run.mesh.size} devices"
         )
-        log = MlperfLog(workdir, run.mllog, run.steps_per_epoch, start)
+        log = MlperfLog(workdir, run.mllog, run.epoch_at, start)
         for phase in run.phases():
             if int(state.step) < phase.last_step and not history.stopped(phase.target):
                 session = _Session(phase, total, history, checkpoints, writer, watch, progress, log)
@@ -90,7 +91,8 @@ class History:
     """What the metrics of earlier steps say.
 
     Attributes:
-      seconds: of training, evaluation included, in all processes that have worked on this run.
+      seconds: of training, evaluation included, over all starts; what a kill took back, up to the last line that was kept,
+        does not count.
       reached: whether the target has been reached.
     """
 
@@ -127,6 +129,7 @@ class _Session:
         if start == run.first_step and run.enter is not None:
             self.progress.say(f"phase from step {start} on: global batch {run.global_batch_size}")
             state = run.enter(state)
+        self.log.training_begins(start)
         clock = _Clock(start, run.global_batch_size, self.history.seconds)
         for step, batch in enumerate(train_iterator(run.batches, start - run.first_step), start + 1):
             state, metrics = run.train_step(state, put_batch(run.mesh, batch))
@@ -150,6 +153,8 @@ class _Session:
     def _save(self, step: int, state: TrainState, scalars: Mapping[str, float]) -> None:
         stopping = self.watch.requested and step < self.total
         evaluated = {name: value for name, value in scalars.items() if name.startswith("eval/")}
+        if evaluated and self.run.enter is not None:
+            evaluated[PHASE] = 1.0
         due = self._due(step, self.run.cadence.checkpoint_every_steps) or self.history.stopped(self.run.target)
         if stopping or due or self.checkpoints.would_be_best(evaluated):
             self.writer.sync()
@@ -176,7 +181,9 @@ class _Session:
                 found = {f"eval/{name}": value for name, value in run.evaluate(state).items()}
             self.log.evaluated(step, found)
             scalars |= found | self._target(step, found, clock)
-        if scalars:
+            if step < run.last_step and not self.history.stopped(run.target):
+                self.log.training_begins(step)
+        if scalars or self.watch.requested:  # the time until a preemption is not lost
             scalars |= {**run.damaged(), "perf/elapsed_s": clock.elapsed_s()}
         return scalars
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lbopt.train import workdir as workdirs
@@ -15,56 +15,75 @@ _POINT, _START, _END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 
 
 class MlperfLog:
-    """The lines of one run: printed, and appended to mllog.txt of the workdir. A run that is resumed goes on in that file.
+    """The lines of one run: printed, and appended to mllog.txt of the workdir.
 
-    A line is `:::MLLOG` and JSON with `namespace`, `time_ms`, `event_type`, `key`, `value` and `metadata`, as in
-    mlcommons/logging. The keys are those of the ResNet-50 and BERT benchmarks.
+    A run that is resumed goes on in that file, behind the lines up to the step it resumes at. A line is `:::MLLOG` and JSON
+    with `namespace`, `time_ms`, `event_type`, `key`, `value` and `metadata`, as in mlcommons/logging. The keys are those of
+    the ResNet-50 and BERT benchmarks; every line's metadata have the step.
 
     Args:
       workdir: the run's folder.
       values: what is said once at the beginning; None writes nothing at all.
-      steps_per_epoch: to count epochs by.
+      epoch_at: step -> epochs that have passed.
       start: steps that were done before.
     """
 
-    def __init__(self, workdir: pathlib.Path, values: Mapping[str, Any] | None, steps_per_epoch: float, start: int):
-        self._file, self._active = workdir / "mllog.txt", values is not None
-        self._steps_per_epoch = steps_per_epoch
-        self._block_from = start
-        if start == 0:
-            self._write(_START, "init_start", None)
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        values: Mapping[str, Any] | None,
+        epoch_at: Callable[[int], float],
+        start: int,
+    ):
+        self._file, self._active, self._epoch_at = workdir / "mllog.txt", values is not None, epoch_at
+        kept = self._keep_until(start) if self._active else []
+        self._over = any('"run_stop"' in line for line in kept)
+        if not kept:
+            self._write(_START, "init_start", None, 0)
             for key, value in (values or {}).items():
-                self._write(_POINT, key, value)
-            self._write(_END, "init_stop", None)
-            self._write(_START, "run_start", None)
-        self._begin_block(start)
+                self._write(_POINT, key, value, 0)
+            self._write(_END, "init_stop", None, 0)
+            self._write(_START, "run_start", None, 0)
+        self._in_block = False
+
+    def training_begins(self, step: int) -> None:
+        """Say that a block of training begins."""
+        self._write(_START, "block_start", None, step)
+        self._in_block = True
 
     def evaluation_begins(self, step: int) -> None:
         """Say that a block of training has ended, and evaluation begins."""
-        self._write(_END, "block_stop", None, first_epoch_num=self._epoch(self._block_from))
-        self._write(_START, "eval_start", None, epoch_num=self._epoch(step))
+        self._end_block(step)
+        self._write(_START, "eval_start", None, step)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Say what came of it, and that training goes on."""
-        epoch = self._epoch(step)
+        """Say what came of it."""
         for name, value in metrics.items():
-            self._write(_POINT, name.replace("/", "_"), value, epoch_num=epoch)
-        self._write(_END, "eval_stop", None, epoch_num=epoch)
-        self._begin_block(step)
+            self._write(_POINT, name.replace("/", "_"), value, step)
+        self._write(_END, "eval_stop", None, step)
 
     def run_ends(self, step: int, success: bool) -> None:
-        """Say that the run is over, and whether it has reached its target."""
-        status = "success" if success else "aborted"
-        self._write(_END, "run_stop", None, status=status, epoch_num=self._epoch(step))
+        """Say that the run is over, and whether it has reached its target; once."""
+        self._end_block(step)
+        if not self._over:
+            self._write(_END, "run_stop", None, step, status="success" if success else "aborted")
+            self._over = True
 
-    def _begin_block(self, step: int) -> None:
-        self._block_from = step
-        self._write(_START, "block_start", None, first_epoch_num=self._epoch(step))
+    def _end_block(self, step: int) -> None:
+        if self._in_block:
+            self._write(_END, "block_stop", None, step)
+            self._in_block = False
 
-    def _epoch(self, step: int) -> float:
-        return round(step / self._steps_per_epoch, 4)
+    def _keep_until(self, start: int) -> list[str]:
+        """Drop what was said after a step, all of it if the run starts anew; return the rest."""
+        with workdirs.writing(self._file):
+            lines = self._file.read_text().splitlines() if self._file.exists() else []
+        kept = [line for line in lines if start and line.endswith("}") and _step(line) <= start]
+        if lines:
+            workdirs.write_text(self._file, "".join(f"{line}\n" for line in kept))
+        return kept
 
-    def _write(self, event_type: str, key: str, value: Any, **metadata: Any) -> None:
+    def _write(self, event_type: str, key: str, value: Any, step: int, **metadata: Any) -> None:
         if not self._active:
             return
         said = {
@@ -73,9 +92,13 @@ class MlperfLog:
             "event_type": event_type,
             "key": key,
             "value": value,
-            "metadata": metadata,
+            "metadata": {"step": step, "epoch_num": round(self._epoch_at(step), 4), **metadata},
         }
         line = f"{PREFIX} {json.dumps(said)}"
         print(line, flush=True)
         with workdirs.writing(self._file), open(self._file, "a") as stream:
             stream.write(line + "\n")
+
+
+def _step(line: str) -> int:
+    return json.loads(line.removeprefix(PREFIX))["metadata"]["step"]

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from lbopt.data.batches import TrainBatches
+from lbopt.data.damaged import DAMAGED
 from lbopt.errors import require_choice
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import Step
@@ -113,6 +114,11 @@ class Run:
         """Return how many examples have been seen after a step of the whole run that is one of this phase."""
         return self.first_example + (step - self.first_step) * self.global_batch_size
 
+    def epoch_at(self, step: int) -> float:
+        """Return the epochs that have passed, in this phase and those after it, at a step of the whole run."""
+        here = max(0, min(step, self.last_step) - self.first_step) / self.steps_per_epoch
+        return here + (self.then.epoch_at(step) if self.then else 0.0)
+
     def phases(self) -> list[Run]:
         """Return this phase and those after it."""
         return [self, *(self.then.phases() if self.then else [])]
@@ -127,5 +133,7 @@ class Run:
         Raises:
           UserError: if the model, for instance its batch-norm groups, does not fit the batch or the devices.
         """
+        one = self.batches.piece(0, 0, 1)
+        one.pop(DAMAGED, None)
         shape = lambda x: jax.ShapeDtypeStruct((self.global_batch_size, *x.shape[1:]), x.dtype)  # noqa: E731
-        return self.train_step.lower(self.shapes(), jax.tree.map(shape, self.batches[0]))
+        return self.train_step.lower(self.shapes(), jax.tree.map(shape, one))

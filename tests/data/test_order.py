@@ -24,7 +24,7 @@ def test_raw_values():
 
 def test_same_arguments_same_indices():
     first = example_indices(100, 5, 37, 150)
-    order._permutation.cache_clear()
+    order._sorted.cache_clear()
     np.testing.assert_array_equal(first, example_indices(100, 5, 37, 150))
 
 

@@ -25,9 +25,8 @@ def write(folder, name, splits, features, version="1.0.0"):
         "_split_generators": generators,
         "_generate_examples": lambda builder: None,
     }
-    builder = type(name.title().replace("_", ""), (tfds.core.GeneratorBasedBuilder,), body)(
-        data_dir=str(folder), file_format="array_record"
-    )
+    made = type(name.title().replace("_", ""), (tfds.core.GeneratorBasedBuilder,), body, skip_registration=True)
+    builder = made(data_dir=str(folder), file_format="array_record")
     with open(os.devnull, "w") as silent, contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
         builder.download_and_prepare()
     return builder.data_dir

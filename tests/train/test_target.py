@@ -107,6 +107,8 @@ def test_mlperf_lines_tell_the_run(train, tmp_path, capsys):
     assert values["eval_samples"] == 386
     started = [line["key"] for line in said if line["event_type"] == "INTERVAL_START"]
     ended = [line["key"] for line in said if line["event_type"] == "INTERVAL_END"]
+    for stem in ("init", "run", "block", "eval"):
+        assert started.count(f"{stem}_start") == ended.count(f"{stem}_stop") >= 1
     assert started.count("eval_start") == ended.count("eval_stop") == keys.count("eval_accuracy") >= 1
     assert keys.index("init_stop") < keys.index("run_start") < keys.index("block_start") < keys.index("eval_start")
     times = [line["time_ms"] for line in said]
@@ -121,3 +123,26 @@ def test_without_the_option_nothing_is_said(train, tmp_path, capsys):
     assert train(tmp_path, *STOPPING) == 0
     assert ":::MLLOG" not in capsys.readouterr().out
     assert not (tmp_path / "mllog.txt").exists()
+
+
+def test_a_resumed_run_says_everything_once(train, tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def kill(step, state, batch):
+        if step == 12:
+            raise Killed
+
+    logged = (*EVERY, NEVER, "--config.mllog=True")
+    with pytest.raises(Killed):
+        train(tmp_path, *logged, before=kill)
+    before = [json.loads(line[9:])["key"] for line in (tmp_path / "mllog.txt").read_text().splitlines()]
+    assert before.count("eval_stop") == 2  # at steps 5 and 10; the run resumes at 10, its best
+    assert train(tmp_path, *logged) == 0
+    assert train(tmp_path, *logged) == 0
+    said = [json.loads(line[9:]) for line in (tmp_path / "mllog.txt").read_text().splitlines()]
+    keys = [line["key"] for line in said]
+    assert [keys.count(key) for key in ("init_start", "run_start", "run_stop")] == [1, 1, 1]
+    evaluated = [line["metadata"]["step"] for line in said if line["key"] == "eval_accuracy"]
+    assert evaluated == [5, 10, 15, 20]
+    assert said[-1]["metadata"] == {"step": 20, "epoch_num": 1.25, "status": "aborted"}

@@ -131,13 +131,23 @@ def train_crop(data: bytes, box: Box, size: int, interpolation: str = "bilinear"
     """
     require_choice("interpolation", interpolation, tuple(INTERPOLATIONS))
     height, width = decoding.read_size(data)
-    shrink = max(1.0, min(box.height, box.width) / size)
-    image = decoding.decode(data, math.ceil(height / shrink), math.ceil(width / shrink), scaled=True)
+    shrink = _power_of_two(min(box.height, box.width) / size)
+    image = decoding.decode(data, math.ceil(height / shrink), math.ceil(width / shrink), scaled=shrink > 1)
     down, across = image.shape[0] / height, image.shape[1] / width
     top, left = round(box.top * down), round(box.left * across)
     bottom, right = round((box.top + box.height) * down), round((box.left + box.width) * across)
     part = image[top : max(bottom, top + 1), left : max(right, left + 1)]
     return cv2.resize(part, (size, size), interpolation=INTERPOLATIONS[interpolation])
+
+
+def _power_of_two(shrink: float) -> int:
+    """Return the largest power of two up to a factor: JPEGs shrink fast by these, and by 7/8 to 5/8 more slowly than not at all."""
+    return 2 ** max(0, math.floor(math.log2(shrink)))
+
+
+def mirrored(image: np.ndarray) -> np.ndarray:
+    """Return an image with left and right exchanged, as a copy: NumPy takes far longer to copy its view."""
+    return cv2.flip(image, 1)
 
 
 def eval_crop(

@@ -45,7 +45,7 @@ class Preparation:
         box = crops.random_box(rng, height, width, self.crop_area, self.crop_ratio, self.crop_sampling)
         image = crops.train_crop(data, box, self.image_size, self.interpolation)
         if self.flip and rng.random() < 0.5:
-            image = image[:, ::-1]
+            image = crops.mirrored(image)
         return self._folded(self.policy.apply(image, rng))
 
     def for_evaluation(self, data: bytes) -> np.ndarray:
