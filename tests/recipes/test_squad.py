@@ -13,6 +13,7 @@ from lbopt.cli import main
 from lbopt.config import DataConfig
 from lbopt.data.records import TfdsFolder
 from lbopt.data.squad import answers, examples
+from lbopt.errors import EnvironmentProblem
 from lbopt.recipes import text
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -120,20 +121,21 @@ def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
 BAD = {
     "another vocabulary size": (
         ["--config.data.vocab_size=512", "--config.data.vocab_file={vocab}"],
+        2,
         "config.data.vocab_size = 512",
     ),
-    "no vocabulary": (["--config.data.builder=other", "--config.init_from=None"], "config.data.vocab_file = None"),
-    "no such vocabulary": (["--config.data.vocab_file=/nowhere/vocab.txt"], "/nowhere/vocab.txt"),
-    "a window without room": (["--config.data.sequence_length=4"], "config.data.sequence_length = 4"),
-    "more tokens than positions": (["--config.data.sequence_length=256"], "config.data.sequence_length = 256"),
+    "no vocabulary": (["--config.data.builder=other", "--config.init_from=None"], 2, "config.data.vocab_file = None"),
+    "no such vocabulary": (["--config.data.vocab_file=/nowhere/vocab.txt"], 2, "/nowhere/vocab.txt"),
+    "a window without room": (["--config.data.sequence_length=4"], 2, "config.data.sequence_length = 4"),
+    "more tokens than positions": (["--config.data.sequence_length=256"], 2, "config.data.sequence_length = 256"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_is_one_line(name, flags, pretrained, tmp_path, capsys):
-    overrides, said = BAD[name]
+    overrides, code, said = BAD[name]
     overrides = [override.format(vocab=pretrained / "vocab.txt") for override in overrides]
-    assert main.main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) in (2, 3)
+    assert main.main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) == code
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
@@ -157,3 +159,35 @@ def test_the_questions_have_the_schema_of_squad(data_dir):
     records = folder.open("train", "config.data.train_split")
     found = examples.from_records(records[index] for index in range(len(records)))
     assert all(question.span() is not None for question in found)
+
+
+def test_a_run_is_evaluated_where_its_start_is_gone(trained, flags, pretrained, tmp_path, capsys):
+    """Its vocabulary is in its workdir."""
+    away = pretrained.rename(pretrained.with_name("away"))
+    try:
+        capsys.readouterr()
+        assert main.main(["evaluate", *flags, f"--workdir={trained}"]) == 0
+        assert json.loads(capsys.readouterr().out)["validation/f1"] == lines(trained)[-1]["eval/f1"]
+        assert main.main(["train", *flags, f"--workdir={trained}"]) == 0
+        assert "nothing to do" in capsys.readouterr().err
+    finally:
+        away.rename(pretrained)
+
+
+def test_an_unreadable_question_is_counted(data_dir, tmp_path):
+    folder = shutil.copytree(data_dir, tmp_path / "data")
+    (file,) = folder.glob("pydoc_squad/1.0.0/*train*")
+    whole = bytearray(file.read_bytes())
+    middle = len(whole) // 2
+    whole[middle : middle + 40] = bytes(byte ^ 255 for byte in whole[middle : middle + 40])
+    file.write_bytes(bytes(whole))
+    data = DataConfig(
+        "squad", "pydoc_squad", str(folder), test_split="validation", sequence_length=64, max_damaged_records=400
+    )
+    splits, _ = text.load_questions(data, None)
+    assert 0 < len(splits.train.damaged) < 400
+    assert len(splits.train.questions) + len(splits.train.damaged) == 400
+    assert len(splits.validation.damaged) == 0
+    data.max_damaged_records = 0
+    with pytest.raises(EnvironmentProblem, match=r"pydoc_squad train: record .* cannot be used"):
+        text.load_questions(data, None)

@@ -116,22 +116,73 @@ def test_another_model_is_refused_before_it_is_compiled(name, file, learned, tmp
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("what", ["nothing", "an empty folder", "a text", "a workdir without a checkpoint"])
-def test_what_is_no_checkpoint_is_one_line(what, file, learned, tmp_path, capsys):
+NO_CHECKPOINT = {
+    "nothing": (2, "give a workdir of lbopt train"),
+    "an empty folder": (2, "give a workdir of lbopt train"),
+    "a text": (2, "not a whole safetensors file"),
+    "a workdir without a checkpoint": (2, "no checkpoint is there yet"),
+    "a workdir of a sweep": (2, "it holds a sweep, not a training run; use another folder"),
+    "a workdir with a bad config.json": (
+        3,
+        "config.json is not a config.json of lbopt; restore it or use another folder",
+    ),
+    "a checkpoint without arrays": (3, "checkpoint 2 cannot be read ("),
+    "a checkpoint without a description": (3, "checkpoint 2 cannot be read ("),
+    "a checkpoint that is cut short": (3, "checkpoint 2 cannot be read ("),
+    "a checkpoint with an array cut short": (3, "checkpoint 2 cannot be read ("),
+    "an empty checkpoint": (3, "checkpoint 2 cannot be read ("),
+    "a folder of Transformers with a bad config.json": (2, "not JSON"),
+}
+
+
+@pytest.mark.parametrize("what", NO_CHECKPOINT)
+def test_what_is_no_checkpoint_is_one_line(what, file, learned, tmp_path, capsys, monkeypatch):
     place = tmp_path / "there"
-    if what == "an empty folder":
+    make(what, place, learned)
+    code, said = NO_CHECKPOINT[what]
+    monkeypatch.setattr(build.steps.Step, "lower", lambda *arguments: pytest.fail("compiled"))
+    flags = [f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={place}"]
+    assert main.main(["train", *flags]) == code
+    error = capsys.readouterr().err
+    assert f"config.init_from = '{place}': " in error
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert "cannot be read" not in said or error.endswith("; use another checkpoint\n")
+    assert error.count("config.init_from") == 1
+    for wrong in ("--workdir", "remove", "attribute", "NoneType"):
+        assert wrong not in error
+
+
+def make(what, place, learned):
+    """Put what is no checkpoint into a place."""
+    if "workdir" in what or "checkpoint" in what:
+        shutil.copytree(learned, place)
+    elif "folder" in what:
         place.mkdir()
-    elif what == "a text":
+    config, step = place / "config.json", place / "checkpoints" / "2" / "default"
+    if what == "a text":
         place.write_text("text")
     elif what == "a workdir without a checkpoint":
-        shutil.copytree(learned, place)
         shutil.rmtree(place / "checkpoints")
         (place / "checkpoints").mkdir()
-    code = main.main(["train", f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={place}"])
-    assert code in (2, 3)
-    error = capsys.readouterr().err
-    assert str(place) in error
-    assert len(error.splitlines()) == 1
+    elif what == "a workdir of a sweep":
+        config.write_text(json.dumps({**json.loads(config.read_text()), "kind": "sweep"}))
+    elif what.endswith("bad config.json"):
+        config.write_text("{")
+    elif what == "a checkpoint without arrays":
+        shutil.rmtree(step / "d")
+        shutil.rmtree(step / "ocdbt.process_0")
+    elif what == "a checkpoint without a description":
+        (step / "_METADATA").unlink()
+    elif what == "a checkpoint that is cut short":
+        for part in step.rglob("*"):
+            if part.is_file():
+                part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    elif what == "a checkpoint with an array cut short":
+        largest = max((step / "ocdbt.process_0" / "d").iterdir(), key=lambda part: part.stat().st_size)
+        largest.write_bytes(largest.read_bytes()[:100])
+    elif what == "an empty checkpoint":
+        shutil.rmtree(step)
 
 
 def test_a_run_goes_on_where_its_start_is_gone(file, learned, tmp_path, capsys):
@@ -157,3 +208,13 @@ def test_batch_statistics_are_taken_too(tmp_path):
     config.init_from = str(tmp_path / "model.safetensors")
     again = build.build(config).init()
     same({"params": again.params, **again.model_state}, moved)
+
+
+def test_a_run_that_kept_an_average_hands_that_on(file, tmp_path):
+    workdir = tmp_path / "averaged"
+    flags = [f"--config={file}", "--config.optimizer.ema_decay=0.5"]
+    assert main.main(["train", *flags, f"--workdir={workdir}"]) == 0
+    output = tmp_path / "exported"
+    assert main.main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={output}"]) == 0
+    exported = native.load_safetensors(output / "model.safetensors")[0]["params"]
+    same(start(file, workdir).params, jax.device_get(exported))
