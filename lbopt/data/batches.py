@@ -144,7 +144,7 @@ def read(batches: Batches, start: int = 0) -> Iterator[Batch]:
     """Yield batches from number `start` on, with Grain's threads or processes at work on the pieces of the next ones.
 
     What is held is bounded: the batch that is being put together, and ahead of it one more or four pieces for each thread,
-    whichever is larger. Processes share that among them, but each has a piece for every one of its threads, and two on the way.
+    whichever is larger. Processes share that among them; each has some pieces more in its threads and on the way here.
     """
     reading = batches.dataset.reading
     edges = [*range(0, batches.part_size, reading.examples_per_piece), batches.part_size]

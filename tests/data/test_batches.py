@@ -1,10 +1,12 @@
 """Batches by step and process for training; padded and masked ones for evaluation."""
 
+import time
+
 import numpy as np
 import pytest
 
-from lbopt.data.arrays import ArrayDataset
-from lbopt.data.batches import TrainBatches, eval_batches, train_iterator
+from lbopt.data.arrays import ArrayDataset, Reading
+from lbopt.data.batches import TrainBatches, eval_batches, read, train_iterator
 from lbopt.data.order import example_indices
 
 
@@ -96,3 +98,29 @@ def test_a_data_set_takes_examples_by_index():
     dataset = numbered(7)
     assert len(dataset) == 7
     assert dataset.take(np.array([3, 0, 3]))["label"].tolist() == [3, 0, 3]
+
+
+class Counted(ArrayDataset):
+    """Leaves a file behind for every piece that is made, in whatever process."""
+
+    def __init__(self, folder, reading):
+        super().__init__({"number": np.arange(100_000)})
+        self.folder, self.reading = folder, reading
+
+    def draw(self, indices, epochs, seed):
+        (self.folder / str(indices[0])).touch()
+        return super().draw(indices, epochs, seed)
+
+
+@pytest.mark.parametrize(("threads", "processes"), [(2, 0), (2, 2)])
+def test_what_is_read_ahead_is_bounded(threads, processes, tmp_path):
+    pieces = 50
+    reading = Reading(threads, processes, examples_per_piece=10)
+    batches = read(TrainBatches(Counted(tmp_path, reading), 0, 10 * pieces, 40))
+    next(batches)
+    made, before = -1, -2
+    while made != before:  # until nobody reads on
+        time.sleep(0.5)
+        made, before = len(list(tmp_path.iterdir())), made
+    # One batch put together and one ahead; each process has pieces in its threads and a few on the way to the training process.
+    assert 2 * pieces - threads <= made <= 2 * pieces + (threads + 3) * max(processes, 1)
