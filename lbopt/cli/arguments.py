@@ -139,16 +139,22 @@ def _may_be_none(config: Any, field: str) -> bool:
     return type(None) in typing.get_args(typing.get_type_hints(type(config))[field])
 
 
+def _may_be_group(config: Any, field: str) -> bool:
+    return any(map(dataclasses.is_dataclass, typing.get_args(typing.get_type_hints(type(config))[field])))
+
+
 def _check_override(config: Any, override: str) -> None:
     """Raise `UserError` if an override names no field, saying which one may be meant."""
     name, equals, _ = override.lstrip("-").partition("=")
     if not equals:
         raise UserError(f"--{name} has no value: write --{name}=VALUE")
-    node, path = config, "config"
+    above, node, path = None, config, "config"
     for part in name.split(".")[1:]:
         known = [field.name for field in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
         if part not in known:
             near = difflib.get_close_matches(part.partition("[")[0], known, n=1)
+            if node is None and _may_be_group(above, path.rpartition(".")[2]):
+                raise UserError(f"--{name}: {path} is None: use a row that has it")
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
             raise UserError(f"--{name}: {path} has no field {part!r}; {hint}")
         above, node, path = node, getattr(node, part), f"{path}.{part}"

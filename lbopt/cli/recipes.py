@@ -3,25 +3,63 @@
 from __future__ import annotations
 
 import pathlib
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lbopt.cli import arguments
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import UserError
+from lbopt.transforms.variants import VARIANTS
 
-FLAGS = {"configs": "folder of config files (default: configs/ here or beside the package)"}
+FLAGS = {
+    "config": "FILE[:ROW] to show in full, instead of the table",
+    "configs": "folder of config files (default: configs/ here or beside the package)",
+}
 HEADER = ("config", "batch", "optimizer", "source", "published result", "hardware", "time", "status")
+HINT = "lbopt recipes --config=CONFIG shows a row in full; lbopt train --config=CONFIG --workdir=DIR runs it"
+_WIDTH = 100
+"""Of the text beside the names in a row shown in full."""
 
 
 def run(argv: Sequence[str]) -> None:
-    """Print one line per config: every row that a file lists in `ROWS`, or its only one."""
-    given, _ = arguments.parse("recipes", argv, FLAGS)
-    folder = _folder(given.get("configs"))
+    """Print one line per config (every row that a file lists in `ROWS`, or its only one), or one row in full."""
+    given, overrides = arguments.parse("recipes", argv, FLAGS)
+    if overrides:
+        raise UserError(f"{overrides[0]}: lbopt recipes shows rows as they are; leave it out")
+    flag = given.get("config")
+    if flag is None:
+        _print_table(_folder(given.get("configs")))
+        return
+    if "configs" in given:
+        raise UserError(f"--configs = {given['configs']!r} beside --config = {flag!r}: give one of the two")
+    _print_row(flag)
+
+
+def _print_table(folder: pathlib.Path) -> None:
     rows = [HEADER, *_rows(folder)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(HINT)
+
+
+def _print_row(flag: str) -> None:
+    config = arguments.call_get_config(flag)
+    shown = dict(zip(HEADER, (flag, *_describe(flag, config)), strict=True))
+    command = "sweep" if isinstance(config, SweepConfig) else "train"
+    file, _, row = flag.partition(":")
+    workdir = f"runs/{pathlib.Path(file).stem}" + (f"-{row}" if row else "")
+    line = arguments.command_line(command, [f"--config={flag}", f"--workdir={workdir}"])
+    order = ("source", "batch", "optimizer", "published result", "hardware", "time", "status")
+    fields = {"command": line, **{name: shown[name] for name in order}, "note": config.about.note}
+    if isinstance(config, TrainConfig) and config.optimizer.name in VARIANTS:
+        fields["optimizer"] += f", variant {config.optimizer.variant}"
+    widest = max(map(len, fields))
+    for name, text in fields.items():
+        # The command stays one line, to be copied.
+        parts = [text] if name == "command" else textwrap.wrap(text, _WIDTH, break_on_hyphens=False) or ["-"]
+        print(f"\n{' ' * (widest + 2)}".join([f"{name:<{widest}}  {parts[0]}", *parts[1:]]))
 
 
 def _folder(given: str | None) -> pathlib.Path:

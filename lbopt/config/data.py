@@ -57,7 +57,8 @@ class DataConfig:
       randaugment_magnitude: their strength, in [0, 10] (up to 30 in some recipes).
       pixel_mean: subtracted from pixels in [0, 1] on the device, one number or one of each channel.
       pixel_std: then divided by.
-      max_damaged_records: so many unreadable records of a split are skipped and counted; one more ends the run.
+      max_damaged_records: so many unreadable records of a split are skipped; one more ends the run. Each process counts those
+        that it reads, from its start on.
       reader_threads: images: that decode, in each process.
       reader_processes: images: that decode, each with so many threads; 0 to decode in the training process.
       sequence_length: tokens of an example of text.
@@ -145,6 +146,8 @@ def _validate_images(data: DataConfig, prefix: str) -> None:
     for field in ("pixel_mean", "pixel_std"):
         value = getattr(data, field)
         require(len(value) in (1, 3), f"{prefix}.{field}", value, "give one number, or three: red, green, blue")
+    fix = f"{prefix}.pixel_std = {data.pixel_std!r} is not as long; give one number for both, or three for both"
+    require(len(data.pixel_mean) == len(data.pixel_std), f"{prefix}.pixel_mean", data.pixel_mean, fix)
     require(min(data.pixel_std) > 0, f"{prefix}.pixel_std", data.pixel_std, "give numbers > 0")
 
 

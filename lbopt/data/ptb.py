@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lbopt.data.records import prepare_command
 from lbopt.errors import EnvironmentProblem, UserError, require
 
 FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
@@ -40,7 +41,9 @@ def missing_files(folder: str | os.PathLike[str]) -> list[str]:
     return [name for name in FILES.values() if not (pathlib.Path(folder) / name).is_file()]
 
 
-def load_ptb(folder: str | os.PathLike[str], expected_vocab_size: int | None = None) -> Ptb:
+def load_ptb(
+    folder: str | os.PathLike[str], expected_vocab_size: int | None = None, data_dir: str | None = None
+) -> Ptb:
     """Read the three files: words between white space, and `<eos>` at the end of each line.
 
     Words of the other parts that the training part does not have become `<unk>`.
@@ -48,13 +51,17 @@ def load_ptb(folder: str | os.PathLike[str], expected_vocab_size: int | None = N
     Args:
       folder: of the files.
       expected_vocab_size: of the model; None to take any.
+      data_dir: the folder of data sets, if the user gave it, for the message.
 
     Raises:
       UserError: if the training part has another number of words, or has no `<unk>` and another part needs it.
       EnvironmentProblem: if a file is missing, cannot be read, or is empty.
     """
     if missing := missing_files(folder):
-        raise EnvironmentProblem(f"{', '.join(missing)}: not in {folder}; lbopt prepare ptb says where to get them")
+        command = prepare_command("ptb", data_dir)
+        raise EnvironmentProblem(
+            f"config.data.name = 'ptb': {', '.join(missing)} missing in {folder}; {command} says where to get them"
+        )
     texts = {part: _read(pathlib.Path(folder) / name) for part, name in FILES.items()}
     counts = collections.Counter(texts["train"])
     words = tuple(sorted(counts, key=lambda word: (-counts[word], word)))

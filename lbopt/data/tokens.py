@@ -20,6 +20,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from lbopt.data import places
+from lbopt.data.records import default_data_dir, prepare_command
 from lbopt.data.text import Document, read_vocabulary, save_vocabulary
 from lbopt.errors import EnvironmentProblem, UserError, require
 
@@ -223,8 +225,8 @@ def open_store(folder: str | os.PathLike[str], expected_vocab_size: int | None =
       expected_vocab_size: of the model; None to take any.
 
     Raises:
-      UserError: if there is no store, or if it was made with another vocabulary size.
-      EnvironmentProblem: if it is damaged, or of another format.
+      UserError: if it was made with another vocabulary size.
+      EnvironmentProblem: if there is no store, or if it is damaged, or of another format.
     """
     folder = Path(folder)
     found = _read_description(folder)
@@ -246,7 +248,8 @@ def open_store(folder: str | os.PathLike[str], expected_vocab_size: int | None =
 
 def _read_description(folder: Path) -> dict[str, Any]:
     path = folder / "store.json"
-    require(path.is_file(), "store", str(folder), "there is no store.json in it; `lbopt prepare` makes a store")
+    if not path.is_file():
+        raise EnvironmentProblem(f"config.data.builder = {folder.name!r}: {_what_is_missing(folder)}")
     try:
         found = json.loads(path.read_bytes())
         version = found["format"]
@@ -257,6 +260,21 @@ def _read_description(folder: Path) -> dict[str, Any]:
     if version != FORMAT:
         raise EnvironmentProblem(f"{path} has format {version}, and this lbopt reads {FORMAT}; make the store again")
     return found
+
+
+def _what_is_missing(folder: Path) -> str:
+    """Return what is wrong with a folder without a store.json, and the fix."""
+    if folder.is_dir() and any(folder.iterdir()):  # nothing is written over
+        return f"{folder} has files but no store.json; copy the whole folder again, or use another name"
+    command = f"text --name={folder.name} --folder=DIR"
+    return f"there is no store in {folder}; run {prepare_command(command, _given_data_dir(folder))}"
+
+
+def _given_data_dir(folder: Path) -> str | None:
+    """Return the folder of data sets that a store is in; None for the default one, or if it is in none."""
+    root = folder.parent.parent
+    in_one = folder.parent == places.store_folder("any", str(root)).parent
+    return str(root) if in_one and root != default_data_dir() else None
 
 
 def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:

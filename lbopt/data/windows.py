@@ -95,10 +95,6 @@ class Lanes:
     def __len__(self) -> int:
         return self.num_steps * self.num_lanes
 
-    def batch(self, step: int) -> dict[str, np.ndarray]:
-        """Return what all lanes read in a step; passes follow each other."""
-        return self.take(np.arange(self.num_lanes) + step % self.num_steps * self.num_lanes)
-
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the examples at `indices` as one batch."""
         step, lane = np.divmod(indices, self.num_lanes)
@@ -159,9 +155,3 @@ class EvalLanes:
         steps = -(-len(self) // num_lanes)
         for step in range(steps):
             yield {**self.take(np.arange(num_lanes) * steps + step), "is_first": np.full(num_lanes, step == 0)}
-
-
-def make_lanes(text: Sequence[Document] | np.ndarray, num_lanes: int, sequence_length: int) -> Lanes:
-    """Return documents, joined as for windows, or tokens as they are, as lanes; see `Lanes`."""
-    tokens = text if isinstance(text, np.ndarray) else join_documents(text)
-    return Lanes(tokens, num_lanes, sequence_length)

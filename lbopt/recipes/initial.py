@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 
 from lbopt import tree, types
 from lbopt.config.model import ModelConfig
-from lbopt.errors import UserError, require
+from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.interchange import huggingface, native
 from lbopt.models import bert
 from lbopt.train import checkpoint, workdir as workdirs
@@ -45,13 +46,26 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
 
 def _read(path: pathlib.Path, place: str) -> dict[str, Any]:
     if path.is_file():
-        return native.load_safetensors(path)[0]
+        with _naming(place):
+            return native.load_safetensors(path)[0]
     if (path / "checkpoints").is_dir():
-        workdirs.read_config(path, "train")
+        with _naming(place):
+            workdirs.read_config(path, "train")
         return checkpoint.read_variables(path)
     fix = "give a workdir of lbopt train, a file of lbopt export, or a folder of Transformers"
     require((path / "config.json").is_file(), "config.init_from", place, fix)
-    return dict(huggingface.load_huggingface(path)[1])
+    with _naming(place):
+        return dict(huggingface.load_huggingface(path)[1])
+
+
+@contextlib.contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Let errors name `config.init_from`, and not the --workdir that a run would have."""
+    try:
+        yield
+    except (UserError, EnvironmentProblem) as error:
+        said = re.sub(r"^--workdir( = '.*')?: ", "", str(error)).replace("another --workdir", "another folder")
+        raise type(error)(f"config.init_from = {place!r}: {said}") from error
 
 
 def merged(ours: types.PyTree, theirs: Mapping[str, Any], model: ModelConfig, place: str) -> tuple[types.PyTree, list]:

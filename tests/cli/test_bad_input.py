@@ -136,6 +136,10 @@ COMMAND_LINES = {
     "no widths": (field("model.widths", "()"), ["config.model.widths", "()"]),
     "width 0": (field("model.widths", "(8,0)"), ["config.model.widths", "(8, 0)"]),
     "too many widths": (field("model.widths", "(2,2,2,2,2)"), ["config.model.widths"]),
+    "a mean without its deviation": (
+        field("data.pixel_mean", "(0.5,)"),
+        ["config.data.pixel_mean = (0.5,)", "config.data.pixel_std = (0.229, 0.224, 0.225)"],
+    ),
     "unknown norm scope": (field("model.batch_norm_scope", "galaxy"), ["config.model.batch_norm_scope", "galaxy"]),
     "norm groups that do not divide": (field("model.batch_norm_scope", "examples:7"), ["groups of 7", "256"]),
     "norm groups of 3 replicas": (field("model.batch_norm_scope", "replicas:3"), ["groups of 3", "4 replicas"]),

@@ -38,5 +38,16 @@ def test_other_fields_may_not(override):
         load(override)
 
 
+def test_a_field_of_a_group_that_is_none_says_so():
+    said = r"^--config\.phase2\.num_steps: config\.phase2 is None: use a row that has it$"
+    with pytest.raises(UserError, match=said):
+        load_config(str(FILE.with_name("digits_cnn.py")), ["--config.phase2.num_steps=3"], TrainConfig)
+
+
+def test_a_field_of_a_number_that_is_none_is_no_field():
+    with pytest.raises(UserError, match=r"config\.data\.data_dir has no field 'x'"):
+        load_config(str(FILE.with_name("digits_cnn.py")), ["--config.data.data_dir.x=3"], TrainConfig)
+
+
 def test_a_text_is_taken_as_it_is():
     assert load("name=None").name == "None"

@@ -1,5 +1,7 @@
 """The Penn Treebank's three files, word by word."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -56,3 +58,11 @@ def test_a_file_that_is_missing_or_empty_or_no_text(folder, name, content):
     with pytest.raises(EnvironmentProblem, match=name.replace(".", r"\.")) as caught:
         load_ptb(folder)
     assert ("lbopt prepare ptb" in str(caught.value)) == (content is None)
+
+
+def test_missing_files_are_said_with_the_field_and_the_command(folder):
+    (folder / "ptb.test.txt").unlink()
+    for data_dir, given in ((None, ""), ("/data", " --data_dir=/data")):
+        said = f"config.data.name = 'ptb': ptb.test.txt missing in {folder}; lbopt prepare ptb{given} says where"
+        with pytest.raises(EnvironmentProblem, match=f"^{re.escape(said)}"):
+            load_ptb(folder, data_dir=data_dir)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -93,7 +94,7 @@ with StoreWriter({str(tmp_path / "store")!r}, ["a"], "a test") as writer:
     os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
-    with pytest.raises(UserError, match=r"no store\.json"):
+    with pytest.raises(EnvironmentProblem, match="there is no store in"):
         open_store(tmp_path / "store")
     write(tmp_path / "store", make_documents())
     assert_same(open_store(tmp_path / "store"), make_documents())
@@ -138,6 +139,26 @@ def test_a_disk_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(EnvironmentProblem, match=r"the store .*file/store cannot be written"):
         write(tmp_path / "file/store", make_documents())
+
+
+def test_a_store_that_is_not_there_says_what_makes_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    made = r"run lbopt prepare text --name=books --folder=DIR"
+    for folder, ending in ((tmp_path / "books", ""), (tmp_path / "lbopt_text/books", f" --data_dir={tmp_path}")):
+        said = f"config.data.builder = 'books': there is no store in {folder}; {made}{ending}"
+        with pytest.raises(EnvironmentProblem, match=f"^{re.escape(said)}$"):
+            open_store(folder)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    with pytest.raises(EnvironmentProblem, match=f"{made}$"):
+        open_store(tmp_path / "lbopt_text/books")
+
+
+def test_a_folder_without_a_description_is_no_store(tmp_path):
+    write(tmp_path / "store", make_documents())
+    (tmp_path / "store/store.json").unlink()
+    said = r"^config.data.builder = 'store': .*store has files but no store.json; copy the whole folder again"
+    with pytest.raises(EnvironmentProblem, match=said):
+        open_store(tmp_path / "store")
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "sentences.bin", "documents.bin"])

@@ -179,7 +179,7 @@ def test_one_damaged_record_too_many_ends_the_run(flags):
 
 
 BAD = {
-    "no such data set": (["--config.data.builder=imagenet"], 3, "run lbopt prepare imagenet,"),
+    "no such data set": (["--config.data.builder=imagenet"], 3, "run lbopt prepare imagenet --data_dir={data_dir}, or"),
     "no such split": (["--config.data.train_split=training"], 2, "config.data.train_split = 'training'"),
     "nothing in a split": (["--config.data.train_split=train[:0]"], 2, "config.data.train_split = 'train[:0]'"),
     "an odd size to fold": (["--config.data.image_size=33"], 2, "config.data.space_to_depth = True"),
@@ -197,12 +197,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_is_one_line_before_anything_is_compiled(name, flags, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_is_one_line_before_anything_is_compiled(name, flags, data_dir, tmp_path, capsys, monkeypatch):
     overrides, code, said = BAD[name]
     monkeypatch.setattr(build.steps.Step, "lower", lambda *arguments: pytest.fail("lowered"))
     assert main.main(["train", *flags(), *overrides, f"--workdir={tmp_path / 'run'}"]) == code
     error = capsys.readouterr().err
-    assert said in error
+    assert said.format(data_dir=data_dir) in error
     assert len(error.splitlines()) == 1
 
 

@@ -67,7 +67,10 @@ BAD = {
         "image_size=32",
         "config.data.image_size = 32: images of mnist are 28 x 28",
     ),
-    "three means for grey images": ("pixel_mean=(0.1, 0.2, 0.3)", "config.data.pixel_mean = (0.1, 0.2, 0.3)"),
+    "three means for grey images": (
+        "pixel_mean=(0.1, 0.2, 0.3); pixel_std=(1.0, 1.0, 1.0)",
+        "config.data.pixel_mean = (0.1, 0.2, 0.3): images of mnist are grey",
+    ),
     "colours of grey images": ("augmentation=autoaugment", "config.data.augmentation = 'autoaugment'"),
 }
 
@@ -75,7 +78,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_grey_images_cannot_have_is_one_line(name, data_dir, tmp_path, capsys):
     override, said = BAD[name]
-    flags = [f"--config={FILE}", f"--config.data.data_dir={data_dir}", f"--config.data.{override}"]
+    overrides = [f"--config.data.{one}" for one in override.split("; ")]
+    flags = [f"--config={FILE}", f"--config.data.data_dir={data_dir}", *overrides]
     assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 2
     error = capsys.readouterr().err
     assert said in error

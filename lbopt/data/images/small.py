@@ -9,7 +9,7 @@ from lbopt.data.damaged import DamagedCount, DamagedRecord
 from lbopt.data.images.augment import Policy
 from lbopt.data.images.decode import UnreadableImage, decode
 from lbopt.data.records import Records, read_record
-from lbopt.errors import EnvironmentProblem, require
+from lbopt.errors import EnvironmentProblem
 
 _STREAM = 3
 """Keeps the counters of these draws clear of the others that have the same key (see `lbopt.data.masked`)."""
@@ -102,9 +102,3 @@ def _read(records: Records, index: int, shape: tuple[int, ...], num_classes: int
     if image.shape[:2] != shape[:2]:
         raise DamagedRecord(f"its image is {image.shape[0]} x {image.shape[1]}, not {shape[0]} x {shape[1]}")
     return (image[..., 0] if shape[2] == 1 else image), int(record["label"])
-
-
-def require_side(field: str, asked: int | None, shape: tuple[int, ...]) -> None:
-    """Check that images of a fixed size are asked for at that size."""
-    fix = f"the images are {shape[0]} x {shape[1]}; leave it None, or set train_crop='resized' to have them resized"
-    require(asked in (None, shape[0]) and shape[0] == shape[1], field, asked, fix)

@@ -197,6 +197,22 @@ def test_a_small_image_is_cut_out_of_its_padded_self(thumbnails):
     np.testing.assert_array_equal(seen, images.draw(np.ones(500, int), np.arange(500), 0)["image"])
 
 
+def test_a_small_image_in_colour_depends_on_seed_epoch_and_number_only(encoded):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+    records = [{"image": encoded(one, "PNG"), "label": 9 - number} for number, one in enumerate(pixels)]
+    arrays = load_arrays(records, (8, 8, 3), 10, DamagedCount("here", 0))
+    np.testing.assert_array_equal(arrays["image"], pixels)
+    images = SmallImages(arrays, 2, True, Policy("autoaugment"), DamagedCount("here", 0))
+    one = images.draw(np.asarray([3, 1]), np.asarray([1, 2]), seed=5)
+    other = images.draw(np.asarray([1, 0, 3]), np.asarray([2, 2, 1]), seed=5)
+    np.testing.assert_array_equal(one["image"], other["image"][[2, 0]])
+    assert (one["image"].dtype, one["image"].shape) == (np.uint8, (2, 8, 8, 3))
+    assert (one["label"].tolist(), other["label"].tolist()) == ([6, 8], [8, 9, 6])
+    for index, epoch, seed in ((4, 1, 5), (3, 2, 5), (3, 1, 6)):
+        assert np.any(one["image"][0] != images.draw(np.asarray([index]), np.asarray([epoch]), seed)["image"][0])
+    np.testing.assert_array_equal(images.take(np.arange(6))["image"], pixels)
+
+
 def test_small_records_that_are_damaged_are_left_out(thumbnails, encoded):
     pixels, records = thumbnails
     wrong = [
