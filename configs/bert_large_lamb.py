@@ -203,6 +203,6 @@ def _smoke() -> TrainConfig:
         max_predictions=9,
         schedule=_rest_of_the_line(5e-3, 4, 7),
     )
-    config.checkpoint = CheckpointConfig(every_steps=2)
+    config.checkpoint = CheckpointConfig(every_steps=1)
     config.eval_global_batch_size, config.eval_every_steps, config.log_every_steps = 16, 4, 1
     return config

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from lbopt.cli import doctor
+from lbopt.cli.arguments import call_get_config
 
 
 def test_doctor_finds_nothing_wrong(lbopt):
@@ -48,7 +49,9 @@ def test_recipes_lists_every_config(lbopt, configs, given, tmp_path, monkeypatch
         monkeypatch.chdir(tmp_path)
     code, out, err = lbopt("recipes", *([f"--configs={configs}"] if given else []))
     assert (code, err) == (0, "")
-    header, *rows = out.splitlines()
+    header, *rows, hint = out.splitlines()
+    assert "lbopt recipes --config=CONFIG shows a row in full" in hint
+    assert "lbopt train --config=CONFIG --workdir=DIR runs it" in hint
     assert header.split() == [
         "config",
         "batch",
@@ -71,6 +74,71 @@ def test_recipes_lists_every_config(lbopt, configs, given, tmp_path, monkeypatch
     assert any(re.search(r"digits_limit\.py +16\.\.1024 +5 arms ", row) for row in rows)
 
 
+FIELDS = [
+    "command",
+    "source",
+    "batch",
+    "optimizer",
+    "published result",
+    "hardware",
+    "time",
+    "status",
+    "note",
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "command", "workdir", "shown"),
+    [
+        (
+            "bert_large_lamb.py:mixed",
+            "train",
+            "runs/bert_large_lamb-mixed",
+            {"batch": "65536/32768", "optimizer": "lamb, variant albert", "hardware": "1024 TPU v3"},
+        ),
+        (
+            "mnist.py:adam-50000",
+            "train",
+            "runs/mnist-adam-50000",
+            {"batch": "50000", "optimizer": "adam", "status": "not yet run"},
+        ),
+        ("sweeps/digits_limit.py", "sweep", "runs/digits_limit", {"batch": "16..1024", "optimizer": "5 arms"}),
+    ],
+)
+def test_recipes_shows_a_row_in_full(lbopt, configs, row, command, workdir, shown):
+    flag = configs / row
+    code, out, err = lbopt("recipes", f"--config={flag}")
+    assert (code, err) == (0, "")
+    found, name = {}, ""
+    for line in out.splitlines():
+        label, text = line[:18].strip(), line[18:]
+        name = label or name
+        found[name] = f"{found[name]} {text}" if name in found else text
+    assert list(found) == FIELDS
+    about = call_get_config(str(flag)).about
+    assert found["command"] == f"lbopt {command} --config={flag} --workdir={workdir}"
+    said = (about.paper, about.published_result, about.hardware, about.time, about.status, about.note)
+    names = ("source", "published result", "hardware", "time", "status", "note")
+    assert [found[name] for name in names] == [text or "-" for text in said]
+    assert found.items() >= shown.items()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--config={mnist}", "--config.seed=1"], "--config.seed=1: lbopt recipes shows rows as they are"),
+        (["--config.seed=1"], "--config.seed=1: lbopt recipes shows rows as they are"),
+        (["--config={mnist}", "--configs=configs"], "give one of the two"),
+        (["--config={mnist}:nothing"], "--config row = 'nothing'"),
+        (["--config=nowhere.py"], "there is no file 'nowhere.py'"),
+    ],
+)
+def test_recipes_refuses_what_it_cannot_show(lbopt, configs, flags, said):
+    code, out, err = lbopt("recipes", *(flag.format(mnist=configs / "mnist.py") for flag in flags))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize(
     ("command", "flags"),
@@ -79,7 +147,7 @@ def test_recipes_lists_every_config(lbopt, configs, given, tmp_path, monkeypatch
         ("evaluate", ["config", "workdir", "checkpoint"]),
         ("sweep", ["config", "workdir"]),
         ("report", ["workdir"]),
-        ("recipes", ["configs"]),
+        ("recipes", ["config", "configs"]),
         ("doctor", []),
     ],
 )
