@@ -39,6 +39,30 @@ class PhaseConfig:
     optimizer_state: str = "keep"
 
 
+_ELSEWHERE = {
+    "config.num_steps": "num_steps",
+    "config.global_batch_size": "global_batch_size",
+    "config.eval_global_batch_size": "eval_global_batch_size",
+    "config.parallel.num_microsteps": "num_microsteps",
+    "config.data.sequence_length": "sequence_length",
+    "config.data.max_predictions": "max_predictions",
+    "config.model.remat": "remat",
+    "config.schedule": "schedule",
+}
+"""Where the config of the phase as a run of its own has the fields."""
+
+
+def as_of_phase2(message: str) -> str:
+    """Say what was wrong with the second phase, as a run of its own, in the words of the whole config.
+
+    >>> as_of_phase2("config.schedule.power = -1: give a number > 0")
+    'config.phase2.schedule.power = -1: give a number > 0'
+    """
+    for there, here in _ELSEWHERE.items():
+        message = message.replace(there, f"config.phase2.{here}")
+    return message if "config.phase2." in message else f"config.phase2: {message}"
+
+
 def validate_phase(phase: PhaseConfig, prefix: str) -> None:
     """Check what the configuration of the phase as a run of its own does not."""
     for field in ("num_steps", "global_batch_size", "num_microsteps", "eval_global_batch_size"):

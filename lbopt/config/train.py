@@ -10,7 +10,7 @@ from lbopt.config.loss import LossConfig, validate_loss
 from lbopt.config.model import FAMILIES, ModelConfig, validate_model
 from lbopt.config.optimizer import OptimizerConfig, validate_optimizer
 from lbopt.config.parallel import ParallelConfig, validate_parallel
-from lbopt.config.phase import PhaseConfig, validate_phase
+from lbopt.config.phase import PhaseConfig, as_of_phase2, validate_phase
 from lbopt.config.schedule import ScheduleConfig, validate_schedule
 from lbopt.errors import UserError, require, require_choice
 
@@ -170,7 +170,7 @@ def _validate_second_phase(config: TrainConfig) -> None:
     try:
         config.phases()[1].validate()
     except UserError as error:
-        raise UserError(f"phase 2: {error}") from error
+        raise UserError(as_of_phase2(str(error))) from error
 
 
 def _validate_target(config: TrainConfig) -> None:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from lbopt import types
 from lbopt.config.parallel import ParallelConfig
+from lbopt.config.phase import as_of_phase2
 from lbopt.config.train import TrainConfig
 from lbopt.data.arrays import Dataset
 from lbopt.data.batches import TrainBatches
@@ -47,25 +48,15 @@ def build(config: TrainConfig) -> Run:
     try:
         then = _build_phase(second[0], mesh, run, config.phase2.optimizer_state == "keep")
     except UserError as error:
-        raise UserError(f"phase 2: {error}") from error
+        raise UserError(as_of_phase2(str(error))) from error
     return dataclasses.replace(run, then=then)
 
 
 def _build_phase(config: TrainConfig, mesh: Mesh, before: Run | None = None, keep_optimizer: bool = True) -> Run:
-    learned_from = config.init_from
-    size, parts = config.global_batch_size, config.parallel.num_microsteps
-    problem = problems.make_problem(config.data, config.model, config.loss, size, learned_from)
+    size = config.global_batch_size
+    problem = problems.make_problem(config.data, config.model, config.loss, size, config.init_from)
     train, validation, test = problem.splits
-    require(
-        size <= len(train),
-        "config.global_batch_size",
-        size,
-        f"the training set has {len(train)} examples; use at most that",
-    )
-    meshes.check_divisible(size, mesh, parts)
-    here = Replicas(mesh.size, grid=meshes.torus_grid(mesh))
-    problems.check_batch(config.model, here, size // parts)
-    _check_metrics(config, problem.metric_names)
+    _check_fit(config, problem, mesh)
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps)
     schedule = schedules.make_schedule(config.schedule, resolved)
     tx = optimizers.make_optimizer(config.optimizer, schedule, global_batch_size=size, stacked=problem.stacked)
@@ -74,7 +65,6 @@ def _build_phase(config: TrainConfig, mesh: Mesh, before: Run | None = None, kee
     evaluate_on = problem.evaluator(mesh, config.parallel.backend)
     averaged = _averaging(config, mesh)
     first_step, first_example = (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)
-    every_epochs = config.eval_every_epochs
 
     def evaluation(dataset: Dataset) -> Callable[[TrainState], dict[str, float]]:
         return lambda state: evaluate_on(averaged(state), dataset, config.eval_global_batch_size)
@@ -91,11 +81,7 @@ def _build_phase(config: TrainConfig, mesh: Mesh, before: Run | None = None, kee
         evaluate_test=evaluation(test),
         global_batch_size=size,
         num_steps=resolved.num_steps,
-        cadence=Cadence(
-            config.log_every_steps,
-            config.eval_every_steps if every_epochs is None else every_epochs * resolved.steps_per_epoch,
-            config.checkpoint.every_steps,
-        ),
+        cadence=_cadence(config, resolved),
         keep_checkpoints=config.checkpoint.keep,
         best_metric=config.checkpoint.best_metric,
         first_step=first_step,
@@ -104,12 +90,35 @@ def _build_phase(config: TrainConfig, mesh: Mesh, before: Run | None = None, kee
         check_start=lambda: _check_start(config, shapes()),
         enter=_entering(tx, train_step, keep_optimizer) if before else None,
         damaged=lambda: _damaged(train, validation),
-        target=Target(config.target_metric, config.target_value, config.stop_at_target)
-        if config.target_metric
-        else None,
+        target=_target(config),
         mllog=_mllog(config, resolved, len(train), len(validation)) if config.mllog else None,
         steps_per_epoch=resolved.steps_per_epoch,
     )
+
+
+def _check_fit(config: TrainConfig, problem: problems.Problem, mesh: Mesh) -> None:
+    """Check the batch against data, devices and batch norm, and the names of metrics."""
+    size, parts, examples = config.global_batch_size, config.parallel.num_microsteps, len(problem.splits.train)
+    fix = f"the training set has {examples} examples; use at most that"
+    require(size <= examples, "config.global_batch_size", size, fix)
+    meshes.check_divisible(size, mesh, parts)
+    problems.check_batch(config.model, Replicas(mesh.size, grid=meshes.torus_grid(mesh)), size // parts)
+    known = [f"eval/{name}" for name in problem.metric_names]
+    require_choice("config.checkpoint.best_metric", config.checkpoint.best_metric, known)
+    if config.target_metric:
+        require_choice("config.target_metric", config.target_metric, known)
+
+
+def _cadence(config: TrainConfig, resolved: schedules.Resolved) -> Cadence:
+    epochs = config.eval_every_epochs
+    every_steps = config.eval_every_steps if epochs is None else epochs * resolved.steps_per_epoch
+    return Cadence(config.log_every_steps, every_steps, config.checkpoint.every_steps)
+
+
+def _target(config: TrainConfig) -> Target | None:
+    if not config.target_metric:
+        return None
+    return Target(config.target_metric, config.target_value, config.stop_at_target)
 
 
 def _mllog(config: TrainConfig, resolved: schedules.Resolved, num_train: int, num_validation: int) -> dict[str, Any]:
@@ -130,14 +139,6 @@ def _mllog(config: TrainConfig, resolved: schedules.Resolved, num_train: int, nu
         "opt_end_learning_rate": config.schedule.end_learning_rate or 0.0,
         "opt_weight_decay": optimizer.weight_decay,
     }
-
-
-def _check_metrics(config: TrainConfig, names: tuple[str, ...]) -> None:
-    """Check that the evaluation has what is looked for in it."""
-    known = [f"eval/{name}" for name in names]
-    require_choice("config.checkpoint.best_metric", config.checkpoint.best_metric, known)
-    if config.target_metric:
-        require_choice("config.target_metric", config.target_metric, known)
 
 
 def _make_step(config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh) -> steps.Step:

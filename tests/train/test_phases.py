@@ -199,11 +199,11 @@ def test_a_checkpoint_of_either_phase_is_evaluated(step, straight, file, lines, 
 
 BAD = {
     "steps of the first phase": ("num_steps=6,", "num_epochs=3.0,", "config.num_steps = None"),
-    "a batch that does not divide": ("global_batch_size=128, num", "global_batch_size=127, num", "phase 2: "),
+    "a batch that does not divide": ("global_batch_size=128, num", "global_batch_size=127, num", "config.phase2"),
     "a warmup that is too long": (
         "warmup_steps=2.0),\n            optimizer",
         "warmup_steps=5.0),\n            optimizer",
-        "phase 2: config.schedule.warmup_steps = 5.0",
+        "config.phase2.schedule.warmup_steps = 5.0",
     ),
     "another word": ("optimizer_state=arg", "optimizer_state='forget'", "config.phase2.optimizer_state = 'forget'"),
 }

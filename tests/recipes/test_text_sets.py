@@ -1,0 +1,127 @@
+"""Prepared text through the recipes as they ship: a corpus for BERT in two phases, Penn Treebank for the LSTM."""
+
+import json
+import pathlib
+
+import pytest
+
+from lbopt.cli import main
+from lbopt.data.pydoc import split_topics
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+BERT = (
+    "--config.model.size=tiny",
+    "--config.model.max_length=64",
+    "--config.model.dtype=float32",
+    "--config.data.builder=topics",
+    "--config.data.sequence_length=32",
+    "--config.data.max_predictions=5",
+    "--config.data.vocab_size=512",
+    "--config.global_batch_size=8",
+    "--config.num_steps=2",
+    "--config.schedule.warmup_steps=1.0",
+    "--config.phase2.sequence_length=64",
+    "--config.phase2.max_predictions=9",
+    "--config.phase2.global_batch_size=4",
+    "--config.phase2.num_steps=2",
+    "--config.phase2.schedule.warmup_steps=1.0",
+    "--config.phase2.eval_global_batch_size=64",
+    "--config.eval_global_batch_size=64",
+    "--config.log_every_steps=1",
+    "--config.parallel.num_devices=1",
+)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """Return a folder with a corpus of 24 plain-text files, prepared, and with Penn Treebank in little."""
+    folder = tmp_path_factory.mktemp("data")
+    books = tmp_path_factory.mktemp("books")
+    topics = sorted(split_topics()[0], key=len, reverse=True)
+    for number, topic in enumerate(topics[:24]):
+        (books / f"{number:02d}.txt").write_text("\n\n".join(topic))
+    command = ["prepare", "text", "--name=topics", f"--folder={books}", "--vocab_size=512", f"--data_dir={folder}"]
+    assert main.main(command) == 0
+    (folder / "ptb").mkdir()
+    for part, topic in zip(("train", "valid", "test"), topics, strict=False):
+        words = [" ".join(sentence.split()[:40]).replace("<unk>", "unk") for sentence in topic[:60]]
+        (folder / "ptb" / f"ptb.{part}.txt").write_text("".join(f" {line} <unk> \n" for line in words))
+    return folder
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_bert_trains_on_a_prepared_corpus_in_two_phases(data_dir, tmp_path):
+    flags = [f"--config={CONFIGS / 'bert_large_lamb.py'}:mixed", *BERT, f"--config.data.data_dir={data_dir}"]
+    assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 0
+    found = lines(tmp_path / "run")
+    assert [line["examples_seen"] for line in found] == [8, 16, 20, 24]
+    assert all(0 < line["train/masked_lm_loss"] < 10 for line in found)
+    vocabulary = (data_dir / "lbopt_text" / "topics" / "vocab.txt").read_text()
+    assert (tmp_path / "run" / "vocab.txt").read_text() == vocabulary
+
+
+def words_of(data_dir):
+    return {*(data_dir / "ptb" / "ptb.train.txt").read_text().split(), "<eos>"}
+
+
+def test_an_lstm_reads_penn_treebank_through(data_dir, tmp_path):
+    flags = [
+        f"--config={CONFIGS / 'lstm_legw.py'}:ptb-small-20",
+        f"--config.data.data_dir={data_dir}",
+        f"--config.data.vocab_size={len(words_of(data_dir))}",
+        "--config.data.sequence_length=5",
+        "--config.global_batch_size=8",
+        "--config.num_steps=30",
+        "--config.schedule.warmup_steps=2.0",
+        "--config.schedule.base_learning_rate=2.0",
+        "--config.model.width_coefficient=0.1",
+        "--config.eval_every_epochs=0.5",
+        "--config.checkpoint.every_steps=30",
+        "--config.parallel.num_devices=1",
+    ]
+    assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 0
+    scores = [line["eval/perplexity"] for line in lines(tmp_path / "run") if "eval/perplexity" in line]
+    assert scores[-1] < len(words_of(data_dir))
+    assert main.main(["report", f"--workdir={tmp_path / 'run'}"]) == 0
+    assert (tmp_path / "run" / "perplexity.png").exists()
+
+
+BAD = {
+    "a vocabulary of another size": ("bert_large_lamb", ["data.vocab_size=600"], "config.data.vocab_size = 600", 2),
+    "no such corpus": ("bert_large_lamb", ["data.builder=books"], "lbopt prepare text --name=books", 3),
+    "two tokens of room": (
+        "bert_large_lamb",
+        ["data.sequence_length=4", "data.max_predictions=2"],
+        "config.data.sequence_length = 4",
+        2,
+    ),
+    "longer than the positions": (
+        "bert_large_lamb",
+        ["phase2.sequence_length=128"],
+        "config.phase2.sequence_length = 128",
+        2,
+    ),
+    "another number of words": ("lstm_legw", ["data.vocab_size=10000"], "config.data.vocab_size = 10000", 2),
+    "more lanes than text": ("lstm_legw", ["global_batch_size=5000"], "config.global_batch_size = 5000", 2),
+    "no files": ("lstm_legw", ["data.data_dir=/nowhere"], "lbopt prepare ptb", 3),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_is_one_line(name, data_dir, tmp_path, capsys):
+    file, overrides, said, code = BAD[name]
+    row, flags = (
+        (":mixed", BERT)
+        if file == "bert_large_lamb"
+        else (":ptb-small-20", [f"--config.data.vocab_size={len(words_of(data_dir))}"])
+    )
+    flags = [f"--config={CONFIGS / file}.py{row}", f"--config.data.data_dir={data_dir}", *flags]
+    flags += [f"--config.{override}" for override in overrides]
+    assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
