@@ -177,7 +177,7 @@ def _reason(error: Exception) -> str:
 
 def is_begun(workdir: pathlib.Path) -> bool:
     """Return whether a workdir has a checkpoint."""
-    return bool(_steps_on_disk(workdir / "checkpoints"))
+    return (workdir / "checkpoints").is_dir() and bool(_steps_on_disk(workdir / "checkpoints"))
 
 
 def _steps_on_disk(folder: pathlib.Path) -> list[int]:

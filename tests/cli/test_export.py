@@ -165,7 +165,7 @@ def test_a_folder_for_transformers(name, tmp_path):
     """What the command does after a run on data that are not embedded."""
     model, inputs, outputs, head = MODELS[name]
     variables = torch_side.randomized_variables(networks.make_network(model, outputs, head), inputs)
-    plan = types.SimpleNamespace(batches=[IMAGES])
+    plan = types.SimpleNamespace(batches=types.SimpleNamespace(piece=lambda *numbers: IMAGES))
     export._save_huggingface(tmp_path / "out", TrainConfig(model=model), plan, variables, {"recipe": "x"})
     loaded, back = lbopt_package.load_huggingface(tmp_path / "out")
     assert export.outputs_and_head(back["params"]) == (outputs, head)
