@@ -37,7 +37,9 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
       UserError: if it is none of these.
       EnvironmentProblem: if it cannot be read.
     """
-    variables = _read(pathlib.Path(place).expanduser(), place)
+    with _naming(place):
+        path = workdirs.absolute(place)
+    variables = _read(path, place)
     params = variables["params"]
     if model.name == "bert" and model.scan_layers != ("layers" in params):
         params = bert.stack_layers(params) if model.scan_layers else bert.unstack_layers(params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -88,8 +89,8 @@ def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
 
 def _vocabulary_file(data: DataConfig, learned: str | None) -> pathlib.Path:
     if data.vocab_file is not None:
-        return pathlib.Path(data.vocab_file).expanduser()
-    file = pathlib.Path(learned or "").expanduser() / "vocab.txt"
+        return pathlib.Path(os.path.expanduser(data.vocab_file))
+    file = pathlib.Path(os.path.expanduser(learned or "")) / "vocab.txt"
     if learned is None or not file.is_file():
         raise UserError(
             "config.data.vocab_file = None: give the vocab.txt of the model that config.init_from names; "
