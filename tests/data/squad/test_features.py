@@ -38,6 +38,8 @@ def questions():
         begin = chance.randrange(len(text) - 300)
         context = text[begin : begin + chance.choice([40, 150, 300, 1500])]
         words = list(re.finditer(r"[A-Za-z0-9]+", context))
+        if not words:
+            continue
         first = chance.randrange(len(words))
         last = min(first + chance.choice([0, 0, 1, 4]), len(words) - 1)
         start, stop = words[first].start(), words[last].end()
