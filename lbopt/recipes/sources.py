@@ -8,7 +8,8 @@ from lbopt.config.data import TASKS, DataConfig
 from lbopt.data import digits, pydoc
 from lbopt.data.arrays import Splits
 from lbopt.data.masked import MaskedLMDataset
-from lbopt.recipes import images, text
+from lbopt.errors import EnvironmentProblem
+from lbopt.recipes import text
 
 
 class Source(NamedTuple):
@@ -59,6 +60,12 @@ def _digits(data: DataConfig) -> Source:
 
 
 def _images(data: DataConfig) -> Source:
+    try:
+        from lbopt.recipes import images
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"config.data.name = 'images': images are decoded by packages that are not installed ({error}): pip install 'lbopt[images]'"
+        ) from error
     splits, num_classes = images.load(data)
     return Source(splits, num_classes, pixel_scale=(data.pixel_mean, data.pixel_std))
 

@@ -44,11 +44,12 @@ class MlperfLog:
                 self._write(_POINT, key, value, 0)
             self._write(_END, "init_stop", None, 0)
             self._write(_START, "run_start", None, 0)
-        self._in_block = False
+        self._in_block = bool(kept) and '"block_start"' in kept[-1]
 
     def training_begins(self, step: int) -> None:
-        """Say that a block of training begins."""
-        self._write(_START, "block_start", None, step)
+        """Say that a block of training begins, unless one goes on: that of a run that was stopped in it."""
+        if not self._in_block:
+            self._write(_START, "block_start", None, step)
         self._in_block = True
 
     def evaluation_begins(self, step: int) -> None:

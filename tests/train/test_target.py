@@ -145,4 +145,6 @@ def test_a_resumed_run_says_everything_once(train, tmp_path):
     assert [keys.count(key) for key in ("init_start", "run_start", "run_stop")] == [1, 1, 1]
     evaluated = [line["metadata"]["step"] for line in said if line["key"] == "eval_accuracy"]
     assert evaluated == [5, 10, 15, 20]
+    for stem in ("block", "eval"):
+        assert keys.count(f"{stem}_start") == keys.count(f"{stem}_stop") == 4
     assert said[-1]["metadata"] == {"step": 20, "epoch_num": 1.25, "status": "aborted"}
