@@ -1,0 +1,38 @@
+"""What `scripts/quickstart` installs is enough for every command; packages of other extras are asked for by name."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+ABSENT = ("cv2", "simplejpeg", "tensorflow_datasets", "torch", "transformers", "tensorflow")
+BLOCK = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}));"
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", BLOCK + code], capture_output=True, text=True, timeout=120)
+
+
+def test_every_command_is_there_without_the_packages_of_other_extras():
+    code = "import importlib; from lbopt.cli import main;"
+    code += "[importlib.import_module(f'lbopt.cli.{name}') for name in main.COMMANDS]; import lbopt.recipes.build"
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        (["train", f"--config={CONFIGS}/resnet50_lamb.py:smoke", "--workdir=nowhere"], "pip install 'lbopt[images]'"),
+        (["train", f"--config={CONFIGS}/squad.py:smoke", "--workdir=nowhere"], "lbopt prepare pydoc_squad"),
+        (["prepare", "generated_images"], "pip install 'lbopt["),
+    ],
+)
+def test_what_is_missing_is_one_line(command, extra, tmp_path):
+    command = [*command, f"--{'config.data.' if command[0] == 'train' else ''}data_dir={tmp_path}"]
+    done = python(f"from lbopt.cli import main; sys.exit(main.main({command!r}))")
+    assert done.returncode == 3, done.stderr
+    assert extra in done.stderr
+    assert len(done.stderr.splitlines()) == 1
