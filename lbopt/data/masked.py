@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lbopt.data.arrays import Reading
+from lbopt.data.draws import Draws
 from lbopt.data.pieces import CLS, MASK, PAD, SEP, UNK
 from lbopt.data.text import Document, SpecialIds
 from lbopt.data.tokens import TokenStore, gather_documents
@@ -23,6 +24,8 @@ LEARNED_SPECIAL = SpecialIds(PAD, UNK, CLS, SEP, MASK)
 MEAN_OVER = 4096
 """Examples that `MaskedLMDataset.mean_predictions` looks at."""
 
+_STREAM = 1
+"""Of these draws; see `lbopt.data.draws`."""
 _BLOCK = 256
 """Examples that are made at a time: arrays of so many stay in the processor's cache."""
 _PLACE_BITS = 11
@@ -223,12 +226,11 @@ class MaskedLMDataset:
 def uniform_draws(indices: np.ndarray, epochs: np.ndarray, seed: int, count: int) -> np.ndarray:
     """Return draws from [0, 1), [examples, count] fp64, each row a function of (seed, epoch, example) only.
 
-    Raw words of Philox, whose stream NumPy guarantees; the counter keeps clear of the order's, which has the same key.
+    Raw words of the bit generator, whose stream NumPy guarantees.
     """
-    words = [
-        np.random.Philox(key=[seed, int(epoch)], counter=[0, 0, int(index), 1]).random_raw(count)
-        for index, epoch in zip(indices, epochs, strict=True)
-    ]
+    draws = Draws(_STREAM)
+    examples = zip(indices.tolist(), epochs.tolist(), strict=True)
+    words = [draws.at(seed, epoch, index).bit_generator.random_raw(count) for index, epoch in examples]
     return (np.stack(words) >> np.uint64(11)) * 2.0**-53
 
 

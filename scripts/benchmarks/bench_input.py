@@ -22,13 +22,13 @@ import input_images
 import input_text
 import numpy as np
 import pairs
+import simplejpeg
 
 from lbopt.data.arrays import Reading
 from lbopt.data.batches import TrainBatches, read
 from lbopt.data.damaged import DamagedCount
 from lbopt.data.images.augment import Policy
 from lbopt.data.images.dataset import ImageDataset, Preparation
-from lbopt.data.images.decode import decode
 from lbopt.data.records import TfdsFolder
 
 IMAGES, PIECE = 288, 32
@@ -169,7 +169,7 @@ def _parts(folder: pathlib.Path) -> list[dict]:
 
     def at(eighths: int) -> Any:
         height, width = input_images.HEIGHT * eighths // 8, input_images.WIDTH * eighths // 8
-        return lambda: [decode(file, height, width, scaled=True).shape for file in files]
+        return lambda: [simplejpeg.decode_jpeg(file, min_height=height, min_width=width).shape for file in files]
 
     rows = []
     for eighths, why in ((1, ", nearly all of it Huffman decoding"), (4, ""), (5, ""), (6, ""), (7, "")):

@@ -59,35 +59,36 @@ def random_box(
       the draw itself [recalled 90%] from TensorFlow's kernel and from torchvision's RandomResizedCrop.
     """
     require_choice("sampling", sampling, SAMPLINGS)
-    draw = _by_area if sampling == "by_area" else _by_height
-    for _ in range(attempts):
-        size = draw(rng, height, width, area, ratio)
+    size_of = _by_area if sampling == "by_area" else _by_height
+    for one, other, down, across in rng.random((attempts, 4)).tolist():
+        size = size_of(one, other, height, width, area, ratio)
         if size is not None:
-            box_height, box_width = size
-            top = int(rng.integers(height - box_height + 1))
-            left = int(rng.integers(width - box_width + 1))
-            whole = (box_height, box_width) == (height, width)
-            if sampling == "by_height" and whole:
+            if sampling == "by_height" and size == (height, width):
                 break
-            return Box(top, left, box_height, box_width)
+            return Box(int(down * (height - size[0] + 1)), int(across * (width - size[1] + 1)), *size)
     return _largest(height, width, ratio) if sampling == "by_area" else central_box(height, width)
 
 
-def _by_area(rng, height, width, area, ratio) -> tuple[int, int] | None:
-    pixels = height * width * rng.uniform(*area)
-    drawn = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+def _by_area(one, other, height, width, area, ratio) -> tuple[int, int] | None:
+    """Return (height, width) of a box from two numbers in [0, 1); None if it does not fit."""
+    pixels = height * width * _between(area[0], area[1], one)
+    drawn = math.exp(_between(math.log(ratio[0]), math.log(ratio[1]), other))
     box_height, box_width = round(math.sqrt(pixels / drawn)), round(math.sqrt(pixels * drawn))
     return (box_height, box_width) if 0 < box_height <= height and 0 < box_width <= width else None
 
 
-def _by_height(rng, height, width, area, ratio) -> tuple[int, int] | None:
-    drawn = rng.uniform(*ratio)
+def _by_height(one, other, height, width, area, ratio) -> tuple[int, int] | None:
+    drawn = _between(ratio[0], ratio[1], one)
     least, most = (round(math.sqrt(height * width * part / drawn)) for part in area)
     most = min(most, height, math.floor((width + 0.499) / drawn))
-    box_height = least if least >= most else int(rng.integers(least, most + 1))
+    box_height = least if least >= most else least + int(other * (most + 1 - least))
     box_width = round(box_height * drawn)
     fits = 0 < box_height <= height and 0 < box_width <= width
     return (box_height, box_width) if fits and box_height * box_width >= LEAST_COVERED * height * width else None
+
+
+def _between(low: float, high: float, part: float) -> float:
+    return low + (high - low) * part
 
 
 def _largest(height: int, width: int, ratio: tuple[float, float]) -> Box:
@@ -114,7 +115,9 @@ def central_box(height: int, width: int, fraction: float = 0.875) -> Box:
     return Box((height - side + 1) // 2, (width - side + 1) // 2, side, side)
 
 
-def train_crop(data: bytes, box: Box, size: int, interpolation: str = "bilinear") -> np.ndarray:
+def train_crop(
+    data: bytes, box: Box, size: int, interpolation: str = "bilinear", out: np.ndarray | None = None
+) -> np.ndarray:
     """Decode a box at `size` x `size`, fast: the decoder scales down as far as it can, then OpenCV interpolates.
 
     Args:
@@ -122,6 +125,7 @@ def train_crop(data: bytes, box: Box, size: int, interpolation: str = "bilinear"
       box: in pixels of the unscaled image.
       size: of the result.
       interpolation: "bilinear" or "bicubic", of 2 x 2 or 4 x 4 neighbours however small the result.
+      out: uint8 [size, size, 3] to write into.
 
     Returns:
       uint8 [size, size, 3].
@@ -132,22 +136,23 @@ def train_crop(data: bytes, box: Box, size: int, interpolation: str = "bilinear"
     require_choice("interpolation", interpolation, tuple(INTERPOLATIONS))
     height, width = decoding.read_size(data)
     shrink = _power_of_two(min(box.height, box.width) / size)
-    image = decoding.decode(data, math.ceil(height / shrink), math.ceil(width / shrink), scaled=shrink > 1)
-    down, across = image.shape[0] / height, image.shape[1] / width
+    image = decoding.decode(data, shrink, box.top + box.height + shrink)
+    across = image.shape[1] / width
+    down = across if across == 1 else -(-height // shrink) / height
     top, left = round(box.top * down), round(box.left * across)
     bottom, right = round((box.top + box.height) * down), round((box.left + box.width) * across)
     part = image[top : max(bottom, top + 1), left : max(right, left + 1)]
-    return cv2.resize(part, (size, size), interpolation=INTERPOLATIONS[interpolation])
+    return cv2.resize(part, (size, size), dst=out, interpolation=INTERPOLATIONS[interpolation])
 
 
 def _power_of_two(shrink: float) -> int:
-    """Return the largest power of two up to a factor: JPEGs shrink fast by these, and by 7/8 to 5/8 more slowly than not at all."""
-    return 2 ** max(0, math.floor(math.log2(shrink)))
+    """Return the largest power of two up to a factor and to 8: JPEGs shrink fast by these, and by 7/8 to 5/8 more slowly than not at all."""
+    return 2 ** min(max(0, math.floor(math.log2(shrink))), 3)
 
 
-def mirrored(image: np.ndarray) -> np.ndarray:
-    """Return an image with left and right exchanged, as a copy: NumPy takes far longer to copy its view."""
-    return cv2.flip(image, 1)
+def mirror(image: np.ndarray) -> None:
+    """Exchange left and right in place: NumPy takes far longer to copy its view."""
+    cv2.flip(image, 1, dst=image)
 
 
 def eval_crop(

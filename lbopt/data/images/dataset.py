@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from lbopt.data.arrays import Reading
 from lbopt.data.damaged import DAMAGED, DamagedCount, DamagedRecord
+from lbopt.data.draws import Draws
 from lbopt.data.images import crops
 from lbopt.data.images.augment import Policy
 from lbopt.data.images.decode import UnreadableImage, read_size
@@ -16,7 +19,7 @@ from lbopt.data.records import Records, read_record
 from lbopt.errors import EnvironmentProblem
 
 _STREAM = 2
-"""Keeps the counters of these draws clear of the others that have the same key (see `lbopt.data.masked`)."""
+"""Of these draws; see `lbopt.data.draws`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,25 +42,28 @@ class Preparation:
         side = self.image_size
         return (side // 2, side // 2, 12) if self.space_to_depth else (side, side, 3)
 
-    def for_training(self, data: bytes, rng: np.random.Generator) -> np.ndarray:
-        """Return a random part of an image, perhaps mirrored and augmented, uint8 of `shape`."""
+    def for_training(self, data: bytes, rng: np.random.Generator, out: np.ndarray) -> None:
+        """Write a random part of an image, perhaps mirrored and augmented, into `out`, uint8 of `shape`."""
         height, width = read_size(data)
         box = crops.random_box(rng, height, width, self.crop_area, self.crop_ratio, self.crop_sampling)
-        image = crops.train_crop(data, box, self.image_size, self.interpolation)
+        final = not (self.policy.changes or self.space_to_depth)
+        image = crops.train_crop(data, box, self.image_size, self.interpolation, out if final else None)
         if self.flip and rng.random() < 0.5:
-            image = crops.mirrored(image)
-        return self._folded(self.policy.apply(image, rng))
+            crops.mirror(image)
+        if not final:
+            self._write(self.policy.apply(image, rng), out)
 
-    def for_evaluation(self, data: bytes) -> np.ndarray:
-        """Return the central part of an image, uint8 of `shape`."""
-        return self._folded(crops.eval_crop(data, self.image_size, self.eval_fraction))
+    def for_evaluation(self, data: bytes, out: np.ndarray) -> None:
+        """Write the central part of an image into `out`, uint8 of `shape`."""
+        self._write(crops.eval_crop(data, self.image_size, self.eval_fraction), out)
 
-    def _folded(self, image: np.ndarray) -> np.ndarray:
-        """Fold 2 x 2 pixels into channels as `lbopt.models.stem.space_to_depth` does, if asked."""
-        if not self.space_to_depth:
-            return image
-        half = self.image_size // 2
-        return image.reshape(half, 2, half, 2, 3).swapaxes(1, 2).reshape(self.shape)
+    def _write(self, image: np.ndarray, out: np.ndarray) -> None:
+        """Copy, with 2 x 2 pixels folded into channels as `lbopt.models.stem.space_to_depth` does, if asked."""
+        if self.space_to_depth:
+            half = self.image_size // 2
+            out = out.reshape(half, half, 2, 2, 3).swapaxes(1, 2)
+            image = image.reshape(out.shape)
+        out[...] = image
 
 
 class ImageDataset:
@@ -90,46 +96,50 @@ class ImageDataset:
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         """Return the examples at `indices` as evaluation sees them, with `mask`, False for damaged ones."""
-        batch = self._empty(len(indices))
+        batch = self._unfilled(len(indices))
         batch["mask"] = np.ones(len(indices), bool)
         for place, index in enumerate(indices.tolist()):
             try:
-                batch["image"][place], batch["label"][place] = self._read(index, None)
+                batch["label"][place] = self._read(index, None, batch["image"][place])
             except DamagedRecord as error:
                 batch[DAMAGED].append((index, str(error)))
-                batch["mask"][place] = False
+                batch["mask"][place], batch["label"][place], batch["image"][place] = False, 0, 0
         return batch
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, Any]:
         """Return the examples at `indices`, each as training sees it in its epoch."""
-        batch = self._empty(len(indices))
+        batch, draws = self._unfilled(len(indices)), Draws(_STREAM)
         for place, (index, epoch) in enumerate(zip(indices.tolist(), epochs.tolist(), strict=True)):
-            batch["image"][place], batch["label"][place] = self._next_good(index, epoch, seed, batch[DAMAGED])
+            draws_of = functools.partial(draws.at, seed, epoch)
+            batch["label"][place] = self._next_good(index, draws_of, batch["image"][place], batch[DAMAGED])
         return batch
 
-    def _empty(self, count: int) -> dict[str, Any]:
+    def _unfilled(self, count: int) -> dict[str, Any]:
         return {
-            "image": np.zeros((count, *self._preparation.shape), np.uint8),
-            "label": np.zeros(count, np.int32),
+            "image": np.empty((count, *self._preparation.shape), np.uint8),
+            "label": np.empty(count, np.int32),
             DAMAGED: [],
         }
 
-    def _next_good(self, index: int, epoch: int, seed: int, damaged: list) -> tuple[np.ndarray, int]:
+    def _next_good(
+        self, index: int, draws_of: Callable[[int], np.random.Generator], out: np.ndarray, damaged: list
+    ) -> int:
         for _ in range(len(self)):
-            # A generator of its own for every example of every epoch: what is drawn depends on nothing else.
-            rng = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, index, _STREAM]))
             try:
-                return self._read(index, rng)
+                return self._read(index, draws_of(index), out)
             except DamagedRecord as error:
                 damaged.append((index, str(error)))
                 index = (index + 1) % len(self)
         raise EnvironmentProblem(f"none of {len(self)} records can be used ({damaged[-1][1]}); mend the data set")
 
-    def _read(self, index: int, rng: np.random.Generator | None) -> tuple[np.ndarray, int]:
+    def _read(self, index: int, rng: np.random.Generator | None, out: np.ndarray) -> int:
+        """Write a record's image into `out`; return its label."""
         record = read_record(self._records, index, self._num_classes)
         try:
             if rng is None:
-                return self._preparation.for_evaluation(record["image"]), int(record["label"])
-            return self._preparation.for_training(record["image"], rng), int(record["label"])
+                self._preparation.for_evaluation(record["image"], out)
+            else:
+                self._preparation.for_training(record["image"], rng, out)
         except UnreadableImage as error:
             raise DamagedRecord(f"its image is unreadable: {error}") from error
+        return int(record["label"])

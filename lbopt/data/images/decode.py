@@ -11,6 +11,10 @@ from PIL import Image
 _JPEG = b"\xff\xd8"
 _DIRECT = ("Gray", "YCbCr", "RGB")
 """Colour spaces in which libjpeg-turbo itself turns pixels into RGB."""
+_SEQUENTIAL, _SCAN = (0xC0, 0xC1), 0xDA
+"""What begins frames in baseline and extended Huffman coding, and what begins their pixels."""
+_TABLES = (*range(0xE0, 0xF0), 0xC4, 0xDB, 0xFE)
+"""What may come between them: tables, applications' data, comments; not the interval of restarts."""
 
 
 class UnreadableImage(ValueError):
@@ -32,17 +36,17 @@ def read_size(data: bytes) -> tuple[int, int]:
     return height, width
 
 
-def decode(data: bytes, least_height: int = 1, least_width: int = 1, scaled: bool = False) -> np.ndarray:
+def decode(data: bytes, shrink: int = 1, rows: int | None = None) -> np.ndarray:
     """Decode an image of any kind that Pillow reads: grey, CMYK and palettes become RGB.
 
     Args:
       data: a JPEG, PNG, ... file.
-      least_height: with `scaled`, how high the result has to be at least.
-      least_width: with `scaled`, how wide.
-      scaled: let a JPEG come out smaller, by a factor n / 8 that its decoder has for little: both sides scale alike.
+      shrink: 1, 2, 4 or 8, by which a JPEG comes out smaller (rounded up), which its decoder has for little. Other kinds,
+        and JPEGs in CMYK, come as they are.
+      rows: of the unshrunk image; those below them may be missing, and damage there may go unseen. All by default.
 
     Returns:
-      uint8 [height, width, 3]; unscaled the same numbers as Pillow's.
+      uint8 [height, width, 3]; unshrunk the same numbers as Pillow's.
 
     Raises:
       UnreadableImage: if it is cut short or no image.
@@ -50,13 +54,53 @@ def decode(data: bytes, least_height: int = 1, least_width: int = 1, scaled: boo
     if data[:2] != _JPEG:
         return _by_pillow(data)
     try:
-        _, _, space, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
         if space not in _DIRECT:
             return _by_pillow(data)
-        least = {"min_height": least_height, "min_width": least_width, "min_factor": 1.0} if scaled else {}
-        return simplejpeg.decode_jpeg(data, "RGB", **least)
+        if rows is not None and (image := _upper_rows(data, height, width, shrink, rows)) is not None:
+            return image
+        return simplejpeg.decode_jpeg(data, "RGB", **_scale(height, width, shrink))
     except ValueError as error:
         raise UnreadableImage(str(error)) from error
+
+
+def _upper_rows(data: bytes, height: int, width: int, shrink: int, rows: int) -> np.ndarray | None:
+    """Return at least the upper `rows` as the whole JPEG has them, without decoding the others; None if that cannot be.
+
+    The header is made to say that the image ends there. The decoder then finds that the file goes on, which it says only
+    after the last row, and only if there was nothing else to say: so a file that is cut short is noticed all the same.
+    """
+    rows = (rows // shrink + 1) * shrink  # one more than asked for: its colours are mixed into the last one
+    place = _place_of_height(data)
+    if rows >= height or place is None:
+        return None
+    shortened = bytearray(data)
+    shortened[place : place + 2] = rows.to_bytes(2, "big")
+    image = np.empty((rows // shrink, -(-width // shrink), 3), np.uint8)
+    try:
+        simplejpeg.decode_jpeg(shortened, "RGB", buffer=image, **_scale(rows, width, shrink))
+    except ValueError as error:
+        return image if str(error).endswith("extraneous bytes before marker 0xd9") else None
+    return image
+
+
+def _scale(height: int, width: int, shrink: int) -> dict[str, int]:
+    return {"min_height": -(-height // shrink), "min_width": -(-width // shrink)} if shrink > 1 else {}
+
+
+def _place_of_height(data: bytes) -> int | None:
+    """Return where a JPEG says how high it is (ITU T.81, annex B), if it is stored row by row without restarts."""
+    place, found = 2, None
+    while data[place : place + 1] == b"\xff":
+        marker = data[place + 1]
+        if marker == _SCAN:
+            return found
+        if marker in _SEQUENTIAL:
+            found = place + 5
+        elif marker not in _TABLES:
+            return None
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return None
 
 
 def _open(data: bytes) -> Image.Image:

@@ -6,13 +6,14 @@ import numpy as np
 
 from lbopt.data.arrays import ArrayDataset
 from lbopt.data.damaged import DamagedCount, DamagedRecord
+from lbopt.data.draws import Draws
 from lbopt.data.images.augment import Policy
 from lbopt.data.images.decode import UnreadableImage, decode
 from lbopt.data.records import Records, read_record
 from lbopt.errors import EnvironmentProblem
 
 _STREAM = 3
-"""Keeps the counters of these draws clear of the others that have the same key (see `lbopt.data.masked`)."""
+"""Of these draws; see `lbopt.data.draws`."""
 LARGEST_BYTES = 2**31
 """Of a split in memory; a larger one is decoded on demand."""
 
@@ -40,15 +41,10 @@ class SmallImages(ArrayDataset):
         batch = self.take(indices)
         if not (self._padding or self._flip or self._policy.changes):
             return batch
-        image = np.stack(
-            [
-                self._drawn(
-                    one, np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, index, _STREAM]))
-                )
-                for one, index, epoch in zip(batch["image"], indices.tolist(), epochs.tolist(), strict=True)
-            ]
-        )
-        return {**batch, "image": image}
+        draws = Draws(_STREAM)
+        examples = zip(batch["image"], indices.tolist(), epochs.tolist(), strict=True)
+        images = [self._drawn(image, draws.at(seed, epoch, index)) for image, index, epoch in examples]
+        return {**batch, "image": np.stack(images)}
 
     def _drawn(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if self._padding:

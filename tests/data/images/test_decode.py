@@ -30,30 +30,63 @@ def test_pixels_are_pillows(kind, photograph, encoded):
     assert read_size(data) == (61, 83)
 
 
-@pytest.mark.parametrize(
-    ("least", "expected"),
-    [
-        ((400, 600), (400, 600)),
-        ((350, 1), (350, 525)),
-        ((200, 300), (200, 300)),
-        ((201, 300), (250, 375)),
-        ((1, 225), (150, 225)),
-        ((1, 1), (50, 75)),
-        ((500, 700), (400, 600)),
-    ],
-)
-def test_a_scaled_jpeg_is_the_smallest_that_suffices(least, expected, photograph, encoded):
-    """In eighths; an image that is too small stays as it is."""
-    found = decode(encoded(photograph(400, 600)), *least, scaled=True)
-    assert found.shape == (*expected, 3)
+@pytest.mark.parametrize(("shrink", "expected"), [(1, (401, 603)), (2, (201, 302)), (4, (101, 151)), (8, (51, 76))])
+def test_a_jpeg_shrinks_and_its_sides_are_rounded_up(shrink, expected, photograph, encoded):
+    assert decode(encoded(photograph(401, 603)), shrink).shape == (*expected, 3)
 
 
-def test_a_scaled_jpeg_shows_the_same(photograph, encoded):
+def test_a_small_jpeg_shows_the_same(photograph, encoded):
     data = encoded(photograph(400, 600), quality=95)
-    small = decode(data, 100, 150, scaled=True).astype(float)
-    assert small.shape == (100, 150, 3)
     boxes = decode(data).reshape(100, 4, 150, 4, 3).mean((1, 3))
-    assert np.abs(small - boxes).mean() < 1
+    assert np.abs(decode(data, 4).astype(float) - boxes).mean() < 1
+
+
+STORED = {
+    "at half resolution": ({}, True),
+    "at half resolution across": ({"subsampling": "4:2:2"}, True),
+    "at full resolution": ({"subsampling": "4:4:4"}, True),
+    "grey": ({"mode": "L"}, True),
+    "with other tables and a comment": ({"optimize": True, "comment": b"nobody took it"}, True),
+    "progressive": ({"progressive": True}, False),
+    "with restarts": ({"restart_marker_blocks": 3}, False),
+}
+"""How colours and rows are stored, and whether the lower rows can be left out."""
+
+
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("shrink", [1, 2, 8])
+def test_the_upper_rows_are_those_of_the_whole_jpeg(kind, shrink, photograph, encoded):
+    """Whatever the number of rows; blocks are 8 or 16 high, and colours are mixed across their edges."""
+    options, leaves_out = STORED[kind]
+    data = encoded(photograph(75, 83), quality=90, **options)
+    whole = decode(data, shrink)
+    for rows in range(1, 76):
+        upper, wanted = decode(data, shrink, rows), -(-rows // shrink)
+        np.testing.assert_array_equal(upper[:wanted], whole[:wanted])
+        assert len(upper) == min(rows // shrink + 1, len(whole)) if leaves_out else len(upper) == len(whole)
+
+
+@pytest.mark.parametrize("kind", ["png", "cmyk jpeg"])
+def test_the_upper_rows_of_other_kinds_are_the_whole(kind, photograph, encoded):
+    data = encoded(photograph(61, 83), **KINDS[kind])
+    np.testing.assert_array_equal(decode(data, 2, 10), decode(data))
+
+
+def test_a_jpeg_cut_short_is_refused_though_the_upper_rows_are_there(photograph, encoded):
+    data = encoded(photograph(200, 83))
+    assert decode(data, 1, 20).shape == (21, 83, 3)
+    for lost in (1, 2, len(data) // 3):
+        with pytest.raises(UnreadableImage):
+            decode(data[:-lost], 1, 20)
+
+
+def test_damage_among_the_upper_rows_is_refused(photograph, encoded):
+    """A marker that has no place there."""
+    data = bytearray(encoded(photograph(200, 83)))
+    pixels = data.index(b"\xff\xda") + 200
+    data[pixels : pixels + 2] = b"\xff\xd9"
+    with pytest.raises(UnreadableImage):
+        decode(bytes(data), 1, 100)
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "grey jpeg", "cmyk jpeg", "png"])
