@@ -125,7 +125,7 @@ def train_crop(
       box: in pixels of the unscaled image.
       size: of the result.
       interpolation: "bilinear" or "bicubic", of 2 x 2 or 4 x 4 neighbours however small the result.
-      out: uint8 [size, size, 3] to write into.
+      out: uint8 [size, size, 3] to write into, contiguous.
 
     Returns:
       uint8 [size, size, 3].
@@ -136,7 +136,7 @@ def train_crop(
     require_choice("interpolation", interpolation, tuple(INTERPOLATIONS))
     height, width = decoding.read_size(data)
     shrink = _power_of_two(min(box.height, box.width) / size)
-    image = decoding.decode(data, shrink, box.top + box.height + shrink)
+    image = decoding.decode(data, shrink, box.top + box.height + shrink)  # a row more: rounding may ask for it
     across = image.shape[1] / width
     down = across if across == 1 else -(-height // shrink) / height
     top, left = round(box.top * down), round(box.left * across)

@@ -43,7 +43,7 @@ class Preparation:
         return (side // 2, side // 2, 12) if self.space_to_depth else (side, side, 3)
 
     def for_training(self, data: bytes, rng: np.random.Generator, out: np.ndarray) -> None:
-        """Write a random part of an image, perhaps mirrored and augmented, into `out`, uint8 of `shape`."""
+        """Write a random part of an image, perhaps mirrored and augmented, into `out`, uint8 of `shape`, contiguous."""
         height, width = read_size(data)
         box = crops.random_box(rng, height, width, self.crop_area, self.crop_ratio, self.crop_sampling)
         final = not (self.policy.changes or self.space_to_depth)
@@ -54,7 +54,7 @@ class Preparation:
             self._write(self.policy.apply(image, rng), out)
 
     def for_evaluation(self, data: bytes, out: np.ndarray) -> None:
-        """Write the central part of an image into `out`, uint8 of `shape`."""
+        """Write the central part of an image into `out`, uint8 of `shape`, contiguous."""
         self._write(crops.eval_crop(data, self.image_size, self.eval_fraction), out)
 
     def _write(self, image: np.ndarray, out: np.ndarray) -> None:
@@ -70,7 +70,7 @@ class ImageDataset:
     """Examples with `image`, uint8 of `Preparation.shape`, and `label` int32, read and decoded on demand.
 
     A damaged record (unreadable, or with a label out of range) is counted. Training takes the next good one in its place;
-    evaluation leaves it out: its `mask` is False.
+    evaluation leaves it out: its `mask` is False. Training does not see damage below a crop.
 
     Args:
       records: with `image`, an encoded file, and `label`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 import simplejpeg
@@ -15,6 +16,10 @@ _SEQUENTIAL, _SCAN = (0xC0, 0xC1), 0xDA
 """What begins frames in baseline and extended Huffman coding, and what begins their pixels."""
 _TABLES = (*range(0xE0, 0xF0), 0xC4, 0xDB, 0xFE)
 """What may come between them: tables, applications' data, comments; not the interval of restarts."""
+
+_BEHIND_THE_LAST_ROW = "extraneous bytes before marker 0xd9"
+_HARMLESS = re.compile(f"{_BEHIND_THE_LAST_ROW}$|unknown JFIF revision|Unknown Adobe color|Invalid SOS parameters")
+"""What a decoder remarks on whole images. It says no more than one thing, so Pillow, which refuses files cut short, reads on."""
 
 
 class UnreadableImage(ValueError):
@@ -32,6 +37,8 @@ def read_size(data: bytes) -> tuple[int, int]:
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
+        if _HARMLESS.search(str(error)):
+            return _open(data).size[::-1]
         raise UnreadableImage(str(error)) from error
     return height, width
 
@@ -42,7 +49,7 @@ def decode(data: bytes, shrink: int = 1, rows: int | None = None) -> np.ndarray:
     Args:
       data: a JPEG, PNG, ... file.
       shrink: 1, 2, 4 or 8, by which a JPEG comes out smaller (rounded up), which its decoder has for little. Other kinds,
-        and JPEGs in CMYK, come as they are.
+        JPEGs in CMYK, and those about which the decoder has a remark, come as they are.
       rows: of the unshrunk image; those below them may be missing, and damage there may go unseen. All by default.
 
     Returns:
@@ -61,6 +68,8 @@ def decode(data: bytes, shrink: int = 1, rows: int | None = None) -> np.ndarray:
             return image
         return simplejpeg.decode_jpeg(data, "RGB", **_scale(height, width, shrink))
     except ValueError as error:
+        if _HARMLESS.search(str(error)):
+            return _by_pillow(data)
         raise UnreadableImage(str(error)) from error
 
 
@@ -70,7 +79,7 @@ def _upper_rows(data: bytes, height: int, width: int, shrink: int, rows: int) ->
     The header is made to say that the image ends there. The decoder then finds that the file goes on, which it says only
     after the last row, and only if there was nothing else to say: so a file that is cut short is noticed all the same.
     """
-    rows = (rows // shrink + 1) * shrink  # one more than asked for: its colours are mixed into the last one
+    rows = (-(-rows // shrink) + 1) * shrink  # one more than asked for: its colours are mixed into the last one
     place = _place_of_height(data)
     if rows >= height or place is None:
         return None
@@ -80,7 +89,7 @@ def _upper_rows(data: bytes, height: int, width: int, shrink: int, rows: int) ->
     try:
         simplejpeg.decode_jpeg(shortened, "RGB", buffer=image, **_scale(rows, width, shrink))
     except ValueError as error:
-        return image if str(error).endswith("extraneous bytes before marker 0xd9") else None
+        return image if str(error).endswith(_BEHIND_THE_LAST_ROW) else None
     return image
 
 

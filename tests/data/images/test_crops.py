@@ -10,7 +10,7 @@ from scipy import stats
 
 from lbopt.data.images import crops
 from lbopt.data.images.crops import Box, central_box, eval_crop, random_box, train_crop
-from lbopt.data.images.decode import UnreadableImage
+from lbopt.data.images.decode import UnreadableImage, decode
 from lbopt.errors import UserError
 
 DRAWS = 4000
@@ -159,3 +159,15 @@ def test_broken_bytes_are_refused(photograph, encoded):
     for cut in (lambda: eval_crop(data, 64), lambda: train_crop(data, Box(0, 0, 80, 90), 64)):
         with pytest.raises(UnreadableImage):
             cut()
+
+
+@pytest.mark.parametrize("subsampling", ["4:2:0", "4:4:4"])
+def test_a_box_is_cut_out_of_the_whole_image_or_its_upper_rows_alike(subsampling, photograph, encoded, monkeypatch):
+    data = encoded(photograph(375, 501), quality=90, subsampling=subsampling)
+    rng = np.random.default_rng(0)
+    drawn = [random_box(rng, 375, 501, sampling="by_height") for _ in range(60)]
+    upper = [train_crop(data, box, size) for box in drawn for size in (31, 224)]
+    monkeypatch.setattr(crops.decoding, "decode", lambda data, shrink, rows: decode(data, shrink))
+    whole = [train_crop(data, box, size) for box in drawn for size in (31, 224)]
+    for one, other in zip(upper, whole, strict=True):
+        np.testing.assert_array_equal(one, other)

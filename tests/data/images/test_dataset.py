@@ -112,7 +112,9 @@ def order(step):
 def test_evaluation_leaves_damaged_records_out_and_counts(damaged):
     images = dataset(damaged, limit=4)
     batches = list(eval_batches(images, 16))
-    mask = np.concatenate([batch["mask"] for batch in batches])
+    mask, image = (np.concatenate([batch[name] for batch in batches]) for name in ("mask", "image"))
+    assert not image[:40][~mask[:40]].any()
+    assert image[:40][mask[:40]].any((1, 2, 3)).all()
     assert set(np.flatnonzero(~mask[:40])) == BAD
     assert not mask[40:].any()
     assert len(images.damaged) == 4

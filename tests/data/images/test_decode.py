@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from lbopt.data.images.decode import UnreadableImage, decode, read_size
@@ -63,7 +64,36 @@ def test_the_upper_rows_are_those_of_the_whole_jpeg(kind, shrink, photograph, en
     for rows in range(1, 76):
         upper, wanted = decode(data, shrink, rows), -(-rows // shrink)
         np.testing.assert_array_equal(upper[:wanted], whole[:wanted])
-        assert len(upper) == min(rows // shrink + 1, len(whole)) if leaves_out else len(upper) == len(whole)
+        assert len(upper) == (min(wanted + 1, len(whole)) if leaves_out else len(whole))
+
+
+def test_the_upper_rows_with_colours_at_half_resolution_down(photograph):
+    """A way to store colours that Pillow does not write."""
+    data = simplejpeg.encode_jpeg(photograph(75, 83), colorsubsampling="440")
+    for shrink in (1, 2, 4):
+        whole = decode(data, shrink)
+        for rows in range(1, 76):
+            wanted = -(-rows // shrink)
+            np.testing.assert_array_equal(decode(data, shrink, rows)[:wanted], whole[:wanted])
+
+
+REMARKS = {
+    "bytes behind the last row": lambda data: data[:-2] + b"abc" + data[-2:],
+    "an unknown version of JFIF": lambda data: data.replace(b"JFIF\0\1\1", b"JFIF\0\0\0"),
+}
+
+
+@pytest.mark.parametrize("kind", REMARKS)
+def test_a_whole_jpeg_with_something_odd_is_read(kind, photograph, encoded):
+    """As Pillow reads it, however much of it is asked for; cut short, it is refused."""
+    data = encoded(photograph(200, 83))
+    odd = REMARKS[kind](data)
+    assert odd != data
+    assert read_size(odd) == (200, 83)
+    np.testing.assert_array_equal(decode(odd), decode(data))
+    np.testing.assert_array_equal(decode(odd, 1, 150)[:150], decode(data)[:150])
+    with pytest.raises(UnreadableImage):
+        decode(odd[:-400])
 
 
 @pytest.mark.parametrize("kind", ["png", "cmyk jpeg"])
