@@ -26,9 +26,9 @@ same line: 14063 + 1562 at 32768 [recalled 80%]; the same share at other batches
 `mixed`: 7037 + 1562 steps [recalled 95%] (their sum is published), ramp from 0 in both phases [recalled 80%]. The authors' learning rates and
 warmups are not known: 6e-3 and 4e-3 after 2000 and 200 steps, NVIDIA's, are our starting point. Default row: 32768.
 
-Own choices: 80 predictions at 512 tokens and 20 at 128 (what the compiled step has), the moments kept between the phases, evaluation batch,
+Own choices: 80 predictions at 512 tokens and 20 at 128 (what `scripts/bench models` compiles), the moments kept between the phases, evaluation batch,
 intervals. Recalled: each replica's own gradient is clipped [recalled 97%], no bias correction (ALBERT's; Algorithm 2 has it).
-Status: both phases of the mixed rows are planned by the TPU compiler (`scripts/bench models`, without clipping); no row has been run here.
+Status: no row has been run here. `scripts/bench models` compiles steps like those of both phases of the mixed rows, without clipping.
 """
 
 import math
@@ -121,8 +121,7 @@ def _mixed() -> TrainConfig:
         time="76.19 min",
         note="Learning rates and warmups of both phases are OURS (NVIDIA's numbers as a starting point): the authors' are not known. Split of the "
         "8599 steps [recalled 95%]; batches of the phases, lengths, second ramp, decay, no bias correction [recalled 80%]; clip of each replica's "
-        "gradient [recalled 97%]. Own choice: predictions, moments kept, evaluation batch, intervals. The compiled step does not clip.",
-        status="planned by the TPU compiler",
+        "gradient [recalled 97%]. Own choice: predictions, moments kept, evaluation batch, intervals.",
     )
     return config
 
@@ -152,9 +151,7 @@ def _nvidia_mixed() -> TrainConfig:
     config.about = About(
         paper=f"{_PAPER}, NVIDIA/DeepLearningExamples PyTorch BERT",
         note="Recalled or read besides: optimizer (variant, decay, betas, eps, clip), power .5 and first step of the decay, 80 predictions, "
-        "lengths 128 and 512 [recalled 80%]. Own choice: 20 predictions at 128, moments kept, evaluation batch, intervals. "
-        "The compiled step does not clip.",
-        status="planned by the TPU compiler",
+        "lengths 128 and 512 [recalled 80%]. Own choice: 20 predictions at 128, moments kept, evaluation batch, intervals.",
     )
     return config
 

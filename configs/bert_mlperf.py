@@ -10,6 +10,7 @@ name checkpoints/bert_large_mlperf, a place of our own choice. Data: `lbopt prep
     row     round and system           accuracy    reached at step      time, s
     256     v0.7 v4-16                 .712        11718 of 13700       2734
     448     v0.7 v3-32 TF2             .712        ~6-7 evaluations     3100-3700
+    440     v0.7 gpu-8                 .712        ~6-7 evaluations     11600-13800
     3072    v0.7 v4-128                .712        978-1141 of 1141     324-378
     8192    v0.7 v3-8192 JAX and TF    .712        496 of 560           JAX 23.7-26.9, TensorFlow 23.3-23.9
     6144    v1.0 v4-4096               .720        ~528-561 of 700      18.6-19.8
@@ -42,6 +43,7 @@ TABLE = {
     # batch: rate, b1, b2, decay, warmup, its start, steps, evaluation; then target, result, hardware, time
     "256": (3.5e-4, 0.9, 0.999, 0.01, 0, 0, 13700, 1953, 0.712, "step 11718 of 13700", "TPU v4-16", "2734 s"),
     "448": (4e-4, 0.9, 0.999, 0.01, 0, 0, 8103, 1116, 0.712, "~6-7 evaluations", "TPU v3-32", "3100-3700 s"),
+    "440": (4e-4, 0.9, 0.999, 0.01, 0, 0, 8103, 1136, 0.712, "~6-7 evaluations", "gpu-8", "11600-13800 s"),
     "3072": (1.5e-3, 0.9, 0.999, 0.01, 100, 0, 1141, 163, 0.712, "step 978-1141 of 1141", "TPU v4-128", "324-378 s"),
     "8192": (
         2.88293e-3,

@@ -29,6 +29,7 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     if arg == "smoke":
         config = get_config("lamb-128")
         config.num_epochs, config.log_every_steps, config.eval_every_steps = 2.0, 2, 8
+        config.model.depth_coefficient = 0.25
         config.checkpoint.every_steps = 4
         return config
     name, _, size = (arg or "lamb-256").partition("-")

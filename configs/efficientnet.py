@@ -28,8 +28,7 @@ Recalled besides: 350 epochs [recalled 70%] (known for B5 at 65536 only), the sp
 at 4096, 8192 and 16384 [recalled 85%]), the form of the average's ramp [recalled 95%].
 Own choices: AutoAugment (the code's flag defaults to none), crops by height, bicubic, stairs that count from step 0, warmup of LARS from 0,
 evaluation batch, intervals.
-Status: the step of b5 at 65536 is planned by the TPU compiler (`scripts/bench models`, with global batch norm and no dropout); no row has
-been run here.
+Status: no row has been run here. `scripts/bench models` compiles a step like that of b5 at 65536, with global batch norm and no dropout.
 """
 
 from lbopt.config import (
@@ -171,15 +170,12 @@ def _about(row: str) -> About:
             published_result="top-1 83 % (abstract)",
             hardware="1024 TPU v3 cores",
             time="64 min (1 h 4 min)",
-            note=f"{own}. Learning rate .081 per 256 and 43 epochs of warmup [recalled 85%]; {epochs}. Decays twice, as the code. "
-            "The compiled step has global batch norm and no dropout.",
-            status="planned by the TPU compiler",
+            note=f"{own}. Learning rate .081 per 256 and 43 epochs of warmup [recalled 85%]; {epochs}. Decays twice, as the code.",
         )
     if row == SINGLE:
         return About(
             paper=paper,
             note=f"As {LARGEST}, but for the decay in the loss: our own row. Learning rate, warmup [recalled 85%]; {epochs}.",
-            status="planned by the TPU compiler",
         )
     percent, cores = TABLE[row]
     decays = " Decays twice, as the code." if "lars" in row else " Batch-norm span [recalled 85%]."

@@ -22,8 +22,7 @@ batch (LEGW), so that warmup has 782 steps in every row. Default row: 32768.
 Own choices: examples that share batch statistics (64: what one of NUS's GPUs held at its default batch; 128 for You's run: 32768
 over 256 cores), batches of evaluation, how often to log, evaluate and save. Recalled: that You's code clips each replica's own
 gradient [recalled 97%], NUS's learning rate of 0 at the end and its betas (read in its code, besides the notes that the tests hold).
-Status: the step at 32768 is planned by the TPU compiler (`scripts/bench models`, with lars and global batch norm); no row has
-been run here.
+Status: no row has been run here. `scripts/bench models` compiles a step like that at 32768, with lars and global batch norm.
 """
 
 from lbopt.config import (
@@ -52,7 +51,6 @@ PUBLISHED = {
 """Batch -> result, and the accuracy whose first step the log names."""
 ROWS = (*PUBLISHED, "you-32768", "smoke")
 _SETTING = "batch-norm span, evaluation batch, log/evaluation/checkpoint intervals"
-_COMPILED = " The compiled step has lars and global batch norm."
 
 
 def get_config(arg: str = "32768") -> TrainConfig:
@@ -72,8 +70,7 @@ def _nus(row: str) -> TrainConfig:
         paper="LAMB 1904.00962, NUS-HPC-AI-Lab/pytorch-lamb",
         published_result=result,
         note=f"Own choice: {_SETTING}. Recalled or read besides: betas, end of the decay, first update at rate 0, steps rounded up "
-        "over the run (NUS rounds up every epoch)." + (_COMPILED if batch == 32768 else ""),
-        status="planned by the TPU compiler" if batch == 32768 else "not yet run",
+        "over the run (NUS rounds up every epoch).",
     )
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="other_classes")
     config.optimizer = OptimizerConfig("lamb", "nus", weight_decay=1.5)
@@ -97,8 +94,7 @@ def _you() -> TrainConfig:
         published_result="top-1 76.33667 %, top-5 93.01758 % (log.out)",
         hardware="256 cores",
         note=f"Own choice: {_SETTING}. Clipping each replica's own gradient [recalled 97%]; label smoothing over all classes and the first "
-        "update at rate 0 are recalled or read besides." + _COMPILED,
-        status="planned by the TPU compiler",
+        "update at rate 0 are recalled or read besides.",
     )
     config.num_steps = 3519
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="all_classes")

@@ -15,6 +15,7 @@ Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. Hardware
     official-16384    -           the same
     official-32768    -           the same
     official-65536    -           the same
+    nvcaffe-1024      -           the first code: borisgin/nvcaffe-0.16, models/resnet50/solver_lars.prototxt
     smoke             -           a tiny ResNet on 96 generated images, half a minute on a CPU
 
 One rule makes the NUS rows up to 16384: 2^2 at batch 512 and the square root of the batch, 10/2^6 epochs of warmup and LEGW, so 391
@@ -22,8 +23,9 @@ steps of warmup everywhere. Default row: 32768.
 
 Own choices: examples that share batch statistics (64), batches of evaluation, intervals; and of the official rows, whose file gives
 learning rate, warmup, power and end only: 90 epochs, momentum .9, decay 1e-4, label smoothing, the variant `tpu`, and a decay of
-total - warmup + 1 steps. Recalled or read besides: the end of the NUS rows' decay at 0, their label smoothing over the other classes.
-Status: the step at 32768 is planned by the TPU compiler (`scripts/bench models`, with global batch norm); no row has been run here.
+total - warmup + 1 steps; of nvcaffe-1024, a decay from step 0 as in Caffe [recalled 80%], no label smoothing, crops.
+Recalled or read besides: the end of the NUS rows' decay at 0, their label smoothing over the other classes.
+Status: no row has been run here. `scripts/bench models` compiles a step like that at 32768, with global batch norm.
 """
 
 from lbopt.config import (
@@ -57,16 +59,18 @@ OFFICIAL = {
     "official-65536": (65536, 35.6, 40.0),
 }
 """Row -> batch, learning rate, warmup epochs."""
-ROWS = (*PUBLISHED, *OFFICIAL, "smoke")
+FIRST = "nvcaffe-1024"
+ROWS = (*PUBLISHED, *OFFICIAL, FIRST, "smoke")
 _SETTING = "batch-norm span, evaluation batch, log/evaluation/checkpoint intervals"
 
 
 def get_config(arg: str = "32768") -> TrainConfig:
-    """Return a row: a global batch size, `official-BATCH`, or `smoke`."""
+    """Return a row: a global batch size, `official-BATCH`, `nvcaffe-1024`, or `smoke`."""
     row = arg or "32768"
     require_choice("--config row", row, ROWS)
-    if row == "smoke":
-        return _smoke()
+    special = {"smoke": _smoke, FIRST: _first}
+    if row in special:
+        return special[row]()
     return _official(row) if row in OFFICIAL else _nus(row)
 
 
@@ -78,9 +82,7 @@ def _nus(row: str) -> TrainConfig:
         paper="LARS 1708.03888, LEGW 1901.08256, NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch",
         published_result=f"top-1 {percent:.2f} % (NUS README)",
         note=f"Own choice: {_SETTING}. Recalled or read besides: end of the decay, label smoothing over the other classes, first update at "
-        "rate 0, steps rounded up over the run (NUS rounds up every epoch)."
-        + (" The compiled step has global batch norm." if batch == 32768 else ""),
-        status="planned by the TPU compiler" if batch == 32768 else "not yet run",
+        "rate 0, steps rounded up over the run (NUS rounds up every epoch).",
     )
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="other_classes")
     config.optimizer = OptimizerConfig("lars", "nus", weight_decay=1e-4, momentum=0.9)
@@ -108,9 +110,7 @@ def _official(row: str) -> TrainConfig:
     config.about = About(
         paper="LARS 1708.03888, tensorflow/tpu models/official/resnet/lars_util.py",
         note=f"Own choice: 90 epochs, momentum, weight decay, label smoothing, variant, length of the decay, {_SETTING}. "
-        "Recalled: trust coefficient, first update at rate 0."
-        + (" The compiled step has global batch norm." if batch == 32768 else ""),
-        status="planned by the TPU compiler" if batch == 32768 else "not yet run",
+        "Recalled: trust coefficient, first update at rate 0.",
     )
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="all_classes")
     config.optimizer = OptimizerConfig("lars", "tpu", weight_decay=1e-4, momentum=0.9)
@@ -123,6 +123,33 @@ def _official(row: str) -> TrainConfig:
         power=2.0,
         end_learning_rate=1e-4,  # the default of TensorFlow's polynomial_decay
         decay_steps=units.steps(NUM_EPOCHS) - units.warmup_steps(warmup_epochs) + 1,
+        first_step=0,
+    )
+    return config
+
+
+def _first() -> TrainConfig:
+    """Return the solver that came with the paper: a quadratic ramp from 1 to 9, every tensor adapted."""
+    config = _imagenet(FIRST, 1024, "by_area")
+    config.about = About(
+        paper="LARS 1708.03888, borisgin/nvcaffe-0.16 models/resnet50/solver_lars.prototxt",
+        note=f"Own choice: no label smoothing, crops, {_SETTING}. Recalled: decay from step 0 to 0 [recalled 80%], first update at the "
+        "ramp's beginning.",
+    )
+    config.num_steps = 125_000
+    config.optimizer = OptimizerConfig(
+        "lars", "nvcaffe", weight_decay=1e-4, momentum=0.9, trust_coefficient=0.001, trust_ratio_clip_mode="scale"
+    )
+    config.schedule = ScheduleConfig(
+        9.0,
+        base_batch_size=1024,
+        scaling_rule="none",
+        warmup_rule="none",
+        warmup_steps=10_000,
+        warmup_power=2.0,
+        warmup_from=1.0,
+        power=2.0,
+        decay_from="start",
         first_step=0,
     )
     return config

@@ -10,6 +10,7 @@ from lbopt.transforms.variants import VARIANTS
 
 DTYPES = ("float32", "bfloat16")
 OPTIMIZERS = ("adam", "adamw", "lamb", "lans", "lars", "momentum", "rmsprop")
+CLIP_MODES = ("scale", "clip")
 CLIP_STAGES = ("replica", "mean", "accumulated", "none")
 
 
@@ -30,6 +31,7 @@ class OptimizerConfig:
       rmsprop_decay: what rmsprop keeps of the mean of squares.
       trust_coefficient: of lars; None for the variant's.
       trust_ratio_eps: of lars: added to the ratio's denominator; None for the variant's.
+      trust_ratio_clip_mode: of lars: "scale", or "clip" (LARC: a layer's rate is min(learning rate, ratio)); None for the variant's.
       trust_ratio_bounds: (low, high) for lamb, lans and lars; None for the variant's.
       max_grad_norm: clip the global gradient norm; None for the variant's (for the others, no clipping).
       clip_stage: where that happens: "replica" (each replica's gradient, before the mean), "mean" (after it, each microstep's),
@@ -55,6 +57,7 @@ class OptimizerConfig:
     rmsprop_decay: float = 0.9
     trust_coefficient: float | None = None
     trust_ratio_eps: float | None = None
+    trust_ratio_clip_mode: str | None = None
     trust_ratio_bounds: tuple[float, float] | None = None
     max_grad_norm: float | None = None
     clip_stage: str = "accumulated"
@@ -86,6 +89,8 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
     )
     if optimizer.trust_ratio_eps is not None:
         at_least(f"{prefix}.trust_ratio_eps", optimizer.trust_ratio_eps, 0)
+    if optimizer.trust_ratio_clip_mode is not None:
+        require_choice(f"{prefix}.trust_ratio_clip_mode", optimizer.trust_ratio_clip_mode, CLIP_MODES)
     bounds = optimizer.trust_ratio_bounds
     require(
         bounds is None or (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf),

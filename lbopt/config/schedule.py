@@ -30,6 +30,7 @@ class ScheduleConfig:
       end_factor: what is left of the peak at the end (polynomial, cosine).
       first_step: the number of the first update, 0 (learning rate 0 there) or 1.
       warmup_power: exponent of the ramp.
+      warmup_from: the rate at the start of the ramp, whatever the batch.
       start_step: where the ramp begins, also below 0.
       decay_from: "warmup_end", or "start": the decay counts from step 0, so the rate jumps at the end of warmup.
       end_learning_rate: the rate at the end, instead of `end_factor`.
@@ -49,6 +50,7 @@ class ScheduleConfig:
     end_factor: float = 0.0
     first_step: int = 1
     warmup_power: float = 1.0
+    warmup_from: float = 0.0
     start_step: int = 0
     decay_from: str = "warmup_end"
     end_learning_rate: float | None = None
@@ -71,6 +73,7 @@ def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:
     require(schedule.first_step in (0, 1), f"{prefix}.first_step", schedule.first_step, "use 0 or 1")
     require(0 < schedule.warmup_power < math.inf, f"{prefix}.warmup_power", schedule.warmup_power, "give a number > 0")
     require(abs(schedule.start_step) < LARGEST, f"{prefix}.start_step", schedule.start_step, "give a step below 2^31")
+    at_least(f"{prefix}.warmup_from", schedule.warmup_from, 0)
     require_choice(f"{prefix}.decay_from", schedule.decay_from, DECAY_ORIGINS)
     _validate_end(schedule, prefix)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
@@ -34,30 +35,36 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
       model: the network they are for: parameters of bert come out stacked or not as it has them.
 
     Raises:
-      UserError: if it is none of these.
+      UserError: if it is none of these, or if its network has another activation: no shape would tell.
       EnvironmentProblem: if it cannot be read.
     """
     with _naming(place):
         path = workdirs.absolute(place)
-    variables = _read(path, place)
+    variables, activation = _read(path, place)
+    fix = f"{place} was trained with {activation!r}, and shapes do not tell; use that"
+    agrees = model.name != "bert" or activation in (None, model.activation)
+    require(agrees, "config.model.activation", model.activation, fix)
     params = variables["params"]
     if model.name == "bert" and model.scan_layers != ("layers" in params):
         params = bert.stack_layers(params) if model.scan_layers else bert.unstack_layers(params)
     return {**variables, "params": params}
 
 
-def _read(path: pathlib.Path, place: str) -> dict[str, Any]:
+def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
+    """Return variables, and the activation of their network if that is known."""
     if path.is_file():
         with _naming(place):
-            return native.load_safetensors(path)[0]
+            variables, metadata = native.load_safetensors(path)
+        return variables, json.loads(metadata.get("model", "{}")).get("activation")
     if (path / "checkpoints").is_dir():
         with _naming(place):
-            workdirs.read_config(path, "train")
-        return checkpoint.read_variables(path)
+            saved = workdirs.read_config(path, "train") or {}
+        return checkpoint.read_variables(path), saved.get("config", {}).get("model", {}).get("activation")
     fix = "give a workdir of lbopt train, a file of lbopt export, or a folder of Transformers"
     require((path / "config.json").is_file(), "config.init_from", place, fix)
     with _naming(place):
-        return dict(huggingface.load_huggingface(path)[1])
+        network, variables = huggingface.load_huggingface(path)
+    return dict(variables), getattr(network, "activation", None)
 
 
 @contextlib.contextmanager

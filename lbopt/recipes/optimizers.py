@@ -127,6 +127,7 @@ def _lars(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Gradi
         **_given(
             trust_coefficient=config.trust_coefficient,
             eps=config.trust_ratio_eps,
+            clip_mode=config.trust_ratio_clip_mode,
             trust_ratio_bounds=config.trust_ratio_bounds,
         ),
     )

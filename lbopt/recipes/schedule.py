@@ -102,6 +102,7 @@ def make_schedule(
         config.end_factor,
         config.first_step,
         warmup_power=config.warmup_power,
+        warmup_from=config.warmup_from,
         start_step=config.start_step,
         decay_from=config.decay_from,  # type: ignore[arg-type]
         decay_steps=config.decay_steps,

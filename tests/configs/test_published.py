@@ -400,7 +400,8 @@ def closed_form(config: TrainConfig, examples: int):
     def rate(count: int) -> float:
         t = count + rule.first_step
         if t - rule.start_step < warmup:
-            return peak * ((t - rule.start_step) / warmup) ** rule.warmup_power
+            climbed = ((t - rule.start_step) / warmup) ** rule.warmup_power
+            return rule.warmup_from + (peak - rule.warmup_from) * climbed
         since = t - origin
         progress = min(max(since / length, 0.0), 1.0)
         return {

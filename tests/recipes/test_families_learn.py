@@ -37,7 +37,7 @@ def trained(row, **changes):
 DIGITS = {
     "digits_resnet.py:lamb-64": ({"num_epochs": 5.0, "model__width_coefficient": 0.125}, 0.94),
     "digits_resnet.py:lamb-1024": ({"num_epochs": 20.0, "model__width_coefficient": 0.125}, 0.92),
-    "digits_efficientnet.py:lamb-64": ({"num_epochs": 6.0, "model__depth_coefficient": 0.25}, 0.92),
+    "digits_efficientnet.py:lamb-64": ({"num_epochs": 5.0, "model__depth_coefficient": 0.25}, 0.92),
     "digits_efficientnet.py:lamb-256": ({"num_epochs": 6.0, "model__depth_coefficient": 0.25}, 0.90),
 }
 
@@ -52,7 +52,7 @@ BERT = {"data__vocab_size": 256, "schedule__base_learning_rate": 0.02, "schedule
 LSTM = {"data__sequence_length": 32, "model__width_coefficient": 0.5, "model__dropout_rate": 0.0}
 
 
-@pytest.mark.parametrize(("row", "num_epochs"), [("pydoc_bert.py:lamb-16", 2.0), ("pydoc_bert.py:lamb-64", 5.0)])
+@pytest.mark.parametrize(("row", "num_epochs"), [("pydoc_bert.py:lamb-16", 2.0), ("pydoc_bert.py:lamb-64", 3.0)])
 def test_bert_guesses_masked_tokens_far_better_than_counting(row, num_epochs):
     found, config = trained(row, num_epochs=num_epochs, **BERT)
     _, counting = baselines.pydoc_unigram_accuracy(config.data)

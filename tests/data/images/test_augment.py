@@ -183,6 +183,24 @@ def test_autoaugment_draws_pairs_uniformly_and_applies_with_their_probabilities(
         assert abs(count - expected[key]) < 5 * np.sqrt(expected[key]), key
 
 
+PUBLISHED_V0 = """
+    Equalize .8 1 ShearY .8 4 | Color .4 9 Equalize .6 3 | Color .4 1 Rotate .6 8 | Solarize .8 3 Equalize .4 7
+    Solarize .4 2 Solarize .6 2 | Color .2 0 Equalize .8 8 | Equalize .4 8 SolarizeAdd .8 3 | ShearX .2 9 Rotate .6 8
+    Color .6 1 Equalize 1 2 | Invert .4 9 Rotate .6 0 | Equalize 1 9 ShearY .6 3 | Color .4 7 Equalize .6 0
+    Posterize .4 6 AutoContrast .4 7 | Solarize .6 8 Color .6 9 | Solarize .2 4 Rotate .8 9 | Rotate 1 7 TranslateY .8 9
+    ShearX 0 0 Solarize .8 4 | ShearY .8 0 Color .6 4 | Color 1 0 Rotate .6 2 | Equalize .8 4 Equalize 0 8
+    Equalize 1 4 AutoContrast .6 2 | ShearY .4 7 SolarizeAdd .6 7 | Posterize .8 2 Solarize .6 10 | Solarize .6 8 Equalize .6 1
+    Color .8 6 Rotate .4 5
+"""
+"""The numbers of policy_v0 in tensorflow/tpu, models/official/efficientnet/autoaugment.py at 181b860b."""
+
+
+def test_the_policy_is_the_published_one():
+    words = PUBLISHED_V0.replace("|", " ").split()
+    triples = [(words[at], float(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), 3)]
+    assert [operation for pair in V0 for operation in pair] == triples
+
+
 def test_the_policy_is_whole():
     assert len(V0) == 25
     assert {len(pair) for pair in V0} == {2}

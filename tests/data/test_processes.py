@@ -1,0 +1,61 @@
+"""Whatever is read, and by however many processes: the same global batches."""
+
+import numpy as np
+import pytest
+
+from lbopt.data.batches import EvalBatches, TrainBatches, read
+from lbopt.data.damaged import DamagedCount
+from lbopt.data.images.augment import Policy
+from lbopt.data.images.small import SmallImages
+from lbopt.data.pieces import SPECIAL_TOKENS
+from lbopt.data.squad.examples import Question
+from lbopt.data.squad.features import EvaluationWindows, TrainingWindows
+from lbopt.data.text import WordPiece
+from lbopt.data.windows import Lanes, make_windows
+
+RNG = np.random.default_rng(0)
+TEXT = RNG.integers(0, 50, 1000)
+PIECES = WordPiece([*SPECIAL_TOKENS, *"abcdefghij"])
+QUESTIONS = [
+    Question(str(number), "a b c", " ".join(RNG.choice(list("abcdefghij"), 9 + number)), ("",), (0,))
+    for number in range(12)
+]
+QUESTIONS = [question._replace(answers=(question.context[:1],)) for question in QUESTIONS]
+
+
+def small_images():
+    arrays = {"image": RNG.integers(0, 256, (23, 8, 8), dtype=np.uint8), "label": np.arange(23, dtype=np.int32)}
+    return SmallImages(arrays, 2, True, Policy(), DamagedCount("here", 0))
+
+
+SETS = {
+    "windows of text": lambda: make_windows(TEXT, 7),
+    "lanes of text": lambda: Lanes(TEXT, 12, 7),
+    "small images": small_images,
+    "questions to train on": lambda: TrainingWindows(QUESTIONS, PIECES, 16, 4, 6),
+    "questions to answer": lambda: EvaluationWindows(QUESTIONS, PIECES, 16, 4, 6),
+}
+
+
+@pytest.mark.parametrize("kind", SETS)
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_parts_of_all_processes_are_the_batches_of_one(kind, count):
+    dataset = SETS[kind]()
+    for make in (
+        lambda *process: TrainBatches(dataset, 3, 12, 9, *process),
+        lambda *process: EvalBatches(dataset, 12, 4, *process),
+    ):
+        alone = list(read(make()))
+        parts = [list(read(make(index, count))) for index in range(count)]
+        assert len(alone) > 1
+        for number, batch in enumerate(alone):
+            for name, array in batch.items():
+                np.testing.assert_array_equal(array, np.concatenate([part[number][name] for part in parts]))
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_reading_resumes_at_the_next_example(kind):
+    dataset = SETS[kind]()
+    straight = list(read(TrainBatches(dataset, 3, 12, 9)))
+    for batch, wanted in zip(read(TrainBatches(dataset, 3, 12, 9), 4), straight[4:], strict=True):
+        assert all(np.array_equal(batch[name], wanted[name]) for name in wanted)
