@@ -74,7 +74,9 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
             vocab_size=30522,
         ),
         # large-lamb scores the runs of configs/bert_large_lamb.py; folders of Transformers have the exact one.
-        model=ModelConfig("bert", size=size, dtype="bfloat16", activation="gelu_tanh" if row == "large-lamb" else "gelu"),
+        model=ModelConfig(
+            "bert", size=size, dtype="bfloat16", activation="gelu_tanh" if row == "large-lamb" else "gelu"
+        ),
         optimizer=_optimizer(name),
         schedule=ScheduleConfig(
             rate,

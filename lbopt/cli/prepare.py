@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lbopt.cli import arguments
 from lbopt.data import places, ptb
@@ -24,7 +26,10 @@ _TEXT_FLAGS = {
     "folder": "of *.txt in UTF-8; each file is a document, blank lines are between paragraphs",
     "vocab": "a vocab.txt in BERT's form",
     "vocab_size": "how many pieces to learn where no --vocab is given (30522)",
+    "max_damaged_records": "so many articles that cannot be read are left out (0)",
 }
+_CALLED = {"folder": "--folder", "vocabulary": "--vocab", "config.data.vocab_size": "--vocab_size"}
+"""What errors about text call a flag."""
 _BERT_VOCAB_SIZE = 30522
 """Pieces of bert-base-uncased's vocabulary (Devlin et al., arXiv 1810.04805v2, section 3: "a 30,000 token vocabulary")."""
 
@@ -98,17 +103,38 @@ def _text(argv: Sequence[str]) -> None:
     given, _ = arguments.parse("prepare text", argv, _TEXT_FLAGS | _DATA_DIR, required=("name",))
     data_dir = given.get("data_dir")
     store = places.store_folder(given["name"], data_dir, "--name")
-    there = store.is_dir() and any(store.iterdir())
+    there, left_out = store.is_dir() and any(store.iterdir()), 0
     if not there:
-        vocabulary = _vocabulary(given.get("vocab"), given.get("vocab_size"))
-        corpus = text.Corpus(given.get("tfds"), given.get("folder"), data_dir)
-        text.make_store(store, corpus, vocabulary, _watched)
+        with _by_flag():
+            left_out = _write_store(store, given)
     opened = open_store(store)
     print(f"{store}{' is there already' if there else ''}")
+    if left_out:
+        print(f"{left_out} damaged articles were left out")
     print(
         f"config.data.builder = {given['name']!r}, config.data.vocab_size = {len(opened.pieces)}; made from "
         f"{opened.made_from}: {len(opened)} documents, {len(opened.tokens)} tokens"
     )
+
+
+def _write_store(store: pathlib.Path, given: Mapping[str, str]) -> int:
+    """Write a corpus; return how many articles were left out."""
+    vocabulary = _vocabulary(given.get("vocab"), given.get("vocab_size"))
+    allowed = _whole("--max_damaged_records", given.get("max_damaged_records", "0"), 0)
+    corpus = text.Corpus(given.get("tfds"), given.get("folder"), given.get("data_dir"), allowed)
+    text.make_store(store, corpus, vocabulary, _watched)
+    return len(corpus.damaged)
+
+
+@contextlib.contextmanager
+def _by_flag() -> Iterator[None]:
+    """Let errors name what the user typed."""
+    try:
+        yield
+    except (UserError, EnvironmentProblem) as error:
+        named = re.match(rf"({'|'.join(map(re.escape, _CALLED))})(?= = )", str(error))
+        said = str(error) if named is None else _CALLED[named[0]] + str(error)[named.end() :]
+        raise type(error)(said) from error
 
 
 def _vocabulary(file: str | None, size: str | None) -> WordPiece | int:
@@ -117,8 +143,12 @@ def _vocabulary(file: str | None, size: str | None) -> WordPiece | int:
         return load_wordpiece(pathlib.Path(file).expanduser())
     if size is None:
         return _BERT_VOCAB_SIZE
-    require(size.isdecimal() and int(size) > 0, "--vocab_size", size, "give a whole number")
-    return int(size)
+    return _whole("--vocab_size", size, 1)
+
+
+def _whole(flag: str, text: str, least: int) -> int:
+    require(text.isdecimal() and int(text) >= least, flag, text, f"give a whole number, {least} or more")
+    return int(text)
 
 
 def _watched(documents: Iterator[Sequence[str]], what: str, total: int) -> Iterator[Sequence[str]]:

@@ -15,15 +15,17 @@ class DamagedRecord(ValueError):
 class DamagedCount:
     """How many records of a split were found damaged so far, each counted once.
 
-    Every process of a run counts what it reads itself, from its start on.
+    Every process of a run counts what it reads itself, from its start on: the limit is each one's, and begins anew after a
+    restart.
 
     Args:
       place: what is read, for the message.
       limit: so many are skipped.
+      field: what the limit is called where it was given.
     """
 
-    def __init__(self, place: str, limit: int):
-        self._place, self._limit = place, limit
+    def __init__(self, place: str, limit: int, field: str = "config.data.max_damaged_records"):
+        self._place, self._limit, self._field = place, limit, field
         self._found: set[int] = set()
 
     def __len__(self) -> int:
@@ -38,6 +40,6 @@ class DamagedCount:
         self._found.add(index)
         if len(self._found) > self._limit:
             raise EnvironmentProblem(
-                f"{self._place}: record {index} cannot be used ({reason}), and config.data.max_damaged_records = "
-                f"{self._limit} are skipped; mend the data set, or allow more"
+                f"{self._place}: record {index} cannot be used ({reason}), and {self._field} = {self._limit} are "
+                "skipped; mend the data set, or allow more"
             )

@@ -267,7 +267,9 @@ def _what_is_missing(folder: Path) -> str:
     if folder.is_dir() and any(folder.iterdir()):  # nothing is written over
         return f"{folder} has files but no store.json; copy the whole folder again, or use another name"
     command = f"text --name={folder.name} --folder=DIR"
-    return f"there is no store in {folder}; run {prepare_command(command, _given_data_dir(folder))}"
+    return (
+        f"there is no store in {folder}; run {prepare_command(command, _given_data_dir(folder))} (or with --tfds=NAME)"
+    )
 
 
 def _given_data_dir(folder: Path) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,9 @@ def load_questions(data: DataConfig, learned: str | None) -> tuple[Splits, WordP
     def windows(kind: Any, field: str) -> Any:
         split = getattr(data, field)
         damaged = DamagedCount(f"{data.builder} {split}", data.max_damaged_records)
-        records = list(_readable(folder.open(split, f"config.data.{field}"), damaged))
+        questions = list(_usable(folder.open(split, f"config.data.{field}"), damaged))
         sizes = data.sequence_length, data.doc_stride, data.max_query_length
-        found = kind(examples.from_records(records), pieces, *sizes)
+        found = kind(questions, pieces, *sizes)
         found.damaged = damaged
         return found
 
@@ -71,14 +71,14 @@ def load_questions(data: DataConfig, learned: str | None) -> tuple[Splits, WordP
     return Splits(train, validation, windows(features.EvaluationWindows, "test_split")), pieces
 
 
-def _readable(records: Records, damaged: DamagedCount) -> Iterator[Mapping[str, Any]]:
+def _usable(records: Records, damaged: DamagedCount) -> Iterator[examples.Question]:
     for index in range(len(records)):
         try:
-            record = records[index]
+            yield examples.from_record(records[index])
+        except UserError as error:
+            damaged.add(index, str(error))
         except Exception as error:  # whatever the storage layers raise
             damaged.add(index, f"it cannot be read: {' '.join(str(error).split())[:120]}")
-        else:
-            yield record
 
 
 def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
@@ -90,7 +90,10 @@ def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
 def _vocabulary_file(data: DataConfig, learned: str | None) -> pathlib.Path:
     if data.vocab_file is not None:
         return pathlib.Path(os.path.expanduser(data.vocab_file))
-    file = pathlib.Path(os.path.expanduser(learned or "")) / "vocab.txt"
+    place = pathlib.Path(os.path.expanduser(learned or ""))
+    fix = "nothing is there; give a workdir of lbopt train or a folder of Transformers, whose vocabulary is taken too"
+    require(place.exists(), "config.init_from", learned, fix)
+    file = place / "vocab.txt"
     if learned is None or not file.is_file():
         raise UserError(
             "config.data.vocab_file = None: give the vocab.txt of the model that config.init_from names; "

@@ -115,6 +115,11 @@ COMMAND_LINES = {
         ["config.schedule.stair_epochs", "(3.0, 2.0)"],
     ),
     "ramp of power 0": (field("schedule.warmup_power", 0.0), ["config.schedule.warmup_power", "0.0"]),
+    "ramp from below 0": (field("schedule.warmup_from", -1.0), ["config.schedule.warmup_from", "-1.0"]),
+    "misspelt form": (
+        field("optimizer.trust_ratio_clip_mode", "larc"),
+        ["config.optimizer.trust_ratio_clip_mode", "'larc'", "clip"],
+    ),
     "misspelt origin": (field("schedule.decay_from", "begin"), ["config.schedule.decay_from", "'begin'"]),
     "two ends": (
         train("--config.schedule.end_learning_rate=0.1", "--config.schedule.end_factor=0.1"),

@@ -276,6 +276,45 @@ def test_text_of_a_data_set_that_is_not_there_or_has_no_articles(lbopt, tmp_path
     one_line(*said, "--tfds = 'pydoc_squad'", "not text", expected=2)
 
 
+def test_damaged_articles_are_left_out_and_counted(lbopt, with_articles, tmp_path):
+    folder = shutil.copytree(with_articles / "articles", tmp_path / "articles").parent
+    (file,) = folder.glob("articles/1.0.0/*train*")
+    whole = bytearray(file.read_bytes())
+    whole[300:308] = bytes(byte ^ 255 for byte in whole[300:308])  # in the first thousand bytes are the articles
+    file.write_bytes(bytes(whole))
+    arguments = ["prepare", "text", "--name=x", "--tfds=articles", "--vocab_size=80", f"--data_dir={folder}"]
+    one_line_after_progress(*lbopt(*arguments), "articles train: record", "--max_damaged_records = 0")
+    code, out, _ = lbopt(*arguments, "--max_damaged_records=5")
+    assert code == 0
+    left = 5 - len(open_store(folder / "lbopt_text" / "x"))
+    assert 0 < left < 5
+    assert f"{left} damaged articles were left out" in out
+
+
+def one_line_after_progress(code, out, err, *parts):
+    assert (code, out) == (3, "")
+    for part in parts:
+        assert part in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--folder={empty}"], "--folder = "),
+        (["--folder={texts}", "--vocab_size=9"], "--vocab_size = 9"),
+        (["--folder={texts}", "--vocab={there}/v.txt"], "--vocab = "),
+        (["--folder={texts}", "--max_damaged_records=some"], "--max_damaged_records = 'some'"),
+    ],
+)
+def test_messages_name_the_flags(lbopt, flags, said, articles_folder, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (tmp_path / "v.txt").write_text("")
+    flags = [flag.format(empty=empty, there=tmp_path, texts=articles_folder) for flag in flags]
+    code, _, err = lbopt("prepare", "text", "--name=x", *flags, f"--data_dir={tmp_path}/data")
+    assert (code, err.splitlines()[-1][: len("lbopt prepare: ") + len(said)]) == (2, f"lbopt prepare: {said}")
+
+
 def test_a_store_that_fails_halfway_leaves_nothing(lbopt, articles_folder, tmp_path):
     store = tmp_path / "lbopt_text"
     (store / ".x.partial-killed").mkdir(parents=True)

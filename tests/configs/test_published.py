@@ -349,6 +349,15 @@ def test_every_field_of_the_transcription_is_compared_or_known_to_be_elsewhere()
     assert {key for key, _ in KNOWN} <= {row["config"] for row in WITH_CONFIG}
 
 
+@pytest.mark.parametrize("name", [name for name in ALL_ROWS if "efficientnet" in name])
+def test_efficientnets_average_over_replicas_and_updates_as_the_released_code(name):
+    """recipes.md 7.3: running statistics of all replicas; an average of the parameters whose decay rises."""
+    config = load(name)
+    assert config.model.batch_norm_running_from == "all"
+    assert config.optimizer.ema_ramp
+    assert config.optimizer.ema_decay == 0.9999 or name.endswith("smoke")
+
+
 @pytest.mark.parametrize("name", ALL_ROWS)
 def test_every_row_is_valid_named_after_itself_and_has_a_schedule(name):
     config = load(name)

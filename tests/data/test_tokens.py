@@ -145,11 +145,11 @@ def test_a_store_that_is_not_there_says_what_makes_it(tmp_path, monkeypatch):
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     made = r"run lbopt prepare text --name=books --folder=DIR"
     for folder, ending in ((tmp_path / "books", ""), (tmp_path / "lbopt_text/books", f" --data_dir={tmp_path}")):
-        said = f"config.data.builder = 'books': there is no store in {folder}; {made}{ending}"
+        said = f"config.data.builder = 'books': there is no store in {folder}; {made}{ending} (or with --tfds=NAME)"
         with pytest.raises(EnvironmentProblem, match=f"^{re.escape(said)}$"):
             open_store(folder)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    with pytest.raises(EnvironmentProblem, match=f"{made}$"):
+    with pytest.raises(EnvironmentProblem, match=f"{made} .or with --tfds=NAME.$"):
         open_store(tmp_path / "lbopt_text/books")
 
 

@@ -156,11 +156,13 @@ def test_the_form_of_the_schedule_that_is_asked_for(form):
     assert float(schedule(4)) == pytest.approx(2 * (0.8 if form == "start" else 0.4), rel=1e-5)
 
 
-def test_the_power_of_the_ramp():
-    schedule = schedules.make_schedule(
-        ScheduleConfig(warmup_power=2.0, first_step=0), schedules.Resolved(2.0, 10, 50, 12.5)
-    )
-    assert float(schedule(5)) == pytest.approx(0.5)
+def test_the_power_of_the_ramp_and_where_it_begins():
+    def rate(**ramp):
+        config = ScheduleConfig(warmup_power=2.0, first_step=0, **ramp)
+        return float(schedules.make_schedule(config, schedules.Resolved(2.0, 10, 50, 12.5))(5))
+
+    assert rate() == pytest.approx(0.5)
+    assert rate(warmup_from=1.0) == pytest.approx(1.25)
 
 
 def trained(config, steps=3):

@@ -54,6 +54,14 @@ SAME = {
         OptimizerConfig("lamb", variant="nus", weight_decay=0.1, max_grad_norm=0.3),
         lamb(SCHEDULE, variant="nus", weight_decay=0.1, max_grad_norm=0.3),
     ),
+    "the first lars, which is larc by default": (
+        OptimizerConfig("lars", variant="nvcaffe", weight_decay=0.1),
+        lars(SCHEDULE, variant="nvcaffe", weight_decay=0.1, clip_mode="clip"),
+    ),
+    "the first lars, scaling": (
+        OptimizerConfig("lars", variant="nvcaffe", weight_decay=0.1, trust_ratio_clip_mode="scale"),
+        lars(SCHEDULE, variant="nvcaffe", weight_decay=0.1, clip_mode="scale"),
+    ),
     "lars of a variant keeps its bounds and its coefficient": (
         OptimizerConfig("lars", variant="nus", weight_decay=0.1),
         lars(SCHEDULE, variant="nus", weight_decay=0.1),

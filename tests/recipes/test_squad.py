@@ -125,6 +125,16 @@ BAD = {
         "config.data.vocab_size = 512",
     ),
     "no vocabulary": (["--config.data.builder=other", "--config.init_from=None"], 2, "config.data.vocab_file = None"),
+    "no such start": (
+        ["--config.data.builder=other", "--config.init_from=/nowhere"],
+        2,
+        "config.init_from = '/nowhere': nothing is there",
+    ),
+    "another activation": (
+        ["--config.model.activation=gelu_tanh"],
+        2,
+        "config.model.activation = 'gelu_tanh': ",
+    ),
     "no such vocabulary": (["--config.data.vocab_file=/nowhere/vocab.txt"], 2, "/nowhere/vocab.txt"),
     "a window without room": (["--config.data.sequence_length=4"], 2, "config.data.sequence_length = 4"),
     "more tokens than positions": (["--config.data.sequence_length=256"], 2, "config.data.sequence_length = 256"),
@@ -172,6 +182,25 @@ def test_a_run_is_evaluated_where_its_start_is_gone(trained, flags, pretrained, 
         assert "nothing to do" in capsys.readouterr().err
     finally:
         away.rename(pretrained)
+
+
+def test_a_question_without_an_answer_is_counted_by_its_number(data_dir, tmp_path):
+    text_of, number = tfds.features.Text(), tfds.features.Scalar(np.int32)
+    answers_of = tfds.features.Sequence({"text": text_of, "answer_start": number})
+    features = {"id": text_of, "context": text_of, "question": text_of, "answers": answers_of}
+    good = {"context": "a b", "question": "c", "answers": {"text": ["a"], "answer_start": [0]}}
+    records = [{**good, "id": str(index)} for index in range(6)]
+    records[4]["answers"] = {"text": [], "answer_start": []}
+    write(tmp_path, "pydoc_squad", {"train": records, "validation": records[:3]}, features)
+    sizes = {"sequence_length": 64, "doc_stride": 16, "max_query_length": 16}
+    data = DataConfig("squad", "pydoc_squad", str(tmp_path), test_split="validation", **sizes, max_damaged_records=1)
+    splits, _ = text.load_questions(data, None)
+    assert (len(splits.train.questions), len(splits.train.damaged)) == (5, 1)
+    data.max_damaged_records = 0
+    with pytest.raises(
+        EnvironmentProblem, match=r"train: record \d+ cannot be used \(record.answers = 0: a question has"
+    ):
+        text.load_questions(data, None)
 
 
 def test_an_unreadable_question_is_counted(data_dir, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from lbopt.cli import main
 from lbopt.cli.arguments import load_config
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
+from lbopt.errors import UserError
 from lbopt.interchange import native
 from lbopt.recipes import build, initial
 
@@ -77,6 +78,16 @@ def test_what_was_exported_is_read_again(kind, file, learned, params, tmp_path):
     same(start(file, place).params, params)
     if kind == "huggingface":
         assert (output / "vocab.txt").read_text() == (learned / "vocab.txt").read_text()
+
+
+def test_another_activation_is_refused_wherever_it_is_known(file, learned, tmp_path):
+    places = [learned]
+    for kind in ("safetensors", "huggingface"):
+        assert main.main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={tmp_path / kind}"]) == 0
+        places.append(tmp_path / kind / ("model.safetensors" if kind == "safetensors" else ""))
+    for place in places:
+        with pytest.raises(UserError, match=r"config.model.activation = 'relu': .* was trained with 'gelu'"):
+            start(file, place, "--config.model.activation=relu")
 
 
 def test_layers_are_stacked_where_the_model_scans_them(file, learned, params):

@@ -14,11 +14,12 @@ from lbopt.data.corpora import (
     learn_vocabulary,
     wikipedia_documents,
 )
+from lbopt.data.damaged import DamagedCount
 from lbopt.data.prepare.alone import alone_in
 from lbopt.data.prepare.datasets import renamed
 from lbopt.data.records import Records, TfdsFolder
 from lbopt.data.text import WordPiece
-from lbopt.errors import EnvironmentProblem, require
+from lbopt.errors import require
 
 Watch = Callable[[Iterator[Sequence[str]], str, int], Iterator[Sequence[str]]]
 """Given documents, what they are gone through for, and about how many they are: the same documents while somebody looks on."""
@@ -31,8 +32,10 @@ class Corpus:
       builder: a TFDS data set with `title` and `text`, whose training split is read; None for none.
       folder: of `*.txt`; None for none.
       data_dir: see `default_data_dir`.
+      max_damaged: so many articles that cannot be read are left out.
 
     Attributes:
+      damaged: the count of those.
       made_from: what the text is, in words.
       total: how many articles and files there are; those without a sentence are no documents.
 
@@ -41,12 +44,13 @@ class Corpus:
       EnvironmentProblem: if the data set is not there.
     """
 
-    def __init__(self, builder: str | None, folder: str | None, data_dir: str | None):
+    def __init__(self, builder: str | None, folder: str | None, data_dir: str | None, max_damaged: int = 0):
         require(
             builder or folder, "--tfds, --folder", None, "give one or both: a data set of articles, a folder of *.txt"
         )
         self._folder = pathlib.Path(folder).expanduser() if folder else None
         self._records: Records | None = None
+        self.damaged = DamagedCount(f"{builder} train", max_damaged, "--max_damaged_records")
         named, self.total = [], 0
         if builder:
             with renamed("--tfds"):
@@ -63,20 +67,19 @@ class Corpus:
 
     def documents(self) -> Iterator[Sequence[str]]:
         """Go through the documents from the start."""
-        articles = () if self._records is None else wikipedia_documents(_each(self._records))
+        articles = () if self._records is None else wikipedia_documents(_each(self._records, self.damaged))
         texts = () if self._folder is None else folder_documents(self._folder)
         return itertools.chain(articles, texts)
 
 
-def _each(records: Records) -> Iterator[Any]:
+def _each(records: Records, damaged: DamagedCount) -> Iterator[Any]:
     for number in range(len(records)):
         try:
             record = records[number]
         except Exception as error:  # whatever the storage layers raise
-            raise EnvironmentProblem(
-                f"article {number} cannot be read ({' '.join(str(error).split())[:120]}); prepare that data set again"
-            ) from error
-        yield record
+            damaged.add(number, f"it cannot be read: {' '.join(str(error).split())[:120]}")
+        else:
+            yield record
 
 
 def make_store(store: pathlib.Path, corpus: Corpus, vocabulary: WordPiece | int, watch: Watch) -> Counts:

@@ -61,7 +61,12 @@ def from_records(records: Iterable[Mapping[str, Any]]) -> list[Question]:
     Raises:
       UserError: naming the record and the field that is missing or is something else.
     """
-    return [_question(record, f"records[{number}]") for number, record in enumerate(records)]
+    return [from_record(record, f"records[{number}]") for number, record in enumerate(records)]
+
+
+def from_record(record: Mapping[str, Any], place: str = "record") -> Question:
+    """Read one record; see `from_records`. `place` is what messages call it."""
+    return _question(record, place)
 
 
 def read_json(path: str | os.PathLike[str]) -> list[Question]:
