@@ -106,7 +106,11 @@ def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
         for key in sorted(set(ours) | set(theirs)):
             found += differences(ours.get(key), theirs.get(key), f"{prefix}.{key}" if prefix else key)
         return found
-    return [] if ours == theirs else [f"{prefix} is {theirs!r} there and {ours!r} here"]
+    return [] if ours == theirs else [f"{prefix} is {_shown(theirs)} there and {_shown(ours)} here"]
+
+
+def _shown(value: Any) -> str:
+    return "{...}" if isinstance(value, dict) else repr(value)
 
 
 def at_least(field: str, value: Any, low: float) -> None:

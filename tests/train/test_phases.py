@@ -197,6 +197,28 @@ def test_a_checkpoint_of_either_phase_is_evaluated(step, straight, file, lines, 
     assert scores["validation/loss"] == pytest.approx(lines(workdir)[step - 1]["eval/loss"], rel=1e-6)
 
 
+OTHERS = {
+    "one phase": ("--config.phase2=None", "phase2 is {...} there and None here"),
+    "a second phase with another batch": (
+        "--config.phase2.global_batch_size=256",
+        "phase2.global_batch_size is 128 there and 256 here",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_workdir_of_other_phases_is_refused(name, straight, file, fingerprint_of, capsys):
+    override, said = OTHERS[name]
+    workdir = straight("keep")
+    before = fingerprint_of(workdir)
+    capsys.readouterr()
+    assert main.main(["train", f"--config={file}:keep", f"--workdir={workdir}", override]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert fingerprint_of(workdir) == before
+
+
 BAD = {
     "steps of the first phase": ("num_steps=6,", "num_epochs=3.0,", "config.num_steps = None"),
     "a batch that does not divide": ("global_batch_size=128, num", "global_batch_size=127, num", "config.phase2"),
