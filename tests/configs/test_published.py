@@ -230,10 +230,11 @@ def _steps_per_epoch(config, numbers, theirs, entry, row):
 
 def _warmup_epochs(config, numbers, theirs, entry, row):
     unrounded = _epochs_in_steps(config, theirs, row)
-    slack = (
-        0.5 if _gives_steps(row) else max(1.0, theirs)
-    )  # to the nearest step; a step an epoch, where epochs are rounded
-    fits = abs(numbers.warmup_steps - unrounded) <= slack
+    whole_epochs = (
+        theirs * math.floor(unrounded / theirs) if theirs else 0
+    )  # an epoch's steps rounded down, as TF2's code does
+    allowed = [unrounded] if _gives_steps(row) else [unrounded, math.floor(unrounded), whole_epochs]
+    fits = any(abs(numbers.warmup_steps - steps) <= 0.5 for steps in allowed)
     return None if fits else f"{numbers.warmup_steps} steps here, {theirs} epochs or {unrounded:g} steps published"
 
 
