@@ -17,6 +17,7 @@ from lbopt.parallel.mesh import make_mesh
 from lbopt.recipes import build, language_model
 from lbopt.recipes.sources import Source, load
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 LANES, LENGTH = 8, 16
 
 

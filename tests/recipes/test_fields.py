@@ -17,6 +17,7 @@ from lbopt.recipes.problem import make_problem
 from lbopt.transforms.ema import ema_params
 from lbopt.transforms.monitoring import optimizer_metrics
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 CNN = {"name": "cnn", "widths": (4,), "hidden": 8}
 
 

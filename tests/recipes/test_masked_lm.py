@@ -18,6 +18,7 @@ from lbopt.recipes import masked_lm
 from lbopt.recipes.problem import make_problem
 from lbopt.recipes.sources import Source
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 BATCH, PREDICTIONS, VOCABULARY, MEAN = 6, 3, 11, 2.25
 KEYS: list = []
 

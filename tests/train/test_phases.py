@@ -15,6 +15,7 @@ from lbopt.train.checkpoint import Checkpoints
 from lbopt.transforms.learning_rate import LearningRateState
 from lbopt.transforms.moments import LambMomentsState
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 BUILD = build.build
 FIRST, SECOND = 6, 5
 """Steps of each phase."""
