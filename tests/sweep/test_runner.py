@@ -106,17 +106,20 @@ def wait_for_rows(workdir, count, process):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("count", [1, 9])
-def test_killed_and_restarted_it_equals_the_uninterrupted_study(tmp_path, lbopt_sweep, rows, count):
+def test_killed_and_restarted_twice_it_equals_the_uninterrupted_study(tmp_path, lbopt_sweep, rows):
     workdir = tmp_path / "workdir"
-    process = lbopt_sweep(workdir)
-    wait_for_rows(workdir, count, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    survived = read(workdir)
-    assert count <= len(survived) < TRIALS
-    with open(workdir / "results.jsonl", "a") as stream:
-        stream.write('{"arm": "lamb", "global_ba')  # a line that a kill cut off
+    survived = []
+    for count in (1, 9):
+        process = lbopt_sweep(workdir)
+        wait_for_rows(workdir, count, process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        found = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines() if line[-1:] == "}"]
+        assert found[: len(survived)] == survived
+        survived = found
+        assert count <= len(survived) < TRIALS
+        with open(workdir / "results.jsonl", "a") as stream:
+            stream.write('{"arm": "lamb", "global_ba')  # a line that a kill cut off
     process = lbopt_sweep(workdir)
     errors = process.communicate(timeout=300)[1]
     assert process.returncode == 0, errors
