@@ -64,11 +64,6 @@ def from_records(records: Iterable[Mapping[str, Any]]) -> list[Question]:
     return [from_record(record, f"records[{number}]") for number, record in enumerate(records)]
 
 
-def from_record(record: Mapping[str, Any], place: str = "record") -> Question:
-    """Read one record; see `from_records`. `place` is what messages call it."""
-    return _question(record, place)
-
-
 def read_json(path: str | os.PathLike[str]) -> list[Question]:
     """Read the official file, `train-v1.1.json` or `dev-v1.1.json`.
 
@@ -82,7 +77,7 @@ def read_json(path: str | os.PathLike[str]) -> list[Question]:
         raise EnvironmentProblem(f"{path}: cannot be read ({error.strerror}); give the file of SQuAD v1.1") from error
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); fetch the file of SQuAD v1.1 again") from error
-    return [_question(record, place) for place, record in _flattened(content, str(path))]
+    return [from_record(record, place) for place, record in _flattened(content, str(path))]
 
 
 def _flattened(content: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -99,7 +94,8 @@ def _flattened(content: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield question_place, {**question, "context": context, "answers": named}
 
 
-def _question(record: Any, place: str) -> Question:
+def from_record(record: Mapping[str, Any], place: str = "record") -> Question:
+    """Read one record; see `from_records`. `place` is what messages call it."""
     texts = _list(_field(record, "answers", place), "text", f"{place}.answers")
     starts = _list(record["answers"], "answer_start", f"{place}.answers")
     require(texts, f"{place}.answers", 0, f"a question has one answer or more; {_FIX}, not of v2")
