@@ -6,11 +6,11 @@ import math
 
 from lbopt.config.checks import at_least, in_range
 from lbopt.errors import require, require_choice
+from lbopt.transforms.trust_ratio import CLIP_MODES
 from lbopt.transforms.variants import VARIANTS
 
 DTYPES = ("float32", "bfloat16")
 OPTIMIZERS = ("adam", "adamw", "lamb", "lans", "lars", "momentum", "rmsprop")
-CLIP_MODES = ("scale", "clip")
 CLIP_STAGES = ("replica", "mean", "accumulated", "none")
 
 

@@ -8,8 +8,8 @@ import numpy as np
 class Draws:
     """The numbers that belong to (seed, epoch, example), and to nothing else.
 
-    One generator that is set to where an example's numbers begin: NumPy takes eight times as long to make a new one, for
-    which it asks the system for entropy that is then not used.
+    One generator that is set to where an example's numbers begin: NumPy takes far longer to make a new one, for which it
+    asks the system for entropy that is then not used.
 
     Args:
       stream: keeps the counters of one purpose clear of the others that have the same key; 0 is the order's.
