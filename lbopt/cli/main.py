@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train a recipe; the same command resumes",
     "evaluate": "evaluate a checkpoint on every example of the validation and test splits",
     "sweep": "run a batch-size-limit study; the same command resumes",
+    "plan": "what a recipe costs on a TPU pod that is not here, by the TPU compiler",
     "report": "draw report.html and PNGs from a training run or a study",
     "export": "write a checkpoint's network as safetensors or as a folder for transformers",
     "recipes": "list every config",

@@ -26,6 +26,8 @@ class About:
       published_result: the number to reach, with its source; "-" if there is none.
       hardware: on which it was reached.
       time: in which.
+      topology: what `lbopt plan` takes for that hardware, "v3:32x32"; "" if it was no TPU, or none is named.
+      published_seconds: that time, as a number; None if there is none.
       note: what of the row is recalled or our own choice.
       status: "measured here", "planned by the TPU compiler" or "not yet run".
     """
@@ -34,6 +36,8 @@ class About:
     published_result: str = "-"
     hardware: str = "-"
     time: str = "-"
+    topology: str = ""
+    published_seconds: float | None = None
     note: str = ""
     status: str = "not yet run"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,15 +21,20 @@ from lbopt.data.batches import TrainBatches
 from lbopt.errors import UserError, require, require_choice
 from lbopt.parallel import mesh as meshes, shards, step as steps
 from lbopt.parallel.state import TrainState, split_seed
-from lbopt.recipes import initial, optimizers, problem as problems, schedule as schedules
+from lbopt.recipes import initial, optimizers, problem as problems, schedule as schedules, sources
 from lbopt.replicas import Replicas
 from lbopt.train.run import Cadence, Run, Target
 from lbopt.transforms.ema import ema_params
 from lbopt.transforms.learning_rate import LearningRateState
 
 
-def build(config: TrainConfig) -> Run:
+def build(config: TrainConfig, devices: Sequence[jax.Device] | None = None, load: problems.Load = sources.load) -> Run:
     """Turn a validated config into everything the training loop needs, compiling nothing.
+
+    Args:
+      config: of the run.
+      devices: to choose from, for instance of a pod that is not here; None for `jax.devices()`.
+      load: see `make_problem`.
 
     Returns:
       The run; of two phases, the first, which knows the second.
@@ -40,21 +45,23 @@ def build(config: TrainConfig) -> Run:
     """
     config.validate()
     first, *second = config.phases()
-    mesh = _make_mesh(config.parallel)
-    run = _build_phase(first, mesh)
+    mesh = _make_mesh(config.parallel, devices)
+    run = _build_phase(first, mesh, load)
     if not second:
         return run
     assert config.phase2 is not None
     try:
-        then = _build_phase(second[0], mesh, run, config.phase2.optimizer_state == "keep")
+        then = _build_phase(second[0], mesh, load, run, config.phase2.optimizer_state == "keep")
     except UserError as error:
         raise UserError(as_of_phase2(str(error))) from error
     return dataclasses.replace(run, then=then)
 
 
-def _build_phase(config: TrainConfig, mesh: Mesh, before: Run | None = None, keep_optimizer: bool = True) -> Run:
+def _build_phase(
+    config: TrainConfig, mesh: Mesh, load: problems.Load, before: Run | None = None, keep_optimizer: bool = True
+) -> Run:
     size = config.global_batch_size
-    problem = problems.make_problem(config.data, config.model, config.loss, size, config.init_from)
+    problem = problems.make_problem(config.data, config.model, config.loss, size, config.init_from, load)
     train, validation, test = problem.splits
     _check_fit(config, problem, mesh)
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps)
@@ -79,6 +86,8 @@ def _build_phase(config: TrainConfig, mesh: Mesh, before: Run | None = None, kee
         ),
         evaluate=evaluation(validation),
         evaluate_test=evaluation(test),
+        lower_evaluation=lambda: evaluate_on.lower(shapes(), validation, config.eval_global_batch_size),
+        validation=validation,
         global_batch_size=size,
         num_steps=resolved.num_steps,
         cadence=_cadence(config, resolved),
@@ -238,9 +247,9 @@ def _damaged(train: Dataset, validation: Dataset) -> dict[str, float]:
     return {f"data/damaged_{name}_records": float(len(count)) for name, count in counts.items() if count is not None}
 
 
-def _make_mesh(parallel: ParallelConfig) -> Mesh:
+def _make_mesh(parallel: ParallelConfig, devices: Sequence[jax.Device] | None) -> Mesh:
     try:
-        return meshes.make_mesh(parallel.num_devices, order=parallel.order)
+        return meshes.make_mesh(parallel.num_devices, devices, parallel.order)
     except UserError as error:
         raise UserError(f"config.parallel.{error}") from error
 

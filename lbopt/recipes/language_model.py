@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from lbopt.parallel import step as steps
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.recipes.sources import Source
-from lbopt.recipes.task import Evaluate, Task
+from lbopt.recipes.task import Evaluation, Task
 
 CARRY = "carry"
 """In the model's state: what the text so far has left, as `lbopt.models.lstm.Carry`."""
@@ -83,10 +84,10 @@ def _carried(network: seam.Model, num_lanes: int) -> Task:
         logits, carried = go_on(params, model_state, batch, train=False)
         return _score(logits, batch)[1], carried
 
-    def evaluator(mesh: Mesh, backend: str) -> Evaluate:
+    def evaluator(mesh: Mesh, backend: str) -> Evaluation:
         del backend  # a state that goes from batch to batch is one of "jit"
-        step = steps.make_eval_step(scored, mesh)
-        return lambda state, dataset, size: evaluate_lanes(network, step, state, dataset, size)
+        run = functools.partial(evaluate_lanes, network)
+        return Evaluation(steps.make_eval_step(scored, mesh), run, functools.partial(_lane_arguments, network))
 
     def first_state(params: types.Params) -> types.ModelState:
         return _zeros(network, params, num_lanes)
@@ -113,8 +114,7 @@ def evaluate_lanes(
       dataset: the text.
       global_batch_size: lanes, at most one a window; rounded up to a multiple of the devices.
     """
-    devices = step.mesh.size
-    lanes = -(-min(global_batch_size, len(dataset)) // devices) * devices
+    lanes = _num_lanes(step, dataset, global_batch_size)
     part = lanes // jax.process_count()
     mine = slice(jax.process_index() * part, (jax.process_index() + 1) * part)
     carried: Any = jax.tree.map(np.asarray, _zeros(network, state.params, lanes))
@@ -124,3 +124,18 @@ def evaluate_lanes(
         pairs, carried = step(state.params, carried, part_of_it)
         found.append(jax.tree.map(np.asarray, pairs))
     return metrics.means(found)
+
+
+def _num_lanes(step: steps.Step, dataset: EvalLanes, global_batch_size: int) -> int:
+    devices = step.mesh.size
+    return -(-min(global_batch_size, len(dataset)) // devices) * devices
+
+
+def _lane_arguments(
+    network: seam.Model, step: steps.Step, state: TrainState, dataset: EvalLanes, global_batch_size: int
+) -> tuple[Any, ...]:
+    """Return the arguments, as shapes, of one call of the step in `evaluate_lanes`."""
+    lanes = _num_lanes(step, dataset, global_batch_size)
+    carried = jax.eval_shape(lambda params: _zeros(network, params, lanes), state.params)
+    batch = next(dataset.batches(lanes))
+    return state.params, carried, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)

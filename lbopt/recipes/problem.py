@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,8 @@ _ROOMS = {
 }
 _OF_THE_DATA = ("image_size", "sequence_length")
 """What models call by these names are fields of the data."""
+Load = Callable[[DataConfig, int, str | None], sources.Source]
+"""(data, global batch size, what the run starts from) -> `Source`."""
 
 
 class Problem(NamedTuple):
@@ -60,6 +63,7 @@ def make_problem(
     loss: LossConfig | None = None,
     global_batch_size: int = 1,
     init_from: str | None = None,
+    load: Load = sources.load,
 ) -> Problem:
     """Load the data and build the model and the loss that belong to them; the configs are validated.
 
@@ -69,12 +73,13 @@ def make_problem(
       loss: None for the plain one.
       global_batch_size: of the run, for data that are laid out by it.
       init_from: what the run starts from, for its vocabulary.
+      load: what loads the data; `lbopt.recipes.known.source` for a program without data.
 
     Raises:
       UserError: if the model cannot take these examples.
       EnvironmentProblem: if the data cannot be had.
     """
-    source = sources.load(data, global_batch_size, init_from)
+    source = load(data, global_batch_size, init_from)
     room = _ROOMS[TASKS[data.name]]
     head = "question_answering" if room is question_answering else "pretraining"
     network = seam.from_linen(networks.make_network(model, source.outputs, head))

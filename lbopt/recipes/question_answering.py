@@ -20,7 +20,7 @@ from lbopt.parallel import step as steps
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.recipes.sources import Source
-from lbopt.recipes.task import Evaluate, Task
+from lbopt.recipes.task import Evaluation, Task, batch_arguments
 
 MAX_ANSWER_LENGTH = 30
 """In tokens: max_answer_length of google-research/bert, run_squad.py."""
@@ -71,10 +71,10 @@ def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
         outputs, _ = network.apply(params, model_state, _inputs(batch), train=False)
         return score(outputs, batch)[1]
 
-    def evaluator(mesh: Mesh, backend: str) -> Evaluate:
+    def evaluator(mesh: Mesh, backend: str) -> Evaluation:
         del backend  # pmap would add positions up
         step = steps.make_eval_step(predict_fn(network, source.max_answer_length), mesh)  # type: ignore[arg-type]
-        return lambda state, dataset, size: evaluate_answers(step, state, dataset, size)
+        return Evaluation(step, evaluate_answers, batch_arguments)
 
     return Task(_inputs, loss_fn, metric_fn, evaluator, ("exact_match", "f1"))
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from lbopt.data.arrays import Dataset
 from lbopt.data.batches import TrainBatches
 from lbopt.data.damaged import DAMAGED
 from lbopt.errors import require_choice
@@ -65,6 +66,8 @@ class Run:
       batches: this process's part of every step's global batch.
       evaluate: state -> metrics on the validation split.
       evaluate_test: state -> metrics on the test split.
+      lower_evaluation: () -> the lowered step of the evaluation on the validation split.
+      validation: that split.
       global_batch_size: examples per step.
       num_steps: length of the run or phase.
       cadence: how often to log, evaluate and save.
@@ -89,6 +92,8 @@ class Run:
     batches: TrainBatches
     evaluate: Callable[[TrainState], dict[str, float]]
     evaluate_test: Callable[[TrainState], dict[str, float]]
+    lower_evaluation: Callable[[], Any]
+    validation: Dataset
     global_batch_size: int
     num_steps: int
     cadence: Cadence

@@ -15,6 +15,7 @@ from lbopt.data.draws import Draws
 from lbopt.data.images import crops
 from lbopt.data.images.augment import Policy
 from lbopt.data.images.decode import UnreadableImage, read_size
+from lbopt.data.images.layout import image_shape
 from lbopt.data.records import Records, read_record
 from lbopt.errors import EnvironmentProblem
 
@@ -39,8 +40,7 @@ class Preparation:
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of what comes out."""
-        side = self.image_size
-        return (side // 2, side // 2, 12) if self.space_to_depth else (side, side, 3)
+        return image_shape(self.image_size, self.space_to_depth)
 
     def for_training(self, data: bytes, rng: np.random.Generator, out: np.ndarray) -> None:
         """Write a random part of an image, perhaps mirrored and augmented, into `out`, uint8 of `shape`, contiguous."""

@@ -1,0 +1,128 @@
+"""`lbopt plan`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+
+from lbopt.cli import arguments
+from lbopt.config import TrainConfig
+from lbopt.errors import UserError
+from lbopt.plan import document, suggest, table, topology as topologies
+from lbopt.plan.make import Plan, make_plan
+
+FLAGS = {
+    "config": "FILE[:ROW] of the recipe; --config.field=VALUE changes it",
+    "topology": "of the pod: v3:16x32, v5p:4x4x8, ... in chips; none for the one the recipe was published on",
+    "output": "where the plan goes as JSON",
+    "compare": "other topologies, or changes of the config, or both, side by side: 'v3:32x32, model.remat=layer, v5e:16x16 parallel.shard_update=False'",
+    "breakdown": "true: name the ten costliest operations",
+    "evaluation": "false: leave the evaluation out",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """One column of a comparison."""
+
+    label: str
+    topology: str
+    overrides: tuple[str, ...]
+
+
+def run(argv: Sequence[str]) -> None:
+    """Compile a recipe's steps for a pod and print what they cost; nothing is run."""
+    argv = [f"{argument}=true" if argument in ("--breakdown", "-breakdown") else argument for argument in argv]
+    given, overrides = arguments.parse("plan", argv, FLAGS, required=("config",))
+    flag = given["config"]
+    options = {
+        name: _boolean(name, given.get(name, default))
+        for name, default in (("breakdown", "false"), ("evaluation", "true"))
+    }
+    output = _writable(given.get("output"))
+    config = arguments.load_config(flag, overrides, TrainConfig)
+    config.validate()
+    name = given.get("topology") or config.about.topology
+    if not name:
+        raise UserError(f"--topology is missing: {flag} was published on no TPU; give --topology=v3:16x32 for instance")
+    topologies.prepare_environment()
+    others = [Alternative(name, name, ()), *_alternatives(given["compare"], name)] if "compare" in given else []
+    plan = _plan(flag, config, name, options["evaluation"])
+    print("\n".join(table.lines(plan)))
+    if options["breakdown"]:
+        print("\n".join(table.breakdown(plan)))
+    _advise(plan)
+    if others:
+        _compare(flag, overrides, plan, others, options["evaluation"])
+    if output is not None:
+        output.write_text(json.dumps(document.document(plan), indent=1) + "\n")
+        print(f"\nwritten to {output}")
+
+
+def _plan(flag: str, config: TrainConfig, name: str, with_evaluation: bool) -> Plan:
+    return make_plan(config, flag, topologies.open_topology(name), with_evaluation)
+
+
+def _advise(plan: Plan) -> None:
+    """Print what would make a plan fit that does not."""
+    for number, phase in enumerate(plan.phases):
+        if phase.step.fits:
+            continue
+        print("\nlooking for what makes it fit ...", flush=True)
+        found = suggest.suggest(plan.config, plan.topology, number)
+        if found:
+            print("try one of")
+            print("\n".join(table.suggestions(found, plan.hbm_limit_bytes)))
+        else:
+            print(
+                "no rematerialisation, accumulation or sharded update makes it fit: use a larger pod or a smaller batch"
+            )
+
+
+def _compare(
+    flag: str, overrides: Sequence[str], plan: Plan, others: Sequence[Alternative], with_evaluation: bool
+) -> None:
+    plans = [plan]
+    for other in others[1:]:
+        config = arguments.load_config(flag, [*overrides, *other.overrides], TrainConfig)
+        config.validate()
+        plans.append(_plan(flag, config, other.topology, with_evaluation))
+    print()
+    print("\n".join(table.comparison(plans, [other.label for other in others])))
+
+
+def _alternatives(text: str, name: str) -> list[Alternative]:
+    """Read "v3:32x32, model.remat=layer": columns with commas between; a word is a topology or FIELD=VALUE."""
+    found = []
+    for column in text.split(","):
+        words = column.split()
+        places = [word for word in words if "=" not in word]
+        if not words or len(places) > 1:
+            raise UserError(
+                f"--compare = {text!r}: {column.strip()!r} is no column; give a topology, FIELD=VALUE ..., or both"
+            )
+        changes = tuple(f"--config.{word}" for word in words if "=" in word)
+        found.append(Alternative(" ".join(words), places[0] if places else name, changes))
+    return found
+
+
+def _boolean(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise UserError(f"--{name} = {value!r}: give true or false")
+    return value.lower() == "true"
+
+
+def _writable(output: str | None) -> pathlib.Path | None:
+    """Look whether a plan can be written there, before anything is compiled."""
+    if output is None:
+        return None
+    path = pathlib.Path(output).expanduser()
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise UserError(
+            f"--output = {output!r}: no file can be written there; give one in a folder that exists and is yours"
+        )
+    return path

@@ -1,0 +1,148 @@
+"""What devices tell each other in a compiled program."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+
+import numpy as np
+
+from lbopt.plan.program import Array, Executed, Instruction, Program
+
+OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+SOURCES = ("gradients", "batch norm", "update", "parameters", "metrics", "other")
+
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_LISTED_GROUPS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Collectives that are alike in one call of a program.
+
+    Attributes:
+      op: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "collective-permute".
+      dtype: as in HLO.
+      num_bytes: of all of them together, on one device: of what is reduced, of what has been gathered, of what is
+        exchanged.
+      count: how many instructions are executed; one may carry several arrays.
+      group_size: devices that take part in one.
+      source: what for, one of `SOURCES`.
+      group: the devices of the first group, by number in the mesh.
+    """
+
+    op: str
+    dtype: str
+    num_bytes: int
+    count: int
+    group_size: int
+    source: str
+    group: tuple[int, ...]
+
+
+def collectives(program: Program, num_devices: int) -> list[Collective]:
+    """Return what a call of the program exchanges, the most bytes first."""
+    sums: dict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0])
+    for run in program.executed:
+        op = run.instruction.op.removesuffix("-start")
+        if op not in OPS:
+            continue
+        group = first_group(run.instruction.attributes, num_devices)
+        seen = set()
+        for array, path in _parts(program, run, op):
+            key = (op, array.dtype, len(group), source_of(path), group)
+            sums[key][0] += run.times * array.num_bytes
+            sums[key][1] += 0 if key in seen else run.times
+            seen.add(key)
+    found = [
+        Collective(op, dtype, *sums[op, dtype, size, source, group], size, source, group)
+        for op, dtype, size, source, group in sums
+    ]
+    return sorted(found, key=lambda one: -one.num_bytes)
+
+
+def source_of(path: str) -> str:
+    """Say what an exchange is for by the path that JAX gives the operation it came from.
+
+    >>> source_of("jit(traced)/transpose(jvp(ResNet))/stem/conv_general_dilated"), source_of("jit(traced)/jvp(ResNet)/bn1/reduce_sum")
+    ('gradients', 'batch norm')
+    """
+    parts = path.split("/")
+    if any(re.fullmatch(r"(\w*_)?(bn|batch_norm|BatchNorm)(_?\d+)?(\.\w+)?", part) for part in parts):
+        return "batch norm"
+    for mark, source in _MARKS.items():
+        if mark in path:
+            return source
+    if "transpose(" in path:
+        return "gradients"
+    return "metrics" if "jvp(" in path else "other"
+
+
+_MARKS = {"reduce_gradients": "gradients", "gather_parameters": "parameters", "update": "update"}
+
+
+def _parts(program: Program, run: Executed, op: str) -> list[tuple[Array, str]]:
+    """Return each array of a collective with the path of what it is for: its consumer's where there are several."""
+    instruction = run.instruction
+    arrays = instruction.arrays
+    if instruction.op.endswith("-start") and op != "all-reduce":
+        arrays = arrays[len(arrays) // 2 :]  # operands, then results
+    paths = dict.fromkeys(range(len(arrays)), instruction.path)
+    for user in program.users(run.computation).get(instruction.name, []):
+        index = re.search(r"index=(\d+)", user.attributes) if user.op == "get-tuple-element" else None
+        if index is not None and user.path:
+            paths[int(index[1])] = user.path
+    grown = _group_factor(instruction, op)
+    return [
+        (dataclasses.replace(array, dims=(*array.dims, grown)), paths.get(number, ""))
+        for number, array in enumerate(arrays)
+    ]
+
+
+def _group_factor(instruction: Instruction, op: str) -> int:
+    """A scattered result stands for as many times its bytes as devices take part."""
+    return group_size(instruction.attributes) if op == "reduce-scatter" else 1
+
+
+def group_size(attributes: str) -> int:
+    """Return how many devices take part in one exchange."""
+    return len(first_group(attributes, 0))
+
+
+def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
+    """Return the devices of a collective's first group; `num_devices` in all are meant where no groups are written."""
+    groups = replica_groups(attributes)
+    return tuple(groups[0]) if groups else tuple(range(num_devices))
+
+
+def replica_groups(attributes: str) -> list[list[int]]:
+    """Return the groups of a collective as lists of devices; [] for all.
+
+    >>> replica_groups("replica_groups=[2,2]<=[2,2]T(1,0), use_global_device_ids=true")
+    [[0, 2], [1, 3]]
+    >>> replica_groups("replica_groups=mesh['a'=2,'b'=2] {'b'}"), replica_groups("replica_groups={{0,1},{2,3}}")
+    ([[0, 1], [2, 3]], [[0, 1], [2, 3]])
+    """
+    if found := _MESH_GROUPS.search(attributes):
+        axes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
+        return _over_axes(list(axes), [int(size) for size in axes.values()], re.findall(r"'(\w+)'", found[2]))
+    if found := _IOTA_GROUPS.search(attributes):
+        shape, dims = ([int(size) for size in text.split(",")] for text in found.group(1, 2))
+        numbers = np.arange(np.prod(dims)).reshape(dims)
+        if found[3]:
+            numbers = numbers.transpose([int(axis) for axis in found[3].split(",")])
+        return numbers.reshape(shape[0], -1).tolist()
+    found = _LISTED_GROUPS.search(attributes) or _PAIRS.search(attributes)
+    lists = re.findall(r"\{([\d,]+)\}", found[1]) if found else []
+    return [[int(number) for number in numbers.split(",")] for numbers in lists]
+
+
+def _over_axes(names: list[str], sizes: list[int], over: list[str]) -> list[list[int]]:
+    numbers = np.arange(np.prod(sizes)).reshape(sizes)
+    last = [names.index(name) for name in over]
+    first = [axis for axis in range(len(names)) if axis not in last]
+    width = int(np.prod([sizes[axis] for axis in last]))
+    return numbers.transpose([*first, *last]).reshape(-1, width).tolist()

@@ -1,0 +1,109 @@
+"""What to change about a recipe that does not fit: each suggestion has been compiled and found to fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from lbopt.config.model import REMATS
+from lbopt.config.train import TrainConfig
+from lbopt.plan.step import StepCost, cost_of
+from lbopt.plan.topology import Topology
+from lbopt.recipes import build, known
+from lbopt.train.run import Run
+
+MOST_MICROSTEPS = 8
+"""As a multiple of the config's: a step in more parts than that is tried no more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Suggestion:
+    """A change with which training fits.
+
+    Attributes:
+      name: of the change.
+      flags: to add to the command line.
+      step: its cost.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    step: StepCost
+
+
+def suggest(config: TrainConfig, topology: Topology, phase: int) -> list[Suggestion]:
+    """Compile changes to the step of a phase that does not fit; return those with which it does.
+
+    Of each kind the mildest: rematerialisation (bert), accumulation over twice, four, eight times as many microsteps, a
+    sharded update. If none of them is enough, the strongest of the first two together with the last.
+
+    Args:
+      config: of the run.
+      topology: the pod.
+      phase: 0 or 1.
+    """
+    found = [
+        one for kind in _kinds(config, topology, phase) if (one := _first_that_fits(config, topology, phase, kind))
+    ]
+    if found:
+        return found
+    together: dict[str, object] = {}
+    names = []
+    for kind in _kinds(config, topology, phase):
+        *_, (name, changes) = kind
+        together |= changes
+        names.append(name)
+    every = _first_that_fits(config, topology, phase, [(" + ".join(names), together)]) if together else None
+    return [every] if every else []
+
+
+Change = tuple[str, dict[str, object]]
+"""(name, field of the config -> value)."""
+
+
+def _kinds(config: TrainConfig, topology: Topology, phase: int) -> Iterator[list[Change]]:
+    here = config.phases()[phase]
+    prefix = "phase2." if phase else ""
+    if here.model.name == "bert" and not here.model.scan_layers:
+        field = "phase2.remat" if phase else "model.remat"
+        stronger = REMATS[REMATS.index(here.model.remat) + 1 :]
+        if stronger:
+            yield [(f"rematerialisation of {remat}", {field: remat}) for remat in stronger]
+    field = f"{prefix}num_microsteps" if phase else "parallel.num_microsteps"
+    devices = here.parallel.num_devices or len(topology.devices)
+    parts = [
+        (f"accumulation x{times}", {field: here.parallel.num_microsteps * times})
+        for times in (2, 4, MOST_MICROSTEPS)
+        if here.global_batch_size % (devices * here.parallel.num_microsteps * times) == 0
+    ]
+    if parts and not here.data.carry_state:
+        yield parts
+    if not here.parallel.shard_update:
+        yield [("sharded update", {"parallel.shard_update": True})]
+
+
+def _first_that_fits(config: TrainConfig, topology: Topology, phase: int, changes: list[Change]) -> Suggestion | None:
+    for name, fields in changes:
+        changed = with_fields(config, fields)
+        run = _of_phase(build.build(changed, topology.devices, known.source), phase)
+        step = cost_of(run.lower, topology, list(run.mesh.devices.flat))
+        if step.fits:
+            return Suggestion(name, tuple(f"--config.{field}={value}" for field, value in fields.items()), step)
+    return None
+
+
+def _of_phase(run: Run, phase: int) -> Run:
+    return run.phases()[phase]
+
+
+def with_fields(config: TrainConfig, fields: dict[str, object]) -> TrainConfig:
+    """Return a copy of a config with other values at some paths ("model.remat")."""
+    for path, value in fields.items():
+        config = _with_field(config, path.split("."), value)
+    return config
+
+
+def _with_field(node, path: list[str], value):
+    first, *rest = path
+    inner = _with_field(getattr(node, first), rest, value) if rest else value
+    return dataclasses.replace(node, **{first: inner})
