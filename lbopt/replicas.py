@@ -14,6 +14,16 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+STATISTICS, GRADIENTS, STATE, METRICS, UPDATE, PARAMETERS = (
+    "batch_statistics",
+    "reduce_gradients",
+    "reduce_state",
+    "reduce_metrics",
+    "update",
+    "gather_parameters",
+)
+"""Scopes (`jax.named_scope`) of what replicas exchange, by which a compiled program says what an exchange is for."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:

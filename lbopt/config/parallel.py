@@ -8,6 +8,7 @@ from lbopt.errors import require, require_choice
 
 BACKENDS = ("jit", "pjit", "pmap")
 ORDERS = ("given", "torus")
+REDUCE_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass
@@ -20,6 +21,9 @@ class ParallelConfig:
       num_microsteps: gradient accumulation.
       order: of the devices: "given" or "torus", which batch norm over "tiles:RxC" needs; see `lbopt.make_mesh`.
       shard_update: split the optimizer's state and work over the devices; see `lbopt.make_train_step`.
+      reduce_dtype: sum gradients over devices in "float32" or "bfloat16"; None to leave it to the compiler, which may sum
+        what a bf16 network's backward pass leaves in bf16. See `lbopt.make_train_step`.
+      reduce_scatter: with shard_update: send each device only the sums that it updates, along one axis of the torus at a time.
     """
 
     backend: str = "jit"
@@ -27,6 +31,8 @@ class ParallelConfig:
     num_microsteps: int = 1
     order: str = "given"
     shard_update: bool = False
+    reduce_dtype: str | None = None
+    reduce_scatter: bool = False
 
 
 def validate_parallel(parallel: ParallelConfig) -> None:
@@ -38,6 +44,14 @@ def validate_parallel(parallel: ParallelConfig) -> None:
         "config.parallel.shard_update",
         parallel.shard_update,
         "under pmap every replica holds the whole state; use config.parallel.backend='jit'",
+    )
+    if parallel.reduce_dtype is not None:
+        require_choice("config.parallel.reduce_dtype", parallel.reduce_dtype, REDUCE_DTYPES)
+    require(
+        parallel.shard_update or not parallel.reduce_scatter,
+        "config.parallel.reduce_scatter",
+        parallel.reduce_scatter,
+        "sums are scattered to those who update a part; set config.parallel.shard_update=True",
     )
     if parallel.num_devices is not None:
         at_least("config.parallel.num_devices", parallel.num_devices, 1)

@@ -195,6 +195,9 @@ def _validate_state(config: TrainConfig) -> None:
     fix = "the state of text goes from step to step, and only a whole batch under 'jit' has it; leave it at its default"
     require(parallel.backend in ("jit", "pjit"), "config.parallel.backend", parallel.backend, fix)
     require(parallel.num_microsteps == 1, "config.parallel.num_microsteps", parallel.num_microsteps, fix)
+    for field in ("reduce_dtype", "reduce_scatter"):
+        value = getattr(parallel, field)
+        require(not value, f"config.parallel.{field}", value, fix)
     stage = config.optimizer.clip_stage
     require(stage != "replica", "config.optimizer.clip_stage", stage, fix)
     noise = config.optimizer.track_noise_scale

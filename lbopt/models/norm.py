@@ -104,7 +104,10 @@ class BatchNorm(nn.Module):
         view = scope.view(here, num_examples, self.fold.examples)
         if kernel is not None:
             kernel = _as_computed(kernel, x.dtype)
-        mean, var = _moments(x.reshape(*view.shape, *x.shape[1:]), view, here, scope, num_examples, kernel, self.fold)
+        with jax.named_scope(replicas.STATISTICS):
+            mean, var = _moments(
+                x.reshape(*view.shape, *x.shape[1:]), view, here, scope, num_examples, kernel, self.fold
+            )
         mean = mean * sign
         seen = num_examples * (here.count if here.axis_name else 1)
         count = seen // scope.num_groups(here.count, seen, here.grid) * math.prod(x.shape[1:-1]) * self.fold.columns
@@ -117,10 +120,11 @@ class BatchNorm(nn.Module):
         factor, shift = _affine(mean, var, self.epsilon, scale, bias)
         factor, shift = (folding.repeat(of, width) for of in (factor * sign, shift))
         grouped = y.reshape(*view.shape, *y.shape[1:])
-        if kernel is None:
-            normal = grouped.astype(factor.dtype) * factor + shift
-        else:
-            normal = product.scaled_product(grouped, kernel, factor, shift, view)
+        with jax.named_scope(replicas.STATISTICS):  # of the gradient, on the way back
+            if kernel is None:
+                normal = grouped.astype(factor.dtype) * factor + shift
+            else:
+                normal = product.scaled_product(grouped, kernel, factor, shift, view)
         return normal.reshape(*y.shape[:-1], width).astype(self.dtype or x.dtype)
 
     def sign(self) -> jax.Array:

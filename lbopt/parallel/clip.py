@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lbopt import types
+from lbopt import replicas, types
 from lbopt.errors import require, require_choice
+from lbopt.parallel import reduction
 from lbopt.transforms import clipping
 
 STAGES = ("replica", "mean", "accumulated")
@@ -44,7 +45,9 @@ def clipped(grads: types.Params, clip: GradientClip) -> tuple[types.Params, type
     return clipping.scale_to(grads, norm, clip.max_norm), metrics
 
 
-def make_microstep_hook(clip: GradientClip | None, measure: bool, axis_name: str | None) -> Any:
+def make_microstep_hook(
+    clip: GradientClip | None, measure: bool, axis_name: str | None, reduce_dtype: Any = None
+) -> Any:
     """Return what is done to the gradient of each microstep: grads -> (grads, metrics); None for nothing.
 
     With `measure`, the squared norm of what goes into the mean is among the metrics, for `taken_noise`.
@@ -56,7 +59,8 @@ def make_microstep_hook(clip: GradientClip | None, measure: bool, axis_name: str
     def hook(grads: types.Params) -> tuple[types.Params, types.Metrics]:
         metrics: types.Metrics = {}
         if clip is not None and clip.stage == "mean" and axis_name is not None:
-            grads = jax.lax.pmean(grads, axis_name)
+            with jax.named_scope(replicas.GRADIENTS):
+                grads = reduction.mean(axis_name, reduce_dtype, grads)
         if clip is not None and early:
             grads, metrics = clipped(grads, clip)
         if measure:

@@ -12,9 +12,11 @@ References:
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lbopt import tree, types
@@ -49,12 +51,37 @@ def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     The sharding's own mesh has the same devices in the same order, and an axis for each prime.
     """
     primes = _primes(mesh.size)
-    spec = [tuple(f"part{axis}" for axis, _ in dim) or None for dim in _taken(primes, shape)]
-    if not any(spec):
+    lines = _torus_lines(mesh)
+    taken = [sorted((axis for axis, _ in dim), key=lambda axis: (lines[axis], axis)) for dim in _taken(primes, shape)]
+    if not any(taken):
         return replicated(mesh)
+    spec = [tuple(f"part{axis}" for axis in dim) or None for dim in taken]
+    return NamedSharding(_parts(mesh), PartitionSpec(*spec))
+
+
+def _parts(mesh: Mesh) -> Mesh:
+    """Return the same devices in the same order, with an axis for each prime factor of their number."""
+    primes = _primes(mesh.size)
     names = [f"part{axis}" for axis in range(len(primes))]
-    parts = Mesh(mesh.devices.reshape(primes), names, axis_types=(AxisType.Auto,) * len(primes))
-    return NamedSharding(parts, PartitionSpec(*spec))
+    return Mesh(mesh.devices.reshape(primes), names, axis_types=(AxisType.Auto,) * len(primes))
+
+
+def _torus_lines(mesh: Mesh) -> list[int]:
+    """Return for each prime's axis the axis of the torus along which it steps; 0 for all where that is not one for each.
+
+    The cores of a chip count as neighbours along x.
+    """
+    primes = _primes(mesh.size)
+    devices = mesh.devices.reshape(primes)
+    first = devices.flat[0]
+    if not hasattr(first, "coords"):
+        return [0] * len(primes)
+    place = np.vectorize(lambda device: (*device.coords, device.core_on_chip), signature="()->(n)")(devices)
+    lines = []
+    for axis in range(len(primes)):
+        moved = np.any(np.diff(place, axis=axis) != 0, axis=tuple(range(len(primes))))
+        lines.append({3: 0}.get(int(np.argmax(moved)), int(np.argmax(moved))) if moved.sum() == 1 else -1)
+    return [0] * len(primes) if -1 in lines else lines
 
 
 def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, int]]]:
@@ -75,10 +102,10 @@ def split(mesh: Mesh, arrays: types.PyTree) -> types.PyTree:
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, split_sharding(mesh, x.shape)), arrays)
 
 
-def gather(mesh: Mesh, arrays: types.PyTree) -> types.PyTree:
-    """Within a traced function: let each device have every array whole."""
+def gather(mesh: Mesh, arrays: types.PyTree, along_axes: bool = False) -> types.PyTree:
+    """Within a traced function: let each device have every array whole, with `along_axes` by lines of the torus."""
     kind = mesh.devices.flat[0].device_kind
-    one = gather_by_sum if kind in SUM_KINDS else gather_by_dimension
+    one = gather_along_axes if along_axes else gather_by_sum if kind in SUM_KINDS else gather_by_dimension
     return jax.tree.map(lambda x: one(mesh, x), arrays)
 
 
@@ -109,6 +136,65 @@ def gather_by_sum(mesh: Mesh, x: jax.Array) -> jax.Array:
 
     gathered = jax.shard_map(whole, mesh=where.mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False)
     return gathered(x)
+
+
+def scatter_mean(mesh: Mesh, stacked: types.PyTree, dtype: Any) -> types.PyTree:
+    """Within a traced function: give each device its part of the mean over devices of arrays that lie with them.
+
+    Sums go along the lines of the torus, one axis after the other, so that what goes along the second is already a part:
+    of such sums the TPU compiler makes reduce-scatters; asked for all devices at once, it sums everything everywhere and
+    slices (Ying et al., arXiv 1811.06992, sum in two dimensions alike).
+
+    Args:
+      mesh: of one axis.
+      stacked: arrays [devices, ...], each row on its device.
+      dtype: to sum in; None for the arrays' own.
+    """
+    return jax.tree.map(lambda x: _scatter_one(mesh, x, dtype), stacked)
+
+
+def _scatter_one(mesh: Mesh, stacked: jax.Array, dtype: Any) -> jax.Array:
+    where = split_sharding(mesh, stacked.shape[1:])
+    parts = _parts(mesh)
+    spec = where.spec if not where.is_fully_replicated else PartitionSpec()
+
+    def summed(row: jax.Array) -> jax.Array:
+        x, left = row[0].astype(dtype or row.dtype), set(parts.axis_names)
+        for dim, names in _along_lines(mesh, spec):
+            x = jax.lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+            left -= set(names)
+        x = jax.lax.psum(x, tuple(name for name in parts.axis_names if name in left)) if left else x
+        return (x.astype(tree.wide_dtype(row.dtype)) / mesh.size).astype(row.dtype)
+
+    rows = PartitionSpec(parts.axis_names)
+    return jax.shard_map(summed, mesh=parts, in_specs=rows, out_specs=spec, check_vma=False)(stacked)
+
+
+def gather_along_axes(mesh: Mesh, x: jax.Array) -> jax.Array:
+    """Gather along the lines of the torus, in the order opposite to that of `scatter_mean`."""
+    where = split_sharding(mesh, x.shape)
+    if where.is_fully_replicated:
+        return jax.lax.with_sharding_constraint(x, where)
+
+    def whole(part: jax.Array) -> jax.Array:
+        for dim, names in reversed(_along_lines(mesh, where.spec)):
+            part = jax.lax.all_gather(part, names, axis=dim, tiled=True)
+        return part
+
+    gathered = jax.shard_map(whole, mesh=where.mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False)
+    return gathered(x)
+
+
+def _along_lines(mesh: Mesh, spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
+    """Return (dimension, mesh axes) in the order of the torus's axes: the axes of one step lie on one line."""
+    lines = _torus_lines(mesh)
+    steps = []
+    for line in sorted(set(lines)):
+        for dim, names in enumerate(spec):
+            here = tuple(name for name in names or () if lines[int(name.removeprefix("part"))] == line)
+            if here:
+                steps.append((dim, here))
+    return steps
 
 
 def state_sharding(mesh: Mesh, state: TrainState, shard_update: bool) -> TrainState:

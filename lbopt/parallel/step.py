@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from lbopt import replicas, types
 from lbopt.errors import UserError, require, require_choice
-from lbopt.parallel import accumulate, clip as clips, shards
+from lbopt.parallel import accumulate, clip as clips, reduction, shards
 from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded, torus_grid
 from lbopt.parallel.state import TrainState
@@ -62,12 +62,18 @@ def _gradients(
     clip: GradientClip | None,
     measure_noise: bool,
     key_per_replica: bool,
+    reduce_dtype: Any = None,
+    scatter: bool = False,
 ) -> Callable[[TrainState, types.Batch], tuple[types.Params, types.ModelState, types.Metrics]]:
-    """Return (state, batch) -> (mean gradients, new model state, metrics), the same on all replicas."""
+    """Return (state, batch) -> (mean gradients, new model state, metrics), the same on all replicas.
+
+    With `scatter` each mapped replica leaves its gradients in a row of its own, for `shards.scatter_mean`.
+    """
     alone = axis_name is None or (clip is not None and clip.stage == "mean")
     if measure_noise and alone and num_microsteps == 1:
         raise UserError("measure_noise = True: the batch is one part; use num_microsteps >= 2")
-    hook = clips.make_microstep_hook(clip, measure_noise, axis_name)
+    hook = clips.make_microstep_hook(clip, measure_noise, axis_name, reduce_dtype)
+    already = clip is not None and clip.stage == "mean"  # then the hook took the mean of each microstep
     gradient_fn = accumulate.make_gradient_fn(loss_fn, num_microsteps, compute_dtype, hook)
 
     def gradients(state: TrainState, batch: types.Batch):
@@ -76,14 +82,37 @@ def _gradients(
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         grads, model_state, metrics = gradient_fn(state.params, state.model_state, batch, key)
         if axis_name is not None:
-            grads, model_state = jax.lax.pmean((grads, model_state), axis_name)
-            metrics = jax.lax.psum(metrics, axis_name)
+            with jax.named_scope(replicas.GRADIENTS):
+                if scatter:
+                    grads = reduction.stacked(grads)
+                elif not already:
+                    grads = reduction.mean(axis_name, reduce_dtype, grads)
+            with jax.named_scope(replicas.STATE):
+                model_state = jax.lax.pmean(model_state, axis_name)
+            with jax.named_scope(replicas.METRICS):
+                metrics = jax.lax.psum(metrics, axis_name)
         return grads, model_state, metrics
 
     return gradients
 
 
-def _update(tx: optax.GradientTransformation, clip: GradientClip | None, sharded_over: Mesh | None = None):
+def _scattering(gradients: Callable[..., Any], mesh: Mesh, dtype: Any) -> Callable[..., Any]:
+    """Give each device the mean of the part that it updates, of gradients [devices, ...] that lie with their devices."""
+
+    def scattered(state: TrainState, batch: types.Batch):
+        grads, model_state, metrics = gradients(state, batch)
+        with jax.named_scope(replicas.GRADIENTS):
+            return shards.scatter_mean(mesh, grads, dtype), model_state, metrics
+
+    return scattered
+
+
+def _update(
+    tx: optax.GradientTransformation,
+    clip: GradientClip | None,
+    sharded_over: Mesh | None = None,
+    along_axes: bool = False,
+):
     """Return (state, gradients, new model state, metrics) -> (new state, metrics); see `lbopt.parallel.shards` for a mesh."""
     transform = optax.with_extra_args_support(tx)
 
@@ -91,7 +120,7 @@ def _update(tx: optax.GradientTransformation, clip: GradientClip | None, sharded
         return tree if sharded_over is None else shards.split(sharded_over, tree)
 
     def gather(tree: types.PyTree) -> types.PyTree:
-        return tree if sharded_over is None else shards.gather(sharded_over, tree)
+        return tree if sharded_over is None else shards.gather(sharded_over, tree, along_axes)
 
     def update(state: TrainState, grads: types.Params, model_state: types.ModelState, metrics: types.Metrics):
         grads, params = split((grads, state.params))
@@ -99,8 +128,11 @@ def _update(tx: optax.GradientTransformation, clip: GradientClip | None, sharded
         if clip is not None and clip.stage == "accumulated":
             grads, of_gradient = clips.clipped(grads, clip)
             metrics = {**metrics, **of_gradient}
-        updates, opt_state = transform.update(grads, state.opt_state, params, **extra)
-        params = gather(split(optax.apply_updates(params, updates)))
+        with jax.named_scope(replicas.UPDATE):
+            updates, opt_state = transform.update(grads, state.opt_state, params, **extra)
+            params = split(optax.apply_updates(params, updates))
+        with jax.named_scope(replicas.PARAMETERS):
+            params = gather(params)
         return state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state), metrics
 
     return update
@@ -159,6 +191,8 @@ def make_train_step(
     measure_noise: bool = False,
     key_per_replica: bool = True,
     shard_update: bool = False,
+    reduce_dtype: Any = None,
+    reduce_scatter: bool = False,
 ) -> Step:
     """Build `step(state, global_batch) -> (state, metrics)`, data-parallel over the mesh.
 
@@ -188,6 +222,11 @@ def make_train_step(
       shard_update: split the optimizer's state and work over the devices, each of which updates its part of the parameters
         ("jit" only; see `lbopt.parallel.shards`). Place the first state with
         `jax.device_put(state, step.state_sharding(state))`; all states of one step have the same shapes.
+      reduce_dtype: sum gradients over devices in this (`jnp.float32` or `jnp.bfloat16`): each device's gradient, over all
+        its microsteps, is cast to it once, the sum is cast back and divided. The "jit" backend then maps replicas, so that
+        there is one reduction a step, of what the program says. None to leave it to the backend (see `compute_dtype`).
+      reduce_scatter: with `shard_update`: send each device only the sums that it updates, and gather parameters, along one
+        axis of the torus at a time (see `lbopt.parallel.shards`).
 
     Returns:
       A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is replicated under
@@ -212,10 +251,25 @@ def make_train_step(
         shard_update,
         "under pmap every replica holds the whole state; use backend='jit'",
     )
+    fix = "sums are scattered to those who update a part; set shard_update=True"
+    require(shard_update or not reduce_scatter, "reduce_scatter", reduce_scatter, fix)
+    fix = "a clip of the mean needs all of it; use clip_stage='accumulated' or 'replica'"
+    require(not reduce_scatter or clip is None or clip.stage != "mean", "reduce_scatter", reduce_scatter, fix)
     donated = (0,) if donate else ()
-    by_replica = (clip is not None and clip.stage == "replica") or (measure_noise and num_microsteps == 1)
+    asked = reduce_dtype is not None or reduce_scatter
+    by_replica = (clip is not None and clip.stage == "replica") or (measure_noise and num_microsteps == 1) or asked
     mapped_axis = DATA_AXIS if backend == "pmap" or by_replica else None
-    gradients = _gradients(loss_fn, num_microsteps, compute_dtype, mapped_axis, clip, measure_noise, key_per_replica)
+    gradients = _gradients(
+        loss_fn,
+        num_microsteps,
+        compute_dtype,
+        mapped_axis,
+        clip,
+        measure_noise,
+        key_per_replica,
+        reduce_dtype,
+        reduce_scatter,
+    )
     if backend == "pmap":
         step = _stating(_whole(gradients, _update(tx, clip)), mesh, DATA_AXIS)
         mapped = jax.pmap(
@@ -224,10 +278,13 @@ def make_train_step(
         return Step(mapped, mesh, num_microsteps, _by_replica(mesh))
     if by_replica:
         # Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
-        specs = (PartitionSpec(), PartitionSpec(DATA_AXIS))
+        whole, parts = PartitionSpec(), PartitionSpec(DATA_AXIS)
+        out = (parts if reduce_scatter else whole, whole, whole)
         gradients = _stating(gradients, mesh, DATA_AXIS)
-        gradients = jax.shard_map(gradients, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
-    step = _stating(_whole(gradients, _update(tx, clip, mesh if shard_update else None)), mesh, None)
+        gradients = jax.shard_map(gradients, mesh=mesh, in_specs=(whole, parts), out_specs=out, check_vma=False)
+    if reduce_scatter:
+        gradients = _scattering(gradients, mesh, reduce_dtype)
+    step = _stating(_whole(gradients, _update(tx, clip, mesh if shard_update else None, reduce_scatter)), mesh, None)
 
     def compiled(state_sharding):
         return jax.jit(

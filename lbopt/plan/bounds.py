@@ -86,13 +86,9 @@ def tile(bounds: Mapping[str, int], arrays: Arrays, memory_words: int) -> Tile:
     )
     sizes = [math.prod(bounds[loop] for loop in arrays[name]) for name in names]
     words = max(math.exp(math.fsum(map(math.log, bounds.values())) + (1 - exponent) * math.log(memory_words)), *sizes)
-    sides = {
-        loop: max(1, min(bounds[loop], math.floor(memory_words**part * (1 + 1e-9))))
-        for loop, part in zip(loops, exponents, strict=True)
-    }
     return Tile(
         dict(zip(loops, exponents.tolist(), strict=True)),
-        sides,
+        _rounded(dict(zip(loops, memory_words**exponents, strict=True)), bounds, arrays, memory_words),
         exponent,
         words,
         dict(zip(names, dual.x[: len(names)].tolist(), strict=True)),
@@ -113,6 +109,21 @@ def _balanced(within: np.ndarray, beta: np.ndarray, exponent: float) -> np.ndarr
         bounds=[*((0, limit) for limit in beta), (0, None)],
     )
     return result.x[:loops]
+
+
+def _rounded(
+    sides: Mapping[str, float], bounds: Mapping[str, int], arrays: Arrays, memory_words: int
+) -> dict[str, int]:
+    """Return whole sides whose arrays fit: rounded down, but for what the solver lost in the last digits."""
+    whole = {loop: max(1, min(bounds[loop], math.floor(side * (1 + _SOLVER)))) for loop, side in sides.items()}
+    for loops in arrays.values():
+        while math.prod(whole[loop] for loop in loops) > memory_words:
+            whole[max(loops, key=lambda loop: whole[loop])] -= 1
+    return whole
+
+
+_SOLVER = 1e-6
+"""Relative precision of what the solver of linear programs returns."""
 
 
 class Grid(NamedTuple):

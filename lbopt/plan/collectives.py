@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 
+from lbopt import replicas
 from lbopt.plan.program import Array, Executed, Instruction, Program
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
@@ -58,8 +59,8 @@ def collectives(program: Program, num_devices: int) -> list[Collective]:
             sums[key][1] += 0 if key in seen else run.times
             seen.add(key)
     found = [
-        Collective(op, dtype, *sums[op, dtype, size, source, group], size, source, group)
-        for op, dtype, size, source, group in sums
+        Collective(op, dtype, num_bytes, times, size, source, group)
+        for (op, dtype, size, source, group), (num_bytes, times) in sums.items()
     ]
     return sorted(found, key=lambda one: -one.num_bytes)
 
@@ -67,21 +68,31 @@ def collectives(program: Program, num_devices: int) -> list[Collective]:
 def source_of(path: str) -> str:
     """Say what an exchange is for by the path that JAX gives the operation it came from.
 
-    >>> source_of("jit(traced)/transpose(jvp(ResNet))/stem/conv_general_dilated"), source_of("jit(traced)/jvp(ResNet)/bn1/reduce_sum")
-    ('gradients', 'batch norm')
+    >>> source_of("jit(traced)/transpose(jvp(ResNet))/stem/conv_general_dilated")
+    'gradients'
+    >>> source_of("jit(traced)/jvp(ResNet)/stem/norm/batch_statistics/reduce_sum")
+    'batch norm'
     """
     parts = path.split("/")
-    if any(re.fullmatch(r"(\w*_)?(bn|batch_norm|BatchNorm)(_?\d+)?(\.\w+)?", part) for part in parts):
-        return "batch norm"
+    backward = "transpose(" in path
+    if replicas.STATISTICS in parts:
+        # On the way back a product is the gradient of a kernel that is normalized without its convolution.
+        return "gradients" if backward and parts[-1] in ("dot_general", "conv_general_dilated") else "batch norm"
     for mark, source in _MARKS.items():
-        if mark in path:
+        if mark in parts:
             return source
-    if "transpose(" in path:
+    if backward:
         return "gradients"
     return "metrics" if "jvp(" in path else "other"
 
 
-_MARKS = {"reduce_gradients": "gradients", "gather_parameters": "parameters", "update": "update"}
+_MARKS = {
+    replicas.GRADIENTS: "gradients",
+    replicas.STATE: "batch norm",
+    replicas.METRICS: "metrics",
+    replicas.UPDATE: "update",
+    replicas.PARAMETERS: "parameters",
+}
 
 
 def _parts(program: Program, run: Executed, op: str) -> list[tuple[Array, str]]:

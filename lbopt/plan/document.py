@@ -9,7 +9,6 @@ from lbopt.plan import interconnect, limits as bounds
 from lbopt.plan.collectives import Collective
 from lbopt.plan.hardware import HOP_SECONDS
 from lbopt.plan.make import EvaluationPlan, PhasePlan, Plan
-from lbopt.plan.step import StepCost
 
 _ROUND = 6
 """Digits of a time: the compiler's estimates have fewer."""

@@ -71,7 +71,7 @@ def _kinds(config: TrainConfig, topology: Topology, phase: int) -> Iterator[list
             yield [(f"rematerialisation of {remat}", {field: remat}) for remat in stronger]
     field = f"{prefix}num_microsteps" if phase else "parallel.num_microsteps"
     devices = here.parallel.num_devices or len(topology.devices)
-    parts = [
+    parts: list[Change] = [
         (f"accumulation x{times}", {field: here.parallel.num_microsteps * times})
         for times in (2, 4, MOST_MICROSTEPS)
         if here.global_batch_size % (devices * here.parallel.num_microsteps * times) == 0

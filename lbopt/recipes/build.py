@@ -170,6 +170,8 @@ def _make_step(config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh) 
         measure_noise=measured,
         key_per_replica=False,
         shard_update=parallel.shard_update,
+        reduce_dtype=None if parallel.reduce_dtype is None else jnp.dtype(parallel.reduce_dtype),
+        reduce_scatter=parallel.reduce_scatter,
     )
 
 

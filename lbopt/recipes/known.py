@@ -88,7 +88,8 @@ def _images(data: DataConfig) -> Source | None:
     known = IMAGES.get(re.split(r"[/:]", data.builder)[0])
     if known is None:
         return None
-    sizes, shape, num_classes = known
+    sizes, image, num_classes = known
+    shape: tuple[Any, ...] = image
     counts = [_count(getattr(data, f"{part}_split"), sizes) for part in ("train", "validation", "test")]
     if None in counts or (data.train_crop != "resized" and None in shape):
         return None  # loading it says what is wrong
