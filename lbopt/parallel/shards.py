@@ -72,16 +72,17 @@ def _torus_lines(mesh: Mesh) -> list[int]:
     The cores of a chip count as neighbours along x.
     """
     primes = _primes(mesh.size)
-    devices = mesh.devices.reshape(primes)
-    first = devices.flat[0]
-    if not hasattr(first, "coords"):
+    devices = list(mesh.devices.flat)
+    if not all(hasattr(device, "coords") for device in devices):
         return [0] * len(primes)
-    place = np.vectorize(lambda device: (*device.coords, device.core_on_chip), signature="()->(n)")(devices)
+    places = np.array([(*device.coords, device.core_on_chip) for device in devices]).reshape(*primes, -1)
     lines = []
     for axis in range(len(primes)):
-        moved = np.any(np.diff(place, axis=axis) != 0, axis=tuple(range(len(primes))))
-        lines.append({3: 0}.get(int(np.argmax(moved)), int(np.argmax(moved))) if moved.sum() == 1 else -1)
-    return [0] * len(primes) if -1 in lines else lines
+        moved = np.flatnonzero(np.any(np.diff(places, axis=axis) != 0, axis=tuple(range(len(primes)))))
+        if len(moved) != 1:
+            return [0] * len(primes)
+        lines.append(int(moved[0]) % (places.shape[-1] - 1))
+    return lines
 
 
 def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, int]]]:
@@ -191,7 +192,8 @@ def _along_lines(mesh: Mesh, spec: PartitionSpec) -> list[tuple[int, tuple[str, 
     steps = []
     for line in sorted(set(lines)):
         for dim, names in enumerate(spec):
-            here = tuple(name for name in names or () if lines[int(name.removeprefix("part"))] == line)
+            names = (names,) if isinstance(names, str) else names or ()
+            here = tuple(name for name in names if lines[int(name.removeprefix("part"))] == line)
             if here:
                 steps.append((dim, here))
     return steps

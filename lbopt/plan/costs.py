@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -75,24 +76,27 @@ def _moved(program: Program, run: Executed) -> int:
 
 def _moved_by_fusion(program: Program, fusion: Instruction, operands: Sequence[Instruction]) -> int:
     inside = fusion.called["calls"]
-    users, parameters = program.users(inside), program.parameters(inside)
     total = 0
-    for parameter, operand in zip(parameters, operands, strict=False):
-        if not any(array.in_hbm for array in operand.arrays):
-            continue
-        used = users.get(parameter.name, [])
-        if used and all(_is_partial(user, parameter) for user in used):
-            total += sum(user.arrays[0].num_bytes for user in used if user.op in _PARTIAL_READS)
-        else:
-            total += _hbm(operand)
+    for number, operand in enumerate(operands):
+        if any(array.in_hbm for array in operand.arrays):
+            total += int(min(_hbm(operand), _read(program, inside, number)))
     root = next(part for part in program.computations[inside].values() if part.is_root)
     return total + _written(program.computations[inside], root, fusion.arrays)
 
 
-def _is_partial(user: Instruction, parameter: Instruction) -> bool:
-    """Whether an instruction in a fusion takes parts of a parameter, or updates it in place."""
-    first = user.operands[:1] == [parameter.name]
-    return first and user.op in (*_PARTIAL_READS, "dynamic-update-slice") and user.operands.count(parameter.name) == 1
+def _read(program: Program, computation: str, number: int) -> float:
+    """Return the bytes that a fused computation reads of a parameter if it only takes slices of it; else all there are."""
+    parameter = program.parameters(computation)[number]
+    total = 0.0
+    for user in program.users(computation).get(parameter.name, []):
+        places = [place for place, name in enumerate(user.operands) if name == parameter.name]
+        if user.op == "fusion":
+            total += sum(_read(program, user.called["calls"], place) for place in places)
+        elif places == [0] and user.op in _PARTIAL_READS:
+            total += user.arrays[0].num_bytes
+        elif places != [0] or user.op != "dynamic-update-slice":  # which reads nothing of what it updates
+            return math.inf
+    return total
 
 
 def _written(inside: Mapping[str, Instruction], root: Instruction, results: Sequence[Array]) -> int:

@@ -1,12 +1,9 @@
 """What is known of TPU chips, each number with its source. How much memory a program may use is asked of the compiler.
 
-Sources, by letter:
-  D  docs.cloud.google.com/tpu/docs/ (v2, v3, v4, v5e, v5p, v6e), read November 2026.
-  C  Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020.
-  I  Jouppi et al., TPU v4, ISCA 2023, arXiv 2304.01433, table 4.
-  J  jax-ml/jax, jax/_src/pallas/mosaic/tpu_info.py, as of commit 04c6362.
-  S  jax-ml/scaling-book, tpus.md and sharding.md, as of February 2025.
-C and I were not read themselves, but notes on them: their numbers are [recalled 90%].
+"Cloud" is docs.cloud.google.com/tpu/docs/ (v2, v3, v4, v5e, v5p, v6e), read in November 2026. "CACM" is Jouppi et al., A
+Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020, and "ISCA" Jouppi et al., TPU v4, arXiv
+2304.01433, table 4; not they were read, but notes on them: [recalled 90%]. "JAX" is jax/_src/pallas/mosaic/tpu_info.py of
+jax-ml/jax at 04c6362, "book" tpus.md and sharding.md of jax-ml/scaling-book as of February 2025.
 """
 
 from __future__ import annotations
@@ -67,7 +64,7 @@ CHIPS = {
             16 * MIB,
             2,
             4,
-            "flops, clock, HBM, link 496 Gbit/s: C [recalled 90%]; VMEM: J",
+            "peak, clock, HBM, link of 496 Gbit/s: CACM [recalled 90%]; on-chip memory: JAX",
         ),
         Chip(
             "v3",
@@ -80,7 +77,7 @@ CHIPS = {
             16 * MIB,
             2,
             4,
-            "flops, HBM: D; clock, link 656 Gbit/s: C [recalled 90%]; VMEM: J",
+            "peak, HBM: Cloud; clock, link of 656 Gbit/s: CACM [recalled 90%]; on-chip memory: JAX",
         ),
         Chip(
             "v4",
@@ -93,7 +90,7 @@ CHIPS = {
             32 * MIB,
             1,
             4,
-            "flops, HBM: D; clock, link: I [recalled 90%]; VMEM: J",
+            "peak, HBM: Cloud; clock, link: ISCA [recalled 90%]; on-chip memory: JAX",
         ),
         Chip(
             "v5e",
@@ -106,7 +103,7 @@ CHIPS = {
             128 * MIB,
             1,
             4,
-            "flops, HBM, link (400 GB/s a chip, both directions): D; clock: S; VMEM: J",
+            "peak, HBM, link (an eighth of 400 GB/s a chip): Cloud; clock: book; on-chip memory: JAX",
         ),
         Chip(
             "v5p",
@@ -119,7 +116,7 @@ CHIPS = {
             128 * MIB,
             1,
             4,
-            "flops, HBM, link (1200 GB/s a chip, both directions): D; clock: flops / 8 units of 128 x 128; VMEM: J",
+            "peak, HBM, link (a twelfth of 1200 GB/s a chip): Cloud; clock: peak over 8 units of 128 x 128; on-chip memory: JAX",
         ),
         Chip(
             "v6e",
@@ -132,12 +129,13 @@ CHIPS = {
             128 * MIB,
             1,
             4,
-            "flops, HBM, link (800 GB/s a chip, both directions): D; clock: flops / 524,288 operations a cycle (the compiler's estimate of a matrix product, 369,231 a cycle, rules out half of that); VMEM: J",
+            "peak, HBM, link (an eighth of 800 GB/s a chip): Cloud; clock: peak over 524,288 operations a cycle (the compiler's "
+            "369,231 for a matrix product rule out half of that); on-chip memory: JAX",
         ),
     )
 }
 HOP_SECONDS = 1e-6
-"""Latency of one hop of the interconnect: about 1 us on every generation (S)."""
+"""Latency of one hop of the interconnect: about 1 us on every generation (book)."""
 
 
 def chip_of(generation: str) -> Chip:

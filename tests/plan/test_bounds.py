@@ -1,0 +1,146 @@
+"""Bounds prove themselves: the dual program is the certificate of the primal one, and small cases are searched through."""
+
+import itertools
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+import lbopt.plan
+from lbopt.errors import UserError
+from lbopt.plan import bounds
+
+MATMUL = {"A": "mk", "B": "kn", "C": "mn"}
+DENSE = {"A": ("token", "in"), "W": ("in", "out"), "C": ("token", "out")}
+
+
+@st.composite
+def nests(draw):
+    """A nest of up to five loops and four arrays, in which every loop subscripts an array."""
+    loops = "abcde"[: draw(st.integers(1, 5))]
+    sizes = {loop: draw(st.integers(1, 2**14)) for loop in loops}
+    arrays = [draw(st.sets(st.sampled_from(loops), min_size=1)) for _ in range(draw(st.integers(1, 4)))]
+    arrays[0] |= set(loops) - set().union(*arrays)
+    return sizes, {str(number): "".join(sorted(array)) for number, array in enumerate(arrays)}
+
+
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(nests(), st.integers(2, 2**20))
+def test_the_dual_certifies_the_tile(nest, memory_words):
+    sizes, arrays = nest
+    found = bounds.tile(sizes, arrays, memory_words)
+    beta = {loop: math.log(size, memory_words) for loop, size in sizes.items()}
+    for loops in arrays.values():  # the tile is feasible
+        assert sum(found.exponents[loop] for loop in loops) <= 1 + 1e-6
+        assert math.prod(found.sides[loop] for loop in loops) <= memory_words
+    assert all(-1e-9 <= found.exponents[loop] <= beta[loop] + 1e-6 for loop in sizes)
+    assert sum(found.exponents.values()) == pytest.approx(found.exponent, abs=1e-5)
+    for loop in sizes:  # and so is the dual point,
+        covered = found.dual_loops[loop] + sum(found.dual_arrays[name] for name in arrays if loop in arrays[name])
+        assert covered >= 1 - 1e-6
+    assert min(*found.dual_arrays.values(), *found.dual_loops.values(), 0) >= -1e-9
+    value = sum(found.dual_arrays.values()) + sum(beta[loop] * found.dual_loops[loop] for loop in sizes)
+    assert value == pytest.approx(found.exponent, abs=1e-5)  # with the same value: neither can be better
+
+
+@pytest.mark.parametrize(
+    ("sizes", "arrays", "memory", "exponent"),
+    [
+        ({"m": 1024, "n": 1024, "k": 1024}, MATMUL, 2**14, 1.5),
+        ({"m": 4096, "n": 4096, "k": 1}, MATMUL, 2**14, 1.0),  # an outer product: every result is written once
+        ({"m": 4096, "n": 4096, "k": 8}, MATMUL, 2**14, 1 + 3 / 14),
+        ({"i": 4096, "j": 4096}, {"x": "i", "y": "j"}, 2**10, 2.0),  # n bodies
+        ({"b": 256, "c": 64, "k": 256, "x": 56, "y": 56}, {"I": "bcxy", "W": "ck", "O": "bkxy"}, 2**14, 1 + 6 / 14),
+    ],
+)
+def test_known_exponents(sizes, arrays, memory, exponent):
+    found = bounds.tile(sizes, arrays, memory)
+    assert found.exponent == pytest.approx(exponent, abs=1e-6)
+    whole = math.prod(sizes.values())
+    largest = max(math.prod(sizes[loop] for loop in loops) for loops in arrays.values())
+    assert found.words_bound == pytest.approx(max(whole * memory ** (1 - exponent), largest), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "memory"), [((32, 32, 4), 64), ((32, 32, 32), 64), ((32, 2, 16), 16), ((20, 30, 12), 100)]
+)
+def test_no_tile_of_whole_sides_does_more(sizes, memory):
+    loops = dict(zip("mnk", sizes, strict=True))
+    best = max(
+        m * n * k
+        for m, n, k in itertools.product(*(range(1, size + 1) for size in sizes))
+        if max(m * n, n * k, m * k) <= memory
+    )
+    found = bounds.tile(loops, MATMUL, memory)
+    assert best <= memory**found.exponent * (1 + 1e-6)
+    assert best >= memory**found.exponent / 2, "and the bound is no empty one"
+    assert best / 2 <= math.prod(found.sides.values()) <= best
+
+
+def test_of_equal_tiles_the_balanced_one_is_taken():
+    assert bounds.tile({"m": 32, "n": 32, "k": 4}, MATMUL, 64).sides == {"m": 8, "n": 8, "k": 4}
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(st.lists(st.integers(1, 40), min_size=3, max_size=3), st.integers(1, 24))
+def test_no_grid_receives_less(sizes, processors):
+    loops = dict(zip("mnk", sizes, strict=True))
+    every = [
+        parts
+        for parts in itertools.product(range(1, processors + 1), repeat=3)
+        if math.prod(parts) == processors and all(part <= size for part, size in zip(parts, sizes, strict=True))
+    ]
+    if not every:
+        with pytest.raises(UserError, match=rf"num_processors = {processors}: no grid"):
+            bounds.grid(loops, MATMUL, processors)
+        return
+    m, n, k = sizes
+    words = min(
+        m * k / (pm * pk) + k * n / (pk * pn) + m * n / (pm * pn) - (m * k + k * n + m * n) / processors
+        for pm, pn, pk in every
+    )
+    found = bounds.grid(loops, MATMUL, processors)
+    assert found.words == pytest.approx(words, abs=1e-6)
+    assert bounds.words_received(loops, MATMUL, found.parts) == pytest.approx(words, abs=1e-6)
+
+
+@pytest.mark.parametrize(("batch", "limit"), [(512, 16), (8192, 256), (65536, 2048)])
+def test_the_batch_alone_is_cut_up_to_the_limit_and_no_further(batch, limit):
+    """BERT-Large's wider product at 128 tokens an example."""
+    tokens = batch * 128
+    assert lbopt.plan.dp_limit(tokens, 1024, 4096) == lbopt.plan.dp_limit(tokens, 4096, 1024) == limit
+    loops = {"token": tokens, "in": 1024, "out": 4096}
+    assert bounds.grid(loops, DENSE, limit).parts == {"token": limit, "in": 1, "out": 1}
+    assert bounds.grid(loops, DENSE, 2 * limit).parts["token"] < 2 * limit
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bounds.tile({"m": 0}, {"A": "m"}, 8), r"bounds\['m'\] = 0"),
+        (lambda: bounds.tile({"m": 4}, {"A": "m"}, 1), "memory_words = 1"),
+        (lambda: bounds.tile({"m": 4}, {"A": "mx"}, 8), "there is no loop 'x'"),
+        (lambda: bounds.grid({"m": 4, "n": 4}, {"A": "m"}, 2), "no array has the loop 'n'"),
+        (lambda: bounds.grid({"m": 4}, {"A": "m"}, 0), "num_processors = 0"),
+        (lambda: bounds.dp_limit(0, 1, 1), "tokens = 0"),
+    ],
+)
+def test_what_is_no_nest_is_refused(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def test_words_of_a_layer_are_those_of_its_grid():
+    from lbopt.plan.count import Layer
+    from lbopt.plan.limits import fewest_words
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        tokens, d_in, d_out = (int(2**power) for power in rng.integers(3, 14, 3))
+        processors = int(2 ** rng.integers(0, 8))
+        layer = Layer("", 0, tokens * d_in, d_in * d_out, tokens * d_out)
+        wanted = bounds.grid({"token": tokens, "in": d_in, "out": d_out}, DENSE, processors).words
+        assert fewest_words(layer, processors) == pytest.approx(wanted)
+        assert layer.dp_limit == max(1, bounds.dp_limit(tokens, d_in, d_out))

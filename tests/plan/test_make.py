@@ -1,0 +1,174 @@
+"""Plans of small runs by the real compiler: what is written there is what the program does."""
+
+import jax
+import numpy as np
+import planned
+import pytest
+
+from lbopt.plan import document, suggest, topology
+from lbopt.plan.make import make_plan
+from lbopt.recipes import build, known
+
+
+def total(plan, source, **fields):
+    """Return the bytes exchanged for something in a step."""
+    found = [one for one in plan.phases[0].step.collectives if one.source == source]
+    return sum(one.num_bytes for one in found if all(getattr(one, name) == value for name, value in fields.items()))
+
+
+def shapes(config, place):
+    return build.build(config, place.devices, known.source).shapes()
+
+
+@pytest.fixture(scope="module")
+def place():
+    return topology.open_topology("v3:2x2")
+
+
+@pytest.fixture(scope="module")
+def plan(place):
+    return make_plan(planned.bert(), "bert", place)
+
+
+@pytest.mark.parametrize("make", [planned.bert, planned.cnn])
+def test_train_and_plan_lower_the_same_program(make):
+    """Four fake CPU devices here, the four cores of two chips there: the same StableHLO, letter by letter.
+
+    In fp32: a product of bf16 matrices with an fp32 result is written otherwise for CPUs, by JAX itself.
+    """
+    config = make()
+    config.model.dtype = "float32"
+    texts = []
+    for devices in (None, topology.open_topology("v3:1x2").devices):
+        run = build.build(config, devices, known.source)
+        assert run.mesh.size == 4
+        jax.clear_caches()  # names of functions are numbered by what was traced before
+        texts.append(run.lower().as_text())
+    assert texts[0] == texts[1]
+    assert "sharding" in texts[0]
+
+
+def test_what_is_counted(plan, place):
+    (phase,) = plan.phases
+    step = phase.step
+    assert plan.fits
+    assert plan.num_devices == 8
+    state = jax.tree.leaves(shapes(planned.bert(), place))
+    held = sum(x.size * x.dtype.itemsize for x in state if jax.numpy.issubdtype(x.dtype, jax.numpy.number))
+    assert held <= step.argument_bytes <= 1.3 * held + 2**20  # rows are padded to the tiles of the memory
+    assert step.argument_bytes + step.temporary_bytes <= step.hbm_bytes <= plan.hbm_limit_bytes
+    # Forward, and backward twice: the compiler's products are those of the network. The scan's body runs twice.
+    assert step.matrix_flops == pytest.approx(phase.model_flops, rel=0.03)
+    assert step.flops >= step.matrix_flops
+    assert step.hbm_bytes_moved >= 2 * held
+    assert 0 < step.seconds < 1
+    assert step.unknown_loops == 0
+    assert plan.seconds == pytest.approx(100 * step.step_seconds)
+    assert len(step.operations) == 10
+    assert any("Bert" in operation.path for operation in step.operations)
+
+
+def test_gradients_are_exchanged_once_each(plan, place):
+    """By the compiler's own choice some in bf16; together as many numbers as there are parameters."""
+    params = sum(x.size for x in jax.tree.leaves(shapes(planned.bert(), place).params))
+    sizes = {"f32": 4, "bf16": 2}
+    words = sum(total(plan, "gradients", dtype=dtype) / size for dtype, size in sizes.items())
+    tied = 512 * 128  # the embedding's gradient comes from where it is looked up and from where it decodes
+    assert params <= words <= params + tied + 2000
+    assert total(plan, "gradients", dtype="bf16") > 0
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("float32", "f32"), ("bfloat16", "bf16")])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_precision_of_the_reduction_is_the_one_asked_for(place, dtype, name, sharded):
+    config = planned.bert(reduce_dtype=dtype, shard_update=sharded)
+    found = make_plan(config, "bert", place, with_evaluation=False)
+    params = sum(x.size for x in jax.tree.leaves(shapes(config, place).params))
+    assert total(found, "gradients") == total(found, "gradients", dtype=name, op="all-reduce", group_size=8)
+    assert total(found, "gradients") == params * {"f32": 4, "bf16": 2}[name]
+
+
+def test_a_sharded_update_holds_and_moves_its_part(plan, place):
+    config = planned.bert(shard_update=True, reduce_dtype="float32")
+    state = shapes(config, place)
+    split = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.size >= 2**14]
+    assert split
+    for leaf in split:
+        assert np.prod(leaf.sharding.shard_shape(leaf.shape)) * 8 == leaf.size
+    found = make_plan(config, "bert", place, with_evaluation=False).phases[0].step
+    whole = plan.phases[0].step
+    moments = sum(leaf.size * 4 for leaf in split)
+    assert whole.argument_bytes - found.argument_bytes == pytest.approx(moments * 7 / 8, rel=0.05)
+    large = sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params) if leaf.size >= 2**14)
+    gathered = sum(one.num_bytes for one in found.collectives if one.source == "parameters")
+    assert gathered == large, "v3 sums arrays that are zero but for one part"
+
+
+def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(place):
+    config = planned.bert(shard_update=True, reduce_dtype="float32", reduce_scatter=True)
+    found = make_plan(config, "bert", place, with_evaluation=False).phases[0].step.collectives
+    scattered = [one for one in found if one.op == "reduce-scatter" and one.source == "gradients"]
+    gathered = [one for one in found if one.op == "all-gather" and one.source == "parameters"]
+    large = sum(leaf.size * 4 for leaf in jax.tree.leaves(shapes(config, place).params) if leaf.size >= 2**14)
+    for each in (scattered, gathered):
+        by_size = {one.group_size: one.num_bytes for one in each}
+        # four cores in a row of two chips, then two rows: the second time a quarter is left
+        assert by_size == {4: large, 2: large // 4}
+
+
+@pytest.mark.parametrize(
+    ("scope", "order", "groups"),
+    [
+        ("replicas:2", "given", (0, 1)),
+        ("examples:32", "given", (0, 1, 2, 3)),
+        ("tiles:2x2", "torus", (0, 1, 4, 5)),
+        ("global", "given", tuple(range(8))),
+    ],
+)
+def test_batch_norm_talks_within_its_groups(place, scope, order, groups):
+    """Tiles with mapped replicas, the others as the compiler cuts the batch."""
+    config = planned.cnn(scope, order=order, reduce_dtype="float32" if order == "torus" else None)
+    found = make_plan(config, "cnn", place, with_evaluation=False).phases[0].step.collectives
+    forward = {one.group for one in found if one.source == "batch norm" and one.count > 1}
+    assert groups in forward
+
+
+def test_a_local_batch_norm_talks_with_nobody(place):
+    found = make_plan(planned.cnn("local"), "cnn", place, with_evaluation=False).phases[0].step.collectives
+    assert all(one.num_bytes < 1024 for one in found if one.source == "batch norm")
+
+
+def test_what_does_not_fit_is_refused_and_mended():
+    place = topology.open_topology("v3:1x1")
+    config = planned.cnn(global_batch_size=49152)
+    config.model.widths, config.model.dtype = (32, 64), "float32"
+    found = make_plan(config, "cnn", place)
+    assert not found.fits
+    step = found.phases[0].step
+    assert step.hbm_bytes > found.hbm_limit_bytes
+    written = document.document(found)
+    assert written["fits"] is False
+    assert written["projected_seconds"] is None
+    suggestions = suggest.suggest(config, place, 0)
+    assert suggestions
+    for one in suggestions:
+        assert one.step.hbm_bytes < found.hbm_limit_bytes
+    assert suggestions[0].flags == ("--config.parallel.num_microsteps=2",)
+
+
+def test_a_plan_as_data(plan):
+    found = document.document(plan)
+    names = {
+        "recipe", "topology", "device_kind", "num_devices", "fits", "hbm_bytes_per_device", "hbm_limit_bytes",
+        "flops_per_step_per_device", "hbm_bytes_moved_per_step", "collectives", "compute_seconds_per_step",
+        "collective_seconds_per_step", "model_flops_utilization", "steps", "projected_seconds", "published_seconds",
+        "published_source", "compile_seconds", "assumptions",
+    }  # fmt: skip
+    assert names <= found.keys()
+    assert all({"op", "dtype", "bytes", "count", "group_size", "source"} <= one.keys() for one in found["collectives"])
+    assert found["published_source"] == "a paper: 1 min on 2 x 2 chips"
+    assert found["phases"][0]["evaluation"]["batches"] is None, "nobody knows how long a corpus is"
+    assert any("evaluation" in said for said in found["assumptions"])
+    whole = found["compute_seconds_per_step"] + found["collective_seconds_per_step"]
+    used = found["model_flops_per_step_per_device"] / whole / 61.5e12
+    assert found["model_flops_utilization"] == pytest.approx(used, abs=2e-4)

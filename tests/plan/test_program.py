@@ -1,0 +1,166 @@
+"""Reading compiled programs: against XLA's own count where it is right, and against arithmetic where loops make it wrong."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lbopt.plan import collectives, costs, topology
+from lbopt.plan.program import Program, parse_shapes
+
+
+@pytest.fixture(scope="module")
+def compile_for_one():
+    """(function, shapes) -> compiled for the first core of a chip."""
+    device = topology.open_topology("v3:1x1").devices[0]
+    where = NamedSharding(Mesh(np.array([device]), ("one",), axis_types=(AxisType.Auto,)), PartitionSpec())
+
+    def compiled(fn, *shapes):
+        placed = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where) for shape in shapes]
+        return jax.jit(fn).lower(*placed).compile()
+
+    return compiled
+
+
+def convolution(strides=(1, 1), padding="SAME", **options):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lambda x, w: jax.lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=numbers, **options)
+
+
+CONVOLUTIONS = {
+    "same": (convolution(), (4, 12, 12, 8), (3, 3, 8, 16)),
+    "valid": (convolution(padding="VALID"), (4, 12, 12, 8), (3, 3, 8, 16)),
+    "strided": (convolution((2, 2)), (4, 13, 12, 8), (3, 3, 8, 16)),
+    "dilated kernel": (convolution(rhs_dilation=(2, 1)), (4, 12, 12, 8), (3, 3, 8, 16)),
+    "dilated input": (convolution(padding=((1, 1), (2, 1)), lhs_dilation=(2, 2)), (4, 7, 7, 8), (3, 3, 8, 16)),
+    "groups": (convolution(feature_group_count=4), (4, 12, 12, 8), (3, 3, 2, 16)),
+    "product": (lambda x, w: x @ w, (64, 32), (32, 48)),
+    "batched product": (lambda x, w: jnp.einsum("bik,bkj->bij", x, w), (6, 32, 24), (6, 24, 16)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_operations_are_those_of_the_arithmetic(compile_for_one, name):
+    """XLA's count leaves padding out too, before any pass has rewritten the program."""
+    fn, *shapes = CONVOLUTIONS[name]
+    lowered = jax.jit(fn).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    wanted = lowered.cost_analysis()["flops"]
+    found = costs.matrix_flops(Program(compile_for_one(fn, *shapes).as_text()))
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("length", [1, 7])
+def test_loops_are_multiplied_out(compile_for_one, length, backwards):
+    width = 128
+
+    def looped(x, kernels):
+        return jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, kernels, reverse=backwards)[0]
+
+    compiled = compile_for_one(looped, (64, width), (length, width, width))
+    program = Program(compiled.as_text())
+    assert costs.matrix_flops(program) == length * 2 * 64 * width**2
+    assert costs.matrix_flops(program, multiplied=False) == 2 * 64 * width**2
+    assert not program.unknown_loops
+    one = Program(compile_for_one(lambda x, kernel: jnp.tanh(x @ kernel), (64, width), (width, width)).as_text())
+    assert costs.cycles(program) >= 0.5 * length * costs.cycles(one)
+    # A slice of the kernels is read in every turn, not all of them; beside it the state moves, perhaps on the chip.
+    least, kernel = length * 4 * width**2, 4 * width**2
+    assert least <= costs.hbm_bytes(program) <= 2 * least + 10 * 4 * 64 * width * length + kernel
+
+
+def test_a_loop_in_a_loop_is_multiplied_twice(compile_for_one):
+    def turn(x, kernel):
+        return jax.lax.fori_loop(2, 5, lambda _, x: jnp.tanh(x @ kernel), x), None
+
+    compiled = compile_for_one(lambda x, kernels: jax.lax.scan(turn, x, kernels)[0], (64, 128), (4, 128, 128))
+    assert costs.matrix_flops(Program(compiled.as_text())) == 4 * 3 * 2 * 64 * 128 * 128
+
+
+def test_a_loop_whose_length_nobody_knows_is_named(compile_for_one):
+    def until(x, w):
+        return jax.lax.while_loop(lambda x: jnp.sum(x) < 1e6, lambda x: jnp.tanh(x @ w) + 1, x)
+
+    program = Program(compile_for_one(until, (64, 128), (128, 128)).as_text())
+    assert costs.matrix_flops(program) == 2 * 64 * 128 * 128
+    assert len(program.unknown_loops) == 1
+
+
+def test_bytes_of_an_elementwise_operation(compile_for_one):
+    program = Program(compile_for_one(lambda x, y: x * 2 + y, (4096, 1024), (4096, 1024)).as_text())
+    assert costs.hbm_bytes(program) == 3 * 4 * 4096 * 1024
+
+
+def test_an_update_in_place_writes_its_update():
+    text = """HloModule m
+
+%fused (p0: f32[100,128], p1: f32[1,128], p2: s32[]) -> f32[100,128] {
+  %p0 = f32[100,128]{1,0} parameter(0)
+  %p1 = f32[1,128]{1,0} parameter(1)
+  %p2 = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  ROOT %update = f32[100,128]{1,0} dynamic-update-slice(%p0, %p1, %p2, %zero)
+}
+
+ENTRY %main (a: f32[100,128], b: f32[1,128], c: s32[]) -> f32[100,128] {
+  %a = f32[100,128]{1,0} parameter(0)
+  %b = f32[1,128]{1,0} parameter(1)
+  %c = s32[] parameter(2)
+  ROOT %fusion = f32[100,128]{1,0} fusion(%a, %b, %c), kind=kLoop, calls=%fused
+}
+"""
+    assert costs.hbm_bytes(Program(text)) == 2 * 4 * 128 + 4
+
+
+def test_shapes_of_tuples_with_comments_and_tokens():
+    found = parse_shapes("(f32[2,3]{1,0:T(8,128)}, /*index=1*/token[], u8[5]{0:T(512)S(1)}, pred[])")
+    assert [(array.dtype, array.num_bytes, array.hbm_bytes) for array in found] == [
+        ("f32", 24, 24),
+        ("u8", 5, 0),
+        ("pred", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "groups"),
+    [
+        ("replica_groups={{0,2},{1,3}}", [[0, 2], [1, 3]]),
+        ("replica_groups=[2,2]<=[4]", [[0, 1], [2, 3]]),
+        ("replica_groups=[4,2]<=[2,2,2]T(0,2,1)", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("replica_groups=mesh['axis_0'=4] {'axis_0'}", [[0, 1, 2, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=3] {'a'}", [[0, 3], [1, 4], [2, 5]]),
+        ("source_target_pairs={{0,1},{1,0}}", [[0, 1], [1, 0]]),
+        ("channel_id=1", []),
+    ],
+)
+def test_groups_of_collectives(written, groups):
+    assert collectives.replica_groups(f"channel_id=3, {written}, use_global_device_ids=true") == groups
+
+
+def test_collectives_are_added_up_by_what_they_are_for():
+    text = """HloModule m
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+ENTRY %main (a: f32[10], b: f32[20]) -> f32[10] {
+  %a = f32[10]{0} parameter(0)
+  %b = f32[20]{0} parameter(1)
+  %both = (f32[10]{0}, f32[20]{0}) all-reduce(%a, %b), replica_groups={{0,1},{2,3}}, to_apply=%add, metadata={op_name="jit(f)/transpose(jvp(N))/dense/dot_general"}
+  %first = f32[10]{0} get-tuple-element(%both), index=0, metadata={op_name="jit(f)/jvp(N)/norm/batch_statistics/reduce_sum"}
+  %second = f32[20]{0} get-tuple-element(%both), index=1
+  %part = f32[5]{0} reduce-scatter(%second), replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%add, metadata={op_name="jit(f)/reduce_gradients/psum_scatter"}
+  ROOT %sum2 = f32[10]{0} all-reduce(%first), to_apply=%add, metadata={op_name="jit(f)/reduce_gradients/psum"}
+}
+"""
+    found = collectives.collectives(Program(text), 4)
+    assert [(one.op, one.num_bytes, one.count, one.group_size, one.source) for one in found] == [
+        ("all-reduce", 80, 1, 2, "gradients"),
+        ("reduce-scatter", 80, 1, 4, "gradients"),
+        ("all-reduce", 40, 1, 2, "batch norm"),
+        ("all-reduce", 40, 1, 4, "gradients"),
+    ]

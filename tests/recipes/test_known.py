@@ -1,0 +1,85 @@
+"""What is known of data sets without them is what they turn out to be."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from lbopt.config import DataConfig
+from lbopt.data.images.layout import image_shape
+from lbopt.recipes import known, sources
+
+
+def of_examples(dataset, mask=True):
+    """Return name -> (shape, dtype) of two examples as training and as evaluation see them."""
+    rows = np.arange(2)
+    parts = dataset.draw(rows, np.zeros(2, int), 0), dataset.take(rows)
+
+    def shapes(batch):
+        return {name: (x.shape, x.dtype) for name, x in batch.items() if isinstance(x, np.ndarray) and name != "mask"}
+
+    return [shapes(part) for part in parts]
+
+
+def test_masked_text_is_shaped_as_the_topics_are():
+    embedded = sources.load(DataConfig("pydoc_mlm", sequence_length=64, max_predictions=9))
+    blank = known.source(
+        DataConfig("text_mlm", builder="nowhere", sequence_length=64, max_predictions=9, vocab_size=embedded.outputs)
+    )
+    assert of_examples(blank.splits.train) == of_examples(embedded.splits.train)
+    assert blank.outputs == embedded.outputs
+
+
+@pytest.mark.parametrize("carry_state", [False, True])
+def test_running_text_is_shaped_as_the_topics_are(carry_state):
+    fields = {"sequence_length": 16, "carry_state": carry_state}
+    embedded = sources.load(DataConfig("pydoc_lm", **fields), 8)
+    blank = known.source(DataConfig("ptb", vocab_size=10000, **fields), 8)
+    for ours, theirs in zip(blank.splits, embedded.splits, strict=True):
+        assert of_examples(ours) == of_examples(theirs)
+    assert blank.num_lanes == embedded.num_lanes
+    assert len(blank.splits.train) == 929_588 // (16 * 8) * 8 if carry_state else (929_588 // 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape", "classes"),
+    [
+        ({"builder": "imagenet2012", "image_size": 224}, (224, 224, 3), 1000),
+        ({"builder": "imagenet2012:5.1.0", "image_size": 224, "space_to_depth": True}, (112, 112, 12), 1000),
+        ({"builder": "cifar10", "train_crop": "padded", "validation_split": "train[45000:]"}, (32, 32, 3), 10),
+        ({"builder": "mnist", "train_crop": "none", "validation_split": "train[90%:]"}, (28, 28), 10),
+    ],
+)
+def test_images(changes, shape, classes):
+    found = known.source(DataConfig("images", **changes))
+    assert of_examples(found.splits.train)[0] == {"image": ((2, *shape), np.uint8), "label": ((2,), np.int32)}
+    assert found.outputs == classes
+    lengths = {"imagenet2012": (1_281_167, 50_000), "cifar10": (50_000, 5_000), "mnist": (60_000, 6_000)}
+    assert tuple(map(len, found.splits[:2])) == lengths[changes["builder"].split(":")[0]]
+
+
+def test_what_is_not_known_is_loaded(monkeypatch):
+    asked = []
+    monkeypatch.setattr(sources, "load", lambda data, *_: asked.append(data.builder or data.name))
+    for data in (
+        DataConfig("images", builder="mine"),
+        DataConfig("images", builder="mnist", train_split="tr"),
+        DataConfig(),
+    ):
+        known.source(data)
+    assert asked == ["mine", "mnist", "digits"]
+
+
+def test_a_corpus_takes_no_memory():
+    """Its nominal length is that of no data set: the order of so many examples would fill a machine."""
+    data = DataConfig("text_mlm", builder="nowhere", sequence_length=8, max_predictions=1)
+    train = known.source(data).splits.train
+    assert len(train) == known.NOMINAL
+    assert train.reading.in_order
+    assert jax.tree.map(np.shape, train.take(np.arange(3)))["input_ids"] == (3, 8)
+
+
+def test_folded_images_are_those_of_the_data_set():
+    assert image_shape(32, True) == (16, 16, 12)
+    assert dataclasses.asdict(DataConfig())["space_to_depth"] is False
