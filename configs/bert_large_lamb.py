@@ -56,6 +56,8 @@ PUBLISHED = {
     "32768": (15_625, "91.460", "101.2 min", 1024),
 }
 """Batch -> steps, F1, time, TPUs."""
+TOPOLOGIES = {16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16", 512: "16x32", 1024: "32x32"}
+"""TPUs -> a slice of a v3 pod with as many chips; shapes are our own choice but for the whole pod."""
 WARMUP_STEPS = 3125
 ROWS = (*PUBLISHED, "mixed", "nvidia-mixed", "smoke")
 _PAPER = "LAMB 1904.00962"
@@ -92,6 +94,7 @@ def _single(row: str) -> TrainConfig:
         published_result=f"SQuAD v1.1 dev F1 {f1} (arXiv v1)",
         hardware=f"{cores} TPUs",
         time=time,
+        topology=f"v3:{TOPOLOGIES[cores]}",
         note="Learning rate, warmup, steps [recalled 90%]; decay, no bias correction [recalled 80%]; clip of each replica's gradient "
         f"[recalled 97%]; split over 128 and 512 tokens {split}. Own choice: predictions, evaluation batch, intervals.",
     )
@@ -119,6 +122,7 @@ def _mixed() -> TrainConfig:
         published_result="SQuAD v1.1 dev F1 90.584 (arXiv v1)",
         hardware="1024 TPU v3",
         time="76.19 min",
+        topology="v3:32x32",
         note="Learning rates and warmups of both phases are OURS (NVIDIA's numbers as a starting point): the authors' are not known. Split of the "
         "8599 steps [recalled 95%]; batches of the phases, lengths, second ramp, decay, no bias correction [recalled 80%]; clip of each replica's "
         "gradient [recalled 97%]. Own choice: predictions, moments kept, evaluation batch, intervals.",
@@ -166,7 +170,7 @@ def _bert(row: str, batch: int, steps: int, then: int, then_batch: int) -> Train
             "text_mlm", builder="wikipedia_books", sequence_length=128, max_predictions=20, vocab_size=30522
         ),
         model=ModelConfig("bert", size="large", dtype="bfloat16", activation="gelu_tanh"),
-        parallel=ParallelConfig(shard_update=batch >= 8192),
+        parallel=ParallelConfig(shard_update=batch >= 8192, reduce_dtype="float32"),
         optimizer=OptimizerConfig("lamb", "albert", weight_decay=0.01, clip_stage="replica"),
         phase2=PhaseConfig(
             num_steps=then,

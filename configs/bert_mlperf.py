@@ -23,7 +23,7 @@ drops to .623 of it at step 211. v1.0 has no warmup. Default row: 8192.
 Own choices: 76 predictions, the corpus's name (wikipedia), evaluation batch, intervals; evaluations every 500,000 examples (v0.7) or 33 steps
 (v1.0) are our own arithmetic from the steps at which runs stopped. Recalled: that the first update counts as step 0.
 Variants: mlperf_jax at 8192 (the TensorFlow code adapts no bias and no layer norm: `--config.optimizer.variant=mlperf_tf`), mlperf_tf elsewhere.
-Deviation: gradients are averaged in fp32, where the source sums them in bf16; LAMB does not see the factor but for eps and the clip.
+Each replica's gradient is clipped, cast to bf16 and summed, as in the source, which does not divide: LAMB does not see the factor but for eps.
 Status: not yet run.
 """
 
@@ -33,6 +33,7 @@ from lbopt.config import (
     DataConfig,
     ModelConfig,
     OptimizerConfig,
+    ParallelConfig,
     ScheduleConfig,
     TrainConfig,
 )
@@ -88,6 +89,15 @@ TABLE = {
         "13.2-19.6 s",
     ),
 }
+TOPOLOGIES = {
+    "TPU v4-16": "v4:2x2x2",
+    "TPU v3-32": "v3:4x4",
+    "TPU v4-128": "v4:4x4x4",
+    "TPU v3-8192": "v3:128x32",
+    "TPU v4-4096": "v4:8x16x16",
+    "TPU v4-6912": "v4:12x12x24",
+}
+"""System, whose number counts cores, two a chip -> topology in chips; shapes are our own choice."""
 ROWS = (*TABLE, "smoke")
 
 
@@ -108,9 +118,10 @@ def _row(row: str) -> TrainConfig:
             published_result=f"{_REACHED} {f'{target:.3f}'.lstrip('0')}, {result}",
             hardware=hardware,
             time=time,
+            topology=TOPOLOGIES.get(hardware, ""),
             note="Own choice: predictions, corpus, place of the checkpoint, evaluation batch, intervals"
             + ("" if row == "8192" else ", variant")
-            + ". Recalled: first update is step 0. Deviation: gradients are averaged in fp32, not summed in bf16.",
+            + ". Recalled: first update is step 0. The mean of gradients is taken, of sums in bf16; the source keeps the sum.",
         ),
         global_batch_size=batch,
         num_steps=steps,
@@ -135,6 +146,7 @@ def _row(row: str) -> TrainConfig:
             decay_from="start",
             first_step=0,
         ),
+        parallel=ParallelConfig(shard_update=True, reduce_dtype="bfloat16"),
         checkpoint=CheckpointConfig(every_steps=max(100, steps // 10)),
         eval_global_batch_size=min(batch, 4096),
         eval_every_steps=evaluation,

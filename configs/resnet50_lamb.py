@@ -93,6 +93,7 @@ def _you() -> TrainConfig:
         paper="LAMB 1904.00962, fastalgo/imagenet_resnet50_lamb",
         published_result="top-1 76.33667 %, top-5 93.01758 % (log.out)",
         hardware="256 cores",
+        topology="v3:8x16",  # of which generation is not said
         note=f"Own choice: {_SETTING}. Clipping each replica's own gradient [recalled 97%]; label smoothing over all classes and the first "
         "update at rate 0 are recalled or read besides.",
     )
@@ -130,7 +131,7 @@ def _imagenet(row: str, batch: int, crop_sampling: str, span: str) -> TrainConfi
             batch_norm_momentum=0.9,
             batch_norm_scope=span,
         ),
-        parallel=ParallelConfig(shard_update=batch >= 8192),
+        parallel=ParallelConfig(shard_update=batch >= 8192, reduce_dtype="float32"),
         checkpoint=CheckpointConfig(every_steps=2 * NUM_EXAMPLES // batch),
         eval_global_batch_size=min(batch, 8192),
         eval_every_epochs=2.0,

@@ -27,7 +27,7 @@ TensorFlow rows but v0.6, warmup steps and length are our own arithmetic, since 
 warmup = floor(warmup epochs x N / batch) and length = decay + warmup - 1; that makes whole epochs in every row (41 x 312 at 4096,
 40 x 513 at 2496, 80 x 23.25 at 55296, 60 x 39.25 at v1.0-32768, 88 x 19.75 at 65536-tf, 48 x 156.25 at 8192).
 So are their variants `tpu` (only TF2's is published), their label smoothing over all classes, and the longer of 8192's two decays.
-Deviation: the sums of gradients are fp32.
+Gradients are summed in fp32 (`parallel.reduce_dtype`).
 Left out: Distributed Shampoo (v1.0), which is not offered.
 Status: no row has been run here. `scripts/bench models` compiles a step like that at 32768, with global batch norm.
 """
@@ -110,6 +110,16 @@ TABLE = {
         55296, 25.67, 29, 0.94053, 1e-4, 64, "tpu", f"{_TARGET} 76-80", "TPU v4-6912", "13.3-14.0 s", decay_steps=1190
     ),
 }
+TOPOLOGIES = {
+    "TPU v3-8192": "v3:128x32",
+    "TPU v3-2048": "v3:32x32",
+    "TPU v3-32": "v3:4x4",
+    "TPU v4-16": "v4:2x2x2",
+    "TPU v4-128": "v4:4x4x4",
+    "TPU v4-4096": "v4:8x16x16",
+    "TPU v4-6912": "v4:12x12x24",
+}
+"""System, whose number counts cores, two a chip -> topology in chips; shapes are our own choice."""
 ROWS = (*TABLE, "smoke")
 
 
@@ -131,6 +141,7 @@ def _row(row: str) -> TrainConfig:
             published_result=entry.result,
             hardware=entry.hardware,
             time=entry.time,
+            topology=TOPOLOGIES.get(entry.hardware, ""),
             note=_note(row, entry),
         ),
         global_batch_size=batch,
@@ -174,7 +185,7 @@ def _row(row: str) -> TrainConfig:
             decay_steps=decay_steps,
             first_step=0,
         ),
-        parallel=ParallelConfig(shard_update=batch >= 8192),
+        parallel=ParallelConfig(shard_update=batch >= 8192, reduce_dtype="float32"),
         checkpoint=CheckpointConfig(every_steps=4 * NUM_EXAMPLES // batch),
         eval_global_batch_size=min(batch, 8192),
         eval_every_epochs=4.0,

@@ -26,6 +26,7 @@ from lbopt.config import (
     DataConfig,
     ModelConfig,
     OptimizerConfig,
+    ParallelConfig,
     ScheduleConfig,
     TrainConfig,
 )
@@ -87,6 +88,7 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
             decay_from="start",
             first_step=0,
         ),
+        parallel=ParallelConfig(reduce_dtype="float32"),
         checkpoint=CheckpointConfig(every_steps=500, best_metric="eval/f1"),
         eval_global_batch_size=256,
         eval_every_epochs=0.5,

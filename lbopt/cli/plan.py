@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 from collections.abc import Sequence
 
@@ -29,8 +28,8 @@ class Alternative:
     """One column of a comparison."""
 
     label: str
-    topology: str
-    overrides: tuple[str, ...]
+    topology: topologies.Topology
+    config: TrainConfig
 
 
 def run(argv: Sequence[str]) -> None:
@@ -47,23 +46,25 @@ def run(argv: Sequence[str]) -> None:
     config.validate()
     name = given.get("topology") or config.about.topology
     if not name:
-        raise UserError(f"--topology is missing: {flag} was published on no TPU; give --topology=v3:16x32 for instance")
+        raise UserError(
+            f"--topology is missing, and {flag} names none of its own: give --topology=v3:16x32 for instance"
+        )
     topologies.prepare_environment()
-    others = [Alternative(name, name, ()), *_alternatives(given["compare"], name)] if "compare" in given else []
-    plan = _plan(flag, config, name, options["evaluation"])
+    columns = [Alternative(name, topologies.open_topology(name), config)]
+    if "compare" in given:
+        columns += _alternatives(flag, overrides, given["compare"], name)
+    plan = make_plan(config, flag, columns[0].topology, options["evaluation"])
     print("\n".join(table.lines(plan)))
     if options["breakdown"]:
         print("\n".join(table.breakdown(plan)))
     _advise(plan)
-    if others:
-        _compare(flag, overrides, plan, others, options["evaluation"])
+    if columns[1:]:
+        others = [make_plan(other.config, flag, other.topology, options["evaluation"]) for other in columns[1:]]
+        print()
+        print("\n".join(table.comparison([plan, *others], [column.label for column in columns])))
     if output is not None:
         output.write_text(json.dumps(document.document(plan), indent=1) + "\n")
         print(f"\nwritten to {output}")
-
-
-def _plan(flag: str, config: TrainConfig, name: str, with_evaluation: bool) -> Plan:
-    return make_plan(config, flag, topologies.open_topology(name), with_evaluation)
 
 
 def _advise(plan: Plan) -> None:
@@ -82,19 +83,7 @@ def _advise(plan: Plan) -> None:
             )
 
 
-def _compare(
-    flag: str, overrides: Sequence[str], plan: Plan, others: Sequence[Alternative], with_evaluation: bool
-) -> None:
-    plans = [plan]
-    for other in others[1:]:
-        config = arguments.load_config(flag, [*overrides, *other.overrides], TrainConfig)
-        config.validate()
-        plans.append(_plan(flag, config, other.topology, with_evaluation))
-    print()
-    print("\n".join(table.comparison(plans, [other.label for other in others])))
-
-
-def _alternatives(text: str, name: str) -> list[Alternative]:
+def _alternatives(flag: str, overrides: Sequence[str], text: str, name: str) -> list[Alternative]:
     """Read "v3:32x32, model.remat=layer": columns with commas between; a word is a topology or FIELD=VALUE."""
     found = []
     for column in text.split(","):
@@ -104,8 +93,11 @@ def _alternatives(text: str, name: str) -> list[Alternative]:
             raise UserError(
                 f"--compare = {text!r}: {column.strip()!r} is no column; give a topology, FIELD=VALUE ..., or both"
             )
-        changes = tuple(f"--config.{word}" for word in words if "=" in word)
-        found.append(Alternative(" ".join(words), places[0] if places else name, changes))
+        changes = [f"--config.{word}" for word in words if "=" in word]
+        config = arguments.load_config(flag, [*overrides, *changes], TrainConfig)
+        config.validate()
+        place = topologies.open_topology(places[0] if places else name)
+        found.append(Alternative(" ".join(words), place, config))
     return found
 
 
@@ -120,9 +112,12 @@ def _writable(output: str | None) -> pathlib.Path | None:
     if output is None:
         return None
     path = pathlib.Path(output).expanduser()
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise UserError(
-            f"--output = {output!r}: no file can be written there; give one in a folder that exists and is yours"
-        )
+    there = path.exists()
+    try:
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        fix = "give a file in a folder that exists and is yours"
+        raise UserError(f"--output = {output!r}: it cannot be written ({error.strerror}); {fix}") from error
     return path

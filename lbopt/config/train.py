@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
+import re
 
 from lbopt.config import checks
 from lbopt.config.checks import LARGEST, at_least
@@ -14,6 +15,7 @@ from lbopt.config.phase import PhaseConfig, as_of_phase2, validate_phase
 from lbopt.config.schedule import ScheduleConfig, validate_schedule
 from lbopt.errors import UserError, require, require_choice
 
+_DURATION = re.compile(r"(\d[\d.]*)(?:-(\d[\d.]*))?(?:, \w+ [\d.-]+)? (s|min|h)\b")
 STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
 
@@ -27,7 +29,6 @@ class About:
       hardware: on which it was reached.
       time: in which.
       topology: what `lbopt plan` takes for that hardware, "v3:32x32"; "" if it was no TPU, or none is named.
-      published_seconds: that time, as a number; None if there is none.
       note: what of the row is recalled or our own choice.
       status: "measured here", "planned by the TPU compiler" or "not yet run".
     """
@@ -37,9 +38,22 @@ class About:
     hardware: str = "-"
     time: str = "-"
     topology: str = ""
-    published_seconds: float | None = None
     note: str = ""
     status: str = "not yet run"
+
+    @property
+    def published_seconds(self) -> float | None:
+        """The first number of `time` that has a unit, in seconds, of a range its middle; None if there is none.
+
+        >>> About(time="26.9-28.7 s").published_seconds, About(time="82.8 h").published_seconds, About().published_seconds
+        (27.8, 298080.0, None)
+        """
+        found = _DURATION.search(self.time)
+        if found is None:
+            return None
+        numbers = [float(number) for number in found.group(1, 2) if number]
+        unit = {"s": 1, "min": 60, "h": 3600}[found[3]]
+        return round(sum(numbers) / len(numbers) * unit, 3)
 
 
 @dataclasses.dataclass

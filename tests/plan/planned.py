@@ -14,7 +14,7 @@ def bert(**parallel) -> TrainConfig:
     """Return two narrow layers in a loop, in bf16."""
     return TrainConfig(
         name="bert",
-        about=About(paper="a paper", hardware="2 x 2 chips", time="1 min", topology="v3:2x2", published_seconds=60.0),
+        about=About(paper="a paper", hardware="2 x 2 chips", time="1 min", topology="v3:2x2"),
         global_batch_size=64,
         num_steps=100,
         data=DataConfig("text_mlm", builder="nowhere", sequence_length=32, max_predictions=4, vocab_size=512),

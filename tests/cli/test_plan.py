@@ -1,0 +1,119 @@
+"""`lbopt plan`: the table, the file, comparisons and suggestions; and what is wrong is one line before anything is compiled."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+PLANNED = pathlib.Path(__file__).parents[1] / "plan" / "planned.py"
+CONFIG = f"--config={PLANNED}:cnn"
+
+
+def test_a_plan_is_printed_and_written(lbopt, tmp_path):
+    file = tmp_path / "plan.json"
+    code, out, err = lbopt(
+        "plan",
+        CONFIG,
+        "--topology=v3:1x1",
+        f"--output={file}",
+        "--breakdown",
+        "--compare=v5e:1x1, v3:1x1 parallel.num_devices=1",
+    )
+    assert (code, err) == (0, "")
+    for said in (
+        "fits: needs",
+        "of 15.48 a device",
+        "all-reduce",
+        "gradients",
+        "ten costliest",
+        "examples/s a host",
+        "assumptions",
+    ):
+        assert said in out
+    assert f"{PLANNED}:cnn on v3:1x1: 2 x TPU v3, 1 hosts" in out
+    columns = [line for line in out.splitlines() if line.startswith(("v3:1x1", "v5e:1x1"))]
+    assert [line.split("  ")[0] for line in columns] == ["v3:1x1", "v5e:1x1", "v3:1x1 parallel.num_devices=1"]
+    written = json.loads(file.read_text())
+    assert written["fits"]
+    assert (written["topology"], written["num_devices"], written["steps"]) == ("v3:1x1", 2, 782)
+    evaluation = written["phases"][0]["evaluation"]
+    assert (evaluation["batches"], evaluation["times"]) == (10, 17)
+    seconds = 782 * (written["compute_seconds_per_step"] + written["collective_seconds_per_step"])
+    assert written["projected_seconds"] == pytest.approx(seconds + 170 * evaluation["seconds_per_batch"], rel=0.01)
+
+
+def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
+    code, out, _ = lbopt(
+        "plan",
+        CONFIG,
+        "--topology=v3:1x1",
+        "--config.global_batch_size=49152",
+        "--config.model.widths=(32,64)",
+        "--config.model.dtype=float32",
+    )
+    assert code == 0
+    assert "DOES NOT FIT: needs 16." in out
+    assert "accumulation x2" in out
+    assert "--config.parallel.num_microsteps=2" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--topology=v3:3x5"], "--topology = 'v3:3x5': the compiler knows no such slice"),
+        (["--topology=v3:2x2x2x2"], "v3:{1x1,2x2,4x4,4x8,8x8,8x16,16x16,16x32,32x32,128x32}"),
+        (["--topology=gpu"], "--topology = 'gpu': use GENERATION:CHIPSxCHIPS[xCHIPS]"),
+        ([], "--topology is missing"),
+        (["--topology=v3:2x2", "--config.global_batch_size=60"], "global_batch_size = 60: 8 devices x 1 microsteps"),
+        (["--topology=v3:2x2", "--config.parallel.backend=pmap"], "config.parallel.backend = 'pmap': a plan compiles one program"),
+        (["--topology=v3:2x2", "--config.parallel.num_devices=9"], "config.parallel.num_devices = 9: give 1 to 8"),
+        (["--topology=v3:2x2", "--output=/nowhere/plan.json"], "--output = '/nowhere/plan.json': it cannot be written"),
+        (["--topology=v3:2x2", "--output=/"], "--output = '/': it cannot be written (Is a directory)"),
+        (["--topology=v3:2x2", "--breakdown=some"], "--breakdown = 'some': give true or false"),
+        (["--topology=v3:2x2", "--compare=v3:2x2 v3:4x4"], "'v3:2x2 v3:4x4' is no column"),
+        (["--topology=v3:2x2", "--compare=v3:4x4, model.rematt=layer"], "config.model has no field 'rematt'"),
+        (["--topology=v3:2x2", "--compare=v3:4x5"], "--topology = 'v3:4x5'"),
+        (["--topology=v3:4x4", "--config.model.batch_norm_scope=tiles:2x2"], "config.parallel.order='torus'"),
+        (["--topology=v3:2x2", "--config.parallel.reduce_scatter=True"], "set config.parallel.shard_update=True"),
+        (["--topology=v3:2x2", "--config.parallel.reduce_dtype=float16"], "config.parallel.reduce_dtype = 'float16'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line(lbopt, monkeypatch, flags, message):
+    from lbopt.plan import make
+
+    monkeypatch.setattr(make, "cost_of", lambda *_: pytest.fail("something was compiled"))
+    code, out, err = lbopt("plan", CONFIG, *flags)
+    assert code == 2, err
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert out == ""
+
+
+def test_a_study_has_no_plan(lbopt, configs):
+    code, _, err = lbopt("plan", f"--config={configs}/sweeps/digits_limit.py", "--topology=v3:2x2")
+    assert code == 2
+    assert "SweepConfig" in err
+
+
+def test_a_corpus_that_is_not_there_needs_steps(lbopt):
+    code, _, err = lbopt("plan", f"--config={PLANNED}:bert", "--config.num_steps=None")
+    assert code == 2
+    assert "config.num_steps = None: how many examples an epoch" in err
+
+
+def test_without_libtpu_the_extra_is_named(lbopt, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "libtpu" else find(name, *rest)
+    )
+    code, _, err = lbopt("plan", CONFIG, "--topology=v3:2x2")
+    assert code == 3
+    assert "pip install 'lbopt[plan]'" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_new_file_is_not_left_behind_by_what_is_wrong(lbopt, tmp_path):
+    file = tmp_path / "plan.json"
+    assert lbopt("plan", CONFIG, "--topology=v3:3x5", f"--output={file}")[0] == 2
+    assert not file.exists()
