@@ -154,7 +154,7 @@ def _imagenet(row: str, size: str, batch: int) -> TrainConfig:
             dtype="bfloat16",
         ),
         loss=LossConfig(label_smoothing=0.1, l2=1e-5),
-        parallel=ParallelConfig(shard_update=True, reduce_dtype="float32"),
+        parallel=ParallelConfig(reduce_dtype="float32"),
         checkpoint=CheckpointConfig(every_steps=4 * NUM_EXAMPLES // batch),
         eval_global_batch_size=min(batch, 8192),
         eval_every_epochs=4.0,

@@ -190,7 +190,7 @@ def _imagenet(row: str, batch: int, crop_sampling: str) -> TrainConfig:
             batch_norm_momentum=0.9,
             batch_norm_scope="examples:64",
         ),
-        parallel=ParallelConfig(shard_update=batch >= 8192, reduce_dtype="float32"),
+        parallel=ParallelConfig(reduce_dtype="float32"),
         checkpoint=CheckpointConfig(every_steps=2 * NUM_EXAMPLES // batch),
         eval_global_batch_size=min(batch, 8192),
         eval_every_epochs=2.0,

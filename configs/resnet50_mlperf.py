@@ -185,7 +185,7 @@ def _row(row: str) -> TrainConfig:
             decay_steps=decay_steps,
             first_step=0,
         ),
-        parallel=ParallelConfig(shard_update=batch >= 8192, reduce_dtype="float32"),
+        parallel=ParallelConfig(reduce_dtype="float32"),
         checkpoint=CheckpointConfig(every_steps=4 * NUM_EXAMPLES // batch),
         eval_global_batch_size=min(batch, 8192),
         eval_every_epochs=4.0,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
+import subprocess
+import sys
 from collections.abc import Sequence
 
 from lbopt.cli import arguments
 from lbopt.config import TrainConfig
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.plan import document, suggest, table, topology as topologies
 from lbopt.plan.make import Plan, make_plan
 
@@ -21,6 +24,11 @@ FLAGS = {
     "breakdown": "true: name the ten costliest operations",
     "evaluation": "false: leave the evaluation out",
 }
+
+
+SURE = 2048
+"""Devices for which the compiler has not been seen to crash."""
+_CHILD = "LBOPT_PLAN_CHILD"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +61,9 @@ def run(argv: Sequence[str]) -> None:
     columns = [Alternative(name, topologies.open_topology(name), config)]
     if "compare" in given:
         columns += _alternatives(flag, overrides, given["compare"], name)
+    if max(len(column.topology.devices) for column in columns) > SURE and _CHILD not in os.environ:
+        _in_a_child(argv)
+        return
     plan = make_plan(config, flag, columns[0].topology, options["evaluation"])
     print("\n".join(table.lines(plan)))
     if options["breakdown"]:
@@ -65,6 +76,18 @@ def run(argv: Sequence[str]) -> None:
     if output is not None:
         output.write_text(json.dumps(document.document(plan), indent=1) + "\n")
         print(f"\nwritten to {output}")
+
+
+def _in_a_child(argv: Sequence[str]) -> None:
+    """Run the command in another process, which the compiler may take down with it."""
+    done = subprocess.run([sys.executable, "-m", "lbopt", "plan", *argv], env={**os.environ, _CHILD: "1"}, check=False)
+    if done.returncode < 0:
+        raise EnvironmentProblem(
+            f"the TPU compiler itself crashed (signal {-done.returncode}): it is made for up to {SURE} devices; give a smaller "
+            "--topology, or another setting of config.parallel"
+        )
+    if done.returncode:
+        raise SystemExit(done.returncode)
 
 
 def _advise(plan: Plan) -> None:

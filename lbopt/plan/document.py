@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from lbopt.config.train import TrainConfig
 from lbopt.plan import interconnect, limits as bounds
 from lbopt.plan.collectives import Collective
 from lbopt.plan.hardware import HOP_SECONDS
@@ -51,7 +52,15 @@ def document(plan: Plan) -> dict[str, Any]:
         "compile_seconds": _rounded(sum(step.compile_seconds for step in plan.compiled), 1),
         "phases": [_phase(plan, phase) for phase in plan.phases],
         "assumptions": assumptions(plan),
+        "config": settings(plan.config),
     }
+
+
+def settings(config: TrainConfig) -> dict[str, Any]:
+    """Return what was planned, field by field; a plan of other settings is another plan."""
+    found = dataclasses.asdict(config)
+    del found["about"]
+    return found
 
 
 def published_source(plan: Plan) -> str | None:
@@ -82,6 +91,7 @@ def _phase(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
         "hbm_bytes_moved_per_step": step.hbm_bytes_moved,
         "compute_seconds_per_step": _rounded(step.seconds),
         "roofline_seconds_per_step": _rounded(step.roofline_seconds),
+        "update_seconds_per_step": _rounded(step.update_seconds),
         "collective_seconds_per_step": _rounded(step.collective_seconds),
         "model_flops_utilization": _rounded(phase.model_flops / step.step_seconds / plan.topology.chip.device_flops),
         "projected_seconds": _rounded(phase.seconds),

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from lbopt import replicas
 from lbopt.errors import UserError
 from lbopt.plan import collectives as exchanges, costs, interconnect
 from lbopt.plan.collectives import Collective
@@ -18,7 +19,7 @@ from lbopt.plan.topology import Refusal, Topology
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One of the costliest instructions of a step.
+    """An instruction of a step for which the compiler has an estimate.
 
     Attributes:
       seconds: by the compiler's cycles, over all its executions.
@@ -49,7 +50,7 @@ class StepCost:
         positive number.
       collectives: what is exchanged.
       collective_seconds: by the model of `lbopt.plan.interconnect`.
-      operations: the ten costliest.
+      operations: the costliest first.
       compile_seconds: tracing, lowering and compiling.
       unknown_loops: loops that were counted once, since nobody knows how often they run.
     """
@@ -74,8 +75,11 @@ class StepCost:
         """Computation, then communication: nothing overlaps."""
         return self.seconds + self.collective_seconds
 
-
-NUM_OPERATIONS = 10
+    @property
+    def update_seconds(self) -> float:
+        """Of the optimizer's part of computation."""
+        scopes = {replicas.UPDATE, replicas.PARAMETERS}
+        return sum(operation.seconds for operation in self.operations if scopes & set(operation.path.split("/")))
 
 
 def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
@@ -127,15 +131,15 @@ def read_cost(compiled: Any, topology: Topology, devices: Sequence[Any], compile
         roofline_seconds=least if least > 0 else None,
         collectives=tuple(found),
         collective_seconds=interconnect.seconds(topology, devices, found),
-        operations=_costliest(program, hertz),
+        operations=_operations(program, hertz),
         unknown_loops=len(program.unknown_loops),
     )
 
 
-def _costliest(program: Program, hertz: float) -> tuple[Operation, ...]:
+def _operations(program: Program, hertz: float) -> tuple[Operation, ...]:
     found = [
         Operation(run.times * run.instruction.cycles / hertz, run.instruction.op, run.instruction.path)
         for run in program.executed
         if not run.fused and run.instruction.cycles
     ]
-    return tuple(sorted(found, key=lambda operation: -operation.seconds)[:NUM_OPERATIONS])
+    return tuple(sorted(found, key=lambda operation: -operation.seconds))

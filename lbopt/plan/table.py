@@ -11,6 +11,8 @@ from lbopt.plan.suggest import Suggestion
 
 GIB = 2**30
 _WIDTH = 118
+NUM_OPERATIONS = 10
+"""That a breakdown names."""
 
 
 def lines(plan: Plan) -> Iterator[str]:
@@ -42,7 +44,8 @@ def _phase(plan: Plan, phase: PhasePlan) -> Iterator[str]:
     least = f", roofline {_ms(step.roofline_seconds)}" if step.roofline_seconds else ""
     yield _row(
         "step",
-        f"{_ms(step.step_seconds)} = compute {_ms(step.seconds)} (cycles{least}) + communication {_ms(step.collective_seconds)}",
+        f"{_ms(step.step_seconds)} = compute {_ms(step.seconds)} (cycles{least}; optimizer {_ms(step.update_seconds)}) "
+        f"+ communication {_ms(step.collective_seconds)}",
     )
     used = phase.model_flops / step.step_seconds / plan.topology.chip.device_flops
     yield _row(
@@ -126,7 +129,7 @@ def breakdown(plan: Plan) -> Iterator[str]:
         if not phase.step.fits:
             continue
         yield f"\nten costliest operations of a step{f' of phase {number}' if len(plan.phases) > 1 else ''}"
-        for operation in phase.step.operations:
+        for operation in phase.step.operations[:NUM_OPERATIONS]:
             share = 100 * operation.seconds / phase.step.seconds
             yield f"  {_ms(operation.seconds):>10}  {share:5.1f} %  {operation.op:<12}  {operation.path or '(made by the compiler)'}"
 

@@ -11,12 +11,16 @@ plain, and BERT's GELU is the one by tanh, as in google-research/bert.
 """
 
 import collections
+import re
 import sys
 
 import cases
 import pairs
-import tpu_compiler
-from tpu_compiler import V3_PEAK_FLOPS, StepCost
+
+from lbopt import make_mesh
+from lbopt.plan.hardware import CHIPS
+from lbopt.plan.step import StepCost, cost_of
+from lbopt.plan.topology import open_topology
 
 GIB = 2**30
 TOP = 12
@@ -37,7 +41,9 @@ def run() -> list[dict]:
 
 def _compile(case: cases.Case, build) -> StepCost:
     print(f"compiling {case.name} for {case.topology} ...", file=sys.stderr)
-    return tpu_compiler.cost_of_step(*build(tpu_compiler.pod(case.topology)))
+    place = open_topology(case.topology)
+    step, *shapes = build(make_mesh(devices=place.devices))
+    return cost_of(lambda: step.lower(*shapes), place, place.devices)
 
 
 def _rows(case: cases.Case, ours: StepCost, plain: StepCost | None) -> list[dict]:
@@ -57,11 +63,13 @@ def _rows(case: cases.Case, ours: StepCost, plain: StepCost | None) -> list[dict
             "%",
             ours,
             plain,
-            lambda cost: 100 * case.flops / cost.seconds / V3_PEAK_FLOPS,
+            lambda cost: 100 * case.flops / cost.seconds / CHIPS["v3"].device_flops,
             case.least_utilisation,
         ),
-        _row(f"{name}: all-reduces", "number", ours, plain, lambda cost: cost.all_reduces),
-        _row(f"{name}: all-reduced", "GB", ours, plain, lambda cost: cost.all_reduce_bytes / 1e9),
+        _row(f"{name}: all-reduces", "number", ours, plain, lambda cost: sum(one.count for one in cost.collectives)),
+        _row(
+            f"{name}: all-reduced", "GB", ours, plain, lambda cost: sum(one.num_bytes for one in cost.collectives) / 1e9
+        ),
         *held,
     ]
 
@@ -76,12 +84,25 @@ def _row(name, unit, ours, plain, value, limit=None, ratio_limit=None) -> dict:
 
 def _print_parts(title: str, cost: StepCost) -> None:
     print(f"\n{title}: {1e3 * cost.seconds:.1f} ms, of which")
+    parts: dict[tuple[str, str], float] = collections.defaultdict(float)
     rooms: dict[str, float] = collections.defaultdict(float)
-    for (_, part), seconds in cost.seconds_by_part.items():
-        rooms[part.split("/")[0]] += seconds
+    for operation in cost.operations:
+        direction, part = _part(operation.path)
+        parts[direction, part] += operation.seconds
+        rooms[part.split("/")[0]] += operation.seconds
     for room, seconds in sorted(rooms.items(), key=lambda item: -item[1])[:TOP]:
         print(f"  {1e3 * seconds:8.2f} ms  {100 * seconds / cost.seconds:5.1f} %  {room}")
     print("by operation:")
-    ranked = sorted(cost.seconds_by_part.items(), key=lambda item: -item[1])
+    ranked = sorted(parts.items(), key=lambda item: -item[1])
     for (direction, part), seconds in ranked[:TOP]:
         print(f"  {1e3 * seconds:8.2f} ms  {100 * seconds / cost.seconds:5.1f} %  {direction:<9}{part}")
+
+
+def _part(name: str) -> tuple[str, str]:
+    """Turn an operation's path into (forward, backward or other; module with numbers left out, operation)."""
+    inside = re.search(r"(transpose\()?jvp\((\w*)\)+/(.*)", name)
+    if not inside:
+        return "other", "copy of the input" if name.startswith("arguments") else "optimizer"
+    path = re.sub(r"jit\(\w+\)/|\w+\._\w+/", "", inside[3])
+    path = re.sub(r"(block|layer|_Layer_|Conv_|BatchNorm_|Dense_|LayerNorm_)\d+", r"\1", path)
+    return "backward" if inside[1] else "forward", path.replace("conv_general_dilated", "convolution")

@@ -1,0 +1,84 @@
+"""A recipe's step from 8 to 2048 cores of TPU v3 at a fixed number of examples a core, by the TPU compiler.
+
+ResNet-50 with LARS, 16 examples a core, batch statistics over 64, gradients summed in fp32, with a whole and with a sharded
+update. Compute is the sum of the compiler's cycles; what is exchanged and how long that takes by the stated model is
+beside it. The "peer" of a row is the same step on 8 cores.
+"""
+
+import dataclasses
+import functools
+import sys
+
+import pairs
+
+from lbopt.cli import arguments
+from lbopt.plan.make import make_plan
+from lbopt.plan.step import StepCost
+from lbopt.plan.topology import open_topology
+
+RECIPE, PER_CORE = "configs/resnet50_lars.py:32768", 16
+SLICES = ("v3:2x2", "v3:4x4", "v3:8x8", "v3:16x16", "v3:32x32")
+FLAT, COMPILE = 1.05, 1.5
+"""Limits: of compute and bytes a core against 8 cores, and of compile time."""
+
+
+def run() -> list[dict]:
+    """Compile the step for every slice, whole and sharded, and return the rows."""
+    rows = []
+    for sharded in (False, True):
+        first = _cost(SLICES[0], sharded)
+        for name in SLICES:
+            rows += _rows(name, sharded, _cost(name, sharded), first)
+    rows += [_scattered(name) for name in SLICES[1:]]
+    return rows
+
+
+@functools.cache
+def _cost(name: str, sharded: bool, scattered: bool = False) -> StepCost:
+    place = open_topology(name)
+    config = arguments.call_get_config(RECIPE)
+    config.global_batch_size = PER_CORE * len(place.devices)
+    config.parallel = dataclasses.replace(
+        config.parallel, shard_update=sharded, reduce_scatter=scattered, reduce_dtype="float32"
+    )
+    config.schedule.warmup_rule, config.schedule.base_warmup_epochs = "epochs", 1.0
+    print(f"compiling for {name}, {'sharded' if sharded else 'whole'} update ...", file=sys.stderr)
+    return make_plan(config, RECIPE, place, with_evaluation=False).phases[0].step
+
+
+def _rows(name: str, sharded: bool, cost: StepCost, first: StepCost) -> list[dict]:
+    cores = len(open_topology(name).devices)
+    title = f"{cores} cores, {'sharded' if sharded else 'whole'} update"
+
+    def row(what, unit, value, limit=None):
+        ours, theirs = value(cost), value(first)
+        return pairs.row(f"{title}: {what}", unit, ours, theirs, "8 cores", ours / theirs if theirs else None, limit)
+
+    return [
+        row("compute", "ms", lambda cost: 1e3 * (cost.seconds - cost.update_seconds), FLAT),
+        row("optimizer", "ms", lambda cost: 1e3 * cost.update_seconds, None if not sharded else 8 / cores),
+        row("optimizer's state and batch", "MB/core", lambda cost: cost.argument_bytes / 1e6),
+        row("gradients exchanged", "MB/core", lambda cost: _exchanged(cost, "gradients"), FLAT),
+        row("parameters exchanged", "MB/core", lambda cost: _exchanged(cost, "parameters"), FLAT),
+        row("communication by the model", "ms", lambda cost: 1e3 * cost.collective_seconds),
+        row("compile", "s", lambda cost: cost.compile_seconds, COMPILE),
+    ]
+
+
+def _scattered(name: str) -> dict:
+    """Sums scattered along the axes of the torus, beside sums of everything that are sliced."""
+    ours, theirs = _cost(name, True, True), _cost(name, True)
+    cores = len(open_topology(name).devices)
+    times = [1e3 * cost.step_seconds for cost in (ours, theirs)]
+    return pairs.row(
+        f"{cores} cores: sums scattered along the torus",
+        "ms/step",
+        *times,
+        "sums, then slices",
+        times[0] / times[1],
+        None,
+    )
+
+
+def _exchanged(cost: StepCost, source: str) -> float:
+    return sum(one.num_bytes for one in cost.collectives if one.source == source) / 1e6

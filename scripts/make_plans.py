@@ -1,0 +1,95 @@
+"""Make the plans in configs/plans/: of every recipe that names the pod it was published on; see scripts/plans."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+FOLDER = pathlib.Path("configs/plans")
+HEADER = (
+    "recipe", "pod", "GiB of", "compute + communication, ms", "of peak", "steps", "projected", "published",
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Plan what is asked for, or print the table."""
+    if argv == ["--table"]:
+        print("\n".join(table()))
+        return 0
+    failed = []
+    for flag in recipes():
+        if not argv or any(text in flag for text in argv):
+            print(f"{flag} ...", flush=True)
+            if not plan(flag):
+                failed.append(flag)
+    print(f"not planned: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+def recipes() -> list[str]:
+    """Return FILE:ROW of every recipe that names a pod."""
+    from lbopt.cli import arguments
+    from lbopt.config import TrainConfig
+
+    found = []
+    for file in sorted(pathlib.Path("configs").glob("*.py")):
+        for row in arguments.config_rows(str(file)):
+            config = arguments.call_get_config(f"{file}:{row}")
+            if isinstance(config, TrainConfig) and config.about.topology:
+                found.append(f"{file}:{row}")
+    return found
+
+
+def plan(flag: str) -> bool:
+    """Plan one recipe in a process of its own."""
+    file, row = flag.split(":")
+    output = FOLDER / f"{pathlib.Path(file).stem}-{row}.json"
+    FOLDER.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "lbopt", "plan", f"--config={flag}", f"--output={output}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    said = [line for line in done.stdout.splitlines() if line.startswith(("memory", "step", "training", "published"))]
+    print("\n".join(f"    {line}" for line in said), flush=True)
+    return done.returncode == 0
+
+
+def table() -> list[str]:
+    """Return the table of all plans in Markdown."""
+    order = {flag: number for number, flag in enumerate(recipes())}
+    plans = [json.loads(file.read_text()) for file in FOLDER.glob("*.json")]
+    plans = sorted((found for found in plans if found["recipe"] in order), key=lambda found: order[found["recipe"]])
+    rows = [HEADER, ("---",) * len(HEADER), *map(_row, plans)]
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _row(found: dict) -> tuple[str, ...]:
+    parts = [
+        f"{1e3 * phase['compute_seconds_per_step']:.1f} + {1e3 * phase['collective_seconds_per_step']:.1f}"
+        for phase in found["phases"]
+    ]
+    held = f"{found['hbm_bytes_per_device'] / 2**30:.1f} of {found['hbm_limit_bytes'] / 2**30:.1f}"
+    published = found["published_seconds"]
+    recalled = " [recalled]" if "recalled" in (found["published_source"] or "").split(":")[-1] else ""
+    return (
+        f"`{found['recipe'].removeprefix('configs/')}`",
+        f"{found['topology']}, {found['num_devices']:,}",
+        held,
+        "; ".join(parts),
+        f"{100 * found['model_flops_utilization']:.1f} %",
+        f"{found['steps']:,}",
+        _time(found["projected_seconds"]),
+        "-" if published is None else _time(published) + recalled,
+    )
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
