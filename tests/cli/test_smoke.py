@@ -26,7 +26,7 @@ SHORT = [
 ]
 """For rows of as many epochs as a CPU has time for."""
 FAMILIES = {
-    "resnet50_lamb": [*TWO, *IMAGES],
+    "resnet50_lamb": [*TWO, *IMAGES, "--config.parallel.shard_update=True"],
     "resnet50_lars": [*ONE, *IMAGES],
     "resnet50_mlperf": [*ONE, *IMAGES],
     "efficientnet": [*ONE, *IMAGES],

@@ -10,6 +10,7 @@ import lbopt
 from lbopt.errors import UserError
 from lbopt.models import cnn
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 MAX_NORM = 1.5
 MICROSTEPS, REPLICAS = 2, 4
 

@@ -17,6 +17,8 @@ import lbopt
 from lbopt.models import bert, efficientnet, seam
 from lbopt.models.randomness import Dropout, StochasticDepth
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 class Dropped(nn.Module):
     """Dropout on the pixels, then one dense layer."""

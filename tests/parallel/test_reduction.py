@@ -27,10 +27,8 @@ def sharded_run():
     "options",
     [
         {"reduce_dtype": jnp.float32},
-        {"reduce_dtype": jnp.float32, "num_microsteps": 2},
-        {"reduce_dtype": jnp.float32, "shard_update": True},
+        {"reduce_dtype": jnp.float32, "num_microsteps": 2, "shard_update": True},
         {"reduce_scatter": True, "shard_update": True},
-        {"reduce_dtype": jnp.float32, "reduce_scatter": True, "shard_update": True, "num_microsteps": 2},
         {"reduce_scatter": True, "shard_update": True, "max_grad_norm": 0.5, "clip_stage": "replica"},
         {"reduce_dtype": jnp.float32, "max_grad_norm": 0.5, "clip_stage": "mean", "num_microsteps": 2},
         {"reduce_dtype": jnp.float32, "backend": "pmap"},

@@ -23,6 +23,7 @@ from lbopt.errors import UserError
 from lbopt.parallel import mesh as meshes, shards
 from lbopt.train.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 TOLERANCE = 1e-6
 PROGRAM = Path(__file__).with_name("sharded_run.py")
 OPTIMIZERS = ["lamb", "lars", "adamw", "momentum"]

@@ -5,7 +5,7 @@ import numpy as np
 import planned
 import pytest
 
-from lbopt.plan import document, suggest, topology
+from lbopt.plan import document, topology
 from lbopt.plan.make import make_plan
 from lbopt.recipes import build, known
 
@@ -79,8 +79,9 @@ def test_gradients_are_exchanged_once_each(plan, place):
     assert total(plan, "gradients", dtype="bf16") > 0
 
 
-@pytest.mark.parametrize(("dtype", "name"), [("float32", "f32"), ("bfloat16", "bf16")])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "name", "sharded"), [("float32", "f32", False), ("bfloat16", "bf16", False), ("bfloat16", "bf16", True)]
+)
 def test_the_precision_of_the_reduction_is_the_one_asked_for(place, dtype, name, sharded):
     config = planned.bert(reduce_dtype=dtype, shard_update=sharded)
     found = make_plan(config, "bert", place, with_evaluation=False)
@@ -139,22 +140,17 @@ def test_a_local_batch_norm_talks_with_nobody(place):
     assert all(one.num_bytes < 1024 for one in found if one.source == "batch norm")
 
 
-def test_what_does_not_fit_is_refused_and_mended():
+def test_what_does_not_fit_is_refused():
     place = topology.open_topology("v3:1x1")
     config = planned.cnn(global_batch_size=49152)
     config.model.widths, config.model.dtype = (32, 64), "float32"
-    found = make_plan(config, "cnn", place)
+    found = make_plan(config, "cnn", place, with_evaluation=False)
     assert not found.fits
     step = found.phases[0].step
     assert step.hbm_bytes > found.hbm_limit_bytes
     written = document.document(found)
     assert written["fits"] is False
     assert written["projected_seconds"] is None
-    suggestions = suggest.suggest(config, place, 0)
-    assert suggestions
-    for one in suggestions:
-        assert one.step.hbm_bytes < found.hbm_limit_bytes
-    assert suggestions[0].flags == ("--config.parallel.num_microsteps=2",)
 
 
 def test_a_plan_as_data(plan):

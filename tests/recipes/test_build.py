@@ -17,6 +17,7 @@ from lbopt.recipes import build, schedule as schedules, sources
 from lbopt.recipes.problem import make_problem
 from lbopt.sweep import trials
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 NUM_EXAMPLES = 1024
 
