@@ -54,7 +54,10 @@ def collectives(program: Program, num_devices: int) -> list[Collective]:
         group = first_group(run.instruction.attributes, num_devices)
         seen = set()
         for array, path in _parts(program, run, op):
-            key = (op, array.dtype, len(group), source_of(path), group)
+            source = source_of(path)
+            if source == "update" and op == "all-gather":  # a part that was updated becomes whole
+                source = "parameters"
+            key = (op, array.dtype, len(group), source, group)
             sums[key][0] += run.times * array.num_bytes
             sums[key][1] += 0 if key in seen else run.times
             seen.add(key)
@@ -101,7 +104,9 @@ def _parts(program: Program, run: Executed, op: str) -> list[tuple[Array, str]]:
     arrays = instruction.arrays
     if instruction.op.endswith("-start") and op != "all-reduce":
         arrays = arrays[len(arrays) // 2 :]  # operands, then results
-    paths = dict.fromkeys(range(len(arrays)), instruction.path)
+    here = program.computations[run.computation]
+    taken = [here[name].path if name in here else "" for name in instruction.operands]
+    paths = {number: instruction.path or "".join(taken[number : number + 1]) for number in range(len(arrays))}
     for user in program.users(run.computation).get(instruction.name, []):
         index = re.search(r"index=(\d+)", user.attributes) if user.op == "get-tuple-element" else None
         if index is not None and user.path:

@@ -1,0 +1,83 @@
+"""The committed plans are of the recipes as they are, and the README shows them."""
+
+import json
+import pathlib
+import runpy
+
+import pytest
+
+from lbopt.cli.arguments import call_get_config
+from lbopt.plan.document import settings
+
+ROOT = pathlib.Path(__file__).parents[2]
+PLANS = {json.loads(file.read_text())["recipe"]: file for file in sorted((ROOT / "configs" / "plans").glob("*.json"))}
+MAKE = runpy.run_path(str(ROOT / "scripts" / "make_plans.py"))
+
+
+def planned(name):
+    return json.loads(PLANS[f"configs/{name}"].read_text())
+
+
+def test_every_recipe_that_names_a_pod_has_a_plan(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert set(MAKE["recipes"]()) == set(PLANS)
+
+
+@pytest.mark.parametrize("recipe", PLANS)
+def test_a_plan_is_of_the_recipe_as_it_is(recipe):
+    found, config = json.loads(PLANS[recipe].read_text()), call_get_config(str(ROOT / recipe))
+    assert found["topology"] == config.about.topology
+    assert found["published_seconds"] == config.about.published_seconds
+    assert found["config"] == json.loads(json.dumps(settings(config))), "run scripts/plans"
+    assert config.about.status == "planned by the TPU compiler"
+
+
+def test_the_readme_has_their_table(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    said = (ROOT / "README.md").read_text()
+    missing = [line for line in MAKE["table"]() if line not in said]
+    assert not missing, "copy what scripts/plans --table prints"
+
+
+def test_operations_of_bert_large_are_those_of_its_equations():
+    """What the compiled program computes, read from its text, is the closed form to the last digit."""
+    found = planned("bert_large_lamb.py:mixed")
+    for phase, length, masked in zip(found["phases"], (128, 512), (20, 80), strict=True):
+        each = 24 * length * (12 * 1024**2 + 2 * length * 1024) + masked * (1024**2 + 30522 * 1024) + 1024**2
+        wanted = 3 * 2 * each * phase["global_batch_size"] / found["num_devices"]
+        assert phase["model_flops_per_step_per_device"] == pytest.approx(wanted, rel=0.001)
+        assert phase["matrix_flops_per_step_per_device"] == pytest.approx(wanted, rel=0.03)
+
+
+def test_operations_of_resnet_50_are_those_of_its_paper():
+    """4.089 G multiply-adds an image. The compiled program does more: columns folded, and moments of products."""
+    found = planned("resnet50_lars.py:official-32768")
+    wanted = 3 * 2 * 4.089e9 * 32768 / found["num_devices"]
+    assert found["model_flops_per_step_per_device"] == pytest.approx(wanted, rel=0.001)
+    assert wanted < found["flops_per_step_per_device"] < 1.3 * wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "size"),
+    [
+        ("resnet50_lars.py:official-32768", 25_557_032, 4),
+        ("bert_large_lamb.py:mixed", 336_226_108, 4),
+        ("bert_mlperf.py:8192", 336_226_108, 2),
+    ],
+)
+def test_gradients_are_all_reduced_in_the_precision_of_the_recipe(name, parameters, size):
+    found = planned(name)
+    dtype = {4: "f32", 2: "bf16"}[size]
+    phases = len(found["phases"])
+    gradients = [one for one in found["collectives"] if one["source"] == "gradients"]
+    assert {(one["op"], one["dtype"], one["group_size"]) for one in gradients} == {
+        ("all-reduce", dtype, found["num_devices"])
+    }
+    assert sum(one["bytes"] for one in gradients) == phases * parameters * size
+
+
+def test_published_steps_of_efficientnet_lie_between_the_roofline_and_the_cycles():
+    """77.44 and 451.35 images/ms at 32768 [recalled 80%] are steps of 423 and 73 ms."""
+    for name, seconds in (("efficientnet.py:b5-lars-32768", 0.423), ("efficientnet.py:b2-lars-32768", 0.0726)):
+        found = planned(name)
+        assert found["roofline_seconds_per_step"] < seconds < found["compute_seconds_per_step"]
