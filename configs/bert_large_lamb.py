@@ -28,7 +28,7 @@ warmups are not known: 6e-3 and 4e-3 after 2000 and 200 steps, NVIDIA's, are our
 
 Own choices: 80 predictions at 512 tokens and 20 at 128 (what `scripts/bench models` compiles), the moments kept between the phases, evaluation batch,
 intervals. Recalled: each replica's own gradient is clipped [recalled 97%], no bias correction (ALBERT's; Algorithm 2 has it).
-Status: no row has been run here. `scripts/bench models` compiles steps like those of both phases of the mixed rows, without clipping.
+Status: the rows with a time are planned (configs/plans/); no row has been run here.
 """
 
 import math
@@ -95,6 +95,7 @@ def _single(row: str) -> TrainConfig:
         hardware=f"{cores} TPUs",
         time=time,
         topology=f"v3:{TOPOLOGIES[cores]}",
+        status="planned by the TPU compiler",
         note="Learning rate, warmup, steps [recalled 90%]; decay, no bias correction [recalled 80%]; clip of each replica's gradient "
         f"[recalled 97%]; split over 128 and 512 tokens {split}. Own choice: predictions, evaluation batch, intervals.",
     )
@@ -123,6 +124,7 @@ def _mixed() -> TrainConfig:
         hardware="1024 TPU v3",
         time="76.19 min",
         topology="v3:32x32",
+        status="planned by the TPU compiler",
         note="Learning rates and warmups of both phases are OURS (NVIDIA's numbers as a starting point): the authors' are not known. Split of the "
         "8599 steps [recalled 95%]; batches of the phases, lengths, second ramp, decay, no bias correction [recalled 80%]; clip of each replica's "
         "gradient [recalled 97%]. Own choice: predictions, moments kept, evaluation batch, intervals.",

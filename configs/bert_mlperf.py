@@ -24,7 +24,7 @@ Own choices: 76 predictions, the corpus's name (wikipedia), evaluation batch, in
 (v1.0) are our own arithmetic from the steps at which runs stopped. Recalled: that the first update counts as step 0.
 Variants: mlperf_jax at 8192 (the TensorFlow code adapts no bias and no layer norm: `--config.optimizer.variant=mlperf_tf`), mlperf_tf elsewhere.
 Each replica's gradient is clipped, cast to bf16 and summed, as in the source, which does not divide: LAMB does not see the factor but for eps.
-Status: not yet run.
+Status: the rows on TPUs are planned (configs/plans/); no row has been run here.
 """
 
 from lbopt.config import (
@@ -119,6 +119,7 @@ def _row(row: str) -> TrainConfig:
             hardware=hardware,
             time=time,
             topology=TOPOLOGIES.get(hardware, ""),
+            status="planned by the TPU compiler" if hardware in TOPOLOGIES else "not yet run",
             note="Own choice: predictions, corpus, place of the checkpoint, evaluation batch, intervals"
             + ("" if row == "8192" else ", variant")
             + ". Recalled: first update is step 0. The mean of gradients is taken, of sums in bf16; the source keeps the sum.",

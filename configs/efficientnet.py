@@ -28,7 +28,7 @@ Recalled besides: 350 epochs [recalled 70%] (known for B5 at 65536 only), the sp
 at 4096, 8192 and 16384 [recalled 85%]), the form of the average's ramp [recalled 95%].
 Own choices: AutoAugment (the code's flag defaults to none), crops by height, bicubic, stairs that count from step 0, warmup of LARS from 0,
 evaluation batch, intervals.
-Status: no row has been run here. `scripts/bench models` compiles a step like that of b5 at 65536, with global batch norm and no dropout.
+Status: the rows with cores are planned (configs/plans/); no row has been run here.
 """
 
 from lbopt.config import (
@@ -173,6 +173,7 @@ def _about(row: str) -> About:
             hardware="1024 TPU v3 cores",
             time="64 min (1 h 4 min)",
             topology=TOPOLOGIES[1024],
+            status="planned by the TPU compiler",
             note=f"{own}. Learning rate .081 per 256 and 43 epochs of warmup [recalled 85%]; {epochs}. Decays twice, as the code.",
         )
     if row == SINGLE:
@@ -188,6 +189,7 @@ def _about(row: str) -> About:
         hardware=f"{cores} TPU v3 cores [recalled 85%]",
         time="18 min [recalled 75%]" if row == "b2-lars-32768" else "-",
         topology=TOPOLOGIES[cores],
+        status="planned by the TPU compiler",
         note=f"{own}. Batch, optimizer, learning rate, warmup, kind of decay [recalled 85%]; {epochs}.{decays}",
     )
 

@@ -22,7 +22,7 @@ batch (LEGW), so that warmup has 782 steps in every row. Default row: 32768.
 Own choices: examples that share batch statistics (64: what one of NUS's GPUs held at its default batch; 128 for You's run: 32768
 over 256 cores), batches of evaluation, how often to log, evaluate and save. Recalled: that You's code clips each replica's own
 gradient [recalled 97%], NUS's learning rate of 0 at the end and its betas (read in its code, besides the notes that the tests hold).
-Status: no row has been run here. `scripts/bench models` compiles a step like that at 32768, with lars and global batch norm.
+Status: you-32768 is planned, for a v3 slice (configs/plans/); no row has been run here.
 """
 
 from lbopt.config import (
@@ -94,6 +94,7 @@ def _you() -> TrainConfig:
         published_result="top-1 76.33667 %, top-5 93.01758 % (log.out)",
         hardware="256 cores",
         topology="v3:8x16",  # of which generation is not said
+        status="planned by the TPU compiler",
         note=f"Own choice: {_SETTING}. Clipping each replica's own gradient [recalled 97%]; label smoothing over all classes and the first "
         "update at rate 0 are recalled or read besides.",
     )

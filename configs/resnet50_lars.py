@@ -25,7 +25,7 @@ Own choices: examples that share batch statistics (64), batches of evaluation, i
 learning rate, warmup, power and end only: 90 epochs, momentum .9, decay 1e-4, label smoothing, the variant `tpu`, and a decay of
 total - warmup + 1 steps; of nvcaffe-1024, a decay from step 0 as in Caffe [recalled 80%], no label smoothing, crops.
 Recalled or read besides: the end of the NUS rows' decay at 0, their label smoothing over the other classes.
-Status: no row has been run here. `scripts/bench models` compiles a step like that at 32768, with global batch norm.
+Status: official-32768 is planned (configs/plans/); no row has been run here.
 """
 
 from lbopt.config import (
@@ -115,6 +115,7 @@ def _official(row: str) -> TrainConfig:
         hardware="1024 TPU v3 chips" if timed else "-",
         time="2.2 min" if timed else "-",
         topology="v3:32x32" if timed else "",
+        status="planned by the TPU compiler" if timed else "not yet run",
         note=(
             "Result and time are those of 1811.06992 at this batch; that it ran with these settings is not known. "
             if timed

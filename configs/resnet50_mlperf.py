@@ -29,7 +29,7 @@ warmup = floor(warmup epochs x N / batch) and length = decay + warmup - 1; that 
 So are their variants `tpu` (only TF2's is published), their label smoothing over all classes, and the longer of 8192's two decays.
 Gradients are summed in fp32 (`parallel.reduce_dtype`).
 Left out: Distributed Shampoo (v1.0), which is not offered.
-Status: no row has been run here. `scripts/bench models` compiles a step like that at 32768, with global batch norm.
+Status: the rows with a TPU system are planned (configs/plans/); no row has been run here.
 """
 
 import dataclasses
@@ -142,6 +142,7 @@ def _row(row: str) -> TrainConfig:
             hardware=entry.hardware,
             time=entry.time,
             topology=TOPOLOGIES.get(entry.hardware, ""),
+            status="planned by the TPU compiler" if entry.hardware in TOPOLOGIES else "not yet run",
             note=_note(row, entry),
         ),
         global_batch_size=batch,
