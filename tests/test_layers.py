@@ -27,6 +27,8 @@ STRANGERS = [
     ("recipes", "sweep"),
     ("transforms", "models"),
     ("report", "recipes"),
+    ("report", "plan"),
+    ("sweep", "plan"),
 ]
 
 # Only these rooms may import the library.
@@ -43,6 +45,7 @@ CONFINED = {
         "data/images/decode.py",
         "data/prepare/generated_images.py",
     },
+    "scipy": {"plan/bounds.py"},
     "sklearn": {"data/digits.py"},
     "tokenizers": {"data/text.py"},
     "matplotlib": {"report/page.py", "sweep/report.py"},

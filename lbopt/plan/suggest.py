@@ -85,15 +85,15 @@ def _kinds(config: TrainConfig, topology: Topology, phase: int) -> Iterator[list
 def _first_that_fits(config: TrainConfig, topology: Topology, phase: int, changes: list[Change]) -> Suggestion | None:
     for name, fields in changes:
         changed = with_fields(config, fields)
-        run = _of_phase(build.build(changed, topology.devices, known.source), phase)
-        step = cost_of(run.lower, topology, list(run.mesh.devices.flat))
+        step = _cost(build.build(changed, topology.devices, known.source), topology, phase)
         if step.fits:
             return Suggestion(name, tuple(f"--config.{field}={value}" for field, value in fields.items()), step)
     return None
 
 
-def _of_phase(run: Run, phase: int) -> Run:
-    return run.phases()[phase]
+def _cost(run: Run, topology: Topology, phase: int) -> StepCost:
+    here = run.phases()[phase]
+    return cost_of(here.lower, topology, list(here.mesh.devices.flat))
 
 
 def with_fields(config: TrainConfig, fields: dict[str, object]) -> TrainConfig:

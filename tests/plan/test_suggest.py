@@ -1,0 +1,101 @@
+"""Which changes are tried, in which order, and that only those which fit are named. What a change costs is made up here; the
+command's own test compiles one."""
+
+import dataclasses
+
+import planned
+import pytest
+
+from lbopt.config import PhaseConfig, ScheduleConfig
+from lbopt.plan import suggest, topology
+from lbopt.plan.step import StepCost
+
+
+@pytest.fixture(scope="module")
+def place():
+    return topology.open_topology("v3:1x1")
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Return a function fits -> the configs that were tried; `fits` says of a config whether its step does."""
+
+    def arrange(fits):
+        configs = []
+
+        def build(config, devices, load):
+            configs.append(config)
+            return config
+
+        monkeypatch.setattr(suggest.build, "build", build)
+        monkeypatch.setattr(suggest, "_cost", lambda config, *_: StepCost(fits(config), 0, 0.0))
+        return configs
+
+    return arrange
+
+
+def bert(**parallel):
+    config = planned.bert(**parallel)
+    config.model.scan_layers = False
+    return config
+
+
+def test_the_mildest_of_each_kind_is_named(place, tried):
+    configs = tried(
+        lambda config: (
+            config.model.remat in ("inner", "layer")
+            or config.parallel.num_microsteps >= 4
+            or config.parallel.shard_update
+        )
+    )
+    found = suggest.suggest(bert(), place, 0)
+    assert [(one.name, one.flags) for one in found] == [
+        ("rematerialisation of inner", ("--config.model.remat=inner",)),
+        ("accumulation x4", ("--config.parallel.num_microsteps=4",)),
+        ("sharded update", ("--config.parallel.shard_update=True",)),
+    ]
+    assert [config.model.remat for config in configs[:3]] == ["attention", "dots", "inner"]
+
+
+def test_what_helps_only_together_is_named_together(place, tried):
+    tried(
+        lambda config: (
+            config.model.remat == "layer" and config.parallel.num_microsteps == 8 and config.parallel.shard_update
+        )
+    )
+    (found,) = suggest.suggest(bert(), place, 0)
+    assert set(found.flags) == {
+        "--config.model.remat=layer",
+        "--config.parallel.num_microsteps=8",
+        "--config.parallel.shard_update=True",
+    }
+
+
+def test_nothing_is_named_that_does_not_fit(place, tried):
+    tried(lambda config: False)
+    assert suggest.suggest(bert(shard_update=True), place, 0) == []
+
+
+def test_a_batch_is_not_cut_where_it_does_not_divide(place, tried):
+    configs = tried(lambda config: False)
+    config = bert()
+    config.global_batch_size = 12  # six a core: parts of three, and no more
+    suggest.suggest(config, place, 0)
+    assert {config.parallel.num_microsteps for config in configs} == {1, 2}
+
+
+def test_fields_of_the_second_phase(place, tried):
+    tried(lambda config: config.phase2.remat != "none" or config.phase2.num_microsteps > 1)
+    second = PhaseConfig(
+        10, 64, sequence_length=64, max_predictions=8, schedule=ScheduleConfig(1e-3, warmup_rule="none")
+    )
+    config = dataclasses.replace(bert(), phase2=second)
+    found = suggest.suggest(config, place, 1)
+    assert [one.flags for one in found] == [("--config.phase2.remat=attention",), ("--config.phase2.num_microsteps=2",)]
+
+
+@pytest.mark.parametrize("make", [planned.bert, planned.cnn])
+def test_only_networks_whose_layers_can_be_computed_again(place, tried, make):
+    configs = tried(lambda config: False)
+    suggest.suggest(make(), place, 0)
+    assert all(config.model.remat == "none" for config in configs)
