@@ -53,7 +53,7 @@ def plan(flag: str) -> bool:
     )
     said = [line for line in done.stdout.splitlines() if line.startswith(("memory", "step", "training", "published"))]
     print("\n".join(f"    {line}" for line in said), flush=True)
-    return done.returncode == 0
+    return done.returncode == 0 and json.loads(output.read_text())["fits"]
 
 
 def table() -> list[str]:
@@ -66,6 +66,7 @@ def table() -> list[str]:
 
 
 def _row(found: dict) -> tuple[str, ...]:
+    assert found["fits"], f"{found['recipe']} does not fit: change it, or the pod it names"
     parts = [
         f"{1e3 * phase['compute_seconds_per_step']:.1f} + {1e3 * phase['collective_seconds_per_step']:.1f}"
         for phase in found["phases"]

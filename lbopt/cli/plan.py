@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -69,12 +70,16 @@ def run(argv: Sequence[str]) -> None:
     if options["breakdown"]:
         print("\n".join(table.breakdown(plan)))
     _advise(plan)
-    if columns[1:]:
-        others = [make_plan(other.config, flag, other.topology, options["evaluation"]) for other in columns[1:]]
+    labels = [column.label for column in columns]
+    others = [make_plan(other.config, flag, other.topology, options["evaluation"]) for other in columns[1:]]
+    if others:
         print()
-        print("\n".join(table.comparison([plan, *others], [column.label for column in columns])))
+        print("\n".join(table.comparison([plan, *others], labels)))
     if output is not None:
-        output.write_text(json.dumps(document.document(plan), indent=1) + "\n")
+        written = document.document(plan)
+        if others:
+            written["compared"] = dict(zip(labels[1:], map(document.document, others), strict=True))
+        output.write_text(json.dumps(written, indent=1) + "\n")
         print(f"\nwritten to {output}")
 
 
@@ -93,6 +98,10 @@ def _in_a_child(argv: Sequence[str]) -> None:
 def _advise(plan: Plan) -> None:
     """Print what would make a plan fit that does not."""
     for number, phase in enumerate(plan.phases):
+        if phase.evaluation is not None and not phase.evaluation.step.fits:
+            smaller = suggest.suggest_evaluation(plan.config, plan.topology, number)
+            print("\ntry" if smaller else "\nno smaller batch of evaluation fits either")
+            print("\n".join(table.suggestions([smaller] if smaller else [], plan.hbm_limit_bytes)))
         if phase.step.fits:
             continue
         print("\nlooking for what makes it fit ...", flush=True)
@@ -109,7 +118,7 @@ def _advise(plan: Plan) -> None:
 def _alternatives(flag: str, overrides: Sequence[str], text: str, name: str) -> list[Alternative]:
     """Read "v3:32x32, model.remat=layer": columns with commas between; a word is a topology or FIELD=VALUE."""
     found = []
-    for column in text.split(","):
+    for column in re.split(r",(?![^(]*\))", text):  # not within a tuple
         words = column.split()
         places = [word for word in words if "=" not in word]
         if not words or len(places) > 1:

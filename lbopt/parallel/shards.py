@@ -143,8 +143,8 @@ def scatter_mean(mesh: Mesh, stacked: types.PyTree, dtype: Any) -> types.PyTree:
     """Within a traced function: give each device its part of the mean over devices of arrays that lie with them.
 
     Sums go along the lines of the torus, one axis after the other, so that what goes along the second is already a part:
-    of such sums the TPU compiler makes reduce-scatters; asked for all devices at once, it sums everything everywhere and
-    slices (Ying et al., arXiv 1811.06992, sum in two dimensions alike).
+    of such sums the TPU compiler makes reduce-scatters; asked for all devices of a larger slice at once, it sums everything
+    everywhere and cuts (Ying et al., arXiv 1811.06992, sum in two dimensions alike).
 
     Args:
       mesh: of one axis.

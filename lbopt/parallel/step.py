@@ -224,7 +224,8 @@ def make_train_step(
         `jax.device_put(state, step.state_sharding(state))`; all states of one step have the same shapes.
       reduce_dtype: sum gradients over devices in this (`jnp.float32` or `jnp.bfloat16`): each device's gradient, over all
         its microsteps, is cast to it once, the sum is cast back and divided. The "jit" backend then maps replicas, so that
-        there is one reduction a step, of what the program says. None to leave it to the backend (see `compute_dtype`).
+        there is one reduction a step (one a microstep with `clip_stage` "mean"), of what the program says. None to leave it
+        to the backend (see `compute_dtype`).
       reduce_scatter: with `shard_update`: send each device only the sums that it updates, and gather parameters, along one
         axis of the torus at a time (see `lbopt.parallel.shards`).
 

@@ -9,7 +9,7 @@ import re
 import numpy as np
 
 from lbopt import replicas
-from lbopt.plan.program import Array, Executed, Instruction, Program
+from lbopt.plan.program import Array, Executed, Program
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 SOURCES = ("gradients", "batch norm", "update", "parameters", "metrics", "other")
@@ -25,14 +25,14 @@ class Collective:
     """Collectives that are alike in one call of a program.
 
     Attributes:
-      op: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "collective-permute".
+      op: one of `OPS`.
       dtype: as in HLO.
       num_bytes: of all of them together, on one device: of what is reduced, of what has been gathered, of what is
         exchanged.
       count: how many instructions are executed; one may carry several arrays.
       group_size: devices that take part in one.
       source: what for, one of `SOURCES`.
-      group: the devices of the first group, by number in the mesh.
+      group: the devices of the first group, by number in the mesh; of a permutation its first pair.
     """
 
     op: str
@@ -53,7 +53,7 @@ def collectives(program: Program, num_devices: int) -> list[Collective]:
             continue
         group = first_group(run.instruction.attributes, num_devices)
         seen = set()
-        for array, path in _parts(program, run, op):
+        for array, path in _parts(program, run, op, num_devices):
             source = source_of(path)
             if source == "update" and op == "all-gather":  # a part that was updated becomes whole
                 source = "parameters"
@@ -98,11 +98,12 @@ _MARKS = {
 }
 
 
-def _parts(program: Program, run: Executed, op: str) -> list[tuple[Array, str]]:
+def _parts(program: Program, run: Executed, op: str, num_devices: int) -> list[tuple[Array, str]]:
     """Return each array of a collective with the path of what it is for: its consumer's where there are several."""
     instruction = run.instruction
     arrays = instruction.arrays
     if instruction.op.endswith("-start") and op != "all-reduce":
+        arrays = [array for array in arrays if array.dims or array.dtype != "u32"]  # but for what it synchronises by
         arrays = arrays[len(arrays) // 2 :]  # operands, then results
     here = program.computations[run.computation]
     taken = [here[name].path if name in here else "" for name in instruction.operands]
@@ -111,21 +112,12 @@ def _parts(program: Program, run: Executed, op: str) -> list[tuple[Array, str]]:
         index = re.search(r"index=(\d+)", user.attributes) if user.op == "get-tuple-element" else None
         if index is not None and user.path:
             paths[int(index[1])] = user.path
-    grown = _group_factor(instruction, op)
+    # A scattered result stands for as many times its bytes as devices take part.
+    grown = len(first_group(instruction.attributes, num_devices)) if op == "reduce-scatter" else 1
     return [
         (dataclasses.replace(array, dims=(*array.dims, grown)), paths.get(number, ""))
         for number, array in enumerate(arrays)
     ]
-
-
-def _group_factor(instruction: Instruction, op: str) -> int:
-    """A scattered result stands for as many times its bytes as devices take part."""
-    return group_size(instruction.attributes) if op == "reduce-scatter" else 1
-
-
-def group_size(attributes: str) -> int:
-    """Return how many devices take part in one exchange."""
-    return len(first_group(attributes, 0))
 
 
 def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:

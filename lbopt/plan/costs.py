@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -33,15 +33,23 @@ def cycles(program: Program) -> int:
     return sum(run.times * run.instruction.cycles for run in program.executed if not run.fused)
 
 
-def hbm_bytes(program: Program) -> int:
+def hbm_bytes(program: Program, scopes: Collection[str] = ()) -> int:
     """Add up what is read from HBM and written to it.
+
+    Args:
+      program: which.
+      scopes: only by instructions within one of these (`jax.named_scope`); () for all.
 
     `cost_analysis()["bytes accessed"]` counts every operand and result wherever it lies. From v4 on the compiler prefetches
     into on-chip memory and keeps values there between two fusions (layouts marked S(1) or S(3)); this leaves those out.
     A fusion reads each operand once: the slices that it takes of it, or the whole. An update in place writes its update.
     Custom calls here join prefetched slices and move nothing.
     """
-    return sum(run.times * _moved(program, run) for run in program.executed if not run.fused)
+    return sum(
+        run.times * _moved(program, run)
+        for run in program.executed
+        if not run.fused and (not scopes or set(scopes) & set(run.instruction.path.split("/")))
+    )
 
 
 def matrix_flops(program: Program, multiplied: bool = True) -> int:
@@ -70,7 +78,8 @@ def _moved(program: Program, run: Executed) -> int:
     if op in _PARTIAL_READS:
         return sum(_once_or_twice(array, operands[0]) for array in instruction.arrays)
     if op == "dynamic-update-slice":
-        return 2 * _hbm(operands[1])
+        update = operands[1].arrays[0]
+        return update.hbm_bytes + (update.num_bytes if instruction.arrays[0].in_hbm else 0)
     return _hbm(instruction) + sum(map(_hbm, operands))
 
 
@@ -86,12 +95,17 @@ def _moved_by_fusion(program: Program, fusion: Instruction, operands: Sequence[I
 
 def _read(program: Program, computation: str, number: int) -> float:
     """Return the bytes that a fused computation reads of a parameter if it only takes slices of it; else all there are."""
-    parameter = program.parameters(computation)[number]
+    return _read_of(program, computation, program.parameters(computation)[number].name)
+
+
+def _read_of(program: Program, computation: str, name: str) -> float:
     total = 0.0
-    for user in program.users(computation).get(parameter.name, []):
-        places = [place for place, name in enumerate(user.operands) if name == parameter.name]
+    for user in program.users(computation).get(name, []):
+        places = [place for place, operand in enumerate(user.operands) if operand == name]
         if user.op == "fusion":
             total += sum(_read(program, user.called["calls"], place) for place in places)
+        elif user.op == "bitcast" and not user.is_root:
+            total += _read_of(program, computation, user.name)
         elif places == [0] and user.op in _PARTIAL_READS:
             total += user.arrays[0].num_bytes
         elif places != [0] or user.op != "dynamic-update-slice":  # which reads nothing of what it updates
@@ -102,8 +116,10 @@ def _read(program: Program, computation: str, number: int) -> float:
 def _written(inside: Mapping[str, Instruction], root: Instruction, results: Sequence[Array]) -> int:
     """Return what a fusion writes to HBM: its results, or of a result that is updated in place the update."""
     parts = [inside[name] for name in root.operands] if root.op == "tuple" else [root]
+    if len(parts) != len(results):  # one instruction with several results
+        return sum(result.hbm_bytes for result in results)
     total = 0
-    for part, result in zip(parts, results, strict=False):
+    for part, result in zip(parts, results, strict=True):
         part = _behind_bitcasts(inside, part)
         in_place = (
             part.op == "dynamic-update-slice" and _behind_bitcasts(inside, inside[part.operands[0]]).op == "parameter"

@@ -130,7 +130,7 @@ def _collective(plan: Plan, one: Collective) -> dict[str, Any]:
         "count": one.count,
         "group_size": one.group_size,
         "source": one.source,
-        "seconds": _rounded(interconnect.seconds_of(plan.topology, plan.topology.devices, one), 9),
+        "seconds": _rounded(interconnect.seconds_of(plan.topology, plan.devices, one), 9),
     }
 
 
@@ -143,7 +143,7 @@ def assumptions(plan: Plan) -> list[str]:
     """Say what the projection takes for granted and what it leaves out."""
     chip = plan.topology.chip
     said = [
-        "compute is the sum of the compiler's cycle estimates, which were about 20 % above published EfficientNet steps; its roofline is below them",
+        "compute is the sum of the compiler's cycle estimates, the more pessimistic of its two; the other is the roofline",
         f"a cycle lasts 1 / {chip.hertz / 1e6:.0f} MHz; peak is {chip.device_flops / 1e12:.1f} TFLOP/s a device, bf16 ({chip.sources})",
         f"communication by a model, not measured: {chip.link_bytes_per_second / 1e9:.0f} GB/s a link and direction, all links of the axes that a group "
         f"spans, {HOP_SECONDS * 1e6:.0f} us a hop, nothing overlapped with computation",

@@ -1,8 +1,8 @@
 """What is known of TPU chips, each number with its source. How much memory a program may use is asked of the compiler.
 
-"Cloud" is docs.cloud.google.com/tpu/docs/ (v2, v3, v4, v5e, v5p, v6e), read in November 2026. "CACM" is Jouppi et al., A
-Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020, and "ISCA" Jouppi et al., TPU v4, arXiv
-2304.01433, table 4; not they were read, but notes on them: [recalled 90%]. "JAX" is jax/_src/pallas/mosaic/tpu_info.py of
+"Cloud" is docs.cloud.google.com/tpu/docs/ (v2, v3, v4, v5e, v5p, v6e). "CACM" is Jouppi et al., A Domain-Specific
+Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020, and "ISCA" Jouppi et al., TPU v4, arXiv 2304.01433,
+table 4; notes on these two were read, not the papers: [recalled 90%]. "JAX" is jax/_src/pallas/mosaic/tpu_info.py of
 jax-ml/jax at 04c6362, "book" tpus.md and sharding.md of jax-ml/scaling-book as of February 2025.
 """
 

@@ -36,10 +36,12 @@ def seconds(topology: Topology, devices: Sequence[Any], found: Iterable[Collecti
 
 def seconds_of(topology: Topology, devices: Sequence[Any], one: Collective) -> float:
     """Return the seconds of one kind of exchange, all of its `count`."""
+    link = topology.chip.link_bytes_per_second
+    if one.op in ("collective-permute", "collective-broadcast"):  # somebody's pair is far apart, if not the first
+        return one.num_bytes / link + HOP_SECONDS * one.count
     spans = axes_spanned(topology, [devices[number] for number in one.group])
     if not spans:
         return 0.0
-    link = topology.chip.link_bytes_per_second
     rate = sum(2 * link if ring else link for _, ring in spans)
     hops = sum(chips // 2 if ring else chips - 1 for chips, ring in spans)
     chips = len({tuple(devices[number].coords) for number in one.group})
@@ -48,7 +50,5 @@ def seconds_of(topology: Topology, devices: Sequence[Any], one: Collective) -> f
         return 2 * part / rate + 2 * hops * HOP_SECONDS * one.count
     if one.op in ("reduce-scatter", "all-gather"):
         return part / rate + hops * HOP_SECONDS * one.count
-    if one.op == "all-to-all":
-        longest, ring = max(spans)
-        return one.num_bytes * longest / ((8 if ring else 4) * link) + hops * HOP_SECONDS * one.count
-    return one.num_bytes / link + HOP_SECONDS * one.count
+    longest, ring = max(spans)  # all-to-all
+    return one.num_bytes * longest / ((8 if ring else 4) * link) + hops * HOP_SECONDS * one.count

@@ -60,7 +60,7 @@ def limits(layers: Iterable[Layer], global_batch_size: int, num_devices: int, fo
         ranked[-1].path,
         alone,
         2 * sum(fewest_words(layer, num_devices) for layer in whole),
-        sum(_received(one) for one in found),
+        sum(map(words_received, found)),
     )
 
 
@@ -100,6 +100,10 @@ def _divisors(number: int) -> list[int]:
     return [part for part in range(1, number + 1) if number % part == 0]
 
 
-def _received(one: Collective) -> float:
-    words = one.num_bytes / BYTES[one.dtype] * (1 - 1 / one.group_size)
+def words_received(one: Collective) -> float:
+    """Return the words that a device receives in an exchange: an all-reduce is a reduce-scatter and an all-gather."""
+    words = one.num_bytes / BYTES[one.dtype]
+    if one.op in ("collective-permute", "collective-broadcast"):
+        return words
+    words *= 1 - 1 / one.group_size
     return 2 * words if one.op == "all-reduce" else words

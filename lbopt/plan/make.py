@@ -28,7 +28,7 @@ class EvaluationPlan:
     Attributes:
       step: the cost of one batch.
       num_batches: of the split; None for a corpus of unknown size.
-      times: how often it happens, and once on the test split at the end of the run.
+      times: how often it happens.
     """
 
     step: StepCost
@@ -78,7 +78,7 @@ class Plan:
       config: of the recipe.
       recipe: how the user named it.
       topology: the pod.
-      num_devices: that take part.
+      devices: that take part, in the order of the mesh.
       hbm_limit_bytes: that a program may use on one.
       phases: of the run.
     """
@@ -86,9 +86,14 @@ class Plan:
     config: TrainConfig
     recipe: str
     topology: Topology
-    num_devices: int
+    devices: tuple[Any, ...]
     hbm_limit_bytes: int
     phases: tuple[PhasePlan, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """How many take part."""
+        return len(self.devices)
 
     @property
     def fits(self) -> bool:
@@ -114,8 +119,7 @@ class Plan:
     @property
     def num_hosts(self) -> int:
         """That feed the devices which take part."""
-        per_host = self.topology.chip.chips_per_host * self.topology.chip.cores_per_chip
-        return max(1, self.num_devices // per_host)
+        return len({device.process_index for device in self.devices})
 
     def mean(self, of: Any) -> float:
         """Return the mean over all steps of the run of a figure of a phase."""
@@ -153,7 +157,7 @@ def make_plan(config: TrainConfig, recipe: str, topology: Topology, with_evaluat
         for phase_config, phase in zip(config.phases(), run.phases(), strict=True)
     )
     limit = memory_limit(topology.devices[0])
-    return Plan(config, recipe, topology, run.mesh.size, limit, phases)
+    return Plan(config, recipe, topology, tuple(run.mesh.devices.flat), limit, phases)
 
 
 def _plan_phase(config: TrainConfig, run: Run, topology: Topology, with_evaluation: bool) -> PhasePlan:
@@ -173,7 +177,7 @@ def _plan_phase(config: TrainConfig, run: Run, topology: Topology, with_evaluati
 
 
 def _plan_evaluation(config: TrainConfig, run: Run, topology: Topology, devices: Sequence[Any]) -> EvaluationPlan:
-    times = math.ceil(run.num_steps / run.cadence.eval_every_steps) + (run.then is None)
+    times = math.ceil(run.num_steps / run.cadence.eval_every_steps)
     sized = known.has_known_length(config.data)
     num_batches = _num_batches(run.validation, config.eval_global_batch_size, run.mesh.size) if sized else None
     return EvaluationPlan(cost_of(run.lower_evaluation, topology, devices), num_batches, times)

@@ -36,7 +36,7 @@ BYTES = {
 """Of an element; shapes of other kinds (tokens, flags of memory) hold no data."""
 
 _HEADER = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\) -> .*\{$")
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _ON_CHIP = re.compile(r"S\([1-9]\)")
 _CALLED = re.compile(r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%([\w.\-]+)")
@@ -220,7 +220,18 @@ class Program:
         if limit is None or index is None or "direction=LT" not in compare.attributes:
             return None
         start = self._initial(computation, loop, int(index[1]))
-        return None if start is None else max(0, limit - start)
+        stride = self._stride(loop, int(index[1]))
+        return None if start is None or stride < 1 else max(0, -(-(limit - start) // stride))
+
+    def _stride(self, loop: Instruction, index: int) -> int:
+        """Return by how much a turn raises the counter at an index of a loop's state; 1 where that cannot be read."""
+        body = self.computations[loop.called["body"]]
+        root = next(instruction for instruction in body.values() if instruction.is_root)
+        raised = _behind_copies(body, body[root.operands[index]]) if root.op == "tuple" else root
+        if raised.op != "add":
+            return 1
+        found = [_constant(body[name]) for name in raised.operands if name in body]
+        return next((number for number in found if number is not None), 1)
 
     def _initial(self, computation: str, loop: Instruction, index: int) -> int | None:
         """Return the constant that a loop's state begins with at an index."""
@@ -228,10 +239,7 @@ class Program:
         state = here[loop.operands[0]]
         if state.op != "tuple":
             return None
-        value = here[state.operands[index]]
-        while value.op in ("copy", "bitcast") and value.operands:
-            value = here[value.operands[0]]
-        return _constant(value)
+        return _constant(_behind_copies(here, here[state.operands[index]]))
 
     def users(self, computation: str) -> Mapping[str, list[Instruction]]:
         """Return name -> the instructions of a computation that take it."""
@@ -272,6 +280,12 @@ def _closing(text: str) -> int:
         if not depth:
             return found.start()
     return len(text)
+
+
+def _behind_copies(here: Computation, instruction: Instruction) -> Instruction:
+    while instruction.op in ("copy", "bitcast") and instruction.operands[0] in here:
+        instruction = here[instruction.operands[0]]
+    return instruction
 
 
 def _constant(instruction: Instruction) -> int | None:

@@ -42,12 +42,13 @@ class StepCost:
         would need, if it does not fit.
       argument_bytes: state and batch.
       temporary_bytes: beside arguments and results.
-      flops: by the compiler's count, with the matrix products of loops multiplied out.
+      flops: by the compiler's count, with the matrix products of loops multiplied out (all else in a loop counts once).
       matrix_flops: of matrix products and convolutions alone.
       hbm_bytes_moved: read from HBM and written to it.
+      update_hbm_bytes: of them by the optimizer, exchanges left out.
       seconds: the sum of the compiler's cycle estimates over the clock, loops multiplied out.
-      roofline_seconds: what the compiler thinks is the least (`optimal_seconds`), loops counted once; None where it is no
-        positive number.
+      roofline_seconds: what the compiler thinks is the least (`optimal_seconds`); None where it is no positive number, and
+        for a program with loops, whose bodies it counts once.
       collectives: what is exchanged.
       collective_seconds: by the model of `lbopt.plan.interconnect`.
       operations: the costliest first.
@@ -63,6 +64,7 @@ class StepCost:
     flops: float = 0.0
     matrix_flops: int = 0
     hbm_bytes_moved: int = 0
+    update_hbm_bytes: int = 0
     seconds: float = 0.0
     roofline_seconds: float | None = None
     collectives: tuple[Collective, ...] = ()
@@ -114,6 +116,7 @@ def read_cost(compiled: Any, topology: Topology, devices: Sequence[Any], compile
     matrix = costs.matrix_flops(program)
     least = said.get("optimal_seconds", 0.0)
     hertz = topology.chip.hertz
+    looped = any(run.times > 1 for run in program.executed)
     return StepCost(
         fits=True,
         hbm_bytes=memory.argument_size_in_bytes
@@ -127,8 +130,9 @@ def read_cost(compiled: Any, topology: Topology, devices: Sequence[Any], compile
         flops=said.get("flops", 0.0) + matrix - costs.matrix_flops(program, multiplied=False),
         matrix_flops=matrix,
         hbm_bytes_moved=costs.hbm_bytes(program),
+        update_hbm_bytes=costs.hbm_bytes(program, (replicas.UPDATE,)),
         seconds=costs.cycles(program) / hertz,
-        roofline_seconds=least if least > 0 else None,
+        roofline_seconds=least if least > 0 and not looped else None,
         collectives=tuple(found),
         collective_seconds=interconnect.seconds(topology, devices, found),
         operations=_operations(program, hertz),

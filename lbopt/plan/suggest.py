@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from lbopt.config.model import REMATS
 from lbopt.config.train import TrainConfig
+from lbopt.errors import UserError
 from lbopt.plan.step import StepCost, cost_of
 from lbopt.plan.topology import Topology
 from lbopt.recipes import build, known
@@ -57,6 +58,19 @@ def suggest(config: TrainConfig, topology: Topology, phase: int) -> list[Suggest
     return [every] if every else []
 
 
+def suggest_evaluation(config: TrainConfig, topology: Topology, phase: int) -> Suggestion | None:
+    """Return the largest batch of evaluation, of a half, a quarter and an eighth of the config's, that fits."""
+    field = "phase2.eval_global_batch_size" if phase else "eval_global_batch_size"
+    size = config.phases()[phase].eval_global_batch_size
+    for parts in (2, 4, MOST_MICROSTEPS):
+        changes = {field: max(1, size // parts)}
+        run = build.build(with_fields(config, changes), topology.devices, known.source).phases()[phase]
+        step = cost_of(run.lower_evaluation, topology, list(run.mesh.devices.flat))
+        if step.fits:
+            return Suggestion(f"evaluation in batches of {size // parts}", (f"--config.{field}={size // parts}",), step)
+    return None
+
+
 Change = tuple[str, dict[str, object]]
 """(name, field of the config -> value)."""
 
@@ -85,7 +99,10 @@ def _kinds(config: TrainConfig, topology: Topology, phase: int) -> Iterator[list
 def _first_that_fits(config: TrainConfig, topology: Topology, phase: int, changes: list[Change]) -> Suggestion | None:
     for name, fields in changes:
         changed = with_fields(config, fields)
-        step = _cost(build.build(changed, topology.devices, known.source), topology, phase)
+        try:
+            step = _cost(build.build(changed, topology.devices, known.source), topology, phase)
+        except UserError:  # another field forbids it: groups of batch norm, for instance
+            continue
         if step.fits:
             return Suggestion(name, tuple(f"--config.{field}={value}" for field, value in fields.items()), step)
     return None
@@ -96,7 +113,7 @@ def _cost(run: Run, topology: Topology, phase: int) -> StepCost:
     return cost_of(here.lower, topology, list(here.mesh.devices.flat))
 
 
-def with_fields(config: TrainConfig, fields: dict[str, object]) -> TrainConfig:
+def with_fields(config: TrainConfig, fields: Mapping[str, object]) -> TrainConfig:
     """Return a copy of a config with other values at some paths ("model.remat")."""
     for path, value in fields.items():
         config = _with_field(config, path.split("."), value)

@@ -70,7 +70,7 @@ def _phase(plan: Plan, phase: PhasePlan) -> Iterator[str]:
                 f"{one.count}",
                 f"{one.group_size}",
                 one.source,
-                f"{1e6 * interconnect.seconds_of(plan.topology, plan.topology.devices, one):,.0f}",
+                f"{1e6 * interconnect.seconds_of(plan.topology, plan.devices, one):,.0f}",
             )
             for one in step.collectives
         ],

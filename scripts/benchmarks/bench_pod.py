@@ -12,6 +12,7 @@ import sys
 import pairs
 
 from lbopt.cli import arguments
+from lbopt.plan.limits import words_received
 from lbopt.plan.make import make_plan
 from lbopt.plan.step import StepCost
 from lbopt.plan.topology import open_topology
@@ -29,7 +30,7 @@ def run() -> list[dict]:
         first = _cost(SLICES[0], sharded)
         for name in SLICES:
             rows += _rows(name, sharded, _cost(name, sharded), first)
-    rows += [_scattered(name) for name in SLICES[1:]]
+    rows += [row for name in SLICES[1:] for row in _scattered(name)]
     return rows
 
 
@@ -56,7 +57,13 @@ def _rows(name: str, sharded: bool, cost: StepCost, first: StepCost) -> list[dic
 
     return [
         row("compute", "ms", lambda cost: 1e3 * (cost.seconds - cost.update_seconds), FLAT),
-        row("optimizer", "ms", lambda cost: 1e3 * cost.update_seconds, None if not sharded else 8 / cores),
+        row("optimizer", "ms", lambda cost: 1e3 * cost.update_seconds),
+        row(
+            "optimizer's HBM traffic",
+            "MB/core",
+            lambda cost: cost.update_hbm_bytes / 1e6,
+            8 / cores if sharded else FLAT,
+        ),
         row("optimizer's state and batch", "MB/core", lambda cost: cost.argument_bytes / 1e6),
         row("gradients exchanged", "MB/core", lambda cost: _exchanged(cost, "gradients"), FLAT),
         row("parameters exchanged", "MB/core", lambda cost: _exchanged(cost, "parameters"), FLAT),
@@ -65,19 +72,21 @@ def _rows(name: str, sharded: bool, cost: StepCost, first: StepCost) -> list[dic
     ]
 
 
-def _scattered(name: str) -> dict:
-    """Sums scattered along the axes of the torus, beside sums of everything that are sliced."""
+def _scattered(name: str) -> list[dict]:
+    """Return sums scattered along the axes of the torus beside sums of everything that are sliced."""
     ours, theirs = _cost(name, True, True), _cost(name, True)
-    cores = len(open_topology(name).devices)
-    times = [1e3 * cost.step_seconds for cost in (ours, theirs)]
-    return pairs.row(
-        f"{cores} cores: sums scattered along the torus",
-        "ms/step",
-        *times,
-        "sums, then slices",
-        times[0] / times[1],
-        None,
-    )
+    title = f"{len(open_topology(name).devices)} cores, sums scattered along the torus"
+
+    def row(what, unit, value):
+        return pairs.row(
+            f"{title}: {what}", unit, value(ours), value(theirs), "sums, then slices", value(ours) / value(theirs), None
+        )
+
+    return [
+        row("words received", "M/core", lambda cost: sum(map(words_received, cost.collectives)) / 1e6),
+        row("communication by the model", "ms", lambda cost: 1e3 * cost.collective_seconds),
+        row("step", "ms", lambda cost: 1e3 * cost.step_seconds),
+    ]
 
 
 def _exchanged(cost: StepCost, source: str) -> float:

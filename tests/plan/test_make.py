@@ -104,6 +104,9 @@ def test_a_sharded_update_holds_and_moves_its_part(plan, place):
     large = sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params) if leaf.size >= 2**14)
     gathered = sum(one.num_bytes for one in found.collectives if one.source == "parameters")
     assert gathered == large, "v3 sums arrays that are zero but for one part"
+    small = sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params)) - large
+    print(whole.update_hbm_bytes, found.update_hbm_bytes, large, small)
+    assert found.update_hbm_bytes == pytest.approx(whole.update_hbm_bytes / 8, rel=0.5)
 
 
 def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(place):
