@@ -54,13 +54,16 @@ class Tile(NamedTuple):
     dual_loops: dict[str, float]
 
 
-def tile(bounds: Mapping[str, int], arrays: Arrays, memory_words: int) -> Tile:
+def tile(
+    bounds: Mapping[str, int], arrays: Arrays, memory_words: int, multiples: Mapping[str, int] | None = None
+) -> Tile:
     """Return the best rectangular tile of a nest.
 
     Args:
       bounds: loop -> how often it runs.
       arrays: see the head of this file; every loop subscripts one at least.
-      memory_words: of fast memory; each array's part of a tile fits into it.
+      memory_words: of fast memory; each array's part of a tile fits into it (for all of them at once give a part of it).
+      multiples: loop -> of what its side is to be a multiple if it is as long, {"n": 128, "m": 8} for a TPU's vectors.
 
     Raises:
       UserError: for a bound below 1, a memory below 2 words, an array of unknown loops, or a loop without array.
@@ -88,7 +91,7 @@ def tile(bounds: Mapping[str, int], arrays: Arrays, memory_words: int) -> Tile:
     words = max(math.exp(math.fsum(map(math.log, bounds.values())) + (1 - exponent) * math.log(memory_words)), *sizes)
     return Tile(
         dict(zip(loops, exponents.tolist(), strict=True)),
-        _rounded(dict(zip(loops, memory_words**exponents, strict=True)), bounds, arrays, memory_words),
+        _rounded(dict(zip(loops, memory_words**exponents, strict=True)), bounds, arrays, memory_words, multiples or {}),
         exponent,
         words,
         dict(zip(names, dual.x[: len(names)].tolist(), strict=True)),
@@ -112,13 +115,23 @@ def _balanced(within: np.ndarray, beta: np.ndarray, exponent: float) -> np.ndarr
 
 
 def _rounded(
-    sides: Mapping[str, float], bounds: Mapping[str, int], arrays: Arrays, memory_words: int
+    sides: Mapping[str, float],
+    bounds: Mapping[str, int],
+    arrays: Arrays,
+    memory_words: int,
+    multiples: Mapping[str, int],
 ) -> dict[str, int]:
     """Return whole sides whose arrays fit: rounded down, but for what the solver lost in the last digits."""
-    whole = {loop: max(1, min(bounds[loop], math.floor(side * (1 + _SOLVER)))) for loop, side in sides.items()}
+    whole = {}
+    for loop, side in sides.items():
+        length = max(1, min(bounds[loop], math.floor(side * (1 + _SOLVER))))
+        step = multiples.get(loop, 1)
+        whole[loop] = length // step * step if length >= step else length
     for loops in arrays.values():
         while math.prod(whole[loop] for loop in loops) > memory_words:
-            whole[max(loops, key=lambda loop: whole[loop])] -= 1
+            longest = max(loops, key=lambda loop: whole[loop])
+            step = multiples.get(longest, 1)
+            whole[longest] -= step if whole[longest] > step else 1
     return whole
 
 

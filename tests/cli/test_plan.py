@@ -6,6 +6,9 @@ import pathlib
 
 import pytest
 
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine"
+)
 PLANNED = pathlib.Path(__file__).parents[1] / "plan" / "planned.py"
 CONFIG = f"--config={PLANNED}:cnn"
 

@@ -83,6 +83,15 @@ def test_of_equal_tiles_the_balanced_one_is_taken():
     assert bounds.tile({"m": 32, "n": 32, "k": 4}, MATMUL, 64).sides == {"m": 8, "n": 8, "k": 4}
 
 
+@pytest.mark.parametrize("memory", [2**14, 10_000, 200])
+def test_sides_may_be_those_of_vectors(memory):
+    found = bounds.tile({"m": 1000, "n": 1000, "k": 6}, MATMUL, memory, {"m": 8, "n": 128}).sides
+    assert found["m"] % 8 == 0
+    assert found["n"] % 128 == 0 or found["n"] < 128
+    assert found["k"] <= 6
+    assert max(found["m"] * found["n"], found["n"] * found["k"], found["m"] * found["k"]) <= memory
+
+
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(st.lists(st.integers(1, 40), min_size=3, max_size=3), st.integers(1, 24))
 def test_no_grid_receives_less(sizes, processors):

@@ -5,8 +5,9 @@ import numpy as np
 import planned
 import pytest
 
-from lbopt.plan import document, topology
+from lbopt.plan import collectives, document, topology
 from lbopt.plan.make import make_plan
+from lbopt.plan.program import Program
 from lbopt.recipes import build, known
 
 
@@ -32,7 +33,8 @@ def plan(place):
 
 @pytest.mark.parametrize("make", [planned.bert, planned.cnn])
 def test_train_and_plan_lower_the_same_program(make):
-    """Four fake CPU devices here, the four cores of two chips there: the same StableHLO, letter by letter.
+    """Four fake CPU devices here, the four cores of two chips there: the same StableHLO, letter by letter (with data that are
+    read: tests/recipes/test_mnist.py).
 
     In fp32: a product of bf16 matrices with an fp32 result is written otherwise for CPUs, by JAX itself.
     """
@@ -104,9 +106,9 @@ def test_a_sharded_update_holds_and_moves_its_part(plan, place):
     large = sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params) if leaf.size >= 2**14)
     gathered = sum(one.num_bytes for one in found.collectives if one.source == "parameters")
     assert gathered == large, "v3 sums arrays that are zero but for one part"
-    small = sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params)) - large
-    print(whole.update_hbm_bytes, found.update_hbm_bytes, large, small)
-    assert found.update_hbm_bytes == pytest.approx(whole.update_hbm_bytes / 8, rel=0.5)
+    words = whole.update_hbm_bytes / large
+    assert words == pytest.approx(10, rel=0.05), "a LAMB in two passes"
+    assert found.update_hbm_bytes <= 1.05 * whole.update_hbm_bytes / 8
 
 
 def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(place):
@@ -124,18 +126,33 @@ def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(plac
 @pytest.mark.parametrize(
     ("scope", "order", "groups"),
     [
-        ("replicas:2", "given", (0, 1)),
-        ("examples:32", "given", (0, 1, 2, 3)),
-        ("tiles:2x2", "torus", (0, 1, 4, 5)),
-        ("global", "given", tuple(range(8))),
+        ("replicas:2", "given", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("examples:32", "given", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("tiles:2x2", "torus", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ("global", "given", [[0, 1, 2, 3, 4, 5, 6, 7]]),
     ],
 )
 def test_batch_norm_talks_within_its_groups(place, scope, order, groups):
     """Tiles with mapped replicas, the others as the compiler cuts the batch."""
     config = planned.cnn(scope, order=order, reduce_dtype="float32" if order == "torus" else None)
-    found = make_plan(config, "cnn", place, with_evaluation=False).phases[0].step.collectives
-    forward = {one.group for one in found if one.source == "batch norm" and one.count > 1}
-    assert groups in forward
+    run = build.build(config, place.devices, known.source)
+    program = Program(run.lower().compile().as_text())
+    found = [
+        part.instruction
+        for part in program.executed
+        if part.instruction.op == "all-reduce" and collectives.source_of(part.instruction.path) == "batch norm"
+    ]
+    forward = [one for one in found if "transpose(" not in one.path]
+    assert len(forward) >= 2, "one for each of two layers"
+    for one in forward:
+        assert sorted(map(sorted, collectives.replica_groups(one.attributes) or [list(range(8))])) == groups
+
+
+def test_one_core_talks_with_nobody():
+    found = make_plan(planned.cnn(num_devices=1), "cnn", topology.open_topology("v3:1x1"), with_evaluation=False)
+    assert (found.num_devices, found.num_hosts) == (1, 1)
+    assert found.phases[0].step.collectives == ()
+    assert found.phases[0].step.collective_seconds == 0
 
 
 def test_a_local_batch_norm_talks_with_nobody(place):

@@ -8,6 +8,9 @@ import pytest
 
 from lbopt.config import DataConfig
 from lbopt.data.images.layout import image_shape
+from lbopt.data.pydoc import load_topics
+from lbopt.data.squad.examples import Question
+from lbopt.data.squad.features import EvaluationWindows, TrainingWindows
 from lbopt.recipes import known, sources
 
 
@@ -40,6 +43,17 @@ def test_running_text_is_shaped_as_the_topics_are(carry_state):
         assert of_examples(ours) == of_examples(theirs)
     assert blank.num_lanes == embedded.num_lanes
     assert len(blank.splits.train) == 929_588 // (16 * 8) * 8 if carry_state else (929_588 // 16)
+
+
+def test_questions_are_shaped_as_windows_are():
+    data = DataConfig("squad", builder="squad/v1.1", test_split="validation", sequence_length=64, max_query_length=16)
+    context = "Ada Byron wrote the first program, and nobody ran it."
+    questions = [Question(str(number), "Who wrote it?", context, ("Ada Byron",), (0,)) for number in range(3)]
+    sizes = (load_topics(1024).pieces, data.sequence_length, data.doc_stride, data.max_query_length)
+    blank = known.source(data)
+    assert of_examples(blank.splits.train) == of_examples(TrainingWindows(questions, *sizes))
+    assert of_examples(blank.splits.validation) == of_examples(EvaluationWindows(questions, *sizes))
+    assert tuple(map(len, blank.splits)) == (87_599, 10_570, 10_570)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,21 @@
 """The full-batch rows of MNIST, as they ship, on a data set with the schema and the name of mnist, made of the digits."""
 
+import importlib.util
 import io
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 from tfds_sets import write_images
 
 from lbopt.cli import main
+from lbopt.cli.arguments import call_get_config
 from lbopt.data.digits import load_digits
+from lbopt.plan import topology
+from lbopt.recipes import build, known, sources
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "mnist.py"
 NUM_TRAIN, NUM_TEST = 1024, 387
@@ -60,6 +65,25 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
     assert main.main(["evaluate", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)
     assert scores["test/accuracy"] == scores["validation/accuracy"] == pytest.approx(lines[-1]["eval/accuracy"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine")
+@pytest.mark.parametrize("row", ["lamb-60000", "momentum-60000"])
+def test_a_plan_lowers_what_train_does(row, data_dir):
+    """The run that reads this data set on four devices here, and the one that knows mnist by its shapes on four cores of TPU v3:
+    the same StableHLO, letter by letter, with replicas that are mapped (each one's gradient is clipped) and that are not."""
+    topology.prepare_environment()
+    config = call_get_config(f"{FILE}:{row}")
+    config.data.data_dir, config.global_batch_size = str(data_dir), NUM_TRAIN
+    config.model.widths, config.model.hidden = (4,), 16
+    pod = topology.open_topology("v3:1x2")
+    texts = []
+    for devices, load in ((None, sources.load), (pod.devices, known.source)):
+        run = build.build(config, devices, load)
+        jax.clear_caches()  # names of functions are numbered by what was traced before
+        texts.append(run.lower().as_text())
+    assert run.mesh.size == 4
+    assert texts[0] == texts[1]
 
 
 BAD = {
