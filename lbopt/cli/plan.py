@@ -33,7 +33,7 @@ _CHILD = "LBOPT_PLAN_CHILD"
 
 
 @dataclasses.dataclass(frozen=True)
-class Alternative:
+class Column:
     """One column of a comparison."""
 
     label: str
@@ -59,9 +59,9 @@ def run(argv: Sequence[str]) -> None:
             f"--topology is missing, and {flag} names none of its own: give --topology=v3:16x32 for instance"
         )
     topologies.prepare_environment()
-    columns = [Alternative(name, topologies.open_topology(name), config)]
+    columns = [Column(name, topologies.open_topology(name), config)]
     if "compare" in given:
-        columns += _alternatives(flag, overrides, given["compare"], name)
+        columns += _columns(flag, overrides, given["compare"], name)
     if max(len(column.topology.devices) for column in columns) > SURE and _CHILD not in os.environ:
         _in_a_child(argv)
         return
@@ -115,7 +115,7 @@ def _advise(plan: Plan) -> None:
             )
 
 
-def _alternatives(flag: str, overrides: Sequence[str], text: str, name: str) -> list[Alternative]:
+def _columns(flag: str, overrides: Sequence[str], text: str, name: str) -> list[Column]:
     """Read "v3:32x32, model.remat=layer": columns with commas between; a word is a topology or FIELD=VALUE."""
     found = []
     for column in re.split(r",(?![^(]*\))", text):  # not within a tuple
@@ -129,7 +129,7 @@ def _alternatives(flag: str, overrides: Sequence[str], text: str, name: str) -> 
         config = arguments.load_config(flag, [*overrides, *changes], TrainConfig)
         config.validate()
         place = topologies.open_topology(places[0] if places else name)
-        found.append(Alternative(" ".join(words), place, config))
+        found.append(Column(" ".join(words), place, config))
     return found
 
 

@@ -43,7 +43,7 @@ def hbm_bytes(program: Program, scopes: Collection[str] = ()) -> int:
     `cost_analysis()["bytes accessed"]` counts every operand and result wherever it lies. From v4 on the compiler prefetches
     into on-chip memory and keeps values there between two fusions (layouts marked S(1) or S(3)); this leaves those out.
     A fusion reads each operand once: the slices that it takes of it, or the whole. An update in place writes its update.
-    Custom calls here join prefetched slices and move nothing.
+    Custom calls here join prefetched slices and move nothing. Elements count, not the tiles that pad short rows.
     """
     return sum(
         run.times * _moved(program, run)
