@@ -24,7 +24,7 @@ Own choices: 76 predictions, the corpus's name (wikipedia), evaluation batch, in
 (v1.0) are our own arithmetic from the steps at which runs stopped. Recalled: that the first update counts as step 0.
 Variants: mlperf_jax at 8192 (the TensorFlow code adapts no bias and no layer norm: `--config.optimizer.variant=mlperf_tf`), mlperf_tf elsewhere.
 Each replica's gradient is clipped, cast to bf16 and summed, as in the source, which does not divide: LAMB does not see the factor but for eps.
-Status: the rows on TPUs are planned (configs/plans/); no row has been run here.
+Status: 256, 448 and 8192 are planned (configs/plans/); no row has been run here.
 """
 
 from lbopt.config import (
@@ -92,10 +92,7 @@ TABLE = {
 TOPOLOGIES = {
     "TPU v4-16": "v4:2x2x2",
     "TPU v3-32": "v3:4x4",
-    "TPU v4-128": "v4:4x4x4",
     "TPU v3-8192": "v3:128x32",
-    "TPU v4-4096": "v4:8x16x16",
-    "TPU v4-6912": "v4:12x12x24",
 }
 """System, whose number counts cores, two a chip -> topology in chips; shapes are our own choice."""
 ROWS = (*TABLE, "smoke")

@@ -54,6 +54,8 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
         "--config.global_batch_size=49152",
         "--config.model.widths=(32,64)",
         "--config.model.dtype=float32",
+        "--config.parallel.shard_update=True",
+        "--evaluation=false",
     )
     assert code == 0
     assert "DOES NOT FIT: needs 16." in out

@@ -60,7 +60,8 @@ def test_operations_of_resnet_50_are_those_of_its_paper():
 @pytest.mark.parametrize(
     ("name", "parameters", "size"),
     [
-        ("resnet50_lars.py:official-32768", 25_557_032, 4),
+        # Where a block joins its shortcut the biases of two norms have one gradient, which the compiler sends once.
+        ("resnet50_lars.py:official-32768", 25_557_032 - (256 + 512 + 1024 + 2048), 4),
         ("bert_large_lamb.py:mixed", 336_226_108, 4),
         ("bert_mlperf.py:8192", 336_226_108, 2),
     ],

