@@ -66,6 +66,8 @@ def table() -> list[str]:
 
 
 def _row(found: dict) -> tuple[str, ...]:
+    from lbopt.plan.table import duration
+
     assert found["fits"], f"{found['recipe']} does not fit: change it, or the pod it names"
     parts = [
         f"{1e3 * phase['compute_seconds_per_step']:.1f} + {1e3 * phase['collective_seconds_per_step']:.1f}"
@@ -81,15 +83,9 @@ def _row(found: dict) -> tuple[str, ...]:
         "; ".join(parts),
         f"{100 * found['model_flops_utilization']:.1f} %",
         f"{found['steps']:,}",
-        _time(found["projected_seconds"]),
-        "-" if published is None else _time(published) + recalled,
+        duration(found["projected_seconds"]),
+        "-" if published is None else duration(published) + recalled,
     )
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 if __name__ == "__main__":

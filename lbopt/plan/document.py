@@ -93,7 +93,7 @@ def _phase(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
         "roofline_seconds_per_step": _rounded(step.roofline_seconds),
         "update_seconds_per_step": _rounded(step.update_seconds),
         "collective_seconds_per_step": _rounded(step.collective_seconds),
-        "model_flops_utilization": _rounded(phase.model_flops / step.step_seconds / plan.topology.chip.device_flops),
+        "model_flops_utilization": _rounded(plan.utilization_of(phase)),
         "projected_seconds": _rounded(phase.seconds),
         "examples_per_second": round(rate),
         "examples_per_second_per_host": round(rate / plan.num_hosts),

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from lbopt.errors import require_choice
-
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -136,9 +134,3 @@ CHIPS = {
 }
 HOP_SECONDS = 1e-6
 """Latency of one hop of the interconnect: about 1 us on every generation (book)."""
-
-
-def chip_of(generation: str) -> Chip:
-    """Return a generation's numbers, or raise `UserError` listing those known."""
-    require_choice("--topology", generation, CHIPS)
-    return CHIPS[generation]

@@ -121,6 +121,10 @@ class Plan:
         """That feed the devices which take part."""
         return len({device.process_index for device in self.devices})
 
+    def utilization_of(self, phase: PhasePlan) -> float:
+        """Return the model FLOPs of a step over what the devices could do in its time, communication included."""
+        return phase.model_flops / phase.step.step_seconds / self.topology.chip.device_flops
+
     def mean(self, of: Any) -> float:
         """Return the mean over all steps of the run of a figure of a phase."""
         return sum(phase.num_steps * of(phase) for phase in self.phases) / self.num_steps

@@ -47,7 +47,7 @@ def _phase(plan: Plan, phase: PhasePlan) -> Iterator[str]:
         f"{_ms(step.step_seconds)} = compute {_ms(step.seconds)} (cycles{least}; optimizer {_ms(step.update_seconds)}) "
         f"+ communication {_ms(step.collective_seconds)}",
     )
-    used = phase.model_flops / step.step_seconds / plan.topology.chip.device_flops
+    used = plan.utilization_of(phase)
     yield _row(
         "FLOPs",
         f"{step.flops / 1e9:,.1f} G a device by the compiler, {phase.model_flops / 1e9:,.1f} G of the model: {100 * used:.1f} % of peak",
@@ -90,7 +90,7 @@ def _evaluation(plan: Plan, phase: PhasePlan) -> Iterator[str]:
     batches = "?" if evaluation.num_batches is None else f"{evaluation.num_batches}"
     yield _row(
         "evaluation",
-        f"{evaluation.times} times {batches} batches of {_ms(step.step_seconds)}: {_duration(evaluation.seconds)}; {step.hbm_bytes / GIB:.2f} GiB",
+        f"{evaluation.times} times {batches} batches of {_ms(step.step_seconds)}: {duration(evaluation.seconds)}; {step.hbm_bytes / GIB:.2f} GiB",
     )
 
 
@@ -115,12 +115,12 @@ def _whole(plan: Plan) -> Iterator[str]:
         return
     yield _row(
         "training",
-        f"{plan.num_steps:,} steps, {_duration(plan.seconds)} projected, {100 * plan.utilization:.1f} % of peak",
+        f"{plan.num_steps:,} steps, {duration(plan.seconds)} projected, {100 * plan.utilization:.1f} % of peak",
     )
     source = documents.published_source(plan)
     if source:
         assert plan.config.about.published_seconds is not None
-        yield _row("published", f"{_duration(plan.config.about.published_seconds)} ({source})")
+        yield _row("published", f"{duration(plan.config.about.published_seconds)} ({source})")
 
 
 def breakdown(plan: Plan) -> Iterator[str]:
@@ -162,7 +162,7 @@ def _compared(plan: Plan, label: str) -> tuple[str, ...]:
         _ms(plan.mean(lambda phase: phase.step.seconds)),
         _ms(plan.mean(lambda phase: phase.step.collective_seconds)),
         f"{100 * plan.utilization:.1f} %",
-        _duration(plan.seconds),
+        duration(plan.seconds),
         f"{plan.seconds * plan.num_devices / 3600:,.1f}",
     )
 
@@ -182,7 +182,8 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1e3 * seconds:.2f} ms"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time in the unit that people use for it."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -18,40 +18,28 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.plan.hardware import CHIPS, Chip
 
+_PLANES = ("1x1", "2x2", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = (
+    "1x1x1",
+    "2x2x1",
+    "2x2x2",
+    "2x2x4",
+    "2x4x4",
+    "4x4x4",
+    "4x4x8",
+    "4x8x8",
+    "8x8x8",
+    "8x8x16",
+    "8x16x16",
+    "16x16x16",
+)
 SHAPES = {
-    "v2": ("1x1", "2x2", "4x4", "4x8", "8x8", "8x16", "16x16"),
-    "v3": ("1x1", "2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32", "128x32"),
-    "v4": (
-        "1x1x1",
-        "2x2x1",
-        "2x2x2",
-        "2x2x4",
-        "2x4x4",
-        "4x4x4",
-        "4x4x8",
-        "4x8x8",
-        "8x8x8",
-        "8x8x16",
-        "8x16x16",
-        "16x16x16",
-    ),
-    "v5e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
-    "v5p": (
-        "1x1x1",
-        "2x2x1",
-        "2x2x2",
-        "2x2x4",
-        "2x4x4",
-        "4x4x4",
-        "4x4x8",
-        "4x8x8",
-        "8x8x8",
-        "8x8x16",
-        "8x16x16",
-        "16x16x16",
-        "16x16x24",
-    ),
-    "v6e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "v2": _PLANES,
+    "v3": (*_PLANES, "16x32", "32x32", "128x32"),
+    "v4": _CUBES,
+    "v5e": ("2x4", *_PLANES),
+    "v5p": (*_CUBES, "16x16x24"),
+    "v6e": ("2x4", *_PLANES),
 }
 """The usual slices, in chips, as Cloud TPU sells them, and four joined v3 pods; the compiler takes others too."""
 _NAME = re.compile(r"(v\d\w?):(\d+(?:x\d+){1,2})")
@@ -80,11 +68,6 @@ class Topology:
     chip: Chip
     shape: tuple[int, ...]
     devices: tuple[Any, ...]
-
-    @property
-    def num_hosts(self) -> int:
-        """Processes of a program on it."""
-        return 1 + max(device.process_index for device in self.devices)
 
     def is_ring(self, axis: int) -> bool:
         """Whether the links along an axis close."""
