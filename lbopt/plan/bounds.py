@@ -136,7 +136,7 @@ def _rounded(
 
 
 _SOLVER = 1e-6
-"""Relative precision of what the solver of linear programs returns."""
+"""Relative precision of what is rounded down: the solver's of linear programs, and of roots."""
 
 
 class Grid(NamedTuple):
@@ -151,11 +151,11 @@ class Grid(NamedTuple):
     words: float
 
 
-def grid(bounds: Mapping[str, int], arrays: Arrays, num_processors: int) -> Grid:
+def grid(bounds: Mapping[str, float], arrays: Arrays, num_processors: int) -> Grid:
     """Return the grid of fewest words, of all; of equal ones the least elongated.
 
     Args:
-      bounds: loop -> how often it runs.
+      bounds: loop -> how often it runs; need not be whole.
       arrays: see the head of this file.
       num_processors: P.
 
@@ -168,7 +168,7 @@ def grid(bounds: Mapping[str, int], arrays: Arrays, num_processors: int) -> Grid
     """
     _check(bounds, arrays)
     require(num_processors >= 1, "num_processors", num_processors, "give at least 1")
-    limits = list(bounds.values())
+    limits = [math.floor(size * (1 + _SOLVER)) for size in bounds.values()]
     grids = list(_factorisations(num_processors, limits))
     fix = f"no grid cuts loops of {tuple(limits)} into so many parts; use fewer"
     require(grids, "num_processors", num_processors, fix)
@@ -177,7 +177,7 @@ def grid(bounds: Mapping[str, int], arrays: Arrays, num_processors: int) -> Grid
     return min(found, key=lambda one: (round(one.words, 6), max(one.parts.values())))
 
 
-def words_received(bounds: Mapping[str, int], arrays: Arrays, parts: Mapping[str, int]) -> float:
+def words_received(bounds: Mapping[str, float], arrays: Arrays, parts: Mapping[str, int]) -> float:
     """Return the words that a processor of a grid receives; see the head of this file."""
     processors = math.prod(parts.values())
     total = 0.0
@@ -212,7 +212,7 @@ def dp_limit(tokens: int, d_in: int, d_out: int) -> int:
     return tokens // max(d_in, d_out)
 
 
-def _check(bounds: Mapping[str, int], arrays: Arrays) -> None:
+def _check(bounds: Mapping[str, float], arrays: Arrays) -> None:
     for loop, size in bounds.items():
         require(size >= 1, f"bounds[{loop!r}]", size, "a loop runs once at least")
         require(

@@ -2,8 +2,8 @@
 
 "Cloud" is docs.cloud.google.com/tpu/docs/ (v2, v3, v4, v5e, v5p, v6e). "CACM" is Jouppi et al., A Domain-Specific
 Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020, and "ISCA" Jouppi et al., TPU v4, arXiv 2304.01433,
-table 4; notes on these two were read, not the papers: [recalled 90%]. "JAX" is jax/_src/pallas/mosaic/tpu_info.py of
-jax-ml/jax at 04c6362, "book" tpus.md and sharding.md of jax-ml/scaling-book as of February 2025.
+table 4; notes on these two were read, not the papers: [recalled 90%]. "book" is tpus.md and sharding.md of
+jax-ml/scaling-book as of February 2025.
 """
 
 from __future__ import annotations
@@ -19,26 +19,20 @@ class Chip:
       generation: "v3".
       flops: peak operations per second of a chip's matrix units in bf16.
       hertz: what a cycle of the compiler's estimates lasts, 1 / seconds.
-      hbm_bytes_per_second: of a chip.
       link_bytes_per_second: of one link of the interconnect in one direction.
       torus_dims: 2 or 3; a chip has two links along each.
       full_axis: chips of an axis that closes to a ring; a shorter one is a line. 0: any multiple of 4 does.
-      on_chip_bytes: vector memory of a core.
       cores_per_chip: that JAX sees as devices.
-      chips_per_host: that one process has.
       sources: of the numbers.
     """
 
     generation: str
     flops: float
     hertz: float
-    hbm_bytes_per_second: float
     link_bytes_per_second: float
     torus_dims: int
     full_axis: int
-    on_chip_bytes: int
     cores_per_chip: int
-    chips_per_host: int
     sources: str
 
     @property
@@ -47,88 +41,33 @@ class Chip:
         return self.flops / self.cores_per_chip
 
 
-MIB = 2**20
 CHIPS = {
     chip.generation: chip
     for chip in (
-        Chip(
-            "v2",
-            46e12,
-            0.70e9,
-            700e9,
-            62e9,
-            2,
-            16,
-            16 * MIB,
-            2,
-            4,
-            "peak, clock, HBM, link of 496 Gbit/s: CACM [recalled 90%]; on-chip memory: JAX",
-        ),
-        Chip(
-            "v3",
-            123e12,
-            0.94e9,
-            900e9,
-            82e9,
-            2,
-            32,
-            16 * MIB,
-            2,
-            4,
-            "peak, HBM: Cloud; clock, link of 656 Gbit/s: CACM [recalled 90%]; on-chip memory: JAX",
-        ),
-        Chip(
-            "v4",
-            275e12,
-            1.05e9,
-            1200e9,
-            50e9,
-            3,
-            0,
-            32 * MIB,
-            1,
-            4,
-            "peak, HBM: Cloud; clock, link: ISCA [recalled 90%]; on-chip memory: JAX",
-        ),
-        Chip(
-            "v5e",
-            197e12,
-            1.5e9,
-            819e9,
-            50e9,
-            2,
-            16,
-            128 * MIB,
-            1,
-            4,
-            "peak, HBM, link (an eighth of 400 GB/s a chip): Cloud; clock: book; on-chip memory: JAX",
-        ),
+        Chip("v2", 46e12, 0.70e9, 62e9, 2, 16, 2, "peak, clock, link of 496 Gbit/s: CACM [recalled 90%]"),
+        Chip("v3", 123e12, 0.94e9, 82e9, 2, 32, 2, "peak: Cloud; clock, link of 656 Gbit/s: CACM [recalled 90%]"),
+        Chip("v4", 275e12, 1.05e9, 50e9, 3, 0, 1, "peak: Cloud; clock, link: ISCA [recalled 90%]"),
+        Chip("v5e", 197e12, 1.5e9, 50e9, 2, 16, 1, "peak, link (an eighth of 400 GB/s a chip): Cloud; clock: book"),
         Chip(
             "v5p",
             459e12,
             1.75e9,
-            2765e9,
             100e9,
             3,
             0,
-            128 * MIB,
             1,
-            4,
-            "peak, HBM, link (a twelfth of 1200 GB/s a chip): Cloud; clock: peak over 8 units of 128 x 128; on-chip memory: JAX",
+            "peak, link (a twelfth of 1200 GB/s a chip): Cloud; clock: peak over 8 units of 128 x 128",
         ),
         Chip(
             "v6e",
             918e12,
             1.75e9,
-            1638e9,
             100e9,
             2,
             16,
-            128 * MIB,
             1,
-            4,
-            "peak, HBM, link (an eighth of 800 GB/s a chip): Cloud; clock: peak over 524,288 operations a cycle (the compiler's "
-            "369,231 for a matrix product rule out half of that); on-chip memory: JAX",
+            "peak, link (an eighth of 800 GB/s a chip): Cloud; clock: peak over 524,288 operations a cycle (the compiler's "
+            "369,231 for a matrix product rule out half of that)",
         ),
     )
 }

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
+from lbopt.plan import bounds
 from lbopt.plan.collectives import Collective
 from lbopt.plan.count import Layer
 from lbopt.plan.program import BYTES
@@ -73,31 +74,18 @@ def _of_batch(layer: Layer, size: int) -> Layer:
 def fewest_words(layer: Layer, num_devices: int) -> float:
     """Return the words that a device receives in the best grid over (tokens, in, out) for a layer of a whole batch.
 
-    As `lbopt.plan.grid` for a dense layer; a convolution has inputs, weights and outputs too, and as many tokens, ins and outs
-    as make up their numbers.
+    A convolution has inputs, weights and outputs as a dense layer, and as many tokens, ins and outs as make up their numbers.
     """
     inputs, weights, outputs = layer.inputs, layer.weights, layer.outputs
-    most = [
-        math.sqrt(inputs * outputs / weights),
-        math.sqrt(inputs * weights / outputs),
-        math.sqrt(outputs * weights / inputs),
-    ]
-    whole = (inputs + weights + outputs) / num_devices
-    best = math.inf
-    for tokens in _divisors(num_devices):
-        for cut_in in _divisors(num_devices // tokens):
-            cut_out = num_devices // tokens // cut_in
-            if all(
-                part <= limit * (1 + 1e-9) or part == 1
-                for part, limit in zip((tokens, cut_in, cut_out), most, strict=True)
-            ):
-                words = inputs / (tokens * cut_in) + weights / (cut_in * cut_out) + outputs / (tokens * cut_out) - whole
-                best = min(best, words)
-    return best
+    loops = {
+        "token": math.sqrt(inputs * outputs / weights),
+        "in": math.sqrt(inputs * weights / outputs),
+        "out": math.sqrt(outputs * weights / inputs),
+    }
+    return bounds.grid({loop: max(1.0, size) for loop, size in loops.items()}, _DENSE, num_devices).words
 
 
-def _divisors(number: int) -> list[int]:
-    return [part for part in range(1, number + 1) if number % part == 0]
+_DENSE = {"input": ("token", "in"), "weight": ("in", "out"), "output": ("token", "out")}
 
 
 def words_received(one: Collective) -> float:
