@@ -12,7 +12,6 @@ from lbopt import replicas
 from lbopt.plan.program import Array, Executed, Program
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
-SOURCES = ("gradients", "batch norm", "update", "parameters", "metrics", "other")
 
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -31,7 +30,7 @@ class Collective:
         exchanged.
       count: how many instructions are executed; one may carry several arrays.
       group_size: devices that take part in one.
-      source: what for, one of `SOURCES`.
+      source: what for: gradients, batch norm, update, parameters (made whole again), metrics or other.
       group: the devices of the first group, by number in the mesh; of a permutation its first pair.
     """
 

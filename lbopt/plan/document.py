@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from lbopt.config.train import TrainConfig
-from lbopt.plan import interconnect, limits as bounds
+from lbopt.plan import interconnect
 from lbopt.plan.collectives import Collective
 from lbopt.plan.hardware import HOP_SECONDS
 from lbopt.plan.make import EvaluationPlan, PhasePlan, Plan
@@ -98,14 +98,9 @@ def _phase(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
         "examples_per_second": round(rate),
         "examples_per_second_per_host": round(rate / plan.num_hosts),
         "input_bytes_per_second_per_host": round(rate / plan.num_hosts * phase.input_bytes),
-        "communication": dataclasses.asdict(limits_of(plan, phase)),
+        "communication": dataclasses.asdict(phase.communication),
         "evaluation": _evaluation(phase.evaluation),
     }
-
-
-def limits_of(plan: Plan, phase: PhasePlan) -> bounds.Limits:
-    """Return how far the step of a phase is from what it has to send."""
-    return bounds.limits(phase.layers, phase.global_batch_size, plan.num_devices, phase.step.collectives)
 
 
 def _evaluation(evaluation: EvaluationPlan | None) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from lbopt.data.arrays import Dataset
 from lbopt.data.batches import EvalBatches
 from lbopt.errors import require
 from lbopt.plan import count as counts
+from lbopt.plan.limits import Limits, limits
 from lbopt.plan.step import StepCost, cost_of
 from lbopt.plan.topology import Topology, memory_limit
 from lbopt.recipes import build, known, problem as problems
@@ -51,7 +52,7 @@ class PhasePlan:
       step: the cost of one.
       model_flops: of a step on one device: three times the forward pass of the network as it was published, matrix
         products and convolutions only, nothing computed again.
-      layers: of one example's forward pass, for the bounds.
+      communication: how far the step is from what it has to send.
       input_bytes: of an example on its way to the devices.
       evaluation: see `EvaluationPlan`; None if it was not asked for or training does not fit.
     """
@@ -60,7 +61,7 @@ class PhasePlan:
     num_steps: int
     step: StepCost
     model_flops: float
-    layers: tuple[counts.Layer, ...]
+    communication: Limits
     input_bytes: int
     evaluation: EvaluationPlan | None
 
@@ -174,7 +175,7 @@ def _plan_phase(config: TrainConfig, run: Run, topology: Topology, with_evaluati
         run.num_steps,
         step,
         3 * forward.flops * run.global_batch_size / run.mesh.size,
-        forward.layers,
+        limits(forward.layers, run.global_batch_size, len(devices), step.collectives),
         sum(array.nbytes for array in one.values() if isinstance(array, np.ndarray)),
         _plan_evaluation(config, run, topology, devices) if with_evaluation and step.fits else None,
     )

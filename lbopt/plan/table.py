@@ -95,7 +95,7 @@ def _evaluation(plan: Plan, phase: PhasePlan) -> Iterator[str]:
 
 
 def _bound(plan: Plan, phase: PhasePlan) -> Iterator[str]:
-    found = documents.limits_of(plan, phase)
+    found = phase.communication
     where = "within" if plan.num_devices <= found.dp_limit_of_half else "beyond"
     yield _row(
         "cutting the batch",
