@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -33,12 +33,12 @@ def cycles(program: Program) -> int:
     return sum(run.times * run.instruction.cycles for run in program.executed if not run.fused)
 
 
-def hbm_bytes(program: Program, scopes: Collection[str] = ()) -> int:
+def hbm_bytes(program: Program, counts: Callable[[Instruction], bool] = lambda instruction: True) -> int:
     """Add up what is read from HBM and written to it.
 
     Args:
       program: which.
-      scopes: only by instructions within one of these (`jax.named_scope`); () for all.
+      counts: instruction -> whether it is meant; by default all are.
 
     `cost_analysis()["bytes accessed"]` counts every operand and result wherever it lies. From v4 on the compiler prefetches
     into on-chip memory and keeps values there between two fusions (layouts marked S(1) or S(3)); this leaves those out.
@@ -46,9 +46,7 @@ def hbm_bytes(program: Program, scopes: Collection[str] = ()) -> int:
     Custom calls here join prefetched slices and move nothing. Elements count, not the tiles that pad short rows.
     """
     return sum(
-        run.times * _moved(program, run)
-        for run in program.executed
-        if not run.fused and (not scopes or set(scopes) & set(run.instruction.path.split("/")))
+        run.times * _moved(program, run) for run in program.executed if not run.fused and counts(run.instruction)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from lbopt import replicas
 from lbopt.errors import UserError
 from lbopt.plan import collectives as exchanges, costs, interconnect
 from lbopt.plan.collectives import Collective
-from lbopt.plan.program import Program
+from lbopt.plan.program import Instruction, Program
 from lbopt.plan.topology import Refusal, Topology
 
 
@@ -130,7 +131,7 @@ def read_cost(compiled: Any, topology: Topology, devices: Sequence[Any], compile
         flops=said.get("flops", 0.0) + matrix - costs.matrix_flops(program, multiplied=False),
         matrix_flops=matrix,
         hbm_bytes_moved=costs.hbm_bytes(program),
-        update_hbm_bytes=costs.hbm_bytes(program, (replicas.UPDATE,)),
+        update_hbm_bytes=costs.hbm_bytes(program, functools.partial(_updates, program)),
         seconds=costs.cycles(program) / hertz,
         roofline_seconds=least if least > 0 and not looped else None,
         collectives=tuple(found),
@@ -138,6 +139,15 @@ def read_cost(compiled: Any, topology: Topology, devices: Sequence[Any], compile
         operations=_operations(program, hertz),
         unknown_loops=len(program.unknown_loops),
     )
+
+
+def _updates(program: Program, instruction: Instruction) -> bool:
+    """Say whether it is the optimizer's. A fusion that also puts the new part in its place is named for the place."""
+    scopes = instruction.path.split("/")
+    if replicas.PARAMETERS not in scopes:
+        return replicas.UPDATE in scopes
+    fused = program.computations.get(instruction.called.get("calls", ""), {})
+    return any(replicas.UPDATE in part.path.split("/") for part in fused.values())
 
 
 def _operations(program: Program, hertz: float) -> tuple[Operation, ...]:
