@@ -1,12 +1,31 @@
 """Every test process has four fake CPU devices; set before jax is imported."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 
+# What one process has compiled no other one compiles again: for the workers of one run of the tests, and what they start.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lbopt-tests-")
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**32)  # with a limit, files are locked
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+
+@pytest.fixture(scope="module")
+def cache_afterwards():
+    """Switch JAX's cache on again when a file's tests have planned."""
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

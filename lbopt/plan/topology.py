@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lbopt.errors import EnvironmentProblem, UserError
@@ -80,6 +81,8 @@ class Topology:
 def prepare_environment() -> None:
     """Let this process compile for TPUs without having one; before any device is used.
 
+    Programs for devices that are not here cannot be stored: JAX's compilation cache is switched off.
+
     Raises:
       EnvironmentProblem: if libtpu is not installed.
     """
@@ -89,6 +92,8 @@ def prepare_environment() -> None:
         )
     os.environ.update(_ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # which it is from then on
 
 
 def open_topology(name: str) -> Topology:

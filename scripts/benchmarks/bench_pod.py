@@ -25,7 +25,7 @@ COMMANDS = (("configs/resnet50_lars.py:official-32768", 120), ("configs/bert_lar
 """Recipe -> seconds that planning it may take on 2 cores."""
 FLAT, COMPILE = 1.05, 1.5
 """Limits: of compute and bytes a core against 8 cores, and of compile time."""
-WHOLE = 0.01
+WHOLE = 0.003
 """More than 1/N that may be moved: small leaves, 0.2 % of all words, are not split, nor is what does not divide by N."""
 
 

@@ -6,9 +6,10 @@ import pathlib
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine"
-)
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine"),
+    pytest.mark.usefixtures("cache_afterwards"),
+]
 PLANNED = pathlib.Path(__file__).parents[1] / "plan" / "planned.py"
 CONFIG = f"--config={PLANNED}:cnn"
 

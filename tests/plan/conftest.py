@@ -10,7 +10,7 @@ if importlib.util.find_spec("libtpu") is None:  # it has no wheel for this machi
     collect_ignore = ["test_interconnect.py", "test_make.py", "test_program.py", "test_suggest.py"]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def environment():
+@pytest.fixture(scope="module", autouse=True)
+def environment(cache_afterwards):
     if importlib.util.find_spec("libtpu") is not None:
         topology.prepare_environment()
