@@ -28,7 +28,7 @@ warmups are not known: 6e-3 and 4e-3 after 2000 and 200 steps, NVIDIA's, are our
 
 Own choices: 80 predictions at 512 tokens and 20 at 128 (what `scripts/bench models` compiles), the moments kept between the phases, evaluation batch,
 intervals. Recalled: each replica's own gradient is clipped [recalled 97%], no bias correction (ALBERT's; Algorithm 2 has it).
-Status: 32768 and mixed are planned (configs/plans/); no row has been run here.
+Status: every row but nvidia-mixed is planned (configs/plans/); no row has been run here.
 """
 
 import math
@@ -56,7 +56,15 @@ PUBLISHED = {
     "32768": (15_625, "91.460", "101.2 min", 1024),
 }
 """Batch -> steps, F1, time, TPUs."""
-TOPOLOGIES = {1024: "v3:32x32"}
+TOPOLOGIES = {
+    16: "v3:4x4",
+    32: "v3:4x8",
+    64: "v3:8x8",
+    128: "v3:8x16",
+    256: "v3:16x16",
+    512: "v3:16x32",
+    1024: "v3:32x32",
+}
 """TPUs -> a slice of a v3 pod with as many chips."""
 WARMUP_STEPS = 3125
 ROWS = (*PUBLISHED, "mixed", "nvidia-mixed", "smoke")
@@ -94,8 +102,8 @@ def _single(row: str) -> TrainConfig:
         published_result=f"SQuAD v1.1 dev F1 {f1} (arXiv v1)",
         hardware=f"{cores} TPUs",
         time=time,
-        topology=TOPOLOGIES.get(cores, ""),
-        status="planned by the TPU compiler" if cores in TOPOLOGIES else "not yet run",
+        topology=TOPOLOGIES[cores],
+        status="planned by the TPU compiler",
         note="Learning rate, warmup, steps [recalled 90%]; decay, no bias correction [recalled 80%]; clip of each replica's gradient "
         f"[recalled 97%]; split over 128 and 512 tokens {split}. Own choice: predictions, evaluation batch, intervals.",
     )

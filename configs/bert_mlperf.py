@@ -20,11 +20,12 @@ name checkpoints/bert_large_mlperf, a place of our own choice. Data: `lbopt prep
 At 8192 the ramp begins 76 steps before the run and the decay counts from step 0: the rate climbs to 286/287 of its base at step 210 and
 drops to .623 of it at step 211. v1.0 has no warmup. Default row: 8192.
 
-Own choices: 76 predictions, the corpus's name (wikipedia), evaluation batch, intervals; evaluations every 500,000 examples (v0.7) or 33 steps
+Own choices: 76 predictions, the corpus's name (wikipedia), evaluation batch, intervals, attention computed again at 3072 (kept, 48
+examples a chip need 31.6 GiB of 30.7 by the TPU compiler); evaluations every 500,000 examples (v0.7) or 33 steps
 (v1.0) are our own arithmetic from the steps at which runs stopped. Recalled: that the first update counts as step 0.
 Variants: mlperf_jax at 8192 (the TensorFlow code adapts no bias and no layer norm: `--config.optimizer.variant=mlperf_tf`), mlperf_tf elsewhere.
 Each replica's gradient is clipped, cast to bf16 and summed, as in the source, which does not divide: LAMB does not see the factor but for eps.
-Status: 256, 448 and 8192 are planned (configs/plans/); no row has been run here.
+Status: the rows with a TPU system are planned (configs/plans/); no row has been run here.
 """
 
 from lbopt.config import (
@@ -93,6 +94,9 @@ TOPOLOGIES = {
     "TPU v4-16": "v4:2x2x2",
     "TPU v3-32": "v3:4x4",
     "TPU v3-8192": "v3:128x32",
+    "TPU v4-128": "v4:4x4x4",
+    "TPU v4-4096": "v4:8x16x16",
+    "TPU v4-6912": "v4:12x12x24",
 }
 """System, whose number counts cores, two a chip -> topology in chips; shapes are our own choice."""
 ROWS = (*TABLE, "smoke")
@@ -119,12 +123,19 @@ def _row(row: str) -> TrainConfig:
             status="planned by the TPU compiler" if hardware in TOPOLOGIES else "not yet run",
             note="Own choice: predictions, corpus, place of the checkpoint, evaluation batch, intervals"
             + ("" if row == "8192" else ", variant")
+            + (", rematerialisation" if row == "3072" else "")
             + ". Recalled: first update is step 0. The mean of gradients is taken, of sums in bf16; the source keeps the sum.",
         ),
         global_batch_size=batch,
         num_steps=steps,
         data=DataConfig("text_mlm", builder="wikipedia", sequence_length=512, max_predictions=76, vocab_size=30522),
-        model=ModelConfig("bert", size="large", dtype="bfloat16", activation="gelu_tanh"),
+        model=ModelConfig(
+            "bert",
+            size="large",
+            dtype="bfloat16",
+            activation="gelu_tanh",
+            remat="attention" if row == "3072" else "none",
+        ),
         optimizer=OptimizerConfig(
             "lamb",
             "mlperf_jax" if row == "8192" else "mlperf_tf",

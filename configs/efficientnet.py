@@ -28,7 +28,7 @@ Recalled besides: 350 epochs [recalled 70%] (known for B5 at 65536 only), the sp
 at 4096, 8192 and 16384 [recalled 85%]), the form of the average's ramp [recalled 95%].
 Own choices: AutoAugment (the code's flag defaults to none), crops by height, bicubic, stairs that count from step 0, warmup of LARS from 0,
 evaluation batch, intervals.
-Status: the rows on 1024 cores are planned (configs/plans/); no row has been run here.
+Status: every row but b5-lars-65536-single-decay is planned (configs/plans/); no row has been run here.
 """
 
 from lbopt.config import (
@@ -67,7 +67,7 @@ TABLE = {
 """Row -> peak top-1 in percent, cores; all recalled."""
 LARGEST = "b5-lars-65536"
 SINGLE = "b5-lars-65536-single-decay"
-TOPOLOGIES = {1024: "v3:16x32"}
+TOPOLOGIES = {128: "v3:8x8", 256: "v3:8x16", 512: "v3:16x16", 1024: "v3:16x32"}
 """Cores -> chips; the shape is our own choice."""
 ROWS = (*TABLE, LARGEST, SINGLE, "smoke")
 
@@ -188,8 +188,8 @@ def _about(row: str) -> About:
         published_result=f"peak top-1 {percent:.1f} % [recalled 85%]",
         hardware=f"{cores} TPU v3 cores [recalled 85%]",
         time="18 min [recalled 75%]" if row == "b2-lars-32768" else "-",
-        topology=TOPOLOGIES.get(cores, ""),
-        status="planned by the TPU compiler" if cores in TOPOLOGIES else "not yet run",
+        topology=TOPOLOGIES[cores],
+        status="planned by the TPU compiler",
         note=f"{own}. Batch, optimizer, learning rate, warmup, kind of decay [recalled 85%]; {epochs}.{decays}",
     )
 

@@ -16,12 +16,17 @@ def main(argv: list[str]) -> int:
     if argv == ["--table"]:
         print("\n".join(table()))
         return 0
+    wanted = [flag for flag in recipes() if not argv or any(text in flag for text in argv)]
+    if not wanted:
+        print(
+            f"no recipe that names a pod has {' or '.join(map(repr, argv))} in its name; known are: {', '.join(recipes())}"
+        )
+        return 2
     failed = []
-    for flag in recipes():
-        if not argv or any(text in flag for text in argv):
-            print(f"{flag} ...", flush=True)
-            if not plan(flag):
-                failed.append(flag)
+    for flag in wanted:
+        print(f"{flag} ...", flush=True)
+        if not plan(flag):
+            failed.append(flag)
     print(f"not planned: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -65,13 +66,13 @@ def run(argv: Sequence[str]) -> None:
     if max(len(column.topology.devices) for column in columns) > SURE and _CHILD not in os.environ:
         _in_a_child(argv)
         return
-    plan = make_plan(config, flag, columns[0].topology, options["evaluation"])
+    plan = make_plan(config, flag, columns[0].topology, options["evaluation"], _say)
     print("\n".join(table.lines(plan)))
     if options["breakdown"]:
         print("\n".join(table.breakdown(plan)))
     _advise(plan)
     labels = [column.label for column in columns]
-    others = [make_plan(other.config, flag, other.topology, options["evaluation"]) for other in columns[1:]]
+    others = [make_plan(other.config, flag, other.topology, options["evaluation"], _say) for other in columns[1:]]
     if others:
         print()
         print("\n".join(table.comparison([plan, *others], labels)))
@@ -79,13 +80,22 @@ def run(argv: Sequence[str]) -> None:
         written = document.document(plan)
         if others:
             written["compared"] = dict(zip(labels[1:], map(document.document, others), strict=True))
-        output.write_text(json.dumps(written, indent=1) + "\n")
+        try:
+            output.write_text(json.dumps(written, indent=1) + "\n")
+        except OSError as error:
+            raise EnvironmentProblem(f"--output = {output}: it could not be written ({error.strerror})") from error
         print(f"\nwritten to {output}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _in_a_child(argv: Sequence[str]) -> None:
     """Run the command in another process, which the compiler may take down with it."""
     done = subprocess.run([sys.executable, "-m", "lbopt", "plan", *argv], env={**os.environ, _CHILD: "1"}, check=False)
+    if done.returncode == -signal.SIGKILL:
+        raise EnvironmentProblem("the process that plans was killed, most likely for want of memory: give it more")
     if done.returncode < 0:
         raise EnvironmentProblem(
             f"the TPU compiler itself crashed (signal {-done.returncode}): it is made for up to {SURE} devices; give a smaller "
@@ -99,19 +109,18 @@ def _advise(plan: Plan) -> None:
     """Print what would make a plan fit that does not."""
     for number, phase in enumerate(plan.phases):
         if phase.evaluation is not None and not phase.evaluation.step.fits:
-            smaller = suggest.suggest_evaluation(plan.config, plan.topology, number)
+            smaller = suggest.suggest_evaluation(plan.config, plan.topology, number, _say)
             print("\ntry" if smaller else "\nno smaller batch of evaluation fits either")
             print("\n".join(table.suggestions([smaller] if smaller else [], plan.hbm_limit_bytes)))
         if phase.step.fits:
             continue
-        print("\nlooking for what makes it fit ...", flush=True)
-        found = suggest.suggest(plan.config, plan.topology, number)
+        found = suggest.suggest(plan.config, plan.topology, number, _say)
         if found:
-            print("try one of")
+            print("\ntry one of")
             print("\n".join(table.suggestions(found, plan.hbm_limit_bytes)))
         else:
             print(
-                "no rematerialisation, accumulation or sharded update makes it fit: use a larger pod or a smaller batch"
+                "\nno rematerialisation, accumulation or sharded update makes it fit: use a larger pod or a smaller batch"
             )
 
 

@@ -66,7 +66,7 @@ def tile(
       multiples: loop -> of what its side is to be a multiple if it is as long, {"n": 128, "m": 8} for a TPU's vectors.
 
     Raises:
-      UserError: for a bound below 1, a memory below 2 words, an array of unknown loops, or a loop without array.
+      UserError: for no loops, a bound or multiple below 1, a memory below 2 words, an array of unknown loops, or a loop without array.
 
     >>> found = tile({"m": 1024, "n": 1024, "k": 1024}, {"A": "mk", "B": "kn", "C": "mn"}, 2**14)
     >>> round(found.exponent, 3), found.sides
@@ -74,6 +74,10 @@ def tile(
     """
     _check(bounds, arrays)
     require(memory_words >= 2, "memory_words", memory_words, "give at least 2")
+    for loop, multiple in (multiples or {}).items():
+        require(
+            loop in bounds and multiple >= 1, f"multiples[{loop!r}]", multiple, "give at least 1, for a loop in bounds"
+        )
     loops, names = list(bounds), list(arrays)
     beta = np.log([bounds[loop] for loop in loops]) / math.log(memory_words)
     within = np.array([[float(loop in arrays[name]) for loop in loops] for name in names])
@@ -213,6 +217,7 @@ def dp_limit(tokens: int, d_in: int, d_out: int) -> int:
 
 
 def _check(bounds: Mapping[str, float], arrays: Arrays) -> None:
+    require(bounds, "bounds", dict(bounds), "a nest has a loop at least")
     for loop, size in bounds.items():
         require(size >= 1, f"bounds[{loop!r}]", size, "a loop runs once at least")
         require(

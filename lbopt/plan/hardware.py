@@ -20,6 +20,8 @@ class Chip:
       flops: peak operations per second of a chip's matrix units in bf16.
       hertz: what a cycle of the compiler's estimates lasts, 1 / seconds.
       link_bytes_per_second: of one link of the interconnect in one direction.
+      axes: of the torus: 2 or 3.
+      most_chips: of one slice; of v3 four pods side by side.
       full_axis: chips of an axis that closes to a ring; a shorter one is a line. 0: any multiple of 4 does.
       cores_per_chip: that JAX sees as devices.
       sources: of the numbers.
@@ -29,6 +31,8 @@ class Chip:
     flops: float
     hertz: float
     link_bytes_per_second: float
+    axes: int
+    most_chips: int
     full_axis: int
     cores_per_chip: int
     sources: str
@@ -42,15 +46,19 @@ class Chip:
 CHIPS = {
     chip.generation: chip
     for chip in (
-        Chip("v2", 46e12, 0.70e9, 62e9, 16, 2, "peak, clock, link of 496 Gbit/s: CACM [recalled 90%]"),
-        Chip("v3", 123e12, 0.94e9, 82e9, 32, 2, "peak: Cloud; clock, link of 656 Gbit/s: CACM [recalled 90%]"),
-        Chip("v4", 275e12, 1.05e9, 50e9, 0, 1, "peak: Cloud; clock, link: ISCA [recalled 90%]"),
-        Chip("v5e", 197e12, 1.5e9, 50e9, 16, 1, "peak, link (an eighth of 400 GB/s a chip): Cloud; clock: book"),
+        Chip("v2", 46e12, 0.70e9, 62e9, 2, 256, 16, 2, "peak, clock, link of 496 Gbit/s: CACM [recalled 90%]"),
+        Chip("v3", 123e12, 0.94e9, 82e9, 2, 4096, 32, 2, "peak: Cloud; clock, link of 656 Gbit/s: CACM [recalled 90%]"),
+        Chip("v4", 275e12, 1.05e9, 50e9, 3, 4096, 0, 1, "peak: Cloud; clock, link: ISCA [recalled 90%]"),
+        Chip(
+            "v5e", 197e12, 1.5e9, 50e9, 2, 256, 16, 1, "peak, link (an eighth of 400 GB/s a chip): Cloud; clock: book"
+        ),
         Chip(
             "v5p",
             459e12,
             1.75e9,
             100e9,
+            3,
+            8960,
             0,
             1,
             "peak, link (a twelfth of 1200 GB/s a chip): Cloud; clock: peak over 8 units of 128 x 128",
@@ -60,6 +68,8 @@ CHIPS = {
             918e12,
             1.75e9,
             100e9,
+            2,
+            256,
             16,
             1,
             "peak, link (an eighth of 800 GB/s a chip): Cloud; clock: peak over 524,288 operations a cycle (the compiler's "

@@ -16,7 +16,7 @@ from lbopt.data.batches import EvalBatches
 from lbopt.errors import require
 from lbopt.plan import count as counts
 from lbopt.plan.limits import Limits, limits
-from lbopt.plan.step import StepCost, cost_of
+from lbopt.plan.step import Say, StepCost, cost_of, silent
 from lbopt.plan.topology import Topology, memory_limit
 from lbopt.recipes import build, known, problem as problems
 from lbopt.train.run import Run
@@ -139,7 +139,9 @@ class Plan:
         )
 
 
-def make_plan(config: TrainConfig, recipe: str, topology: Topology, with_evaluation: bool = True) -> Plan:
+def make_plan(
+    config: TrainConfig, recipe: str, topology: Topology, with_evaluation: bool = True, say: Say = silent
+) -> Plan:
     """Compile the steps of a run for a pod, and read them; nothing is run and no data are needed for published sets.
 
     Args:
@@ -147,6 +149,7 @@ def make_plan(config: TrainConfig, recipe: str, topology: Topology, with_evaluat
       recipe: how the user named it.
       topology: the pod.
       with_evaluation: compile the evaluation too.
+      say: gets a line before each compilation.
 
     Raises:
       UserError: if the config does not fit the pod, naming the field.
@@ -157,16 +160,21 @@ def make_plan(config: TrainConfig, recipe: str, topology: Topology, with_evaluat
         fix = f"how many examples an epoch of config.data.builder = {phase.data.builder!r} has is not known without the corpus; say how many steps"
         require(phase.num_steps or known.has_known_length(phase.data), "config.num_steps", phase.num_steps, fix)
     run = build.build(config, topology.devices, known.source)
-    phases = tuple(
-        _plan_phase(phase_config, phase, topology, with_evaluation)
-        for phase_config, phase in zip(config.phases(), run.phases(), strict=True)
-    )
+    phases = []
+    for number, (of, phase_run) in enumerate(zip(config.phases(), run.phases(), strict=True), 1):
+        where = f"{topology.name}, phase {number}" if config.phase2 else topology.name
+
+        def tell(what: str, where: str = where) -> None:
+            say(f"compiling {what} for {where} ...")
+
+        phases.append(_plan_phase(of, phase_run, topology, with_evaluation, tell))
     limit = memory_limit(topology.devices[0])
-    return Plan(config, recipe, topology, tuple(run.mesh.devices.flat), limit, phases)
+    return Plan(config, recipe, topology, tuple(run.mesh.devices.flat), limit, tuple(phases))
 
 
-def _plan_phase(config: TrainConfig, run: Run, topology: Topology, with_evaluation: bool) -> PhasePlan:
+def _plan_phase(config: TrainConfig, run: Run, topology: Topology, with_evaluation: bool, say: Say) -> PhasePlan:
     devices = list(run.mesh.devices.flat)
+    say("the training step")
     step = cost_of(run.lower, topology, devices)
     forward = count_forward(config)
     one = run.batches.piece(0, 0, 1)
@@ -177,11 +185,14 @@ def _plan_phase(config: TrainConfig, run: Run, topology: Topology, with_evaluati
         3 * forward.flops * run.global_batch_size / run.mesh.size,
         limits(forward.layers, run.global_batch_size, len(devices), step.collectives),
         sum(array.nbytes for array in one.values() if isinstance(array, np.ndarray)),
-        _plan_evaluation(config, run, topology, devices) if with_evaluation and step.fits else None,
+        _plan_evaluation(config, run, topology, devices, say) if with_evaluation and step.fits else None,
     )
 
 
-def _plan_evaluation(config: TrainConfig, run: Run, topology: Topology, devices: Sequence[Any]) -> EvaluationPlan:
+def _plan_evaluation(
+    config: TrainConfig, run: Run, topology: Topology, devices: Sequence[Any], say: Say
+) -> EvaluationPlan:
+    say("the evaluation")
     times = math.ceil(run.num_steps / run.cadence.eval_every_steps)
     sized = known.has_known_length(config.data)
     num_batches = _num_batches(run.validation, config.eval_global_batch_size, run.mesh.size) if sized else None

@@ -172,7 +172,7 @@ class Program:
 
     @functools.cached_property
     def executed(self) -> list[Executed]:
-        """All instructions that one call executes, with how often; both branches of a conditional count."""
+        """All instructions that one call executes, with how often; of a conditional the branch with the most cycles."""
         return list(self._walk(self.entry, 1, False))
 
     def _walk(self, computation: str, times: int, fused: bool) -> Iterator[Executed]:
@@ -188,8 +188,10 @@ class Program:
                 inner = called.get("to_apply") or called.get("calls") or ""
                 yield from self._walk(inner, times, fused)
             elif instruction.op == "conditional":
-                for branch in instruction.branches:
-                    yield from self._walk(branch, times, fused)
+                yield from self._walk(max(instruction.branches, key=self._cycles), times, fused)
+
+    def _cycles(self, computation: str) -> int:
+        return sum(instruction.cycles for instruction in self.computations.get(computation, {}).values())
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
         """Return how often a loop's body runs: its condition compares a counter that goes up by one with a constant."""
@@ -221,17 +223,17 @@ class Program:
             return None
         start = self._initial(computation, loop, int(index[1]))
         stride = self._stride(loop, int(index[1]))
-        return None if start is None or stride < 1 else max(0, -(-(limit - start) // stride))
+        return None if start is None or stride is None or stride < 1 else max(0, -(-(limit - start) // stride))
 
-    def _stride(self, loop: Instruction, index: int) -> int:
-        """Return by how much a turn raises the counter at an index of a loop's state; 1 where that cannot be read."""
+    def _stride(self, loop: Instruction, index: int) -> int | None:
+        """Return by how much a turn raises the counter at an index of a loop's state; None where that cannot be read."""
         body = self.computations[loop.called["body"]]
         root = next(instruction for instruction in body.values() if instruction.is_root)
         raised = _behind_copies(body, body[root.operands[index]]) if root.op == "tuple" else root
         if raised.op != "add":
-            return 1
+            return None
         found = [_constant(body[name]) for name in raised.operands if name in body]
-        return next((number for number in found if number is not None), 1)
+        return next((number for number in found if number is not None), None)
 
     def _initial(self, computation: str, loop: Instruction, index: int) -> int | None:
         """Return the constant that a loop's state begins with at an index."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,13 @@ from lbopt.plan import collectives as exchanges, costs, interconnect
 from lbopt.plan.collectives import Collective
 from lbopt.plan.program import Instruction, Program
 from lbopt.plan.topology import Refusal, Topology
+
+Say = Callable[[str], None]
+"""Gets a line before something long begins."""
+
+
+def silent(line: str) -> None:
+    """Say nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +106,7 @@ def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
     begin = time.perf_counter()
     try:
         compiled = lower().compile()
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         seconds = time.perf_counter() - begin
         refused = Refusal.read(str(error))
         if refused is not None:
@@ -117,7 +124,7 @@ def read_cost(compiled: Any, topology: Topology, devices: Sequence[Any], compile
     matrix = costs.matrix_flops(program)
     least = said.get("optimal_seconds", 0.0)
     hertz = topology.chip.hertz
-    looped = any(run.times > 1 for run in program.executed)
+    looped = any(run.times > 1 for run in program.executed) or bool(program.unknown_loops)
     return StepCost(
         fits=True,
         hbm_bytes=memory.argument_size_in_bytes

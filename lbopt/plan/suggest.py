@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from lbopt.config.model import REMATS
 from lbopt.config.train import TrainConfig
 from lbopt.errors import UserError
-from lbopt.plan.step import StepCost, cost_of
+from lbopt.plan.step import Say, StepCost, cost_of, silent
 from lbopt.plan.topology import Topology
 from lbopt.recipes import build, known
 from lbopt.train.run import Run
@@ -32,7 +32,7 @@ class Suggestion:
     step: StepCost
 
 
-def suggest(config: TrainConfig, topology: Topology, phase: int) -> list[Suggestion]:
+def suggest(config: TrainConfig, topology: Topology, phase: int, say: Say = silent) -> list[Suggestion]:
     """Compile changes to the step of a phase that does not fit; return those with which it does.
 
     Of each kind the mildest: rematerialisation (bert), accumulation over twice, four, eight times as many microsteps, a
@@ -42,10 +42,13 @@ def suggest(config: TrainConfig, topology: Topology, phase: int) -> list[Suggest
       config: of the run.
       topology: the pod.
       phase: 0 or 1.
+      say: gets a line before each is compiled.
     """
-    found = [
-        one for kind in _kinds(config, topology, phase) if (one := _first_that_fits(config, topology, phase, kind))
-    ]
+
+    def first(changes: list[Change]) -> Suggestion | None:
+        return _first_that_fits(config, topology, phase, changes, say)
+
+    found = [one for kind in _kinds(config, topology, phase) if (one := first(kind))]
     if found:
         return found
     together: dict[str, object] = {}
@@ -54,20 +57,21 @@ def suggest(config: TrainConfig, topology: Topology, phase: int) -> list[Suggest
         *_, (name, changes) = kind
         together |= changes
         names.append(name)
-    every = _first_that_fits(config, topology, phase, [(" + ".join(names), together)]) if together else None
+    every = first([(" + ".join(names), together)]) if together else None
     return [every] if every else []
 
 
-def suggest_evaluation(config: TrainConfig, topology: Topology, phase: int) -> Suggestion | None:
+def suggest_evaluation(config: TrainConfig, topology: Topology, phase: int, say: Say = silent) -> Suggestion | None:
     """Return the largest batch of evaluation, of a half, a quarter and an eighth of the config's, that fits."""
     field = "phase2.eval_global_batch_size" if phase else "eval_global_batch_size"
     size = config.phases()[phase].eval_global_batch_size
-    for parts in (2, 4, MOST_MICROSTEPS):
-        changes = {field: max(1, size // parts)}
-        run = build.build(with_fields(config, changes), topology.devices, known.source).phases()[phase]
+    devices = config.parallel.num_devices or len(topology.devices)
+    for smaller in (size // parts for parts in (2, 4, MOST_MICROSTEPS) if size // parts >= devices):
+        say(f"trying evaluation in batches of {smaller} ...")
+        run = build.build(with_fields(config, {field: smaller}), topology.devices, known.source).phases()[phase]
         step = cost_of(run.lower_evaluation, topology, list(run.mesh.devices.flat))
         if step.fits:
-            return Suggestion(f"evaluation in batches of {size // parts}", (f"--config.{field}={size // parts}",), step)
+            return Suggestion(f"evaluation in batches of {smaller}", (f"--config.{field}={smaller}",), step)
     return None
 
 
@@ -78,7 +82,7 @@ Change = tuple[str, dict[str, object]]
 def _kinds(config: TrainConfig, topology: Topology, phase: int) -> Iterator[list[Change]]:
     here = config.phases()[phase]
     prefix = "phase2." if phase else ""
-    if here.model.name == "bert" and not here.model.scan_layers:
+    if here.model.name == "bert":
         field = "phase2.remat" if phase else "model.remat"
         stronger = REMATS[REMATS.index(here.model.remat) + 1 :]
         if stronger:
@@ -96,8 +100,11 @@ def _kinds(config: TrainConfig, topology: Topology, phase: int) -> Iterator[list
         yield [("sharded update", {"parallel.shard_update": True})]
 
 
-def _first_that_fits(config: TrainConfig, topology: Topology, phase: int, changes: list[Change]) -> Suggestion | None:
+def _first_that_fits(
+    config: TrainConfig, topology: Topology, phase: int, changes: list[Change], say: Say
+) -> Suggestion | None:
     for name, fields in changes:
+        say(f"trying {name} ...")
         changed = with_fields(config, fields)
         try:
             step = _cost(build.build(changed, topology.devices, known.source), topology, phase)

@@ -96,11 +96,12 @@ def _evaluation(plan: Plan, phase: PhasePlan) -> Iterator[str]:
 
 def _bound(plan: Plan, phase: PhasePlan) -> Iterator[str]:
     found = phase.communication
+    narrowest = next((part for part in reversed(found.narrowest.split("/")) if part and "->" not in part), "the rest")
     where = "within" if plan.num_devices <= found.dp_limit_of_half else "beyond"
     yield _row(
         "cutting the batch",
         f"sends the fewest words up to {found.dp_limit_of_half:,} devices for half of the weights ({found.dp_limit:,} for "
-        f"{found.narrowest.split('/')[-1] or 'the rest'}): {plan.num_devices} is {where}",
+        f"{narrowest}): {plan.num_devices} is {where}",
     )
     yield _row(
         "",

@@ -101,15 +101,21 @@ def open_topology(name: str) -> Topology:
 
     Raises:
       UserError: if there is none of that name; the message lists the usual ones.
+      EnvironmentProblem: if the compiler knows none of the usual ones either.
     """
     found = _NAME.fullmatch(name)
     if found is None or found[1] not in CHIPS:
         raise UserError(f"--topology = {name!r}: use GENERATION:CHIPSxCHIPS[xCHIPS], for instance {_listed()}")
     chip, shape = CHIPS[found[1]], tuple(map(int, found[2].split("x")))
+    if len(shape) != chip.axes or min(shape) < 1 or math.prod(shape) > chip.most_chips:
+        counts = f"{found[1]} has {chip.axes} axes of 1 or more chips and up to {chip.most_chips:,} of them"
+        raise UserError(f"--topology = {name!r}: {counts}; known are {_listed()}")
     try:
         described = _describe(name, chip)
     except Exception as error:  # whatever libtpu raises
         said = " ".join(str(error).split())[:160]
+        if found[2] in SHAPES[found[1]]:
+            raise EnvironmentProblem(f"the TPU compiler does not start: {said}") from error
         raise UserError(
             f"--topology = {name!r}: the compiler knows no such slice ({said}); known are {_listed()}"
         ) from error
@@ -143,6 +149,7 @@ def memory_limit(device: Any) -> int:
 
 
 _REFUSED = re.compile(r"\(?([\d.]+)([KMGT]?)\)? ?(?:exceeds available HBM|of) \(?([\d.]+)([KMGT]?)")
+_ON_CHIP = re.compile(r"memory space (?!hbm)\w+")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -160,14 +167,13 @@ class Refusal:
 
     @classmethod
     def read(cls, message: str) -> Refusal | None:
-        """Return what a compiler's message says; None if it is about something else.
+        """Return what a compiler's message says; None if it is about something else, memory on the chip for instance.
 
         >>> Refusal.read("CompileTimeHbmOom: ... temporaries (27.50G) exceeds available HBM (15.50G). HLO module: jit_f.").needed_bytes / 2**30
         27.5
         """
-        if "RESOURCE_EXHAUSTED" not in message and "HbmOom" not in message:
-            return None
-        found = _REFUSED.search(message)
+        full = "RESOURCE_EXHAUSTED" in message or "HbmOom" in message
+        found = _REFUSED.search(message) if full and not _ON_CHIP.search(message) else None
         if found is None:
             return None
         needed, limit = (float(number) * _UNITS[unit] for number, unit in (found.group(1, 2), found.group(3, 4)))

@@ -24,7 +24,13 @@ def test_a_plan_is_printed_and_written(lbopt, tmp_path):
         "--breakdown",
         "--compare=v5e:1x1 parallel.reduce_dtype=float32",
     )
-    assert (code, err) == (0, "")
+    assert code == 0
+    steps = [
+        f"compiling the {what} for {where} ..."
+        for where in ("v3:1x1", "v5e:1x1")
+        for what in ("training step", "evaluation")
+    ]
+    assert err.splitlines() == steps
     for said in (
         "fits: needs",
         "of 15.48 a device",
@@ -68,6 +74,10 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
     ("flags", "message"),
     [
         (["--topology=v3:3x5"], "--topology = 'v3:3x5': the compiler knows no such slice"),
+        (["--topology=v3:0x16"], "--topology = 'v3:0x16': v3 has 2 axes of 1 or more chips and up to 4,096 of them"),
+        (["--topology=v3:1000x1000"], "up to 4,096"),
+        (["--topology=v4:4x4"], "v4 has 3 axes"),
+        (["--topology=v6e:2x2x2"], "v6e has 2 axes"),
         (["--topology=v3:2x2x2x2"], "v3:{1x1,2x2,4x4,4x8,8x8,8x16,16x16,16x32,32x32,128x32}"),
         (["--topology=gpu"], "--topology = 'gpu': use GENERATION:CHIPSxCHIPS[xCHIPS]"),
         ([], "--topology is missing"),
@@ -123,3 +133,26 @@ def test_a_new_file_is_not_left_behind_by_what_is_wrong(lbopt, tmp_path):
     file = tmp_path / "plan.json"
     assert lbopt("plan", CONFIG, "--topology=v3:3x5", f"--output={file}")[0] == 2
     assert not file.exists()
+
+
+def test_what_cannot_be_compiled_is_one_line(lbopt, monkeypatch):
+    from lbopt.train.run import Run
+
+    def lower(run):
+        raise NotImplementedError("no rule for TPUs")
+
+    monkeypatch.setattr(Run, "lower", lower)
+    code, _, err = lbopt("plan", CONFIG, "--topology=v3:2x2")
+    assert code == 2
+    assert err.splitlines()[-1].endswith("--config: the TPU compiler takes no such step: no rule for TPUs")
+    assert len(err.splitlines()) == 2
+
+
+def test_a_full_disk_is_one_line(lbopt, monkeypatch):
+    from lbopt.plan import make
+    from lbopt.plan.step import StepCost
+
+    monkeypatch.setattr(make, "cost_of", lambda *_: StepCost(True, 1, 0.0, seconds=1.0))
+    code, _, err = lbopt("plan", CONFIG, "--topology=v3:2x2", "--evaluation=false", "--output=/dev/full")
+    assert code == 3
+    assert err.splitlines()[-1].endswith("--output = /dev/full: it could not be written (No space left on device)")

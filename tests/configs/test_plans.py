@@ -49,6 +49,13 @@ def test_operations_of_bert_large_are_those_of_its_equations():
         assert phase["matrix_flops_per_step_per_device"] == pytest.approx(wanted, rel=0.03)
 
 
+def test_a_published_step_of_efficientnet_lies_between_roofline_and_cycles():
+    found = planned("efficientnet.py:b5-lars-65536")
+    assert found["published_seconds"] == 64 * 60
+    seconds = found["published_seconds"] / found["steps"]
+    assert found["roofline_seconds_per_step"] < seconds < found["compute_seconds_per_step"]
+
+
 def test_operations_of_resnet_50_are_those_of_its_paper():
     """4.089 G multiply-adds an image. The compiled program does more: columns folded, and moments of products."""
     found = planned("resnet50_lars.py:official-32768")

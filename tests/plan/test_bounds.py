@@ -130,6 +130,9 @@ def test_the_batch_alone_is_cut_up_to_the_limit_and_no_further(batch, limit):
     [
         (lambda: bounds.tile({"m": 0}, {"A": "m"}, 8), r"bounds\['m'\] = 0"),
         (lambda: bounds.tile({"m": 4}, {"A": "m"}, 1), "memory_words = 1"),
+        (lambda: bounds.tile({}, {}, 64), "a nest has a loop at least"),
+        (lambda: bounds.tile({"m": 4}, {"A": "m"}, 8, {"m": 0}), r"multiples\['m'\] = 0"),
+        (lambda: bounds.tile({"m": 4}, {"A": "m"}, 8, {"n": 8}), r"multiples\['n'\] = 8"),
         (lambda: bounds.tile({"m": 4}, {"A": "mx"}, 8), "there is no loop 'x'"),
         (lambda: bounds.grid({"m": 4, "n": 4}, {"A": "m"}, 2), "no array has the loop 'n'"),
         (lambda: bounds.grid({"m": 4}, {"A": "m"}, 0), "num_processors = 0"),

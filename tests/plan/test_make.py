@@ -5,6 +5,7 @@ import numpy as np
 import planned
 import pytest
 
+from lbopt import replicas
 from lbopt.plan import collectives, document, topology
 from lbopt.plan.make import make_plan
 from lbopt.plan.program import Program
@@ -90,6 +91,9 @@ def test_the_precision_of_the_reduction_is_the_one_asked_for(place, dtype, name,
     params = sum(x.size for x in jax.tree.leaves(shapes(config, place).params))
     assert total(found, "gradients") == total(found, "gradients", dtype=name, op="all-reduce", group_size=8)
     assert total(found, "gradients") == params * {"f32": 4, "bf16": 2}[name]
+    others = [one.dtype for one in found.phases[0].step.collectives if one.source in ("metrics", "update")]
+    assert others
+    assert set(others) == {"f32"}
 
 
 def test_a_sharded_update_holds_and_moves_its_part(plan, place):
@@ -114,30 +118,34 @@ def test_a_sharded_update_holds_and_moves_its_part(plan, place):
     )
 
 
-def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(place):
-    config = planned.bert(shard_update=True, reduce_dtype="float32", reduce_scatter=True)
+@pytest.mark.parametrize(("dtype", "name", "size"), [("float32", "f32", 4), ("bfloat16", "bf16", 2)])
+def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(place, dtype, name, size):
+    config = planned.bert(shard_update=True, reduce_dtype=dtype, reduce_scatter=True)
     found = make_plan(config, "bert", place, with_evaluation=False).phases[0].step.collectives
     scattered = [one for one in found if one.op == "reduce-scatter" and one.source == "gradients"]
     gathered = [one for one in found if one.op == "all-gather" and one.source == "parameters"]
-    large = sum(leaf.size * 4 for leaf in jax.tree.leaves(shapes(config, place).params) if leaf.size >= 2**14)
-    for each in (scattered, gathered):
+    large = sum(leaf.size for leaf in jax.tree.leaves(shapes(config, place).params) if leaf.size >= 2**14)
+    for each, dtype_of, size_of in ((scattered, name, size), (gathered, "f32", 4)):
+        assert {one.dtype for one in each} == {dtype_of}
         by_size = {one.group_size: one.num_bytes for one in each}
         # four cores in a row of two chips, then two rows: the second time a quarter is left
-        assert by_size == {4: large, 2: large // 4}
+        assert by_size == {4: large * size_of, 2: large * size_of // 4}
 
 
 @pytest.mark.parametrize(
-    ("scope", "order", "groups"),
+    ("scope", "dtype", "groups"),
     [
-        ("replicas:2", "given", [[0, 1], [2, 3], [4, 5], [6, 7]]),
-        ("examples:32", "given", [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        ("tiles:2x2", "torus", [[0, 1, 4, 5], [2, 3, 6, 7]]),
-        ("global", "given", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("replicas:2", None, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("replicas:2", "bfloat16", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("examples:32", None, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("examples:32", "float32", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("tiles:2x2", "float32", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ("global", None, [[0, 1, 2, 3, 4, 5, 6, 7]]),
     ],
 )
-def test_batch_norm_talks_within_its_groups(place, scope, order, groups):
-    """Tiles with mapped replicas, the others as the compiler cuts the batch."""
-    config = planned.cnn(scope, order=order, reduce_dtype="float32" if order == "torus" else None)
+def test_batch_norm_talks_within_its_groups(place, scope, dtype, groups):
+    """As the compiler cuts the batch, and with mapped replicas; in fp32 whatever gradients are summed in."""
+    config = planned.cnn(scope, order="torus" if "tiles" in scope else "given", reduce_dtype=dtype)
     run = build.build(config, place.devices, known.source)
     program = Program(run.lower().compile().as_text())
     found = [
@@ -145,9 +153,13 @@ def test_batch_norm_talks_within_its_groups(place, scope, order, groups):
         for part in program.executed
         if part.instruction.op == "all-reduce" and collectives.source_of(part.instruction.path) == "batch norm"
     ]
-    forward = [one for one in found if "transpose(" not in one.path]
+    running = [
+        one for one in found if replicas.STATE in one.path.split("/")
+    ]  # averaged over all, once replicas are mapped
+    forward = [one for one in found if "transpose(" not in one.path and one not in running]
     assert forward
     for one in forward:
+        assert {array.dtype for array in one.arrays} == {"f32"}
         assert sorted(map(sorted, collectives.replica_groups(one.attributes) or [list(range(8))])) == groups
 
 

@@ -94,8 +94,30 @@ def test_fields_of_the_second_phase(place, tried):
     assert [one.flags for one in found] == [("--config.phase2.remat=attention",), ("--config.phase2.num_microsteps=2",)]
 
 
-@pytest.mark.parametrize("make", [planned.bert, planned.cnn])
-def test_only_networks_whose_layers_can_be_computed_again(place, tried, make):
+def test_only_networks_whose_layers_can_be_computed_again(place, tried):
     configs = tried(lambda config: False)
-    suggest.suggest(make(), place, 0)
+    suggest.suggest(planned.cnn(), place, 0)
     assert all(config.model.remat == "none" for config in configs)
+
+
+def test_layers_in_a_loop_are_computed_again_too(place):
+    """What is suggested is compiled: with its layers computed again a looped step holds less."""
+    plain, again = (
+        suggest._cost(suggest.build.build(changed, place.devices, suggest.known.source), place, 0)
+        for changed in (planned.bert(), suggest.with_fields(planned.bert(), {"model.remat": "layer"}))
+    )
+    assert again.temporary_bytes < plain.temporary_bytes
+
+
+def test_evaluation_is_cut_down_to_an_example_a_device(place, monkeypatch):
+    sizes = []
+
+    def refuse(lower, *_):
+        sizes.append(lower.__self__.eval_global_batch_size)
+        return StepCost(False, 0, 0.0)
+
+    monkeypatch.setattr(suggest, "cost_of", refuse)
+    config = planned.cnn()
+    config.eval_global_batch_size = 8
+    assert suggest.suggest_evaluation(config, place, 0) is None
+    assert sizes == [4, 2]
