@@ -110,14 +110,9 @@ def test_layers_in_a_loop_are_computed_again_too(place):
 
 
 def test_evaluation_is_cut_down_to_an_example_a_device(place, monkeypatch):
-    sizes = []
-
-    def refuse(lower, *_):
-        sizes.append(lower.__self__.eval_global_batch_size)
-        return StepCost(False, 0, 0.0)
-
-    monkeypatch.setattr(suggest, "cost_of", refuse)
+    monkeypatch.setattr(suggest, "cost_of", lambda *_: StepCost(False, 0, 0.0))
+    said = []
     config = planned.cnn()
     config.eval_global_batch_size = 8
-    assert suggest.suggest_evaluation(config, place, 0) is None
-    assert sizes == [4, 2]
+    assert suggest.suggest_evaluation(config, place, 0, said.append) is None
+    assert said == [f"trying evaluation in batches of {size} ..." for size in (4, 2)]
