@@ -21,7 +21,7 @@ class Chip:
       hertz: what a cycle of the compiler's estimates lasts, 1 / seconds.
       link_bytes_per_second: of one link of the interconnect in one direction.
       axes: of the torus: 2 or 3.
-      most_chips: of one slice; of v3 four pods side by side.
+      most_chips: of one pod, of v3 four side by side [recalled 95%]; what has more is refused.
       full_axis: chips of an axis that closes to a ring; a shorter one is a line. 0: any multiple of 4 does.
       cores_per_chip: that JAX sees as devices.
       sources: of the numbers.
