@@ -11,7 +11,6 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 # What one process has compiled no other one compiles again: for the workers of one run of the tests, and what they start.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lbopt-tests-")
-    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**32)  # with a limit, files are locked
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
