@@ -171,6 +171,8 @@ class Refusal:
 
         >>> Refusal.read("CompileTimeHbmOom: ... temporaries (27.50G) exceeds available HBM (15.50G). HLO module: jit_f.").needed_bytes / 2**30
         27.5
+        >>> Refusal.read("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 17.20M of 16.00M vmem.") is None
+        True
         """
         full = "RESOURCE_EXHAUSTED" in message or "HbmOom" in message
         found = _REFUSED.search(message) if full and not _ON_CHIP.search(message) else None

@@ -207,3 +207,28 @@ ENTRY %main (a: f32[10], b: f32[20]) -> f32[10] {
         ("all-reduce", 40, 1, 2, "batch norm"),
         ("all-reduce", 40, 1, 4, "gradients"),
     ]
+
+
+EITHER = """
+%cheap (a: f32[4]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  ROOT %one = f32[4]{0} negate(%a), backend_config={"estimated_cycles":"10"}
+}
+
+%dear (b: f32[4]) -> f32[4] {
+  %b = f32[4]{0} parameter(0)
+  ROOT %two = f32[4]{0} sine(%b), backend_config={"estimated_cycles":"70"}
+}
+
+ENTRY %main (p: pred[], x: f32[4]) -> f32[4] {
+  %p = pred[] parameter(0)
+  %x = f32[4]{0} parameter(1)
+  ROOT %either = f32[4]{0} conditional(%p, %x, %x), true_computation=%cheap, false_computation=%dear
+}
+"""
+
+
+def test_of_a_conditional_the_dearer_branch_counts():
+    program = Program(EITHER)
+    assert costs.cycles(program) == 70
+    assert "negate" not in {run.instruction.op for run in program.executed}
