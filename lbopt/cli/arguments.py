@@ -42,7 +42,7 @@ def parse(
             + " ".join(f"--{name}=..." if name in required else f"[--{name}=...]" for name in defined)
             + "\n"
         )
-        print("\n".join(f"  --{name:<12}{text}" for name, text in defined.items()))
+        print("\n".join(f"  --{name:<21}{text}" for name, text in defined.items()))
         raise SystemExit(0)
     overrides = [argument for argument in argv if argument.startswith(_OVERRIDE)] if "config" in defined else []
     values = flags.FlagValues()

@@ -9,17 +9,21 @@ from collections.abc import Callable, Sequence
 
 from lbopt.cli import arguments
 from lbopt.errors import EnvironmentProblem
+from lbopt.job.member import Alone
+from lbopt.job.place import FLAGS as JOB_FLAGS
+from lbopt.parallel import processes
 
 _ENOUGH_DISK_BYTES = 1 << 30
 
 
-def run(argv: Sequence[str]) -> None:
+def run(argv: Sequence[str], job: Alone) -> None:
     """Check what a run needs; say what is wrong and how to mend it.
 
     Raises:
       EnvironmentProblem: if a check failed.
     """
-    arguments.parse("doctor", argv, {})
+    arguments.parse("doctor", argv, JOB_FLAGS)
+    processes.start(job)
     failed = 0
     for name, check in CHECKS.items():
         try:

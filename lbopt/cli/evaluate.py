@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 from lbopt.cli import arguments
 from lbopt.cli.train import comparison, with_vocabulary
-from lbopt.config import TrainConfig
+from lbopt.config import TrainConfig, checks
 from lbopt.errors import UserError
+from lbopt.job.member import Alone
+from lbopt.job.place import FLAGS as JOB_FLAGS
+from lbopt.parallel import processes
 from lbopt.recipes import build
 from lbopt.train import workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, choose_step
@@ -18,13 +21,16 @@ FLAGS = {
     "config": "the config the workdir was trained with",
     "workdir": "a folder of lbopt train",
     "checkpoint": "latest (default), best, or a step",
+    **JOB_FLAGS,
 }
 
 
-def run(argv: Sequence[str]) -> None:
+def run(argv: Sequence[str], job: Alone) -> None:
     """Print validation and test metrics of a checkpoint as one JSON line."""
     given, overrides = arguments.parse("evaluate", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, TrainConfig)
+    job.same("config", checks.to_json(config))
+    processes.start(job)
     plan = build.build(with_vocabulary(config, given["workdir"]))
     workdir = workdirs.absolute(given["workdir"])
     if workdirs.refuse_another(workdir, "train", comparison(config, plan.mesh.size)) is None:
@@ -35,4 +41,5 @@ def run(argv: Sequence[str]) -> None:
         state = checkpoints.restore(plan.shapes(), step)
     scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}
     scores |= {f"test/{name}": value for name, value in plan.evaluate_test(state).items()}
-    print(json.dumps({"step": step, **{name: finite(score) for name, score in scores.items()}}))
+    if job.index == 0:
+        print(json.dumps({"step": step, **{name: finite(score) for name, score in scores.items()}}))

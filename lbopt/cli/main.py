@@ -6,9 +6,11 @@ import importlib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
+from lbopt.job import guard, member, place as places
 
 COMMANDS = {
     "train": "train a recipe; the same command resumes",
@@ -21,6 +23,9 @@ COMMANDS = {
     "prepare": "download, convert or make a data set; says what has to be fetched by hand",
     "doctor": "check devices, versions, collectives, data and disk",
 }
+
+TOGETHER = ("train", "evaluate", "sweep", "doctor")
+"""The commands that several processes run as one job."""
 
 
 def usage() -> str:
@@ -36,14 +41,45 @@ def main(argv: Sequence[str]) -> int:
         return 0 if argv else EXIT_USER
     name = argv[0]
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax narrates every save there; what matters is raised
+    job = member.join()
     try:
         require_choice("command", name, COMMANDS)
         _check_folder()
-        importlib.import_module(f"lbopt.cli.{name}").run(list(argv[1:]))
+        if name in TOGETHER and job.count == 1:
+            place = places.find(places.given_flags(argv[1:]), os.environ)
+            if place is not None:
+                return guard.run(place, argv)
+        _run(name, argv[1:], job)
     except (UserError, EnvironmentProblem, Preempted) as error:
-        print(f"lbopt {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        line = " ".join(str(error).split())
+        if not isinstance(error, Preempted) or job.index == 0:  # all of a job stop together: one says so
+            print(f"lbopt {name}: {line}", file=sys.stderr, flush=True)
+        if not isinstance(error, Preempted):
+            _leave(job, error.exit_code, line)
         return error.exit_code
+    except BaseException as error:
+        if job.count > 1 and not isinstance(error, SystemExit):
+            traceback.print_exc()
+            _leave(job, 130 if isinstance(error, KeyboardInterrupt) else 1, f"{type(error).__name__}: {error}")
+        raise
     return 0
+
+
+def _run(name: str, argv: Sequence[str], job: member.Alone) -> None:
+    command = importlib.import_module(f"lbopt.cli.{name}")
+    if name in TOGETHER:
+        command.run(list(argv), job)
+    else:
+        command.run(list(argv))
+
+
+def _leave(job: member.Alone, code: int, line: str) -> None:
+    """End a process of a job at once: an orderly exit of JAX would wait for the others, who are not coming."""
+    if job.count > 1:
+        job.fail(code, line)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _check_folder() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from lbopt.cli import arguments
 from lbopt.config import SweepConfig, checks
+from lbopt.job.member import Alone
+from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel.mesh import available_devices
 from lbopt.recipes.problem import make_problem
 from lbopt.report import page
@@ -17,11 +19,12 @@ from lbopt.train.preemption import PreemptionWatch
 FLAGS = {
     "config": "configs/sweeps/FILE[:ROW], then --config.field=VALUE to override",
     "workdir": "folder for results.jsonl and the report; the same one resumes",
+    **JOB_FLAGS,
 }
 NOT_COMPARED = ("num_workers", "about")
 
 
-def run(argv: Sequence[str]) -> None:
+def run(argv: Sequence[str], job: Alone) -> None:
     """Run what is missing of a study and write its report."""
     given, overrides = arguments.parse("sweep", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, SweepConfig)

@@ -10,9 +10,12 @@ from typing import Any
 from lbopt.cli import arguments
 from lbopt.config import TrainConfig, checks
 from lbopt.config.model import BATCH_NORMED
+from lbopt.job.member import Alone
+from lbopt.job.place import FLAGS as JOB_FLAGS
+from lbopt.parallel import processes
 from lbopt.recipes import build
 from lbopt.recipes.optimizers import resolve_clip
-from lbopt.train import loop, workdir as workdirs
+from lbopt.train import environment, loop, workdir as workdirs
 from lbopt.train.checkpoint import is_begun
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.writers import read_lines
@@ -21,28 +24,34 @@ from lbopt.transforms.monitoring import is_per_layer
 FLAGS = {
     "config": "FILE[:ROW], then --config.field.sub=VALUE to override",
     "workdir": "folder for config.json, metrics, checkpoints; the same one resumes",
+    **JOB_FLAGS,
 }
 _OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
 """Fields of the data that change no batch."""
 
 
-def run(argv: Sequence[str]) -> None:
+def run(argv: Sequence[str], job: Alone) -> None:
     """Train to the end, or from where the workdir stands."""
     given, overrides = arguments.parse("train", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, TrainConfig)
-    with PreemptionWatch() as watch:
+    with PreemptionWatch(job) as watch:
+        job.same("config", {"config": checks.to_json(config), "versions": environment.versions()}, "")
+        processes.start(job)
         plan = build.build(with_vocabulary(config, given["workdir"]))
         if not is_begun(workdirs.absolute(given["workdir"])):
             plan.check_start()
+        job.doing("tracing the step")
         for phase in plan.phases():
             phase.lower()
         compare = comparison(config, plan.mesh.size)
         command = arguments.command_line("train", argv)
         with workdirs.open_workdir(
-            given["workdir"], "train", checks.to_json(config), compare, plan.mesh.size, command
+            given["workdir"], "train", checks.to_json(config), compare, plan.mesh.size, command, job
         ) as workdir:
             loop.train(plan, workdir, watch)
             lines = read_lines(workdir / "metrics.jsonl")
+    if job.index:
+        return
     for last in lines[-1:]:
         print(
             json.dumps({name: value for name, value in last.items() if not is_per_layer(name.removeprefix("train/"))})

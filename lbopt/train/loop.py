@@ -15,6 +15,7 @@ import jax
 from lbopt import metrics as metric_pairs, types
 from lbopt.data.batches import train_iterator
 from lbopt.errors import Preempted, UserError
+from lbopt.job.member import Alone
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.train import workdir as workdirs
@@ -23,7 +24,7 @@ from lbopt.train.mllog import MlperfLog
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
 from lbopt.train.run import Run, Target
-from lbopt.train.writers import MetricsWriter, read_lines
+from lbopt.train.writers import MetricsWriter, NoMetricsWriter, read_lines
 from lbopt.transforms.monitoring import optimizer_metrics
 
 _SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "eval/perplexity", "eval/f1", "perf/examples_per_s")
@@ -35,7 +36,7 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
     Args:
       run: from `recipes.build`.
       workdir: an opened workdir (see `open_workdir`).
-      watch: who watches for SIGTERM already; None to watch from here on.
+      watch: who watches for SIGTERM already, and knows the job; None to watch from here on, alone.
 
     Returns:
       The final state.
@@ -44,36 +45,44 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
       Preempted: on SIGTERM, once the state is saved.
       EnvironmentProblem: if a checkpoint cannot be read or written.
     """
-    workdirs.make_writable(workdir / "checkpoints")
-    if run.vocabulary:
-        workdirs.write_text(workdir / "vocab.txt", "".join(f"{piece}\n" for piece in run.vocabulary))
+    job = Alone() if watch is None else watch.job
+    first = job.index == 0  # the only one that writes, but for its part of the checkpoints
+    if first:
+        workdirs.make_writable(workdir / "checkpoints")
+        if run.vocabulary:
+            workdirs.write_text(workdir / "vocab.txt", "".join(f"{piece}\n" for piece in run.vocabulary))
     total = run.phases()[-1].last_step
     with contextlib.ExitStack() as stack:
         ends = [phase.last_step for phase in run.phases()]
+        job.doing("restoring")
         checkpoints = stack.enter_context(Checkpoints(workdir, run.keep_checkpoints, run.best_metric, always=ends))
         state = restore_or_init(run, checkpoints)
         start = int(state.step)
-        lines = read_lines(workdir / "metrics.jsonl")  # say now if it is damaged
+        lines = read_lines(workdir / "metrics.jsonl") if first else []  # say now if it is damaged
         history = History.of([line for line in lines if line["step"] <= start])
+        history = History(*job.from_first("history", dataclasses.astuple(history)))
+        mllog = run.mllog if first else None
         if start >= total or history.stopped(run.target):
-            MlperfLog(workdir, run.mllog, run.epoch_at, start).run_ends(start, history.reached)
-            print(f"complete at step {start} of {total}: nothing to do", file=sys.stderr)
+            MlperfLog(workdir, mllog, run.epoch_at, start).run_ends(start, history.reached)
+            if first:
+                print(f"complete at step {start} of {total}: nothing to do", file=sys.stderr)
             return state
-        watch = watch or stack.enter_context(PreemptionWatch())
-        writer = stack.enter_context(MetricsWriter(workdir, start))
-        progress = stack.enter_context(Progress(total, start))
-        if watch.requested:
+        watch = watch or stack.enter_context(PreemptionWatch(job))
+        writer = stack.enter_context(MetricsWriter(workdir, start) if first else NoMetricsWriter())
+        progress = stack.enter_context(Progress(total, start, silent=not first))
+        if watch.requested and job.count == 1:
             raise Preempted(f"stopped before step {start + 1} of {total}; run the same command again to go on")
         progress.say(
             f"{'resuming at' if start else 'starting at'} step {start} of {total}, global batch "
-            f"{run.phase_at(start + 1).global_batch_size}, {run.mesh.size} devices"
+            f"{run.phase_at(start + 1).global_batch_size}, {run.mesh.size} devices{f' of {job.count} processes' * (job.count > 1)}"
         )
-        log = MlperfLog(workdir, run.mllog, run.epoch_at, start)
+        log = MlperfLog(workdir, mllog, run.epoch_at, start)
         for phase in run.phases():
             if int(state.step) < phase.last_step and not history.stopped(phase.target):
                 session = _Session(phase, total, history, checkpoints, writer, watch, progress, log)
                 state = session.go_on(state)
         log.run_ends(int(state.step), history.reached)
+        job.doing("waiting for the last checkpoint", total)
         checkpoints.wait()
         return state
 
@@ -118,7 +127,7 @@ class _Session:
     total: int
     history: History
     checkpoints: Checkpoints
-    writer: MetricsWriter
+    writer: MetricsWriter | NoMetricsWriter
     watch: PreemptionWatch
     progress: Progress
     log: MlperfLog
@@ -131,15 +140,20 @@ class _Session:
             state = run.enter(state)
         self.log.training_begins(start)
         clock = _Clock(start, run.global_batch_size, self.history.seconds)
+        job = self.watch.job
+        job.doing("reading the first batch", start)
         for step, batch in enumerate(train_iterator(run.batches, start - run.first_step), start + 1):
+            job.doing("in step", step)
             state, metrics = run.train_step(state, put_batch(run.mesh, batch))
             if run.mesh.devices.flat[0].platform == "cpu":
                 jax.block_until_ready(metrics)  # queued collectives of many steps deadlock on a few CPU cores
-            scalars = self._scalars(step, state, metrics, clock)
+            stopping = job.stops_after(step) and step < self.total
+            scalars = self._scalars(step, state, metrics, clock, stopping)
             self._tell(step, scalars)
-            self._save(step, state, scalars)
+            self._save(step, state, scalars, stopping)
             if self.history.stopped(run.target):
                 break
+            job.doing("reading the batch of the next step", step)
         self.history.seconds = clock.elapsed_s()
         return state
 
@@ -150,13 +164,13 @@ class _Session:
         if scalars:
             self.progress.report({name: scalars[name] for name in _SHOWN if name in scalars})
 
-    def _save(self, step: int, state: TrainState, scalars: Mapping[str, float]) -> None:
-        stopping = self.watch.requested and step < self.total
+    def _save(self, step: int, state: TrainState, scalars: Mapping[str, float], stopping: bool) -> None:
         evaluated = {name: value for name, value in scalars.items() if name.startswith("eval/")}
         if evaluated and self.run.enter is not None:
             evaluated[PHASE] = 1.0
         due = self._due(step, self.run.cadence.checkpoint_every_steps) or self.history.stopped(self.run.target)
         if stopping or due or self.checkpoints.would_be_best(evaluated):
+            self.watch.job.doing("saving after step", step)
             self.writer.sync()
             self.checkpoints.save(state, evaluated)
         if stopping:
@@ -165,7 +179,9 @@ class _Session:
                 f"stopped at step {step} of {self.total} with the state saved; run the same command again to go on"
             )
 
-    def _scalars(self, step: int, state: TrainState, metrics: types.Metrics, clock: _Clock) -> dict[str, float]:
+    def _scalars(
+        self, step: int, state: TrainState, metrics: types.Metrics, clock: _Clock, stopping: bool
+    ) -> dict[str, float]:
         """Return what this step has to log: nothing, training scalars, evaluation, or both."""
         run = self.run
         scalars: dict[str, float] = {}
@@ -177,15 +193,22 @@ class _Session:
             scalars["perf/examples_per_s"] = clock.examples_per_s(step)
         if self._due(step, run.cadence.eval_every_steps):
             self.log.evaluation_begins(step)
+            self.watch.job.doing("evaluating after step", step)
             with clock.paused():
                 found = {f"eval/{name}": value for name, value in run.evaluate(state).items()}
             self.log.evaluated(step, found)
             scalars |= found | self._target(step, found, clock)
             if step < run.last_step and not self.history.stopped(run.target):
                 self.log.training_begins(step)
-        if scalars or self.watch.requested:  # the time until a preemption is not lost
-            scalars |= {**run.damaged(), "perf/elapsed_s": clock.elapsed_s()}
+        if scalars or stopping:  # the time until a preemption is not lost
+            scalars |= {**self._damaged(), "perf/elapsed_s": clock.elapsed_s()}
         return scalars
+
+    def _damaged(self) -> dict[str, float]:
+        """Return how many records all processes have left out."""
+        ours = self.run.damaged()
+        counts = self.watch.job.together("damaged", ours) if ours else []
+        return {name: sum(count[name] for count in counts) for name in ours}
 
     def _target(self, step: int, found: Mapping[str, float], clock: _Clock) -> dict[str, float]:
         """Return, at the first evaluation that reaches the target, after how much work that was."""

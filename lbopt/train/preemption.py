@@ -1,4 +1,4 @@
-"""SIGTERM: finish the step, save, exit 75."""
+"""SIGTERM to any process of a job: all finish the same step, save, exit 75."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import signal
 import threading
 from types import FrameType
 
+from lbopt.job.member import Alone
+
 
 class PreemptionWatch:
-    """Remember that the process was asked to end; `requested` says so.
+    """Remember that the job was asked to end.
 
     Signals can only be watched from the main thread; elsewhere nothing is watched.
+
+    Args:
+      job: of which this process is one; None if it is alone.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, job: Alone | None = None) -> None:
+        self.job = Alone() if job is None else job
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> PreemptionWatch:
@@ -26,6 +31,11 @@ class PreemptionWatch:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    @property
+    def requested(self) -> bool:
+        """Whether this process, or one of the others, was asked to end."""
+        return self.job.stop_wanted
+
     def _remember(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        self.requested = True
+        self.job.stop_wanted = True

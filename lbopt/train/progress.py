@@ -15,11 +15,13 @@ class Progress:
       total: how many units make the whole.
       done: how many were done before.
       unit: what one is called.
+      silent: say nothing: another process of the job does.
     """
 
-    def __init__(self, total: int, done: int = 0, unit: str = "step"):
-        self._total, self._done, self._unit = total, done, unit
-        self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True) if sys.stderr.isatty() else None
+    def __init__(self, total: int, done: int = 0, unit: str = "step", silent: bool = False):
+        self._total, self._done, self._unit, self._silent = total, done, unit, silent
+        shown = sys.stderr.isatty() and not silent
+        self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True) if shown else None
 
     def advance(self, count: int = 1) -> None:
         """Count units done."""
@@ -31,7 +33,7 @@ class Progress:
         """Print a line of its own."""
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
-        else:
+        elif not self._silent:
             print(text, file=sys.stderr, flush=True)
 
     def report(self, values: Mapping[str, float]) -> None:

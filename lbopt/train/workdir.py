@@ -7,11 +7,13 @@ import fcntl
 import json
 import os
 import pathlib
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.job.member import Alone
 from lbopt.train import environment
 
 KINDS = {"train": "training run", "sweep": "sweep"}
@@ -29,11 +31,13 @@ def open_workdir(
     compare: Compare,
     num_devices: int = 1,
     command: str = "",
+    job: Alone | None = None,
 ) -> Iterator[pathlib.Path]:
-    """Hold a workdir for this process: a new one, or one that holds the same config.
+    """Hold a workdir for this process, or this job: a new one, or one that holds the same config.
 
     The folder is locked until the context ends, and before anything is written into it; the lock goes with the process,
     however that ends. A restart under other versions, another revision or other devices is added to `config.json`.
+    Of several processes the first one does that, and the others look whether they see the same folder.
 
     Args:
       path: the folder; parents are made.
@@ -42,15 +46,21 @@ def open_workdir(
       compare: see `Compare`.
       num_devices: how many devices the run uses.
       command: what the user typed, for the report.
+      job: of which this process is one; None if it is alone.
 
     Yields:
       The absolute path.
 
     Raises:
-      UserError: if it holds something else, or if another process holds it.
+      UserError: if it holds something else, if another process holds it, or if not all processes of the job see the same one.
       EnvironmentProblem: if it cannot be written.
     """
+    job = Alone() if job is None else job
     folder = absolute(path)
+    if job.index > 0:
+        _see_the_first_ones(folder, job)
+        yield folder
+        return
     refuse_another(folder, kind, compare)
     make_writable(folder)
     with _locked(folder):
@@ -61,7 +71,26 @@ def open_workdir(
             write_json(folder / "config.json", {"kind": kind, "config": config, "command": command, **now})
         elif now != environment.last(saved):
             write_json(folder / "config.json", {**saved, "resumed": [*saved.get("resumed", []), now]})
+        if job.count > 1:
+            _show(folder, job)
         yield folder
+
+
+def _show(folder: pathlib.Path, job: Alone) -> None:
+    """Let the other processes see a file that no other folder has."""
+    with tempfile.NamedTemporaryFile(prefix=".seen-by-all-", dir=folder) as file:
+        job.together("workdir", pathlib.Path(file.name).name)
+        job.together("workdir seen", True)
+
+
+def _see_the_first_ones(folder: pathlib.Path, job: Alone) -> None:
+    name = job.together("workdir", None)[0]
+    if not (folder / name).exists():
+        raise UserError(
+            f"--workdir = {str(folder)!r}: process {job.index} of {job.count} ({socket.gethostname()}) does not see what process 0 "
+            "writes there; use a folder that all hosts share"
+        )
+    job.together("workdir seen", True)
 
 
 def _refuse_strangers(folder: pathlib.Path) -> None:

@@ -74,6 +74,22 @@ class MetricsWriter:
             self.close()
 
 
+class NoMetricsWriter:
+    """What the other processes of a job have instead: one writes."""
+
+    def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> NoMetricsWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
 class _Board:
     """An event file of TensorBoard, written at once.
 

@@ -1,0 +1,273 @@
+"""The guard of a process: it starts the process that computes, ends it when the job ends, and says why in one line.
+
+It is a process of its own because what it watches can be past helping itself: aborted by JAX's runtime, killed for its memory,
+stuck in a collective that a dead peer will never join.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from lbopt.errors import EXIT_ENVIRONMENT, EXIT_PREEMPTED, EnvironmentProblem, UserError
+from lbopt.job import member
+from lbopt.job.hub import BEAT_S, SILENT_S, Hub
+from lbopt.job.place import Place
+from lbopt.job.wire import Wire
+
+_RETRY_S = 0.2
+_TRACEBACK_S = 3.0
+_PR_SET_PDEATHSIG = 1
+
+
+def run(place: Place, arguments: Sequence[str]) -> int:
+    """Run a command as one process of a job and return its exit code.
+
+    Args:
+      place: of this process.
+      arguments: of `lbopt`, the command first.
+
+    Raises:
+      UserError, EnvironmentProblem: if the job does not come together.
+    """
+    hub = Hub(place) if place.index == 0 else None
+    with _Signals() as signals:
+        wire = _connect(place, signals)
+        guard = _Guard(place, wire, arguments, signals)
+        code = guard.watch()
+    if hub is not None:
+        hub.join(SILENT_S)
+    return code
+
+
+class _Signals:
+    """Remember SIGTERM and SIGHUP; pass SIGINT on, which a terminal sends to this process group only."""
+
+    def __init__(self) -> None:
+        self.stop = self.interrupt = False
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: setattr(self, "stop", True))
+        signal.signal(signal.SIGINT, lambda *_: setattr(self, "interrupt", True))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _connect(place: Place, signals: _Signals) -> Wire:
+    """Answer the roll call: connect to the hub, trying until the time to start is over."""
+    address = f"{place.host}:{place.port}"
+    until, said = time.monotonic() + place.start_timeout_s, time.monotonic() + 5
+    while True:
+        try:
+            wire = Wire(socket.create_connection((place.host, place.port), timeout=5))
+            break
+        except socket.gaierror as error:
+            if error.errno != socket.EAI_AGAIN:
+                raise UserError(
+                    f"--coordinator_address = {address!r}: there is no host of that name; give HOST:PORT of process 0"
+                ) from error
+            reason: OSError = error
+        except OSError as error:
+            reason = error
+        if signals.stop or signals.interrupt or time.monotonic() > until:
+            why = "stopped" if signals.stop or signals.interrupt else f"{place.start_timeout_s:.0f} s"
+            raise EnvironmentProblem(
+                f"--coordinator_address = {address!r}: process 0 does not answer there ({why}; {reason.strerror or reason}); "
+                "start it on that host, or give the address that it has"
+            ) from reason
+        if time.monotonic() > said:
+            said = float("inf")
+            print(f"waiting for process 0 at {address}", file=sys.stderr, flush=True)
+        time.sleep(_RETRY_S)
+    wire.settimeout(None)
+    wire.send(index=place.index, count=place.count, where=f"{socket.gethostname()}, pid {os.getpid()}")
+    return wire
+
+
+class _Guard:
+    def __init__(self, place: Place, wire: Wire, arguments: Sequence[str], signals: _Signals):
+        self._place, self._hub, self._arguments, self._signals = place, wire, arguments, signals
+        self._child: subprocess.Popen[bytes] | None = None
+        self._member: Wire | None = None
+        self._step, self._doing = 0, "starting"
+        self._failed: tuple[int, str] | None = None
+        self._asked = self._forwarded = False
+        self._heard = self._beaten = time.monotonic()
+
+    def watch(self) -> int:
+        """Serve child and hub until one of them ends."""
+        with selectors.DefaultSelector() as self._selector:
+            self._selector.register(self._hub, selectors.EVENT_READ)  # type: ignore[arg-type]
+            try:
+                while True:
+                    code = self._turn()
+                    if code is not None:
+                        return code
+            finally:
+                self._kill()
+                self._hub.close()
+
+    def _turn(self) -> int | None:
+        """Hear what has come, look at the clock and the child; the exit code, if it is over."""
+        for key, _ in self._selector.select(_RETRY_S):
+            wire = key.fileobj
+            messages = _received(wire)
+            if wire is self._hub:
+                if messages is None:
+                    return self._hub_is_gone("it was killed, or its machine ended")
+                self._heard = time.monotonic()
+                for message in messages:
+                    code = self._from_hub(message)
+                    if code is not None:
+                        return code
+            elif messages is None:
+                self._selector.unregister(wire)
+            else:
+                for message in messages:
+                    self._from_member(message)
+        return self._look(time.monotonic())
+
+    def _look(self, now: float) -> int | None:
+        if now - self._heard > SILENT_S:
+            return self._hub_is_gone(f"it has not been heard of for {SILENT_S:.0f} s")
+        if now - self._beaten > BEAT_S:
+            self._beaten = now
+            self._hub.send(beat=self._step, doing=self._doing)
+        if self._signals.stop and not self._asked:
+            self._asked = True
+            if self._child is None:
+                self._hub.send(failed=EXIT_PREEMPTED, line="was stopped before the start; run the same command again")
+                return EXIT_PREEMPTED
+            self._hub.send(stop=True)
+        if self._signals.interrupt and not self._forwarded and self._child is not None:
+            self._forwarded = True
+            self._child.send_signal(signal.SIGINT)
+        if self._child is not None and self._child.poll() is not None:
+            return self._child_ended(self._child.returncode)
+        return None
+
+    def _from_hub(self, message: dict[str, Any]) -> int | None:
+        if "started" in message:
+            self._start()
+        elif "end" in message:
+            return self._told_to_end(**message["end"])
+        elif "release" in message:
+            if self._member is not None:
+                self._member.send(release=True)
+        elif "beat" not in message and self._member is not None:
+            self._member.send(**message)
+        return None
+
+    def _from_member(self, message: dict[str, Any]) -> None:
+        if "beat" in message:
+            self._step, self._doing = message["beat"], message["doing"]
+            return
+        if "failed" in message:
+            self._failed = (message["failed"], message["line"])
+        self._hub.send(**message)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._member = Wire(ours)
+        self._selector.register(self._member, selectors.EVENT_READ)  # type: ignore[arg-type]
+        environment = {**os.environ, member.VARIABLE: member.describe(self._place, theirs.fileno())}
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "lbopt", *self._arguments],
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        theirs.close()
+
+    def _child_ended(self, code: int) -> int:
+        for message in _received(self._member) or () if self._member else ():
+            self._from_member(message)
+        if code in (0, EXIT_PREEMPTED):
+            self._hub.send(done=True)
+            return code
+        if self._failed is None:
+            self._failed = (EXIT_ENVIRONMENT, _killed_by(-code)) if code < 0 else (code, f"ended with exit code {code}")
+            self._hub.send(failed=self._failed[0], line=self._failed[1])
+            if code < 0:
+                self._say(f"process {self._place.index} of {self._place.count}: {self._failed[1]}")
+            self._wait_for_release()
+        return self._failed[0]
+
+    def _wait_for_release(self) -> None:
+        until = time.monotonic() + SILENT_S
+        while time.monotonic() < until and self._selector.select(_RETRY_S) is not None:
+            messages = _received(self._hub) if _readable(self._hub) else []
+            if messages is None or any("release" in message or "end" in message for message in messages):
+                return
+
+    def _told_to_end(self, code: int, line: str, hung: bool) -> int:
+        if self._failed is None:  # else it has said itself what is wrong
+            self._say(line)
+            code = code or EXIT_ENVIRONMENT
+        else:
+            code = self._failed[0]
+        self._kill(with_traceback=hung)
+        self._hub.send(down=True)
+        return code
+
+    def _hub_is_gone(self, why: str) -> int:
+        self._kill()
+        self._say(f"process 0 of {self._place.count} ({self._place.host}:{self._place.port}) is gone: {why}")
+        return EXIT_ENVIRONMENT
+
+    def _say(self, line: str) -> None:
+        print(f"lbopt {self._arguments[0]}: {' '.join(line.split())}", file=sys.stderr, flush=True)
+
+    def _kill(self, with_traceback: bool = False) -> None:
+        """End the child and what it has started; after a hang let it say first where it stands."""
+        child = self._child
+        if child is None or child.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if with_traceback:
+                child.send_signal(signal.SIGABRT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_TRACEBACK_S)
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _received(wire: Any) -> list[dict[str, Any]] | None:
+    try:
+        return wire.receive()
+    except ValueError:
+        return None
+
+
+def _readable(wire: Wire) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(wire, selectors.EVENT_READ)  # type: ignore[arg-type]
+        return bool(selector.select(0))
+
+
+def _killed_by(number: int) -> str:
+    name = signal.Signals(number).name
+    hints = {
+        "SIGKILL": "was killed by SIGKILL: by somebody, or for want of memory",
+        "SIGABRT": "was aborted: a library gave up, and said why above",
+    }
+    return hints.get(name, f"was ended by {name}")
+
+
+def _die_with_parent() -> None:
+    """Let the kernel end the child when its guard is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
