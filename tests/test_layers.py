@@ -9,7 +9,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "lbopt"
 
 LEVELS = {
     0: {"errors", "types", "tree", "masks", "stacks", "replicas"},
-    1: {"transforms", "schedules", "losses", "metrics", "models", "aggregators", "config"},
+    1: {"job", "transforms", "schedules", "losses", "metrics", "models", "aggregators", "config"},
     2: {"parallel", "data", "interchange"},
     3: {"train", "evaluation"},
     4: {"report", "recipes", "sweep", "plan"},
@@ -26,6 +26,7 @@ STRANGERS = [
     ("parallel", "models"),
     ("recipes", "sweep"),
     ("transforms", "models"),
+    ("job", "parallel"),
     ("report", "recipes"),
     ("report", "plan"),
     ("sweep", "plan"),

@@ -14,7 +14,8 @@ from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.recipes import build
 from lbopt.train import workdir as workdirs
-from lbopt.train.checkpoint import Checkpoints, choose_step
+from lbopt.train.checkpoint import Checkpoints, restore_chosen
+from lbopt.train.progress import said_by_first
 from lbopt.train.writers import finite
 
 FLAGS = {
@@ -35,10 +36,11 @@ def run(argv: Sequence[str], job: Alone) -> None:
     workdir = workdirs.absolute(given["workdir"])
     if workdirs.refuse_another(workdir, "train", comparison(config, plan.mesh.size)) is None:
         raise UserError(f"--workdir = {given['workdir']!r}: no run is there; run lbopt train first")
-    with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True) as checkpoints:
-        step = choose_step(checkpoints, given.get("checkpoint", "latest"))
-        plan = plan.phase_at(step)
-        state = checkpoints.restore(plan.shapes(), step)
+    with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True, job=job) as checkpoints:
+        which, say = given.get("checkpoint", "latest"), said_by_first(job)
+        state = restore_chosen(checkpoints, which, lambda step: plan.phase_at(step).shapes(), say)
+    step = int(state.step)
+    plan = plan.phase_at(step)
     scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}
     scores |= {f"test/{name}": value for name, value in plan.evaluate_test(state).items()}
     if job.index == 0:

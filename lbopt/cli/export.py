@@ -15,10 +15,12 @@ from lbopt.cli import arguments
 from lbopt.config import TrainConfig, checks
 from lbopt.errors import UserError, require, require_choice
 from lbopt.interchange import files, folders, huggingface, native
+from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build, language_model, networks
 from lbopt.train import environment, workdir as workdirs
-from lbopt.train.checkpoint import Checkpoints, choose_step
+from lbopt.train.checkpoint import Checkpoints, restore_chosen
+from lbopt.train.progress import said_by_first
 from lbopt.train.run import Run
 
 FORMATS = ("huggingface", "safetensors")
@@ -89,8 +91,7 @@ def on_one_device(config: TrainConfig) -> TrainConfig:
 
 def _restore(plan: Run, workdir: pathlib.Path, which: str) -> TrainState:
     with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True) as checkpoints:
-        step = choose_step(checkpoints, which)
-        return checkpoints.restore(plan.shapes(), step)
+        return restore_chosen(checkpoints, which, lambda step: plan.shapes(), said_by_first(Alone()))
 
 
 def _save_huggingface(

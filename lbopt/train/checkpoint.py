@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +16,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from lbopt import tree
 from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
+from lbopt.train import seal as seals
+from lbopt.train.checksums import checksums, differing
+from lbopt.train.seal import Seal
 from lbopt.transforms.ema import EmaState
 
 PHASE = "phase"
@@ -25,10 +31,19 @@ _PHASE_COUNTS = 1e9
 """A later phase, with its other examples, is better than an earlier one whatever its metrics."""
 _MARGIN_BYTES = 1 << 17
 """For what is saved beside the arrays."""
+_ARRAYS, _SEAL = "default", "seal"
+_NOT_DAMAGE = ("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
+
+
+class Damaged(EnvironmentProblem):
+    """A checkpoint is not what was saved."""
 
 
 class Checkpoints:
     """The `checkpoints/` folder of a workdir.
+
+    A checkpoint is there under its step's number once it is whole. Its seal has the checksums of its arrays: what is read and is not
+    what was saved is never given out.
 
     Args:
       workdir: the run's folder.
@@ -36,10 +51,11 @@ class Checkpoints:
       best_metric: which metric says which is best; lower is better if its name ends in "loss".
       read_only: leave the disk as it is.
       always: steps that are kept whatever comes after: the ends of phases.
+      job: of which this process is one; None if it is alone. All of its processes call the same methods in the same order.
 
     Raises:
       UserError: if they are only read, and there are none.
-      EnvironmentProblem: if they cannot be read.
+      EnvironmentProblem: if the folder cannot be read.
     """
 
     def __init__(
@@ -49,30 +65,28 @@ class Checkpoints:
         best_metric: str = "eval/accuracy",
         read_only: bool = False,
         always: Sequence[int] = (),
+        job: Alone | None = None,
     ):
         self._folder = workdir / "checkpoints"
-        self._best_metric = best_metric
-        policy = checkpoint_managers.AnyPreservationPolicy(
-            [
-                checkpoint_managers.LatestN(keep),
-                checkpoint_managers.CustomSteps(list(always)),
-                checkpoint_managers.BestN(get_metric_fn=self._goodness, n=1, keep_checkpoints_without_metrics=False),
-            ]
-        )
+        self._aside = workdir / "damaged"
+        self._best_metric, self._keep, self._always = best_metric, keep, set(always)
+        self._read_only, self._job = read_only, Alone() if job is None else job
+        steps = _steps_on_disk(self._folder)
+        if not steps and read_only:
+            raise UserError(f"--workdir = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one")
+        self._metrics = self._job.from_first("metrics of checkpoints", [[s, self._read_metrics(s)] for s in steps])
+        self._metrics = {step: metrics for step, metrics in self._metrics if metrics}
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=policy,
-            best_fn=self._goodness,  # without it orbax writes no metrics; what is kept, the policy says
+            preservation_policy=_Policy(self._kept),
             enable_async_checkpointing=not read_only,
             read_only=read_only,
             create=not read_only,
         )
-        if not _steps_on_disk(self._folder) and read_only:
-            raise UserError(f"--workdir = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one")
         try:
             self._manager = ocp.CheckpointManager(self._folder, options=options)
-        except Exception as error:  # it reads every checkpoint's metrics, whatever state they are in
-            raise EnvironmentProblem(_unreadable(self._folder, _first_damaged(self._folder), error)) from error
-        self._best = max((self._goodness(metrics) for metrics in self._scored().values()), default=-math.inf)
+        except Exception as error:  # whatever the storage layers raise
+            raise EnvironmentProblem(f"{self._folder} cannot be read ({_reason(error)}); mend it") from error
+        self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
 
     def steps(self) -> list[int]:
         """Return the steps of all whole checkpoints, ascending."""
@@ -84,7 +98,7 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Return the step of the best checkpoint by the metric, None if none has one."""
-        scored = {step: self._goodness(metrics) for step, metrics in self._scored().items()}
+        scored = {step: self._goodness(self._metrics[step]) for step in self.steps() if step in self._metrics}
         return max(scored, key=lambda step: (scored[step], step), default=None)
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
@@ -97,10 +111,13 @@ class Checkpoints:
         if step == self._manager.latest_step():
             return
         self._check_space(state)
-        with self._writing():
-            self._manager.save(step, args=ocp.args.StandardSave(state), metrics=dict(metrics) if metrics else None)
+        seal = Seal(step, checksums(state), dict(metrics or {}))
+        items = {_ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
         if metrics:
+            self._metrics[step] = dict(metrics)
             self._best = max(self._best, self._goodness(metrics))
+        with self._writing():
+            self._manager.save(step, args=ocp.args.Composite(**items))
 
     def _check_space(self, state: TrainState) -> None:
         """Say that the disk is full before half of a checkpoint is on it."""
@@ -119,12 +136,71 @@ class Checkpoints:
           step: which one.
 
         Raises:
-          EnvironmentProblem: if it cannot be read.
+          Damaged: if it is not what was saved.
+          EnvironmentProblem: if it cannot be read now.
         """
+        problem: tuple[str, bool] | None = None
+        state = wanted = None
         try:
-            return self._manager.restore(step, args=ocp.args.StandardRestore(like))
+            wanted = read_seal(self._folder, step).sums
+            state = _read_arrays(self._folder / str(step) / _ARRAYS, like)
         except Exception as error:  # whatever the storage layers raise
-            raise EnvironmentProblem(_unreadable(self._folder, step, error)) from error
+            problem = (_reason(error), _is_damage(error))
+        problems = [each for each in self._job.together(f"restored {step}", problem) if each is not None]
+        if not problems:
+            names = differing(checksums(state), wanted)
+            problems = [(f"{tree.some(names)} is not what was saved", True)] if names else []
+        if problems:
+            kind = Damaged if all(damage for _, damage in problems) else EnvironmentProblem
+            raise kind(_unreadable(self._folder, step, problems[0][0]))
+        return state
+
+    def restore_newest(
+        self, shapes: Callable[[int], TrainState], say: Callable[[str], None] = lambda line: None
+    ) -> TrainState | None:
+        """Read the newest checkpoint that is intact; None if there is none at all.
+
+        Newer ones that are damaged are moved to `damaged/` of the workdir, unless the disk is to be left as it is.
+
+        Args:
+          shapes: step -> shapes, dtypes and shardings of its state.
+          say: is given a line for each damaged one.
+
+        Raises:
+          EnvironmentProblem: if none is intact, or if one cannot be read now.
+        """
+        damaged: list[tuple[int, Damaged]] = []
+        for step in reversed(self.steps()):
+            try:
+                state = self.restore(shapes(step), step)
+            except Damaged as error:
+                damaged.append((step, error))
+                continue
+            for other, problem in damaged:
+                where = "" if self._read_only else f"; moved to {self._set_aside(other)}"
+                reason = str(problem).partition("; remove that folder")[0]
+                say(f"{reason}{where}; going back to step {step}")
+            if damaged and not self._read_only:
+                self._manager.reload()
+            return state
+        if damaged:
+            raise damaged[0][1]
+        return None
+
+    def _set_aside(self, step: int) -> pathlib.Path:
+        """Move a checkpoint out of the way, so that its step can be saved again."""
+        taken = [entry.name for entry in self._aside.iterdir()] if self._aside.is_dir() else []
+        target = self._aside / next(
+            name for name in (f"{step}", *(f"{step}-{n}" for n in range(2, 10**6))) if name not in taken
+        )
+        if self._job.index == 0:
+            with self._writing():
+                self._aside.mkdir(exist_ok=True)
+                (self._folder / str(step)).rename(target)
+        self._metrics.pop(step, None)
+        self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
+        self._job.together("damaged checkpoint set aside", step)
+        return target
 
     def wait(self) -> None:
         """Wait until what is being saved is whole on disk."""
@@ -152,9 +228,16 @@ class Checkpoints:
                 f"checkpoints cannot be written to {self._folder} ({_reason(error)}); free space or mend the folder, then run the same command again"
             ) from error
 
-    def _scored(self) -> dict[int, Mapping[str, float]]:
-        found = {step: self._manager.metrics(step) for step in self.steps()}
-        return {step: metrics for step, metrics in found.items() if metrics}
+    def _read_metrics(self, step: int) -> dict[str, float]:
+        """Return a checkpoint's metrics; none if its seal is damaged, of which `restore` will speak."""
+        try:
+            return read_seal(self._folder, step).metrics
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    def _kept(self, steps: Sequence[int]) -> list[bool]:
+        latest, best = sorted(steps)[-self._keep :], self.best_step()
+        return [step in latest or step in self._always or step == best for step in steps]
 
     def _goodness(self, metrics: Mapping[str, float]) -> float:
         value = metrics[self._best_metric]
@@ -164,10 +247,50 @@ class Checkpoints:
         return goodness + _PHASE_COUNTS * metrics.get(PHASE, 0)
 
 
-def _unreadable(folder: pathlib.Path, step: int, error: Exception) -> str:
+def read_seal(folder: pathlib.Path, step: int) -> Seal:
+    """Return the seal of a checkpoint.
+
+    Raises:
+      OSError, ValueError: if it is missing or damaged.
+    """
+    seal = seals.read(json.loads((folder / str(step) / _SEAL / "metadata").read_text()))
+    if seal.step != step:
+        raise ValueError(f"it was saved at step {seal.step}")
+    return seal
+
+
+@dataclasses.dataclass
+class _Policy(checkpoint_managers.PreservationPolicy):
+    """Ask a function of the steps which to keep."""
+
+    kept: Callable[[Sequence[int]], list[bool]]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        del context
+        return self.kept([checkpoint.step for checkpoint in checkpoints])
+
+
+def _read_arrays(folder: pathlib.Path, like: TrainState) -> TrainState:
+    """Read this process's part of a state, without waiting for other processes: one of them may fail to."""
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process_{me}"
+    )
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+        return reader.restore(folder, args=ocp.args.StandardRestore(like))
+
+
+def _is_damage(error: Exception) -> bool:
+    """Return whether what was read is wrong; else it could not be read."""
+    cannot = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    return not cannot and not any(word in str(error) for word in _NOT_DAMAGE)
+
+
+def _unreadable(folder: pathlib.Path, step: int, reason: str) -> str:
     earlier = [other for other in _steps_on_disk(folder) if other < step]
     fix = f"to resume at step {max(earlier)}" if earlier else "to start again, or use another --workdir"
-    return f"checkpoint {folder / str(step)} cannot be read ({_reason(error)}); remove that folder {fix}"
+    return f"checkpoint {folder / str(step)} cannot be read ({reason}); remove that folder {fix}"
 
 
 def _reason(error: Exception) -> str:
@@ -191,20 +314,6 @@ def _steps_on_disk(folder: pathlib.Path) -> list[int]:
         ) from error
 
 
-def _first_damaged(folder: pathlib.Path) -> int:
-    """Return the first step whose metrics cannot be read, for a message; the newest if all of them can."""
-    steps = _steps_on_disk(folder)
-    for step in steps:
-        file = folder / str(step) / "metrics" / "metrics"
-        try:
-            json.loads(file.read_text())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError):
-            return step
-    return steps[-1] if steps else 0
-
-
 def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
     """Read parameters (their average, if the run kept one) and model state of a run's newest checkpoint, whatever the run was.
 
@@ -213,7 +322,7 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
 
     Raises:
       UserError: if there is no checkpoint.
-      EnvironmentProblem: if it cannot be read.
+      EnvironmentProblem: if it cannot be read, or is not what was saved.
     """
     folder, field = workdir / "checkpoints", f"config.init_from = {str(workdir)!r}"
     steps = _steps_on_disk(folder)
@@ -221,8 +330,11 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"{field}: no checkpoint is there yet; let lbopt train save one")
     try:
         with ocp.PyTreeCheckpointer() as reader:
-            place = folder / str(steps[-1]) / "default"
+            place = folder / str(steps[-1]) / _ARRAYS
             saved = reader.restore(place, restore_args=_as_numpy(reader.metadata(place)))
+        wrong = differing(checksums(saved), read_seal(folder, steps[-1]).sums)
+        if wrong:
+            raise ValueError(f"{tree.some(wrong)} is not what was saved")
     except Exception as error:  # whatever the storage layers raise
         fix = f"checkpoint {steps[-1]} cannot be read ({_reason(error)}); use another checkpoint"
         raise EnvironmentProblem(f"{field}: {fix}") from error
@@ -245,12 +357,29 @@ def _as_numpy(metadata: Any) -> Any:
     return jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described.tree)
 
 
-def choose_step(checkpoints: Checkpoints, which: str) -> int:
-    """Return the step of the "latest" or "best" checkpoint, or the one whose number is given.
+def restore_chosen(
+    checkpoints: Checkpoints,
+    which: str,
+    shapes: Callable[[int], TrainState],
+    say: Callable[[str], None] = lambda line: None,
+) -> TrainState:
+    """Read the "latest" checkpoint that is intact, the "best" one, or the one whose step is given.
+
+    Args:
+      checkpoints: of a workdir.
+      which: see above.
+      shapes: see `Checkpoints.restore_newest`, as `say`.
 
     Raises:
       UserError: if there is none.
+      EnvironmentProblem: if it cannot be read.
     """
+    step = choose_step(checkpoints, which)
+    state = checkpoints.restore_newest(shapes, say) if which == "latest" else None
+    return checkpoints.restore(shapes(step), step) if state is None else state
+
+
+def choose_step(checkpoints: Checkpoints, which: str) -> int:
     named = {"latest": checkpoints.latest_step, "best": checkpoints.best_step}
     step = (
         named[which]() if which in named else next((step for step in checkpoints.steps() if str(step) == which), None)

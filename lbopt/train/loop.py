@@ -22,7 +22,7 @@ from lbopt.train import workdir as workdirs
 from lbopt.train.checkpoint import PHASE, Checkpoints
 from lbopt.train.mllog import MlperfLog
 from lbopt.train.preemption import PreemptionWatch
-from lbopt.train.progress import Progress
+from lbopt.train.progress import Progress, said_by_first
 from lbopt.train.run import Run, Target
 from lbopt.train.writers import MetricsWriter, NoMetricsWriter, read_lines
 from lbopt.transforms.monitoring import optimizer_metrics
@@ -55,8 +55,8 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
     with contextlib.ExitStack() as stack:
         ends = [phase.last_step for phase in run.phases()]
         job.doing("restoring")
-        checkpoints = stack.enter_context(Checkpoints(workdir, run.keep_checkpoints, run.best_metric, always=ends))
-        state = restore_or_init(run, checkpoints)
+        checkpoints = stack.enter_context(Checkpoints(workdir, run.keep_checkpoints, run.best_metric, False, ends, job))
+        state = restore_or_init(run, checkpoints, job)
         start = int(state.step)
         lines = read_lines(workdir / "metrics.jsonl") if first else []  # say now if it is damaged
         history = History.of([line for line in lines if line["step"] <= start])
@@ -87,12 +87,10 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
         return state
 
 
-def restore_or_init(run: Run, checkpoints: Checkpoints) -> TrainState:
-    """Return the newest saved state, or the first one."""
-    latest = checkpoints.latest_step()
-    if latest is None:
-        return run.init()
-    return checkpoints.restore(run.phase_at(latest).shapes(), latest)
+def restore_or_init(run: Run, checkpoints: Checkpoints, job: Alone) -> TrainState:
+    """Return the newest saved state that is intact, or the first one."""
+    state = checkpoints.restore_newest(lambda step: run.phase_at(step).shapes(), said_by_first(job))
+    return run.init() if state is None else state
 
 
 @dataclasses.dataclass

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import tqdm
+
+from lbopt.job.member import Alone
+
+
+def said_by_first(job: Alone) -> Callable[[str], None]:
+    """Return what prints a line to standard error in the first process of a job, and nothing in the others."""
+    return (lambda line: None) if job.index else (lambda line: print(line, file=sys.stderr, flush=True))
 
 
 class Progress:

@@ -139,16 +139,19 @@ def test_recipes_refuses_what_it_cannot_show(lbopt, configs, flags, said):
     assert said in err
 
 
+TOGETHER = ["coordinator_address", "num_processes", "process_id", "start_timeout_s", "hang_timeout_s"]
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("train", ["config", "workdir"]),
-        ("evaluate", ["config", "workdir", "checkpoint"]),
-        ("sweep", ["config", "workdir"]),
+        ("train", ["config", "workdir", *TOGETHER]),
+        ("evaluate", ["config", "workdir", "checkpoint", *TOGETHER]),
+        ("sweep", ["config", "workdir", *TOGETHER]),
         ("report", ["workdir"]),
         ("recipes", ["config", "configs"]),
-        ("doctor", []),
+        ("doctor", [*TOGETHER]),
     ],
 )
 def test_every_command_has_help(lbopt, capsys, command, flags, flag):

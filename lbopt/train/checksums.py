@@ -1,0 +1,66 @@
+"""Checksums of arrays, the same however the arrays are spread out: a damaged checkpoint is known by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lbopt import tree, types
+
+_UINTS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+# Any odd numbers would do (Knuth's multiplicative hash; the finaliser of MurmurHash3).
+_MULTIPLIERS = (0x9E3779B1, 0x85EBCA6B)
+_MIXER = 0xC2B2AE35
+
+
+def checksums(state: types.PyTree) -> dict[str, str]:
+    """Return leaf name -> 64 bits in hexadecimal.
+
+    The words of an array, as unsigned integers, are added up modulo 2^32 with weights that depend on where they stand; twice,
+    with other weights. Weights are odd, so no single flipped bit goes unseen, and anything else does with probability 2^-64 or
+    so. A sum needs no order: the state may be spread over any number of devices and processes, each of which adds up its part.
+
+    Args:
+      state: arrays of 1, 2 or 4 bytes an element.
+
+    >>> checksums({"a": np.zeros(3, np.float32), "b": np.ones(1, np.int32)})
+    {'a': '0000000000000000', 'b': '9e3779b175ffe3ed'}
+    """
+    sums = jax.device_get(_sums(jax.tree.leaves(state)))
+    return {name: "".join(f"{int(part):08x}" for part in pair) for name, pair in zip(tree.leaf_names(state), sums, strict=True)}
+
+
+@jax.jit
+def _sums(leaves: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
+    return [tuple(_sum(leaf, salt) for salt in range(2)) for leaf in leaves]
+
+
+def _sum(leaf: jax.Array, salt: int) -> jax.Array:
+    bits = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
+    words = lax.bitcast_convert_type(bits, _UINTS[bits.dtype.itemsize]).astype(jnp.uint32)
+    return jnp.sum(words * _weights(words.shape, salt), dtype=jnp.uint32)
+
+
+def _weights(shape: Sequence[int], salt: int) -> jax.Array:
+    """Return an odd number for each place of an array."""
+    place = jnp.zeros(shape, jnp.uint32)
+    for axis, stride in enumerate(_strides(shape)):
+        place += lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride % 2**32)
+    mixed = (place + 1) * np.uint32(_MULTIPLIERS[salt])
+    if salt:
+        mixed = (mixed ^ (mixed >> 15)) * np.uint32(_MIXER)
+    return mixed | np.uint32(1)
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
+
+
+def differing(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Return the names of leaves whose checksums are not the wanted ones, those that only one side has included."""
+    return sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))

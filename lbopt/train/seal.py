@@ -1,0 +1,43 @@
+"""What is saved beside the arrays of a checkpoint: their checksums, the metrics, and a digest of these words themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Seal:
+    """What a checkpoint says of itself.
+
+    Attributes:
+      step: of the state.
+      sums: leaf name -> checksum, from `checksums`.
+      metrics: of the evaluation after that step; {} if there was none.
+    """
+
+    step: int
+    sums: dict[str, str]
+    metrics: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data that knows whether it has been changed; a metric that is not finite becomes null."""
+        body = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return {"seal": body, "sha256": hashlib.sha256(body.encode()).hexdigest()}
+
+
+def read(data: Any) -> Seal:
+    """Return the seal that `to_json` was called on.
+
+    Raises:
+      ValueError: if it is none, or has been changed.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("seal"), str):
+        raise ValueError("its seal is missing or damaged")
+    body = data["seal"]
+    if hashlib.sha256(body.encode()).hexdigest() != data.get("sha256"):
+        raise ValueError("its seal is damaged")
+    return Seal(**json.loads(body))
