@@ -182,7 +182,9 @@ class Hub:
         working = {index: process for index, process in self._processes.items() if not process.done}
         for index, process in working.items():
             if now - process.heard > SILENT_S:
-                line = f"{process.name} has not been heard of for {SILENT_S:.0f} s: its machine or its network has failed"
+                line = (
+                    f"{process.name} has not been heard of for {SILENT_S:.0f} s: its machine or its network has failed"
+                )
                 self._end(index, EXIT_ENVIRONMENT, line)
                 return
         hang_s = self._place.hang_timeout_s

@@ -80,7 +80,9 @@ def find(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | None:
     """
     shown = {name: f"--{name}" if name in flags else VARIABLES[name] for name in FLAGS}
     told = {name: environ[variable] for name, variable in VARIABLES.items() if environ.get(variable)} | dict(flags)
-    timeouts = {name: _seconds(shown[name], told[name]) for name in ("start_timeout_s", "hang_timeout_s") if name in told}
+    timeouts = {
+        name: _seconds(shown[name], told[name]) for name in ("start_timeout_s", "hang_timeout_s") if name in told
+    }
     who = [name for name in _WHO if name in told]
     if not who:
         return _detected(timeouts)

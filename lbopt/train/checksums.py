@@ -32,7 +32,10 @@ def checksums(state: types.PyTree) -> dict[str, str]:
     {'a': '0000000000000000', 'b': '9e3779b175ffe3ed'}
     """
     sums = jax.device_get(_sums(jax.tree.leaves(state)))
-    return {name: "".join(f"{int(part):08x}" for part in pair) for name, pair in zip(tree.leaf_names(state), sums, strict=True)}
+    return {
+        name: "".join(f"{int(part):08x}" for part in pair)
+        for name, pair in zip(tree.leaf_names(state), sums, strict=True)
+    }
 
 
 @jax.jit

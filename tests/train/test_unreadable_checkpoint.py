@@ -1,14 +1,19 @@
-"""A damaged checkpoint stops the run in one line that names it; nothing is deleted."""
+"""A damaged checkpoint is named and never used: a run goes back to the one before, and nothing is deleted."""
 
+import json
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import lbopt
+from lbopt.cli import main
 from lbopt.errors import EnvironmentProblem
+from lbopt.train import checkpoint
 from lbopt.train.checkpoint import Checkpoints
 
 
@@ -121,14 +126,162 @@ def test_one_of_another_model_is_not_taken(workdir):
         checkpoints.restore(shapes(other), 6)
 
 
-def test_a_run_stops_at_it(train, tmp_path, capsys):
+def test_a_run_goes_back_to_the_one_before(train, reference, bits, saved_state, tmp_path, capsys):
     assert train(tmp_path) == 0
-    delete_data(tmp_path / "checkpoints" / "20")
+    for step in (18, 20):
+        delete_data(tmp_path / "checkpoints" / str(step))
+    before = fingerprint(tmp_path / "checkpoints" / "20")
+    capsys.readouterr()
+    assert train(tmp_path) == 0
+    said = capsys.readouterr().err.splitlines()
+    for line, step in zip(said, (20, 18), strict=False):
+        assert line.startswith(f"checkpoint {tmp_path / 'checkpoints' / str(step)} cannot be read (")
+        assert line.endswith(f"; moved to {tmp_path / 'damaged' / str(step)}; going back to step 15")
+    assert said[2].startswith("resuming at step 15 of 20")
+    moved = fingerprint(tmp_path / "damaged" / "20")
+    assert {str(file.relative_to(tmp_path / "damaged")): data for file, data in moved.items()} == {
+        str(file.relative_to(tmp_path / "checkpoints")): data for file, data in before.items()
+    }
+    assert bits(saved_state(tmp_path)) == bits(saved_state(reference()))
+
+
+def test_a_step_damaged_twice_is_set_aside_twice(workdir):
+    for _ in range(2):
+        delete_data(workdir / "checkpoints" / "6")
+        with Checkpoints(workdir) as checkpoints:
+            assert int(checkpoints.restore_newest(lambda step: shapes()).step) == 3
+            checkpoints.save(make_state(6), {"eval/accuracy": 0.6})
+    assert sorted(folder.name for folder in (workdir / "damaged").iterdir()) == ["6", "6-2"]
+    with Checkpoints(workdir) as checkpoints:
+        assert (checkpoints.latest_step(), checkpoints.best_step()) == (6, 6)
+
+
+def test_the_best_is_not_one_that_was_set_aside(workdir):
+    delete_data(workdir / "checkpoints" / "6")
+    with Checkpoints(workdir) as checkpoints:
+        assert not checkpoints.would_be_best({"eval/accuracy": 0.4})
+        checkpoints.restore_newest(lambda step: shapes())
+        assert checkpoints.best_step() == 3
+        assert checkpoints.would_be_best({"eval/accuracy": 0.4})
+
+
+def test_a_run_without_an_intact_one_stops(train, tmp_path, capsys):
+    assert train(tmp_path, "--config.checkpoint.keep=2") == 0
+    for folder in (tmp_path / "checkpoints").iterdir():
+        delete_data(folder)
     before = fingerprint(tmp_path)
     capsys.readouterr()
-    assert train(tmp_path) == 3
+    assert train(tmp_path, "--config.checkpoint.keep=2") == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith(f"lbopt train: checkpoint {tmp_path / 'checkpoints' / '20'} cannot be read (")
-    assert said.endswith("remove that folder to resume at step 18\n")
     assert fingerprint(tmp_path) == before
+
+
+def test_what_is_only_read_is_left_where_it_is(train, command, tmp_path, capsys):
+    assert train(tmp_path) == 0
+    truncate(tmp_path / "checkpoints" / "20")
+    before = fingerprint(tmp_path)
+    capsys.readouterr()
+    for which, code, said in (("latest", 0, "; going back to step 18\n"), ("20", 3, "to resume at step 18\n")):
+        assert main.main(["evaluate", *command(tmp_path)[1:], f"--checkpoint={which}"]) == code
+        out, err = capsys.readouterr()
+        assert err.endswith(said)
+        assert (json.loads(out)["step"] if out else None) == (18 if code == 0 else None)
+    assert fingerprint(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied"), ValueError("UNAVAILABLE: the bucket does not answer")]
+)
+def test_what_cannot_be_read_now_is_not_taken_for_damaged(workdir, error, monkeypatch):
+    def refuse(*arguments):
+        raise error
+
+    monkeypatch.setattr(checkpoint, "_read_arrays", refuse)
+    with Checkpoints(workdir) as checkpoints, pytest.raises(EnvironmentProblem) as caught:
+        checkpoints.restore_newest(lambda step: shapes())
+    assert not isinstance(caught.value, checkpoint.Damaged)
+    assert not (workdir / "damaged").exists()
+
+
+def damage_at_random(folder, rng):
+    """Cut one file short or flip one bit of it; bytes that nothing depends on are as likely as others."""
+    files = [file for file in all_files(folder) if file.stat().st_size]
+    file = files[rng.integers(len(files))]
+    data = bytearray(file.read_bytes())
+    if rng.random() < 0.4:
+        data = data[: rng.integers(len(data))]
+    else:
+        data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+    file.write_bytes(bytes(data))
+
+
+def noisy_state(step=0):
+    """Numbers that no compression makes smaller: they lie in the files as they are."""
+    noise = jax.random.normal(jax.random.key(step), (100, 200))
+    return lbopt.TrainState.create({"kernel": noise}, {}, optax.sgd(0.1)).replace(step=jnp.int32(step))
+
+
+@pytest.fixture
+def noisy(tmp_path):
+    """Return a function () -> a new workdir with two checkpoints of noise."""
+    original = tmp_path / "original"
+    with Checkpoints(original) as checkpoints:
+        for step in (3, 6):
+            checkpoints.save(noisy_state(step), {"eval/accuracy": step / 10})
+
+    def fresh():
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        return shutil.copytree(original, tmp_path / "copy")
+
+    return fresh
+
+
+def values(state):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
+
+
+def newest(workdir):
+    with Checkpoints(workdir) as checkpoints:
+        return checkpoints.restore_newest(lambda step: shapes(noisy_state))
+
+
+def test_random_damage_never_yields_other_parameters(noisy):
+    """50 times on the newer one, and every second time on the older one too: an intact one, or a refusal."""
+    rng = np.random.default_rng(0)
+    wanted = {step: values(noisy_state(step)) for step in (3, 6)}
+    outcomes = []
+    for turn in range(50):
+        workdir = noisy()
+        damage_at_random(workdir / "checkpoints" / "6", rng)
+        if turn % 2:
+            damage_at_random(workdir / "checkpoints" / "3", rng)
+        try:
+            state = newest(workdir)
+        except EnvironmentProblem:
+            outcomes.append("refused")
+            continue
+        outcomes.append(int(state.step))
+        assert values(state) == wanted[int(state.step)]
+    assert set(outcomes) == {"refused", 3, 6}, outcomes
+
+
+def flip_in_arrays(workdir, rng):
+    """Flip a bit in the largest file of the newer checkpoint."""
+    file = max(data_files(workdir / "checkpoints" / "6"), key=lambda file: file.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("looked_at", [True, False])
+def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monkeypatch):
+    """Without them it would reach the parameters unnoticed: that is why there are any."""
+    if not looked_at:
+        monkeypatch.setattr(checkpoint, "differing", lambda found, wanted: [])
+    rng, workdir = np.random.default_rng(1), noisy()
+    flip_in_arrays(workdir, rng)
+    state = newest(workdir)
+    assert int(state.step) == (3 if looked_at else 6)
+    assert (values(state) == values(noisy_state(int(state.step)))) == looked_at
