@@ -18,14 +18,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lbopt.errors import EXIT_ENVIRONMENT, EXIT_PREEMPTED, EnvironmentProblem, UserError
+from lbopt.errors import EXIT_ENVIRONMENT, EXIT_PREEMPTED, EXIT_USER, EnvironmentProblem, UserError
 from lbopt.job import member
 from lbopt.job.hub import BEAT_S, SILENT_S, Hub
 from lbopt.job.place import Place
 from lbopt.job.wire import Wire
 
 _RETRY_S = 0.2
+_FIRST_WORD_S = 10.0
 _TRACEBACK_S = 3.0
+_LEAVING_S = 3.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -103,14 +105,15 @@ class _Guard:
         self._child: subprocess.Popen[bytes] | None = None
         self._member: Wire | None = None
         self._step, self._doing = 0, "starting"
-        self._failed: tuple[int, str] | None = None
-        self._asked = self._forwarded = False
-        self._heard = self._beaten = time.monotonic()
+        self._failed: int | None = None
+        self._has_spoken = self._asked = self._forwarded = False
+        self._silent = True
+        self._begun = self._heard = self._beaten = time.monotonic()
 
     def watch(self) -> int:
         """Serve child and hub until one of them ends."""
         with selectors.DefaultSelector() as self._selector:
-            self._selector.register(self._hub, selectors.EVENT_READ)  # type: ignore[arg-type]
+            self._selector.register(self._hub, selectors.EVENT_READ)
             try:
                 while True:
                     code = self._turn()
@@ -126,9 +129,13 @@ class _Guard:
             wire = key.fileobj
             messages = _received(wire)
             if wire is self._hub:
+                if messages is None and self._silent:
+                    self._begun = 0.0
+                    self._selector.unregister(wire)
+                    continue
                 if messages is None:
                     return self._hub_is_gone("it was killed, or its machine ended")
-                self._heard = time.monotonic()
+                self._heard, self._silent = time.monotonic(), False
                 for message in messages:
                     code = self._from_hub(message)
                     if code is not None:
@@ -141,6 +148,12 @@ class _Guard:
         return self._look(time.monotonic())
 
     def _look(self, now: float) -> int | None:
+        if self._silent and now - self._begun > _FIRST_WORD_S:
+            self._say(
+                f"--coordinator_address: what listens at {self._place.host}:{self._place.port} is no process 0 of lbopt; "
+                "start process 0 there, or give another port"
+            )
+            return EXIT_ENVIRONMENT
         if now - self._heard > SILENT_S:
             return self._hub_is_gone(f"it has not been heard of for {SILENT_S:.0f} s")
         if now - self._beaten > BEAT_S:
@@ -149,13 +162,14 @@ class _Guard:
         if self._signals.stop and not self._asked:
             self._asked = True
             if self._child is None:
-                self._hub.send(failed=EXIT_PREEMPTED, line="was stopped before the start; run the same command again")
-                return EXIT_PREEMPTED
-            self._hub.send(stop=True)
+                line = "was stopped before the start; run the same command again"
+                self._fail(EXIT_PREEMPTED, line, "said")
+            else:
+                self._hub.send(stop=True)
         if self._signals.interrupt and not self._forwarded and self._child is not None:
             self._forwarded = True
             self._child.send_signal(signal.SIGINT)
-        if self._child is not None and self._child.poll() is not None:
+        if self._child is not None and self._child.poll() is not None and self._failed is None:
             return self._child_ended(self._child.returncode)
         return None
 
@@ -164,9 +178,6 @@ class _Guard:
             self._start()
         elif "end" in message:
             return self._told_to_end(**message["end"])
-        elif "release" in message:
-            if self._member is not None:
-                self._member.send(release=True)
         elif "beat" not in message and self._member is not None:
             self._member.send(**message)
         return None
@@ -174,15 +185,22 @@ class _Guard:
     def _from_member(self, message: dict[str, Any]) -> None:
         if "beat" in message:
             self._step, self._doing = message["beat"], message["doing"]
-            return
-        if "failed" in message:
-            self._failed = (message["failed"], message["line"])
-        self._hub.send(**message)
+        elif "failed" in message:
+            self._has_spoken = True
+            code = message["failed"]
+            self._fail(code, message["line"], "said" if code in (EXIT_USER, EXIT_ENVIRONMENT) else "bug")
+        else:
+            self._hub.send(**message)
+
+    def _fail(self, code: int, line: str, kind: str) -> None:
+        """Report a failure; the hub knows whether it is the cause of others or their consequence, and tells when to end."""
+        self._failed = code
+        self._hub.send(failed=code, line=line, kind=kind)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         self._member = Wire(ours)
-        self._selector.register(self._member, selectors.EVENT_READ)  # type: ignore[arg-type]
+        self._selector.register(self._member, selectors.EVENT_READ)
         environment = {**os.environ, member.VARIABLE: member.describe(self._place, theirs.fileno())}
         self._child = subprocess.Popen(
             [sys.executable, "-m", "lbopt", *self._arguments],
@@ -193,34 +211,28 @@ class _Guard:
         )
         theirs.close()
 
-    def _child_ended(self, code: int) -> int:
-        for message in _received(self._member) or () if self._member else ():
+    def _child_ended(self, code: int) -> int | None:
+        for message in (_received(self._member) if self._member else None) or ():
             self._from_member(message)
         if code in (0, EXIT_PREEMPTED):
             self._hub.send(done=True)
             return code
-        if self._failed is None:
-            self._failed = (EXIT_ENVIRONMENT, _killed_by(-code)) if code < 0 else (code, f"ended with exit code {code}")
-            self._hub.send(failed=self._failed[0], line=self._failed[1])
-            if code < 0:
-                self._say(f"process {self._place.index} of {self._place.count}: {self._failed[1]}")
-            self._wait_for_release()
-        return self._failed[0]
+        if self._failed is None and code < 0:
+            self._fail(EXIT_ENVIRONMENT, _killed_by(-code), "aborted" if code == -signal.SIGABRT else "died")
+        elif self._failed is None:
+            self._fail(code, f"ended with exit code {code}", "bug")
+        return None
 
-    def _wait_for_release(self) -> None:
-        until = time.monotonic() + SILENT_S
-        while time.monotonic() < until and self._selector.select(_RETRY_S) is not None:
-            messages = _received(self._hub) if _readable(self._hub) else []
-            if messages is None or any("release" in message or "end" in message for message in messages):
-                return
-
-    def _told_to_end(self, code: int, line: str, hung: bool) -> int:
-        if self._failed is None:  # else it has said itself what is wrong
+    def _told_to_end(self, code: int, line: str, kind: str) -> int:
+        if self._member is not None and self._child is not None and self._has_spoken:
+            self._member.send(release=True)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(_LEAVING_S)
+        if not self._has_spoken or kind == "died":  # of what came of a death the child may have spoken
             self._say(line)
-            code = code or EXIT_ENVIRONMENT
-        else:
-            code = self._failed[0]
-        self._kill(with_traceback=hung)
+        elif self._failed is not None:
+            code = self._failed
+        self._kill(with_traceback=kind == "hung")
         self._hub.send(down=True)
         return code
 
@@ -251,12 +263,6 @@ def _received(wire: Any) -> list[dict[str, Any]] | None:
         return wire.receive()
     except ValueError:
         return None
-
-
-def _readable(wire: Wire) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(wire, selectors.EVENT_READ)  # type: ignore[arg-type]
-        return bool(selector.select(0))
 
 
 def _killed_by(number: int) -> str:

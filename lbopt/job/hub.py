@@ -7,7 +7,7 @@ import selectors
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 from lbopt.errors import EXIT_ENVIRONMENT, EXIT_USER, EnvironmentProblem
 from lbopt.job.place import Place
@@ -17,8 +17,12 @@ BEAT_S = 2.0
 """How often each end of a connection says that it is there."""
 SILENT_S = 30.0
 """Whoever says nothing for so long is taken for dead: a machine that lost its power or its network closes no connection."""
+_SETTLE_S = 1.0
+"""How long to listen once one has failed: what JAX's runtime makes of a death can be heard before the death is."""
 _KILLING_S = 6.0
-"""How long the others may take to end once one has failed."""
+"""How long processes may take to end once they have been told to."""
+KINDS = ("died", "said", "bug", "aborted")
+"""Of failures; of several the first of the first kind is the cause of the others."""
 
 
 @dataclasses.dataclass
@@ -32,6 +36,7 @@ class _Process:
     doing: str = "starting"
     since: float = 0.0
     done: bool = False
+    failed: bool = False
     down: bool = False
 
 
@@ -61,6 +66,7 @@ class Hub:
         self._strangers: list[Wire] = []
         self._rounds: dict[int, dict[int, tuple[str, Any]]] = {}
         self._bounds: dict[int, int] = {}
+        self._failures: list[tuple[int, float, int, str]] = []
         self._stopping = self._started = self._over = False
         self._begun = self._beaten = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="lbopt hub", daemon=True)
@@ -76,7 +82,7 @@ class Hub:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif not self._over:
-                    self._hear(key.fileobj)  # type: ignore[arg-type]
+                    self._hear(cast(Wire, key.fileobj))
             if not self._over:
                 self._tick(time.monotonic())
         self._listener.close()
@@ -85,7 +91,7 @@ class Hub:
         connection, _ = self._listener.accept()
         wire = Wire(connection)
         self._strangers.append(wire)
-        self._selector.register(wire, selectors.EVENT_READ)  # type: ignore[arg-type]
+        self._selector.register(wire, selectors.EVENT_READ)
 
     def _hear(self, wire: Wire) -> None:
         try:
@@ -99,8 +105,8 @@ class Hub:
         if messages is None:
             self._forget(wire)
             process.down = True
-            if not process.done:
-                self._end(index, EXIT_ENVIRONMENT, f"{process.name} is gone: it was killed, or its machine ended")
+            if not process.done and not process.failed:
+                self._fail("died", EXIT_ENVIRONMENT, f"{process.name} is gone: it was killed, or its machine ended")
             return
         process.heard = time.monotonic()
         for message in messages:
@@ -134,10 +140,10 @@ class Hub:
                 self._tell_all(started=True)
 
     def _refuse(self, process: _Process, line: str) -> None:
-        process.wire.send(end={"code": EXIT_USER, "line": line, "hung": False})
+        process.wire.send(end={"code": EXIT_USER, "line": line, "kind": "said"})
         self._forget(process.wire)
         if not self._started:  # a job at work is not ended by somebody who was started twice
-            self._end(-1, EXIT_USER, line)
+            self._end(EXIT_USER, line)
 
     def _answer(self, index: int, process: _Process, message: dict[str, Any]) -> None:
         if "say" in message:
@@ -158,14 +164,17 @@ class Hub:
             process.done = True
             self._over = all(other.done for other in self._processes.values()) and self._started
         elif "failed" in message:
-            self._end(index, message["failed"], f"{process.name}: {message['line']}")
+            process.failed = True
+            self._fail(message["kind"], message["failed"], f"{process.name}: {message['line']}")
 
     def _say(self, index: int, number: int, key: str, value: Any) -> None:
         said = self._rounds.setdefault(number, {})
         said[index] = (key, value)
         if len({key for key, _ in said.values()}) > 1:
             keys = ", ".join(f"process {i} {k!r}" for i, (k, _) in sorted(said.items()))
-            self._end(-1, 1, f"processes of one job do different things ({keys}); start all with the same command")
+            self._fail(
+                "said", EXIT_USER, f"processes of one job do different things ({keys}); start all with the same command"
+            )
         elif len(said) == self._place.count:
             del self._rounds[number]
             self._tell_all(round=number, values=[said[i][1] for i in range(self._place.count)])
@@ -175,23 +184,28 @@ class Hub:
         if now - self._beaten > BEAT_S:
             self._beaten = now
             self._tell_all(beat=True)
+        if self._failures:
+            if now - min(when for _, when, _, _ in self._failures) > _SETTLE_S:
+                kind, _, code, line = min(self._failures)
+                self._end(code, line, KINDS[kind])
+            return
         if not self._started:
             if now - self._begun > self._place.start_timeout_s:
-                self._end(-1, EXIT_ENVIRONMENT, self._missing())
+                self._end(EXIT_ENVIRONMENT, self._missing())
             return
         working = {index: process for index, process in self._processes.items() if not process.done}
-        for index, process in working.items():
+        for process in working.values():
             if now - process.heard > SILENT_S:
                 line = (
                     f"{process.name} has not been heard of for {SILENT_S:.0f} s: its machine or its network has failed"
                 )
-                self._end(index, EXIT_ENVIRONMENT, line)
+                self._fail("died", EXIT_ENVIRONMENT, line)
                 return
         hang_s = self._place.hang_timeout_s
         if working and all(now - process.since > hang_s for process in working.values()):
             what = "; ".join(f"{process.name} is {process.doing}" for process in _slowest_first(working))
             line = f"nothing has gone on for {hang_s:.0f} s (--hang_timeout_s): {what}"
-            self._end(-1, EXIT_ENVIRONMENT, line, hung=True)
+            self._end(EXIT_ENVIRONMENT, line, "hung")
 
     def _missing(self) -> str:
         missing = [str(index) for index in range(self._place.count) if index not in self._processes]
@@ -202,24 +216,23 @@ class Hub:
             f"{self._place.host}:{self._place.port}, or raise --start_timeout_s"
         )
 
-    def _end(self, culprit: int, code: int, line: str, hung: bool = False) -> None:
-        """Tell all but the culprit to end, wait until they have, and let the culprit go.
+    def _fail(self, kind: str, code: int, line: str) -> None:
+        self._failures.append((KINDS.index(kind), time.monotonic(), code, line))
 
-        The culprit waits: were it the one with JAX's coordination service, its end would abort the others before they have
-        been told why.
-        """
+    def _end(self, code: int, line: str, kind: str = "said") -> None:
+        """Tell all to end, process 0 last: without JAX's coordination service, which it has, the others would be aborted."""
         self._over = True
-        others = {i: p for i, p in self._processes.items() if i != culprit and not (p.down or p.done)}
-        for process in others.values():
-            process.wire.send(end={"code": code, "line": line, "hung": hung})
+        told = {"code": code, "line": line, "kind": kind}
+        there = {index: process for index, process in self._processes.items() if not (process.down or process.done)}
+        for wave in ([p for i, p in there.items() if i], [p for i, p in there.items() if not i]):
+            for process in wave:
+                process.wire.send(end=told)
+            until = time.monotonic() + _KILLING_S
+            while time.monotonic() < until and not all(process.down for process in wave):
+                for key, _ in self._selector.select(0.2):
+                    self._hear_down(key.fileobj)
         for wire in self._strangers:
-            wire.send(end={"code": code, "line": line, "hung": hung})
-        until = time.monotonic() + _KILLING_S
-        while time.monotonic() < until and not all(process.down for process in others.values()):
-            for key, _ in self._selector.select(0.2):
-                self._hear_down(key.fileobj)
-        if culprit in self._processes:
-            self._processes[culprit].wire.send(release=True)
+            wire.send(end=told)
 
     def _hear_down(self, wire: Any) -> None:
         process = next((p for p in self._processes.values() if p.wire is wire), None)
@@ -239,7 +252,7 @@ class Hub:
                 process.wire.send(**message)
 
     def _forget(self, wire: Wire) -> None:
-        self._selector.unregister(wire)  # type: ignore[arg-type]
+        self._selector.unregister(wire)
         wire.close()
 
 

@@ -184,7 +184,7 @@ class Member(Alone):
 def _differences(first: Any, other: Any, name: str) -> dict[str, tuple[Any, Any]]:
     """Return field -> the two values, where they differ."""
     if isinstance(first, dict) and isinstance(other, dict):
-        found = {}
+        found: dict[str, tuple[Any, Any]] = {}
         for key in {**first, **other}:
             found |= _differences(first.get(key), other.get(key), f"{name}.{key}".lstrip("."))
         return found

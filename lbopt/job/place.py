@@ -80,7 +80,7 @@ def find(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | None:
     """
     shown = {name: f"--{name}" if name in flags else VARIABLES[name] for name in FLAGS}
     told = {name: environ[variable] for name, variable in VARIABLES.items() if environ.get(variable)} | dict(flags)
-    timeouts = {
+    timeouts: dict[str, float] = {
         name: _seconds(shown[name], told[name]) for name in ("start_timeout_s", "hang_timeout_s") if name in told
     }
     who = [name for name in _WHO if name in told]
@@ -91,7 +91,7 @@ def find(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | None:
     host, port = _address(shown["coordinator_address"], told["coordinator_address"])
     count = _number(shown["num_processes"], told["num_processes"], 1, 1 << 20)
     index = _number(shown["process_id"], told["process_id"], 0, count - 1)
-    return Place(host, port, count, index, **timeouts) if count > 1 else None
+    return Place(host, port, count, index, None, **timeouts) if count > 1 else None
 
 
 def _detected(timeouts: Mapping[str, float]) -> Place | None:

@@ -140,7 +140,8 @@ class Checkpoints:
           EnvironmentProblem: if it cannot be read now.
         """
         problem: tuple[str, bool] | None = None
-        state = wanted = None
+        wanted: dict[str, str] = {}
+        state = like
         try:
             wanted = read_seal(self._folder, step).sums
             state = _read_arrays(self._folder / str(step) / _ARRAYS, like)

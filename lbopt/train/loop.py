@@ -68,7 +68,8 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
                 print(f"complete at step {start} of {total}: nothing to do", file=sys.stderr)
             return state
         watch = watch or stack.enter_context(PreemptionWatch(job))
-        writer = stack.enter_context(MetricsWriter(workdir, start) if first else NoMetricsWriter())
+        writer: MetricsWriter | NoMetricsWriter = MetricsWriter(workdir, start) if first else NoMetricsWriter()
+        stack.enter_context(writer)
         progress = stack.enter_context(Progress(total, start, silent=not first))
         if watch.requested and job.count == 1:
             raise Preempted(f"stopped before step {start + 1} of {total}; run the same command again to go on")

@@ -1,0 +1,171 @@
+"""Jobs that cannot come together: one line on every process, within seconds."""
+
+import os
+import re
+import time
+
+import pytest
+from jobs import LONG, free_ports, steps_saved, train_command
+
+SECONDS = 30
+
+
+def one_line(job, index):
+    said = job.said(index)
+    assert len(said) == 1, said
+    return said[0]
+
+
+def swap(**changes):
+    """Return a change of environments: variable -> function of the index."""
+    return lambda index, variables: {**variables, **{name: change(index) for name, change in changes.items()}}
+
+
+def started(start, tmp_path, codes, **settings):
+    begin = time.monotonic()
+    job = start(train_command(tmp_path / "run"), **settings)
+    assert job.codes(SECONDS) == codes
+    assert time.monotonic() - begin < SECONDS
+    assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+    return job
+
+
+def test_two_of_one_id(start, tmp_path):
+    change = swap(JAX_PROCESS_ID=lambda index: str(min(index, 1)))
+    job = started(start, tmp_path, [2, 2, 2], count=3, change=change)
+    for index in range(3):
+        pattern = r"lbopt train: --process_id = 1: process 1 of 3 \(.*, pid \d+\) and process 1 of 3 \(.*\) have the same; give each"
+        assert re.match(pattern, one_line(job, index))
+
+
+def test_two_that_say_they_are_the_first(start, tmp_path):
+    job = started(
+        start,
+        tmp_path,
+        [3, 3],
+        change=swap(JAX_PROCESS_ID=lambda index: "0", LBOPT_START_TIMEOUT_S=lambda index: "4"),
+    )
+    said = sorted(one_line(job, index) for index in range(2))
+    assert any(
+        re.match(r"lbopt train: --coordinator_address: process 0 cannot listen at port \d+ \(Address", line)
+        for line in said
+    )
+    assert any("process 1 of 2 did not come within 4 s" in line for line in said)
+
+
+def test_different_numbers_of_processes(start, tmp_path):
+    job = started(start, tmp_path, [2, 2], change=swap(JAX_NUM_PROCESSES=lambda index: str(2 + index)))
+    for index in range(2):
+        assert re.match(
+            r"lbopt train: --num_processes = 3: so says process 1 of 3 \(.*\), process 0 says 2; give",
+            one_line(job, index),
+        )
+
+
+def test_one_that_does_not_come(start, tmp_path):
+    change = swap(JAX_NUM_PROCESSES=lambda index: "4", LBOPT_START_TIMEOUT_S=lambda index: "3")
+    job = started(start, tmp_path, [3, 3], change=change)
+    for index in range(2):
+        assert (
+            "processes 2, 3 of 4 did not come within 3 s: start them, and see that they reach 127.0.0.1:"
+            in one_line(job, index)
+        )
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "said"),
+    [
+        ("127.0.0.1", 2, "JAX_COORDINATOR_ADDRESS = '127.0.0.1': give HOST:PORT of process 0"),
+        ("127.0.0.1:0", 2, "JAX_COORDINATOR_ADDRESS = '127.0.0.1:0': give HOST:PORT of process 0"),
+        ("127.0.0.1:http", 2, "JAX_COORDINATOR_ADDRESS = '127.0.0.1:http': give HOST:PORT of process 0"),
+        ("nowhere.invalid:1234", 2, "--coordinator_address = 'nowhere.invalid:1234': there is no host of that name"),
+    ],
+)
+def test_an_address_that_is_none(start, tmp_path, address, code, said):
+    job = started(start, tmp_path, [code, code], change=swap(JAX_COORDINATOR_ADDRESS=lambda index: address))
+    for index in range(2):
+        assert one_line(job, index).startswith(f"lbopt train: {said}")
+
+
+def test_an_address_where_nobody_listens(start, tmp_path):
+    """The second process has another one than the first."""
+    elsewhere = f"127.0.0.1:{free_ports()}"
+    here = f"127.0.0.1:{free_ports()}"
+    change = swap(
+        JAX_COORDINATOR_ADDRESS=lambda index: elsewhere if index else here, LBOPT_START_TIMEOUT_S=lambda index: "3"
+    )
+    job = started(start, tmp_path, [3, 3], change=change)
+    assert f"process 1 of 2 did not come within 3 s: start them, and see that they reach {here}" in one_line(job, 0)
+    assert one_line(job, 1).startswith(
+        f"lbopt train: --coordinator_address = '{elsewhere}': process 0 does not answer there (3 s; "
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("JAX_NUM_PROCESSES", "two", "JAX_NUM_PROCESSES = 'two': give a whole number from 1 to"),
+        ("JAX_PROCESS_ID", "2", "JAX_PROCESS_ID = '2': give a whole number from 0 to 1"),
+        ("JAX_PROCESS_ID", "", "JAX_PROCESS_ID = None: JAX_COORDINATOR_ADDRESS is given too; give all of"),
+        ("LBOPT_START_TIMEOUT_S", "soon", "LBOPT_START_TIMEOUT_S = 'soon': give a number of seconds > 0"),
+        ("LBOPT_HANG_TIMEOUT_S", "-1", "LBOPT_HANG_TIMEOUT_S = '-1': give a number of seconds > 0"),
+    ],
+)
+def test_a_place_that_is_none(start, tmp_path, variable, value, said):
+    job = started(start, tmp_path, [2, 2], change=swap(**{variable: lambda index: value}))
+    for index in range(2):
+        assert one_line(job, index).startswith(f"lbopt train: {said}")
+
+
+def test_flags_come_before_the_environment(start, tmp_path):
+    job = start([*train_command(tmp_path / "run"), "--process_id=7"])
+    assert job.codes(SECONDS) == [2, 2]
+    assert one_line(job, 0).startswith("lbopt train: --process_id = '7': give a whole number from 0 to 1")
+
+
+def test_configs_that_differ(start, tmp_path):
+    def command(index):
+        return train_command(
+            tmp_path / "run", f"--config.seed={7 + index}", f"--config.optimizer.weight_decay={0.1 * (1 + index)}"
+        )
+
+    begin = time.monotonic()
+    job = start(command, count=3)
+    assert job.codes(SECONDS) == [2, 2, 2]
+    assert time.monotonic() - begin < SECONDS
+    for index in range(3):
+        assert "config.seed: process 0 of 3 has 7, process 1 has 8; start all with the same config" in one_line(
+            job, index
+        )
+
+
+def test_a_workdir_that_not_all_see(start, tmp_path):
+    job = start(lambda index: train_command(tmp_path / f"run-{index}"))
+    assert job.codes(SECONDS) == [2, 2]
+    for index in range(2):
+        assert f"--workdir = '{tmp_path}/run-1': process 1 of 2" in one_line(job, index)
+        assert "does not see what process 0 writes there; use a folder that all hosts share" in one_line(job, index)
+
+
+def test_a_port_that_is_taken(start, tmp_path):
+    import socket
+
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        change = swap(LBOPT_START_TIMEOUT_S=lambda index: "3")
+        job = start(train_command(tmp_path / "run"), port=port, change=change)
+        codes = job.codes(SECONDS)
+    assert codes[0] == 3
+    assert one_line(job, 0).startswith(f"lbopt train: --coordinator_address: process 0 cannot listen at port {port} (")
+    assert codes[1] == 3
+
+
+def test_the_second_job_in_a_workdir(start, tmp_path):
+    first = start(train_command(tmp_path / "run", *LONG))
+    first.wait_for(lambda: steps_saved(tmp_path / "run"))
+    second = start(train_command(tmp_path / "run", *LONG))
+    assert second.codes(SECONDS) == [2, 2]
+    for index in range(2):
+        assert "another process is at work there" in one_line(second, index)
+    assert first.processes[0].poll() is None
+    assert os.path.exists(f"/proc/{first.child(1)}")

@@ -1,0 +1,101 @@
+"""A process that dies, hangs, or is asked to stop: all of a job end soon, and say why."""
+
+import os
+import pathlib
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+from jobs import LONG, flat, logged, saved_state, steps_saved, train_command
+
+STATED_S = 60
+
+
+@pytest.mark.parametrize(
+    ("whom", "index", "said"),
+    [
+        ("child", 1, r"process 1 of 2 \(.*\): was killed by SIGKILL"),
+        ("child", 0, r"process 0 of 2 \(.*\): was killed by SIGKILL"),
+        ("guard", 1, r"process 1 of 2 \(.*\) is gone: it was killed"),
+        ("guard", 0, r"process 0 of 2 \(.*\) is gone: it was killed"),
+    ],
+)
+def test_one_that_is_killed_ends_the_other(start, tmp_path, whom, index, said):
+    job = start(train_command(tmp_path / "run", *LONG))
+    job.wait_for(lambda: steps_saved(tmp_path / "run"))
+    children = [job.child(0), job.child(1)]
+    os.kill(children[index] if whom == "child" else job.processes[index].pid, signal.SIGKILL)
+    begin = time.monotonic()
+    codes = job.codes(STATED_S)
+    assert time.monotonic() - begin < STATED_S
+    assert codes[1 - index] == 3
+    assert re.match(f"lbopt train: {said}", job.last(1 - index))
+    assert codes[index] == (3 if whom == "child" else -signal.SIGKILL)
+    for child in children:
+        assert not os.path.exists(f"/proc/{child}/cmdline") or not pathlib.Path(f"/proc/{child}/cmdline").read_text()
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_after_a_death_another_number_of_processes_goes_on(start, alone, tmp_path, count):
+    """From the last checkpoint, with the same batches: to the parameters of a run that nothing interrupted."""
+    overrides = ("--config.num_epochs=5",)
+    workdir, whole = tmp_path / "run", tmp_path / "whole"
+    job = start(train_command(workdir, *overrides), count=2, devices=2)
+    job.wait_for(lambda: len(steps_saved(workdir)) > 2)
+    os.kill(job.child(1), signal.SIGKILL)
+    assert job.codes(STATED_S) == [3, 3]
+    left = steps_saved(workdir)[-1]
+    assert left < 80
+    again = start(train_command(workdir, *overrides), count=count, devices=4 // count)
+    assert again.codes() == [0] * count, again.said(0)
+    assert f"resuming at step {left} of 80" in "\n".join(again.said(0))
+    assert alone(whole, *overrides, devices=4) == 0
+    ours, theirs, first = (
+        flat(saved_state(*each, *overrides).params) for each in ((workdir, 80), (whole, 80), (whole, 3))
+    )
+    assert np.max(np.abs(ours - theirs)) < 1e-4 * np.linalg.norm(theirs - first)
+    assert [line["step"] for line in logged(workdir)] == list(range(1, 81))
+
+
+@pytest.mark.parametrize(("whom", "index"), [("guard", 1), ("child", 1), ("guard", 0)])
+def test_asked_to_stop_all_save_the_same_step(start, tmp_path, whom, index):
+    job = start(train_command(tmp_path / "run", *LONG))
+    job.wait_for(lambda: steps_saved(tmp_path / "run"))
+    os.kill(job.child(index) if whom == "child" else job.processes[index].pid, signal.SIGTERM)
+    assert job.codes(30) == [75, 75]
+    step = int(re.match(r"lbopt train: stopped at step (\d+) of 32000 with the state saved", job.last(0))[1])
+    assert steps_saved(tmp_path / "run")[-1] == step == logged(tmp_path / "run")[-1]["step"]
+    again = start(train_command(tmp_path / "run", *LONG))
+    again.wait_for(lambda: steps_saved(tmp_path / "run")[-1] > step)
+    assert f"resuming at step {step} of 32000" in "\n".join(again.said(0))
+
+
+def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
+    job = start(train_command(tmp_path / "run", *LONG, "--hang_timeout_s=8"))
+    job.wait_for(lambda: steps_saved(tmp_path / "run"))
+    os.kill(job.child(1), signal.SIGSTOP)
+    begin = time.monotonic()
+    assert job.codes(40) == [3, 3]
+    assert time.monotonic() - begin > 6
+    said = [line for line in job.said(0) if line.startswith("lbopt train: nothing has gone on for 8 s")]
+    assert "process 1 of 2" in said[0]
+    assert "lbopt/train/loop.py" in "\n".join(job.said(0)), "where it waited"
+
+
+def test_a_failure_of_one_is_said_by_all(start, tmp_path):
+    """Found by the second process only: a file that the first one has."""
+    broken = tmp_path / "broken.py"
+    broken.write_text("import os\ndef get_config(arg=''):\n    1 / (1 - int(os.environ['WHICH']))\n")
+    command = [*train_command(tmp_path / "run")]
+    job = start(
+        lambda index: [command[0], f"--config={broken if index else command[1].partition('=')[2]}", *command[2:]],
+        change=lambda index, variables: {**variables, "WHICH": str(index)},
+    )
+    assert job.codes(60) == [2, 2]
+    assert job.said(1) == [
+        f"lbopt train: --config = {str(broken)!r}: ZeroDivisionError: division by zero; mend {broken}"
+    ]
+    assert len(job.said(0)) == 1
+    assert re.match(r"lbopt train: process 1 of 2 \(.*\): --config = .*ZeroDivisionError", job.said(0)[0])

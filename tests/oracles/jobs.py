@@ -1,0 +1,136 @@
+"""Jobs of several processes on this machine, each with fake CPU devices of its own."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+
+from lbopt.cli import arguments
+from lbopt.config import TrainConfig
+from lbopt.recipes import build
+from lbopt.train.checkpoint import Checkpoints
+
+FILE = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
+SMALL = (
+    "--config.seed=7",
+    "--config.num_epochs=1.25",
+    "--config.log_every_steps=1",
+    "--config.eval_every_steps=6",
+    "--config.checkpoint.every_steps=3",
+    "--config.checkpoint.keep=100",
+    "--config.model.widths=(4,)",
+    "--config.model.hidden=8",
+    "--config.model.batch_norm_scope=examples:8",
+)
+LONG = ("--config.num_epochs=2000", "--config.checkpoint.every_steps=20")
+
+
+def free_ports():
+    """Return a port that is free, as the one after it is."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            with contextlib.suppress(OSError):
+                other.bind(("127.0.0.1", port + 1))
+                return port
+
+
+def environment(index, count, devices, port):
+    return {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(index),
+        "LBOPT_START_TIMEOUT_S": "60",
+    }
+
+
+class Job:
+    """Processes that were started together.
+
+    Args:
+      commands: arguments of `lbopt` for each.
+      environments: of each.
+      folder: for what they say.
+    """
+
+    def __init__(self, commands, environments, folder):
+        self.logs = [folder / f"process-{index}.log" for index in range(len(commands))]
+        self.processes = []
+        for command, variables, log in zip(commands, environments, self.logs, strict=True):
+            with open(log, "w") as stream:
+                started = subprocess.Popen(
+                    [sys.executable, "-m", "lbopt", *command], env=variables, stdout=stream, stderr=stream
+                )
+            self.processes.append(started)
+
+    def codes(self, timeout_s=120):
+        """Wait for the end and return the exit codes."""
+        until = time.monotonic() + timeout_s
+        return [process.wait(max(until - time.monotonic(), 0.1)) for process in self.processes]
+
+    def said(self, index):
+        """Return the lines that a process has said, without those of JAX's transport."""
+        lines = self.logs[index].read_text().splitlines()
+        return [line for line in lines if not line.startswith("[Gloo]")]
+
+    def last(self, index):
+        """Return the last line."""
+        return (["", *self.said(index)])[-1]
+
+    def child(self, index):
+        """Return the id of the process that computes."""
+        pid = self.processes[index].pid
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(children[0])
+
+    def wait_for(self, condition, timeout_s=90):
+        until = time.monotonic() + timeout_s
+        while not condition():
+            ended = [process.poll() for process in self.processes]
+            assert not any(code is not None for code in ended), (ended, [self.said(i)[-3:] for i in range(len(ended))])
+            assert time.monotonic() < until, [self.said(index)[-3:] for index in range(len(self.processes))]
+            time.sleep(0.05)
+
+    def end(self):
+        for process in self.processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError, OSError, ValueError, IndexError):
+                    os.kill(self.child(self.processes.index(process)), signal.SIGKILL)
+                process.kill()
+                process.wait()
+
+
+def train_command(workdir, *overrides):
+    return ["train", f"--config={FILE}:lamb-64", f"--workdir={workdir}", *SMALL, *overrides]
+
+
+def saved_state(workdir, step, *overrides):
+    config = arguments.load_config(
+        f"{FILE}:lamb-64", [*SMALL, *overrides, "--config.parallel.num_devices=1"], TrainConfig
+    )
+    with Checkpoints(workdir, keep=100, read_only=True) as checkpoints:
+        return checkpoints.restore(build.build(config).shapes(), step)
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)])
+
+
+def steps_saved(workdir):
+    folder = workdir / "checkpoints"
+    return sorted(int(entry.name) for entry in folder.glob("*") if entry.name.isdecimal()) if folder.is_dir() else []
+
+
+def logged(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
