@@ -139,11 +139,12 @@ def reference(plan_of, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def start_process():
-    """Return a function (*arguments of Python) -> the process, its standard error in a pipe."""
+    """Return a function (*arguments of Python) -> the process, its standard error in a pipe, and its output if that is wanted."""
 
-    def start(*arguments):
+    def start(*arguments, stdout=False):
+        output = subprocess.PIPE if stdout else subprocess.DEVNULL
         return subprocess.Popen(
-            [sys.executable, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [sys.executable, *map(str, arguments)], stdout=output, stderr=subprocess.PIPE, text=True
         )
 
     return start

@@ -1,0 +1,68 @@
+"""Train by `lbopt train`, killed by SIGKILL at random moments again and again: `python many_kills.py KILLS SEED WORKDIR ARGUMENTS...`.
+
+Each start is a fork of a process that has imported everything and touched no device. Prints, as JSON, how many kills came before the
+first step of a start, while a checkpoint was being written, and otherwise; then lets the run end.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+import warnings
+
+from lbopt.cli import main, train  # noqa: F401  what every start would import
+
+
+def start(arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forking beside JAX's threads: none is at work yet
+        pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        code = main.main(arguments)
+    finally:
+        os._exit(code)
+
+
+def lines(workdir):
+    file = workdir / "metrics.jsonl"
+    return file.stat().st_size if file.exists() else 0
+
+
+def is_saving(workdir):
+    folder = workdir / "checkpoints"
+    return folder.is_dir() and any(not entry.name.isdecimal() for entry in folder.iterdir())
+
+
+def kill(pid, workdir, rng, before):
+    """Kill a start at a random moment: mostly soon after its first step."""
+    if rng.random() < 0.2:
+        time.sleep(rng.uniform(0, 2))
+    else:
+        until = time.monotonic() + 60
+        while lines(workdir) <= before and time.monotonic() < until:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.15))
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "the run ended before all kills"
+
+
+def go(kills, seed, workdir, arguments):
+    rng, found = random.Random(seed), collections.Counter()
+    for _ in range(kills):
+        before = lines(workdir)
+        kill(start(arguments), workdir, rng, before)
+        found["starting" if lines(workdir) <= before else "saving" if is_saving(workdir) else "else"] += 1
+    _, status = os.waitpid(start(arguments), 0)
+    print(json.dumps({**found, "exit": os.waitstatus_to_exitcode(status)}))
+
+
+if __name__ == "__main__":
+    go(int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4:])

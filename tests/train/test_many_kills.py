@@ -1,0 +1,25 @@
+"""30 kills at random moments over one run: it ends bit for bit where an uninterrupted one does."""
+
+import json
+import pathlib
+import re
+
+MANY_KILLS = pathlib.Path(__file__).with_name("many_kills.py")
+LONGER = ("--config.num_epochs=25", "--config.eval_every_steps=40", "--config.checkpoint.every_steps=2", "--config.checkpoint.keep=3")
+
+
+def test_thirty_kills(command, start_process, reference, bits, saved_state, logged, tmp_path):
+    workdir = tmp_path / "run"
+    process = start_process(MANY_KILLS, 30, 1, workdir, *command(workdir, *LONGER), stdout=True)
+    stdout, stderr = process.communicate(timeout=400)
+    assert process.returncode == 0, stderr
+    found = json.loads(stdout.splitlines()[-1])
+    assert found.pop("exit") == 0
+    assert sum(found.values()) == 30
+    assert found["saving"] > 2, found
+    resumed_at = [int(step) for step in re.findall(r"^resuming at step (\d+) of 400", stderr, re.MULTILINE)]
+    assert resumed_at == sorted(resumed_at)
+    assert len(set(resumed_at)) > 10, resumed_at
+    assert bits(saved_state(workdir, *LONGER)) == bits(saved_state(reference(*LONGER), *LONGER))
+    assert logged(workdir) == logged(reference(*LONGER))
+    assert not (workdir / "damaged").exists()
