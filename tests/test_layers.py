@@ -38,6 +38,8 @@ CONFINED = {
     "tensorboardX": {"train/writers.py"},
     "tqdm": {"train/progress.py"},
     "grain": {"data/batches.py"},
+    "etils": {"train/bucket.py"},
+    "gcsfs": {"train/bucket.py"},
     "cv2": {"data/images/crops.py"},
     "simplejpeg": {"data/images/decode.py"},
     "PIL": {

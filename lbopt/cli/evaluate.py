@@ -12,10 +12,12 @@ from lbopt.errors import UserError
 from lbopt.job.member import Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
+from lbopt.parallel.state import TrainState
 from lbopt.recipes import build
-from lbopt.train import workdir as workdirs
+from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, restore_chosen
 from lbopt.train.progress import said_by_first
+from lbopt.train.run import Run
 from lbopt.train.writers import finite
 
 FLAGS = {
@@ -32,16 +34,21 @@ def run(argv: Sequence[str], job: Alone) -> None:
     config = arguments.load_config(given["config"], overrides, TrainConfig)
     job.same("config", checks.to_json(config))
     processes.start(job)
-    plan = build.build(with_vocabulary(config, given["workdir"]))
-    workdir = workdirs.absolute(given["workdir"])
-    if workdirs.refuse_another(workdir, "train", comparison(config, plan.mesh.size)) is None:
-        raise UserError(f"--workdir = {given['workdir']!r}: no run is there; run lbopt train first")
-    with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True, job=job) as checkpoints:
-        which, say = given.get("checkpoint", "latest"), said_by_first(job)
-        state = restore_chosen(checkpoints, which, lambda step: plan.phase_at(step).shapes(), say)
+    with bucket.opened(given["workdir"], job, write=False) as folder:
+        plan, state = _restore(config, folder, given.get("checkpoint", "latest"), job)
     step = int(state.step)
     plan = plan.phase_at(step)
     scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}
     scores |= {f"test/{name}": value for name, value in plan.evaluate_test(state).items()}
     if job.index == 0:
         print(json.dumps({"step": step, **{name: finite(score) for name, score in scores.items()}}))
+
+
+def _restore(config: TrainConfig, folder: str, which: str, job: Alone) -> tuple[Run, TrainState]:
+    plan = build.build(with_vocabulary(config, folder))
+    workdir = workdirs.absolute(folder)
+    if workdirs.refuse_another(workdir, "train", comparison(config, plan.mesh.size)) is None:
+        raise UserError(f"--workdir = {folder!r}: no run is there; run lbopt train first")
+    with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True, job=job) as checkpoints:
+        shapes = lambda step: plan.phase_at(step).shapes()  # noqa: E731
+        return plan, restore_chosen(checkpoints, which, shapes, said_by_first(job))

@@ -18,7 +18,7 @@ from lbopt.interchange import files, folders, huggingface, native
 from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build, language_model, networks
-from lbopt.train import environment, workdir as workdirs
+from lbopt.train import bucket, environment, workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, restore_chosen
 from lbopt.train.progress import said_by_first
 from lbopt.train.run import Run
@@ -38,7 +38,11 @@ def run(argv: Sequence[str]) -> None:
     given, _ = arguments.parse("export", argv, FLAGS, required=("workdir", "format", "output"))
     require_choice("--format", given["format"], FORMATS)
     output = folders.require_new(given["output"], "--output")
-    workdir = workdirs.absolute(given["workdir"])
+    with bucket.opened(given["workdir"], write=False) as folder:
+        _export(workdirs.absolute(folder), given, output)
+
+
+def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Path) -> None:
     config = _saved_config(workdir)
     if given["format"] == "huggingface":
         fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"

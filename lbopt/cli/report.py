@@ -8,7 +8,7 @@ from lbopt.cli import arguments
 from lbopt.errors import UserError
 from lbopt.report import training
 from lbopt.sweep import report as sweep_report
-from lbopt.train import workdir as workdirs
+from lbopt.train import bucket, workdir as workdirs
 
 FLAGS = {"workdir": "a folder of lbopt train or lbopt sweep"}
 
@@ -16,16 +16,19 @@ FLAGS = {"workdir": "a folder of lbopt train or lbopt sweep"}
 def run(argv: Sequence[str]) -> None:
     """Draw the report of a workdir, finished or not."""
     given, _ = arguments.parse("report", argv, FLAGS, required=("workdir",))
-    saved = workdirs.read_config(given["workdir"])
+    with bucket.opened(given["workdir"]) as folder:
+        _report(folder)
+
+
+def _report(folder: str) -> None:
+    saved = workdirs.read_config(folder)
     if saved is None:
-        raise UserError(
-            f"--workdir = {given['workdir']!r}: no run or study is there; run lbopt train or lbopt sweep first"
-        )
-    workdir = workdirs.absolute(given["workdir"])
+        raise UserError(f"--workdir = {folder!r}: no run or study is there; run lbopt train or lbopt sweep first")
+    workdir = workdirs.absolute(folder)
     workdirs.make_writable(workdir)
     if saved["kind"] == "sweep":
         page, summary = sweep_report.write_sweep_report(workdir, saved)
         print(sweep_report.terminal_table(summary))
     else:
         page = training.write_training_report(workdir, saved)
-    print(page)
+    print(bucket.shown(page))

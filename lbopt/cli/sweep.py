@@ -13,7 +13,7 @@ from lbopt.parallel.mesh import available_devices
 from lbopt.recipes.problem import make_problem
 from lbopt.report import page
 from lbopt.sweep import report, runner, trials
-from lbopt.train import workdir as workdirs
+from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.preemption import PreemptionWatch
 
 FLAGS = {
@@ -39,16 +39,18 @@ def run(argv: Sequence[str], job: Alone) -> None:
         return checks.differences(_core(ours), _core(saved["config"]))
 
     with (
-        PreemptionWatch() as watch,
-        workdirs.open_workdir(given["workdir"], "sweep", ours, compare, 1, command) as workdir,
+        PreemptionWatch(job) as watch,
+        bucket.opened(given["workdir"], job) as folder,
+        workdirs.open_workdir(folder, "sweep", ours, compare, 1, command, job) as workdir,
     ):
         runner.run_sweep(config, problem, cells, workdir, watch)
         saved = workdirs.read_config(workdir, "sweep")
         assert saved is not None
         file, summary = report.write_sweep_report(workdir, saved)
+        where = bucket.shown(file)
     print(report.terminal_table(summary))
     print("\n" + "\n".join(summary["findings"]))
-    print(f"\n{file}")
+    print(f"\n{where}")
 
 
 def _core(config: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.recipes import build
 from lbopt.recipes.optimizers import resolve_clip
-from lbopt.train import environment, loop, workdir as workdirs
+from lbopt.train import bucket, environment, loop, workdir as workdirs
 from lbopt.train.checkpoint import is_begun
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.writers import read_lines
@@ -37,26 +37,31 @@ def run(argv: Sequence[str], job: Alone) -> None:
     with PreemptionWatch(job) as watch:
         job.same("config", {"config": checks.to_json(config), "versions": environment.versions()}, "")
         processes.start(job)
-        plan = build.build(with_vocabulary(config, given["workdir"]))
-        if not is_begun(workdirs.absolute(given["workdir"])):
-            plan.check_start()
-        job.doing("tracing the step")
-        for phase in plan.phases():
-            phase.lower()
-        compare = comparison(config, plan.mesh.size)
-        command = arguments.command_line("train", argv)
-        with workdirs.open_workdir(
-            given["workdir"], "train", checks.to_json(config), compare, plan.mesh.size, command, job
-        ) as workdir:
-            loop.train(plan, workdir, watch)
-            lines = read_lines(workdir / "metrics.jsonl")
+        with bucket.opened(given["workdir"], job) as folder:
+            lines = _train(config, folder, watch, arguments.command_line("train", argv))
+            where = bucket.shown(workdirs.absolute(folder) / "metrics.jsonl")
     if job.index:
         return
     for last in lines[-1:]:
         print(
             json.dumps({name: value for name, value in last.items() if not is_per_layer(name.removeprefix("train/"))})
         )
-    print(f"{workdir / 'metrics.jsonl'}")
+    print(where)
+
+
+def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: str) -> list[dict[str, Any]]:
+    """Train in a local folder and return the lines of its metrics."""
+    job = watch.job
+    plan = build.build(with_vocabulary(config, folder))
+    if not is_begun(workdirs.absolute(folder)):
+        plan.check_start()
+    job.doing("tracing the step")
+    for phase in plan.phases():
+        phase.lower()
+    compare, data = comparison(config, plan.mesh.size), checks.to_json(config)
+    with workdirs.open_workdir(folder, "train", data, compare, plan.mesh.size, command, job) as workdir:
+        loop.train(plan, workdir, watch)
+        return read_lines(workdir / "metrics.jsonl") if job.index == 0 else []
 
 
 def with_vocabulary(config: TrainConfig, workdir: str) -> TrainConfig:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from lbopt.train import bucket
 from lbopt.train.workdir import writing
 from lbopt.train.writers import read_lines
 
@@ -57,6 +58,7 @@ class Results:
         with self._lock:
             with writing(self._file):
                 _append(self._file, text.encode())
+            bucket.copy_changes(self._file.parent)
             self.rows.extend(rows)
 
 

@@ -20,7 +20,7 @@ from lbopt import tree
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
-from lbopt.train import seal as seals
+from lbopt.train import bucket, seal as seals
 from lbopt.train.checksums import checksums, differing
 from lbopt.train.seal import Seal
 from lbopt.transforms.ema import EmaState
@@ -67,8 +67,10 @@ class Checkpoints:
         always: Sequence[int] = (),
         job: Alone | None = None,
     ):
-        self._folder = workdir / "checkpoints"
-        self._aside = workdir / "damaged"
+        root = bucket.root_of(workdir)
+        self._folder = root / "checkpoints"
+        self._aside = root / "damaged"
+        self._local = isinstance(root, pathlib.Path)
         self._best_metric, self._keep, self._always = best_metric, keep, set(always)
         self._read_only, self._job = read_only, Alone() if job is None else job
         steps = _steps_on_disk(self._folder)
@@ -120,7 +122,9 @@ class Checkpoints:
             self._manager.save(step, args=ocp.args.Composite(**items))
 
     def _check_space(self, state: TrainState) -> None:
-        """Say that the disk is full before half of a checkpoint is on it."""
+        """Say that the disk is full before half of a checkpoint is on it; a bucket never is."""
+        if not self._local:
+            return
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + _MARGIN_BYTES
         free = shutil.disk_usage(self._folder).free
         if free < needed:
@@ -301,7 +305,8 @@ def _reason(error: Exception) -> str:
 
 def is_begun(workdir: pathlib.Path) -> bool:
     """Return whether a workdir has a checkpoint."""
-    return (workdir / "checkpoints").is_dir() and bool(_steps_on_disk(workdir / "checkpoints"))
+    folder = bucket.root_of(workdir) / "checkpoints"
+    return folder.is_dir() and bool(_steps_on_disk(folder))
 
 
 def _steps_on_disk(folder: pathlib.Path) -> list[int]:

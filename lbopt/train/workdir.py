@@ -9,12 +9,13 @@ import os
 import pathlib
 import socket
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
-from lbopt.train import environment
+from lbopt.train import bucket, environment
 
 KINDS = {"train": "training run", "sweep": "sweep"}
 
@@ -78,14 +79,17 @@ def open_workdir(
 
 def _show(folder: pathlib.Path, job: Alone) -> None:
     """Let the other processes see a file that no other folder has."""
-    with tempfile.NamedTemporaryFile(prefix=".seen-by-all-", dir=folder) as file:
-        job.together("workdir", pathlib.Path(file.name).name)
+    file = bucket.root_of(folder) / f".seen-by-all-{uuid.uuid4().hex}"
+    with writing(file):
+        file.write_text("")
+        job.together("workdir", file.name)
         job.together("workdir seen", True)
+        file.unlink()
 
 
 def _see_the_first_ones(folder: pathlib.Path, job: Alone) -> None:
     name = job.together("workdir", None)[0]
-    if not (folder / name).exists():
+    if not (bucket.root_of(folder) / name).exists():
         raise UserError(
             f"--workdir = {str(folder)!r}: process {job.index} of {job.count} ({socket.gethostname()}) does not see what process 0 "
             "writes there; use a folder that all hosts share"

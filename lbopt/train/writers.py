@@ -17,7 +17,7 @@ from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import RecordWriter
 
 from lbopt.errors import EnvironmentProblem
-from lbopt.train import workdir as workdirs
+from lbopt.train import bucket, workdir as workdirs
 
 _TEXT = {"arm", "phase", "optimizer"}
 """The fields of a line that are text; all others are numbers, true, false or null."""
@@ -35,7 +35,7 @@ class MetricsWriter:
     """
 
     def __init__(self, workdir: pathlib.Path, resumed_step: int = 0):
-        self._file = workdir / "metrics.jsonl"
+        self._workdir, self._file = workdir, workdir / "metrics.jsonl"
         drop_lines_after(self._file, resumed_step)
         with workdirs.writing(self._file):
             self._stream = open(self._file, "a", buffering=1)  # noqa: SIM115
@@ -50,13 +50,15 @@ class MetricsWriter:
         }
         with workdirs.writing(self._file):
             self._stream.write(json.dumps(line, allow_nan=False) + "\n")
-        self._board.write(step, scalars)
+        if self._board.write(step, scalars):
+            bucket.copy_changes(self._workdir)
 
     def sync(self) -> None:
         """Wait until everything written is on disk."""
         with workdirs.writing(self._file):
             os.fsync(self._stream.fileno())
         self._board.sync()
+        bucket.copy_changes(self._workdir)
 
     def close(self) -> None:
         """Close both files."""
@@ -108,11 +110,14 @@ class _Board:
         # Readers forget what an earlier start wrote from this step on.
         self._add(step=first_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    def write(self, step: int, scalars: Mapping[str, float]) -> bool:
+        """Write scalars; whether it was time to hand everything on."""
         for name, value in scalars.items():
             self._add(step=step, summary=summary.scalar(name, value))
-        if time.monotonic() > self._synced + _SYNC_EVERY_S:
+        due = time.monotonic() > self._synced + _SYNC_EVERY_S
+        if due:
             self.sync()
+        return due
 
     def _add(self, **fields: Any) -> None:
         with workdirs.writing(self._folder):

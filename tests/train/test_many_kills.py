@@ -5,7 +5,12 @@ import pathlib
 import re
 
 MANY_KILLS = pathlib.Path(__file__).with_name("many_kills.py")
-LONGER = ("--config.num_epochs=25", "--config.eval_every_steps=40", "--config.checkpoint.every_steps=2", "--config.checkpoint.keep=3")
+LONGER = (
+    "--config.num_epochs=25",
+    "--config.eval_every_steps=40",
+    "--config.checkpoint.every_steps=2",
+    "--config.checkpoint.keep=3",
+)
 
 
 def test_thirty_kills(command, start_process, reference, bits, saved_state, logged, tmp_path):

@@ -1,0 +1,233 @@
+"""A workdir in a bucket: checkpoints go straight there, all else is written beside the process and copied.
+
+An object of a bucket can be replaced, not appended to. So `metrics.jsonl` and the like are files of a local folder, the mirror, and are
+copied before every checkpoint, every half a minute, and at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from lbopt.errors import EnvironmentProblem, Preempted, UserError
+from lbopt.job.member import Alone
+
+_SCHEME = "gs://"
+_KEPT = ("config.json", "metrics.jsonl", "results.jsonl", "summary.json", "vocab.txt", "mllog.txt")
+"""What is read from an earlier start."""
+_LEASE = ".lease.json"
+_RENEW_S = 15.0
+_MIRRORS: dict[pathlib.Path, _Mirror] = {}
+
+
+@contextlib.contextmanager
+def opened(workdir: str, job: Alone | None = None, write: bool = True) -> Iterator[str]:
+    """Give the folder to work in: the one that is named, or the mirror of a bucket's.
+
+    Args:
+      workdir: as the user has given it.
+      job: of which this process is one; None if it is alone. Only the first one writes.
+      write: copy what has changed into the bucket, which nobody else writes to meanwhile.
+
+    Yields:
+      A local path.
+
+    Raises:
+      UserError: for another kind of address, or if another process is at work there.
+      EnvironmentProblem: if the bucket cannot be read or written.
+    """
+    if "://" not in workdir:
+        yield workdir
+        return
+    job = Alone() if job is None else job
+    root = _root(workdir)
+    with tempfile.TemporaryDirectory(prefix="lbopt-workdir-") as folder:
+        mirror = _Mirror(pathlib.Path(folder), root, write and job.index == 0)
+        _MIRRORS[mirror.folder] = mirror
+        try:
+            with mirror.held():
+                mirror.download()
+                yield folder
+        except (UserError, EnvironmentProblem, Preempted) as error:
+            raise type(error)(str(error).replace(folder, workdir)) from error
+        finally:
+            del _MIRRORS[mirror.folder]
+
+
+def root_of(workdir: pathlib.Path) -> Any:
+    """Return where a workdir's checkpoints are: the workdir itself, or, of a mirror, the folder in the bucket."""
+    return _MIRRORS[workdir].root if workdir in _MIRRORS else workdir
+
+
+def copy_changes(workdir: pathlib.Path) -> None:
+    """Copy what has changed in a mirror; nothing is to be done for a folder."""
+    if workdir in _MIRRORS:
+        _MIRRORS[workdir].upload()
+
+
+def shown(file: pathlib.Path) -> str:
+    """Return the name under which the user knows a file of a workdir.
+
+    >>> shown(pathlib.Path("runs/a/metrics.jsonl"))
+    'runs/a/metrics.jsonl'
+    """
+    found = [mirror for folder, mirror in _MIRRORS.items() if file.is_relative_to(folder)]
+    return str(found[0].root / str(file.relative_to(found[0].folder))) if found else str(file)
+
+
+def _root(workdir: str) -> Any:
+    bucket, _, inside = workdir.removeprefix(_SCHEME).partition("/")
+    if not workdir.startswith(_SCHEME) or not bucket or not inside.strip("/") or ".." in inside.split("/"):
+        raise UserError(f"--workdir = {workdir!r}: give a folder, or gs://BUCKET/FOLDER")
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks more of a bucket than its objects
+    try:
+        import gcsfs  # noqa: F401
+        from etils import epath
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"--workdir = {workdir!r}: gcsfs is not installed; run pip install 'lbopt[gcs]'"
+        ) from error
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what matters is raised
+    return epath.Path(workdir.rstrip("/"))
+
+
+@contextlib.contextmanager
+def _talking(root: Any, doing: str) -> Iterator[None]:
+    """Turn what the bucket's client raises into an `EnvironmentProblem` of one line."""
+    try:
+        yield
+    except (UserError, EnvironmentProblem):
+        raise
+    except Exception as error:  # of a dozen classes: HTTP, credentials, DNS
+        reason = " ".join((str(error) or type(error).__name__).split())[:200]
+        raise EnvironmentProblem(
+            f"--workdir = {str(root)!r}: cannot be {doing} ({reason}); give this machine's account the right to read and write its objects, "
+            "or use another bucket"
+        ) from error
+
+
+@dataclasses.dataclass(eq=False)
+class _Mirror:
+    folder: pathlib.Path
+    root: Any
+    writes: bool
+    _copied: dict[pathlib.Path, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    _lock: Any = dataclasses.field(default_factory=threading.Lock)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the bucket's folder while the context lasts, if this process writes there; copy all at the end."""
+        if not self.writes:
+            yield
+            return
+        with _talking(self.root, "written"):
+            lease = _Lease(self.root)
+        try:
+            yield
+        finally:
+            try:
+                self.upload()
+            finally:
+                lease.release()
+
+    def download(self) -> None:
+        with _talking(self.root, "read"):
+            for name in _KEPT:
+                with contextlib.suppress(FileNotFoundError):
+                    data = (self.root / name).read_bytes()
+                    file = self.folder / name
+                    file.write_bytes(data)
+                    self._copied[file] = _state(file)
+
+    def upload(self) -> None:
+        if not self.writes:
+            return
+        with self._lock, _talking(self.root, "written"):
+            for file in sorted(self.folder.rglob("*")):
+                inside = file.relative_to(self.folder)
+                if not file.is_file() or any(part.startswith(".") for part in inside.parts):
+                    continue
+                state = _state(file)
+                if self._copied.get(file) != state:
+                    (self.root / str(inside)).write_bytes(file.read_bytes())
+                    self._copied[file] = state
+
+
+def _state(file: pathlib.Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+class _Lease:
+    """An object that says who is at work; it is written again and again, and whoever finds that it has stopped may take it."""
+
+    def __init__(self, root: Any):
+        self._file = root / _LEASE
+        self._ours = {"host": socket.gethostname(), "pid": os.getpid(), "id": uuid.uuid4().hex}
+        self._wait_for_the_last()
+        self._write()
+        time.sleep(0.2)
+        if self._read().get("id") != self._ours["id"]:
+            raise self._held_by(self._read())
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lbopt lease", daemon=True)
+        self._thread.start()
+
+    def _wait_for_the_last(self) -> None:
+        found = self._read()
+        if not found or _is_dead_here(found):
+            return
+        until = time.monotonic() + 2.5 * _RENEW_S
+        while time.monotonic() < until:
+            time.sleep(_RENEW_S / 10)
+            now = self._read()
+            if now and now != found:
+                raise self._held_by(now)
+            if not now:
+                return
+
+    def _held_by(self, found: dict[str, Any]) -> UserError:
+        return UserError(
+            f"--workdir = {str(self._file.parent)!r}: another process is at work there ({found.get('host')}, pid {found.get('pid')}); "
+            "wait for it or use another --workdir"
+        )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._file.read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _write(self) -> None:
+        self._file.write_text(json.dumps({**self._ours, "renewed": time.time()}))
+
+    def _renew(self) -> None:
+        while not self._released.wait(_RENEW_S):
+            with contextlib.suppress(Exception):  # the bucket may not answer now, and again later
+                self._write()
+
+    def release(self) -> None:
+        """Let others in."""
+        self._released.set()
+        self._thread.join()
+        with contextlib.suppress(Exception):  # nobody renews it: the next one waits and takes it
+            self._file.unlink()
+
+
+def _is_dead_here(found: dict[str, Any]) -> bool:
+    """Return whether a lease is of a process of this host that has ended."""
+    if found.get("host") != socket.gethostname() or not isinstance(found.get("pid"), int):
+        return False
+    return not pathlib.Path(f"/proc/{found['pid']}").exists()

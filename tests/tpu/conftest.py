@@ -1,0 +1,202 @@
+"""A checkout, a user's machine whose gcloud, kubectl, curl and xpk are the fakes beside this file, and their cloud."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+collect_ignore = ["fake"]  # programs, not modules
+HERE = pathlib.Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+SETTINGS = {
+    "PROJECT": "my-project",
+    "ZONE": "us-central2-b",
+    "NAME": "lamb",
+    "ACCELERATOR": "v4-16",  # two machines
+    "CAPACITY": "spot",
+    "BUCKET": "gs://bucket",
+    "COMMAND": "python stand_in.py $WORKDIR 40",
+    "EXTRAS": "tpu",
+    "RETRY_S": 0,
+    "POLL_S": 0,
+    "RESTART_S": 0,
+    "SYNC_S": 3,
+    "SSH_S": 60,
+    "STOP_S": 30,
+    "PREFLIGHT_S": 20,
+}
+# A Python that makes an environment and installs into it in no time; for all else it is the real one.
+PYTHON = """#!/bin/sh
+case "$1 $2" in
+"-m venv") for last; do :; done; mkdir -p "$last/bin" && cp "$0" "$last/bin/python" && exit ;;
+"-m pip") echo "$@" >>"$FAKE_CLOUD/pip.txt"; exit ;;
+esac
+exec REAL "$@"
+"""
+
+
+class Cloud:
+    """What a test does and sees.
+
+    Attributes:
+      root: the fakes' folder.
+      checkout: a git checkout with tpu/ and the stand-in for a training program.
+      workdir: a folder that every worker shares.
+    """
+
+    def __init__(self, folder, checkout):
+        """Lay out the folders."""
+        self.root, self.checkout, self.workdir = folder / "cloud", checkout, folder / "workdir"
+        self.root.mkdir()
+        self.settings = folder / "env"
+        self.environment = os.environ | {
+            "PATH": f"{_programs(folder / 'bin')}:{os.environ['PATH']}",
+            "FAKE_CLOUD": str(self.root),
+            "FETCH_PAUSE_S": "0",
+        }
+        for name in (
+            "PYTHONPATH",
+            "JAX_COORDINATOR_ADDRESS",
+            "XLA_FLAGS",
+        ):  # XLA_FLAGS: the tests' own number of devices
+            self.environment.pop(name, None)
+        self.set()
+
+    def set(self, **changes):
+        """Write the settings file; None leaves a line out."""
+        values = SETTINGS | {"WORKDIR": self.workdir} | changes
+        self.settings.write_text("".join(f"{name}='{value}'\n" for name, value in values.items() if value is not None))
+
+    def script(self, **script):
+        """Say what will go wrong."""
+        path = self.root / "state.json"
+        value = json.loads(path.read_text()) if path.exists() else {"requests": {}}
+        path.write_text(json.dumps(value | {"script": script}))
+
+    def start(self, name, *flags, out=subprocess.PIPE):
+        """Start tpu/NAME, a process group of its own as in a terminal, and return the process."""
+        return subprocess.Popen(
+            [self.checkout / "tpu" / name, f"--env={self.settings}", *flags],
+            env=self.environment,
+            cwd=self.root.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+
+    def finish(self, process, limit=60):
+        """Wait for a process that start returned."""
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise AssertionError(f"no end within {limit} s: {process.communicate()}\n{self.everything()}") from None
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def tpu(self, name, *flags, limit=60):
+        """Run tpu/NAME to its end."""
+        return self.finish(self.start(name, *flags), limit)
+
+    def calls(self, program, *words):
+        """Return the calls whose first words are these."""
+        path = self.root / "calls.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [call for call in map(json.loads, lines) if call[: 1 + len(words)] == [program, *words]]
+
+    def worker(self, index, node="lamb"):
+        """Return the folder of a worker."""
+        return self.root / "nodes" / node / str(index)
+
+    def metrics(self):
+        """Return the lines of metrics.jsonl."""
+        path = self.workdir / "metrics.jsonl"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def ready(self):
+        """Get the machines and wait until lbopt is installed on them."""
+        for name in ("create", "setup"):
+            done = self.tpu(name, *(["--keep-source"] if name == "setup" else []))
+            assert done.returncode == 0, f"{done}\n{self.everything()}"
+
+    def until(self, condition, limit=40):
+        """Wait for a condition."""
+        deadline = time.monotonic() + limit
+        while not condition():
+            assert time.monotonic() < deadline, self.everything()
+            time.sleep(0.05)
+
+    def everything(self):
+        """Return what lies around, to tell a failure."""
+        files = [
+            *self.root.glob("nodes/*/*/boot.log"),
+            *self.root.glob("nodes/*/*/lbopt/run/*log"),
+            *self.root.glob("misuse.txt"),
+        ]
+        return "\n".join(f"--- {file}\n{file.read_text()[-2000:]}" for file in files)
+
+    def play(self, code):
+        """Run Python with the fakes' module, e.g. to lose a machine."""
+        subprocess.run(
+            [sys.executable, "-c", f"import cloud\n{code}"],
+            env=self.environment | {"PYTHONPATH": str(HERE / "fake")},
+            check=True,
+        )
+
+    def preempt(self):
+        """Take all machines of the request away."""
+        self.play("with cloud.state() as value:\n    cloud.lose_request(value, 'lamb')")
+
+    def close(self):
+        """End every process of every machine, and check that no command was misused."""
+        self.play("for node in (cloud.ROOT / 'nodes').glob('*'):\n    cloud.power_off(node.name)")
+        misuse = self.root / "misuse.txt"
+        assert not misuse.exists(), misuse.read_text()
+
+
+def _programs(folder):
+    folder.mkdir()
+    for file in (HERE / "fake").glob("*.py"):
+        if file.stem != "cloud":
+            _program(folder / file.stem, f'#!/bin/sh\nexec {sys.executable} -S -E {file} "$@"\n')
+    _program(folder / "sudo", '#!/bin/sh\n[ "$1" = -n ] && shift\nexec "$@"\n')
+    _program(folder / "apt-get", '#!/bin/sh\necho "$@" >>"$FAKE_CLOUD/apt.txt"\nexit 100\n')
+    _program(folder / "python3.11", PYTHON.replace("REAL", sys.executable))
+    return folder
+
+
+def _program(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory):
+    """Return a small git checkout with what tpu/ needs of this one."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(REPOSITORY / "tpu", folder / "tpu", ignore=shutil.ignore_patterns("__pycache__", "env"))
+    (folder / "scripts").mkdir()
+    for name in ("pyproject.toml", "scripts/constraints.txt"):
+        shutil.copy(REPOSITORY / name, folder / name)
+    shutil.copy(HERE / "stand_in.py", folder)
+    for command in (
+        ["init", "--quiet"],
+        ["add", "."],
+        ["-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "."],
+    ):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture
+def cloud(tmp_path, checkout):
+    """Return a fake cloud with nothing in it; afterwards no process of it is left."""
+    cloud = Cloud(tmp_path, checkout)
+    yield cloud
+    cloud.close()

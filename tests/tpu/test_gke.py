@@ -1,0 +1,252 @@
+"""GKE: the manifest fits the schema, restarts what it should, and the image is well written. No cluster is asked."""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+GKE = pathlib.Path(__file__).parents[2] / "tpu" / "gke"
+SETTINGS = {
+    "WORKDIR": "gs://bucket/run",
+    "IMAGE": "registry.example.com/lbopt:1",
+    "CLUSTER": "cluster",
+    "ACCELERATOR": "v5p-32",
+    "NUM_SLICES": 2,
+    "STOP_S": 300,
+}
+
+
+def _manifest(cloud, **changes):
+    yaml = pytest.importorskip("yaml")
+    cloud.set(**SETTINGS | changes)
+    done = cloud.tpu("gke/submit", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *lines, last = done.stdout.splitlines()
+    assert (first, last) == ("kubectl apply --filename=- <<'EOF'", "EOF")
+    assert "${" not in "\n".join(lines).replace("${X}", "")
+    return yaml.safe_load("\n".join(lines))
+
+
+def _strictly(model, data, path="jobset"):
+    """Check data against a pydantic model, and that the model knows every field in it."""
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    for key, value in data.items():
+        assert key in fields, f"{path}.{key} is no field"
+        kind = str(fields[key].annotation)  # Optional[List[a.b.Model]] and the like
+        inner = [
+            getattr(models, name)
+            for name in re.findall(r"\w+", kind)
+            if hasattr(getattr(models, name, None), "model_fields")
+        ]
+        for number, element in enumerate(value if isinstance(value, list) else [value]):
+            if inner and isinstance(element, dict) and "Dict[" not in kind:  # the keys of a map are free
+                _strictly(inner[0], element, f"{path}.{key}[{number}]")
+    assert model.from_dict(data) is not None
+
+
+@pytest.mark.parametrize("capacity", ["spot", "on-demand", "reserved"])
+def test_manifest_fits_the_schema(cloud, capacity):
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    manifest = _manifest(cloud, CAPACITY=capacity, RESERVATION="ours")
+    _strictly(models.JobsetV1alpha2JobSet, manifest)
+    selector = _pod(manifest)["nodeSelector"]
+    assert selector.pop("cloud.google.com/gke-tpu-accelerator") == "tpu-v5p-slice"
+    assert selector.pop("cloud.google.com/gke-tpu-topology") == "2x2x4"
+    expected = {
+        "spot": {"cloud.google.com/gke-spot": "true"},
+        "reserved": {"cloud.google.com/reservation-name": "ours"},
+        "on-demand": {},
+    }
+    assert selector == expected[capacity]
+
+
+def test_the_schema_check_is_strict(cloud):
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    manifest = _manifest(cloud)
+    _pod(manifest)["containers"][0]["imagePulPolicy"] = "Always"
+    with pytest.raises(AssertionError, match=r"containers\[0\].imagePulPolicy is no field"):
+        _strictly(models.JobsetV1alpha2JobSet, manifest)
+
+
+def test_pods(cloud):
+    manifest = _manifest(cloud)
+    job = manifest["spec"]["replicatedJobs"][0]
+    assert job["replicas"] == 2
+    assert (job["template"]["spec"]["parallelism"], job["template"]["spec"]["completions"]) == (4, 4)
+    pod = _pod(manifest)
+    assert pod["restartPolicy"] == "Never"  # a pod failure policy needs it
+    assert pod["terminationGracePeriodSeconds"] == 300
+    (container,) = pod["containers"]
+    assert container["resources"] == {"requests": {"google.com/tpu": 4}, "limits": {"google.com/tpu": 4}}
+    assert container["image"] == SETTINGS["IMAGE"]
+
+
+def test_the_command_arrives_as_it_is(cloud):
+    command = 'X=1 lbopt train "--config.model.widths=(4,)" --path=a\\b --x=${X} --workdir=$WORKDIR'
+    manifest = _manifest(cloud, COMMAND=command)
+    (container,) = _pod(manifest)["containers"]
+    assert {"name": "COMMAND", "value": command} in container["env"]
+
+
+def _pod(manifest):
+    return manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+
+def _outcome(manifest, exit_code=None, condition=None):
+    """Return what the JobSet controller does when a pod fails: the first matching rule of the job, then of the set."""
+    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+    for index, rule in enumerate(job["podFailurePolicy"]["rules"]):
+        assert rule["action"] == "FailJob"
+        if condition in [pattern["type"] for pattern in rule.get("onPodConditions", [])]:
+            reason, message = (
+                "PodFailurePolicy",
+                f"Pod default/a-0 has condition {condition} matching FailJob rule at index {index}",
+            )
+            break
+        if exit_code in rule.get("onExitCodes", {}).get("values", []):
+            assert rule["onExitCodes"]["containerName"] == "lbopt"
+            message = f"Container lbopt for pod default/a-0 failed with exit code {exit_code} matching FailJob rule at index {index}"
+            reason = "PodFailurePolicy"
+            break
+    for rule in manifest["spec"]["failurePolicy"]["rules"]:
+        patterns = rule.get("onJobFailureMessagePatterns", [""])
+        if reason in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
+            return rule["action"]
+    return "RestartJobSet"
+
+
+@pytest.mark.parametrize(
+    ("how", "action"),
+    [
+        ({"exit_code": 75}, "RestartJobSetAndIgnoreMaxRestarts"),
+        ({"condition": "DisruptionTarget"}, "RestartJobSetAndIgnoreMaxRestarts"),
+        ({"exit_code": 2}, "FailJobSet"),
+        ({"exit_code": 1}, "RestartJobSet"),
+        ({"exit_code": 3}, "RestartJobSet"),
+        ({"exit_code": 137}, "RestartJobSet"),
+    ],
+)
+def test_restarts(cloud, how, action):
+    manifest = _manifest(cloud, MAX_FAILURES=5)
+    assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 5
+    assert _outcome(manifest, **how) == action
+
+
+def test_submit_applies_once(cloud):
+    cloud.set(**SETTINGS)
+    done = cloud.tpu("gke/submit")
+    assert done.returncode == 0, done
+    assert (cloud.root / "jobset.lamb").exists()
+    done = cloud.tpu("gke/submit")
+    assert done.returncode == 2
+    assert done.stderr.startswith("tpu/gke/submit: NAME=lamb: this JobSet is there already; kubectl delete jobset lamb")
+    cloud.script(kubectl_error="Unable to connect to the server")
+    done = cloud.tpu("gke/submit")
+    assert done.returncode == 3
+    assert done.stderr.startswith(
+        "tpu/gke/submit: kubectl: ERROR: Unable to connect to the server; check kubectl config"
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "message"),
+    [
+        ("submit", {"IMAGE": None}, "IMAGE is missing in"),
+        ("submit", {"CAPACITY": "reserved"}, "RESERVATION is missing in"),
+        ("submit", {"ACCELERATOR": "v2-8"}, "ACCELERATOR=v2-8 in"),
+        ("xpk", {"CLUSTER": None}, "CLUSTER is missing in"),
+    ],
+)
+def test_wrong_settings(cloud, script, changes, message):
+    cloud.set(**SETTINGS | changes)
+    done = cloud.tpu(f"gke/{script}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tpu/gke/{script}: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_xpk(cloud):
+    cloud.set(**SETTINGS)
+    assert cloud.tpu("gke/xpk").returncode == 0
+    ((_, _, _, *flags),) = cloud.calls("xpk")
+    for flag in ("--restart-on-exit-codes=3,75", "--max-restarts=100", "--tpu-type=v5p-32", "--num-slices=2", "--spot"):
+        assert flag in flags
+    assert "--command=cd /opt/lbopt && exec env python stand_in.py $WORKDIR 40" in flags
+
+
+# --- the image ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["bash", "-c", "kill -TERM $$; sleep 9"], []])
+def test_the_entry_point_becomes_the_program(arguments):
+    """SIGTERM of Kubernetes goes to process 1: the program must be that, not a shell around it."""
+    command = f"{sys.executable} -c 'import os; print(os.getpid())' " if not arguments else ""
+    process = subprocess.Popen(
+        [GKE / "entrypoint", *arguments],
+        env={"COMMAND": command, "PATH": "/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    out, _ = process.communicate(timeout=20)
+    if arguments:
+        assert process.returncode == -15
+    else:
+        assert (process.returncode, int(out)) == (0, process.pid)
+
+
+def test_the_entry_point_needs_a_command():
+    done = subprocess.run([GKE / "entrypoint"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "entrypoint: COMMAND is missing; set it, or give the command as arguments\n",
+    )
+
+
+def test_dockerfile():
+    text = (GKE / "Dockerfile").read_text()
+    assert re.search(r"^FROM python:3\.11\.\d+-slim-\w+$", text, re.M), "a pinned tag"
+    assert "USER 1000" in text
+    assert json.loads(re.search(r"^ENTRYPOINT (.*)$", text, re.M)[1]) == ["/opt/lbopt/tpu/gke/entrypoint"]
+    assert "tpu/env" in (GKE / "Dockerfile.dockerignore").read_text().splitlines()
+
+
+def test_hadolint():
+    program = _tool("hadolint")
+    done = subprocess.run([program, "--failure-threshold=info", GKE / "Dockerfile"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_yamllint():
+    program = _tool("yamllint")
+    rules = "{extends: default, rules: {line-length: {max: 140}, document-start: disable, braces: disable}}"
+    done = subprocess.run([program, "--strict", "-d", rules, GKE / "jobset.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_shellcheck():
+    program = _tool("shellcheck")
+    root = GKE.parents[1]
+    files = [file for file in sorted(GKE.parent.rglob("*")) if file.is_file() and _is_shell(file)]
+    assert len(files) >= 22
+    done = subprocess.run(
+        [program, "--external-sources", *(file.relative_to(root) for file in files)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def _is_shell(file):
+    return file.suffix == ".sh" or (not file.suffix and file.read_bytes().startswith(b"#!/usr/bin/env bash"))
+
+
+def _tool(name):
+    found = shutil.which(name, path=f"{pathlib.Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
+    return found or pytest.skip(f"{name} is not installed; scripts/check has it")

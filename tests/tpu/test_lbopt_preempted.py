@@ -1,0 +1,60 @@
+"""The whole thing with lbopt itself: two machines train as one job, are preempted and replaced, and end with the numbers of a
+run that nobody disturbed."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
+TRAIN = (
+    f"env JAX_NUM_CPU_DEVICES=1 python -m lbopt train --config={CONFIG}:lamb-64 --workdir=$WORKDIR --config.seed=7 --config.num_epochs=5 "
+    "--config.log_every_steps=5 --config.eval_every_steps=40 --config.checkpoint.every_steps=20 --config.model.hidden=8 "
+    '"--config.model.widths=(4,)" --config.parallel.num_devices=2'
+)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Return the metrics of two processes that ran to the end, without the cloud and the keeper."""
+    workdir = tmp_path_factory.mktemp("uninterrupted")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
+    shared |= {"WORKDIR": str(workdir), "JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"}
+    command = ["bash", "-c", TRAIN.replace(" python ", f" {sys.executable} ")]
+    processes = [subprocess.Popen(command, env=shared | {"JAX_PROCESS_ID": str(index)}) for index in range(2)]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    return _numbers(workdir)
+
+
+def test_preempted_and_replaced(cloud, uninterrupted):
+    cloud.set(COMMAND=TRAIN, POLL_S=1)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    babysit = cloud.start("babysit")
+    cloud.until(lambda: len(cloud.metrics()) >= 4, limit=120)
+    for worker in (0, 1):
+        (cloud.worker(worker) / "metadata" / "preempted").write_text("TRUE")
+    logs = [cloud.worker(worker) / "lbopt/run/log" for worker in (0, 1)]
+    cloud.until(lambda: all("ended with exit code 75" in log.read_text() for log in logs), limit=60)
+    assert 4 <= len(_numbers(cloud.workdir)) < len(uninterrupted)
+    cloud.preempt()
+    done = cloud.finish(babysit, limit=180)
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "1 preemptions, 0 failures" in done.stdout
+    assert _numbers(cloud.workdir) == uninterrupted
+    assert cloud.tpu("status").stdout.count(": done") == 2
+
+
+def _numbers(workdir):
+    """Return what was measured, without what the clock has a say in: speeds, and the line that only has those, of the last step
+    before a preemption."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    measured = [{key: value for key, value in line.items() if not key.startswith("perf/")} for line in lines]
+    return [line for line in measured if line.keys() > {"step", "examples_seen"}]

@@ -1,0 +1,305 @@
+"""What a cloud does to a run, played by the fakes: the run ends as if nothing had been, or says why not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, checkout):
+    """Return the metrics of a run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    subprocess.run(
+        [sys.executable, checkout / "stand_in.py", folder, "40", "--sleep=0"],
+        check=True,
+        env=os.environ | {"JAX_PROCESS_ID": "0"},
+    )
+    return (folder / "metrics.jsonl").read_text().splitlines()
+
+
+def test_capacity_refused_twice_then_granted(cloud):
+    cloud.script(grants=["refused", "refused", "granted"])
+    done = cloud.tpu("create")
+    assert done.returncode == 0, done
+    assert done.stdout.count("refused: There is no more capacity in the zone") == 2
+    assert "lamb is ACTIVE" in done.stdout
+    assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 3
+    assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "delete")) == 2
+    again = cloud.tpu("create")  # they are there: nothing more is asked for
+    assert again.returncode == 0
+    assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 3
+
+
+def test_capacity_refused_at_once_by_the_call_itself(cloud):
+    cloud.script(grants=["error RESOURCE_EXHAUSTED: no capacity", "granted"])
+    done = cloud.tpu("create")
+    assert done.returncode == 0, done
+    assert "refused: ERROR: (gcloud.compute.tpus.queued-resources.create) RESOURCE_EXHAUSTED" in done.stdout
+
+
+def test_capacity_never_granted_ends(cloud):
+    cloud.set(MAX_CREATE_TRIES=2)
+    cloud.script(grants=["refused"] * 9)
+    done = cloud.tpu("create")
+    assert done.returncode == 3
+    assert done.stderr == (
+        "tpu/create: MAX_CREATE_TRIES=2: no capacity for v4-16 (spot) in us-central2-b; "
+        "run this again later, or take another ZONE or CAPACITY\n"
+    )
+
+
+def test_a_request_that_waiting_does_not_mend_is_made_once(cloud):
+    cloud.script(grants=["error PERMISSION_DENIED: tpu.queuedResources.create", "granted"])
+    done = cloud.tpu("create")
+    assert done.returncode == 3
+    assert "PERMISSION_DENIED" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_preempted_with_notice_and_replaced(cloud, uninterrupted):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.1")
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    babysit = cloud.start("babysit")
+    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    for worker in (0, 1):
+        (cloud.worker(worker) / "metadata" / "preempted").write_text("TRUE")
+    # The notice reaches the program, which saves where it is.
+    kept = cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/log"
+    cloud.until(lambda: kept.exists() and "saved step" in kept.read_text())
+    cloud.preempt()
+    done = cloud.finish(babysit)
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "1 preemptions, 0 failures" in done.stdout
+    assert cloud.metrics() == uninterrupted
+    log = (cloud.worker(0) / "lbopt/run/log").read_text()
+    assert log.count("starts at step") == 2  # the new machine's log goes on from the old one's
+    start = int(log.split("starts at step ")[2].split()[0])
+    assert 10 <= start < 40
+
+
+def test_preempted_without_notice(cloud, uninterrupted):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.1")
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    babysit = cloud.start("babysit")
+    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.preempt()  # SIGKILL to all, and the disks are gone
+    done = cloud.finish(babysit)
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert cloud.metrics() == uninterrupted
+    # The new machines took the source that the run had begun with: it was sent once.
+    assert len([call for call in cloud.calls("gcloud", "storage", "cp") if call[-2].endswith("source.tar.gz")]) == 1
+
+
+def test_a_rebooted_machine_goes_on_by_itself(cloud, uninterrupted):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.1")
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.play("cloud.power_off('lamb', 0)\ncloud.boot('lamb', 0)")  # nobody babysits
+    cloud.until(lambda: len(cloud.metrics()) == 40)
+    assert cloud.metrics() == uninterrupted
+    assert (
+        len((cloud.root / "pip.txt").read_text().splitlines()) == 2
+    )  # one a machine: the second boot installed nothing
+
+
+def test_preemptions_are_bounded(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.5", MAX_PREEMPTIONS=0)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.preempt()
+    done = cloud.tpu("babysit")
+    assert done.returncode == 1
+    assert "MAX_PREEMPTIONS=0 is reached" in done.stderr
+
+
+def test_ssh_of_one_worker_drops(cloud, uninterrupted):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.1")
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.script(unreachable=["lamb/1"])
+    status = cloud.tpu("status")
+    assert status.returncode == 0
+    assert "worker 0-0: running 1" in status.stdout
+    assert "worker 0-1: silent" in status.stdout
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "worker 0-1: silent" in done.stdout
+    assert "0 preemptions, 0 failures" in done.stdout
+    assert cloud.metrics() == uninterrupted
+    logs = cloud.tpu("logs", "--worker=1", "--lines=3")
+    assert "does not answer" in logs.stdout
+    assert "0-1| " in logs.stdout
+    assert "process 1 is done" in logs.stdout
+
+
+def test_gcloud_fails_now_and_then(cloud, uninterrupted):
+    cloud.set(MAX_FAILURES=0)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.script(unavailable=5)
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, done
+    assert done.stdout.count("UNAVAILABLE") == 5
+    assert cloud.metrics() == uninterrupted
+
+
+def test_gcloud_fails_for_good(cloud):
+    cloud.script(unavailable=99)
+    done = cloud.tpu("babysit")
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    done = cloud.tpu("status")
+    assert done.returncode == 3
+    assert done.stderr.startswith("tpu/status: PROJECT=my-project ZONE=us-central2-b: ERROR: ")
+
+
+def test_logs_follow(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
+    cloud.ready()
+    shown = cloud.root / "shown.txt"
+    with open(shown, "w") as out:
+        follow = cloud.start("run", "--follow", out=out)
+    cloud.until(lambda: "starts at step 0" in shown.read_text())
+    os.killpg(follow.pid, signal.SIGINT)  # Ctrl-C
+    cloud.finish(follow)
+    assert "worker 0-0: running" in cloud.tpu("status").stdout
+
+
+def test_metrics_in_a_bucket(cloud):
+    cloud.set(WORKDIR="gs://bucket/run")
+    (cloud.root / "buckets/bucket/run").mkdir(parents=True)
+    lines = [json.dumps({"step": step, "train/loss": 1.5}) for step in range(1000)]
+    (cloud.root / "buckets/bucket/run/metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert f"metrics: {lines[-1]}\n" in cloud.tpu("status").stdout
+
+
+def test_a_worker_is_missing_at_the_start(cloud):
+    cloud.ready()
+    cloud.script(unreachable=["lamb/1"])
+    begin = time.monotonic()
+    done = cloud.tpu("preflight")
+    assert done.returncode == 3
+    assert time.monotonic() - begin < 15
+    assert done.stderr == (
+        "tpu/preflight: worker 1 of 2 (counted from 0) did not answer (ssh: connect to host 10.0.0.1 port 22: "
+        "Connection timed out); tpu/setup, and if it stays so tpu/delete and tpu/create\n"
+    )
+    # run says so too, and starts the others, which wait for it.
+    done = cloud.tpu("run")
+    assert done.returncode == 3
+    assert "worker 1 of 2 (counted from 0) did not answer" in done.stderr
+
+
+def test_a_failing_program_ends_with_its_log(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=7:1", MAX_FAILURES=2)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    done = cloud.tpu("babysit")
+    assert done.returncode == 1, done
+    assert "fails at step 7" in done.stdout
+    assert "failed with exit code 1" in done.stderr
+    assert "0 preemptions, 0 failures" in done.stdout
+    log = (cloud.worker(0) / "lbopt/run/log").read_text()
+    assert log.count("fails at step 7") == 3  # once and two restarts
+    assert not (cloud.root / "buckets/bucket/lbopt/lamb/wanted").exists()
+
+
+def test_wrong_input_is_not_tried_again(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:2")
+    cloud.ready()
+    cloud.tpu("run")
+    cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "failed 2\n")
+    assert (cloud.worker(0) / "lbopt/run/log").read_text().count("fails at step 0") == 1
+
+
+def test_preemptions_of_the_program_are_no_failures(cloud, uninterrupted):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0 --preempt-every=6", MAX_FAILURES=0, MAX_LOST_PEERS=0)
+    cloud.ready()
+    cloud.tpu("run")
+    assert cloud.tpu("babysit").returncode == 0
+    assert cloud.metrics() == uninterrupted
+    log = (cloud.worker(0) / "lbopt/run/log").read_text()
+    assert "done after 7 attempts (0 failures and 0 lost peers in a row, 6 preemptions)" in log
+
+
+def test_lost_peers_are_bounded_apart(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:3", MAX_LOST_PEERS=4, MAX_FAILURES=0)
+    cloud.ready()
+    cloud.tpu("run")
+    cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "failed 3\n")
+    assert (cloud.worker(0) / "lbopt/run/log").read_text().count("fails at step 0") == 5
+
+
+def test_two_slices(cloud):
+    cloud.set(NUM_SLICES=2, ACCELERATOR="v4-8")
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    status = cloud.tpu("status")
+    assert "worker 0-0: " in status.stdout
+    assert "worker 1-0: " in status.stdout
+    assert cloud.tpu("babysit").returncode == 0
+    assert 'metrics: {"step": 40, ' in cloud.tpu("status").stdout
+    assert sorted(path.name for path in cloud.workdir.glob("state-*.json")) == ["state-0.json", "state-1.json"]
+    (create,) = cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")
+    assert "--node-count=2" in create
+    assert "--node-prefix=lamb" in create
+
+
+def test_babysit_does_not_make_machines_for_nothing(cloud):
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0
+    assert "no run is wanted" in done.stdout
+    assert not cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")
+
+
+def test_stop_ends_its_own_processes_only_and_run_goes_on(cloud, uninterrupted):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.1")
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    # The same program, started by hand on the same machine.
+    other = subprocess.Popen([sys.executable, cloud.checkout / "stand_in.py", cloud.root / "other", "9999"])
+    try:
+        cloud.until(lambda: len(cloud.metrics()) >= 5)
+        refused = cloud.tpu("delete")
+        assert refused.returncode == 2
+        assert "running" in refused.stderr
+        again = cloud.tpu("run")
+        assert again.stdout.count("already running 1") == 2
+        done = cloud.tpu("stop")
+        assert done.returncode == 0, done
+        assert done.stdout.count(": stopped") == 2
+        assert other.poll() is None
+        step = json.loads((cloud.workdir / "state-0.json").read_text())["step"]
+        assert 5 <= step < 40
+        assert (cloud.worker(0) / "lbopt/run/state").read_text() == "stopped\n"
+        assert "saved step" in (cloud.worker(0) / "lbopt/run/log").read_text()
+        assert cloud.tpu("stop").stdout.count("nothing runs here") == 2
+        assert cloud.tpu("run").returncode == 0
+        assert cloud.tpu("babysit").returncode == 0
+        assert cloud.metrics() == uninterrupted
+        assert cloud.tpu("delete").returncode == 0
+        assert cloud.tpu("delete").returncode == 0  # nothing to delete
+        assert (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/log").exists()
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_stale_pid_is_not_signalled(cloud):
+    cloud.ready()
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        (cloud.worker(0) / "lbopt/run/pid").write_text(f"{other.pid}\n")
+        assert cloud.tpu("stop").stdout.count("nothing runs here") == 2
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()

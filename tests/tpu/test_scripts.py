@@ -1,0 +1,250 @@
+"""What every script does: help, dry runs, and one line for wrong input, with its exit code."""
+
+import os
+import re
+import shutil
+
+import pytest
+
+SCRIPTS = (
+    "create",
+    "setup",
+    "preflight",
+    "run",
+    "babysit",
+    "status",
+    "logs",
+    "stop",
+    "delete",
+    "gke/submit",
+    "gke/xpk",
+)
+IMAGE = {"WORKDIR": "gs://bucket/run", "IMAGE": "registry.example.com/lbopt:1", "CLUSTER": "cluster"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(cloud, script):
+    done = cloud.tpu(script, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"tpu/{script}: ")
+    assert "--dry-run" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_dry_run_prints_commands_and_calls_nothing(cloud, script):
+    cloud.set(**IMAGE)
+    done = cloud.tpu(script, "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    commands = [line for line in done.stdout.splitlines() if line.startswith(("gcloud ", "kubectl ", "xpk ", "git "))]
+    assert commands
+    assert not (cloud.root / "calls.jsonl").exists()
+
+
+def test_dry_run_needs_no_gcloud(cloud):
+    cloud.environment["PATH"] = _path_without("gcloud", cloud)
+    assert cloud.tpu("create", "--dry-run").returncode == 0
+
+
+def test_dry_run_prints_the_request(cloud):
+    cloud.set(CAPACITY="reserved", NUM_SLICES=3, SERVICE_ACCOUNT="a@example.com", NETWORK="n", SUBNETWORK="s")
+    lines = cloud.tpu("create", "--dry-run").stdout.splitlines()
+    (line,) = [line for line in lines if " create " in line]
+    for flag in (
+        "gcloud compute tpus queued-resources create lamb --accelerator-type=v4-16 --runtime-version=tpu-ubuntu2204-base",
+        "--node-count=3 --node-prefix=lamb", "--reserved", "--service-account=a@example.com", "--network=n", "--subnetwork=s",
+        "--metadata=lbopt-home=gs://bucket/lbopt/lamb", "--valid-until-duration=86400s", "--project=my-project --zone=us-central2-b",
+    ):  # fmt: skip
+        assert flag in line
+    assert "--spot" not in line
+
+
+@pytest.mark.parametrize(("capacity", "flag"), [("spot", True), ("on-demand", False)])
+def test_capacity_becomes_a_flag(cloud, capacity, flag):
+    cloud.set(CAPACITY=capacity)
+    text = cloud.tpu("create", "--dry-run").stdout
+    assert ("--spot" in text) == flag
+    assert "--reserved" not in text
+
+
+WRONG = {
+    "capacity": ({"CAPACITY": "preemptible"}, "CAPACITY='preemptible' in ENV: write spot, on-demand or reserved"),
+    "accelerator": ({"ACCELERATOR": "v4-9"}, "ACCELERATOR='v4-9' in ENV: not in tpu/accelerators.tsv, which has v4-8 v4-16 "),
+    "generation": ({"ACCELERATOR": "v99-8"}, "ACCELERATOR='v99-8' in ENV: not in tpu/accelerators.tsv"),
+    "missing": ({"ZONE": None}, "ZONE is missing in ENV: add a line ZONE=..., as in tpu/env.example"),
+    "empty": ({"COMMAND": ""}, "COMMAND is missing in ENV"),
+    "zone": ({"ZONE": "us-central2"}, "ZONE='us-central2' in ENV: write a zone"),
+    "project": ({"PROJECT": "My Project"}, "PROJECT='My Project' in ENV: write the project's ID"),
+    "name": ({"NAME": "Lamb_32k"}, "NAME='Lamb_32k' in ENV: use up to 40 small letters"),
+    "bucket": ({"BUCKET": "s3://bucket"}, "BUCKET='s3://bucket' in ENV: write gs://"),
+    "workdir": ({"WORKDIR": "runs/lamb"}, "WORKDIR='runs/lamb' in ENV: write gs://... or the path of a folder that all workers share"),
+    "slices": ({"NUM_SLICES": "0"}, "NUM_SLICES='0' in ENV: write how many slices"),
+    "number": ({"MAX_FAILURES": "some"}, "MAX_FAILURES='some' in ENV: write a whole number"),
+    "two commands": ({"COMMAND": "lbopt train; rm x"}, "COMMAND='lbopt train; rm x' in ENV: one command without"),
+    "substitution": ({"COMMAND": "lbopt $(id)"}, "COMMAND='lbopt $(id)' in ENV: one command without $(...)"),
+    "unknown": ({"ZONNE": "x"}, "ENV line 17: ZONNE is no setting of ours; tpu/env.example has them all"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_setting(cloud, case):
+    changes, message = WRONG[case]
+    cloud.set(**changes)
+    done = cloud.tpu("create", limit=10)
+    assert done.returncode == 2, done
+    assert done.stderr.startswith(f"tpu/create: {message.replace('ENV', str(cloud.settings))}"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert not cloud.calls("gcloud")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("export ZONE=a\n", "line 1: 'export ZONE=a' is not a setting; write NAME=VALUE"),
+        ("NAME=a b\n", "line 1: NAME=a b cannot be read; put single quotes around the value"),
+        ("NAME='a\n", "line 1: NAME='a cannot be read"),
+    ],
+)
+def test_settings_that_cannot_be_read(cloud, text, message):
+    cloud.settings.write_text(text)
+    done = cloud.tpu("status")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_settings_are_read_and_never_run(cloud):
+    cloud.set(RUNTIME='"$(touch ran)`touch ran`"')
+    assert "$(touch ran)" in cloud.tpu("create", "--dry-run").stdout
+    assert not list(cloud.root.parent.rglob("ran"))
+
+
+def test_the_example_is_good_and_names_every_setting(cloud):
+    example = (cloud.checkout / "tpu/env.example").read_text()
+    cloud.settings.write_text(re.sub(r"^#([A-Z])", r"\1", example, flags=re.M))  # with the defaults written out
+    with_defaults = cloud.tpu("create", "--dry-run")
+    assert (with_defaults.returncode, with_defaults.stderr) == (0, "")
+    cloud.settings.write_text(example)
+    assert _without_temporary(cloud.tpu("create", "--dry-run").stdout) == _without_temporary(with_defaults.stdout)
+    known = (cloud.checkout / "tpu/settings.sh").read_text()
+    for name in re.findall(r"\[([A-Z_]+)\]=", known.split("WANTED")[0]):
+        assert f"\n#{name}=" in example
+
+
+def test_missing_settings_file(cloud):
+    cloud.settings.unlink()
+    done = cloud.tpu("run")
+    assert done.returncode == 2
+    assert done.stderr.endswith("there is no such file; cp tpu/env.example tpu/env and fill it in\n")
+
+
+@pytest.mark.parametrize("flag", ["--forse", "status", "--lines=5", "--force=yes"])
+def test_unknown_option(cloud, flag):
+    done = cloud.tpu("delete", flag)
+    assert done.returncode == 2
+    assert done.stderr == f"tpu/delete: '{flag}' is not an option; tpu/delete --help has them\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"), [("--lines=x", "--lines=x: write a whole"), ("--worker=7", "--worker=7: there are 2 workers")]
+)
+def test_wrong_option_of_logs(cloud, flag, message):
+    done = cloud.tpu("logs", flag)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if not script.startswith("gke/")])
+def test_gcloud_is_missing(cloud, script):
+    cloud.environment["PATH"] = _path_without("gcloud", cloud)
+    done = cloud.tpu(script)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"tpu/{script}: gcloud is not on PATH; install the Google Cloud CLI")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("script", "program"), [("submit", "kubectl"), ("xpk", "xpk")])
+def test_a_program_of_gke_is_missing(cloud, script, program):
+    cloud.set(**IMAGE)
+    cloud.environment["PATH"] = _path_without(program, cloud)
+    done = cloud.tpu(f"gke/{script}")
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"tpu/gke/{script}: {program} is not on PATH; install it")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", ["create", "preflight"])
+def test_bucket_without_permission(cloud, script):
+    cloud.script(forbidden=["user cp"])
+    done = cloud.tpu(script)
+    assert done.returncode == 3
+    assert done.stderr == (
+        f"tpu/{script}: BUCKET=gs://bucket: ERROR: (gcloud.storage.cp) HTTPError 403: user@example.com does not have storage access.; "
+        "create the bucket, or grant this account roles/storage.objectAdmin on it\n"
+    )
+
+
+def test_nobody_is_logged_in(cloud):
+    cloud.script(logged_out=True)
+    done = cloud.tpu("preflight")
+    assert done.returncode == 3
+    assert done.stderr == "tpu/preflight: gcloud: no account is logged in; gcloud auth login\n"
+    done = cloud.tpu("run")
+    assert done.returncode == 3
+    assert "gcloud auth login" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", ["run", "setup"])
+def test_no_machines(cloud, script):
+    done = cloud.tpu(script)
+    assert done.returncode == 3
+    assert done.stderr == f"tpu/{script}: NAME=lamb: there is no such queued resource; tpu/create makes it\n"
+
+
+def test_uncommitted_changes_are_sent_only_when_asked(cloud):
+    file = cloud.checkout / "new_file.py"
+    file.write_text("print('new')\n")
+    try:
+        done = cloud.tpu("create")
+        assert done.returncode == 2
+        assert done.stderr.endswith("commit them, or send them too: --dirty\n")
+        assert cloud.tpu("create", "--dirty").returncode == 0
+        assert cloud.tpu("setup", "--keep-source").returncode == 0
+        assert (cloud.worker(0) / "lbopt/source/new_file.py").exists()
+    finally:
+        file.unlink()
+
+
+def test_setup_brings_new_source_but_not_under_a_run(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
+    cloud.ready()
+    file = cloud.checkout / "new_file.py"
+    file.write_text("print('new')\n")
+    try:
+        assert cloud.tpu("setup", "--dirty").returncode == 0
+        assert (cloud.worker(1) / "lbopt/source/new_file.py").exists()
+        cloud.tpu("run")
+        file.write_text("print('newer')\n")
+        done = cloud.tpu("setup", "--dirty")
+        assert done.returncode == 2
+        assert done.stderr == "tpu/setup: NAME=lamb: a run is wanted, with the source it began with; tpu/stop first\n"
+        assert "newer" not in (cloud.worker(1) / "lbopt/source/new_file.py").read_text()
+    finally:
+        file.unlink()
+
+
+def _path_without(program, cloud):
+    """Return a PATH of links to everything the scripts need but this."""
+    folder = cloud.root / "links"
+    folder.mkdir()
+    programs = "bash sh env dirname basename grep sed tail head cut tr mktemp rm cat sleep timeout git tar gzip printf"
+    for name in programs.split():
+        (folder / name).symlink_to(shutil.which(name))
+    assert program not in os.listdir(folder)
+    return str(folder)
+
+
+def _without_temporary(text):
+    return re.sub(r"/tmp/[^ ]*/", "", text)

@@ -1,0 +1,143 @@
+"""A workdir in a bucket, played by an emulator of Google Cloud Storage on this machine: by Orbax's and gcsfs's own clients."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+SERVER = """
+import sys
+from gcp_storage_emulator.server import create_server
+server = create_server("127.0.0.1", int(sys.argv[1]), in_memory=True, default_bucket="bucket")
+server.run()
+"""
+REFUSING = """
+import http.server, sys
+class Refuse(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        body = b'{"error": {"code": 403, "message": "caller does not have storage.objects.create access", "errors": []}}'
+        self.send_response(403)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    do_GET = do_POST = do_PUT = do_DELETE = answer
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Refuse).serve_forever()
+"""
+
+
+def serve(program):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        with socket.socket() as trial:
+            if trial.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    return process, f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(params=[SERVER])
+def cloud(request):
+    """Return (address of a server, environment in which the clients find it)."""
+    process, address = serve(request.param)
+    variables = {
+        "STORAGE_EMULATOR_HOST": address,
+        "TENSORSTORE_GCS_HTTP_URL": address,
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+    }
+    yield address, {**os.environ, **variables}
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def lbopt(cloud):
+    """Return a function (*arguments) -> the process of `lbopt`, as it ends or as it runs."""
+
+    def run(*arguments, wait=True):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lbopt", *arguments],
+            env=cloud[1],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return (process.communicate(timeout=120), process.returncode) if wait else process
+
+    return run
+
+
+def objects(address):
+    with urllib.request.urlopen(f"{address}/storage/v1/b/bucket/o?maxResults=1000") as answer:
+        return {item["name"]: item for item in json.load(answer).get("items", [])}
+
+
+def read(address, name):
+    with urllib.request.urlopen(f"{address}/bucket/{name}") as answer:
+        return answer.read().decode()
+
+
+def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference, logged, tmp_path):
+    """Killed on the way, gone on with, evaluated, drawn and exported."""
+    address, _ = cloud
+    arguments = command("gs://bucket/runs/one")
+    first = lbopt(*arguments, wait=False)
+    until = time.monotonic() + 90
+    while not any(name.endswith("/commit_success.txt") for name in objects(address)) and time.monotonic() < until:
+        time.sleep(0.1)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    (out, err), code = lbopt(*arguments)
+    assert code == 0, err
+    assert out.splitlines()[-1] == "gs://bucket/runs/one/metrics.jsonl"
+    assert "resuming at step" in err
+    lines = [json.loads(line) for line in read(address, "runs/one/metrics.jsonl").splitlines()]
+    ours = [{name: value for name, value in line.items() if not name.startswith("perf/")} for line in lines]
+    assert ours == logged(reference())
+    names = set(objects(address))
+    assert {"runs/one/config.json", "runs/one/metrics.jsonl"} <= names
+    assert any(name.startswith("runs/one/tensorboard/events") for name in names)
+    assert "runs/one/.lease.json" not in names
+    (out, err), code = lbopt("evaluate", *arguments[1:])
+    assert code == 0, err
+    assert json.loads(out)["validation/loss"] == pytest.approx(lines[-1]["eval/loss"])
+    (out, err), code = lbopt("report", "--workdir=gs://bucket/runs/one")
+    assert (code, out) == (0, "gs://bucket/runs/one/report.html\n"), err
+    assert "<html" in read(address, "runs/one/report.html")
+    output = tmp_path / "exported"
+    (_, err), code = lbopt("export", "--workdir=gs://bucket/runs/one", "--format=safetensors", f"--output={output}")
+    assert code == 0, err
+    other = [argument.replace("seed=7", "seed=8") for argument in arguments]
+    (_, err), code = lbopt(*other)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--workdir = 'gs://bucket/runs/one': it holds a training run of another config (seed" in err
+
+
+@pytest.mark.parametrize("cloud", [REFUSING], indirect=True)
+def test_a_bucket_without_permission(lbopt, command):
+    begin = time.monotonic()
+    (_, err), code = lbopt(*command("gs://bucket/runs/one"))
+    assert (code, err.count("\n")) == (3, 1), err
+    assert err.startswith("lbopt train: --workdir = 'gs://bucket/runs/one': cannot be written (")
+    assert "give this machine's account the right to read and write its objects" in err
+    assert time.monotonic() - begin < 60
+
+
+@pytest.mark.parametrize("workdir", ["s3://bucket/run", "gs://", "gs://bucket", "gs://bucket/", "gs://bucket/a/../b"])
+def test_another_address_is_refused(workdir, command, capsys):
+    from lbopt.cli import main
+
+    assert main.main(command(workdir)) == 2
+    assert capsys.readouterr().err == f"lbopt train: --workdir = '{workdir}': give a folder, or gs://BUCKET/FOLDER\n"

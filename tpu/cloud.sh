@@ -1,0 +1,150 @@
+# What the scripts ask of gcloud. Every call ends by itself, and what it says goes into one line.
+# shellcheck shell=bash disable=SC2034  # the answers are variables that the sourcing script reads
+
+SCRATCH=$(mktemp -d)
+trap 'rm -rf "$SCRATCH"' EXIT
+
+need_cloud() {
+    need gcloud "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install"
+    need timeout "install GNU coreutils"
+}
+
+cloud() {
+    if [ -n "$DRY_RUN" ]; then
+        show gcloud "$@"
+    else
+        timeout --foreground --kill-after=10 "${LIMIT:-$SSH_S}" gcloud "$@" --quiet </dev/null
+    fi
+}
+
+tpus() {
+    cloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"
+}
+
+# try WORD...: run with OUT = its stdout, ERR = its stderr, REASON = the line of ERR that matters.
+try() {
+    local code=0
+    OUT=$("$@" 2>"$SCRATCH/err") || code=$?
+    ERR=$(cat "$SCRATCH/err")
+    REASON=$(grep -m1 ERROR <<<"$ERR" || tail -n1 <<<"$ERR")
+    REASON=${REASON:0:300}
+    [ "$code" -ne 124 ] || REASON="gcloud did not answer within ${LIMIT:-$SSH_S} s"
+    return "$code"
+}
+
+# storage WORD...: on the bucket; a refusal names it.
+storage() {
+    try cloud storage "$@" || die 3 "BUCKET=$BUCKET: ${REASON:-gcloud storage $1 failed}; create the bucket, or grant this account roles/storage.objectAdmin on it"
+}
+
+# put TEXT OBJECT: write a small object below HOME_URL.
+put() {
+    printf '%s\n' "$1" >"$SCRATCH/object"
+    [ -z "$DRY_RUN" ] || printf '# object: %s\n' "${1//$'\n'/; }" >&3
+    storage cp "$SCRATCH/object" "$HOME_URL/$2"
+}
+
+# ask_state: STATE = what the queued resource is, ABSENT, or UNKNOWN with REASON.
+ask_state() {
+    if try tpus queued-resources describe "$NAME" --format='value(state.state)'; then
+        STATE=${OUT##*$'\n'}
+    elif [[ $ERR == *NOT_FOUND* ]]; then
+        STATE=ABSENT
+    else
+        STATE=UNKNOWN
+    fi
+}
+
+# need_answer: ask_state, and an answer there must be.
+need_answer() {
+    ask_state
+    [ "$STATE" != UNKNOWN ] || die 3 "PROJECT=$PROJECT ZONE=$ZONE: $REASON; check both, and gcloud auth login"
+}
+
+# need_active: the machines are there.
+need_active() {
+    need_answer
+    [ -z "$DRY_RUN" ] || return 0
+    case $STATE in
+    ACTIVE) ;;
+    ABSENT) die 3 "NAME=$NAME: there is no such queued resource; tpu/create makes it" ;;
+    *) die 3 "NAME=$NAME: the queued resource is $STATE, not ACTIVE; wait for tpu/create, or let tpu/babysit make it anew" ;;
+    esac
+}
+
+nodes() {
+    local slice
+    [ "$NUM_SLICES" -gt 1 ] || { echo "$NAME" && return; }
+    for ((slice = 0; slice < NUM_SLICES; slice++)); do echo "$NAME-$slice"; done
+}
+
+# worker_ids: SLICE-WORKER of every machine there should be.
+worker_ids() {
+    local slice worker
+    for ((slice = 0; slice < NUM_SLICES; slice++)); do
+        for ((worker = 0; worker < HOSTS; worker++)); do echo "$slice-$worker"; done
+    done
+}
+
+on_node() { # NODE WORKER COMMAND
+    tpus tpu-vm ssh "$1" --worker="$2" --command="$3"
+}
+
+# on_workers COMMAND: on all machines of all slices at once; ANSWERS = the lines they begin with "lbopt".
+on_workers() {
+    local node pids=() pid code=0
+    rm -f "$SCRATCH"/node.*
+    for node in $(nodes); do
+        if [ -n "$DRY_RUN" ]; then
+            on_node "$node" all "$1"
+        else
+            on_node "$node" all "$1" >"$SCRATCH/node.$node" 2>"$SCRATCH/node.$node.err" &
+            pids+=($!)
+        fi
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
+    # gcloud may put words of its own before a line, so look for ours within.
+    ANSWERS=$(cat "$SCRATCH"/node.* 2>/dev/null | grep -oE 'lbopt [0-9]+-[0-9]+ .*' || true)
+    REASON=$(cat "$SCRATCH"/node.*.err 2>/dev/null | grep -E 'ERROR|ssh:|denied|refused|timed out' | head -n1 || true)
+    return "$code"
+}
+
+# silent: the workers that ANSWERS lacks, each on a line.
+silent() {
+    local id
+    for id in $(worker_ids); do
+        grep -q "^lbopt $id " <<<"$ANSWERS" || echo "$id"
+    done
+}
+
+# name_of ID: how a worker is named to a human.
+name_of() {
+    if [ "$NUM_SLICES" -gt 1 ]; then
+        echo "worker ${1#*-} of $HOSTS in slice ${1%-*} of $NUM_SLICES (counted from 0)"
+    else
+        echo "worker ${1#*-} of $HOSTS (counted from 0)"
+    fi
+}
+
+# ask_workers: STATES[ID] = what each worker's keep does; a worker that does not answer keeps the bucket's word, marked "silent".
+ask_workers() {
+    local id line
+    declare -gA STATES=()
+    on_workers "$(worker_command report)" || true
+    for id in $(worker_ids); do
+        line=$(grep -m1 "^lbopt $id state " <<<"$ANSWERS" || true)
+        STATES[$id]=${line#"lbopt $id state "}
+        [ -z "$line" ] && [ -z "$DRY_RUN" ] || continue
+        try cloud storage cat "$HOME_URL/workers/$id/state" || OUT=''
+        STATES[$id]="silent; in the bucket: ${OUT:-nothing}"
+    done
+}
+
+# worker_command SCRIPT WORD...: the command line that runs tpu/worker/SCRIPT there, as root like the startup script:
+# what one of two users leaves behind (libtpu's lock file, /tmp) would stand in the other's way.
+worker_command() {
+    # shellcheck disable=SC2016  # expanded there, not here
+    printf 'sudo -n "${LBOPT_ROOT:-/var/lib/lbopt}/source/tpu/worker/%s"' "$1"
+    shift
+    [ $# -eq 0 ] || printf ' %q' "$@"
+}

@@ -1,0 +1,166 @@
+"""Check one process of a multi-process job: it finds its peers, all devices add up one sum, the bucket takes and gives.
+
+Needs jax alone. Prints one line, "lbopt NAME preflight ok ..." or "lbopt NAME preflight failed: ...", and ends with 0 or 3.
+Where JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, they say who the peers are; elsewhere JAX
+detects them (Cloud TPU, GKE, Slurm).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+
+EXIT_ENVIRONMENT = 3
+MET = "the processes have met"
+
+
+class Problem(Exception):
+    """What is wrong, and how to mend it, in one line."""
+
+
+def main() -> int:
+    """Check in a process of its own, which may hang or be aborted by JAX when a peer is missing; return the exit code."""
+    arguments = _parse()
+    if arguments.inner:
+        return _check(arguments)
+    limit = 3 * arguments.timeout_s + 60
+    try:
+        done = subprocess.run([sys.executable, *sys.argv, "--inner"], stdout=subprocess.PIPE, text=True, timeout=limit)
+        out = done.stdout.splitlines()
+    except subprocess.TimeoutExpired as error:
+        out = (error.stdout or b"").decode().splitlines()
+    last = out[-1] if out else ""
+    if last.startswith("lbopt "):
+        print(last, flush=True)
+        return 0 if " preflight ok " in last else EXIT_ENVIRONMENT
+    if last == MET:
+        _say(
+            arguments, "failed: a process died, or hung, in the sum over all devices; look at the other workers' lines"
+        )
+    else:
+        _say(
+            arguments,
+            f"failed: the {arguments.expect_processes} processes did not find each other within {arguments.timeout_s} s; "
+            "look for the worker that is missing",
+        )
+    return EXIT_ENVIRONMENT
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    try:
+        found = _join(arguments)
+        print(MET, flush=True)
+        total = _all_reduce()
+        if arguments.bucket_dir:
+            _check_bucket(arguments.bucket_dir, arguments.name)
+        _say(arguments, f"ok {found}, sum {total}")
+    except Problem as problem:
+        _say(arguments, f"failed: {problem}")
+    except Exception as error:
+        _say(arguments, f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--expect-processes", type=int, required=True)
+    parser.add_argument("--expect-devices", type=int, required=True)
+    parser.add_argument("--bucket-dir", default="", help="gs://... or a folder: an object is written, read and removed")
+    parser.add_argument("--name", default=socket.gethostname(), help="what this process is called in its line")
+    parser.add_argument("--timeout-s", type=int, default=120, help="how long to wait for the peers")
+    parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _say(arguments: argparse.Namespace, text: str) -> None:
+    print(f"lbopt {arguments.name} preflight {text}", flush=True)
+
+
+def _join(arguments: argparse.Namespace) -> str:
+    """Meet the other processes and count them; return what was found."""
+    import jax
+
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    explicit = {}
+    if address:
+        try:
+            explicit = {
+                "coordinator_address": address,
+                "num_processes": int(os.environ["JAX_NUM_PROCESSES"]),
+                "process_id": int(os.environ["JAX_PROCESS_ID"]),
+            }
+        except (KeyError, ValueError) as error:
+            raise Problem(
+                f"JAX_COORDINATOR_ADDRESS={address} needs numbers in JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+            ) from error
+    if explicit or arguments.expect_processes > 1:
+        jax.distributed.initialize(initialization_timeout=arguments.timeout_s, **explicit)
+    host, processes, devices = socket.gethostname(), jax.process_count(), jax.device_count()
+    if (processes, devices) != (arguments.expect_processes, arguments.expect_devices):
+        raise Problem(
+            f"{host} sees {processes} processes and {devices} devices ({jax.default_backend()}), "
+            f"{arguments.expect_processes} and {arguments.expect_devices} were expected; compare ACCELERATOR and NUM_SLICES with tpu/status"
+        )
+    kind = jax.local_devices()[0].device_kind
+    return (
+        f"{host}: process {jax.process_index()} of {processes}, {jax.local_device_count()} of {devices} devices, {kind}"
+    )
+
+
+def _all_reduce() -> int:
+    """Sum one number a device over all devices and return the sum, which every process must get."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    count = jax.device_count()
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    numbers = jax.make_array_from_callback(
+        (count,), NamedSharding(mesh, PartitionSpec("data")), lambda index: np.arange(count, dtype=np.int32)[index]
+    )
+    total = int(jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec()))(numbers))
+    if total != count * (count - 1) // 2:
+        raise Problem(
+            f"the sum over {count} devices is {total} and should be {count * (count - 1) // 2}; replace the machines"
+        )
+    return total
+
+
+def _check_bucket(folder: str, name: str) -> None:
+    path, text = f"{folder.rstrip('/')}/{name}", f"written by {name}\n"
+    if not folder.startswith("gs://"):
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(path, "w") as file:
+                file.write(text)
+            with open(path) as file:
+                read = file.read()
+            os.remove(path)
+        except OSError as error:
+            raise Problem(f"{folder} cannot be used: {error}; mount it, or give this user write access") from error
+    else:
+        _storage("cp", "-", path, text=text)
+        read = _storage("cat", path)
+        _storage("rm", path)
+    if read != text:
+        raise Problem(f"{path} reads back other than it was written")
+
+
+def _storage(verb: str, *words: str, text: str | None = None) -> str:
+    command = ["gcloud", "storage", verb, *words, "--quiet"]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Problem(f"gcloud storage {verb} does not work here: {error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no reason given"]
+        reason = next((line for line in lines if "ERROR" in line), lines[-1])
+        raise Problem(f"{words[-1]}: {reason[:300]}; grant the machines' service account roles/storage.objectAdmin")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
