@@ -9,6 +9,7 @@ from lbopt.cli import arguments
 from lbopt.config import SweepConfig, checks
 from lbopt.job.member import Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
+from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
 from lbopt.recipes.problem import make_problem
 from lbopt.report import page
@@ -29,11 +30,13 @@ def run(argv: Sequence[str], job: Alone) -> None:
     given, overrides = arguments.parse("sweep", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, SweepConfig)
     config.validate()
-    available_devices()
+    ours, command = checks.to_json(config), arguments.command_line("sweep", argv)
+    job.same("config", ours)
+    processes.start(job)
     page.new_figure()  # say now, not after the last trial, if nothing can be drawn
+    available_devices()
     problem = make_problem(config.train.data, config.train.model, config.train.loss)
     cells = trials.make_cells(config, len(problem.splits.train))
-    ours, command = checks.to_json(config), arguments.command_line("sweep", argv)
 
     def compare(saved: dict[str, Any]) -> list[str]:
         return checks.differences(_core(ours), _core(saved["config"]))
@@ -44,6 +47,8 @@ def run(argv: Sequence[str], job: Alone) -> None:
         workdirs.open_workdir(folder, "sweep", ours, compare, 1, command, job) as workdir,
     ):
         runner.run_sweep(config, problem, cells, workdir, watch)
+        if job.index:
+            return
         saved = workdirs.read_config(workdir, "sweep")
         assert saved is not None
         file, summary = report.write_sweep_report(workdir, saved)

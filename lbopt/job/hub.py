@@ -148,6 +148,8 @@ class Hub:
     def _answer(self, index: int, process: _Process, message: dict[str, Any]) -> None:
         if "say" in message:
             self._say(index, message["round"], message["say"], message["value"])
+        elif "post" in message:
+            self._processes[0].wire.send(posted=message["post"])
         elif "bound" in message:
             self._bounds[index] = message["bound"]
             if len(self._bounds) == self._place.count:

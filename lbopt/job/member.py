@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from lbopt.errors import EnvironmentProblem, UserError
@@ -30,6 +31,7 @@ class Alone:
 
     index, count = 0, 1
     stop_wanted = False
+    _receive: Callable[[Any], None] = staticmethod(lambda value: None)
 
     def together(self, key: str, value: Any) -> list[Any]:
         """Return what all have said."""
@@ -39,6 +41,14 @@ class Alone:
     def from_first(self, key: str, value: Any) -> Any:
         """Return what process 0 says."""
         return self.together(key, value if self.index == 0 else None)[0]
+
+    def on_post(self, receive: Callable[[Any], None]) -> None:
+        """Say what process 0 does with what the others post; in them it has no effect."""
+        self._receive = receive
+
+    def post(self, value: Any) -> None:
+        """Hand a value to process 0 without waiting; what one process posts comes in order, and before what it says together."""
+        self._receive(value)
 
     def doing(self, what: str, step: int = 0) -> None:
         """Say what the process is at, for when it hangs."""
@@ -120,6 +130,13 @@ class Member(Alone):
             self._check()
             return self._said.pop(number)
 
+    def post(self, value: Any) -> None:
+        """Hand a value to process 0 without waiting; what one process posts comes in order, and before what it says together."""
+        if self.index == 0:
+            self._receive(value)
+        else:
+            self._wire.send(post=value)
+
     def doing(self, what: str, step: int = 0) -> None:
         """Say what the process is at, for when it hangs."""
         self._now = (step, what)
@@ -155,6 +172,9 @@ class Member(Alone):
         self._released.set()
 
     def _hear(self, message: dict[str, Any]) -> None:
+        if "posted" in message:
+            self._receive(message["posted"])
+            return
         with self._changed:
             if "round" in message:
                 self._said[message["round"]] = message["values"]

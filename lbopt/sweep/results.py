@@ -10,7 +10,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from lbopt.job.member import Alone
 from lbopt.train import bucket
+from lbopt.train.progress import Progress
 from lbopt.train.workdir import writing
 from lbopt.train.writers import read_lines
 
@@ -40,26 +42,40 @@ def read_results(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 class Results:
-    """The finished trials of a study.
+    """The finished trials of a study, as the processes of a job know them: process 0 all, the others their own.
 
     Args:
       workdir: the study's folder. A last line cut off by a kill is removed: its trial was not finished.
+      job: of which this process is one; None if it is alone. Its first process writes.
+      progress: is told of rows that come; None for nothing.
     """
 
-    def __init__(self, workdir: pathlib.Path):
+    def __init__(self, workdir: pathlib.Path, job: Alone | None = None, progress: Progress | None = None):
         self._file = workdir / "results.jsonl"
         self._lock = threading.Lock()
-        self.rows: list[dict[str, Any]] = read_results(workdir)
-        _cut_torn_line(self._file)
+        self._job = Alone() if job is None else job
+        self._progress = progress
+        found = read_results(workdir) if self._job.index == 0 else None
+        self.rows: list[dict[str, Any]] = self._job.from_first("finished trials", found)
+        if self._job.index == 0:
+            _cut_torn_line(self._file)
+            self._job.on_post(self._write)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Append rows in one write and wait until they are on disk."""
+        """Append rows in one write and wait until they are on disk, or hand them to who does."""
+        if self._job.index:
+            self.rows.extend(rows)
+        self._job.post(list(rows))
+
+    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
         text = "".join(json.dumps(row) + "\n" for row in rows)
         with self._lock:
             with writing(self._file):
                 _append(self._file, text.encode())
             bucket.copy_changes(self._file.parent)
             self.rows.extend(rows)
+            if self._progress is not None:
+                self._progress.advance(len(rows))
 
 
 def _append(file: pathlib.Path, data: bytes) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from lbopt.config.sweep import SweepConfig
 from lbopt.errors import Preempted
+from lbopt.job.member import Alone
 from lbopt.recipes.problem import Problem
 from lbopt.schedules import units
 from lbopt.sweep import program, trials
@@ -40,23 +41,29 @@ def run_sweep(
       problem: from `make_problem`.
       cells: from `make_cells`.
       workdir: an opened workdir.
-      watch: who watches for SIGTERM already; None to watch from here on.
+      watch: who watches for SIGTERM already, and knows the job; None to watch from here on, alone. The processes of a job
+        share the cells; each trains on a device of its own.
 
     Returns:
-      All rows, finished before or now.
+      All rows, finished before or now, in the first process; in the others those of their cells.
 
     Raises:
       Preempted: on SIGTERM; finished trials are saved.
     """
-    results = Results(workdir)
+    job = Alone() if watch is None else watch.job
     total = len(cells) * (len(config.learning_rate_factors) * len(config.search_seeds) + len(config.final_seeds))
     with (
         contextlib.nullcontext(watch) if watch else PreemptionWatch() as watch,
-        Progress(total, len(results.rows), "trial") as progress,
+        Progress(total, 0, "trial", silent=job.index > 0) as progress,
     ):
+        results = Results(workdir, job, progress)
+        progress.advance(len(results.rows))
         progress.say(f"{total} trials in {len(cells)} programs, {len(results.rows)} finished before")
         study = _Study(config, problem, results, progress, watch)
-        _run_side_by_side(study, cells, config.num_workers or os.cpu_count() or 1)
+        _run_side_by_side(study, cells[job.index :: job.count], config.num_workers or os.cpu_count() or 1)
+        job.doing("waiting for the others' trials")
+        if any(job.together("trials finished", watch.requested)):
+            raise Preempted(f"stopped with {len(results.rows)} trials saved; run the same command again to go on")
     return results.rows
 
 
@@ -70,8 +77,6 @@ def _run_side_by_side(study: _Study, cells: Sequence[Cell], num_workers: int) ->
         except BaseException:
             study.stop.set()
             raise
-    if study.watch.requested:
-        raise Preempted(f"stopped with {len(study.results.rows)} trials saved; run the same command again to go on")
 
 
 class _Study:
@@ -122,7 +127,7 @@ class _Study:
         measured = zip(some, losses, validation, test, strict=True)
         rows = [self._row(cell, trial, loss, scores, tested, seconds) for trial, loss, scores, tested in measured]
         self.results.add(rows)
-        self.progress.advance(len(rows))
+        self.watch.job.doing("searching and testing", len(self.results.rows))
         best = max(row["validation_accuracy"] for row in rows)
         self.progress.report({f"{cell.name}: {some[0].phase}, best validation accuracy": best})
 

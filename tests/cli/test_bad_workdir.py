@@ -182,9 +182,9 @@ def test_an_unknown_checkpoint(which, refused, small, workdir):
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_an_unreadable_checkpoint(command, refused, small, workdir):
+def test_unreadable_checkpoints(command, refused, small, workdir):
     newest = workdir / "checkpoints" / "16"
-    for file in newest.rglob("d/*"):
+    for file in workdir.rglob("checkpoints/*/default/d/*"):
         file.write_bytes(b"")
     err = refused(3, command, *small, f"--workdir={workdir}")
     assert f"checkpoint {newest} cannot be read" in err

@@ -1,11 +1,13 @@
 """Jobs that cannot come together: one line on every process, within seconds."""
 
+import fcntl
 import os
 import re
+import socket
 import time
 
 import pytest
-from jobs import LONG, free_ports, steps_saved, train_command
+from jobs import free_ports, train_command
 
 SECONDS = 30
 
@@ -148,8 +150,6 @@ def test_a_workdir_that_not_all_see(start, tmp_path):
 
 
 def test_a_port_that_is_taken(start, tmp_path):
-    import socket
-
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         change = swap(LBOPT_START_TIMEOUT_S=lambda index: "3")
@@ -161,11 +161,11 @@ def test_a_port_that_is_taken(start, tmp_path):
 
 
 def test_the_second_job_in_a_workdir(start, tmp_path):
-    first = start(train_command(tmp_path / "run", *LONG))
-    first.wait_for(lambda: steps_saved(tmp_path / "run"))
-    second = start(train_command(tmp_path / "run", *LONG))
-    assert second.codes(SECONDS) == [2, 2]
-    for index in range(2):
-        assert "another process is at work there" in one_line(second, index)
-    assert first.processes[0].poll() is None
-    assert os.path.exists(f"/proc/{first.child(1)}")
+    (tmp_path / "run").mkdir()
+    held = os.open(tmp_path / "run", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    job = started(start, tmp_path, [2, 2])
+    os.close(held)
+    assert "another process is at work there" in one_line(job, 0)
+    assert "process 0 of 2" in one_line(job, 1)
+    assert "another process is at work there" in one_line(job, 1)

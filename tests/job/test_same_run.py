@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from jobs import flat, logged, saved_state, train_command
+from jobs import flat, logged, saved_state, train_alone, train_command
 
 # Of the distance that the parameters have moved: gradients are added up in another order.
 TOLERANCE = 1e-5
@@ -17,13 +17,13 @@ def distance(one, other):
     return np.max(np.abs(others - last)) / np.linalg.norm(last - first)
 
 
-def test_two_processes_one_process_one_device(start, alone, tmp_path):
+def test_two_processes_one_process_one_device(start, tmp_path):
     job = start(train_command(tmp_path / "2 x 4"), count=2, devices=4)
     assert job.codes() == [0, 0], [job.said(0), job.said(1)]
     assert re.search(r"8 devices of 2 processes", "\n".join(job.said(0)))
     assert job.said(1) == []
-    assert alone(tmp_path / "1 x 8", devices=8) == 0
-    assert alone(tmp_path / "1 x 1", devices=1) == 0
+    assert train_alone(tmp_path / "1 x 8", devices=8) == 0
+    assert train_alone(tmp_path / "1 x 1", devices=1) == 0
     lines = {name: logged(tmp_path / name) for name in ("2 x 4", "1 x 8", "1 x 1")}
     for name in ("1 x 8", "1 x 1"):
         assert distance(tmp_path / "2 x 4", tmp_path / name) < TOLERANCE
@@ -37,16 +37,16 @@ def test_two_processes_one_process_one_device(start, alone, tmp_path):
 
 
 @pytest.mark.parametrize("overrides", [("--config.parallel.shard_update=True", "--config.model.hidden=64")])
-def test_a_state_in_parts_is_saved_by_all_and_read_by_one(start, alone, tmp_path, overrides):
+def test_a_state_in_parts_is_saved_by_all_and_read_by_one(start, tmp_path, overrides):
     job = start(train_command(tmp_path / "two", *overrides), count=2, devices=2)
     assert job.codes() == [0, 0], [job.said(0), job.said(1)]
-    assert alone(tmp_path / "one", *overrides, devices=4) == 0
+    assert train_alone(tmp_path / "one", *overrides, devices=4) == 0
     ours, theirs = (flat(saved_state(tmp_path / name, 20, *overrides).params) for name in ("two", "one"))
     assert np.max(np.abs(ours - theirs)) < TOLERANCE * np.linalg.norm(theirs)
 
 
-def test_evaluation_by_two_processes_is_that_of_one(start, alone, tmp_path):
-    assert alone(tmp_path / "run", devices=2) == 0
+def test_evaluation_by_two_processes_is_that_of_one(start, tmp_path):
+    assert train_alone(tmp_path / "run", devices=2) == 0
     command = ["evaluate", *train_command(tmp_path / "run")[1:]]
     two, one = start(command, count=2, devices=1), start(command, count=1, devices=1)
     assert (two.codes(), one.codes()) == ([0, 0], [0])

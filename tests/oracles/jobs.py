@@ -12,6 +12,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 
 from lbopt.cli import arguments
 from lbopt.config import TrainConfig
@@ -115,6 +116,13 @@ def train_command(workdir, *overrides):
     return ["train", f"--config={FILE}:lamb-64", f"--workdir={workdir}", *SMALL, *overrides]
 
 
+def train_alone(workdir, *overrides, devices=1):
+    """Return the exit code of a run of one process."""
+    variables = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    command = [sys.executable, "-m", "lbopt", *train_command(workdir, *overrides)]
+    return subprocess.run(command, env=variables, capture_output=True, timeout=120).returncode
+
+
 def saved_state(workdir, step, *overrides):
     config = arguments.load_config(
         f"{FILE}:lamb-64", [*SMALL, *overrides, "--config.parallel.num_devices=1"], TrainConfig
@@ -134,3 +142,22 @@ def steps_saved(workdir):
 
 def logged(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function (command of process i | list, count, devices, ...) -> Job."""
+    begun = []
+
+    def begin(command, count=2, devices=2, port=None, change=lambda index, variables: variables):
+        port = free_ports() if port is None else port
+        commands = [command(index) if callable(command) else command for index in range(count)]
+        environments = [change(index, environment(index, count, devices, port)) for index in range(count)]
+        folder = tmp_path / f"logs-{len(begun)}"
+        folder.mkdir()
+        begun.append(Job(commands, environments, folder))
+        return begun[-1]
+
+    yield begin
+    for job in begun:
+        job.end()

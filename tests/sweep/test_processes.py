@@ -1,0 +1,46 @@
+"""Processes that share a study find what one finds, and what is missing after a kill."""
+
+import json
+import os
+import signal
+
+import pytest
+from jobs import start  # noqa: F401  a fixture
+
+
+def rows_of(workdir):
+    """The rows by what was tried, without how long it took."""
+    lines = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
+    named = {
+        (row["arm"], row["global_batch_size"], row["phase"], row["learning_rate"], row["seed"]): row for row in lines
+    }
+    assert len(named) == len(lines)
+    return {key: {name: value for name, value in row.items() if name != "seconds"} for key, row in named.items()}
+
+
+def test_two_processes_find_what_one_finds(
+    start,  # noqa: F811
+    config_file,
+    finished,
+    tmp_path,
+):
+    """One of them is killed after the first trials; both are started again."""
+    command = ["sweep", f"--config={config_file}", f"--workdir={tmp_path / 'study'}"]
+    job = start(command, count=2, devices=1)
+    results = tmp_path / "study" / "results.jsonl"
+    job.wait_for(lambda: results.exists() and results.stat().st_size, 120)
+    os.kill(job.child(1), signal.SIGKILL)
+    assert job.codes(60) == [3, 3]
+    before = len(results.read_text().splitlines())
+    assert 0 < before < 20
+    again = start(command, count=2, devices=1)
+    assert again.codes(200) == [0, 0], again.said(0)
+    assert any(f"{before} finished before" in line for line in again.said(0))
+    assert again.said(1) == []
+    ours, theirs = rows_of(tmp_path / "study"), rows_of(finished[0])
+    assert ours.keys() == theirs.keys()
+    for key, row in theirs.items():  # which trials share a program depends on the kill, and rounding on the program
+        for name, value in row.items():
+            wanted = pytest.approx(value, rel=1e-3, abs=2 / 386) if isinstance(value, float) else value
+            assert ours[key][name] == wanted, (key, name)
+    assert (tmp_path / "study" / "report.html").exists()
