@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -21,7 +22,7 @@ from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
 from lbopt.train import bucket, seal as seals
-from lbopt.train.checksums import checksums, differing
+from lbopt.train.checksums import checksums, copies_and_sums, differing, named, sums_of
 from lbopt.train.seal import Seal
 from lbopt.transforms.ema import EmaState
 
@@ -89,6 +90,10 @@ class Checkpoints:
         except Exception as error:  # whatever the storage layers raise
             raise EnvironmentProblem(f"{self._folder} cannot be read ({_reason(error)}); mend it") from error
         self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, "lbopt checkpoints")
+        self._saving: concurrent.futures.Future[None] | None = None
+        self._compiled: concurrent.futures.Future[Any] | None = None
+        self._copies, self._saved_step = True, self._manager.latest_step()
 
     def steps(self) -> list[int]:
         """Return the steps of all whole checkpoints, ascending."""
@@ -107,19 +112,64 @@ class Checkpoints:
         """Return whether an evaluation is better than that of every checkpoint so far."""
         return bool(metrics) and self._goodness(metrics) > self._best
 
-    def save(self, state: TrainState, metrics: Mapping[str, float] | None) -> None:
-        """Start saving; returns once the state is copied, so that its buffers may be donated."""
+    def prepare(self, state: TrainState) -> None:
+        """Compile, beside whatever else goes on, what `save` will ask of the devices."""
+        leaves = jax.tree.leaves(state)
+        self._copies = all(self._job.together("room for a copy of the state", _has_room(leaves)))
+        if self._copies:
+            shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves]
+            self._compiled = self._worker.submit(lambda: copies_and_sums.lower(shapes).compile())
+
+    def save(
+        self, state: TrainState, metrics: Mapping[str, float] | None, before: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start saving; returns at once, and the state's buffers may be donated.
+
+        They are copied on the devices, and a thread does the rest. Where the devices have no room for a copy, this returns when the
+        state is copied to the host.
+
+        Args:
+          state: after a step.
+          metrics: of the evaluation after that step.
+          before: is called, in the thread, before anything is written.
+        """
         step = int(state.step)
-        if step == self._manager.latest_step():
+        if step == self._saved_step:
             return
+        self._finish_saving()
         self._check_space(state)
-        seal = Seal(step, checksums(state), dict(metrics or {}))
-        items = {_ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
+        self._saved_step = step
         if metrics:
             self._metrics[step] = dict(metrics)
             self._best = max(self._best, self._goodness(metrics))
-        with self._writing():
-            self._manager.save(step, args=ocp.args.Composite(**items))
+        leaves, structure = jax.tree.flatten(state)
+        if self._copies:
+            copies, sums = (self._compiled.result() if self._compiled else copies_and_sums)(leaves)
+            copied = jax.tree.unflatten(structure, copies)
+            self._saving = self._worker.submit(self._write, step, copied, sums, metrics, before)
+        else:
+            with self._writing():
+                self._write(step, state, sums_of(leaves), metrics, before)
+
+    def _write(
+        self,
+        step: int,
+        state: TrainState,
+        sums: jax.Array,
+        metrics: Mapping[str, float] | None,
+        before: Callable[[], None],
+    ) -> None:
+        before()
+        seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}))
+        items = {_ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
+        self._manager.save(step, args=ocp.args.Composite(**items))
+
+    def _finish_saving(self) -> None:
+        """Wait for the thread, and raise what it met."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            with self._writing():
+                saving.result()
 
     def _check_space(self, state: TrainState) -> None:
         """Say that the disk is full before half of a checkpoint is on it; a bucket never is."""
@@ -187,6 +237,7 @@ class Checkpoints:
                 say(f"{reason}{where}; going back to step {step}")
             if damaged and not self._read_only:
                 self._manager.reload()
+            self._saved_step = step
             return state
         if damaged:
             raise damaged[0][1]
@@ -209,13 +260,18 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until what is being saved is whole on disk."""
+        self._finish_saving()
         with self._writing():
             self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait and close."""
-        with self._writing():
-            self._manager.close()
+        try:
+            self._finish_saving()
+        finally:
+            self._worker.shutdown(cancel_futures=True)
+            with self._writing():
+                self._manager.close()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -228,6 +284,8 @@ class Checkpoints:
     def _writing(self) -> Iterator[None]:
         try:
             yield
+        except (UserError, EnvironmentProblem):
+            raise
         except Exception as error:  # whatever the storage layers raise
             raise EnvironmentProblem(
                 f"checkpoints cannot be written to {self._folder} ({_reason(error)}); free space or mend the folder, then run the same command again"
@@ -284,6 +342,18 @@ def _read_arrays(folder: pathlib.Path, like: TrainState) -> TrainState:
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
         return reader.restore(folder, args=ocp.args.StandardRestore(like))
+
+
+def _has_room(leaves: Sequence[jax.Array]) -> bool:
+    """Return whether this process's devices have room for a second state, by what they have used so far; on hosts there is."""
+    for device in jax.local_devices():
+        stats = device.memory_stats() or {}
+        if "bytes_limit" in stats:
+            used = max(stats.get("peak_bytes_in_use", 0), stats.get("bytes_in_use", 0))
+            needed = sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device)
+            if used + needed > stats["bytes_limit"]:
+                return False
+    return True
 
 
 def _is_damage(error: Exception) -> bool:

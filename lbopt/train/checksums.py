@@ -31,16 +31,27 @@ def checksums(state: types.PyTree) -> dict[str, str]:
     >>> checksums({"a": np.zeros(3, np.float32), "b": np.ones(1, np.int32)})
     {'a': '0000000000000000', 'b': '9e3779b175ffe3ed'}
     """
-    sums = jax.device_get(_sums(jax.tree.leaves(state)))
+    return named(tree.leaf_names(state), sums_of(jax.tree.leaves(state)))
+
+
+def named(names: Sequence[str], sums: jax.Array) -> dict[str, str]:
+    """Return leaf name -> checksum, from what `copies_and_sums` adds up; waits until it has."""
     return {
-        name: "".join(f"{int(part):08x}" for part in pair)
-        for name, pair in zip(tree.leaf_names(state), sums, strict=True)
+        name: f"{first:08x}{second:08x}" for name, (first, second) in zip(names, np.asarray(sums).tolist(), strict=True)
     }
 
 
 @jax.jit
-def _sums(leaves: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
-    return [tuple(_sum(leaf, salt) for salt in range(2)) for leaf in leaves]
+def sums_of(leaves: Sequence[jax.Array]) -> jax.Array:
+    """Return the checksums of arrays, [arrays, 2] uint32, without waiting for them."""
+    pairs = [jnp.stack([_sum(leaf, salt) for salt in range(2)]) for leaf in leaves]
+    return jnp.stack(pairs) if pairs else jnp.zeros((0, 2), jnp.uint32)
+
+
+@jax.jit
+def copies_and_sums(leaves: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+    """Return copies of arrays on their devices, and their checksums [arrays, 2] uint32, without waiting for either."""
+    return [jnp.copy(leaf) for leaf in leaves], sums_of(leaves)
 
 
 def _sum(leaf: jax.Array, salt: int) -> jax.Array:

@@ -77,6 +77,7 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
             f"{'resuming at' if start else 'starting at'} step {start} of {total}, global batch "
             f"{run.phase_at(start + 1).global_batch_size}, {run.mesh.size} devices{f' of {job.count} processes' * (job.count > 1)}"
         )
+        checkpoints.prepare(state)
         log = MlperfLog(workdir, mllog, run.epoch_at, start)
         for phase in run.phases():
             if int(state.step) < phase.last_step and not history.stopped(phase.target):
@@ -170,8 +171,7 @@ class _Session:
         due = self._due(step, self.run.cadence.checkpoint_every_steps) or self.history.stopped(self.run.target)
         if stopping or due or self.checkpoints.would_be_best(evaluated):
             self.watch.job.doing("saving after step", step)
-            self.writer.sync()
-            self.checkpoints.save(state, evaluated)
+            self.checkpoints.save(state, evaluated, before=self.writer.sync)
         if stopping:
             self.checkpoints.wait()
             raise Preempted(

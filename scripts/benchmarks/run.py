@@ -12,6 +12,7 @@ BENCHMARKS = {
     "pod": "a step's compute, exchanged bytes, update and compile time from 8 to 2048 cores, by the TPU compiler",
     "update": "HBM traffic, memory, compile time and CPU time of one optimizer update beside optax (TPU figures by its compiler)",
     "input": "decoded images/s beside tf.data, tokens/s beside a plain loop, memory of reading, and what hosts of a pod need",
+    "restart": "what staying up costs: how long a save stops training, what a restart is made of, what a second process adds",
     "sweep": "trials/s of lbopt's sweep beside one process per trial and a hand-written loop over trials",
 }
 

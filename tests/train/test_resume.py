@@ -87,7 +87,7 @@ def test_the_command_as_a_process_ends_in_the_same_state(
     process = start_process("-m", "lbopt", *command(workdir))
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
-    assert re.search(r"^resuming at step [69] of 20", stderr, re.MULTILINE)
+    assert re.search(r"^resuming at step [369] of 20", stderr, re.MULTILINE)
     assert bits(saved_state(workdir)) == bits(saved_state(reference()))
     assert logged(workdir) == logged(reference())
 
@@ -103,7 +103,7 @@ def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(name, workdir, t
     assert train(tmp_path / "straight", before=record(straight)) == 0
     assert train(workdir(name), before=record(resumed)) == 0
     assert sorted(straight) == list(range(1, 21))
-    assert sorted(resumed) in (list(range(7, 21)), list(range(10, 21)))
+    assert sorted(resumed) in [list(range(first, 21)) for first in (4, 7, 10)]
     for step, (state, batch) in resumed.items():
         assert state == straight[step][0]
         assert batch == straight[step][1]
@@ -115,7 +115,7 @@ def test_a_sharded_run_goes_on_without_sharding(workdir, train, reference, saved
     """To 1e-6 of the distance moved: norms are added up in another order."""
     workdir = workdir("sharded update")
     assert train(workdir, *SPREAD) == 0
-    assert re.search(r"^resuming at step [69] of 20", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(r"^resuming at step [369] of 20", capsys.readouterr().err, re.MULTILINE)
     evaluated = [
         [line["eval/loss"] for line in logged(run) if "eval/loss" in line] for run in (workdir, reference(*SPREAD))
     ]
