@@ -83,8 +83,14 @@ class Checkpoints:
             preservation_policy=_Policy(self._kept),
             enable_async_checkpointing=not read_only,
             read_only=read_only,
-            create=not read_only,
+            create=not read_only and self._job.count == 1,
+            multiprocessing_options=_by_messages(),
         )
+        if self._job.count > 1:
+            if self._job.index == 0 and not read_only:
+                with self._writing():
+                    self._folder.mkdir(parents=True, exist_ok=True)
+            self._job.together("folder of checkpoints", True)
         try:
             self._manager = ocp.CheckpointManager(self._folder, options=options)
         except Exception as error:  # whatever the storage layers raise
@@ -331,6 +337,20 @@ class _Policy(checkpoint_managers.PreservationPolicy):
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         del context
         return self.kept([checkpoint.step for checkpoint in checkpoints])
+
+
+def _by_messages() -> ocp.options.MultiprocessingOptions:
+    """Let Orbax's processes wait for each other by messages; by default they do by a program on all devices.
+
+    Saving goes on in a thread while steps do: two programs that every device has to take part in, in an order that differs from
+    process to process, would wait for each other for ever.
+    """
+    count = jax.process_count()
+    if count == 1:
+        return ocp.options.MultiprocessingOptions()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=0, active_processes=set(range(count)), barrier_sync_key_prefix="lbopt"
+    )
 
 
 def _read_arrays(folder: pathlib.Path, like: TrainState) -> TrainState:

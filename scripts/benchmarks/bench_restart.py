@@ -154,7 +154,9 @@ def _restart(name: str, workdir: str, cache: str) -> dict[str, float]:
 
 def _sharing(name: str, steps: int) -> dict:
     """Two processes of two devices beside one of four, by the speed that the metrics say after the first steps."""
-    ours, peer, ratio = pairs.in_turn(lambda: _job(name, steps, 2), lambda: _job(name, steps, 1), ROUNDS, discard=0)
+    times = [(_job(name, steps, 2), _job(name, steps, 1)) for _ in range(ROUNDS)]
+    ours, peer = (statistics.median(each) for each in zip(*times, strict=True))
+    ratio = ours / peer
     named = f"{name}: a step of 2 processes x 2 devices"
     return pairs.row(named, "ms", 1e3 * ours, 1e3 * peer, "1 process x 4 devices", ratio, None)
 
