@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Sequence
 
@@ -20,6 +21,10 @@ def make_mesh(
 ) -> Mesh:
     """Build a one-axis mesh named `data` over the devices.
 
+    Of several slices (TPUs whose interconnect ends at the slice; beyond it is the data centre's network) the devices come slice by
+    slice. Then the compiler adds gradients up inside each slice, exchanges between slices what each device has a part of, and
+    gathers inside; groups of batch norm and parts of a sharded update stay inside too.
+
     Args:
       num_devices: use the first so many; None for all.
       devices: the devices to choose from; None for `jax.devices()`.
@@ -27,7 +32,8 @@ def make_mesh(
         8 cores are the 2 x 2 chips of a host) or "torus": row by row, which batch norm over "tiles:RxC" needs.
 
     Raises:
-      UserError: if there are fewer devices than asked for, or if they have no coordinates to order them by.
+      UserError: if there are fewer devices than asked for, if they have no coordinates to order them by, or if not all slices have
+        equally many.
 
     >>> dict(make_mesh(1).shape)
     {'data': 1}
@@ -43,8 +49,26 @@ def make_mesh(
         if not all(hasattr(device, "coords") for device in available):
             raise UserError("order = 'torus': these devices have no coordinates; use order='given'")
         available = sorted(available, key=_position)
+    available = sorted(available, key=slice_of)  # stable: within a slice the order stays
+    chosen = available[:wanted]
+    counts = collections.Counter(map(slice_of, chosen))
+    if len(set(counts.values())) > 1:
+        each = len(available) // len(set(map(slice_of, available)))
+        raise UserError(
+            f"num_devices = {wanted!r}: slices of {each} devices share the batch; give a multiple of {each}"
+        )
     # Auto: shardings are propagated by the compiler; jax.make_mesh would default to explicit axes.
-    return Mesh(np.asarray(available[:wanted]), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+    return Mesh(np.asarray(chosen), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def slice_of(device: jax.Device) -> int:
+    """Return the number of the slice that a device is in; 0 where there are no slices."""
+    return getattr(device, "slice_index", None) or 0
+
+
+def num_slices(mesh: Mesh) -> int:
+    """Return how many slices a mesh from `make_mesh` is made of."""
+    return len({slice_of(device) for device in mesh.devices.flat})
 
 
 def _position(device: jax.Device) -> tuple[int, int, int, int]:

@@ -3,7 +3,8 @@
 Data parallelism repeats the optimizer's work on every device. Here the gradient, the optimizer's state and a view of the
 parameters are split over the mesh instead, as far as their dimensions divide: a device reads, computes and writes its
 part, and the updated parameters are gathered. Arrays keep their shapes, so a checkpoint does not know whether its run was sharded, nor over how
-many devices; whatever an optimizer takes over whole arrays (norms, for trust ratios) the compiler adds up across parts.
+many devices; whatever an optimizer takes over whole arrays (norms, for trust ratios) the compiler adds up across parts. Of
+several slices each has all parts: parameters are gathered inside a slice, and only gradients go between slices.
 
 References:
   Xu et al., Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training, arXiv 2004.13336.
@@ -21,11 +22,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lbopt import tree, types
 from lbopt.errors import UserError
-from lbopt.parallel.mesh import replicated
+from lbopt.parallel.mesh import num_slices, replicated
 from lbopt.parallel.state import TrainState
 
 MIN_SPLIT_ELEMENTS = 1 << 14
 """Arrays of fewer elements stay whole, so that scalars and small vectors (logs, biases) are everywhere."""
+SLICE_AXIS = "slice"
 SUM_KINDS = ("TPU v2", "TPU v3")
 """Devices on which parameters are gathered by sum: for v3 the compiler makes sums of gathers of small parts anyway, and
 spares a copy where it is told so; v2 is taken to be alike."""
@@ -46,11 +48,12 @@ def part_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """Return how an array of this shape is split over a one-axis mesh; see `part_shape`.
+    """Return how an array of this shape is split over a one-axis mesh, in each of its slices alike; see `part_shape`.
 
-    The sharding's own mesh has the same devices in the same order, and an axis for each prime.
+    The sharding's own mesh has the same devices in the same order, an axis for the slices if there are several, and one for each
+    prime.
     """
-    primes = _primes(mesh.size)
+    primes = _primes(mesh.size // num_slices(mesh))
     lines = _torus_lines(mesh)
     taken = [sorted((axis for axis, _ in dim), key=lambda axis: (lines[axis], axis)) for dim in _taken(primes, shape)]
     if not any(taken):
@@ -60,10 +63,13 @@ def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def _parts(mesh: Mesh) -> Mesh:
-    """Return the same devices in the same order, with an axis for each prime factor of their number."""
-    primes = _primes(mesh.size)
-    names = [f"part{axis}" for axis in range(len(primes))]
-    return Mesh(mesh.devices.reshape(primes), names, axis_types=(AxisType.Auto,) * len(primes))
+    """Return the same devices in the same order, with an axis for each prime factor of their number in a slice, behind that of slices."""
+    slices = num_slices(mesh)
+    primes = _primes(mesh.size // slices)
+    names, shape = [f"part{axis}" for axis in range(len(primes))], primes
+    if slices > 1:
+        names, shape = [SLICE_AXIS, *names], [slices, *primes]
+    return Mesh(mesh.devices.reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def _torus_lines(mesh: Mesh) -> list[int]:
@@ -71,8 +77,8 @@ def _torus_lines(mesh: Mesh) -> list[int]:
 
     The cores of a chip count as neighbours along x.
     """
-    primes = _primes(mesh.size)
-    devices = list(mesh.devices.flat)
+    primes = _primes(mesh.size // num_slices(mesh))
+    devices = list(mesh.devices.flat)[: math.prod(primes)]  # slices are alike
     if not all(hasattr(device, "coords") for device in devices):
         return [0] * len(primes)
     places = np.array([(*device.coords, device.core_on_chip) for device in devices]).reshape(*primes, -1)

@@ -1,0 +1,178 @@
+"""The hub by itself: what it does with who is silent, late, or none of ours."""
+
+import json
+import socket
+import time
+
+import pytest
+from jobs import free_ports
+
+from lbopt.errors import EnvironmentProblem
+from lbopt.job import hub as hubs
+from lbopt.job.hub import Hub
+from lbopt.job.place import Place, find
+from lbopt.job.wire import Wire
+
+
+class Guard:
+    """The other end, as a process of this index would be."""
+
+    def __init__(self, place, index, count=2, hello=True):
+        self.wire = Wire(socket.create_connection((place.host, place.port), timeout=10))
+        self.heard = []
+        if hello:
+            self.wire.send(index=index, count=count, where=f"host-{index}, pid {index}")
+
+    def wait_for(self, name, seconds=10):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            found = next((message for message in self.heard if name in message), None)
+            if found is not None:
+                return found
+            messages = self.wire.receive()
+            assert messages is not None, self.heard
+            self.heard += messages
+        raise AssertionError(self.heard)
+
+
+@pytest.fixture
+def place():
+    return Place("127.0.0.1", free_ports(), 2, 0, start_timeout_s=20, hang_timeout_s=100)
+
+
+def begin(place):
+    hub = Hub(place)
+    guards = [Guard(place, index) for index in range(2)]
+    for guard in guards:
+        guard.wait_for("started")
+    return hub, guards
+
+
+def test_what_all_say_comes_back_in_their_order(place):
+    _, guards = begin(place)
+    guards[1].wire.send(say="key", round=0, value={"b": 1})
+    guards[0].wire.send(say="key", round=0, value={"a": 1})
+    for guard in guards:
+        assert guard.wait_for("values") == {"round": 0, "values": [{"a": 1}, {"b": 1}]}
+
+
+def test_different_things_at_once_are_an_error(place):
+    _, guards = begin(place)
+    for index, guard in enumerate(guards):
+        guard.wire.send(say=f"key {index}", round=0, value=None)
+    told = guards[1].wait_for("end")["end"]
+    guards[1].wire.send(down=True)
+    assert told["code"] == 2
+    assert "processes of one job do different things (process 0 'key 0', process 1 'key 1')" in told["line"]
+
+
+def test_all_stop_after_the_latest_step_that_one_is_in(place):
+    _, guards = begin(place)
+    guards[1].wire.send(stop=True)
+    for guard, bound in zip(guards, (7, 9), strict=True):
+        guard.wait_for("stop")
+        guard.wire.send(bound=bound)
+    for guard in guards:
+        assert guard.wait_for("stop_at") == {"stop_at": 9}
+
+
+def test_who_says_nothing_is_taken_for_dead(place, monkeypatch):
+    monkeypatch.setattr(hubs, "SILENT_S", 1.5)
+    _, guards = begin(place)
+    until = time.monotonic() + 10
+    told = None
+    guards[0].wire.settimeout(0.2)
+    while told is None and time.monotonic() < until:
+        guards[0].wire.send(beat=1, doing="in step")
+        time.sleep(0.2)
+        guards[0].heard += guards[0].wire.receive() or []
+        told = next((message["end"] for message in guards[0].heard if "end" in message), None)
+    assert told["code"] == 3
+    assert told["line"].startswith("process 1 of 2 (host-1, pid 1) has not been heard of for")
+
+
+def test_a_stranger_harms_nobody(place):
+    hub = Hub(place)
+    stranger = socket.create_connection((place.host, place.port))
+    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    empty = socket.create_connection((place.host, place.port))
+    empty.close()
+    shy = Guard(place, 0, hello=False)
+    shy.wire.send(index="0", count=2, where=3)
+    guards = [Guard(place, index) for index in range(2)]
+    for guard in guards:
+        guard.wait_for("started")
+    assert stranger.recv(10) == b""
+    for guard in guards:
+        guard.wire.send(done=True)
+    hub.join(10)
+    assert not hub._thread.is_alive()
+
+
+def test_who_was_started_twice_does_not_end_a_job_at_work(place):
+    _, guards = begin(place)
+    late = Guard(place, 1)
+    assert "have the same; give each process its own" in late.wait_for("end")["end"]["line"]
+    for index, guard in enumerate(guards):
+        guard.wire.send(say="still there", round=0, value=index)
+    assert guards[0].wait_for("values")["values"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "cause"),
+    [(("aborted", "died"), 1), (("bug", "said"), 1), (("said", "said"), 0), (("died", "aborted"), 0)],
+)
+def test_of_several_failures_the_cause_is_told(place, kinds, cause):
+    """A death is heard of in many ways: JAX's runtime aborts others before the dead one's guard has said it."""
+    _, guards = begin(place)
+    for index, kind in enumerate(kinds):
+        guards[index].wire.send(failed=3, line=f"line {index}", kind=kind)
+        time.sleep(0.2)
+    told = guards[1].wait_for("end")["end"]
+    assert told["line"] == f"process {cause} of 2 (host-{cause}, pid {cause}): line {cause}"
+    assert told["kind"] == kinds[cause]
+
+
+def test_a_message_without_end_is_refused():
+    ours, theirs = socket.socketpair()
+    wire = Wire(ours)
+    theirs.sendall(json.dumps({"a": 1}).encode() + b"\n{")
+    assert wire.receive() == [{"a": 1}]
+    wire._rest = b"x" * (1 << 26)
+    theirs.sendall(b"x")
+    with pytest.raises(ValueError, match="without end"):
+        wire.receive()
+
+
+def test_a_place_is_found_by_jax(monkeypatch):
+    """As on Slurm: four variables are its; the address is made by JAX."""
+    slurm = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_NODELIST": "node[003-006]",
+        "SLURM_NTASKS": "4",
+        "SLURM_PROCID": "2",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_NODES": "4",
+    }
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    place = find({}, {})
+    assert (place.host, place.count, place.index, place.local_device_ids) == ("node003", 4, 2, (0,))
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    assert find({}, {}) is None
+
+
+def test_on_gke_too(monkeypatch):
+    from jax._src.clusters import cloud_tpu_cluster
+
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setattr(cloud_tpu_cluster.GceTpuCluster, "is_env_present", classmethod(lambda cls: False))
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost,host-1,host-2")
+    monkeypatch.setenv("TPU_WORKER_ID", "1")
+    for name in ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"):
+        monkeypatch.setenv(name, "")
+    place = find({}, {})
+    assert (place.host, place.port, place.count, place.index) == ("localhost", 8482, 3, 1)
+    monkeypatch.setenv("TPU_WORKER_ID", "none")
+    with pytest.raises(EnvironmentProblem, match="this process's place in its job cannot be found out"):
+        find({}, {})

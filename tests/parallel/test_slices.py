@@ -1,0 +1,80 @@
+"""Several slices: devices come slice by slice, parts of a sharded update stay inside, and the numbers are those of one slice."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lbopt
+from lbopt.errors import UserError
+from lbopt.parallel import mesh as meshes, shards
+
+
+class Device:
+    def __init__(self, number, slice_index):
+        self.id, self.slice_index = number, slice_index
+
+
+@pytest.fixture
+def two_slices(monkeypatch):
+    """Let the four devices be two slices of two."""
+    monkeypatch.setattr(meshes, "slice_of", lambda device: device.id // 2)
+
+
+def test_devices_come_slice_by_slice(monkeypatch):
+    monkeypatch.setattr(meshes, "slice_of", lambda device: device.id % 2)
+    mesh = meshes.make_mesh(4)
+    assert [device.id for device in mesh.devices.flat] == [0, 2, 1, 3]
+    assert meshes.num_slices(mesh) == 2
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_whole_slices_are_taken(two_slices, num_devices):
+    assert meshes.num_slices(meshes.make_mesh(num_devices)) == (2 if num_devices == 4 else 1)
+
+
+def test_a_part_of_a_slice_is_refused(two_slices):
+    with pytest.raises(UserError, match="num_devices = 3: slices of 2 devices share the batch; give a multiple of 2"):
+        meshes.make_mesh(3)
+
+
+def loss_fn(params, model_state, batch, rng):
+    del rng
+    error = jnp.tanh(batch["x"] @ params["first"]) @ params["second"] - batch["y"]
+    return jnp.mean(error**2), (model_state, {"loss": (jnp.sum(error**2), jnp.float32(error.size))})
+
+
+def train(mesh, **settings):
+    rng = np.random.default_rng(0)
+    params = {"first": 0.1 * rng.normal(size=(128, 256)), "second": 0.1 * rng.normal(size=(256, 64))}
+    params = jax.tree.map(jnp.float32, params)
+    tx = lbopt.lamb(0.01)
+    step = lbopt.make_train_step(loss_fn, tx, mesh, **settings)
+    state = lbopt.TrainState.create(params, {}, tx)
+    state = jax.device_put(state, step.state_sharding(state))
+    for _ in range(5):
+        batch = {"x": np.float32(rng.normal(size=(16, 128))), "y": np.float32(rng.normal(size=(16, 64)))}
+        state, metrics = step(state, batch)
+        jax.block_until_ready(metrics)
+    return state
+
+
+SETTINGS = [
+    {"shard_update": True},
+    {"shard_update": True, "reduce_dtype": jnp.float32},
+    {"shard_update": True, "reduce_dtype": jnp.float32, "reduce_scatter": True},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_the_numbers_are_those_of_one_slice(two_slices, settings):
+    mesh = meshes.make_mesh(4)
+    state = train(mesh, **settings)
+    plain = train(meshes.make_mesh(1))
+    for ours, theirs in zip(jax.tree.leaves(state.params), jax.tree.leaves(plain.params), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+    moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.size >= shards.MIN_SPLIT_ELEMENTS]
+    assert len(moments) == 4
+    for leaf in moments:
+        assert leaf.size // leaf.addressable_shards[0].data.size == 2, "each slice has all of it"
+        assert leaf.sharding.mesh.axis_names[0] == "slice"
