@@ -1,0 +1,72 @@
+"""Nothing that is read can run: no pickles, no evaluated text, no archive unpacked; and a name is no path."""
+
+import ast
+import pathlib
+
+import pytest
+
+from lbopt.cli import main
+
+ROOT = pathlib.Path(__file__).parents[1]
+FILES = sorted([*(ROOT / "lbopt").rglob("*.py"), *(ROOT / "tpu").rglob("*.py")])
+MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "torch", "tarfile", "zipfile"}
+CALLS = {"eval", "exec", "compile"}
+ATTRIBUTES = {"load": {"np", "numpy", "yaml", "torch", "joblib"}, "unpack_archive": {"shutil"}}
+LOADS_CONFIGS = "lbopt/cli/arguments.py"
+"""Runs the config file that the user names: `exec_module`."""
+
+
+def imports(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+
+
+def calls(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id in CALLS:
+                yield node.func.id
+            elif isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+                if node.func.value.id in ATTRIBUTES.get(node.func.attr, ()):
+                    yield f"{node.func.value.id}.{node.func.attr}"
+                if node.func.attr == "exec_module":
+                    yield "exec_module"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_file_of_ours_can_run_what_it_reads(file):
+    tree = ast.parse(file.read_text())
+    assert not set(imports(tree)) & MODULES
+    found = set(calls(tree)) - ({"exec_module"} if str(file.relative_to(ROOT)) == LOADS_CONFIGS else set())
+    assert not found
+
+
+def around(folder):
+    return {file: file.stat().st_mtime_ns for file in folder.rglob("*") if "inside" not in file.parts}
+
+
+def test_the_name_of_a_recipe_is_no_path(tmp_path):
+    workdir = tmp_path / "outer" / "inside"
+    workdir.parent.mkdir()
+    before = around(tmp_path)
+    config = f"--config={ROOT / 'configs' / 'digits_cnn.py'}:smoke"
+    for name in ("../../evil", "/tmp/evil-recipe"):
+        flags = [f"--config.name={name}", "--config.num_steps=8", f"--workdir={workdir / 'run'}{len(name)}"]
+        assert main.main(["train", config, *flags]) == 0
+        assert main.main(["report", flags[-1]]) == 0
+    assert around(tmp_path).keys() == before.keys()
+    assert not pathlib.Path("/tmp/evil-recipe").exists()
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil-corpus", "a/../../evil", ".."])
+def test_the_name_of_a_corpus_is_no_path(name, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("Some words. And more of them.\n\nA second article.\n")
+    (tmp_path / "inside").mkdir()
+    before = around(tmp_path)
+    code = main.main(["prepare", "text", f"--folder={tmp_path}", f"--name={name}", f"--data_dir={tmp_path / 'inside'}"])
+    assert code == 2
+    assert "name" in capsys.readouterr().err
+    assert around(tmp_path).keys() == before.keys()
