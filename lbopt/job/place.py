@@ -21,6 +21,8 @@ VARIABLES = {
     "start_timeout_s": "LBOPT_START_TIMEOUT_S",
     "hang_timeout_s": "LBOPT_HANG_TIMEOUT_S",
 }
+_SIGNS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "JOB_COMPLETION_INDEX")
+"""Set by Slurm, Open MPI and indexed jobs of Kubernetes."""
 _WHO = ("coordinator_address", "num_processes", "process_id")
 
 
@@ -85,13 +87,20 @@ def find(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | None:
     }
     who = [name for name in _WHO if name in told]
     if not who:
-        return _detected(timeouts)
+        return _detected(timeouts) if _may_be_one_of_many(environ) else None
     for name in _WHO:
         require(name in told, shown[name], None, f"{shown[who[0]]} is given too; give all of {', '.join(_WHO)} or none")
     host, port = _address(shown["coordinator_address"], told["coordinator_address"])
     count = _number(shown["num_processes"], told["num_processes"], 1, 1 << 20)
     index = _number(shown["process_id"], told["process_id"], 0, count - 1)
     return Place(host, port, count, index, None, **timeouts) if count > 1 else None
+
+
+def _may_be_one_of_many(environ: Mapping[str, str]) -> bool:
+    """Return whether to ask at all: in a lone container of Kubernetes, for instance, JAX's question would fail."""
+    from jax._src import cloud_tpu_init
+
+    return cloud_tpu_init.running_in_cloud_tpu_vm or any(name in environ for name in _SIGNS)
 
 
 def _detected(timeouts: Mapping[str, float]) -> Place | None:

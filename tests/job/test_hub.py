@@ -156,15 +156,18 @@ def test_a_place_is_found_by_jax(monkeypatch):
     }
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
-    place = find({}, {})
+    place = find({}, slurm)
     assert (place.host, place.count, place.index, place.local_device_ids) == ("node003", 4, 2, (0,))
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert find({}, {}) is None
+    assert find({}, slurm) is None
+    assert find({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) is None
 
 
 def test_on_gke_too(monkeypatch):
+    from jax._src import cloud_tpu_init
     from jax._src.clusters import cloud_tpu_cluster
 
+    monkeypatch.setattr(cloud_tpu_init, "running_in_cloud_tpu_vm", True)
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
     monkeypatch.setattr(cloud_tpu_cluster.GceTpuCluster, "is_env_present", classmethod(lambda cls: False))
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost,host-1,host-2")
