@@ -104,7 +104,7 @@ class _Guard:
         self._place, self._hub, self._arguments, self._signals = place, wire, arguments, signals
         self._child: subprocess.Popen[bytes] | None = None
         self._member: Wire | None = None
-        self._step, self._doing = 0, "starting"
+        self._state: dict[str, Any] = {"beat": 0, "doing": "starting"}
         self._failed: int | None = None
         self._has_spoken = self._asked = self._forwarded = False
         self._silent = True
@@ -158,7 +158,7 @@ class _Guard:
             return self._hub_is_gone(f"it has not been heard of for {SILENT_S:.0f} s")
         if now - self._beaten > BEAT_S:
             self._beaten = now
-            self._hub.send(beat=self._step, doing=self._doing)
+            self._hub.send(**self._state)
         if self._signals.stop and not self._asked:
             self._asked = True
             if self._child is None:
@@ -184,7 +184,7 @@ class _Guard:
 
     def _from_member(self, message: dict[str, Any]) -> None:
         if "beat" in message:
-            self._step, self._doing = message["beat"], message["doing"]
+            self._state = message
         elif "failed" in message:
             self._has_spoken = True
             code = message["failed"]

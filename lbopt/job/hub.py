@@ -34,6 +34,7 @@ class _Process:
     heard: float
     step: int = 0
     doing: str = "starting"
+    pulse: int = 0
     since: float = 0.0
     done: bool = False
     failed: bool = False
@@ -158,9 +159,9 @@ class Hub:
             self._stopping = True
             self._tell_all(stop=process.name)
         elif "beat" in message:
-            now = (message["beat"], message["doing"])
-            if now != (process.step, process.doing):
-                process.step, process.doing = now
+            now = (message["beat"], message["doing"], message.get("pulse", 0))
+            if now != (process.step, process.doing, process.pulse) or message.get("at_leisure", False):
+                process.step, process.doing, process.pulse = now
                 process.since = time.monotonic()
         elif "done" in message:
             process.done = True

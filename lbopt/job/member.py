@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.job import pulse
 from lbopt.job.hub import BEAT_S
 from lbopt.job.place import Place
 from lbopt.job.wire import Wire
@@ -50,8 +51,14 @@ class Alone:
         """Hand a value to process 0 without waiting; what one process posts comes in order, and before what it says together."""
         self._receive(value)
 
-    def doing(self, what: str, step: int = 0) -> None:
-        """Say what the process is at, for when it hangs."""
+    def doing(self, what: str, step: int = 0, at_leisure: bool = False) -> None:
+        """Say what the process is at, for when it hangs.
+
+        Args:
+          what: in words.
+          step: of training that this belongs to.
+          at_leisure: it may take longer than `hang_timeout_s` without a step; nobody waits for it.
+        """
 
     def stops_after(self, step: int) -> bool:
         """Return whether to stop, now that a step is done: all processes answer alike."""
@@ -103,7 +110,7 @@ class Member(Alone):
         self._wire = Wire(connection)
         self._round = 0
         self._said: dict[int, list[Any]] = {}
-        self._now: tuple[int, str] = (0, "starting")
+        self._now: tuple[int, str, bool] = (0, "starting", False)
         self._step = 0
         self._bound: int | None = None
         self._stop_at: int | None = None
@@ -137,9 +144,9 @@ class Member(Alone):
         else:
             self._wire.send(post=value)
 
-    def doing(self, what: str, step: int = 0) -> None:
+    def doing(self, what: str, step: int = 0, at_leisure: bool = False) -> None:
         """Say what the process is at, for when it hangs."""
-        self._now = (step, what)
+        self._now = (step, what, at_leisure)
 
     def stops_after(self, step: int) -> bool:
         """Return whether to stop, now that a step is done: all processes answer alike.
@@ -197,8 +204,8 @@ class Member(Alone):
                 self._wire.send(stop=True)
             turns += 1
             if turns % 5 == 0:
-                step, doing = self._now
-                self._wire.send(beat=step, doing=doing)
+                step, doing, at_leisure = self._now
+                self._wire.send(beat=step, doing=doing, pulse=pulse.count(), at_leisure=at_leisure)
 
 
 def _differences(first: Any, other: Any, name: str) -> dict[str, tuple[Any, Any]]:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from lbopt import replicas, types
 from lbopt.errors import UserError, require, require_choice
+from lbopt.job import pulse
 from lbopt.parallel import accumulate, clip as clips, reduction, shards
 from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded, torus_grid
@@ -159,6 +160,7 @@ class Step:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run on (..., batch); the batch is the global one."""
+        pulse.beat()
         return self._compiled(*self._prepare(arguments))
 
     def lower(self, *arguments: Any) -> Any:

@@ -60,8 +60,9 @@ def run_sweep(
         progress.advance(len(results.rows))
         progress.say(f"{total} trials in {len(cells)} programs, {len(results.rows)} finished before")
         study = _Study(config, problem, results, progress, watch)
+        job.doing("searching and testing", at_leisure=True)
         _run_side_by_side(study, cells[job.index :: job.count], config.num_workers or os.cpu_count() or 1)
-        job.doing("waiting for the others' trials")
+        job.doing("waiting for the others' trials", at_leisure=True)
         if any(job.together("trials finished", watch.requested)):
             raise Preempted(f"stopped with {len(results.rows)} trials saved; run the same command again to go on")
     return results.rows
@@ -127,7 +128,6 @@ class _Study:
         measured = zip(some, losses, validation, test, strict=True)
         rows = [self._row(cell, trial, loss, scores, tested, seconds) for trial, loss, scores, tested in measured]
         self.results.add(rows)
-        self.watch.job.doing("searching and testing", len(self.results.rows))
         best = max(row["validation_accuracy"] for row in rows)
         self.progress.report({f"{cell.name}: {some[0].phase}, best validation accuracy": best})
 
