@@ -17,6 +17,7 @@ BEAT_S = 2.0
 """How often each end of a connection says that it is there."""
 SILENT_S = 30.0
 """Whoever says nothing for so long is taken for dead: a machine that lost its power or its network closes no connection."""
+_SENDING_S = 10.0
 _SETTLE_S = 1.0
 """How long to listen once one has failed: what JAX's runtime makes of a death can be heard before the death is."""
 _KILLING_S = 6.0
@@ -90,6 +91,7 @@ class Hub:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
+        connection.settimeout(_SENDING_S)  # somebody who does not read must not hold up the others
         wire = Wire(connection)
         self._strangers.append(wire)
         self._selector.register(wire, selectors.EVENT_READ)
@@ -153,8 +155,7 @@ class Hub:
             self._processes[0].wire.send(posted=message["post"])
         elif "bound" in message:
             self._bounds[index] = message["bound"]
-            if len(self._bounds) == self._place.count:
-                self._tell_all(stop_at=max(self._bounds.values()))
+            self._decide()
         elif "stop" in message and not self._stopping:
             self._stopping = True
             self._tell_all(stop=process.name)
@@ -165,10 +166,17 @@ class Hub:
                 process.since = time.monotonic()
         elif "done" in message:
             process.done = True
+            self._decide()
             self._over = all(other.done for other in self._processes.values()) and self._started
         elif "failed" in message:
             process.failed = True
             self._fail(message["kind"], message["failed"], f"{process.name}: {message['line']}")
+
+    def _decide(self) -> None:
+        """Say after which step to stop once all that still work have said which one they are in."""
+        working = [index for index, process in self._processes.items() if not process.done]
+        if self._bounds and all(index in self._bounds for index in working):
+            self._tell_all(stop_at=max(self._bounds.values()))
 
     def _say(self, index: int, number: int, key: str, value: Any) -> None:
         said = self._rounds.setdefault(number, {})

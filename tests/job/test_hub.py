@@ -76,6 +76,15 @@ def test_all_stop_after_the_latest_step_that_one_is_in(place):
         assert guard.wait_for("stop_at") == {"stop_at": 9}
 
 
+def test_who_is_done_need_not_say_where_it_is(place):
+    _, guards = begin(place)
+    guards[0].wire.send(stop=True)
+    guards[0].wait_for("stop")
+    guards[0].wire.send(bound=5)
+    guards[1].wire.send(done=True)
+    assert guards[0].wait_for("stop_at") == {"stop_at": 5}
+
+
 def test_who_says_nothing_is_taken_for_dead(place, monkeypatch):
     monkeypatch.setattr(hubs, "SILENT_S", 1.5)
     _, guards = begin(place)
