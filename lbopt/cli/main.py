@@ -59,8 +59,10 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     except BaseException as error:
         if job.count > 1 and not isinstance(error, SystemExit):
+            if isinstance(error, KeyboardInterrupt):
+                _leave(job, 130, "was interrupted")
             traceback.print_exc()
-            _leave(job, 130 if isinstance(error, KeyboardInterrupt) else 1, f"{type(error).__name__}: {error}")
+            _leave(job, 1, f"{type(error).__name__}: {error}")
         raise
     return 0
 

@@ -29,6 +29,7 @@ _FIRST_WORD_S = 10.0
 _TRACEBACK_S = 3.0
 _LEAVING_S = 3.0
 _PR_SET_PDEATHSIG = 1
+_INTERRUPTED = 130
 
 
 def run(place: Place, arguments: Sequence[str]) -> int:
@@ -166,9 +167,12 @@ class _Guard:
                 self._fail(EXIT_PREEMPTED, line, "said")
             else:
                 self._hub.send(stop=True)
-        if self._signals.interrupt and not self._forwarded and self._child is not None:
+        if self._signals.interrupt and not self._forwarded:
             self._forwarded = True
-            self._child.send_signal(signal.SIGINT)
+            if self._child is None:
+                self._fail(_INTERRUPTED, "was interrupted", "said")
+            else:
+                self._child.send_signal(signal.SIGINT)
         if self._child is not None and self._child.poll() is not None and self._failed is None:
             return self._child_ended(self._child.returncode)
         return None

@@ -9,7 +9,7 @@ import time
 import pytest
 from jobs import free_ports, train_command
 
-SECONDS = 30
+SECONDS = 60
 
 
 def one_line(job, index):

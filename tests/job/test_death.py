@@ -94,9 +94,18 @@ def test_asked_to_stop_all_save_the_same_step(start, tmp_path, whom, index):
     job = start(train_command(tmp_path / "run", *LONG))
     job.wait_for(lambda: steps_saved(tmp_path / "run"))
     os.kill(job.child(index) if whom == "child" else job.processes[index].pid, signal.SIGTERM)
-    assert job.codes(30) == [75, 75]
+    assert job.codes(60) == [75, 75]
     step = int(re.match(r"lbopt train: stopped at step (\d+) of 32000 with the state saved", job.last(0))[1])
     assert steps_saved(tmp_path / "run")[-1] == step == logged(tmp_path / "run")[-1]["step"]
+
+
+def test_one_that_is_interrupted_ends_all(start, tmp_path):
+    job = start(train_command(tmp_path / "run", *LONG))
+    job.wait_for(lambda: steps_saved(tmp_path / "run"))
+    os.kill(job.processes[1].pid, signal.SIGINT)
+    assert job.codes(60) == [130, 130]
+    assert re.match(r"lbopt train: process 1 of 2 \(.*\): was interrupted", job.last(0))
+    assert "Traceback" not in "\n".join(job.said(0) + job.said(1))
 
 
 def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
@@ -104,7 +113,7 @@ def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
     job.wait_for(lambda: steps_saved(tmp_path / "run"))
     os.kill(job.child(1), signal.SIGSTOP)
     begin = time.monotonic()
-    assert job.codes(40) == [3, 3]
+    assert job.codes(60) == [3, 3]
     assert time.monotonic() - begin > 6
     said = [line for line in job.said(0) if line.startswith("lbopt train: nothing has gone on for 8 s")]
     assert "process 1 of 2" in said[0]

@@ -14,6 +14,9 @@ import urllib.request
 
 import pytest
 
+from lbopt.errors import UserError
+from lbopt.train import bucket
+
 SERVER = pathlib.Path(__file__).parents[1] / "oracles" / "bucket_server.py"
 
 
@@ -130,3 +133,33 @@ def test_another_address_is_refused(workdir, command, capsys):
 
     assert main.main(command(workdir)) == 2
     assert capsys.readouterr().err == f"lbopt train: --workdir = '{workdir}': give a folder, or gs://BUCKET/FOLDER\n"
+
+
+def test_two_runs_in_one_folder_of_a_bucket(tmp_path, monkeypatch):
+    """A lease is an object like any other: here a file. The second waits, sees it renewed, and is refused."""
+    monkeypatch.setattr(bucket, "_RENEW_S", 0.4)
+    monkeypatch.setattr(bucket.socket, "gethostname", lambda: "host-a")
+    first = bucket._Lease(tmp_path)
+    monkeypatch.setattr(bucket.socket, "gethostname", lambda: "host-b")
+    with pytest.raises(UserError, match=r"another process is at work there \(host-a, pid \d+\); wait for it"):
+        bucket._Lease(tmp_path)
+    first.release()
+    assert not list(tmp_path.iterdir())
+    bucket._Lease(tmp_path).release()
+
+
+def test_a_lease_that_nobody_renews_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(bucket, "_RENEW_S", 0.4)
+    (tmp_path / ".lease.json").write_text('{"host": "host-of-old", "pid": 1, "id": "x", "renewed": 0}')
+    begin = time.monotonic()
+    bucket._Lease(tmp_path).release()
+    assert 0.9 < time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("text", ['{"host": "here", "pid": 4194305, "id": "x"}', "{", "", "[]"])
+def test_a_lease_of_a_process_that_has_ended_is_taken_at_once(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(bucket.socket, "gethostname", lambda: "here")
+    (tmp_path / ".lease.json").write_text(text)
+    begin = time.monotonic()
+    bucket._Lease(tmp_path).release()
+    assert time.monotonic() - begin < 5
