@@ -170,6 +170,11 @@ class Checkpoints:
         items = {_ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
         self._manager.save(step, args=ocp.args.Composite(**items))
 
+    def settle(self) -> None:
+        """Wait until the thread is idle, whatever it has met: `before` of the last save needs what comes after to be open."""
+        if self._saving is not None:
+            concurrent.futures.wait([self._saving])
+
     def _finish_saving(self) -> None:
         """Wait for the thread, and raise what it met."""
         saving, self._saving = self._saving, None

@@ -70,6 +70,7 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
         watch = watch or stack.enter_context(PreemptionWatch(job))
         writer: MetricsWriter | NoMetricsWriter = MetricsWriter(workdir, start) if first else NoMetricsWriter()
         stack.enter_context(writer)
+        stack.callback(checkpoints.settle)
         progress = stack.enter_context(Progress(total, start, silent=not first))
         if watch.requested and job.count == 1:
             raise Preempted(f"stopped before step {start + 1} of {total}; run the same command again to go on")
