@@ -67,7 +67,7 @@ def run() -> list[dict]:
     """Return rows of the three questions."""
     return [
         *(row for name in SAVED for row in _saving(name)),
-        *_restarts(SAVED[1]),
+        *_restarts(SAVED[0]),
         *(_sharing(*each) for each in SHARED),
     ]
 
