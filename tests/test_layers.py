@@ -34,7 +34,7 @@ STRANGERS = [
 
 # Only these rooms may import the library.
 CONFINED = {
-    "orbax": {"train/checkpoint.py"},
+    "orbax": {"train/checkpoint.py", "train/variables.py"},
     "tensorboardX": {"train/writers.py"},
     "tqdm": {"train/progress.py"},
     "grain": {"data/batches.py"},

@@ -17,7 +17,8 @@ from lbopt.config.model import ModelConfig
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.interchange import huggingface, native
 from lbopt.models import bert
-from lbopt.train import checkpoint, workdir as workdirs
+from lbopt.train import workdir as workdirs
+from lbopt.train.variables import read_variables
 
 _HEADS = {
     "bert": r"^(span|pooler|next_sentence|prediction)",
@@ -59,7 +60,7 @@ def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
     if (path / "checkpoints").is_dir():
         with _naming(place):
             saved = workdirs.read_config(path, "train") or {}
-        return checkpoint.read_variables(path), saved.get("config", {}).get("model", {}).get("activation")
+        return read_variables(path), saved.get("config", {}).get("model", {}).get("activation")
     fix = "give a workdir of lbopt train, a file of lbopt export, or a folder of Transformers"
     require((path / "config.json").is_file(), "config.init_from", place, fix)
     with _naming(place):

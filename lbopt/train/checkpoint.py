@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
@@ -24,7 +23,6 @@ from lbopt.parallel.state import TrainState
 from lbopt.train import bucket, seal as seals
 from lbopt.train.checksums import checksums, copies_and_sums, differing, named, sums_of
 from lbopt.train.seal import Seal
-from lbopt.transforms.ema import EmaState
 
 PHASE = "phase"
 """Among the metrics of a checkpoint: the number of its phase, if it is not the first."""
@@ -32,7 +30,7 @@ _PHASE_COUNTS = 1e9
 """A later phase, with its other examples, is better than an earlier one whatever its metrics."""
 _MARGIN_BYTES = 1 << 17
 """For what is saved beside the arrays."""
-_ARRAYS, _SEAL = "default", "seal"
+ARRAYS, _SEAL = "default", "seal"
 _NOT_DAMAGE = ("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
 
 
@@ -74,7 +72,7 @@ class Checkpoints:
         self._local = isinstance(root, pathlib.Path)
         self._best_metric, self._keep, self._always = best_metric, keep, set(always)
         self._read_only, self._job = read_only, Alone() if job is None else job
-        steps = _steps_on_disk(self._folder)
+        steps = steps_on_disk(self._folder)
         if not steps and read_only:
             raise UserError(f"--workdir = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one")
         self._metrics = self._job.from_first("metrics of checkpoints", [[s, self._read_metrics(s)] for s in steps])
@@ -94,7 +92,7 @@ class Checkpoints:
         try:
             self._manager = ocp.CheckpointManager(self._folder, options=options)
         except Exception as error:  # whatever the storage layers raise
-            raise EnvironmentProblem(f"{self._folder} cannot be read ({_reason(error)}); mend it") from error
+            raise EnvironmentProblem(f"{self._folder} cannot be read ({reason_of(error)}); mend it") from error
         self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "lbopt checkpoints")
         self._saving: concurrent.futures.Future[None] | None = None
@@ -167,7 +165,7 @@ class Checkpoints:
     ) -> None:
         before()
         seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}))
-        items = {_ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
+        items = {ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
         self._manager.save(step, args=ocp.args.Composite(**items))
 
     def settle(self) -> None:
@@ -209,9 +207,9 @@ class Checkpoints:
         state = like
         try:
             wanted = read_seal(self._folder, step).sums
-            state = _read_arrays(self._folder / str(step) / _ARRAYS, like)
+            state = _read_arrays(self._folder / str(step) / ARRAYS, like)
         except Exception as error:  # whatever the storage layers raise
-            problem = (_reason(error), _is_damage(error))
+            problem = (reason_of(error), _is_damage(error))
         problems = [each for each in self._job.together(f"restored {step}", problem) if each is not None]
         if not problems:
             names = differing(checksums(state), wanted)
@@ -299,7 +297,7 @@ class Checkpoints:
             raise
         except Exception as error:  # whatever the storage layers raise
             raise EnvironmentProblem(
-                f"checkpoints cannot be written to {self._folder} ({_reason(error)}); free space or mend the folder, then run the same command again"
+                f"checkpoints cannot be written to {self._folder} ({reason_of(error)}); free space or mend the folder, then run the same command again"
             ) from error
 
     def _read_metrics(self, step: int) -> dict[str, float]:
@@ -388,12 +386,13 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _unreadable(folder: pathlib.Path, step: int, reason: str) -> str:
-    earlier = [other for other in _steps_on_disk(folder) if other < step]
+    earlier = [other for other in steps_on_disk(folder) if other < step]
     fix = f"to resume at step {max(earlier)}" if earlier else "to start again, or use another --workdir"
     return f"checkpoint {folder / str(step)} cannot be read ({reason}); remove that folder {fix}"
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return the first line of what a storage layer has said."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:120]
 
@@ -401,10 +400,11 @@ def _reason(error: Exception) -> str:
 def is_begun(workdir: pathlib.Path) -> bool:
     """Return whether a workdir has a checkpoint."""
     folder = bucket.root_of(workdir) / "checkpoints"
-    return folder.is_dir() and bool(_steps_on_disk(folder))
+    return folder.is_dir() and bool(steps_on_disk(folder))
 
 
-def _steps_on_disk(folder: pathlib.Path) -> list[int]:
+def steps_on_disk(folder: pathlib.Path) -> list[int]:
+    """Return the steps that have a folder, ascending."""
     try:
         return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
     except FileNotFoundError:
@@ -413,49 +413,6 @@ def _steps_on_disk(folder: pathlib.Path) -> list[int]:
         raise EnvironmentProblem(
             f"{folder} cannot be read ({error.strerror}); mend it or use another --workdir"
         ) from error
-
-
-def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
-    """Read parameters (their average, if the run kept one) and model state of a run's newest checkpoint, whatever the run was.
-
-    Returns:
-      {"params": ..., "batch_stats": ...}, NumPy arrays.
-
-    Raises:
-      UserError: if there is no checkpoint.
-      EnvironmentProblem: if it cannot be read, or is not what was saved.
-    """
-    folder, field = workdir / "checkpoints", f"config.init_from = {str(workdir)!r}"
-    steps = _steps_on_disk(folder)
-    if not steps:
-        raise UserError(f"{field}: no checkpoint is there yet; let lbopt train save one")
-    try:
-        with ocp.PyTreeCheckpointer() as reader:
-            place = folder / str(steps[-1]) / _ARRAYS
-            saved = reader.restore(place, restore_args=_as_numpy(reader.metadata(place)))
-        wrong = differing(checksums(saved), read_seal(folder, steps[-1]).sums)
-        if wrong:
-            raise ValueError(f"{tree.some(wrong)} is not what was saved")
-    except Exception as error:  # whatever the storage layers raise
-        fix = f"checkpoint {steps[-1]} cannot be read ({_reason(error)}); use another checkpoint"
-        raise EnvironmentProblem(f"{field}: {fix}") from error
-    average = _averaged(saved["opt_state"])
-    return {"params": saved["params"] if average is None else average, **saved["model_state"]}
-
-
-def _averaged(opt_state: Any) -> Any:
-    """Return the average that `lbopt.track_ema` kept, from a state whose tuples have become dictionaries and lists; None if there is none."""
-    if isinstance(opt_state, dict) and set(opt_state) == set(EmaState._fields):
-        return opt_state["ema"]
-    parts = opt_state.values() if isinstance(opt_state, dict) else opt_state if isinstance(opt_state, list) else ()
-    return next((found for part in parts if (found := _averaged(part)) is not None), None)
-
-
-def _as_numpy(metadata: Any) -> Any:
-    described = metadata.item_metadata
-    if described is None:
-        raise ValueError("the description of its arrays is missing or damaged")
-    return jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described.tree)
 
 
 def restore_chosen(

@@ -1,0 +1,59 @@
+"""Parameters out of a checkpoint whose run one does not know: to start another run from."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from lbopt import tree
+from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.train.checkpoint import ARRAYS, read_seal, reason_of, steps_on_disk
+from lbopt.train.checksums import checksums, differing
+from lbopt.transforms.ema import EmaState
+
+
+def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
+    """Read parameters (their average, if the run kept one) and model state of a run's newest checkpoint, whatever the run was.
+
+    Returns:
+      {"params": ..., "batch_stats": ...}, NumPy arrays.
+
+    Raises:
+      UserError: if there is no checkpoint.
+      EnvironmentProblem: if it cannot be read, or is not what was saved.
+    """
+    folder, field = workdir / "checkpoints", f"config.init_from = {str(workdir)!r}"
+    steps = steps_on_disk(folder)
+    if not steps:
+        raise UserError(f"{field}: no checkpoint is there yet; let lbopt train save one")
+    try:
+        with ocp.PyTreeCheckpointer() as reader:
+            place = folder / str(steps[-1]) / ARRAYS
+            saved = reader.restore(place, restore_args=_as_numpy(reader.metadata(place)))
+        wrong = differing(checksums(saved), read_seal(folder, steps[-1]).sums)
+        if wrong:
+            raise ValueError(f"{tree.some(wrong)} is not what was saved")
+    except Exception as error:  # whatever the storage layers raise
+        fix = f"checkpoint {steps[-1]} cannot be read ({reason_of(error)}); use another checkpoint"
+        raise EnvironmentProblem(f"{field}: {fix}") from error
+    average = _averaged(saved["opt_state"])
+    return {"params": saved["params"] if average is None else average, **saved["model_state"]}
+
+
+def _averaged(opt_state: Any) -> Any:
+    """Return the average that `lbopt.track_ema` kept, from a state whose tuples have become dictionaries and lists; None if there is none."""
+    if isinstance(opt_state, dict) and set(opt_state) == set(EmaState._fields):
+        return opt_state["ema"]
+    parts = opt_state.values() if isinstance(opt_state, dict) else opt_state if isinstance(opt_state, list) else ()
+    return next((found for part in parts if (found := _averaged(part)) is not None), None)
+
+
+def _as_numpy(metadata: Any) -> Any:
+    described = metadata.item_metadata
+    if described is None:
+        raise ValueError("the description of its arrays is missing or damaged")
+    return jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described.tree)
