@@ -2,8 +2,12 @@
 
 import ast
 import pathlib
+import subprocess
+import sys
 
 import pytest
+
+import lbopt
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "lbopt"
 
@@ -124,3 +128,14 @@ def test_the_core_can_be_vendored_alone():
                 "ml_collections",
             }
             assert not outside, file
+
+
+def test_public_names_are_imported_when_they_are_used():
+    assert all(callable(getattr(lbopt, name)) for name in lbopt.__all__)
+    said = subprocess.run(
+        [sys.executable, "-c", "import sys, lbopt, lbopt.cli.main; print('jax' in sys.modules, 'lamb' in dir(lbopt))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "False True\n"

@@ -1,0 +1,84 @@
+"""lbopt: training with very large batches in JAX.
+
+Every public name, and the room it is imported from when it is first used: `lbopt` reads this file too.
+"""
+
+from .evaluation.evaluate import evaluate
+from .interchange.huggingface import load_huggingface
+from .masks import exclude_paths, exclude_roles, select_paths, select_roles, weights_only
+from .models.norm import BatchNorm
+from .parallel.mesh import make_mesh
+from .parallel.state import TrainState
+from .parallel.step import make_eval_step, make_train_step
+from .schedules.plan import scaling_plan
+from .schedules.published import (
+    albert_schedule,
+    exponential_schedule,
+    mixed_batch_schedule,
+    mlperf_schedule,
+    step_schedule,
+)
+from .schedules.scaling import scale_learning_rate
+from .schedules.warmup import legw_schedule, warmup_schedule
+from .stacks import stacked_from_metadata, stacked_paths
+from .transforms.clipping import clip_by_global_norm
+from .transforms.describe import describe
+from .transforms.ema import ema_params, track_ema
+from .transforms.lamb import lamb
+from .transforms.lans import lans, scale_by_lans
+from .transforms.lars import lars
+from .transforms.learning_rate import scale_by_learning_rate
+from .transforms.moments import scale_by_lamb_moments, scale_by_lars_momentum
+from .transforms.monitoring import monitor_layers, optimizer_metrics
+from .transforms.noise_scale import estimate_noise, track_noise_scale
+from .transforms.normalization import normalize_gradients
+from .transforms.skipping import skip_bad_updates
+from .transforms.summary import summarize_masks
+from .transforms.trust_ratio import scale_by_layerwise_trust_ratio
+
+__version__: str
+
+__all__ = [
+    "BatchNorm",
+    "TrainState",
+    "albert_schedule",
+    "clip_by_global_norm",
+    "describe",
+    "ema_params",
+    "estimate_noise",
+    "evaluate",
+    "exclude_paths",
+    "exclude_roles",
+    "exponential_schedule",
+    "lamb",
+    "lans",
+    "lars",
+    "legw_schedule",
+    "load_huggingface",
+    "make_eval_step",
+    "make_mesh",
+    "make_train_step",
+    "mixed_batch_schedule",
+    "mlperf_schedule",
+    "monitor_layers",
+    "normalize_gradients",
+    "optimizer_metrics",
+    "scale_by_lamb_moments",
+    "scale_by_lans",
+    "scale_by_lars_momentum",
+    "scale_by_layerwise_trust_ratio",
+    "scale_by_learning_rate",
+    "scale_learning_rate",
+    "scaling_plan",
+    "select_paths",
+    "select_roles",
+    "skip_bad_updates",
+    "stacked_from_metadata",
+    "stacked_paths",
+    "step_schedule",
+    "summarize_masks",
+    "track_ema",
+    "track_noise_scale",
+    "warmup_schedule",
+    "weights_only",
+]
