@@ -13,7 +13,7 @@ from absl import flags
 
 from lbopt.data.arrays import Dataset
 from lbopt.data.damaged import DAMAGED, DamagedCount
-from lbopt.data.order import example_indices
+from lbopt.data.order import examples_at
 
 Batch = dict[str, np.ndarray]
 _LEAST_PIECES = 4
@@ -37,6 +37,24 @@ class Batches(Protocol):
         """Return examples [start, stop) of this process's part of a batch."""
 
 
+def rows_of(parts: Sequence[int] | None, num_parts: int, global_batch_size: int) -> np.ndarray:
+    """Return which rows of a global batch a process reads, if it is cut into equal contiguous parts, one for each device.
+
+    Args:
+      parts: the process's, in the order in which its rows are wanted; None for all.
+      num_parts: how many there are; it divides the batch.
+      global_batch_size: rows.
+
+    Returns:
+      [rows] int64.
+
+    >>> rows_of([0, 2], 4, 8).tolist()
+    [0, 1, 4, 5]
+    """
+    rows = np.arange(global_batch_size).reshape(num_parts, -1)
+    return (rows if parts is None else rows[list(parts)]).ravel()
+
+
 class TrainBatches:
     """Random access to the batches of a run: item s is this process's part of the global batch of step s.
 
@@ -45,8 +63,8 @@ class TrainBatches:
       seed: of the shuffle.
       global_batch_size: examples per step over all processes.
       num_steps: length of the run.
-      process_index: which contiguous part of each global batch is this process's.
-      process_count: how many parts there are; it divides the global batch.
+      num_parts: into how many equal contiguous parts a global batch is cut, one for each device.
+      parts: which of them are this process's; None for all.
       first_example: where in the stream of examples step 0 begins.
     """
 
@@ -56,15 +74,16 @@ class TrainBatches:
         seed: int,
         global_batch_size: int,
         num_steps: int,
-        process_index: int = 0,
-        process_count: int = 1,
+        num_parts: int = 1,
+        parts: Sequence[int] | None = None,
         first_example: int = 0,
     ):
-        if global_batch_size % process_count:
-            raise ValueError(f"global_batch_size = {global_batch_size}: {process_count} processes do not divide it")
+        if global_batch_size % num_parts:
+            raise ValueError(f"global_batch_size = {global_batch_size}: {num_parts} devices do not divide it")
         self.dataset, self._seed, self._num_steps = dataset, seed, num_steps
-        self._global_batch_size, self.part_size = global_batch_size, global_batch_size // process_count
-        self._offset = first_example + process_index * self.part_size
+        self._global_batch_size, self._first_example = global_batch_size, first_example
+        self._rows = rows_of(parts, num_parts, global_batch_size)
+        self.part_size = len(self._rows)
 
     def __len__(self) -> int:
         return self._num_steps
@@ -74,12 +93,10 @@ class TrainBatches:
 
     def piece(self, number: int, start: int, stop: int) -> Batch:
         """Return examples [start, stop) of this process's part of the batch of a step."""
-        first = number * self._global_batch_size + self._offset + start
-        epochs = np.arange(first, first + stop - start) // len(self.dataset)
-        if self.dataset.reading.in_order:
-            indices = np.arange(first, first + stop - start) % len(self.dataset)
-        else:
-            indices = example_indices(len(self.dataset), self._seed, first, stop - start)
+        positions = self._first_example + number * self._global_batch_size + self._rows[start:stop]
+        epochs, indices = np.divmod(positions, len(self.dataset))
+        if not self.dataset.reading.in_order:
+            indices = examples_at(len(self.dataset), self._seed, positions)
         return self.dataset.draw(indices, epochs, self._seed)
 
 
@@ -100,9 +117,8 @@ class EvalBatches:
     Args:
       dataset: of any size.
       global_batch_size: of any size; cut to the data set's and rounded up to a multiple of `multiple_of`.
-      multiple_of: the number of devices that share a batch, a multiple of the processes.
-      process_index: which contiguous part of each batch is this process's.
-      process_count: how many parts there are.
+      multiple_of: the number of devices that share a batch, each an equal contiguous part.
+      parts: which of these parts are this process's; None for all.
     """
 
     def __init__(
@@ -110,34 +126,30 @@ class EvalBatches:
         dataset: Dataset,
         global_batch_size: int,
         multiple_of: int = 1,
-        process_index: int = 0,
-        process_count: int = 1,
+        parts: Sequence[int] | None = None,
     ):
         if global_batch_size < 1:
             raise ValueError(f"global_batch_size = {global_batch_size}: give a number >= 1")
-        if multiple_of % process_count:
-            raise ValueError(f"multiple_of = {multiple_of}: give a multiple of the {process_count} processes")
         self.dataset = dataset
         self._size = -(-min(global_batch_size, len(dataset)) // multiple_of) * multiple_of
-        self.part_size = self._size // process_count
-        self._offset = process_index * self.part_size
+        self._rows = rows_of(parts, multiple_of, self._size)
+        self.part_size = len(self._rows)
 
     def __len__(self) -> int:
         return -(-len(self.dataset) // self._size)
 
     def piece(self, number: int, start: int, stop: int) -> Batch:
         """Return examples [start, stop) of this process's part of a batch."""
-        first = number * self._size + self._offset
-        positions = np.arange(first + start, first + stop)
+        positions = number * self._size + self._rows[start:stop]
         batch = self.dataset.take(np.minimum(positions, len(self.dataset) - 1))
         return {**batch, "mask": (positions < len(self.dataset)) & batch.get("mask", True)}
 
 
 def eval_batches(
-    dataset: Dataset, global_batch_size: int, multiple_of: int = 1, process_index: int = 0, process_count: int = 1
+    dataset: Dataset, global_batch_size: int, multiple_of: int = 1, parts: Sequence[int] | None = None
 ) -> Iterator[Batch]:
     """Iterate over `EvalBatches`, reading ahead."""
-    return read(EvalBatches(dataset, global_batch_size, multiple_of, process_index, process_count))
+    return read(EvalBatches(dataset, global_batch_size, multiple_of, parts))
 
 
 def read(batches: Batches, start: int = 0) -> Iterator[Batch]:

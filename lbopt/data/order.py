@@ -27,12 +27,26 @@ def example_indices(num_examples: int, seed: int, start: int, count: int) -> np.
     >>> sorted(example_indices(5, seed=0, start=5, count=5).tolist())
     [0, 1, 2, 3, 4]
     """
-    first, last = start // num_examples, (start + count - 1) // num_examples
-    parts = []
-    for epoch in range(first, last + 1):
-        begin = epoch * num_examples
-        parts.append(_permutation(num_examples, seed, epoch)[max(start - begin, 0) : start + count - begin])
-    return np.concatenate(parts)
+    return examples_at(num_examples, seed, np.arange(start, start + count))
+
+
+def examples_at(num_examples: int, seed: int, positions: np.ndarray) -> np.ndarray:
+    """Return the indices of the examples at any positions of the stream of `example_indices`.
+
+    Args:
+      num_examples: size of the data set.
+      seed: of the shuffle, >= 0.
+      positions: [count] int64.
+
+    Returns:
+      [count] int64.
+    """
+    epochs, places = np.divmod(positions, num_examples)
+    indices = np.empty(len(positions), np.int64)
+    for epoch in np.unique(epochs):
+        there = epochs == epoch
+        indices[there] = _permutation(num_examples, seed, int(epoch))[places[there]]
+    return indices
 
 
 _MAKING = threading.Lock()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import jax
-
 from lbopt import metrics
 from lbopt.data.arrays import Dataset
 from lbopt.data.batches import eval_batches
-from lbopt.parallel.mesh import put_batch
+from lbopt.parallel.mesh import local_parts, put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import Step
 
@@ -28,6 +26,6 @@ def evaluate(eval_step: Step, state: TrainState, dataset: Dataset, global_batch_
       Name -> mean, for instance `{"loss": 0.13, "accuracy": 0.97}`.
     """
     mesh = eval_step.mesh
-    batches = eval_batches(dataset, global_batch_size, mesh.size, jax.process_index(), jax.process_count())
+    batches = eval_batches(dataset, global_batch_size, mesh.size, local_parts(mesh))
     laid_out = (put_batch(mesh, batch) for batch in batches)
     return metrics.means(eval_step(state.params, state.model_state, batch) for batch in laid_out)

@@ -112,12 +112,21 @@ def put_replicated(mesh: Mesh, tree: types.PyTree) -> types.PyTree:
     return jax.device_put(tree, replicated(mesh))
 
 
+def local_parts(mesh: Mesh) -> list[int]:
+    """Return where in the mesh this process's devices are: which of `mesh.size` equal parts of a global batch it has to read.
+
+    On a pod they need not be neighbours: the order of a torus goes through many hosts.
+    """
+    me = jax.process_index()
+    return [place for place, device in enumerate(mesh.devices.flat) if device.process_index == me]
+
+
 def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
     """Lay a host batch out over the mesh without waiting for it.
 
     Args:
       mesh: from `make_mesh`.
-      batch: this process's contiguous part of the global batch (all of it when there is one process).
+      batch: this process's `local_parts` of the global batch, one after the other (all of it when there is one process).
 
     Returns:
       Global arrays, leading axis over `data`.

@@ -82,7 +82,7 @@ def _build_phase(
         init=init,
         train_step=train_step,
         batches=TrainBatches(
-            train, config.seed, size, resolved.num_steps, jax.process_index(), jax.process_count(), first_example
+            train, config.seed, size, resolved.num_steps, mesh.size, meshes.local_parts(mesh), first_example
         ),
         evaluate=evaluation(validation),
         evaluate_test=evaluation(test),

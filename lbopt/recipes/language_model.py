@@ -12,10 +12,11 @@ from jax.sharding import Mesh
 
 from lbopt import losses, metrics, types
 from lbopt.config.loss import LossConfig
+from lbopt.data.batches import rows_of
 from lbopt.data.windows import EvalLanes
 from lbopt.models import seam
 from lbopt.parallel import step as steps
-from lbopt.parallel.mesh import put_batch
+from lbopt.parallel.mesh import local_parts, put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.recipes.sources import Source
 from lbopt.recipes.task import Evaluation, Task
@@ -115,8 +116,7 @@ def evaluate_lanes(
       global_batch_size: lanes, at most one a window; rounded up to a multiple of the devices.
     """
     lanes = _num_lanes(step, dataset, global_batch_size)
-    part = lanes // jax.process_count()
-    mine = slice(jax.process_index() * part, (jax.process_index() + 1) * part)
+    mine = rows_of(local_parts(step.mesh), step.mesh.size, lanes)
     carried: Any = jax.tree.map(np.asarray, _zeros(network, state.params, lanes))
     found = []
     for batch in dataset.batches(lanes):

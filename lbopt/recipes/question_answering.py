@@ -17,7 +17,7 @@ from lbopt.data.squad import answers
 from lbopt.data.squad.features import EvaluationWindows
 from lbopt.models import seam
 from lbopt.parallel import step as steps
-from lbopt.parallel.mesh import put_batch
+from lbopt.parallel.mesh import local_parts, put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.recipes.sources import Source
 from lbopt.recipes.task import Evaluation, Task, batch_arguments
@@ -151,7 +151,7 @@ def evaluate_answers(
       global_batch_size: windows at a time, of any size; rounded up to a multiple of the devices.
     """
     mesh = predict_step.mesh
-    batches = eval_batches(dataset, global_batch_size, mesh.size, jax.process_index(), jax.process_count())
+    batches = eval_batches(dataset, global_batch_size, mesh.size, local_parts(mesh))
     parts = [jax.device_get(predict_step(state.params, state.model_state, put_batch(mesh, batch))) for batch in batches]
     scores, starts, ends = (  # padding is at the end
         np.concatenate([part[name] for part in parts])[: len(dataset)] for name in ("score", "start", "end")

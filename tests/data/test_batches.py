@@ -24,21 +24,35 @@ def labels(batches):
     return [batch["label"].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("process_count", [1, 2, 4])
-def test_the_parts_of_all_processes_are_the_global_batch(process_count):
+@pytest.mark.parametrize("shares", [[None], [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 3], [1, 2]], [[2], [0, 1, 3]]])
+def test_the_parts_of_all_processes_are_the_global_batch(shares):
+    """Whichever of four devices are a process's: a row of the batch is on the device whose part it is in."""
     dataset = numbered(50)
-    parts = [TrainBatches(dataset, 3, 12, 10, index, process_count) for index in range(process_count)]
+    batches = [TrainBatches(dataset, 3, 12, 10, 4, share) for share in shares]
     for step in range(10):
-        batches = [part[step] for part in parts]
-        assert all(len(batch["label"]) == 12 // process_count for batch in batches)
-        whole = np.concatenate([batch["label"] for batch in batches])
+        whole = np.full(12, -1)
+        for share, each in zip(shares, batches, strict=True):
+            batch = each[step]
+            rows = [3 * part + row for part in (range(4) if share is None else share) for row in range(3)]
+            whole[rows] = batch["label"]
+            np.testing.assert_array_equal(batch["image"][:, 0], batch["label"])
         np.testing.assert_array_equal(whole, example_indices(50, 3, step * 12, 12))
-        np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches])[:, 0], whole)
 
 
-def test_processes_must_divide_the_batch():
-    with pytest.raises(ValueError, match="global_batch_size = 10: 4 processes do not divide it"):
-        TrainBatches(numbered(50), 0, 10, 5, process_count=4)
+@pytest.mark.parametrize("shares", [[[0], [1], [2], [3]], [[0, 3], [1, 2]]])
+def test_the_parts_of_all_processes_are_an_evaluation(shares):
+    """The last batch of twelve has two examples."""
+    found = np.full((5, 12), -1)
+    for share in shares:
+        rows = [3 * part + row for part in share for row in range(3)]
+        for number, batch in enumerate(eval_batches(numbered(50), 12, 4, share)):
+            found[number, rows] = np.where(batch["mask"], batch["label"], -2)
+    assert found.ravel().tolist() == [*range(50), *[-2] * 10]
+
+
+def test_devices_must_divide_the_batch():
+    with pytest.raises(ValueError, match="global_batch_size = 10: 4 devices do not divide it"):
+        TrainBatches(numbered(50), 0, 10, 5, num_parts=4)
 
 
 @pytest.mark.parametrize("start_step", [0, 1, 11, 19, 20])

@@ -204,7 +204,7 @@ def test_batches_larger_than_a_block(dataset, many):
 def test_the_parts_of_all_processes_are_the_global_batch(dataset, process_count):
     """Over two ends of an epoch."""
     whole = TrainBatches(dataset, 3, 32, 6)
-    parts = [TrainBatches(dataset, 3, 32, 6, index, process_count) for index in range(process_count)]
+    parts = [TrainBatches(dataset, 3, 32, 6, process_count, [index]) for index in range(process_count)]
     for step in range(6):
         batches = [part[step] for part in parts]
         for name, array in whole[step].items():

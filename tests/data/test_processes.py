@@ -42,11 +42,11 @@ SETS = {
 def test_the_parts_of_all_processes_are_the_batches_of_one(kind, count):
     dataset = SETS[kind]()
     for make in (
-        lambda *process: TrainBatches(dataset, 3, 12, 9, *process),
-        lambda *process: EvalBatches(dataset, 12, 4, *process),
+        lambda parts=None: TrainBatches(dataset, 3, 12, 9, 4, parts),
+        lambda parts=None: EvalBatches(dataset, 12, 4, parts),
     ):
         alone = list(read(make()))
-        parts = [list(read(make(index, count))) for index in range(count)]
+        parts = [list(read(make(devices.tolist()))) for devices in np.split(np.arange(4), count)]
         assert len(alone) > 1
         for number, batch in enumerate(alone):
             for name, array in batch.items():

@@ -137,12 +137,13 @@ def test_a_data_set_without_a_good_record_says_so(damaged):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_processes_share_the_batches_of_one(damaged, count):
     alone = list(read(TrainBatches(dataset(damaged, 4), 3, 12, 5)))
-    parts = [list(read(TrainBatches(dataset(damaged, 4), 3, 12, 5, index, count))) for index in range(count)]
+    shares = np.split(np.arange(4), count)
+    parts = [list(read(TrainBatches(dataset(damaged, 4), 3, 12, 5, 4, share))) for share in shares]
     for step, batch in enumerate(alone):
         for name, array in batch.items():
             np.testing.assert_array_equal(array, np.concatenate([part[step][name] for part in parts]))
     alone = list(read(EvalBatches(dataset(damaged, 4), 12, 4)))
-    parts = [list(read(EvalBatches(dataset(damaged, 4), 12, 4, index, count))) for index in range(count)]
+    parts = [list(read(EvalBatches(dataset(damaged, 4), 12, 4, share))) for share in shares]
     for number, batch in enumerate(alone):
         for name, array in batch.items():
             np.testing.assert_array_equal(array, np.concatenate([part[number][name] for part in parts]))

@@ -1,0 +1,86 @@
+"""Train and evaluate on four devices of one process or two, and print what came out: `python shared_run.py [INDEX PORT]`.
+
+The devices are in the order that a ring through two hosts has: the second host's are between those of the first.
+"""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig
+from lbopt.data.pieces import SPECIAL_TOKENS
+from lbopt.data.squad.examples import Question
+from lbopt.data.squad.features import EvaluationWindows
+from lbopt.data.text import WordPiece
+from lbopt.models.seam import Model
+from lbopt.parallel import mesh as meshes
+from lbopt.parallel.mesh import put_batch, replicated
+from lbopt.parallel.state import TrainState
+from lbopt.parallel.step import make_eval_step
+from lbopt.recipes import build, question_answering
+
+RING = (0, 2, 3, 1)
+
+
+def text_config():
+    config = TrainConfig(
+        global_batch_size=8,
+        num_steps=4,
+        data=DataConfig("pydoc_lm", sequence_length=16, vocab_size=256, carry_state=True),
+        model=ModelConfig("lstm_lm", size="small", width_coefficient=0.08),
+        eval_global_batch_size=2048,
+        checkpoint=CheckpointConfig(best_metric="eval/loss"),
+    )
+    config.schedule.warmup_steps = 0
+    config.schedule.base_learning_rate = 8.0
+    config.optimizer.name = "momentum"
+    return config
+
+
+def text():
+    """Return the global batches as the devices have them, the losses of training, and the evaluation."""
+    run = build.build(text_config())
+    whole = jax.jit(lambda batch: batch["tokens"], out_shardings=replicated(run.mesh))
+    state, tokens, losses = run.init(), [], []
+    for step in range(run.num_steps):
+        batch = put_batch(run.mesh, run.batches[step])
+        tokens.append(np.asarray(whole(batch)).tolist())
+        state, found = jax.block_until_ready(run.train_step(state, batch))
+        losses.append(float(found["loss"][0] / found["loss"][1]))
+    return {"tokens": tokens, "losses": losses, "text": run.evaluate(state)}
+
+
+def answers():
+    """Return the scores of a network whose logits are those of single tokens."""
+    random = np.random.default_rng(0)
+    pieces = WordPiece([*SPECIAL_TOKENS, *"abcdefghij"])
+    contexts = [" ".join(random.choice(list("abcdefghij"), 9 + number)) for number in range(22)]
+    questions = [
+        Question(str(number), "a b", context, (context[8:11],), (8,)) for number, context in enumerate(contexts)
+    ]
+    logits = {name: random.normal(size=20).astype(np.float32) for name in ("start_logits", "end_logits")}
+
+    def network(params, model_state, inputs, train, rng=None):
+        return {name: value[inputs["input_ids"]] for name, value in params.items()}, model_state
+
+    step = make_eval_step(question_answering.predict_fn(Model(None, network), 6), meshes.make_mesh())
+    state = TrainState(jnp.int32(0), logits, {}, (), None)
+    return question_answering.evaluate_answers(step, state, EvaluationWindows(questions, pieces, 16, 4, 6), 8)
+
+
+def main(index=None, port=None):
+    jax.config.update("jax_disable_most_optimizations", True)
+    if index is not None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index))
+    ring = [jax.devices()[place] for place in RING]
+    meshes.available_devices = lambda: ring
+    owners = [device.process_index for device in ring]
+    print(json.dumps({"owners": owners, **text(), "answers": answers()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
