@@ -39,10 +39,11 @@ STRANGERS = [
 # Only these rooms may import the library.
 CONFINED = {
     "orbax": {"train/checkpoint.py", "train/variables.py"},
-    "tensorboardX": {"train/writers.py"},
+    "tensorboardX": {"train/board.py"},
     "tqdm": {"train/progress.py"},
     "grain": {"data/batches.py"},
     "etils": {"train/bucket.py"},
+    "fsspec": {"train/bucket.py"},
     "gcsfs": {"train/bucket.py"},
     "cv2": {"data/images/crops.py"},
     "simplejpeg": {"data/images/decode.py"},

@@ -26,6 +26,8 @@ COMMANDS = {
 
 TOGETHER = ("train", "evaluate", "sweep", "doctor")
 """The commands that several processes run as one job."""
+RESUMED = ("train", "sweep")
+"""Those that save what they have when they are asked to stop."""
 
 
 def usage() -> str:
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         if name in TOGETHER and job.count == 1:
             place = places.find(places.given_flags(argv[1:]), os.environ)
             if place is not None:
-                return guard.run(place, argv)
+                return guard.run(place, argv, saves=name in RESUMED)
         _run(name, argv[1:], job)
     except (UserError, EnvironmentProblem, Preempted) as error:
         line = " ".join(str(error).split())
@@ -69,6 +71,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(name: str, argv: Sequence[str], job: member.Alone) -> None:
     command = importlib.import_module(f"lbopt.cli.{name}")
+    if name in (*RESUMED, "evaluate", "export"):
+        importlib.import_module("lbopt.cli.compiled").keep()
     if name in TOGETHER:
         command.run(list(argv), job)
     else:

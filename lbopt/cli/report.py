@@ -16,7 +16,7 @@ FLAGS = {"workdir": "a folder of lbopt train or lbopt sweep"}
 def run(argv: Sequence[str]) -> None:
     """Draw the report of a workdir, finished or not."""
     given, _ = arguments.parse("report", argv, FLAGS, required=("workdir",))
-    with bucket.opened(given["workdir"]) as folder:
+    with bucket.opened(given["workdir"], hold=False) as folder:
         _report(folder)
 
 

@@ -41,18 +41,16 @@ def run(argv: Sequence[str], job: Alone) -> None:
     def compare(saved: dict[str, Any]) -> list[str]:
         return checks.differences(_core(ours), _core(saved["config"]))
 
-    with (
-        PreemptionWatch(job) as watch,
-        bucket.opened(given["workdir"], job) as folder,
-        workdirs.open_workdir(folder, "sweep", ours, compare, 1, command, job) as workdir,
-    ):
-        runner.run_sweep(config, problem, cells, workdir, watch)
-        if job.index:
-            return
-        saved = workdirs.read_config(workdir, "sweep")
-        assert saved is not None
-        file, summary = report.write_sweep_report(workdir, saved)
-        where = bucket.shown(file)
+    with PreemptionWatch(job) as watch, bucket.opened(given["workdir"], job) as folder:
+        workdirs.check_shared(folder, job)
+        with workdirs.open_workdir(folder, "sweep", ours, compare, 1, command, job) as workdir:
+            runner.run_sweep(config, problem, cells, workdir, watch)
+            if job.index:
+                return
+            saved = workdirs.read_config(workdir, "sweep")
+            assert saved is not None
+            file, summary = report.write_sweep_report(workdir, saved)
+            where = bucket.shown(file)
     print(report.terminal_table(summary))
     print("\n" + "\n".join(summary["findings"]))
     print(f"\n{where}")

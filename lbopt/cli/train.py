@@ -10,7 +10,7 @@ from typing import Any
 from lbopt.cli import arguments
 from lbopt.config import TrainConfig, checks
 from lbopt.config.model import BATCH_NORMED
-from lbopt.job.member import Alone
+from lbopt.job.member import STARTING, Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.recipes import build
@@ -52,10 +52,11 @@ def run(argv: Sequence[str], job: Alone) -> None:
 def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: str) -> list[dict[str, Any]]:
     """Train in a local folder and return the lines of its metrics."""
     job = watch.job
+    workdirs.check_shared(folder, job)
     plan = build.build(with_vocabulary(config, folder))
     if not is_begun(workdirs.absolute(folder)):
         plan.check_start()
-    job.doing("tracing the step")
+    job.doing("tracing the step", patience=STARTING)
     for phase in plan.phases():
         phase.lower()
     compare, data = comparison(config, plan.mesh.size), checks.to_json(config)

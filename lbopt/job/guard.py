@@ -29,15 +29,16 @@ _FIRST_WORD_S = 10.0
 _TRACEBACK_S = 3.0
 _LEAVING_S = 3.0
 _PR_SET_PDEATHSIG = 1
-_INTERRUPTED = 130
+_INTERRUPTED, _STOPPED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
-def run(place: Place, arguments: Sequence[str]) -> int:
+def run(place: Place, arguments: Sequence[str], saves: bool) -> int:
     """Run a command as one process of a job and return its exit code.
 
     Args:
       place: of this process.
       arguments: of `lbopt`, the command first.
+      saves: the command ends by itself when it is asked to stop, with its state saved; any other is ended.
 
     Raises:
       UserError, EnvironmentProblem: if the job does not come together.
@@ -45,8 +46,7 @@ def run(place: Place, arguments: Sequence[str]) -> int:
     hub = Hub(place) if place.index == 0 else None
     with _Signals() as signals:
         wire = _connect(place, signals)
-        guard = _Guard(place, wire, arguments, signals)
-        code = guard.watch()
+        code = _Guard(place, wire, arguments, saves, signals).watch()
     if hub is not None:
         hub.join(SILENT_S)
     return code
@@ -101,15 +101,16 @@ def _connect(place: Place, signals: _Signals) -> Wire:
 
 
 class _Guard:
-    def __init__(self, place: Place, wire: Wire, arguments: Sequence[str], signals: _Signals):
+    def __init__(self, place: Place, wire: Wire, arguments: Sequence[str], saves: bool, signals: _Signals):
         self._place, self._hub, self._arguments, self._signals = place, wire, arguments, signals
+        self._saves = saves
         self._child: subprocess.Popen[bytes] | None = None
         self._member: Wire | None = None
-        self._state: dict[str, Any] = {"beat": 0, "doing": "starting"}
+        self._state: dict[str, Any] = {"beat": 0, "doing": "starting", "patience": member.STARTING}
         self._failed: int | None = None
         self._has_spoken = self._asked = self._forwarded = False
         self._silent = True
-        self._begun = self._heard = self._beaten = time.monotonic()
+        self._begun = self._heard = self._beaten = self._spoke = time.monotonic()
 
     def watch(self) -> int:
         """Serve child and hub until one of them ends."""
@@ -159,10 +160,12 @@ class _Guard:
             return self._hub_is_gone(f"it has not been heard of for {SILENT_S:.0f} s")
         if now - self._beaten > BEAT_S:
             self._beaten = now
-            self._hub.send(**self._state)
+            self._hub.send(**self._state, silent_s=now - self._spoke)
         if self._signals.stop and not self._asked:
             self._asked = True
-            if self._child is None:
+            if not self._saves:
+                self._fail(_STOPPED, "was stopped", "said")
+            elif self._child is None:
                 line = "was stopped before the start; run the same command again"
                 self._fail(EXIT_PREEMPTED, line, "said")
             else:
@@ -188,7 +191,7 @@ class _Guard:
 
     def _from_member(self, message: dict[str, Any]) -> None:
         if "beat" in message:
-            self._state = message
+            self._state, self._spoke = message, time.monotonic()
         elif "failed" in message:
             self._has_spoken = True
             code = message["failed"]
@@ -202,6 +205,7 @@ class _Guard:
         self._hub.send(failed=code, line=line, kind=kind)
 
     def _start(self) -> None:
+        self._spoke = time.monotonic()
         ours, theirs = socket.socketpair()
         self._member = Wire(ours)
         self._selector.register(self._member, selectors.EVENT_READ)
@@ -216,8 +220,7 @@ class _Guard:
         theirs.close()
 
     def _child_ended(self, code: int) -> int | None:
-        for message in (_received(self._member) if self._member else None) or ():
-            self._from_member(message)
+        self._hear_the_rest()
         if code in (0, EXIT_PREEMPTED):
             self._hub.send(done=True)
             return code
@@ -226,6 +229,14 @@ class _Guard:
         elif self._failed is None:
             self._fail(code, f"ended with exit code {code}", "bug")
         return None
+
+    def _hear_the_rest(self) -> None:
+        """Hear what the child said before it ended."""
+        if self._member is not None:
+            self._member.settimeout(0)
+            while (messages := _received(self._member)) is not None:
+                for message in messages:
+                    self._from_member(message)
 
     def _told_to_end(self, code: int, line: str, kind: str) -> int:
         if self._member is not None and self._child is not None and self._has_spoken:
@@ -250,14 +261,16 @@ class _Guard:
 
     def _kill(self, with_traceback: bool = False) -> None:
         """End the child and what it has started; after a hang let it say first where it stands."""
-        child = self._child
-        if child is None or child.poll() is not None:
+        child, self._child = self._child, None
+        if child is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            if with_traceback:
-                child.send_signal(signal.SIGABRT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(_TRACEBACK_S)
+        if with_traceback and child.poll() is None:
+            child.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_TRACEBACK_S)
+        with contextlib.suppress(
+            ProcessLookupError, PermissionError
+        ):  # it has a session of its own, whose number is its id
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import selectors
 import socket
@@ -20,6 +21,8 @@ SILENT_S = 30.0
 _SENDING_S = 10.0
 _SETTLE_S = 1.0
 """How long to listen once one has failed: what JAX's runtime makes of a death can be heard before the death is."""
+_LATE_S = 5.0
+"""How long to tell latecomers that the job has failed."""
 _KILLING_S = 6.0
 """How long processes may take to end once they have been told to."""
 KINDS = ("died", "said", "bug", "aborted")
@@ -37,6 +40,8 @@ class _Process:
     doing: str = "starting"
     pulse: int = 0
     since: float = 0.0
+    patience: float = 1
+    silent_s: float = 0.0
     done: bool = False
     failed: bool = False
     down: bool = False
@@ -69,17 +74,27 @@ class Hub:
         self._rounds: dict[int, dict[int, tuple[str, Any]]] = {}
         self._bounds: dict[int, int] = {}
         self._failures: list[tuple[int, float, int, str]] = []
-        self._stopping = self._started = self._over = False
+        self._stopping = self._started = self._over = self._left = False
         self._begun = self._beaten = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="lbopt hub", daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until everybody has been told that the job is over."""
+        """Wait until everybody has been told that the job is over; that is at once if not even process 0 is here."""
+        self._left = 0 not in self._processes
         self._thread.join(timeout_s)
 
     def _serve(self) -> None:
-        while not self._over:
+        try:
+            self._serve_to_the_end()
+        except Exception as error:
+            self._end(1, f"the hub of this job, in process 0, has failed ({type(error).__name__}: {error})", "bug")
+            raise
+        finally:
+            self._listener.close()
+
+    def _serve_to_the_end(self) -> None:
+        while not (self._over or self._left):
             for key, _ in self._selector.select(BEAT_S / 4):
                 if key.fileobj is self._listener:
                     self._accept()
@@ -87,7 +102,6 @@ class Hub:
                     self._hear(cast(Wire, key.fileobj))
             if not self._over:
                 self._tick(time.monotonic())
-        self._listener.close()
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -123,7 +137,7 @@ class Hub:
         self._strangers.remove(wire)
         hello = messages[0] if messages else {}
         index, count, where = hello.get("index"), hello.get("count"), hello.get("where")
-        if not isinstance(index, int) or not isinstance(count, int) or not isinstance(where, str):
+        if not (isinstance(index, int) and isinstance(count, int) and isinstance(where, str) and 0 <= index < count):
             self._forget(wire)
             return
         name = f"process {index} of {count} ({where})"
@@ -141,12 +155,15 @@ class Hub:
             if len(self._processes) == self._place.count:
                 self._started = True
                 self._tell_all(started=True)
+            for message in (messages or [])[1:]:
+                self._answer(index, process, message)
 
     def _refuse(self, process: _Process, line: str) -> None:
         process.wire.send(end={"code": EXIT_USER, "line": line, "kind": "said"})
         self._forget(process.wire)
         if not self._started:  # a job at work is not ended by somebody who was started twice
             self._end(EXIT_USER, line)
+            self._tell_latecomers(EXIT_USER, line)
 
     def _answer(self, index: int, process: _Process, message: dict[str, Any]) -> None:
         if "say" in message:
@@ -161,9 +178,10 @@ class Hub:
             self._tell_all(stop=process.name)
         elif "beat" in message:
             now = (message["beat"], message["doing"], message.get("pulse", 0))
-            if now != (process.step, process.doing, process.pulse) or message.get("at_leisure", False):
+            if now != (process.step, process.doing, process.pulse):
                 process.step, process.doing, process.pulse = now
                 process.since = time.monotonic()
+            process.patience, process.silent_s = message.get("patience", 1), message.get("silent_s", 0.0)
         elif "done" in message:
             process.done = True
             self._decide()
@@ -212,10 +230,21 @@ class Hub:
                 )
                 self._fail("died", EXIT_ENVIRONMENT, line)
                 return
+        self._look_for_hangs(working, now)
+
+    def _look_for_hangs(self, working: dict[int, _Process], now: float) -> None:
+        """End the job if one process does not even beat, or if none of those that others may wait for has gone on."""
         hang_s = self._place.hang_timeout_s
-        if working and all(now - process.since > hang_s for process in working.values()):
+        stopped = next((process for process in working.values() if process.silent_s > hang_s), None)
+        if stopped is not None:
+            line = f"{stopped.name} has stood still for {hang_s:.0f} s (--hang_timeout_s): it was {stopped.doing}"
+            self._end(EXIT_ENVIRONMENT, line, "hung")
+            return
+        busy = [process for process in working.values() if process.patience] or list(working.values())
+        if busy and all(now - process.since > hang_s * (process.patience or 1) for process in busy):
             what = "; ".join(f"{process.name} is {process.doing}" for process in _slowest_first(working))
-            line = f"nothing has gone on for {hang_s:.0f} s (--hang_timeout_s): {what}"
+            seconds = now - max(process.since for process in busy)
+            line = f"nothing has gone on for {seconds:.0f} s (--hang_timeout_s = {hang_s:.0f}): {what}"
             self._end(EXIT_ENVIRONMENT, line, "hung")
 
     def _missing(self) -> str:
@@ -244,6 +273,19 @@ class Hub:
                     self._hear_down(key.fileobj)
         for wire in self._strangers:
             wire.send(end=told)
+
+    def _tell_latecomers(self, code: int, line: str) -> None:
+        """Tell those who answer the roll call a little later that it has failed: else they would wait for somebody to listen."""
+        self._listener.settimeout(_LATE_S / 10)
+        until, told = time.monotonic() + _LATE_S, []
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                connection, _ = self._listener.accept()
+                connection.settimeout(_SENDING_S)
+                told.append(Wire(connection))
+                told[-1].send(end={"code": code, "line": line, "kind": "said"})
+        for wire in told:
+            wire.close()
 
     def _hear_down(self, wire: Any) -> None:
         process = next((p for p in self._processes.values() if p.wire is wire), None)

@@ -18,6 +18,8 @@ from lbopt.job.wire import Wire
 
 VARIABLE = "LBOPT_MEMBER"
 """The environment variable by which a guard tells its child who it is."""
+STARTING = 4
+"""The patience with what comes before the first step: data are made ready and programs compiled."""
 _RELEASE_S = 20.0
 
 
@@ -51,13 +53,13 @@ class Alone:
         """Hand a value to process 0 without waiting; what one process posts comes in order, and before what it says together."""
         self._receive(value)
 
-    def doing(self, what: str, step: int = 0, at_leisure: bool = False) -> None:
+    def doing(self, what: str, step: int = 0, patience: float = 1) -> None:
         """Say what the process is at, for when it hangs.
 
         Args:
           what: in words.
           step: of training that this belongs to.
-          at_leisure: it may take longer than `hang_timeout_s` without a step; nobody waits for it.
+          patience: how many times `hang_timeout_s` it may take; 0 if it only waits for the others.
         """
 
     def stops_after(self, step: int) -> bool:
@@ -110,11 +112,12 @@ class Member(Alone):
         self._wire = Wire(connection)
         self._round = 0
         self._said: dict[int, list[Any]] = {}
-        self._now: tuple[int, str, bool] = (0, "starting", False)
+        self._now: tuple[int, str, float] = (0, "starting", STARTING)
         self._step = 0
         self._bound: int | None = None
         self._stop_at: int | None = None
         self._asked = self._lost = False
+        self._problem: Exception | None = None
         self._changed = threading.Condition()
         self._released = threading.Event()
         faulthandler.enable()  # the guard asks by SIGABRT where a process hangs
@@ -133,7 +136,7 @@ class Member(Alone):
         number, self._round = self._round, self._round + 1
         self._wire.send(say=key, round=number, value=value)
         with self._changed:
-            self._changed.wait_for(lambda: number in self._said or self._lost)
+            self._changed.wait_for(lambda: number in self._said or self._lost or self._problem)
             self._check()
             return self._said.pop(number)
 
@@ -144,9 +147,9 @@ class Member(Alone):
         else:
             self._wire.send(post=value)
 
-    def doing(self, what: str, step: int = 0, at_leisure: bool = False) -> None:
+    def doing(self, what: str, step: int = 0, patience: float = 1) -> None:
         """Say what the process is at, for when it hangs."""
-        self._now = (step, what, at_leisure)
+        self._now = (step, what, patience)
 
     def stops_after(self, step: int) -> bool:
         """Return whether to stop, now that a step is done: all processes answer alike.
@@ -166,6 +169,8 @@ class Member(Alone):
         self._released.wait(_RELEASE_S)
 
     def _check(self) -> None:
+        if self._problem is not None:
+            raise self._problem
         if self._lost:
             raise EnvironmentProblem("the guard of this process is gone; run the same command again")
 
@@ -180,7 +185,7 @@ class Member(Alone):
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "posted" in message:
-            self._receive(message["posted"])
+            self._take(message["posted"])
             return
         with self._changed:
             if "round" in message:
@@ -195,6 +200,16 @@ class Member(Alone):
                 self._released.set()
             self._changed.notify_all()
 
+    def _take(self, posted: Any) -> None:
+        """Do with a post what process 0 does with them; what that raises is raised where the process next waits for the others."""
+        if self._problem is None:
+            try:
+                self._receive(posted)
+            except Exception as error:
+                with self._changed:
+                    self._problem = error
+                    self._changed.notify_all()
+
     def _beat(self) -> None:
         """Say every now and then what goes on, and soon when this process has been asked to stop."""
         turns = 0
@@ -204,8 +219,8 @@ class Member(Alone):
                 self._wire.send(stop=True)
             turns += 1
             if turns % 5 == 0:
-                step, doing, at_leisure = self._now
-                self._wire.send(beat=step, doing=doing, pulse=pulse.count(), at_leisure=at_leisure)
+                step, doing, patience = self._now
+                self._wire.send(beat=step, doing=doing, pulse=pulse.count(), patience=patience)
 
 
 def _differences(first: Any, other: Any, name: str) -> dict[str, tuple[Any, Any]]:
@@ -224,4 +239,6 @@ def join() -> Alone:
     if described is None:
         return Alone()
     descriptor, *rest = json.loads(described)
-    return Member(socket.socket(fileno=descriptor), *rest)
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)  # the guard hears that this process has ended, whatever it has started
+    return Member(connection, *rest)

@@ -56,7 +56,10 @@ class Wire:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MOST_BYTES:
             raise ValueError("a message without end")
-        messages = [json.loads(line) for line in lines]
+        try:
+            messages = [json.loads(line) for line in lines]
+        except RecursionError as error:
+            raise ValueError("not a message") from error
         if not all(isinstance(message, dict) for message in messages):
             raise ValueError("not a message")
         return messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from lbopt.errors import EnvironmentProblem
-from lbopt.job.member import Alone, Member
+from lbopt.job.member import STARTING, Alone, Member
 
 _HEARTBEAT_S = 300
 """The guards notice a death within 30 s and say which process it was; JAX's runtime would abort without saying it."""
@@ -22,7 +22,7 @@ def start(job: Alone) -> None:
     """
     if not isinstance(job, Member):
         return
-    job.doing("waiting for JAX's runtime of the others")
+    job.doing("waiting for JAX's runtime of the others", patience=STARTING)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # The guard handles SIGTERM, and all agree on a step by `Member.stops_after`.
     jax.config.update("jax_enable_preemption_service", False)

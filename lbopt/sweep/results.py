@@ -56,10 +56,13 @@ class Results:
         self._job = Alone() if job is None else job
         self._progress = progress
         found = read_results(workdir) if self._job.index == 0 else None
-        self.rows: list[dict[str, Any]] = self._job.from_first("finished trials", found)
-        if self._job.index == 0:
+        if found is not None:
             _cut_torn_line(self._file)
+            self.rows: list[dict[str, Any]] = found
             self._job.on_post(self._write)
+        told = self._job.from_first("finished trials", found)
+        if found is None:
+            self.rows = told
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Append rows in one write and wait until they are on disk, or hand them to who does."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from lbopt.config.sweep import SweepConfig
 from lbopt.errors import Preempted
+from lbopt.job import pulse
 from lbopt.job.member import Alone
 from lbopt.recipes.problem import Problem
 from lbopt.schedules import units
@@ -25,6 +26,9 @@ from lbopt.sweep.trials import Cell, Trial
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
 from lbopt.train.writers import finite
+
+_PATIENCE = 96
+"""A program of trials shows no steps: it may take a day where a step may take a quarter of an hour."""
 
 
 def run_sweep(
@@ -60,9 +64,9 @@ def run_sweep(
         progress.advance(len(results.rows))
         progress.say(f"{total} trials in {len(cells)} programs, {len(results.rows)} finished before")
         study = _Study(config, problem, results, progress, watch)
-        job.doing("searching and testing", at_leisure=True)
+        job.doing("searching and testing", patience=_PATIENCE)
         _run_side_by_side(study, cells[job.index :: job.count], config.num_workers or os.cpu_count() or 1)
-        job.doing("waiting for the others' trials", at_leisure=True)
+        job.doing("waiting for the others' trials", patience=0)
         if any(job.together("trials finished", watch.requested)):
             raise Preempted(f"stopped with {len(results.rows)} trials saved; run the same command again to go on")
     return results.rows
@@ -121,6 +125,7 @@ class _Study:
         begin = time.perf_counter()
         outcome = run(some)
         losses = np.asarray(outcome.losses)
+        pulse.beat()
         validation = self._validate(outcome.params, outcome.model_state)
         tested = some[0].phase == trials.FINAL
         test = self._test(outcome.params, outcome.model_state) if tested else [None] * len(some)

@@ -28,24 +28,29 @@ _KEPT = ("config.json", "metrics.jsonl", "results.jsonl", "summary.json", "vocab
 """What is read from an earlier start."""
 _LEASE = ".lease.json"
 _RENEW_S = 15.0
+_SETTLE_S = 1.0
+"""Of two who take a lease at once the later one has it: each looks again after so long."""
+_WHOLE = "commit_success.txt"
+"""What Orbax writes last into a checkpoint in a bucket; in a folder it gives it its name last."""
 _MIRRORS: dict[pathlib.Path, _Mirror] = {}
 
 
 @contextlib.contextmanager
-def opened(workdir: str, job: Alone | None = None, write: bool = True) -> Iterator[str]:
+def opened(workdir: str, job: Alone | None = None, write: bool = True, hold: bool = True) -> Iterator[str]:
     """Give the folder to work in: the one that is named, or the mirror of a bucket's.
 
     Args:
       workdir: as the user has given it.
       job: of which this process is one; None if it is alone. Only the first one writes.
-      write: copy what has changed into the bucket, which nobody else writes to meanwhile.
+      write: copy what has changed into the bucket.
+      hold: keep others from writing there meanwhile.
 
     Yields:
       A local path.
 
     Raises:
-      UserError: for another kind of address, or if another process is at work there.
-      EnvironmentProblem: if the bucket cannot be read or written.
+      UserError: for another kind of address.
+      EnvironmentProblem: if the bucket cannot be read or written, or if another process is at work there.
     """
     if "://" not in workdir:
         yield workdir
@@ -53,7 +58,7 @@ def opened(workdir: str, job: Alone | None = None, write: bool = True) -> Iterat
     job = Alone() if job is None else job
     root = _root(workdir)
     with tempfile.TemporaryDirectory(prefix="lbopt-workdir-") as folder:
-        mirror = _Mirror(pathlib.Path(folder), root, write and job.index == 0)
+        mirror = _Mirror(pathlib.Path(folder), root, write and job.index == 0, hold)
         _MIRRORS[mirror.folder] = mirror
         try:
             with mirror.held():
@@ -84,6 +89,25 @@ def shown(file: pathlib.Path) -> str:
     """
     found = [mirror for folder, mirror in _MIRRORS.items() if file.is_relative_to(folder)]
     return str(found[0].root / str(file.relative_to(found[0].folder))) if found else str(file)
+
+
+def is_whole(folder: Any) -> bool:
+    """Return whether a folder with the number of a step is a checkpoint, and not the beginning of one."""
+    return isinstance(folder, pathlib.Path) or (folder / _WHOLE).exists()
+
+
+def move(folder: Any, target: Any) -> None:
+    """Move a checkpoint; from the first moment it is not there any more."""
+    if isinstance(folder, pathlib.Path):
+        target.parent.mkdir(exist_ok=True)
+        folder.rename(target)
+        return
+    import fsspec
+
+    (folder / _WHOLE).unlink(missing_ok=True)
+    files = fsspec.filesystem("gcs", finalize_on_close=True)  # the one that epath has, and what it has listed
+    files.copy(str(folder), str(target), recursive=True)
+    files.rm(str(folder), recursive=True)
 
 
 def _root(workdir: str) -> Any:
@@ -122,24 +146,25 @@ class _Mirror:
     folder: pathlib.Path
     root: Any
     writes: bool
+    holds: bool
+    _lease: _Lease | None = None
     _copied: dict[pathlib.Path, tuple[int, int]] = dataclasses.field(default_factory=dict)
     _lock: Any = dataclasses.field(default_factory=threading.Lock)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Hold the bucket's folder while the context lasts, if this process writes there; copy all at the end."""
-        if not self.writes:
-            yield
-            return
-        with _talking(self.root, "written"):
-            lease = _Lease(self.root)
+        if self.writes and self.holds:
+            with _talking(self.root, "written"):
+                self._lease = _Lease(self.root)
         try:
             yield
         finally:
             try:
                 self.upload()
             finally:
-                lease.release()
+                if self._lease is not None:
+                    self._lease.release()
 
     def download(self) -> None:
         with _talking(self.root, "read"):
@@ -154,6 +179,8 @@ class _Mirror:
         if not self.writes:
             return
         with self._lock, _talking(self.root, "written"):
+            if self._lease is not None:
+                self._lease.check()
             for file in sorted(self.folder.rglob("*")):
                 inside = file.relative_to(self.folder)
                 if not file.is_file() or any(part.startswith(".") for part in inside.parts):
@@ -170,16 +197,20 @@ def _state(file: pathlib.Path) -> tuple[int, int]:
 
 
 class _Lease:
-    """An object that says who is at work; it is written again and again, and whoever finds that it has stopped may take it."""
+    """An object that says who is at work; it is written again and again, and whoever finds that it has stopped may take it.
+
+    Who has had it taken away, because this machine stood still for so long, is told so before the next checkpoint.
+    """
 
     def __init__(self, root: Any):
         self._file = root / _LEASE
-        self._ours = {"host": socket.gethostname(), "pid": os.getpid(), "id": uuid.uuid4().hex}
+        self._ours = {"host": socket.gethostname(), "pid": os.getpid(), "space": _space(), "id": uuid.uuid4().hex}
+        self._taken_by: dict[str, Any] = {}
         self._wait_for_the_last()
         self._write()
-        time.sleep(0.2)
-        if self._read().get("id") != self._ours["id"]:
-            raise self._held_by(self._read())
+        time.sleep(_SETTLE_S)
+        if not self._is_ours():
+            raise self._held_by(self._taken_by)
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lbopt lease", daemon=True)
         self._thread.start()
@@ -197,8 +228,19 @@ class _Lease:
             if not now:
                 return
 
-    def _held_by(self, found: dict[str, Any]) -> UserError:
-        return UserError(
+    def _is_ours(self) -> bool:
+        found = self._read()
+        if found.get("id") != self._ours["id"]:
+            self._taken_by = found or {"host": "it has left", "pid": "-"}
+        return not self._taken_by
+
+    def check(self) -> None:
+        """Raise `EnvironmentProblem` if another process has taken it."""
+        if self._taken_by:
+            raise self._held_by(self._taken_by)
+
+    def _held_by(self, found: dict[str, Any]) -> EnvironmentProblem:
+        return EnvironmentProblem(
             f"--workdir = {str(self._file.parent)!r}: another process is at work there ({found.get('host')}, pid {found.get('pid')}); "
             "wait for it or use another --workdir"
         )
@@ -216,6 +258,8 @@ class _Lease:
     def _renew(self) -> None:
         while not self._released.wait(_RENEW_S):
             with contextlib.suppress(Exception):  # the bucket may not answer now, and again later
+                if not self._is_ours():
+                    return
                 self._write()
 
     def release(self) -> None:
@@ -223,11 +267,21 @@ class _Lease:
         self._released.set()
         self._thread.join()
         with contextlib.suppress(Exception):  # nobody renews it: the next one waits and takes it
-            self._file.unlink()
+            if self._is_ours():
+                self._file.unlink()
 
 
 def _is_dead_here(found: dict[str, Any]) -> bool:
     """Return whether a lease is of a process of this host that has ended."""
-    if found.get("host") != socket.gethostname() or not isinstance(found.get("pid"), int):
+    if found.get("space") != _space() or not isinstance(found.get("pid"), int):
         return False
     return not pathlib.Path(f"/proc/{found['pid']}").exists()
+
+
+def _space() -> str:
+    """Return where numbers of processes mean what they mean here: this start of this machine, and this container."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return uuid.uuid4().hex

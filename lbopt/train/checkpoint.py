@@ -31,7 +31,12 @@ _PHASE_COUNTS = 1e9
 _MARGIN_BYTES = 1 << 17
 """For what is saved beside the arrays."""
 ARRAYS, _SEAL = "default", "seal"
-_NOT_DAMAGE = ("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
+_NOT_DAMAGE = (
+    *("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
+    *("ABORTED", "CANCELLED"),
+)
+_CLIENTS = ("gcsfs", "aiohttp", "google")
+"""Who raise when a bucket does not answer."""
 
 
 class Damaged(EnvironmentProblem):
@@ -236,7 +241,7 @@ class Checkpoints:
         damaged: list[tuple[int, Damaged]] = []
         for step in reversed(self.steps()):
             try:
-                state = self.restore(shapes(step), step)
+                state = self._restore_twice(shapes(step), step)
             except Damaged as error:
                 damaged.append((step, error))
                 continue
@@ -252,6 +257,12 @@ class Checkpoints:
             raise damaged[0][1]
         return None
 
+    def _restore_twice(self, like: TrainState, step: int) -> TrainState:
+        """Read a checkpoint, and once more before it is taken for damaged: what read it may have been at fault."""
+        with contextlib.suppress(Damaged):
+            return self.restore(like, step)
+        return self.restore(like, step)
+
     def _set_aside(self, step: int) -> pathlib.Path:
         """Move a checkpoint out of the way, so that its step can be saved again."""
         taken = [entry.name for entry in self._aside.iterdir()] if self._aside.is_dir() else []
@@ -260,8 +271,7 @@ class Checkpoints:
         )
         if self._job.index == 0:
             with self._writing():
-                self._aside.mkdir(exist_ok=True)
-                (self._folder / str(step)).rename(target)
+                bucket.move(self._folder / str(step), target)
         self._metrics.pop(step, None)
         self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
         self._job.together("damaged checkpoint set aside", step)
@@ -304,7 +314,7 @@ class Checkpoints:
         """Return a checkpoint's metrics; none if its seal is damaged, of which `restore` will speak."""
         try:
             return read_seal(self._folder, step).metrics
-        except (OSError, ValueError, TypeError):
+        except Exception:  # whatever the storage layers raise
             return {}
 
     def _kept(self, steps: Sequence[int]) -> list[bool]:
@@ -381,7 +391,8 @@ def _has_room(leaves: Sequence[jax.Array]) -> bool:
 
 def _is_damage(error: Exception) -> bool:
     """Return whether what was read is wrong; else it could not be read."""
-    cannot = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    cannot = isinstance(error, OSError | MemoryError) and not isinstance(error, FileNotFoundError)
+    cannot = cannot or type(error).__module__.partition(".")[0] in _CLIENTS
     return not cannot and not any(word in str(error) for word in _NOT_DAMAGE)
 
 
@@ -404,15 +415,16 @@ def is_begun(workdir: pathlib.Path) -> bool:
 
 
 def steps_on_disk(folder: pathlib.Path) -> list[int]:
-    """Return the steps that have a folder, ascending."""
+    """Return the steps that have a checkpoint, ascending."""
     try:
-        return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
+        return sorted(
+            int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal() and bucket.is_whole(entry)
+        )
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{folder} cannot be read ({error.strerror}); mend it or use another --workdir"
-        ) from error
+    except Exception as error:  # whatever the storage layers raise
+        reason = getattr(error, "strerror", None) or reason_of(error)
+        raise EnvironmentProblem(f"{folder} cannot be read ({reason}); mend it or use another --workdir") from error
 
 
 def restore_chosen(

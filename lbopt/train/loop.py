@@ -15,7 +15,7 @@ import jax
 from lbopt import metrics as metric_pairs, types
 from lbopt.data.batches import train_iterator
 from lbopt.errors import Preempted, UserError
-from lbopt.job.member import Alone
+from lbopt.job.member import STARTING, Alone
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.train import workdir as workdirs
@@ -54,7 +54,7 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
     total = run.phases()[-1].last_step
     with contextlib.ExitStack() as stack:
         ends = [phase.last_step for phase in run.phases()]
-        job.doing("restoring")
+        job.doing("restoring", patience=STARTING)
         checkpoints = stack.enter_context(Checkpoints(workdir, run.keep_checkpoints, run.best_metric, False, ends, job))
         state = restore_or_init(run, checkpoints, job)
         start = int(state.step)
@@ -142,9 +142,9 @@ class _Session:
         self.log.training_begins(start)
         clock = _Clock(start, run.global_batch_size, self.history.seconds)
         job = self.watch.job
-        job.doing("reading the first batch", start)
+        job.doing("reading the first batch", start, STARTING)
         for step, batch in enumerate(train_iterator(run.batches, start - run.first_step), start + 1):
-            job.doing("in step", step)
+            job.doing("in step", step, STARTING if step == start + 1 else 1)
             state, metrics = run.train_step(state, put_batch(run.mesh, batch))
             if run.mesh.devices.flat[0].platform == "cpu":
                 jax.block_until_ready(metrics)  # queued collectives of many steps deadlock on a few CPU cores

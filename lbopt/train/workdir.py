@@ -38,7 +38,7 @@ def open_workdir(
 
     The folder is locked until the context ends, and before anything is written into it; the lock goes with the process,
     however that ends. A restart under other versions, another revision or other devices is added to `config.json`.
-    Of several processes the first one does that, and the others look whether they see the same folder.
+    Of several processes the first one does that, and the others wait for it.
 
     Args:
       path: the folder; parents are made.
@@ -53,13 +53,13 @@ def open_workdir(
       The absolute path.
 
     Raises:
-      UserError: if it holds something else, if another process holds it, or if not all processes of the job see the same one.
+      UserError: if it holds something else, or if another process holds it.
       EnvironmentProblem: if it cannot be written.
     """
     job = Alone() if job is None else job
     folder = absolute(path)
     if job.index > 0:
-        _see_the_first_ones(folder, job)
+        job.together("workdir opened", True)
         yield folder
         return
     refuse_another(folder, kind, compare)
@@ -72,19 +72,27 @@ def open_workdir(
             write_json(folder / "config.json", {"kind": kind, "config": config, "command": command, **now})
         elif now != environment.last(saved):
             write_json(folder / "config.json", {**saved, "resumed": [*saved.get("resumed", []), now]})
-        if job.count > 1:
-            _show(folder, job)
+        job.together("workdir opened", True)
         yield folder
 
 
-def _show(folder: pathlib.Path, job: Alone) -> None:
-    """Let the other processes see a file that no other folder has."""
+def check_shared(path: str | os.PathLike[str], job: Alone) -> None:
+    """Raise `UserError` unless all processes of a job see a file that the first one writes into the workdir."""
+    folder = absolute(path)
+    if job.count == 1:
+        return
+    if job.index > 0:
+        _see_the_first_ones(folder, job)
+        return
+    make_writable(folder)
     file = bucket.root_of(folder) / f".seen-by-all-{uuid.uuid4().hex}"
     with writing(file):
         file.write_text("")
-        job.together("workdir", file.name)
-        job.together("workdir seen", True)
-        file.unlink()
+        try:
+            job.together("workdir", file.name)
+            job.together("workdir seen", True)
+        finally:
+            file.unlink()
 
 
 def _see_the_first_ones(folder: pathlib.Path, job: Alone) -> None:

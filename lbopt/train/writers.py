@@ -7,23 +7,14 @@ import json
 import math
 import os
 import pathlib
-import socket
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from tensorboardX import summary
-from tensorboardX.proto import event_pb2
-from tensorboardX.record_writer import RecordWriter
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import bucket, workdir as workdirs
 
 _TEXT = {"arm", "phase", "optimizer"}
 """The fields of a line that are text; all others are numbers, true, false or null."""
-
-_SYNC_EVERY_S = 30.0
-"""TensorBoard sees the curves at most so late."""
 
 
 class MetricsWriter:
@@ -39,7 +30,9 @@ class MetricsWriter:
         drop_lines_after(self._file, resumed_step)
         with workdirs.writing(self._file):
             self._stream = open(self._file, "a", buffering=1)  # noqa: SIM115
-        self._board = _Board(workdir / "tensorboard", resumed_step + 1)
+        from lbopt.train.board import Board  # only who trains needs it, and it takes a while
+
+        self._board = Board(workdir / "tensorboard", resumed_step + 1)
 
     def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
         """Write one line and hand it to the operating system."""
@@ -90,47 +83,6 @@ class NoMetricsWriter:
 
     def __exit__(self, *exception: object) -> None:
         pass
-
-
-class _Board:
-    """An event file of TensorBoard, written at once.
-
-    tensorboardX's `SummaryWriter` writes in a thread of its own: where that meets a full disk, it ends without a word
-    and the training loop waits for it for ever.
-    """
-
-    def __init__(self, folder: pathlib.Path, first_step: int):
-        self._folder = folder
-        with workdirs.writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-            self._records = RecordWriter(str(folder / name))
-        self._synced = time.monotonic()
-        self._add(file_version="brain.Event:2")
-        # Readers forget what an earlier start wrote from this step on.
-        self._add(step=first_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> bool:
-        """Write scalars; whether it was time to hand everything on."""
-        for name, value in scalars.items():
-            self._add(step=step, summary=summary.scalar(name, value))
-        due = time.monotonic() > self._synced + _SYNC_EVERY_S
-        if due:
-            self.sync()
-        return due
-
-    def _add(self, **fields: Any) -> None:
-        with workdirs.writing(self._folder):
-            self._records.write(event_pb2.Event(wall_time=time.time(), **fields).SerializeToString())
-
-    def sync(self) -> None:
-        self._synced = time.monotonic()
-        with workdirs.writing(self._folder):
-            self._records.flush()
-
-    def close(self) -> None:
-        with workdirs.writing(self._folder):
-            self._records.close()
 
 
 def finite(value: float) -> float | None:

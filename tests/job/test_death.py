@@ -108,6 +108,14 @@ def test_one_that_is_interrupted_ends_all(start, tmp_path):
     assert "Traceback" not in "\n".join(job.said(0) + job.said(1))
 
 
+def test_what_saves_nothing_ends_when_one_is_asked_to_stop(start):
+    job = start(["doctor"])
+    job.wait_for(lambda: pathlib.Path(f"/proc/{job.processes[1].pid}/task/{job.processes[1].pid}/children").read_text())
+    os.kill(job.processes[1].pid, signal.SIGTERM)
+    assert job.codes(30) == [143, 143]
+    assert re.match(r"lbopt doctor: process 1 of 2 \(.*\): was stopped", job.last(0))
+
+
 def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
     job = start(train_command(tmp_path / "run", *LONG, "--hang_timeout_s=8"))
     job.wait_for(lambda: steps_saved(tmp_path / "run"))
@@ -115,8 +123,8 @@ def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
     begin = time.monotonic()
     assert job.codes(60) == [3, 3]
     assert time.monotonic() - begin > 6
-    said = [line for line in job.said(0) if line.startswith("lbopt train: nothing has gone on for 8 s")]
-    assert "process 1 of 2" in said[0]
+    said = [line for line in job.said(0) if line.startswith("lbopt train: ")]
+    assert re.match(r"lbopt train: process 1 of 2 \(.*\) has stood still for 8 s \(--hang_timeout_s\): it was", said[0])
     assert "lbopt/train/loop.py" in "\n".join(job.said(0)), "where it waited"
 
 

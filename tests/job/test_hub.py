@@ -1,5 +1,6 @@
 """The hub by itself: what it does with who is silent, late, or none of ours."""
 
+import dataclasses
 import json
 import socket
 import time
@@ -10,6 +11,7 @@ from jobs import free_ports
 from lbopt.errors import EnvironmentProblem
 from lbopt.job import hub as hubs
 from lbopt.job.hub import Hub
+from lbopt.job.member import Member
 from lbopt.job.place import Place, find
 from lbopt.job.wire import Wire
 
@@ -140,6 +142,83 @@ def test_of_several_failures_the_cause_is_told(place, kinds, cause):
     told = guards[1].wait_for("end")["end"]
     assert told["line"] == f"process {cause} of 2 (host-{cause}, pid {cause}): line {cause}"
     assert told["kind"] == kinds[cause]
+
+
+def test_what_comes_with_the_answer_to_the_roll_call_is_heard(place):
+    """Stopped while it connected: the hub may read both at once."""
+    Hub(place)
+    late = socket.create_connection((place.host, place.port))
+    hello = {"index": 1, "count": 2, "where": "host-1, pid 1"}
+    failed = {"failed": 75, "line": "was stopped before the start", "kind": "said"}
+    late.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in (hello, failed)))
+    told = Guard(place, 0).wait_for("end")["end"]
+    assert (told["code"], told["line"]) == (75, "process 1 of 2 (host-1, pid 1): was stopped before the start")
+
+
+def test_who_answers_a_roll_call_that_has_failed_is_told(place, monkeypatch):
+    monkeypatch.setattr(hubs, "_LATE_S", 1.5)
+    Hub(place)
+    Guard(place, 0, count=3).wait_for("end")
+    assert "--num_processes = 3: so says process 0 of 3" in Guard(place, 1).wait_for("end")["end"]["line"]
+
+
+def beats(guards, states, seconds=8):
+    """Let processes beat, each with its state, until they are told to end; return what they are told."""
+    until = time.monotonic() + seconds
+    for guard in guards:
+        guard.wire.settimeout(0.1)
+    while time.monotonic() < until:
+        for guard, state in zip(guards, states, strict=True):
+            guard.wire.send(**{"beat": 1, "doing": "at work", **state})
+            guard.heard += guard.wire.receive() or []
+            for message in guard.heard:
+                if "end" in message:
+                    return message["end"]
+    return None
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        (({}, {}), "nothing has gone on for 1 s (--hang_timeout_s = 1): process 0 of 2 (host-0, pid 0) is at work"),
+        (({"patience": 0, "doing": "waiting"}, {}), "nothing has gone on for 1 s"),
+        (({"patience": 100}, {"silent_s": 1.5}), "process 1 of 2 (host-1, pid 1) has stood still for 1 s"),
+        (({"patience": 100}, {}), None),
+        (({"patience": 0}, {"patience": 100}), None),
+    ],
+)
+def test_a_hang_is_when_nobody_goes_on_or_one_does_not_beat(place, states, said):
+    guards = begin(dataclasses.replace(place, hang_timeout_s=1))[1]
+    told = beats(guards, states, 8 if said else 2.5)
+    assert (told is None) == (said is None)
+    if said:
+        assert told["kind"] == "hung"
+        assert told["line"].startswith(said)
+
+
+def test_a_post_that_cannot_be_kept_is_an_error_where_the_first_one_waits(place):
+    """And not a thread that has ended without a word, and a job that waits for ever."""
+    ours, theirs = socket.socketpair()
+    first = Member(theirs, 0, 2, "", 20, None)
+
+    def full(rows):
+        raise OSError(28, "No space left on device")
+
+    first.on_post(full)
+    Wire(ours).send(posted=[1])
+    with pytest.raises(OSError, match="No space left"):
+        first.together("trials finished", False)
+    ours.close()
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"index": 7, "count": 2, "where": "here"}\n', b"\xff\n"])
+def test_no_stranger_ends_the_hub(place, text):
+    Hub(place)
+    stranger = socket.create_connection((place.host, place.port))
+    stranger.sendall(text + b"\n")
+    assert stranger.recv(10) == b""
+    for guard in [Guard(place, index) for index in range(2)]:
+        guard.wait_for("started")
 
 
 def test_a_message_without_end_is_refused():

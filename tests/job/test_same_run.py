@@ -36,13 +36,29 @@ def test_two_processes_one_process_one_device(start, tmp_path):
     assert sum("eval/loss" in line for line in lines["2 x 4"]) == 4
 
 
-@pytest.mark.parametrize("overrides", [("--config.parallel.shard_update=True", "--config.model.hidden=64")])
-def test_a_state_in_parts_is_saved_by_all_and_read_by_one(start, tmp_path, overrides):
-    job = start(train_command(tmp_path / "two", *overrides), count=2, devices=2)
+PARTS = ("--config.parallel.shard_update=True", "--config.model.hidden=64")
+
+
+def test_a_state_in_parts(start, tmp_path):
+    """Saved by two processes and read by one; of a damaged part, which only one of the two reads, both go back."""
+    job = start(train_command(tmp_path / "two", *PARTS), count=2, devices=2)
     assert job.codes() == [0, 0], [job.said(0), job.said(1)]
-    assert train_alone(tmp_path / "one", *overrides, devices=4) == 0
-    ours, theirs = (flat(saved_state(tmp_path / name, 20, *overrides).params) for name in ("two", "one"))
+    assert train_alone(tmp_path / "one", *PARTS, devices=4) == 0
+    ours, theirs = (flat(saved_state(tmp_path / name, 20, *PARTS).params) for name in ("two", "one"))
     assert np.max(np.abs(ours - theirs)) < TOLERANCE * np.linalg.norm(theirs)
+    newest = tmp_path / "two" / "checkpoints" / "20"
+    for file in newest.glob("default/ocdbt.process_1/d/*"):
+        file.unlink()
+    again = start(train_command(tmp_path / "two", *PARTS), count=2, devices=2)
+    assert again.codes() == [0, 0], [again.said(0), again.said(1)]
+    aside = tmp_path / "two" / "damaged" / "20"
+    assert again.said(1) == []
+    assert any(
+        line.startswith(f"checkpoint {newest} cannot be read (")
+        and line.endswith(f"moved to {aside}; going back to step 18")
+        for line in again.said(0)
+    ), again.said(0)
+    np.testing.assert_array_equal(flat(saved_state(tmp_path / "two", 20, *PARTS).params), ours)
 
 
 def test_evaluation_by_two_processes_is_that_of_one(start, tmp_path):

@@ -177,6 +177,8 @@ class Server(http.server.BaseHTTPRequestHandler):
 
     def rewrite(self, path):
         source, target = (urllib.parse.unquote(part) for part in re.split(r"/rewriteTo/b/[^/]+/o/", path))
+        if source not in OBJECTS:
+            return self.refuse(404, f"No such object: {source}")
         OBJECTS[target] = (next(GENERATIONS), *OBJECTS[source][1:])
         size = str(len(OBJECTS[target][1]))
         done = {"kind": "storage#rewriteResponse", "done": True, "objectSize": size, "totalBytesRewritten": size}

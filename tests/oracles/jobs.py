@@ -20,17 +20,16 @@ from lbopt.recipes import build
 from lbopt.train.checkpoint import Checkpoints
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
-SMALL = (
+BRIEF = (
     "--config.seed=7",
     "--config.num_epochs=1.25",
     "--config.log_every_steps=1",
     "--config.eval_every_steps=6",
     "--config.checkpoint.every_steps=3",
-    "--config.checkpoint.keep=100",
     "--config.model.widths=(4,)",
     "--config.model.hidden=8",
-    "--config.model.batch_norm_scope=examples:8",
 )
+SMALL = (*BRIEF, "--config.checkpoint.keep=100", "--config.model.batch_norm_scope=examples:8")
 LONG = ("--config.num_epochs=2000", "--config.checkpoint.every_steps=20")
 
 

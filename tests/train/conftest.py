@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import json
-import pathlib
 import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
+from jobs import BRIEF, FILE, start  # noqa: F401  a fixture
 
 from lbopt import tree
 from lbopt.cli import arguments, main
@@ -18,18 +18,7 @@ from lbopt.recipes import build
 from lbopt.train import loop
 from lbopt.train.checkpoint import Checkpoints
 
-FILE = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
-SMALL = (
-    "--config.seed=7",
-    "--config.num_epochs=1.25",
-    "--config.log_every_steps=1",
-    "--config.eval_every_steps=6",
-    "--config.checkpoint.every_steps=3",
-    "--config.checkpoint.keep=10",
-    "--config.model.widths=(4,)",
-    "--config.model.hidden=8",
-    "--config.parallel.num_devices=1",
-)
+SMALL = (*BRIEF, "--config.checkpoint.keep=10", "--config.parallel.num_devices=1")
 
 
 @functools.cache
@@ -141,10 +130,10 @@ def reference(plan_of, tmp_path_factory):
 def start_process():
     """Return a function (*arguments of Python) -> the process, its standard error in a pipe, and its output if that is wanted."""
 
-    def start(*arguments, stdout=False):
+    def begin(*arguments, stdout=False):
         output = subprocess.PIPE if stdout else subprocess.DEVNULL
         return subprocess.Popen(
             [sys.executable, *map(str, arguments)], stdout=output, stderr=subprocess.PIPE, text=True
         )
 
-    return start
+    return begin

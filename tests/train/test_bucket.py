@@ -13,8 +13,9 @@ import urllib.parse
 import urllib.request
 
 import pytest
+from jobs import train_command
 
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem
 from lbopt.train import bucket
 
 SERVER = pathlib.Path(__file__).parents[1] / "oracles" / "bucket_server.py"
@@ -72,6 +73,11 @@ def objects(address):
         return {item["name"]: item for item in json.load(answer).get("items", [])}
 
 
+def remove(address, name):
+    place = f"{address}/storage/v1/b/bucket/o/{urllib.parse.quote(name, safe='')}"
+    urllib.request.urlopen(urllib.request.Request(place, method="DELETE")).close()
+
+
 def read(address, name):
     with urllib.request.urlopen(
         f"{address}/storage/v1/b/bucket/o/{urllib.parse.quote(name, safe='')}?alt=media"
@@ -79,8 +85,8 @@ def read(address, name):
         return answer.read().decode()
 
 
-def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference, logged, tmp_path):
-    """Killed on the way, gone on with, evaluated, drawn and exported."""
+def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference, logged):
+    """Killed on the way, gone on with, evaluated, drawn, damaged and mended."""
     address, _ = cloud
     arguments = command("gs://bucket/runs/one")
     first = lbopt(*arguments, wait=False)
@@ -109,13 +115,35 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
     (out, err), code = lbopt("report", "--workdir=gs://bucket/runs/one")
     assert (code, out) == (0, "gs://bucket/runs/one/report.html\n"), err
     assert "<html" in read(address, "runs/one/report.html")
-    output = tmp_path / "exported"
-    (_, err), code = lbopt("export", "--workdir=gs://bucket/runs/one", "--format=safetensors", f"--output={output}")
+    for name in objects(address):
+        if re.search(r"checkpoints/20/default/.*/?d/", name):
+            remove(address, name)
+    (out, err), code = lbopt(*arguments)
     assert code == 0, err
+    assert "checkpoint gs://bucket/runs/one/checkpoints/20 cannot be read (" in err
+    assert "; moved to gs://bucket/runs/one/damaged/20; going back to step 18\n" in err
+    assert any(name.startswith("runs/one/damaged/20/default/") for name in objects(address))
+    assert "runs/one/checkpoints/20/commit_success.txt" in objects(address), "saved anew"
     other = [argument.replace("seed=7", "seed=8") for argument in arguments]
     (_, err), code = lbopt(*other)
     assert (code, err.count("\n")) == (2, 1)
     assert "--workdir = 'gs://bucket/runs/one': it holds a training run of another config (seed" in err
+
+
+def test_two_processes_in_a_bucket(cloud, start):
+    """The first writes all but its part of the arrays; then both go on from the bucket, and nobody is left at work there."""
+    address, variables = cloud
+    command = train_command("gs://bucket/runs/two")
+    told = lambda index, of_job: {**variables, **of_job}  # noqa: E731
+    for codes, step in (([0, 0], "starting"), ([0, 0], "step 20 of 20")):
+        job = start(command, change=told)
+        assert job.codes() == codes, [job.said(0), job.said(1)]
+        assert step in "\n".join(job.said(0))
+        assert job.said(1) == []
+    lines = [json.loads(line) for line in read(address, "runs/two/metrics.jsonl").splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert any(re.search(r"checkpoints/20/default/ocdbt.process_1/", name) for name in objects(address))
+    assert "runs/two/.lease.json" not in objects(address)
 
 
 def test_a_bucket_without_permission(lbopt, command):
@@ -135,31 +163,54 @@ def test_another_address_is_refused(workdir, command, capsys):
     assert capsys.readouterr().err == f"lbopt train: --workdir = '{workdir}': give a folder, or gs://BUCKET/FOLDER\n"
 
 
-def test_two_runs_in_one_folder_of_a_bucket(tmp_path, monkeypatch):
-    """A lease is an object like any other: here a file. The second waits, sees it renewed, and is refused."""
+@pytest.fixture
+def leases(tmp_path, monkeypatch):
+    """Return a function (name of a machine) -> a lease that it takes; leases are objects like any other: here a file."""
     monkeypatch.setattr(bucket, "_RENEW_S", 0.4)
-    monkeypatch.setattr(bucket.socket, "gethostname", lambda: "host-a")
-    first = bucket._Lease(tmp_path)
-    monkeypatch.setattr(bucket.socket, "gethostname", lambda: "host-b")
-    with pytest.raises(UserError, match=r"another process is at work there \(host-a, pid \d+\); wait for it"):
-        bucket._Lease(tmp_path)
+    monkeypatch.setattr(bucket, "_SETTLE_S", 0.1)
+
+    def take(machine):
+        monkeypatch.setattr(bucket.socket, "gethostname", lambda: machine)
+        monkeypatch.setattr(bucket, "_space", lambda: machine)
+        return bucket._Lease(tmp_path)
+
+    return take
+
+
+def test_two_runs_in_one_folder_of_a_bucket(leases, tmp_path):
+    """The second waits, sees it renewed, and is refused."""
+    first = leases("host-a")
+    with pytest.raises(EnvironmentProblem, match=r"another process is at work there \(host-a, pid \d+\); wait for it"):
+        leases("host-b")
+    first.check()
     first.release()
     assert not list(tmp_path.iterdir())
-    bucket._Lease(tmp_path).release()
+    leases("host-b").release()
 
 
-def test_a_lease_that_nobody_renews_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(bucket, "_RENEW_S", 0.4)
+def test_a_lease_that_nobody_renews_is_taken(leases, tmp_path):
     (tmp_path / ".lease.json").write_text('{"host": "host-of-old", "pid": 1, "id": "x", "renewed": 0}')
     begin = time.monotonic()
-    bucket._Lease(tmp_path).release()
+    leases("host").release()
     assert 0.9 < time.monotonic() - begin < 5
 
 
-@pytest.mark.parametrize("text", ['{"host": "here", "pid": 4194305, "id": "x"}', "{", "", "[]"])
-def test_a_lease_of_a_process_that_has_ended_is_taken_at_once(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(bucket.socket, "gethostname", lambda: "here")
+def test_who_stood_still_and_lost_its_lease_is_told_and_leaves_it_to_the_other(leases, tmp_path):
+    first = leases("host-a")
+    other = json.dumps({"host": "host-b", "pid": 7, "id": "other"})
+    (tmp_path / ".lease.json").write_text(other)
+    first._thread.join(5)
+    assert not first._thread.is_alive()
+    with pytest.raises(EnvironmentProblem, match=r"another process is at work there \(host-b, pid 7\)"):
+        first.check()
+    first.release()
+    assert (tmp_path / ".lease.json").read_text() == other
+
+
+@pytest.mark.parametrize("text", ['{"host": "a", "pid": 4194305, "space": "here", "id": "x"}', "{", "", "[]"])
+def test_a_lease_of_a_process_that_has_ended_is_taken_at_once(leases, tmp_path, text, monkeypatch):
+    monkeypatch.setattr(bucket, "_RENEW_S", 30)
     (tmp_path / ".lease.json").write_text(text)
     begin = time.monotonic()
-    bucket._Lease(tmp_path).release()
+    leases("here").release()
     assert time.monotonic() - begin < 5

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import gcsfs.retry
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,7 +193,12 @@ def test_what_is_only_read_is_left_where_it_is(train, command, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
-    "error", [PermissionError(13, "Permission denied"), ValueError("UNAVAILABLE: the bucket does not answer")]
+    "error",
+    [
+        PermissionError(13, "Permission denied"),
+        ValueError("UNAVAILABLE: the bucket does not answer"),
+        gcsfs.retry.HttpError({"message": "Backend Error", "code": 503}),
+    ],
 )
 def test_what_cannot_be_read_now_is_not_taken_for_damaged(workdir, error, monkeypatch):
     def refuse(*arguments):

@@ -1,0 +1,29 @@
+"""Compiled programs that outlive the process: a restart compiles nothing again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+
+import jax
+
+_MIN_COMPILE_S = 0.2
+"""Programs that took less are not kept; JAX's own default is a second."""
+
+
+def keep() -> None:
+    """Let JAX keep compiled programs in `~/.cache/lbopt`, unless the user has told JAX where, or not to.
+
+    `JAX_COMPILATION_CACHE_DIR` names another folder, which may be gs://..., and `JAX_ENABLE_COMPILATION_CACHE=false` switches this off.
+    Of the processes of a job only the first one writes (JAX): to spare all hosts the work, name a folder that all share.
+    """
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
+        return
+    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path("~/.cache").expanduser())
+    folder = root / "lbopt" / "compiled"
+    with contextlib.suppress(OSError):  # where there is no home, programs are compiled at every start
+        folder.mkdir(parents=True, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_S)

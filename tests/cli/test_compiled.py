@@ -1,0 +1,45 @@
+"""Where compiled programs are kept from one start to the next."""
+
+import jax
+import pytest
+
+from lbopt.cli import compiled
+
+NAMES = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+
+
+@pytest.fixture
+def unset(monkeypatch):
+    """As if the user had told JAX nothing."""
+    before = {name: getattr(jax.config, name) for name in NAMES}
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.usefixtures("unset")
+def test_they_are_kept_at_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled.keep()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "lbopt" / "compiled")
+    assert (tmp_path / "lbopt" / "compiled").is_dir()
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == compiled._MIN_COMPILE_S
+
+
+@pytest.mark.usefixtures("unset")
+def test_without_a_home_nothing_is_kept(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    compiled.keep()
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_what_the_user_has_said_stays(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = jax.config.jax_compilation_cache_dir
+    assert before is not None, "the tests have said so"
+    compiled.keep()
+    assert jax.config.jax_compilation_cache_dir == before
+    assert not (tmp_path / "lbopt").exists()
