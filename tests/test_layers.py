@@ -54,7 +54,6 @@ CONFINED = {
         "data/prepare/generated_images.py",
     },
     "scipy": {"plan/bounds.py"},
-    "sklearn": {"data/digits.py"},
     "tokenizers": {"data/text.py"},
     "matplotlib": {"report/page.py", "sweep/report.py"},
     "ml_collections": {"cli/arguments.py"},
