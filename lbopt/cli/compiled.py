@@ -8,7 +8,7 @@ import pathlib
 
 import jax
 
-_MIN_COMPILE_S = 0.2
+MIN_COMPILE_S = 0.2
 """Programs that took less are not kept; JAX's own default is a second."""
 
 
@@ -26,4 +26,4 @@ def keep() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_S)
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
