@@ -44,6 +44,21 @@ put() {
     storage cp "$SCRATCH/object" "$HOME_URL/$2"
 }
 
+# ask_wanted: 0 and OUT = the wish for a run that the bucket has, 1 it has none, 2 nobody knows, with REASON.
+ask_wanted() {
+    try cloud storage cat "$HOME_URL/wanted" && return
+    [[ $ERR == *'matched no objects'* || $ERR == *'not found: 404'* ]] || return 2
+    return 1
+}
+
+# is_wanted: ask_wanted, and an answer there must be: who does not know must not take it for "no".
+is_wanted() {
+    local code=0
+    ask_wanted || code=$?
+    [ "$code" -ne 2 ] || die 3 "PROJECT=$PROJECT BUCKET=$BUCKET: whether a run is wanted cannot be read: ${REASON:-no answer}; run this again, or grant this account roles/storage.objectAdmin on the bucket"
+    return "$code"
+}
+
 # ask_state: STATE = what the queued resource is, ABSENT, or UNKNOWN with REASON.
 ask_state() {
     if try tpus queued-resources describe "$NAME" --format='value(state.state)'; then

@@ -5,7 +5,7 @@
 pack() {
     local archive=$SCRATCH/source.tar.gz
     # A machine that is replaced takes what the bucket has: that must be what the others run.
-    if try cloud storage ls "$HOME_URL/wanted" && [ -z "$DRY_RUN" ]; then
+    if is_wanted && [ -z "$DRY_RUN" ]; then
         die 2 "NAME=$NAME: a run is wanted, with the source it began with; tpu/stop first"
     fi
     git -C "$ROOT" rev-parse --verify --quiet HEAD >/dev/null || die 3 "$ROOT is not a git checkout with a commit; clone the repository"

@@ -114,6 +114,10 @@ class Cloud:
         """Return the folder of a worker."""
         return self.root / "nodes" / node / str(index)
 
+    def go(self):
+        """Let programs go on that hold at a step."""
+        (self.workdir / "go").touch()
+
     def metrics(self):
         """Return the lines of metrics.jsonl."""
         path = self.workdir / "metrics.jsonl"

@@ -1,9 +1,9 @@
 """Stands in for a training program: counts steps, saves every fifth, writes metrics, and resumes where it was saved.
 
-    python stand_in.py WORKDIR STEPS [--sleep=S] [--fail-at=STEP:CODE] [--preempt-every=STEPS]
+    python stand_in.py WORKDIR STEPS [--sleep=S] [--hold-at=STEP] [--fail-at=STEP:CODE] [--preempt-every=STEPS]
 
 What it writes depends on every step before, so that a run which lost or repeated a step ends with other numbers. On SIGTERM
-it saves and ends with 75. One state a process; the first one writes metrics.jsonl.
+it saves and ends with 75. With --hold-at it goes beyond that step once WORKDIR/go exists. One state a process; the first one writes metrics.jsonl.
 """
 
 import argparse
@@ -21,6 +21,7 @@ def main():
     parser.add_argument("workdir", type=pathlib.Path)
     parser.add_argument("steps", type=int)
     parser.add_argument("--sleep", type=float, default=0.02)
+    parser.add_argument("--hold-at", type=int)
     parser.add_argument("--fail-at", default="")
     parser.add_argument("--preempt-every", type=int, default=0)
     arguments = parser.parse_args()
@@ -36,6 +37,8 @@ def main():
         if fail_step and state["step"] == int(fail_step):
             print(f"process {process} fails at step {fail_step}", flush=True)
             sys.exit(int(fail_code))
+        while state["step"] == arguments.hold_at and not (asked or (arguments.workdir / "go").exists()):
+            time.sleep(0.02)
         state["step"] += 1
         if arguments.preempt_every and state["step"] % arguments.preempt_every == 0:
             asked.append(True)

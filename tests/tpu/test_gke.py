@@ -84,6 +84,7 @@ def test_pods(cloud):
     (container,) = pod["containers"]
     assert container["resources"] == {"requests": {"google.com/tpu": 4}, "limits": {"google.com/tpu": 4}}
     assert container["image"] == SETTINGS["IMAGE"]
+    assert {"name": "JAX_COMPILATION_CACHE_DIR", "value": "gs://bucket/lbopt/lamb/compiled"} in container["env"]
 
 
 def test_the_command_arrives_as_it_is(cloud):
@@ -97,23 +98,26 @@ def _pod(manifest):
     return manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
-def _outcome(manifest, exit_code=None, condition=None):
-    """Return what the JobSet controller does when a pod fails: the first matching rule of the job, then of the set."""
+def _outcome(manifest, exit_code=None, condition=None, failed_before=0):
+    """Return what is done when a pod fails: by the first matching rule of the job, which counts what matches none, then of the set."""
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
     for index, rule in enumerate(job["podFailurePolicy"]["rules"]):
         assert rule["action"] == "FailJob"
+        codes = rule.get("onExitCodes", {"values": []})
         if condition in [pattern["type"] for pattern in rule.get("onPodConditions", [])]:
             reason, message = (
                 "PodFailurePolicy",
                 f"Pod default/a-0 has condition {condition} matching FailJob rule at index {index}",
             )
             break
-        if exit_code in rule.get("onExitCodes", {}).get("values", []):
-            assert rule["onExitCodes"]["containerName"] == "lbopt"
+        if exit_code and codes["values"] and (exit_code in codes["values"]) == (codes["operator"] == "In"):
+            assert codes["containerName"] == "lbopt"
             message = f"Container lbopt for pod default/a-0 failed with exit code {exit_code} matching FailJob rule at index {index}"
             reason = "PodFailurePolicy"
             break
+    if reason == "BackoffLimitExceeded" and failed_before < job["backoffLimit"]:
+        return "a new pod in its place"
     for rule in manifest["spec"]["failurePolicy"]["rules"]:
         patterns = rule.get("onJobFailureMessagePatterns", [""])
         if reason in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
@@ -128,12 +132,17 @@ def _outcome(manifest, exit_code=None, condition=None):
         ({"condition": "DisruptionTarget"}, "RestartJobSetAndIgnoreMaxRestarts"),
         ({"exit_code": 2}, "FailJobSet"),
         ({"exit_code": 1}, "RestartJobSet"),
-        ({"exit_code": 3}, "RestartJobSet"),
         ({"exit_code": 137}, "RestartJobSet"),
+        # A node vanishes: its 3 peers end first, and then Kubernetes sees it.
+        ({"exit_code": 3, "failed_before": 2}, "a new pod in its place"),
+        ({"condition": "DisruptionTarget", "failed_before": 3}, "RestartJobSetAndIgnoreMaxRestarts"),
+        # The bucket may not be written: all 4 workers end, the 8th time for good.
+        ({"exit_code": 3, "failed_before": 4 * 7 - 1}, "a new pod in its place"),
+        ({"exit_code": 3, "failed_before": 4 * 7}, "FailJobSet"),
     ],
 )
 def test_restarts(cloud, how, action):
-    manifest = _manifest(cloud, MAX_FAILURES=5)
+    manifest = _manifest(cloud, MAX_FAILURES=5, MAX_LOST_PEERS=7)
     assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 5
     assert _outcome(manifest, **how) == action
 
@@ -175,7 +184,14 @@ def test_xpk(cloud):
     cloud.set(**SETTINGS)
     assert cloud.tpu("gke/xpk").returncode == 0
     ((_, _, _, *flags),) = cloud.calls("xpk")
-    for flag in ("--restart-on-exit-codes=3,75", "--max-restarts=100", "--tpu-type=v5p-32", "--num-slices=2", "--spot"):
+    for flag in (
+        "--env=JAX_COMPILATION_CACHE_DIR=gs://bucket/lbopt/lamb/compiled",
+        "--restart-on-exit-codes=3,75",
+        "--max-restarts=100",
+        "--tpu-type=v5p-32",
+        "--num-slices=2",
+        "--spot",
+    ):
         assert flag in flags
     assert "--command=cd /opt/lbopt && exec env python stand_in.py $WORKDIR 40" in flags
 

@@ -4,7 +4,6 @@ run that nobody disturbed."""
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -20,16 +19,12 @@ TRAIN = (
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Return the metrics of two processes that ran to the end, without the cloud and the keeper."""
+    """Return the metrics of one process with both devices that ran to the end, without the cloud and the keeper."""
     workdir = tmp_path_factory.mktemp("uninterrupted")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
-    shared |= {"WORKDIR": str(workdir), "JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"}
-    command = ["bash", "-c", TRAIN.replace(" python ", f" {sys.executable} ")]
-    processes = [subprocess.Popen(command, env=shared | {"JAX_PROCESS_ID": str(index)}) for index in range(2)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    alone = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_COORDINATOR_ADDRESS")}
+    command = TRAIN.replace("DEVICES=1 python", f"DEVICES=2 {sys.executable}")
+    alone |= {"JAX_PLATFORMS": "cpu", "WORKDIR": str(workdir)}
+    subprocess.run(["bash", "-c", command], env=alone, check=True, timeout=120)
     return _numbers(workdir)
 
 

@@ -62,7 +62,7 @@ def test_a_request_that_waiting_does_not_mend_is_made_once(cloud):
 
 
 def test_preempted_with_notice_and_replaced(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.1")
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     babysit = cloud.start("babysit")
@@ -72,6 +72,7 @@ def test_preempted_with_notice_and_replaced(cloud, uninterrupted):
     # The notice reaches the program, which saves where it is.
     kept = cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/log"
     cloud.until(lambda: kept.exists() and "saved step" in kept.read_text())
+    cloud.go()
     cloud.preempt()
     done = cloud.finish(babysit)
     assert done.returncode == 0, f"{done}\n{cloud.everything()}"
@@ -84,12 +85,13 @@ def test_preempted_with_notice_and_replaced(cloud, uninterrupted):
 
 
 def test_preempted_without_notice(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.1")
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     babysit = cloud.start("babysit")
     cloud.until(lambda: len(cloud.metrics()) >= 10)
     cloud.preempt()  # SIGKILL to all, and the disks are gone
+    cloud.go()
     done = cloud.finish(babysit)
     assert done.returncode == 0, f"{done}\n{cloud.everything()}"
     assert cloud.metrics() == uninterrupted
@@ -98,11 +100,12 @@ def test_preempted_without_notice(cloud, uninterrupted):
 
 
 def test_a_rebooted_machine_goes_on_by_itself(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.1")
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: len(cloud.metrics()) >= 10)
     cloud.play("cloud.power_off('lamb', 0)\ncloud.boot('lamb', 0)")  # nobody babysits
+    cloud.go()
     cloud.until(lambda: len(cloud.metrics()) == 40)
     assert cloud.metrics() == uninterrupted
     assert (
@@ -121,7 +124,7 @@ def test_preemptions_are_bounded(cloud):
 
 
 def test_ssh_of_one_worker_drops(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.1")
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     cloud.script(unreachable=["lamb/1"])
@@ -129,6 +132,7 @@ def test_ssh_of_one_worker_drops(cloud, uninterrupted):
     assert status.returncode == 0
     assert "worker 0-0: running 1" in status.stdout
     assert "worker 0-1: silent" in status.stdout
+    cloud.go()
     done = cloud.tpu("babysit")
     assert done.returncode == 0, f"{done}\n{cloud.everything()}"
     assert "worker 0-1: silent" in done.stdout
@@ -159,6 +163,19 @@ def test_gcloud_fails_for_good(cloud):
     done = cloud.tpu("status")
     assert done.returncode == 3
     assert done.stderr.startswith("tpu/status: PROJECT=my-project ZONE=us-central2-b: ERROR: ")
+
+
+def test_a_bucket_that_does_not_answer_is_not_taken_for_a_wish(cloud):
+    cloud.script(busy={"user cat": 3})
+    done = cloud.tpu("babysit")  # there are no machines
+    assert done.returncode == 0, done
+    assert done.stdout.count("HTTPError 503") == 3
+    assert "no run is wanted" in done.stdout
+    cloud.script(busy={"user cat": 99})
+    done = cloud.tpu("babysit")
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert not cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")
 
 
 def test_logs_follow(cloud):
@@ -196,6 +213,16 @@ def test_a_worker_is_missing_at_the_start(cloud):
     done = cloud.tpu("run")
     assert done.returncode == 3
     assert "worker 1 of 2 (counted from 0) did not answer" in done.stderr
+    # babysit does not wait for ever: it gets new machines, and when these may not read the bucket, it ends.
+    cloud.set(SETUP_S=1, MAX_FAILURES=1)
+    cloud.script(unreachable=["lamb/1"], forbidden=["worker cp"])
+    done = cloud.tpu("babysit")
+    assert done.returncode == 1, done
+    assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 2
+    assert done.stderr == (
+        "tpu/babysit: MAX_FAILURES=1 is reached: worker 1 of 2 (counted from 0) has not begun after SETUP_S=1 s "
+        "('silent; in the bucket: nothing'); tpu/setup --keep-source says why; see tpu/status and tpu/logs, or tpu/delete\n"
+    )
 
 
 def test_a_failing_program_ends_with_its_log(cloud):
@@ -261,7 +288,7 @@ def test_babysit_does_not_make_machines_for_nothing(cloud):
 
 
 def test_stop_ends_its_own_processes_only_and_run_goes_on(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.1")
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     # The same program, started by hand on the same machine.
@@ -282,6 +309,7 @@ def test_stop_ends_its_own_processes_only_and_run_goes_on(cloud, uninterrupted):
         assert (cloud.worker(0) / "lbopt/run/state").read_text() == "stopped\n"
         assert "saved step" in (cloud.worker(0) / "lbopt/run/log").read_text()
         assert cloud.tpu("stop").stdout.count("nothing runs here") == 2
+        cloud.go()
         assert cloud.tpu("run").returncode == 0
         assert cloud.tpu("babysit").returncode == 0
         assert cloud.metrics() == uninterrupted

@@ -185,6 +185,24 @@ def test_bucket_without_permission(cloud, script):
     )
 
 
+def test_a_wish_that_cannot_be_read_is_not_taken_for_none(cloud):
+    cloud.ready()
+    bucket = cloud.root / "buckets/bucket/lbopt/lamb"
+    (bucket / "workers").mkdir()
+    (bucket / "workers/log").write_text("of the run that is going on")
+    (bucket / "wanted").write_text("COMMAND='x'")
+    before = {file: file.read_bytes() for file in bucket.rglob("*") if file.is_file()}
+    cloud.script(busy={"user cat": 99})
+    for script in ("run", "stop", "setup"):
+        done = cloud.tpu(script)
+        assert done.returncode == 3, done
+        assert done.stderr == (
+            f"tpu/{script}: PROJECT=my-project BUCKET=gs://bucket: whether a run is wanted cannot be read: ERROR: (gcloud.storage.cat) "
+            "HTTPError 503: try again; run this again, or grant this account roles/storage.objectAdmin on the bucket\n"
+        )
+        assert {file: file.read_bytes() for file in bucket.rglob("*") if file.is_file()} == before
+
+
 def test_nobody_is_logged_in(cloud):
     cloud.script(logged_out=True)
     done = cloud.tpu("preflight")

@@ -129,6 +129,23 @@ def test_what_the_program_leaves_behind_ends_with_it(cloud):
         script.unlink()
 
 
+def test_compiled_programs_outlive_the_machine(cloud):
+    del cloud.environment["JAX_COMPILATION_CACHE_DIR"]  # of the tests
+    cloud.set(ACCELERATOR="v4-8", EXTRAS="tpu,gcs", COMMAND="printenv JAX_COMPILATION_CACHE_DIR")
+    cloud.ready()
+    for extras, ours, expected in (
+        ("tpu,gcs", {}, "gs://bucket/lbopt/lamb/compiled"),
+        ("tpu", {}, f"{cloud.worker(0)}/lbopt/compiled"),  # without gcsfs
+        ("tpu", {"JAX_COMPILATION_CACHE_DIR": "gs://ours"}, "gs://ours"),
+    ):
+        cloud.set(ACCELERATOR="v4-8", EXTRAS=extras, COMMAND="printenv JAX_COMPILATION_CACHE_DIR")
+        (cloud.worker(0) / "lbopt/extras").write_text(extras)
+        cloud.environment |= ours
+        assert cloud.tpu("run").returncode == 0
+        cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "done\n")
+        assert expected in (cloud.worker(0) / "lbopt/run/log").read_text().splitlines()
+
+
 def test_logs_and_states_reach_the_bucket(cloud):
     cloud.set(SYNC_S=1, COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
     cloud.ready()

@@ -18,6 +18,7 @@ from jobs import train_command
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import bucket
 
+RARELY = "--config.checkpoint.every_steps=9"
 SERVER = pathlib.Path(__file__).parents[1] / "oracles" / "bucket_server.py"
 
 
@@ -88,7 +89,7 @@ def read(address, name):
 def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference, logged):
     """Killed on the way, gone on with, evaluated, drawn, damaged and mended."""
     address, _ = cloud
-    arguments = command("gs://bucket/runs/one")
+    arguments = command("gs://bucket/runs/one", RARELY)
     first = lbopt(*arguments, wait=False)
     until = time.monotonic() + 90
     while (
@@ -133,7 +134,7 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
 def test_two_processes_in_a_bucket(cloud, start):
     """The first writes all but its part of the arrays; then both go on from the bucket, and nobody is left at work there."""
     address, variables = cloud
-    command = train_command("gs://bucket/runs/two")
+    command = train_command("gs://bucket/runs/two", RARELY)
     told = lambda index, of_job: {**variables, **of_job}  # noqa: E731
     for codes, step in (([0, 0], "starting"), ([0, 0], "step 20 of 20")):
         job = start(command, change=told)

@@ -168,6 +168,10 @@ def ssh(argv):
 def _may(verb):
     with cloud.state() as value:
         who = "worker" if os.environ.get("FAKE_MACHINE") else "user"
+        busy = value["script"].get("busy", {})
+        if busy.get(f"{who} {verb}", 0) > 0:
+            busy[f"{who} {verb}"] -= 1
+            cloud.fail(f"(gcloud.storage.{verb}) HTTPError 503: try again")
         if f"{who} {verb}" in value["script"].get("forbidden", []):
             cloud.fail(f"(gcloud.storage.{verb}) HTTPError 403: {who}@example.com does not have storage access.")
 
@@ -209,15 +213,6 @@ def cat(argv):
         sys.stdout.write(path.read_text()[int(flags.get("--range", 0)) :])
 
 
-def ls(argv):
-    """List an object."""
-    (url,), _ = cloud.parse("ls", argv, (), ("--quiet",), (), (1, 1))
-    _may("ls")
-    if not cloud.object_path(url).exists():
-        cloud.fail("(gcloud.storage.ls) One or more URLs matched no objects.")
-    print(url)
-
-
 def remove(argv):
     """Remove an object, or all below with --recursive."""
     (url,), flags = cloud.parse("rm", argv, (), ("--quiet", "--recursive"), (), (1, 1))
@@ -251,7 +246,6 @@ COMMANDS = {
     "compute tpus tpu-vm ssh": ssh,
     "storage cp": copy,
     "storage cat": cat,
-    "storage ls": ls,
     "storage rm": remove,
     "auth list": accounts,
 }
