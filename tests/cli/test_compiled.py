@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from lbopt.cli import compiled
+from lbopt.cli import compiled, main
 
 NAMES = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
@@ -43,3 +43,12 @@ def test_what_the_user_has_said_stays(monkeypatch, tmp_path):
     compiled.keep()
     assert jax.config.jax_compilation_cache_dir == before
     assert not (tmp_path / "lbopt").exists()
+
+
+@pytest.mark.parametrize(("command", "kept"), [("train", 1), ("sweep", 1), ("evaluate", 1), ("plan", 0)])
+def test_who_compiles_for_devices_that_are_here_keeps(command, kept, monkeypatch):
+    """A plan's programs are for absent devices: JAX cannot keep them."""
+    asked = []
+    monkeypatch.setattr(compiled, "keep", lambda: asked.append(True))
+    assert main.main([command, "--config=nowhere.py", "--workdir=nowhere"]) == 2
+    assert len(asked) == kept

@@ -147,13 +147,17 @@ def test_two_processes_in_a_bucket(cloud, start):
     assert "runs/two/.lease.json" not in objects(address)
 
 
-def test_a_bucket_without_permission(lbopt, command):
+def test_a_bucket_without_permission(cloud, start):
+    """One line, on both processes, before anything is compiled."""
     begin = time.monotonic()
-    (_, err), code = lbopt(*command("gs://bucket/forbidden/one"))
-    assert (code, err.count("\n")) == (3, 1), err
-    assert err.startswith("lbopt train: --workdir = 'gs://bucket/forbidden/one': cannot be written (")
-    assert "give this machine's account the right to read and write its objects" in err
+    job = start(train_command("gs://bucket/forbidden/one"), change=lambda index, of_job: {**cloud[1], **of_job})
+    assert job.codes(60) == [3, 3]
     assert time.monotonic() - begin < 60
+    (first,), (second,) = job.said(0), job.said(1)
+    said = "--workdir = 'gs://bucket/forbidden/one': cannot be written ("
+    assert first.startswith(f"lbopt train: {said}")
+    assert "give this machine's account the right to read and write its objects" in first
+    assert re.match(rf"lbopt train: process 0 of 2 \(.*\): {re.escape(said)}", second)
 
 
 @pytest.mark.parametrize("workdir", ["s3://bucket/run", "gs://", "gs://bucket", "gs://bucket/", "gs://bucket/a/../b"])
