@@ -160,7 +160,7 @@ class _Guard:
             return self._hub_is_gone(f"it has not been heard of for {SILENT_S:.0f} s")
         if now - self._beaten > BEAT_S:
             self._beaten = now
-            self._hub.send(**self._state, silent_s=now - self._spoke)
+            self._hub.send(**self._state, silent_s=now - self._spoke if self._child else 0.0)
         if self._signals.stop and not self._asked:
             self._asked = True
             if not self._saves:

@@ -153,10 +153,15 @@ class Hub:
         else:
             self._processes[index] = process
             if len(self._processes) == self._place.count:
-                self._started = True
-                self._tell_all(started=True)
+                self._start()
             for message in (messages or [])[1:]:
                 self._answer(index, process, message)
+
+    def _start(self) -> None:
+        self._started = True
+        for process in self._processes.values():  # waiting for the last one was no hang
+            process.since = time.monotonic()
+        self._tell_all(started=True)
 
     def _refuse(self, process: _Process, line: str) -> None:
         process.wire.send(end={"code": EXIT_USER, "line": line, "kind": "said"})

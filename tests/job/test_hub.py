@@ -196,6 +196,16 @@ def test_a_hang_is_when_nobody_goes_on_or_one_does_not_beat(place, states, said)
         assert told["line"].startswith(said)
 
 
+def test_waiting_for_the_last_one_is_no_hang(place):
+    place = dataclasses.replace(place, hang_timeout_s=2)
+    Hub(place)
+    first = Guard(place, 0)
+    assert beats([first], [{}], 3) is None
+    last = Guard(place, 1)
+    last.wait_for("started")
+    assert beats([first, last], [{}, {}], 1) is None
+
+
 def test_a_post_that_cannot_be_kept_is_an_error_where_the_first_one_waits(place):
     """And not a thread that has ended without a word, and a job that waits for ever."""
     ours, theirs = socket.socketpair()
