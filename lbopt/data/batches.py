@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -190,9 +193,17 @@ class _Pieces:
 
 
 def _in_a_worker(index: int, count: int) -> None:
-    """Leave it to the training process to end on SIGTERM: it has a state to save."""
+    """Leave it to the training process to end on SIGTERM, it has a state to save; and end when that has been killed."""
     del index, count
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="lbopt parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(0)
 
 
 def _joined(pieces: Iterable[Batch], size: int, dataset: Dataset) -> Batch:

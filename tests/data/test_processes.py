@@ -1,5 +1,10 @@
 """Whatever is read, and by however many processes: the same global batches."""
 
+import pathlib
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 
@@ -59,3 +64,25 @@ def test_reading_resumes_at_the_next_example(kind):
     straight = list(read(TrainBatches(dataset, 3, 12, 9)))
     for batch, wanted in zip(read(TrainBatches(dataset, 3, 12, 9), 4), straight[4:], strict=True):
         assert all(np.array_equal(batch[name], wanted[name]) for name in wanted)
+
+
+def test_readers_end_with_a_training_process_that_is_killed():
+    program = pathlib.Path(__file__).with_name("killed_reader.py")
+    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
+    readers = [f"/proc/{pid}/cmdline" for pid in process.stdout.readline().split()]
+    spawned = [file for file in readers if "spawn_main" in pathlib.Path(file).read_text()]
+    assert len(spawned) == 2
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 20
+    while any(map(alive, spawned)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(alive, spawned))
+
+
+def alive(file):
+    """A process that has ended and is waited for by nobody has no command line."""
+    try:
+        return bool(pathlib.Path(file).read_text())
+    except OSError:
+        return False
