@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import time
 
 import jax
+from jax._src import compilation_cache  # there is no public way to ask whether an entry can be read
 
 MIN_COMPILE_S = 0.2
 """Programs that took less are not kept; JAX's own default is a second."""
@@ -24,6 +26,25 @@ def keep() -> None:
     folder = root / "lbopt" / "compiled"
     with contextlib.suppress(OSError):  # where there is no home, programs are compiled at every start
         folder.mkdir(parents=True, exist_ok=True)
+        _remove_torn(folder)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
+
+
+def _remove_torn(folder: pathlib.Path) -> None:
+    """Remove what a killed process has left half written: JAX would warn of it at every start, and never write it again.
+
+    Only programs that have come since the last look are looked at.
+    """
+    stamp = folder / ".looked-at"
+    looked = stamp.stat().st_mtime if stamp.exists() else 0.0
+    now = time.time()
+    for entry in folder.glob("*-cache"):
+        if entry.stat().st_mtime >= looked:
+            try:
+                compilation_cache.decompress_executable(entry.read_bytes())
+            except Exception:  # of three libraries
+                entry.unlink(missing_ok=True)
+    stamp.touch()
+    os.utime(stamp, (now, now))

@@ -24,6 +24,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
     """
     arguments.parse("doctor", argv, JOB_FLAGS)
     processes.start(job)
+    job.doing("checking")
     failed = 0
     for name, check in CHECKS.items():
         try:

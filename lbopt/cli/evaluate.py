@@ -9,7 +9,7 @@ from lbopt.cli import arguments
 from lbopt.cli.train import comparison, with_vocabulary
 from lbopt.config import TrainConfig, checks
 from lbopt.errors import UserError
-from lbopt.job.member import Alone
+from lbopt.job.member import STARTING, Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.parallel.state import TrainState
@@ -34,8 +34,10 @@ def run(argv: Sequence[str], job: Alone) -> None:
     config = arguments.load_config(given["config"], overrides, TrainConfig)
     job.same("config", checks.to_json(config))
     processes.start(job)
+    job.doing("reading the checkpoint", patience=STARTING)
     with bucket.opened(given["workdir"], job, write=False) as folder:
         plan, state = _restore(config, folder, given.get("checkpoint", "latest"), job)
+    job.doing("evaluating")
     step = int(state.step)
     plan = plan.phase_at(step)
     scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}

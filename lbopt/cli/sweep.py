@@ -7,7 +7,7 @@ from typing import Any
 
 from lbopt.cli import arguments
 from lbopt.config import SweepConfig, checks
-from lbopt.job.member import Alone
+from lbopt.job.member import STARTING, Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
@@ -47,6 +47,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
             runner.run_sweep(config, problem, cells, workdir, watch)
             if job.index:
                 return
+            job.doing("writing the report", patience=STARTING)
             saved = workdirs.read_config(workdir, "sweep")
             assert saved is not None
             file, summary = report.write_sweep_report(workdir, saved)

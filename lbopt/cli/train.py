@@ -53,6 +53,7 @@ def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: st
     """Train in a local folder and return the lines of its metrics."""
     job = watch.job
     workdirs.check_shared(folder, job)
+    job.doing("making the data and the model ready", patience=STARTING)
     plan = build.build(with_vocabulary(config, folder))
     if not is_begun(workdirs.absolute(folder)):
         plan.check_start()

@@ -43,13 +43,26 @@ def run(place: Place, arguments: Sequence[str], saves: bool) -> int:
     Raises:
       UserError, EnvironmentProblem: if the job does not come together.
     """
-    hub = Hub(place) if place.index == 0 else None
+    hub = _open_hub(place) if place.index == 0 else None
     with _Signals() as signals:
         wire = _connect(place, signals)
         code = _Guard(place, wire, arguments, saves, signals).watch()
     if hub is not None:
         hub.join(SILENT_S)
     return code
+
+
+def _open_hub(place: Place) -> Hub:
+    """Listen; if somebody does already, and is process 0 too, let all who wait there know that there are two."""
+    try:
+        return Hub(place)
+    except EnvironmentProblem:
+        with contextlib.suppress(OSError):
+            wire = Wire(socket.create_connection((place.host, place.port), timeout=1))
+            _introduce(wire, place)
+            wire.receive()
+            wire.close()
+        raise
 
 
 class _Signals:
@@ -96,8 +109,12 @@ def _connect(place: Place, signals: _Signals) -> Wire:
             print(f"waiting for process 0 at {address}", file=sys.stderr, flush=True)
         time.sleep(_RETRY_S)
     wire.settimeout(None)
-    wire.send(index=place.index, count=place.count, where=f"{socket.gethostname()}, pid {os.getpid()}")
+    _introduce(wire, place)
     return wire
+
+
+def _introduce(wire: Wire, place: Place) -> None:
+    wire.send(index=place.index, count=place.count, where=f"{socket.gethostname()}, pid {os.getpid()}")
 
 
 class _Guard:
@@ -224,7 +241,9 @@ class _Guard:
         if code in (0, EXIT_PREEMPTED):
             self._hub.send(done=True)
             return code
-        if self._failed is None and code < 0:
+        if self._failed is None and code == -signal.SIGTERM and not self._saves:
+            self._fail(_STOPPED, "was stopped", "said")
+        elif self._failed is None and code < 0:
             self._fail(EXIT_ENVIRONMENT, _killed_by(-code), "aborted" if code == -signal.SIGABRT else "died")
         elif self._failed is None:
             self._fail(code, f"ended with exit code {code}", "bug")

@@ -211,6 +211,8 @@ class Hub:
             )
         elif len(said) == self._place.count:
             del self._rounds[number]
+            for process in self._processes.values():
+                process.since = time.monotonic()
             self._tell_all(round=number, values=[said[i][1] for i in range(self._place.count)])
 
     def _tick(self, now: float) -> None:

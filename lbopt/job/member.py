@@ -207,7 +207,7 @@ class Member(Alone):
                 self._receive(posted)
             except Exception as error:
                 with self._changed:
-                    self._problem = error
+                    self._problem, self.stop_wanted = error, True  # nothing more would be kept
                     self._changed.notify_all()
 
     def _beat(self) -> None:

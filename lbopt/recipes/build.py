@@ -251,9 +251,17 @@ def _damaged(train: Dataset, validation: Dataset) -> dict[str, float]:
 
 def _make_mesh(parallel: ParallelConfig, devices: Sequence[jax.Device] | None) -> Mesh:
     try:
-        return meshes.make_mesh(parallel.num_devices, devices, parallel.order)
+        mesh = meshes.make_mesh(parallel.num_devices, devices, parallel.order)
     except UserError as error:
         raise UserError(f"config.parallel.{error}") from error
+    taking_part = len({device.process_index for device in mesh.devices.flat})
+    require(
+        devices is not None or taking_part == jax.process_count(),
+        "config.parallel.num_devices",
+        parallel.num_devices,
+        f"{taking_part} of {jax.process_count()} processes would have some; use more devices, or start fewer processes",
+    )
+    return mesh
 
 
 def make_state(

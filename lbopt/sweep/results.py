@@ -60,6 +60,7 @@ class Results:
             _cut_torn_line(self._file)
             self.rows: list[dict[str, Any]] = found
             self._job.on_post(self._write)
+        self.num_before = len(found or ())
         told = self._job.from_first("finished trials", found)
         if found is None:
             self.rows = told

@@ -61,8 +61,8 @@ def run_sweep(
         Progress(total, 0, "trial", silent=job.index > 0) as progress,
     ):
         results = Results(workdir, job, progress)
-        progress.advance(len(results.rows))
-        progress.say(f"{total} trials in {len(cells)} programs, {len(results.rows)} finished before")
+        progress.advance(results.num_before)
+        progress.say(f"{total} trials in {len(cells)} programs, {results.num_before} finished before")
         study = _Study(config, problem, results, progress, watch)
         job.doing("searching and testing", patience=_PATIENCE)
         _run_side_by_side(study, cells[job.index :: job.count], config.num_workers or os.cpu_count() or 1)

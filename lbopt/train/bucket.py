@@ -231,12 +231,12 @@ class _Lease:
     def _is_ours(self) -> bool:
         found = self._read()
         if found.get("id") != self._ours["id"]:
-            self._taken_by = found or {"host": "it has left", "pid": "-"}
+            self._taken_by = found or {"host": "one that has left", "pid": "unknown"}
         return not self._taken_by
 
     def check(self) -> None:
         """Raise `EnvironmentProblem` if another process has taken it."""
-        if self._taken_by:
+        if self._taken_by or (time.time() > self._renewed + 2 * _RENEW_S and not self._is_ours()):
             raise self._held_by(self._taken_by)
 
     def _held_by(self, found: dict[str, Any]) -> EnvironmentProblem:
@@ -253,7 +253,8 @@ class _Lease:
         return found if isinstance(found, dict) else {}
 
     def _write(self) -> None:
-        self._file.write_text(json.dumps({**self._ours, "renewed": time.time()}))
+        self._renewed = time.time()  # this clock goes on while the machine stands still
+        self._file.write_text(json.dumps({**self._ours, "renewed": self._renewed}))
 
     def _renew(self) -> None:
         while not self._released.wait(_RENEW_S):

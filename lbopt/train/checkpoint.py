@@ -88,6 +88,7 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only and self._job.count == 1,
             multiprocessing_options=_by_messages(),
+            cleanup_tmp_directories=not read_only,
         )
         if self._job.count > 1:
             if self._job.index == 0 and not read_only:
@@ -218,7 +219,8 @@ class Checkpoints:
         problems = [each for each in self._job.together(f"restored {step}", problem) if each is not None]
         if not problems:
             names = differing(checksums(state), wanted)
-            problems = [(f"{tree.some(names)} is not what was saved", True)] if names else []
+            found = self._job.together(f"compared {step}", names)  # a process may have read another seal
+            problems = [(f"{tree.some(names)} is not what was saved", True) for names in found if names]
         if problems:
             kind = Damaged if all(damage for _, damage in problems) else EnvironmentProblem
             raise kind(_unreadable(self._folder, step, problems[0][0]))

@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from jax._src import compilation_cache
 
 from lbopt.cli import compiled, main
 
@@ -26,6 +27,20 @@ def test_they_are_kept_at_home(monkeypatch, tmp_path):
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "lbopt" / "compiled")
     assert (tmp_path / "lbopt" / "compiled").is_dir()
     assert jax.config.jax_persistent_cache_min_compile_time_secs == compiled.MIN_COMPILE_S
+
+
+@pytest.mark.usefixtures("unset")
+def test_what_a_kill_has_cut_short_is_removed(monkeypatch, tmp_path):
+    """Else JAX would warn of it at every start."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "lbopt" / "compiled"
+    compiled.keep()
+    whole = compilation_cache.compress_executable(b"program " * 100)
+    (folder / "whole-cache").write_bytes(whole)
+    (folder / "torn-cache").write_bytes(whole[:20])
+    jax.config.update("jax_compilation_cache_dir", None)
+    compiled.keep()
+    assert [file.name for file in folder.glob("*-cache")] == ["whole-cache"]
 
 
 @pytest.mark.usefixtures("unset")
