@@ -153,11 +153,13 @@ def test_a_bucket_without_permission(cloud, start):
     job = start(train_command("gs://bucket/forbidden/one"), change=lambda index, of_job: {**cloud[1], **of_job})
     assert job.codes(60) == [3, 3]
     assert time.monotonic() - begin < 60
-    (first,), (second,) = job.said(0), job.said(1)
-    said = "--workdir = 'gs://bucket/forbidden/one': cannot be written ("
-    assert first.startswith(f"lbopt train: {said}")
-    assert "give this machine's account the right to read and write its objects" in first
-    assert re.match(rf"lbopt train: process 0 of 2 \(.*\): {re.escape(said)}", second)
+    for index in range(2):  # whose failure is heard first is told by both
+        (said,) = job.said(index)
+        assert re.match(
+            r"lbopt train: (process \d of 2 \(.*\): )?--workdir = 'gs://bucket/forbidden/one': cannot be (read|written) \(",
+            said,
+        )
+        assert "give this machine's account the right to read and write its objects" in said
 
 
 @pytest.mark.parametrize("workdir", ["s3://bucket/run", "gs://", "gs://bucket", "gs://bucket/", "gs://bucket/a/../b"])
