@@ -1,4 +1,4 @@
-"""Compiled programs that outlive the process: a restart compiles nothing again."""
+"""Compiled programs that outlive the process: a restart compiles next to nothing."""
 
 from __future__ import annotations
 

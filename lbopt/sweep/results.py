@@ -55,15 +55,15 @@ class Results:
         self._lock = threading.Lock()
         self._job = Alone() if job is None else job
         self._progress = progress
-        found = read_results(workdir) if self._job.index == 0 else None
-        if found is not None:
+        self.rows: list[dict[str, Any]] = []
+        if self._job.index == 0:
+            self.rows = read_results(workdir)
             _cut_torn_line(self._file)
-            self.rows: list[dict[str, Any]] = found
             self._job.on_post(self._write)
-        self.num_before = len(found or ())
-        told = self._job.from_first("finished trials", found)
-        if found is None:
-            self.rows = told
+        found = self._job.from_first("finished trials", list(self.rows))
+        self.num_before = len(found)
+        if self._job.index:
+            self.rows = found
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Append rows in one write and wait until they are on disk, or hand them to who does."""

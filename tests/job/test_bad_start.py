@@ -149,6 +149,14 @@ def test_a_workdir_that_not_all_see(start, tmp_path):
         assert "does not see what process 0 writes there; use a folder that all hosts share" in one_line(job, index)
 
 
+def test_a_process_without_a_device_of_the_mesh(start, tmp_path):
+    job = start(train_command(tmp_path / "run", "--config.parallel.num_devices=2"), count=2, devices=2)
+    assert job.codes(SECONDS) == [2, 2]
+    for index in range(2):
+        said = "config.parallel.num_devices = 2: 1 of 2 processes would have some; use more devices, or start fewer processes"
+        assert said in one_line(job, index)
+
+
 def test_a_port_that_is_taken(start, tmp_path):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
