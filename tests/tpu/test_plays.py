@@ -99,6 +99,41 @@ def test_preempted_without_notice(cloud, uninterrupted):
     assert len([call for call in cloud.calls("gcloud", "storage", "cp") if call[-2].endswith("source.tar.gz")]) == 1
 
 
+def test_lost_between_two_looks_is_a_preemption(cloud, uninterrupted):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=0)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.play(
+        "cloud.power_off('lamb')"
+    )  # babysit finds the request ACTIVE, nothing on the workers, and then no request
+    cloud.script(lost_after_ssh=True)
+    cloud.go()
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "1 preemptions, 0 failures" in done.stdout
+    assert cloud.metrics() == uninterrupted
+
+
+def test_silent_and_nothing_new_in_the_bucket(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --hold-at=12", SETUP_S=3, MAX_FAILURES=0, SYNC_S=1, POLL_S=1)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    state = cloud.root / "buckets/bucket/lbopt/lamb/workers/0-1/state"
+    cloud.until(state.exists)
+    cloud.script(unreachable=["lamb/1"])
+    babysit = cloud.start("babysit")
+    first = state.read_text()
+    cloud.until(lambda: state.read_text() != first)
+    time.sleep(5)  # longer than SETUP_S, and its word in the bucket is news every time
+    assert babysit.poll() is None
+    cloud.play("cloud.power_off('lamb', 1)")
+    done = cloud.finish(babysit)
+    assert done.returncode == 1, done
+    assert "MAX_FAILURES=0 is reached: worker 1 of 2 (counted from 0) is not seen to run for SETUP_S=3 s" in done.stderr
+    assert "in the bucket: running 1 " in done.stderr
+
+
 def test_a_rebooted_machine_goes_on_by_itself(cloud, uninterrupted):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()
@@ -220,7 +255,7 @@ def test_a_worker_is_missing_at_the_start(cloud):
     assert done.returncode == 1, done
     assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 2
     assert done.stderr == (
-        "tpu/babysit: MAX_FAILURES=1 is reached: worker 1 of 2 (counted from 0) has not begun after SETUP_S=1 s "
+        "tpu/babysit: MAX_FAILURES=1 is reached: worker 1 of 2 (counted from 0) is not seen to run for SETUP_S=1 s "
         "('silent; in the bucket: nothing'); tpu/setup --keep-source says why; see tpu/status and tpu/logs, or tpu/delete\n"
     )
 

@@ -159,6 +159,9 @@ def ssh(argv):
         thread.start()
     for thread in threads:
         thread.join()
+    with cloud.state() as value:
+        if value["script"].pop("lost_after_ssh", None):
+            cloud.lose_request(value, name)
     sys.exit(max(codes.values(), default=0))
 
 
