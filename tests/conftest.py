@@ -1,6 +1,7 @@
 """Every test process has four fake CPU devices; set before jax is imported."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -17,6 +18,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+
+gc.set_threshold(50_000, 20, 50)  # tracing makes many objects and little garbage
 
 
 @pytest.fixture(scope="module")

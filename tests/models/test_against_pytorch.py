@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import QUICKLY
 
 from lbopt import replicas
 from lbopt.models import bert, efficientnet, resnet, seam
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
-QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
 
 
 def shaken(tree, seed=0):
@@ -149,7 +149,7 @@ def test_image_networks_in_training(case):
             logits, new_state = seam.from_linen(module).apply(params, state, x, True)
         return jnp.sum(weights * jnp.sin(logits)), (logits, new_state)
 
-    run = jax.jit(jax.grad(loss, (0, 1), has_aux=True), compiler_options=QUICK)
+    run = jax.jit(jax.grad(loss, (0, 1), has_aux=True), compiler_options=QUICKLY)
     (grads, of_images), (logits, new_state) = jax.device_get(run(params, x))
 
     momentum, epsilon = module.batch_norm_momentum, module.batch_norm_epsilon
@@ -224,7 +224,7 @@ def test_bert(head):
         outputs = module.apply({"params": params}, inputs, True)
         return sum(jnp.sum(jnp.sin(logits)) for logits in outputs.values()), outputs
 
-    grads, outputs = jax.device_get(jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICK)(params))
+    grads, outputs = jax.device_get(jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICKLY)(params))
     tensors = jax.tree.map(lambda leaf: torch.tensor(np.float64(leaf), requires_grad=True), params)
     expected = their_bert(module, tensors, inputs)
     sum(logits.sin().sum() for logits in expected.values()).backward()

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import UNOPTIMIZED
 from jax.ad_checkpoint import print_saved_residuals
 
 import lbopt
@@ -30,7 +31,6 @@ SIZE = {
 }
 DROPS = {"dropout_rate": 0.3, "attention_dropout_rate": 0.2}
 NO_DROPS = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
-QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
 POLICIES = ("attention", "dots", "inner", "layer")
 # Shapes that a layer could keep for its backward pass.
 SQUARE, HIDDEN, WIDE = (BATCH, HEADS, LENGTH, LENGTH), (BATCH, LENGTH, WIDTH), (BATCH, LENGTH, INNER)
@@ -120,7 +120,7 @@ def scanned(params, inputs, **options):
     """Return the scanned network's outputs and, as an unscanned network has them, its gradients."""
     module = network(scan=True, **options)
 
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @functools.partial(jax.jit, compiler_options=UNOPTIMIZED)
     @functools.partial(jax.grad, has_aux=True)
     def both(stacked):
         outputs = apply(module, stacked, inputs)
@@ -194,7 +194,7 @@ def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
     def three_updates(current, scan, stacked):
         tx, module = lbopt.lamb(0.02, weight_decay=0.01, stacked=stacked), network(scan=scan, **NO_DROPS)
 
-        @functools.partial(jax.jit, compiler_options=QUICK)
+        @functools.partial(jax.jit, compiler_options=UNOPTIMIZED)
         def update(current, state):
             updates, state = tx.update(jax.grad(loss)(current, module, inputs), state, current)
             return optax.apply_updates(current, updates), state
@@ -295,7 +295,7 @@ def test_padding_is_not_seen(head, params, inputs):
         "input_ids": np.where(mask, inputs["input_ids"], 49 - inputs["input_ids"]),
         "token_type_ids": np.where(mask, inputs["token_type_ids"], 1 - inputs["token_type_ids"]),
     }
-    outputs = jax.jit(lambda arrays: module.apply({"params": params}, arrays, False), compiler_options=QUICK)
+    outputs = jax.jit(lambda arrays: module.apply({"params": params}, arrays, False), compiler_options=UNOPTIMIZED)
     one, two = jax.device_get((outputs(arrays), outputs(other)))
     everything = np.ones_like(inputs["attention_mask"])
     unmasked = jax.device_get([outputs({**some, "attention_mask": everything}) for some in (arrays, other)])
@@ -360,7 +360,7 @@ def test_initialisation():
     """Kernels and embeddings: normal(0, 0.02) cut at two deviations; biases zero; scales one."""
     module = network(num_layers=1, width=80, inner_width=200, vocab_size=200)
     arrays = {"input_ids": np.zeros((1, 4), np.int32)}
-    init = jax.jit(lambda key: module.init(key, arrays, False), compiler_options=QUICK)
+    init = jax.jit(lambda key: module.init(key, arrays, False), compiler_options=UNOPTIMIZED)
     drawn = init(jax.random.key(0))["params"]
     for path, leaf in jax.tree_util.tree_leaves_with_path(drawn):
         kind = path[-1].key

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import QUICKLY
 
 import lbopt
 from lbopt import replicas
@@ -18,7 +19,6 @@ from lbopt.models.fold import Fold
 from lbopt.models.randomness import StochasticDepth
 
 HEIGHT, WIDTH, CHANNELS, OUT = 6, 24, 3, 5
-QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_networks_are_the_same_function(name):
     make, folding = NETWORKS[name]
     x = jax.random.normal(jax.random.key(0), (4, 16, 16, 3))
     init = jax.jit(
-        lambda module: module.init(jax.random.key(1), x[:1], train=True), static_argnums=0, compiler_options=QUICK
+        lambda module: module.init(jax.random.key(1), x[:1], train=True), static_argnums=0, compiler_options=QUICKLY
     )
     variables, others = init(make()), init(make(**folding))
     jax.tree.map(np.testing.assert_array_equal, variables, others)
@@ -209,7 +209,7 @@ def test_networks_are_the_same_function(name):
 
     plain, folded = (jax.jit(functools.partial(results, make(**options))).lower() for options in ({}, folding))
     assert plain.as_text() != folded.as_text(), "folding does something"
-    plain, folded = (lowered.compile(compiler_options=QUICK)() for lowered in (plain, folded))
+    plain, folded = (lowered.compile(compiler_options=QUICKLY)() for lowered in (plain, folded))
     *expected, d_expected = plain
     *found, d_found = folded
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, expected)

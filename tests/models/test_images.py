@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import QUICKLY
 
 import lbopt
 from lbopt.models import efficientnet, resnet, seam, stem
 
-QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
 SMALL = {
     "basic": resnet.ResNet(depths=(1, 1), widths=(8, 16), bottleneck=False, stem_width=8, num_classes=5),
     "bottleneck": resnet.ResNet(depths=(2, 1), widths=(16, 32), stem="conv3", stem_width=8, num_classes=5),
@@ -32,7 +32,7 @@ def images():
 @functools.cache
 def drawn(name):
     """Return (params, model_state) of a small network."""
-    init = jax.jit(seam.from_linen(SMALL[name]).init, compiler_options=QUICK)
+    init = jax.jit(seam.from_linen(SMALL[name]).init, compiler_options=QUICKLY)
     return jax.device_get(init(jax.random.key(1), jnp.zeros((1, 16, 16, 3))))
 
 
@@ -78,7 +78,7 @@ class Evaluated(nn.Module):
 
 
 def initialised(module, shape):
-    return jax.jit(module.init, compiler_options=QUICK)(jax.random.key(3), jnp.zeros(shape))["params"]
+    return jax.jit(module.init, compiler_options=QUICKLY)(jax.random.key(3), jnp.zeros(shape))["params"]
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
@@ -137,7 +137,7 @@ def test_efficientnet_kernels():
 def outputs(module, variables, images, train=False):
     params, state = variables
     model = seam.from_linen(module)
-    run = jax.jit(lambda images: model.apply(params, state, images, train, jax.random.key(0)), compiler_options=QUICK)
+    run = jax.jit(lambda images: model.apply(params, state, images, train, jax.random.key(0)), compiler_options=QUICKLY)
     return jax.device_get(run(images))
 
 
@@ -174,7 +174,7 @@ def test_gradient_of_the_folded_stem_is_that_of_the_plain_one():
     modules = (stem.WideConv(4), stem.WideConv(4, folded=True))
     kernel = jax.random.normal(jax.random.key(1), (7, 7, 3, 4))
 
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
     def gradients(kernel, x):
         def loss(kernel, x, module):
             return jnp.sum(jnp.sin(module.apply({"params": {"kernel": kernel}}, x)))
@@ -262,7 +262,7 @@ def test_symmetric_blocks_are_those_with_an_odd_side():
     )
     x = jax.random.normal(jax.random.key(0), (2, 20, 20, 3))  # 20 -> 10 -> 5 -> 3: the second block's input is odd
     assert efficientnet.symmetric_blocks(network, 20) == (1,)
-    variables = jax.jit(seam.from_linen(network).init, compiler_options=QUICK)(jax.random.key(0), x)
+    variables = jax.jit(seam.from_linen(network).init, compiler_options=QUICKLY)(jax.random.key(0), x)
     variables = shaken(jax.device_get(variables))
     stated = network.clone(symmetric_blocks=(1,))
     np.testing.assert_allclose(

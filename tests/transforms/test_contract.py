@@ -1,14 +1,18 @@
 """What every transform of lbopt owes to the wrappers of optax, to jit and to sharding: one table, one set of checks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import QUICKLY
 
 import lbopt
 from lbopt.transforms.decay import add_weight_decay
 
+jit = functools.partial(jax.jit, compiler_options=QUICKLY)
 # name -> (factory, options, arguments that inject_hyperparams must leave alone, update needs params)
 TABLE = {
     "trust_ratio": (
@@ -161,7 +165,7 @@ def kinds(tree):
 def test_update_under_jit_equals_eager(name, dtype):
     tx, params = make(name), tree_of(0, dtype)
     eager = run(tx, params, steps=1)
-    assert_close(run(tx, params, steps=1, update=jax.jit(tx.update)), eager, 1e-6 if dtype == jnp.float32 else 2**-8)
+    assert_close(run(tx, params, steps=1, update=jit(tx.update)), eager, 1e-6 if dtype == jnp.float32 else 2**-8)
 
 
 @each
@@ -231,7 +235,7 @@ def test_masked_leaves_are_untouched_and_the_others_unchanged_by_it(name):
 def test_inject_hyperparams_equals_the_plain_transform(name):
     factory, options, static, _ = TABLE[name]
     injected, params = optax.inject_hyperparams(factory, static_args=static)(**options), tree_of(0)
-    updates, state = run(injected, params, update=jax.jit(injected.update))
+    updates, state = run(injected, params, update=jit(injected.update))
     assert set(state.hyperparams) >= {key for key, value in options.items() if isinstance(value, float)}
     plain, inner = run(make(name), params)
     assert_close(updates, plain, 2e-6)
@@ -283,7 +287,7 @@ def test_multi_steps_equals_one_update_with_the_mean_gradient(name):
     several = optax.MultiSteps(tx, every_k_schedule=4)
     gradients = [tree_of(seed) for seed in range(10, 18)]
     state, plain_state = several.init(params), tx.init(params)
-    update = jax.jit(several.update)
+    update = jit(several.update)
     for start in (0, 4):
         for gradient in gradients[start : start + 4]:
             updates, state = update(gradient, state, params)
@@ -313,7 +317,7 @@ def test_schedule_free_runs_on_it_under_jit(name):
     tx = optax.contrib.schedule_free(make(name), learning_rate=0.1, b1=0.9)
     eager, jitted = (
         optax.contrib.schedule_free_eval_params(run(tx, params, update=update)[1], params)
-        for update in (None, jax.jit(tx.update))
+        for update in (None, jit(tx.update))
     )
     assert kinds(jitted) == kinds(params)
     assert_close(jitted, eager, 1e-5)

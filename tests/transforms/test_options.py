@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import QUICKLY
 
 import lbopt
 
@@ -242,7 +243,8 @@ def descend(family, case, dtype):
             updates, state = tx.update(gradient, state, params)
             return (optax.apply_updates(params, updates), state), updates
 
-        (last, _), updates = jax.jit(lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g))(params, grads)
+        run = jax.jit(lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g), compiler_options=QUICKLY)
+        (last, _), updates = run(params, grads)
         assert all(leaf.dtype == dtype for leaf in jax.tree.leaves((last, updates)))
         last, updates = (
             flatten(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)) for tree in (last, updates)

@@ -10,12 +10,12 @@ import lars_sources
 import numpy as np
 import optax
 import pytest
+from compiling import QUICKLY
 
 import lbopt
 from lbopt.transforms.variants import LAMB, LARS
 
 STEPS = 200
-QUICKLY = {"xla_backend_optimization_level": 0}  # 200 steps of a small tree: compiling is what takes the time
 NORM = {"lamb": "layer_norm", "lars": "batch_normalization"}
 
 
