@@ -21,7 +21,7 @@ from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
 from lbopt.train import bucket, seal as seals
-from lbopt.train.checksums import checksums, copies_and_sums, differing, named, sums_of
+from lbopt.train.checksums import checksums, copies_of, differing, named, sums_of
 from lbopt.train.seal import Seal
 
 PHASE = "phase"
@@ -128,7 +128,9 @@ class Checkpoints:
         self._copies = all(self._job.together("room for a copy of the state", _has_room(leaves)))
         if self._copies:
             shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves]
-            self._compiled = self._worker.submit(lambda: copies_and_sums.lower(shapes).compile())
+            self._compiled = self._worker.submit(
+                lambda: [program.lower(shapes).compile() for program in (copies_of, sums_of)]
+            )
 
     def save(
         self, state: TrainState, metrics: Mapping[str, float] | None, before: Callable[[], None] = lambda: None
@@ -154,9 +156,10 @@ class Checkpoints:
             self._best = max(self._best, self._goodness(metrics))
         leaves, structure = jax.tree.flatten(state)
         if self._copies:
-            copies, sums = (self._compiled.result() if self._compiled else copies_and_sums)(leaves)
+            copy, add_up = self._compiled.result() if self._compiled else (copies_of, sums_of)
+            copies = copy(leaves)
             copied = jax.tree.unflatten(structure, copies)
-            self._saving = self._worker.submit(self._write, step, copied, sums, metrics, before)
+            self._saving = self._worker.submit(self._write, step, copied, add_up(copies), metrics, before)
         else:
             with self._writing():
                 self._write(step, state, sums_of(leaves), metrics, before)

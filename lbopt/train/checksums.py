@@ -35,23 +35,27 @@ def checksums(state: types.PyTree) -> dict[str, str]:
 
 
 def named(names: Sequence[str], sums: jax.Array) -> dict[str, str]:
-    """Return leaf name -> checksum, from what `copies_and_sums` adds up; waits until it has."""
+    """Return leaf name -> checksum, from what `sums_of` adds up; waits until it has."""
     return {
         name: f"{first:08x}{second:08x}" for name, (first, second) in zip(names, np.asarray(sums).tolist(), strict=True)
     }
 
 
 @jax.jit
-def sums_of(leaves: Sequence[jax.Array]) -> jax.Array:
-    """Return the checksums of arrays, [arrays, 2] uint32, without waiting for them."""
-    pairs = [jnp.stack([_sum(leaf, salt) for salt in range(2)]) for leaf in leaves]
-    return jnp.stack(pairs) if pairs else jnp.zeros((0, 2), jnp.uint32)
+def copies_of(leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return copies of arrays on their devices, without waiting for them."""
+    return [jnp.copy(leaf) for leaf in leaves]
 
 
 @jax.jit
-def copies_and_sums(leaves: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
-    """Return copies of arrays on their devices, and their checksums [arrays, 2] uint32, without waiting for either."""
-    return [jnp.copy(leaf) for leaf in leaves], sums_of(leaves)
+def sums_of(leaves: Sequence[jax.Array]) -> jax.Array:
+    """Return the checksums of arrays, [arrays, 2] uint32, without waiting for them."""
+    return jnp.stack([_both(leaf) for leaf in leaves]) if leaves else jnp.zeros((0, 2), jnp.uint32)
+
+
+@jax.jit  # traced once for all leaves of a shape
+def _both(leaf: jax.Array) -> jax.Array:
+    return jnp.stack([_sum(leaf, salt) for salt in range(2)])
 
 
 def _sum(leaf: jax.Array, salt: int) -> jax.Array:
