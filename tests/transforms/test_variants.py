@@ -467,7 +467,7 @@ def test_the_very_first_update_with_a_rate_that_is_not_zero(family, case):
         tx = make(family, case, 0.1, lambda count: 0.1)
         params = nest({name: jnp.asarray(leaf, "float64") for name, leaf in weights.items()})
         gradient = nest({name: jnp.asarray(leaf[0], "float64") for name, leaf in grads.items()})
-        updates, _ = jax.jit(lambda p, g: tx.update(g, tx.init(p), p))(params, gradient)
+        updates, _ = jax.jit(lambda p, g: tx.update(g, tx.init(p), p), compiler_options=QUICKLY)(params, gradient)
         updates = {name: np.asarray(leaf) for name, leaf in flatten(updates).items()}
     step = FAMILIES[family][1][case][2](0.1)
     before = {name: np.asarray(leaf, np.float64) for name, leaf in weights.items()}
@@ -564,7 +564,7 @@ def test_rows_that_coincide_under_stated_conditions(identity):
         )
         params = nest({name: jnp.asarray(leaf) for name, leaf in weights.items()})
         state = tx.init(params)
-        update = jax.jit(tx.update)
+        update = jax.jit(tx.update, compiler_options=QUICKLY)
         for t in range(5):
             updates, state = update(nest({name: jnp.asarray(leaf[t]) for name, leaf in grads.items()}), state, params)
             params = optax.apply_updates(params, updates)
@@ -599,7 +599,8 @@ def test_variant_optax_equals_the_installed_optax(family, theirs, options, weigh
                 updates, state = tx.update(gradient, carry[1], carry[0])
                 return (optax.apply_updates(carry[0], updates), state), None
 
-            return jax.jit(lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g)[0][0])(params, gradients)
+            run = jax.jit(lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g)[0][0], compiler_options=QUICKLY)
+            return run(params, gradients)
 
         ours, expected = last(FAMILIES[family][0], variant="optax"), last(theirs)
     for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
