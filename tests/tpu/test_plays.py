@@ -100,13 +100,12 @@ def test_preempted_without_notice(cloud, uninterrupted):
 
 
 def test_lost_between_two_looks_is_a_preemption(cloud, uninterrupted):
+    """The request is ACTIVE, then nothing runs on the workers, then the request is lost."""
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=0)
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: len(cloud.metrics()) >= 10)
-    cloud.play(
-        "cloud.power_off('lamb')"
-    )  # babysit finds the request ACTIVE, nothing on the workers, and then no request
+    cloud.play("cloud.power_off('lamb')")
     cloud.script(lost_after_ssh=True)
     cloud.go()
     done = cloud.tpu("babysit")
