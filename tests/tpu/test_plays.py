@@ -199,6 +199,17 @@ def test_gcloud_fails_for_good(cloud):
     assert done.stderr.startswith("tpu/status: PROJECT=my-project ZONE=us-central2-b: ERROR: ")
 
 
+def test_who_is_not_logged_in_is_told_at_once(cloud):
+    cloud.set(POLL_S=60)
+    cloud.script(logged_out=True)
+    done = cloud.tpu("babysit", limit=20)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert (
+        "You do not currently have an active account selected.; gcloud auth login, then run this again" in done.stderr
+    )
+
+
 def test_a_bucket_that_does_not_answer_is_not_taken_for_a_wish(cloud):
     cloud.script(busy={"user cat": 3})
     done = cloud.tpu("babysit")  # there are no machines
