@@ -103,7 +103,9 @@ class Checkpoints:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "lbopt checkpoints")
         self._saving: concurrent.futures.Future[None] | None = None
         self._compiled: concurrent.futures.Future[Any] | None = None
-        self._copies, self._saved_step = True, self._manager.latest_step()
+        self._shapes: list[jax.ShapeDtypeStruct] = []
+        self._copies: bool | None = None  # not known until a step has shown what it uses
+        self._saved_step = self._manager.latest_step()
 
     def steps(self) -> list[int]:
         """Return the steps of all whole checkpoints, ascending."""
@@ -123,11 +125,14 @@ class Checkpoints:
         return bool(metrics) and self._goodness(metrics) > self._best
 
     def prepare(self, state: TrainState) -> None:
-        """Compile, beside whatever else goes on, what `save` will ask of the devices."""
-        leaves = jax.tree.leaves(state)
-        self._copies = all(self._job.together("room for a copy of the state", _has_room(leaves)))
-        if self._copies:
-            shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves]
+        """Compile, beside whatever else goes on, what `save` will ask of the devices.
+
+        Called where a phase begins: its first save looks anew whether there is room for a copy, by what its steps have used.
+        """
+        self._copies = None
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in jax.tree.leaves(state)]
+        if shapes != self._shapes:
+            self._shapes = shapes
             self._compiled = self._worker.submit(
                 lambda: [program.lower(shapes).compile() for program in (copies_of, sums_of)]
             )
@@ -155,6 +160,8 @@ class Checkpoints:
             self._metrics[step] = dict(metrics)
             self._best = max(self._best, self._goodness(metrics))
         leaves, structure = jax.tree.flatten(state)
+        if self._copies is None:
+            self._copies = all(self._job.together("room for a copy of the state", _has_room(leaves)))
         if self._copies:
             copy, add_up = self._compiled.result() if self._compiled else (copies_of, sums_of)
             copies = copy(leaves)
@@ -383,7 +390,7 @@ def _read_arrays(folder: pathlib.Path, like: TrainState) -> TrainState:
 
 
 def _has_room(leaves: Sequence[jax.Array]) -> bool:
-    """Return whether this process's devices have room for a second state, by what they have used so far; on hosts there is."""
+    """Return whether this process's devices have room for a second state beside the most they have used; on hosts there is."""
     for device in jax.local_devices():
         stats = device.memory_stats() or {}
         if "bytes_limit" in stats:

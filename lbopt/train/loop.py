@@ -78,7 +78,6 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
             f"{'resuming at' if start else 'starting at'} step {start} of {total}, global batch "
             f"{run.phase_at(start + 1).global_batch_size}, {run.mesh.size} devices{f' of {job.count} processes' * (job.count > 1)}"
         )
-        checkpoints.prepare(state)
         log = MlperfLog(workdir, mllog, run.epoch_at, start)
         for phase in run.phases():
             if int(state.step) < phase.last_step and not history.stopped(phase.target):
@@ -139,6 +138,7 @@ class _Session:
         if start == run.first_step and run.enter is not None:
             self.progress.say(f"phase from step {start} on: global batch {run.global_batch_size}")
             state = run.enter(state)
+        self.checkpoints.prepare(state)
         self.log.training_begins(start)
         clock = _Clock(start, run.global_batch_size, self.history.seconds)
         job = self.watch.job

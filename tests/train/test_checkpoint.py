@@ -1,5 +1,7 @@
 """Which checkpoints are kept, which is best, and in what shape they come back."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,6 +116,47 @@ def test_values_dtypes_and_layout_come_back(tmp_path, num_devices, on):
         for shard in after.addressable_shards:
             assert np.asarray(shard.data).tobytes() == np.asarray(before).tobytes()
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(restored)} == {"int32", "float32", "bfloat16", "uint32"}
+
+
+class Device:
+    """Stands in for a device that knows how much memory it has and has used."""
+
+    def __init__(self, device):
+        self.device, self.stats = device, {}
+
+    def __eq__(self, other):
+        return self.device == other
+
+    __hash__ = None
+
+    def memory_stats(self):
+        return self.stats
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "copied"), [(0, True), (-1, False)], ids=["room for it", "one byte too few for it"]
+)
+def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
+    tmp_path, monkeypatch, free_bytes, copied
+):
+    """Whoever copies writes in a thread. By what was used before the first step there would be room in either case."""
+    devices = [Device(device) for device in jax.local_devices()[:2]]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    state, size = make_state(1, num_devices=2), sum(leaf.nbytes for leaf in jax.tree.leaves(make_state()))
+    for device in devices:
+        device.stats = {"bytes_limit": 1000 + size, "peak_bytes_in_use": size, "bytes_in_use": size}
+    threads = []
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.prepare(state)
+        devices[1].stats["peak_bytes_in_use"] = 1000 - free_bytes  # a step has run; this device's use is what counts
+        checkpoints.save(state, None, before=lambda: threads.append(threading.current_thread()))
+        checkpoints.wait()
+        # The peak has the copy in it now: nothing is looked for again.
+        devices[1].stats["peak_bytes_in_use"] = 1000 + size
+        checkpoints.save(make_state(2, num_devices=2), None, before=lambda: threads.append(threading.current_thread()))
+        checkpoints.wait()
+    assert [thread is not threading.main_thread() for thread in threads] == [copied, copied]
+    assert kept(tmp_path) == [1, 2]
 
 
 def test_a_step_is_saved_once(tmp_path):

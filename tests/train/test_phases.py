@@ -11,6 +11,7 @@ from lbopt.cli import main
 from lbopt.cli.arguments import call_get_config
 from lbopt.data.order import example_indices
 from lbopt.recipes import build
+from lbopt.train import checkpoint
 from lbopt.train.checkpoint import Checkpoints
 from lbopt.transforms.learning_rate import LearningRateState
 from lbopt.transforms.moments import LambMomentsState
@@ -164,6 +165,24 @@ def test_killed_in_either_phase_it_ends_in_the_same_state(row, kill_at, train, s
     assert lines(tmp_path / "run") == lines(straight(row))
     last = FIRST + SECOND
     ours, theirs = (saved(runs, workdir, row, last) for workdir in (tmp_path / "run", straight(row)))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_room_for_a_copy_is_looked_for_once_a_phase_after_steps_have_run(
+    train, straight, runs, lines, tmp_path, monkeypatch
+):
+    """And a run without room ends like one with it."""
+    asked = []
+
+    def has_room(leaves):
+        asked.append({int(leaf) for leaf in leaves if leaf.ndim == 0 and leaf.dtype == np.int32})
+        return False
+
+    monkeypatch.setattr(checkpoint, "_has_room", has_room)
+    assert train(tmp_path) == 0
+    assert [max(numbers) for numbers in asked] == [2, FIRST + 2]  # saved every two steps
+    assert lines(tmp_path) == lines(straight("keep"))
+    ours, theirs = (saved(runs, workdir, "keep", FIRST + SECOND) for workdir in (tmp_path, straight("keep")))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
