@@ -32,6 +32,23 @@ try() {
     return "$code"
 }
 
+# logged_out: what gcloud said last means that nobody is logged in, which no waiting mends.
+logged_out() {
+    [[ $ERR == *'active account'* || $ERR == *'gcloud auth login'* ]]
+}
+
+# patiently WORD...: do it; and with --patient up to ten times, POLL_S apart, where gcloud fails for a reason that may pass.
+patiently() {
+    local number
+    for ((number = 1; number <= 10; number++)); do
+        "$@" && return
+        [ -n "${OPT[patient]:-}" ] && ! logged_out && [[ $ERR != *PERMISSION_DENIED* && $ERR != *INVALID_ARGUMENT* ]] || return 1
+        say "gcloud: $REASON"
+        [ "$number" -eq 10 ] || sleep "$POLL_S"
+    done
+    return 1
+}
+
 # storage WORD...: on the bucket; a refusal names it.
 storage() {
     try cloud storage "$@" || die 3 "BUCKET=$BUCKET: ${REASON:-gcloud storage $1 failed}; create the bucket, or grant this account roles/storage.objectAdmin on it"
@@ -44,19 +61,28 @@ put() {
     storage cp "$SCRATCH/object" "$HOME_URL/$2"
 }
 
-# ask_wanted: 0 and OUT = the wish for a run that the bucket has, 1 it has none, 2 nobody knows, with REASON.
-ask_wanted() {
-    try cloud storage cat "$HOME_URL/wanted" && return
-    [[ $ERR == *'matched no objects'* || $ERR == *'not found: 404'* ]] || return 2
+no_such_object() {
+    [[ $ERR == *'matched no objects'* || $ERR == *'not found: 404'* ]]
+}
+
+# ask_object OBJECT: 0 and OUT = what is in it (below HOME_URL), 1 it is not there, 2 nobody knows, with REASON.
+ask_object() {
+    try cloud storage cat "$HOME_URL/$1" && return
+    no_such_object || return 2
     return 1
 }
 
-# is_wanted: ask_wanted, and an answer there must be: who does not know must not take it for "no".
+# is_wanted: whether the bucket has a wish for a run, and OUT = it. An answer there must be: who does not know must not take it for "no".
 is_wanted() {
     local code=0
-    ask_wanted || code=$?
+    ask_object wanted || code=$?
     [ "$code" -ne 2 ] || die 3 "PROJECT=$PROJECT BUCKET=$BUCKET: whether a run is wanted cannot be read: ${REASON:-no answer}; run this again, or grant this account roles/storage.objectAdmin on the bucket"
     return "$code"
+}
+
+# forget_states: of what the workers have said of themselves in the bucket nothing is left. Those that run say it again.
+forget_states() {
+    try cloud storage rm "$HOME_URL/workers/*/state" || no_such_object
 }
 
 # ask_state: STATE = what the queued resource is, ABSENT, or UNKNOWN with REASON.
@@ -70,10 +96,19 @@ ask_state() {
     fi
 }
 
+answered() {
+    ask_state
+    [ "$STATE" != UNKNOWN ]
+}
+
 # need_answer: ask_state, and an answer there must be.
 need_answer() {
-    ask_state
-    [ "$STATE" != UNKNOWN ] || die 3 "PROJECT=$PROJECT ZONE=$ZONE: $REASON; check both, and gcloud auth login"
+    patiently answered || die 3 "PROJECT=$PROJECT ZONE=$ZONE: $REASON; check both, and gcloud auth login"
+}
+
+# remove_request: the queued resource with all its nodes; 1 and REASON if it stays.
+remove_request() {
+    LIMIT=1800 try tpus queued-resources delete "$NAME" --force || [[ $ERR == *NOT_FOUND* ]]
 }
 
 # need_active: the machines are there.
@@ -150,7 +185,7 @@ ask_workers() {
         line=$(grep -m1 "^lbopt $id state " <<<"$ANSWERS" || true)
         STATES[$id]=${line#"lbopt $id state "}
         [ -z "$line" ] && [ -z "$DRY_RUN" ] || continue
-        try cloud storage cat "$HOME_URL/workers/$id/state" || OUT=''
+        ask_object "workers/$id/state" || OUT=''
         STATES[$id]="silent; in the bucket: ${OUT:-nothing}"
     done
 }

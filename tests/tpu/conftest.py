@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,7 @@ class Cloud:
         """Lay out the folders."""
         self.root, self.checkout, self.workdir = folder / "cloud", checkout, folder / "workdir"
         self.root.mkdir()
+        self.started = []
         self.settings = folder / "env"
         self.environment = os.environ | {
             "PATH": f"{_programs(folder / 'bin')}:{os.environ['PATH']}",
@@ -80,7 +82,7 @@ class Cloud:
 
     def start(self, name, *flags, out=subprocess.PIPE):
         """Start tpu/NAME, a process group of its own as in a terminal, and return the process."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [self.checkout / "tpu" / name, f"--env={self.settings}", *flags],
             env=self.environment,
             cwd=self.root.parent,
@@ -90,6 +92,8 @@ class Cloud:
             text=True,
             process_group=0,
         )
+        self.started.append(process)
+        return process
 
     def finish(self, process, limit=60):
         """Wait for a process that start returned."""
@@ -143,7 +147,12 @@ class Cloud:
             *self.root.glob("nodes/*/*/lbopt/run/*log"),
             *self.root.glob("misuse.txt"),
         ]
-        return "\n".join(f"--- {file}\n{file.read_text()[-2000:]}" for file in files)
+        told = [f"--- {file}\n{file.read_text()[-2000:]}" for file in files]
+        pids = self.processes_of("")
+        commands = subprocess.run(
+            ["ps", "-o", "pid,ppid,etimes,args", "-p", ",".join(pids)], capture_output=True, text=True
+        )
+        return "\n".join([*told, commands.stdout])
 
     def play(self, code):
         """Run Python with the fakes' module, e.g. to lose a machine."""
@@ -153,12 +162,30 @@ class Cloud:
             check=True,
         )
 
+    def processes_of(self, prefix):
+        """Return the pids of a machine's processes."""
+        code = f"import cloud\nprint(*cloud.processes_of({prefix!r}))"
+        environment = self.environment | {"PYTHONPATH": str(HERE / "fake")}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+        return done.stdout.split()
+
+    def terminate_keep(self, index):
+        """Signal a worker's keep as a machine does that goes down, and wait for its end."""
+        run = self.worker(index) / "lbopt/run"
+        os.kill(int((run / "pid").read_text()), signal.SIGTERM)
+        self.until(lambda: (run / "state").read_text() == "stopped\n")
+        self.until(lambda: not self.processes_of(f"lamb/{index}/"))
+
     def preempt(self):
         """Take all machines of the request away."""
         self.play("with cloud.state() as value:\n    cloud.lose_request(value, 'lamb')")
 
     def close(self):
-        """End every process of every machine, and check that no command was misused."""
+        """End every process of every machine and of the user, and check that no command was misused."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
         self.play("for node in (cloud.ROOT / 'nodes').glob('*'):\n    cloud.power_off(node.name)")
         misuse = self.root / "misuse.txt"
         assert not misuse.exists(), misuse.read_text()

@@ -106,12 +106,144 @@ def test_lost_between_two_looks_is_a_preemption(cloud, uninterrupted):
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: len(cloud.metrics()) >= 10)
     cloud.play("cloud.power_off('lamb')")
-    cloud.script(lost_after_ssh=True)
+    cloud.script(lost_after_ssh=1)
     cloud.go()
     done = cloud.tpu("babysit")
     assert done.returncode == 0, f"{done}\n{cloud.everything()}"
     assert "1 preemptions, 0 failures" in done.stdout
     assert cloud.metrics() == uninterrupted
+
+
+def test_done_before_its_machines_were_lost(cloud):
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    states = [cloud.root / f"buckets/bucket/lbopt/lamb/workers/0-{worker}/state" for worker in (0, 1)]
+    cloud.until(lambda: all(state.exists() and state.read_text().startswith("done at ") for state in states))
+    cloud.preempt()
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, done
+    assert "0 preemptions, 0 failures" in done.stdout
+    assert "all workers are done" in done.stdout
+    assert not (cloud.root / "buckets/bucket/lbopt/lamb/wanted").exists()
+    assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 1
+    # Another wish is another run: what was said of the one before does not count.
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 50")
+    cloud.play("with cloud.state() as value:\n    value['requests'].clear()")
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.preempt()
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, done
+    assert "1 preemptions, 0 failures" in done.stdout
+    assert len(cloud.metrics()) == 50
+
+
+def test_whether_it_was_done_is_asked_until_the_bucket_answers(cloud):
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    states = [cloud.root / f"buckets/bucket/lbopt/lamb/workers/0-{worker}/state" for worker in (0, 1)]
+    cloud.until(lambda: all(state.exists() and state.read_text().startswith("done at ") for state in states))
+    cloud.preempt()
+    cloud.script(busy={"user cat": 3})
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, done
+    assert done.stdout.count("HTTPError 503") == 3
+    assert "0 preemptions, 0 failures" in done.stdout
+
+
+def test_gcloud_fails_while_machines_are_replaced(cloud, uninterrupted):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=0)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.preempt()
+    cloud.go()
+    cloud.script(undeletable=2, unavailable_after_delete=3, busy={"user rm": 1})
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "1 preemptions, 0 failures" in done.stdout
+    assert done.stdout.count("UNAVAILABLE") == 5
+    assert done.stdout.count("HTTPError 503") == 1
+    assert cloud.metrics() == uninterrupted
+
+
+def test_gcloud_never_deletes(cloud):
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.preempt()
+    (cloud.workdir / "go").touch()
+    cloud.script(undeletable=99)
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.5")
+    done = cloud.tpu("babysit")
+    assert done.returncode == 3
+    assert done.stdout.count("UNAVAILABLE") == 10
+    assert done.stderr.count("\n") == 1
+
+
+def test_going_down_is_no_failure(cloud, uninterrupted):
+    """The machines tell keep, answer two looks more, and are gone."""
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=0)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    for worker in (0, 1):
+        cloud.terminate_keep(worker)
+    cloud.go()
+    cloud.script(lost_after_ssh=2)
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "1 preemptions, 0 failures" in done.stdout
+    assert cloud.metrics() == uninterrupted
+
+
+def test_a_worker_that_stays_stopped_is_started(cloud, uninterrupted):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=1)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.terminate_keep(0)
+    cloud.go()
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "0 preemptions, 1 failures" in done.stdout
+    assert cloud.metrics() == uninterrupted
+
+
+def test_failures_count_in_a_row(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 9999 --sleep=0.1", MAX_FAILURES=1, HEALTHY_S=1)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    shown = cloud.root / "shown.txt"
+    run = cloud.worker(0) / "lbopt/run"
+    with open(shown, "w") as out:
+        babysit = cloud.start("babysit", out=out)
+        for number in (1, 2):
+            cloud.until(lambda: (run / "state").exists() and (run / "state").read_text().startswith("running"))
+            time.sleep(4)  # it is seen to run, for longer than HEALTHY_S
+            os.kill(int((run / "pid").read_text()), signal.SIGKILL)
+            cloud.until(lambda number=number: f"failure {number}: nothing runs on worker 0-0" in shown.read_text())
+            cloud.until(lambda number=number: (run / "log").read_text().count("starts at step") == 1 + number)
+        assert cloud.tpu("stop").returncode == 0
+        done = cloud.finish(babysit)
+    assert done.returncode == 0, done
+    assert "0 preemptions, 2 failures" in shown.read_text()
+
+
+def test_run_forgets_what_an_older_run_has_said(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:2")
+    cloud.ready()
+    cloud.tpu("run")
+    folder = cloud.root / "buckets/bucket/lbopt/lamb/workers"
+    states = [folder / f"0-{worker}/state" for worker in (0, 1)]
+    cloud.until(lambda: all(state.exists() and state.read_text().startswith("failed 2 at ") for state in states))
+    cloud.script(unreachable=["lamb/1"])
+    assert cloud.tpu("run").returncode == 3
+    assert not states[1].exists()
+    assert "fails at step 0" in (folder / "0-1/log").read_text()
+    cloud.script(forbidden=["user rm"])
+    done = cloud.tpu("run")
+    assert done.returncode == 3
+    assert "what an older run has said cannot be removed: ERROR: (gcloud.storage.rm) HTTPError 403" in done.stderr
 
 
 def test_silent_and_nothing_new_in_the_bucket(cloud):

@@ -92,6 +92,7 @@ def test_a_killed_keeper_leaves_no_program_behind(cloud):
     os.kill(int((run / "pid").read_text()), signal.SIGKILL)
     cloud.until(lambda: "saved step" in (run / "log").read_text())  # it got SIGTERM
     cloud.until(lambda: "worker 0-0: lost (was running" in cloud.tpu("status").stdout)
+    cloud.until(lambda: not cloud.processes_of("lamb/0/"))  # nor a helper, which would go on saying that it runs
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: (run / "log").read_text().count("starts at step") == 2)
 
@@ -152,4 +153,33 @@ def test_logs_and_states_reach_the_bucket(cloud):
     cloud.tpu("run")
     folder = cloud.root / "buckets/bucket/lbopt/lamb/workers"
     cloud.until(lambda: (folder / "0-1/log").exists() and "starts at step" in (folder / "0-1/log").read_text())
+    cloud.until((folder / "0-1/state").exists)
     assert (folder / "0-1/state").read_text().startswith("running 1")
+
+
+def test_the_last_state_has_the_last_word_in_the_bucket(cloud):
+    """A copy of the first state is under way when the program is done; it lands when the last one would have."""
+    cloud.set(SYNC_S=1, ACCELERATOR="v4-8", COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.02")
+    cloud.ready()
+    cloud.script(slow_s=4)
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "done\n")
+    assert not (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/state").exists()
+    cloud.until(lambda: not cloud.processes_of("lamb/0/"))
+    assert (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/state").read_text().startswith("done at ")
+
+
+def test_a_boot_that_has_not_come_to_its_end(cloud):
+    """What lies on the disk is of the boot before."""
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
+    cloud.ready()
+    cloud.tpu("run")
+    before = (cloud.worker(0) / "lbopt/booted").read_text()
+    cloud.play("cloud.power_off('lamb', 0)")
+    assert "worker 0-0: lost (was running" in cloud.tpu("status").stdout
+    environment = cloud.worker(0) / "environment.json"
+    environment.write_text(environment.read_text().replace(before.strip(), "another"))
+    assert "worker 0-0: booting" in cloud.tpu("status").stdout
+    cloud.play("cloud.boot('lamb', 0)")
+    cloud.until(lambda: "worker 0-0: running" in cloud.tpu("status").stdout)
+    assert (cloud.worker(0) / "lbopt/booted").read_text() != before

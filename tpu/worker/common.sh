@@ -20,6 +20,11 @@ die() {
     exit "$1"
 }
 
+# booted: the startup script of this boot has ended. Until then what lies here is of the boot before.
+booted() {
+    [ "$(cat "$LBOPT_ROOT/booted" 2>/dev/null)" = "${BOOT_ID:-$(cat /proc/sys/kernel/random/boot_id)}" ]
+}
+
 # kept: a keep, or a program that outlived its keep, is there. Whoever runs the program holds this lock.
 kept() {
     ! flock --nonblock "$RUN/lock" true

@@ -9,6 +9,8 @@ root=${LBOPT_ROOT:-/var/lib/lbopt}
 mode=${1:-boot}
 export HOME=${HOME:-/root} PATH=$PATH:/snap/bin
 mkdir -p "$root/run"
+# However a boot ends, its end is noted: until then nobody waits in vain for what it will start.
+[ "$mode" != boot ] || trap 'echo "${BOOT_ID:-$(cat /proc/sys/kernel/random/boot_id)}" >"$root/booted"' EXIT
 exec 8>"$root/setup.lock"
 flock --timeout 1800 8
 

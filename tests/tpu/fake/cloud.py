@@ -141,6 +141,8 @@ def environment_of(node, worker):
 def boot(node, worker):
     """Run the startup script, as a machine does on every boot."""
     folder = machine(node, worker)
+    environment = json.loads((folder / "environment.json").read_text()) | {"BOOT_ID": uuid.uuid4().hex}
+    (folder / "environment.json").write_text(json.dumps(environment))
     with open(folder / "boot.log", "a") as log:
         subprocess.Popen(
             ["bash", str(folder / "metadata" / "attributes_startup-script")],

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import cloud
 
@@ -104,8 +105,12 @@ def delete(argv):
             cloud.fail("(gcloud.compute.tpus.queued-resources.delete) NOT_FOUND: Requested entity was not found.")
         if value["requests"][name]["state"] == "ACTIVE" and "--force" not in flags:
             cloud.fail("(gcloud.compute.tpus.queued-resources.delete) FAILED_PRECONDITION: has nodes")
+        if value["script"].get("undeletable", 0) > 0:
+            value["script"]["undeletable"] -= 1
+            cloud.fail("(gcloud.compute.tpus.queued-resources.delete) UNAVAILABLE: try again")
         cloud.lose_request(value, name)
         del value["requests"][name]
+        value["script"]["unavailable"] = value["script"].pop("unavailable_after_delete", 0)
 
 
 # --- machines ---------------------------------------------------------------------------------------------------------
@@ -160,8 +165,11 @@ def ssh(argv):
     for thread in threads:
         thread.join()
     with cloud.state() as value:
-        if value["script"].pop("lost_after_ssh", None):
+        looks = value["script"].pop("lost_after_ssh", 0)  # after how many calls
+        if looks == 1:
             cloud.lose_request(value, name)
+        elif looks:
+            value["script"]["lost_after_ssh"] = looks - 1
     sys.exit(max(codes.values(), default=0))
 
 
@@ -177,6 +185,12 @@ def _may(verb):
             cloud.fail(f"(gcloud.storage.{verb}) HTTPError 503: try again")
         if f"{who} {verb}" in value["script"].get("forbidden", []):
             cloud.fail(f"(gcloud.storage.{verb}) HTTPError 403: {who}@example.com does not have storage access.")
+
+
+def _slowness():
+    """Return how long it takes from here until an object is there."""
+    with cloud.state() as value:
+        return value["script"].pop("slow_s", 0)
 
 
 def copy(argv):
@@ -201,6 +215,8 @@ def copy(argv):
             else:
                 with open(cloud.object_path(source) if source.startswith("gs://") else source, "rb") as old:
                     shutil.copyfileobj(old, new)
+                if source.endswith("/state"):
+                    time.sleep(_slowness())
         os.chmod(new.name, 0o644)
         os.rename(new.name, path)
 
