@@ -148,7 +148,8 @@ class Cloud:
             *self.root.glob("misuse.txt"),
         ]
         told = [f"--- {file}\n{file.read_text()[-2000:]}" for file in files]
-        pids = self.processes_of("")
+        workers = [path.parent.name for path in self.root.glob("nodes/lamb/*/environment.json")]
+        pids = [pid for worker in workers for pid in self.processes_of(worker)]
         commands = subprocess.run(
             ["ps", "-o", "pid,ppid,etimes,args", "-p", ",".join(pids)], capture_output=True, text=True
         )
@@ -162,9 +163,10 @@ class Cloud:
             check=True,
         )
 
-    def processes_of(self, prefix):
-        """Return the pids of a machine's processes."""
-        code = f"import cloud\nprint(*cloud.processes_of({prefix!r}))"
+    def processes_of(self, index):
+        """Return the pids of a worker's processes."""
+        machine = json.loads((self.worker(index) / "environment.json").read_text())["FAKE_MACHINE"]
+        code = f"import cloud\nprint(*cloud.processes_of({machine!r}))"
         environment = self.environment | {"PYTHONPATH": str(HERE / "fake")}
         done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
         return done.stdout.split()
@@ -174,7 +176,7 @@ class Cloud:
         run = self.worker(index) / "lbopt/run"
         os.kill(int((run / "pid").read_text()), signal.SIGTERM)
         self.until(lambda: (run / "state").read_text() == "stopped\n")
-        self.until(lambda: not self.processes_of(f"lamb/{index}/"))
+        self.until(lambda: not self.processes_of(index))
 
     def preempt(self):
         """Take all machines of the request away."""

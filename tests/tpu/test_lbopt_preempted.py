@@ -11,8 +11,8 @@ import pytest
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
 TRAIN = (
-    f"env JAX_NUM_CPU_DEVICES=1 python -m lbopt train --config={CONFIG}:lamb-64 --workdir=$WORKDIR --config.seed=7 --config.num_epochs=5 "
-    "--config.log_every_steps=5 --config.eval_every_steps=40 --config.checkpoint.every_steps=20 --config.model.hidden=8 "
+    f"env JAX_NUM_CPU_DEVICES=1 python -m lbopt train --config={CONFIG}:lamb-64 --workdir=$WORKDIR --config.seed=7 --config.num_epochs=30 "
+    "--config.log_every_steps=5 --config.eval_every_steps=80 --config.checkpoint.every_steps=40 --config.model.hidden=8 "
     '"--config.model.widths=(4,)" --config.parallel.num_devices=2'
 )
 

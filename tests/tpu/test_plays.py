@@ -127,11 +127,12 @@ def test_done_before_its_machines_were_lost(cloud):
     assert not (cloud.root / "buckets/bucket/lbopt/lamb/wanted").exists()
     assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 1
     # Another wish is another run: what was said of the one before does not count.
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 50")
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 50 --hold-at=45")
     cloud.play("with cloud.state() as value:\n    value['requests'].clear()")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     cloud.preempt()
+    cloud.go()
     done = cloud.tpu("babysit")
     assert done.returncode == 0, done
     assert "1 preemptions, 0 failures" in done.stdout
