@@ -159,9 +159,9 @@ def test_logs_and_states_reach_the_bucket(cloud):
 
 def test_the_last_state_has_the_last_word_in_the_bucket(cloud):
     """A copy of the first state is under way when the program is done; it lands when the last one would have."""
-    cloud.set(SYNC_S=1, ACCELERATOR="v4-8", COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.02")
+    cloud.set(SYNC_S=1, ACCELERATOR="v4-8", COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.06")
     cloud.ready()
-    cloud.script(slow_s=4)
+    cloud.script(slow_s=6)
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "done\n")
     assert not (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/state").exists()
