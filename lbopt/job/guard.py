@@ -26,6 +26,7 @@ from lbopt.job.wire import Wire
 
 _RETRY_S = 0.2
 _FIRST_WORD_S = 10.0
+_SELF_S = 5.0
 _TRACEBACK_S = 3.0
 _LEAVING_S = 3.0
 _PR_SET_PDEATHSIG = 1
@@ -83,9 +84,10 @@ class _Signals:
 
 
 def _connect(place: Place, signals: _Signals) -> Wire:
-    """Answer the roll call: connect to the hub, trying until the time to start is over."""
+    """Answer the roll call: connect to the hub, trying until the time to start is over; process 0's own hub listens already."""
     address = f"{place.host}:{place.port}"
-    until, said = time.monotonic() + place.start_timeout_s, time.monotonic() + 5
+    patience_s = place.start_timeout_s if place.index else min(_SELF_S, place.start_timeout_s)
+    until, said = time.monotonic() + patience_s, time.monotonic() + 5
     while True:
         try:
             wire = Wire(socket.create_connection((place.host, place.port), timeout=5))
@@ -99,11 +101,15 @@ def _connect(place: Place, signals: _Signals) -> Wire:
         except OSError as error:
             reason = error
         if signals.stop or signals.interrupt or time.monotonic() > until:
-            why = "stopped" if signals.stop or signals.interrupt else f"{place.start_timeout_s:.0f} s"
-            raise EnvironmentProblem(
-                f"--coordinator_address = {address!r}: process 0 does not answer there ({why}; {reason.strerror or reason}); "
-                "start it on that host, or give the address that it has"
-            ) from reason
+            why = "stopped" if signals.stop or signals.interrupt else f"{patience_s:.0f} s"
+            why += f"; {reason.strerror or reason}"
+            if place.index == 0:
+                line = f"this is process 0, and it does not reach itself there ({why}); give all processes an address that this host has"
+            else:
+                line = (
+                    f"process 0 does not answer there ({why}); start it on that host, or give the address that it has"
+                )
+            raise EnvironmentProblem(f"--coordinator_address = {address!r}: {line}") from reason
         if time.monotonic() > said:
             said = float("inf")
             print(f"waiting for process 0 at {address}", file=sys.stderr, flush=True)

@@ -89,6 +89,19 @@ def test_an_address_that_is_none(start, tmp_path, address, code, said):
         assert one_line(job, index).startswith(f"lbopt train: {said}")
 
 
+def test_an_address_of_another_network(start, tmp_path):
+    """Reserved for documentation: no host has it. Process 0 need not wait to know that it is not its own."""
+    address = f"192.0.2.1:{free_ports()}"
+    change = swap(
+        JAX_COORDINATOR_ADDRESS=lambda index: address, LBOPT_START_TIMEOUT_S=lambda index: "3" if index else "600"
+    )
+    job = started(start, tmp_path, [3, 3], change=change)
+    assert one_line(job, 0).startswith(
+        f"lbopt train: --coordinator_address = '{address}': this is process 0, and it does not reach itself there (5 s; "
+    )
+    assert one_line(job, 1).startswith(f"lbopt train: --coordinator_address = '{address}': process 0 does not answer")
+
+
 def test_an_address_where_nobody_listens(start, tmp_path):
     """The second process has another one than the first."""
     elsewhere = f"127.0.0.1:{free_ports()}"
