@@ -80,6 +80,11 @@ is_wanted() {
     return "$code"
 }
 
+# wish_in TEXT: the WISH of what write_settings has written.
+wish_in() {
+    sed -n "s/^WISH='\(.*\)'$/\1/p" <<<"$1"
+}
+
 # forget_states: of what the workers have said of themselves in the bucket nothing is left. Those that run say it again.
 forget_states() {
     try cloud storage rm "$HOME_URL/workers/*/state" || no_such_object

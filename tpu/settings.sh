@@ -8,8 +8,8 @@ declare -A DEFAULTS=(
     [RETRY_S]=60 [POLL_S]=60 [RESTART_S]=10 [HEALTHY_S]=3600 [SYNC_S]=60 [STOP_S]=300 [SSH_S]=300 [SETUP_S]=1800
     [PREFLIGHT_S]=120 [IMAGE]='' [CLUSTER]=''
 )
-# What keep on a worker has to know of a run.
-WANTED=(COMMAND WORKDIR MAX_FAILURES MAX_PREEMPTIONS MAX_LOST_PEERS RESTART_S HEALTHY_S SYNC_S STOP_S)
+# What keep on a worker has to know of a run. WISH tells this run from others of the same name and command.
+WANTED=(WISH COMMAND WORKDIR MAX_FAILURES MAX_PREEMPTIONS MAX_LOST_PEERS RESTART_S HEALTHY_S SYNC_S STOP_S)
 
 # read_settings FILE NAME...: set these shell variables from lines NAME=VALUE; another name is refused.
 read_settings() {

@@ -86,8 +86,8 @@ class _Signals:
 def _connect(place: Place, signals: _Signals) -> Wire:
     """Answer the roll call: connect to the hub, trying until the time to start is over; process 0's own hub listens already."""
     address = f"{place.host}:{place.port}"
-    patience_s = place.start_timeout_s if place.index else min(_SELF_S, place.start_timeout_s)
-    until, said = time.monotonic() + patience_s, time.monotonic() + 5
+    begun = time.monotonic()
+    said = begun + 5
     while True:
         try:
             wire = Wire(socket.create_connection((place.host, place.port), timeout=5))
@@ -100,10 +100,12 @@ def _connect(place: Place, signals: _Signals) -> Wire:
             reason: OSError = error
         except OSError as error:
             reason = error
-        if signals.stop or signals.interrupt or time.monotonic() > until:
+        to_itself = place.index == 0 and not isinstance(reason, socket.gaierror)
+        patience_s = min(_SELF_S, place.start_timeout_s) if to_itself else place.start_timeout_s
+        if signals.stop or signals.interrupt or time.monotonic() > begun + patience_s:
             why = "stopped" if signals.stop or signals.interrupt else f"{patience_s:.0f} s"
             why += f"; {reason.strerror or reason}"
-            if place.index == 0:
+            if to_itself:
                 line = f"this is process 0, and it does not reach itself there ({why}); give all processes an address that this host has"
             else:
                 line = (

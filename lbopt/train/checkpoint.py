@@ -9,6 +9,7 @@ import json
 import math
 import pathlib
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ PHASE = "phase"
 """Among the metrics of a checkpoint: the number of its phase, if it is not the first."""
 _PHASE_COUNTS = 1e9
 """A later phase, with its other examples, is better than an earlier one whatever its metrics."""
+_LOOKS, _PAUSE_S = 120, 0.5
+"""How long a folder of the network may take to show all hosts the same."""
 _MARGIN_BYTES = 1 << 17
 """For what is saved beside the arrays."""
 ARRAYS, _SEAL = "default", "seal"
@@ -59,7 +62,7 @@ class Checkpoints:
 
     Raises:
       UserError: if they are only read, and there are none.
-      EnvironmentProblem: if the folder cannot be read.
+      EnvironmentProblem: if the folder cannot be read, or shows the processes different checkpoints.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class Checkpoints:
         self._local = isinstance(root, pathlib.Path)
         self._best_metric, self._keep, self._always = best_metric, keep, set(always)
         self._read_only, self._job = read_only, Alone() if job is None else job
-        steps = steps_on_disk(self._folder)
+        steps = self._steps_seen_by_all()
         if not steps and read_only:
             raise UserError(f"--workdir = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one")
         self._metrics = self._job.from_first("metrics of checkpoints", [[s, self._read_metrics(s)] for s in steps])
@@ -106,6 +109,18 @@ class Checkpoints:
         self._shapes: list[jax.ShapeDtypeStruct] = []
         self._copies: bool | None = None  # not known until a step has shown what it uses
         self._saved_step = self._manager.latest_step()
+
+    def _steps_seen_by_all(self) -> list[int]:
+        for _ in range(_LOOKS):
+            seen = self._job.together("steps of checkpoints", steps_on_disk(self._folder))
+            others = [index for index, steps in enumerate(seen) if steps != seen[0]]
+            if not others:
+                return seen[0]
+            time.sleep(_PAUSE_S)
+        raise EnvironmentProblem(
+            f"{self._folder}: process 0 sees checkpoints of the steps {seen[0]}, process {others[0]} of {seen[others[0]]}; "
+            "mount it so that all hosts see the same, then run the same command again"
+        )
 
     def steps(self) -> list[int]:
         """Return the steps of all whole checkpoints, ascending."""

@@ -48,6 +48,16 @@ def test_one_that_is_killed_ends_the_other(start, tmp_path, whom, index, said):
         assert not os.path.exists(f"/proc/{child}/cmdline") or not pathlib.Path(f"/proc/{child}/cmdline").read_text()
 
 
+def test_one_whose_machine_lost_its_power_ends_the_other(start, tmp_path):
+    """Its connections stay open and nothing comes from them any more."""
+    job = start(train_command(tmp_path / "run", *LONG))
+    job.wait_for(lambda: steps_saved(tmp_path / "run"))
+    for pid in (job.child(0), job.processes[0].pid):
+        os.kill(pid, signal.SIGSTOP)
+    assert job.processes[1].wait(STATED_S) == 3
+    assert re.match(r"lbopt train: process 0 of 2 \(.*\) is gone: it has not been heard of for 30 s", job.last(1))
+
+
 FIVE = ("--config.num_epochs=5",)
 
 

@@ -35,7 +35,11 @@ SETTINGS = {
 PYTHON = """#!/bin/sh
 case "$1 $2" in
 "-m venv") for last; do :; done; mkdir -p "$last/bin" && cp "$0" "$last/bin/python" && exit ;;
-"-m pip") echo "$@" >>"$FAKE_CLOUD/pip.txt"; exit ;;
+"-m pip")
+    fails=$(cat "$FAKE_CLOUD/pip_fails" 2>/dev/null || echo 0)
+    [ "$fails" -eq 0 ] || { echo $((fails - 1)) >"$FAKE_CLOUD/pip_fails" && exit 1; }
+    echo "$@" >>"$FAKE_CLOUD/pip.txt"
+    exit ;;
 esac
 exec REAL "$@"
 """
@@ -76,9 +80,7 @@ class Cloud:
 
     def script(self, **script):
         """Say what will go wrong."""
-        path = self.root / "state.json"
-        value = json.loads(path.read_text()) if path.exists() else {"requests": {}}
-        path.write_text(json.dumps(value | {"script": script}))
+        self.play(f"with cloud.state() as value:\n    value['script'] = {script!r}")
 
     def start(self, name, *flags, out=subprocess.PIPE):
         """Start tpu/NAME, a process group of its own as in a terminal, and return the process."""
@@ -117,6 +119,11 @@ class Cloud:
     def worker(self, index, node="lamb"):
         """Return the folder of a worker."""
         return self.root / "nodes" / node / str(index)
+
+    def said(self, index):
+        """Return what the bucket has of a worker's state."""
+        path = self.root / f"buckets/bucket/lbopt/lamb/workers/0-{index}/state"
+        return path.read_text() if path.exists() else ""
 
     def go(self):
         """Let programs go on that hold at a step."""

@@ -117,8 +117,7 @@ def test_lost_between_two_looks_is_a_preemption(cloud, uninterrupted):
 def test_done_before_its_machines_were_lost(cloud):
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
-    states = [cloud.root / f"buckets/bucket/lbopt/lamb/workers/0-{worker}/state" for worker in (0, 1)]
-    cloud.until(lambda: all(state.exists() and state.read_text().startswith("done at ") for state in states))
+    cloud.until(lambda: all(cloud.said(worker).startswith("done of ") for worker in (0, 1)))
     cloud.preempt()
     done = cloud.tpu("babysit")
     assert done.returncode == 0, done
@@ -142,8 +141,7 @@ def test_done_before_its_machines_were_lost(cloud):
 def test_whether_it_was_done_is_asked_until_the_bucket_answers(cloud):
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
-    states = [cloud.root / f"buckets/bucket/lbopt/lamb/workers/0-{worker}/state" for worker in (0, 1)]
-    cloud.until(lambda: all(state.exists() and state.read_text().startswith("done at ") for state in states))
+    cloud.until(lambda: all(cloud.said(worker).startswith("done of ") for worker in (0, 1)))
     cloud.preempt()
     cloud.script(busy={"user cat": 3})
     done = cloud.tpu("babysit")
@@ -230,21 +228,138 @@ def test_failures_count_in_a_row(cloud):
     assert "0 preemptions, 2 failures" in shown.read_text()
 
 
-def test_run_forgets_what_an_older_run_has_said(cloud):
+def test_how_an_older_run_has_failed_is_no_news(cloud):
+    """The second run does not reach a worker, which then says, and whose bucket says, how the first one ended."""
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:2")
     cloud.ready()
     cloud.tpu("run")
-    folder = cloud.root / "buckets/bucket/lbopt/lamb/workers"
-    states = [folder / f"0-{worker}/state" for worker in (0, 1)]
-    cloud.until(lambda: all(state.exists() and state.read_text().startswith("failed 2 at ") for state in states))
+    cloud.until(lambda: all(cloud.said(worker).startswith("failed 2 of ") for worker in (0, 1)))
+    for worker in (0, 1):  # mended
+        (cloud.workdir / f"state-{worker}.json").write_text('{"step": 1, "value": 1, "lines": []}')
     cloud.script(unreachable=["lamb/1"])
     assert cloud.tpu("run").returncode == 3
-    assert not states[1].exists()
-    assert "fails at step 0" in (folder / "0-1/log").read_text()
-    cloud.script(forbidden=["user rm"])
+    assert cloud.said(1).startswith("failed 2 of ")
+    assert "worker 0-1: silent; in the bucket: failed 2" in cloud.tpu("status").stdout
+    cloud.script()
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, done
+    assert "failure 1: nothing runs on worker 0-1" in done.stdout
+    assert "0 preemptions, 1 failures" in done.stdout
+    assert (cloud.worker(1) / "lbopt/run/log").read_text().count("starts at step") == 2
+
+
+def test_that_an_older_run_was_done_is_no_news(cloud):
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: all(cloud.said(worker).startswith("done of ") for worker in (0, 1)))
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 50", SETUP_S=2)
+    cloud.script(unreachable=["lamb/0", "lamb/1"])
+    assert cloud.tpu("run").returncode == 3
+    shown = cloud.root / "shown.txt"
+    with open(shown, "w") as out:
+        babysit = cloud.start("babysit", out=out)
+        cloud.until(lambda: "worker 0-1: silent; in the bucket: nothing" in shown.read_text())
+        cloud.script()
+        done = cloud.finish(babysit)
+    assert done.returncode == 0, done
+    assert len(cloud.metrics()) == 50
+
+
+def test_run_waits_for_the_last_word_of_the_run_before(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:2", ACCELERATOR="v4-8")
+    cloud.ready()
+    cloud.script(slow_s=5)
+    cloud.tpu("run")
+    cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "failed 2\n")
+    assert cloud.said(0) == ""
+    (cloud.workdir / "state-0.json").write_text('{"step": 1, "value": 1, "lines": []}')
     done = cloud.tpu("run")
+    assert done.returncode == 0, done
+    assert "started: running 1" in done.stdout
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, done
+    assert "0 preemptions, 0 failures" in done.stdout
+
+
+def test_the_last_word_is_said_again_when_the_bucket_does_not_take_it(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", ACCELERATOR="v4-8", SYNC_S=600)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: cloud.said(0).startswith("running 1 "))
+    cloud.script(busy={"worker cp": 2})
+    cloud.go()
+    cloud.until(lambda: cloud.said(0).startswith("done of "))
+
+
+def test_an_installation_that_fails_is_tried_again(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", ACCELERATOR="v4-8", MAX_FAILURES=1)
+    (cloud.root / "pip_fails").write_text("2")
+    cloud.ready()  # by the third try of the boot
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.preempt()
+    (cloud.root / "pip_fails").write_text("3")  # the boot gives up: babysit sends setup
+    cloud.go()
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "failure 1: nothing runs on worker 0-0" in done.stdout
+    assert "1 preemptions, 1 failures" in done.stdout
+    assert len(cloud.metrics()) == 40
+
+
+def test_a_notice_between_two_attempts_is_no_failure(cloud, uninterrupted):
+    cloud.set(
+        COMMAND="python stand_in.py $WORKDIR 40 --sleep=0 --preempt-every=20",
+        MAX_FAILURES=0,
+        ACCELERATOR="v4-8",
+        RESTART_S=5,
+    )
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    run = cloud.worker(0) / "lbopt/run"
+    cloud.until(lambda: "attempt 1 ended with exit code 75" in (run / "log").read_text())
+    (cloud.worker(0) / "metadata/preempted").write_text("TRUE")
+    cloud.until(lambda: (run / "state").read_text() == "preempted 1\n")
+    assert "attempt 2" not in (run / "log").read_text()
+    cloud.preempt()
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "1 preemptions, 0 failures" in done.stdout
+    assert cloud.metrics() == uninterrupted
+
+
+def test_a_notice_as_the_program_starts_is_no_failure(cloud):
+    cloud.set(
+        COMMAND="sleep 600", MAX_FAILURES=0, ACCELERATOR="v4-8"
+    )  # ends by SIGTERM, as Python does before its first line
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    (cloud.worker(0) / "metadata/preempted").write_text("TRUE")
+    cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "preempted 1\n")
+
+
+def test_a_node_that_is_lost_alone(cloud, uninterrupted):
+    """The queued resource says that all is well."""
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=0)
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.play("cloud.power_off('lamb')")
+    cloud.go()
+    cloud.script(node_state="PREEMPTED")
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "preemption 1: lamb is PREEMPTED" in done.stdout
+    assert "1 preemptions, 0 failures" in done.stdout
+    assert cloud.metrics() == uninterrupted
+
+
+def test_a_login_that_ends_is_not_taken_for_want_of_capacity(cloud):
+    cloud.script(grants=["refused", "error You do not currently have an active account selected."])
+    done = cloud.tpu("create")
     assert done.returncode == 3
-    assert "what an older run has said cannot be removed: ERROR: (gcloud.storage.rm) HTTPError 403" in done.stderr
+    assert done.stderr.endswith("active account selected.; gcloud auth login, then run this again\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_silent_and_nothing_new_in_the_bucket(cloud):
@@ -443,17 +558,23 @@ def test_lost_peers_are_bounded_apart(cloud):
     assert (cloud.worker(0) / "lbopt/run/log").read_text().count("fails at step 0") == 5
 
 
-def test_two_slices(cloud):
-    cloud.set(NUM_SLICES=2, ACCELERATOR="v4-8")
+def test_two_slices(cloud, uninterrupted):
+    cloud.set(NUM_SLICES=2, ACCELERATOR="v4-8", COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: len(cloud.metrics()) >= 10)
     status = cloud.tpu("status")
     assert "worker 0-0: " in status.stdout
     assert "worker 1-0: " in status.stdout
-    assert cloud.tpu("babysit").returncode == 0
+    cloud.preempt()
+    cloud.go()
+    done = cloud.tpu("babysit")
+    assert done.returncode == 0, f"{done}\n{cloud.everything()}"
+    assert "1 preemptions, 0 failures" in done.stdout
+    assert cloud.metrics() == uninterrupted
     assert 'metrics: {"step": 40, ' in cloud.tpu("status").stdout
     assert sorted(path.name for path in cloud.workdir.glob("state-*.json")) == ["state-0.json", "state-1.json"]
-    (create,) = cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")
+    create = cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")[-1]
     assert "--node-count=2" in create
     assert "--node-prefix=lamb" in create
 

@@ -166,7 +166,7 @@ def test_the_last_state_has_the_last_word_in_the_bucket(cloud):
     cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "done\n")
     assert not (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/state").exists()
     cloud.until(lambda: not cloud.processes_of(0))
-    assert (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/state").read_text().startswith("done at ")
+    assert (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/state").read_text().startswith("done of ")
 
 
 def test_a_boot_that_has_not_come_to_its_end(cloud):

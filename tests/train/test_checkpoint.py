@@ -1,6 +1,7 @@
 """Which checkpoints are kept, which is best, and in what shape they come back."""
 
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.job.member import Alone
 from lbopt.parallel import shards
 from lbopt.parallel.mesh import make_mesh, put_replicated, replicated
 from lbopt.train.checkpoint import Checkpoints, choose_step
@@ -157,6 +159,34 @@ def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
         checkpoints.wait()
     assert [thread is not threading.main_thread() for thread in threads] == [copied, copied]
     assert kept(tmp_path) == [1, 2]
+
+
+class SlowFolder(Alone):
+    """A job of two whose second process sees what is new in the folder after so many looks."""
+
+    count = 2
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def together(self, key, value):
+        if key != "steps of checkpoints":
+            return [value, value]
+        self.looks -= 1
+        return [value, value if self.looks < 0 else value[:-1]]
+
+
+def test_a_folder_that_shows_what_is_new_late_is_looked_at_again(tmp_path, monkeypatch):
+    save_all(tmp_path, {1: 0.5, 2: 0.6}, keep=3)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    job = SlowFolder(3)
+    with Checkpoints(tmp_path, job=job) as checkpoints:
+        assert checkpoints.steps() == [1, 2]
+        assert job.looks == -1
+    with pytest.raises(
+        EnvironmentProblem, match=r"process 0 sees checkpoints of the steps \[1, 2\], process 1 of \[1\]"
+    ):
+        Checkpoints(tmp_path, job=SlowFolder(10**6))
 
 
 def test_a_step_is_saved_once(tmp_path):

@@ -27,7 +27,7 @@ booted() {
 
 # kept: a keep, or a program that outlived its keep, is there. Whoever runs the program holds this lock.
 kept() {
-    ! flock --nonblock "$RUN/lock" true
+    ! flock --shared --nonblock "$RUN/lock" true
 }
 
 # shellcheck source=tpu/settings.sh

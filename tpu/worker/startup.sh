@@ -56,14 +56,16 @@ fetch source.tar.gz "$root/source.tar.gz.new"
 fetch extras "$root/extras"
 if ! { [ -d "$root/source" ] && cmp --silent "$root/source.tar.gz.new" "$root/source.tar.gz"; }; then
     # A program reads its modules and configs from there as it runs.
-    flock --nonblock "$root/run/lock" true || fail "a run is going on, and the source in the bucket is another one; tpu/stop first"
+    flock --shared --nonblock "$root/run/lock" true || fail "a run is going on, and the source in the bucket is another one; tpu/stop first"
     unpack "$root/source.tar.gz.new" "$root/source.new"
     rm -rf "$root/source"
     mv "$root/source.new" "$root/source"
     mv "$root/source.tar.gz.new" "$root/source.tar.gz"
 fi
-if ! bash "$root/source/tpu/worker/install" "$(cat "$root/extras")" >"$root/setup.log" 2>&1 8>&-; then
-    fail "$(tail -n1 "$root/setup.log")"
-fi
+for try in 1 2 3; do # package archives fail now and then
+    if bash "$root/source/tpu/worker/install" "$(cat "$root/extras")" >"$root/setup.log" 2>&1 8>&-; then break; fi
+    [ "$try" -lt 3 ] || fail "$(tail -n1 "$root/setup.log")"
+    sleep "$((try * ${FETCH_PAUSE_S:-5}))"
+done
 echo "lbopt $id setup done"
 if [ "$mode" = boot ]; then "$root/source/tpu/worker/start" 8>&-; fi

@@ -110,6 +110,7 @@ def delete(argv):
             cloud.fail("(gcloud.compute.tpus.queued-resources.delete) UNAVAILABLE: try again")
         cloud.lose_request(value, name)
         del value["requests"][name]
+        value["script"].pop("node_state", None)
         value["script"]["unavailable"] = value["script"].pop("unavailable_after_delete", 0)
 
 
