@@ -312,7 +312,7 @@ def test_a_notice_between_two_attempts_is_no_failure(cloud, uninterrupted):
         COMMAND="python stand_in.py $WORKDIR 40 --sleep=0 --preempt-every=20",
         MAX_FAILURES=0,
         ACCELERATOR="v4-8",
-        RESTART_S=5,
+        RESTART_S=20,
     )
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
