@@ -23,6 +23,7 @@ from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
 from lbopt.train import bucket, seal as seals
 from lbopt.train.checksums import checksums, copies_of, differing, named, sums_of
+from lbopt.train.event_loop import finishing
 from lbopt.train.seal import Seal
 
 PHASE = "phase"
@@ -400,7 +401,7 @@ def _read_arrays(folder: pathlib.Path, like: TrainState) -> TrainState:
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process_{me}"
     )
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
-    with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+    with finishing(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
         return reader.restore(folder, args=ocp.args.StandardRestore(like))
 
 

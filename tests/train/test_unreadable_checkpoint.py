@@ -1,8 +1,10 @@
 """A damaged checkpoint is named and never used: a run goes back to the one before, and nothing is deleted."""
 
+import gc
 import json
 import re
 import shutil
+import time
 
 import gcsfs.retry
 import jax
@@ -15,7 +17,7 @@ import lbopt
 from lbopt.cli import main
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import checkpoint
-from lbopt.train.checkpoint import Checkpoints
+from lbopt.train.checkpoint import Checkpoints, Damaged
 
 
 def make_state(step=0):
@@ -291,3 +293,25 @@ def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monk
     state = newest(workdir)
     assert int(state.step) == (3 if looked_at else 6)
     assert (values(state) == values(noisy_state(int(state.step)))) == looked_at
+
+
+def test_many_damaged_arrays_are_one_line(tmp_path, capfd):
+    """What reads the others, in threads, has nothing to add."""
+
+    def make(step=0):
+        params = {f"layer_{i}": jax.random.normal(jax.random.key(i), (640, 100)) for i in range(40)}
+        return lbopt.TrainState.create(params, {}, optax.adam(0.1)).replace(step=jnp.int32(step))
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(make(1), None)
+        checkpoints.wait()
+    for file in data_files(tmp_path):
+        file.write_bytes(b"x" * file.stat().st_size)
+    capfd.readouterr()
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        for _ in range(5):
+            with pytest.raises(Damaged):
+                checkpoints.restore(shapes(make), 1)
+            gc.collect()
+    time.sleep(0.5)
+    assert not [line for line in capfd.readouterr().err.splitlines() if not line.startswith("WARNING:absl:")]

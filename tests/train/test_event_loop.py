@@ -1,0 +1,47 @@
+"""An event loop that is closed while its tasks are at work."""
+
+import asyncio
+
+import pytest
+
+from lbopt.train.event_loop import finishing
+
+
+def run(error):
+    """Run a loop as Orbax does: close it when its first task fails. Return what the other task has done."""
+    done = []
+
+    async def slow():
+        await asyncio.sleep(0.05)
+        done.append("slow")
+        raise RuntimeError
+
+    async def main():
+        main.task = asyncio.create_task(slow())
+        await asyncio.sleep(0)
+        raise error
+
+    with finishing():
+        loop = asyncio.new_event_loop()
+        with pytest.raises(type(error)):
+            try:
+                loop.run_until_complete(main())
+            finally:
+                loop.close()
+    assert loop.is_closed()
+    return done
+
+
+def test_its_other_tasks_come_to_their_end():
+    assert run(ValueError()) == ["slow"]
+
+
+def test_not_on_ctrl_c():
+    assert run(KeyboardInterrupt()) == []
+
+
+def test_other_loops_are_as_before():
+    before = asyncio.get_event_loop_policy()
+    with finishing():
+        assert asyncio.get_event_loop_policy() is not before
+    assert asyncio.get_event_loop_policy() is before
