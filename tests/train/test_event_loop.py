@@ -21,14 +21,15 @@ def run(error):
         await asyncio.sleep(0)
         raise error
 
-    with finishing():
+    def run_sync():
         loop = asyncio.new_event_loop()
-        with pytest.raises(type(error)):
-            try:
-                loop.run_until_complete(main())
-            finally:
-                loop.close()
-    assert loop.is_closed()
+        try:
+            loop.run_until_complete(main())
+        finally:
+            loop.close()
+
+    with finishing(), pytest.raises(type(error)):
+        run_sync()
     return done
 
 
