@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import ipaddress
 import os
 import selectors
 import signal
@@ -100,7 +101,7 @@ def _connect(place: Place, signals: _Signals) -> Wire:
             reason: OSError = error
         except OSError as error:
             reason = error
-        to_itself = place.index == 0 and not isinstance(reason, socket.gaierror)
+        to_itself = place.index == 0 and _is_number(place.host)
         patience_s = min(_SELF_S, place.start_timeout_s) if to_itself else place.start_timeout_s
         if signals.stop or signals.interrupt or time.monotonic() > begun + patience_s:
             why = "stopped" if signals.stop or signals.interrupt else f"{patience_s:.0f} s"
@@ -119,6 +120,15 @@ def _connect(place: Place, signals: _Signals) -> Wire:
     wire.settimeout(None)
     _introduce(wire, place)
     return wire
+
+
+def _is_number(host: str) -> bool:
+    """Return whether it is an address of numbers; what a name stands for may become right with time."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _introduce(wire: Wire, place: Place) -> None:

@@ -143,7 +143,8 @@ class Checkpoints:
     def prepare(self, state: TrainState) -> None:
         """Compile, beside whatever else goes on, what `save` will ask of the devices.
 
-        Called where a phase begins: its first save looks anew whether there is room for a copy, by what its steps have used.
+        Called where a phase begins: its first save looks anew whether there is room for a copy beside the most that was used so far,
+        copies of an earlier phase included.
         """
         self._copies = None
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in jax.tree.leaves(state)]

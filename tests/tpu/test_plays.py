@@ -218,7 +218,11 @@ def test_failures_count_in_a_row(cloud):
         babysit = cloud.start("babysit", out=out)
         for number in (1, 2):
             cloud.until(lambda: (run / "state").exists() and (run / "state").read_text().startswith("running"))
-            time.sleep(4)  # it is seen to run, for longer than HEALTHY_S
+            time.sleep(2)
+            looks = len(cloud.calls("gcloud", "compute", "tpus", "tpu-vm", "ssh"))
+            cloud.until(  # it is seen to run, for longer than HEALTHY_S
+                lambda looks=looks: len(cloud.calls("gcloud", "compute", "tpus", "tpu-vm", "ssh")) > looks + 5
+            )
             os.kill(int((run / "pid").read_text()), signal.SIGKILL)
             cloud.until(lambda number=number: f"failure {number}: nothing runs on worker 0-0" in shown.read_text())
             cloud.until(lambda number=number: (run / "log").read_text().count("starts at step") == 1 + number)
@@ -530,6 +534,27 @@ def test_a_failing_program_ends_with_its_log(cloud):
     log = (cloud.worker(0) / "lbopt/run/log").read_text()
     assert log.count("fails at step 7") == 3  # once and two restarts
     assert not (cloud.root / "buckets/bucket/lbopt/lamb/wanted").exists()
+    again = cloud.tpu("babysit")
+    assert again.returncode == 1
+    assert (
+        again.stderr
+        == "tpu/babysit: NAME=lamb: no run is wanted, and the last one has failed; tpu/logs, then tpu/run\n"
+    )
+
+
+def test_a_run_that_was_stopped_is_not_started_again(cloud):
+    """Stopped between babysit's look and what it does about it."""
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 9999 --sleep=0.1")
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    assert cloud.tpu("stop").returncode == 0
+    done = cloud.tpu("run", "--again")
+    assert done.returncode == 3
+    assert done.stderr == (
+        "tpu/run: NAME=lamb: no run is wanted any more (tpu/stop); tpu/run without --again starts one\n"
+    )
+    assert not (cloud.root / "buckets/bucket/lbopt/lamb/wanted").exists()
+    assert "no run is wanted" in cloud.tpu("babysit").stdout
 
 
 def test_wrong_input_is_not_tried_again(cloud):

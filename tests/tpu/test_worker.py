@@ -161,7 +161,7 @@ def test_the_last_state_has_the_last_word_in_the_bucket(cloud):
     """A copy of the first state is under way when the program is done; it lands when the last one would have."""
     cloud.set(SYNC_S=1, ACCELERATOR="v4-8", COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.06")
     cloud.ready()
-    cloud.script(slow_s=6)
+    cloud.script(slow_s=10)
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "done\n")
     assert not (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/state").exists()

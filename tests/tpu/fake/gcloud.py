@@ -227,6 +227,11 @@ def cat(argv):
     words, flags = cloud.parse("cat", argv, ("--range",), ("--quiet",), (), (1, 9))
     _may("cat")
     for url in words:
+        if "*" in url:
+            paths = sorted(cloud.ROOT.glob(f"buckets/{url.removeprefix('gs://')}"))
+            sys.stdout.write("".join(path.read_text() for path in paths))
+            if paths:
+                continue
         path = cloud.object_path(url)
         if not path.is_file():
             cloud.fail(f"(gcloud.storage.cat) The following URLs matched no objects or files:\n{url}")
