@@ -557,6 +557,23 @@ def test_a_run_that_was_stopped_is_not_started_again(cloud):
     assert "no run is wanted" in cloud.tpu("babysit").stdout
 
 
+def test_stopped_while_machines_are_waited_for(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 9999 --sleep=0.1")
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.preempt()
+    cloud.script(grants=["waiting"])
+    babysit = cloud.start("babysit")
+    cloud.until(lambda: len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 2)
+    cloud.tpu("stop")
+    done = cloud.finish(babysit)
+    assert done.returncode == 3, done
+    assert done.stderr == (
+        "tpu/create: NAME=lamb: no run is wanted any more (tpu/stop); tpu/delete gives back what was requested\n"
+    )
+    assert cloud.tpu("delete").returncode == 0
+
+
 def test_wrong_input_is_not_tried_again(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:2")
     cloud.ready()

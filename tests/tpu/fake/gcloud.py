@@ -64,7 +64,9 @@ def create(argv):
             cloud.fail(f"(gcloud.compute.tpus.queued-resources.create) {fate[6:]}")
         value["requests"][name] = {
             "state": "ACCEPTED",
-            "plan": ["FAILED"] if fate == "refused" else ["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"],
+            "plan": {"refused": ["FAILED"], "waiting": []}.get(
+                fate, ["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
+            ),
             "accelerator": flags["--accelerator-type"],
             "count": int(flags.get("--node-count", 1)),
             "node": flags.get("--node-id") or flags.get("--node-prefix", name),
