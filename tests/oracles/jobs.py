@@ -82,7 +82,7 @@ class Job:
     def said(self, index):
         """Return the lines that a process has said, without those of JAX's transport."""
         lines = self.logs[index].read_text().splitlines()
-        return [line for line in lines if not line.startswith("[Gloo]")]
+        return [line for line in lines if line and not line.startswith("[Gloo]")]  # two of its lines may share one
 
     def last(self, index):
         """Return the last line."""

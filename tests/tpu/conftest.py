@@ -204,7 +204,9 @@ def _programs(folder):
     folder.mkdir()
     for file in (HERE / "fake").glob("*.py"):
         if file.stem != "cloud":
-            _program(folder / file.stem, f'#!/bin/sh\nexec {sys.executable} -S -E {file} "$@"\n')
+            # Imported, they are compiled once.
+            code = f'import sys; sys.path.insert(0, \\"{file.parent}\\"); import {file.stem}; {file.stem}.main(sys.argv[1:])'
+            _program(folder / file.stem, f'#!/bin/sh\nexec {sys.executable} -S -E -c "{code}" "$@"\n')
     _program(folder / "sudo", '#!/bin/sh\n[ "$1" = -n ] && shift\nexec "$@"\n')
     _program(folder / "apt-get", '#!/bin/sh\necho "$@" >>"$FAKE_CLOUD/apt.txt"\nexit 100\n')
     _program(folder / "python3.11", PYTHON.replace("REAL", sys.executable))

@@ -2,6 +2,8 @@
 
 The folder named by FAKE_CLOUD holds it all. Every worker is a folder with an environment of its own, in which commands run
 as real processes; FAKE_MACHINE in their environment says which machine they belong to, so that a machine can be lost.
+
+These programs run thousands of times: what few of their calls need they import when they need it.
 """
 
 import contextlib
@@ -9,13 +11,9 @@ import fcntl
 import json
 import os
 import pathlib
-import shutil
 import signal
-import socket
-import subprocess
 import sys
 import time
-import uuid
 
 ROOT = pathlib.Path(os.environ["FAKE_CLOUD"])
 HOSTS = {"v4-8": 1, "v4-16": 2}
@@ -99,6 +97,8 @@ def machine(node, worker):
 
 def make_nodes(request):
     """Make the folders of all workers of a request that became ACTIVE and boot them."""
+    import socket
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -119,7 +119,7 @@ def make_nodes(request):
             for key, value in attributes.items():
                 (folder / "metadata" / key).write_text(value)
             environment = {
-                "FAKE_MACHINE": f"{node}/{worker}/{uuid.uuid4().hex}",
+                "FAKE_MACHINE": f"{node}/{worker}/{os.urandom(16).hex()}",
                 "FAKE_FOLDER": str(folder),
                 "LBOPT_ROOT": str(folder / "lbopt"),
                 "HOME": str(folder),
@@ -140,8 +140,10 @@ def environment_of(node, worker):
 
 def boot(node, worker):
     """Run the startup script, as a machine does on every boot."""
+    import subprocess
+
     folder = machine(node, worker)
-    environment = json.loads((folder / "environment.json").read_text()) | {"BOOT_ID": uuid.uuid4().hex}
+    environment = json.loads((folder / "environment.json").read_text()) | {"BOOT_ID": os.urandom(16).hex()}
     (folder / "environment.json").write_text(json.dumps(environment))
     with open(folder / "boot.log", "a") as log:
         subprocess.Popen(
@@ -176,6 +178,8 @@ def power_off(node, worker=None):
 
 def lose_request(value, name, how="SUSPENDED"):
     """Take all machines of a request away, as a preemption does."""
+    import shutil
+
     request = value["requests"][name]
     for node in nodes_of(request):
         power_off(node)

@@ -1,11 +1,7 @@
 """A gcloud that knows the commands tpu/ uses, with the flags the real one has, and plays a script of failures."""
 
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 
 import cloud
@@ -131,6 +127,9 @@ def describe_node(argv):
 
 def ssh(argv):
     """Run the command on the workers, each in its folder, all at once; a worker whose ssh drops says so."""
+    import subprocess
+    import threading
+
     (name,), flags = cloud.parse(
         "ssh", argv, (*TPU, "--worker", "--command"), ("--quiet",), (*TPU, "--worker", "--command"), (1, 1)
     )
@@ -212,16 +211,16 @@ def copy(argv):
         if target.endswith("/"):
             path = path / os.path.basename(source)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as new:
+        new_path = path.parent / f".{os.getpid()}.{os.path.basename(path)}"
+        with open(new_path, "wb") as new:
             if source == "-":
                 new.write(sys.stdin.buffer.read())
             else:
                 with open(cloud.object_path(source) if source.startswith("gs://") else source, "rb") as old:
-                    shutil.copyfileobj(old, new)
+                    new.write(old.read())
                 if source.endswith("/state"):
                     time.sleep(_slowness())
-        os.chmod(new.name, 0o644)
-        os.rename(new.name, path)
+        os.rename(new_path, path)
 
 
 def cat(argv):
@@ -253,6 +252,8 @@ def remove(argv):
     if not path.exists() or (path.is_dir() and "--recursive" not in flags):
         cloud.fail(f"(gcloud.storage.rm) The following URLs matched no objects or files:\n{url}")
     if path.is_dir():
+        import shutil
+
         shutil.rmtree(path)
     else:
         path.unlink()
