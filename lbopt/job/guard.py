@@ -87,8 +87,9 @@ class _Signals:
 def _connect(place: Place, signals: _Signals) -> Wire:
     """Answer the roll call: connect to the hub, trying until the time to start is over; process 0's own hub listens already."""
     address = f"{place.host}:{place.port}"
-    begun = time.monotonic()
-    said = begun + 5
+    to_itself = place.index == 0 and _is_number(place.host)
+    patience_s = min(_SELF_S, place.start_timeout_s) if to_itself else place.start_timeout_s
+    until, said = time.monotonic() + patience_s, time.monotonic() + 5
     while True:
         try:
             wire = Wire(socket.create_connection((place.host, place.port), timeout=5))
@@ -101,9 +102,7 @@ def _connect(place: Place, signals: _Signals) -> Wire:
             reason: OSError = error
         except OSError as error:
             reason = error
-        to_itself = place.index == 0 and _is_number(place.host)
-        patience_s = min(_SELF_S, place.start_timeout_s) if to_itself else place.start_timeout_s
-        if signals.stop or signals.interrupt or time.monotonic() > begun + patience_s:
+        if signals.stop or signals.interrupt or time.monotonic() > until:
             why = "stopped" if signals.stop or signals.interrupt else f"{patience_s:.0f} s"
             why += f"; {reason.strerror or reason}"
             if to_itself:

@@ -140,6 +140,13 @@ class Cloud:
             done = self.tpu(name, *(["--keep-source"] if name == "setup" else []))
             assert done.returncode == 0, f"{done}\n{self.everything()}"
 
+    def hold(self, **changes):
+        """Get the machines and run the stand-in up to the step at which it holds."""
+        self.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", **changes)
+        self.ready()
+        assert self.tpu("run").returncode == 0
+        self.until(lambda: len(self.metrics()) >= 10)
+
     def until(self, condition, limit=40):
         """Wait for a condition."""
         deadline = time.monotonic() + limit

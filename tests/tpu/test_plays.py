@@ -62,11 +62,8 @@ def test_a_request_that_waiting_does_not_mend_is_made_once(cloud):
 
 
 def test_preempted_with_notice_and_replaced(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
-    cloud.ready()
-    assert cloud.tpu("run").returncode == 0
+    cloud.hold()
     babysit = cloud.start("babysit")
-    cloud.until(lambda: len(cloud.metrics()) >= 10)
     for worker in (0, 1):
         (cloud.worker(worker) / "metadata" / "preempted").write_text("TRUE")
     # The notice reaches the program, which saves where it is.
@@ -85,11 +82,8 @@ def test_preempted_with_notice_and_replaced(cloud, uninterrupted):
 
 
 def test_preempted_without_notice(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
-    cloud.ready()
-    assert cloud.tpu("run").returncode == 0
+    cloud.hold()
     babysit = cloud.start("babysit")
-    cloud.until(lambda: len(cloud.metrics()) >= 10)
     cloud.preempt()  # SIGKILL to all, and the disks are gone
     cloud.go()
     done = cloud.finish(babysit)
@@ -101,10 +95,7 @@ def test_preempted_without_notice(cloud, uninterrupted):
 
 def test_lost_between_two_looks_is_a_preemption(cloud, uninterrupted):
     """The request is ACTIVE, then nothing runs on the workers, then the request is lost."""
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=0)
-    cloud.ready()
-    assert cloud.tpu("run").returncode == 0
-    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.hold(MAX_FAILURES=0)
     cloud.play("cloud.power_off('lamb')")
     cloud.script(lost_after_ssh=1)
     cloud.go()
@@ -141,10 +132,7 @@ def test_done_before_its_machines_were_lost(cloud):
 
 
 def test_gcloud_fails_while_machines_are_replaced(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=0)
-    cloud.ready()
-    assert cloud.tpu("run").returncode == 0
-    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.hold(MAX_FAILURES=0)
     cloud.preempt()
     cloud.go()
     cloud.script(undeletable=2, unavailable_after_delete=3, busy={"user rm": 1})
@@ -171,10 +159,7 @@ def test_gcloud_never_deletes(cloud):
 
 def test_going_down_is_no_failure(cloud, uninterrupted):
     """The machines tell keep, answer two looks more, and are gone."""
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=0)
-    cloud.ready()
-    assert cloud.tpu("run").returncode == 0
-    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.hold(MAX_FAILURES=0)
     for worker in (0, 1):
         cloud.terminate_keep(worker)
     cloud.go()
@@ -186,10 +171,7 @@ def test_going_down_is_no_failure(cloud, uninterrupted):
 
 
 def test_a_worker_that_stays_stopped_is_started(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=1)
-    cloud.ready()
-    assert cloud.tpu("run").returncode == 0
-    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.hold(MAX_FAILURES=1)
     cloud.terminate_keep(0)
     cloud.go()
     done = cloud.tpu("babysit")
@@ -334,10 +316,7 @@ def test_a_notice_as_the_program_starts_is_no_failure(cloud):
 
 def test_a_node_that_is_lost_alone(cloud, uninterrupted):
     """The queued resource says that all is well."""
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", MAX_FAILURES=0)
-    cloud.ready()
-    assert cloud.tpu("run").returncode == 0
-    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.hold(MAX_FAILURES=0)
     cloud.play("cloud.power_off('lamb')")
     cloud.go()
     cloud.script(node_state="PREEMPTED")
@@ -376,10 +355,7 @@ def test_silent_and_nothing_new_in_the_bucket(cloud):
 
 
 def test_a_rebooted_machine_goes_on_by_itself(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
-    cloud.ready()
-    assert cloud.tpu("run").returncode == 0
-    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.hold()
     cloud.play("cloud.power_off('lamb', 0)\ncloud.boot('lamb', 0)")  # nobody babysits
     cloud.go()
     cloud.until(lambda: len(cloud.metrics()) == 40)
@@ -591,10 +567,7 @@ def test_lost_peers_are_bounded_apart(cloud):
 
 
 def test_two_slices(cloud, uninterrupted):
-    cloud.set(NUM_SLICES=2, ACCELERATOR="v4-8", COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
-    cloud.ready()
-    assert cloud.tpu("run").returncode == 0
-    cloud.until(lambda: len(cloud.metrics()) >= 10)
+    cloud.hold(NUM_SLICES=2, ACCELERATOR="v4-8")
     status = cloud.tpu("status")
     assert "worker 0-0: " in status.stdout
     assert "worker 1-0: " in status.stdout
