@@ -6,7 +6,7 @@ Five optimizers with the scaling and warmup rules they are used with, batch 16 t
 epochs each, so 1,280 down to 20 optimizer steps.
 """
 
-from lbopt.config import About, Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
+from lbopt.config import About, Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SearchConfig, SweepConfig, TrainConfig
 from lbopt.errors import require_choice
 
 ROWS = ("", "smoke")
@@ -40,14 +40,11 @@ def get_config(arg: str = "") -> SweepConfig:
             Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
         ),
         global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
-        learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
-        search_seeds=(0, 1),
+        search=SearchConfig(learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0), seeds=(0, 1)),
         final_seeds=(100, 101, 102, 103, 104, 105),
-        trials_per_program=6,
     )
     if arg == "smoke":
         config.name, config.train.num_epochs, config.about.status = "digits_limit:smoke", 8.0, "not yet run"
         config.arms, config.global_batch_sizes = config.arms[-2:], (128, 1024)
-        config.search_seeds, config.final_seeds, config.learning_rate_factors = (0,), (100, 101), (0.5, 1.0)
-        config.trials_per_program = 2
+        config.search, config.final_seeds = SearchConfig(learning_rate_factors=(0.5, 1.0)), (100, 101)
     return config

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from lbopt.cli import arguments
 from lbopt.config import SweepConfig, checks
+from lbopt.errors import UserError
 from lbopt.job.member import STARTING, Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
-from lbopt.recipes.problem import make_problem
 from lbopt.report import page
 from lbopt.sweep import report, runner, trials
 from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.preemption import PreemptionWatch
+from lbopt.train.shard import Shard
 
 FLAGS = {
     "config": "configs/sweeps/FILE[:ROW], then --config.field=VALUE to override",
     "workdir": "folder for results.jsonl and the report; the same one resumes",
+    "shard": "NUMBER/COUNT: do this part only; others do the rest in the same workdir, at any time, on any machine that shares it",
     **JOB_FLAGS,
 }
-NOT_COMPARED = ("num_workers", "about")
+NOT_COMPARED = ("num_workers", "trials_per_program", "about")
 
 
 def run(argv: Sequence[str], job: Alone) -> None:
     """Run what is missing of a study and write its report."""
     given, overrides = arguments.parse("sweep", argv, FLAGS, required=("config", "workdir"))
+    shard = _shard(given)
     config = arguments.load_config(given["config"], overrides, SweepConfig)
     config.validate()
     ours, command = checks.to_json(config), arguments.command_line("sweep", argv)
@@ -35,26 +39,40 @@ def run(argv: Sequence[str], job: Alone) -> None:
     processes.start(job)
     page.new_figure()  # say now, not after the last trial, if nothing can be drawn
     available_devices()
-    problem = make_problem(config.train.data, config.train.model, config.train.loss)
-    cells = trials.make_cells(config, len(problem.splits.train))
+    cells = trials.make_cells(config, trials.make_problems(config))
 
     def compare(saved: dict[str, Any]) -> list[str]:
         return checks.differences(_core(ours), _core(saved["config"]))
 
     with PreemptionWatch(job) as watch, bucket.opened(given["workdir"], job) as folder:
         workdirs.check_shared(folder, job)
-        with workdirs.open_workdir(folder, "sweep", ours, compare, 1, command, job) as workdir:
-            runner.run_sweep(config, problem, cells, workdir, watch)
-            if job.index:
-                return
-            job.doing("writing the report", patience=STARTING)
-            saved = workdirs.read_config(workdir, "sweep")
-            assert saved is not None
-            file, summary = report.write_sweep_report(workdir, saved)
-            where = bucket.shown(file)
+        with workdirs.open_workdir(folder, "sweep", ours, compare, 1, command, job, shard) as workdir:
+            runner.run_sweep(config, shard.part_of(cells) if shard else cells, workdir, watch)
+            if job.index == 0:
+                job.doing("writing the report", patience=STARTING)
+                _report(workdir, shard)
+
+
+def _shard(given: dict[str, str]) -> Shard | None:
+    if "shard" not in given:
+        return None
+    if "://" in given["workdir"]:
+        raise UserError(
+            f"--shard = {given['shard']!r}: an object of a bucket cannot be appended to by several; use a folder that all machines share"
+        )
+    return Shard.parse(given["shard"])
+
+
+def _report(workdir: pathlib.Path, shard: Shard | None) -> None:
+    """Write the report, and print what it says."""
+    saved = workdirs.read_config(workdir, "sweep")
+    assert saved is not None
+    file, summary = report.write_sweep_report(workdir, saved)
     print(report.terminal_table(summary))
     print("\n" + "\n".join(summary["findings"]))
-    print(f"\n{where}")
+    print(f"\n{bucket.shown(file)}")
+    if shard and not summary["complete"]:
+        print(f"shard {shard} is finished; the others are not: the last one writes the whole report")
 
 
 def _core(config: dict[str, Any]) -> dict[str, Any]:

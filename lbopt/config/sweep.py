@@ -5,13 +5,19 @@ import dataclasses
 
 from lbopt.config import checks
 from lbopt.config.checks import LARGEST
-from lbopt.config.data import DRAWN_ANEW
+from lbopt.config.data import DataConfig
+from lbopt.config.loss import LossConfig
+from lbopt.config.measure import MeasureConfig, validate_measure
+from lbopt.config.model import ModelConfig
 from lbopt.config.optimizer import OptimizerConfig, validate_optimizer
 from lbopt.config.schedule import ScheduleConfig, validate_schedule
-from lbopt.config.train import STATUSES, About, TrainConfig, require_name, require_seed
-from lbopt.errors import require, require_choice
+from lbopt.config.search import SearchConfig, require_seeds, validate_search
+from lbopt.config.train import STATUSES, About, TrainConfig, require_name
+from lbopt.errors import UserError, require, require_choice
 
-TRIAL_BATCHINGS = ("auto", "map", "vmap")
+TRIAL_BATCHINGS = ("auto", "none", "vmap")
+TRIAL_DEVICES = ("one", "all")
+_OVERRIDES = ("data", "model", "loss")
 
 
 @dataclasses.dataclass
@@ -22,35 +28,45 @@ class Arm:
       name: of the line, unique in the study.
       optimizer: the optimizer.
       schedule: the rule that gives the learning rate around which is searched, and the warmup.
+      data: instead of the study's; None for those.
+      model: likewise.
+      loss: likewise.
     """
 
     name: str = "LAMB + LEGW"
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    data: DataConfig | None = None
+    model: ModelConfig | None = None
+    loss: LossConfig | None = None
 
 
 @dataclasses.dataclass
 class SweepConfig:
     """How far does the batch size go, for several optimizers?
 
-    For every arm and batch size, each learning rate of the grid is run with every search seed; the one with the best
-    mean validation accuracy is run with the final seeds, and only those runs are tested.
+    For every arm and batch size candidates are searched, each with every search seed; the one with the best mean validation
+    score over the whole length is run with the final seeds, and only those runs are tested.
 
     Attributes:
       name: of the study.
       about: what `lbopt recipes` says.
-      train: data, model and length of every trial, each on one device; optimizer, schedule, batch size and seed are
-        replaced.
+      train: data, model, loss, length and target of every trial; optimizer, schedule, batch size and seed are replaced. The length
+        is in epochs, or, with `num_steps`, in steps at every batch size. With `target_metric` every trial is evaluated on
+        validation at `eval_every_steps` or `eval_every_epochs`, and the candidate is chosen that gets to the target in the fewest steps.
       arms: what is compared.
       global_batch_sizes: ascending, from small to the whole training set.
-      learning_rate_factors: the grid, as multiples of the arm's scaled learning rate; ascending.
-      search_seeds: seeds of the runs that choose the learning rate.
+      search: of learning rate, warmup and weight decay, the same for every arm and batch size.
       final_seeds: seeds of the runs that are tested; none of them is a search seed.
       limit_points: an arm is past its limit where it is more than so many percentage points below its accuracy at the
-        smallest batch.
-      trials_per_program: how many trials one call of a compiled program runs.
-      trial_batching: "map" (one after another inside the program), "vmap" (batched), "auto" (by device).
-      num_workers: cells compiled and run side by side; 0 for one per CPU core.
+        smallest batch; of language models so many percent above its perplexity.
+      waterfall: names of arms, each of which adds one thing to the one before, for the figure that shows what each adds.
+      measure: what is measured beside losses and accuracies.
+      trial_devices: "one" (each trial on one device, many side by side) or "all" (data-parallel over all devices and
+        processes, one trial after another).
+      trials_per_program: how many trials one call of a batched program runs.
+      trial_batching: "none" (one trial a call), "vmap" (batched, over all local devices), "auto" (by device).
+      num_workers: trials compiled and run side by side; 0 for one per CPU core on CPUs, two elsewhere.
     """
 
     name: str = "unnamed"
@@ -58,11 +74,13 @@ class SweepConfig:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     arms: tuple[Arm, ...] = ()
     global_batch_sizes: tuple[int, ...] = ()
-    learning_rate_factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
-    search_seeds: tuple[int, ...] = (0,)
+    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     final_seeds: tuple[int, ...] = (100, 101, 102, 103, 104)
     limit_points: float = 1.0
-    trials_per_program: int = 5
+    waterfall: tuple[str, ...] = ()
+    measure: MeasureConfig = dataclasses.field(default_factory=MeasureConfig)
+    trial_devices: str = "one"
+    trials_per_program: int = 64
     trial_batching: str = "auto"
     num_workers: int = 0
 
@@ -74,27 +92,25 @@ class SweepConfig:
         """
         checks.check_types(self)
         self.train.validate()
-        require(
-            self.train.data.name not in DRAWN_ANEW,
-            "config.train.data.name",
-            self.train.data.name,
-            "its examples are drawn anew in every epoch, and a study needs all of them beforehand; use lbopt train, or other data",
-        )
-        require(
-            not self.train.data.carry_state,
-            "config.train.data.carry_state",
-            True,
-            "a study shuffles its examples; use lbopt train, or leave it False",
-        )
-        alone = self.train.parallel
-        require(
-            alone.backend in ("jit", "pjit") and alone.num_devices in (None, 1),
-            "config.train.parallel",
-            dataclasses.asdict(alone),
-            "a trial of a sweep runs on one device; leave backend and num_devices as they are",
-        )
         require_name("config.name", self.name)
         require_choice("config.about.status", self.about.status, STATUSES)
+        require_choice("config.trial_devices", self.trial_devices, TRIAL_DEVICES)
+        require_choice("config.trial_batching", self.trial_batching, TRIAL_BATCHINGS)
+        self._validate_arms()
+        _ascending("config.global_batch_sizes", self.global_batch_sizes)
+        validate_search(self.search, "config.search")
+        validate_measure(self.measure, "config.measure")
+        require_seeds("config.final_seeds", self.final_seeds)
+        both = sorted(set(self.search.seeds) & set(self.final_seeds))
+        fix = f"seeds {both} also choose the candidate; use others, so that the test is fresh"
+        require(not both, "config.final_seeds", self.final_seeds, fix)
+        require(0 < self.limit_points <= 100, "config.limit_points", self.limit_points, "give a number in (0, 100]")
+        for field, low in (("trials_per_program", 1), ("num_workers", 0)):
+            require(getattr(self, field) >= low, f"config.{field}", getattr(self, field), f"give a number >= {low}")
+        for index in range(len(self.arms)):
+            self._validate_trials(index)
+
+    def _validate_arms(self) -> None:
         names = [arm.name for arm in self.arms]
         require(len(names) > 0, "config.arms", names, "give at least one arm")
         require(len(set(names)) == len(names), "config.arms", names, "give every arm a name of its own")
@@ -102,31 +118,49 @@ class SweepConfig:
             require_name(f"config.arms[{index}].name", arm.name)
             validate_optimizer(arm.optimizer, f"config.arms[{index}].optimizer")
             validate_schedule(arm.schedule, f"config.arms[{index}].schedule")
-        _ascending("config.global_batch_sizes", self.global_batch_sizes)
-        _ascending("config.learning_rate_factors", self.learning_rate_factors)
-        _seeds("config.search_seeds", self.search_seeds)
-        _seeds("config.final_seeds", self.final_seeds)
-        both = sorted(set(self.search_seeds) & set(self.final_seeds))
+        for name in self.waterfall:
+            require(name in names, "config.waterfall", self.waterfall, f"there is no arm {name!r}; use {names}")
+        repeated = len(set(self.waterfall)) < len(self.waterfall)
+        require(not repeated and len(self.waterfall) != 1, "config.waterfall", self.waterfall, "name two or more arms once")
+
+    def _validate_trials(self, index: int) -> None:
+        """Check what the trials of an arm train, as a run of its own."""
+        arm, trained = self.arms[index], self.arm_train(index)
+        changed = {name: f"config.arms[{index}].{name}" for name in _OVERRIDES if getattr(arm, name) is not None}
+        try:
+            trained.validate()
+        except UserError as error:
+            raise UserError(_as_of_arm(str(error), changed)) from error
+        fix = "a study shuffles its examples; use lbopt train, or leave it False"
+        require(not trained.data.carry_state, "config.train.data.carry_state", True, fix)
+        for field in ("phase2", "init_from"):
+            fix = "a trial is one phase from fresh parameters; leave it None"
+            require(getattr(trained, field) is None, f"config.train.{field}", getattr(trained, field), fix)
+        if self.trial_devices == "all":
+            return
+        alone = trained.parallel
         require(
-            not both,
-            "config.final_seeds",
-            self.final_seeds,
-            f"seeds {both} also choose the learning rate; use others, so that the test is fresh",
+            alone.backend in ("jit", "pjit") and alone.num_devices in (None, 1) and not alone.shard_update,
+            "config.train.parallel",
+            dataclasses.asdict(alone),
+            "a trial has one device; leave it at its defaults, or set config.trial_devices='all'",
         )
-        require(0 < self.limit_points <= 100, "config.limit_points", self.limit_points, "give a number in (0, 100]")
-        require(
-            self.trials_per_program >= 1, "config.trials_per_program", self.trials_per_program, "give a number >= 1"
-        )
-        require(self.num_workers >= 0, "config.num_workers", self.num_workers, "give a number >= 0")
-        require_choice("config.trial_batching", self.trial_batching, TRIAL_BATCHINGS)
+
+    def arm_train(self, index: int) -> TrainConfig:
+        """Return what the trials of an arm train, but for batch size, seed and what is searched."""
+        arm = self.arms[index]
+        changes = {name: value for name in _OVERRIDES if (value := getattr(arm, name)) is not None}
+        return dataclasses.replace(self.train, optimizer=arm.optimizer, schedule=arm.schedule, **changes)
+
+
+def _as_of_arm(message: str, changed: dict[str, str]) -> str:
+    """Say in which field of the study a field of a trial's config is."""
+    for name, place in changed.items():
+        message = message.replace(f"config.{name}", place)
+    kept = "config.arms["
+    return message if message.startswith(kept) else message.replace("config.", "config.train.", 1)
 
 
 def _ascending(field: str, values: tuple) -> None:
     ok = len(values) > 0 and 0 < min(values) <= max(values) < LARGEST and list(values) == sorted(set(values))
     require(ok, field, values, "give at least one positive number, ascending, none twice")
-
-
-def _seeds(field: str, values: tuple[int, ...]) -> None:
-    require(len(values) > 0 and len(set(values)) == len(values), field, values, "give at least one seed, none twice")
-    for seed in values:
-        require_seed(field, seed)

@@ -53,6 +53,8 @@ class ArrayDataset:
     """
 
     reading = Reading()
+    same_in_every_epoch = True
+    """Whether `draw` is `take`: subclasses that draw anew say False."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         lengths = {name: len(array) for name, array in arrays.items()}

@@ -11,7 +11,7 @@ import optax
 from lbopt.config.checks import LARGEST
 from lbopt.config.schedule import ScheduleConfig
 from lbopt.errors import UserError
-from lbopt.schedules import decay as decays, plan, units, warmup
+from lbopt.schedules import decay as decays, plan, stretch, units, warmup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +90,14 @@ def make_schedule(
     resolved: Resolved,
     learning_rate: float | jax.Array | None = None,
     warmup_steps: float | jax.Array | None = None,
+    num_steps: int | jax.Array | None = None,
 ) -> optax.Schedule:
-    """Build the schedule; rate and warmup may be given instead of the resolved ones, also traced."""
+    """Build the schedule; rate and warmup may be given instead of the resolved ones, also traced.
+
+    With `num_steps`, also traced, all of it is rescaled from the resolved length to that one.
+    """
     decay = {"exponential": _stairs, "step": _steps}.get(config.decay)
-    return warmup.warmup_schedule(
+    whole = warmup.warmup_schedule(
         resolved.learning_rate if learning_rate is None else learning_rate,
         resolved.warmup_steps if warmup_steps is None else warmup_steps,
         resolved.num_steps,
@@ -108,6 +112,9 @@ def make_schedule(
         decay_steps=config.decay_steps,
         end_learning_rate=config.end_learning_rate,
     )
+    if num_steps is None:
+        return whole
+    return stretch.stretch_schedule(whole, resolved.num_steps, num_steps, config.first_step)
 
 
 def _stairs(config: ScheduleConfig, steps_per_epoch: float) -> Any:

@@ -19,14 +19,22 @@ _TEMPLATE = """<!doctype html>
 <link rel="icon" href="data:,">
 <title>{{ title }}</title>
 <style>
-  body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff; }
+  body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff; overflow-wrap: break-word; }
   h1 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
   img { max-width: 100%; height: auto; }
+  figure { margin: 1rem 0; overflow-x: auto; }
+  figure img { display: block; width: 38rem; }
+  figure.panels img { width: 46rem; }
+  figcaption { font-size: 0.9rem; color: #555; }
   .wide { overflow-x: auto; }
   table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
   th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #eee; white-space: nowrap; }
-  th:first-child, td:first-child { text-align: left; }
+  th { white-space: normal; vertical-align: bottom; }
+  th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
+  li { margin: 0.3rem 0; }
   pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto; }
+  summary { cursor: pointer; padding: 0.4rem 0; }
+  @media (max-width: 40rem) { figure.panels img { max-width: none; width: 34rem; } }
 </style>
 </head>
 <body>
@@ -36,16 +44,40 @@ _TEMPLATE = """<!doctype html>
 <h2>{{ section.heading }}</h2>
 {% for paragraph in section.paragraphs %}<p>{{ paragraph }}</p>
 {% endfor %}
+{% if section.items %}<ul>
+{% for item in section.items %}<li>{{ item }}</li>
+{% endfor %}</ul>{% endif %}
 {% if section.png %}<img alt="{{ section.heading }}" src="data:image/png;base64,{{ section.png }}">{% endif %}
-{% if section.rows %}<div class="wide"><table>
+{% for picture in section.pictures %}<figure{% if picture.wide %} class="panels" tabindex="0"{% endif %}><img alt="{{ picture.alt }}" src="data:image/png;base64,{{ picture.png }}">
+{% if picture.caption %}<figcaption>{{ picture.caption }}</figcaption>{% endif %}</figure>
+{% endfor %}
+{% if section.folded %}<details><summary>{{ section.folded }}</summary>{% endif %}
+{% if section.rows %}<div class="wide" tabindex="0"><table>
 <thead><tr>{% for name in section.header %}<th>{{ name }}</th>{% endfor %}</tr></thead>
 <tbody>{% for row in section.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>{% endif %}
+{% if section.folded %}</details>{% endif %}
 {% if section.code %}<pre>{{ section.code }}</pre>{% endif %}
 {% endfor %}
 </body>
 </html>
 """
+
+
+class Picture(NamedTuple):
+    """A figure with its caption.
+
+    Attributes:
+      png: base64.
+      alt: what it shows, for those who do not see it.
+      caption: text below it.
+      wide: of many panels: on a phone it keeps a width at which they are read, and scrolls in its own box.
+    """
+
+    png: str
+    alt: str
+    caption: str = ""
+    wide: bool = False
 
 
 class Section(NamedTuple):
@@ -58,6 +90,9 @@ class Section(NamedTuple):
       header: of the table.
       rows: of the table.
       code: preformatted text.
+      items: of a list, after the paragraphs.
+      pictures: figures with captions.
+      folded: the line that unfolds the table; empty for a table that is always seen.
     """
 
     heading: str
@@ -66,6 +101,9 @@ class Section(NamedTuple):
     header: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     code: str = ""
+    items: Sequence[str] = ()
+    pictures: Sequence[Picture] = ()
+    folded: str = ""
 
 
 def write_page(file: pathlib.Path, title: str, lead: str, sections: Sequence[Section]) -> None:
@@ -87,6 +125,17 @@ def new_figure(width_inches: float = 8.0, height_inches: float = 4.8) -> tuple[A
     axes.grid(True, color="#eeeeee")
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def new_panels(
+    rows: int, columns: int, width_inches: float, height_inches: float, **options: Any
+) -> tuple[Any, list[list[Any]]]:
+    """Return a figure and its panels, row by row; options are those of `Figure.subplots`."""
+    _need("matplotlib")
+    from matplotlib.figure import Figure
+
+    figure = Figure((width_inches, height_inches), dpi=144, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
 
 
 def save_figure(figure: Any, file: pathlib.Path) -> str:

@@ -1,178 +1,242 @@
-"""One compiled program per cell: whole training runs as a function of learning rate, warmup, weight decay and seed."""
+"""The compiled programs of trials that share a shape: the first state, and many steps at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lbopt import metrics as metric_pairs, replicas
-from lbopt.config.optimizer import OptimizerConfig
+from lbopt import replicas, tree
 from lbopt.config.sweep import SweepConfig
-from lbopt.data.arrays import ArrayDataset, Dataset
-from lbopt.data.batches import eval_batches
-from lbopt.data.order import example_indices
-from lbopt.parallel.clip import GradientClip
-from lbopt.parallel.state import TrainState
+from lbopt.parallel.state import TrainState, split_seed
 from lbopt.parallel.step import step_fn
-from lbopt.recipes import optimizers, schedule as schedules
-from lbopt.recipes.build import make_state, with_averaged_params
+from lbopt.recipes.build import with_averaged_params
 from lbopt.recipes.problem import Problem
-from lbopt.sweep.trials import Cell, Trial
+from lbopt.sweep import arguments as trial_arguments
+from lbopt.sweep.arguments import Arguments
+from lbopt.sweep.feed import Feed
+from lbopt.sweep.trials import Cell
 
+TRIALS = "trials"
+"""The mesh axis over which a batch of trials is spread."""
 # On CPU, LLVM's level 1 compiles these programs in half the time and they run as fast: a cell runs for seconds.
 _ON_CPU: Any = {"xla_backend_optimization_level": 1}
 
 
-class Arguments(NamedTuple):
-    """The arguments of one trial; batched, every leaf has a leading trial axis.
+class Lanes(NamedTuple):
+    """Trials under way, one in each lane; every leaf has a leading lane axis.
 
     Attributes:
-      learning_rate: fp32 scalar.
-      warmup_steps: fp32 scalar.
-      weight_decay: fp32 scalar.
-      seed: int32 scalar, of the initialisation.
-      order: [steps, global batch] int32 indices into the training set.
+      state: training states.
+      start: the parameters before the first update; () if distances are not measured.
     """
 
-    learning_rate: Any
-    warmup_steps: Any
-    weight_decay: Any
-    seed: Any
-    order: Any
+    state: TrainState
+    start: Any
 
 
-class Outcome(NamedTuple):
-    """What a trial ends with.
+class History(NamedTuple):
+    """What a call of `Program.advance` did, [lanes, steps]; only the steps that were asked for mean anything.
 
     Attributes:
-      params: final parameters.
-      model_state: final model state.
-      losses: [steps] mean training loss of every step.
+      losses: mean training loss of every step, before its update.
+      distances: ||w_t - w_0|| after it; 0 if not measured.
     """
 
-    params: Any
-    model_state: Any
-    losses: jax.Array
+    losses: Any
+    distances: Any
 
 
-def make_trial_fn(
-    problem: Problem, cell: Cell, config: SweepConfig
-) -> Callable[[dict[str, jax.Array], Arguments], Outcome]:
-    """Return (training set, arguments) -> outcome: `lbopt train`'s step under `lax.scan`.
-
-    Note:
-      Under `vmap` the models are still initialised one after another. Orthogonal initialisation factorises matrices,
-      and on CPU two batched factorisations that run at once wait for each other's threads for ever (jaxlib 0.10.2).
-    """
-    problem = problem._replace(init=jax.custom_batching.sequential_vmap(problem.init))
-
-    def run(examples: dict[str, jax.Array], arguments: Arguments) -> Outcome:
-        schedule = schedules.make_schedule(
-            cell.arm.schedule, cell.resolved, arguments.learning_rate, arguments.warmup_steps
-        )
-        optimizer = cell.arm.optimizer
-        tx = optimizers.make_optimizer(
-            optimizer, schedule, arguments.weight_decay, cell.global_batch_size, problem.stacked
-        )
-        step = step_fn(
-            problem.loss_fn,
-            tx,
-            config.train.parallel.num_microsteps,
-            clip=_early_clip(optimizer),
-            measure_noise=optimizer.track_noise_scale,
-        )
-
-        def body(state: TrainState, indices: jax.Array) -> tuple[TrainState, jax.Array]:
-            state, metrics = step(state, {name: array[indices] for name, array in examples.items()})
-            total, count = metrics["loss"]
-            return state, total / count
-
-        with replicas.tracing_for(1):
-            state, losses = jax.lax.scan(body, make_state(problem, tx, arguments.seed), arguments.order)
-        if optimizer.ema_decay is not None:
-            state = with_averaged_params(state)
-        return Outcome(state.params, state.model_state, losses)
-
-    return run
-
-
-def _early_clip(optimizer: OptimizerConfig) -> GradientClip | None:
-    """Return the clip that belongs to the step and not to the optimizer; a trial has one replica."""
-    max_norm = optimizers.resolve_clip(optimizer)
-    if max_norm is None or optimizer.clip_stage == "accumulated":
-        return None
-    return GradientClip(max_norm, optimizer.clip_stage)
-
-
-def batch_trials(fn: Callable[..., Any], batching: str) -> Callable[..., Any]:
-    """Run `fn(examples, arguments)` over a leading trial axis of the arguments.
+class Spread:
+    """How trials share a program.
 
     Args:
-      fn: for one trial.
-      batching: "map" runs the trials one after another inside one program, "vmap" batches them, "auto" takes "vmap" on
-        accelerators and "map" on CPU, where it compiles faster (`scripts/bench sweep` shows both).
+      config: of the study.
+
+    Attributes:
+      width: trials in a call.
+      devices: that share them.
+      batched: under vmap; otherwise there is one lane.
     """
-    if batching == "auto":
-        batching = "map" if jax.default_backend() == "cpu" else "vmap"
-    if batching == "vmap":
-        return jax.vmap(fn, in_axes=(None, 0))
-    return lambda shared, arguments: jax.lax.map(lambda one: fn(shared, one), arguments)
+
+    def __init__(self, config: SweepConfig):
+        on_cpu = jax.default_backend() == "cpu"
+        self.batched = config.trial_batching == "vmap" or (config.trial_batching == "auto" and not on_cpu)
+        self.devices = jax.local_devices() if self.batched else jax.local_devices()[:1]
+        wanted = config.trials_per_program if self.batched else 1
+        self.width = math.ceil(wanted / len(self.devices)) * len(self.devices)
+
+    def jit(self, fn: Callable[..., Any], num_shared: int = 0, donate: tuple[int, ...] = ()) -> Any:
+        """Compile fn(*shared, *of one trial) for all lanes: all arguments but the shared ones, the first, have a leading lane axis."""
+        if not self.batched:
+            return jax.jit(functools.partial(_alone, fn, num_shared), donate_argnums=donate)
+
+        def vmapped(*given: Any) -> Any:
+            axes = tuple(None if number < num_shared else 0 for number in range(len(given)))
+            return jax.vmap(fn, in_axes=axes)(*given)
+
+        if len(self.devices) == 1:
+            return jax.jit(vmapped, donate_argnums=donate)
+        return self._sharded(vmapped, num_shared, donate)
+
+    def _sharded(self, fn: Callable[..., Any], num_shared: int, donate: tuple[int, ...]) -> Any:
+        """Give each device its lanes; nothing is exchanged."""
+        mesh, parts = Mesh(np.array(self.devices), (TRIALS,)), PartitionSpec(TRIALS)
+
+        def specs(given: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
+            return tuple(PartitionSpec() if number < num_shared else parts for number in range(len(given)))
+
+        def spread(*given: Any) -> Any:
+            placed = [
+                jax.lax.with_sharding_constraint(one, NamedSharding(mesh, spec))
+                for one, spec in zip(given, specs(given), strict=True)
+            ]
+            mapped = jax.shard_map(fn, mesh=mesh, in_specs=specs(given), out_specs=parts, check_vma=False)
+            return mapped(*placed)
+
+        return jax.jit(spread, donate_argnums=donate)
 
 
-def pack(cell: Cell, trials: Sequence[Trial], num_examples: int) -> Arguments:
-    """Stack the arguments of several trials."""
-    steps, size = cell.resolved.num_steps, cell.global_batch_size
-    orders = [example_indices(num_examples, trial.seed, 0, steps * size).reshape(steps, size) for trial in trials]
-    count = len(trials)
-    return Arguments(
-        learning_rate=np.asarray([trial.learning_rate for trial in trials], np.float32),
-        warmup_steps=np.full(count, cell.resolved.warmup_steps, np.float32),
-        weight_decay=np.full(count, cell.arm.optimizer.weight_decay, np.float32),
-        seed=np.asarray([trial.seed for trial in trials], np.int32),
-        order=np.stack(orders).astype(np.int32),
-    )
+def _alone(fn: Callable[..., Any], num_shared: int, *given: Any) -> Any:
+    """Run a function of one trial on a single lane."""
+    mine = jax.tree.map(lambda x: x[0], given[num_shared:])
+    return jax.tree.map(lambda x: x[None], fn(*given[:num_shared], *mine))
 
 
-def compile_cell(problem: Problem, cell: Cell, config: SweepConfig) -> Callable[[Sequence[Trial]], Outcome]:
-    """Compile a cell's program for `trials_per_program` trials a call.
+class Beginning:
+    """Fresh parameters of a problem, one compiled program for all that learn it.
 
-    Returns:
-      A function of up to that many trials; a shorter call is filled up with repeats of its first trial, whose results
-      are dropped. Outcomes have a leading trial axis.
+    Models are initialised one after another, also in a batch. Orthogonal initialisation factorises matrices, and on CPU two
+    batched factorisations that run at once wait for each other's threads for ever (jaxlib 0.10.2).
+
+    Args:
+      problem: what is learned.
+      spread: how many at a time.
     """
-    width, train = config.trials_per_program, problem.splits.train
-    assert isinstance(train, ArrayDataset), "SweepConfig.validate lets no other data through"
-    examples = {name: jnp.asarray(array) for name, array in train.arrays.items()}
-    batched = jax.jit(batch_trials(make_trial_fn(problem, cell, config), config.trial_batching))
-    blank = Trial("", 0.0, 0.0, 0)
-    lowered = batched.lower(examples, pack(cell, [blank] * width, len(train)))
-    compiled = lowered.compile(_ON_CPU if jax.default_backend() == "cpu" else None)
 
-    def run(trials: Sequence[Trial]) -> Outcome:
-        filled = [*trials, *[trials[0]] * (width - len(trials))]
-        outcome = compiled(examples, pack(cell, filled, len(train)))
-        return jax.tree.map(lambda x: x[: len(trials)], outcome)
+    def __init__(self, problem: Problem, spread: Spread):
+        init = jax.custom_batching.sequential_vmap(problem.init) if spread.batched else problem.init
+        self._init = spread.jit(lambda seed: init(split_seed(seed)[0]))
 
-    return run
+    def __call__(self, seeds: np.ndarray) -> Any:
+        """Return (params, model_state) of each seed [lanes] int32."""
+        return self._init(seeds)
 
 
-def make_scorer(problem: Problem, dataset: Dataset) -> Callable[[Any, Any], list[dict[str, float]]]:
-    """Return (params, model_state), each with a trial axis -> mean metrics of each trial over a data set."""
-    (batch,) = eval_batches(dataset, len(dataset))
+class Program:
+    """Training of trials that differ in their arguments and seeds only: `lbopt train`'s step in a loop on the device.
 
-    @jax.jit
-    def score(params, model_state):
-        return jax.lax.map(
-            lambda variables: problem.metric_fn(variables[0], variables[1], batch), (params, model_state)
+    Args:
+      cell: one of the cells it serves.
+      decays: see `make_tx`.
+      config: of the study.
+      spread: how trials share it.
+
+    Attributes:
+      feed: what its steps see.
+    """
+
+    def __init__(self, cell: Cell, decays: bool, config: SweepConfig, spread: Spread):
+        self._problem, self._config, self._spread = cell.problem, config, spread
+        self._tx = trial_arguments.make_tx(cell, decays)
+        self.feed = Feed(cell, spread.width)
+        optimizer = cell.train.optimizer
+        self._step = step_fn(
+            cell.problem.loss_fn,
+            self._tx,
+            cell.train.parallel.num_microsteps,
+            clip=trial_arguments.early_clip(optimizer),
+            measure_noise=optimizer.track_noise_scale,
+            key_per_replica=False,
         )
+        self._create = spread.jit(self._created)
+        self._merge = jax.jit(_merged, donate_argnums=1)
+        averages = optimizer.ema_decay is not None
+        self._average = spread.jit(with_averaged_params) if averages else lambda state: state
+        self._jitted = spread.jit(self._advanced, num_shared=2, donate=(2,))
+        self._advance: Any = None
 
-    def means(params: Any, model_state: Any) -> list[dict[str, float]]:
-        pairs = jax.device_get(score(params, model_state))
-        count = len(jax.tree.leaves(pairs)[0])
-        return [metric_pairs.means([jax.tree.map(lambda x: x[index], pairs)]) for index in range(count)]  # noqa: B023
+    def compile(self) -> None:
+        """Compile the steps: what takes long. Called once, before `advance`."""
+        self._advance = self._jitted if self._spread.batched else self.lower().compile(_on_cpu())
 
-    return means
+    def lower(self) -> Any:
+        """Lower the steps for shapes alone."""
+        width = self._spread.width
+        blank = Arguments(*(np.zeros(width, np.float32) for _ in Arguments._fields))
+        fresh = jax.eval_shape(Beginning(self._problem, self._spread), np.zeros(width, np.int32))
+        lanes = jax.eval_shape(self._create, blank, np.zeros(width, np.int32), *fresh)
+        one = self.feed.take(0, 0, 1)
+        fed = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), one)
+        return self._jitted.lower(self.feed.shared, np.int32(1), lanes, fed)
+
+    def create(self, arguments: Arguments, seeds: np.ndarray, params: Any, model_state: Any) -> Lanes:
+        """Return lanes before their first update; all arguments have a leading lane axis."""
+        return self._create(arguments, seeds, params, model_state)
+
+    def merge(self, fresh: Lanes, lanes: Lanes, chosen: np.ndarray) -> Lanes:
+        """Return the fresh lanes where `chosen` [lanes] bool is True, the others elsewhere; those must not be used again."""
+        return self._merge(fresh, lanes, chosen)
+
+    def advance(self, lanes: Lanes, fed: Any, count: int) -> tuple[Lanes, History]:
+        """Take `count` steps in every lane; the lanes passed in must not be used again.
+
+        Without vmap a lane stops after a loss that is not finite.
+        """
+        return self._advance(self.feed.shared, np.int32(count), lanes, fed)
+
+    def variables(self, lanes: Lanes) -> tuple[Any, Any]:
+        """Return (params, model_state) as they are evaluated."""
+        state = self._average(lanes.state)
+        return state.params, state.model_state
+
+    def _created(self, arguments: Arguments, seed: jax.Array, params: Any, model_state: Any) -> Lanes:
+        state = TrainState.create(params, model_state, self._tx, seed)
+        start = jax.tree.map(jnp.copy, params) if self._config.measure.distance else ()
+        return Lanes(trial_arguments.with_arguments(state, arguments), start)
+
+    def _advanced(self, shared: Any, count: jax.Array, lane: Lanes, fed: Any) -> tuple[Lanes, History]:
+        blank = jnp.zeros((self.feed.num_steps,), jnp.float32)
+        batched = self._spread.batched
+
+        def going(carry: Any) -> jax.Array:
+            done, _, history = carry
+            # In a batch the condition must be the same for all, or every step would select between old and new states.
+            sound = batched or (done == 0) | jnp.isfinite(history.losses[done - 1])
+            return (done < count) & sound
+
+        def body(carry: Any) -> Any:
+            done, state, history = carry
+            state, metrics = self._step(state, self.feed.batch(shared, fed, done))
+            total, counted = metrics["loss"]
+            losses = history.losses.at[done].set(total / counted)
+            return done + 1, state, History(losses, self._farther(history.distances, done, state, lane.start))
+
+        with replicas.tracing_for(1):
+            carry = jax.lax.while_loop(going, body, (jnp.int32(0), lane.state, History(blank, blank)))
+        _, state, history = carry
+        return Lanes(state, lane.start), history
+
+    def _farther(self, distances: jax.Array, done: jax.Array, state: TrainState, start: Any) -> jax.Array:
+        if not self._config.measure.distance:
+            return distances
+        moved = jax.tree.map(jnp.subtract, state.params, start)
+        squares = sum(tree.square_norm(leaf) for leaf in jax.tree.leaves(moved))
+        return distances.at[done].set(jnp.sqrt(squares).astype(jnp.float32))
+
+
+def _on_cpu() -> Any:
+    return _ON_CPU if jax.default_backend() == "cpu" else None
+
+
+def _merged(fresh: Lanes, lanes: Lanes, chosen: jax.Array) -> Lanes:
+    def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(pick, fresh, lanes)

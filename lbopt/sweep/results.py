@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import pathlib
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
 
 from lbopt.job.member import Alone
 from lbopt.train import bucket
@@ -16,15 +18,20 @@ from lbopt.train.progress import Progress
 from lbopt.train.workdir import writing
 from lbopt.train.writers import read_lines
 
+_PAGE = 2**16
 REQUIRED = (
     "arm",
     "phase",
     "global_batch_size",
+    "fidelity",
     "steps",
     "warmup_steps",
     "learning_rate",
     "learning_rate_factor",
+    "warmup_factor",
+    "weight_decay_factor",
     "seed",
+    "train_accuracy",
     "validation_accuracy",
     "validation_loss",
     "test_accuracy",
@@ -57,8 +64,9 @@ class Results:
         self._progress = progress
         self.rows: list[dict[str, Any]] = []
         if self._job.index == 0:
+            with writing(self._file), _alone_in(self._file):
+                pass  # a line that a kill has cut off is gone
             self.rows = read_results(workdir)
-            _cut_torn_line(self._file)
             self._job.on_post(self._write)
         found = self._job.from_first("finished trials", list(self.rows))
         self.num_before = len(found)
@@ -82,9 +90,35 @@ class Results:
                 self._progress.advance(len(rows))
 
 
+@contextlib.contextmanager
+def _alone_in(file: pathlib.Path) -> Iterator[BinaryIO]:
+    """Open a file for this writer alone, without a line that the death of another one has cut off."""
+    with open(file, "a+b", buffering=0) as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        end = stream.seek(0, os.SEEK_END)
+        whole = _end_of_whole_lines(stream, end)
+        if whole < end:
+            stream.truncate(whole)
+            stream.seek(whole)
+        yield stream
+
+
+def _end_of_whole_lines(stream: BinaryIO, end: int) -> int:
+    """Return where the last whole line ends, looking backwards."""
+    start = end
+    while start > 0:
+        begin = max(0, start - _PAGE)
+        stream.seek(begin)
+        found = (stream.read(start - begin) or b"").rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        start = begin
+    return 0
+
+
 def _append(file: pathlib.Path, data: bytes) -> None:
-    """Append all of the data or nothing: another thread's rows may follow."""
-    with open(file, "ab", buffering=0) as stream:
+    """Append all of the data or nothing: the rows of another thread or process may follow."""
+    with _alone_in(file) as stream:
         before = stream.seek(0, os.SEEK_END)
         try:
             if stream.write(data) < len(data):
@@ -93,12 +127,3 @@ def _append(file: pathlib.Path, data: bytes) -> None:
         except OSError:
             stream.truncate(before)
             raise
-
-
-def _cut_torn_line(file: pathlib.Path) -> None:
-    if file.exists():
-        data = file.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            with writing(file), open(file, "r+b") as stream:
-                stream.truncate(whole)

@@ -1,31 +1,29 @@
-"""Run a study: every cell's search, the choice on validation, the final trials, the test."""
+"""Run a study: threads take trials, fill the lanes of programs with them, and write a line for each that ends."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import math
 import os
 import pathlib
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import jax
 
 from lbopt.config.sweep import SweepConfig
 from lbopt.errors import Preempted
 from lbopt.job import pulse
 from lbopt.job.member import Alone
-from lbopt.recipes.problem import Problem
-from lbopt.schedules import units
-from lbopt.sweep import program, trials
+from lbopt.sweep.program import Program, Spread
+from lbopt.sweep.record import Record
 from lbopt.sweep.results import Results
-from lbopt.sweep.trials import Cell, Trial
+from lbopt.sweep.session import Equipment, Once, Session
+from lbopt.sweep.trials import FINAL, Cell, Trial
+from lbopt.sweep.work import CellWork, Work
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
-from lbopt.train.writers import finite
 
 _PATIENCE = 96
 """A program of trials shows no steps: it may take a day where a step may take a quarter of an hour."""
@@ -33,7 +31,6 @@ _PATIENCE = 96
 
 def run_sweep(
     config: SweepConfig,
-    problem: Problem,
     cells: Sequence[Cell],
     workdir: pathlib.Path,
     watch: PreemptionWatch | None = None,
@@ -42,11 +39,10 @@ def run_sweep(
 
     Args:
       config: validated.
-      problem: from `make_problem`.
-      cells: from `make_cells`.
+      cells: from `make_cells`; of a shard its own.
       workdir: an opened workdir.
       watch: who watches for SIGTERM already, and knows the job; None to watch from here on, alone. The processes of a job
-        share the cells; each trains on a device of its own.
+        share the cells; each trains on devices of its own.
 
     Returns:
       All rows, finished before or now, in the first process; in the others those of their cells.
@@ -55,136 +51,162 @@ def run_sweep(
       Preempted: on SIGTERM; finished trials are saved.
     """
     job = Alone() if watch is None else watch.job
-    total = len(cells) * (len(config.learning_rate_factors) * len(config.search_seeds) + len(config.final_seeds))
     with (
         contextlib.nullcontext(watch) if watch else PreemptionWatch() as watch,
-        Progress(total, 0, "trial", silent=job.index > 0) as progress,
+        Progress(None, 0, "trial", silent=job.index > 0) as progress,
     ):
         results = Results(workdir, job, progress)
-        progress.advance(results.num_before)
-        progress.say(f"{total} trials in {len(cells)} programs, {results.num_before} finished before")
-        study = _Study(config, problem, results, progress, watch)
+        progress.say(f"{len(cells)} cells, {results.num_before} trials finished before")
+        study = Study(config, results, progress, watch)
         job.doing("searching and testing", patience=_PATIENCE)
-        _run_side_by_side(study, cells[job.index :: job.count], config.num_workers or os.cpu_count() or 1)
+        study.run(cells[job.index :: job.count])
         job.doing("waiting for the others' trials", patience=0)
         if any(job.together("trials finished", watch.requested)):
             raise Preempted(f"stopped with {len(results.rows)} trials saved; run the same command again to go on")
     return results.rows
 
 
-def _run_side_by_side(study: _Study, cells: Sequence[Cell], num_workers: int) -> None:
-    """Take cells in threads: XLA compiles and runs without the interpreter's lock, and one core alone is soon idle."""
-    with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:
-        futures = [pool.submit(study.run_cell, cell) for cell in cells]
+class Study:
+    """What the threads of a study share while it runs.
+
+    Args:
+      config: of the study.
+      results: where lines go.
+      progress: is told.
+      watch: says when to stop.
+    """
+
+    def __init__(self, config: SweepConfig, results: Results, progress: Progress, watch: PreemptionWatch):
+        self._config, self._results, self._progress, self._watch = config, results, progress, watch
+        self._spread = Spread(config)
+        self._equipment: dict[int, Once[Equipment]] = {}
+        self._programs: dict[str, Once[Program]] = {}
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Run what is missing of these cells."""
+        for cell in cells:
+            problem = cell.problem
+            make = Once(lambda problem=problem: Equipment(problem, self._config, self._spread))  # type: ignore[misc]
+            self._equipment.setdefault(id(problem), make)
+        work = Work(cells, self._config, self._results.rows, exclusive=self._spread.batched)
+        count = self._config.num_workers or (os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2)
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            futures = [pool.submit(self._serve, work) for _ in range(count)]
+            try:
+                for future in concurrent.futures.as_completed(futures):
+                    future.result()
+            except BaseException:
+                work.stop()
+                raise
+
+    def _serve(self, work: Work) -> None:
+        """Run trials, of one program after another, until there is nothing more to do."""
         try:
-            for future in concurrent.futures.as_completed(futures):
-                future.result()
+            while (key := work.choose(self._ready)) is not None:
+                try:
+                    self._run_program(work, key)
+                finally:
+                    work.leave(key)
         except BaseException:
-            study.stop.set()
+            work.stop()
             raise
 
+    def _ready(self, key: str) -> bool:
+        return key in self._programs and self._programs[key].made
 
-class _Study:
-    """What the cells of a study share while it runs."""
-
-    def __init__(
-        self, config: SweepConfig, problem: Problem, results: Results, progress: Progress, watch: PreemptionWatch
-    ):
-        self.config, self.problem, self.results, self.progress, self.watch = config, problem, results, progress, watch
-        self.stop = threading.Event()
-        self._validate = program.make_scorer(problem, problem.splits.validation)
-        self._test = program.make_scorer(problem, problem.splits.test)
-
-    def run_cell(self, cell: Cell) -> None:
-        """Search, choose, test; trials that have a row already are left alone."""
-        compiled = _Once(lambda: program.compile_cell(self.problem, cell, self.config))
-        self._run_missing(cell, cell.search_trials(self.config), compiled)
-        if self._stopping():
+    def _run_program(self, work: Work, key: str) -> None:
+        """Keep the lanes of a program filled while trials wait for it."""
+        first = work.take(key)
+        if first is None:
             return
-        rows = [
-            row
-            for row in list(self.results.rows)
-            if (row["arm"], row["global_batch_size"]) == (cell.arm.name, cell.global_batch_size)
-        ]
-        self._run_missing(cell, cell.final_trials(self.config, trials.choose_factor(rows)), compiled)
-
-    def _stopping(self) -> bool:
-        return self.stop.is_set() or self.watch.requested
-
-    def _run_missing(self, cell: Cell, wanted: Sequence[Trial], compiled: _Once) -> None:
-        finished = {trials.key(row) for row in list(self.results.rows)}
-        missing = [trial for trial in wanted if trials.trial_key(cell, trial) not in finished]
-        width = self.config.trials_per_program
-        for start in range(0, len(missing), width):
-            if self._stopping():
+        cell, trial = first[0].cell, first[1]
+        program = self._programs.setdefault(key, Once(lambda: self._compiled(cell, trial)))()
+        session = Session(program, self._equipment[id(cell.problem)](), self._spread)
+        lanes: dict[int, tuple[CellWork, Record]] = {}
+        waiting = [first]
+        while True:
+            self._fill(work, key, session, lanes, waiting)
+            if not lanes or self._stopping(work):
                 return
-            self._run_some(cell, missing[start : start + width], compiled)
+            self._advance(work, session, lanes)
 
-    def _run_some(self, cell: Cell, some: Sequence[Trial], compiled: _Once) -> None:
-        run = compiled()
-        begin = time.perf_counter()
-        outcome = run(some)
-        losses = np.asarray(outcome.losses)
-        pulse.beat()
-        validation = self._validate(outcome.params, outcome.model_state)
-        tested = some[0].phase == trials.FINAL
-        test = self._test(outcome.params, outcome.model_state) if tested else [None] * len(some)
-        seconds = (time.perf_counter() - begin) / len(some)
-        measured = zip(some, losses, validation, test, strict=True)
-        rows = [self._row(cell, trial, loss, scores, tested, seconds) for trial, loss, scores, tested in measured]
-        self.results.add(rows)
-        best = max(row["validation_accuracy"] for row in rows)
-        self.progress.report({f"{cell.name}: {some[0].phase}, best validation accuracy": best})
+    def _compiled(self, cell: Cell, trial: Trial) -> Program:
+        program = Program(cell, trial.weight_decay > 0, self._config, self._spread)
+        program.compile()
+        return program
 
-    def _row(
+    def _stopping(self, work: Work) -> bool:
+        if self._watch.requested:
+            work.stop()
+        return self._watch.requested
+
+    def _fill(
         self,
-        cell: Cell,
-        trial: Trial,
-        losses: np.ndarray,
-        validation: dict[str, float],
-        test: dict[str, float] | None,
-        seconds: float,
-    ) -> dict[str, Any]:
-        here = units.Units(len(self.problem.splits.train), cell.global_batch_size)
-        last_epoch = losses[-min(len(losses), here.steps(1)) :]
-        diverged = not bool(np.isfinite(losses).all() and math.isfinite(validation["loss"]))
-        perplexity = {}
-        if "perplexity" in validation:
-            perplexity["validation_perplexity"] = finite(validation["perplexity"])
-            perplexity["test_perplexity"] = finite(test["perplexity"]) if test else None
-        return {
-            "arm": cell.arm.name,
-            "optimizer": cell.arm.optimizer.name,
-            "scaling_rule": cell.arm.schedule.scaling_rule,
-            "warmup_rule": cell.arm.schedule.warmup_rule,
-            "global_batch_size": cell.global_batch_size,
-            "phase": trial.phase,
-            "learning_rate": trial.learning_rate,
-            "learning_rate_factor": trial.learning_rate_factor,
-            "warmup_steps": cell.resolved.warmup_steps,
-            "weight_decay": cell.arm.optimizer.weight_decay,
-            "seed": trial.seed,
-            "steps": cell.resolved.num_steps,
-            "examples_seen": here.examples(cell.resolved.num_steps),
-            "train_loss": finite(float(np.mean(last_epoch))),
-            "validation_loss": finite(validation["loss"]),
-            "validation_accuracy": validation["accuracy"],
-            "test_loss": finite(test["loss"]) if test else None,
-            "test_accuracy": test["accuracy"] if test else None,
-            **perplexity,
-            "diverged": diverged,
-            "seconds": round(seconds, 4),
-        }
+        work: Work,
+        key: str,
+        session: Session,
+        lanes: dict[int, tuple[CellWork, Record]],
+        waiting: list[tuple[CellWork, Trial]],
+    ) -> None:
+        """Put trials that wait into lanes that are free."""
+        fresh: dict[int, Trial] = {}
+        for lane in range(session.width):
+            if lane in lanes:
+                continue
+            taken = waiting.pop() if waiting else work.take(key)
+            if taken is None:
+                break
+            fresh[lane] = taken[1]
+            lanes[lane] = taken[0], Record(self._config, taken[0].cell, taken[1])
+        if fresh:
+            session.begin(fresh)
+
+    def _advance(self, work: Work, session: Session, lanes: dict[int, tuple[CellWork, Record]]) -> None:
+        """Take steps, look at the trials that want it, and write the lines of those that have ended."""
+        begin = time.perf_counter()
+        records = {lane: record for lane, (_, record) in lanes.items()}
+        session.advance(records)
+        pulse.beat()
+        _look(session, records)
+        ended = {lane: record for lane, record in records.items() if record.ended}
+        scores = _final_scores(session, ended)
+        seconds = (time.perf_counter() - begin) / len(lanes)
+        for record in records.values():
+            record.seconds += seconds
+        for lane, record in ended.items():
+            self._finish(work, lanes.pop(lane)[0], record.row(scores[lane]))
+
+    def _finish(self, work: Work, of: CellWork, row: dict[str, Any]) -> None:
+        self._results.add([row])
+        name = f"{of.cell.name}: {row['phase']}, validation"
+        measured = "perplexity" if "validation_perplexity" in row else "accuracy"
+        self._progress.report({f"{name} {measured}": row[f"validation_{measured}"] or float("nan")})
+        work.tell(of, row)
 
 
-class _Once:
-    """Call a function the first time its result is needed: a cell that is finished is never compiled."""
+def _look(session: Session, records: dict[int, Record]) -> None:
+    """Evaluate and probe the trials that are where they are to be looked at."""
+    evaluated = [lane for lane, record in records.items() if record.wants_evaluation]
+    if evaluated:
+        scores = session.score("validation")
+        for lane in evaluated:
+            records[lane].evaluated(scores[lane])
+    probed = [lane for lane, record in records.items() if record.wants_probe]
+    if probed:
+        measured = session.probe()
+        for lane in probed:
+            records[lane].probed(measured[lane])
 
-    def __init__(self, make: Callable[[], Callable[[Sequence[Trial]], program.Outcome]]):
-        self._make = make
-        self._made: Callable[[Sequence[Trial]], program.Outcome] | None = None
 
-    def __call__(self) -> Callable[[Sequence[Trial]], program.Outcome]:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+def _final_scores(session: Session, ended: dict[int, Record]) -> dict[int, dict[str, dict[str, float]]]:
+    """Return the scores of trials that have ended, by lane and split; the test split is looked at for final trials only."""
+    found: dict[int, dict[str, dict[str, float]]] = {lane: {} for lane in ended}
+    if not ended:
+        return found
+    tested = {lane for lane, record in ended.items() if record.trial.phase == FINAL}
+    for split in ("train", "validation", *(["test"] if tested else [])):
+        scores = session.score(split)
+        for lane in ended:
+            if split != "test" or lane in tested:
+                found[lane][split] = scores[lane]
+    return found

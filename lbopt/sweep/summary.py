@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lbopt.sweep.trials import FINAL, SEARCH
+from lbopt.sweep import fits
+from lbopt.sweep.claims import judge
+from lbopt.sweep.findings import sentences
+from lbopt.sweep.limits import failure, find_limit, limit_interval, measured_in_a_row
+from lbopt.sweep.metric import Metric, Row, metric_of
+from lbopt.sweep.points import CellRows, Index, index_rows, measure_point
+from lbopt.sweep.waterfall import measure_waterfall
 
-Row = Mapping[str, Any]
+__all__ = ["find_limit", "summarize"]
 
 
 def summarize(config: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
@@ -20,186 +24,61 @@ def summarize(config: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
       rows: of `results.jsonl`, in any order.
 
     Returns:
-      `{"name", "complete", "num_trials", "limit_points", "arms": [{"arm", "limit", "limit_is_largest", "points":
-      [{"global_batch_size", "learning_rate", ..., "test_accuracy_mean", ...}]}], "findings": [sentence, ...]}`.
+      `{"name", "complete", "num_trials", "cells", "cells_complete", "metric", "limit_points", "arms": [{"arm", "limit",
+      "limit_is_largest", "limit_interval", "failure", "critical_batch", "points": [...]}], "waterfall", "claims",
+      "findings": [sentence, ...]}`; a point has what `measure_point` returns.
     """
-    expected = len(config["learning_rate_factors"]) * len(config["search_seeds"]) + len(config["final_seeds"])
-    arms = [_arm(config, arm["name"], rows) for arm in config["arms"]]
-    total = expected * len(config["arms"]) * len(config["global_batch_sizes"])
-    summary = {
+    index, metric = index_rows(rows), metric_of(rows)
+    arms = [_arm(config, arm["name"], index, metric) for arm in config["arms"]]
+    done = sum(_is_complete(config, index.get((arm["name"], size))) for arm, size in _cells(config))
+    summary: dict[str, Any] = {
         "name": config["name"],
-        "complete": len(rows) == total,
+        "complete": done == len(_cells(config)),
         "num_trials": len(rows),
+        "cells": len(_cells(config)),
+        "cells_complete": done,
+        "metric": metric.name,
         "limit_points": config["limit_points"],
         "arms": arms,
+        "waterfall": measure_waterfall(config, index, metric),
     }
-    return {**summary, "findings": _findings(config, arms, len(rows), total)}
+    summary["claims"] = [claim._asdict() for claim in judge(config, summary, metric)]
+    return {**summary, "findings": sentences(config, summary, index, metric)}
 
 
-def _arm(config: Mapping[str, Any], arm: str, rows: Sequence[Row]) -> dict[str, Any]:
-    points = [point for size in config["global_batch_sizes"] if (point := _point(config, arm, size, rows)) is not None]
-    means = {point["global_batch_size"]: point["test_accuracy_mean"] for point in points}
+def _cells(config: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], int]]:
+    return [(arm, size) for arm in config["arms"] for size in config["global_batch_sizes"]]
+
+
+def _is_complete(config: Mapping[str, Any], cell: CellRows | None) -> bool:
+    """Return whether a cell was tested with every final seed; how many trials its search takes, no config can tell."""
+    return cell is not None and {row["seed"] for row in cell.final} >= set(config["final_seeds"])
+
+
+def _arm(config: Mapping[str, Any], arm: str, index: Index, metric: Metric) -> dict[str, Any]:
+    sizes = [size for size in config["global_batch_sizes"] if (arm, size) in index and index[arm, size].final]
+    points = [measure_point(config, size, index[arm, size], metric) for size in sizes]
+    scores = {size: metric.scores(index[arm, size].final, "test") for size in sizes}
     # Up to the first gap only: the limit of an unfinished study starts at its smallest batch or not at all.
-    sizes = list(itertools.takewhile(means.__contains__, config["global_batch_sizes"]))
-    limit = find_limit([(size, means[size]) for size in sizes], config["limit_points"])
-    return {"arm": arm, "limit": limit, "limit_is_largest": limit == config["global_batch_sizes"][-1], "points": points}
-
-
-def _point(config: Mapping[str, Any], arm: str, size: int, rows: Sequence[Row]) -> dict[str, Any] | None:
-    here = [row for row in rows if (row["arm"], row["global_batch_size"]) == (arm, size)]
-    final = [row for row in here if row["phase"] == FINAL]
-    if not final:
-        return None
-    accuracies = [row["test_accuracy"] for row in final]
-    factors = config["learning_rate_factors"]
-    chosen = final[0]["learning_rate_factor"]
+    measured = [(size, scores[size]) for size in measured_in_a_row(config, sizes)]
+    limit = find_limit([(size, metric.centre(values)) for size, values in measured], config["limit_points"], metric)
     return {
-        "global_batch_size": size,
-        "steps": final[0]["steps"],
-        "warmup_steps": final[0]["warmup_steps"],
-        "learning_rate": final[0]["learning_rate"],
-        "learning_rate_factor": chosen,
-        "at_edge_of_grid": len(factors) > 1 and chosen in (factors[0], factors[-1]),
-        "seeds": len(final),
-        "diverged": sum(row["diverged"] for row in final),
-        "validation_accuracy_mean": statistics.fmean(row["validation_accuracy"] for row in final),
-        "test_accuracy_mean": statistics.fmean(accuracies),
-        "test_accuracy_std": statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
-        "test_accuracy_min": min(accuracies),
-        "test_accuracy_max": max(accuracies),
-        "search": [
-            {"learning_rate_factor": factor, "validation_accuracy_mean": statistics.fmean(found)}
-            for factor in factors
-            if (
-                found := [
-                    row["validation_accuracy"]
-                    for row in here
-                    if row["phase"] == SEARCH and row["learning_rate_factor"] == factor
-                ]
-            )
-        ],
+        "arm": arm,
+        "limit": limit,
+        "limit_is_largest": limit == config["global_batch_sizes"][-1],
+        "limit_interval": limit_interval(measured, config["limit_points"], metric),
+        "failure": failure(points, limit, metric),
+        "critical_batch": _critical_batch(points),
+        "points": points,
     }
 
 
-def find_limit(points: Sequence[tuple[int, float]], limit_points: float) -> int | None:
-    """Return the largest batch up to which accuracy stays within so many percentage points of the smallest batch's.
-
-    Args:
-      points: (batch size, accuracy in [0, 1]), ascending in batch size.
-      limit_points: percentage points.
-
-    Returns:
-      The batch size, None if there are no points.
-
-    >>> find_limit([(16, 0.98), (64, 0.975), (256, 0.95), (1024, 0.98)], limit_points=1.0)
-    64
-    """
-    limit = None
-    for size, accuracy in points:
-        if 100 * (points[0][1] - accuracy) > limit_points + 1e-9:
-            break
-        limit = size
-    return limit
-
-
-def _findings(config: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], found: int, total: int) -> list[str]:
-    """Say in sentences what the numbers say, whether or not anybody hoped for it."""
-    sentences = []
-    if found < total:
-        sentences.append(f"The study is not complete: {found} of {total} trials are finished.")
-    measured = [arm for arm in arms if arm["points"]]
-    if not measured:
-        return sentences
-    for arm in measured:
-        sentences.append(_limit_sentence(arm, config["limit_points"]))
-    largest = config["global_batch_sizes"][-1]
-    there = [
-        (point, arm["arm"]) for arm in measured for point in arm["points"] if point["global_batch_size"] == largest
+def _critical_batch(points: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Return the fit of the median steps to the target, over the batch sizes at which it was reached."""
+    reached = [
+        (point["global_batch_size"], point["target"]["steps_median"])
+        for point in points
+        if point["target"] and point["target"]["steps_median"]
     ]
-    if len(there) > 1:
-        sentences.append(_largest_sentence(there, largest))
-    if found == total:
-        sentences.append(_hypothesis_sentence(config, measured))
-    sentences.append(_transfer_sentence(measured))
-    edges = [
-        f"{arm['arm']} at {point['global_batch_size']}"
-        for arm in measured
-        for point in arm["points"]
-        if point["at_edge_of_grid"]
-    ]
-    if edges:
-        sentences.append(
-            f"The best learning rate lies at the edge of the grid for {', '.join(edges)}: a wider search might raise these."
-        )
-    return sentences
-
-
-def _limit_sentence(arm: Mapping[str, Any], limit_points: float) -> str:
-    if arm["limit"] is None:
-        return f"{arm['arm']} has no result at the smallest batch yet."
-    first = arm["points"][0]
-    start = f"{arm['arm']} ({_percent(first)} at batch {first['global_batch_size']})"
-    if arm["limit_is_largest"]:
-        return f"{start} stays within {limit_points:g} point{'s' * (limit_points != 1)} up to the largest batch, {arm['limit']}: its limit was not reached."
-    following = [point for point in arm["points"] if point["global_batch_size"] > arm["limit"]]
-    if not following:
-        return f"{start} stays within {limit_points:g} point{'s' * (limit_points != 1)} at every batch measured so far, up to {arm['limit']}."
-    beyond = following[0]
-    return f"{start} reaches its limit at batch {arm['limit']}; at {beyond['global_batch_size']} it has {_percent(beyond)}."
-
-
-def _largest_sentence(there: Sequence[tuple[Mapping[str, Any], str]], largest: int) -> str:
-    ranked = sorted(there, key=lambda pair: -pair[0]["test_accuracy_mean"])
-    order = ", ".join(f"{name} {_percent(point)}" for point, name in ranked)
-    (best, best_name), (second, second_name) = ranked[:2]
-    overlap = best["test_accuracy_min"] <= second["test_accuracy_max"]
-    verdict = (
-        f"the seeds of {best_name} and {second_name} overlap"
-        if overlap
-        else f"every seed of {best_name} is above every seed of {second_name}"
-    )
-    return f"At batch {largest}: {order}; {verdict}."
-
-
-def _hypothesis_sentence(config: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> str:
-    """Hold the claim of the LEGW and LAMB papers against the limits."""
-    layerwise = {
-        arm["name"]
-        for arm in config["arms"]
-        if arm["optimizer"]["name"] in ("lamb", "lars") and arm["schedule"]["warmup_rule"] == "legw"
-    }
-    ours = [arm for arm in measured if arm["arm"] in layerwise and arm["limit"]]
-    others = [arm for arm in measured if arm["arm"] not in layerwise and arm["limit"]]
-    if not ours or not others:
-        return "The study does not compare layerwise optimizers under LEGW with others."
-    best_other = max(arm["limit"] for arm in others)
-    if best_other == config["global_batch_sizes"][-1]:
-        return f"Whether layerwise adaptation with LEGW goes further cannot be told: another arm reached the largest batch, {best_other}, too."
-    ahead = [arm["arm"] for arm in ours if arm["limit"] > best_other]
-    level = [arm["arm"] for arm in ours if arm["limit"] == best_other]
-    behind = [arm["arm"] for arm in ours if arm["limit"] < best_other]
-    claim = "That layerwise adaptation with LEGW holds small-batch accuracy to a larger batch than the other arms"
-    verdict = f"{claim} (at most {best_other}) {'held' if ahead else 'did not hold'} here"
-    parts = [
-        f"{_join(names)} {how}"
-        for names, how in ((ahead, "went further"), (level, "went as far"), (behind, "fell short"))
-        if names
-    ]
-    return f"{verdict}: {', '.join(parts)}."
-
-
-def _transfer_sentence(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Say how far each scaling rule was from the rate that validation chose: one that transfers stays put."""
-    spans = []
-    for arm in measured:
-        factors = [point["learning_rate_factor"] for point in arm["points"]]
-        spans.append(f"{min(factors):g} to {max(factors):g} for {arm['arm']}")
-    return f"Over the batch sizes, the chosen learning rate was this many times the one the scaling rule gives: {', '.join(spans)}."
-
-
-def _join(names: Sequence[str]) -> str:
-    return " and ".join(names)
-
-
-def _percent(point: Mapping[str, Any]) -> str:
-    return f"{100 * point['test_accuracy_mean']:.2f}%"
+    fit = fits.fit_critical_batch(*zip(*reached, strict=True)) if reached else None
+    return None if fit is None else fit._asdict()

@@ -3,46 +3,64 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt.config.sweep import Arm, SweepConfig
+from lbopt.config.train import TrainConfig
 from lbopt.errors import require
 from lbopt.recipes import schedule as schedules
-from lbopt.recipes.problem import check_batch
+from lbopt.recipes.problem import Problem, check_batch, make_problem
 from lbopt.replicas import Replicas
+from lbopt.schedules import units
+from lbopt.sweep.search.protocol import Factors, Proposal
 
 SEARCH, FINAL = "search", "final"
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One training run: the arguments of a cell's compiled program.
+    """One training run: the arguments of a compiled program.
 
     Attributes:
-      phase: "search" (chooses the learning rate on validation) or "final" (is tested).
-      learning_rate: the peak.
-      learning_rate_factor: the peak divided by the arm's scaled rate.
+      phase: "search" (chooses the candidate on validation) or "final" (is tested).
+      factors: the candidate, as multiples of what the arm's rules give.
+      fidelity: length as a part of the whole run's.
       seed: of initialisation and shuffle.
+      learning_rate: the peak.
+      warmup_steps: of a run of the whole length; the schedule of a shorter one is rescaled.
+      weight_decay: of the optimizer.
+      num_steps: length in optimizer steps.
     """
 
     phase: str
-    learning_rate: float
-    learning_rate_factor: float
+    factors: Factors
+    fidelity: float
     seed: int
+    learning_rate: float
+    warmup_steps: float
+    weight_decay: float
+    num_steps: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """An arm at a batch size; all its trials share one compiled program.
+    """An arm at a batch size.
 
     Attributes:
+      index: of the arm.
       arm: optimizer and rules.
+      train: what is trained, from `SweepConfig.arm_train`.
+      problem: data, model and loss, loaded.
       global_batch_size: examples per step.
       resolved: scaled learning rate, warmup and length.
     """
 
+    index: int
     arm: Arm
+    train: TrainConfig
+    problem: Problem
     global_batch_size: int
     resolved: schedules.Resolved
 
@@ -51,88 +69,114 @@ class Cell:
         """For messages."""
         return f"{self.arm.name} at batch {self.global_batch_size}"
 
-    def search_trials(self, config: SweepConfig) -> list[Trial]:
-        """Every learning rate with every search seed."""
-        return [
-            self._trial(SEARCH, factor, seed) for factor in config.learning_rate_factors for seed in config.search_seeds
-        ]
+    @property
+    def units(self) -> units.Units:
+        """Epochs, steps and examples of this cell."""
+        return units.Units(len(self.problem.splits.train), self.global_batch_size)
 
-    def final_trials(self, config: SweepConfig, factor: float) -> list[Trial]:
-        """The chosen learning rate with every final seed."""
-        return [self._trial(FINAL, factor, seed) for seed in config.final_seeds]
+    def trial(self, phase: str, proposal: Proposal, seed: int) -> Trial:
+        """Turn a proposal into numbers; a warmup that is longer than the run ends one step before it."""
+        factors, whole = proposal.factors, self.resolved.num_steps
+        return Trial(
+            phase,
+            factors,
+            proposal.fidelity,
+            seed,
+            self.resolved.learning_rate * factors.learning_rate,
+            min(self.resolved.warmup_steps * factors.warmup, max(whole - 1 - self.arm.schedule.start_step, 0)),
+            self.arm.optimizer.weight_decay * factors.weight_decay,
+            max(1, math.ceil(proposal.fidelity * whole - 1e-9)),
+        )
 
-    def _trial(self, phase: str, factor: float, seed: int) -> Trial:
-        return Trial(phase, self.resolved.learning_rate * factor, factor, seed)
+    def warmup_steps(self, trial: Trial) -> float:
+        """Return the steps of warmup that a trial of this cell really has."""
+        first = self.arm.schedule.first_step
+        return trial.warmup_steps * (trial.num_steps + first) / (self.resolved.num_steps + first)
 
 
-def make_cells(config: SweepConfig, num_examples: int) -> list[Cell]:
-    """Lay the study out.
+def make_problems(config: SweepConfig) -> list[Problem]:
+    """Load what each arm learns; arms that learn the same share it.
+
+    Raises:
+      UserError: if a model cannot take its examples.
+      EnvironmentProblem: if data cannot be had.
+    """
+    known: dict[str, Problem] = {}
+    for index in range(len(config.arms)):
+        train = config.arm_train(index)
+        name = repr((train.data, train.model, train.loss))
+        if name not in known:
+            known[name] = make_problem(train.data, train.model, train.loss)
+    trains = map(config.arm_train, range(len(config.arms)))
+    return [known[repr((train.data, train.model, train.loss))] for train in trains]
+
+
+def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
+    """Lay the study out, arm after arm.
+
+    Args:
+      config: validated.
+      problems: of each arm, from `make_problems`.
 
     Raises:
       UserError: if a batch is larger than the training set, or a warmup longer than training.
     """
-    largest = config.global_batch_sizes[-1]
-    require(
-        largest <= num_examples,
-        "config.global_batch_sizes",
-        config.global_batch_sizes,
-        f"the training set has {num_examples} examples; use at most that",
-    )
-    for size in config.global_batch_sizes:
-        microsteps = config.train.parallel.num_microsteps
-        require(
-            size % microsteps == 0,
-            "config.train.parallel.num_microsteps",
-            microsteps,
-            f"it does not divide batch {size}",
-        )
-        check_batch(config.train.model, Replicas(), size // microsteps)
-    order_bytes = 4 * config.trials_per_program * num_examples * config.train.num_epochs
-    require(
-        order_bytes < 2**31,
-        "config.train.num_epochs",
-        config.train.num_epochs,
-        f"the example order of {config.trials_per_program} trials needs {order_bytes / 2**30:.0f} GiB; lower it, or trials_per_program",
-    )
+    for index, problem in enumerate(problems):
+        _check_sizes(config, index, problem)
     return [
         Cell(
+            index,
             arm,
+            train := config.arm_train(index),
+            problems[index],
             size,
-            schedules.resolve(
-                arm.schedule, size, num_examples, config.train.num_epochs, f"config.arms[{index}].schedule"
-            ),
+            _resolve(config, train, index, size, len(problems[index].splits.train)),
         )
         for index, arm in enumerate(config.arms)
         for size in config.global_batch_sizes
     ]
 
 
+def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
+    train, examples, sizes = config.arm_train(index), len(problem.splits.train), config.global_batch_sizes
+    here = f"the training set of arm {config.arms[index].name!r} has {examples} examples; use at most that"
+    require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, here)
+    probed = config.measure.probe_parts * config.measure.probe_part_size
+    if config.measure.num_probes:
+        require(probed <= examples, "config.measure.probe_part_size", config.measure.probe_part_size, f"{here} in all parts")
+    if train.target_metric:
+        known = [f"eval/{name}" for name in problem.metric_names]
+        require(train.target_metric in known, "config.train.target_metric", train.target_metric, f"use one of {known}")
+    if config.trial_devices == "all":
+        return
+    microsteps = train.parallel.num_microsteps
+    for size in sizes:
+        fix = f"it does not divide batch {size}"
+        require(size % microsteps == 0, "config.train.parallel.num_microsteps", microsteps, fix)
+        check_batch(train.model, Replicas(), size // microsteps)
+
+
+def _resolve(config: SweepConfig, train: TrainConfig, index: int, size: int, examples: int) -> schedules.Resolved:
+    field = f"config.arms[{index}].schedule"
+    resolved = schedules.resolve(train.schedule, size, examples, train.num_epochs, field, train.num_steps)
+    fix = "the search varies the warmup, and a multiple of none is none; give the arm a warmup"
+    require(resolved.warmup_steps > 0 or not _varies_warmup(config), f"{field}.warmup_rule", train.schedule.warmup_rule, fix)
+    return resolved
+
+
+def _varies_warmup(config: SweepConfig) -> bool:
+    search = config.search
+    if search.method == "grid":
+        return tuple(search.warmup_factors) != (1.0,)
+    return search.warmup_range[0] != search.warmup_range[1]
+
+
 def key(row: Mapping[str, Any]) -> tuple:
     """Return what identifies a finished trial in `results.jsonl`."""
-    return row["arm"], row["global_batch_size"], row["phase"], row["learning_rate_factor"], row["seed"]
+    factors = row["learning_rate_factor"], row["warmup_factor"], row["weight_decay_factor"]
+    return row["arm"], row["global_batch_size"], row["phase"], row["fidelity"], factors, row["seed"]
 
 
 def trial_key(cell: Cell, trial: Trial) -> tuple:
     """Return the key a trial's row will have."""
-    return cell.arm.name, cell.global_batch_size, trial.phase, trial.learning_rate_factor, trial.seed
-
-
-def choose_factor(rows: Iterable[Mapping[str, Any]]) -> float:
-    """Return the learning-rate factor with the best mean validation accuracy over the search seeds.
-
-    Diverged trials count with accuracy 0. Ties go to the lower mean validation loss, then to the smaller rate. Language
-    models are chosen by validation loss alone, the logarithm of their perplexity. Only validation numbers of search trials
-    are looked at.
-    """
-    scores: dict[float, list[tuple[float, float]]] = {}
-    for row in rows:
-        if row["phase"] == SEARCH:
-            accuracy = 0.0 if "validation_perplexity" in row else row["validation_accuracy"]
-            score = (0.0, float("inf")) if row["diverged"] else (accuracy, row["validation_loss"])
-            scores.setdefault(row["learning_rate_factor"], []).append(score)
-
-    def rank(factor: float) -> tuple[float, float, float]:
-        accuracies, losses = zip(*scores[factor], strict=True)
-        return -sum(accuracies) / len(accuracies), sum(losses) / len(losses), factor
-
-    return min(scores, key=rank)
+    return cell.arm.name, cell.global_batch_size, trial.phase, trial.fidelity, tuple(trial.factors), trial.seed

@@ -19,13 +19,13 @@ class Progress:
     """Say how far a run is.
 
     Args:
-      total: how many units make the whole.
+      total: how many units make the whole; None if that is not known.
       done: how many were done before.
       unit: what one is called.
       silent: say nothing: another process of the job does.
     """
 
-    def __init__(self, total: int, done: int = 0, unit: str = "step", silent: bool = False):
+    def __init__(self, total: int | None, done: int = 0, unit: str = "step", silent: bool = False):
         self._total, self._done, self._unit, self._silent = total, done, unit, silent
         shown = sys.stderr.isatty() and not silent
         self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True) if shown else None
@@ -49,7 +49,8 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(text)
         else:
-            self.say(f"{self._unit} {self._done}/{self._total}  {text}")
+            of = "" if self._total is None else f"/{self._total}"
+            self.say(f"{self._unit} {self._done}{of}  {text}")
 
     def close(self) -> None:
         """Leave the bar as it stands."""

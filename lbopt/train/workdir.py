@@ -16,6 +16,7 @@ from typing import Any
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
 from lbopt.train import bucket, environment
+from lbopt.train.shard import Shard, at_the_door
 
 KINDS = {"train": "training run", "sweep": "sweep"}
 
@@ -33,11 +34,12 @@ def open_workdir(
     num_devices: int = 1,
     command: str = "",
     job: Alone | None = None,
+    shard: Shard | None = None,
 ) -> Iterator[pathlib.Path]:
     """Hold a workdir for this process, or this job: a new one, or one that holds the same config.
 
     The folder is locked until the context ends, and before anything is written into it; the lock goes with the process,
-    however that ends. A restart under other versions, another revision or other devices is added to `config.json`.
+    however that ends. With a shard others may hold other shards of it meanwhile. A restart under other versions, another revision or other devices is added to `config.json`.
     Of several processes the first one does that, and the others wait for it.
 
     Args:
@@ -48,6 +50,7 @@ def open_workdir(
       num_devices: how many devices the run uses.
       command: what the user typed, for the report.
       job: of which this process is one; None if it is alone.
+      shard: the part of the work that is done here; None for all of it.
 
     Yields:
       The absolute path.
@@ -64,14 +67,15 @@ def open_workdir(
         return
     refuse_another(folder, kind, compare)
     make_writable(folder)
-    with _locked(folder):
-        saved = refuse_another(folder, kind, compare)
-        now = environment.describe(num_devices)
-        if saved is None:
-            _refuse_strangers(folder)
-            write_json(folder / "config.json", {"kind": kind, "config": config, "command": command, **now})
-        elif now != environment.last(saved):
-            write_json(folder / "config.json", {**saved, "resumed": [*saved.get("resumed", []), now]})
+    with _locked(folder, shard), shard.held(folder) if shard else contextlib.nullcontext():
+        with at_the_door(folder) if shard else contextlib.nullcontext():
+            saved = refuse_another(folder, kind, compare)
+            now = environment.describe(num_devices)
+            if saved is None:
+                _refuse_strangers(folder)
+                write_json(folder / "config.json", {"kind": kind, "config": config, "command": command, **now})
+            elif now != environment.last(saved):
+                write_json(folder / "config.json", {**saved, "resumed": [*saved.get("resumed", []), now]})
         job.together("workdir opened", True)
         yield folder
 
@@ -185,18 +189,18 @@ def make_writable(folder: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
+def _locked(folder: pathlib.Path, shard: Shard | None = None) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _lock(descriptor, folder)
+        _lock(descriptor, folder, fcntl.LOCK_SH if shard else fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, folder: pathlib.Path) -> None:
+def _lock(descriptor: int, folder: pathlib.Path, kind: int) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UserError(
             f"--workdir = {str(folder)!r}: another process is at work there; wait for it or use another --workdir"

@@ -5,33 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import tiny_study
+from tiny_study import make_config
 
-from lbopt.config import Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
-from lbopt.recipes.problem import make_problem
 from lbopt.sweep import trials
-
-
-def make_config(**changes):
-    legw = {"base_batch_size": 64, "warmup_rule": "legw", "base_warmup_epochs": 0.125}
-    config = SweepConfig(
-        name="tiny",
-        train=TrainConfig(num_epochs=3.0, model=ModelConfig("cnn", (4, 8), 16)),
-        arms=(
-            Arm(
-                "momentum", OptimizerConfig("momentum"), ScheduleConfig(0.05, scaling_rule="linear", warmup_rule="none")
-            ),
-            Arm("lamb", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
-        ),
-        global_batch_sizes=(128, 1024),
-        learning_rate_factors=(0.5, 1.0, 2.0),
-        search_seeds=(0,),
-        final_seeds=(7, 8),
-        trials_per_program=2,
-    )
-    for name, value in changes.items():
-        setattr(config, name, value)
-    config.validate()
-    return config
 
 
 @pytest.fixture(scope="session")
@@ -40,13 +17,13 @@ def config():
 
 
 @pytest.fixture(scope="session")
-def problem(config):
-    return make_problem(config.train.data, config.train.model)
+def cells(config):
+    return trials.make_cells(config, trials.make_problems(config))
 
 
 @pytest.fixture(scope="session")
-def cells(config, problem):
-    return trials.make_cells(config, len(problem.splits.train))
+def problem(cells):
+    return cells[0].problem
 
 
 CONFIG_FILE = """
@@ -64,7 +41,7 @@ def get_config(arg=""):
 @pytest.fixture(scope="session")
 def config_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("configs") / "tiny.py"
-    file.write_text(CONFIG_FILE.format(here=__file__))
+    file.write_text(CONFIG_FILE.format(here=tiny_study.__file__))
     return file
 
 

@@ -35,7 +35,7 @@ def test_two_processes_find_what_one_finds(
     assert 0 < before < 20
     again = start(command, count=2, devices=1)
     assert again.codes(200) == [0, 0], again.said(0)
-    assert any(f"{before} finished before" in line for line in again.said(0))
+    assert any(f"{before} trials finished before" in line for line in again.said(0))
     assert again.said(1) == []
     ours, theirs = rows_of(tmp_path / "study"), rows_of(finished[0])
     assert ours.keys() == theirs.keys()

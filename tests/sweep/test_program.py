@@ -1,15 +1,23 @@
 """A trial in a shared program is the trial run alone, and the run `lbopt train` makes."""
 
+import copy
+import dataclasses
 import re
 
 import jax
 import numpy as np
 import pytest
+from tiny_study import make_config
 
-from lbopt.config import ModelConfig, TrainConfig
-from lbopt.recipes import build
+from lbopt.config import ModelConfig, OptimizerConfig
+from lbopt.recipes import build, schedule as schedules
 from lbopt.recipes.problem import make_problem
-from lbopt.sweep import program
+from lbopt.sweep.arguments import Arguments
+from lbopt.sweep.program import Program, Spread
+from lbopt.sweep.record import Record
+from lbopt.sweep.search.protocol import Factors, Proposal
+from lbopt.sweep.session import Equipment, Session
+from lbopt.sweep.trials import SEARCH, make_cells, make_problems
 
 # Of the movement ||w_T - w_0||: other programs round differently. LAMB's direction is sign-like where a gradient is all
 # rounding, so its trials are compared over the 3 steps of batch 1024, momentum's over the 24 of batch 128.
@@ -21,99 +29,159 @@ def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
+def lane(tree, index):
+    return jax.tree.map(lambda x: x[index], tree)
+
+
 def named(cells, arm, size):
     return next(cell for cell in cells if (cell.arm.name, cell.global_batch_size) == (arm, size))
 
 
-def three_trials(cell, config):
-    return cell.search_trials(config)[1:] + cell.final_trials(config, 1.0)[:1]
+def three_trials(cell):
+    """Two rates, and another seed."""
+    asked = [(Factors(1.0, 1.0, 1.0), 0), (Factors(2.0, 1.0, 1.0), 0), (Factors(1.0, 1.0, 1.0), 7)]
+    return [cell.trial(SEARCH, Proposal(factors, 1.0), seed) for factors, seed in asked]
 
 
-def widened(config, batching="auto"):
-    return type(config)(**{**vars(config), "trial_batching": batching, "trials_per_program": 3})
+def run(cell, wanted, batching, width=3):
+    """Train some trials to their ends, together where they share calls; return (params, model state, record) of each."""
+    config = make_config(trial_batching=batching, trials_per_program=width)
+    spread = Spread(config)
+    program = Program(cell, wanted[0].weight_decay > 0, config, spread)
+    program.compile()
+    found = []
+    for start in range(0, len(wanted), spread.width):
+        some = dict(enumerate(wanted[start : start + spread.width]))
+        session = Session(program, Equipment(cell.problem, config, spread), spread)
+        session.begin(some)
+        records = {index: Record(config, cell, trial) for index, trial in some.items()}
+        while not all(record.ended for record in records.values()):
+            session.advance({index: record for index, record in records.items() if not record.ended})
+        params, model_state = session._variables()
+        found += [(lane(params, index), lane(model_state, index), records[index]) for index in some]
+    return found
 
 
-@pytest.fixture(scope="module")
-def lamb_cell(cells):
-    return named(cells, "lamb", 1024)
-
-
-@pytest.fixture(scope="module")
-def some(lamb_cell, config):
-    return three_trials(lamb_cell, config)
-
-
-def train_alone(cell, trials, config):
+def train_alone(cell, wanted):
     """Run each trial as `lbopt train` would: the same config through recipes.build, step by step."""
     outcomes = []
-    for trial in trials:
-        schedule = cell.arm.schedule
-        factor = trial.learning_rate / cell.resolved.learning_rate
-        train = TrainConfig(
-            seed=trial.seed,
-            global_batch_size=cell.global_batch_size,
-            num_epochs=config.train.num_epochs,
-            model=config.train.model,
-            optimizer=cell.arm.optimizer,
-            schedule=type(schedule)(**{**vars(schedule), "base_learning_rate": schedule.base_learning_rate * factor}),
-        )
+    for trial in wanted:
+        train = copy.deepcopy(cell.train)
+        train.seed, train.global_batch_size = trial.seed, cell.global_batch_size
+        train.schedule.base_learning_rate *= trial.factors.learning_rate
         train.parallel.num_devices = 1
-        run = build.build(train)
-        state = run.init()
+        built = build.build(train)
+        state = built.init()
         start, losses = flat(state.params), []
-        for step in range(run.num_steps):
-            state, metrics = run.train_step(state, run.batches[step])
+        for step in range(built.num_steps):
+            state, metrics = built.train_step(state, built.batches[step])
             losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
         outcomes.append((start, state, losses))
     return outcomes
 
 
 @pytest.mark.parametrize(("arm", "size", "steps"), CELLS)
-def test_trials_in_one_program_equal_runs_of_their_own(arm, size, steps, cells, config, problem):
+def test_trials_in_one_program_equal_runs_of_their_own(arm, size, steps, cells):
     cell = named(cells, arm, size)
-    trials = three_trials(cell, config)
-    alone = train_alone(cell, trials, config)
-    for batching in ("map", "vmap"):
-        outcome = program.compile_cell(problem, cell, widened(config, batching))(trials)
-        assert outcome.losses.shape == (3, steps)
-        ends = [flat(jax.tree.map(lambda x, index=index: x[index], outcome.params)) for index in range(3)]
-        for index, (start, state, losses) in enumerate(alone):
+    wanted = three_trials(cell)
+    alone = train_alone(cell, wanted)
+    for batching in ("none", "vmap"):
+        found = run(cell, wanted, batching)
+        for (params, _, record), (start, state, losses) in zip(found, alone, strict=True):
             movement = np.linalg.norm(flat(state.params) - start)
-            assert np.linalg.norm(ends[index] - flat(state.params)) <= TOLERANCE * movement, batching
-            np.testing.assert_allclose(outcome.losses[index], losses, rtol=1e-4)
-        assert np.linalg.norm(ends[1] - ends[0]) > 1000 * TOLERANCE * movement  # the check can tell trials apart
+            assert np.linalg.norm(flat(params) - flat(state.params)) <= TOLERANCE * movement, batching
+            assert len(losses) == steps
+            np.testing.assert_allclose(np.concatenate(record.losses), losses, rtol=1e-4)
+            distance = np.concatenate(record.distances)[-1]
+            assert distance == pytest.approx(movement, rel=1e-5)
+        assert np.linalg.norm(flat(found[1][0]) - flat(found[0][0])) > 1000 * TOLERANCE * movement  # the check can tell
 
 
-def test_a_short_call_is_filled_up_and_changes_nothing(lamb_cell, some, config, problem):
-    run = program.compile_cell(problem, lamb_cell, widened(config))
-    whole, part = run(some), run(some[:1])
-    assert np.array_equal(flat(part.params), flat(jax.tree.map(lambda x: x[:1], whole.params)))
-    assert len(part.losses) == 1
+def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cells):
+    """Lane 1 has a third of the steps, and then another trial, while lane 0 goes on: bit for bit what each is in a session of its own."""
+    cell = named(cells, "momentum", 128)
+    config = make_config(trial_batching="vmap", trials_per_program=2)
+    spread = Spread(config)
+    program = Program(cell, False, config, spread)
+    program.compile()
+    session = Session(program, Equipment(cell.problem, config, spread), spread)
+    ours, short, late = (
+        cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), fidelity), seed)
+        for rate, fidelity, seed in ((1.0, 1.0, 0), (2.0, 1 / 3, 0), (1.0, 2 / 3, 7))
+    )
+    assert [trial.num_steps for trial in (ours, short, late)] == [24, 8, 16]
+    session.begin({0: ours, 1: short})
+    lanes = {0: Record(config, cell, ours), 1: Record(config, cell, short)}
+    session.advance(lanes)
+    assert lanes[1].ended
+    assert lanes[0].done == 8
+    session.begin({1: late})
+    session.advance({0: lanes[0], 1: (last := Record(config, cell, late))})
+    assert last.ended
+    assert lanes[0].ended
+    params = session._variables()[0]
+    for index, record in ((0, lanes[0]), (1, last)):
+        ((expected, _, other),) = run(cell, [record.trial], "vmap", width=2)
+        assert np.array_equal(np.concatenate(record.losses), np.concatenate(other.losses))
+        assert np.array_equal(flat(lane(params, index)), flat(expected))
 
 
-def test_scores_equal_numpy(problem, lamb_cell, some, config):
-    outcome = program.compile_cell(problem, lamb_cell, widened(config))(some)
-    dataset = problem.splits.test
-    scores = program.make_scorer(problem, dataset)(outcome.params, outcome.model_state)
-    for index, score in enumerate(scores):
-        variables = jax.tree.map(lambda x, index=index: x[index], (outcome.params, outcome.model_state))
-        each = [
-            problem.metric_fn(*variables, {**dataset.take(np.array([i])), "mask": np.array([True])}) for i in range(9)
-        ]
-        first = program.make_scorer(problem, type(dataset)(dataset.take(np.arange(9))))(
-            *jax.tree.map(lambda x: x[None], variables)
-        )[0]
-        assert first["accuracy"] == pytest.approx(np.mean([float(one["accuracy"][0]) for one in each]))
-        assert first["loss"] == pytest.approx(np.mean([float(one["loss"][0]) for one in each]), rel=1e-5)
-        assert 0 <= score["accuracy"] <= 1
+def test_a_short_trial_runs_the_whole_schedule():
+    """Fidelity is a shorter run with the schedule rescaled: half the steps, half the warmup, the decay complete."""
+    config = make_config()
+    config.arms[1].schedule.first_step = 0
+    cell = named(make_cells(config, make_problems(config)), "lamb", 128)
+    trial = cell.trial(SEARCH, Proposal(Factors(1.0, 2.0, 1.0), 0.5), 0)
+    ((_, _, record),) = run(cell, [trial], "none")
+    assert (record.done, trial.num_steps, cell.warmup_steps(trial)) == (12, 12, 2)
+    shorter = copy.deepcopy(cell.train)
+    shorter.num_epochs /= 2
+    resolved = schedules.resolve(shorter.schedule, 128, len(cell.problem.splits.train), shorter.num_epochs)
+    assert (resolved.warmup_steps, resolved.num_steps) == (2, 12)
+    whole = dataclasses.replace(cell, train=shorter, resolved=resolved)
+    ((_, _, expected),) = run(whole, [whole.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1.0), 1.0), 0)], "none")
+    np.testing.assert_allclose(np.concatenate(record.losses), np.concatenate(expected.losses), rtol=1e-4)
 
 
-def test_no_factorisation_is_batched(lamb_cell, some, config):
+def test_scores_equal_numpy(cells):
+    """Every example of a split counts once, though no batch size divides the splits."""
+    cell = named(cells, "lamb", 1024)
+    config = make_config()
+    config.train.eval_global_batch_size = 100
+    spread = Spread(config)
+    equipment = Equipment(cell.problem, config, spread)
+    params, model_state = equipment.begin(np.zeros(1, np.int32))
+    for name in ("train", "validation", "test"):
+        split = getattr(cell.problem.splits, name)
+        whole = {**split.take(np.arange(len(split))), "mask": np.ones(len(split), bool)}
+        pairs = cell.problem.metric_fn(lane(params, 0), lane(model_state, 0), whole)
+        (scores,) = equipment.score(name, params, model_state)
+        for metric, (total, count) in pairs.items():
+            assert count == len(split)
+            assert scores[metric] == pytest.approx(float(total) / float(count), rel=1e-5)
+
+
+def test_no_factorisation_is_batched():
     """XLA's CPU pool can hang for ever on two batched ones; an LSTM's recurrent kernels are orthogonal."""
+    config = make_config(trial_batching="vmap")
     problem = make_problem(config.train.data, ModelConfig("lstm", hidden=8))
-    train = problem.splits.train
-    fn = program.make_trial_fn(problem, lamb_cell, config)
-    over_trials = program.batch_trials(fn, "vmap")
-    lowered = jax.jit(over_trials).lower(train.arrays, program.pack(lamb_cell, some, len(train))).as_text()
+    spread = Spread(config)
+    lowered = Equipment(problem, config, spread).begin._init.lower(np.zeros(spread.width, np.int32)).as_text()
     batch_dims = re.findall(r'custom_call @lapack_.*num_batch_dims = "(\d)"', lowered)
     assert set(batch_dims) == {"0"}
+
+
+def test_a_trial_without_weight_decay_is_not_one_with_a_decay_of_zero():
+    """Variants that adapt decayed leaves only are plain Adam then, also where weight decay is searched."""
+    config = make_config()
+    config.arms = config.arms[1:]
+    config.arms[0].optimizer = OptimizerConfig("lamb", "timm", weight_decay=0.01)
+    (cell, *_) = make_cells(config, make_problems(config))
+    without = cell.trial(SEARCH, Proposal(Factors(1.0, 1.0, 0.0), 1.0), 0)
+    with pytest.warns(UserWarning, match="weight_decay"):
+        (_, _, record) = run(cell, [without], "none")[0]
+    shown = Arguments.of(without)
+    assert shown.weight_decay == 0
+    with_a_little = cell.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1e-6), 1.0), 0)
+    (_, _, adapted) = run(cell, [with_a_little], "none")[0]
+    assert abs(np.concatenate(adapted.losses)[-1] - np.concatenate(record.losses)[-1]) > 1e-3

@@ -1,26 +1,70 @@
-"""Which trials there are, and how the learning rate is chosen."""
+"""Which trials there are, what they have in common, and how the candidate is chosen."""
+
+import copy
+import math
 
 import pytest
+from tiny_study import make_config
 
+from lbopt.config import LossConfig, ModelConfig, SearchConfig
 from lbopt.errors import UserError
-from lbopt.sweep import trials
+from lbopt.sweep import drive, trials
+from lbopt.sweep.arguments import program_key
+from lbopt.sweep.search.protocol import Factors, Proposal
+
+RULE = Factors(1.0, 1.0, 1.0)
 
 
-def row(factor, accuracy, loss=1.0, phase="search", diverged=False, **more):
-    scores = {"validation_accuracy": accuracy, "validation_loss": loss}
-    return {"phase": phase, "learning_rate_factor": factor, "diverged": diverged, **scores, **more}
+def row(factor, accuracy, loss=1.0, phase="search", diverged=False, fidelity=1.0, warmup=1.0, **more):
+    scores = {"validation_accuracy": accuracy, "validation_loss": loss, "diverged": diverged, "steps": 100}
+    factors = {"learning_rate_factor": factor, "warmup_factor": warmup, "weight_decay_factor": 1.0}
+    return {"phase": phase, "fidelity": fidelity, **factors, **scores, **more}
 
 
-def test_a_cell_has_every_rate_with_every_search_seed(config, cells):
-    assert len(cells) == 4
-    for cell in cells:
-        found = [(trial.learning_rate_factor, trial.seed) for trial in cell.search_trials(config)]
-        assert found == [(factor, seed) for factor in (0.5, 1.0, 2.0) for seed in (0,)]
-        assert [trial.seed for trial in cell.final_trials(config, 2.0)] == [7, 8]
+def whole(factors=RULE):
+    return Proposal(factors, 1.0)
 
 
-def test_rates_follow_the_scaling_rules(cells, config):
-    rates = {(cell.arm.name, cell.global_batch_size): cell.search_trials(config)[1].learning_rate for cell in cells}
+def going_through(cell, config, value):
+    """Return what a cell asks for, round after round, if `value` says how good a trial is."""
+    going, asked = drive.drive(cell, config), []
+    wanted = next(going)
+    while True:
+        asked.append(wanted)
+        rows = [
+            row(one.factors.learning_rate, value(one), phase=one.phase, fidelity=one.fidelity, warmup=one.factors.warmup)
+            for one in wanted
+        ]
+        try:
+            wanted = going.send(rows)
+        except StopIteration:
+            return asked
+
+
+def test_a_cell_runs_every_rate_with_every_search_seed_and_then_the_best_with_every_final_seed(cells):
+    config = make_config(search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0), seeds=(0, 3)))
+    search, final = going_through(cells[0], config, lambda one: 0.9 if one.factors.learning_rate == 2.0 else 0.8)
+    assert [(one.factors.learning_rate, one.seed) for one in search] == [
+        (factor, seed) for factor in (0.5, 1.0, 2.0) for seed in (0, 3)
+    ]
+    assert {one.phase for one in search} == {"search"}
+    assert [(one.phase, one.factors.learning_rate, one.seed) for one in final] == [("final", 2.0, 7), ("final", 2.0, 8)]
+
+
+def test_a_halving_search_runs_short_trials_first_and_final_ones_whole(cells):
+    search = SearchConfig("successive_halving", num_candidates=9, min_fidelity=1 / 9)
+    config = make_config(search=search)
+    *rungs, final = going_through(cells[0], config, lambda one: -abs(math.log(one.factors.learning_rate)))
+    assert [len(rung) for rung in rungs] == [9, 3, 1]
+    assert [rung[0].num_steps for rung in rungs] == [3, 8, 24]
+    assert {one.num_steps for one in final} == {24}
+    assert {one.factors for one in final} == {rungs[-1][0].factors}
+
+
+def test_rates_follow_the_scaling_rules(cells):
+    rates = {
+        (cell.arm.name, cell.global_batch_size): cell.trial("search", whole(), 0).learning_rate for cell in cells
+    }
     assert rates == pytest.approx(
         {
             ("momentum", 128): 0.05 * 2,
@@ -36,26 +80,100 @@ def test_legw_warms_up_for_the_same_steps_at_every_batch(cells):
     assert {cell.resolved.num_steps for cell in cells} == {24, 3}
 
 
-def test_a_batch_above_the_training_set_is_refused(config):
-    with pytest.raises(UserError, match=r"config.global_batch_sizes.*1000 examples"):
-        trials.make_cells(config, 1000)
+def test_a_warmup_longer_than_the_run_ends_one_step_before_it(cells):
+    (cell,) = (cell for cell in cells if (cell.arm.name, cell.global_batch_size) == ("lamb", 1024))
+    assert [cell.trial("search", whole(Factors(1.0, factor, 1.0)), 0).warmup_steps for factor in (0.0, 0.5, 9.0)] == [0, 1, 2]
+
+
+def test_steps_instead_of_epochs():
+    config = make_config()
+    config.train.num_steps = 11
+    cells = trials.make_cells(config, trials.make_problems(config))
+    assert {cell.resolved.num_steps for cell in cells} == {11}
+
+
+def test_arms_that_learn_the_same_share_a_problem_and_others_do_not():
+    config = make_config()
+    other = copy.deepcopy(config.arms[1])
+    other.name, other.model = "lstm", ModelConfig("lstm", hidden=8)
+    smoothed = copy.deepcopy(config.arms[1])
+    smoothed.name, smoothed.loss = "smoothed", LossConfig(label_smoothing=0.1)
+    config.arms = (*config.arms, other, smoothed)
+    config.validate()
+    first, second, third, fourth = trials.make_problems(config)
+    assert first is second
+    assert len({id(first), id(third), id(fourth)}) == 3
+
+
+def test_trials_share_a_program_whatever_their_numbers_and_rules(cells):
+    """And not where the batch, the optimizer or the length differs."""
+    (lamb, full) = (cell for cell in cells if cell.arm.name == "lamb")
+    (momentum, _) = (cell for cell in cells if cell.arm.name == "momentum")
+    other_rule = copy.deepcopy(lamb)
+    other_rule.train.schedule.scaling_rule, other_rule.train.schedule.base_learning_rate = "linear", 3.0
+    other_rule.train.schedule.base_warmup_epochs, other_rule.train.optimizer.weight_decay = 1.0, 0.5
+    one = lamb.trial("search", whole(), 0)
+    key = program_key(lamb, one)
+    assert key == program_key(lamb, lamb.trial("final", Proposal(Factors(2.0, 0.5, 3.0), 0.5), 9))
+    assert key == program_key(other_rule, one)
+    other_decay = copy.deepcopy(lamb)
+    other_decay.train.schedule.decay = "cosine"
+    without = lamb.trial("search", whole(Factors(1.0, 1.0, 0.0)), 0)
+    different = [program_key(cell, one) for cell in (full, momentum, other_decay)] + [program_key(lamb, without)]
+    assert len({key, *different}) == 5
+
+
+def test_a_batch_above_the_training_set_is_refused():
+    config = make_config(global_batch_sizes=(128, 1025))
+    with pytest.raises(UserError, match=r"config.global_batch_sizes.*has 1024 examples; use at most that"):
+        trials.make_cells(config, trials.make_problems(config))
+
+
+def test_a_search_over_the_warmup_of_an_arm_that_has_none_is_refused():
+    config = make_config(search=SearchConfig(warmup_factors=(1.0, 2.0)))
+    with pytest.raises(UserError, match=r"config.arms\[0\].schedule.warmup_rule = 'none': .*give the arm a warmup"):
+        trials.make_cells(config, trials.make_problems(config))
+
+
+def test_a_target_that_is_no_metric_of_the_data_is_refused():
+    config = make_config()
+    config.train.target_metric = "eval/perplexity"
+    with pytest.raises(UserError, match=r"config.train.target_metric = 'eval/perplexity': use one of"):
+        trials.make_cells(config, trials.make_problems(config))
+
+
+def test_more_probed_examples_than_there_are_are_refused():
+    config = make_config()
+    config.measure.num_probes, config.measure.probe_part_size = 1, 65
+    with pytest.raises(UserError, match=r"config.measure.probe_part_size = 65"):
+        trials.make_cells(config, trials.make_problems(config))
 
 
 def test_the_best_mean_validation_accuracy_is_chosen():
     rows = [row(1.0, 0.9), row(1.0, 0.7), row(2.0, 0.85), row(2.0, 0.83)]
-    assert trials.choose_factor(rows) == 2.0
+    assert drive.choose(rows).learning_rate == 2.0
 
 
-def test_test_accuracy_and_final_trials_do_not_choose():
-    rows = [row(1.0, 0.9, test_accuracy=0.1), row(2.0, 0.8, test_accuracy=1.0), row(4.0, 1.0, phase="final")]
-    assert trials.choose_factor(rows) == 1.0
+def test_test_accuracy_and_final_trials_and_short_ones_do_not_choose():
+    rows = [row(1.0, 0.9, test_accuracy=0.1), row(2.0, 0.8, test_accuracy=1.0)]
+    others = [row(4.0, 1.0, phase="final"), row(8.0, 1.0, fidelity=0.5)]
+    assert drive.choose([*rows, *others]).learning_rate == 1.0
 
 
 def test_ties_go_to_the_lower_loss_then_to_the_smaller_rate():
-    assert trials.choose_factor([row(1.0, 0.9, loss=0.5), row(2.0, 0.9, loss=0.4)]) == 2.0
-    assert trials.choose_factor([row(2.0, 0.9, loss=0.5), row(1.0, 0.9, loss=0.5)]) == 1.0
+    assert drive.choose([row(1.0, 0.9, loss=0.5), row(2.0, 0.9, loss=0.4)]).learning_rate == 2.0
+    assert drive.choose([row(2.0, 0.9, loss=0.5), row(1.0, 0.9, loss=0.5)]).learning_rate == 1.0
 
 
 def test_a_diverged_trial_counts_as_nothing():
     rows = [row(1.0, 0.5), row(2.0, 0.99, loss=None, diverged=True), row(2.0, 0.9)]
-    assert trials.choose_factor(rows) == 1.0
+    assert drive.choose(rows).learning_rate == 1.0
+
+
+def test_with_a_target_the_fewest_steps_are_chosen_and_who_never_gets_there_comes_last():
+    reached = [row(1.0, 0.9, steps_to_target=50), row(1.0, 0.9, steps_to_target=30)]
+    faster = [row(2.0, 0.8, steps_to_target=40), row(2.0, 0.8, steps_to_target=20)]
+    never = [row(4.0, 0.99, steps_to_target=10), row(4.0, 0.99, steps_to_target=None)]
+    assert drive.choose([*reached, *faster, *never]).learning_rate == 2.0
+    assert drive.score(faster) == (pytest.approx(0.3), 1.0)
+    assert drive.score([row(1.0, 0.4, steps_to_target=None)]).value == pytest.approx(1.6)

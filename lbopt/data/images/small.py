@@ -35,11 +35,12 @@ class SmallImages(ArrayDataset):
     def __init__(self, arrays: dict[str, np.ndarray], padding: int, flip: bool, policy: Policy, damaged: DamagedCount):
         super().__init__(arrays)
         self._padding, self._flip, self._policy, self.damaged = padding, flip, policy, damaged
+        self.same_in_every_epoch = not (padding or flip or policy.changes)
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
         """Return the examples at `indices`, each as training sees it in its epoch."""
         batch = self.take(indices)
-        if not (self._padding or self._flip or self._policy.changes):
+        if self.same_in_every_epoch:
             return batch
         draws = Draws(_STREAM)
         examples = zip(batch["image"], indices.tolist(), epochs.tolist(), strict=True)

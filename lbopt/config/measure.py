@@ -1,0 +1,39 @@
+"""What a study measures beside losses and accuracies."""
+
+# No `from __future__ import annotations` here: the flags read the fields' types.
+import dataclasses
+
+from lbopt.config.checks import at_least
+from lbopt.errors import require
+
+
+@dataclasses.dataclass
+class MeasureConfig:
+    """What a study measures beside losses and accuracies.
+
+    Attributes:
+      distance: ||w_t - w_0|| at every step of every trial.
+      num_probes: log-spaced steps of every final trial at which gradients are probed: noise scale, phi, local Lipschitz
+        constant and trust ratios; 0 for none.
+      probe_parts: equal parts of the probed examples, an even number: the noise scale compares the gradients of parts
+        with that of all, phi those of the two halves.
+      probe_part_size: examples of a part.
+    """
+
+    distance: bool = True
+    num_probes: int = 0
+    probe_parts: int = 16
+    probe_part_size: int = 32
+
+
+def validate_measure(measure: MeasureConfig, prefix: str) -> None:
+    """Check the fields of what is measured."""
+    at_least(f"{prefix}.num_probes", measure.num_probes, 0)
+    at_least(f"{prefix}.probe_parts", measure.probe_parts, 2)
+    require(
+        measure.probe_parts % 2 == 0,
+        f"{prefix}.probe_parts",
+        measure.probe_parts,
+        "phi compares two halves of the parts; give an even number",
+    )
+    at_least(f"{prefix}.probe_part_size", measure.probe_part_size, 1)

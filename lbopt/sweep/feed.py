@@ -1,0 +1,77 @@
+"""What the steps of a trial see: indices into a training set that lies on the device, or batches drawn on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt import types
+from lbopt.data.arrays import ArrayDataset, Dataset
+from lbopt.data.batches import TrainBatches
+from lbopt.data.order import example_indices
+from lbopt.sweep.trials import Cell
+
+_EXAMPLES = 2**17
+"""Of one call at most, so that it is soon over: a process that is asked to end waits for it."""
+_BYTES = 2**28
+"""That one call is fed with at most, of all its trials."""
+
+
+class Feed:
+    """The batches of a cell's trials.
+
+    A trial's batch is that of `lbopt train` with the same seed: a function of (seed, step, batch size) alone.
+
+    Args:
+      cell: whose batches.
+      width: trials that are fed at a time.
+
+    Attributes:
+      shared: arrays on the device that all steps see.
+      num_steps: that one call is fed, at most.
+    """
+
+    def __init__(self, cell: Cell, width: int):
+        self._cell, self._train = cell, cell.problem.splits.train
+        self.shared: dict[str, Any] = {}
+        resident = _resident(self._train)
+        self._indexed = resident is not None
+        if resident is not None:
+            self.shared = {name: jnp.asarray(array) for name, array in resident.items()}
+        blank = self._take(0, 0, 1)
+        of_a_step = width * sum(array.nbytes for array in jax.tree.leaves(blank))
+        fitting = min(_BYTES // of_a_step, _EXAMPLES // cell.global_batch_size, cell.resolved.num_steps)
+        self.num_steps = max(1, fitting)
+
+    def take(self, seed: int, start: int, count: int) -> Any:
+        """Return what steps [start, start + count) of a trial see, filled up to `num_steps`, leading axis steps."""
+        found = self._take(seed, start, max(count, 1))
+        missing = self.num_steps - max(count, 1)
+        return jax.tree.map(lambda x: np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]), found)
+
+    def _take(self, seed: int, start: int, count: int) -> Any:
+        size, examples = self._cell.global_batch_size, len(self._train)
+        if self._indexed:
+            order = example_indices(examples, seed, start * size, count * size)
+            return order.reshape(count, size).astype(np.int32)
+        batches = TrainBatches(self._train, seed, size, start + count)
+        found = [batches[start + step] for step in range(count)]
+        return {name: np.stack([batch[name] for batch in found]) for name in found[0]}
+
+    def batch(self, shared: Mapping[str, jax.Array], fed: Any, step: jax.Array) -> types.Batch:
+        """Return one step's batch; traced."""
+        mine = jax.tree.map(lambda x: x[step], fed)
+        return {name: array[mine] for name, array in shared.items()} if self._indexed else mine
+
+
+def _resident(dataset: Dataset) -> Mapping[str, np.ndarray] | None:
+    """Return the arrays of a data set that is the same in every epoch and fits beside the program."""
+    if not isinstance(dataset, ArrayDataset) or not dataset.same_in_every_epoch:
+        return None
+    total = sum(math.prod(array.shape) * array.dtype.itemsize for array in dataset.arrays.values())
+    return dataset.arrays if total < 2**31 else None

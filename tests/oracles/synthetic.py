@@ -1,0 +1,269 @@
+"""Studies whose truth is known: config and rows as `lbopt sweep` leaves them, made from what is planted."""
+
+import dataclasses
+import json
+import math
+import random
+from collections.abc import Callable
+
+from lbopt.sweep import fits
+
+SIZES = (16, 64, 256)
+SEEDS = (1, 2, 3, 4, 5)
+NUM_EXAMPLES, NUM_EPOCHS = 1024, 8.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """What is planted in an arm; tuples have one number for each batch size.
+
+    Attributes:
+      test: mean accuracy, or perplexity.
+      train: accuracy, or loss of a language model; None: perfect accuracy.
+      optimizer: its name.
+      scaling_rule: of the learning rate.
+      warmup_rule: "legw", "epochs" or "none".
+      rule_warmup_steps: batch size -> warmup steps of the rule.
+      best_warmup_steps: batch size -> warmup steps with the best validation score.
+      best_factor: of the learning rate.
+      warmup_matters: accuracy lost for each doubling away from the best warmup, squared.
+      noise_scale: of the gradient.
+      growth: exponent of the distance from the start, "log" for log t; None: not measured.
+      peak_step: batch size -> step at which the Lipschitz constant peaks; None: not probed.
+      steps_to_target: None for a batch size that does not reach it.
+      spread: between the two outermost of the final seeds.
+      layers: names of those that have a trust ratio.
+      diverges: batch sizes at which the final trials diverge.
+    """
+
+    test: tuple[float, ...]
+    train: tuple[float, ...] | None = None
+    optimizer: str = "momentum"
+    scaling_rule: str = "linear"
+    warmup_rule: str = "none"
+    rule_warmup_steps: Callable[[int], float] = lambda size: 8
+    best_warmup_steps: Callable[[int], float] = lambda size: 8
+    best_factor: float = 1.0
+    warmup_matters: float = 0.01
+    noise_scale: tuple[float, ...] | None = None
+    growth: float | str | None = None
+    peak_step: Callable[[int], int] | None = None
+    steps_to_target: tuple[float | None, ...] | None = None
+    spread: float = 0.002
+    layers: tuple[str, ...] = ()
+    diverges: tuple[int, ...] = ()
+
+
+def legw(test, train=None, **changes):
+    """Return the truth of a layerwise arm under LEGW."""
+    return Truth(test, train, **{"optimizer": "lamb", "scaling_rule": "sqrt", "warmup_rule": "legw", **changes})
+
+
+def make_study(
+    truths, sizes=SIZES, seeds=SEEDS, perplexity=False, waterfall=(), search_seeds=(0,), stops=False, **search
+):
+    """Return config and rows of a complete study."""
+    config = {
+        "name": "planted",
+        "arms": [_arm(name, truth) for name, truth in truths.items()],
+        "global_batch_sizes": list(sizes),
+        "search": {**_search(), "seeds": list(search_seeds), **search},
+        "final_seeds": list(seeds),
+        "limit_points": 5.0 if perplexity else 1.0,
+        "waterfall": list(waterfall),
+        "train": {"num_epochs": NUM_EPOCHS, "num_steps": None, "target_metric": "", "target_value": 0.0},
+    }
+    if any(truth.steps_to_target for truth in truths.values()):
+        config["train"] |= {"target_metric": "eval/accuracy", "target_value": 0.9, "stop_at_target": stops}
+    rows = []
+    for name, truth in truths.items():
+        for place, size in enumerate(sizes):
+            cell = _Cell(config, name, truth, place, size, perplexity)
+            rows += [*cell.search(), *cell.final()]
+    return config, rows
+
+
+def save_study(workdir, config, rows):
+    """Write `results.jsonl`; return what `config.json` holds."""
+    (workdir / "results.jsonl").write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+    saved = {"kind": "sweep", "config": config, "command": "lbopt sweep --config=study.py", "versions": {"jax": "0.0"}}
+    return saved | {"git_revision": "abc123", "device_kind": "cpu", "num_devices": 1}
+
+
+def _arm(name, truth):
+    schedule = {"scaling_rule": truth.scaling_rule, "warmup_rule": truth.warmup_rule, "base_learning_rate": 0.1}
+    return {"name": name, "optimizer": {"name": truth.optimizer}, "schedule": schedule}
+
+
+def _search():
+    return {
+        "method": "grid",
+        "learning_rate_factors": [0.5, 1.0, 2.0],
+        "warmup_factors": [1.0],
+        "weight_decay_factors": [1.0],
+        "learning_rate_range": [0.1, 10.0],
+        "warmup_range": [1.0, 1.0],
+        "weight_decay_range": [1.0, 1.0],
+        "num_candidates": 16,
+        "eta": 3,
+        "min_fidelity": 1 / 27,
+        "sampler": "tpe",
+        "pruner": "none",
+        "candidates_at_once": 4,
+        "seed": 0,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cell:
+    """An arm at a batch size."""
+
+    config: dict
+    name: str
+    truth: Truth
+    place: int
+    size: int
+    perplexity: bool
+
+    @property
+    def steps(self):
+        return max(1, round(NUM_EPOCHS * NUM_EXAMPLES / self.size))
+
+    @property
+    def candidates(self):
+        """Return (learning rate, warmup, weight decay) factors and fidelity."""
+        search = self.config["search"]
+        if search["method"] == "grid":
+            factors = [search[f"{name}_factors"] for name in ("learning_rate", "warmup", "weight_decay")]
+            return [
+                ((rate, warmup, decay), 1.0) for rate in factors[0] for warmup in factors[1] for decay in factors[2]
+            ]
+        draw = random.Random(self.size)
+        ranges = [search[f"{name}_range"] for name in ("learning_rate", "warmup", "weight_decay")]
+        drawn = [
+            tuple(low * (high / low) ** draw.random() for low, high in ranges) for _ in range(search["num_candidates"])
+        ]
+        fidelities = [1.0, 1 / 3, 1 / 9] if search["method"] in ("hyperband", "successive_halving") else [1.0]
+        return [
+            (factors, fidelities[place % len(fidelities)]) for place, factors in enumerate([(1.0, 1.0, 1.0), *drawn])
+        ]
+
+    def badness(self, factors):
+        """Return how much accuracy a candidate loses against the best there could be."""
+        rate, warmup, _ = factors
+        steps = self.truth.rule_warmup_steps(self.size) * warmup
+        off = math.log2(steps / self.truth.best_warmup_steps(self.size)) if steps else 5.0
+        return 0.01 * math.log2(rate / self.truth.best_factor) ** 2 + self.truth.warmup_matters * off**2
+
+    @property
+    def chosen(self):
+        return min((factors for factors, fidelity in self.candidates if fidelity == 1), key=self.badness)
+
+    def search(self):
+        """Return its search rows."""
+        rows = []
+        for factors, fidelity in self.candidates:
+            for seed in self.config["search"]["seeds"]:
+                lost = self.badness(factors) + 0.02 * (1 - fidelity)
+                rows.append(self.row("search", factors, seed, fidelity, self.score(-lost), None))
+        return rows
+
+    def final(self):
+        """Return its final rows, their seeds evenly spread around the truth."""
+        seeds, rows = self.config["final_seeds"], []
+        for place, seed in enumerate(seeds):
+            shift = self.truth.spread * (place / max(1, len(seeds) - 1) - 0.5)
+            row = self.row("final", self.chosen, seed, 1.0, self.score(0), self.score(shift))
+            rows.append(row | self.measured() | self.target())
+        return rows
+
+    def score(self, shift):
+        best = self.truth.test[self.place]
+        return best * (1 - shift) if self.perplexity else min(1.0, max(0.0, best + shift))
+
+    def row(self, phase, factors, seed, fidelity, validation, test):
+        rate, warmup, decay = factors
+        steps = max(1, round(self.steps * fidelity))
+        diverged = phase == "final" and self.size in self.truth.diverges
+        return {
+            "arm": self.name,
+            "optimizer": self.truth.optimizer,
+            "scaling_rule": self.truth.scaling_rule,
+            "warmup_rule": self.truth.warmup_rule,
+            "global_batch_size": self.size,
+            "phase": phase,
+            "fidelity": fidelity,
+            "learning_rate": 0.1 * rate,
+            "learning_rate_factor": rate,
+            "warmup_steps": self.truth.rule_warmup_steps(self.size) * warmup * fidelity,
+            "warmup_factor": warmup,
+            "weight_decay": 0.01 * decay,
+            "weight_decay_factor": decay,
+            "seed": seed,
+            "steps": steps,
+            "steps_run": min(3, steps) if diverged else steps,
+            "examples_seen": steps * self.size,
+            "last_epoch_loss": 0.1,
+            **self.scores("train", None if diverged else self.train()),
+            **self.scores("validation", None if diverged else validation),
+            **self.scores("test", None if diverged else test),
+            "diverged": diverged,
+            "divergence_step": min(3, steps) if diverged else None,
+            "distance": None,
+            "seconds": 0.5,
+        }
+
+    def train(self):
+        if self.truth.train is None:
+            return self.truth.test[self.place] if self.perplexity else 1.0
+        return self.truth.train[self.place]
+
+    def scores(self, split, value):
+        """Return loss, accuracy and perplexity of a split that agree with each other."""
+        if not self.perplexity:
+            return {f"{split}_accuracy": value, f"{split}_loss": None if value is None else 1.01 - value}
+        loss = None if value is None else math.log(value)
+        accuracy = None if value is None else 1 / value
+        return {f"{split}_perplexity": value, f"{split}_loss": loss, f"{split}_accuracy": accuracy}
+
+    def target(self):
+        if self.truth.steps_to_target is None:
+            return {}
+        steps = self.truth.steps_to_target[self.place]
+        return {"steps_to_target": steps, "examples_to_target": steps and steps * self.size}
+
+    def measured(self):
+        """Return curves, fits and probes."""
+        found = {"curve": None, "diffusion": None, "probes": None, "noise_scale": None}
+        if self.truth.growth is not None:
+            steps = fits.log_spaced_steps(self.steps, 64)
+            distance = [_distance(self.truth.growth, step) for step in steps]
+            fit = fits.fit_diffusion(steps, distance, 1)
+            curve = {"step": list(steps), "train_loss": [1 / step for step in steps], "distance": distance}
+            found |= {"curve": curve, "diffusion": fit and fit.to_json(), "distance": distance[-1]}
+        probes = self.probes()
+        return found | ({"probes": probes} if len(probes) > 1 else {})
+
+    def probes(self):
+        truth, steps = self.truth, fits.log_spaced_steps(self.steps, 9)
+        probes = {"step": list(steps)}
+        if truth.noise_scale is not None:
+            # Single ratios are off by 4 both ways: only the ratio of the means is the truth.
+            square_norms = [0.5 if place % 2 else 2.0 for place in range(len(steps))]
+            mean = sum(square_norms) / len(steps)
+            probes["gradient_square_norm"] = square_norms
+            probes["noise_trace"] = [truth.noise_scale[self.place] * mean] * len(steps)
+            probes["phi"] = [0.5] * len(steps)
+        if truth.peak_step is not None:
+            peak = truth.peak_step(self.size)
+            probes["lipschitz"] = [10 / (1 + math.log2(step / peak) ** 2) for step in steps]
+        if truth.layers:
+            probes["trust_ratio"] = {
+                layer: [(place + 1) * (1 + step / self.steps) for step in steps]
+                for place, layer in enumerate(truth.layers)
+            }
+        return probes
+
+
+def _distance(growth, step):
+    return 1 + 0.5 * math.log(step) if growth == "log" else 0.1 * step**growth

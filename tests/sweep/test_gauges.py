@@ -1,0 +1,272 @@
+"""Gauges against closed forms: Gaussian gradients, quadratics, and finite differences of the project's models."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lbopt import losses
+from lbopt.errors import UserError
+from lbopt.models import cnn, lstm, seam
+from lbopt.sweep import gauges
+
+KEY = jax.random.key(0)
+NUM_PARTS, PART_SIZE, DIM, SIGNAL = 8, 4, 4000, 0.5
+NOISE = {"quiet": 0.5, "loud": 3.0}
+
+
+def squares(params, model_state, batch, rng):
+    """Half the squared distance from the examples, whose gradient is w - mean(x): as Gaussian as they are."""
+    del rng
+    each = sum(0.5 * jnp.sum(jnp.square(params[name] - batch[name]), axis=1) for name in params)
+    return jnp.mean(each), (model_state, {})
+
+
+@functools.cache
+def gaussian_probes():
+    """Probe 60 batches of Gaussian gradients, with |G| = SIGNAL in each of the two leaves."""
+    probe = gauges.make_probe(squares, NUM_PARTS)
+    params = {name: jnp.full(DIM, SIGNAL / np.sqrt(DIM)) for name in NOISE}
+
+    def one(key):
+        keys = dict(zip(NOISE, jax.random.split(key, 2), strict=True))
+        shape = (NUM_PARTS * PART_SIZE, DIM)
+        batch = {name: sigma / np.sqrt(DIM) * jax.random.normal(keys[name], shape) for name, sigma in NOISE.items()}
+        return probe(params, {}, batch, key)
+
+    return jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(1), 60))
+
+
+def assert_mean(values, expected, relative_spread):
+    """Check that the mean is right within 4 standard errors, and that these are small enough to say something."""
+    standard_error = np.std(values, ddof=1) / np.sqrt(len(values))
+    assert abs(np.mean(values) - expected) <= 4 * standard_error
+    assert standard_error <= relative_spread * expected
+
+
+def test_the_noise_scale_of_gaussian_gradients():
+    probes = gaussian_probes()
+    signal, trace = 2 * SIGNAL**2, sum(sigma**2 for sigma in NOISE.values())
+    assert_mean(probes.noise_trace, trace, 0.002)
+    assert_mean(probes.gradient_square_norm, signal, 0.01)
+    found = gauges.noise_scale(probes.noise_trace.mean(), probes.gradient_square_norm.mean())
+    assert found == pytest.approx(trace / signal, rel=0.04)  # four standard errors of the quotient
+
+
+def test_phi_of_gaussian_gradients():
+    """q / (1 + q), q the noise of a half over the signal; a leaf of 4,000 numbers is off that by 1/4,000 or so."""
+    probes = gaussian_probes()
+    assert list(probes.phi_layers) == ["loud", "quiet"]
+    variances = {name: sigma**2 / (NUM_PARTS * PART_SIZE / 2) for name, sigma in NOISE.items()}
+    for name, variance in variances.items():
+        q = variance / SIGNAL**2
+        assert_mean(probes.phi_layers[name], q / (1 + q), 0.01)
+    q = sum(variances.values()) / (2 * SIGNAL**2)
+    assert_mean(probes.phi, q / (1 + q), 0.01)
+
+
+def test_the_hessian_of_squares_is_the_identity():
+    assert gaussian_probes().lipschitz == pytest.approx(np.ones(60), rel=1e-5)
+
+
+def test_no_signal_is_an_infinite_noise_scale():
+    scales = gauges.noise_scale(jnp.array([6.0, 6.0, 6.0]), jnp.array([2.0, 0.0, -1.0]))
+    assert scales.tolist() == [3, np.inf, np.inf]
+
+
+def test_example_i_belongs_to_part_i_over_b():
+    """The first half of the examples says east and the second north."""
+    x = jnp.repeat(jnp.eye(2), 8, axis=0)
+    probe = gauges.make_probe(squares, 4)({"x": jnp.zeros(2)}, {}, {"x": x}, KEY)
+    assert probe.phi == pytest.approx(1, abs=1e-6)
+    # All parts have norm 1, the mean has 1/2: (4 * 1/2 - 1) / 3 and (1 - 1/2) * 16 / 3.
+    assert (probe.gradient_square_norm, probe.noise_trace) == pytest.approx((1 / 3, 8 / 3), rel=1e-6)
+    turns = jnp.tile(jnp.eye(2), (8, 1))
+    assert gauges.make_probe(squares, 4)({"x": jnp.zeros(2)}, {}, {"x": turns}, KEY).phi == pytest.approx(0, abs=1e-6)
+
+
+def test_gradients_of_parts_are_numpys():
+    rng = np.random.default_rng(0)
+    parts = rng.normal(size=(6, 5)).astype(np.float32)
+    found = gauges.gradient_parts(lambda w, part: {"w": w["w"] * part}, {"w": jnp.arange(5.0)}, jnp.asarray(parts))
+    each = np.arange(5.0) * parts
+    for ours, theirs in zip(found[:3], (each, each[:3], each[3:]), strict=True):
+        assert ours["w"] == pytest.approx(theirs.mean(0), rel=1e-5, abs=1e-6)
+    assert found.mean_square_norm == pytest.approx(np.mean(np.sum(each**2, 1)), rel=1e-5)
+
+
+def test_bf16_gradients_are_summed_in_fp32():
+    """In bf16, 256 and 1 are 256."""
+    parts = jnp.array([256.0, 1, 1, 1, 1, 1, 1, 1], jnp.bfloat16)[:, None]
+    found = gauges.gradient_parts(lambda w, part: part, jnp.zeros(1, jnp.bfloat16), parts)
+    assert (found.first_half.dtype, found.first_half[0]) == (jnp.float32, 259 / 4)
+    assert found.mean_square_norm == pytest.approx((256**2 + 7) / 8, rel=1e-6)
+
+
+def test_phi_keeps_its_digits_where_the_angle_is_small():
+    one, other = jnp.array([1.0, 0.0]), jnp.array([1.0, 1e-4])
+    assert gauges.phi(one, other) == pytest.approx(5e-9, rel=1e-3)
+    assert 1 - jnp.dot(one, other) / jnp.linalg.norm(other) == 0  # the plain formula has lost them all
+
+
+NUM_EXAMPLES, SIDE = 8, 6
+
+
+def quadratic(params, model_state, batch, rng):
+    del rng
+    w = jnp.concatenate([params["a"], params["b"]])
+    each = 0.5 * jnp.einsum("i,eij,j->e", w, batch["matrix"], w) + batch["vector"] @ w
+    return jnp.mean(each), (model_state, {})
+
+
+def make_quadratic(seed=0):
+    """Return examples with symmetric matrices that are neither positive nor negative, and their means in fp64."""
+    rng = np.random.default_rng(seed)
+    matrices = rng.normal(size=(NUM_EXAMPLES, SIDE, SIDE))
+    matrices = np.float32(matrices + matrices.transpose(0, 2, 1))
+    vectors = np.float32(rng.normal(size=(NUM_EXAMPLES, SIDE)))
+    return {"matrix": matrices, "vector": vectors}, matrices.astype(float).mean(0), vectors.astype(float).mean(0)
+
+
+def split(w):
+    return {"a": jnp.float32(w[:2]), "b": jnp.float32(w[2:])}
+
+
+@pytest.mark.parametrize("num_parts", [2, 4, 8])
+def test_lipschitz_is_exact_on_a_quadratic(num_parts):
+    batch, matrix, vector = make_quadratic()
+    w = np.random.default_rng(1).normal(size=SIDE)
+    g = matrix @ w + vector
+    probe = jax.jit(gauges.make_probe(quadratic, num_parts))(split(w), {}, batch, KEY)
+    assert probe.lipschitz == pytest.approx(abs(g @ matrix @ g) / (g @ g), rel=1e-5)
+
+
+@pytest.mark.parametrize("place", range(SIDE))
+def test_along_an_eigenvector_lipschitz_is_the_eigenvalue(place):
+    batch, matrix, vector = make_quadratic()
+    values, vectors = np.linalg.eigh(matrix)
+    assert values[0] < 0 < values[-1]
+    w = np.linalg.solve(matrix, 3 * vectors[:, place] - vector)  # where the gradient is three times that eigenvector
+    probe = gauges.make_probe(quadratic, 2)(split(w), {}, batch, KEY)
+    # The gradient at w is rounded to fp32, and other eigenvectors then have their small part in it.
+    assert probe.lipschitz == pytest.approx(abs(values[place]), rel=1e-5, abs=1e-5)
+
+
+def test_lipschitz_does_not_depend_on_the_size_of_the_gradient():
+    batch, matrix, vector = make_quadratic()
+    w = np.random.default_rng(1).normal(size=SIDE)
+    g = matrix @ w + vector
+    parts = gauges.split_parts(batch, 2)
+    loss = lambda params, part: quadratic(params, {}, part, KEY)[0]  # noqa: E731
+    for scale in (1e-12, 1.0, 1e12):
+        found = gauges.local_lipschitz(loss, split(w), split(scale * g), parts)
+        assert found == pytest.approx(abs(g @ matrix @ g) / (g @ g), rel=1e-5)
+
+
+def test_at_rest_there_is_no_direction():
+    batch = {"x": jnp.ones((4, 3))}
+    probe = gauges.make_probe(squares, 2)({"x": jnp.ones(3)}, {}, batch, KEY)
+    assert np.isnan([probe.lipschitz, probe.phi, probe.phi_layers["x"]]).all()
+    assert (probe.noise_trace, probe.gradient_square_norm) == (0, 0)
+
+
+def test_each_part_has_random_numbers_of_its_own_and_both_passes_the_same():
+    """With loss c |w|^2 / 2 and a random c for each part, gradient and Hessian have the same mean c only then."""
+
+    def loss_fn(params, model_state, batch, rng):
+        del batch
+        return jax.random.uniform(rng) * 0.5 * jnp.sum(params**2), (model_state, {})
+
+    num_parts, w = 4, jnp.array([3.0, 4.0])
+    probe = gauges.make_probe(loss_fn, num_parts)(w, {}, jnp.zeros(num_parts), KEY)
+    norm = np.sqrt(probe.gradient_square_norm + probe.noise_trace / num_parts)  # of the mean gradient
+    assert probe.lipschitz == pytest.approx(norm / 5, rel=1e-5)
+    assert probe.noise_trace > 0.01
+
+
+MODELS = {"cnn": (cnn.CNN(10, (4, 8), 8), (8, 8)), "lstm": (lstm.LSTMClassifier(10, 8), (3, 8))}
+"""With the size of their images: the LSTM's program grows with the rows."""
+
+
+@functools.cache
+def make_model(name):
+    """Return a loss, the model at its start, 32 images of noise, and the jitted probe."""
+    network, size = MODELS[name]
+    network = seam.from_linen(network)
+    rng = np.random.default_rng(0)
+    batch = {"image": jnp.float32(rng.normal(size=(32, *size))), "label": jnp.asarray(rng.integers(0, 10, 32))}
+
+    def loss_fn(params, model_state, batch, rng):
+        logits, new_model_state = network.apply(params, model_state, batch["image"], train=True, rng=rng)
+        return jnp.mean(losses.softmax_cross_entropy(logits, batch["label"])), (new_model_state, {})
+
+    params, model_state = jax.jit(network.init)(KEY, batch["image"])
+    return loss_fn, params, model_state, batch, jax.jit(gauges.make_probe(loss_fn, 2))
+
+
+def vdot(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return sum(np.vdot(np.asarray(a, float), np.asarray(b, float)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", ["cnn", "lstm"])
+def test_lipschitz_is_the_finite_difference_of_two_gradients(name):
+    """Within 1e-3: over 3e-4 either way rounding leaves 2e-4 or so; further away a ReLU or a maximum changes sides."""
+    loss_fn, params, model_state, batch, probe = make_model(name)
+    parts = gauges.split_parts(batch, 2)
+
+    @jax.jit
+    def gradient(params):
+        each = lambda part: jax.grad(loss_fn, has_aux=True)(params, model_state, part, KEY)[0]  # noqa: E731
+        return jax.tree.map(lambda x: x.mean(0), jax.lax.map(each, parts))
+
+    g = gradient(params)
+    step = jax.tree.map(lambda x: 3e-4 * x / np.sqrt(vdot(g, g)), g)
+    ahead = gradient(jax.tree.map(jnp.add, params, step))
+    behind = gradient(jax.tree.map(jnp.subtract, params, step))
+    expected = abs(vdot(ahead, step) - vdot(behind, step)) / 2 / vdot(step, step)
+    assert probe(params, model_state, batch, KEY).lipschitz == pytest.approx(expected, rel=1e-3)
+
+
+def test_vmapped_probes_are_those_of_each_alone():
+    """To 1e-4: batched products add up in another order."""
+    _, params, model_state, batch, probe = make_model("cnn")
+    both = jax.tree.map(lambda x: jnp.stack([x, 1.5 * x]), (params, model_state))
+    batched = jax.jit(jax.vmap(probe, in_axes=(0, 0, None, None)))(*both, batch, KEY)
+    for index in (0, 1):
+        alone = probe(*jax.tree.map(lambda x, index=index: x[index], both), batch, KEY)
+        ours = jax.tree.map(lambda x, index=index: x[index], batched)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), ours, alone)
+
+
+@pytest.mark.parametrize("name", ["cnn", "lstm"])
+def test_every_leaf_has_its_phi(name):
+    _, params, model_state, batch, probe = make_model(name)
+    found = probe(params, model_state, batch, KEY)
+    assert len(found.phi_layers) == len(jax.tree.leaves(params))
+    assert all("/" in name for name in found.phi_layers)
+    assert all(0 <= value <= 2 for value in found.phi_layers.values())
+
+
+def test_memory_does_not_grow_with_the_number_of_parts():
+    """The batch is an argument; 100,000 parameters are 400 kB, and a gradient for each part would be 6 MB more."""
+
+    def scratch(num_parts):
+        params, batch = {"x": jnp.zeros(100_000)}, {"x": jnp.zeros((num_parts, 1))}
+        compiled = jax.jit(gauges.make_probe(squares, num_parts)).lower(params, {}, batch, KEY).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert scratch(16) <= scratch(2) + 100_000
+
+
+@pytest.mark.parametrize("num_parts", [-2, 0, 1, 3])
+def test_an_odd_number_of_parts_is_refused(num_parts):
+    with pytest.raises(UserError, match=f"num_parts = {num_parts}: give an even number >= 2"):
+        gauges.make_probe(squares, num_parts)
+
+
+def test_parts_of_unequal_size_are_refused():
+    with pytest.raises(UserError, match="num_parts = 4: it does not divide the 6 examples"):
+        gauges.make_probe(squares, 4)({"x": jnp.zeros(1)}, {}, {"x": jnp.zeros((6, 1))}, KEY)
