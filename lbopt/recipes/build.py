@@ -45,7 +45,7 @@ def build(config: TrainConfig, devices: Sequence[jax.Device] | None = None, load
     """
     config.validate()
     first, *second = config.phases()
-    mesh = _make_mesh(config.parallel, devices)
+    mesh = make_mesh(config.parallel, devices)
     run = _build_phase(first, mesh, load)
     if not second:
         return run
@@ -63,11 +63,11 @@ def _build_phase(
     size = config.global_batch_size
     problem = problems.make_problem(config.data, config.model, config.loss, size, config.init_from, load)
     train, validation, test = problem.splits
-    _check_fit(config, problem, mesh)
+    check_fit(config, problem, mesh)
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps)
     schedule = schedules.make_schedule(config.schedule, resolved)
     tx = optimizers.make_optimizer(config.optimizer, schedule, global_batch_size=size, stacked=problem.stacked)
-    train_step = _make_step(config, problem.loss_fn, tx, mesh)
+    train_step = make_step(config, problem.loss_fn, tx, mesh)
     shapes, init = _laid_out(functools.partial(make_state, problem, tx, config.seed), train_step, config)
     evaluate_on = problem.evaluator(mesh, config.parallel.backend)
     averaged = _averaging(config, mesh)
@@ -105,7 +105,7 @@ def _build_phase(
     )
 
 
-def _check_fit(config: TrainConfig, problem: problems.Problem, mesh: Mesh) -> None:
+def check_fit(config: TrainConfig, problem: problems.Problem, mesh: Mesh) -> None:
     """Check the batch against data, devices and batch norm, and the names of metrics."""
     size, parts, examples = config.global_batch_size, config.parallel.num_microsteps, len(problem.splits.train)
     fix = f"the training set has {examples} examples; use at most that"
@@ -150,7 +150,8 @@ def _mllog(config: TrainConfig, resolved: schedules.Resolved, num_train: int, nu
     }
 
 
-def _make_step(config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh) -> steps.Step:
+def make_step(config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh) -> steps.Step:
+    """Build the training step that a config asks for; sweeps over whole pods and runs have the same one."""
     measured, parallel = config.optimizer.track_noise_scale, config.parallel
     require(
         not measured or mesh.size * parallel.num_microsteps > 1,
@@ -249,7 +250,12 @@ def _damaged(train: Dataset, validation: Dataset) -> dict[str, float]:
     return {f"data/damaged_{name}_records": float(len(count)) for name, count in counts.items() if count is not None}
 
 
-def _make_mesh(parallel: ParallelConfig, devices: Sequence[jax.Device] | None) -> Mesh:
+def make_mesh(parallel: ParallelConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Lay out the devices that a config asks for, of those given or of `jax.devices()`.
+
+    Raises:
+      UserError: naming the field that does not fit them.
+    """
     try:
         mesh = meshes.make_mesh(parallel.num_devices, devices, parallel.order)
     except UserError as error:

@@ -57,10 +57,9 @@ def _limit_sentence(arm: Mapping[str, Any], limit_points: float, metric: Metric)
     start = f"{arm['arm']} ({_shown(first, metric)} at batch {first['global_batch_size']})"
     if arm["limit_is_largest"]:
         return f"{start} stays within {near} up to the largest batch, {arm['limit']}: its limit was not reached{_interval(arm)}."
-    following = [point for point in arm["points"] if point["global_batch_size"] > arm["limit"]]
-    if not following:
+    if arm["failure"] is None:
         return f"{start} stays within {near} at every batch measured so far, up to {arm['limit']}."
-    beyond = following[0]
+    beyond = next(p for p in arm["points"] if p["global_batch_size"] == arm["failure"]["global_batch_size"])
     there = f"at {beyond['global_batch_size']} it has {_shown(beyond, metric)} and {_failure(arm['failure'], metric)}"
     return f"{start} reaches its limit at batch {arm['limit']}{_interval(arm)}; {there}."
 

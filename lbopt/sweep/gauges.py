@@ -46,6 +46,11 @@ class Probe(NamedTuple):
     phi: jax.Array
     phi_layers: dict[str, jax.Array]
 
+    def flat(self) -> dict[str, jax.Array]:
+        """Return all of it by name, layers as `phi_layers/PATH`."""
+        layers = {f"phi_layers/{name}": value for name, value in self.phi_layers.items()}
+        return {name: value for name, value in self._asdict().items() if name != "phi_layers"} | layers
+
 
 def make_probe(loss_fn: types.LossFn, num_parts: int) -> Callable[..., Probe]:
     """Build (params, model_state, batch, key) -> `Probe`, a pure function for `jax.jit` and `jax.vmap`.

@@ -72,13 +72,13 @@ def failure(points: Sequence[Mapping[str, Any]], limit: int | None, metric: Metr
     was not optimised; where less, it was, and did not generalise.
 
     Args:
-      points: of an arm, ascending in batch size.
+      points: of an arm, ascending in batch size, without gaps.
       limit: its limit.
       metric: what the study is judged by.
 
     Returns:
-      `{"global_batch_size", "kind" ("optimise" or "generalise"), "test_loss", "train_loss", "train_share"}`, the losses
-      null where training diverged; None if there is nothing past the limit.
+      `{"global_batch_size", "kind" ("optimise" or "generalise"), "test_lost", "train_lost", "train_share"}`, the last
+      three null where training diverged; None if there is nothing past the limit.
     """
     past = next((point for point in points if limit is not None and point["global_batch_size"] > limit), None)
     if past is None:

@@ -55,9 +55,17 @@ class Results:
       workdir: the study's folder. A last line cut off by a kill is removed: its trial was not finished.
       job: of which this process is one; None if it is alone. Its first process writes.
       progress: is told of rows that come; None for nothing.
+      of_all: every process finds the same rows; the first one's are kept.
     """
 
-    def __init__(self, workdir: pathlib.Path, job: Alone | None = None, progress: Progress | None = None):
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        job: Alone | None = None,
+        progress: Progress | None = None,
+        of_all: bool = False,
+    ):
+        self._of_all = of_all
         self._file = workdir / "results.jsonl"
         self._lock = threading.Lock()
         self._job = Alone() if job is None else job
@@ -77,7 +85,8 @@ class Results:
         """Append rows in one write and wait until they are on disk, or hand them to who does."""
         if self._job.index:
             self.rows.extend(rows)
-        self._job.post(list(rows))
+        if self._job.index == 0 or not self._of_all:
+            self._job.post(list(rows))
 
     def _write(self, rows: Sequence[dict[str, Any]]) -> None:
         text = "".join(json.dumps(row) + "\n" for row in rows)

@@ -8,7 +8,7 @@ import os
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -16,6 +16,7 @@ from lbopt.config.sweep import SweepConfig
 from lbopt.errors import Preempted
 from lbopt.job import pulse
 from lbopt.job.member import Alone
+from lbopt.sweep import on_mesh
 from lbopt.sweep.program import Program, Spread
 from lbopt.sweep.record import Record
 from lbopt.sweep.results import Results
@@ -25,6 +26,7 @@ from lbopt.sweep.work import CellWork, Work
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
 
+AnySession: TypeAlias = Session | on_mesh.MeshSession
 _PATIENCE = 96
 """A program of trials shows no steps: it may take a day where a step may take a quarter of an hour."""
 
@@ -42,7 +44,7 @@ def run_sweep(
       cells: from `make_cells`; of a shard its own.
       workdir: an opened workdir.
       watch: who watches for SIGTERM already, and knows the job; None to watch from here on, alone. The processes of a job
-        share the cells; each trains on devices of its own.
+        share the cells, each trains on devices of its own; or, with `trial_devices="all"`, all train every trial together.
 
     Returns:
       All rows, finished before or now, in the first process; in the others those of their cells.
@@ -55,11 +57,12 @@ def run_sweep(
         contextlib.nullcontext(watch) if watch else PreemptionWatch() as watch,
         Progress(None, 0, "trial", silent=job.index > 0) as progress,
     ):
-        results = Results(workdir, job, progress)
+        together = config.trial_devices == "all"
+        results = Results(workdir, job, progress, of_all=together)
         progress.say(f"{len(cells)} cells, {results.num_before} trials finished before")
         study = Study(config, results, progress, watch)
         job.doing("searching and testing", patience=_PATIENCE)
-        study.run(cells[job.index :: job.count])
+        study.run(cells if together else cells[job.index :: job.count])
         job.doing("waiting for the others' trials", patience=0)
         if any(job.together("trials finished", watch.requested)):
             raise Preempted(f"stopped with {len(results.rows)} trials saved; run the same command again to go on")
@@ -78,9 +81,11 @@ class Study:
 
     def __init__(self, config: SweepConfig, results: Results, progress: Progress, watch: PreemptionWatch):
         self._config, self._results, self._progress, self._watch = config, results, progress, watch
+        self._together = config.trial_devices == "all"
         self._spread = Spread(config)
+        self._turns = 0
         self._equipment: dict[int, Once[Equipment]] = {}
-        self._programs: dict[str, Once[Program]] = {}
+        self._programs: dict[str, Once[Any]] = {}
 
     def run(self, cells: Sequence[Cell]) -> None:
         """Run what is missing of these cells."""
@@ -88,8 +93,10 @@ class Study:
             problem = cell.problem
             make = Once(lambda problem=problem: Equipment(problem, self._config, self._spread))  # type: ignore[misc]
             self._equipment.setdefault(id(problem), make)
+        if self._together:
+            on_mesh.check_cells(list(cells))
         work = Work(cells, self._config, self._results.rows, exclusive=self._spread.batched)
-        count = self._config.num_workers or (os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2)
+        count = self._num_threads()
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             futures = [pool.submit(self._serve, work) for _ in range(count)]
             try:
@@ -98,6 +105,12 @@ class Study:
             except BaseException:
                 work.stop()
                 raise
+
+    def _num_threads(self) -> int:
+        """Return how many take trials; one where all devices take the same steps in the same order."""
+        if self._together:
+            return 1
+        return self._config.num_workers or (os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2)
 
     def _serve(self, work: Work) -> None:
         """Run trials, of one program after another, until there is nothing more to do."""
@@ -121,7 +134,7 @@ class Study:
             return
         cell, trial = first[0].cell, first[1]
         program = self._programs.setdefault(key, Once(lambda: self._compiled(cell, trial)))()
-        session = Session(program, self._equipment[id(cell.problem)](), self._spread)
+        session = self._session(program, cell)
         lanes: dict[int, tuple[CellWork, Record]] = {}
         waiting = [first]
         while True:
@@ -130,21 +143,32 @@ class Study:
                 return
             self._advance(work, session, lanes)
 
-    def _compiled(self, cell: Cell, trial: Trial) -> Program:
-        program = Program(cell, trial.weight_decay > 0, self._config, self._spread)
+    def _session(self, program: Any, cell: Cell) -> AnySession:
+        if self._together:
+            return on_mesh.MeshSession(program)
+        return Session(program, self._equipment[id(cell.problem)](), self._spread)
+
+    def _compiled(self, cell: Cell, trial: Trial) -> Any:
+        decays = trial.weight_decay > 0
+        if self._together:
+            return on_mesh.MeshProgram(cell, decays, self._config)
+        program = Program(cell, decays, self._config, self._spread)
         program.compile()
         return program
 
     def _stopping(self, work: Work) -> bool:
-        if self._watch.requested:
+        """Return whether to stop; processes that train together agree on when."""
+        self._turns += 1
+        stopping = self._watch.job.stops_after(self._turns) if self._together else self._watch.requested
+        if stopping:
             work.stop()
-        return self._watch.requested
+        return stopping
 
     def _fill(
         self,
         work: Work,
         key: str,
-        session: Session,
+        session: AnySession,
         lanes: dict[int, tuple[CellWork, Record]],
         waiting: list[tuple[CellWork, Trial]],
     ) -> None:
@@ -161,7 +185,7 @@ class Study:
         if fresh:
             session.begin(fresh)
 
-    def _advance(self, work: Work, session: Session, lanes: dict[int, tuple[CellWork, Record]]) -> None:
+    def _advance(self, work: Work, session: AnySession, lanes: dict[int, tuple[CellWork, Record]]) -> None:
         """Take steps, look at the trials that want it, and write the lines of those that have ended."""
         begin = time.perf_counter()
         records = {lane: record for lane, (_, record) in lanes.items()}
@@ -184,7 +208,7 @@ class Study:
         work.tell(of, row)
 
 
-def _look(session: Session, records: dict[int, Record]) -> None:
+def _look(session: AnySession, records: dict[int, Record]) -> None:
     """Evaluate and probe the trials that are where they are to be looked at."""
     evaluated = [lane for lane, record in records.items() if record.wants_evaluation]
     if evaluated:
@@ -198,7 +222,7 @@ def _look(session: Session, records: dict[int, Record]) -> None:
             records[lane].probed(measured[lane])
 
 
-def _final_scores(session: Session, ended: dict[int, Record]) -> dict[int, dict[str, dict[str, float]]]:
+def _final_scores(session: AnySession, ended: dict[int, Record]) -> dict[int, dict[str, dict[str, float]]]:
     """Return the scores of trials that have ended, by lane and split; the test split is looked at for final trials only."""
     found: dict[int, dict[str, dict[str, float]]] = {lane: {} for lane in ended}
     if not ended:

@@ -72,9 +72,7 @@ class Equipment:
         gauge = make_probe(self._problem.loss_fn, parts)
 
         def measured(batch: Any, params: Any, model_state: Any) -> dict[str, Any]:
-            found = gauge(params, model_state, batch, jax.random.key(_PROBED))._asdict()
-            layers = found.pop("phi_layers")
-            return {**found, **{f"phi_layers/{name}": value for name, value in layers.items()}}
+            return gauge(params, model_state, batch, jax.random.key(_PROBED)).flat()
 
         return functools.partial(self._spread.jit(measured, num_shared=1), batch)
 
@@ -139,8 +137,10 @@ class Session:
 
     @functools.cached_property
     def _ratios(self) -> Any:
-        def of_one(state: Any) -> dict[str, Any]:
-            metrics = optimizer_metrics(state.opt_state)
-            return {name: value for name, value in metrics.items() if name.startswith("trust_ratio/")}
+        return self._spread.jit(trust_ratios)
 
-        return self._spread.jit(of_one)
+
+def trust_ratios(state: Any) -> dict[str, Any]:
+    """Return the trust ratio of each layer at a training state's last update; nothing, if its optimizer has none."""
+    metrics = optimizer_metrics(state.opt_state)
+    return {name: value for name, value in metrics.items() if name.startswith("trust_ratio/")}

@@ -67,7 +67,7 @@ def _arm(config: Mapping[str, Any], arm: str, index: Index, metric: Metric) -> d
         "limit": limit,
         "limit_is_largest": limit == config["global_batch_sizes"][-1],
         "limit_interval": limit_interval(measured, config["limit_points"], metric),
-        "failure": failure(points, limit, metric),
+        "failure": failure(points[: len(measured)], limit, metric),
         "critical_batch": _critical_batch(points),
         "points": points,
     }

@@ -141,9 +141,7 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
     train, examples, sizes = config.arm_train(index), len(problem.splits.train), config.global_batch_sizes
     here = f"the training set of arm {config.arms[index].name!r} has {examples} examples; use at most that"
     require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, here)
-    probed = config.measure.probe_parts * config.measure.probe_part_size
-    if config.measure.num_probes:
-        require(probed <= examples, "config.measure.probe_part_size", config.measure.probe_part_size, f"{here} in all parts")
+    _check_probes(config, train, examples)
     if train.target_metric:
         known = [f"eval/{name}" for name in problem.metric_names]
         require(train.target_metric in known, "config.train.target_metric", train.target_metric, f"use one of {known}")
@@ -154,6 +152,17 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
         fix = f"it does not divide batch {size}"
         require(size % microsteps == 0, "config.train.parallel.num_microsteps", microsteps, fix)
         check_batch(train.model, Replicas(), size // microsteps)
+
+
+def _check_probes(config: SweepConfig, train: TrainConfig, examples: int) -> None:
+    measure = config.measure
+    if not measure.num_probes:
+        return
+    fix = f"the training set has {examples} examples; use at most that in all parts"
+    require(measure.probe_parts * measure.probe_part_size <= examples, "config.measure.probe_part_size", measure.probe_part_size, fix)
+    mixes = train.loss.mixup_alpha and measure.probe_part_size % 2
+    require(not mixes, "config.measure.probe_part_size", measure.probe_part_size, "mixup mixes pairs; give an even number")
+    check_batch(train.model, Replicas(), measure.probe_part_size)
 
 
 def _resolve(config: SweepConfig, train: TrainConfig, index: int, size: int, examples: int) -> schedules.Resolved:

@@ -4,9 +4,17 @@ import math
 
 import pytest
 
-from lbopt.config import Arm, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
-from lbopt.recipes.problem import make_problem
-from lbopt.sweep import runner, trials
+from lbopt.config import (
+    Arm,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
+)
+from lbopt.sweep import drive, runner, trials
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +28,13 @@ def rows(tmp_path_factory):
         ),
         arms=(Arm("lamb", OptimizerConfig("lamb"), ScheduleConfig(0.01, warmup_rule="none")),),
         global_batch_sizes=(16,),
-        learning_rate_factors=(1.0, 3.0),
+        search=SearchConfig(learning_rate_factors=(1.0, 3.0)),
         final_seeds=(7,),
-        trials_per_program=1,
     )
     config.validate()
-    problem = make_problem(config.train.data, config.train.model)
-    cells = trials.make_cells(config, len(problem.splits.train))
+    cells = trials.make_cells(config, trials.make_problems(config))
     assert cells[0].resolved.num_steps == 2
-    return runner.run_sweep(config, problem, cells, tmp_path_factory.mktemp("study"))
+    return runner.run_sweep(config, cells, tmp_path_factory.mktemp("study"))
 
 
 def test_perplexity_is_the_exponential_of_the_loss(rows):
@@ -49,11 +55,15 @@ def test_accuracy_does_not_choose_a_language_model():
     def row(factor, accuracy, loss, diverged=False):
         return {
             "phase": "search",
+            "fidelity": 1.0,
             "learning_rate_factor": factor,
+            "warmup_factor": 1.0,
+            "weight_decay_factor": 1.0,
             "validation_accuracy": accuracy,
             "validation_loss": loss,
             "validation_perplexity": None if diverged else math.exp(loss),
             "diverged": diverged,
         }
 
-    assert trials.choose_factor([row(1.0, 0.1, 3.0), row(2.0, 0.3, 3.5), row(4.0, 0.5, None, diverged=True)]) == 1.0
+    rows = [row(1.0, 0.1, 3.0), row(2.0, 0.3, 3.5), row(4.0, 0.5, None, diverged=True)]
+    assert drive.choose(rows).learning_rate == 1.0

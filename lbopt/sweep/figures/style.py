@@ -90,6 +90,8 @@ def log_ticks(axes: Any, which: str) -> None:
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
+    if not math.isfinite(getattr(axes.dataLim, f"minpos{which}")):
+        return  # nothing is drawn: there is no range to take the logarithm of
     getattr(axes, f"set_{which}scale")("log")
     low, high = getattr(axes, f"get_{which}lim")()
     axis = getattr(axes, f"{which}axis")

@@ -1,0 +1,122 @@
+"""Chromium over the DevTools protocol on a pipe, with the standard library alone."""
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",  # root in a container has none
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # whatever the page asks for, nothing leaves this machine
+    "--remote-debugging-pipe",
+)
+# The protocol is spoken on descriptors 3 and 4 of the browser.
+_LAUNCH = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"
+)
+_PATIENCE_S = 60
+
+
+def find():
+    """Return the browser's path, or None."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """A headless Chromium with one page.
+
+    Args:
+      folder: for its profile.
+    """
+
+    def __init__(self, folder):
+        ours_in, theirs_out = os.pipe()
+        theirs_in, self._out = os.pipe()
+        command = [
+            sys.executable,
+            "-c",
+            _LAUNCH,
+            str(theirs_in),
+            str(theirs_out),
+            find(),
+            *_FLAGS,
+            f"--user-data-dir={folder}",
+        ]
+        self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._in, self._buffer, self._count, self._session = ours_in, b"", 0, None
+        self.events = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method, **params):
+        """Send a command and return its result; events that come meanwhile are kept."""
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._count:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self.events.append(answer)
+
+    def _receive(self):
+        deadline = time.monotonic() + _PATIENCE_S
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, "the browser does not answer"
+            part = os.read(self._in, 1 << 20)
+            assert part, "the browser is gone"
+            self._buffer += part
+        message, self._buffer = self._buffer.split(b"\0", 1)
+        return json.loads(message)
+
+    def open(self, url, width):
+        """Show a page on a screen of this width and wait until it is loaded."""
+        self.events.clear()
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
+        )
+        self.call("Page.navigate", url=url)
+        while not self.named("Page.loadEventFired"):
+            self.events.append(self._receive())
+
+    def named(self, *methods):
+        """Return the parameters of the events of these names."""
+        return [event["params"] for event in self.events if event.get("method") in methods]
+
+    def evaluate(self, expression):
+        """Return the value of a JavaScript expression in the page."""
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"]["value"]
+
+    @property
+    def requests(self):
+        """Return every address the page asked for."""
+        return [event["request"]["url"] for event in self.named("Network.requestWillBeSent")]
+
+    @property
+    def complaints(self):
+        """Return whatever came to the console."""
+        return self.named("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+
+    def close(self):
+        """End the browser."""
+        self.call("Browser.close")
+        self._process.wait(_PATIENCE_S)
+        os.close(self._in)
+        os.close(self._out)

@@ -1,0 +1,70 @@
+"""Trials over all devices are the trials of one device."""
+
+import json
+
+import numpy as np
+import pytest
+from jobs import start  # noqa: F401  a fixture
+from tiny_study import make_config
+
+from lbopt.config.measure import MeasureConfig
+from lbopt.errors import UserError
+from lbopt.sweep import runner, trials
+
+# The global batch's statistics are summed in another order; momentum over 24 steps amplifies rounding (test_program).
+RTOL = 2e-3
+
+
+def study(**changes):
+    config = make_config(
+        measure=MeasureConfig(num_probes=2, probe_parts=4, probe_part_size=16), global_batch_sizes=(128,), **changes
+    )
+    cells = trials.make_cells(config, trials.make_problems(config))
+    return config, cells
+
+
+def test_all_devices_find_what_one_finds(tmp_path):
+    rows = []
+    for devices in ("all", "one"):
+        config, cells = study(trial_devices=devices)
+        folder = tmp_path / devices
+        folder.mkdir()
+        found = runner.run_sweep(config, cells, folder)
+        rows.append({trials.key(row): row for row in found})
+    ours, theirs = rows
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == 2 * (3 + 2)
+    for key, row in theirs.items():
+        np.testing.assert_allclose(ours[key]["distance"], row["distance"], rtol=RTOL)
+        np.testing.assert_allclose(ours[key]["last_epoch_loss"], row["last_epoch_loss"], rtol=RTOL)
+        for split in ("validation", "test"):
+            if row[f"{split}_loss"] is not None:
+                np.testing.assert_allclose(ours[key][f"{split}_loss"], row[f"{split}_loss"], rtol=10 * RTOL)
+        if row["phase"] == "final":
+            assert ours[key]["probes"].keys() == row["probes"].keys()
+            np.testing.assert_allclose(ours[key]["probes"]["phi"][0], row["probes"]["phi"][0], rtol=1e-3)
+            np.testing.assert_allclose(ours[key]["curve"]["train_loss"], row["curve"]["train_loss"], rtol=RTOL)
+
+
+def test_a_batch_that_does_not_split_over_the_devices_is_refused_before_anything_is_compiled(tmp_path):
+    config, _ = study(trial_devices="all")
+    config.global_batch_sizes = (6, 128)
+    cells = trials.make_cells(config, trials.make_problems(config))
+    with pytest.raises(UserError, match="6"):
+        runner.run_sweep(config, cells, tmp_path)
+
+
+def test_two_processes_train_every_trial_together(
+    start,  # noqa: F811
+    config_file,
+    tmp_path,
+):
+    flags = ["--config.trial_devices=all", "--config.global_batch_sizes=(128,)", "--config.final_seeds=(7,)"]
+    rates = "--config.search.learning_rate_factors=(1.0,)"
+    command = ["sweep", f"--config={config_file}", f"--workdir={tmp_path / 'study'}", rates, *flags]
+    job = start(command, count=2, devices=2)
+    assert job.codes(300) == [0, 0], job.said(0)
+    rows = [json.loads(line) for line in (tmp_path / "study" / "results.jsonl").read_text().splitlines()]
+    assert sorted((row["arm"], row["phase"]) for row in rows) == [
+        (arm, phase) for arm in ("lamb", "momentum") for phase in ("final", "search")
+    ]

@@ -1,0 +1,291 @@
+"""The page of a study holds everything, asks nobody for anything, and escapes what it shows."""
+
+import csv
+import html.parser
+import json
+import re
+import time
+
+import pytest
+import synthetic
+from synthetic import Truth, legw
+
+from lbopt.errors import UserError
+from lbopt.report import page
+from lbopt.sweep import report
+from lbopt.sweep.metric import ACCURACY, PERPLEXITY
+from lbopt.sweep.protocol import protocol
+from lbopt.sweep.tables import results_table
+
+PNG = b"\x89PNG\r\n\x1a\n"
+FLAT = (0.98, 0.98, 0.98)
+ALWAYS = {report.FIGURE, "limits.png", "train_and_test.png", "learning_rate_search.png"}
+
+
+class Page(html.parser.HTMLParser):
+    """Collect addresses, tags, headings and images, and check that tags close."""
+
+    VOID = {"meta", "link", "img"}
+
+    def __init__(self, file):
+        super().__init__()
+        self.addresses, self.tags, self.headings, self.alts, self._open = [], [], [], [], []
+        self.text = file.read_text()
+        self.feed(self.text)
+        assert not self._open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset", "action")]
+        self.alts += [value for name, value in attributes if name == "alt"]
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] == "h2":
+            self.headings.append(data)
+
+
+def write(workdir, truths, **options):
+    """Write the report of a planted study; return its page and summary."""
+    config, rows = synthetic.make_study(truths, **options)
+    file, summary = report.write_sweep_report(workdir, synthetic.save_study(workdir, config, rows))
+    return Page(file), summary
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("plain")
+    return workdir, *write(workdir, {"A & <b>": legw((0.98, 0.975, 0.9))})
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """A study in which all was measured, one arm of which diverges."""
+    common = {"growth": 0.5, "noise_scale": (90.0, 100.0, 200.0), "peak_step": lambda size: 4}
+    truths = {
+        "momentum": Truth((0.98, 0.97, 0.6), (1.0, 1.0, 0.7), steps_to_target=(200.0, 100.0, None), **common),
+        "lamb": legw((0.98, 0.98, 0.975), steps_to_target=(150.0, 50.0, 20.0), layers=("a", "b"), **common),
+        "adam": Truth((0.98, 0.98, 0.5), steps_to_target=(150.0, 50.0, None), diverges=(256,)),
+    }
+    workdir = tmp_path_factory.mktemp("everything")
+    return workdir, *write(workdir, truths, waterfall=tuple(truths), warmup_factors=[0.0, 0.5, 1.0, 2.0])
+
+
+def test_page_is_self_contained(everything):
+    _, written, _ = everything
+    assert written.addresses
+    assert all(address.startswith("data:") for address in written.addresses)
+    assert "script" not in written.tags
+    assert "http" not in written.text
+
+
+def test_page_escapes_names(plain):
+    _, written, _ = plain
+    assert "A &amp; &lt;b&gt;" in written.text
+    assert "<b>" not in written.text
+
+
+def test_page_says_how_it_was_made(plain):
+    for part in ("lbopt sweep --config=study.py", "jax 0.0", "abc123", "best mean validation accuracy"):
+        assert part in plain[1].text
+
+
+def test_what_was_not_measured_has_no_section(plain):
+    workdir, written, _ = plain
+    assert {file.name for file in workdir.glob("*.png")} == ALWAYS
+    for heading in ("Ablation", "Steps to the target", "Diffusion", "Trust ratios", "Learning rate and warmup"):
+        assert heading not in written.headings
+
+
+def test_what_was_measured_has_one(everything):
+    workdir, written, _ = everything
+    measured = {"waterfall", "steps_to_target", "noise_scale", "phi", "diffusion", "lipschitz", "trust_ratios"}
+    names = {file.name for file in workdir.glob("*.png")}
+    assert names == ALWAYS | {
+        f"{name}.png" for name in {*measured, "learning_rate_and_warmup", "accuracy_near_the_top"}
+    }
+    assert len(written.alts) == len(names)
+    assert all((workdir / name).read_bytes().startswith(PNG) for name in names)
+    headings = [
+        "Ablation",
+        "Steps to the target",
+        "Diffusion",
+        "Trust ratios",
+        "Learning rate and warmup",
+        "Results",
+        "Protocol",
+    ]
+    assert [heading for heading in written.headings if heading in headings] == headings
+
+
+def test_findings_and_claims_are_each_said_once(everything):
+    _, written, summary = everything
+    assert summary["claims"]
+    text = written.text.replace("&#39;", "'").replace("&gt;", ">").replace("&lt;", "<")
+    for finding in summary["findings"]:
+        assert text.count(finding) == 1, finding
+
+
+def test_summary_file_is_the_summary(everything):
+    workdir, _, summary = everything
+    assert json.loads((workdir / "summary.json").read_text()) == json.loads(json.dumps(summary))
+    assert "NaN" not in (workdir / "summary.json").read_text()
+
+
+def test_trials_are_written_as_csv(everything):
+    workdir, _, summary = everything
+    with open(workdir / report.TRIALS, newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    assert len(lines) == summary["num_trials"] == 3 * 3 * (3 * 4 + 5)
+    final = [line for line in lines if line["phase"] == "final" and line["arm"] == "lamb"]
+    assert float(final[0]["test_accuracy"]) == pytest.approx(0.979)
+    assert "probes" not in final[0]
+
+
+def test_the_table_of_trials_is_folded(everything):
+    _, written, summary = everything
+    folded = written.text[written.text.index("<details>") : written.text.index("</details>")]
+    assert f"Show all {summary['num_trials']} trials" in folded
+    assert folded.count("<tr>") == summary["num_trials"] + 1
+
+
+def test_the_table_of_results_has_what_was_measured(everything, plain):
+    header, rows = results_table(everything[2]["arms"], ACCURACY)
+    assert len(rows) == 9
+    row = dict(zip(header, rows[2], strict=True))
+    assert (row["arm"], row["batch"], row["train %"], row["test %"], row["diverged"]) == (
+        "momentum",
+        "256",
+        "70.00",
+        "60.00",
+        "0/5",
+    )
+    assert (row["noise scale"], row["exponent"], row["limit"]) == ("200", "0.5", "64")
+    diverged = dict(zip(header, rows[-1], strict=True))
+    assert (diverged["diverged"], diverged["at step"], diverged["steps to target"]) == ("5/5", "3", "")
+    assert "noise scale" not in results_table(plain[2]["arms"], ACCURACY)[0]
+
+
+def test_terminal_table_shows_means_and_limit(plain):
+    lines = report.terminal_table(plain[2]).splitlines()
+    assert lines[0].startswith("test accuracy, %")
+    assert lines[1].split() == ["batch", "16", "64", "256", "limit"]
+    assert lines[2].endswith("98.00   97.50   90.00      64")
+
+
+def test_a_language_model_is_shown_by_its_perplexity(tmp_path):
+    truths = {"sgd": Truth((100.0, 101.0, 300.0), (80.0, 80.0, 290.0)), "lamb": legw((100.0,) * 3, diverges=(256,))}
+    written, summary = write(tmp_path, truths, perplexity=True, method="hyperband", warmup_range=[0.25, 4.0])
+    assert written.headings[0] == "Test perplexity against batch size"
+    assert "(100.00 at batch 16) reaches its limit at batch 64" in written.text
+    lines = report.terminal_table(summary).splitlines()
+    assert lines[0].startswith("test perplexity")
+    assert lines[2].split() == ["sgd", "100.00", "101.00", "300.00", "64"]
+    assert lines[3].split() == ["lamb", "100.00", "100.00", "div.", "64"]
+
+
+def test_a_target_study_reports_what_was_not_reached(tmp_path):
+    arm = Truth(FLAT, steps_to_target=(None, None, None))
+    written, _ = write(tmp_path, {"a": arm}, stops=True)
+    assert "The median run did not reach the target: a at 16, 64, 256." in written.text
+    assert "The limit of every arm" not in written.headings
+    assert "fewest steps to the target" in written.text
+
+
+def test_an_unfinished_study_is_shown_as_far_as_it_is(tmp_path):
+    config, rows = synthetic.make_study({"a": Truth(FLAT), "b": Truth(FLAT)})
+    for count in (1, 4, 9, 30):
+        file, summary = report.write_sweep_report(tmp_path, synthetic.save_study(tmp_path, config, rows[:count]))
+        assert f"{count} trials so far" in Page(file).text
+        assert report.terminal_table(summary)
+
+
+def test_one_arm_one_batch_one_candidate_is_a_study_too(tmp_path):
+    written, _ = write(tmp_path, {"a": Truth((0.9,), growth=0.5)}, sizes=(64,), seeds=(1,), learning_rate_factors=[1.0])
+    assert "reached" in written.text
+
+
+def test_many_arms_and_batches_are_thinned_and_it_is_said(tmp_path):
+    sizes = tuple(2**power for power in range(10))
+    arms = {f"arm {place}": Truth((0.9,) * 10, growth=0.5) for place in range(9)}
+    written, _ = write(tmp_path, arms, sizes=sizes, seeds=(1,), warmup_factors=[0.5, 1.0], learning_rate_factors=[1.0])
+    assert "Drawn for 8 of 9 arms" in written.text
+    assert "Drawn for 32 of 90 cells" in written.text
+
+
+def test_no_finished_trial_is_a_users_error(tmp_path):
+    with pytest.raises(UserError, match="no trial is finished yet"):
+        report.write_sweep_report(tmp_path, {"config": {}})
+
+
+def test_five_thousand_trials_take_seconds(tmp_path):
+    arms = {
+        f"arm {place}": Truth((0.9,) * 7, growth=0.5, noise_scale=(9.0,) * 7, peak_step=lambda size: 4)
+        for place in range(5)
+    }
+    factors = [2.0**power for power in range(-6, 7)]
+    search = {"learning_rate_factors": factors, "warmup_factors": [0.5, 1.0, 2.0, 4.0, 8.0], "search_seeds": (0, 10)}
+    config, rows = synthetic.make_study(arms, sizes=(4, 8, 16, 32, 64, 128, 256), seeds=range(100, 113), **search)
+    assert len(rows) == 5005
+    saved = synthetic.save_study(tmp_path, config, rows)
+    start = time.process_time()
+    file, _ = report.write_sweep_report(tmp_path, saved)
+    assert time.process_time() - start < 20
+    assert file.stat().st_size < 10e6
+
+
+# ---- the protocol
+
+
+@pytest.mark.parametrize(
+    ("search", "parts"),
+    [
+        ({}, ["the whole grid", "learning rate 0.5, 1, 2", "warmup 1", "seed 0"]),
+        ({"method": "log_uniform"}, ["16 candidates drawn log-uniformly", "learning rate 0.1 to 10"]),
+        ({"method": "halton", "num_candidates": 9}, ["9 candidates of a Halton sequence"]),
+        ({"method": "successive_halving"}, ["successive halving from 16 candidates (eta 3, shortest run 0.037", "rescaled to its length"]),
+        ({"method": "hyperband"}, ["Hyperband (eta 3", "never one with a smaller batch"]),
+        ({"method": "optuna"}, ["sampler tpe, no pruner, 4 at once"]),
+        ({"method": "optuna", "pruner": "median"}, ["pruner median, eta 3", "rescaled to its length"]),
+    ],
+)  # fmt: skip
+def test_the_protocol_says_how_it_was_searched(search, parts):
+    config, _ = synthetic.make_study({"a": Truth(FLAT)}, **search)
+    text = " ".join(protocol(config, ACCURACY))
+    for part in [*parts, "fresh seeds 1, 2, 3, 4, 5", "only those runs were tested, once", "within 1 point"]:
+        assert part in text
+    assert ("lower fidelity" in text) == ("rescaled to its length" in parts or search.get("method") == "hyperband")
+
+
+def test_the_protocol_of_a_language_model_speaks_of_loss_and_percent():
+    config, _ = synthetic.make_study({"a": Truth((100.0,) * 3)}, perplexity=True)
+    text = " ".join(protocol(config, PERPLEXITY))
+    assert "best mean validation loss" in text
+    assert "within 5 percent" in text
+
+
+# ---- the page
+
+
+def test_empty_sections_are_left_out(tmp_path):
+    file = tmp_path / "page.html"
+    page.write_page(file, "t", "lead", [page.Section("Only a heading")])
+    text = file.read_text()
+    for tag in ("<table", "<img", "<ul", "<details", "<figure", "<pre"):
+        assert tag not in text
+
+
+def test_pictures_are_numbered_by_nothing_but_their_caption(tmp_path):
+    file = tmp_path / "page.html"
+    pictures = [page.Picture("QQ==", 'a "quoted" alt', "caption <1>"), page.Picture("QQ==", "other", wide=True)]
+    page.write_page(file, "t", "lead", [page.Section("s", pictures=pictures, items=["one & two"])])
+    text = file.read_text()
+    assert 'alt="a &#34;quoted&#34; alt"' in text
+    assert "caption &lt;1&gt;" in text
+    assert "<li>one &amp; two</li>" in text
+    assert len(re.findall("<figcaption>", text)) == 1
+    assert len(re.findall('class="panels"', text)) == 1
