@@ -6,7 +6,16 @@ Five optimizers with the scaling and warmup rules they are used with, batch 16 t
 epochs each, so 1,280 down to 20 optimizer steps.
 """
 
-from lbopt.config import About, Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SearchConfig, SweepConfig, TrainConfig
+from lbopt.config import (
+    About,
+    Arm,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
+)
 from lbopt.errors import require_choice
 
 ROWS = ("", "smoke")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lbopt.cli import arguments
 from lbopt.errors import UserError
 from lbopt.report import training
-from lbopt.sweep import report as sweep_report
+from lbopt.sweep.report import write as sweep_report
 from lbopt.train import bucket, workdir as workdirs
 
 FLAGS = {"workdir": "a folder of lbopt train or lbopt sweep"}

@@ -14,7 +14,8 @@ from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
 from lbopt.report import page
-from lbopt.sweep import report, runner, trials
+from lbopt.sweep import runner, trials
+from lbopt.sweep.report import write as report
 from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.shard import Shard

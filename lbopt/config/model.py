@@ -7,7 +7,7 @@ from lbopt.config.checks import at_least, in_range
 from lbopt.errors import require, require_choice
 
 DTYPES = ("float32", "bfloat16")
-MODELS = ("bert", "cnn", "efficientnet", "lstm", "lstm_lm", "resnet")
+MODELS = ("bert", "cnn", "efficientnet", "lstm", "lstm_lm", "mlp", "resnet")
 SIZES = {
     "bert": ("tiny", "base", "large"),
     "efficientnet": ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7"),
@@ -20,7 +20,7 @@ RUNNING_FROM = ("all", "first")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 REMATS = ("none", "attention", "dots", "inner", "layer")
 FAMILIES = {
-    "classification": ("cnn", "efficientnet", "lstm", "resnet"),
+    "classification": ("cnn", "efficientnet", "lstm", "mlp", "resnet"),
     "language_model": ("lstm_lm",),
     "masked_lm": ("bert",),
     "question_answering": ("bert",),
@@ -36,8 +36,8 @@ class ModelConfig:
     """The model. Fields that a family does not have are ignored by it; None is the published size's value.
 
     Attributes:
-      name: "resnet", "efficientnet", "bert", "lstm_lm" (language model), "cnn" or "lstm" (classifier).
-      widths: channels of each stage (cnn).
+      name: "resnet", "efficientnet", "bert", "lstm_lm" (language model), "cnn", "lstm" or "mlp" (classifiers).
+      widths: channels of each stage (cnn), widths of the hidden layers (mlp).
       hidden: width of the hidden layer (cnn) or of the LSTM (lstm).
       batch_norm_scope: "global", "local", "replicas:N", "examples:N" or "tiles:RxC" (cnn, resnet, efficientnet).
       batch_norm_momentum: of the running statistics (cnn, resnet, efficientnet).

@@ -121,7 +121,9 @@ class SweepConfig:
         for name in self.waterfall:
             require(name in names, "config.waterfall", self.waterfall, f"there is no arm {name!r}; use {names}")
         repeated = len(set(self.waterfall)) < len(self.waterfall)
-        require(not repeated and len(self.waterfall) != 1, "config.waterfall", self.waterfall, "name two or more arms once")
+        require(
+            not repeated and len(self.waterfall) != 1, "config.waterfall", self.waterfall, "name two or more arms once"
+        )
 
     def _validate_trials(self, index: int) -> None:
         """Check what the trials of an arm train, as a run of its own."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from lbopt import stacks, types
 from lbopt.config.model import ModelConfig
-from lbopt.models import bert, cnn, efficientnet, lstm, resnet
+from lbopt.models import bert, cnn, efficientnet, lstm, mlp, resnet
 
 
 def make_network(model: ModelConfig, outputs: int, head: str = "pretraining") -> nn.Module:
@@ -111,11 +111,17 @@ def _lstm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     return lstm.LSTMClassifier(outputs, model.hidden, dtype=_dtype(model))
 
 
+def _mlp(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    return mlp.MLP(outputs, tuple(model.widths), dtype=_dtype(model))
+
+
 _BUILDERS = {
     "bert": _bert,
     "cnn": _cnn,
     "efficientnet": _efficientnet,
     "lstm": _lstm,
     "lstm_lm": _lstm_lm,
+    "mlp": _mlp,
     "resnet": _resnet,
 }

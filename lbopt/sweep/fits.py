@@ -13,7 +13,7 @@ FEWEST_POINTS = 4
 _EXPONENTS = (-2.0, 8.0)
 """Where the exponent of a power law is sought."""
 _SLACK = 1e-11
-"""A mean that is off by rounding alone is not past the limit; `lbopt.sweep.summary.find_limit` grants as much."""
+"""A mean that is off by rounding alone is not past the limit; `lbopt.sweep.findings.summary.find_limit` grants as much."""
 
 
 class LogFit(NamedTuple):
@@ -271,7 +271,7 @@ def resample_limits(
       seed: of the draws (Philox: the same on every machine).
 
     Returns:
-      [num_resamples] int, one batch size for each draw, by the rule of `lbopt.sweep.summary.find_limit`.
+      [num_resamples] int, one batch size for each draw, by the rule of `lbopt.sweep.findings.summary.find_limit`.
     """
     draw = np.random.Generator(np.random.Philox(seed))
     means = np.empty((num_resamples, len(values_by_batch)))

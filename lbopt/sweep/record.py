@@ -136,7 +136,11 @@ class Record:
             "last_epoch_loss": finite(float(np.mean(last_epoch))),
             "diverged": diverged,
             "divergence_step": self.divergence_step,
-            **({"steps_to_target": target, "examples_to_target": _examples(cell, target)} if cell.train.target_metric else {}),
+            **(
+                {"steps_to_target": target, "examples_to_target": _examples(cell, target)}
+                if cell.train.target_metric
+                else {}
+            ),
             "distance": finite(float(distances[-1])) if self.config.measure.distance else None,
             **(self._measured(losses, distances) if trial.phase == FINAL else {}),
             "seconds": round(self.seconds, 4),
@@ -154,7 +158,9 @@ class Record:
             fit = fits.fit_diffusion(every, distances.tolist(), from_step=max(1, warmed_up))
             found["diffusion"] = None if fit is None else fit.to_json()
         if self.evaluations:
-            found["evaluations"] = _columns(self.evaluations, {"loss": "validation_loss", "accuracy": "validation_accuracy"})
+            found["evaluations"] = _columns(
+                self.evaluations, {"loss": "validation_loss", "accuracy": "validation_accuracy"}
+            )
         if self.probes:
             found |= _probes(self.probes)
         return found
@@ -202,6 +208,8 @@ def _probes(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
             grouped.setdefault(kind, {})[layer] = values
         else:
             grouped[kind] = values
-    trace, square_norm = (float(np.mean([values[name] for _, values in found])) for name in ("noise_trace", "gradient_square_norm"))
+    trace, square_norm = (
+        float(np.mean([values[name] for _, values in found])) for name in ("noise_trace", "gradient_square_norm")
+    )
     scale = trace / square_norm if square_norm > 0 and trace > 0 else None
     return {"probes": grouped, "noise_scale": scale}

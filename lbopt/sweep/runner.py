@@ -16,11 +16,11 @@ from lbopt.config.sweep import SweepConfig
 from lbopt.errors import Preempted
 from lbopt.job import pulse
 from lbopt.job.member import Alone
-from lbopt.sweep import on_mesh
-from lbopt.sweep.program import Program, Spread
+from lbopt.sweep.lanes import on_mesh
+from lbopt.sweep.lanes.program import Program, Spread
+from lbopt.sweep.lanes.session import Equipment, Once, Session
 from lbopt.sweep.record import Record
 from lbopt.sweep.results import Results
-from lbopt.sweep.session import Equipment, Once, Session
 from lbopt.sweep.trials import FINAL, Cell, Trial
 from lbopt.sweep.work import CellWork, Work
 from lbopt.train.preemption import PreemptionWatch

@@ -159,9 +159,16 @@ def _check_probes(config: SweepConfig, train: TrainConfig, examples: int) -> Non
     if not measure.num_probes:
         return
     fix = f"the training set has {examples} examples; use at most that in all parts"
-    require(measure.probe_parts * measure.probe_part_size <= examples, "config.measure.probe_part_size", measure.probe_part_size, fix)
+    require(
+        measure.probe_parts * measure.probe_part_size <= examples,
+        "config.measure.probe_part_size",
+        measure.probe_part_size,
+        fix,
+    )
     mixes = train.loss.mixup_alpha and measure.probe_part_size % 2
-    require(not mixes, "config.measure.probe_part_size", measure.probe_part_size, "mixup mixes pairs; give an even number")
+    require(
+        not mixes, "config.measure.probe_part_size", measure.probe_part_size, "mixup mixes pairs; give an even number"
+    )
     check_batch(train.model, Replicas(), measure.probe_part_size)
 
 
@@ -169,7 +176,9 @@ def _resolve(config: SweepConfig, train: TrainConfig, index: int, size: int, exa
     field = f"config.arms[{index}].schedule"
     resolved = schedules.resolve(train.schedule, size, examples, train.num_epochs, field, train.num_steps)
     fix = "the search varies the warmup, and a multiple of none is none; give the arm a warmup"
-    require(resolved.warmup_steps > 0 or not _varies_warmup(config), f"{field}.warmup_rule", train.schedule.warmup_rule, fix)
+    require(
+        resolved.warmup_steps > 0 or not _varies_warmup(config), f"{field}.warmup_rule", train.schedule.warmup_rule, fix
+    )
     return resolved
 
 

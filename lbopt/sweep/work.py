@@ -9,7 +9,7 @@ from typing import Any
 
 from lbopt.config.sweep import SweepConfig
 from lbopt.sweep import drive, trials
-from lbopt.sweep.arguments import program_key
+from lbopt.sweep.lanes.arguments import program_key
 from lbopt.sweep.trials import Cell, Trial
 
 Row = Mapping[str, Any]

@@ -17,8 +17,7 @@ import hand_written
 import jax
 import pairs
 
-from lbopt.config import Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
-from lbopt.recipes.problem import make_problem
+from lbopt.config import Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SearchConfig, SweepConfig, TrainConfig
 from lbopt.sweep import runner, trials
 
 EPOCHS = 20
@@ -26,6 +25,7 @@ CASES = [("cnn", 16), ("cnn", 64), ("cnn", 256), ("cnn", 1024), ("lstm", 64), ("
 BY_PROCESS = [("cnn", 64), ("cnn", 1024)]
 BY_VMAP = [("cnn", 16), ("cnn", 64), ("cnn", 1024), ("lstm", 64)]
 OPTIMIZERS = ("momentum", "adamw")
+MODELS = {"cnn": ModelConfig("cnn"), "lstm": ModelConfig("lstm"), "mlp": ModelConfig("mlp", (128,))}
 TRIALS = 18 * len(OPTIMIZERS)
 ROUNDS = 2
 PROCESSES = 3
@@ -74,22 +74,20 @@ def _ours(model: str, batch_size: int, batching: str = "auto") -> None:
     jax.clear_caches()
     schedule = ScheduleConfig(0.05, scaling_rule="none", warmup_rule="none")
     config = SweepConfig(
-        train=TrainConfig(num_epochs=EPOCHS, model=ModelConfig(model)),
+        train=TrainConfig(num_epochs=EPOCHS, model=MODELS[model], eval_global_batch_size=1024),
         arms=tuple(
             Arm(name, OptimizerConfig(name, weight_decay=0.01 * (name == "adamw")), schedule) for name in OPTIMIZERS
         ),
         global_batch_sizes=(batch_size,),
-        learning_rate_factors=(0.1, 0.2, 0.4, 0.8, 1.0, 2.0),
-        search_seeds=(0, 1),
+        search=SearchConfig(learning_rate_factors=(0.1, 0.2, 0.4, 0.8, 1.0, 2.0), seeds=(0, 1)),
         final_seeds=(2, 3, 4, 5, 6, 7),
         trials_per_program=6,
         trial_batching=batching,
     )
     config.validate()
-    problem = make_problem(config.train.data, config.train.model, config.train.loss)
-    cells = trials.make_cells(config, len(problem.splits.train))
+    cells = trials.make_cells(config, trials.make_problems(config))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        rows = runner.run_sweep(config, problem, cells, pathlib.Path(folder))
+        rows = runner.run_sweep(config, cells, pathlib.Path(folder))
     assert len(rows) == TRIALS
 
 

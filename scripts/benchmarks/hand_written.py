@@ -13,8 +13,9 @@ import optax
 from lbopt.data.digits import load_digits
 from lbopt.models.cnn import CNN
 from lbopt.models.lstm import LSTMClassifier
+from lbopt.models.mlp import MLP
 
-MODELS = {"cnn": CNN, "lstm": LSTMClassifier}
+MODELS = {"cnn": CNN, "lstm": LSTMClassifier, "mlp": MLP}
 OPTIMIZERS = {"momentum": lambda rate: optax.sgd(rate, 0.9), "adamw": lambda rate: optax.adamw(rate, weight_decay=0.01)}
 
 
@@ -22,7 +23,7 @@ class HandWritten:
     """A model, an optimizer, one compiled step and one compiled evaluation.
 
     Args:
-      model: "cnn" or "lstm".
+      model: "cnn", "lstm" or "mlp".
       optimizer: "momentum" or "adamw".
       batch_size: examples per step.
       epochs: length of a trial.

@@ -162,9 +162,15 @@ COMMAND_LINES = {
     "saving never": (field("checkpoint.every_steps", 0), ["config.checkpoint.every_steps", "0"]),
     "keeping none": (field("checkpoint.keep", 0), ["config.checkpoint.keep", "0"]),
     "no sizes in a study": (sweep("--config.global_batch_sizes=()"), ["config.global_batch_sizes", "()"]),
-    "no rates in a study": (sweep("--config.search.learning_rate_factors=()"), ["config.learning_rate_factors", "()"]),
-    "falling factors": (sweep("--config.search.learning_rate_factors=(1.0,0.5)"), ["config.learning_rate_factors", "0.5"]),
-    "factors that are no numbers": (sweep("--config.search.learning_rate_factors=(float('nan'),)"), ["learning_rate_factors"]),
+    "no rates in a study": (sweep("--config.search.learning_rate_factors=()"), ["config.search.learning_rate_factors", "()"]),
+    "falling factors": (
+        sweep("--config.search.learning_rate_factors=(1.0,0.5)"),
+        ["config.search.learning_rate_factors", "0.5"],
+    ),
+    "factors that are no numbers": (
+        sweep("--config.search.learning_rate_factors=(float('nan'),)"),
+        ["learning_rate_factors"],
+    ),
     "infinite factors": (sweep("--config.search.learning_rate_factors=(1.0,1e999)"), ["learning_rate_factors", "inf"]),
     "unknown row of a study": (
         ("sweep", "--config={configs}/sweeps/digits_limit.py:smoek", "--workdir={workdir}"),
@@ -178,7 +184,7 @@ COMMAND_LINES = {
     "falling sizes": (sweep("--config.global_batch_sizes=(64,32)"), ["config.global_batch_sizes", "(64, 32)"]),
     "a size above the data": (sweep("--config.global_batch_sizes=(64,2048)"), ["global_batch_sizes", "2048", "1024"]),
     "seeds of search and test": (sweep("--config.final_seeds=(0,100)"), ["config.final_seeds", "[0]"]),
-    "a seed twice": (sweep("--config.search.seeds=(3,3)"), ["config.search_seeds", "(3, 3)"]),
+    "a seed twice": (sweep("--config.search.seeds=(3,3)"), ["config.search.seeds", "(3, 3)"]),
     "a field of an arm": (sweep("--config.arms[1].optimizer.b1=2"), ["config.arms[1]"]),
     "no limit": (sweep("--config.limit_points=0"), ["config.limit_points", "0"]),
     "no trials in a program": (sweep("--config.trials_per_program=0"), ["config.trials_per_program", "0"]),

@@ -5,7 +5,7 @@ import pytest
 import synthetic
 from synthetic import Truth, legw
 
-from lbopt.sweep import report
+from lbopt.sweep.report import write as report
 
 pytestmark = pytest.mark.skipif(browsers.find() is None, reason="no Chromium on PATH")
 

@@ -4,9 +4,9 @@ import pytest
 import synthetic
 from synthetic import Truth, legw
 
-from lbopt.sweep.differences import welch_interval
-from lbopt.sweep.summary import summarize
-from lbopt.sweep.transfer import Warmups, attainable_slopes
+from lbopt.sweep.findings.differences import welch_interval
+from lbopt.sweep.findings.summary import summarize
+from lbopt.sweep.findings.transfer import Warmups, attainable_slopes
 
 
 def found(truths, **options):
@@ -205,6 +205,11 @@ def test_what_the_rules_own_warmup_costs_is_said():
         {"a": Truth(FLAT, rule_warmup_steps=lambda size: 32, best_warmup_steps=lambda size: 2048 // size)}, **WARMUPS
     )
     assert "would have been worse by: a up to 4 points (at batch 256)." in text  # 0.01 for each of 2 doublings, squared
+
+
+def test_a_rule_that_was_too_short_costs_too():
+    arm = Truth(FLAT, rule_warmup_steps=lambda size: 32, best_warmup_steps=lambda size: 64)
+    assert "would have been worse by: a up to 1 point (at batch 256)." in found({"a": arm}, **WARMUPS)
 
 
 def test_a_rule_that_was_right_costs_nothing():

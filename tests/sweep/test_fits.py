@@ -8,7 +8,7 @@ import pytest
 from scipy import optimize
 
 from lbopt.sweep import fits
-from lbopt.sweep.summary import find_limit
+from lbopt.sweep.findings.summary import find_limit
 
 EVERY_STEP = np.arange(1, 3001)
 

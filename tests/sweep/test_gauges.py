@@ -10,7 +10,7 @@ import pytest
 from lbopt import losses
 from lbopt.errors import UserError
 from lbopt.models import cnn, lstm, seam
-from lbopt.sweep import gauges
+from lbopt.sweep.lanes import gauges
 
 KEY = jax.random.key(0)
 NUM_PARTS, PART_SIZE, DIM, SIGNAL = 8, 4, 4000, 0.5

@@ -12,11 +12,11 @@ from tiny_study import make_config
 from lbopt.config import ModelConfig, OptimizerConfig
 from lbopt.recipes import build, schedule as schedules
 from lbopt.recipes.problem import make_problem
-from lbopt.sweep.arguments import Arguments
-from lbopt.sweep.program import Program, Spread
+from lbopt.sweep.lanes.arguments import Arguments
+from lbopt.sweep.lanes.program import Program, Spread
+from lbopt.sweep.lanes.session import Equipment, Session
 from lbopt.sweep.record import Record
 from lbopt.sweep.search.protocol import Factors, Proposal
-from lbopt.sweep.session import Equipment, Session
 from lbopt.sweep.trials import SEARCH, make_cells, make_problems
 
 # Of the movement ||w_T - w_0||: other programs round differently. LAMB's direction is sign-like where a gradient is all

@@ -12,10 +12,10 @@ from synthetic import Truth, legw
 
 from lbopt.errors import UserError
 from lbopt.report import page
-from lbopt.sweep import report
-from lbopt.sweep.metric import ACCURACY, PERPLEXITY
-from lbopt.sweep.protocol import protocol
-from lbopt.sweep.tables import results_table
+from lbopt.sweep.findings.metric import ACCURACY, PERPLEXITY
+from lbopt.sweep.report import write as report
+from lbopt.sweep.report.protocol import protocol
+from lbopt.sweep.report.tables import results_table
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FLAT = (0.98, 0.98, 0.98)

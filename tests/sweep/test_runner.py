@@ -5,7 +5,6 @@ import os
 import signal
 import time
 
-import numpy as np
 import pytest
 
 from lbopt.sweep import drive, trials
@@ -55,7 +54,7 @@ def test_a_row_says_what_was_measured(rows):
     for row in rows:
         assert len({row["train_loss"], row["validation_loss"], row["test_loss"], row["last_epoch_loss"]}) == 4
         assert (row["steps"], row["fidelity"], row["divergence_step"]) == (row["steps_run"], 1.0, None)
-        assert 0 < row["distance"]
+        assert row["distance"] > 0
         if row["phase"] == "search":
             assert "curve" not in row
         else:

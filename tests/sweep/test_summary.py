@@ -12,9 +12,9 @@ from synthetic import SIZES, Truth, legw
 from lbopt.cli import arguments
 from lbopt.data import digits
 from lbopt.sweep import fits
-from lbopt.sweep.metric import PERPLEXITY
-from lbopt.sweep.points import at_edge
-from lbopt.sweep.summary import find_limit, summarize
+from lbopt.sweep.findings.metric import PERPLEXITY
+from lbopt.sweep.findings.points import at_edge
+from lbopt.sweep.findings.summary import find_limit, summarize
 
 
 def only(truth, **options):
@@ -95,6 +95,16 @@ def test_divergence_is_a_failure_to_optimise():
     assert (arm["limit"], arm["failure"]["kind"], arm["failure"]["train_share"]) == (64, "optimise", None)
     point = arm["points"][-1]
     assert (point["diverged"], point["divergence_step"], point["test_accuracy_mean"]) == (5, 3, 0.0)
+
+
+def test_a_diverged_trial_counts_as_all_wrong_whatever_its_last_accuracy():
+    config, rows = synthetic.make_study({"arm": Truth((0.98, 0.98, 0.98))})
+    for row in rows:
+        if (row["seed"], row["global_batch_size"]) == (1, 256) or row["learning_rate_factor"] == 2.0:
+            row["diverged"], row["test_loss"] = True, None
+    point = summarize(config, rows)["arms"][0]["points"][-1]
+    assert (point["diverged"], point["search_diverged"], point["test_accuracy_min"]) == (1, 1, 0.0)
+    assert point["search"][-1]["validation_accuracy_mean"] == 0.0
 
 
 def test_nothing_fails_before_the_limit():

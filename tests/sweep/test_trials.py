@@ -9,7 +9,7 @@ from tiny_study import make_config
 from lbopt.config import LossConfig, ModelConfig, SearchConfig
 from lbopt.errors import UserError
 from lbopt.sweep import drive, trials
-from lbopt.sweep.arguments import program_key
+from lbopt.sweep.lanes.arguments import program_key
 from lbopt.sweep.search.protocol import Factors, Proposal
 
 RULE = Factors(1.0, 1.0, 1.0)
@@ -32,7 +32,9 @@ def going_through(cell, config, value):
     while True:
         asked.append(wanted)
         rows = [
-            row(one.factors.learning_rate, value(one), phase=one.phase, fidelity=one.fidelity, warmup=one.factors.warmup)
+            row(
+                one.factors.learning_rate, value(one), phase=one.phase, fidelity=one.fidelity, warmup=one.factors.warmup
+            )
             for one in wanted
         ]
         try:
@@ -62,9 +64,7 @@ def test_a_halving_search_runs_short_trials_first_and_final_ones_whole(cells):
 
 
 def test_rates_follow_the_scaling_rules(cells):
-    rates = {
-        (cell.arm.name, cell.global_batch_size): cell.trial("search", whole(), 0).learning_rate for cell in cells
-    }
+    rates = {(cell.arm.name, cell.global_batch_size): cell.trial("search", whole(), 0).learning_rate for cell in cells}
     assert rates == pytest.approx(
         {
             ("momentum", 128): 0.05 * 2,
@@ -82,7 +82,11 @@ def test_legw_warms_up_for_the_same_steps_at_every_batch(cells):
 
 def test_a_warmup_longer_than_the_run_ends_one_step_before_it(cells):
     (cell,) = (cell for cell in cells if (cell.arm.name, cell.global_batch_size) == ("lamb", 1024))
-    assert [cell.trial("search", whole(Factors(1.0, factor, 1.0)), 0).warmup_steps for factor in (0.0, 0.5, 9.0)] == [0, 1, 2]
+    assert [cell.trial("search", whole(Factors(1.0, factor, 1.0)), 0).warmup_steps for factor in (0.0, 0.5, 9.0)] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_steps_instead_of_epochs():

@@ -1,0 +1,1 @@
+"""What a study found, from its rows alone."""

@@ -1,0 +1,98 @@
+"""How far an arm goes, and what fails beyond: optimisation or generalisation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lbopt.sweep import fits
+from lbopt.sweep.findings.metric import ACCURACY, Metric
+
+_ROUNDING = 1e-9
+_MOST = 0.5
+
+
+def find_limit(points: Sequence[tuple[int, float]], limit_points: float, metric: Metric = ACCURACY) -> int | None:
+    """Return the largest batch up to which an arm stays within so many points of its result at the smallest batch.
+
+    Args:
+      points: (batch size, accuracy in [0, 1] or perplexity), ascending in batch size.
+      limit_points: percentage points of accuracy, percent of a perplexity.
+      metric: what the study is judged by.
+
+    Returns:
+      The batch size, None if there are no points or the first is not finite.
+
+    >>> find_limit([(16, 0.98), (64, 0.975), (256, 0.95), (1024, 0.98)], limit_points=1.0)
+    64
+    """
+    limit = None
+    for size, score in points:
+        if not metric.worse_by(points[0][1], score) <= limit_points + _ROUNDING:
+            break
+        limit = size
+    return limit
+
+
+def limit_interval(
+    measured: Sequence[tuple[int, Sequence[float]]], limit_points: float, metric: Metric
+) -> tuple[int, int] | None:
+    """Return the 95 % interval of the limit over resampled seeds, None if there are none.
+
+    Args:
+      measured: (batch size, score of every seed), ascending, without gaps.
+      limit_points: as for `find_limit`.
+      metric: what the study is judged by.
+    """
+    if metric is ACCURACY:
+        return fits.bootstrap_limit(measured, limit_points / 100)
+    losses = [(size, [math.log(score) for score in scores]) for size, scores in measured]
+    return fits.bootstrap_limit(losses, math.log1p(limit_points / 100), higher_is_better=False)
+
+
+def has_limits(config: Mapping[str, Any]) -> bool:
+    """Return whether runs go on to their end: where they stop at a target, their accuracies are all near that."""
+    return not (config["train"].get("target_metric") and config["train"].get("stop_at_target"))
+
+
+def measured_in_a_row(config: Mapping[str, Any], sizes: Sequence[int]) -> list[int]:
+    """Return the measured batch sizes from the study's smallest up to the first gap; none in a study without limits."""
+    if not has_limits(config):
+        return []
+    return list(itertools.takewhile(set(sizes).__contains__, config["global_batch_sizes"]))
+
+
+def failure(points: Sequence[Mapping[str, Any]], limit: int | None, metric: Metric) -> dict[str, Any] | None:
+    """Tell a failure to optimise from a failure to generalise, at the first batch past the limit.
+
+    Both losses are from the smallest batch to that one: of accuracy in percentage points; of a language model's mean
+    loss, the logarithm of its perplexity. Where more than half of what the test lost is lost in training too, the model
+    was not optimised; where less, it was, and did not generalise.
+
+    Args:
+      points: of an arm, ascending in batch size, without gaps.
+      limit: its limit.
+      metric: what the study is judged by.
+
+    Returns:
+      `{"global_batch_size", "kind" ("optimise" or "generalise"), "test_lost", "train_lost", "train_share"}`, the last
+      three null where training diverged; None if there is nothing past the limit.
+    """
+    past = next((point for point in points if limit is not None and point["global_batch_size"] > limit), None)
+    if past is None:
+        return None
+    test, train = (_lost(points[0], past, split, metric) for split in ("test", "train"))
+    share = None if test is None or train is None or test <= 0 else train / test
+    kind = "optimise" if share is None or share > _MOST else "generalise"
+    found = {"kind": kind, "test_lost": test, "train_lost": train, "train_share": share}
+    return {"global_batch_size": past["global_batch_size"], **found}
+
+
+def _lost(first: Mapping[str, Any], past: Mapping[str, Any], split: str, metric: Metric) -> float | None:
+    if metric is ACCURACY:
+        before, after = first[f"{split}_accuracy_mean"], past[f"{split}_accuracy_mean"]
+        return None if before is None or after is None else 100 * (before - after)
+    before, after = first[f"{split}_loss_mean"], past[f"{split}_loss_mean"]
+    return None if before is None or after is None or not math.isfinite(after) else after - before

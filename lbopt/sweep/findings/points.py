@@ -1,0 +1,212 @@
+"""What was measured in one cell of a study: its search, its final runs, and what was probed in them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lbopt.sweep.findings.metric import Metric, Row, mean, spread
+from lbopt.sweep.trials import FINAL
+
+FACTORS = ("learning_rate", "warmup", "weight_decay")
+_NEAR_THE_END = 0.1
+
+
+class CellRows(NamedTuple):
+    """The finished trials of a cell.
+
+    Attributes:
+      search: those that choose.
+      final: those that are tested.
+    """
+
+    search: list[Row]
+    final: list[Row]
+
+
+Index = Mapping[tuple[str, int], CellRows]
+
+
+def index_rows(rows: Iterable[Row]) -> dict[tuple[str, int], CellRows]:
+    """Sort rows into their cells, (arm, batch size), in one pass."""
+    cells: dict[tuple[str, int], CellRows] = {}
+    for row in rows:
+        cell = cells.setdefault((row["arm"], row["global_batch_size"]), CellRows([], []))
+        (cell.final if row["phase"] == FINAL else cell.search).append(row)
+    return cells
+
+
+def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: Metric) -> dict[str, Any]:
+    """Return the numbers of a cell that has final trials, as JSON data.
+
+    Args:
+      config: the study's config as JSON data.
+      size: global batch size.
+      cell: its rows.
+      metric: what the study is judged by.
+    """
+    final = cell.final
+    first = final[0]
+    factors = {f"{name}_factor": first[f"{name}_factor"] for name in FACTORS}
+    shared = {name: first[name] for name in ("steps", "warmup_steps", "learning_rate", "weight_decay")}
+    return {
+        "global_batch_size": size,
+        **shared,
+        **factors,
+        "at_edge_of_grid": at_edge(config["search"], first["learning_rate_factor"]),
+        "seeds": len(final),
+        **_divergence(final),
+        **_accuracies(final, metric),
+        **_search_totals(cell.search),
+        "distance_mean": mean(row.get("distance") for row in final),
+        "diffusion": _diffusion(final),
+        "target": _target(final) if config["train"].get("target_metric") else None,
+        **_probed(final),
+        "search": candidates(cell.search, metric),
+    }
+
+
+def at_edge(search: Mapping[str, Any], factor: float) -> bool:
+    """Return whether a learning-rate factor lies where the search ends, so that a wider one might choose another.
+
+    Of a grid these are its ends; of a range everything within a tenth of its logarithmic length from an end.
+
+    >>> at_edge({"method": "halton", "learning_rate_range": [0.1, 10.0]}, 7.0)
+    True
+    """
+    if search["method"] == "grid":
+        grid = search["learning_rate_factors"]
+        return len(grid) > 1 and factor in (grid[0], grid[-1])
+    low, high = (math.log(end) for end in search["learning_rate_range"])
+    return low < high and not _NEAR_THE_END < (math.log(factor) - low) / (high - low) < 1 - _NEAR_THE_END
+
+
+def candidates(search: Iterable[Row], metric: Metric) -> list[dict[str, Any]]:
+    """Return what was tried: one entry per candidate and fidelity, with its mean over the search seeds.
+
+    Returns:
+      Entries `{"learning_rate_factor", "warmup_factor", "weight_decay_factor", "warmup_steps", "fidelity", "trials",
+      "diverged", "validation_accuracy_mean"}`, the last one `validation_perplexity_mean` for language models.
+    """
+    groups: dict[tuple[float, ...], list[Row]] = {}
+    for row in search:
+        groups.setdefault((*(row[f"{name}_factor"] for name in FACTORS), row["fidelity"]), []).append(row)
+    return [
+        {
+            **dict(zip((*(f"{name}_factor" for name in FACTORS), "fidelity"), key, strict=True)),
+            "warmup_steps": group[0]["warmup_steps"],
+            "trials": len(group),
+            "diverged": sum(row["diverged"] for row in group),
+            f"validation_{metric.name}_mean": spread(metric, metric.scores(group, "validation"))["mean"],
+        }
+        for key, group in sorted(groups.items())
+    ]
+
+
+def is_chosen(point: Mapping[str, Any], candidate: Mapping[str, Any]) -> bool:
+    """Return whether a candidate is the one that the final trials ran."""
+    return all(point[f"{name}_factor"] == candidate[f"{name}_factor"] for name in FACTORS)
+
+
+def _divergence(final: Sequence[Row]) -> dict[str, Any]:
+    steps = [row["divergence_step"] for row in final if row.get("divergence_step") is not None]
+    return {"diverged": sum(row["diverged"] for row in final), "divergence_step": min(steps, default=None)}
+
+
+def _accuracies(final: Sequence[Row], metric: Metric) -> dict[str, Any]:
+    """Return means of losses and accuracies over the seeds, and the spread of what the study is judged by."""
+    means = {
+        f"{split}_{name}_mean": mean(row.get(f"{split}_{name}") for row in final)
+        for split in ("train", "validation", "test")
+        for name in ("loss", "accuracy")
+    }
+    judged = spread(metric, metric.scores(final, "test"))
+    means[f"validation_{metric.name}_mean"] = spread(metric, metric.scores(final, "validation"))["mean"]
+    return means | {f"test_{metric.name}_{name}": value for name, value in judged.items()}
+
+
+def _search_totals(search: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "search_trials": len(search),
+        "search_diverged": sum(row["diverged"] for row in search),
+        "search_full_runs": round(math.fsum(row["fidelity"] for row in search), 9),
+    }
+
+
+def _target(final: Sequence[Row]) -> dict[str, Any]:
+    """Return the median steps and examples to the target; a seed that never reached it counts as the slowest."""
+    steps, examples = (
+        statistics.median(math.inf if row[name] is None else row[name] for row in final)
+        for name in ("steps_to_target", "examples_to_target")
+    )
+    return {
+        "reached": sum(row["steps_to_target"] is not None for row in final),
+        "steps_median": steps if math.isfinite(steps) else None,
+        "examples_median": examples if math.isfinite(examples) else None,
+        "steps_run": max(row["steps_run"] for row in final),
+    }
+
+
+def _diffusion(final: Sequence[Row]) -> dict[str, Any] | None:
+    """Return the means over the seeds of the fits of the distance from the start."""
+    fits = [row["diffusion"] for row in final if row.get("diffusion")]
+    means = {
+        "log_r2": mean(fit["log"]["r2"] for fit in fits),
+        "power_r2": mean(fit["power"]["r2"] for fit in fits),
+        "exponent": mean(fit["power"]["exponent"] for fit in fits),
+    }
+    return None if None in means.values() else {**means, "seeds": len(fits)}
+
+
+def _probed(final: Sequence[Row]) -> dict[str, Any]:
+    probes = [row["probes"] for row in final if row.get("probes")]
+    lipschitz = average(probes, "lipschitz")
+    peak = max(lipschitz, key=lambda pair: pair[1], default=(None, None))[0]
+    return {
+        "noise_scale": _noise_scale(probes),
+        "lipschitz_peak_step": peak,
+        "lipschitz_first_step": lipschitz[0][0] if lipschitz else None,
+        "phi_mean": mean(value for _, value in average(probes, "phi")),
+    }
+
+
+def _noise_scale(probes: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return tr(Sigma) / |G|^2 in examples, as the ratio of the means over all probes of all seeds.
+
+    Single estimates scatter widely and may be negative: the mean of their ratios would mean nothing.
+    """
+    pairs = [
+        pair
+        for probe in probes
+        for pair in zip(probe.get("noise_trace") or (), probe.get("gradient_square_norm") or (), strict=True)
+        if None not in pair
+    ]
+    trace, square_norm = (math.fsum(column) for column in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+    return trace / square_norm if trace > 0 and square_norm > 0 else None
+
+
+def average(series: Iterable[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
+    """Return the mean over seeds at every step at which a seed has a number, ascending in the step.
+
+    Args:
+      series: `{"step": [...], name: [...]}` of every seed.
+      name: of the column.
+
+    >>> average([{"step": [1, 2], "x": [1.0, 2.0]}, {"step": [1, 2], "x": [3.0, None]}], "x")
+    [(1, 2.0), (2, 2.0)]
+    """
+    return average_with(series, lambda one: one.get(name) or [])
+
+
+def average_with(
+    series: Iterable[Mapping[str, Any]], column: Callable[[Mapping[str, Any]], Sequence[float | None]]
+) -> list[tuple[int, float]]:
+    """As `average`, of whatever `column` takes out of a seed's series."""
+    found: dict[int, list[float]] = {}
+    for one in series:
+        for step, value in zip(one["step"], column(one), strict=False):
+            if value is not None:
+                found.setdefault(step, []).append(value)
+    return [(step, statistics.fmean(values)) for step, values in sorted(found.items())]

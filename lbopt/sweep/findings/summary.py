@@ -1,0 +1,84 @@
+"""What a study found, from its rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lbopt.sweep import fits
+from lbopt.sweep.findings.claims import judge
+from lbopt.sweep.findings.limits import failure, find_limit, limit_interval, measured_in_a_row
+from lbopt.sweep.findings.metric import Metric, Row, metric_of
+from lbopt.sweep.findings.points import CellRows, Index, index_rows, measure_point
+from lbopt.sweep.findings.sentences import sentences
+from lbopt.sweep.findings.waterfall import measure_waterfall
+
+__all__ = ["find_limit", "summarize"]
+
+
+def summarize(config: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the summary of a study, complete or not.
+
+    Args:
+      config: the study's config as JSON data.
+      rows: of `results.jsonl`, in any order.
+
+    Returns:
+      `{"name", "complete", "num_trials", "cells", "cells_complete", "metric", "limit_points", "arms": [{"arm", "limit",
+      "limit_is_largest", "limit_interval", "failure", "critical_batch", "points": [...]}], "waterfall", "claims",
+      "findings": [sentence, ...]}`; a point has what `measure_point` returns.
+    """
+    index, metric = index_rows(rows), metric_of(rows)
+    arms = [_arm(config, arm["name"], index, metric) for arm in config["arms"]]
+    done = sum(_is_complete(config, index.get((arm["name"], size))) for arm, size in _cells(config))
+    summary: dict[str, Any] = {
+        "name": config["name"],
+        "complete": done == len(_cells(config)),
+        "num_trials": len(rows),
+        "cells": len(_cells(config)),
+        "cells_complete": done,
+        "metric": metric.name,
+        "limit_points": config["limit_points"],
+        "arms": arms,
+        "waterfall": measure_waterfall(config, index, metric),
+    }
+    summary["claims"] = [claim._asdict() for claim in judge(config, summary, metric)]
+    return {**summary, "findings": sentences(config, summary, index, metric)}
+
+
+def _cells(config: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], int]]:
+    return [(arm, size) for arm in config["arms"] for size in config["global_batch_sizes"]]
+
+
+def _is_complete(config: Mapping[str, Any], cell: CellRows | None) -> bool:
+    """Return whether a cell was tested with every final seed; how many trials its search takes, no config can tell."""
+    return cell is not None and {row["seed"] for row in cell.final} >= set(config["final_seeds"])
+
+
+def _arm(config: Mapping[str, Any], arm: str, index: Index, metric: Metric) -> dict[str, Any]:
+    sizes = [size for size in config["global_batch_sizes"] if (arm, size) in index and index[arm, size].final]
+    points = [measure_point(config, size, index[arm, size], metric) for size in sizes]
+    scores = {size: metric.scores(index[arm, size].final, "test") for size in sizes}
+    # Up to the first gap only: the limit of an unfinished study starts at its smallest batch or not at all.
+    measured = [(size, scores[size]) for size in measured_in_a_row(config, sizes)]
+    limit = find_limit([(size, metric.centre(values)) for size, values in measured], config["limit_points"], metric)
+    return {
+        "arm": arm,
+        "limit": limit,
+        "limit_is_largest": limit == config["global_batch_sizes"][-1],
+        "limit_interval": limit_interval(measured, config["limit_points"], metric),
+        "failure": failure(points[: len(measured)], limit, metric),
+        "critical_batch": _critical_batch(points),
+        "points": points,
+    }
+
+
+def _critical_batch(points: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Return the fit of the median steps to the target, over the batch sizes at which it was reached."""
+    reached = [
+        (point["global_batch_size"], point["target"]["steps_median"])
+        for point in points
+        if point["target"] and point["target"]["steps_median"]
+    ]
+    fit = fits.fit_critical_batch(*zip(*reached, strict=True)) if reached else None
+    return None if fit is None else fit._asdict()

@@ -1,0 +1,177 @@
+"""Trials too large for one device: each is data-parallel over all devices and processes, one after another."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt import tree
+from lbopt.config.sweep import SweepConfig
+from lbopt.data.arrays import Dataset, Reading
+from lbopt.data.batches import TrainBatches, train_iterator
+from lbopt.data.order import example_indices
+from lbopt.parallel import mesh as meshes
+from lbopt.parallel.state import TrainState
+from lbopt.recipes import build
+from lbopt.sweep.lanes import arguments as trial_arguments
+from lbopt.sweep.lanes.arguments import Arguments
+from lbopt.sweep.lanes.gauges import make_probe
+from lbopt.sweep.lanes.session import trust_ratios
+from lbopt.sweep.record import Record
+from lbopt.sweep.trials import Cell, Trial
+
+_STEPS = 100
+"""Taken at a time at most, so that divergence, and a request to stop, are soon noticed."""
+_CHOSEN = 0
+"""Seed of the choice of the training examples that are scored, and of those that are probed."""
+
+
+class MeshProgram:
+    """The step of `lbopt train` over all devices, for trials that differ in their arguments and seeds only.
+
+    Args:
+      cell: one of the cells it serves.
+      decays: see `make_tx`.
+      config: of the study.
+    """
+
+    def __init__(self, cell: Cell, decays: bool, config: SweepConfig):
+        self.train = dataclasses.replace(cell.train, global_batch_size=cell.global_batch_size)
+        self.problem, self.config = cell.problem, config
+        self.mesh = build.make_mesh(self.train.parallel)
+        tx = trial_arguments.make_tx(cell, decays)
+        self.step = build.make_step(self.train, cell.problem.loss_fn, tx, self.mesh)
+        self.evaluate = cell.problem.evaluator(self.mesh, self.train.parallel.backend)
+        self._tx = tx
+
+    @functools.cached_property
+    def init(self) -> Callable[[Any, Arguments], TrainState]:
+        """(seed, arguments) -> the state before the first update, laid out for the step."""
+
+        def first(seed: Any, arguments: Arguments) -> TrainState:
+            return trial_arguments.with_arguments(build.make_state(self.problem, self._tx, seed), arguments)
+
+        blank = Arguments(*(np.float32(0) for _ in Arguments._fields))
+        shapes = jax.eval_shape(first, np.int32(0), blank)
+        return jax.jit(first, out_shardings=self.step.state_sharding(shapes))
+
+
+def check_cells(cells: list[Cell]) -> None:
+    """Look whether all batches fit the devices, before anything is compiled.
+
+    Raises:
+      UserError: naming the field.
+    """
+    for cell in cells:
+        train = dataclasses.replace(cell.train, global_batch_size=cell.global_batch_size)
+        build.check_fit(train, cell.problem, build.make_mesh(train.parallel))
+
+
+class MeshSession:
+    """One trial at a time, on all devices.
+
+    Args:
+      program: its step.
+    """
+
+    width = 1
+
+    def __init__(self, program: MeshProgram):
+        self._program = program
+        self._state: Any = None
+        self._start: Any = None
+        self._batches: Iterator[Any] = iter(())
+
+    def begin(self, trials: Mapping[int, Trial]) -> None:
+        """Begin a trial; the one before has ended."""
+        (trial,) = trials.values()
+        program = self._program
+        self._state = program.init(np.int32(trial.seed), Arguments.of(trial))
+        self._start = jax.tree.map(jnp.copy, self._state.params) if program.config.measure.distance else None
+        size, mesh = program.train.global_batch_size, program.mesh
+        parts = meshes.local_parts(mesh)
+        batches = TrainBatches(program.problem.splits.train, trial.seed, size, trial.num_steps, mesh.size, parts)
+        self._batches = train_iterator(batches)
+
+    def advance(self, records: Mapping[int, Record]) -> None:
+        """Take steps until the trial has to be looked at."""
+        (record,) = records.values()
+        found = [self._step() for _ in range(min(_STEPS, record.steps_to_next_stop))]
+        losses, distances = (np.asarray(jax.device_get(values), np.float32) for values in zip(*found, strict=True))
+        record.extend(losses, distances)
+
+    def _step(self) -> tuple[Any, Any]:
+        mesh = self._program.mesh
+        self._state, metrics = self._program.step(self._state, meshes.put_batch(mesh, next(self._batches)))
+        total, count = metrics["loss"]
+        if mesh.devices.flat[0].platform == "cpu":
+            jax.block_until_ready(metrics)  # queued collectives of many steps deadlock on a few CPU cores
+        distance = 0.0 if self._start is None else _distance(self._state.params, self._start)
+        return total / count, distance
+
+    def score(self, split: str) -> list[dict[str, float]]:
+        """Return the mean metrics on a split; of the training set on as many random examples as validation has, the same ones every time."""
+        splits, state = self._program.problem.splits, self._evaluated()
+        dataset = getattr(splits, split)
+        if split == "train":
+            dataset = Some(dataset, min(len(dataset), len(splits.validation)))
+        return [self._program.evaluate(state, dataset, self._program.train.eval_global_batch_size)]
+
+    def probe(self) -> list[dict[str, float]]:
+        """Return what is measured of the gradients, every device for itself, and the trust ratios of the last update."""
+        state = self._evaluated()
+        found = jax.device_get({**self._probe(state.params, state.model_state), **trust_ratios(self._state)})
+        return [{name: float(value) for name, value in found.items()}]
+
+    def _evaluated(self) -> TrainState:
+        if self._program.train.optimizer.ema_decay is None:
+            return self._state
+        state = build.with_averaged_params(self._state)
+        return state.replace(params=meshes.put_replicated(self._program.mesh, state.params))
+
+    @functools.cached_property
+    def _probe(self) -> Callable[[Any, Any], dict[str, Any]]:
+        program, measure = self._program, self._program.config.measure
+        train, count = program.problem.splits.train, measure.probe_parts * measure.probe_part_size
+        indices = example_indices(len(train), _CHOSEN, 0, count)
+        batch = meshes.put_replicated(program.mesh, train.draw(indices, np.zeros_like(indices), _CHOSEN))
+        gauge = jax.jit(lambda *given: make_probe(program.problem.loss_fn, measure.probe_parts)(*given).flat())
+        return lambda params, model_state: gauge(params, model_state, batch, jax.random.key(_CHOSEN))
+
+
+@jax.jit
+def _distance(params: Any, start: Any) -> jax.Array:
+    moved = jax.tree.map(jnp.subtract, params, start)
+    return jnp.sqrt(sum((tree.square_norm(leaf) for leaf in jax.tree.leaves(moved)), jnp.zeros(())))
+
+
+class Some:
+    """A random part of a data set, always the same one, as evaluation sees it.
+
+    Args:
+      dataset: the whole.
+      count: examples of the part.
+    """
+
+    def __init__(self, dataset: Dataset, count: int):
+        self._dataset, self.reading = dataset, dataset.reading
+        self._chosen = np.sort(example_indices(len(dataset), _CHOSEN, 0, count))
+
+    reading: Reading
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the examples at `indices` of the part."""
+        return self._dataset.take(self._chosen[indices])
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return them as training sees them."""
+        return self._dataset.draw(self._chosen[indices], epochs, seed)

@@ -1,0 +1,242 @@
+"""The compiled programs of trials that share a shape: the first state, and many steps at a time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lbopt import replicas, tree
+from lbopt.config.sweep import SweepConfig
+from lbopt.parallel.state import TrainState, split_seed
+from lbopt.parallel.step import step_fn
+from lbopt.recipes.build import with_averaged_params
+from lbopt.recipes.problem import Problem
+from lbopt.sweep.lanes import arguments as trial_arguments
+from lbopt.sweep.lanes.arguments import Arguments
+from lbopt.sweep.lanes.feed import Feed
+from lbopt.sweep.trials import Cell
+
+TRIALS = "trials"
+"""The mesh axis over which a batch of trials is spread."""
+# On CPU, LLVM's level 1 compiles these programs in half the time and they run as fast: a cell runs for seconds.
+_ON_CPU: Any = {"xla_backend_optimization_level": 1}
+
+
+class Lanes(NamedTuple):
+    """Trials under way, one in each lane; every leaf has a leading lane axis.
+
+    Attributes:
+      state: training states.
+      start: the parameters before the first update; () if distances are not measured.
+    """
+
+    state: TrainState
+    start: Any
+
+
+class History(NamedTuple):
+    """What a call of `Program.advance` did, [lanes, steps]; only the steps that were asked for mean anything.
+
+    Attributes:
+      losses: mean training loss of every step, before its update.
+      distances: ||w_t - w_0|| after it; 0 if not measured.
+    """
+
+    losses: Any
+    distances: Any
+
+
+class Spread:
+    """How trials share a program.
+
+    Args:
+      config: of the study.
+
+    Attributes:
+      width: trials in a call.
+      devices: that share them.
+      batched: under vmap; otherwise there is one lane.
+    """
+
+    def __init__(self, config: SweepConfig):
+        on_cpu = jax.default_backend() == "cpu"
+        self.batched = config.trial_batching == "vmap" or (config.trial_batching == "auto" and not on_cpu)
+        self.devices = jax.local_devices() if self.batched else jax.local_devices()[:1]
+        wanted = config.trials_per_program if self.batched else 1
+        self.width = math.ceil(wanted / len(self.devices)) * len(self.devices)
+
+    def jit(self, fn: Callable[..., Any], num_shared: int = 0, donate: tuple[int, ...] = ()) -> Any:
+        """Compile fn(*shared, *of one trial) for all lanes: all arguments but the shared ones, the first, have a leading lane axis."""
+        if not self.batched:
+            return jax.jit(functools.partial(_alone, fn, num_shared), donate_argnums=donate)
+
+        def vmapped(*given: Any) -> Any:
+            axes = tuple(None if number < num_shared else 0 for number in range(len(given)))
+            return jax.vmap(fn, in_axes=axes)(*given)
+
+        if len(self.devices) == 1:
+            return jax.jit(vmapped, donate_argnums=donate)
+        return self._sharded(vmapped, num_shared, donate)
+
+    def _sharded(self, fn: Callable[..., Any], num_shared: int, donate: tuple[int, ...]) -> Any:
+        """Give each device its lanes; nothing is exchanged."""
+        mesh, parts = Mesh(np.array(self.devices), (TRIALS,)), PartitionSpec(TRIALS)
+
+        def specs(given: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
+            return tuple(PartitionSpec() if number < num_shared else parts for number in range(len(given)))
+
+        def spread(*given: Any) -> Any:
+            placed = [
+                jax.lax.with_sharding_constraint(one, NamedSharding(mesh, spec))
+                for one, spec in zip(given, specs(given), strict=True)
+            ]
+            mapped = jax.shard_map(fn, mesh=mesh, in_specs=specs(given), out_specs=parts, check_vma=False)
+            return mapped(*placed)
+
+        return jax.jit(spread, donate_argnums=donate)
+
+
+def _alone(fn: Callable[..., Any], num_shared: int, *given: Any) -> Any:
+    """Run a function of one trial on a single lane."""
+    mine = jax.tree.map(lambda x: x[0], given[num_shared:])
+    return jax.tree.map(lambda x: x[None], fn(*given[:num_shared], *mine))
+
+
+class Beginning:
+    """Fresh parameters of a problem, one compiled program for all that learn it.
+
+    Models are initialised one after another, also in a batch. Orthogonal initialisation factorises matrices, and on CPU two
+    batched factorisations that run at once wait for each other's threads for ever (jaxlib 0.10.2).
+
+    Args:
+      problem: what is learned.
+      spread: how many at a time.
+    """
+
+    def __init__(self, problem: Problem, spread: Spread):
+        init = jax.custom_batching.sequential_vmap(problem.init) if spread.batched else problem.init
+        self._init = spread.jit(lambda seed: init(split_seed(seed)[0]))
+
+    def __call__(self, seeds: np.ndarray) -> Any:
+        """Return (params, model_state) of each seed [lanes] int32."""
+        return self._init(seeds)
+
+
+class Program:
+    """Training of trials that differ in their arguments and seeds only: `lbopt train`'s step in a loop on the device.
+
+    Args:
+      cell: one of the cells it serves.
+      decays: see `make_tx`.
+      config: of the study.
+      spread: how trials share it.
+
+    Attributes:
+      feed: what its steps see.
+    """
+
+    def __init__(self, cell: Cell, decays: bool, config: SweepConfig, spread: Spread):
+        self._problem, self._config, self._spread = cell.problem, config, spread
+        self._tx = trial_arguments.make_tx(cell, decays)
+        self.feed = Feed(cell, spread.width)
+        optimizer = cell.train.optimizer
+        self._step = step_fn(
+            cell.problem.loss_fn,
+            self._tx,
+            cell.train.parallel.num_microsteps,
+            clip=trial_arguments.early_clip(optimizer),
+            measure_noise=optimizer.track_noise_scale,
+            key_per_replica=False,
+        )
+        self._create = spread.jit(self._created)
+        self._merge = jax.jit(_merged, donate_argnums=1)
+        averages = optimizer.ema_decay is not None
+        self._average = spread.jit(with_averaged_params) if averages else lambda state: state
+        self._jitted = spread.jit(self._advanced, num_shared=2, donate=(2,))
+        self._advance: Any = None
+
+    def compile(self) -> None:
+        """Compile the steps: what takes long. Called once, before `advance`."""
+        self._advance = self._jitted if self._spread.batched else self.lower().compile(_on_cpu())
+
+    def lower(self) -> Any:
+        """Lower the steps for shapes alone."""
+        width = self._spread.width
+        blank = Arguments(*(np.zeros(width, np.float32) for _ in Arguments._fields))
+        fresh = jax.eval_shape(Beginning(self._problem, self._spread), np.zeros(width, np.int32))
+        lanes = jax.eval_shape(self._create, blank, np.zeros(width, np.int32), *fresh)
+        one = self.feed.take(0, 0, 1)
+        fed = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), one)
+        return self._jitted.lower(self.feed.shared, np.int32(1), lanes, fed)
+
+    def create(self, arguments: Arguments, seeds: np.ndarray, params: Any, model_state: Any) -> Lanes:
+        """Return lanes before their first update; all arguments have a leading lane axis."""
+        return self._create(arguments, seeds, params, model_state)
+
+    def merge(self, fresh: Lanes, lanes: Lanes, chosen: np.ndarray) -> Lanes:
+        """Return the fresh lanes where `chosen` [lanes] bool is True, the others elsewhere; those must not be used again."""
+        return self._merge(fresh, lanes, chosen)
+
+    def advance(self, lanes: Lanes, fed: Any, count: int) -> tuple[Lanes, History]:
+        """Take `count` steps in every lane; the lanes passed in must not be used again.
+
+        Without vmap a lane stops after a loss that is not finite.
+        """
+        return self._advance(self.feed.shared, np.int32(count), lanes, fed)
+
+    def variables(self, lanes: Lanes) -> tuple[Any, Any]:
+        """Return (params, model_state) as they are evaluated."""
+        state = self._average(lanes.state)
+        return state.params, state.model_state
+
+    def _created(self, arguments: Arguments, seed: jax.Array, params: Any, model_state: Any) -> Lanes:
+        state = TrainState.create(params, model_state, self._tx, seed)
+        start = jax.tree.map(jnp.copy, params) if self._config.measure.distance else ()
+        return Lanes(trial_arguments.with_arguments(state, arguments), start)
+
+    def _advanced(self, shared: Any, count: jax.Array, lane: Lanes, fed: Any) -> tuple[Lanes, History]:
+        blank = jnp.zeros((self.feed.num_steps,), jnp.float32)
+        batched = self._spread.batched
+
+        def going(carry: Any) -> jax.Array:
+            done, _, history = carry
+            # In a batch the condition must be the same for all, or every step would select between old and new states.
+            sound = batched or (done == 0) | jnp.isfinite(history.losses[done - 1])
+            return (done < count) & sound
+
+        def body(carry: Any) -> Any:
+            done, state, history = carry
+            state, metrics = self._step(state, self.feed.batch(shared, fed, done))
+            total, counted = metrics["loss"]
+            losses = history.losses.at[done].set(total / counted)
+            return done + 1, state, History(losses, self._farther(history.distances, done, state, lane.start))
+
+        with replicas.tracing_for(1):
+            carry = jax.lax.while_loop(going, body, (jnp.int32(0), lane.state, History(blank, blank)))
+        _, state, history = carry
+        return Lanes(state, lane.start), history
+
+    def _farther(self, distances: jax.Array, done: jax.Array, state: TrainState, start: Any) -> jax.Array:
+        if not self._config.measure.distance:
+            return distances
+        moved = jax.tree.map(jnp.subtract, state.params, start)
+        squares = sum(tree.square_norm(leaf) for leaf in jax.tree.leaves(moved))
+        return distances.at[done].set(jnp.sqrt(squares).astype(jnp.float32))
+
+
+def _on_cpu() -> Any:
+    return _ON_CPU if jax.default_backend() == "cpu" else None
+
+
+def _merged(fresh: Lanes, lanes: Lanes, chosen: jax.Array) -> Lanes:
+    def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(pick, fresh, lanes)

@@ -1,0 +1,146 @@
+"""Trials in the lanes of one program: begun, advanced, scored and probed together."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+
+from lbopt.config.sweep import SweepConfig
+from lbopt.data.order import example_indices
+from lbopt.recipes.problem import Problem
+from lbopt.sweep.lanes.arguments import Arguments
+from lbopt.sweep.lanes.gauges import make_probe
+from lbopt.sweep.lanes.program import Beginning, Lanes, Program, Spread
+from lbopt.sweep.lanes.scores import Scorer
+from lbopt.sweep.record import Record
+from lbopt.sweep.trials import Trial
+from lbopt.transforms.monitoring import optimizer_metrics
+
+_PROBED = 0
+"""Seed of the choice of the examples on which all trials of a problem are probed, and of the loss's draws there."""
+Made = TypeVar("Made")
+
+
+class Once(Generic[Made]):
+    """Make something the first time it is asked for; other threads that ask meanwhile wait."""
+
+    def __init__(self, make: Callable[[], Made]):
+        self._make, self._lock = make, threading.Lock()
+        self._made: list[Made] = []
+
+    @property
+    def made(self) -> bool:
+        """Whether nobody would have to wait."""
+        return bool(self._made)
+
+    def __call__(self) -> Made:
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
+
+
+class Equipment:
+    """What all trials of a problem share.
+
+    Args:
+      problem: what is learned.
+      config: of the study.
+      spread: how trials share a program.
+
+    Attributes:
+      begin: seeds -> fresh parameters.
+      score: see `Scorer`.
+    """
+
+    def __init__(self, problem: Problem, config: SweepConfig, spread: Spread):
+        self.begin = Beginning(problem, spread)
+        self.score = Scorer(problem, spread, config.train.eval_global_batch_size)
+        self._problem, self._measure, self._spread = problem, config.measure, spread
+
+    @functools.cached_property
+    def probe(self) -> Callable[[Any, Any], dict[str, Any]]:
+        """(params, model_state), with a lane axis -> measurements of each lane, from the same examples in every trial."""
+        parts, train = self._measure.probe_parts, self._problem.splits.train
+        indices = example_indices(len(train), _PROBED, 0, parts * self._measure.probe_part_size)
+        batch = train.draw(indices, np.zeros_like(indices), _PROBED)
+        gauge = make_probe(self._problem.loss_fn, parts)
+
+        def measured(batch: Any, params: Any, model_state: Any) -> dict[str, Any]:
+            return gauge(params, model_state, batch, jax.random.key(_PROBED)).flat()
+
+        return functools.partial(self._spread.jit(measured, num_shared=1), batch)
+
+
+class Session:
+    """The lanes of a program.
+
+    Args:
+      program: compiled.
+      equipment: of its problem.
+      spread: how trials share it.
+    """
+
+    def __init__(self, program: Program, equipment: Equipment, spread: Spread):
+        self._program, self._equipment, self._spread = program, equipment, spread
+        self.width = spread.width
+        self._lanes: Lanes | None = None
+        self._seeds = np.zeros(self.width, np.int32)
+
+    def begin(self, trials: Mapping[int, Trial]) -> None:
+        """Put fresh trials into lanes."""
+        for lane, trial in trials.items():
+            self._seeds[lane] = trial.seed
+        some = next(iter(trials.values()))
+        each = [Arguments.of(trials.get(lane, some)) for lane in range(self.width)]
+        arguments = Arguments(*map(np.stack, zip(*each, strict=True)))
+        fresh = self._program.create(arguments, self._seeds, *self._equipment.begin(self._seeds))
+        if self._lanes is None or len(trials) == self.width:
+            self._lanes = fresh
+        else:
+            chosen = np.isin(np.arange(self.width), list(trials))
+            self._lanes = self._program.merge(fresh, self._lanes, chosen)
+
+    def advance(self, records: Mapping[int, Record]) -> None:
+        """Take steps in all lanes, as many as the next one that has to be looked at allows."""
+        feed = self._program.feed
+        count = min(feed.num_steps, *(record.steps_to_next_stop for record in records.values()))
+        some = next(iter(records))
+        of = [records.get(lane, records[some]) for lane in range(self.width)]
+        fed = [feed.take(record.trial.seed, record.done, count) for record in of]
+        stacked = jax.tree.map(lambda *each: np.stack(each), *fed)
+        assert self._lanes is not None, "begin comes first"
+        self._lanes, history = self._program.advance(self._lanes, stacked, count)
+        losses, distances = (np.asarray(values)[:, :count] for values in history)
+        for lane, record in records.items():
+            record.extend(losses[lane], distances[lane])
+
+    def score(self, split: str) -> list[dict[str, float]]:
+        """Return the mean metrics of each lane on a split."""
+        return self._equipment.score(split, *self._variables())
+
+    def probe(self) -> list[dict[str, float]]:
+        """Return what is measured of each lane's gradients, and the trust ratios of its last update."""
+        assert self._lanes is not None, "begin comes first"
+        found = {**self._equipment.probe(*self._variables()), **self._ratios(self._lanes.state)}
+        values = jax.device_get(found)
+        return [{name: float(value[lane]) for name, value in values.items()} for lane in range(self.width)]
+
+    def _variables(self) -> tuple[Any, Any]:
+        assert self._lanes is not None, "begin comes first"
+        return self._program.variables(self._lanes)
+
+    @functools.cached_property
+    def _ratios(self) -> Any:
+        return self._spread.jit(trust_ratios)
+
+
+def trust_ratios(state: Any) -> dict[str, Any]:
+    """Return the trust ratio of each layer at a training state's last update; nothing, if its optimizer has none."""
+    metrics = optimizer_metrics(state.opt_state)
+    return {name: value for name, value in metrics.items() if name.startswith("trust_ratio/")}

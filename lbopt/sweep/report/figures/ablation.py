@@ -1,0 +1,58 @@
+"""The waterfall: what each ingredient adds at the largest batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lbopt.report import page
+from lbopt.sweep.findings.metric import Metric
+from lbopt.sweep.report.figures import style
+from lbopt.sweep.report.figures.style import Study
+
+_BETTER, _WORSE, _NOISE, _FIRST = "#0072b2", "#d55e00", "#bbbbbb", "#7f7f7f"
+
+
+def section(study: Study) -> page.Section | None:
+    """Draw a bar for each arm of the waterfall, from the one before it to its own mean."""
+    if study.waterfall is None:
+        return None
+    steps, metric = study.waterfall["steps"], study.metric
+    means = [metric.shown(step["mean"]) for step in steps]
+    stds = [step["std"] * (100 if metric.name == "accuracy" else 1) for step in steps]
+    figure, axes = page.new_figure(style.WIDTH, 1.4 + 0.45 * len(steps))
+    low, high = min(means) - max(stds), max(means) + max(stds)
+    start = low - 0.08 * (high - low)
+    for place, (mean, std, before) in enumerate(zip(means, stds, [start, *means], strict=False)):
+        row, step = len(steps) - 1 - place, steps[place]
+        axes.barh(row, mean - before, left=before, height=0.6, color=_colour(step))
+        axes.errorbar(mean, row, xerr=std, color="#222222", capsize=3, linewidth=1)
+        axes.text(1.02, row, _text(step, metric), transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+    axes.set_yticks(range(len(steps)), [step["arm"] for step in reversed(steps)], fontsize=9)
+    axes.set_xlim(start, high + 0.04 * (high - low))
+    axes.set_xlabel(f"test {metric.label}")
+    axes.set_title(f"What each step adds at batch {study.waterfall['global_batch_size']}", fontsize=11, loc="left")
+    png = page.save_figure(figure, study.workdir / "waterfall.png")
+    alt = "Test score at the largest batch as one ingredient after the other is added"
+    return page.Section("Ablation", [_ABOUT], pictures=[page.Picture(png, alt)])
+
+
+_ABOUT = (
+    "Each bar goes from the arm before it to its own mean over the final seeds: blue for a gain, orange for a loss, grey where the change is smaller than "
+    "the standard deviation of the difference of two seeds, so not told apart from seed noise. Error bars are standard deviations over seeds."
+)
+
+
+def _colour(step: Mapping[str, Any]) -> str:
+    if step["gain"] is None:
+        return _FIRST
+    if not step["told_apart"]:
+        return _NOISE
+    return _BETTER if step["gain"] > 0 else _WORSE
+
+
+def _text(step: Mapping[str, Any], metric: Metric) -> str:
+    if step["gain"] is None:
+        return metric.show(step["mean"])
+    unit = "" if metric.name == "accuracy" else "%"
+    return f"{round(step['gain'], 2) + 0.0:+.2f}{unit} ± {step['gain_spread']:.2f}"

@@ -1,0 +1,163 @@
+"""What the figures of a study share: a colour for each arm, a shade for each batch size, axes, panels."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lbopt.report import page
+from lbopt.sweep.findings.metric import Metric
+from lbopt.sweep.findings.points import Index
+
+COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
+"""Told apart without red and green (Okabe and Ito); with the markers they serve 8 arms, then both repeat."""
+MARKERS = "svD^oPX*"
+WIDTH, PANELS_WIDTH = 5.2, 6.0
+"""Inches: 10 points of a figure are still read where a phone shows it 340 pixels wide; panels scroll there."""
+SMALL = 7.5
+MOST_PANEL_ROWS = 8
+_LONG_TICKS = 38
+_SHORT_DECADES = 1.6
+
+
+class Study(NamedTuple):
+    """What a figure is drawn from.
+
+    Attributes:
+      config: as JSON data.
+      arms: of the summary, those with results.
+      cells: their rows.
+      metric: what the study is judged by.
+      waterfall: of the summary.
+      workdir: where the PNGs go.
+    """
+
+    config: Mapping[str, Any]
+    arms: Sequence[Mapping[str, Any]]
+    cells: Index
+    metric: Metric
+    waterfall: Mapping[str, Any] | None
+    workdir: pathlib.Path
+
+    @property
+    def sizes(self) -> list[int]:
+        """All batch sizes of the study."""
+        return list(self.config["global_batch_sizes"])
+
+    def look(self, arm: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an arm's colour and marker: the same in every figure, also where others are missing."""
+        place = [one["name"] for one in self.config["arms"]].index(arm["arm"])
+        return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
+
+    def shade(self, size: int) -> Any:
+        """Return a batch size's colour: dark for small ones, bright for large ones."""
+        return shade(self.sizes.index(size), len(self.sizes))
+
+
+def shade(place: int, count: int) -> Any:
+    """Return the colour of the `place`-th of `count` ordered things; the brightest yellow is left out."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.92 * place / max(1, count - 1))
+
+
+def length_text(config: Mapping[str, Any]) -> str:
+    """Return how long every trial is."""
+    train = config["train"]
+    length = f"{train['num_steps']} steps" if train.get("num_steps") else f"{train['num_epochs']:g} epochs"
+    return f"{length} at every batch size"
+
+
+def batch_axis(axes: Any, sizes: Sequence[int], small: bool = False) -> None:
+    """Make the horizontal axis one of batch sizes, with as many names as fit."""
+    axes.set_xscale("log", base=2)
+    every = math.ceil(sum(len(str(size)) + 1 for size in sizes) / (_LONG_TICKS / (2 if small else 1)))
+    named = sizes[:: -max(1, every)][::-1]
+    axes.set_xticks(named, [str(size) for size in named])
+    axes.minorticks_off()
+    pad = max(1.15, (sizes[-1] / sizes[0]) ** 0.04)
+    axes.set_xlim(sizes[0] / pad, sizes[-1] * pad)
+    if not small:
+        axes.set_xlabel("global batch size")
+
+
+def log_ticks(axes: Any, which: str) -> None:
+    """Make an axis, "x" or "y", logarithmic, with plain numbers at 1, 2, 5 of a short one and at whole decades of a long one.
+
+    Call it after drawing: how long the axis is decides.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    if not math.isfinite(getattr(axes.dataLim, f"minpos{which}")):
+        return  # nothing is drawn: there is no range to take the logarithm of
+    getattr(axes, f"set_{which}scale")("log")
+    low, high = getattr(axes, f"get_{which}lim")()
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 10**_SHORT_DECADES else (1,)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def legend_below(figure: Any, axes: Any, columns: int = 2, **options: Any) -> None:
+    """Name the lines below the figure, where nothing is covered."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, **{"fontsize": 9} | options
+        )
+
+
+def batch_legend(figure: Any, study: Study, sizes: Sequence[int]) -> None:
+    """Name the shades of the batch sizes below the figure."""
+    line_legend(figure, [(str(size), study.shade(size)) for size in sizes], "global batch size", 7)
+
+
+def line_legend(figure: Any, lines: Sequence[tuple[str, Any]], title: str | None = None, columns: int = 3) -> None:
+    """Name colours below the figure.
+
+    Args:
+      figure: to write below.
+      lines: (name, colour).
+      title: above the names.
+      columns: at most.
+    """
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in lines]
+    look = {"loc": "outside lower center", "frameon": False, "fontsize": 8, "title_fontsize": 8}
+    figure.legend(handles=handles, title=title, ncols=min(columns, len(lines)), **look)
+
+
+def panels(rows: int, columns: int, height_inches: float = 1.9, **options: Any) -> tuple[Any, list[list[Any]]]:
+    """Return a figure and its panels, row by row, for small print."""
+    figure, grid = page.new_panels(rows, columns, PANELS_WIDTH, 0.7 + height_inches * rows, **options)
+    for panel in (one for row in grid for one in row):
+        panel.tick_params(which="both", labelsize=SMALL, labelbottom=True)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(True, color="#eeeeee")
+        panel.set_axisbelow(True)
+    return figure, grid
+
+
+def below(grid: Sequence[Sequence[Any]], label: str) -> None:
+    """Name the horizontal axis below the lowest visible panel of every column."""
+    for column in zip(*grid, strict=True):
+        [panel for panel in column if panel.get_visible()][-1].set_xlabel(label, fontsize=8.5)
+
+
+def thinned(values: Sequence[Any], most: int) -> list[Any]:
+    """Return at most so many of the values, evenly spread, the first and the last among them.
+
+    >>> thinned([1, 2, 3, 4, 5, 6, 7], 3)
+    [1, 4, 7]
+    """
+    if len(values) <= most:
+        return list(values)
+    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
+
+
+def left_out(shown: int, of: int, what: str) -> list[str]:
+    """Say what a figure leaves out, if anything."""
+    return [] if shown == of else [f"Drawn for {shown} of {of} {what}; results.jsonl has all."]

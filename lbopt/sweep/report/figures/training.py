@@ -1,0 +1,60 @@
+"""Training against test: a failure to optimise looks unlike a failure to generalise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lbopt.report import page
+from lbopt.sweep.findings.limits import has_limits
+from lbopt.sweep.report.figures import style
+from lbopt.sweep.report.figures.style import Study
+
+_SPLITS = (("train", "-"), ("test", "--"))
+
+
+def section(study: Study) -> page.Section | None:
+    """Draw accuracy and loss on both splits, a row of panels for each arm."""
+    if not has_limits(study.config):
+        return None
+    arms = study.arms[: style.MOST_PANEL_ROWS]
+    figure, grid = style.panels(len(arms), 2, sharex=True, sharey="col")
+    for (left, right), arm in zip(grid, arms, strict=True):
+        _draw(left, study, arm, "accuracy", 100.0)
+        _draw(right, study, arm, "loss", 1.0)
+        style.log_ticks(right, "y")
+        left.set_title(f"{arm['arm']}: accuracy, %", fontsize=9, loc="left")
+        right.set_title(f"loss{_verdict(arm)}", fontsize=9, loc="left")
+    style.legend_below(figure, grid[0][0], fontsize=8)
+    style.below(grid, "global batch size")
+    alt = "Training and test accuracy and loss against batch size, a row of panels for each arm"
+    return page.Section(
+        "Failure to optimise or to generalise",
+        [_ABOUT, *style.left_out(len(arms), len(study.arms), "arms")],
+        pictures=[page.Picture(page.save_figure(figure, study.workdir / "train_and_test.png"), alt, wide=True)],
+    )
+
+
+_ABOUT = (
+    "Training (the whole training set at the end of the run, solid) beside test (dashed). The dotted line is the first "
+    "batch past the arm's limit: where more than half of what the test lost is lost in training too, the arm fails to "
+    "optimise there; otherwise it fails to generalise."
+)
+
+
+def _draw(panel: Any, study: Study, arm: Mapping[str, Any], name: str, factor: float) -> None:
+    look = study.look(arm)
+    for split, line in _SPLITS:
+        found = [(point["global_batch_size"], point[f"{split}_{name}_mean"]) for point in arm["points"]]
+        found = [(size, factor * value) for size, value in found if value is not None]
+        panel.plot(
+            *(zip(*found, strict=True) if found else ((), ())), linestyle=line, **look | {"markersize": 3}, label=split
+        )
+    if arm["failure"]:
+        panel.axvline(arm["failure"]["global_batch_size"], color="#999999", linestyle=":", linewidth=1.2)
+    style.batch_axis(panel, study.sizes, small=True)
+
+
+def _verdict(arm: Mapping[str, Any]) -> str:
+    failed = arm["failure"]
+    return f" (fails to {failed['kind']} at {failed['global_batch_size']})" if failed else ""

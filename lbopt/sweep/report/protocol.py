@@ -1,0 +1,111 @@
+"""How a study was done, in words made from its config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lbopt.sweep.findings.limits import has_limits
+from lbopt.sweep.findings.metric import Metric
+
+Config = Mapping[str, Any]
+_KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": "weight decay"}
+
+
+def protocol(config: Config, metric: Metric) -> list[str]:
+    """Return the protocol, a paragraph each."""
+    return [
+        _search(config),
+        _choice(config, metric),
+        *_fidelity(config["search"]),
+        *_target(config["train"]),
+        *_limit(config, metric),
+        _shares(config),
+    ]
+
+
+def _search(config: Config) -> str:
+    search = config["search"]
+    where = ", ".join(_tried(search, knob, name) for knob, name in _KNOBS.items())
+    seeds = _seeds(search["seeds"])
+    return f"Every arm got the same search at every batch size: {_method(search)} over multiples of what the arm's rules give there ({where}), each candidate with {seeds}."
+
+
+def _method(search: Config) -> str:
+    count = f"{search['num_candidates']} candidates"
+    rungs = f"eta {search['eta']}, shortest run {search['min_fidelity']:.3g} of the full length"
+    seed = f"search seed {search['seed']}"
+    pruner = "no pruner" if search["pruner"] == "none" else f"pruner {search['pruner']}, {rungs}"
+    return {
+        "grid": "the whole grid",
+        "log_uniform": f"{count} drawn log-uniformly ({seed})",
+        "halton": f"{count} of a Halton sequence ({seed})",
+        "successive_halving": f"successive halving from {count} ({rungs}, {seed})",
+        "hyperband": f"Hyperband ({rungs}, {seed})",
+        "optuna": f"Optuna with {count} (sampler {search['sampler']}, {pruner}, {search['candidates_at_once']} at once, {seed})",
+    }[search["method"]]
+
+
+def _tried(search: Config, knob: str, name: str) -> str:
+    if search["method"] == "grid":
+        factors = search[f"{knob}_factors"]
+        return (
+            f"{name} {', '.join(f'{factor:g}' for factor in factors)}" if len(factors) > 1 else f"{name} {factors[0]:g}"
+        )
+    low, high = search[f"{knob}_range"]
+    return f"{name} {low:g} to {high:g}" if low < high else f"{name} {low:g}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
+def _choice(config: Config, metric: Metric) -> str:
+    by = f"best mean validation {'loss' if metric.name == 'perplexity' else 'accuracy'}"
+    if config["train"].get("target_metric"):
+        by = f"fewest steps to the target (and, of those that did not reach it, the {by})"
+    fresh = _seeds(config["final_seeds"])
+    diverged = f"A run that diverged counts with {'an infinite loss' if metric.name == 'perplexity' else 'accuracy 0'}."
+    return f"The candidate with the {by} was run again with the fresh {fresh}; only those runs were tested, once. No choice looked at the test split. {diverged}"
+
+
+def _fidelity(search: Config) -> list[str]:
+    has_rungs = search["method"] in ("successive_halving", "hyperband") or (
+        search["method"] == "optuna" and search["pruner"] != "none"
+    )
+    if not has_rungs:
+        return []
+    return [
+        "A run of lower fidelity is shorter, with the whole schedule rescaled to its length, never one with a smaller batch. The choice is among candidates run at full length."
+    ]
+
+
+def _target(train: Config) -> list[str]:
+    if not train.get("target_metric"):
+        return []
+    name = train["target_metric"].replace("eval/", "validation ")
+    stops = "; a run stops there" if train.get("stop_at_target") else ""
+    return [f"The target is {name} {train['target_value']:g}, looked for at every evaluation{stops}."]
+
+
+def _limit(config: Config, metric: Metric) -> list[str]:
+    if not has_limits(config):
+        return ["As runs stop at the target, no limit of accuracy is looked for."]
+    near = metric.amount(config["limit_points"])
+    mean = (
+        "mean test accuracy"
+        if metric.name == "accuracy"
+        else "test perplexity (the exponential of the mean loss over seeds)"
+    )
+    return [
+        f"The limit is the largest batch up to which the {mean} stays within {near} of the same arm's at the smallest batch. "
+        "Its 95 % interval is of percentiles over 2,000 draws: each batch's final seeds are drawn with replacement and the limit is found again; "
+        "it knows of the spread over seeds, not of the choice of candidates nor of the test set's size."
+    ]
+
+
+def _shares(config: Config) -> str:
+    told = ", but where the ablation takes it apart" if config.get("waterfall") else ""
+    shared = not any(arm.get(part) for arm in config["arms"] for part in ("data", "model"))
+    one = " Data set and model are one each: others may give another order." if shared else ""
+    return f"An arm is an optimizer together with its scaling and warmup rule; the study does not tell their shares apart{told}.{one}"

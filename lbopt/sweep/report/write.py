@@ -1,0 +1,91 @@
+"""The report of a study: figures, page, summary and a table for the terminal."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lbopt.errors import UserError
+from lbopt.report import page
+from lbopt.sweep.findings.metric import Metric, Row, metric_of
+from lbopt.sweep.findings.points import index_rows
+from lbopt.sweep.findings.summary import summarize
+from lbopt.sweep.report.figures import ablation, accuracy, diffusion, noise, probes, search, target, training, warmup
+from lbopt.sweep.report.figures.style import Study
+from lbopt.sweep.report.protocol import protocol
+from lbopt.sweep.report.tables import results_table, terminal_table, trials_csv, trials_table
+from lbopt.sweep.results import read_results
+from lbopt.train import workdir as workdirs
+
+__all__ = ["FIGURE", "TRIALS", "terminal_table", "write_sweep_report"]
+
+FIGURE, TRIALS = accuracy.FIGURE, "trials.csv"
+
+
+def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple[pathlib.Path, dict[str, Any]]:
+    """Write summary.json, trials.csv, the figures and report.html; return the page and the summary.
+
+    Args:
+      workdir: the study's folder.
+      saved: its `config.json`.
+
+    Raises:
+      UserError: if no trial is finished yet.
+    """
+    rows = read_results(workdir)
+    if not rows:
+        raise UserError(f"--workdir = {str(workdir)!r}: no trial is finished yet; run lbopt sweep first")
+    config, metric = saved["config"], metric_of(rows)
+    summary = {**summarize(config, rows), "command": saved.get("command", ""), "versions": saved["versions"]}
+    workdirs.write_json(workdir / "summary.json", summary)
+    workdirs.write_text(workdir / TRIALS, trials_csv(rows))
+    sections = [
+        *_measured_sections(_study(workdir, config, summary, rows, metric), summary),
+        page.Section("Protocol", protocol(config, metric)),
+        _all_trials(rows, metric),
+        page.Section("How it was made", code=page.environment_text(saved, saved.get("command", ""))),
+    ]
+    file = workdir / "report.html"
+    lead = f"How far does the batch size go? {summary['num_trials']} trials{'' if summary['complete'] else ' so far'}."
+    page.write_page(file, config["name"], lead, sections)
+    return file, summary
+
+
+def _study(
+    workdir: pathlib.Path, config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Row], metric: Metric
+) -> Study:
+    arms = [arm for arm in summary["arms"] if arm["points"]]
+    return Study(config, arms, index_rows(rows), metric, summary["waterfall"], workdir)
+
+
+def _measured_sections(study: Study, summary: Mapping[str, Any]) -> list[page.Section]:
+    """Return what is shown of the cells that were tested; of an unfinished study that may be none."""
+    claims = [claim["sentence"] for claim in summary["claims"]]
+    findings = page.Section("What was found", items=[text for text in summary["findings"] if text not in claims])
+    if not study.arms:
+        return [findings]
+    header, rows = results_table(study.arms, study.metric)
+    found = [
+        accuracy.section(study),
+        findings,
+        page.Section("Claims held against these numbers", items=claims) if claims else None,
+        accuracy.limits(study),
+        training.section(study),
+        ablation.section(study),
+        target.section(study),
+        noise.section(study),
+        diffusion.section(study),
+        probes.lipschitz(study),
+        probes.trust_ratios(study),
+        search.section(study),
+        warmup.section(study),
+        page.Section("Results", header=header, rows=rows),
+    ]
+    return [section for section in found if section is not None]
+
+
+def _all_trials(rows: Sequence[Row], metric: Metric) -> page.Section:
+    header, cells = trials_table(rows, metric)
+    text = f"{TRIALS} beside this page has them with every number; results.jsonl has their curves and probes too."
+    return page.Section("All trials", [text], header=header, rows=cells, folded=f"Show all {len(cells)} trials")
