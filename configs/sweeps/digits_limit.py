@@ -3,12 +3,13 @@
     lbopt sweep --config=configs/sweeps/digits_limit.py --workdir=runs/digits_limit
 
 Five optimizers with the scaling and warmup rules they are used with, batch 16 to the whole training set of 1,024, 20
-epochs each, so 1,280 down to 20 optimizer steps.
+epochs each, so 1,280 down to 20 optimizer steps. Of the final runs the gradient noise is probed.
 """
 
 from lbopt.config import (
     About,
     Arm,
+    MeasureConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -51,9 +52,11 @@ def get_config(arg: str = "") -> SweepConfig:
         global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
         search=SearchConfig(learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0), seeds=(0, 1)),
         final_seeds=(100, 101, 102, 103, 104, 105),
+        measure=MeasureConfig(num_probes=6),
     )
     if arg == "smoke":
         config.name, config.train.num_epochs, config.about.status = "digits_limit:smoke", 8.0, "not yet run"
         config.arms, config.global_batch_sizes = config.arms[-2:], (128, 1024)
         config.search, config.final_seeds = SearchConfig(learning_rate_factors=(0.5, 1.0)), (100, 101)
+        config.measure.num_probes = 2
     return config

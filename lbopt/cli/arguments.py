@@ -65,7 +65,7 @@ def parse(
     return given, overrides
 
 
-def load_config(flag: str, overrides: Sequence[str], expected: type) -> Any:
+def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type, ...]) -> Any:
     """Return the config that `FILE[:ARG]` gives, with the overrides applied; not validated yet.
 
     Raises:
@@ -74,9 +74,9 @@ def load_config(flag: str, overrides: Sequence[str], expected: type) -> Any:
     """
     config = call_get_config(flag)
     if not isinstance(config, expected):
-        raise UserError(
-            f"--config = {flag!r}: it gives a {type(config).__name__}, this command needs a {expected.__name__}"
-        )
+        kinds = expected if isinstance(expected, tuple) else (expected,)
+        needed = " or a ".join(kind.__name__ for kind in kinds)
+        raise UserError(f"--config = {flag!r}: it gives a {type(config).__name__}, this command needs a {needed}")
     for override in overrides:
         _check_override(config, override)
     # A tuple given twice would be taken for its parts; of two values the last one counts, as with every flag.

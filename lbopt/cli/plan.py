@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from lbopt.cli import arguments
-from lbopt.config import TrainConfig
+from lbopt.cli import arguments, plan_study
+from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.plan import document, suggest, table, topology as topologies
 from lbopt.plan.make import Plan, make_plan
@@ -52,7 +53,7 @@ def run(argv: Sequence[str]) -> None:
         for name, default in (("breakdown", "false"), ("evaluation", "true"))
     }
     output = _writable(given.get("output"))
-    config = arguments.load_config(flag, overrides, TrainConfig)
+    config = arguments.load_config(flag, overrides, (TrainConfig, SweepConfig))
     config.validate()
     name = given.get("topology") or config.about.topology
     if not name:
@@ -60,6 +61,9 @@ def run(argv: Sequence[str]) -> None:
             f"--topology is missing, and {flag} names none of its own: give --topology=v3:16x32 for instance"
         )
     topologies.prepare_environment()
+    if isinstance(config, SweepConfig):
+        _plan_study(argv, config, given, name, options["evaluation"], output)
+        return
     columns = [Column(name, topologies.open_topology(name), config)]
     if "compare" in given:
         columns += _columns(flag, overrides, given["compare"], name)
@@ -80,11 +84,37 @@ def run(argv: Sequence[str]) -> None:
         written = document.document(plan)
         if others:
             written["compared"] = dict(zip(labels[1:], map(document.document, others), strict=True))
-        try:
-            output.write_text(json.dumps(written, indent=1) + "\n")
-        except OSError as error:
-            raise EnvironmentProblem(f"--output = {output}: it could not be written ({error.strerror})") from error
-        print(f"\nwritten to {output}")
+        _write(output, written)
+
+
+def _plan_study(
+    argv: Sequence[str],
+    config: SweepConfig,
+    given: dict[str, str],
+    name: str,
+    with_evaluation: bool,
+    output: pathlib.Path | None,
+) -> None:
+    """Compile the step of every cell of a study."""
+    for flag in ("compare", "breakdown"):
+        if flag in given:
+            raise UserError(f"--{flag} = {given[flag]!r}: not for a study; plan a recipe, or leave it out")
+    topology = topologies.open_topology(name)
+    if len(topology.devices) > SURE and _CHILD not in os.environ:
+        _in_a_child(argv)
+        return
+    cells = plan_study.plan_study(config, given["config"], topology, with_evaluation, _say)
+    print("\n".join(plan_study.lines(cells)))
+    if output is not None:
+        _write(output, plan_study.to_json(cells, config.name))
+
+
+def _write(output: pathlib.Path, written: dict[str, Any]) -> None:
+    try:
+        output.write_text(json.dumps(written, indent=1) + "\n")
+    except OSError as error:
+        raise EnvironmentProblem(f"--output = {output}: it could not be written ({error.strerror})") from error
+    print(f"\nwritten to {output}")
 
 
 def _say(line: str) -> None:

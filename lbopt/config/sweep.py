@@ -31,6 +31,7 @@ class Arm:
       data: instead of the study's; None for those.
       model: likewise.
       loss: likewise.
+      search: likewise. Arms whose searches differ are not compared on equal terms, and the report says so.
     """
 
     name: str = "LAMB + LEGW"
@@ -39,6 +40,7 @@ class Arm:
     data: DataConfig | None = None
     model: ModelConfig | None = None
     loss: LossConfig | None = None
+    search: SearchConfig | None = None
 
 
 @dataclasses.dataclass
@@ -56,7 +58,7 @@ class SweepConfig:
         validation at `eval_every_steps` or `eval_every_epochs`, and the candidate is chosen that gets to the target in the fewest steps.
       arms: what is compared.
       global_batch_sizes: ascending, from small to the whole training set.
-      search: of learning rate, warmup and weight decay, the same for every arm and batch size.
+      search: of learning rate, warmup and weight decay, the same for every batch size, and for every arm that has none of its own.
       final_seeds: seeds of the runs that are tested; none of them is a search seed.
       limit_points: an arm is past its limit where it is more than so many percentage points below its accuracy at the
         smallest batch; of language models so many percent above its perplexity.
@@ -64,6 +66,8 @@ class SweepConfig:
       measure: what is measured beside losses and accuracies.
       trial_devices: "one" (each trial on one device, many side by side) or "all" (data-parallel over all devices and
         processes, one trial after another).
+      microstep_size: examples that a device takes at a time, at most: larger batches are accumulated in the fewest equal parts
+        (batch norm sees a part). None: as `train.parallel.num_microsteps` says at every batch size.
       trials_per_program: how many trials one call of a batched program runs.
       trial_batching: "none" (one trial a call), "vmap" (batched, over all local devices), "auto" (by device).
       num_workers: trials compiled and run side by side; 0 for one per CPU core on CPUs, two elsewhere.
@@ -80,6 +84,7 @@ class SweepConfig:
     waterfall: tuple[str, ...] = ()
     measure: MeasureConfig = dataclasses.field(default_factory=MeasureConfig)
     trial_devices: str = "one"
+    microstep_size: int | None = None
     trials_per_program: int = 64
     trial_batching: str = "auto"
     num_workers: int = 0
@@ -101,12 +106,17 @@ class SweepConfig:
         validate_search(self.search, "config.search")
         validate_measure(self.measure, "config.measure")
         require_seeds("config.final_seeds", self.final_seeds)
-        both = sorted(set(self.search.seeds) & set(self.final_seeds))
+        searched = {seed for index in range(len(self.arms)) for seed in self.arm_search(index).seeds}
+        both = sorted(searched & set(self.final_seeds))
         fix = f"seeds {both} also choose the candidate; use others, so that the test is fresh"
         require(not both, "config.final_seeds", self.final_seeds, fix)
         require(0 < self.limit_points <= 100, "config.limit_points", self.limit_points, "give a number in (0, 100]")
         for field, low in (("trials_per_program", 1), ("num_workers", 0)):
             require(getattr(self, field) >= low, f"config.{field}", getattr(self, field), f"give a number >= {low}")
+        if self.microstep_size is not None:
+            checks.at_least("config.microstep_size", self.microstep_size, 1)
+            parts, fix = self.train.parallel.num_microsteps, "config.microstep_size says how many; leave it 1"
+            require(parts == 1, "config.train.parallel.num_microsteps", parts, fix)
         for index in range(len(self.arms)):
             self._validate_trials(index)
 
@@ -118,6 +128,8 @@ class SweepConfig:
             require_name(f"config.arms[{index}].name", arm.name)
             validate_optimizer(arm.optimizer, f"config.arms[{index}].optimizer")
             validate_schedule(arm.schedule, f"config.arms[{index}].schedule")
+            if arm.search is not None:
+                validate_search(arm.search, f"config.arms[{index}].search")
         for name in self.waterfall:
             require(name in names, "config.waterfall", self.waterfall, f"there is no arm {name!r}; use {names}")
         repeated = len(set(self.waterfall)) < len(self.waterfall)
@@ -148,11 +160,41 @@ class SweepConfig:
             "a trial has one device; leave it at its defaults, or set config.trial_devices='all'",
         )
 
+    def arm_search(self, index: int) -> SearchConfig:
+        """Return how the candidates of an arm are searched."""
+        return self.arms[index].search or self.search
+
     def arm_train(self, index: int) -> TrainConfig:
         """Return what the trials of an arm train, but for batch size, seed and what is searched."""
         arm = self.arms[index]
         changes = {name: value for name in _OVERRIDES if (value := getattr(arm, name)) is not None}
         return dataclasses.replace(self.train, optimizer=arm.optimizer, schedule=arm.schedule, **changes)
+
+    def cell_train(self, index: int, global_batch_size: int, num_devices: int = 1) -> TrainConfig:
+        """Return the config of an arm's runs at a batch size, at the rate and with the warmup that its rules give.
+
+        Args:
+          index: of the arm.
+          global_batch_size: examples per step.
+          num_devices: that share a trial.
+        """
+        train = dataclasses.replace(self.arm_train(index), global_batch_size=global_batch_size)
+        if self.microstep_size is None:
+            return train
+        parts = _fewest_parts(global_batch_size, self.microstep_size, num_devices)
+        return dataclasses.replace(train, parallel=dataclasses.replace(train.parallel, num_microsteps=parts))
+
+
+def _fewest_parts(size: int, largest: int, num_devices: int) -> int:
+    """Return the least number of equal parts of at most `largest` examples a device.
+
+    >>> _fewest_parts(1000, 300, 1), _fewest_parts(1000, 300, 2), _fewest_parts(200, 300, 1)
+    (4, 2, 1)
+    """
+    if size % num_devices:
+        return 1  # refused where the devices are known
+    share = size // num_devices
+    return next(parts for parts in range(-(-share // largest), share + 1) if share % parts == 0)
 
 
 def _as_of_arm(message: str, changed: dict[str, str]) -> str:

@@ -27,10 +27,10 @@ class PatchConv(nn.Module):
     dtype: Any = None
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Map [batch, height, width, in] to [batch, height, width, features]."""
+    def __call__(self, x: jax.Array, sign: jax.Array | float = 1.0) -> jax.Array:
+        """Map [batch, height, width, in] to [batch, height, width, features], multiplied by `sign`, [features] or a number."""
         shape = (self.size, self.size, x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32)
+        kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32) * sign
         dtype = self.dtype or x.dtype
         return _patches(x.astype(dtype), self.size) @ kernel.astype(dtype).reshape(-1, self.features)
 

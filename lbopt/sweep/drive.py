@@ -20,8 +20,8 @@ def drive(cell: Cell, config: SweepConfig) -> Generator[list[Trial], list[Row], 
     What comes next depends on the config and on the rows alone. So a study that was killed goes on where it was if the rows
     it finished are sent again.
     """
-    searcher, searched = make_searcher(config.search), []
-    seeds = config.search.seeds
+    search = config.arm_search(cell.index)
+    searcher, searched, seeds = make_searcher(search), [], search.seeds
     while proposals := searcher.ask():
         rows = yield [cell.trial(SEARCH, proposal, seed) for proposal in proposals for seed in seeds]
         of_each = [rows[start : start + len(seeds)] for start in range(0, len(rows), len(seeds))]

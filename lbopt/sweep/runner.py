@@ -125,7 +125,7 @@ class Study:
             raise
 
     def _ready(self, key: str) -> bool:
-        return key in self._programs and self._programs[key].made
+        return key in self._programs and self._programs[key].made and getattr(self._programs[key](), "compiled", True)
 
     def _run_program(self, work: Work, key: str) -> None:
         """Keep the lanes of a program filled while trials wait for it."""
@@ -152,9 +152,7 @@ class Study:
         decays = trial.weight_decay > 0
         if self._together:
             return on_mesh.MeshProgram(cell, decays, self._config)
-        program = Program(cell, decays, self._config, self._spread)
-        program.compile()
-        return program
+        return Program(cell, decays, self._config, self._spread)
 
     def _stopping(self, work: Work) -> bool:
         """Return whether to stop; processes that train together agree on when."""

@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
+from lbopt.config.search import SearchConfig
 from lbopt.config.sweep import Arm, SweepConfig
 from lbopt.config.train import TrainConfig
 from lbopt.errors import require
@@ -51,7 +54,7 @@ class Cell:
     Attributes:
       index: of the arm.
       arm: optimizer and rules.
-      train: what is trained, from `SweepConfig.arm_train`.
+      train: what is trained, from `SweepConfig.cell_train`.
       problem: data, model and loss, loaded.
       global_batch_size: examples per step.
       resolved: scaled learning rate, warmup and length.
@@ -123,11 +126,11 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
     """
     for index, problem in enumerate(problems):
         _check_sizes(config, index, problem)
-    return [
+    cells = [
         Cell(
             index,
             arm,
-            train := config.arm_train(index),
+            train := config.cell_train(index, size, _num_devices(config)),
             problems[index],
             size,
             _resolve(config, train, index, size, len(problems[index].splits.train)),
@@ -135,6 +138,21 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
         for index, arm in enumerate(config.arms)
         for size in config.global_batch_sizes
     ]
+    if config.trial_devices == "one":
+        for cell in cells:
+            _check_microsteps(cell)
+    return cells
+
+
+def _num_devices(config: SweepConfig) -> int:
+    """Return how many devices share a trial."""
+    return 1 if config.trial_devices == "one" else config.train.parallel.num_devices or jax.device_count()
+
+
+def _check_microsteps(cell: Cell) -> None:
+    parts, size = cell.train.parallel.num_microsteps, cell.global_batch_size
+    require(size % parts == 0, "config.train.parallel.num_microsteps", parts, f"it does not divide batch {size}")
+    check_batch(cell.train.model, Replicas(), size // parts)
 
 
 def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
@@ -145,13 +163,6 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
     if train.target_metric:
         known = [f"eval/{name}" for name in problem.metric_names]
         require(train.target_metric in known, "config.train.target_metric", train.target_metric, f"use one of {known}")
-    if config.trial_devices == "all":
-        return
-    microsteps = train.parallel.num_microsteps
-    for size in sizes:
-        fix = f"it does not divide batch {size}"
-        require(size % microsteps == 0, "config.train.parallel.num_microsteps", microsteps, fix)
-        check_batch(train.model, Replicas(), size // microsteps)
 
 
 def _check_probes(config: SweepConfig, train: TrainConfig, examples: int) -> None:
@@ -177,13 +188,15 @@ def _resolve(config: SweepConfig, train: TrainConfig, index: int, size: int, exa
     resolved = schedules.resolve(train.schedule, size, examples, train.num_epochs, field, train.num_steps)
     fix = "the search varies the warmup, and a multiple of none is none; give the arm a warmup"
     require(
-        resolved.warmup_steps > 0 or not _varies_warmup(config), f"{field}.warmup_rule", train.schedule.warmup_rule, fix
+        resolved.warmup_steps > 0 or not _varies_warmup(config.arm_search(index)),
+        f"{field}.warmup_rule",
+        train.schedule.warmup_rule,
+        fix,
     )
     return resolved
 
 
-def _varies_warmup(config: SweepConfig) -> bool:
-    search = config.search
+def _varies_warmup(search: SearchConfig) -> bool:
     if search.method == "grid":
         return tuple(search.warmup_factors) != (1.0,)
     return search.warmup_range[0] != search.warmup_range[1]

@@ -74,7 +74,7 @@ def _ours(model: str, batch_size: int, batching: str = "auto") -> None:
     jax.clear_caches()
     schedule = ScheduleConfig(0.05, scaling_rule="none", warmup_rule="none")
     config = SweepConfig(
-        train=TrainConfig(num_epochs=EPOCHS, model=MODELS[model], eval_global_batch_size=1024),
+        train=TrainConfig(num_epochs=EPOCHS, model=MODELS[model]),
         arms=tuple(
             Arm(name, OptimizerConfig(name, weight_decay=0.01 * (name == "adamw")), schedule) for name in OPTIMIZERS
         ),

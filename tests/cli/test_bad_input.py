@@ -162,7 +162,10 @@ COMMAND_LINES = {
     "saving never": (field("checkpoint.every_steps", 0), ["config.checkpoint.every_steps", "0"]),
     "keeping none": (field("checkpoint.keep", 0), ["config.checkpoint.keep", "0"]),
     "no sizes in a study": (sweep("--config.global_batch_sizes=()"), ["config.global_batch_sizes", "()"]),
-    "no rates in a study": (sweep("--config.search.learning_rate_factors=()"), ["config.search.learning_rate_factors", "()"]),
+    "no rates in a study": (
+        sweep("--config.search.learning_rate_factors=()"),
+        ["config.search.learning_rate_factors", "()"],
+    ),
     "falling factors": (
         sweep("--config.search.learning_rate_factors=(1.0,0.5)"),
         ["config.search.learning_rate_factors", "0.5"],

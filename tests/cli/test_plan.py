@@ -106,10 +106,48 @@ def test_what_is_wrong_is_one_line(lbopt, monkeypatch, flags, message):
     assert out == ""
 
 
-def test_a_study_has_no_plan(lbopt, configs):
+def test_a_study_of_trials_on_one_device_has_no_plan(lbopt, configs):
     code, _, err = lbopt("plan", f"--config={configs}/sweeps/digits_limit.py", "--topology=v3:2x2")
     assert code == 2
-    assert "SweepConfig" in err
+    assert "config.trial_devices = 'one'" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_study_over_a_pod_is_planned_cell_by_cell(lbopt, configs, tmp_path, monkeypatch):
+    """Two batch sizes; the larger one is accumulated. A search of three short runs costs one whole one."""
+    from lbopt.plan import make, step
+
+    cost = step.StepCost(True, 2**30, 1.0, seconds=0.5, flops=1.0)
+    monkeypatch.setattr(make, "cost_of", lambda *_: cost)
+    study = "--config=" + str(configs / "sweeps/imagenet_limit.py")
+    arms = [
+        "--config.global_batch_sizes=(4096,262144)",
+        "--config.final_seeds=(7,8)",
+        "--config.search.num_candidates=3",
+    ]
+    flags = ["--config.search.min_fidelity=0.333", f"--output={tmp_path / 'plan.json'}", "--topology=v3:16x32"]
+    monkeypatch.setenv("LBOPT_PLAN_CHILD", "1")
+    code, out, err = lbopt("plan", study, *arms, *flags)
+    assert code == 0, err
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert [(cell["global_batch_size"], cell["num_microsteps"], cell["run"]["steps"]) for cell in written["cells"]] == [
+        (4096, 1, 27712),
+        (262144, 4, 433),
+    ] * 3
+    for cell in written["cells"]:
+        assert (cell["search_trials"], cell["final_runs"]) == (4, 2)
+        assert cell["search_full_runs"] == pytest.approx(2, rel=1e-2)
+        assert cell["projected_seconds"] == pytest.approx(
+            (cell["search_full_runs"] + 2) * cell["run"]["projected_seconds"]
+        )
+    assert "36 runs" in out.splitlines()[-3]
+    assert out.splitlines()[0].split()[:3] == ["arm", "batch", "microsteps"]
+
+
+def test_a_study_is_not_compared(lbopt, configs):
+    code, _, err = lbopt("plan", f"--config={configs}/sweeps/imagenet_limit.py", "--compare=v3:2x2")
+    assert code == 2
+    assert "--compare" in err
 
 
 def test_a_corpus_that_is_not_there_needs_steps(lbopt):

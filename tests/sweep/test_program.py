@@ -48,7 +48,6 @@ def run(cell, wanted, batching, width=3):
     config = make_config(trial_batching=batching, trials_per_program=width)
     spread = Spread(config)
     program = Program(cell, wanted[0].weight_decay > 0, config, spread)
-    program.compile()
     found = []
     for start in range(0, len(wanted), spread.width):
         some = dict(enumerate(wanted[start : start + spread.width]))
@@ -103,7 +102,6 @@ def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cell
     config = make_config(trial_batching="vmap", trials_per_program=2)
     spread = Spread(config)
     program = Program(cell, False, config, spread)
-    program.compile()
     session = Session(program, Equipment(cell.problem, config, spread), spread)
     ours, short, late = (
         cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), fidelity), seed)

@@ -55,7 +55,7 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
         "global_batch_size": size,
         **shared,
         **factors,
-        "at_edge_of_grid": at_edge(config["search"], first["learning_rate_factor"]),
+        "at_edge_of_grid": at_edge(search_of(config, first["arm"]), first["learning_rate_factor"]),
         "seeds": len(final),
         **_divergence(final),
         **_accuracies(final, metric),
@@ -66,6 +66,12 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
         **_probed(final),
         "search": candidates(cell.search, metric),
     }
+
+
+def search_of(config: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
+    """Return how an arm's candidates were searched: its own way, or the study's."""
+    (own,) = (one.get("search") for one in config["arms"] if one["name"] == arm)
+    return own or config["search"]
 
 
 def at_edge(search: Mapping[str, Any], factor: float) -> bool:

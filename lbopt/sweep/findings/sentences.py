@@ -8,7 +8,7 @@ from typing import Any
 from lbopt.sweep.findings.differences import welch_interval
 from lbopt.sweep.findings.limits import has_limits
 from lbopt.sweep.findings.metric import Metric
-from lbopt.sweep.findings.points import Index
+from lbopt.sweep.findings.points import Index, search_of
 
 Points = Sequence[Mapping[str, Any]]
 Arms = Sequence[Mapping[str, Any]]
@@ -114,11 +114,11 @@ def _difference(best: tuple[str, list[float]], second: tuple[str, list[float]], 
 
 def _kept_warmup(config: Mapping[str, Any], measured: Arms, metric: Metric) -> list[str]:
     """Say what keeping the rule's own warmup would have cost on validation; a grid tries it at every learning rate."""
-    search = config["search"]
-    if search["method"] != "grid" or not {1.0} < set(search["warmup_factors"]):
-        return []
     parts = []
     for arm in measured:
+        search = search_of(config, arm["arm"])
+        if search["method"] != "grid" or not {1.0} < set(search["warmup_factors"]):
+            continue
         losses = [(_kept_loss(point, metric), point["global_batch_size"]) for point in arm["points"]]
         found = [(loss, size) for loss, size in losses if loss is not None]
         if found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -42,8 +41,7 @@ class MeshProgram:
     """
 
     def __init__(self, cell: Cell, decays: bool, config: SweepConfig):
-        self.train = dataclasses.replace(cell.train, global_batch_size=cell.global_batch_size)
-        self.problem, self.config = cell.problem, config
+        self.train, self.problem, self.config = cell.train, cell.problem, config
         self.mesh = build.make_mesh(self.train.parallel)
         tx = trial_arguments.make_tx(cell, decays)
         self.step = build.make_step(self.train, cell.problem.loss_fn, tx, self.mesh)
@@ -69,8 +67,7 @@ def check_cells(cells: list[Cell]) -> None:
       UserError: naming the field.
     """
     for cell in cells:
-        train = dataclasses.replace(cell.train, global_batch_size=cell.global_batch_size)
-        build.check_fit(train, cell.problem, build.make_mesh(train.parallel))
+        build.check_fit(cell.train, cell.problem, build.make_mesh(cell.train.parallel))
 
 
 class MeshSession:

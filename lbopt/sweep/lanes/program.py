@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -75,7 +76,7 @@ class Spread:
     def jit(self, fn: Callable[..., Any], num_shared: int = 0, donate: tuple[int, ...] = ()) -> Any:
         """Compile fn(*shared, *of one trial) for all lanes: all arguments but the shared ones, the first, have a leading lane axis."""
         if not self.batched:
-            return jax.jit(functools.partial(_alone, fn, num_shared), donate_argnums=donate)
+            return CompiledOnce(jax.jit(functools.partial(_alone, fn, num_shared), donate_argnums=donate))
 
         def vmapped(*given: Any) -> Any:
             axes = tuple(None if number < num_shared else 0 for number in range(len(given)))
@@ -101,6 +102,32 @@ class Spread:
             return mapped(*placed)
 
         return jax.jit(spread, donate_argnums=donate)
+
+
+class CompiledOnce:
+    """A jitted function that is compiled once for each shape of its arguments, however many threads call it at a time.
+
+    Args:
+      jitted: by `jax.jit`.
+    """
+
+    def __init__(self, jitted: Any):
+        self.lower = jitted.lower
+        self._lock = threading.Lock()
+        self._compiled: dict[Any, Any] = {}
+
+    @property
+    def made(self) -> bool:
+        """Whether it has been compiled for some shape."""
+        return bool(self._compiled)
+
+    def __call__(self, *given: Any) -> Any:
+        leaves, structure = jax.tree.flatten(given)
+        key = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+        with self._lock:
+            if key not in self._compiled:
+                self._compiled[key] = self.lower(*given).compile(_ON_CPU if jax.default_backend() == "cpu" else None)
+        return self._compiled[key](*given)
 
 
 def _alone(fn: Callable[..., Any], num_shared: int, *given: Any) -> Any:
@@ -159,12 +186,12 @@ class Program:
         self._merge = jax.jit(_merged, donate_argnums=1)
         averages = optimizer.ema_decay is not None
         self._average = spread.jit(with_averaged_params) if averages else lambda state: state
-        self._jitted = spread.jit(self._advanced, num_shared=2, donate=(2,))
-        self._advance: Any = None
+        self._advance = spread.jit(self._advanced, num_shared=2, donate=(2,))
 
-    def compile(self) -> None:
-        """Compile the steps: what takes long. Called once, before `advance`."""
-        self._advance = self._jitted if self._spread.batched else self.lower().compile(_on_cpu())
+    @property
+    def compiled(self) -> bool:
+        """Whether a trial can begin to train at once; always in batches, whose programs have one user at a time."""
+        return getattr(self._advance, "made", True)
 
     def lower(self) -> Any:
         """Lower the steps for shapes alone."""
@@ -174,7 +201,7 @@ class Program:
         lanes = jax.eval_shape(self._create, blank, np.zeros(width, np.int32), *fresh)
         one = self.feed.take(0, 0, 1)
         fed = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), one)
-        return self._jitted.lower(self.feed.shared, np.int32(1), lanes, fed)
+        return self._advance.lower(self.feed.shared, np.int32(1), lanes, fed)
 
     def create(self, arguments: Arguments, seeds: np.ndarray, params: Any, model_state: Any) -> Lanes:
         """Return lanes before their first update; all arguments have a leading lane axis."""
@@ -229,10 +256,6 @@ class Program:
         moved = jax.tree.map(jnp.subtract, state.params, start)
         squares = sum(tree.square_norm(leaf) for leaf in jax.tree.leaves(moved))
         return distances.at[done].set(jnp.sqrt(squares).astype(jnp.float32))
-
-
-def _on_cpu() -> Any:
-    return _ON_CPU if jax.default_backend() == "cpu" else None
 
 
 def _merged(fresh: Lanes, lanes: Lanes, chosen: jax.Array) -> Lanes:

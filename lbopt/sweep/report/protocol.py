@@ -17,7 +17,7 @@ def protocol(config: Config, metric: Metric) -> list[str]:
     return [
         _search(config),
         _choice(config, metric),
-        *_fidelity(config["search"]),
+        *_fidelity([config["search"], *(arm["search"] for arm in config["arms"] if arm.get("search"))]),
         *_target(config["train"]),
         *_limit(config, metric),
         _shares(config),
@@ -25,10 +25,27 @@ def protocol(config: Config, metric: Metric) -> list[str]:
 
 
 def _search(config: Config) -> str:
-    search = config["search"]
+    own = [arm["name"] for arm in config["arms"] if arm.get("search")]
+    others = "Every arm" if not own else f"All arms but {', '.join(own)}"
+    if len(own) == len(config["arms"]):
+        return _own_searches(config)
+    text = f"{others} got the same search at every batch size: {_described(config['search'])}."
+    return f"{text} {_own_searches(config)}".strip()
+
+
+def _own_searches(config: Config) -> str:
+    """Say how the arms were searched that had a search of their own; equal ones together."""
+    by_text: dict[str, list[str]] = {}
+    for arm in config["arms"]:
+        if arm.get("search"):
+            by_text.setdefault(_described(arm["search"]), []).append(arm["name"])
+    return " ".join(f"{', '.join(names)} got at every batch size: {text}." for text, names in by_text.items())
+
+
+def _described(search: Config) -> str:
     where = ", ".join(_tried(search, knob, name) for knob, name in _KNOBS.items())
     seeds = _seeds(search["seeds"])
-    return f"Every arm got the same search at every batch size: {_method(search)} over multiples of what the arm's rules give there ({where}), each candidate with {seeds}."
+    return f"{_method(search)} over multiples of what the arm's rules give there ({where}), each candidate with {seeds}"
 
 
 def _method(search: Config) -> str:
@@ -69,11 +86,13 @@ def _choice(config: Config, metric: Metric) -> str:
     return f"The candidate with the {by} was run again with the fresh {fresh}; only those runs were tested, once. No choice looked at the test split. {diverged}"
 
 
-def _fidelity(search: Config) -> list[str]:
-    has_rungs = search["method"] in ("successive_halving", "hyperband") or (
-        search["method"] == "optuna" and search["pruner"] != "none"
-    )
-    if not has_rungs:
+def _has_rungs(search: Config) -> bool:
+    halving = search["method"] in ("successive_halving", "hyperband")
+    return halving or (search["method"] == "optuna" and search["pruner"] != "none")
+
+
+def _fidelity(searches: Sequence[Config]) -> list[str]:
+    if not any(map(_has_rungs, searches)):
         return []
     return [
         "A run of lower fidelity is shorter, with the whole schedule rescaled to its length, never one with a smaller batch. The choice is among candidates run at full length."

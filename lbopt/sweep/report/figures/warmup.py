@@ -77,8 +77,9 @@ def _losses(study: Study, point: Entry) -> list[tuple[Entry, float]]:
 
 
 def _heat_map(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any]) -> Any:
-    search = study.config["search"]
-    rates, warmups = search["learning_rate_factors"], search["warmup_factors"]
+    rates, warmups = (
+        sorted({one[f"{knob}_factor"] for one in point["search"]}) for knob in ("learning_rate", "warmup")
+    )
     table = [[math.nan] * len(rates) for _ in warmups]
     losses = {id(one): loss for one, loss in _losses(study, point)}
     for one in best_by(point["search"], study.metric, ("learning_rate_factor", "warmup_factor")):

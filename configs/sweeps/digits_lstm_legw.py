@@ -1,0 +1,59 @@
+"""Is a constant number of warmup steps the right transfer? LEGW's MNIST-LSTM, in its form, on scikit-learn's digits.
+
+    lbopt sweep --config=configs/sweeps/digits_lstm_legw.py --workdir=runs/digits_lstm_legw
+
+LEGW (arXiv 1901.08256): batch x k means learning rate x sqrt(k) and warmup epochs x k, so a constant number of warmup steps [recalled 97%]. One LSTM
+layer reads the image row by row; momentum as there [recalled 65%], with a clip. Learning rate and warmup are searched together, both as multiples of
+what LEGW gives: if constant steps are the right transfer, the best warmup stays at one multiple; were it constant epochs, the multiple would halve with
+each doubling of the batch. 40 epochs, batch 16 to the whole training set of 1,024: 2,560 down to 40 steps.
+
+Rows (`:ROW`): (none); `smoke`, tiny.
+"""
+
+from lbopt.config import (
+    About,
+    Arm,
+    MeasureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
+)
+from lbopt.errors import require_choice
+
+ROWS = ("", "smoke")
+
+
+def get_config(arg: str = "") -> SweepConfig:
+    """Return the study; `smoke` is a tiny one that takes the same path."""
+    if arg:
+        require_choice("--config row", arg, ROWS[1:])
+    legw = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.5}
+    linear = {"base_batch_size": 64, "scaling_rule": "linear", "warmup_rule": "epochs", "base_warmup_epochs": 0.5}
+    momentum = OptimizerConfig("momentum", max_grad_norm=1.0)
+    config = SweepConfig(
+        name="digits_lstm_legw",
+        about=About(paper="LEGW 1901.08256", status="measured here"),
+        train=TrainConfig(name="digits_lstm_legw", num_epochs=40.0, model=ModelConfig("lstm", hidden=64)),
+        arms=(
+            Arm("Momentum + LEGW", momentum, ScheduleConfig(0.1, **legw)),
+            Arm("Momentum + linear", momentum, ScheduleConfig(0.1, **linear)),
+            Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
+        ),
+        global_batch_sizes=(16, 64, 256, 1024),
+        search=SearchConfig(
+            learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0), warmup_factors=(0.25, 1.0, 4.0), seeds=(0,)
+        ),
+        final_seeds=(100, 101, 102, 103, 104),
+        measure=MeasureConfig(num_probes=12, probe_parts=8),
+    )
+    if arg == "smoke":
+        config.name, config.about.status, config.train.num_epochs = "digits_lstm_legw:smoke", "not yet run", 4.0
+        config.train.model.hidden, config.global_batch_sizes, config.final_seeds = 8, (256, 1024), (100, 101)
+        config.search = SearchConfig(learning_rate_factors=(1.0,), warmup_factors=(0.5, 1.0))
+        config.measure.num_probes, config.arms = 2, config.arms[::2]
+        for arm in config.arms:
+            arm.schedule.base_warmup_epochs = 0.125
+    return config

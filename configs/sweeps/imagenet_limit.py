@@ -1,0 +1,114 @@
+"""How far does the batch size go on ImageNet? ResNet-50 on a pod, 4,096 to 819,200 images a step.
+
+    lbopt plan  --config=configs/sweeps/imagenet_limit.py --topology=v3:16x32
+    lbopt sweep --config=configs/sweeps/imagenet_limit.py --workdir=gs://BUCKET/imagenet_limit      (on every host, see tpu/README.md)
+
+"The Limit of the Batch Size" (arXiv 2006.08517) scales "at least a magnitude larger than all previous work", which ended at 64K (its abstract and table 1); its largest batch is 819,200
+[recalled 75%]. The network and its data are those of configs/resnet50_lamb.py. Each trial is data-parallel over all devices and processes, one after another; batches that do
+not fit are accumulated. `lbopt plan` says what a step of every cell costs on a pod that is not here, and what the study would.
+
+Own choices: arms, batch sizes, 90 epochs at each of them (819,200: 141 steps), rates at 4,096 after configs/resnet50_lamb.py and configs/resnet50_lars.py, 62 warmup steps (theirs are 782 and 391, more than the
+largest batches have steps), halving over learning rate and warmup, three seeds, microsteps of at most 64 images a device. Default row: all of it.
+Rows (`:ROW`): (none); `smoke`, the same path with a narrow network on generated images. Status: not yet run.
+"""
+
+from lbopt.config import (
+    About,
+    Arm,
+    DataConfig,
+    LossConfig,
+    MeasureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
+)
+from lbopt.errors import require_choice
+
+ROWS = ("", "smoke")
+
+
+def get_config(arg: str = "") -> SweepConfig:
+    """Return the study; `smoke` is a tiny one that takes the same path."""
+    if arg:
+        require_choice("--config row", arg, ROWS[1:])
+    legw = {"base_batch_size": 4096, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.2}
+    linear = {"base_batch_size": 4096, "scaling_rule": "linear", "warmup_rule": "legw", "base_warmup_epochs": 0.2}
+    config = SweepConfig(
+        name="imagenet_limit",
+        about=About(
+            paper="The Limit of the Batch Size 2006.08517",
+            topology="v3:16x32",
+            note="Own choice: arms, batch sizes, epochs, rates, warmup, search, seeds, microsteps. Largest batch [recalled 75%].",
+        ),
+        train=TrainConfig(
+            name="imagenet_limit",
+            num_epochs=90.0,
+            data=DataConfig(
+                "images",
+                builder="imagenet2012",
+                train_split="train[:1261167]",
+                validation_split="train[1261167:]",
+                test_split="validation",
+                image_size=224,
+                space_to_depth=True,
+                max_damaged_records=10,
+            ),
+            model=ModelConfig(
+                "resnet",
+                size="50",
+                stem="space_to_depth",
+                fold_columns=True,
+                dtype="bfloat16",
+                batch_norm_momentum=0.9,
+                batch_norm_scope="local",
+            ),
+            loss=LossConfig(label_smoothing=0.1),
+            parallel=ParallelConfig(reduce_dtype="float32"),
+            eval_global_batch_size=8192,
+        ),
+        arms=(
+            Arm("Momentum + linear", OptimizerConfig("momentum", weight_decay=1e-4), ScheduleConfig(1.6, **linear)),
+            Arm(
+                "LARS + LEGW",
+                OptimizerConfig("lars", "nus", weight_decay=1e-4),
+                ScheduleConfig(11.3, power=2.0, **legw),
+            ),
+            Arm("LAMB + LEGW", OptimizerConfig("lamb", "nus", weight_decay=1.5), ScheduleConfig(0.01414, **legw)),
+        ),
+        global_batch_sizes=(4096, 16384, 65536, 262144, 819200),
+        search=SearchConfig(
+            "successive_halving",
+            learning_rate_range=(0.125, 8.0),
+            warmup_range=(0.25, 2.0),
+            num_candidates=9,
+            min_fidelity=1 / 9,
+        ),
+        final_seeds=(100, 101, 102),
+        trial_devices="all",
+        microstep_size=64,
+        measure=MeasureConfig(num_probes=4),
+    )
+    if arg == "smoke":
+        _make_small(config)
+    return config
+
+
+def _make_small(config: SweepConfig) -> None:
+    config.name, config.train.num_epochs = "imagenet_limit:smoke", 2.0
+    data, model = config.train.data, config.train.model
+    data.builder, data.image_size, data.train_split, data.validation_split = (
+        "generated_images",
+        32,
+        "train",
+        "validation",
+    )
+    model.size, model.width_coefficient, model.dtype, model.fold_columns = "18", 0.125, "float32", False
+    config.arms, config.global_batch_sizes, config.final_seeds = config.arms[2:], (16, 32), (100,)
+    config.search = SearchConfig(learning_rate_factors=(1.0,))
+    config.train.eval_global_batch_size, config.microstep_size, config.measure.num_probes = 16, 4, 0
+    for arm in config.arms:
+        arm.schedule.base_batch_size, arm.schedule.base_warmup_epochs = 32, 0.5

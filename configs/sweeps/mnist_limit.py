@@ -1,0 +1,107 @@
+"""How far does the batch size go on MNIST? Up to all 60,000 training images, in 35 steps.
+
+    lbopt prepare mnist
+    lbopt sweep --config=configs/sweeps/mnist_limit.py --workdir=runs/mnist_limit
+
+fastalgo/mnist_tpu, the small end of "The Limit of the Batch Size" (arXiv 2006.08517), reports for batch 60,000 in 35 steps, as the best single runs of sweeps
+over learning rate and warmup SELECTED ON THE TEST SET: momentum 93.74 %, LARS 97.65 %, LAMB 98.87 %; at batch 1,024 momentum 99.35 %, Adam 99.41 %,
+LAMB 99.47 %. Here the first half of the test set is the validation part, on which everything is chosen, and the second half is the test, read once; all
+60,000 training images are trained on. Optimizers, decay and network are those of configs/mnist.py; rates at 60,000 are the published ones, and
+candidates are searched around what the square root of the batch makes of them.
+
+Own choices: batch sizes, 35 epochs at each of them, the search, the seeds, network (see configs/mnist.py), microsteps of at most 8,000 images. Default row: all of it.
+Rows (`:ROW`): (none); `smoke`, the same path on scikit-learn's digits. Status: not yet run.
+"""
+
+from lbopt.config import (
+    About,
+    Arm,
+    DataConfig,
+    MeasureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
+)
+from lbopt.errors import require_choice
+
+ROWS = ("", "smoke")
+PUBLISHED = "test accuracy at 60,000 in 35 steps: momentum 93.74, LARS 97.65, LAMB 98.87 %, selected on the test set"
+RATES = {"momentum": (0.13, 9), "lars": (25.0, 8), "adam": (0.04, 10), "lamb": (0.11, 7)}
+"""Optimizer -> learning rate and warmup steps at the full batch; Adam's are those at 50,000."""
+
+
+def get_config(arg: str = "") -> SweepConfig:
+    """Return the study; `smoke` is a tiny one that takes the same path."""
+    if arg:
+        require_choice("--config row", arg, ROWS[1:])
+    config = SweepConfig(
+        name="mnist_limit",
+        about=About(
+            paper="The Limit of the Batch Size 2006.08517, fastalgo/mnist_tpu",
+            published_result=PUBLISHED,
+            note="Own choice: batch sizes, epochs, search, seeds, network, microsteps, halves of the test set.",
+        ),
+        train=TrainConfig(
+            name="mnist_limit",
+            num_epochs=35.0,
+            data=DataConfig(
+                "images",
+                builder="mnist",
+                train_split="train",
+                validation_split="test[:5000]",
+                test_split="test[5000:]",
+                train_crop="none",
+                flip=False,
+                pixel_mean=(0.0,),
+                pixel_std=(1.0,),
+            ),
+            model=ModelConfig("cnn", (32, 64), 1024),
+            eval_global_batch_size=5000,
+        ),
+        arms=(
+            _arm("Momentum + sqrt", "momentum", OptimizerConfig("momentum")),
+            _arm("Adam + sqrt", "adam", OptimizerConfig("adam", eps=1e-8)),
+            _arm("LARS + LEGW", "lars", OptimizerConfig("lars", "contrib_2018", weight_decay=1e-4)),
+            _arm("LAMB + LEGW", "lamb", OptimizerConfig("lamb", "you_mnist", weight_decay=0.01)),
+        ),
+        global_batch_sizes=(960, 3840, 15000, 30000, 60000),
+        search=SearchConfig("halton", learning_rate_range=(0.25, 4.0), warmup_range=(0.5, 2.0), num_candidates=16),
+        final_seeds=(100, 101, 102, 103, 104),
+        microstep_size=8000,
+        measure=MeasureConfig(num_probes=6, probe_part_size=64),
+    )
+    if arg == "smoke":
+        _make_small(config)
+    return config
+
+
+def _arm(name: str, optimizer_name: str, optimizer: OptimizerConfig) -> Arm:
+    rate, warmup_steps = RATES[optimizer_name]
+    schedule = ScheduleConfig(
+        rate,
+        base_batch_size=60000,
+        scaling_rule="sqrt",
+        warmup_rule="legw",
+        base_warmup_epochs=float(warmup_steps),  # a step is an epoch there
+        power=0.5,
+        end_learning_rate=0.0 if optimizer_name == "lamb" else 1e-4,
+        decay_from="start",
+        first_step=0,
+    )
+    return Arm(name, optimizer, schedule)
+
+
+def _make_small(config: SweepConfig) -> None:
+    config.name, config.train.data, config.train.num_epochs = "mnist_limit:smoke", DataConfig("digits"), 16.0
+    config.train.model, config.global_batch_sizes, config.final_seeds = (
+        ModelConfig("cnn", (4, 8), 16),
+        (512, 1024),
+        (100, 101),
+    )
+    config.arms, config.search.num_candidates, config.microstep_size = config.arms[::3], 2, 300
+    config.measure = MeasureConfig(num_probes=1, probe_parts=2)
+    for arm in config.arms:
+        arm.schedule.base_batch_size = 1024

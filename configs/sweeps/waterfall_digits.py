@@ -1,0 +1,139 @@
+"""What does each part of a large-batch recipe add? Scikit-learn's digits at a small batch and at the full one.
+
+    lbopt sweep --config=configs/sweeps/waterfall_digits.py --workdir=runs/waterfall_digits
+
+The form of the step-by-step recipe of "The Limit of the Batch Size" (arXiv 2006.08517), whose own increments are not known here: from
+momentum with linear scaling, no warmup and a constant rate, one ingredient after another, each kept. Nothing is tuned until the last
+one: the others run at the rate that their rule gives, from rates tuned at batch 64. 20 epochs, so 320 steps at batch 64 and 20 at 1,024.
+
+Rows (`:ROW`): the ingredients in other orders, where one adds what another might have. A row may name any order itself:
+`:legw-decay-adam-trust-smoothing-tuned`.
+
+    (none)       decay, legw, adam, trust, smoothing, tuned
+    trust-first  adam, trust, legw, decay, smoothing, tuned
+    searched     the first order, every arm with the whole search: what an ingredient adds to a rate that is tuned anyway
+    smoke        tiny, the same path
+"""
+
+import copy
+
+from lbopt.config import (
+    About,
+    Arm,
+    LossConfig,
+    MeasureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
+)
+from lbopt.errors import UserError
+
+ORDERS = {
+    "": ("decay", "legw", "adam", "trust", "smoothing", "tuned"),
+    "trust-first": ("adam", "trust", "legw", "decay", "smoothing", "tuned"),
+}
+ROWS = (*ORDERS, "searched", "smoke")
+SEARCH = SearchConfig(learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), seeds=(0, 1))
+AS_IT_IS = SearchConfig(learning_rate_factors=(1.0,))
+NAMES = {
+    "decay": "+ polynomial decay",
+    "legw": "+ LEGW",
+    "adam": "+ Adam's moments",
+    "trust": "+ trust ratio",
+    "smoothing": "+ label smoothing",
+    "tuned": "+ tuned",
+}
+
+
+def get_config(arg: str = "") -> SweepConfig:
+    """Return the study with the ingredients in the order of the row."""
+    order = ORDERS.get("" if arg in ("searched", "smoke") else arg, tuple(arg.split("-")))
+    if sorted(order) != sorted(NAMES):
+        raise UserError(
+            f"--config row = {arg!r}: use one of {', '.join(ROWS[1:])}, or all of {'-'.join(NAMES)} in any order"
+        )
+    arms = _arms(order)
+    if arg == "searched":
+        arms = [arm for arm in arms if arm.name != NAMES["tuned"]]
+        for arm in arms:
+            arm.search = None
+    config = SweepConfig(
+        name=f"waterfall_digits{':' * bool(arg)}{arg}",
+        about=About(
+            paper="The Limit of the Batch Size 2006.08517", status="measured here" if arg in ROWS[:3] else "not yet run"
+        ),
+        train=TrainConfig(
+            name="waterfall_digits", num_epochs=20.0, model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)
+        ),
+        arms=tuple(arms),
+        global_batch_sizes=(64, 1024),
+        search=SEARCH,
+        final_seeds=tuple(range(100, 110)),
+        waterfall=tuple(arm.name for arm in arms),
+        measure=MeasureConfig(num_probes=0),
+    )
+    if arg == "smoke":
+        config.train.num_epochs, config.global_batch_sizes, config.final_seeds = 6.0, (512, 1024), (100, 101)
+        config.arms[-1].search = SearchConfig(learning_rate_factors=(1.0, 2.0))
+    return config
+
+
+def _arms(order: tuple[str, ...]) -> list[Arm]:
+    arms = [
+        Arm(
+            "momentum, linear",
+            OptimizerConfig("momentum", weight_decay=1e-4),
+            ScheduleConfig(0.05, base_batch_size=64, scaling_rule="linear", warmup_rule="none", decay="constant"),
+            loss=LossConfig(),
+            search=AS_IT_IS,
+        )
+    ]
+    for name in order:
+        arm = copy.deepcopy(arms[-1])
+        arm.name = NAMES[name]
+        _INGREDIENTS[name](arm)
+        arms.append(arm)
+    return arms
+
+
+def _decay(arm: Arm) -> None:
+    arm.schedule.decay = "polynomial"
+
+
+def _legw(arm: Arm) -> None:
+    arm.schedule.scaling_rule, arm.schedule.warmup_rule, arm.schedule.base_warmup_epochs = "sqrt", "legw", 0.25
+
+
+def _adam(arm: Arm) -> None:
+    if arm.optimizer.name == "momentum":
+        arm.optimizer, arm.schedule.base_learning_rate = OptimizerConfig("adamw", weight_decay=0.01), 0.008
+    else:
+        arm.optimizer, arm.schedule.base_learning_rate = OptimizerConfig("lamb", weight_decay=0.01), 0.02
+
+
+def _trust(arm: Arm) -> None:
+    if arm.optimizer.name == "momentum":
+        arm.optimizer, arm.schedule.base_learning_rate = OptimizerConfig("lars", weight_decay=1e-4), 4.0
+    else:
+        arm.optimizer, arm.schedule.base_learning_rate = OptimizerConfig("lamb", weight_decay=0.01), 0.02
+
+
+def _smoothing(arm: Arm) -> None:
+    arm.loss = LossConfig(label_smoothing=0.1)
+
+
+def _tuned(arm: Arm) -> None:
+    arm.search = None
+
+
+_INGREDIENTS = {
+    "decay": _decay,
+    "legw": _legw,
+    "adam": _adam,
+    "trust": _trust,
+    "smoothing": _smoothing,
+    "tuned": _tuned,
+}

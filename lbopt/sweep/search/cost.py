@@ -1,0 +1,35 @@
+"""What a search costs, before anything is run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lbopt.config.search import SearchConfig
+from lbopt.sweep.search.make import make_searcher
+from lbopt.sweep.search.protocol import Score
+
+
+class SearchCost(NamedTuple):
+    """What one cell's search takes.
+
+    Attributes:
+      trials: runs, short and long.
+      full_runs: their lengths, in runs of the whole length.
+    """
+
+    trials: int
+    full_runs: float
+
+
+def search_cost(config: SearchConfig) -> SearchCost:
+    """Count what a search asks for if all candidates are equally good; what is pruned depends on how they do.
+
+    >>> search_cost(SearchConfig("successive_halving", num_candidates=9, min_fidelity=1 / 9))
+    SearchCost(trials=13, full_runs=3.0)
+    """
+    searcher, trials, full_runs = make_searcher(config), 0, 0.0
+    while proposals := searcher.ask():
+        trials += len(proposals) * len(config.seeds)
+        full_runs += sum(proposal.fidelity for proposal in proposals) * len(config.seeds)
+        searcher.tell([Score(0.5, 0.5)] * len(proposals))
+    return SearchCost(trials, round(full_runs, 6))

@@ -1,0 +1,102 @@
+"""The CNN, which pools before it normalizes, against the plain order of its layers and against itself, op by op."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lbopt.models import cnn
+
+WIDTHS, HIDDEN, TRIALS, BATCH = (6, 12), 16, 3, 16
+MODEL = cnn.CNN(widths=WIDTHS, hidden=HIDDEN)
+
+
+class Plain(nn.Module):
+    """Flax's layers in the order of the definition."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = x[..., None]
+        for width in WIDTHS:
+            x = nn.Conv(width, (3, 3), use_bias=False)(x)
+            x = nn.BatchNorm(not train, momentum=0.9)(x)
+            x = nn.max_pool(nn.relu(x), (2, 2), (2, 2))
+        x = nn.relu(nn.Dense(HIDDEN)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(10)(x)
+
+
+@pytest.fixture(scope="module")
+def trials():
+    """Return variables, images and labels of some trials: scales of both signs, biases and statistics unlike zero and one."""
+    rng = np.random.default_rng(0)
+
+    def trained(path, leaf):
+        name, noise = path[-1].key, rng.standard_normal(leaf.shape)
+        change = {
+            "kernel": leaf,
+            "scale": rng.choice([-1.0, 1.0], leaf.shape) * rng.uniform(0.5, 2, leaf.shape),
+            "bias": 0.3 * noise,
+            "mean": noise,
+            "var": rng.uniform(0.5, 2, leaf.shape),
+        }
+        return np.asarray(change[name], np.float32)
+
+    images = rng.random((TRIALS, BATCH, 8, 8)).astype(np.float32)
+    init = jax.vmap(lambda key: MODEL.init(key, images[0], train=True))
+    variables = jax.tree_util.tree_map_with_path(trained, init(jax.random.split(jax.random.key(0), TRIALS)))
+    return variables, images, rng.integers(0, 10, (TRIALS, BATCH))
+
+
+def differentiated(module, variables, images, labels, train=True):
+    """Return the gradient of the loss by the parameters and by the images, the logits and the new statistics."""
+
+    def loss(params, images):
+        inputs = {"params": params, "batch_stats": variables["batch_stats"]}
+        logits, stats = module.apply(inputs, images, train=train, mutable=["batch_stats"])
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
+        return -jnp.mean(picked), (logits, stats)
+
+    return jax.grad(loss, (0, 1), has_aux=True)(variables["params"], images)
+
+
+def one_of(trials, number):
+    return jax.tree.map(lambda leaf: leaf[number], trials)
+
+
+@pytest.fixture(scope="module")
+def op_by_op(trials):
+    """Return the gradient of each trial by its parameters, where no two operations are compiled together."""
+    with jax.disable_jit():
+        return [differentiated(MODEL, *one_of(trials, number))[0][0] for number in range(TRIALS)]
+
+
+def renamed(tree, old, new):
+    """Return nested dicts with `old` replaced in their keys."""
+    if not isinstance(tree, dict):
+        return tree
+    return {name.replace(old, new): renamed(inside, old, new) for name, inside in tree.items()}
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_equal_to_the_plain_order_of_layers(trials, train):
+    differentiate = jax.jit(differentiated, static_argnums=(0, 4))
+    for number in range(TRIALS):
+        variables, images, labels = one_of(trials, number)
+        ours = differentiate(MODEL, variables, images, labels, train)
+        (d_params, d_images), aux = differentiate(
+            Plain(), renamed(variables, "PatchConv", "Conv"), images, labels, train
+        )
+        plain = (renamed(d_params, "Conv", "PatchConv"), d_images), aux
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, plain)
+
+
+@pytest.mark.parametrize("batched", [jax.lax.map, lambda fn, inputs: jax.vmap(fn)(inputs)], ids=["map", "vmap"])
+def test_compiled_for_several_trials_the_gradient_is_the_one_op_by_op(trials, op_by_op, batched):
+    """Within a loop XLA fuses otherwise, and computes twice what is cheap: what is compared has to be the same both times."""
+    (found, _), _ = jax.jit(lambda inputs: batched(lambda one: differentiated(MODEL, *one), inputs))(trials)
+    for number, expected in enumerate(op_by_op):
+        for layer in ("PatchConv_0", "PatchConv_1"):
+            ours, theirs = found[layer]["kernel"][number], expected[layer]["kernel"]
+            by_channel = np.abs(ours - theirs).max((0, 1, 2)) / np.abs(theirs).max()
+            assert by_channel.max() < 1e-4, (layer, number, by_channel)

@@ -1,0 +1,123 @@
+"""A trial under way: where it stops to be looked at, what ends it, and what its line says."""
+
+import numpy as np
+import pytest
+from tiny_study import make_config
+
+from lbopt.config.measure import MeasureConfig
+from lbopt.sweep import trials
+from lbopt.sweep.record import Record
+from lbopt.sweep.search.protocol import Factors, Proposal
+
+
+def make_record(phase="final", fidelity=1.0, **changes):
+    train = {name: changes.pop(name) for name in list(changes) if hasattr(make_config().train, name)}
+    config = make_config(**changes)
+    for name, value in train.items():
+        setattr(config.train, name, value)
+    cells = trials.make_cells(config, trials.make_problems(config))
+    (cell,) = (cell for cell in cells if (cell.arm.name, cell.global_batch_size) == ("lamb", 128))
+    return Record(config, cell, cell.trial(phase, Proposal(Factors(1.0, 1.0, 1.0), fidelity), 7))
+
+
+def walk(record):
+    """Go from stop to stop and return where they are."""
+    stops = []
+    while not record.ended:
+        count = record.steps_to_next_stop
+        record.extend(
+            np.full(count, 2.0, np.float32), np.arange(record.done + 1, record.done + count + 1, dtype=np.float32)
+        )
+        stops.append(record.done)
+        if record.wants_evaluation:
+            record.evaluated({"loss": 1.0, "accuracy": record.done / 24})
+        if record.wants_probe:
+            record.probed({"noise_trace": 8.0 * record.done, "gradient_square_norm": 2.0, "phi_layers/a/b": 0.5})
+    return stops
+
+
+def scores(loss=1.0):
+    return {split: {"loss": loss, "accuracy": 0.5} for split in ("train", "validation", "test")}
+
+
+def test_nothing_to_look_at_is_one_stop():
+    assert walk(make_record("search")) == [24]
+    assert walk(make_record("search", fidelity=0.5)) == [12]
+
+
+def test_only_final_trials_are_probed_at_log_spaced_steps():
+    measure = MeasureConfig(num_probes=4, probe_parts=2, probe_part_size=8)
+    assert walk(make_record(measure=measure)) == [1, 3, 8, 24]
+    assert walk(make_record("search", measure=measure)) == [24]
+
+
+def test_a_target_is_looked_for_at_every_evaluation():
+    target = {"target_metric": "eval/accuracy", "target_value": 0.6, "eval_every_epochs": 0.75}
+    record = make_record(**target)
+    assert walk(record) == [6, 12, 18, 24]
+    row = record.row(scores())
+    assert (row["steps_to_target"], row["examples_to_target"]) == (18, 18 * 128)
+    assert row["evaluations"]["step"] == [6, 12, 18, 24]
+
+
+def test_a_target_may_end_the_trial():
+    target = {"target_metric": "eval/accuracy", "target_value": 0.5, "stop_at_target": True, "eval_every_steps": 10}
+    record = make_record(**target)
+    assert walk(record) == [10, 20]
+    row = record.row(scores())
+    assert (row["steps"], row["steps_run"], row["examples_seen"], row["steps_to_target"]) == (24, 20, 20 * 128, 20)
+
+
+def test_a_target_that_is_not_reached_is_reported():
+    record = make_record(target_metric="eval/loss", target_value=0.5, eval_every_steps=50)
+    assert walk(record) == [24]
+    row = record.row(scores())
+    assert (row["steps_to_target"], row["examples_to_target"]) == (None, None)
+    assert "steps_to_target" not in make_finished().row(scores())
+
+
+def make_finished(**changes):
+    record = make_record(**changes)
+    walk(record)
+    return record
+
+
+def test_divergence_ends_a_trial_at_its_step():
+    """What a batched program did behind it does not count."""
+    record = make_record()
+    losses = np.array([2.0, 2.1, np.inf, np.nan, 1.0], np.float32)
+    record.extend(losses, np.arange(5, dtype=np.float32))
+    assert record.ended
+    assert record.done == 3
+    row = record.row(scores(float("nan")))
+    assert (row["diverged"], row["divergence_step"], row["steps_run"]) == (True, 3, 3)
+    assert (row["validation_loss"], row["last_epoch_loss"]) == (None, None)
+    assert row["curve"]["train_loss"] == [2.0, pytest.approx(2.1), None]
+
+
+def test_a_last_update_that_breaks_the_network_is_divergence_too():
+    row = make_finished().row(scores(float("inf")))
+    assert (row["diverged"], row["divergence_step"]) == (True, None)
+
+
+def test_the_noise_scale_is_a_quotient_of_means():
+    measure = MeasureConfig(num_probes=4, probe_parts=2, probe_part_size=8)
+    row = make_finished(measure=measure).row(scores())
+    assert row["noise_scale"] == pytest.approx(8.0 * np.mean([1, 3, 8, 24]) / 2.0)
+    assert row["probes"]["step"] == [1, 3, 8, 24]
+    assert row["probes"]["phi_layers"] == {"a/b": [0.5] * 4}
+
+
+def test_distances_are_fitted_from_the_end_of_warmup_on():
+    row = make_finished().row(scores())
+    assert row["diffusion"]["from_step"] == row["warmup_steps"] == 2
+    assert row["diffusion"]["to_step"] == 24
+    assert row["diffusion"]["power"]["exponent"] == pytest.approx(1.0, abs=1e-6)  # the planted distance is t
+    assert row["distance"] == 24
+
+
+def test_nothing_is_said_of_distances_that_are_not_measured():
+    row = make_finished(measure=MeasureConfig(distance=False)).row(scores())
+    assert row["distance"] is None
+    assert "diffusion" not in row
+    assert "distance" not in row["curve"]
