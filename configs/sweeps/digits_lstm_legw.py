@@ -31,7 +31,7 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg:
         require_choice("--config row", arg, ROWS[1:])
     legw = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.5}
-    linear = {"base_batch_size": 64, "scaling_rule": "linear", "warmup_rule": "epochs", "base_warmup_epochs": 0.5}
+    linear = {"base_batch_size": 64, "scaling_rule": "linear", "warmup_rule": "epochs", "base_warmup_epochs": 2.0}
     momentum = OptimizerConfig("momentum", max_grad_norm=1.0)
     config = SweepConfig(
         name="digits_lstm_legw",
@@ -42,9 +42,9 @@ def get_config(arg: str = "") -> SweepConfig:
             Arm("Momentum + linear", momentum, ScheduleConfig(0.1, **linear)),
             Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
         ),
-        global_batch_sizes=(16, 64, 256, 1024),
+        global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
         search=SearchConfig(
-            learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0), warmup_factors=(0.25, 1.0, 4.0), seeds=(0,)
+            learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0), warmup_factors=(0.25, 1.0, 4.0), seeds=(0, 1)
         ),
         final_seeds=(100, 101, 102, 103, 104),
         measure=MeasureConfig(num_probes=12, probe_parts=8),

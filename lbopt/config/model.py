@@ -48,6 +48,7 @@ class ModelConfig:
       size: the published network: resnet "18" to "152", efficientnet "b0" to "b7", bert "tiny", "base" or "large", lstm_lm
         "small", "medium" or "large".
       stem: of resnet: "conv7", "space_to_depth" (the same function, faster on TPU) or "conv3" (for small images).
+      patch_convolutions: of cnn: write convolutions as patches times matrices, which is faster on CPU; False for TPU.
       fold_columns: of resnet: the same function, computed on folded columns where channels are few; for TPU.
       fold_examples: of efficientnet: the same function, computed on so many folded examples where channels are few; for TPU.
       width_coefficient: channels, as a multiple of resnet's or of efficientnet-b0's; hidden width, of lstm_lm's.
@@ -72,6 +73,7 @@ class ModelConfig:
     dtype: str = "float32"
     size: str = ""
     stem: str = "conv7"
+    patch_convolutions: bool = True
     fold_columns: bool = False
     fold_examples: int = 1
     width_coefficient: float | None = None

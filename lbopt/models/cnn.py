@@ -28,6 +28,7 @@ class CNN(nn.Module):
       batch_norm_scope: see `lbopt.BatchNorm`.
       batch_norm_momentum: of the running statistics.
       dtype: of the computation; parameters and statistics are fp32.
+      by_patches: see `PatchConv`.
     """
 
     num_classes: int = 10
@@ -36,6 +37,7 @@ class CNN(nn.Module):
     batch_norm_scope: str = "global"
     batch_norm_momentum: float = 0.9
     dtype: Any = jnp.float32
+    by_patches: bool = True
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
@@ -44,7 +46,7 @@ class CNN(nn.Module):
         x = x[..., None] if x.ndim == 3 else x
         for width in self.widths:
             batch_norm = norm.BatchNorm(self.batch_norm_scope, self.batch_norm_momentum)
-            x = conv.PatchConv(width, dtype=self.dtype)(x, batch_norm.sign())
+            x = conv.PatchConv(width, dtype=self.dtype, by_patches=self.by_patches)(x, batch_norm.sign())
             x = nn.relu(batch_norm(x, use_running_average=not train, then=_max_pool))
         x = x.reshape(x.shape[0], -1)
         x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x))

@@ -1,4 +1,4 @@
-"""Small convolutions as patch matmuls."""
+"""Small convolutions, by default as patch matmuls."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ class PatchConv(nn.Module):
 
     Equal to `flax.linen.Conv` with the same kernel. XLA's CPU convolution leaves its fast path inside `lax.scan` and
     under `vmap`, where a sweep puts it; a matmul does not. Meant for small images: it materialises size^2 copies of the
-    input.
+    input. A TPU's compiler copies the patches, so there XLA's convolution is the faster one.
 
     Attributes:
       features: output channels.
       size: side of the square kernel, odd.
       dtype: of the computation; None for the input's. The kernel [size, size, in, features] is fp32.
+      by_patches: False for XLA's convolution.
     """
 
     features: int
     size: int = 3
     dtype: Any = None
+    by_patches: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array, sign: jax.Array | float = 1.0) -> jax.Array:
@@ -32,7 +34,10 @@ class PatchConv(nn.Module):
         shape = (self.size, self.size, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32) * sign
         dtype = self.dtype or x.dtype
-        return _patches(x.astype(dtype), self.size) @ kernel.astype(dtype).reshape(-1, self.features)
+        x, kernel = x.astype(dtype), kernel.astype(dtype)
+        if not self.by_patches:
+            return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return _patches(x, self.size) @ kernel.reshape(-1, self.features)
 
 
 def _patches(x: jax.Array, size: int) -> jax.Array:

@@ -39,8 +39,8 @@ def _dtype(model: ModelConfig) -> Any:
 
 def _cnn(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     del head
-    norm = _given(batch_norm_momentum=model.batch_norm_momentum)
-    return cnn.CNN(outputs, tuple(model.widths), model.hidden, model.batch_norm_scope, dtype=_dtype(model), **norm)
+    options = {**_given(batch_norm_momentum=model.batch_norm_momentum), "by_patches": model.patch_convolutions}
+    return cnn.CNN(outputs, tuple(model.widths), model.hidden, model.batch_norm_scope, dtype=_dtype(model), **options)
 
 
 def _resnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:

@@ -67,8 +67,8 @@ def test_a_run_of_another_config(command, override, said, refused, small, workdi
 
 def test_a_study_of_another_config(refused, study):
     flags, folder = study
-    err = refused(2, "sweep", *flags, "--config.search_seeds=(5,)", f"--workdir={folder}")
-    assert "search_seeds is [0] there and [5] here" in err
+    err = refused(2, "sweep", *flags, "--config.search.seeds=(5,)", f"--workdir={folder}")
+    assert "search.seeds is [0] there and [5] here" in err
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])

@@ -148,7 +148,7 @@ TOGETHER = ["coordinator_address", "num_processes", "process_id", "start_timeout
     [
         ("train", ["config", "workdir", *TOGETHER]),
         ("evaluate", ["config", "workdir", "checkpoint", *TOGETHER]),
-        ("sweep", ["config", "workdir", *TOGETHER]),
+        ("sweep", ["config", "workdir", "shard", *TOGETHER]),
         ("report", ["workdir"]),
         ("recipes", ["config", "configs"]),
         ("doctor", [*TOGETHER]),

@@ -26,6 +26,11 @@ class Plain(nn.Module):
         return nn.Dense(10)(x)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _quickly():
+    """Compile as training does, other than the rest of this folder: what the compiler fuses is what matters here."""
+
+
 @pytest.fixture(scope="module")
 def trials():
     """Return variables, images and labels of some trials: scales of both signs, biases and statistics unlike zero and one."""
@@ -91,10 +96,12 @@ def test_equal_to_the_plain_order_of_layers(trials, train):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, plain)
 
 
+@pytest.mark.parametrize("options", [{}, {"xla_backend_optimization_level": 0}], ids=["default", "level 0"])
 @pytest.mark.parametrize("batched", [jax.lax.map, lambda fn, inputs: jax.vmap(fn)(inputs)], ids=["map", "vmap"])
-def test_compiled_for_several_trials_the_gradient_is_the_one_op_by_op(trials, op_by_op, batched):
+def test_compiled_for_several_trials_the_gradient_is_the_one_op_by_op(trials, op_by_op, batched, options):
     """Within a loop XLA fuses otherwise, and computes twice what is cheap: what is compared has to be the same both times."""
-    (found, _), _ = jax.jit(lambda inputs: batched(lambda one: differentiated(MODEL, *one), inputs))(trials)
+    program = jax.jit(lambda inputs: batched(lambda one: differentiated(MODEL, *one)[0][0], inputs))
+    found = program.lower(trials).compile(options)(trials)
     for number, expected in enumerate(op_by_op):
         for layer in ("PatchConv_0", "PatchConv_1"):
             ours, theirs = found[layer]["kernel"][number], expected[layer]["kernel"]

@@ -49,7 +49,15 @@ PUBLISHED = {
     "resnet50_mlperf.py",
     "squad.py",
 }
-STUDIES = ["sweeps/digits_limit.py", "sweeps/digits_limit.py:smoke"]
+EMBEDDED_STUDIES = ("digits_limit", "digits_lstm_legw", "pydoc_lm_legw", "waterfall_digits", "diffusion_digits")
+STUDIES = [
+    *(f"sweeps/{name}.py" for name in EMBEDDED_STUDIES),
+    *(f"sweeps/{name}.py:smoke" for name in EMBEDDED_STUDIES),
+    "sweeps/mnist_limit.py:smoke",
+    "sweeps/waterfall_digits.py:trust-first",
+    "sweeps/waterfall_digits.py:searched",
+    "sweeps/diffusion_digits.py:epochs",
+]
 
 
 def test_each_layer_of_a_scanned_bert_has_a_trust_ratio_of_its_own():
@@ -75,7 +83,7 @@ def closed_form(schedule, batch_size, num_epochs, num_examples):
     """Return peak, warmup steps and steps of a rule, from its definition."""
     exponent = {"sqrt": 0.5, "linear": 1, "none": 0}[schedule.scaling_rule]
     peak = schedule.base_learning_rate * (batch_size / schedule.base_batch_size) ** exponent
-    over = {"legw": schedule.base_batch_size, "epochs": batch_size}[schedule.warmup_rule]
+    over = {"legw": schedule.base_batch_size, "epochs": batch_size, "none": math.inf}[schedule.warmup_rule]
     return (
         peak,
         round(schedule.base_warmup_epochs * num_examples / over),
@@ -133,16 +141,23 @@ def test_a_study_can_be_laid_out(row):
     config = load(row)
     assert isinstance(config, SweepConfig)
     config.validate()
-    cells = trials.make_cells(config, NUM_EXAMPLES)
+    cells = trials.make_cells(config, trials.make_problems(config))
     assert len(cells) == len(config.arms) * len(config.global_batch_sizes)
     for cell in cells:
-        check_rates(cell.arm.schedule, cell.global_batch_size, config.train.num_epochs)
+        size, examples = cell.global_batch_size, len(cell.problem.splits.train)
+        peak, warmup, steps = closed_form(cell.arm.schedule, size, config.train.num_epochs, examples)
+        steps = config.train.num_steps or steps
+        assert (cell.resolved.warmup_steps, cell.resolved.num_steps) == (warmup, steps)
+        assert cell.resolved.learning_rate == pytest.approx(peak, rel=1e-12)
+        if "digits_limit" in row:
+            check_rates(cell.arm.schedule, size, config.train.num_epochs)
 
 
 def test_no_config_is_forgotten_here():
     """A new file belongs into the tables above, or has data of its own and is tested by tests/configs and tests/cli/test_smoke.py."""
     files = {str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.py")}
-    assert files == {row.partition(":")[0] for row in ROWS + STUDIES} | PUBLISHED
+    elsewhere = {"sweeps/cifar10_limit.py", "sweeps/imagenet_limit.py"}
+    assert files == {row.partition(":")[0] for row in ROWS + STUDIES} | PUBLISHED | elsewhere
     assert len(load_digits().train) == NUM_EXAMPLES
 
 
@@ -195,7 +210,7 @@ def test_the_study_runs_the_settings_of_the_measured_rows():
     study = load("sweeps/digits_limit.py")
     rows = {name: load(f"digits_cnn.py:{name}-{study.global_batch_sizes[0]}") for name in OPTIMIZERS}
     assert {arm.optimizer.name for arm in study.arms} == set(rows)
-    assert 1.0 in study.learning_rate_factors
+    assert 1.0 in study.search.learning_rate_factors
     for arm in study.arms:
         row = rows[arm.optimizer.name]
         assert (arm.optimizer, arm.schedule) == (row.optimizer, row.schedule)

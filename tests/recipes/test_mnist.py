@@ -16,6 +16,7 @@ from lbopt.cli.arguments import call_get_config
 from lbopt.data.digits import load_digits
 from lbopt.plan import topology
 from lbopt.recipes import build, known, sources
+from lbopt.sweep import runner, trials
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "mnist.py"
 NUM_TRAIN, NUM_TEST = 1024, 387
@@ -108,3 +109,22 @@ def test_what_grey_images_cannot_have_is_one_line(name, data_dir, tmp_path, caps
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+def test_the_study_goes_to_the_whole_training_set(data_dir, tmp_path):
+    """`mnist_limit` as it ships but for its sizes: images from the records, half of the test set to choose on, the full batch in parts."""
+    config = call_get_config(str(FILE.parent / "sweeps" / "mnist_limit.py"))
+    data, model = config.train.data, config.train.model
+    data.data_dir, data.validation_split, data.test_split = str(data_dir), "test[:200]", "test[200:]"
+    model.widths, model.hidden = (4,), 16
+    config.global_batch_sizes, config.microstep_size, config.final_seeds = (NUM_TRAIN,), 300, (100,)
+    config.search.num_candidates, config.measure.probe_parts, config.measure.num_probes = 1, 2, 1
+    for arm in config.arms:
+        arm.schedule.base_batch_size = NUM_TRAIN
+    config.validate()
+    cells = trials.make_cells(config, trials.make_problems(config))
+    assert {cell.train.parallel.num_microsteps for cell in cells} == {4}
+    rows = runner.run_sweep(config, cells, tmp_path)
+    assert [row["steps"] for row in rows] == [35] * 8
+    best = {row["arm"]: row["test_accuracy"] for row in rows if row["phase"] == "final"}
+    assert best["LAMB + LEGW"] > 0.75

@@ -80,7 +80,8 @@ def test_what_cannot_be_opened_is_said(tmp_path, name):
 
 def row(seed):
     numbers = ("global_batch_size", "steps", "warmup_steps", "learning_rate", "learning_rate_factor", "seed")
-    scores = ("validation_accuracy", "validation_loss", "test_accuracy")
+    scores = ("train_accuracy", "validation_accuracy", "validation_loss", "test_accuracy")
+    numbers = (*numbers, "fidelity", "warmup_factor", "weight_decay_factor")
     return {"arm": "a", "phase": "final", "diverged": False, **dict.fromkeys((*numbers, *scores), 1.0), "seed": seed}
 
 

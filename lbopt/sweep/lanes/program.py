@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -59,6 +59,7 @@ class Spread:
 
     Args:
       config: of the study.
+      devices: to choose from, for instance of a slice that is not here; None for this process's own.
 
     Attributes:
       width: trials in a call.
@@ -66,10 +67,11 @@ class Spread:
       batched: under vmap; otherwise there is one lane.
     """
 
-    def __init__(self, config: SweepConfig):
-        on_cpu = jax.default_backend() == "cpu"
+    def __init__(self, config: SweepConfig, devices: Sequence[jax.Device] | None = None):
+        devices = jax.local_devices() if devices is None else devices
+        on_cpu = devices[0].platform == "cpu"
         self.batched = config.trial_batching == "vmap" or (config.trial_batching == "auto" and not on_cpu)
-        self.devices = jax.local_devices() if self.batched else jax.local_devices()[:1]
+        self.devices = list(devices) if self.batched else list(devices[:1])
         wanted = config.trials_per_program if self.batched else 1
         self.width = math.ceil(wanted / len(self.devices)) * len(self.devices)
 
@@ -112,7 +114,7 @@ class CompiledOnce:
     """
 
     def __init__(self, jitted: Any):
-        self.lower = jitted.lower
+        self.lower, self.eval_shape = jitted.lower, jitted.eval_shape
         self._lock = threading.Lock()
         self._compiled: dict[Any, Any] = {}
 
@@ -150,6 +152,7 @@ class Beginning:
     def __init__(self, problem: Problem, spread: Spread):
         init = jax.custom_batching.sequential_vmap(problem.init) if spread.batched else problem.init
         self._init = spread.jit(lambda seed: init(split_seed(seed)[0]))
+        self.shapes = lambda: self._init.eval_shape(np.zeros(spread.width, np.int32))
 
     def __call__(self, seeds: np.ndarray) -> Any:
         """Return (params, model_state) of each seed [lanes] int32."""
@@ -193,15 +196,20 @@ class Program:
         """Whether a trial can begin to train at once; always in batches, whose programs have one user at a time."""
         return getattr(self._advance, "made", True)
 
-    def lower(self) -> Any:
-        """Lower the steps for shapes alone."""
+    def shapes(self) -> tuple[Any, ...]:
+        """Return what a call of the steps takes, as shapes: (shared arrays, count), the same for all lanes, and (lanes, batches)."""
         width = self._spread.width
         blank = Arguments(*(np.zeros(width, np.float32) for _ in Arguments._fields))
-        fresh = jax.eval_shape(Beginning(self._problem, self._spread), np.zeros(width, np.int32))
-        lanes = jax.eval_shape(self._create, blank, np.zeros(width, np.int32), *fresh)
+        fresh = Beginning(self._problem, self._spread).shapes()
+        lanes = self._create.eval_shape(blank, np.zeros(width, np.int32), *fresh)
         one = self.feed.take(0, 0, 1)
         fed = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), one)
-        return self._advance.lower(self.feed.shared, np.int32(1), lanes, fed)
+        shared = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.feed.shared)
+        return shared, jax.ShapeDtypeStruct((), jnp.int32), lanes, fed
+
+    def lower(self, *shapes: Any) -> Any:
+        """Lower the steps for `shapes`, which may say where things lie."""
+        return self._advance.lower(*shapes)
 
     def create(self, arguments: Arguments, seeds: np.ndarray, params: Any, model_state: Any) -> Lanes:
         """Return lanes before their first update; all arguments have a leading lane axis."""

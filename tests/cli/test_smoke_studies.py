@@ -1,0 +1,54 @@
+"""The smoke row of every study, end to end: from the command to the report."""
+
+import json
+
+import pytest
+
+from lbopt.cli import main
+from lbopt.cli.arguments import call_get_config
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+STUDIES = (
+    "cifar10_limit",
+    "diffusion_digits",
+    "digits_limit",
+    "digits_lstm_legw",
+    "imagenet_limit",
+    "mnist_limit",
+    "pydoc_lm_legw",
+    "waterfall_digits",
+)
+ON_IMAGES = ("cifar10_limit", "imagenet_limit")
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    assert main.main(["prepare", "generated_images", f"--data_dir={folder}"]) == 0
+    return folder
+
+
+def test_every_study_is_here(configs):
+    assert {file.stem for file in (configs / "sweeps").glob("*.py")} == set(STUDIES)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_smoke_row_goes_the_whole_way(study, configs, data_dir, tmp_path, capsys):
+    """At the larger of its batch sizes, tested with one seed."""
+    flag = f"{configs / 'sweeps' / study}.py:smoke"
+    config = call_get_config(flag)
+    largest, seed = config.global_batch_sizes[-1], config.final_seeds[0]
+    flags = [f"--config={flag}", f"--workdir={tmp_path / 'study'}", f"--config.global_batch_sizes=({largest},)"]
+    flags.append(f"--config.final_seeds=({seed},)")
+    if study in ON_IMAGES:
+        flags += [f"--config.train.data.data_dir={data_dir}", "--config.train.data.reader_threads=2"]
+    assert main.main(["sweep", *flags]) == 0
+    out, _ = capsys.readouterr()
+    rows = [json.loads(line) for line in (tmp_path / "study" / "results.jsonl").read_text().splitlines()]
+    final = [row for row in rows if row["phase"] == "final"]
+    assert [row["arm"] for row in final] == [arm.name for arm in config.arms]
+    assert ("probes" in final[0]) == (config.measure.num_probes > 0)
+    summary = json.loads((tmp_path / "study" / "summary.json").read_text())
+    assert summary["complete"]
+    assert all(finding in out for finding in summary["findings"])
+    assert (tmp_path / "study" / "report.html").stat().st_size > 10_000
