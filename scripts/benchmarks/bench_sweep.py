@@ -5,6 +5,7 @@ seeds. The loop runs as many trials with one compiled step per optimizer; the ot
 """
 
 import contextlib
+import importlib.util
 import io
 import pathlib
 import statistics
@@ -15,15 +16,22 @@ import time
 
 import hand_written
 import jax
+import large_study
 import pairs
+import sweep_on_tpu
 
 from lbopt.config import Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SearchConfig, SweepConfig, TrainConfig
 from lbopt.sweep import runner, trials
+from lbopt.sweep.report import write
 
 EPOCHS = 20
-CASES = [("cnn", 16), ("cnn", 64), ("cnn", 256), ("cnn", 1024), ("lstm", 64), ("lstm", 1024)]
+CASES = [
+    *(("mlp", size) for size in (16, 64, 1024)),
+    *(("cnn", size) for size in (16, 64, 256, 1024)),
+    *(("lstm", size) for size in (64, 1024)),
+]
 BY_PROCESS = [("cnn", 64), ("cnn", 1024)]
-BY_VMAP = [("cnn", 16), ("cnn", 64), ("cnn", 1024), ("lstm", 64)]
+BY_VMAP = [("mlp", 64), ("cnn", 64), ("lstm", 64)]
 OPTIMIZERS = ("momentum", "adamw")
 MODELS = {"cnn": ModelConfig("cnn"), "lstm": ModelConfig("lstm"), "mlp": ModelConfig("mlp", (128,))}
 TRIALS = 18 * len(OPTIMIZERS)
@@ -32,20 +40,20 @@ PROCESSES = 3
 
 
 def run() -> list[dict]:
-    """Return a row per case against the loop, and one against processes."""
-    return [row for case in CASES for row in _case(*case)]
+    """Return a row per case against the loop, and some against processes, vmap, many trials, and one chip of a TPU."""
+    return [*(row for case in CASES for row in _case(*case)), _many(), _report(), *_on_tpu()]
 
 
 def _case(model: str, batch_size: int) -> list[dict]:
     by_loop = pairs.in_turn(lambda: _ours(model, batch_size), lambda: _loop(model, batch_size), ROUNDS, discard=0)
-    rows = [_row(f"{model} batch {batch_size}, {TRIALS} trials", by_loop, "loop over one compiled step", 1.0)]
+    rows = [_row(f"{model} batch {batch_size}, {TRIALS} trials", by_loop, "loop over one compiled step", 1.3)]
     if (model, batch_size) in BY_PROCESS:
         rows.append(_against_processes(batch_size, by_loop[0]))
     if (model, batch_size) in BY_VMAP:
         by_vmap = pairs.in_turn(
             lambda: _ours(model, batch_size), lambda: _ours(model, batch_size, "vmap"), 1, discard=0
         )
-        rows.append(_row(f"{model} batch {batch_size}, {TRIALS} trials", by_vmap, "lbopt with vmap, not map", None))
+        rows.append(_row(f"{model} batch {batch_size}, {TRIALS} trials", by_vmap, "lbopt with vmap", None))
     return rows
 
 
@@ -66,17 +74,57 @@ def _against_processes(batch_size: int, our_seconds: float) -> dict:
         f"cnn batch {batch_size}, {TRIALS} trials",
         (our_seconds, peer, peer / our_seconds),
         "one process per trial",
-        10.0,
+        20.0,
     )
 
 
+def _many() -> dict:
+    """Compare the cost of a trial of a study of 1,000 with one of 100, compilation and start counted on both sides."""
+    few, many = (_seconds_of_tiny(count) / count for count in (100, 1000))
+    return pairs.row(
+        "mlp batch 1024, one step, 1000 trials", "trials/s", 1 / many, 1 / few, "a study of 100", few / many, 1.0
+    )
+
+
+def _seconds_of_tiny(count: int) -> float:
+    config = _study("mlp", 1024, "auto", ("momentum",))
+    config.train.num_steps = 1
+    config.search = SearchConfig("log_uniform", num_candidates=count - 1)
+    config.final_seeds = (9,)
+    return _timed(config, count)
+
+
+def _report() -> dict:
+    """Time the report of 5,000 trials."""
+    with tempfile.TemporaryDirectory() as folder:
+        workdir = pathlib.Path(folder)
+        saved, count = large_study.save(workdir)
+        begin = time.perf_counter()
+        write.write_sweep_report(workdir, saved)
+        seconds = time.perf_counter() - begin
+    return pairs.row(f"report of {count} trials", "s", seconds, None, None, None, 20.0)
+
+
+def _on_tpu() -> list[dict]:
+    if importlib.util.find_spec("libtpu") is None:
+        return []
+    unit, peer = "Mcycles a step", "one v5e chip, 64 trials in turn"
+    return [
+        pairs.row(f"{name}, 64 trials on 4 chips", unit, ours / 1e6, alone / 1e6, peer, alone / ours, 10.0)
+        for name, ours, alone in sweep_on_tpu.run()
+    ]
+
+
 def _ours(model: str, batch_size: int, batching: str = "auto") -> None:
-    jax.clear_caches()
+    _timed(_study(model, batch_size, batching, OPTIMIZERS), TRIALS)
+
+
+def _study(model: str, batch_size: int, batching: str, optimizers) -> SweepConfig:
     schedule = ScheduleConfig(0.05, scaling_rule="none", warmup_rule="none")
-    config = SweepConfig(
+    return SweepConfig(
         train=TrainConfig(num_epochs=EPOCHS, model=MODELS[model]),
         arms=tuple(
-            Arm(name, OptimizerConfig(name, weight_decay=0.01 * (name == "adamw")), schedule) for name in OPTIMIZERS
+            Arm(name, OptimizerConfig(name, weight_decay=0.01 * (name == "adamw")), schedule) for name in optimizers
         ),
         global_batch_sizes=(batch_size,),
         search=SearchConfig(learning_rate_factors=(0.1, 0.2, 0.4, 0.8, 1.0, 2.0), seeds=(0, 1)),
@@ -84,11 +132,18 @@ def _ours(model: str, batch_size: int, batching: str = "auto") -> None:
         trials_per_program=6,
         trial_batching=batching,
     )
+
+
+def _timed(config: SweepConfig, expected: int) -> float:
+    """Run a study in a folder of its own; return its seconds."""
+    jax.clear_caches()
     config.validate()
+    begin = time.perf_counter()
     cells = trials.make_cells(config, trials.make_problems(config))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         rows = runner.run_sweep(config, cells, pathlib.Path(folder))
-    assert len(rows) == TRIALS
+    assert len(rows) == expected
+    return time.perf_counter() - begin
 
 
 def _loop(model: str, batch_size: int) -> None:

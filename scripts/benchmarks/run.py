@@ -13,7 +13,7 @@ BENCHMARKS = {
     "update": "HBM traffic, memory, compile time and CPU time of one optimizer update beside optax (TPU figures by its compiler)",
     "input": "decoded images/s beside tf.data, tokens/s beside a plain loop, memory of reading, and what hosts of a pod need",
     "restart": "what staying up costs: how long a save stops training, what a restart is made of, what a second process adds",
-    "sweep": "trials/s of lbopt's sweep beside one process per trial and a hand-written loop over trials",
+    "sweep": "trials/s of lbopt's sweep beside one process per trial and a hand-written loop; batched trials on TPU by its compiler",
 }
 
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if names[0] == "step":
         os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    if names[0] in ("models", "pod", "update"):
+    if names[0] in ("models", "pod", "sweep", "update"):
         os.environ["JAX_PLATFORMS"] = "cpu"
         from lbopt.plan import topology
 

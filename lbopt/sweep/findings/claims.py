@@ -20,14 +20,17 @@ def judge(config: Mapping[str, Any], summary: Mapping[str, Any], metric: Metric)
     if not summary["complete"]:
         return []
     arms = summary["arms"]
+    constant = [arm for arm in arms if _settings(config, arm)["schedule"].get("decay", "constant") == "constant"]
+    further = (
+        () if config.get("waterfall") else ((False, ""), (True, "_than_linear_scaling"))
+    )  # its arms differ in more
     found = [
-        _further(config, arms, metric, "layerwise_legw_goes_further", linear_only=False),
-        _further(config, arms, metric, "layerwise_legw_goes_further_than_linear_scaling", linear_only=True),
+        *(_further(config, arms, metric, f"layerwise_legw_goes_further{name}", linear) for linear, name in further),
         constant_warmup_steps(arms),
         lipschitz_peak_stays(arms),
         noise_scale_predicts_limit(arms),
         noise_scale_predicts_critical_batch(arms),
-        diffusion_is_logarithmic(arms),
+        diffusion_is_logarithmic(constant),  # of a rate that falls the distance grows ever more slowly anyway
     ]
     return [claim for claim in found if claim is not None]
 

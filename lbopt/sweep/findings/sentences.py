@@ -179,7 +179,7 @@ def _budget_sentence(measured: Arms) -> str:
     if len(counts) == len(lengths) == 1:
         (count,), (length,) = counts, lengths
         full = f" ({length:.3g} runs of full length)" if length != count else ""
-        return f"Every arm got the same search: {count} trials at each batch size{full}."
+        return f"Every arm got the same search: {count} trial{'s' * (count != 1)} at each batch size{full}."
     spans = ", ".join(f"{name} {_span(found)}" for name, found in trials.items())
     runs = f"from {min(lengths):.3g} to {max(lengths):.3g} runs of full length"
     return f"The arms did not get the same search: trials at each batch size were {spans}, worth {runs}."

@@ -1,0 +1,55 @@
+"""Trials batched over the chips of a slice beside one chip that runs them in turn, by the TPU compiler's cycles."""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from lbopt.config import Arm, MeasureConfig, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
+from lbopt.plan import costs, topology
+from lbopt.plan.program import Program as Text
+from lbopt.sweep import trials
+from lbopt.sweep.lanes.program import TRIALS, Program, Spread
+
+TRIALS_AT_ONCE = 64
+MODELS = {"cnn": ModelConfig("cnn", patch_convolutions=False), "mlp": ModelConfig("mlp", (128,))}
+CASES = [("mlp", 64), ("mlp", 512), ("cnn", 64), ("cnn", 512)]
+
+
+def run() -> list[tuple[str, float, float]]:
+    """Return (case, cycles of a step of 64 trials on four chips, cycles of 64 times a step of one trial on one chip)."""
+    devices = topology.open_topology("v5e:2x2").devices
+    found = []
+    for model, batch_size in CASES:
+        together = _cycles(model, batch_size, "vmap", devices)
+        alone = _cycles(model, batch_size, "none", devices[:1])
+        found.append((f"{model} batch {batch_size}", together, TRIALS_AT_ONCE * alone))
+    return found
+
+
+def _cycles(model: str, batch_size: int, batching: str, devices) -> float:
+    """Return the cycles of one step: the body of the sweep's loop is counted once, since nobody knows how often it runs."""
+    schedule = ScheduleConfig(0.05, warmup_rule="none")
+    config = SweepConfig(
+        train=TrainConfig(num_epochs=20.0, model=MODELS[model]),
+        arms=(Arm("momentum", OptimizerConfig("momentum"), schedule),),
+        global_batch_sizes=(batch_size,),
+        trials_per_program=TRIALS_AT_ONCE,
+        trial_batching=batching,
+        measure=MeasureConfig(distance=False),
+    )
+    config.validate()
+    (cell,) = trials.make_cells(config, trials.make_problems(config))
+    spread = Spread(config, devices)
+    program = Program(cell, False, config, spread)
+    shapes = [
+        jax.tree.map(lambda x, place=place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), part)
+        for part, place in zip(program.shapes(), _places(spread), strict=True)
+    ]
+    return costs.cycles(Text(program.lower(*shapes).compile().as_text()))
+
+
+def _places(spread: Spread) -> list:
+    if len(spread.devices) == 1:
+        return [SingleDeviceSharding(spread.devices[0])] * 4
+    mesh = Mesh(np.array(spread.devices), (TRIALS,))
+    return [NamedSharding(mesh, spec) for spec in (PartitionSpec(),) * 2 + (PartitionSpec(TRIALS),) * 2]
