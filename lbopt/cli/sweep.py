@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from lbopt.cli import arguments
+from lbopt.cli.train import OF_THE_HOST
 from lbopt.config import SweepConfig, checks
 from lbopt.errors import UserError
 from lbopt.job.member import STARTING, Alone
@@ -15,10 +20,11 @@ from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
 from lbopt.report import page
 from lbopt.sweep import runner, trials
+from lbopt.sweep.lanes import on_mesh
 from lbopt.sweep.report import write as report
 from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.preemption import PreemptionWatch
-from lbopt.train.shard import Shard
+from lbopt.train.shard import Shard, at_the_door
 
 FLAGS = {
     "config": "configs/sweeps/FILE[:ROW], then --config.field=VALUE to override",
@@ -41,17 +47,23 @@ def run(argv: Sequence[str], job: Alone) -> None:
     page.new_figure()  # say now, not after the last trial, if nothing can be drawn
     available_devices()
     cells = trials.make_cells(config, trials.make_problems(config))
+    together = config.trial_devices == "all"
+    if together:
+        on_mesh.check_cells(cells)
 
     def compare(saved: dict[str, Any]) -> list[str]:
-        return checks.differences(_core(ours), _core(saved["config"]))
+        found = checks.differences(_core(ours), _core(saved["config"]))
+        return sorted(found, key=lambda said: not said.startswith("name "))
 
+    num_devices = jax.device_count() if together else 1
     with PreemptionWatch(job) as watch, bucket.opened(given["workdir"], job) as folder:
         workdirs.check_shared(folder, job)
-        with workdirs.open_workdir(folder, "sweep", ours, compare, 1, command, job, shard) as workdir:
+        with workdirs.open_workdir(folder, "sweep", ours, compare, num_devices, command, job, shard) as workdir:
             runner.run_sweep(config, shard.part_of(cells) if shard else cells, workdir, watch)
             if job.index == 0:
                 job.doing("writing the report", patience=STARTING)
-                _report(workdir, shard)
+                with at_the_door(workdir) if shard else contextlib.nullcontext():  # an older report never comes last
+                    _report(workdir, shard)
 
 
 def _shard(given: dict[str, str]) -> Shard | None:
@@ -77,4 +89,9 @@ def _report(workdir: pathlib.Path, shard: Shard | None) -> None:
 
 
 def _core(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in NOT_COMPARED}
+    """Leave out what changes no result: how a machine is used, and where data lie on it."""
+    kept = {name: value for name, value in copy.deepcopy(config).items() if name not in NOT_COMPARED}
+    for owner in (kept.get("train"), *kept.get("arms", ())):
+        if isinstance(owner, dict) and isinstance(owner.get("data"), dict):
+            owner["data"] = {name: value for name, value in owner["data"].items() if name not in OF_THE_HOST}
+    return kept

@@ -26,7 +26,7 @@ FLAGS = {
     "workdir": "folder for config.json, metrics, checkpoints; the same one resumes",
     **JOB_FLAGS,
 }
-_OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
+OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
 """Fields of the data that change no batch."""
 
 
@@ -84,7 +84,7 @@ def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
     def core(data: dict[str, Any]) -> dict[str, Any]:
         kept = {name: value for name, value in data.items() if name != "about"}
         if isinstance(kept.get("data"), dict):
-            kept["data"] = {name: value for name, value in kept["data"].items() if name not in _OF_THE_HOST}
+            kept["data"] = {name: value for name, value in kept["data"].items() if name not in OF_THE_HOST}
         return {**kept, "parallel": {"num_microsteps": data.get("parallel", {}).get("num_microsteps")}}
 
     def compare(saved: dict[str, Any]) -> list[str]:

@@ -11,6 +11,8 @@ from typing import Any
 from lbopt.errors import UserError, require
 
 LARGEST = 2**31
+_WIDEST = 80
+"""Characters of a value that a message shows."""
 
 
 def check_types(config: Any, prefix: str = "config") -> None:
@@ -106,11 +108,21 @@ def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
         for key in sorted(set(ours) | set(theirs)):
             found += differences(ours.get(key), theirs.get(key), f"{prefix}.{key}" if prefix else key)
         return found
+    if _are_groups(ours) and _are_groups(theirs) and len(ours) == len(theirs):
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        return [said for index, pair in pairs for said in differences(*pair, f"{prefix}[{index}]")]
     return [] if ours == theirs else [f"{prefix} is {_shown(theirs)} there and {_shown(ours)} here"]
 
 
+def _are_groups(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(item, dict) for item in value)
+
+
 def _shown(value: Any) -> str:
-    return "{...}" if isinstance(value, dict) else repr(value)
+    if _are_groups(value):
+        return f"[{len(value)} x {{...}}]"
+    text = "{...}" if isinstance(value, dict) else repr(value)
+    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}..."
 
 
 def at_least(field: str, value: Any, low: float) -> None:

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
+import re
 
 from lbopt.config import checks
 from lbopt.config.checks import LARGEST
@@ -96,7 +97,10 @@ class SweepConfig:
           UserError: naming the field, its value and the fix.
         """
         checks.check_types(self)
-        self.train.validate()
+        try:
+            self.train.validate()
+        except UserError as error:
+            raise UserError(_as_of_study(str(error), {})) from error
         require_name("config.name", self.name)
         require_choice("config.about.status", self.about.status, STATUSES)
         require_choice("config.trial_devices", self.trial_devices, TRIAL_DEVICES)
@@ -140,11 +144,12 @@ class SweepConfig:
     def _validate_trials(self, index: int) -> None:
         """Check what the trials of an arm train, as a run of its own."""
         arm, trained = self.arms[index], self.arm_train(index)
-        changed = {name: f"config.arms[{index}].{name}" for name in _OVERRIDES if getattr(arm, name) is not None}
+        own = ("optimizer", "schedule", *(name for name in _OVERRIDES if getattr(arm, name) is not None))
+        changed = {name: f"config.arms[{index}].{name}" for name in own}
         try:
             trained.validate()
         except UserError as error:
-            raise UserError(_as_of_arm(str(error), changed)) from error
+            raise UserError(_as_of_study(str(error), changed)) from error
         fix = "a study shuffles its examples; use lbopt train, or leave it False"
         require(not trained.data.carry_state, "config.train.data.carry_state", True, fix)
         for field in ("phase2", "init_from"):
@@ -197,12 +202,13 @@ def _fewest_parts(size: int, largest: int, num_devices: int) -> int:
     return next(parts for parts in range(-(-share // largest), share + 1) if share % parts == 0)
 
 
-def _as_of_arm(message: str, changed: dict[str, str]) -> str:
+def _as_of_study(message: str, changed: dict[str, str]) -> str:
     """Say in which field of the study a field of a trial's config is."""
-    for name, place in changed.items():
-        message = message.replace(f"config.{name}", place)
-    kept = "config.arms["
-    return message if message.startswith(kept) else message.replace("config.", "config.train.", 1)
+
+    def place(found: re.Match[str]) -> str:
+        return changed.get(found[1], f"config.train.{found[1]}")
+
+    return re.sub(r"\bconfig\.(\w+)", place, message)
 
 
 def _ascending(field: str, values: tuple) -> None:

@@ -6,9 +6,11 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import pathlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -19,6 +21,8 @@ from lbopt.train.workdir import writing
 from lbopt.train.writers import read_lines
 
 _PAGE = 2**16
+_COPY_EVERY_S = 10.0
+"""To a bucket, at most."""
 REQUIRED = (
     "arm",
     "phase",
@@ -66,6 +70,7 @@ class Results:
         of_all: bool = False,
     ):
         self._of_all = of_all
+        self._copied = -math.inf
         self._file = workdir / "results.jsonl"
         self._lock = threading.Lock()
         self._job = Alone() if job is None else job
@@ -93,7 +98,11 @@ class Results:
         with self._lock:
             with writing(self._file):
                 _append(self._file, text.encode())
-            bucket.copy_changes(self._file.parent)
+            if (
+                time.monotonic() > self._copied + _COPY_EVERY_S
+            ):  # all of it each time; what is left goes with the next, or at the end
+                bucket.copy_changes(self._file.parent)
+                self._copied = time.monotonic()
             self.rows.extend(rows)
             if self._progress is not None:
                 self._progress.advance(len(rows))

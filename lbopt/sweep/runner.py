@@ -7,7 +7,7 @@ import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -21,12 +21,15 @@ from lbopt.sweep.lanes.program import Program, Spread
 from lbopt.sweep.lanes.session import Equipment, Once, Session
 from lbopt.sweep.record import Record
 from lbopt.sweep.results import Results
+from lbopt.sweep.search.cost import search_cost
 from lbopt.sweep.trials import FINAL, Cell, Trial
 from lbopt.sweep.work import CellWork, Work
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
 
 AnySession: TypeAlias = Session | on_mesh.MeshSession
+_EXAMPLES_A_STEP = 2**17
+"""Of all trials of a batched program together, at most."""
 _PATIENCE = 96
 """A program of trials shows no steps: it may take a day where a step may take a quarter of an hour."""
 
@@ -82,20 +85,14 @@ class Study:
     def __init__(self, config: SweepConfig, results: Results, progress: Progress, watch: PreemptionWatch):
         self._config, self._results, self._progress, self._watch = config, results, progress, watch
         self._together = config.trial_devices == "all"
-        self._spread = Spread(config)
+        self._batched = Spread(config).batched
         self._turns = 0
-        self._equipment: dict[int, Once[Equipment]] = {}
+        self._equipment: dict[tuple[int, int], Once[Any]] = {}
         self._programs: dict[str, Once[Any]] = {}
 
     def run(self, cells: Sequence[Cell]) -> None:
         """Run what is missing of these cells."""
-        for cell in cells:
-            problem = cell.problem
-            make = Once(lambda problem=problem: Equipment(problem, self._config, self._spread))  # type: ignore[misc]
-            self._equipment.setdefault(id(problem), make)
-        if self._together:
-            on_mesh.check_cells(list(cells))
-        work = Work(cells, self._config, self._results.rows, exclusive=self._spread.batched)
+        work = Work(cells, self._config, self._results.rows, exclusive=self._batched)
         count = self._num_threads()
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             futures = [pool.submit(self._serve, work) for _ in range(count)]
@@ -145,14 +142,27 @@ class Study:
 
     def _session(self, program: Any, cell: Cell) -> AnySession:
         if self._together:
-            return on_mesh.MeshSession(program)
-        return Session(program, self._equipment[id(cell.problem)](), self._spread)
+            probe = self._shared(cell, 0, lambda: on_mesh.make_mesh_probe(cell.problem, self._config))
+            return on_mesh.MeshSession(program, probe)
+        spread = self._spread(cell)
+        equipment = self._shared(cell, spread.width, lambda: Equipment(cell.problem, self._config, spread))
+        return Session(program, equipment, spread)
+
+    def _spread(self, cell: Cell) -> Spread:
+        """Return how trials of a cell share a program: no more of them than there are at a time, or than memory is likely to hold."""
+        search = search_cost(self._config.arm_search(cell.index))
+        at_once = max(search.at_once, len(self._config.final_seeds))
+        return Spread(self._config, width=max(1, min(at_once, _EXAMPLES_A_STEP // cell.global_batch_size)))
+
+    def _shared(self, cell: Cell, width: int, make: Callable[[], Any]) -> Any:
+        """Return what all trials of a problem share that are so many in a call."""
+        return self._equipment.setdefault((id(cell.problem), width), Once(make))()
 
     def _compiled(self, cell: Cell, trial: Trial) -> Any:
         decays = trial.weight_decay > 0
         if self._together:
             return on_mesh.MeshProgram(cell, decays, self._config)
-        return Program(cell, decays, self._config, self._spread)
+        return Program(cell, decays, self._config, self._spread(cell))
 
     def _stopping(self, work: Work) -> bool:
         """Return whether to stop; processes that train together agree on when."""

@@ -295,3 +295,26 @@ def test_a_platform_that_is_not_there(command, platform, study, small, tmp_path)
     assert done.stderr.splitlines()[-1].startswith(f"lbopt {command}: no devices")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "new").exists()
+
+
+def test_a_study_may_go_on_where_its_data_lie_elsewhere(lbopt, study):
+    """And what is kept of its config is all of it."""
+    from lbopt.cli import sweep
+
+    config = checks.to_json(arguments.load_config(study[0][0].removeprefix("--config="), [], SweepConfig))
+    before = checks.to_json(arguments.load_config(study[0][0].removeprefix("--config="), [], SweepConfig))
+    moved = {**config, "train": {**config["train"], "data": {**config["train"]["data"], "data_dir": "/elsewhere"}}}
+    assert sweep._core(config) == sweep._core(moved)
+    assert config == before
+
+
+def test_studies_that_differ_say_where_in_short(refused, study, configs):
+    flags, folder = study
+    err = refused(
+        2, "sweep", *flags, "--config.train.model.hidden=8", "--config.limit_points=2.0", f"--workdir={folder}"
+    )
+    assert "limit_points is 1.0 there and 2.0 here; train.model.hidden is 64 there and 8 here" in err
+    other = [f"--config={configs / 'sweeps' / 'diffusion_digits.py'}:smoke"]
+    err = refused(2, "sweep", *other, f"--workdir={folder}")
+    assert "name is 'digits_limit:smoke' there and 'diffusion_digits:smoke' here" in err
+    assert len(err) < 600

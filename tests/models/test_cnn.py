@@ -10,6 +10,7 @@ from lbopt.models import cnn
 
 WIDTHS, HIDDEN, TRIALS, BATCH = (6, 12), 16, 3, 16
 MODEL = cnn.CNN(widths=WIDTHS, hidden=HIDDEN)
+BY_XLA = MODEL.clone(by_patches=False)
 
 
 class Plain(nn.Module):
@@ -83,12 +84,14 @@ def renamed(tree, old, new):
     return {name.replace(old, new): renamed(inside, old, new) for name, inside in tree.items()}
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_equal_to_the_plain_order_of_layers(trials, train):
+@pytest.mark.parametrize(
+    ("model", "train"), [(MODEL, True), (MODEL, False), (BY_XLA, True)], ids=["train", "evaluate", "train by XLA"]
+)
+def test_equal_to_the_plain_order_of_layers(trials, model, train):
     differentiate = jax.jit(differentiated, static_argnums=(0, 4))
     for number in range(TRIALS):
         variables, images, labels = one_of(trials, number)
-        ours = differentiate(MODEL, variables, images, labels, train)
+        ours = differentiate(model, variables, images, labels, train)
         (d_params, d_images), aux = differentiate(
             Plain(), renamed(variables, "PatchConv", "Conv"), images, labels, train
         )
@@ -98,9 +101,10 @@ def test_equal_to_the_plain_order_of_layers(trials, train):
 
 @pytest.mark.parametrize("options", [{}, {"xla_backend_optimization_level": 0}], ids=["default", "level 0"])
 @pytest.mark.parametrize("batched", [jax.lax.map, lambda fn, inputs: jax.vmap(fn)(inputs)], ids=["map", "vmap"])
-def test_compiled_for_several_trials_the_gradient_is_the_one_op_by_op(trials, op_by_op, batched, options):
+@pytest.mark.parametrize("model", [MODEL, BY_XLA], ids=["by patches", "by XLA"])
+def test_compiled_for_several_trials_the_gradient_is_the_one_op_by_op(trials, op_by_op, model, batched, options):
     """Within a loop XLA fuses otherwise, and computes twice what is cheap: what is compared has to be the same both times."""
-    program = jax.jit(lambda inputs: batched(lambda one: differentiated(MODEL, *one)[0][0], inputs))
+    program = jax.jit(lambda inputs: batched(lambda one: differentiated(model, *one)[0][0], inputs))
     found = program.lower(trials).compile(options)(trials)
     for number, expected in enumerate(op_by_op):
         for layer in ("PatchConv_0", "PatchConv_1"):

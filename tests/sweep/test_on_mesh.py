@@ -3,12 +3,11 @@
 import json
 
 import numpy as np
-import pytest
 from jobs import start  # noqa: F401  a fixture
 from tiny_study import make_config
 
+from lbopt.cli import main
 from lbopt.config.measure import MeasureConfig
-from lbopt.errors import UserError
 from lbopt.sweep import runner, trials
 
 # The global batch's statistics are summed in another order; momentum over 24 steps amplifies rounding (test_program).
@@ -46,12 +45,15 @@ def test_all_devices_find_what_one_finds(tmp_path):
             np.testing.assert_allclose(ours[key]["curve"]["train_loss"], row["curve"]["train_loss"], rtol=RTOL)
 
 
-def test_a_batch_that_does_not_split_over_the_devices_is_refused_before_anything_is_compiled(tmp_path):
-    config, _ = study(trial_devices="all")
-    config.global_batch_sizes = (6, 128)
-    cells = trials.make_cells(config, trials.make_problems(config))
-    with pytest.raises(UserError, match="6"):
-        runner.run_sweep(config, cells, tmp_path)
+def test_a_batch_that_does_not_split_over_the_devices_is_refused_before_the_workdir_is_taken(
+    config_file, tmp_path, capsys
+):
+    flags = [f"--config={config_file}", f"--workdir={tmp_path / 'study'}", "--config.trial_devices=all"]
+    assert main.main(["sweep", *flags, "--config.global_batch_sizes=(6,128)"]) == 2
+    err = capsys.readouterr().err
+    assert "config.global_batch_sizes = 6 of 'momentum': " in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "study").exists()
 
 
 def test_two_processes_train_every_trial_together(

@@ -12,6 +12,7 @@ from synthetic import Truth, legw
 from lbopt.errors import UserError
 from lbopt.report import page
 from lbopt.sweep.findings.metric import ACCURACY, PERPLEXITY
+from lbopt.sweep.findings.summary import summarize
 from lbopt.sweep.report import write as report
 from lbopt.sweep.report.protocol import protocol
 from lbopt.sweep.report.tables import results_table
@@ -193,6 +194,76 @@ def test_a_target_study_reports_what_was_not_reached(tmp_path):
     assert "The median run did not reach the target: a at 16, 64, 256." in written.text
     assert "The limit of every arm" not in written.headings
     assert "fewest steps to the target" in written.text
+
+
+@pytest.mark.parametrize(("options", "sizes"), [({"stops": True}, 3), ({"seeds": (1,)}, 3)])
+def test_the_terminal_shows_no_limit_where_there_is_none(options, sizes):
+    arm = Truth(FLAT, steps_to_target=(9.0,) * 3, diverges=(16,))
+    lines = report.terminal_table(summarize(*synthetic.make_study({"a": arm}, **options))).splitlines()
+    assert lines[2].split()[-1] == "-"
+    assert len(lines[2].split()) == sizes + 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "part"), [("one", "the whole training set"), ("all", "a random part of the training set")]
+)
+def test_the_figure_of_training_says_what_was_scored(tmp_path, devices, part):
+    config, rows = synthetic.make_study({"a": Truth(FLAT)})
+    saved = synthetic.save_study(tmp_path, {**config, "trial_devices": devices}, rows)
+    file, _ = report.write_sweep_report(tmp_path, saved)
+    assert f"Training ({part}" in file.read_text()
+
+
+# ---- the figures of a search that differs by arm
+
+
+def figures_of(monkeypatch, workdir, config, rows):
+    """Write a report; return its figures by name."""
+    figures = {}
+    monkeypatch.setattr(page, "save_figure", lambda figure, file: figures.update({file.stem: figure}) or "QQ==")
+    report.write_sweep_report(workdir, synthetic.save_study(workdir, config, rows))
+    return figures
+
+
+def mixed(**search):
+    """Return a study in which arm b is searched in another way than arm a's grid."""
+    config, rows = synthetic.make_study({"a": Truth(FLAT)}, warmup_factors=[0.5, 1.0, 2.0])
+    other, more = synthetic.make_study({"b": Truth(FLAT)}, **search)
+    config["arms"] += [{**other["arms"][0], "search": other["search"]}]
+    return config, rows + more
+
+
+def tick_names(panel, axis):
+    panel.figure.canvas.draw()
+    return [label.get_text() for label in getattr(panel, f"get_{axis}ticklabels")()]
+
+
+def test_every_arm_is_drawn_by_its_own_search(tmp_path, monkeypatch):
+    figures = figures_of(monkeypatch, tmp_path, *mixed(method="halton", warmup_range=[0.5, 2.0]))
+    grid = figures["learning_rate_and_warmup"].axes
+    assert [len(panel.images) for panel in grid[:6]] == [1, 1, 1, 0, 0, 0]
+    assert tick_names(grid[0], "y") == ["0.5", "1", "2"]
+    lines = [panel.lines[0].get_linewidth() for panel in figures["learning_rate_search"].axes[:2]]
+    assert lines == [1, 0]
+
+
+def test_grids_that_differ_keep_their_own_names(tmp_path, monkeypatch):
+    search = {"warmup_factors": [0.0, 0.25, 1.0, 4.0], "learning_rate_factors": [0.25, 1.0, 4.0]}
+    grid = figures_of(monkeypatch, tmp_path, *mixed(**search))["learning_rate_and_warmup"].axes
+    assert tick_names(grid[0], "y") == ["0.5", "1", "2"]
+    assert tick_names(grid[3], "y") == ["0", "0.25", "1", "4"]
+    assert tick_names(grid[3], "x") == ["0.25", "1", "4"]
+
+
+def test_no_warmup_is_seen_on_a_logarithmic_axis(tmp_path, monkeypatch):
+    config, rows = synthetic.make_study({"a": Truth(FLAT)}, method="halton", warmup_range=[0.5, 2.0])
+    rows = [{**row, "warmup_factor": 0.0, "warmup_steps": 0.0} if row["warmup_factor"] == 1 else row for row in rows]
+    panel = figures_of(monkeypatch, tmp_path, config, rows)["learning_rate_and_warmup"].axes[0]
+    dots = panel.collections[-1].get_offsets()
+    assert len(dots) == 17
+    assert min(dots[:, 1]) > panel.get_ylim()[0] > 0
+    assert tick_names(panel, "y")[0] == "0"
+    assert panel.get_yticks()[0] == pytest.approx(min(dots[:, 1]))
 
 
 def test_an_unfinished_study_is_shown_as_far_as_it_is(tmp_path):

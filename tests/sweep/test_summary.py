@@ -12,6 +12,7 @@ from synthetic import SIZES, Truth, legw
 from lbopt.cli import arguments
 from lbopt.data import digits
 from lbopt.sweep import fits
+from lbopt.sweep.findings.limits import failure
 from lbopt.sweep.findings.metric import PERPLEXITY
 from lbopt.sweep.findings.points import at_edge
 from lbopt.sweep.findings.summary import find_limit, summarize
@@ -105,6 +106,26 @@ def test_a_diverged_trial_counts_as_all_wrong_whatever_its_last_accuracy():
     point = summarize(config, rows)["arms"][0]["points"][-1]
     assert (point["diverged"], point["search_diverged"], point["test_accuracy_min"]) == (1, 1, 0.0)
     assert point["search"][-1]["validation_accuracy_mean"] == 0.0
+
+
+def test_a_test_loss_that_did_not_rise_is_no_divergence():
+    points = [
+        {"global_batch_size": size, "train_loss_mean": train, "test_loss_mean": 1.0, "diverged": 0, "seeds": 5}
+        for size, train in ((16, 0.5), (64, 0.4), (256, 0.6))
+    ]
+    for beyond, kind in ((points[1], "generalise"), (points[2], "optimise")):
+        failed = failure([points[0], beyond], 16, PERPLEXITY)
+        assert (failed["kind"], failed["train_share"], failed["test_lost"]) == (kind, None, 0.0)
+        assert (failed["diverged"], failed["seeds"]) == (0, 5)
+
+
+def test_what_fails_cannot_be_told_from_a_seed_that_diverged_at_the_smallest_batch():
+    config, rows = synthetic.make_study({"arm": Truth((0.98, 0.98, 0.5))})
+    for row in rows:
+        if (row["seed"], row["global_batch_size"]) == (1, 16):
+            row["diverged"], row["train_accuracy"] = True, None
+    arm = summarize(config, rows)["arms"][0]
+    assert (arm["failure"]["kind"], arm["failure"]["diverged"]) == (None, 0)
 
 
 def test_nothing_fails_before_the_limit():
@@ -248,6 +269,13 @@ def test_a_gain_below_the_seed_spread_is_not_told_apart(gain, apart):
     truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.8 + gain))}
     step = summarize(*synthetic.make_study(truths, waterfall=("a", "b")))["waterfall"]["steps"][1]
     assert step["told_apart"] is apart
+
+
+def test_one_seed_has_no_spread_of_gains():
+    truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.85))}
+    step = summarize(*synthetic.make_study(truths, waterfall=("a", "b"), seeds=(1,)))["waterfall"]["steps"][1]
+    assert (step["gain_spread"], step["told_apart"]) == (None, None)
+    assert step["gain"] == pytest.approx(5.0)
 
 
 def test_a_gain_of_a_language_model_is_in_percent_of_its_perplexity():

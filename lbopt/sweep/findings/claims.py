@@ -26,7 +26,7 @@ def judge(config: Mapping[str, Any], summary: Mapping[str, Any], metric: Metric)
     )  # its arms differ in more
     found = [
         *(_further(config, arms, metric, f"layerwise_legw_goes_further{name}", linear) for linear, name in further),
-        constant_warmup_steps(arms),
+        constant_warmup_steps(arms, metric),
         lipschitz_peak_stays(arms),
         noise_scale_predicts_limit(arms),
         noise_scale_predicts_critical_batch(arms),

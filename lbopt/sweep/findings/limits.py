@@ -12,6 +12,7 @@ from lbopt.sweep.findings.metric import ACCURACY, Metric
 
 _ROUNDING = 1e-9
 _MOST = 0.5
+OPTIMISE, GENERALISE = "optimise", "generalise"
 
 
 def find_limit(points: Sequence[tuple[int, float]], limit_points: float, metric: Metric = ACCURACY) -> int | None:
@@ -52,6 +53,21 @@ def limit_interval(
     return fits.bootstrap_limit(losses, math.log1p(limit_points / 100), higher_is_better=False)
 
 
+def starts_diverged(points: Sequence[Mapping[str, Any]], metric: Metric) -> bool:
+    """Return whether an arm diverged at its smallest batch, so that there is no result to stay near to.
+
+    So it is with at least half of the seeds; of a language model, whose mean loss one of them spoils, with any.
+
+    Args:
+      points: of an arm, ascending in batch size.
+      metric: what the study is judged by.
+    """
+    if not points:
+        return False
+    first = points[0]
+    return first["diverged"] > 0 if metric is not ACCURACY else 2 * first["diverged"] >= first["seeds"]
+
+
 def has_limits(config: Mapping[str, Any]) -> bool:
     """Return whether runs go on to their end: where they stop at a target, their accuracies are all near that."""
     return not (config["train"].get("target_metric") and config["train"].get("stop_at_target"))
@@ -77,17 +93,28 @@ def failure(points: Sequence[Mapping[str, Any]], limit: int | None, metric: Metr
       metric: what the study is judged by.
 
     Returns:
-      `{"global_batch_size", "kind" ("optimise" or "generalise"), "test_lost", "train_lost", "train_share"}`, the last
-      three null where training diverged; None if there is nothing past the limit.
+      `{"global_batch_size", "kind" ("optimise", "generalise" or null), "diverged", "seeds", "test_lost", "train_lost",
+      "train_share"}`; None if there is nothing past the limit. What training lost is null where seeds diverged, there or at
+      the smallest batch; the share is null as well where the test lost nothing by its mean, and then whether training lost
+      anything decides. The kind is null where it cannot be told.
     """
     past = next((point for point in points if limit is not None and point["global_batch_size"] > limit), None)
     if past is None:
         return None
     test, train = (_lost(points[0], past, split, metric) for split in ("test", "train"))
-    share = None if test is None or train is None or test <= 0 else train / test
-    kind = "optimise" if share is None or share > _MOST else "generalise"
-    found = {"kind": kind, "test_lost": test, "train_lost": train, "train_share": share}
-    return {"global_batch_size": past["global_batch_size"], **found}
+    share = train / test if test is not None and train is not None and test > 0 else None
+    lost = {"test_lost": test, "train_lost": train, "train_share": share}
+    counts = {"diverged": past["diverged"], "seeds": past["seeds"]}
+    return {"global_batch_size": past["global_batch_size"], "kind": _kind(past, train, share), **counts, **lost}
+
+
+def _kind(past: Mapping[str, Any], train: float | None, share: float | None) -> str | None:
+    """Return what failed; where training means cannot be compared, that training diverged tells it, or nothing does."""
+    if train is None:
+        return OPTIMISE if past["diverged"] else None
+    if share is None:  # the test lost nothing by its mean
+        return OPTIMISE if train > 0 else GENERALISE
+    return OPTIMISE if share > _MOST else GENERALISE
 
 
 def _lost(first: Mapping[str, Any], past: Mapping[str, Any], split: str, metric: Metric) -> float | None:

@@ -28,7 +28,7 @@ def sentences(config: Mapping[str, Any], summary: Mapping[str, Any], index: Inde
         return _completeness(summary)
     return [
         *_completeness(summary),
-        *(_limit_sentence(arm, summary["limit_points"], metric) for arm in measured if has_limits(config)),
+        *(_limit_sentence(config, arm, metric) for arm in measured if has_limits(config)),
         *_largest(config, measured, index, metric),
         *(claim["sentence"] for claim in summary["claims"]),
         *_kept_warmup(config, measured, metric),
@@ -50,10 +50,12 @@ def _completeness(summary: Mapping[str, Any]) -> list[str]:
 # ---- limits
 
 
-def _limit_sentence(arm: Mapping[str, Any], limit_points: float, metric: Metric) -> str:
-    if arm["limit"] is None:
+def _limit_sentence(config: Mapping[str, Any], arm: Mapping[str, Any], metric: Metric) -> str:
+    first, near = arm["points"][0], metric.amount(config["limit_points"])
+    if first["global_batch_size"] != config["global_batch_sizes"][0]:
         return f"{arm['arm']} has no result at the smallest batch yet."
-    first, near = arm["points"][0], metric.amount(limit_points)
+    if arm["limit"] is None:
+        return f"{arm['arm']} diverged{_of_seeds(first)} at its smallest batch, {first['global_batch_size']}: it has no limit."
     start = f"{arm['arm']} ({_shown(first, metric)} at batch {first['global_batch_size']})"
     if arm["limit_is_largest"]:
         return f"{start} stays within {near} up to the largest batch, {arm['limit']}: its limit was not reached{_interval(arm)}."
@@ -69,11 +71,21 @@ def _interval(arm: Mapping[str, Any]) -> str:
     return f" (95 % interval over seeds {low} to {high})" if low < high else ""
 
 
+def _of_seeds(counted: Mapping[str, Any]) -> str:
+    """Say with how many of the seeds training diverged, if not with all."""
+    some = counted["diverged"] < counted["seeds"]
+    return f" with {counted['diverged']} of {counted['seeds']} seeds" if some else ""
+
+
 def _failure(failed: Mapping[str, Any], metric: Metric) -> str:
     """Say what failed at the first batch past the limit."""
-    if failed["train_share"] is None:
-        return f"fails to {failed['kind']}: training diverged"
     train, test = failed["train_lost"], failed["test_lost"]
+    if failed["kind"] is None:
+        return "whether training failed too cannot be told, as a seed diverged at the smallest batch"
+    if train is None or test is None:
+        return f"fails to {failed['kind']}: training diverged{_of_seeds(failed)}"
+    if failed["train_share"] is None:
+        return f"fails to {failed['kind']}: its mean test loss did not rise, its training loss did{'' if train > 0 else ' not either'}"
     if metric.name == "accuracy":
         return f"fails to {failed['kind']}: of the {test:.2f} points that test accuracy lost, training accuracy lost {train:.2f}"
     return f"fails to {failed['kind']}: the test loss rose by {test:.3f}, the training loss by {train:.3f}"
@@ -163,6 +175,8 @@ def _waterfall(waterfall: Mapping[str, Any] | None, metric: Metric) -> list[str]
     first, *others = waterfall["steps"]
     gains = ", ".join(f"{step['arm']} {round(step['gain'], 2) + 0.0:+.2f}" for step in others)
     start = f"At batch {waterfall['global_batch_size']}, from {first['arm']} with {metric.show(first['mean'])}, in {metric.unit}s"
+    if any(step["told_apart"] is None for step in others):
+        return [f"{start.replace('percents', 'percent')}: {gains}; one seed tells nothing of the noise."]
     noise = [step["arm"] for step in others if not step["told_apart"]]
     doubt = f"; not told apart from seed noise: {', '.join(noise)}" if noise else "; each is more than its seed spread"
     return [f"{start.replace('percents', 'percent')}: {gains}{doubt}."]

@@ -7,7 +7,7 @@ from typing import Any
 
 from lbopt.sweep import fits
 from lbopt.sweep.findings.claims import judge
-from lbopt.sweep.findings.limits import failure, find_limit, limit_interval, measured_in_a_row
+from lbopt.sweep.findings.limits import failure, find_limit, limit_interval, measured_in_a_row, starts_diverged
 from lbopt.sweep.findings.metric import Metric, Row, metric_of
 from lbopt.sweep.findings.points import CellRows, Index, index_rows, measure_point
 from lbopt.sweep.findings.sentences import sentences
@@ -60,7 +60,8 @@ def _arm(config: Mapping[str, Any], arm: str, index: Index, metric: Metric) -> d
     points = [measure_point(config, size, index[arm, size], metric) for size in sizes]
     scores = {size: metric.scores(index[arm, size].final, "test") for size in sizes}
     # Up to the first gap only: the limit of an unfinished study starts at its smallest batch or not at all.
-    measured = [(size, scores[size]) for size in measured_in_a_row(config, sizes)]
+    row = [] if starts_diverged(points, metric) else measured_in_a_row(config, sizes)
+    measured = [(size, scores[size]) for size in row]
     limit = find_limit([(size, metric.centre(values)) for size, values in measured], config["limit_points"], metric)
     return {
         "arm": arm,

@@ -4,82 +4,83 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
+from lbopt.sweep.findings.metric import ACCURACY, Metric
 from lbopt.sweep.findings.verdicts import HELD, NOT_HELD, UNKNOWN, Arms, Claim, said
+from lbopt.sweep.findings.warmups import EPOCHS, GROWING, Contest, Warmups, compare, is_searched, total, warmups
 
 Pairs = Sequence[tuple[float, float]]
 _HALFWAY = 0.5
 """Between constant steps (exponent 0) and constant epochs (exponent -1)."""
+_WARMUP = "constant_warmup_steps"
+_CLAIMED = "constant warmup steps are the right transfer over batch sizes (LEGW)"
+_DRAWN = (
+    "warmup was drawn together with the learning rate, not crossed with it in a grid, so neither's part can be told"
+)
+_NOWHERE = (
+    "no warmup that was chosen inside of the range tried can be carried to another batch size both as the same steps and "
+    "as the same epochs, for want of tried ones near these"
+)
 
 
-class Warmups(NamedTuple):
-    """The warmup of a cell in which it was searched, in steps.
+def constant_warmup_steps(arms: Arms, metric: Metric = ACCURACY) -> Claim | None:
+    """Hold LEGW's rule, the same warmup steps at every batch size, against the scores of the search itself.
 
-    Attributes:
-      global_batch_size: of the cell.
-      chosen: on validation.
-      shortest: that was tried, above 0.
-      longest: that was tried.
+    The slope of the chosen warmup over the batch size would not do: every arm's grid is centred on its own rule, so that
+    choices of pure noise have slope 0 under LEGW and -1 under constant epochs. Instead the warmup that validation chose at
+    one batch size is carried to every other one as the same number of steps and as the same number of epochs, and their
+    scores there, of the same search, are compared: without any influence of the warmup either is as often the better one,
+    and `compare` shuffles scores to tell how far ahead one may get by chance.
+
+    It holds if constant steps lead by more than chance gives (95 %); it does not if constant epochs do, or if steps that
+    grow with the batch beat constant ones as clearly; else, or if an arm contradicts the others as clearly, it cannot be
+    told.
     """
-
-    global_batch_size: int
-    chosen: float
-    shortest: float
-    longest: float
-
-
-def constant_warmup_steps(arms: Arms) -> Claim | None:
-    """Hold LEGW's rule, the same warmup steps at every batch size, against the warmups that validation chose.
-
-    The slope of log2(chosen warmup steps) against log2(batch size), with an intercept for each arm, is 0 for constant
-    steps and -1 for constant epochs: less than halfway from 0 holds. It cannot be told where the shortest and longest
-    warmups that were tried leave slopes on one side only.
-    """
-    searched = [found for arm in arms if (found := warmups(arm))]
-    slope = pooled_slope([[(cell.global_batch_size, cell.chosen) for cell in found] for found in searched])
-    if slope is None:
+    if not any(is_searched(point) for arm in arms for point in arm["points"] if point["target"] is None):
         return None
-    what = "constant warmup steps are the right transfer over batch sizes (LEGW)"
-    numbers = f"the chosen warmup steps go like batch^{slope:.2f} (0 is constant steps, -1 constant epochs)"
-    lowest, highest = attainable_slopes(searched)
-    if lowest > -_HALFWAY or highest < -_HALFWAY:
-        numbers += f", but what was tried could only give exponents from {lowest:.2f} to {highest:.2f}"
-        return said("constant_warmup_steps", UNKNOWN, what, numbers)
-    verdict = HELD if abs(slope) < _HALFWAY else NOT_HELD
-    return said("constant_warmup_steps", verdict, what, numbers)
+    cells = {arm["arm"]: found for arm in arms if (found := warmups(arm, metric.name))}
+    if not cells:
+        return said(_WARMUP, UNKNOWN, _CLAIMED, _DRAWN)
+    contests = [compare(found, EPOCHS) for found in cells.values()]
+    pooled, growing = total(contests), total([compare(found, GROWING) for found in cells.values()])
+    slopes = _slopes(cells)
+    if not pooled.told[0] and growing.sign >= 0:
+        return said(_WARMUP, UNKNOWN, _CLAIMED, f"{_NOWHERE}; {slopes}")
+    if growing.sign < 0:
+        return said(_WARMUP, NOT_HELD, _CLAIMED, f"{_counts(growing, 'as steps in proportion to the batch')}; {slopes}")
+    numbers = f"{_counts(pooled, 'as the same number of epochs')}; {slopes}"
+    against = [name for name, one in zip(cells, contests, strict=True) if one.sign * pooled.sign < 0]
+    if against:
+        return said(_WARMUP, UNKNOWN, _CLAIMED, f"{numbers}; but {' and '.join(against)} alone says the opposite")
+    return said(_WARMUP, {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[pooled.sign], _CLAIMED, numbers)
 
 
-def warmups(arm: Mapping[str, Any]) -> list[Warmups]:
-    """Return the warmups of an arm's cells in which more than one was tried and one above 0 chosen."""
+def _counts(contest: Contest, other: str) -> str:
+    low, high = contest.by_chance
+    better, worse, told = (int(column[0]) for column in contest)
+    return (
+        f"carried to another batch size, the chosen warmup scored better as the same number of steps than {other} in {better} "
+        f"of {told} cases and worse in {worse}, a lead of {contest.lead} where scores shuffled over the warmups give {low} to {high} (95 %)"
+    )
+
+
+def _slopes(cells: dict[str, list[Warmups]]) -> str:
+    """Say how the chosen warmup steps of every arm go with the batch size."""
     found = []
-    for point in arm["points"]:
-        tried = [one for one in point["search"] if one["fidelity"] == 1]
-        steps = [one["warmup_steps"] for one in tried if one["warmup_steps"] > 0]
-        if len({one["warmup_factor"] for one in tried}) > 1 and point["warmup_steps"] > 0:
-            found.append(Warmups(point["global_batch_size"], point["warmup_steps"], min(steps), max(steps)))
-    return found
-
-
-def attainable_slopes(searched: Sequence[Sequence[Warmups]]) -> tuple[float, float]:
-    """Return the steepest slopes, downwards and upwards, that choices among what was tried could have given."""
-    ends = []
-    for small, large in (("longest", "shortest"), ("shortest", "longest")):
-        chosen = []
-        for found in searched:
-            middle = statistics.fmean(math.log2(cell.global_batch_size) for cell in found)
-            sides = [large if math.log2(cell.global_batch_size) > middle else small for cell in found]
-            chosen.append([(c.global_batch_size, getattr(c, side)) for c, side in zip(found, sides, strict=True)])
-        ends.append(pooled_slope(chosen) or 0.0)
-    return ends[0], ends[1]
+    for name, one in cells.items():
+        pairs = [(cell.global_batch_size, cell.steps[cell.chosen]) for cell in one]
+        slope = pooled_slope([[pair for pair in pairs if pair[1] > 0]])
+        found += [] if slope is None else [f"batch^{slope + 0.0:.2f} for {name}"]
+    return f"the chosen warmup steps go like {', '.join(found) or 'nothing, none being above 0'} (0 is constant steps, -1 constant epochs)"
 
 
 def lipschitz_peak_stays(arms: Arms) -> Claim | None:
     """Hold LEGW's explanation against the probes: the local Lipschitz constant peaks near the same step at every batch.
 
-    The slope is that of log2(step of the peak) against log2(batch size), as above. It cannot be told where the peak is at
-    the first probe in more than half of the cells: that is where probing began, at every batch size.
+    The slope is that of log2(step of the peak) against log2(batch size), 0 for the same step and -1 for the same epoch, with
+    an intercept for each arm: less than halfway from 0 holds. It cannot be told where the peak is at the first probe in more
+    than half of the cells: that is where probing began, at every batch size.
 
     References:
       You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256 [recalled 80%].

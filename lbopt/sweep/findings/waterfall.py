@@ -20,13 +20,18 @@ def measure_waterfall(config: Mapping[str, Any], index: Index, metric: Metric) -
     Returns:
       `{"global_batch_size", "steps": [{"arm", "mean", "std", "gain", "gain_spread", "told_apart"}]}`; gains are positive
       for the better, in percentage points of accuracy or percent of the perplexity, and null for the first. None if the
-      study has no waterfall, or if an arm of it has no result there.
+      study has no waterfall, or if an arm of it has no result there. The spread and whether a gain is told apart are null
+      where either arm has fewer than two seeds.
     """
     largest = config["global_batch_sizes"][-1]
     cells = [index.get((arm, largest)) for arm in config.get("waterfall") or ()]
     if len(cells) < 2 or any(cell is None or not cell.final for cell in cells):
         return None
-    found = [spread(metric, metric.scores(cell.final, "test")) for cell in cells if cell is not None]
+    found = [
+        {**spread(metric, metric.scores(cell.final, "test")), "seeds": len(cell.final)}
+        for cell in cells
+        if cell is not None
+    ]
     if any(one["mean"] is None for one in found):
         return None
     gains = [_gain(metric, before, after) for before, after in itertools.pairwise(found)]
@@ -37,10 +42,13 @@ def measure_waterfall(config: Mapping[str, Any], index: Index, metric: Metric) -
     return {"global_batch_size": largest, "steps": steps}
 
 
-_FIRST = {"gain": None, "gain_spread": None, "told_apart": None}
+_FEWEST_SEEDS = 2
+_FIRST: dict[str, Any] = {"gain": None, "gain_spread": None, "told_apart": None}
 
 
 def _gain(metric: Metric, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     gain = -metric.worse_by(before["mean"], after["mean"])
+    if min(before["seeds"], after["seeds"]) < _FEWEST_SEEDS:
+        return {**_FIRST, "gain": gain}
     noise = abs(metric.worse_by(before["mean"], before["mean"] - math.hypot(before["std"], after["std"])))
     return {"gain": gain, "gain_spread": noise, "told_apart": abs(gain) > noise}

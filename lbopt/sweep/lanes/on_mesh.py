@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +15,21 @@ from lbopt.config.sweep import SweepConfig
 from lbopt.data.arrays import Dataset, Reading
 from lbopt.data.batches import TrainBatches, train_iterator
 from lbopt.data.order import example_indices
+from lbopt.errors import UserError
 from lbopt.parallel import mesh as meshes
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build
+from lbopt.recipes.problem import Problem
 from lbopt.sweep.lanes import arguments as trial_arguments
 from lbopt.sweep.lanes.arguments import Arguments
 from lbopt.sweep.lanes.gauges import make_probe
-from lbopt.sweep.lanes.session import trust_ratios
+from lbopt.sweep.lanes.program import trust_ratios
 from lbopt.sweep.record import Record
 from lbopt.sweep.trials import Cell, Trial
 
 _STEPS = 100
 """Taken at a time at most, so that divergence, and a request to stop, are soon noticed."""
+Probe: TypeAlias = Callable[[Any, Any], dict[str, Any]]
 _CHOSEN = 0
 """Seed of the choice of the training examples that are scored, and of those that are probed."""
 
@@ -67,7 +70,12 @@ def check_cells(cells: list[Cell]) -> None:
       UserError: naming the field.
     """
     for cell in cells:
-        build.check_fit(cell.train, cell.problem, build.make_mesh(cell.train.parallel))
+        try:
+            build.check_fit(cell.train, cell.problem, build.make_mesh(cell.train.parallel))
+        except UserError as error:
+            raise UserError(
+                f"config.global_batch_sizes = {cell.global_batch_size} of {cell.arm.name!r}: {error}"
+            ) from error
 
 
 class MeshSession:
@@ -75,12 +83,13 @@ class MeshSession:
 
     Args:
       program: its step.
+      probe: of its problem, see `make_mesh_probe`.
     """
 
     width = 1
 
-    def __init__(self, program: MeshProgram):
-        self._program = program
+    def __init__(self, program: MeshProgram, probe: Probe):
+        self._program, self._probe = program, probe
         self._state: Any = None
         self._start: Any = None
         self._batches: Iterator[Any] = iter(())
@@ -132,14 +141,20 @@ class MeshSession:
         state = build.with_averaged_params(self._state)
         return state.replace(params=meshes.put_replicated(self._program.mesh, state.params))
 
-    @functools.cached_property
-    def _probe(self) -> Callable[[Any, Any], dict[str, Any]]:
-        program, measure = self._program, self._program.config.measure
-        train, count = program.problem.splits.train, measure.probe_parts * measure.probe_part_size
+
+def make_mesh_probe(problem: Problem, config: SweepConfig) -> Probe:
+    """Return (params, model_state) -> measurements by name, for all trials of a problem; every device computes all of it."""
+    measure, train = config.measure, problem.splits.train
+    gauge = jax.jit(lambda *given: make_probe(problem.loss_fn, measure.probe_parts)(*given).flat())
+
+    def probe(params: Any, model_state: Any) -> dict[str, Any]:
+        (place,) = {leaf.sharding for leaf in jax.tree.leaves(params)[:1]}
+        count = measure.probe_parts * measure.probe_part_size
         indices = example_indices(len(train), _CHOSEN, 0, count)
-        batch = meshes.put_replicated(program.mesh, train.draw(indices, np.zeros_like(indices), _CHOSEN))
-        gauge = jax.jit(lambda *given: make_probe(program.problem.loss_fn, measure.probe_parts)(*given).flat())
-        return lambda params, model_state: gauge(params, model_state, batch, jax.random.key(_CHOSEN))
+        batch = meshes.put_replicated(place.mesh, train.draw(indices, np.zeros_like(indices), _CHOSEN))
+        return gauge(params, model_state, batch, jax.random.key(_CHOSEN))
+
+    return probe
 
 
 @jax.jit

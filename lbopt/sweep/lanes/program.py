@@ -23,6 +23,7 @@ from lbopt.sweep.lanes import arguments as trial_arguments
 from lbopt.sweep.lanes.arguments import Arguments
 from lbopt.sweep.lanes.feed import Feed
 from lbopt.sweep.trials import Cell
+from lbopt.transforms.monitoring import optimizer_metrics
 
 TRIALS = "trials"
 """The mesh axis over which a batch of trials is spread."""
@@ -60,6 +61,7 @@ class Spread:
     Args:
       config: of the study.
       devices: to choose from, for instance of a slice that is not here; None for this process's own.
+      width: trials in a call, at most; None for the config's `trials_per_program`.
 
     Attributes:
       width: trials in a call.
@@ -67,12 +69,12 @@ class Spread:
       batched: under vmap; otherwise there is one lane.
     """
 
-    def __init__(self, config: SweepConfig, devices: Sequence[jax.Device] | None = None):
+    def __init__(self, config: SweepConfig, devices: Sequence[jax.Device] | None = None, width: int | None = None):
         devices = jax.local_devices() if devices is None else devices
         on_cpu = devices[0].platform == "cpu"
         self.batched = config.trial_batching == "vmap" or (config.trial_batching == "auto" and not on_cpu)
         self.devices = list(devices) if self.batched else list(devices[:1])
-        wanted = config.trials_per_program if self.batched else 1
+        wanted = min(config.trials_per_program, width or config.trials_per_program) if self.batched else 1
         self.width = math.ceil(wanted / len(self.devices)) * len(self.devices)
 
     def jit(self, fn: Callable[..., Any], num_shared: int = 0, donate: tuple[int, ...] = ()) -> Any:
@@ -170,6 +172,7 @@ class Program:
 
     Attributes:
       feed: what its steps see.
+      trust_ratios: training states of all lanes -> the trust ratio of each layer at their last updates.
     """
 
     def __init__(self, cell: Cell, decays: bool, config: SweepConfig, spread: Spread):
@@ -190,6 +193,7 @@ class Program:
         averages = optimizer.ema_decay is not None
         self._average = spread.jit(with_averaged_params) if averages else lambda state: state
         self._advance = spread.jit(self._advanced, num_shared=2, donate=(2,))
+        self.trust_ratios = spread.jit(trust_ratios)
 
     @property
     def compiled(self) -> bool:
@@ -264,6 +268,12 @@ class Program:
         moved = jax.tree.map(jnp.subtract, state.params, start)
         squares = sum(tree.square_norm(leaf) for leaf in jax.tree.leaves(moved))
         return distances.at[done].set(jnp.sqrt(squares).astype(jnp.float32))
+
+
+def trust_ratios(state: TrainState) -> dict[str, Any]:
+    """Return the trust ratio of each layer at a training state's last update; nothing, if its optimizer has none."""
+    metrics = optimizer_metrics(state.opt_state)
+    return {name: value for name, value in metrics.items() if name.startswith("trust_ratio/")}
 
 
 def _merged(fresh: Lanes, lanes: Lanes, chosen: jax.Array) -> Lanes:

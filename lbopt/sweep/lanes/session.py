@@ -19,7 +19,6 @@ from lbopt.sweep.lanes.program import Beginning, Lanes, Program, Spread
 from lbopt.sweep.lanes.scores import Scorer
 from lbopt.sweep.record import Record
 from lbopt.sweep.trials import Trial
-from lbopt.transforms.monitoring import optimizer_metrics
 
 _PROBED = 0
 """Seed of the choice of the examples on which all trials of a problem are probed, and of the loss's draws there."""
@@ -127,20 +126,10 @@ class Session:
     def probe(self) -> list[dict[str, float]]:
         """Return what is measured of each lane's gradients, and the trust ratios of its last update."""
         assert self._lanes is not None, "begin comes first"
-        found = {**self._equipment.probe(*self._variables()), **self._ratios(self._lanes.state)}
+        found = {**self._equipment.probe(*self._variables()), **self._program.trust_ratios(self._lanes.state)}
         values = jax.device_get(found)
         return [{name: float(value[lane]) for name, value in values.items()} for lane in range(self.width)]
 
     def _variables(self) -> tuple[Any, Any]:
         assert self._lanes is not None, "begin comes first"
         return self._program.variables(self._lanes)
-
-    @functools.cached_property
-    def _ratios(self) -> Any:
-        return self._spread.jit(trust_ratios)
-
-
-def trust_ratios(state: Any) -> dict[str, Any]:
-    """Return the trust ratio of each layer at a training state's last update; nothing, if its optimizer has none."""
-    metrics = optimizer_metrics(state.opt_state)
-    return {name: value for name, value in metrics.items() if name.startswith("trust_ratio/")}

@@ -127,7 +127,7 @@ def terminal_table(summary: Mapping[str, Any]) -> str:
             point["global_batch_size"]: _in_terminal(metric.shown(point[f"test_{metric.name}_mean"]))
             for point in arm["points"]
         }
-        limit = f">={arm['limit']}" if arm["limit_is_largest"] else str(arm["limit"])
+        limit = "-" if arm["limit"] is None else f"{'>=' * arm['limit_is_largest']}{arm['limit']}"
         lines.append(arm["arm"].ljust(width) + "".join(values.get(size, " " * 8) for size in sizes) + f"{limit:>8}")
     return "\n".join(lines)
 

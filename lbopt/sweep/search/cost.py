@@ -15,21 +15,24 @@ class SearchCost(NamedTuple):
     Attributes:
       trials: runs, short and long.
       full_runs: their lengths, in runs of the whole length.
+      at_once: the most that are asked for at a time.
     """
 
     trials: int
     full_runs: float
+    at_once: int
 
 
 def search_cost(config: SearchConfig) -> SearchCost:
     """Count what a search asks for if all candidates are equally good; what is pruned depends on how they do.
 
     >>> search_cost(SearchConfig("successive_halving", num_candidates=9, min_fidelity=1 / 9))
-    SearchCost(trials=13, full_runs=3.0)
+    SearchCost(trials=13, full_runs=3.0, at_once=9)
     """
-    searcher, trials, full_runs = make_searcher(config), 0, 0.0
+    searcher, trials, full_runs, at_once = make_searcher(config), 0, 0.0, 0
     while proposals := searcher.ask():
         trials += len(proposals) * len(config.seeds)
+        at_once = max(at_once, len(proposals) * len(config.seeds))
         full_runs += sum(proposal.fidelity for proposal in proposals) * len(config.seeds)
         searcher.tell([Score(0.5, 0.5)] * len(proposals))
-    return SearchCost(trials, round(full_runs, 6))
+    return SearchCost(trials, round(full_runs, 6), at_once)

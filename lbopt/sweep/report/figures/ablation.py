@@ -55,4 +55,5 @@ def _text(step: Mapping[str, Any], metric: Metric) -> str:
     if step["gain"] is None:
         return metric.show(step["mean"])
     unit = "" if metric.name == "accuracy" else "%"
-    return f"{round(step['gain'], 2) + 0.0:+.2f}{unit} ± {step['gain_spread']:.2f}"
+    spread = "" if step["gain_spread"] is None else f" ± {step['gain_spread']:.2f}"
+    return f"{round(step['gain'], 2) + 0.0:+.2f}{unit}{spread}"

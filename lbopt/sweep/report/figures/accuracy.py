@@ -124,11 +124,14 @@ def limits(study: Study) -> page.Section | None:
 def _limit_row(arm: Mapping[str, Any]) -> list[str]:
     low, high = arm["limit_interval"]
     failed = arm["failure"]
-    lost = [_number(failed[f"{split}_lost"]) for split in ("train", "test")] if failed else ["", ""]
-    past = [str(failed["global_batch_size"]), failed["kind"]] if failed else ["", ""]
+    lost = [_lost(failed, split) for split in ("train", "test")] if failed else ["", ""]
+    past = [str(failed["global_batch_size"]), failed["kind"] or "not told"] if failed else ["", ""]
     limit = f"{'>= ' if arm['limit_is_largest'] else ''}{arm['limit']}"
     return [arm["arm"], limit, f"{low} to {high}", *past, *lost]
 
 
-def _number(value: float | None) -> str:
-    return "diverged" if value is None else f"{value:.3g}"
+def _lost(failed: Mapping[str, Any], split: str) -> str:
+    value = failed[f"{split}_lost"]
+    if value is None:
+        return "diverged" if failed["diverged"] else "not told"
+    return f"{value:.3g}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from lbopt.report import page
 from lbopt.sweep.findings.metric import Metric
-from lbopt.sweep.findings.points import is_chosen
+from lbopt.sweep.findings.points import is_chosen, search_of
 from lbopt.sweep.report.figures import style
 from lbopt.sweep.report.figures.style import Study
 
@@ -30,7 +30,7 @@ def section(study: Study) -> page.Section | None:
         panel.set_visible(False)
     for panel, arm in zip(shown, arms, strict=False):
         for point in arm["points"]:
-            _draw_line(panel, study, point)
+            _draw_line(panel, study, point, joined=search_of(study.config, arm["arm"])["method"] == "grid")
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter("{x:g}")
         panel.set_title(arm["arm"], fontsize=9, loc="left")
@@ -53,15 +53,14 @@ def _best_of_the_others(study: Study) -> list[str]:
     ]
 
 
-def _draw_line(panel: Any, study: Study, point: Entry) -> None:
+def _draw_line(panel: Any, study: Study, point: Entry, joined: bool) -> None:
     full = [one for one in point["search"] if one["fidelity"] == 1]
     best = best_by(full, study.metric, ("learning_rate_factor",))
     found = [(one["learning_rate_factor"], study.metric.shown(_score(one, study.metric))) for one in best]
     if not found:
         return
-    grid = study.config["search"]["method"] == "grid"
     colour = study.shade(point["global_batch_size"])
-    panel.plot(*zip(*found, strict=True), color=colour, marker="o", markersize=2.5, linewidth=1 if grid else 0)
+    panel.plot(*zip(*found, strict=True), color=colour, marker="o", markersize=2.5, linewidth=1 if joined else 0)
     chosen = [(x, y) for (x, y), one in zip(found, best, strict=True) if is_chosen(point, one)]
     if chosen:
         panel.plot(*zip(*chosen, strict=True), linestyle="none", marker="o", markersize=7, markerfacecolor="none", markeredgecolor=colour)  # fmt: skip

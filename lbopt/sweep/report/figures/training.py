@@ -30,16 +30,20 @@ def section(study: Study) -> page.Section | None:
     alt = "Training and test accuracy and loss against batch size, a row of panels for each arm"
     return page.Section(
         "Failure to optimise or to generalise",
-        [_ABOUT, *style.left_out(len(arms), len(study.arms), "arms")],
+        [_about(study.config), *style.left_out(len(arms), len(study.arms), "arms")],
         pictures=[page.Picture(page.save_figure(figure, study.workdir / "train_and_test.png"), alt, wide=True)],
     )
 
 
-_ABOUT = (
-    "Training (the whole training set at the end of the run, solid) beside test (dashed). The dotted line is the first "
-    "batch past the arm's limit: where more than half of what the test lost is lost in training too, the arm fails to "
-    "optimise there; otherwise it fails to generalise."
-)
+def _about(config: Mapping[str, Any]) -> str:
+    part = "the whole training set"
+    if config.get("trial_devices", "one") == "all":
+        part = "a random part of the training set as large as validation, always the same,"
+    return (
+        f"Training ({part} at the end of the run, solid) beside test (dashed). The dotted line is the first "
+        "batch past the arm's limit: where more than half of what the test lost is lost in training too, the arm fails to "
+        "optimise there; otherwise it fails to generalise."
+    )
 
 
 def _draw(panel: Any, study: Study, arm: Mapping[str, Any], name: str, factor: float) -> None:
@@ -57,4 +61,4 @@ def _draw(panel: Any, study: Study, arm: Mapping[str, Any], name: str, factor: f
 
 def _verdict(arm: Mapping[str, Any]) -> str:
     failed = arm["failure"]
-    return f" (fails to {failed['kind']} at {failed['global_batch_size']})" if failed else ""
+    return f" (fails to {failed['kind']} at {failed['global_batch_size']})" if failed and failed["kind"] else ""

@@ -8,6 +8,7 @@ from typing import Any
 
 from lbopt.report import page
 from lbopt.sweep.findings.metric import Metric
+from lbopt.sweep.findings.points import search_of
 from lbopt.sweep.report.figures import style
 from lbopt.sweep.report.figures.search import Entry, best_by, searched
 from lbopt.sweep.report.figures.style import Study
@@ -23,10 +24,10 @@ def section(study: Study) -> page.Section | None:
     if not rows:
         return None
     sizes = style.thinned(sorted({p["global_batch_size"] for arm in rows for p in arm["points"]}), MOST_BATCHES)
-    figure, grid = style.panels(len(rows), len(sizes), 1.35, sharex="all", sharey="all")
-    points = {(arm["arm"], p["global_batch_size"]): p for arm in rows for p in arm["points"]}
-    shown = [(panel, points.get((arm["arm"], size))) for row, arm in zip(grid, rows, strict=True) for panel, size in zip(row, sizes, strict=True)]  # fmt: skip
-    colours = _draw_all(study, shown)
+    drawn = [[_point(arm, size) for size in sizes] for arm in rows]
+    share = _shared(study, rows, drawn)
+    figure, grid = style.panels(len(rows), len(sizes), 1.35, sharex=share, sharey=share)
+    colours = _draw_all(study, rows, grid, drawn)
     for panel, size in zip(grid[0], sizes, strict=True):
         panel.set_title(f"batch {size}", fontsize=8.5, loc="left")
     for row, arm in zip(grid, rows, strict=True):
@@ -52,17 +53,62 @@ def _unit(metric: Metric) -> str:
     return "points" if metric.name == "accuracy" else "percent"
 
 
-def _draw_all(study: Study, shown: Sequence[tuple[Any, Entry | None]]) -> Any:
+def _point(arm: Entry, size: int) -> Entry | None:
+    return next((point for point in arm["points"] if point["global_batch_size"] == size), None)
+
+
+def _is_grid(study: Study, arm: Entry) -> bool:
+    return bool(search_of(study.config, arm["arm"])["method"] == "grid")
+
+
+def _shared(study: Study, arms: Sequence[Entry], drawn: Sequence[Sequence[Entry | None]]) -> str:
+    """Return which panels have the same axes: a heat map's are the places in its own grid, so all, a row or none."""
+    rows = [
+        {tuple(map(tuple, _grid(point))) if _is_grid(study, arm) else () for point in row if point is not None}
+        for arm, row in zip(arms, drawn, strict=True)
+    ]
+    if len(set().union(*rows)) == 1:
+        return "all"
+    return "row" if all(len(row) == 1 for row in rows) else "none"
+
+
+def _grid(point: Entry) -> list[list[float]]:
+    """Return the factors of the learning rate and of the warmup that were tried, each ascending."""
+    return [sorted({one[f"{knob}_factor"] for one in point["search"]}) for knob in ("learning_rate", "warmup")]
+
+
+def _draw_all(
+    study: Study, arms: Sequence[Entry], grid: Sequence[Sequence[Any]], drawn: Sequence[Sequence[Entry | None]]
+) -> Any:
     """Draw every panel on one colour scale, from its own best down to three quarters of all that was tried."""
-    behind = sorted(loss for _, point in shown if point for _, loss in _losses(study, point) if math.isfinite(loss))
+    points = [point for row in drawn for point in row if point is not None]
+    behind = sorted(loss for point in points for _, loss in _losses(study, point) if math.isfinite(loss))
     scale = {"vmin": 0.0, "vmax": max(behind[3 * len(behind) // 4], 1e-6) if behind else 1.0, "cmap": "viridis_r"}
-    draw = _heat_map if study.config["search"]["method"] == "grid" else _dots
+    bottom = _bottom(points)
     colours = None
-    for panel, point in shown:
-        panel.grid(False)
-        if point is not None:
-            colours = draw(panel, study, point, scale)
+    for arm, panels, row in zip(arms, grid, drawn, strict=True):
+        for panel, point in zip(panels, row, strict=True):
+            panel.grid(False)
+            if point is not None and _is_grid(study, arm):
+                colours = _heat_map(panel, study, point, scale)
+            elif point is not None:
+                colours = _dots(panel, study, point, scale, bottom)
+    for panel in [panel for arm, row in zip(arms, grid, strict=True) for panel in row if not _is_grid(study, arm)]:
+        _name_zero(panel, bottom, points)
     return colours
+
+
+def _bottom(points: Sequence[Entry]) -> float:
+    """Return where warmup 0 is drawn on a logarithmic axis: below all others."""
+    return 0.5 * min((y for point in points for y in _grid(point)[1] if y > 0), default=1.0)
+
+
+def _name_zero(panel: Any, bottom: float, points: Sequence[Entry]) -> None:
+    """Name the lowest place of a logarithmic axis 0, if there is a warmup of 0; call it when all is drawn."""
+    if any(0 in _grid(point)[1] for point in points):
+        high = panel.get_ylim()[1]
+        ticks = [tick for tick in panel.get_yticks() if 1.5 * bottom < tick <= high]
+        panel.set_yticks([bottom, *ticks], ["0", *(f"{tick:g}" for tick in ticks)])
 
 
 def _losses(study: Study, point: Entry) -> list[tuple[Entry, float]]:
@@ -77,9 +123,7 @@ def _losses(study: Study, point: Entry) -> list[tuple[Entry, float]]:
 
 
 def _heat_map(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any]) -> Any:
-    rates, warmups = (
-        sorted({one[f"{knob}_factor"] for one in point["search"]}) for knob in ("learning_rate", "warmup")
-    )
+    rates, warmups = _grid(point)
     table = [[math.nan] * len(rates) for _ in warmups]
     losses = {id(one): loss for one, loss in _losses(study, point)}
     for one in best_by(point["search"], study.metric, ("learning_rate_factor", "warmup_factor")):
@@ -92,10 +136,11 @@ def _heat_map(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any]) 
     return image
 
 
-def _dots(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any]) -> Any:
+def _dots(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any], bottom: float) -> Any:
     tried = sorted(_losses(study, point), key=lambda pair: pair[0]["fidelity"])
     columns = [
-        (one["learning_rate_factor"], one["warmup_factor"], loss, 4 + 18 * one["fidelity"]) for one, loss in tried
+        (one["learning_rate_factor"], one["warmup_factor"] or bottom, loss, 4 + 18 * one["fidelity"])
+        for one, loss in tried
     ]
     finite = [column for column in columns if math.isfinite(column[2])]
     diverged = [column for column in columns if not math.isfinite(column[2])]
@@ -104,5 +149,5 @@ def _dots(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any]) -> A
     dots = panel.scatter(xs, ys, c=losses, s=sizes, edgecolors="none", **scale)
     style.log_ticks(panel, "x")
     style.log_ticks(panel, "y")
-    panel.plot(point["learning_rate_factor"], point["warmup_factor"], **_CROSS)
+    panel.plot(point["learning_rate_factor"], point["warmup_factor"] or bottom, **_CROSS)
     return dots
