@@ -85,3 +85,38 @@ def test_the_summary_of_masks_is_what_is_printed(capsys):
 def test_the_scaling_plan_is_what_is_printed(capsys):
     lbopt.scaling_plan((512, 4096, 32768), 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
     assert capsys.readouterr().out in README
+
+
+VERDICTS = {
+    "layerwise_legw_goes_further": "LAMB or LARS with LEGW hold small-batch quality to a larger batch than the others",
+    "constant_warmup_steps": "constant warmup *steps* are the right transfer (LEGW)",
+    "lipschitz_peak_stays": "the curvature along the gradient peaks near the same step at every batch (LEGW's explanation)",
+    "noise_scale_predicts_limit": "the gradient noise scale at the smallest batch predicts the limit",
+}
+
+
+@pytest.mark.parametrize("claim", VERDICTS)
+def test_the_verdicts_on_claims_are_those_of_the_studies(claim):
+    """A cell of the table begins with the verdict, or says that the study does not ask."""
+    (line,) = (line for line in README.splitlines() if line.startswith(f"| {VERDICTS[claim]} |"))
+    cells = line.strip("| ").split(" | ")[1:]
+    for study, cell in zip(("digits_limit", "digits_lstm_legw"), cells, strict=True):
+        summary = json.loads((ROOT / "configs" / "sweeps" / f"{study}.json").read_text())
+        found = {one["claim"]: one["verdict"] for one in summary["claims"]}
+        assert cell.startswith(found.get(claim, "not searched")), (study, cell)
+
+
+def test_the_ablations_are_those_of_the_studies():
+    """What each step adds, and that none is told apart from noise where every arm is tuned."""
+    plain, searched = (
+        json.loads((ROOT / "configs" / "sweeps" / f"waterfall_digits{row}.json").read_text())["waterfall"]["steps"]
+        for row in ("", "-searched")
+    )
+    assert (
+        f"has {100 * plain[0]['mean']:.1f} %; polynomial decay adds {plain[1]['gain']:.1f} points, LEGW {plain[2]['gain']:.1f}"
+        in README
+    )
+    assert f"the trust ratio takes it to {100 * plain[4]['mean']:.1f}" in README
+    assert [step["told_apart"] for step in plain[1:]] == [True, True, False, False, False, False]
+    assert f"the same bare momentum has {100 * searched[0]['mean']:.1f} %" in README
+    assert not any(step["told_apart"] for step in searched[1:])

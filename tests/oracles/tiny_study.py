@@ -7,7 +7,7 @@ def make_config(**changes):
     legw = {"base_batch_size": 64, "warmup_rule": "legw", "base_warmup_epochs": 0.125}
     config = SweepConfig(
         name="tiny",
-        train=TrainConfig(num_epochs=3.0, model=ModelConfig("cnn", (4, 8), 16)),
+        train=TrainConfig(num_epochs=3.0, model=ModelConfig("mlp", (16,))),
         arms=(
             Arm(
                 "momentum", OptimizerConfig("momentum"), ScheduleConfig(0.05, scaling_rule="linear", warmup_rule="none")

@@ -34,7 +34,10 @@ spec.loader.exec_module(module)
 
 
 def get_config(arg=""):
-    return module.make_config()
+    """Return the tiny study with trials long enough to be killed in."""
+    config = module.make_config()
+    config.train.num_epochs = 60.0
+    return config
 """
 
 

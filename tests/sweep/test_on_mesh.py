@@ -61,7 +61,12 @@ def test_two_processes_train_every_trial_together(
     config_file,
     tmp_path,
 ):
-    flags = ["--config.trial_devices=all", "--config.global_batch_sizes=(128,)", "--config.final_seeds=(7,)"]
+    flags = [
+        "--config.train.num_epochs=3.0",
+        "--config.trial_devices=all",
+        "--config.global_batch_sizes=(128,)",
+        "--config.final_seeds=(7,)",
+    ]
     rates = "--config.search.learning_rate_factors=(1.0,)"
     command = ["sweep", f"--config={config_file}", f"--workdir={tmp_path / 'study'}", rates, *flags]
     job = start(command, count=2, devices=2)

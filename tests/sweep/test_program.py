@@ -25,6 +25,14 @@ TOLERANCE = 2e-5
 CELLS = [("momentum", 128, 24), ("lamb", 1024, 3)]
 
 
+@pytest.fixture(scope="module")
+def cells():
+    """Of the tiny study with a network that has batch statistics."""
+    config = make_config()
+    config.train.model = ModelConfig("cnn", (4, 8), 16)
+    return make_cells(config, make_problems(config))
+
+
 def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 

@@ -3,6 +3,7 @@
 import csv
 import html.parser
 import json
+import math
 import re
 
 import pytest
@@ -214,7 +215,7 @@ def test_the_figure_of_training_says_what_was_scored(tmp_path, devices, part):
     assert f"Training ({part}" in file.read_text()
 
 
-# ---- the figures of a search that differs by arm
+# ---- figures
 
 
 def figures_of(monkeypatch, workdir, config, rows):
@@ -253,6 +254,41 @@ def test_grids_that_differ_keep_their_own_names(tmp_path, monkeypatch):
     assert tick_names(grid[0], "y") == ["0.5", "1", "2"]
     assert tick_names(grid[3], "y") == ["0", "0.25", "1", "4"]
     assert tick_names(grid[3], "x") == ["0.25", "1", "4"]
+
+
+def test_an_arm_without_a_searched_rate_has_no_empty_panel(tmp_path, monkeypatch):
+    config, rows = mixed(learning_rate_factors=[1.0])
+    figures = figures_of(monkeypatch, tmp_path, config, rows)
+    assert [panel.get_title("left") for panel in figures["learning_rate_search"].axes] == ["a"]
+    text = (tmp_path / "report.html").read_text()
+    assert "Not drawn: 1 arm of which only one learning rate was tried." in text
+
+
+def test_a_cell_without_results_has_no_empty_panel(tmp_path, monkeypatch):
+    config, rows = synthetic.make_study({"a": Truth(FLAT), "b": Truth(FLAT)}, warmup_factors=[0.5, 1.0, 2.0])
+    rows = [row for row in rows if (row["arm"], row["global_batch_size"]) != ("b", 256)]
+    panels = figures_of(monkeypatch, tmp_path, config, rows)["learning_rate_and_warmup"].axes[:6]
+    assert [panel.get_visible() for panel in panels] == [True] * 5 + [False]
+    assert [bool(panel.get_xlabel()) for panel in panels] == [False, False, True, True, True, False]
+
+
+def test_no_line_goes_through_where_the_target_was_not_reached(tmp_path, monkeypatch):
+    config, rows = synthetic.make_study({"a": Truth(FLAT, steps_to_target=(200.0, None, 50.0))}, stops=True)
+    figures = figures_of(monkeypatch, tmp_path, config, rows)
+    for panel, ends in zip(figures["steps_to_target"].axes, [(200, 50), (3200, 12800)], strict=True):
+        first, missed, last = panel.lines[0].get_ydata()
+        assert (first, last) == ends
+        assert math.isnan(missed)
+    assert (
+        figures["accuracy_vs_batch_size"].axes[0].get_title("left") == "planted: at most 8 epochs at every batch size"
+    )
+
+
+def test_the_waterfall_stays_between_none_and_all_right(tmp_path, monkeypatch):
+    truths = {"a": Truth((0.9, 0.9, 0.05), spread=0.1), "b": Truth((0.9, 0.9, 0.99), spread=0.1)}
+    config, rows = synthetic.make_study(truths, waterfall=tuple(truths))
+    low, high = figures_of(monkeypatch, tmp_path, config, rows)["waterfall"].axes[0].get_xlim()
+    assert (low, high) == (0.0, 100.5)
 
 
 def test_no_warmup_is_seen_on_a_logarithmic_axis(tmp_path, monkeypatch):

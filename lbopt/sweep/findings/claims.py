@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lbopt.sweep.findings.metric import Metric
+from lbopt.sweep.findings.names import arm_name
 from lbopt.sweep.findings.predictions import (
     diffusion_is_logarithmic,
     noise_scale_predicts_critical_batch,
@@ -57,9 +58,9 @@ def _further(config: Mapping[str, Any], arms: Arms, metric: Metric, name: str, l
 
 def _ranked(ours: Arms, limit: int) -> str:
     groups = {
-        "went further": [arm["arm"] for arm in ours if arm["limit"] > limit],
-        "went as far": [arm["arm"] for arm in ours if arm["limit"] == limit],
-        "fell short": [arm["arm"] for arm in ours if arm["limit"] < limit],
+        "went further": [arm_name(arm) for arm in ours if arm["limit"] > limit],
+        "went as far": [arm_name(arm) for arm in ours if arm["limit"] == limit],
+        "fell short": [arm_name(arm) for arm in ours if arm["limit"] < limit],
     }
     return ", ".join(f"{' and '.join(names)} {how}" for how, names in groups.items() if names)
 
@@ -68,7 +69,7 @@ def _doubt(ahead: Arms, furthest: Mapping[str, Any]) -> str:
     """Say whether the seeds leave room for another verdict."""
     if not ahead or max(arm["limit_interval"][0] for arm in ahead) > furthest["limit_interval"][1]:
         return ""
-    return f"; but the 95 % interval of each reaches down to that of {furthest['arm']}"
+    return f"; but the 95 % interval of each reaches down to that of {arm_name(furthest)}"
 
 
 def _settings(config: Mapping[str, Any], arm: Mapping[str, Any]) -> Mapping[str, Any]:

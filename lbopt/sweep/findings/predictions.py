@@ -60,7 +60,7 @@ def _predicted(name: str, thing: str, pairs: Sequence[tuple[float, float]]) -> C
     ratios = sorted(found / noise for noise, found in pairs)
     within = sum(1 / WITHIN <= ratio <= WITHIN for ratio in ratios)
     rank = rank_correlation(pairs)
-    low, high = f"{ratios[0]:.2g}", f"{ratios[-1]:.2g}"
+    low, high = f"{ratios[0]:.3g}", f"{ratios[-1]:.3g}"
     numbers = f"the {thing} is {low if low == high else f'{low} to {high}'} times the noise scale"
     numbers += f", within a factor of {WITHIN:g} for {within} of {len(pairs)} arms"
     numbers += "" if rank is None else f", rank correlation {rank:.2f}"
@@ -88,7 +88,8 @@ def _ranks(values: Sequence[float]) -> list[float]:
 def diffusion_is_logarithmic(arms: Arms) -> Claim | None:
     """Hold the claim that the distance from the start grows like log t against the fits of log t and of a power of t.
 
-    It holds if log t has the larger R^2 in more than half of the cells; both fits have two parameters.
+    It holds if log t has the larger R^2 in more than half of the cells, and cannot be told if in just half; both fits have
+    two parameters.
 
     References:
       Hoffer et al., arXiv 1705.08741 [recalled 80%]; contradicted by You et al., The Limit of the Batch Size, arXiv 2006.08517.
@@ -101,6 +102,6 @@ def diffusion_is_logarithmic(arms: Arms) -> Claim | None:
     log_r2, power_r2 = (statistics.median(fit[name] for fit in fits) for name in ("log_r2", "power_r2"))
     numbers = f"log t fits better than a power of t in {logarithmic} of {len(fits)} cells"
     numbers += f" (median R^2 {log_r2:.4f} against {power_r2:.4f}; median exponent {statistics.median(exponents):.2f})"
-    verdict = HELD if 2 * logarithmic > len(fits) else NOT_HELD
-    what = "diffusion is ultra-slow, the distance from the start growing like log t"
+    verdict = UNKNOWN if 2 * logarithmic == len(fits) else HELD if 2 * logarithmic > len(fits) else NOT_HELD
+    what = "diffusion is ultra-slow, the distance from the start growing like log t,"
     return said("diffusion_is_logarithmic", verdict, what, numbers)

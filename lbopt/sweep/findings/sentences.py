@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt.sweep.findings.differences import welch_interval
 from lbopt.sweep.findings.limits import has_limits
 from lbopt.sweep.findings.metric import Metric
+from lbopt.sweep.findings.names import arm_name, grouped
 from lbopt.sweep.findings.points import Index, search_of
 
 Points = Sequence[Mapping[str, Any]]
@@ -53,10 +55,10 @@ def _completeness(summary: Mapping[str, Any]) -> list[str]:
 def _limit_sentence(config: Mapping[str, Any], arm: Mapping[str, Any], metric: Metric) -> str:
     first, near = arm["points"][0], metric.amount(config["limit_points"])
     if first["global_batch_size"] != config["global_batch_sizes"][0]:
-        return f"{arm['arm']} has no result at the smallest batch yet."
+        return f"{arm_name(arm)} has no result at the smallest batch yet."
     if arm["limit"] is None:
-        return f"{arm['arm']} diverged{_of_seeds(first)} at its smallest batch, {first['global_batch_size']}: it has no limit."
-    start = f"{arm['arm']} ({_shown(first, metric)} at batch {first['global_batch_size']})"
+        return f"{arm_name(arm)} diverged{_of_seeds(first)} at its smallest batch, {first['global_batch_size']}: it has no limit."
+    start = f"{arm_name(arm)} ({_shown(first, metric)} at batch {first['global_batch_size']})"
     if arm["limit_is_largest"]:
         return f"{start} stays within {near} up to the largest batch, {arm['limit']}: its limit was not reached{_interval(arm)}."
     if arm["failure"] is None:
@@ -87,7 +89,7 @@ def _failure(failed: Mapping[str, Any], metric: Metric) -> str:
     if failed["train_share"] is None:
         return f"fails to {failed['kind']}: its mean test loss did not rise, its training loss did{'' if train > 0 else ' not either'}"
     if metric.name == "accuracy":
-        return f"fails to {failed['kind']}: of the {test:.2f} points that test accuracy lost, training accuracy lost {train:.2f}"
+        return f"fails to {failed['kind']}: test accuracy lost {test:.2f} points, training accuracy {train + 0.0:.2f}"
     return f"fails to {failed['kind']}: the test loss rose by {test:.3f}, the training loss by {train:.3f}"
 
 
@@ -96,8 +98,10 @@ def _failure(failed: Mapping[str, Any], metric: Metric) -> str:
 
 def _largest(config: Mapping[str, Any], measured: Arms, index: Index, metric: Metric) -> list[str]:
     largest = config["global_batch_sizes"][-1]
+    if not has_limits(config):
+        return _steps_at(largest, measured)
     there = [
-        (arm["arm"], scores)
+        (arm_name(arm), scores)
         for arm in measured
         if (cell := index.get((arm["arm"], largest))) and (scores := metric.scores(cell.final, "test"))
     ]
@@ -106,6 +110,16 @@ def _largest(config: Mapping[str, Any], measured: Arms, index: Index, metric: Me
     ranked = sorted(there, key=lambda pair: metric.worse_by(1.0, metric.centre(pair[1])))
     order = ", ".join(f"{name} {metric.show(metric.centre(scores))}" for name, scores in ranked)
     return [f"At batch {largest}: {order}; {_difference(ranked[0], ranked[1], metric)}."]
+
+
+def _steps_at(size: int, measured: Arms) -> list[str]:
+    """Say how many steps each arm takes at a batch size, as runs that stop at the target differ in nothing else."""
+    there = [(arm, point["target"]["steps_median"]) for arm in measured for point in arm["points"] if point["global_batch_size"] == size]  # fmt: skip
+    if len(there) < 2:
+        return []
+    ranked = sorted(there, key=lambda pair: math.inf if pair[1] is None else pair[1])
+    said = ", ".join(f"{arm_name(arm)} {'not reached' if steps is None else f'{steps:,.0f}'}" for arm, steps in ranked)
+    return [f"Median steps to the target at batch {size}: {said}."]
 
 
 def _difference(best: tuple[str, list[float]], second: tuple[str, list[float]], metric: Metric) -> str:
@@ -135,7 +149,7 @@ def _kept_warmup(config: Mapping[str, Any], measured: Arms, metric: Metric) -> l
         found = [(loss, size) for loss, size in losses if loss is not None]
         if found:
             worst, size = max(found)
-            parts.append(f"{arm['arm']} up to {metric.amount(worst)}" + (f" (at batch {size})" if worst > 0 else ""))
+            parts.append(f"{arm_name(arm)} up to {metric.amount(worst)}" + (f" (at batch {size})" if worst > 0 else ""))
     kept = f"Had every arm kept its own rule's warmup, the best validation {metric.name} of the search would have been worse by"
     return [f"{kept}: {', '.join(parts)}."] if parts else []
 
@@ -155,13 +169,13 @@ def _target(config: Mapping[str, Any], measured: Arms) -> list[str]:
     """Say what the target costs, and where it was not reached."""
     if not config["train"].get("target_metric"):
         return []
-    fits = [(arm["arm"], arm["critical_batch"]) for arm in measured if arm["critical_batch"]]
+    fits = [(arm_name(arm), arm["critical_batch"]) for arm in measured if arm["critical_batch"]]
     costs = [
         f"{name} at least {fit['min_steps']:,.0f} steps and {fit['min_examples']:,.0f} examples, so a critical batch of {fit['critical_batch_size']:,.0f}"
         for name, fit in fits
     ]
     missed = [
-        f"{arm['arm']} at {', '.join(map(str, sizes))}"
+        f"{arm_name(arm)} at {', '.join(map(str, sizes))}"
         for arm in measured
         if (sizes := [p["global_batch_size"] for p in arm["points"] if p["target"]["steps_median"] is None])
     ]
@@ -173,11 +187,11 @@ def _waterfall(waterfall: Mapping[str, Any] | None, metric: Metric) -> list[str]
     if waterfall is None:
         return []
     first, *others = waterfall["steps"]
-    gains = ", ".join(f"{step['arm']} {round(step['gain'], 2) + 0.0:+.2f}" for step in others)
-    start = f"At batch {waterfall['global_batch_size']}, from {first['arm']} with {metric.show(first['mean'])}, in {metric.unit}s"
+    gains = ", ".join(f"{arm_name(step)} {round(step['gain'], 2) + 0.0:+.2f}" for step in others)
+    start = f"At batch {waterfall['global_batch_size']}, from {arm_name(first)} with {metric.show(first['mean'])}, in {metric.unit}s"
     if any(step["told_apart"] is None for step in others):
         return [f"{start.replace('percents', 'percent')}: {gains}; one seed tells nothing of the noise."]
-    noise = [step["arm"] for step in others if not step["told_apart"]]
+    noise = [arm_name(step) for step in others if not step["told_apart"]]
     doubt = f"; not told apart from seed noise: {', '.join(noise)}" if noise else "; each is more than its seed spread"
     return [f"{start.replace('percents', 'percent')}: {gains}{doubt}."]
 
@@ -194,9 +208,9 @@ def _budget_sentence(measured: Arms) -> str:
         (count,), (length,) = counts, lengths
         full = f" ({length:.3g} runs of full length)" if length != count else ""
         return f"Every arm got the same search: {count} trial{'s' * (count != 1)} at each batch size{full}."
-    spans = ", ".join(f"{name} {_span(found)}" for name, found in trials.items())
+    spans = grouped((_span(found), name) for name, found in trials.items())
     runs = f"from {min(lengths):.3g} to {max(lengths):.3g} runs of full length"
-    return f"The arms did not get the same search: trials at each batch size were {spans}, worth {runs}."
+    return f"The arms did not get the same search: trials at each batch size were {spans}; they are worth {runs}."
 
 
 def _span(counts: set[int]) -> str:
@@ -210,13 +224,13 @@ def _transfer_sentence(measured: Arms) -> str:
     for arm in measured:
         factors = [point["learning_rate_factor"] for point in arm["points"]]
         low, high = f"{min(factors):.3g}", f"{max(factors):.3g}"
-        spans.append(f"{low if low == high else f'{low} to {high}'} for {arm['arm']}")
-    return f"Over the batch sizes, the chosen learning rate was this many times the one the scaling rule gives: {', '.join(spans)}."
+        spans.append((low if low == high else f"{low} to {high}", arm["arm"]))
+    return f"Over the batch sizes, the chosen learning rate was this many times the one the scaling rule gives: {grouped(spans)}."
 
 
 def _edges(measured: Arms) -> list[str]:
     edges = [
-        f"{arm['arm']} at {', '.join(str(point['global_batch_size']) for point in found)}"
+        f"{arm_name(arm)} at {', '.join(str(point['global_batch_size']) for point in found)}"
         for arm in measured
         if (found := [point for point in arm["points"] if point["at_edge_of_grid"]])
     ]

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from lbopt.sweep.findings.metric import ACCURACY, Metric
+from lbopt.sweep.findings.names import quoted
 from lbopt.sweep.findings.verdicts import HELD, NOT_HELD, UNKNOWN, Arms, Claim, said
 from lbopt.sweep.findings.warmups import EPOCHS, GROWING, Contest, Warmups, compare, is_searched, total, warmups
 
@@ -15,6 +16,8 @@ _HALFWAY = 0.5
 """Between constant steps (exponent 0) and constant epochs (exponent -1)."""
 _WARMUP = "constant_warmup_steps"
 _CLAIMED = "constant warmup steps are the right transfer over batch sizes (LEGW)"
+_CARRIED = "carried to another batch size, the chosen warmup "
+_IN_PROPORTION = "as steps in proportion to the batch"
 _DRAWN = (
     "warmup was drawn together with the learning rate, not crossed with it in a grid, so neither's part can be told"
 )
@@ -33,9 +36,9 @@ def constant_warmup_steps(arms: Arms, metric: Metric = ACCURACY) -> Claim | None
     scores there, of the same search, are compared: without any influence of the warmup either is as often the better one,
     and `compare` shuffles scores to tell how far ahead one may get by chance.
 
-    It holds if constant steps lead by more than chance gives (95 %); it does not if constant epochs do, or if steps that
-    grow with the batch beat constant ones as clearly; else, or if an arm contradicts the others as clearly, it cannot be
-    told.
+    It holds if constant steps lead by more than chance gives (95 %) and are not behind steps that grow with the batch; it
+    does not if constant epochs lead so, or growing steps; else, or if an arm contradicts the others as clearly, it cannot
+    be told.
     """
     if not any(is_searched(point) for arm in arms for point in arm["points"] if point["target"] is None):
         return None
@@ -48,11 +51,13 @@ def constant_warmup_steps(arms: Arms, metric: Metric = ACCURACY) -> Claim | None
     if not pooled.told[0] and growing.sign >= 0:
         return said(_WARMUP, UNKNOWN, _CLAIMED, f"{_NOWHERE}; {slopes}")
     if growing.sign < 0:
-        return said(_WARMUP, NOT_HELD, _CLAIMED, f"{_counts(growing, 'as steps in proportion to the batch')}; {slopes}")
-    numbers = f"{_counts(pooled, 'as the same number of epochs')}; {slopes}"
-    against = [name for name, one in zip(cells, contests, strict=True) if one.sign * pooled.sign < 0]
+        return said(_WARMUP, NOT_HELD, _CLAIMED, f"{_CARRIED}{_counts(growing, _IN_PROPORTION)}; {slopes}")
+    numbers = f"{_CARRIED}{_counts(pooled, 'as the same number of epochs')}; {slopes}"
+    against = [quoted(name) for name, one in zip(cells, contests, strict=True) if one.sign * pooled.sign < 0]
     if against:
         return said(_WARMUP, UNKNOWN, _CLAIMED, f"{numbers}; but {' and '.join(against)} alone says the opposite")
+    if growing.lead < 0 < pooled.sign:
+        return said(_WARMUP, UNKNOWN, _CLAIMED, f"{numbers}; but it also {_counts(growing, _IN_PROPORTION)}")
     return said(_WARMUP, {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[pooled.sign], _CLAIMED, numbers)
 
 
@@ -60,7 +65,7 @@ def _counts(contest: Contest, other: str) -> str:
     low, high = contest.by_chance
     better, worse, told = (int(column[0]) for column in contest)
     return (
-        f"carried to another batch size, the chosen warmup scored better as the same number of steps than {other} in {better} "
+        f"scored better as the same number of steps than {other} in {better} "
         f"of {told} cases and worse in {worse}, a lead of {contest.lead} where scores shuffled over the warmups give {low} to {high} (95 %)"
     )
 
@@ -71,7 +76,7 @@ def _slopes(cells: dict[str, list[Warmups]]) -> str:
     for name, one in cells.items():
         pairs = [(cell.global_batch_size, cell.steps[cell.chosen]) for cell in one]
         slope = pooled_slope([[pair for pair in pairs if pair[1] > 0]])
-        found += [] if slope is None else [f"batch^{slope + 0.0:.2f} for {name}"]
+        found += [] if slope is None else [f"batch^{slope + 0.0:.2f} for {quoted(name)}"]
     return f"the chosen warmup steps go like {', '.join(found) or 'nothing, none being above 0'} (0 is constant steps, -1 constant epochs)"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from lbopt.sweep.findings.limits import has_limits
 from lbopt.sweep.findings.metric import Metric
+from lbopt.sweep.findings.names import quoted
 
 Config = Mapping[str, Any]
 _KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": "weight decay"}
@@ -25,7 +26,7 @@ def protocol(config: Config, metric: Metric) -> list[str]:
 
 
 def _search(config: Config) -> str:
-    own = [arm["name"] for arm in config["arms"] if arm.get("search")]
+    own = [quoted(arm["name"]) for arm in config["arms"] if arm.get("search")]
     others = "Every arm" if not own else f"All arms but {', '.join(own)}"
     if len(own) == len(config["arms"]):
         return _own_searches(config)
@@ -38,7 +39,7 @@ def _own_searches(config: Config) -> str:
     by_text: dict[str, list[str]] = {}
     for arm in config["arms"]:
         if arm.get("search"):
-            by_text.setdefault(_described(arm["search"]), []).append(arm["name"])
+            by_text.setdefault(_described(arm["search"]), []).append(quoted(arm["name"]))
     return " ".join(f"{', '.join(names)} got at every batch size: {text}." for text, names in by_text.items())
 
 

@@ -22,14 +22,14 @@ def section(study: Study) -> page.Section | None:
     stds = [step["std"] * (100 if metric.name == "accuracy" else 1) for step in steps]
     figure, axes = page.new_figure(style.WIDTH, 1.4 + 0.45 * len(steps))
     low, high = min(means) - max(stds), max(means) + max(stds)
-    start = low - 0.08 * (high - low)
+    start, end = max(0.0, low - 0.08 * (high - low)), high + 0.04 * (high - low)
     for place, (mean, std, before) in enumerate(zip(means, stds, [start, *means], strict=False)):
         row, step = len(steps) - 1 - place, steps[place]
         axes.barh(row, mean - before, left=before, height=0.6, color=_colour(step))
         axes.errorbar(mean, row, xerr=std, color="#222222", capsize=3, linewidth=1)
         axes.text(1.02, row, _text(step, metric), transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     axes.set_yticks(range(len(steps)), [step["arm"] for step in reversed(steps)], fontsize=9)
-    axes.set_xlim(start, high + 0.04 * (high - low))
+    axes.set_xlim(start, min(end, 100.5) if metric.name == "accuracy" else end)
     axes.set_xlabel(f"test {metric.label}")
     axes.set_title(f"What each step adds at batch {study.waterfall['global_batch_size']}", fontsize=11, loc="left")
     png = page.save_figure(figure, study.workdir / "waterfall.png")

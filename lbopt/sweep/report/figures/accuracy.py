@@ -20,7 +20,7 @@ def section(study: Study) -> page.Section:
     name = study.metric.name
     seeds = len(study.config["final_seeds"])
     mark = "a ring marks the limit" if has_limits(study.config) else "every run stops at the target"
-    caption = f"Mean over {seeds} seeds; the band goes from the worst to the best of them, {mark}. {_length(study)}."
+    caption = f"Mean over {seeds} seeds; the band goes from the worst to the best of them, {mark}. The length is {_length(study)}."
     pictures = [
         page.Picture(_draw(study, FIGURE), f"Test {name} against global batch size, a line for each arm", caption)
     ]
@@ -34,7 +34,7 @@ def section(study: Study) -> page.Section:
 
 
 def _length(study: Study) -> str:
-    return f"{'' if has_limits(study.config) else 'At most '}{style.length_text(study.config)}"
+    return f"{'' if has_limits(study.config) else 'at most '}{style.length_text(study.config)}"
 
 
 def _near_the_top(study: Study) -> tuple[float, float] | None:
@@ -67,7 +67,7 @@ def _draw(study: Study, file: str, near: tuple[float, float] | None = None) -> s
     if near is not None:
         axes.set_ylim(*near)
     axes.set_ylabel(f"test {metric.label}")
-    whole = f"{study.config['name']}: {style.length_text(study.config)}"
+    whole = f"{study.config['name']}: {_length(study)}"
     axes.set_title(whole if near is None else f"Near the best test {metric.name}", fontsize=11, loc="left")
     style.legend_below(figure, axes)
     return page.save_figure(figure, study.workdir / file)

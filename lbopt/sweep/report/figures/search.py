@@ -20,7 +20,7 @@ Entry = Mapping[str, Any]
 
 def section(study: Study) -> page.Section | None:
     """Draw one small panel per arm: validation over the learning-rate factor, a colour for each batch size."""
-    searching = [arm for arm in study.arms if any(point["search"] for point in arm["points"])]
+    searching = [arm for arm in study.arms if any(searched(point, "learning_rate") for point in arm["points"])]
     arms = searching[: 2 * style.MOST_PANEL_ROWS]
     if not arms:
         return None
@@ -40,9 +40,18 @@ def section(study: Study) -> page.Section | None:
     style.below(grid, "learning rate / scaled learning rate")
     figure.supylabel(f"validation {study.metric.label}", fontsize=9)
     alt = "Mean validation score against learning rate over the scaled rate, a panel for each arm and a colour for each batch size"
-    notes = [_NOTE, *_best_of_the_others(study), *style.left_out(len(arms), len(searching), "arms")]
+    notes = [
+        _NOTE,
+        *_best_of_the_others(study),
+        *_not_searched(len(study.arms) - len(searching)),
+        *style.left_out(len(arms), len(searching), "arms"),
+    ]
     png = page.save_figure(figure, study.workdir / "learning_rate_search.png")
     return page.Section("Learning-rate search", notes, pictures=[page.Picture(png, alt, wide=True)])
+
+
+def _not_searched(count: int) -> list[str]:
+    return [f"Not drawn: {count} arm{'s' * (count > 1)} of which only one learning rate was tried."] if count else []
 
 
 def _best_of_the_others(study: Study) -> list[str]:

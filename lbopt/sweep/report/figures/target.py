@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ _HEADER = ("arm", "reached at", "not reached at", "S_min", "E_min", "critical ba
 def _draw_steps(axes: Any, study: Study, arm: Mapping[str, Any]) -> None:
     look = study.look(arm)
     reached = _reached(arm, "steps_median")
-    axes.plot(*_columns(reached), **look, label=arm["arm"])
+    axes.plot(*_columns(_with_gaps(arm, "steps_median")), **look, label=arm["arm"])
     missed = [
         (point["global_batch_size"], point["target"]["steps_run"])
         for point in arm["points"]
@@ -61,11 +62,17 @@ def _draw_steps(axes: Any, study: Study, arm: Mapping[str, Any]) -> None:
 
 
 def _draw_examples(axes: Any, study: Study, arm: Mapping[str, Any]) -> None:
-    axes.plot(*_columns(_reached(arm, "examples_median")), **study.look(arm))
+    axes.plot(*_columns(_with_gaps(arm, "examples_median")), **study.look(arm))
 
 
 def _reached(arm: Mapping[str, Any], name: str) -> list[tuple[int, float]]:
     return [(p["global_batch_size"], p["target"][name]) for p in arm["points"] if p["target"][name] is not None]
+
+
+def _with_gaps(arm: Mapping[str, Any], name: str) -> list[tuple[int, float]]:
+    """Return a median for every batch size, NaN where the target was not reached: no line goes on through there."""
+    values = [(point["global_batch_size"], point["target"][name]) for point in arm["points"]]
+    return [(size, math.nan if value is None else value) for size, value in values]
 
 
 def _columns(pairs: list[tuple[int, float]]) -> tuple[list[int], list[float]]:

@@ -25,7 +25,7 @@ def section(study: Study) -> page.Section | None:
         style.log_ticks(right, "y")
         left.set_title(f"{arm['arm']}: accuracy, %", fontsize=9, loc="left")
         right.set_title(f"loss{_verdict(arm)}", fontsize=9, loc="left")
-    style.legend_below(figure, grid[0][0], fontsize=8)
+    style.legend_below(figure, grid[0][0], fontsize=8, handlelength=4)
     style.below(grid, "global batch size")
     alt = "Training and test accuracy and loss against batch size, a row of panels for each arm"
     return page.Section(

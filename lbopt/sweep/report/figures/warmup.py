@@ -89,9 +89,11 @@ def _draw_all(
     for arm, panels, row in zip(arms, grid, drawn, strict=True):
         for panel, point in zip(panels, row, strict=True):
             panel.grid(False)
-            if point is not None and _is_grid(study, arm):
+            if point is None:
+                panel.set_visible(False)
+            elif _is_grid(study, arm):
                 colours = _heat_map(panel, study, point, scale)
-            elif point is not None:
+            else:
                 colours = _dots(panel, study, point, scale, bottom)
     for panel in [panel for arm, row in zip(arms, grid, strict=True) for panel in row if not _is_grid(study, arm)]:
         _name_zero(panel, bottom, points)
