@@ -34,7 +34,7 @@ spec.loader.exec_module(module)
 
 
 def get_config(arg=""):
-    """Return the tiny study with trials long enough to be killed in."""
+    # Trials long enough to be killed in.
     config = module.make_config()
     config.train.num_epochs = 60.0
     return config
