@@ -36,7 +36,7 @@ def get_config(arg: str = "") -> SweepConfig:
         name=f"diffusion_digits{':' * bool(arg)}{arg}",
         about=About(
             paper="1705.08741, The Limit of the Batch Size 2006.08517",
-            status="not yet run" if arg == "smoke" else "measured here",
+            status="not yet run" if arg else "measured here",
         ),
         train=TrainConfig(name="diffusion_digits", num_epochs=50.0, model=ModelConfig("mlp", (128,))),
         arms=(

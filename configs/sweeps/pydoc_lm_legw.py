@@ -36,7 +36,7 @@ def get_config(arg: str = "") -> SweepConfig:
     descent = OptimizerConfig("momentum", momentum=0.0, max_grad_norm=0.25)
     config = SweepConfig(
         name="pydoc_lm_legw",
-        about=About(paper="LEGW 1901.08256, LSTM 1409.2329", status="measured here"),
+        about=About(paper="LEGW 1901.08256, LSTM 1409.2329"),
         train=TrainConfig(
             name="pydoc_lm_legw",
             num_epochs=6.0,
@@ -61,7 +61,7 @@ def get_config(arg: str = "") -> SweepConfig:
         measure=MeasureConfig(num_probes=4, probe_parts=8),
     )
     if arg == "smoke":
-        config.name, config.about.status = "pydoc_lm_legw:smoke", "not yet run"
+        config.name = "pydoc_lm_legw:smoke"
         config.train.num_epochs, config.train.model.width_coefficient = 0.25, 0.02
         config.global_batch_sizes, config.final_seeds, config.arms = (64, 128), (100, 101), config.arms[::2]
         config.search.num_candidates, config.search.min_fidelity = 3, 1 / 3

@@ -23,7 +23,7 @@ CASES = {
     "bert on images": (
         RESNET,
         {"model.name": "bert", "model.size": "tiny"},
-        ["config.model.name = 'bert'", "config.data.name = 'digits'", "cnn or efficientnet or lstm or resnet"],
+        ["config.model.name = 'bert'", "config.data.name = 'digits'", "cnn or efficientnet or lstm or mlp or resnet"],
     ),
     "images' model on masked text": (
         BERT,
@@ -186,10 +186,10 @@ def test_it_is_refused_in_one_line(name, lbopt, configs, tmp_path, nothing_start
     assert nothing_starts == []
 
 
-def test_a_study_needs_examples_that_stay(lbopt, configs, tmp_path, nothing_starts):
-    fields = {"data.name": "pydoc_mlm", "model.name": "bert", "model.size": "tiny"}
+def test_a_study_shuffles_its_examples(lbopt, configs, tmp_path, nothing_starts):
+    fields = {"data.name": "pydoc_lm", "data.carry_state": True, "model.name": "lstm_lm", "model.size": "small"}
     changes = [f"--config.train.{field}={value}" for field, value in fields.items()]
     study = configs / "sweeps" / "digits_limit.py"
     code, out, err = lbopt("sweep", f"--config={study}:smoke", *changes, f"--workdir={tmp_path / 'run'}")
-    refused(code, out, err, ["config.train.data.name = 'pydoc_mlm'", "drawn anew in every epoch"])
+    refused(code, out, err, ["config.train.data.carry_state = True", "shuffles its examples"])
     assert nothing_starts == []
