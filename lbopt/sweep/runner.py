@@ -144,12 +144,13 @@ class Study:
         if self._together:
             probe = self._shared(cell, 0, lambda: on_mesh.make_mesh_probe(cell.problem, self._config))
             return on_mesh.MeshSession(program, probe)
-        spread = self._spread(cell)
-        equipment = self._shared(cell, spread.width, lambda: Equipment(cell.problem, self._config, spread))
-        return Session(program, equipment, spread)
+        spread = program.spread
+        return Session(program, self._shared(cell, spread.width, lambda: Equipment(cell.problem, self._config, spread)))
 
     def _spread(self, cell: Cell) -> Spread:
         """Return how trials of a cell share a program: no more of them than there are at a time, or than memory is likely to hold."""
+        if not self._batched:
+            return Spread(self._config)
         search = search_cost(self._config.arm_search(cell.index))
         at_once = max(search.at_once, len(self._config.final_seeds))
         return Spread(self._config, width=max(1, min(at_once, _EXAMPLES_A_STEP // cell.global_batch_size)))

@@ -1,5 +1,6 @@
 """Trials over all devices are the trials of one device."""
 
+import copy
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ from jobs import start  # noqa: F401  a fixture
 from tiny_study import make_config
 
 from lbopt.cli import main
+from lbopt.config import SearchConfig
 from lbopt.config.measure import MeasureConfig
 from lbopt.sweep import runner, trials
 
@@ -75,3 +77,22 @@ def test_two_processes_train_every_trial_together(
     assert sorted((row["arm"], row["phase"]) for row in rows) == [
         (arm, phase) for arm in ("lamb", "momentum") for phase in ("final", "search")
     ]
+
+
+def test_arms_whose_searches_differ_share_a_program_of_one_width(tmp_path):
+    """What the rows of one call are is not what those of another are made for."""
+    rows = []
+    for batching in ("none", "vmap"):
+        config = make_config(global_batch_sizes=(1024,), trial_batching=batching, trials_per_program=64)
+        other = copy.deepcopy(config.arms[1])
+        other.name, other.search = "one rate", SearchConfig(learning_rate_factors=(1.0,))
+        config.arms = (other, config.arms[1])
+        config.search = SearchConfig(learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0))
+        (tmp_path / batching).mkdir()
+        cells = trials.make_cells(config, trials.make_problems(config))
+        found = runner.run_sweep(config, cells, tmp_path / batching)
+        rows.append({trials.key(row): row for row in found})
+    assert rows[0].keys() == rows[1].keys()
+    assert len(rows[0]) == (1 + 2) + (5 + 2)
+    for key, row in rows[0].items():
+        np.testing.assert_allclose(rows[1][key]["validation_loss"], row["validation_loss"], rtol=1e-4)

@@ -59,7 +59,7 @@ def run(cell, wanted, batching, width=3):
     found = []
     for start in range(0, len(wanted), spread.width):
         some = dict(enumerate(wanted[start : start + spread.width]))
-        session = Session(program, Equipment(cell.problem, config, spread), spread)
+        session = Session(program, Equipment(cell.problem, config, spread))
         session.begin(some)
         records = {index: Record(config, cell, trial) for index, trial in some.items()}
         while not all(record.ended for record in records.values()):
@@ -110,7 +110,7 @@ def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cell
     config = make_config(trial_batching="vmap", trials_per_program=2)
     spread = Spread(config)
     program = Program(cell, False, config, spread)
-    session = Session(program, Equipment(cell.problem, config, spread), spread)
+    session = Session(program, Equipment(cell.problem, config, spread))
     ours, short, late = (
         cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), fidelity), seed)
         for rate, fidelity, seed in ((1.0, 1.0, 0), (2.0, 1 / 3, 0), (1.0, 2 / 3, 7))

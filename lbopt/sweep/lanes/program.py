@@ -171,12 +171,13 @@ class Program:
       spread: how trials share it.
 
     Attributes:
+      spread: how trials share it.
       feed: what its steps see.
       trust_ratios: training states of all lanes -> the trust ratio of each layer at their last updates.
     """
 
     def __init__(self, cell: Cell, decays: bool, config: SweepConfig, spread: Spread):
-        self._problem, self._config, self._spread = cell.problem, config, spread
+        self._problem, self._config, self.spread = cell.problem, config, spread
         self._tx = trial_arguments.make_tx(cell, decays)
         self.feed = Feed(cell, spread.width)
         optimizer = cell.train.optimizer
@@ -202,9 +203,9 @@ class Program:
 
     def shapes(self) -> tuple[Any, ...]:
         """Return what a call of the steps takes, as shapes: (shared arrays, count), the same for all lanes, and (lanes, batches)."""
-        width = self._spread.width
+        width = self.spread.width
         blank = Arguments(*(np.zeros(width, np.float32) for _ in Arguments._fields))
-        fresh = Beginning(self._problem, self._spread).shapes()
+        fresh = Beginning(self._problem, self.spread).shapes()
         lanes = self._create.eval_shape(blank, np.zeros(width, np.int32), *fresh)
         one = self.feed.take(0, 0, 1)
         fed = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), one)
@@ -242,7 +243,7 @@ class Program:
 
     def _advanced(self, shared: Any, count: jax.Array, lane: Lanes, fed: Any) -> tuple[Lanes, History]:
         blank = jnp.zeros((self.feed.num_steps,), jnp.float32)
-        batched = self._spread.batched
+        batched = self.spread.batched
 
         def going(carry: Any) -> jax.Array:
             done, _, history = carry

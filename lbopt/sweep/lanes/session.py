@@ -81,13 +81,12 @@ class Session:
 
     Args:
       program: compiled.
-      equipment: of its problem.
-      spread: how trials share it.
+      equipment: of its problem, for as many lanes.
     """
 
-    def __init__(self, program: Program, equipment: Equipment, spread: Spread):
-        self._program, self._equipment, self._spread = program, equipment, spread
-        self.width = spread.width
+    def __init__(self, program: Program, equipment: Equipment):
+        self._program, self._equipment = program, equipment
+        self.width = program.spread.width
         self._lanes: Lanes | None = None
         self._seeds = np.zeros(self.width, np.int32)
 
