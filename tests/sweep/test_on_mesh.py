@@ -79,8 +79,8 @@ def test_two_processes_train_every_trial_together(
     ]
 
 
-def test_arms_whose_searches_differ_share_a_program_of_one_width(tmp_path):
-    """What the rows of one call are is not what those of another are made for."""
+def test_arms_whose_searches_differ_share_a_program(tmp_path):
+    """One has five candidates at a time and the other one: batched they find what each trial alone finds."""
     rows = []
     for batching in ("none", "vmap"):
         config = make_config(global_batch_sizes=(1024,), trial_batching=batching, trials_per_program=64)
