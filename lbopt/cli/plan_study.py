@@ -53,15 +53,28 @@ class CellPlan(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """Of all runs of the cell; None if they do not fit."""
+        """Of all runs of the cell, one after another; None if they do not fit."""
         return self.full_runs * self.plan.seconds if self.plan.fits else None
 
 
 def plan_study(config: SweepConfig, flag: str, topology: Topology, with_evaluation: bool, say: Say) -> list[CellPlan]:
-    """Compile the step of every cell for a pod.
+    """Compile the step of every cell for a pod; nothing is run.
+
+    Args:
+      config: validated.
+      flag: how the user named it.
+      topology: the pod.
+      with_evaluation: compile the evaluation too.
+      say: gets a line before each compilation.
+
+    Returns:
+      The cells of the first arm, ascending in batch size, then those of the next. One that needs more memory than a device has
+      is among them: its plan says that it does not fit.
 
     Raises:
-      UserError: if a trial of the study has one device, or if a batch does not fit the pod.
+      UserError: naming `config.trial_devices`, if a trial of the study has one device, or the field of a trial's config that
+        does not go with the pod, as a batch that its devices do not divide.
+      EnvironmentProblem: if a search needs a package that is not installed.
     """
     if config.trial_devices != "all":
         raise UserError(
@@ -83,7 +96,14 @@ def plan_study(config: SweepConfig, flag: str, topology: Topology, with_evaluati
 
 
 def lines(cells: list[CellPlan]) -> list[str]:
-    """Return the plan as a table, and what the whole study takes."""
+    """Return the plan as a table, and what the whole study takes.
+
+    Args:
+      cells: from `plan_study`.
+
+    Returns:
+      Lines of text: memory in GiB a device, time in ms a step and in hours, utilization in percent of the peak.
+    """
     rows = [_HEADER, *map(_row, cells)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     table = ["  ".join(_cells(row, widths)) for row in rows]
@@ -117,7 +137,17 @@ def _row(cell: CellPlan) -> tuple[str, ...]:
 
 
 def to_json(cells: list[CellPlan], name: str) -> dict[str, Any]:
-    """Return the plan of a study as plain data; each cell has the plan of one run of whole length."""
+    """Return the plan of a study as plain data; each cell has the plan of one run of whole length.
+
+    Args:
+      cells: from `plan_study`, at least one.
+      name: of the study.
+
+    Returns:
+      `{"study", "topology", "fits" (all cells do), "projected_seconds", "cells": [{"arm", "global_batch_size",
+      "num_microsteps", "search_trials", "search_full_runs", "final_runs", "projected_seconds", "run"}]}`; the seconds of a cell
+      that does not fit are null, and the study's are those of the others, all runs one after another.
+    """
     seconds = [cell.seconds for cell in cells]
     return {
         "study": name,

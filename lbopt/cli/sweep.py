@@ -36,7 +36,17 @@ NOT_COMPARED = ("num_workers", "trials_per_program", "about")
 
 
 def run(argv: Sequence[str], job: Alone) -> None:
-    """Run what is missing of a study and write its report."""
+    """Run what is missing of a study, or of a shard of it, and write its report.
+
+    Args:
+      argv: arguments after the command, see `FLAGS`.
+      job: of which this process is one; its first process writes and prints.
+
+    Raises:
+      UserError: naming the flag or the field, if what was asked for cannot be done.
+      EnvironmentProblem: if data, devices, workdir or an installed package are at fault.
+      Preempted: on SIGTERM; finished trials are saved.
+    """
     given, overrides = arguments.parse("sweep", argv, FLAGS, required=("config", "workdir"))
     shard = _shard(given)
     config = arguments.load_config(given["config"], overrides, SweepConfig)

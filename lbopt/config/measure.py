@@ -17,7 +17,7 @@ class MeasureConfig:
         constant and trust ratios; 0 for none.
       probe_parts: equal parts of the probed examples, an even number: the noise scale compares the gradients of parts
         with that of all, phi those of the two halves.
-      probe_part_size: examples of a part.
+      probe_part_size: examples of a part; all parts together have at most those of the training set.
     """
 
     distance: bool = True
@@ -27,7 +27,15 @@ class MeasureConfig:
 
 
 def validate_measure(measure: MeasureConfig, prefix: str) -> None:
-    """Check the fields of what is measured."""
+    """Check the fields of what is measured.
+
+    Args:
+      measure: the fields, of their declared types.
+      prefix: what the message calls them, for instance "config.measure".
+
+    Raises:
+      UserError: naming the field, its value and the fix.
+    """
     at_least(f"{prefix}.num_probes", measure.num_probes, 0)
     at_least(f"{prefix}.probe_parts", measure.probe_parts, 2)
     require(

@@ -25,17 +25,19 @@ class SearchConfig:
 
     Attributes:
       method: "grid", "log_uniform", "halton", "successive_halving", "hyperband" or "optuna".
-      learning_rate_factors: of the grid; ascending.
+      learning_rate_factors: of the grid; ascending, > 0.
       warmup_factors: of the grid; ascending, 0 for no warmup.
       weight_decay_factors: of the grid; ascending, 0 for no weight decay.
-      learning_rate_range: (low, high) of the factor, for the other methods, which draw uniformly in its logarithm;
-        equal ends: not searched.
-      warmup_range: likewise.
-      weight_decay_range: likewise.
+      learning_rate_range: (low, high) of the factor, for the other methods, which draw uniformly in its logarithm, so low is
+        > 0; equal ends: not searched.
+      warmup_range: likewise; (0, 0) for no warmup.
+      weight_decay_range: likewise; (0, 0) for no weight decay.
       num_candidates: of "log_uniform", "halton", "successive_halving" (in its first rung) and "optuna"; the brackets of
         "hyperband" follow from `eta` and `min_fidelity`.
-      eta: from rung to rung the length grows so many times, and one of so many candidates stays.
-      min_fidelity: the first rung of "successive_halving", "hyperband", and "optuna" with a pruner, is not shorter.
+      eta: >= 2; from rung to rung the length grows so many times, and one of so many candidates stays (of "optuna", whom the
+        pruner lets go on).
+      min_fidelity: the first rung of "successive_halving", "hyperband", and "optuna" with a pruner, is not shorter; in
+        [1e-5, 1 / eta] for these.
       sampler: of "optuna": "tpe" or "random".
       pruner: of "optuna", consulted after each rung: "none" (full runs only), "median", "successive_halving" or
         "hyperband".
@@ -93,7 +95,15 @@ def validate_search(search: SearchConfig, prefix: str) -> None:
 
 
 def require_seeds(field: str, values: tuple[int, ...]) -> None:
-    """Check that there are seeds, all different."""
+    """Check that there are seeds, all different.
+
+    Args:
+      field: what the message calls them, for instance "config.search.seeds".
+      values: the seeds.
+
+    Raises:
+      UserError: naming the field, its value and the fix.
+    """
     require(len(values) > 0 and len(set(values)) == len(values), field, values, "give at least one seed, none twice")
     for seed in values:
         require_seed(field, seed)

@@ -62,16 +62,19 @@ class SweepConfig:
       search: of learning rate, warmup and weight decay, the same for every batch size, and for every arm that has none of its own.
       final_seeds: seeds of the runs that are tested; none of them is a search seed.
       limit_points: an arm is past its limit where it is more than so many percentage points below its accuracy at the
-        smallest batch; of language models so many percent above its perplexity.
-      waterfall: names of arms, each of which adds one thing to the one before, for the figure that shows what each adds.
+        smallest batch; of language models so many percent above its perplexity. In (0, 100].
+      waterfall: names of two or more arms, each of which adds one thing to the one before, for the figure that shows what each
+        adds; () for none.
       measure: what is measured beside losses and accuracies.
       trial_devices: "one" (each trial on one device, many side by side) or "all" (data-parallel over all devices and
         processes, one trial after another).
       microstep_size: examples that a device takes at a time, at most: larger batches are accumulated in the fewest equal parts
         (batch norm sees a part). None: as `train.parallel.num_microsteps` says at every batch size.
-      trials_per_program: how many trials one call of a batched program runs.
-      trial_batching: "none" (one trial a call), "vmap" (batched, over all local devices), "auto" (by device).
-      num_workers: trials compiled and run side by side; 0 for one per CPU core on CPUs, two elsewhere.
+      trials_per_program: how many trials one call of a batched program runs, at most: fewer where a cell has fewer at a time,
+        or where their batches together would be too large.
+      trial_batching: "none" (one trial a call), "vmap" (batched, over all local devices), "auto" ("none" on CPUs, else "vmap").
+      num_workers: threads, each of which compiles a program and runs trials of it; 0 for one per CPU core on CPUs, two elsewhere.
+        With `trial_devices="all"` there is one.
     """
 
     name: str = "unnamed"
@@ -166,11 +169,11 @@ class SweepConfig:
         )
 
     def arm_search(self, index: int) -> SearchConfig:
-        """Return how the candidates of an arm are searched."""
+        """Return how the candidates of the arm at this place in `arms` are searched."""
         return self.arms[index].search or self.search
 
     def arm_train(self, index: int) -> TrainConfig:
-        """Return what the trials of an arm train, but for batch size, seed and what is searched."""
+        """Return what the trials of the arm at this place in `arms` train, but for batch size, seed and what is searched."""
         arm = self.arms[index]
         changes = {name: value for name in _OVERRIDES if (value := getattr(arm, name)) is not None}
         return dataclasses.replace(self.train, optimizer=arm.optimizer, schedule=arm.schedule, **changes)
@@ -182,6 +185,9 @@ class SweepConfig:
           index: of the arm.
           global_batch_size: examples per step.
           num_devices: that share a trial.
+
+        Returns:
+          The config, with as many microsteps as `microstep_size` makes necessary; its seed is the study's, not a trial's.
         """
         train = dataclasses.replace(self.arm_train(index), global_batch_size=global_batch_size)
         if self.microstep_size is None:

@@ -29,7 +29,12 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        """Map [batch, ...] to fp32 logits [batch, num_classes]."""
+        """Map [batch, ...] to fp32 logits [batch, num_classes].
+
+        Args:
+          images: of any dtype and shape behind the batch; flattened.
+          train: changes nothing here.
+        """
         del train
         x = images.astype(self.dtype).reshape(images.shape[0], -1)
         for width in self.widths:

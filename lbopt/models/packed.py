@@ -26,6 +26,9 @@ def batched_by(alone: Callable[..., Any], together: Callable[..., Any]) -> Calla
       alone: a differentiable function of pytrees of floating-point arrays.
       together: the same for many trials; all arrays, given and returned, have a leading trial axis.
 
+    Returns:
+      A function of the same pytrees as `alone`.
+
     Note:
       JAX differentiates no function with a batching rule of its own. So the backward pass is another function with such
       a rule, made when it is asked for: that of a backward pass, for a second derivative, is the third of them.
@@ -56,10 +59,10 @@ def _pullback(fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
 
 
 def pack(x: jax.Array) -> jax.Array:
-    """Return [..., trials * channels] of [trials, ..., channels]."""
+    """Return [..., trials * channels] of [trials, ..., channels], trials slowest."""
     return jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1)
 
 
 def unpack(x: jax.Array, trials: int) -> jax.Array:
-    """Undo `pack`."""
+    """Undo `pack`: return [trials, ..., channels] of [..., trials * channels]."""
     return jnp.moveaxis(x.reshape(*x.shape[:-1], trials, -1), -2, 0)

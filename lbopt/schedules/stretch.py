@@ -24,6 +24,9 @@ def stretch_schedule(
       num_steps: updates of the run; may be traced.
       first_step: as in `warmup_schedule`.
 
+    Returns:
+      A schedule: count of updates so far (0 at the first) -> learning rate.
+
     >>> from lbopt.schedules.warmup import warmup_schedule
     >>> whole = warmup_schedule(1.0, warmup_steps=4, total_steps=12)
     >>> [float(stretch_schedule(whole, 12, 6)(count)) for count in range(6)]

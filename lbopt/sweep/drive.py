@@ -19,6 +19,16 @@ def drive(cell: Cell, config: SweepConfig) -> Generator[list[Trial], list[Row], 
 
     What comes next depends on the config and on the rows alone. So a study that was killed goes on where it was if the rows
     it finished are sent again.
+
+    Args:
+      cell: an arm at a batch size.
+      config: of the study that the cell belongs to.
+
+    Yields:
+      The trials of each round of the search, and at last the final ones. Every yield returns their rows, as in `results.jsonl`.
+
+    Raises:
+      EnvironmentProblem: if the search needs a package that is not installed.
     """
     search = config.arm_search(cell.index)
     searcher, searched, seeds = make_searcher(search), [], search.seeds
@@ -36,6 +46,12 @@ def score(rows: Sequence[Row]) -> Score:
 
     That is the error rate (of language models the loss); a trial that diverged counts as all wrong (infinite). With a target it is the
     part of the run's steps that was needed for it, and 1 plus the error where it was not reached. Ties go to the lower mean validation loss.
+
+    Args:
+      rows: of `results.jsonl`, the search trials of one candidate at one fidelity, one for each seed; at least one.
+
+    Returns:
+      That mean, and as the tie the mean validation loss, infinite if a trial diverged.
     """
     values, losses = zip(*map(_score_of_one, rows), strict=True)
     return Score(sum(values) / len(values), sum(losses) / len(losses))
@@ -56,8 +72,14 @@ def _score_of_one(row: Row) -> tuple[float, float]:
 def choose(rows: Sequence[Row]) -> Factors:
     """Return the best candidate of those that were run over the whole length, by `score`; then the smallest factors.
 
-    Only validation numbers of search trials are looked at. A search that pruned all candidates has none of the whole length;
-    then those of the longest runs are looked at.
+    Only validation numbers of search trials are looked at. If no trial had the whole length, those of the greatest fidelity
+    are compared.
+
+    Args:
+      rows: of `results.jsonl`, of one cell, with a search trial at least; final trials are passed over.
+
+    Returns:
+      Its factors.
     """
     searched = [row for row in rows if row["phase"] == SEARCH]
     longest = max(row["fidelity"] for row in searched)
@@ -69,5 +91,5 @@ def choose(rows: Sequence[Row]) -> Factors:
 
 
 def factors_of(row: Row) -> Factors:
-    """Return the candidate of a row."""
+    """Return the candidate of a row of `results.jsonl`."""
     return Factors(row["learning_rate_factor"], row["warmup_factor"], row["weight_decay_factor"])

@@ -85,6 +85,13 @@ def log_spaced_steps(num_steps: int, count: int) -> tuple[int, ...]:
 
     The first is 1 (if there are two or more), the last is `num_steps`; all of them, if there are no more than `count`.
 
+    Args:
+      num_steps: >= 1.
+      count: >= 0.
+
+    Returns:
+      1-based steps, ascending.
+
     >>> log_spaced_steps(1000, 4), log_spaced_steps(1000, 9), log_spaced_steps(3, 9)
     ((1, 10, 100, 1000), (1, 2, 5, 12, 29, 70, 170, 412, 1000), (1, 2, 3))
     """

@@ -26,11 +26,14 @@ class Record:
       config: of the study.
       cell: the trial's.
       trial: its numbers.
-      losses: of every step so far, [steps] in parts.
-      distances: likewise.
+      losses: of every step so far, fp32 [steps] in parts.
+      distances: likewise, ||w_t - w_0|| after the step; 0 if it is not measured.
       evaluations: (step, validation scores), if the study has a target.
       probes: (step, measurements), of final trials.
       seconds: that it took so far, its share of what ran beside it.
+      done: steps taken so far.
+      divergence_step: the first step, counted from 1, whose loss is not finite; None if there is none.
+      steps_to_target: steps taken at the first evaluation that reached the target; None if none did.
     """
 
     config: SweepConfig
@@ -82,7 +85,12 @@ class Record:
         return self.diverged or at_target or self.done == self.trial.num_steps
 
     def extend(self, losses: np.ndarray, distances: np.ndarray) -> None:
-        """Add steps; those behind the first loss that is not finite do not count."""
+        """Add steps; those behind the first loss that is not finite do not count.
+
+        Args:
+          losses: training losses of the steps after `done`, [steps] fp32.
+          distances: ||w_t - w_0|| after each of them, [steps] fp32.
+        """
         broken = np.flatnonzero(~np.isfinite(losses))
         if len(broken):
             losses, distances = losses[: broken[0] + 1], distances[: broken[0] + 1]
@@ -92,7 +100,11 @@ class Record:
         self.done += len(losses)
 
     def evaluated(self, scores: Mapping[str, float]) -> None:
-        """Add an evaluation on validation."""
+        """Add an evaluation on validation after `done` steps, and see whether it reached the target.
+
+        Args:
+          scores: metric -> mean over the split, the one of the target among them; without "eval/" in the names.
+        """
         self.evaluations.append((self.done, dict(scores)))
         name, target = self.cell.train.target_metric.removeprefix("eval/"), self.cell.train.target_value
         reached = scores[name] <= target if name.endswith(("loss", "perplexity")) else scores[name] >= target
@@ -100,14 +112,24 @@ class Record:
             self.steps_to_target = self.done
 
     def probed(self, measured: Mapping[str, float]) -> None:
-        """Add what was measured."""
+        """Add what was measured after `done` steps.
+
+        Args:
+          measured: name -> number, of layers as `phi_layers/PATH` and `trust_ratio/PATH`.
+        """
         self.probes.append((self.done, dict(measured)))
 
     def row(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the line of the finished trial.
 
         Args:
-          scores: split -> means; without "test" unless it is a final trial.
+          scores: split -> metric -> mean over the split; without "test" unless it is a final trial.
+
+        Returns:
+          JSON data; null is a number that is not finite, or that was not measured. Accuracies are in [0, 1]. `diverged` is also
+          true if the validation loss at the end is not finite; `divergence_step` is null if every training loss was finite.
+          `steps_to_target` and `examples_to_target` come with a target, null if it was not reached. Final trials have `curve`
+          too and, if they were measured, `diffusion`, `evaluations`, `probes` and `noise_scale`, in examples.
         """
         arm, trial, cell = self.cell.arm, self.trial, self.cell
         losses, distances = np.concatenate(self.losses), np.concatenate(self.distances)

@@ -46,20 +46,37 @@ REQUIRED = (
 def read_results(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """Return the finished trials of a study.
 
+    Args:
+      workdir: the study's folder.
+
+    Returns:
+      A row for each whole line, in the order in which they were written; [] if there is no file. A last line cut off by a
+      kill is left out.
+
     Raises:
-      EnvironmentProblem: if the file is damaged.
+      EnvironmentProblem: naming the file, if it cannot be read, or a whole line is damaged.
     """
     return read_lines(workdir / "results.jsonl", REQUIRED)
 
 
 class Results:
-    """The finished trials of a study, as the processes of a job know them: process 0 all, the others their own.
+    """The finished trials of a study, as the processes of a job know them.
+
+    All know those that were finished before; of the new ones process 0 knows all of the job's, the others their own. What other
+    shards write meanwhile is not looked at.
 
     Args:
       workdir: the study's folder. A last line cut off by a kill is removed: its trial was not finished.
       job: of which this process is one; None if it is alone. Its first process writes.
       progress: is told of rows that come; None for nothing.
       of_all: every process finds the same rows; the first one's are kept.
+
+    Attributes:
+      rows: of all trials that this process knows.
+      num_before: how many of them were finished before.
+
+    Raises:
+      EnvironmentProblem: naming the file, if it cannot be read or written, or a whole line is damaged.
     """
 
     def __init__(
@@ -87,7 +104,14 @@ class Results:
             self.rows = found
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Append rows in one write and wait until they are on disk, or hand them to who does."""
+        """Append rows in one write and wait until they are on disk, or hand them to who does.
+
+        Args:
+          rows: of finished trials, from `lbopt.sweep.record.Record.row`.
+
+        Raises:
+          EnvironmentProblem: naming the file, if it cannot be written; none of the rows is in it then.
+        """
         if self._job.index:
             self.rows.extend(rows)
         if self._job.index == 0 or not self._of_all:

@@ -50,10 +50,12 @@ def run_sweep(
         share the cells, each trains on devices of its own; or, with `trial_devices="all"`, all train every trial together.
 
     Returns:
-      All rows, finished before or now, in the first process; in the others those of their cells.
+      Rows as in `results.jsonl`: those of all trials that were finished before, and of the new ones in the first process the
+      whole job's, in the others their own.
 
     Raises:
       Preempted: on SIGTERM; finished trials are saved.
+      EnvironmentProblem: if `results.jsonl` is damaged or cannot be written, or a search needs a package that is not installed.
     """
     job = Alone() if watch is None else watch.job
     with (
@@ -91,7 +93,14 @@ class Study:
         self._programs: dict[str, Once[Any]] = {}
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Run what is missing of these cells."""
+        """Run what is missing of these cells, until it is done or the watch says to stop.
+
+        Args:
+          cells: those of this process.
+
+        Raises:
+          Exception: the first that a thread ended with; the others stop at their next look.
+        """
         work = Work(cells, self._config, self._results.rows, exclusive=self._batched)
         count = self._num_threads()
         with concurrent.futures.ThreadPoolExecutor(count) as pool:

@@ -29,10 +29,10 @@ class Trial:
     Attributes:
       phase: "search" (chooses the candidate on validation) or "final" (is tested).
       factors: the candidate, as multiples of what the arm's rules give.
-      fidelity: length as a part of the whole run's.
-      seed: of initialisation and shuffle.
+      fidelity: length as a part of the whole run's, in (0, 1].
+      seed: of initialisation, shuffle, and what a step draws.
       learning_rate: the peak.
-      warmup_steps: of a run of the whole length; the schedule of a shorter one is rescaled.
+      warmup_steps: optimizer steps in a run of the whole length, fractions too; the schedule of a shorter one is rescaled.
       weight_decay: of the optimizer.
       num_steps: length in optimizer steps.
     """
@@ -78,7 +78,16 @@ class Cell:
         return units.Units(len(self.problem.splits.train), self.global_batch_size)
 
     def trial(self, phase: str, proposal: Proposal, seed: int) -> Trial:
-        """Turn a proposal into numbers; a warmup that is longer than the run ends one step before it."""
+        """Turn a proposal into numbers; a warmup that is longer than the run ends one step before it.
+
+        Args:
+          phase: "search" or "final".
+          proposal: factors and fidelity.
+          seed: of the trial.
+
+        Returns:
+          The trial, its length rounded up to whole steps.
+        """
         factors, whole = proposal.factors, self.resolved.num_steps
         return Trial(
             phase,
@@ -92,7 +101,7 @@ class Cell:
         )
 
     def warmup_steps(self, trial: Trial) -> float:
-        """Return the steps of warmup that a trial of this cell really has."""
+        """Return the steps of warmup that a trial of this cell really has, not rounded: fewer in a run of lower fidelity."""
         first = self.arm.schedule.first_step
         return trial.warmup_steps * (trial.num_steps + first) / (self.resolved.num_steps + first)
 
@@ -100,8 +109,14 @@ class Cell:
 def make_problems(config: SweepConfig) -> list[Problem]:
     """Load what each arm learns; arms that learn the same share it.
 
+    Args:
+      config: validated.
+
+    Returns:
+      One for each arm, in their order.
+
     Raises:
-      UserError: if a model cannot take its examples.
+      UserError: naming the field of `config.model` or `config.data`, if a model cannot take its examples.
       EnvironmentProblem: if data cannot be had.
     """
     known: dict[str, Problem] = {}
@@ -121,8 +136,13 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
       config: validated.
       problems: of each arm, from `make_problems`.
 
+    Returns:
+      The cells of the first arm, ascending in batch size, then those of the next.
+
     Raises:
-      UserError: if a batch is larger than the training set, or a warmup longer than training.
+      UserError: naming the field: `config.global_batch_sizes` above the size of a training set, `config.measure.probe_part_size`
+        that does not fit it, an unknown `config.train.target_metric`, the `schedule` of an arm whose warmup does not end before
+        training or is none and yet searched, or, if a trial has one device, microsteps or groups of batch norm that do not fit.
     """
     for index, problem in enumerate(problems):
         _check_sizes(config, index, problem)
@@ -203,11 +223,23 @@ def _varies_warmup(search: SearchConfig) -> bool:
 
 
 def key(row: Mapping[str, Any]) -> tuple:
-    """Return what identifies a finished trial in `results.jsonl`."""
+    """Return what identifies a finished trial in `results.jsonl`.
+
+    Args:
+      row: of it.
+
+    Returns:
+      (arm, global batch size, phase, fidelity, factors, seed).
+    """
     factors = row["learning_rate_factor"], row["warmup_factor"], row["weight_decay_factor"]
     return row["arm"], row["global_batch_size"], row["phase"], row["fidelity"], factors, row["seed"]
 
 
 def trial_key(cell: Cell, trial: Trial) -> tuple:
-    """Return the key a trial's row will have."""
+    """Return the `key` that a trial's row will have.
+
+    Args:
+      cell: to which it belongs.
+      trial: not yet run.
+    """
     return cell.arm.name, cell.global_batch_size, trial.phase, trial.fidelity, tuple(trial.factors), trial.seed

@@ -21,7 +21,11 @@ class CellWork:
     Args:
       cell: which.
       config: of the study.
-      rows: that are there already, by key.
+      rows: of `results.jsonl` that are there already, by `lbopt.sweep.trials.key`.
+
+    Attributes:
+      cell: which.
+      finished: whether the rows of all its trials are there.
     """
 
     def __init__(self, cell: Cell, config: SweepConfig, rows: Mapping[tuple, Row]):
@@ -34,11 +38,18 @@ class CellWork:
         self.finished = False
 
     def start(self) -> list[Trial]:
-        """Return the first trials to be run."""
+        """Return the first trials to be run; [] if the rows of all trials are there."""
         return self._until_missing(next(self._going))
 
     def tell(self, row: Row) -> list[Trial]:
-        """Take a finished trial and return what is to be run now that was not before."""
+        """Take a finished trial and return what is to be run now that was not before.
+
+        Args:
+          row: as in `results.jsonl`.
+
+        Returns:
+          The trials of the next round whose rows are missing; [] as long as others of this round are, and at the end.
+        """
         key = trials.key(row)
         self._rows[key] = row
         self._missing.discard(key)
@@ -63,7 +74,7 @@ class CellWork:
         return []
 
     def program_key(self, trial: Trial) -> str:
-        """Return which program a trial of this cell needs."""
+        """Return which program a trial of this cell needs, see `lbopt.sweep.lanes.arguments.program_key`."""
         decays = trial.weight_decay > 0
         if decays not in self._programs:
             self._programs[decays] = program_key(self.cell, trial)
@@ -76,7 +87,7 @@ class Work:
     Args:
       cells: of this process.
       config: of the study.
-      rows: of `results.jsonl`.
+      rows: of `results.jsonl`, of these cells and others.
       exclusive: one thread at a time runs trials of a program, because they share calls of it.
     """
 
@@ -105,7 +116,10 @@ class Work:
         A program that nobody runs comes first, so that several are compiled side by side, then one that is compiled.
 
         Args:
-          ready: whether a program is compiled.
+          ready: key of a program -> whether it is compiled.
+
+        Returns:
+          The key of the program, in use by this thread until it calls `leave`.
         """
         with self._changed:
             while not self._stopped and self._open:
@@ -120,19 +134,35 @@ class Work:
             return None
 
     def leave(self, key: str) -> None:
-        """Say that this thread runs a program no more."""
+        """Say that this thread runs a program no more.
+
+        Args:
+          key: from `choose`.
+        """
         with self._changed:
             self._users[key] -= 1
             self._changed.notify_all()
 
     def take(self, key: str) -> tuple[CellWork, Trial] | None:
-        """Return a trial that waits for this program, if there is one."""
+        """Return a trial that waits for this program, if there is one.
+
+        Args:
+          key: from `choose`.
+
+        Returns:
+          Its cell's work, and the trial; None if none waits, or after `stop`.
+        """
         with self._changed:
             queue = self._waiting.get(key)
             return queue.popleft() if queue and not self._stopped else None
 
     def tell(self, work: CellWork, row: Row) -> None:
-        """Take a finished trial's row; what its cell wants now waits from here on."""
+        """Take a finished trial's row; what its cell wants now waits from here on.
+
+        Args:
+          work: that `take` returned with the trial.
+          row: as in `results.jsonl`.
+        """
         with self._changed:
             self._add(work, work.tell(row))
             self._open -= work.finished

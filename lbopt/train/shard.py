@@ -34,8 +34,11 @@ class Shard:
     def parse(cls, text: str) -> Shard:
         """Read "2/8".
 
+        Args:
+          text: NUMBER/COUNT, with 1 <= NUMBER <= COUNT < 10^6.
+
         Raises:
-          UserError: if it is no such thing.
+          UserError: naming `--shard`, if it is no such thing.
 
         >>> Shard.parse("2/8").part_of("abcdefghijklmnop")
         ['b', 'j']
@@ -49,15 +52,18 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def part_of(self, items: Sequence[Item]) -> list[Item]:
-        """Return which of the items are this part's."""
+        """Return which of the items are this part's: every `count`-th, from the `number`-th on."""
         return list(items[self.number - 1 :: self.count])
 
     @contextlib.contextmanager
     def held(self, folder: pathlib.Path) -> Iterator[None]:
         """Hold this part of a workdir while the context lasts; the lock goes with the process.
 
+        Args:
+          folder: the workdir, on a file system with locks that all who share it see.
+
         Raises:
-          UserError: if another process is at work on it, or on a part of another division.
+          UserError: naming `--shard`, if another process is at work on it, or on a part of another division.
         """
         file = folder / f".shard-{self.number}-of-{self.count}"
         with contextlib.ExitStack() as stack:
@@ -74,7 +80,11 @@ class Shard:
 
 @contextlib.contextmanager
 def at_the_door(folder: pathlib.Path) -> Iterator[None]:
-    """Be the only one who begins in a folder, for a moment."""
+    """Be the only one who begins in a folder, for a moment; wait for another one who does.
+
+    Args:
+      folder: that exists; a hidden file in it is locked while the context lasts.
+    """
     descriptor = os.open(folder / _DOOR, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

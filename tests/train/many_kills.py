@@ -40,14 +40,25 @@ def is_saving(workdir):
     return folder.is_dir() and any(not entry.name.isdecimal() for entry in folder.iterdir())
 
 
+def newest(workdir):
+    folder = workdir / "checkpoints"
+    return max((int(entry.name) for entry in folder.glob("[0-9]*") if entry.name.isdecimal()), default=0)
+
+
+def wait_for(happened):
+    until = time.monotonic() + 60
+    while not happened() and time.monotonic() < until:
+        time.sleep(0.002)
+
+
 def kill(pid, workdir, rng, before):
-    """Kill a start at a random moment: mostly soon after its first step."""
-    if rng.random() < 0.2:
+    """Kill a start at a random moment: mostly soon after its first step, or after its first checkpoint."""
+    kind = rng.random()
+    if kind < 0.2:
         time.sleep(rng.uniform(0, 2))
     else:
-        until = time.monotonic() + 60
-        while lines(workdir) <= before and time.monotonic() < until:
-            time.sleep(0.002)
+        saved = newest(workdir)
+        wait_for(lambda: lines(workdir) > before if kind < 0.6 else newest(workdir) > saved)
         time.sleep(rng.uniform(0, 0.15))
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)

@@ -24,7 +24,7 @@ def test_thirty_kills(command, start_process, reference, bits, saved_state, logg
     assert found["saving"] > 2, found
     resumed_at = [int(step) for step in re.findall(r"^resuming at step (\d+) of 400", stderr, re.MULTILINE)]
     assert resumed_at == sorted(resumed_at)
-    assert len(set(resumed_at)) > 10, resumed_at
+    assert len(set(resumed_at)) > 10, resumed_at  # at least those that waited for a checkpoint before they were killed
     assert bits(saved_state(workdir, *LONGER)) == bits(saved_state(reference(*LONGER), *LONGER))
     assert logged(workdir) == logged(reference(*LONGER))
     assert not (workdir / "damaged").exists()

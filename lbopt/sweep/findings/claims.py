@@ -17,7 +17,13 @@ from lbopt.sweep.findings.verdicts import HELD, NOT_HELD, UNKNOWN, Arms, Claim, 
 
 
 def judge(config: Mapping[str, Any], summary: Mapping[str, Any], metric: Metric) -> list[Claim]:
-    """Return the claims that the study has what it needs to judge; of an unfinished study none."""
+    """Return the claims that the study has what it needs to judge; of an unfinished study none.
+
+    Args:
+      config: the study's config as JSON data.
+      summary: what `lbopt.sweep.findings.summary.summarize` returns, but the claims and findings.
+      metric: what the study is judged by.
+    """
     if not summary["complete"]:
         return []
     arms = summary["arms"]

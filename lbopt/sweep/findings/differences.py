@@ -20,7 +20,7 @@ def welch_interval(
       confidence: in (0, 1).
 
     Returns:
-      (low, high); None for fewer numbers or others.
+      (low, high), in the unit of the numbers; None if there are fewer, or if one is not finite.
 
     >>> [round(end, 3) for end in welch_interval([5.1, 4.9, 5.0], [4.0, 4.2, 3.8])]
     [0.584, 1.416]

@@ -43,9 +43,12 @@ def limit_interval(
     """Return the 95 % interval of the limit over resampled seeds, None if there are none.
 
     Args:
-      measured: (batch size, score of every seed), ascending, without gaps.
+      measured: (batch size, score of every seed), ascending, without gaps; scores are accuracies in [0, 1] or perplexities.
       limit_points: as for `find_limit`.
       metric: what the study is judged by.
+
+    Returns:
+      (low, high), batch sizes of `measured`; see `lbopt.sweep.fits.bootstrap_limit`.
     """
     if metric is ACCURACY:
         return fits.bootstrap_limit(measured, limit_points / 100)
@@ -59,8 +62,11 @@ def starts_diverged(points: Sequence[Mapping[str, Any]], metric: Metric) -> bool
     So it is with at least half of the seeds; of a language model, whose mean loss one of them spoils, with any.
 
     Args:
-      points: of an arm, ascending in batch size.
+      points: of an arm, ascending in batch size, see `measure_point`; the first is its smallest batch.
       metric: what the study is judged by.
+
+    Returns:
+      Whether it did; False if there are no points.
     """
     if not points:
         return False
@@ -69,12 +75,21 @@ def starts_diverged(points: Sequence[Mapping[str, Any]], metric: Metric) -> bool
 
 
 def has_limits(config: Mapping[str, Any]) -> bool:
-    """Return whether runs go on to their end: where they stop at a target, their accuracies are all near that."""
+    """Return whether runs go on to their end: where they stop at a target, their accuracies are all near that.
+
+    Args:
+      config: the study's config as JSON data.
+    """
     return not (config["train"].get("target_metric") and config["train"].get("stop_at_target"))
 
 
 def measured_in_a_row(config: Mapping[str, Any], sizes: Sequence[int]) -> list[int]:
-    """Return the measured batch sizes from the study's smallest up to the first gap; none in a study without limits."""
+    """Return the measured batch sizes from the study's smallest up to the first gap; none in a study without limits.
+
+    Args:
+      config: the study's config as JSON data.
+      sizes: batch sizes at which an arm was tested.
+    """
     if not has_limits(config):
         return []
     return list(itertools.takewhile(set(sizes).__contains__, config["global_batch_sizes"]))
@@ -88,15 +103,16 @@ def failure(points: Sequence[Mapping[str, Any]], limit: int | None, metric: Metr
     was not optimised; where less, it was, and did not generalise.
 
     Args:
-      points: of an arm, ascending in batch size, without gaps.
-      limit: its limit.
+      points: of an arm, ascending in batch size, without gaps; see `measure_point`.
+      limit: its limit, None if it has none.
       metric: what the study is judged by.
 
     Returns:
       `{"global_batch_size", "kind" ("optimise", "generalise" or null), "diverged", "seeds", "test_lost", "train_lost",
-      "train_share"}`; None if there is nothing past the limit. What training lost is null where seeds diverged, there or at
-      the smallest batch; the share is null as well where the test lost nothing by its mean, and then whether training lost
-      anything decides. The kind is null where it cannot be told.
+      "train_share"}`; None if there is no limit, or nothing past it. A loss is null where one of its two means is: so it is
+      for a language model where seeds diverged, there or at the smallest batch. (A diverged classifier counts as all wrong in
+      testing; its last training accuracy, if it is a number, counts as it is.) The share is null as well where the test lost
+      nothing by its mean, and then whether training lost anything decides. The kind is null where it cannot be told.
     """
     past = next((point for point in points if limit is not None and point["global_batch_size"] > limit), None)
     if past is None:

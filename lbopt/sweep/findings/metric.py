@@ -24,13 +24,24 @@ class Metric(NamedTuple):
     unit: str
 
     def scores(self, rows: Iterable[Row], split: str) -> list[float]:
-        """Return the measure of every row; a trial that diverged counts as the worst there is, as it does in the search."""
+        """Return the measure of every row; a trial that diverged counts as the worst there is, as it does in the search.
+
+        Args:
+          rows: of `results.jsonl`.
+          split: "train", "validation" or "test"; for the last one rows of final trials.
+
+        Returns:
+          Accuracies in [0, 1], 0 where it diverged; or perplexities, infinite there.
+        """
         worst = 0.0 if self is ACCURACY else math.inf
         values = (None if row["diverged"] else row[f"{split}_{self.name}"] for row in rows)
         return [worst if value is None else value for value in values]
 
     def centre(self, scores: Sequence[float]) -> float:
         """Return the mean over seeds; of perplexities the geometric one, which is the exponential of the mean loss.
+
+        Args:
+          scores: as from `scores`, at least one.
 
         >>> round(PERPLEXITY.centre([10.0, 40.0]), 9)
         20.0
@@ -42,6 +53,13 @@ class Metric(NamedTuple):
     def worse_by(self, base: float, value: float) -> float:
         """Return how much worse `value` is than `base`, in `unit`.
 
+        Args:
+          base: accuracy in [0, 1] or perplexity.
+          value: likewise.
+
+        Returns:
+          Points or percent, below 0 where `value` is better; NaN for a perplexity `base` that is not finite.
+
         >>> ACCURACY.worse_by(0.98, 0.95), PERPLEXITY.worse_by(100.0, 105.0)
         (3.0, 5.0)
         """
@@ -50,7 +68,7 @@ class Metric(NamedTuple):
         return round(100 * (value / base - 1), 9) if math.isfinite(base) else math.nan
 
     def show(self, value: float | None) -> str:
-        """Return the measure as text.
+        """Return the measure as text; "diverged" for None, and for what is not finite.
 
         >>> ACCURACY.show(0.9866), PERPLEXITY.show(116.04)
         ('98.66%', '116.04')
@@ -60,7 +78,7 @@ class Metric(NamedTuple):
         return f"{100 * value:.2f}%" if self is ACCURACY else f"{value:.2f}"
 
     def amount(self, loss: float) -> str:
-        """Return a loss in words.
+        """Return a loss in words, given in `unit`.
 
         >>> ACCURACY.amount(1.0), ACCURACY.amount(2.5), PERPLEXITY.amount(5.0)
         ('1 point', '2.5 points', '5 percent')
@@ -79,7 +97,7 @@ PERPLEXITY = Metric("perplexity", "perplexity", "percent")
 
 
 def metric_of(rows: Sequence[Row]) -> Metric:
-    """Return what a study is judged by."""
+    """Return what a study is judged by: perplexity if a row of `results.jsonl` has one, else accuracy."""
     return PERPLEXITY if any("validation_perplexity" in row for row in rows) else ACCURACY
 
 
@@ -96,7 +114,14 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def spread(metric: Metric, scores: Sequence[float]) -> dict[str, float | None]:
-    """Return mean, std, min and max over seeds; None where a score is not finite.
+    """Return mean, std, min and max over seeds; None for all four if a score is not finite.
+
+    Args:
+      metric: what the scores are.
+      scores: one for each seed, at least one; accuracies in [0, 1] or perplexities.
+
+    Returns:
+      Numbers in the unit of the scores; the mean is `Metric.centre`, the std that of a sample, 0 for a single seed.
 
     >>> spread(ACCURACY, [0.25, 0.75])
     {'mean': 0.5, 'std': 0.3535533905932738, 'min': 0.25, 'max': 0.75}

@@ -30,7 +30,7 @@ Index = Mapping[tuple[str, int], CellRows]
 
 
 def index_rows(rows: Iterable[Row]) -> dict[tuple[str, int], CellRows]:
-    """Sort rows into their cells, (arm, batch size), in one pass."""
+    """Sort rows of `results.jsonl` into their cells, (arm, batch size), in one pass."""
     cells: dict[tuple[str, int], CellRows] = {}
     for row in rows:
         cell = cells.setdefault((row["arm"], row["global_batch_size"]), CellRows([], []))
@@ -46,6 +46,16 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
       size: global batch size.
       cell: its rows.
       metric: what the study is judged by.
+
+    Returns:
+      `{"global_batch_size", "steps", "warmup_steps", "learning_rate", "weight_decay", "learning_rate_factor", "warmup_factor",
+      "weight_decay_factor", "at_edge_of_grid", "seeds", "diverged" (of the seeds), "divergence_step" (the earliest),
+      "SPLIT_loss_mean" and "SPLIT_accuracy_mean" for the three splits, "validation_METRIC_mean", "test_METRIC_mean" with "_std",
+      "_min" and "_max", "search_trials", "search_diverged", "search_full_runs" (their lengths, in runs of the whole length),
+      "distance_mean", "diffusion" ({"log_r2", "power_r2", "exponent", "seeds"}), "target" ({"reached" (of the seeds),
+      "steps_median", "examples_median", "steps_run"}), "noise_scale" (in examples), "lipschitz_peak_step",
+      "lipschitz_first_step", "phi_mean", "search" (see `candidates`)}`.
+      Accuracies are in [0, 1]; means are over the final seeds. Null is what was not measured, not reached or not finite.
     """
     final = cell.final
     first = final[0]
@@ -69,7 +79,15 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
 
 
 def search_of(config: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
-    """Return how an arm's candidates were searched: its own way, or the study's."""
+    """Return how an arm's candidates were searched: its own way, or the study's.
+
+    Args:
+      config: the study's config as JSON data.
+      arm: its name.
+
+    Returns:
+      A `SearchConfig` as JSON data.
+    """
     (own,) = (one.get("search") for one in config["arms"] if one["name"] == arm)
     return own or config["search"]
 
@@ -78,6 +96,13 @@ def at_edge(search: Mapping[str, Any], factor: float) -> bool:
     """Return whether a learning-rate factor lies where the search ends, so that a wider one might choose another.
 
     Of a grid these are its ends; of a range everything within a tenth of its logarithmic length from an end.
+
+    Args:
+      search: a `SearchConfig` as JSON data.
+      factor: of the learning rate, one that was tried.
+
+    Returns:
+      Whether it does; False where a single factor was tried.
 
     >>> at_edge({"method": "halton", "learning_rate_range": [0.1, 10.0]}, 7.0)
     True
@@ -92,9 +117,14 @@ def at_edge(search: Mapping[str, Any], factor: float) -> bool:
 def candidates(search: Iterable[Row], metric: Metric) -> list[dict[str, Any]]:
     """Return what was tried: one entry per candidate and fidelity, with its mean over the search seeds.
 
+    Args:
+      search: rows of a cell's search trials.
+      metric: what the study is judged by.
+
     Returns:
       Entries `{"learning_rate_factor", "warmup_factor", "weight_decay_factor", "warmup_steps", "fidelity", "trials",
-      "diverged", "validation_accuracy_mean"}`, the last one `validation_perplexity_mean` for language models.
+      "diverged", "validation_accuracy_mean"}`, ascending in the factors and then the fidelity. The last field is in [0, 1], a
+      trial that diverged counting 0; for language models it is `validation_perplexity_mean`, null if one diverged.
     """
     groups: dict[tuple[float, ...], list[Row]] = {}
     for row in search:
@@ -112,7 +142,12 @@ def candidates(search: Iterable[Row], metric: Metric) -> list[dict[str, Any]]:
 
 
 def is_chosen(point: Mapping[str, Any], candidate: Mapping[str, Any]) -> bool:
-    """Return whether a candidate is the one that the final trials ran."""
+    """Return whether a candidate is the one that the final trials ran.
+
+    Args:
+      point: from `measure_point`.
+      candidate: from `candidates`.
+    """
     return all(point[f"{name}_factor"] == candidate[f"{name}_factor"] for name in FACTORS)
 
 
@@ -197,8 +232,11 @@ def average(series: Iterable[Mapping[str, Any]], name: str) -> list[tuple[int, f
     """Return the mean over seeds at every step at which a seed has a number, ascending in the step.
 
     Args:
-      series: `{"step": [...], name: [...]}` of every seed.
-      name: of the column.
+      series: `{"step": [...], name: [...]}` of every seed; None in a column is no number.
+      name: of the column; a seed without it does not count.
+
+    Returns:
+      (step, mean).
 
     >>> average([{"step": [1, 2], "x": [1.0, 2.0]}, {"step": [1, 2], "x": [3.0, None]}], "x")
     [(1, 2.0), (2, 2.0)]
@@ -209,7 +247,12 @@ def average(series: Iterable[Mapping[str, Any]], name: str) -> list[tuple[int, f
 def average_with(
     series: Iterable[Mapping[str, Any]], column: Callable[[Mapping[str, Any]], Sequence[float | None]]
 ) -> list[tuple[int, float]]:
-    """As `average`, of whatever `column` takes out of a seed's series."""
+    """Return what `average` does, of whatever `column` takes out of a seed's series.
+
+    Args:
+      series: `{"step": [...], ...}` of every seed.
+      column: one of them -> a number for each step, None where there is none.
+    """
     found: dict[int, list[float]] = {}
     for one in series:
         for step, value in zip(one["step"], column(one), strict=False):

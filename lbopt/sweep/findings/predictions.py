@@ -16,7 +16,18 @@ _FEWEST_RANKED = 3
 
 
 def noise_scale_predicts_limit(arms: Arms) -> Claim | None:
-    """Hold the claim that the gradient noise scale predicts how far the batch goes against the limits that were reached."""
+    """Hold the claim that the gradient noise scale predicts how far the batch goes against the limits that were reached.
+
+    The noise scale is the one at an arm's smallest batch. It holds if it is within a factor of 4 of the limit for more than
+    half of the arms and, where three or more can be ranked, if the rank correlation is above 0.5.
+
+    Args:
+      arms: of a summary.
+
+    Returns:
+      The claim, which cannot be told if all such arms held up to the largest batch; None if no arm has both a limit and a noise
+      scale.
+    """
     reached = [arm for arm in arms if arm["limit"] and not arm["limit_is_largest"]]
     pairs = [(noise, arm["limit"]) for arm in reached if (noise := _small_batch_noise(arm))]
     if not pairs and any(arm["limit"] and _small_batch_noise(arm) for arm in arms):
@@ -26,7 +37,14 @@ def noise_scale_predicts_limit(arms: Arms) -> Claim | None:
 
 
 def noise_scale_predicts_critical_batch(arms: Arms) -> Claim | None:
-    """Hold the same claim against the critical batches that the steps to a target gave."""
+    """Hold the same claim as `noise_scale_predicts_limit` against the critical batches that the steps to a target gave.
+
+    Args:
+      arms: of a summary.
+
+    Returns:
+      The claim; None if no arm has both a critical batch and a noise scale.
+    """
     fitted = [arm for arm in arms if arm["critical_batch"]]
     pairs = [(n, arm["critical_batch"]["critical_batch_size"]) for arm in fitted if (n := _small_batch_noise(arm))]
     return _predicted("noise_scale_predicts_critical_batch", "critical batch", pairs)
@@ -90,6 +108,12 @@ def diffusion_is_logarithmic(arms: Arms) -> Claim | None:
 
     It holds if log t has the larger R^2 in more than half of the cells, and cannot be told if in just half; both fits have
     two parameters.
+
+    Args:
+      arms: of a summary.
+
+    Returns:
+      The claim; None if no cell has fits.
 
     References:
       Hoffer et al., arXiv 1705.08741 [recalled 80%]; contradicted by You et al., The Limit of the Batch Size, arXiv 2006.08517.

@@ -21,9 +21,13 @@ def sentences(config: Mapping[str, Any], summary: Mapping[str, Any], index: Inde
 
     Args:
       config: the study's config as JSON data.
-      summary: all of it but the findings.
+      summary: what `summarize` returns, but the findings.
       index: rows by cell.
       metric: what the study is judged by.
+
+    Returns:
+      How complete the study is, if it is not, then limits, claims, target and search; of a study without a tested cell the first
+      only.
     """
     measured = [arm for arm in summary["arms"] if arm["points"]]
     if not measured:

@@ -26,7 +26,12 @@ def summarize(config: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     Returns:
       `{"name", "complete", "num_trials", "cells", "cells_complete", "metric", "limit_points", "arms": [{"arm", "limit",
       "limit_is_largest", "limit_interval", "failure", "critical_batch", "points": [...]}], "waterfall", "claims",
-      "findings": [sentence, ...]}`; a point has what `measure_point` returns.
+      "findings": [sentence, ...]}`; a point has what `measure_point` returns, and there is one for each batch size with final
+      trials. `metric` is "accuracy" or "perplexity", and `limit_points` is in its unit. The limit is a batch size; it and its
+      95 % interval, (low, high), are null where the arm diverged at the study's smallest batch or has no result there, or where
+      runs stop at a target. `failure` is what `lbopt.sweep.findings.limits.failure` returns, `critical_batch` a
+      `lbopt.sweep.fits.CriticalBatch` of the median steps to the target, null where none could be fitted, and `waterfall` what
+      `measure_waterfall` returns.
     """
     index, metric = index_rows(rows), metric_of(rows)
     arms = [_arm(config, arm["name"], index, metric) for arm in config["arms"]]

@@ -39,6 +39,13 @@ def constant_warmup_steps(arms: Arms, metric: Metric = ACCURACY) -> Claim | None
     It holds if constant steps lead by more than chance gives (95 %) and are not behind steps that grow with the batch; it
     does not if constant epochs lead so, or growing steps; else, or if an arm contradicts the others as clearly, it cannot
     be told.
+
+    Args:
+      arms: of a summary.
+      metric: what the study is judged by.
+
+    Returns:
+      The claim; None if no cell tried several warmups, or if all that did chose by the steps to a target.
     """
     if not any(is_searched(point) for arm in arms for point in arm["points"] if point["target"] is None):
         return None
@@ -87,6 +94,12 @@ def lipschitz_peak_stays(arms: Arms) -> Claim | None:
     an intercept for each arm: less than halfway from 0 holds. It cannot be told where the peak is at the first probe in more
     than half of the cells: that is where probing began, at every batch size.
 
+    Args:
+      arms: of a summary.
+
+    Returns:
+      The claim; None if no arm was probed at two batch sizes or more.
+
     References:
       You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256 [recalled 80%].
     """
@@ -106,6 +119,9 @@ def lipschitz_peak_stays(arms: Arms) -> Claim | None:
 
 def pooled_slope(groups: Sequence[Pairs]) -> float | None:
     """Return the least-squares slope of log2 y against log2 x, an intercept for each group; None without spread in x.
+
+    Args:
+      groups: the (x, y) of each, all > 0; a group may be empty.
 
     >>> pooled_slope([[(16, 64), (64, 16)], [(16, 8), (64, 2)]])
     -1.0

@@ -26,6 +26,12 @@ class Claim(NamedTuple):
 def said(claim: str, verdict: str, what: str, numbers: str) -> Claim:
     """Put a claim into a sentence.
 
+    Args:
+      claim: a short name.
+      verdict: `HELD`, `NOT_HELD` or `UNKNOWN`.
+      what: is claimed, as a clause.
+      numbers: that led to the verdict.
+
     >>> said("x", "held", "two is even", "2 = 2 * 1").sentence
     'That two is even held here: 2 = 2 * 1.'
     >>> said("x", "cannot be told", "two is even", "no two").sentence

@@ -67,6 +67,10 @@ def warmups(arm: Mapping[str, Any], metric_name: str) -> list[Warmups]:
 
     Where warmup was drawn together with the learning rate, a good warmup may be one that met a good rate: such cells are
     left out, and so are those whose candidates were chosen by their steps to a target.
+
+    Args:
+      arm: of a summary.
+      metric_name: "accuracy" or "perplexity".
     """
     found = []
     for point in arm["points"]:
@@ -81,12 +85,15 @@ def warmups(arm: Mapping[str, Any], metric_name: str) -> list[Warmups]:
 
 
 def is_searched(point: Mapping[str, Any]) -> bool:
-    """Return whether more than one warmup was tried at full length."""
+    """Return whether more than one warmup was tried at full length in a cell, a point of a summary."""
     return len(_by_warmup(point)) > 1
 
 
 def is_crossed(point: Mapping[str, Any]) -> bool:
-    """Return whether every warmup was tried with the same learning rates and weight decays."""
+    """Return whether every warmup was tried with the same learning rates and weight decays in a cell, a point of a summary.
+
+    Only runs of full length count; where a single warmup was tried it is False.
+    """
     others = [
         {(one["learning_rate_factor"], one["weight_decay_factor"]) for one in group}
         for group in _by_warmup(point).values()
@@ -120,7 +127,7 @@ def compare(cells: Sequence[Warmups], exponent: float, draws: int = _DRAWS) -> C
       draws: shuffles.
 
     Returns:
-      Counts of [1 + draws].
+      Counts, [1 + draws] int: first as measured, then of every shuffle.
 
     >>> cells = [Warmups(size, (2.0, 8.0, 32.0), (1, 0, 2), chosen=1) for size in (16, 64, 256)]
     >>> contest = compare(cells, EPOCHS)
@@ -154,6 +161,15 @@ def landing(source: Warmups, target: Warmups, exponent: float) -> np.ndarray:
     Near enough is within a factor of 1.5: halfway between two that are a factor of 4 apart it is neither. The shortest and
     the longest warmup of the source land nowhere: had they been chosen, the best one may lie beyond.
 
+    Args:
+      source: the cell from which they are carried.
+      target: the cell to which they are.
+      exponent: of the quotient of the batch sizes, by which a number of steps is multiplied: 0 for the same steps, -1 for the
+        same epochs.
+
+    Returns:
+      [warmups of the source] int, places in `target.steps`.
+
     >>> ours, theirs = Warmups(16, (2.0, 8.0, 32.0), (0, 1, 2), 0), Warmups(64, (2.0, 8.0, 32.0), (0, 1, 2), 0)
     >>> landing(ours, theirs, STEPS).tolist(), landing(ours, theirs, EPOCHS).tolist()
     ([-1, 1, -1], [-1, 0, -1])
@@ -168,5 +184,5 @@ def landing(source: Warmups, target: Warmups, exponent: float) -> np.ndarray:
 
 
 def total(contests: Sequence[Contest]) -> Contest:
-    """Add up the comparisons of several arms."""
+    """Add up the comparisons of several arms, at least one; all have equally many shuffles."""
     return Contest(*(np.sum(column, axis=0) for column in zip(*contests, strict=True)))

@@ -17,11 +17,16 @@ def measure_waterfall(config: Mapping[str, Any], index: Index, metric: Metric) -
     The spread of a gain is the standard deviation of the difference of two seeds, one of each arm: sqrt(s1^2 + s2^2). A
     gain smaller than that is not told apart from seed noise.
 
+    Args:
+      config: the study's config as JSON data.
+      index: rows by cell.
+      metric: what the study is judged by.
+
     Returns:
-      `{"global_batch_size", "steps": [{"arm", "mean", "std", "gain", "gain_spread", "told_apart"}]}`; gains are positive
-      for the better, in percentage points of accuracy or percent of the perplexity, and null for the first. None if the
-      study has no waterfall, or if an arm of it has no result there. The spread and whether a gain is told apart are null
-      where either arm has fewer than two seeds.
+      `{"global_batch_size", "steps": [{"arm", "mean", "std", "gain", "gain_spread", "told_apart"}]}`; mean and std are of the
+      test accuracy in [0, 1] or of the perplexity. Gains are positive for the better, in percentage points of accuracy or
+      percent of the perplexity, and null for the first. The spread and whether a gain is told apart are null where either arm
+      has fewer than two seeds. None if the study has no waterfall, or if an arm of it has no result there.
     """
     largest = config["global_batch_sizes"][-1]
     cells = [index.get((arm, largest)) for arm in config.get("waterfall") or ()]

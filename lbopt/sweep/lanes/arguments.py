@@ -35,7 +35,7 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, trial: Trial) -> Arguments:
-        """Return those of a trial."""
+        """Return those of a trial, as NumPy scalars."""
         numbers = trial.learning_rate, trial.warmup_steps, trial.weight_decay, trial.num_steps
         return cls(*map(np.float32, numbers))
 
@@ -57,6 +57,9 @@ def adjustable(make: Callable[[Arguments], optax.GradientTransformation]) -> opt
 
     Args:
       make: arguments, traced -> optimizer. The shapes of its state do not depend on them.
+
+    Returns:
+      A transformation whose state is an `AdjustableState`. Its arguments are 0 after `init`: see `with_arguments`.
 
     Note:
       `optax.inject_hyperparams` injects into the arguments of one factory; here a schedule, a rule of warmup and a whole
@@ -81,6 +84,9 @@ def make_tx(cell: Cell, decays: bool) -> optax.GradientTransformationExtraArgs:
     Args:
       cell: which.
       decays: whether there is weight decay at all: some variants adapt decayed leaves only.
+
+    Returns:
+      The optimizer, see `adjustable`; the schedule is rescaled from the cell's length to the trial's.
     """
 
     def make(arguments: Arguments) -> optax.GradientTransformation:
@@ -94,7 +100,7 @@ def make_tx(cell: Cell, decays: bool) -> optax.GradientTransformationExtraArgs:
 
 
 def early_clip(optimizer: OptimizerConfig) -> GradientClip | None:
-    """Return the clip that belongs to the step and not to the optimizer."""
+    """Return the clip that belongs to the step; None where nothing is clipped, or by the optimizer, stage "accumulated"."""
     max_norm = optimizers.resolve_clip(optimizer)
     if max_norm is None or optimizer.clip_stage == "accumulated":
         return None
@@ -102,12 +108,22 @@ def early_clip(optimizer: OptimizerConfig) -> GradientClip | None:
 
 
 def with_arguments(state: Any, arguments: Arguments) -> Any:
-    """Return a training state whose optimizer has these numbers."""
+    """Return a training state whose optimizer has these numbers.
+
+    Args:
+      state: a `TrainState` of an optimizer from `make_tx`.
+      arguments: with the leading axes, if any, that the state has.
+    """
     return state.replace(opt_state=state.opt_state._replace(arguments=arguments))
 
 
 def program_key(cell: Cell, trial: Trial) -> str:
-    """Return what trials have in common that share a compiled program: all but the arguments."""
+    """Return what trials have in common that share a compiled program: all but the arguments and the seed.
+
+    Args:
+      cell: to which the trial belongs.
+      trial: only whether it has weight decay matters.
+    """
     train = cell.train
     optimizer = dataclasses.replace(train.optimizer, weight_decay=0.0)
     learned = train.data, train.model, train.loss, train.parallel

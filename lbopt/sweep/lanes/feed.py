@@ -32,7 +32,7 @@ class Feed:
       width: trials that are fed at a time.
 
     Attributes:
-      shared: arrays on the device that all steps see.
+      shared: name -> array [examples, ...] on the device that all steps see; {} if batches are drawn on the host.
       num_steps: that one call is fed, at most.
     """
 
@@ -49,7 +49,16 @@ class Feed:
         self.num_steps = max(1, fitting)
 
     def take(self, seed: int, start: int, count: int) -> Any:
-        """Return what steps [start, start + count) of a trial see, filled up to `num_steps`, leading axis steps."""
+        """Return what steps [start, start + count) of a trial see, filled up with zeros to `num_steps`.
+
+        Args:
+          seed: of the trial.
+          start: steps it has taken.
+          count: in [0, `num_steps`]; 0 gives what 1 does.
+
+        Returns:
+          Indices of examples, int32 [num_steps, batch], if there are `shared` arrays; else name -> [num_steps, batch, ...].
+        """
         found = self._take(seed, start, max(count, 1))
         missing = self.num_steps - max(count, 1)
         return jax.tree.map(lambda x: np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]), found)
@@ -64,7 +73,16 @@ class Feed:
         return {name: np.stack([batch[name] for batch in found]) for name in found[0]}
 
     def batch(self, shared: Mapping[str, jax.Array], fed: Any, step: jax.Array) -> types.Batch:
-        """Return one step's batch; traced."""
+        """Return one step's batch; traced.
+
+        Args:
+          shared: the attribute.
+          fed: from `take`.
+          step: int32 scalar, place in `fed`.
+
+        Returns:
+          Name -> [batch, ...].
+        """
         mine = jax.tree.map(lambda x: x[step], fed)
         return {name: array[mine] for name, array in shared.items()} if self._indexed else mine
 

@@ -17,7 +17,7 @@ class Gradients(NamedTuple):
     """Gradients of the equal parts of a batch, summed up.
 
     Attributes:
-      mean: over all parts, like the parameters.
+      mean: over all parts; as the parameters, but fp32 or wider.
       first_half: mean over the first half of the parts.
       second_half: mean over the others.
       mean_square_norm: fp32 scalar, the mean over the parts of their squared norms.
@@ -66,8 +66,11 @@ def make_probe(loss_fn: types.LossFn, num_parts: int) -> Callable[..., Probe]:
       loss_fn: see `lbopt.types.LossFn`; metrics and the new model state are dropped.
       num_parts: an even number.
 
+    Returns:
+      The function; its batch has a leading axis of examples, and its key is one of `jax.random`.
+
     Raises:
-      UserError: if that is odd or below 2, or (from the probe) if it does not divide the batch.
+      UserError: naming `num_parts`, if that is odd or below 2, or (from the probe) if it does not divide the batch.
     """
     require(num_parts >= 2 and num_parts % 2 == 0, "num_parts", num_parts, "give an even number >= 2, for two halves")
 
@@ -91,8 +94,15 @@ def make_probe(loss_fn: types.LossFn, num_parts: int) -> Callable[..., Probe]:
 def split_parts(batch: types.PyTree, num_parts: int) -> types.PyTree:
     """Turn the leading axis of every leaf into two, [parts, examples of a part].
 
+    Args:
+      batch: leaves [examples, ...].
+      num_parts: >= 1; example i goes to part i // (examples / num_parts).
+
+    Returns:
+      Leaves [num_parts, examples / num_parts, ...].
+
     Raises:
-      UserError: if the examples cannot be shared out evenly.
+      UserError: naming `num_parts`, if the examples cannot be shared out evenly.
     """
 
     def split(x: Any) -> jax.Array:
@@ -177,6 +187,10 @@ def phi(one: types.Params, other: types.Params) -> jax.Array:
 
     For g = m + sigma n over R parts, n standard normal, phi is q / (1 + q) with q = (sigma^2 / (R / 2)) / mean(m^2).
 
+    Args:
+      one: gradient of one half of the parts.
+      other: of the other half, a pytree of the same shapes.
+
     Returns:
       fp32 scalar in [0, 2], not a number if one of them is zero. Half the squared distance of the unit vectors, which
       keeps its digits where the angle is small.
@@ -193,6 +207,13 @@ def phi(one: types.Params, other: types.Params) -> jax.Array:
 def phi_layers(one: types.Params, other: types.Params) -> dict[str, jax.Array]:
     """Return `phi` of each leaf, by its path.
 
+    Args:
+      one: gradient of one half of the parts.
+      other: of the other half, a pytree of the same shapes.
+
+    Returns:
+      Path, such as "Dense_0/kernel" -> fp32 scalar in [0, 2], not a number where a leaf is zero in one of them.
+
     Note:
       AGVM takes whole modules of a detector, such as its backbone. Leaves are what trust ratios belong to, and the two
       can be laid side by side. A stack of scanned layers is one leaf.
@@ -205,6 +226,10 @@ def noise_scale(trace: jax.Array, square_norm: jax.Array) -> jax.Array:
     """Return tr(Sigma) / |G|^2 in examples; infinite where the estimate of |G|^2 is not positive.
 
     The quotient of single estimates is biased: average both over several probes first.
+
+    Args:
+      trace: tr(Sigma), the summed variance of one example's gradient.
+      square_norm: |G|^2 of the true gradient, of the same shape.
 
     References:
       McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, section 2.2.

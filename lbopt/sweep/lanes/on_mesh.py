@@ -41,6 +41,17 @@ class MeshProgram:
       cell: one of the cells it serves.
       decays: see `make_tx`.
       config: of the study.
+
+    Attributes:
+      train: the cell's config.
+      problem: what is learned.
+      config: of the study.
+      mesh: all devices that train.
+      step: see `lbopt.recipes.build.make_step`.
+      evaluate: see `lbopt.recipes.task.Evaluator`.
+
+    Raises:
+      UserError: naming the field, if mesh or step cannot be made as the config says.
     """
 
     def __init__(self, cell: Cell, decays: bool, config: SweepConfig):
@@ -53,7 +64,7 @@ class MeshProgram:
 
     @functools.cached_property
     def init(self) -> Callable[[Any, Arguments], TrainState]:
-        """(seed, arguments) -> the state before the first update, laid out for the step."""
+        """(int32 seed, arguments) -> the state before the first update, laid out for the step."""
 
         def first(seed: Any, arguments: Arguments) -> TrainState:
             return trial_arguments.with_arguments(build.make_state(self.problem, self._tx, seed), arguments)
@@ -66,8 +77,11 @@ class MeshProgram:
 def check_cells(cells: list[Cell]) -> None:
     """Look whether all batches fit the devices, before anything is compiled.
 
+    Args:
+      cells: of a study with `trial_devices="all"`.
+
     Raises:
-      UserError: naming the field.
+      UserError: naming `config.global_batch_sizes`, the batch size and the arm, and then the field that it does not go with.
     """
     for cell in cells:
         try:
@@ -95,7 +109,11 @@ class MeshSession:
         self._batches: Iterator[Any] = iter(())
 
     def begin(self, trials: Mapping[int, Trial]) -> None:
-        """Begin a trial; the one before has ended."""
+        """Begin a trial; the one before has ended.
+
+        Args:
+          trials: lane 0 -> the trial.
+        """
         (trial,) = trials.values()
         program = self._program
         self._state = program.init(np.int32(trial.seed), Arguments.of(trial))
@@ -106,7 +124,11 @@ class MeshSession:
         self._batches = train_iterator(batches)
 
     def advance(self, records: Mapping[int, Record]) -> None:
-        """Take steps until the trial has to be looked at."""
+        """Take steps until the trial has to be looked at, 100 at most.
+
+        Args:
+          records: lane 0 -> the trial's; is told of every step.
+        """
         (record,) = records.values()
         found = [self._step() for _ in range(min(_STEPS, record.steps_to_next_stop))]
         losses, distances = (np.asarray(jax.device_get(values), np.float32) for values in zip(*found, strict=True))
@@ -122,7 +144,14 @@ class MeshSession:
         return total / count, distance
 
     def score(self, split: str) -> list[dict[str, float]]:
-        """Return the mean metrics on a split; of the training set on as many random examples as validation has, the same ones every time."""
+        """Return the mean metrics on a split; of the training set on as many random examples as validation has, the same ones every time.
+
+        Args:
+          split: "train", "validation" or "test".
+
+        Returns:
+          One dict: metric -> mean over the examples.
+        """
         splits, state = self._program.problem.splits, self._evaluated()
         dataset = getattr(splits, split)
         if split == "train":
@@ -130,7 +159,11 @@ class MeshSession:
         return [self._program.evaluate(state, dataset, self._program.train.eval_global_batch_size)]
 
     def probe(self) -> list[dict[str, float]]:
-        """Return what is measured of the gradients, every device for itself, and the trust ratios of the last update."""
+        """Return what is measured of the gradients, every device for itself, and the trust ratios of the last update.
+
+        Returns:
+          One dict: the names of `lbopt.sweep.lanes.gauges.Probe.flat` and `trust_ratio/PATH` -> number.
+        """
         state = self._evaluated()
         found = jax.device_get({**self._probe(state.params, state.model_state), **trust_ratios(self._state)})
         return [{name: float(value) for name, value in found.items()}]
@@ -143,7 +176,15 @@ class MeshSession:
 
 
 def make_mesh_probe(problem: Problem, config: SweepConfig) -> Probe:
-    """Return (params, model_state) -> measurements by name, for all trials of a problem; every device computes all of it."""
+    """Return (params, model_state) -> measurements by name, for all trials of a problem; every device computes all of it.
+
+    Args:
+      problem: what is learned; the probed examples, the same in every trial, are from its training set.
+      config: of the study; `config.measure` says how many examples, in how many parts.
+
+    Returns:
+      The function; params are replicated, and it returns what `lbopt.sweep.lanes.gauges.Probe.flat` does.
+    """
     measure, train = config.measure, problem.splits.train
     gauge = jax.jit(lambda *given: make_probe(problem.loss_fn, measure.probe_parts)(*given).flat())
 
@@ -168,7 +209,10 @@ class Some:
 
     Args:
       dataset: the whole.
-      count: examples of the part.
+      count: examples of the part, at most those of the whole.
+
+    Attributes:
+      reading: the whole's.
     """
 
     def __init__(self, dataset: Dataset, count: int):
@@ -181,9 +225,9 @@ class Some:
         return len(self._chosen)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the examples at `indices` of the part."""
+        """Return the examples at `indices`, [count] int, of the part."""
         return self._dataset.take(self._chosen[indices])
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-        """Return them as training sees them."""
+        """Return them as training sees them in `epochs`, [count] int; see `lbopt.data.arrays.Dataset`."""
         return self._dataset.draw(self._chosen[indices], epochs, seed)

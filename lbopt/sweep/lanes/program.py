@@ -61,10 +61,11 @@ class Spread:
     Args:
       config: of the study.
       devices: to choose from, for instance of a slice that is not here; None for this process's own.
-      width: trials in a call, at most; None for the config's `trials_per_program`.
+      width: trials in a call, at most; None for the config's `trials_per_program`, and never more than that. It is rounded up
+        to equally many on every device.
 
     Attributes:
-      width: trials in a call.
+      width: lanes of a call; a multiple of the number of devices, 1 if not batched.
       devices: that share them.
       batched: under vmap; otherwise there is one lane.
     """
@@ -78,7 +79,16 @@ class Spread:
         self.width = math.ceil(wanted / len(self.devices)) * len(self.devices)
 
     def jit(self, fn: Callable[..., Any], num_shared: int = 0, donate: tuple[int, ...] = ()) -> Any:
-        """Compile fn(*shared, *of one trial) for all lanes: all arguments but the shared ones, the first, have a leading lane axis."""
+        """Compile fn(*shared, *of one trial) for all lanes: all arguments but the shared ones, the first, have a leading lane axis.
+
+        Args:
+          fn: of pytrees of arrays, pure.
+          num_shared: how many of its first arguments are the same for all trials.
+          donate: places of arguments whose memory the result may take: they must not be used again.
+
+        Returns:
+          A function with `lower` and `eval_shape`; all it returns has a leading lane axis.
+        """
         if not self.batched:
             return CompiledOnce(jax.jit(functools.partial(_alone, fn, num_shared), donate_argnums=donate))
 
@@ -113,6 +123,10 @@ class CompiledOnce:
 
     Args:
       jitted: by `jax.jit`.
+
+    Attributes:
+      lower: of the jitted function.
+      eval_shape: likewise.
     """
 
     def __init__(self, jitted: Any):
@@ -149,6 +163,9 @@ class Beginning:
     Args:
       problem: what is learned.
       spread: how many at a time.
+
+    Attributes:
+      shapes: () -> (params, model_state) of all lanes, as shapes.
     """
 
     def __init__(self, problem: Problem, spread: Spread):
@@ -157,7 +174,7 @@ class Beginning:
         self.shapes = lambda: self._init.eval_shape(np.zeros(spread.width, np.int32))
 
     def __call__(self, seeds: np.ndarray) -> Any:
-        """Return (params, model_state) of each seed [lanes] int32."""
+        """Return (params, model_state) of each seed [lanes] int32, with a leading lane axis."""
         return self._init(seeds)
 
 
@@ -213,11 +230,25 @@ class Program:
         return shared, jax.ShapeDtypeStruct((), jnp.int32), lanes, fed
 
     def lower(self, *shapes: Any) -> Any:
-        """Lower the steps for `shapes`, which may say where things lie."""
+        """Lower the steps for `shapes`, which may say where things lie.
+
+        Args:
+          shapes: those of the method `shapes`, `jax.ShapeDtypeStruct`s with or without a sharding.
+
+        Returns:
+          What `lower` of a jitted function returns; it has `compile`.
+        """
         return self._advance.lower(*shapes)
 
     def create(self, arguments: Arguments, seeds: np.ndarray, params: Any, model_state: Any) -> Lanes:
-        """Return lanes before their first update; all arguments have a leading lane axis."""
+        """Return lanes before their first update; all arguments have a leading lane axis.
+
+        Args:
+          arguments: fp32 [lanes] each.
+          seeds: [lanes] int32.
+          params: from `Beginning`.
+          model_state: likewise.
+        """
         return self._create(arguments, seeds, params, model_state)
 
     def merge(self, fresh: Lanes, lanes: Lanes, chosen: np.ndarray) -> Lanes:
@@ -228,11 +259,19 @@ class Program:
         """Take `count` steps in every lane; the lanes passed in must not be used again.
 
         Without vmap a lane stops after a loss that is not finite.
+
+        Args:
+          lanes: trials under way.
+          fed: what `Feed.take` returned for each lane, with a leading lane axis.
+          count: at most `feed.num_steps`.
+
+        Returns:
+          The lanes after these steps, and fp32 [lanes, `feed.num_steps`] of losses and distances, of which the first `count` count.
         """
         return self._advance(self.feed.shared, np.int32(count), lanes, fed)
 
     def variables(self, lanes: Lanes) -> tuple[Any, Any]:
-        """Return (params, model_state) as they are evaluated."""
+        """Return (params, model_state) as they are evaluated, averaged if the optimizer has `ema_decay`; a leading lane axis."""
         state = self._average(lanes.state)
         return state.params, state.model_state
 
@@ -272,7 +311,14 @@ class Program:
 
 
 def trust_ratios(state: TrainState) -> dict[str, Any]:
-    """Return the trust ratio of each layer at a training state's last update; nothing, if its optimizer has none."""
+    """Return the trust ratio of each layer at a training state's last update; nothing, if its optimizer has none.
+
+    Args:
+      state: of one trial.
+
+    Returns:
+      `trust_ratio/PATH`, of a stack `trust_ratio/PATH[layer]` -> fp32 scalar.
+    """
     metrics = optimizer_metrics(state.opt_state)
     return {name: value for name, value in metrics.items() if name.startswith("trust_ratio/")}
 

@@ -23,7 +23,7 @@ class Scorer:
     Args:
       problem: what is learned.
       spread: how trials share a program.
-      global_batch_size: examples at a time.
+      global_batch_size: examples at a time, of every lane the same ones.
     """
 
     def __init__(self, problem: Problem, spread: Spread, global_batch_size: int):
@@ -39,6 +39,9 @@ class Scorer:
           split: "train", "validation" or "test".
           params: with a leading lane axis.
           model_state: likewise.
+
+        Returns:
+          For each lane: metric -> mean over the split, added up in float64; NaN or infinite where the lane has diverged.
         """
         pairs = [jax.device_get(self._score(batch, params, model_state)) for batch in self._batches(split)]
         return [metric_pairs.means(_lane(pairs, lane)) for lane in range(self._width)]

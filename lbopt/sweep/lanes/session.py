@@ -26,7 +26,11 @@ Made = TypeVar("Made")
 
 
 class Once(Generic[Made]):
-    """Make something the first time it is asked for; other threads that ask meanwhile wait."""
+    """Make something the first time it is asked for; other threads that ask meanwhile wait.
+
+    Args:
+      make: what makes it; what it raises is raised, and the next one who asks makes it anew.
+    """
 
     def __init__(self, make: Callable[[], Made]):
         self._make, self._lock = make, threading.Lock()
@@ -53,7 +57,7 @@ class Equipment:
       spread: how trials share a program.
 
     Attributes:
-      begin: seeds -> fresh parameters.
+      begin: seeds -> fresh parameters, see `Beginning`.
       score: see `Scorer`.
     """
 
@@ -82,6 +86,9 @@ class Session:
     Args:
       program: compiled.
       equipment: of its problem, for as many lanes.
+
+    Attributes:
+      width: number of lanes.
     """
 
     def __init__(self, program: Program, equipment: Equipment):
@@ -91,7 +98,11 @@ class Session:
         self._seeds = np.zeros(self.width, np.int32)
 
     def begin(self, trials: Mapping[int, Trial]) -> None:
-        """Put fresh trials into lanes."""
+        """Put fresh trials into lanes.
+
+        Args:
+          trials: lane -> trial, at least one. Other lanes go on, or at the first call get a copy that nobody looks at.
+        """
         for lane, trial in trials.items():
             self._seeds[lane] = trial.seed
         some = next(iter(trials.values()))
@@ -105,7 +116,11 @@ class Session:
             self._lanes = self._program.merge(fresh, self._lanes, chosen)
 
     def advance(self, records: Mapping[int, Record]) -> None:
-        """Take steps in all lanes, as many as the next one that has to be looked at allows."""
+        """Take steps in all lanes, as many as the next one that has to be looked at allows, and one call is fed with at most.
+
+        Args:
+          records: lane -> the record of its trial, which is told of every step; lanes without one are not looked at.
+        """
         feed = self._program.feed
         count = min(feed.num_steps, *(record.steps_to_next_stop for record in records.values()))
         some = next(iter(records))
@@ -119,11 +134,15 @@ class Session:
             record.extend(losses[lane], distances[lane])
 
     def score(self, split: str) -> list[dict[str, float]]:
-        """Return the mean metrics of each lane on a split."""
+        """Return the mean metrics of each lane on a split, "train", "validation" or "test"; see `Scorer`."""
         return self._equipment.score(split, *self._variables())
 
     def probe(self) -> list[dict[str, float]]:
-        """Return what is measured of each lane's gradients, and the trust ratios of its last update."""
+        """Return what is measured of each lane's gradients, and the trust ratios of its last update.
+
+        Returns:
+          For each lane: the names of `lbopt.sweep.lanes.gauges.Probe.flat` and `trust_ratio/PATH` -> number.
+        """
         assert self._lanes is not None, "begin comes first"
         found = {**self._equipment.probe(*self._variables()), **self._program.trust_ratios(self._lanes.state)}
         values = jax.device_get(found)

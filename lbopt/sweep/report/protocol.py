@@ -14,7 +14,12 @@ _KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": 
 
 
 def protocol(config: Config, metric: Metric) -> list[str]:
-    """Return the protocol, a paragraph each."""
+    """Return the protocol, a paragraph each: search, choice, fidelity, target, limit, and what the study cannot tell.
+
+    Args:
+      config: the study's config as JSON data.
+      metric: what the study is judged by.
+    """
     return [
         _search(config),
         _choice(config, metric),

@@ -23,7 +23,15 @@ _COLUMNS = (
 
 
 def results_table(arms: Sequence[Mapping[str, Any]], metric: Metric) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table with everything: one row for each cell that was tested."""
+    """Return header and rows of the table with everything: one row for each cell that was tested.
+
+    Args:
+      arms: of a summary, with one tested cell at least.
+      metric: what the study is judged by.
+
+    Returns:
+      Text throughout; accuracies in percent, "" for what was not measured. Columns in which all is "" are left out.
+    """
     rows = [_point_row(arm, point, metric) for arm in arms for point in arm["points"]]
     # A column that no cell has anything in was not measured in this study.
     kept = [name for name in rows[0] if any(row[name] for row in rows)]
@@ -80,7 +88,16 @@ def _number(value: float | None) -> str:
 
 
 def trials_table(rows: Sequence[Row], metric: Metric) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table of all trials, search and final, in the order of the study."""
+    """Return header and rows of the table of all trials, ascending in arm name and batch size, search before final.
+
+    Args:
+      rows: of `results.jsonl`.
+      metric: what the study is judged by.
+
+    Returns:
+      Text throughout; accuracies in [0, 1], "" for what a trial does not have. The last column is the step at which it
+      diverged, "yes" if none is known, and "" if it did not.
+    """
     scores = [f"{split}_{metric.name}" for split in ("train", "validation", "test")]
     header = [title for title, _ in _COLUMNS] + [name.replace("_", " ") for name in scores] + ["diverged at"]
     ordered = sorted(rows, key=lambda row: (row["arm"], row["global_batch_size"], row["phase"] == "final"))
@@ -100,7 +117,14 @@ def _cell(value: Any) -> str:
 
 
 def trials_csv(rows: Sequence[Row]) -> str:
-    """Return every trial as CSV: one line each, all fields that are one number or word."""
+    """Return every trial as CSV: one line each, all fields that are one number or word.
+
+    Args:
+      rows: of `results.jsonl`.
+
+    Returns:
+      A line of the fields' names, as they are first met, and then the rows in their order; what a row does not have is empty.
+    """
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in nested]
     text = io.StringIO()
@@ -114,7 +138,15 @@ def trials_csv(rows: Sequence[Row]) -> str:
 
 
 def terminal_table(summary: Mapping[str, Any]) -> str:
-    """Return the measure on the test split per arm and batch size, and the limits, as text."""
+    """Return the measure on the test split per arm and batch size, and the limits, as text.
+
+    Args:
+      summary: from `summarize`, with an arm at least.
+
+    Returns:
+      Lines without a last newline; accuracies in percent, "div." for a perplexity that is not finite, blanks where an arm was
+      not tested.
+    """
     metric = PERPLEXITY if summary["metric"] == "perplexity" else ACCURACY
     sizes = sorted({point["global_batch_size"] for arm in summary["arms"] for point in arm["points"]})
     width = max(len(arm["arm"]) for arm in summary["arms"])

@@ -30,8 +30,12 @@ def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple
       workdir: the study's folder.
       saved: its `config.json`.
 
+    Returns:
+      The path of report.html, and what `summarize` returns with `command` and `versions`.
+
     Raises:
-      UserError: if no trial is finished yet.
+      UserError: naming `--workdir`, if no trial is finished yet.
+      EnvironmentProblem: if `results.jsonl` is damaged, a file cannot be written, or matplotlib or jinja2 is not installed.
     """
     rows = read_results(workdir)
     if not rows:

@@ -29,14 +29,15 @@ def adaptive(config: SearchConfig) -> Rounds:
     Without a pruner each is run once, at full length. With one, a generation climbs the rungs eta^-k ... 1 together,
     and the pruner decides after each rung who goes on. A rung is a run of its own, with its schedule rescaled: a
     candidate that is never pruned costs 1 + 1/eta + 1/eta^2 + ... full runs. If nobody reaches full length, because all
-    runs diverge, the rule itself is run there at last, so that there is something to choose.
+    scores are infinite, the rule itself is run there at last, so that there is something to choose.
 
     Note:
       Optuna is told the first number of a score only, and compares equal ones by age.
-      A diverged run is told as pruned, without a value: the pruners compare others with complete or finite runs only,
-      and TPE ranks it by the longest run of it that was finite, below all other candidates if there was none. Told as
-      infinite it could turn the median pruner's percentile into NaN; told as failed it would be forgotten, and TPE
-      would come back. While nothing but diverged runs is known, the oldest of them is what TPE takes for good.
+      A run of infinite score, as a language model's that diverged has, is told as pruned, without a value: the pruners
+      compare others with complete or finite runs only, and TPE ranks it by the longest run of it that was finite, below
+      all other candidates if there was none. Told as infinite it could turn the median pruner's percentile into NaN; told
+      as failed it would be forgotten, and TPE would come back. While nothing but such runs is known, the oldest of them
+      is what TPE takes for good. A classifier's that diverged has a finite score, all wrong, and is told like any other.
       Optuna's Hyperband shows the sampler only the trials of the bracket that the new one is dealt to, so TPE needs
       several times as many candidates to learn there.
 
@@ -47,7 +48,7 @@ def adaptive(config: SearchConfig) -> Rounds:
       A round for each generation and rung.
 
     Raises:
-      EnvironmentProblem: if Optuna is not installed.
+      EnvironmentProblem: naming `config.search.method`, if Optuna is not installed.
     """
     steps = num_halvings(config.eta, 1 / config.min_fidelity) if config.has_rungs else 0
     return _generations(config, _make_study(config, steps), steps)

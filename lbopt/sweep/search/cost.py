@@ -13,9 +13,9 @@ class SearchCost(NamedTuple):
     """What one cell's search takes.
 
     Attributes:
-      trials: runs, short and long.
-      full_runs: their lengths, in runs of the whole length.
-      at_once: the most that are asked for at a time.
+      trials: runs, short and long, of every candidate with every search seed.
+      full_runs: their lengths added up, in runs of the whole length.
+      at_once: the most trials that are asked for at a time.
     """
 
     trials: int
@@ -25,6 +25,15 @@ class SearchCost(NamedTuple):
 
 def search_cost(config: SearchConfig) -> SearchCost:
     """Count what a search asks for if all candidates are equally good; what is pruned depends on how they do.
+
+    Args:
+      config: a valid search.
+
+    Returns:
+      Trials and full runs of one cell, without its final trials.
+
+    Raises:
+      EnvironmentProblem: if the method needs a package that is not installed.
 
     >>> search_cost(SearchConfig("successive_halving", num_candidates=9, min_fidelity=1 / 9))
     SearchCost(trials=13, full_runs=3.0, at_once=9)

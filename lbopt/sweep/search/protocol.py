@@ -37,8 +37,9 @@ class Score(NamedTuple):
     """How a run went, from validation data alone; lower is better, the second number decides between equal first ones.
 
     Attributes:
-      value: infinite for a run that diverged.
-      tie: what decides between equal values.
+      value: of a candidate's runs together, see `lbopt.sweep.drive.score`; infinite where a language model diverged, and for a
+        classifier that did it counts as all wrong.
+      tie: what decides between equal values; infinite where a run diverged.
     """
 
     value: float
@@ -55,7 +56,7 @@ class Searcher(Protocol):
         """Return what to run next, all at once; () when the search is over."""
 
     def tell(self, scores: Sequence[Score]) -> None:
-        """Take the scores of what was asked for last, in its order."""
+        """Take the scores of what was asked for last, one for each proposal, in its order."""
 
 
 Rounds: TypeAlias = Generator[tuple[Proposal, ...], Sequence[Score], None]
@@ -103,6 +104,9 @@ class Turns:
 
     def tell(self, scores: Sequence[Score]) -> None:
         """Take the scores of what was asked for last, in its order.
+
+        Args:
+          scores: one for each proposal; infinite numbers are allowed.
 
         Raises:
           RuntimeError: if nothing was asked for.

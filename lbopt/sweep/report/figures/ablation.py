@@ -14,7 +14,14 @@ _BETTER, _WORSE, _NOISE, _FIRST = "#0072b2", "#d55e00", "#bbbbbb", "#7f7f7f"
 
 
 def section(study: Study) -> page.Section | None:
-    """Draw a bar for each arm of the waterfall, from the one before it to its own mean."""
+    """Draw a bar for each arm of the waterfall, from the one before it to its own mean.
+
+    Args:
+      study: what is drawn.
+
+    Returns:
+      A section with `waterfall.png`; None if the study has no waterfall, or if an arm of it has no result yet.
+    """
     if study.waterfall is None:
         return None
     steps, metric = study.waterfall["steps"], study.metric

@@ -16,7 +16,14 @@ _ZOOM = 6
 
 
 def section(study: Study) -> page.Section:
-    """Draw the figure of the study: the measure on the test split against the batch size."""
+    """Draw the figure of the study: the measure on the test split against the batch size.
+
+    Args:
+      study: what is drawn, with one tested cell at least.
+
+    Returns:
+      A section with `FIGURE` and, where the limits lie in a small part of it, `accuracy_near_the_top.png`.
+    """
     name = study.metric.name
     seeds = len(study.config["final_seeds"])
     mark = "a ring marks the limit" if has_limits(study.config) else "every run stops at the target"
@@ -86,7 +93,14 @@ def _label(arm: Mapping[str, Any]) -> str:
 
 
 def limits(study: Study) -> page.Section | None:
-    """Draw the limit of every arm with its interval over seeds."""
+    """Draw the limit of every arm with its interval over seeds.
+
+    Args:
+      study: what is drawn.
+
+    Returns:
+      A section with `limits.png` and a table of what fails beyond; None if no arm has a limit.
+    """
     arms = [arm for arm in study.arms if arm["limit"] is not None]
     if not arms:
         return None

@@ -12,7 +12,14 @@ from lbopt.sweep.report.figures.style import Study
 
 
 def section(study: Study) -> page.Section | None:
-    """Draw ||w_t - w_0|| over t on log-x and on log-log axes, a row of panels for each arm."""
+    """Draw ||w_t - w_0|| over t on log-x and on log-log axes, a row of panels for each arm.
+
+    Args:
+      study: what is drawn.
+
+    Returns:
+      A section with `diffusion.png` and a table of the fits; None if no distance was measured.
+    """
     curves = {arm["arm"]: _curves(study, arm) for arm in study.arms}
     measured = [arm for arm in study.arms if curves[arm["arm"]]]
     arms = measured[: style.MOST_PANEL_ROWS]

@@ -11,7 +11,14 @@ from lbopt.sweep.report.figures.style import Study
 
 
 def section(study: Study) -> page.Section | None:
-    """Draw the gradient noise scale of every arm against batch size, and phi if it was probed."""
+    """Draw the gradient noise scale of every arm against batch size, and phi if it was probed.
+
+    Args:
+      study: what is drawn.
+
+    Returns:
+      A section with `noise_scale.png`, `phi.png` and a table; None if no cell has a noise scale.
+    """
     noisy = [arm for arm in study.arms if any(point["noise_scale"] for point in arm["points"])]
     if not noisy:
         return None

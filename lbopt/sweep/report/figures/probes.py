@@ -16,7 +16,16 @@ Curves = dict[int, list[tuple[float, float]]]
 
 
 def lipschitz(study: Study) -> page.Section | None:
-    """Draw the local Lipschitz constant along the gradient over steps and over epochs."""
+    """Draw the local Lipschitz constant along the gradient over steps and over epochs.
+
+    Where the length of a run is given in steps, examples seen stand for epochs.
+
+    Args:
+      study: what is drawn.
+
+    Returns:
+      A section with `lipschitz.png`; None if nothing was probed.
+    """
     curves = {arm["arm"]: _curves(study, arm) for arm in study.arms}
     probed = [arm for arm in study.arms if curves[arm["arm"]]]
     arms = probed[: style.MOST_PANEL_ROWS]
@@ -76,7 +85,14 @@ def _probes(study: Study, arm: Mapping[str, Any], size: int) -> list[Mapping[str
 
 
 def trust_ratios(study: Study) -> page.Section | None:
-    """Draw the trust ratio of every layer over the steps, at the smallest and the largest batch of arms that have them."""
+    """Draw the trust ratio of every layer over the steps, at the smallest and the largest batch of arms that have them.
+
+    Args:
+      study: what is drawn.
+
+    Returns:
+      A section with `trust_ratios.png`; None if no arm has them, or if nothing was probed.
+    """
     layerwise = [arm for arm in study.arms if _layers(study, arm)]
     arms = layerwise[: style.MOST_PANEL_ROWS]
     if not arms:

@@ -19,7 +19,14 @@ Entry = Mapping[str, Any]
 
 
 def section(study: Study) -> page.Section | None:
-    """Draw one small panel per arm: validation over the learning-rate factor, a colour for each batch size."""
+    """Draw one small panel per arm: validation over the learning-rate factor, a colour for each batch size.
+
+    Args:
+      study: what is drawn; of its candidates those that were run at full length.
+
+    Returns:
+      A section with `learning_rate_search.png`; None if no arm tried more than one learning rate.
+    """
     searching = [arm for arm in study.arms if any(searched(point, "learning_rate") for point in arm["points"])]
     arms = searching[: 2 * style.MOST_PANEL_ROWS]
     if not arms:
@@ -80,7 +87,16 @@ def _score(entry: Entry, metric: Metric) -> float | None:
 
 
 def best_by(entries: Iterable[Entry], metric: Metric, names: Sequence[str]) -> list[Entry]:
-    """Return the best candidate for each value of the named factors, ascending in these."""
+    """Return the best candidate for each value of the named factors, ascending in these.
+
+    Args:
+      entries: candidates, see `lbopt.sweep.findings.points.candidates`.
+      metric: what the study is judged by.
+      names: fields of the entries, such as "learning_rate_factor".
+
+    Returns:
+      One of the entries for each; of equally good ones the first.
+    """
     best: dict[tuple[float, ...], Entry] = {}
     for entry in entries:
         key = tuple(entry[name] for name in names)
@@ -99,5 +115,10 @@ def _points(study: Study) -> list[Entry]:
 
 
 def searched(point: Entry, name: str) -> bool:
-    """Return whether a cell's search tried more than one "learning_rate", "warmup" or "weight_decay"."""
+    """Return whether a cell's search tried more than one "learning_rate", "warmup" or "weight_decay".
+
+    Args:
+      point: of a summary.
+      name: one of these three.
+    """
     return len({one[f"{name}_factor"] for one in point["search"]}) > 1

@@ -28,9 +28,9 @@ class Study(NamedTuple):
     Attributes:
       config: as JSON data.
       arms: of the summary, those with results.
-      cells: their rows.
+      cells: rows of `results.jsonl`, by (arm, batch size).
       metric: what the study is judged by.
-      waterfall: of the summary.
+      waterfall: of the summary; None if there is none.
       workdir: where the PNGs go.
     """
 
@@ -47,31 +47,44 @@ class Study(NamedTuple):
         return list(self.config["global_batch_sizes"])
 
     def look(self, arm: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an arm's colour and marker: the same in every figure, also where others are missing."""
+        """Return an arm's colour and marker: the same in every figure, also where others are missing.
+
+        Args:
+          arm: of the summary.
+
+        Returns:
+          "color", "marker" and "markersize", options of `Axes.plot`.
+        """
         place = [one["name"] for one in self.config["arms"]].index(arm["arm"])
         return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
 
     def shade(self, size: int) -> Any:
-        """Return a batch size's colour: dark for small ones, bright for large ones."""
+        """Return the colour of one of the study's batch sizes: dark for small ones, bright for large ones."""
         return shade(self.sizes.index(size), len(self.sizes))
 
 
 def shade(place: int, count: int) -> Any:
-    """Return the colour of the `place`-th of `count` ordered things; the brightest yellow is left out."""
+    """Return the colour of the `place`-th of `count` ordered things, from 0; the brightest yellow is left out."""
     from matplotlib import colormaps
 
     return colormaps["viridis"](0.92 * place / max(1, count - 1))
 
 
 def length_text(config: Mapping[str, Any]) -> str:
-    """Return how long every trial is."""
+    """Return how long every trial is, in words; `config` is the study's, as JSON data."""
     train = config["train"]
     length = f"{train['num_steps']} steps" if train.get("num_steps") else f"{train['num_epochs']:g} epochs"
     return f"{length} at every batch size"
 
 
 def batch_axis(axes: Any, sizes: Sequence[int], small: bool = False) -> None:
-    """Make the horizontal axis one of batch sizes, with as many names as fit."""
+    """Make the horizontal axis one of batch sizes, with as many names as fit.
+
+    Args:
+      axes: of matplotlib.
+      sizes: of the study, ascending; the last one is always named.
+      small: for a panel: half as many names, and no label.
+    """
     axes.set_xscale("log", base=2)
     every = math.ceil(sum(len(str(size)) + 1 for size in sizes) / (_LONG_TICKS / (2 if small else 1)))
     named = sizes[:: -max(1, every)][::-1]
@@ -86,7 +99,7 @@ def batch_axis(axes: Any, sizes: Sequence[int], small: bool = False) -> None:
 def log_ticks(axes: Any, which: str) -> None:
     """Make an axis, "x" or "y", logarithmic, with plain numbers at 1, 2, 5 of a short one and at whole decades of a long one.
 
-    Call it after drawing: how long the axis is decides.
+    Call it after drawing: how long the axis is decides. Where nothing above 0 is drawn, the axis stays as it is.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -101,7 +114,14 @@ def log_ticks(axes: Any, which: str) -> None:
 
 
 def legend_below(figure: Any, axes: Any, columns: int = 2, **options: Any) -> None:
-    """Name the lines below the figure, where nothing is covered."""
+    """Name the lines below the figure, where nothing is covered.
+
+    Args:
+      figure: to write below.
+      axes: whose labelled lines are named, if there are any.
+      columns: of names.
+      **options: of `Figure.legend`.
+    """
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(
@@ -131,7 +151,14 @@ def line_legend(figure: Any, lines: Sequence[tuple[str, Any]], title: str | None
 
 
 def panels(rows: int, columns: int, height_inches: float = 1.9, **options: Any) -> tuple[Any, list[list[Any]]]:
-    """Return a figure and its panels, row by row, for small print."""
+    """Return a figure and its panels, row by row, for small print.
+
+    Args:
+      rows: of panels.
+      columns: of panels.
+      height_inches: of a row.
+      **options: of `Figure.subplots`.
+    """
     figure, grid = page.new_panels(rows, columns, PANELS_WIDTH, 0.7 + height_inches * rows, **options)
     for panel in (one for row in grid for one in row):
         panel.tick_params(which="both", labelsize=SMALL, labelbottom=True)
@@ -142,13 +169,22 @@ def panels(rows: int, columns: int, height_inches: float = 1.9, **options: Any) 
 
 
 def below(grid: Sequence[Sequence[Any]], label: str) -> None:
-    """Name the horizontal axis below the lowest visible panel of every column."""
+    """Name the horizontal axis below the lowest visible panel of every column.
+
+    Args:
+      grid: panels, row by row.
+      label: of the axis.
+    """
     for column in zip(*grid, strict=True):
         [panel for panel in column if panel.get_visible()][-1].set_xlabel(label, fontsize=8.5)
 
 
 def thinned(values: Sequence[Any], most: int) -> list[Any]:
     """Return at most so many of the values, evenly spread, the first and the last among them.
+
+    Args:
+      values: in order.
+      most: >= 2.
 
     >>> thinned([1, 2, 3, 4, 5, 6, 7], 3)
     [1, 4, 7]
@@ -159,5 +195,17 @@ def thinned(values: Sequence[Any], most: int) -> list[Any]:
 
 
 def left_out(shown: int, of: int, what: str) -> list[str]:
-    """Say what a figure leaves out, if anything."""
+    """Say what a figure leaves out, if anything.
+
+    Args:
+      shown: how many are drawn.
+      of: how many there are.
+      what: they are, for instance "arms".
+
+    Returns:
+      One sentence, or none.
+
+    >>> left_out(8, 9, "arms"), left_out(9, 9, "arms")
+    (['Drawn for 8 of 9 arms; results.jsonl has all.'], [])
+    """
     return [] if shown == of else [f"Drawn for {shown} of {of} {what}; results.jsonl has all."]

@@ -12,7 +12,14 @@ from lbopt.sweep.report.figures.style import Study
 
 
 def section(study: Study) -> page.Section | None:
-    """Draw the median steps and examples to the target; None for a study without one."""
+    """Draw the median steps and examples to the target; None for a study without one.
+
+    Args:
+      study: what is drawn.
+
+    Returns:
+      A section with `steps_to_target.png` and a table of the fits of the critical batch.
+    """
     train = study.config["train"]
     if not train.get("target_metric"):
         return None

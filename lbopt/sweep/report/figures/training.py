@@ -14,7 +14,14 @@ _SPLITS = (("train", "-"), ("test", "--"))
 
 
 def section(study: Study) -> page.Section | None:
-    """Draw accuracy and loss on both splits, a row of panels for each arm."""
+    """Draw accuracy and loss on both splits, a row of panels for each arm.
+
+    Args:
+      study: what is drawn.
+
+    Returns:
+      A section with `train_and_test.png`; None if runs stop at a target.
+    """
     if not has_limits(study.config):
         return None
     arms = study.arms[: style.MOST_PANEL_ROWS]

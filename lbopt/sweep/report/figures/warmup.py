@@ -18,7 +18,14 @@ _CROSS = {"marker": "x", "color": "#d55e00", "markersize": 7, "markeredgewidth":
 
 
 def section(study: Study) -> page.Section | None:
-    """Draw validation over learning rate and warmup, heat maps of a grid and dots of sampled candidates."""
+    """Draw validation over learning rate and warmup, heat maps of a grid and dots of sampled candidates.
+
+    Args:
+      study: what is drawn, at four batch sizes at most.
+
+    Returns:
+      A section with `learning_rate_and_warmup.png`; None if no arm tried more than one warmup.
+    """
     arms = [arm for arm in study.arms if any(searched(point, "warmup") for point in arm["points"])]
     rows = arms[: style.MOST_PANEL_ROWS]
     if not rows:
