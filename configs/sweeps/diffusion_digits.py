@@ -36,7 +36,7 @@ def get_config(arg: str = "") -> SweepConfig:
         name=f"diffusion_digits{':' * bool(arg)}{arg}",
         about=About(
             paper="1705.08741, The Limit of the Batch Size 2006.08517",
-            status="not yet run" if arg else "measured here",
+            status="not yet run" if arg == "smoke" else "measured here",
         ),
         train=TrainConfig(name="diffusion_digits", num_epochs=50.0, model=ModelConfig("mlp", (128,))),
         arms=(
@@ -48,7 +48,7 @@ def get_config(arg: str = "") -> SweepConfig:
             Arm("CNN, LAMB", OptimizerConfig("lamb"), ScheduleConfig(0.01, scaling_rule="sqrt", **constant), model=cnn),
         ),
         global_batch_sizes=(16, 128, 1024),
-        search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0)),
+        search=SearchConfig(learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0)),
         final_seeds=(100, 101, 102, 103, 104),
         measure=MeasureConfig(distance=True),
     )

@@ -38,13 +38,13 @@ def get_config(arg: str = "") -> SweepConfig:
         about=About(paper="LEGW 1901.08256", status="measured here"),
         train=TrainConfig(name="digits_lstm_legw", num_epochs=40.0, model=ModelConfig("lstm", hidden=64)),
         arms=(
-            Arm("Momentum + LEGW", momentum, ScheduleConfig(0.1, **legw)),
-            Arm("Momentum + linear", momentum, ScheduleConfig(0.1, **linear)),
+            Arm("Momentum + LEGW", momentum, ScheduleConfig(0.4, **legw)),
+            Arm("Momentum + linear", momentum, ScheduleConfig(0.3, **linear)),
             Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
         ),
         global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
         search=SearchConfig(
-            learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0), warmup_factors=(0.25, 1.0, 4.0), seeds=(0, 1)
+            learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0), warmup_factors=(0.25, 1.0, 4.0, 16.0), seeds=(0, 1)
         ),
         final_seeds=(100, 101, 102, 103, 104),
         measure=MeasureConfig(num_probes=12, probe_parts=8),
