@@ -6,8 +6,8 @@
 Our own study: network, data and rules are those of configs/cifar10.py, which nobody published. "The Limit of the Batch Size" (arXiv 2006.08517) goes to the
 full batch of CIFAR-10 too [recalled 75%]. Crops and mirroring are drawn anew in every epoch, each trial by its own seed. A trial is data-parallel over all devices there are.
 
-Own choices throughout, none of them tuned: 40 epochs, rates and warmup at batch 512, halving over learning rate and warmup, batch statistics over a device's part of a microstep of at
-most 500 images, seeds. Default row: all of it. Rows (`:ROW`): (none); `smoke`, a narrow network on generated images (`lbopt prepare generated_images`). Status: not yet run.
+Own choices throughout, none of them tuned: 40 epochs, rates and warmup at batch 512, halving over learning rate and warmup, batch statistics over 25 images at every batch size, on
+1, 2, 4 or 8 devices, in microsteps of at most 375 a device, seeds. Default row: all of it. Rows (`:ROW`): (none); `smoke`, a narrow network on generated images (`lbopt prepare generated_images`). Status: not yet run.
 """
 
 from lbopt.config import (
@@ -52,7 +52,7 @@ def get_config(arg: str = "") -> SweepConfig:
                 pixel_mean=(0.4914, 0.4822, 0.4465),
                 pixel_std=(0.2470, 0.2435, 0.2616),
             ),
-            model=ModelConfig("resnet", size="18", stem="conv3", batch_norm_scope="local"),
+            model=ModelConfig("resnet", size="18", stem="conv3", batch_norm_scope="examples:25"),
             eval_global_batch_size=1000,
         ),
         arms=(
@@ -61,7 +61,7 @@ def get_config(arg: str = "") -> SweepConfig:
             Arm("LARS + LEGW", OptimizerConfig("lars", weight_decay=5e-4), ScheduleConfig(5.0, **legw)),
             Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.01, **legw)),
         ),
-        global_batch_sizes=(120, 600, 3000, 9000, 45000),
+        global_batch_sizes=(200, 1000, 5000, 15000, 45000),
         search=SearchConfig(
             "successive_halving",
             learning_rate_range=(0.125, 8.0),
@@ -71,8 +71,8 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         final_seeds=(100, 101, 102, 103, 104),
         trial_devices="all",
-        microstep_size=500,
-        measure=MeasureConfig(num_probes=6),
+        microstep_size=375,
+        measure=MeasureConfig(num_probes=6, probe_part_size=50),
     )
     if arg == "smoke":
         _make_small(config)
@@ -84,7 +84,7 @@ def _make_small(config: SweepConfig) -> None:
     data, model = config.train.data, config.train.model
     data.builder, data.train_crop, data.image_size = "generated_images", "resized", 16
     data.train_split, data.validation_split, data.test_split = "train", "validation", "validation"
-    model.width_coefficient = 0.125
+    model.width_coefficient, model.batch_norm_scope = 0.125, "examples:4"
     config.arms, config.global_batch_sizes, config.final_seeds = config.arms[2:], (16, 32), (100,)
     config.search = SearchConfig(learning_rate_factors=(1.0,))
     config.microstep_size, config.measure.num_probes = 16, 0

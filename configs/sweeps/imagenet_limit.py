@@ -7,8 +7,8 @@
 [recalled 75%]. The network and its data are those of configs/resnet50_lamb.py. Each trial is data-parallel over all devices and processes, one after another; batches that do
 not fit are accumulated. `lbopt plan` says what a step of every cell costs on a pod that is not here, and what the study would.
 
-Own choices: arms, batch sizes, 90 epochs at each of them (819,200: 141 steps), rates at 4,096 after configs/resnet50_lamb.py and configs/resnet50_lars.py, 62 warmup steps (theirs are 782 and 391, more than the
-largest batches have steps), halving over learning rate and warmup, three seeds, microsteps of at most 64 images a device. Default row: all of it.
+Own choices: arms, batch sizes, 90 epochs at each of them (819,200: 139 steps), rates at 4,096 after configs/resnet50_lamb.py and configs/resnet50_lars.py, 62 warmup steps (theirs are 782 and 391, more than the
+largest batches have steps), halving over learning rate and warmup, three seeds, microsteps of at most 32 images a device, batch statistics over 32 images at every batch size. Default row: all of it.
 Rows (`:ROW`): (none); `smoke`, the same path with a narrow network on generated images. Status: not yet run.
 """
 
@@ -64,7 +64,7 @@ def get_config(arg: str = "") -> SweepConfig:
                 fold_columns=True,
                 dtype="bfloat16",
                 batch_norm_momentum=0.9,
-                batch_norm_scope="local",
+                batch_norm_scope="examples:32",
             ),
             loss=LossConfig(label_smoothing=0.1),
             parallel=ParallelConfig(reduce_dtype="float32"),
@@ -89,7 +89,7 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         final_seeds=(100, 101, 102),
         trial_devices="all",
-        microstep_size=64,
+        microstep_size=32,
         measure=MeasureConfig(num_probes=4),
     )
     if arg == "smoke":
@@ -107,6 +107,7 @@ def _make_small(config: SweepConfig) -> None:
         "validation",
     )
     model.size, model.width_coefficient, model.dtype, model.fold_columns = "18", 0.125, "float32", False
+    model.batch_norm_scope = "examples:4"
     config.arms, config.global_batch_sizes, config.final_seeds = config.arms[2:], (16, 32), (100,)
     config.search = SearchConfig(learning_rate_factors=(1.0,))
     config.train.eval_global_batch_size, config.microstep_size, config.measure.num_probes = 16, 4, 0

@@ -61,4 +61,6 @@ def get_config(arg: str = "") -> SweepConfig:
             "successive_halving", learning_rate_range=(0.25, 4.0), num_candidates=3, min_fidelity=1 / 3
         )
         config.measure.num_probes = 1
+        for arm in config.arms:
+            arm.schedule.base_warmup_epochs = 0.01
     return config

@@ -22,7 +22,8 @@ from lbopt.report import page
 from lbopt.sweep import runner, trials
 from lbopt.sweep.lanes import on_mesh
 from lbopt.sweep.report import write as report
-from lbopt.train import bucket, workdir as workdirs
+from lbopt.sweep.search.make import DRAWN_BY
+from lbopt.train import bucket, environment, workdir as workdirs
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.shard import Shard, at_the_door
 
@@ -63,14 +64,17 @@ def run(argv: Sequence[str], job: Alone) -> None:
 
     def compare(saved: dict[str, Any]) -> list[str]:
         found = checks.differences(_core(ours), _core(saved["config"]))
-        return sorted(found, key=lambda said: not said.startswith("name "))
+        return sorted(found, key=lambda said: not said.startswith("name ")) + _other_candidates(config, saved)
 
     num_devices = jax.device_count() if together else 1
     with PreemptionWatch(job) as watch, bucket.opened(given["workdir"], job) as folder:
         workdirs.check_shared(folder, job)
         with workdirs.open_workdir(folder, "sweep", ours, compare, num_devices, command, job, shard) as workdir:
-            runner.run_sweep(config, shard.part_of(cells) if shard else cells, workdir, watch)
-            if job.index == 0:
+            ours = shard.part_of(trials.dealt(cells, config)) if shard else cells
+            rows = runner.run_sweep(config, ours, workdir, watch)
+            if job.index == 0 and not rows:
+                print(f"shard {shard} has none of the {len(cells)} cells of the study: nothing to do")
+            elif job.index == 0:
                 job.doing("writing the report", patience=STARTING)
                 with at_the_door(workdir) if shard else contextlib.nullcontext():  # an older report never comes last
                     _report(workdir, shard)
@@ -96,6 +100,18 @@ def _report(workdir: pathlib.Path, shard: Shard | None) -> None:
     print(f"\n{bucket.shown(file)}")
     if shard and not summary["complete"]:
         print(f"shard {shard} is finished; the others are not: the last one writes the whole report")
+
+
+def _other_candidates(config: SweepConfig, saved: dict[str, Any]) -> list[str]:
+    """Say which packages would have a search that was begun go on with other candidates."""
+    methods = {config.arm_search(index).method for index in range(len(config.arms))}
+    packages = {package for method in methods for package in DRAWN_BY.get(method, ())}
+    before, now = saved["versions"], environment.versions()
+    return [
+        f"{name} is {before[name]} there and {now[name]} here, and draws the candidates; install {before[name]}"
+        for name in sorted(packages)
+        if before.get(name) not in (None, now[name])
+    ]
 
 
 def _core(config: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
+from lbopt.errors import UserError
 from lbopt.job.member import Alone
 from lbopt.train import bucket
 from lbopt.train.progress import Progress
@@ -43,11 +44,12 @@ REQUIRED = (
 )
 
 
-def read_results(workdir: pathlib.Path) -> list[dict[str, Any]]:
+def read_results(workdir: pathlib.Path, study: str | None = None) -> list[dict[str, Any]]:
     """Return the finished trials of a study.
 
     Args:
       workdir: the study's folder.
+      study: its name; None to take whatever is there.
 
     Returns:
       A row for each whole line, in the order in which they were written; [] if there is no file. A last line cut off by a
@@ -55,8 +57,16 @@ def read_results(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
     Raises:
       EnvironmentProblem: naming the file, if it cannot be read, or a whole line is damaged.
+      UserError: naming `--workdir`, if a line is of another study.
     """
-    return read_lines(workdir / "results.jsonl", REQUIRED)
+    rows = read_lines(workdir / "results.jsonl", REQUIRED)
+    for number, row in enumerate(rows, 1):
+        if study is not None and row.get("study", study) != study:
+            raise UserError(
+                f"--workdir = {str(workdir)!r}: line {number} of results.jsonl is of the study {row['study']!r}, "
+                f"not of {study!r}; give a folder of its own"
+            )
+    return rows
 
 
 class Results:
@@ -70,6 +80,7 @@ class Results:
       job: of which this process is one; None if it is alone. Its first process writes.
       progress: is told of rows that come; None for nothing.
       of_all: every process finds the same rows; the first one's are kept.
+      study: its name; lines of another one are refused. None to take whatever is there.
 
     Attributes:
       rows: of all trials that this process knows.
@@ -85,6 +96,7 @@ class Results:
         job: Alone | None = None,
         progress: Progress | None = None,
         of_all: bool = False,
+        study: str | None = None,
     ):
         self._of_all = of_all
         self._copied = -math.inf
@@ -96,7 +108,7 @@ class Results:
         if self._job.index == 0:
             with writing(self._file), _alone_in(self._file):
                 pass  # a line that a kill has cut off is gone
-            self.rows = read_results(workdir)
+            self.rows = read_results(workdir, study)
             self._job.on_post(self._write)
         found = self._job.from_first("finished trials", list(self.rows))
         self.num_before = len(found)

@@ -17,19 +17,17 @@ from lbopt.errors import Preempted
 from lbopt.job import pulse
 from lbopt.job.member import Alone
 from lbopt.sweep.lanes import on_mesh
-from lbopt.sweep.lanes.program import Program, Spread
+from lbopt.sweep.lanes.program import Program, Spread, most_lanes
 from lbopt.sweep.lanes.session import Equipment, Once, Session
 from lbopt.sweep.record import Record
 from lbopt.sweep.results import Results
 from lbopt.sweep.search.cost import search_cost
-from lbopt.sweep.trials import FINAL, Cell, Trial
+from lbopt.sweep.trials import FINAL, Cell, Trial, dealt
 from lbopt.sweep.work import CellWork, Work
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress
 
 AnySession: TypeAlias = Session | on_mesh.MeshSession
-_EXAMPLES_A_STEP = 2**17
-"""Of all trials of a batched program together, at most."""
 _PATIENCE = 96
 """A program of trials shows no steps: it may take a day where a step may take a quarter of an hour."""
 
@@ -63,11 +61,11 @@ def run_sweep(
         Progress(None, 0, "trial", silent=job.index > 0) as progress,
     ):
         together = config.trial_devices == "all"
-        results = Results(workdir, job, progress, of_all=together)
+        results = Results(workdir, job, progress, of_all=together, study=config.name)
         progress.say(f"{len(cells)} cells, {results.num_before} trials finished before")
         study = Study(config, results, progress, watch)
         job.doing("searching and testing", patience=_PATIENCE)
-        study.run(cells if together else cells[job.index :: job.count])
+        study.run(cells if together else dealt(cells, config)[job.index :: job.count])
         job.doing("waiting for the others' trials", patience=0)
         if any(job.together("trials finished", watch.requested)):
             raise Preempted(f"stopped with {len(results.rows)} trials saved; run the same command again to go on")
@@ -162,7 +160,7 @@ class Study:
             return Spread(self._config)
         search = search_cost(self._config.arm_search(cell.index))
         at_once = max(search.at_once, len(self._config.final_seeds))
-        return Spread(self._config, width=max(1, min(at_once, _EXAMPLES_A_STEP // cell.global_batch_size)))
+        return Spread(self._config, width=min(at_once, most_lanes(cell.global_batch_size, jax.local_device_count())))
 
     def _shared(self, cell: Cell, width: int, make: Callable[[], Any]) -> Any:
         """Return what all trials of a problem share that are so many in a call."""

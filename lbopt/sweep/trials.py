@@ -17,9 +17,12 @@ from lbopt.recipes import schedule as schedules
 from lbopt.recipes.problem import Problem, check_batch, make_problem
 from lbopt.replicas import Replicas
 from lbopt.schedules import units
+from lbopt.sweep.search.cost import search_cost
 from lbopt.sweep.search.protocol import Factors, Proposal
 
 SEARCH, FINAL = "search", "final"
+_STEP_IN_EXAMPLES = 32
+"""What a step costs besides its examples, in examples: a guess that only says which cell is dealt first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +145,7 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
     Raises:
       UserError: naming the field: `config.global_batch_sizes` above the size of a training set, `config.measure.probe_part_size`
         that does not fit it, an unknown `config.train.target_metric`, the `schedule` of an arm whose warmup does not end before
-        training or is none and yet searched, or, if a trial has one device, microsteps or groups of batch norm that do not fit.
+        training or is none and yet searched (as weight decay must not be), data whose evaluation is of another kind, or, if a trial has one device, microsteps or groups of batch norm that do not fit.
     """
     for index, problem in enumerate(problems):
         _check_sizes(config, index, problem)
@@ -164,6 +167,23 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
     return cells
 
 
+def dealt(cells: Sequence[Cell], config: SweepConfig) -> list[Cell]:
+    """Return the cells in the order in which they are dealt out to shards and processes: those that take longest first.
+
+    A cell is taken to cost its full runs times the examples and, as steps cost something by themselves, the steps of each.
+
+    Args:
+      cells: from `make_cells`.
+      config: of the study.
+    """
+
+    def cost(cell: Cell) -> float:
+        runs = search_cost(config.arm_search(cell.index)).full_runs + len(config.final_seeds)
+        return runs * cell.resolved.num_steps * (cell.global_batch_size + _STEP_IN_EXAMPLES)
+
+    return sorted(cells, key=cost, reverse=True)
+
+
 def _num_devices(config: SweepConfig) -> int:
     """Return how many devices share a trial."""
     return 1 if config.trial_devices == "one" else config.train.parallel.num_devices or jax.device_count()
@@ -180,6 +200,10 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
     here = f"the training set of arm {config.arms[index].name!r} has {examples} examples; use at most that"
     require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, here)
     _check_probes(config, train, examples)
+    names = set(problem.metric_names)
+    fix = f"a study chooses by loss and accuracy or perplexity, and the evaluation gives {sorted(names)}; use lbopt train"
+    scored = "loss" in names and bool(names & {"accuracy", "perplexity"})
+    require(scored, "config.train.data.name", train.data.name, fix)
     if train.target_metric:
         known = [f"eval/{name}" for name in problem.metric_names]
         require(train.target_metric in known, "config.train.target_metric", train.target_metric, f"use one of {known}")
@@ -207,19 +231,27 @@ def _resolve(config: SweepConfig, train: TrainConfig, index: int, size: int, exa
     field = f"config.arms[{index}].schedule"
     resolved = schedules.resolve(train.schedule, size, examples, train.num_epochs, field, train.num_steps)
     fix = "the search varies the warmup, and a multiple of none is none; give the arm a warmup"
+    search = config.arm_search(index)
     require(
-        resolved.warmup_steps > 0 or not _varies_warmup(config.arm_search(index)),
+        resolved.warmup_steps > 0 or not _varies(search, "warmup"),
         f"{field}.warmup_rule",
         train.schedule.warmup_rule,
         fix,
     )
+    fix = "the search varies the weight decay, and a multiple of none is none; give the arm some, or a search of its own"
+    decay = train.optimizer.weight_decay
+    require(
+        decay > 0 or not _varies(search, "weight_decay"), f"config.arms[{index}].optimizer.weight_decay", decay, fix
+    )
     return resolved
 
 
-def _varies_warmup(search: SearchConfig) -> bool:
+def _varies(search: SearchConfig, name: str) -> bool:
+    """Return whether candidates differ in "warmup" or "weight_decay"."""
     if search.method == "grid":
-        return tuple(search.warmup_factors) != (1.0,)
-    return search.warmup_range[0] != search.warmup_range[1]
+        return len(getattr(search, f"{name}_factors")) > 1
+    low, high = getattr(search, f"{name}_range")
+    return low != high
 
 
 def key(row: Mapping[str, Any]) -> tuple:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lbopt.parallel.mesh import available_devices
 
-PACKAGES = ("lbopt", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "grain", "numpy")
+PACKAGES = ("lbopt", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "grain", "numpy", "scipy", "optuna")
 KEYS = ("versions", "git_revision", "device_kind", "num_devices")
 
 

@@ -1,6 +1,6 @@
 """What one writes without a sweep: a compiled step with the learning rate as an argument, and loops around it.
 
-`python hand_written.py BATCH EPOCHS` runs one trial in a process of its own and prints its validation accuracy.
+`python hand_written.py MODEL BATCH EPOCHS` runs one trial in a process of its own and prints its validation accuracy.
 """
 
 import sys
@@ -74,4 +74,4 @@ class HandWritten:
 
 
 if __name__ == "__main__":
-    print(HandWritten("cnn", "momentum", int(sys.argv[1]), int(sys.argv[2])).trial(0.05, 0)[0])
+    print(HandWritten(sys.argv[1], "momentum", int(sys.argv[2]), int(sys.argv[3])).trial(0.05, 0)[0])

@@ -8,25 +8,29 @@ from lbopt.config import Arm, MeasureConfig, ModelConfig, OptimizerConfig, Sched
 from lbopt.plan import costs, topology
 from lbopt.plan.program import Program as Text
 from lbopt.sweep import trials
-from lbopt.sweep.lanes.program import TRIALS, Program, Spread
+from lbopt.sweep.lanes.program import TRIALS, Program, Spread, most_lanes
 
 TRIALS_AT_ONCE = 64
 MODELS = {"cnn": ModelConfig("cnn", patch_convolutions=False), "mlp": ModelConfig("mlp", (128,))}
-CASES = [("mlp", 64), ("mlp", 512), ("cnn", 64), ("cnn", 512)]
+CASES = [("mlp", 64), ("mlp", 512), ("cnn", 64), ("cnn", 512), ("cnn", 1024)]
 
 
 def run() -> list[tuple[str, float, float]]:
-    """Return (case, cycles of a step of 64 trials on four chips, cycles of 64 times a step of one trial on one chip)."""
+    """Return (case, cycles of a step of 64 trials on four chips, cycles of 64 times a step of one trial on one chip).
+
+    Where a call takes fewer than 64 trials, as `most_lanes` says, it is counted as often as it is needed.
+    """
     devices = topology.open_topology("v5e:2x2").devices
     found = []
     for model, batch_size in CASES:
-        together = _cycles(model, batch_size, "vmap", devices)
-        alone = _cycles(model, batch_size, "none", devices[:1])
+        width = min(TRIALS_AT_ONCE, most_lanes(batch_size, len(devices)))
+        together = TRIALS_AT_ONCE // width * _cycles(model, batch_size, "vmap", devices, width)
+        alone = _cycles(model, batch_size, "none", devices[:1], 1)
         found.append((f"{model} batch {batch_size}", together, TRIALS_AT_ONCE * alone))
     return found
 
 
-def _cycles(model: str, batch_size: int, batching: str, devices) -> float:
+def _cycles(model: str, batch_size: int, batching: str, devices, width: int) -> float:
     """Return the cycles of one step: the body of the sweep's loop is counted once, since nobody knows how often it runs."""
     schedule = ScheduleConfig(0.05, warmup_rule="none")
     config = SweepConfig(
@@ -39,7 +43,7 @@ def _cycles(model: str, batch_size: int, batching: str, devices) -> float:
     )
     config.validate()
     (cell,) = trials.make_cells(config, trials.make_problems(config))
-    spread = Spread(config, devices)
+    spread = Spread(config, devices, width)
     program = Program(cell, False, config, spread)
     shapes = [
         jax.tree.map(lambda x, place=place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), part)

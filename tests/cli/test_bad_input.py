@@ -221,7 +221,7 @@ CONFIG_FILES = {
 }
 
 STUDY = """
-from lbopt.config import Arm, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
+from lbopt.config import Arm, OptimizerConfig, ScheduleConfig, SearchConfig, SweepConfig, TrainConfig
 def get_config(arg=""):
     return SweepConfig(arms={arms}, global_batch_sizes=(64, 128))
 """
@@ -246,6 +246,14 @@ ARMS = {
     "warmup of the whole run": (
         "(Arm('a'), Arm('b', schedule=ScheduleConfig(base_warmup_epochs=100)))",
         ["config.arms[1].schedule.base_warmup_epochs", "100"],
+    ),
+    "a search of a warmup that is none": (
+        "(Arm('a', schedule=ScheduleConfig(warmup_rule='none'), search=SearchConfig(warmup_factors=(1.0, 2.0))),)",
+        ["config.arms[0].schedule.warmup_rule", "'none'", "give the arm a warmup"],
+    ),
+    "a search of a weight decay that is none": (
+        "(Arm('a'), Arm('b', OptimizerConfig('adam'), search=SearchConfig('halton', weight_decay_range=(0.5, 2.0))))",
+        ["config.arms[1].optimizer.weight_decay", "0.0", "a search of its own"],
     ),
 }
 

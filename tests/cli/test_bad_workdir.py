@@ -11,6 +11,7 @@ import pytest
 
 from lbopt.cli import arguments
 from lbopt.config import SweepConfig, checks
+from lbopt.sweep.results import REQUIRED
 from lbopt.train import workdir as workdirs
 
 
@@ -69,6 +70,26 @@ def test_a_study_of_another_config(refused, study):
     flags, folder = study
     err = refused(2, "sweep", *flags, "--config.search.seeds=(5,)", f"--workdir={folder}")
     assert "search.seeds is [0] there and [5] here" in err
+
+
+def test_a_study_whose_candidates_were_drawn_by_another_version(refused, study):
+    flags, folder = study
+    file = folder / "config.json"
+    saved = json.loads(file.read_text())
+    saved["config"]["search"]["method"], saved["versions"]["scipy"] = "halton", "1.0.0"
+    file.write_text(json.dumps(saved))
+    err = refused(2, "sweep", *flags, "--config.search.method=halton", f"--workdir={folder}")
+    assert "scipy is 1.0.0 there and " in err
+    assert "draws the candidates; install 1.0.0" in err
+
+
+@pytest.mark.parametrize("command", ["sweep", "report"])
+def test_lines_of_another_study(command, refused, study):
+    flags, folder = study
+    values = {**dict.fromkeys(REQUIRED, 1), "arm": "ours", "phase": "search"}
+    (folder / "results.jsonl").write_text(json.dumps({"study": "mnist_limit", **values}) + "\n")
+    err = refused(2, command, *(flags if command == "sweep" else []), f"--workdir={folder}")
+    assert "line 1 of results.jsonl is of the study 'mnist_limit', not of 'digits_limit:smoke'" in err
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])

@@ -63,6 +63,22 @@ def test_a_halving_search_runs_short_trials_first_and_final_ones_whole(cells):
     assert {one.factors for one in final} == {rungs[-1][0].factors}
 
 
+def test_data_that_are_scored_otherwise_are_refused():
+    config = make_config()
+    problems = [one._replace(metric_names=("exact_match", "f1")) for one in trials.make_problems(config)]
+    with pytest.raises(UserError, match=r"config.train.data.name = 'digits': .*gives \['exact_match', 'f1'\]"):
+        trials.make_cells(config, problems)
+
+
+def test_what_takes_longest_is_dealt_first_so_that_shards_share_the_work():
+    config = make_config(global_batch_sizes=(16, 128, 1024))
+    cells = trials.make_cells(config, trials.make_problems(config))
+    order = [cell.global_batch_size for cell in trials.dealt(cells, config)]
+    assert order == [16, 16, 128, 128, 1024, 1024]
+    config.arms[1].search = SearchConfig(learning_rate_factors=tuple(range(1, 200)))
+    assert [cell.arm.name for cell in trials.dealt(cells, config)[:3]] == ["lamb"] * 3
+
+
 def test_rates_follow_the_scaling_rules(cells):
     rates = {(cell.arm.name, cell.global_batch_size): cell.trial("search", whole(), 0).learning_rate for cell in cells}
     assert rates == pytest.approx(

@@ -11,6 +11,15 @@ from lbopt.sweep.search.halving import hyperband, successive_halving
 from lbopt.sweep.search.protocol import Rounds, Searcher, Turns
 from lbopt.sweep.search.sampled import halton, log_uniform
 
+_SPREAD = ("numpy", "scipy")
+DRAWN_BY = {
+    "halton": _SPREAD,
+    "successive_halving": _SPREAD,
+    "hyperband": _SPREAD,
+    "optuna": ("numpy", "optuna"),
+}
+"""The packages whose versions decide which candidates a method asks for; those of the others are the same with all."""
+
 _METHODS: dict[str, Callable[[SearchConfig], Rounds]] = {
     "grid": grid,
     "log_uniform": log_uniform,
