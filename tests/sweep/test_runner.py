@@ -6,8 +6,10 @@ import signal
 import time
 
 import pytest
+from tiny_study import make_config
 
-from lbopt.sweep import drive, trials
+from lbopt.config import SearchConfig
+from lbopt.sweep import drive, runner, trials
 
 FIELDS = {
     "optimizer",
@@ -112,6 +114,31 @@ def test_killed_ten_times_it_equals_the_uninterrupted_study(tmp_path, lbopt_swee
     assert without_time(again) == without_time(rows)
 
 
+SEARCHES = {
+    "halving": (SearchConfig("successive_halving", num_candidates=6, eta=2, min_fidelity=0.25), "none"),
+    "optuna": (SearchConfig("optuna", num_candidates=4, candidates_at_once=2, pruner="median", eta=2), "none"),
+    "optuna, batched": (SearchConfig("optuna", num_candidates=4, candidates_at_once=2), "vmap"),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_that_was_cut_off_anywhere_asks_for_the_same_trials(name, tmp_path):
+    search, batching = SEARCHES[name]
+    config = make_config(search=search, trial_batching=batching, global_batch_sizes=(128,))
+    config.arms = config.arms[1:]
+    cells = trials.make_cells(config, trials.make_problems(config))
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    rows = runner.run_sweep(config, cells, whole)
+    lines = (whole / "results.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == len({trials.key(row) for row in rows}) > 5
+    for count in (1, len(lines) // 2, len(lines) - 2):
+        cut = tmp_path / str(count)
+        cut.mkdir()
+        (cut / "results.jsonl").write_text("".join(lines[:count]))
+        assert without_time(runner.run_sweep(config, cells, cut)) == without_time(rows)
+
+
 def test_sigterm_saves_what_is_finished_and_exits_75(tmp_path, lbopt_sweep, rows):
     workdir = tmp_path / "workdir"
     process = lbopt_sweep(workdir)
@@ -141,6 +168,13 @@ def test_two_shards_are_one_study(tmp_path, lbopt_sweep, rows, finished):
     assert again.returncode == 0
     assert "20 trials finished before" in errors
     assert output == finished[1].replace(str(finished[0]), str(workdir))
+
+
+def test_a_shard_without_cells_has_nothing_to_do(tmp_path, lbopt_sweep):
+    process = lbopt_sweep(tmp_path / "workdir", "--shard=5/5")
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert output == "shard 5/5 has none of the 4 cells of the study: nothing to do\n"
 
 
 def test_another_study_is_refused_and_nothing_changes(finished, lbopt_sweep):
