@@ -155,6 +155,9 @@ class SweepConfig:
             raise UserError(_as_of_study(str(error), changed)) from error
         fix = "a study shuffles its examples; use lbopt train, or leave it False"
         require(not trained.data.carry_state, "config.train.data.carry_state", True, fix)
+        fix = "a trial ends at its first loss that is not finite; leave it None"
+        limit = arm.optimizer.skip_limit
+        require(limit is None, f"config.arms[{index}].optimizer.skip_limit", limit, fix)
         for field in ("phase2", "init_from"):
             fix = "a trial is one phase from fresh parameters; leave it None"
             require(getattr(trained, field) is None, f"config.train.{field}", getattr(trained, field), fix)

@@ -64,7 +64,7 @@ def _score_of_one(row: Row) -> tuple[float, float]:
         loss = row["validation_loss"]
         error = loss if "validation_perplexity" in row else 1.0 - row["validation_accuracy"]
     if "steps_to_target" in row:
-        reached = row["steps_to_target"]
+        reached = None if row["diverged"] else row["steps_to_target"]
         return (1.0 + error if reached is None else reached / row["steps"]), loss
     return error, loss
 

@@ -54,8 +54,8 @@ class Record:
         self._probe_at = frozenset(fits.log_spaced_steps(whole, measure.num_probes) if probed else ())
         every = train.eval_every_steps
         if train.eval_every_epochs is not None:
-            every = max(1, round(train.eval_every_epochs * self.cell.resolved.steps_per_epoch))
-        self._evaluate_at = frozenset([*range(every, whole, every), whole] if train.target_metric else ())
+            every = train.eval_every_epochs * self.cell.resolved.steps_per_epoch
+        self._evaluate_at = frozenset(_evaluated_at(every, whole) if train.target_metric else ())
         self._stops = sorted({whole, *self._probe_at, *self._evaluate_at})
 
     @property
@@ -126,10 +126,11 @@ class Record:
           scores: split -> metric -> mean over the split; without "test" unless it is a final trial.
 
         Returns:
-          JSON data; null is a number that is not finite, or that was not measured. Accuracies are in [0, 1]. `diverged` is also
+          JSON data; null is a number that is not finite, or that was not measured, and every score of a split whose loss is not
+          finite. Accuracies are in [0, 1]. `diverged` is also
           true if the validation loss at the end is not finite; `divergence_step` is null if every training loss was finite.
           `steps_to_target` and `examples_to_target` come with a target, null if it was not reached. Final trials have `curve`
-          too and, if they were measured, `diffusion`, `evaluations`, `probes` and `noise_scale`, in examples.
+          too, at log-spaced steps of the planned length and at the last one that was run, and, if they were measured, `diffusion`, `evaluations`, `probes` and `noise_scale`, in examples.
         """
         arm, trial, cell = self.cell.arm, self.trial, self.cell
         losses, distances = np.concatenate(self.losses), np.concatenate(self.distances)
@@ -137,6 +138,7 @@ class Record:
         diverged = self.diverged or not math.isfinite(scores["validation"]["loss"])
         target = self.steps_to_target
         return {
+            "study": self.config.name,
             "arm": arm.name,
             "optimizer": arm.optimizer.name,
             "scaling_rule": arm.schedule.scaling_rule,
@@ -171,7 +173,7 @@ class Record:
     def _measured(self, losses: np.ndarray, distances: np.ndarray) -> dict[str, Any]:
         """Return what only final trials are measured for."""
         found: dict[str, Any] = {}
-        steps = fits.log_spaced_steps(len(losses), _CURVE_POINTS)
+        steps = _curve_steps(self.trial.num_steps, len(losses))
         at = np.asarray(steps) - 1
         found["curve"] = {"step": list(steps), "train_loss": _numbers(losses[at])}
         if self.config.measure.distance:
@@ -188,13 +190,37 @@ class Record:
         return found
 
 
+def _curve_steps(planned: int, run: int) -> list[int]:
+    """Return the steps that a curve keeps: of runs of one planned length the same ones, as far as each of them went.
+
+    >>> _curve_steps(3, 3), _curve_steps(1000, 20)[-3:]
+    ([1, 2, 3], [17, 19, 20])
+    """
+    return [step for step in fits.log_spaced_steps(planned, _CURVE_POINTS) if step < run] + [run]
+
+
+def _evaluated_at(every_steps: float, num_steps: int) -> list[int]:
+    """Return the steps after which `lbopt train` evaluates: the first behind each multiple, and the last of all.
+
+    >>> _evaluated_at(2.5, 9)
+    [3, 5, 8, 9]
+    """
+    steps = range(1, num_steps + 1)
+    return [step for step in steps if step == num_steps or step // every_steps > (step - 1) // every_steps]
+
+
 def _scored(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
-    """Return the scores by split and name; those of the test only if it was looked at."""
+    """Return the scores by split and name; those of the test only if it was looked at.
+
+    Where the loss is not finite nothing else is a score: the accuracy of outputs that are not numbers is that of the class
+    which happens to come first.
+    """
     row: dict[str, float | None] = {}
     for split in ("train", "validation", "test"):
+        usable = split in scores and math.isfinite(scores[split]["loss"])
         for name in ("loss", "accuracy", "perplexity"):
             if name in scores["validation"]:
-                row[f"{split}_{name}"] = finite(scores[split][name]) if split in scores else None
+                row[f"{split}_{name}"] = finite(scores[split][name]) if usable else None
     return row
 
 

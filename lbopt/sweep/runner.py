@@ -7,16 +7,17 @@ import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
 
 from lbopt.config.sweep import SweepConfig
-from lbopt.errors import Preempted
+from lbopt.errors import EnvironmentProblem, Preempted
 from lbopt.job import pulse
 from lbopt.job.member import Alone
 from lbopt.sweep.lanes import on_mesh
+from lbopt.sweep.lanes.feed import resident
 from lbopt.sweep.lanes.program import Program, Spread, most_lanes
 from lbopt.sweep.lanes.session import Equipment, Once, Session
 from lbopt.sweep.record import Record
@@ -89,6 +90,7 @@ class Study:
         self._turns = 0
         self._equipment: dict[tuple[int, int], Once[Any]] = {}
         self._programs: dict[str, Once[Any]] = {}
+        self._arrays: dict[int, Once[Any]] = {}
 
     def run(self, cells: Sequence[Cell]) -> None:
         """Run what is missing of these cells, until it is done or the watch says to stop.
@@ -121,7 +123,8 @@ class Study:
         try:
             while (key := work.choose(self._ready)) is not None:
                 try:
-                    self._run_program(work, key)
+                    with _room():
+                        self._run_program(work, key)
                 finally:
                     work.leave(key)
         except BaseException:
@@ -170,12 +173,14 @@ class Study:
         decays = trial.weight_decay > 0
         if self._together:
             return on_mesh.MeshProgram(cell, decays, self._config)
-        return Program(cell, decays, self._config, self._spread(cell))
+        spread, of = self._spread(cell), id(cell.problem)
+        arrays = self._arrays.setdefault(of, Once(lambda: spread.put(resident(cell.problem.splits.train))))
+        return Program(cell, decays, self._config, spread, arrays())
 
     def _stopping(self, work: Work) -> bool:
         """Return whether to stop; processes that train together agree on when."""
         self._turns += 1
-        stopping = self._watch.job.stops_after(self._turns) if self._together else self._watch.requested
+        stopping = self._watch.job.stops_after(self._turns) if self._together else self._watch.requested or work.stopped
         if stopping:
             work.stop()
         return stopping
@@ -222,6 +227,20 @@ class Study:
         measured = "perplexity" if "validation_perplexity" in row else "accuracy"
         self._progress.report({f"{name} {measured}": row[f"validation_{measured}"] or float("nan")})
         work.tell(of, row)
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """Say what to do where the devices' memory is full."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise EnvironmentProblem(
+            f"the devices have too little memory for these trials ({str(error).splitlines()[0][:200]}); lower config.trials_per_program, "
+            "config.microstep_size or config.train.eval_global_batch_size"
+        ) from error
 
 
 def _look(session: AnySession, records: dict[int, Record]) -> None:

@@ -92,15 +92,19 @@ class Cell:
           The trial, its length rounded up to whole steps.
         """
         factors, whole = proposal.factors, self.resolved.num_steps
+        num_steps = max(1, math.ceil(proposal.fidelity * whole - 1e-9))
+        schedule = self.arm.schedule
+        stretched = (whole + schedule.first_step) / (num_steps + schedule.first_step)
+        longest = max(num_steps - 1 - schedule.start_step, 0) * stretched
         return Trial(
             phase,
             factors,
             proposal.fidelity,
             seed,
             self.resolved.learning_rate * factors.learning_rate,
-            min(self.resolved.warmup_steps * factors.warmup, max(whole - 1 - self.arm.schedule.start_step, 0)),
+            min(self.resolved.warmup_steps * factors.warmup, longest),
             self.arm.optimizer.weight_decay * factors.weight_decay,
-            max(1, math.ceil(proposal.fidelity * whole - 1e-9)),
+            num_steps,
         )
 
     def warmup_steps(self, trial: Trial) -> float:
@@ -192,6 +196,8 @@ def _num_devices(config: SweepConfig) -> int:
 def _check_microsteps(cell: Cell) -> None:
     parts, size = cell.train.parallel.num_microsteps, cell.global_batch_size
     require(size % parts == 0, "config.train.parallel.num_microsteps", parts, f"it does not divide batch {size}")
+    measured, fix = cell.train.optimizer.track_noise_scale, f"batch {size} is one part; accumulate 2 or more microsteps"
+    require(not measured or parts > 1, f"config.arms[{cell.index}].optimizer.track_noise_scale", measured, fix)
     check_batch(cell.train.model, Replicas(), size // parts)
 
 
@@ -201,7 +207,9 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
     require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, here)
     _check_probes(config, train, examples)
     names = set(problem.metric_names)
-    fix = f"a study chooses by loss and accuracy or perplexity, and the evaluation gives {sorted(names)}; use lbopt train"
+    fix = (
+        f"a study chooses by loss and accuracy or perplexity, and the evaluation gives {sorted(names)}; use lbopt train"
+    )
     scored = "loss" in names and bool(names & {"accuracy", "perplexity"})
     require(scored, "config.train.data.name", train.data.name, fix)
     if train.target_metric:
@@ -238,7 +246,9 @@ def _resolve(config: SweepConfig, train: TrainConfig, index: int, size: int, exa
         train.schedule.warmup_rule,
         fix,
     )
-    fix = "the search varies the weight decay, and a multiple of none is none; give the arm some, or a search of its own"
+    fix = (
+        "the search varies the weight decay, and a multiple of none is none; give the arm some, or a search of its own"
+    )
     decay = train.optimizer.weight_decay
     require(
         decay > 0 or not _varies(search, "weight_decay"), f"config.arms[{index}].optimizer.weight_decay", decay, fix

@@ -168,6 +168,11 @@ class Work:
             self._open -= work.finished
             self._changed.notify_all()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more is handed out."""
+        return self._stopped
+
     def stop(self) -> None:
         """Hand out nothing more."""
         with self._changed:

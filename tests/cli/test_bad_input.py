@@ -251,6 +251,10 @@ ARMS = {
         "(Arm('a', schedule=ScheduleConfig(warmup_rule='none'), search=SearchConfig(warmup_factors=(1.0, 2.0))),)",
         ["config.arms[0].schedule.warmup_rule", "'none'", "give the arm a warmup"],
     ),
+    "skipped updates": (
+        "(Arm('a', OptimizerConfig(skip_limit=3)),)",
+        ["config.arms[0].optimizer.skip_limit", "3", "first loss that is not finite"],
+    ),
     "a search of a weight decay that is none": (
         "(Arm('a'), Arm('b', OptimizerConfig('adam'), search=SearchConfig('halton', weight_decay_range=(0.5, 2.0))))",
         ["config.arms[1].optimizer.weight_decay", "0.0", "a search of its own"],

@@ -77,6 +77,12 @@ def test_two_processes_train_every_trial_together(
     assert sorted((row["arm"], row["phase"]) for row in rows) == [
         (arm, phase) for arm in ("lamb", "momentum") for phase in ("final", "search")
     ]
+    alone = [f"--workdir={tmp_path / 'alone'}" if flag.startswith("--workdir") else flag for flag in command]
+    assert main.main([*alone, "--config.train.parallel.num_devices=4"]) == 0
+    expected = [json.loads(line) for line in (tmp_path / "alone" / "results.jsonl").read_text().splitlines()]
+    by_key = {trials.key(row): row for row in expected}
+    for row in rows:
+        np.testing.assert_allclose(row["validation_loss"], by_key[trials.key(row)]["validation_loss"], rtol=10 * RTOL)
 
 
 def test_arms_whose_searches_differ_share_a_program(tmp_path):

@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 from tiny_study import make_config
 
-from lbopt.config import ModelConfig, OptimizerConfig
+from lbopt.config import ModelConfig, OptimizerConfig, ParallelConfig
+from lbopt.config.measure import MeasureConfig
+from lbopt.data.arrays import ArrayDataset
+from lbopt.data.damaged import DAMAGED
+from lbopt.parallel import mesh as meshes
 from lbopt.recipes import build, schedule as schedules
 from lbopt.recipes.problem import make_problem
+from lbopt.sweep import runner
 from lbopt.sweep.lanes.arguments import Arguments
+from lbopt.sweep.lanes.on_mesh import make_mesh_probe
 from lbopt.sweep.lanes.program import Program, Spread
 from lbopt.sweep.lanes.session import Equipment, Session
 from lbopt.sweep.record import Record
@@ -147,6 +153,46 @@ def test_a_short_trial_runs_the_whole_schedule():
     whole = dataclasses.replace(cell, train=shorter, resolved=resolved)
     ((_, _, expected),) = run(whole, [whole.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1.0), 1.0), 0)], "none")
     np.testing.assert_allclose(np.concatenate(record.losses), np.concatenate(expected.losses), rtol=1e-4)
+
+
+def test_programs_of_one_problem_share_its_arrays_on_the_device(cells, tmp_path):
+    study = runner.Study(make_config(), None, None, None)
+    programs = [study._compiled(cell, three_trials(cell)[0]) for cell in cells[:2]]
+    assert programs[0].feed.shared["image"] is programs[1].feed.shared["image"]
+
+
+class Spoilt(ArrayDataset):
+    """One of its records is damaged: the next good one is in its place, and a batch says so."""
+
+    def draw(self, indices, epochs, seed):
+        return {**super().draw(indices, epochs, seed), DAMAGED: [(3, "cut short")]}
+
+
+def test_a_damaged_record_among_the_probed_ones_changes_nothing(cells):
+    problem, config = (
+        cells[0].problem,
+        make_config(measure=MeasureConfig(num_probes=1, probe_parts=4, probe_part_size=8)),
+    )
+    train = problem.splits.train
+    spoilt = problem._replace(splits=problem.splits._replace(train=Spoilt(train.arrays)))
+    variables = jax.tree.map(lambda x: x[None], problem.init(jax.random.key(0)))
+    found = [Equipment(one, config, Spread(config)).probe(*variables) for one in (problem, spoilt)]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    alone = jax.tree.map(lambda x: x[0], variables)
+    mesh = build.make_mesh(ParallelConfig())
+    on_mesh = [make_mesh_probe(one, config)(*meshes.put_replicated(mesh, alone)) for one in (problem, spoilt)]
+    jax.tree.map(np.testing.assert_array_equal, *on_mesh)
+
+
+def test_many_lanes_are_scored_a_few_examples_at_a_time(cells):
+    config = make_config(trial_batching="vmap", trials_per_program=64)
+    config.train.eval_global_batch_size = 5000
+    spread = Spread(config)
+    assert spread.most_examples == 512 == 2**13 * 4 / 64
+    variables = jax.vmap(cells[0].problem.init)(jax.random.split(jax.random.key(0), 64))
+    scores = Equipment(cells[0].problem, config, spread).score
+    assert {len(batch["label"]) for batch in scores._batches("train")} == {512}
+    assert len(scores("validation", *variables)) == 64
 
 
 def test_scores_equal_numpy(cells):

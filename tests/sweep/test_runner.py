@@ -5,10 +5,12 @@ import os
 import signal
 import time
 
+import jax
 import pytest
 from tiny_study import make_config
 
 from lbopt.config import SearchConfig
+from lbopt.errors import EnvironmentProblem
 from lbopt.sweep import drive, runner, trials
 
 FIELDS = {
@@ -137,6 +139,33 @@ def test_a_search_that_was_cut_off_anywhere_asks_for_the_same_trials(name, tmp_p
         cut.mkdir()
         (cut / "results.jsonl").write_text("".join(lines[:count]))
         assert without_time(runner.run_sweep(config, cells, cut)) == without_time(rows)
+
+
+def test_if_one_thread_fails_the_others_stop_at_their_next_look(monkeypatch, tmp_path):
+    config = make_config(global_batch_sizes=(16, 1024), num_workers=2)
+    config.arms = config.arms[:1]
+    config.train.num_epochs = 2000.0
+    tried = []
+
+    def fail(results, rows):
+        tried.extend(row["global_batch_size"] for row in rows)
+        raise EnvironmentProblem("the disk is full")
+
+    monkeypatch.setattr(runner.Results, "add", fail)
+    with pytest.raises(EnvironmentProblem, match="the disk is full"):
+        runner.run_sweep(config, trials.make_cells(config, trials.make_problems(config)), tmp_path)
+    assert tried == [1024]  # the other one has 128,000 steps to go
+
+
+def test_full_memory_is_one_line_that_says_what_to_lower(monkeypatch, tmp_path):
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17 bytes.\nmore")
+
+    monkeypatch.setattr(runner.Session, "advance", fail)
+    config = make_config(global_batch_sizes=(1024,))
+    with pytest.raises(EnvironmentProblem, match=r"allocating 17 bytes.*lower config.trials_per_program") as raised:
+        runner.run_sweep(config, trials.make_cells(config, trials.make_problems(config)), tmp_path)
+    assert "\n" not in str(raised.value)
 
 
 def test_sigterm_saves_what_is_finished_and_exits_75(tmp_path, lbopt_sweep, rows):

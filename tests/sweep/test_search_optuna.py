@@ -10,9 +10,12 @@ import pytest
 
 from lbopt.config.search import SearchConfig
 from lbopt.errors import EnvironmentProblem
+from lbopt.sweep import drive
 from lbopt.sweep.search import Factors, Proposal, Score, adaptive, make_searcher
 
-LOST = Score(math.inf, 0.0)
+# What a study says of a candidate that diverged, of images and of text.
+DIVERGED = {"diverged": True, "validation_loss": None, "validation_accuracy": None}
+LOST_KINDS = {"images": drive.score([DIVERGED]), "text": drive.score([{**DIVERGED, "validation_perplexity": None}])}
 PRUNERS = ("median", "successive_halving", "hyperband")
 
 
@@ -71,10 +74,10 @@ def test_tpe_stays_away_from_where_runs_diverge(seed):
 
     def cliff(proposal):
         rate = proposal.factors.learning_rate
-        return LOST if rate > 1.5 else fine(math.log(rate / 0.5) ** 2)
+        return LOST_KINDS["images"] if rate > 1.5 else fine(math.log(rate / 0.5) ** 2)
 
     last = asked_of(SearchConfig("optuna", num_candidates=32, seed=seed), cliff)[-3:]
-    assert sum(cliff(one) == LOST for asked in last for one in asked) <= 3
+    assert sum(cliff(one) == LOST_KINDS["images"] for asked in last for one in asked) <= 3
 
 
 @pytest.mark.parametrize("pruner", PRUNERS)
@@ -110,20 +113,25 @@ def test_the_median_of_complete_runs_prunes():
     assert search.ask() == (Proposal(second[1].factors, 1.0),)
 
 
+@pytest.fixture(params=LOST_KINDS)
+def lost(request):
+    return LOST_KINDS[request.param]
+
+
 @pytest.mark.parametrize("pruner", PRUNERS)
-def test_a_diverged_candidate_goes_no_further(pruner):
+def test_a_diverged_candidate_goes_no_further(pruner, lost):
     search = make_searcher(SearchConfig("optuna", pruner=pruner))
     first = search.ask()
-    search.tell([LOST, LOST, fine(2), LOST])
+    search.tell([lost, lost, fine(0.2), lost])
     second = search.ask()
     assert [one.factors for one in second] == [first[2].factors]
-    search.tell([LOST])
+    search.tell([lost])
     assert search.ask()[0].fidelity == 1 / 27
 
 
 @pytest.mark.parametrize("pruner", PRUNERS)
-def test_if_all_runs_diverge_the_rule_is_run_at_full_length(pruner):
-    rounds = asked_of(SearchConfig("optuna", pruner=pruner, num_candidates=10), lambda one: LOST)
+def test_if_all_runs_diverge_the_rule_is_run_at_full_length(pruner, lost):
+    rounds = asked_of(SearchConfig("optuna", pruner=pruner, num_candidates=10), lambda one: lost)
     assert [asked[0].fidelity for asked in rounds] == [1 / 27, 1 / 27, 1 / 27, 1.0]
     assert rounds[-1] == (Proposal(Factors(1.0, 1.0, 1.0), 1.0),)
 

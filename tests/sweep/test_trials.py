@@ -63,6 +63,21 @@ def test_a_halving_search_runs_short_trials_first_and_final_ones_whole(cells):
     assert {one.factors for one in final} == {rungs[-1][0].factors}
 
 
+@pytest.mark.parametrize("fidelity", [1 / 27, 1 / 3, 0.5, 1.0])
+def test_a_warmup_too_long_for_a_run_ends_one_step_before_it_at_every_length(fidelity):
+    for cell in trials.make_cells(make_config(), trials.make_problems(make_config())):
+        trial = cell.trial("search", Proposal(Factors(1.0, 1000.0, 1.0), fidelity), 0)
+        longest = 0 if cell.arm.name == "momentum" else trial.num_steps - 1
+        assert cell.warmup_steps(trial) == pytest.approx(longest)
+
+
+def test_a_noise_scale_that_nothing_is_compared_for_is_refused():
+    config = make_config(microstep_size=128)
+    config.arms[1].optimizer.track_noise_scale = True
+    with pytest.raises(UserError, match=r"config.arms\[1\].optimizer.track_noise_scale = True: batch 128 is one part"):
+        trials.make_cells(config, trials.make_problems(config))
+
+
 def test_data_that_are_scored_otherwise_are_refused():
     config = make_config()
     problems = [one._replace(metric_names=("exact_match", "f1")) for one in trials.make_problems(config)]
@@ -197,3 +212,4 @@ def test_with_a_target_the_fewest_steps_are_chosen_and_who_never_gets_there_come
     assert drive.choose([*reached, *faster, *never]).learning_rate == 2.0
     assert drive.score(faster) == (pytest.approx(0.3), 1.0)
     assert drive.score([row(1.0, 0.4, steps_to_target=None)]).value == pytest.approx(1.6)
+    assert drive.score([row(1.0, 0.4, steps_to_target=10, diverged=True)]).value == 2.0

@@ -30,19 +30,18 @@ class Feed:
     Args:
       cell: whose batches.
       width: trials that are fed at a time.
+      arrays: those of `resident`, on the device; None to put them there.
 
     Attributes:
       shared: name -> array [examples, ...] on the device that all steps see; {} if batches are drawn on the host.
       num_steps: that one call is fed, at most.
     """
 
-    def __init__(self, cell: Cell, width: int):
+    def __init__(self, cell: Cell, width: int, arrays: Mapping[str, jax.Array] | None = None):
         self._cell, self._train = cell, cell.problem.splits.train
-        self.shared: dict[str, Any] = {}
-        resident = _resident(self._train)
-        self._indexed = resident is not None
-        if resident is not None:
-            self.shared = {name: jnp.asarray(array) for name, array in resident.items()}
+        kept = resident(self._train)
+        self._indexed = bool(kept)
+        self.shared = jax.tree.map(jnp.asarray, kept) if arrays is None else dict(arrays)
         blank = self._take(0, 0, 1)
         of_a_step = width * sum(array.nbytes for array in jax.tree.leaves(blank))
         fitting = min(_BYTES // of_a_step, _EXAMPLES // cell.global_batch_size, cell.resolved.num_steps)
@@ -87,9 +86,16 @@ class Feed:
         return {name: array[mine] for name, array in shared.items()} if self._indexed else mine
 
 
-def _resident(dataset: Dataset) -> Mapping[str, np.ndarray] | None:
-    """Return the arrays of a data set that is the same in every epoch and fits beside the program."""
+def resident(dataset: Dataset) -> dict[str, np.ndarray]:
+    """Return the arrays, name -> [examples, ...], of a data set that is the same in every epoch and fits beside the program.
+
+    Args:
+      dataset: of training.
+
+    Returns:
+      {} of any other one.
+    """
     if not isinstance(dataset, ArrayDataset) or not dataset.same_in_every_epoch:
-        return None
+        return {}
     total = sum(math.prod(array.shape) * array.dtype.itemsize for array in dataset.arrays.values())
-    return dataset.arrays if total < 2**31 else None
+    return dict(dataset.arrays) if total < 2**31 else {}

@@ -14,6 +14,7 @@ from lbopt import tree
 from lbopt.config.sweep import SweepConfig
 from lbopt.data.arrays import Dataset, Reading
 from lbopt.data.batches import TrainBatches, train_iterator
+from lbopt.data.damaged import DAMAGED
 from lbopt.data.order import example_indices
 from lbopt.errors import UserError
 from lbopt.parallel import mesh as meshes
@@ -192,8 +193,9 @@ def make_mesh_probe(problem: Problem, config: SweepConfig) -> Probe:
         (place,) = {leaf.sharding for leaf in jax.tree.leaves(params)[:1]}
         count = measure.probe_parts * measure.probe_part_size
         indices = example_indices(len(train), _CHOSEN, 0, count)
-        batch = meshes.put_replicated(place.mesh, train.draw(indices, np.zeros_like(indices), _CHOSEN))
-        return gauge(params, model_state, batch, jax.random.key(_CHOSEN))
+        batch = train.draw(indices, np.zeros_like(indices), _CHOSEN)
+        batch.pop(DAMAGED, None)  # the next good ones are in their places
+        return gauge(params, model_state, meshes.put_replicated(place.mesh, batch), jax.random.key(_CHOSEN))
 
     return probe
 
@@ -217,6 +219,7 @@ class Some:
 
     def __init__(self, dataset: Dataset, count: int):
         self._dataset, self.reading = dataset, dataset.reading
+        self.damaged = getattr(dataset, "damaged", None)
         self._chosen = np.sort(example_indices(len(dataset), _CHOSEN, 0, count))
 
     reading: Reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -84,6 +84,7 @@ class Spread:
       width: lanes of a call; a multiple of the number of devices, 1 if not batched.
       devices: that share them.
       batched: under vmap; otherwise there is one lane.
+      most_examples: that each lane may see in a step or a call of the evaluation before its devices are likely to be full.
     """
 
     def __init__(self, config: SweepConfig, devices: Sequence[jax.Device] | None = None, width: int | None = None):
@@ -93,6 +94,13 @@ class Spread:
         self.devices = list(devices) if self.batched else list(devices[:1])
         wanted = min(config.trials_per_program, width or config.trials_per_program) if self.batched else 1
         self.width = math.ceil(wanted / len(self.devices)) * len(self.devices)
+        self.most_examples = max(1, _EXAMPLES_A_DEVICE * len(self.devices) // self.width)
+
+    def put(self, value: Any) -> Any:
+        """Return a pytree of arrays on the devices of this spread, all of it on each."""
+        if len(self.devices) == 1:
+            return jax.device_put(value, self.devices[0])
+        return jax.device_put(value, NamedSharding(self._mesh, PartitionSpec()))
 
     def jit(self, fn: Callable[..., Any], num_shared: int = 0, donate: tuple[int, ...] = ()) -> Any:
         """Compile fn(*shared, *of one trial) for all lanes: all arguments but the shared ones, the first, have a leading lane axis.
@@ -116,9 +124,13 @@ class Spread:
             return jax.jit(vmapped, donate_argnums=donate)
         return self._sharded(vmapped, num_shared, donate)
 
+    @property
+    def _mesh(self) -> Mesh:
+        return Mesh(np.array(self.devices), (TRIALS,))
+
     def _sharded(self, fn: Callable[..., Any], num_shared: int, donate: tuple[int, ...]) -> Any:
         """Give each device its lanes; nothing is exchanged."""
-        mesh, parts = Mesh(np.array(self.devices), (TRIALS,)), PartitionSpec(TRIALS)
+        mesh, parts = self._mesh, PartitionSpec(TRIALS)
 
         def specs(given: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
             return tuple(PartitionSpec() if number < num_shared else parts for number in range(len(given)))
@@ -202,6 +214,7 @@ class Program:
       decays: see `make_tx`.
       config: of the study.
       spread: how trials share it.
+      arrays: see `Feed`.
 
     Attributes:
       spread: how trials share it.
@@ -209,10 +222,17 @@ class Program:
       trust_ratios: training states of all lanes -> the trust ratio of each layer at their last updates.
     """
 
-    def __init__(self, cell: Cell, decays: bool, config: SweepConfig, spread: Spread):
+    def __init__(
+        self,
+        cell: Cell,
+        decays: bool,
+        config: SweepConfig,
+        spread: Spread,
+        arrays: Mapping[str, jax.Array] | None = None,
+    ):
         self._problem, self._config, self.spread = cell.problem, config, spread
         self._tx = trial_arguments.make_tx(cell, decays)
-        self.feed = Feed(cell, spread.width)
+        self.feed = Feed(cell, spread.width, arrays)
         optimizer = cell.train.optimizer
         self._step = step_fn(
             cell.problem.loss_fn,

@@ -28,7 +28,7 @@ class Scorer:
 
     def __init__(self, problem: Problem, spread: Spread, global_batch_size: int):
         self._splits, self._size = problem.splits, global_batch_size
-        self._width = spread.width
+        self._put, self._width = spread.put, spread.width
         self._score = spread.jit(lambda batch, params, state: problem.metric_fn(params, state, batch), num_shared=1)
         self._kept: dict[str, list[Any]] = {}
 
@@ -51,7 +51,7 @@ class Scorer:
         if not isinstance(dataset, ArrayDataset):
             return eval_batches(dataset, self._size)
         if split not in self._kept:
-            self._kept[split] = [jax.device_put(batch) for batch in eval_batches(dataset, self._size)]
+            self._kept[split] = [self._put(batch) for batch in eval_batches(dataset, self._size)]
         return self._kept[split]
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from lbopt.config.sweep import SweepConfig
+from lbopt.data.damaged import DAMAGED
 from lbopt.data.order import example_indices
 from lbopt.recipes.problem import Problem
 from lbopt.sweep.lanes.arguments import Arguments
@@ -63,7 +64,8 @@ class Equipment:
 
     def __init__(self, problem: Problem, config: SweepConfig, spread: Spread):
         self.begin = Beginning(problem, spread)
-        self.score = Scorer(problem, spread, config.train.eval_global_batch_size)
+        at_once = min(config.train.eval_global_batch_size, spread.most_examples)
+        self.score = Scorer(problem, spread, at_once)
         self._problem, self._measure, self._spread = problem, config.measure, spread
 
     @functools.cached_property
@@ -72,6 +74,7 @@ class Equipment:
         parts, train = self._measure.probe_parts, self._problem.splits.train
         indices = example_indices(len(train), _PROBED, 0, parts * self._measure.probe_part_size)
         batch = train.draw(indices, np.zeros_like(indices), _PROBED)
+        batch.pop(DAMAGED, None)  # the next good ones are in their places
         gauge = make_probe(self._problem.loss_fn, parts)
 
         def measured(batch: Any, params: Any, model_state: Any) -> dict[str, Any]:

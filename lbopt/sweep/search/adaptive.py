@@ -103,7 +103,7 @@ def _best_first(scores: Sequence[Score]) -> list[int]:
 
 def _passes(study: Any, candidate: _Candidate, score: Score, step: int) -> bool:
     """Report a rung, and return whether the candidate goes on; if not, Optuna is told."""
-    if math.isfinite(score.value):
+    if _is_sound(score):
         candidate.trial.report(score.value, step)
         if not candidate.trial.should_prune():
             return True
@@ -111,9 +111,14 @@ def _passes(study: Any, candidate: _Candidate, score: Score, step: int) -> bool:
     return False
 
 
+def _is_sound(score: Score) -> bool:
+    """Return whether no run of a candidate diverged: then its mean loss, the tie, is finite too."""
+    return math.isfinite(score.value) and math.isfinite(score.tie)
+
+
 def _finish(study: Any, candidate: _Candidate, score: Score) -> None:
     """Tell the score of a full run."""
-    if math.isfinite(score.value):
+    if _is_sound(score):
         study.tell(candidate.trial, score.value)
     else:
         _prune(study, candidate)
