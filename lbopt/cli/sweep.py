@@ -70,8 +70,8 @@ def run(argv: Sequence[str], job: Alone) -> None:
     with PreemptionWatch(job) as watch, bucket.opened(given["workdir"], job) as folder:
         workdirs.check_shared(folder, job)
         with workdirs.open_workdir(folder, "sweep", ours, compare, num_devices, command, job, shard) as workdir:
-            ours = shard.part_of(trials.dealt(cells, config)) if shard else cells
-            rows = runner.run_sweep(config, ours, workdir, watch)
+            part = shard.part_of(trials.dealt(cells, config)) if shard else cells
+            rows = runner.run_sweep(config, part, workdir, watch)
             if job.index == 0 and not rows:
                 print(f"shard {shard} has none of the {len(cells)} cells of the study: nothing to do")
             elif job.index == 0:

@@ -52,7 +52,7 @@ class Record:
         measure, train, whole = self.config.measure, self.cell.train, self.trial.num_steps
         probed = self.trial.phase == FINAL and measure.num_probes
         self._probe_at = frozenset(fits.log_spaced_steps(whole, measure.num_probes) if probed else ())
-        every = train.eval_every_steps
+        every: float = train.eval_every_steps
         if train.eval_every_epochs is not None:
             every = train.eval_every_epochs * self.cell.resolved.steps_per_epoch
         self._evaluate_at = frozenset(_evaluated_at(every, whole) if train.target_metric else ())
