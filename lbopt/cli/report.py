@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from lbopt.cli import arguments
 from lbopt.errors import UserError
 from lbopt.report import training
 from lbopt.sweep.report import write as sweep_report
-from lbopt.train import bucket, workdir as workdirs
+from lbopt.train import bucket, shard, workdir as workdirs
 
 FLAGS = {"workdir": "a folder of lbopt train or lbopt sweep"}
 
@@ -27,7 +28,8 @@ def _report(folder: str) -> None:
     workdir = workdirs.absolute(folder)
     workdirs.make_writable(workdir)
     if saved["kind"] == "sweep":
-        page, summary = sweep_report.write_sweep_report(workdir, saved)
+        with shard.at_the_door(workdir) if shard.were_in(workdir) else contextlib.nullcontext():
+            page, summary = sweep_report.write_sweep_report(workdir, saved)
         print(sweep_report.terminal_table(summary))
     else:
         page = training.write_training_report(workdir, saved)

@@ -93,6 +93,11 @@ def at_the_door(folder: pathlib.Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def were_in(folder: pathlib.Path) -> bool:
+    """Return whether parts of a study have been at work in a folder, or are."""
+    return (folder / _DOOR).exists()
+
+
 def _refuse_other_count(folder: pathlib.Path, file: pathlib.Path, ours: Shard) -> None:
     found = _NAME.fullmatch(file.name)
     if found is None or int(found[2]) == ours.count:
