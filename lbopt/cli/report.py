@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lbopt.cli import arguments
 from lbopt.errors import UserError
 from lbopt.report import training
+from lbopt.sweep import parts
 from lbopt.sweep.report import write as sweep_report
 from lbopt.train import bucket, shard, workdir as workdirs
 
@@ -18,6 +19,7 @@ def run(argv: Sequence[str]) -> None:
     """Draw the report of a workdir, finished or not."""
     given, _ = arguments.parse("report", argv, FLAGS, required=("workdir",))
     with bucket.opened(given["workdir"], hold=False) as folder:
+        parts.of_whole(given["workdir"], folder)
         _report(folder)
 
 

@@ -13,13 +13,12 @@ import jax
 from lbopt.cli import arguments
 from lbopt.cli.train import OF_THE_HOST
 from lbopt.config import SweepConfig, checks
-from lbopt.errors import UserError
 from lbopt.job.member import STARTING, Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
 from lbopt.report import page
-from lbopt.sweep import runner, trials
+from lbopt.sweep import parts, runner, trials
 from lbopt.sweep.lanes import on_mesh
 from lbopt.sweep.report import write as report
 from lbopt.sweep.search.make import DRAWN_BY
@@ -67,31 +66,44 @@ def run(argv: Sequence[str], job: Alone) -> None:
         return sorted(found, key=lambda said: not said.startswith("name ")) + _other_candidates(config, saved)
 
     num_devices = jax.device_count() if together else 1
-    with PreemptionWatch(job) as watch, bucket.opened(given["workdir"], job) as folder:
+    study = given["workdir"]
+    with PreemptionWatch(job) as watch, bucket.opened(parts.folder_of(study, shard), job) as folder:
         workdirs.check_shared(folder, job)
-        with workdirs.open_workdir(folder, "sweep", ours, compare, num_devices, command, job, shard) as workdir:
+        others = parts.Parts(study, workdirs.absolute(folder)) if bucket.is_address(study) else None
+        if others and job.index == 0:
+            others.refuse_others(shard, compare)
+            others.fetch()
+        alone = None if others else shard  # in a bucket each shard has a folder of its own
+        with workdirs.open_workdir(folder, "sweep", ours, compare, num_devices, command, job, alone) as workdir:
             part = shard.part_of(trials.dealt(cells, config)) if shard else cells
             rows = runner.run_sweep(config, part, workdir, watch)
             if job.index == 0 and not rows:
                 print(f"shard {shard} has none of the {len(cells)} cells of the study: nothing to do")
             elif job.index == 0:
                 job.doing("writing the report", patience=STARTING)
-                with at_the_door(workdir) if shard else contextlib.nullcontext():  # an older report never comes last
-                    _report(workdir, shard)
+                _finish(workdir, shard, others)
 
 
 def _shard(given: dict[str, str]) -> Shard | None:
     if "shard" not in given:
         return None
-    if "://" in given["workdir"]:
-        raise UserError(
-            f"--shard = {given['shard']!r}: an object of a bucket cannot be appended to by several; use a folder that all machines share"
-        )
     return Shard.parse(given["shard"])
 
 
-def _report(workdir: pathlib.Path, shard: Shard | None) -> None:
-    """Write the report, and print what it says."""
+def _finish(workdir: pathlib.Path, shard: Shard | None, others: parts.Parts | None) -> None:
+    """Write the report of all that is finished, in a bucket to where the whole study is."""
+    if others is None or shard is None:
+        with at_the_door(workdir) if shard else contextlib.nullcontext():  # an older report never comes last
+            _report(workdir, shard)
+        return
+    bucket.copy_changes(workdir)  # first: who reads the others' last sees all of them
+    others.fetch()
+    if _report(workdir, shard):
+        others.publish()
+
+
+def _report(workdir: pathlib.Path, shard: Shard | None) -> bool:
+    """Write the report, and print what it says; return whether it is of the whole study."""
     saved = workdirs.read_config(workdir, "sweep")
     assert saved is not None
     file, summary = report.write_sweep_report(workdir, saved)
@@ -100,6 +112,7 @@ def _report(workdir: pathlib.Path, shard: Shard | None) -> None:
     print(f"\n{bucket.shown(file)}")
     if shard and not summary["complete"]:
         print(f"shard {shard} is finished; the others are not: the last one writes the whole report")
+    return bool(summary["complete"])
 
 
 def _other_candidates(config: SweepConfig, saved: dict[str, Any]) -> list[str]:

@@ -16,11 +16,14 @@ from typing import Any, BinaryIO
 
 from lbopt.errors import UserError
 from lbopt.job.member import Alone
+from lbopt.sweep.trials import key
 from lbopt.train import bucket
 from lbopt.train.progress import Progress
 from lbopt.train.workdir import writing
 from lbopt.train.writers import read_lines
 
+OTHERS = ".others"
+"""Folder in the mirror of a bucket, with what other shards have finished."""
 _PAGE = 2**16
 _COPY_EVERY_S = 10.0
 """To a bucket, at most."""
@@ -53,13 +56,17 @@ def read_results(workdir: pathlib.Path, study: str | None = None) -> list[dict[s
 
     Returns:
       A row for each whole line, in the order in which they were written; [] if there is no file. A last line cut off by a
-      kill is left out.
+      kill is left out. Of trials that shards in a bucket ran beside this one, each once, and those of this folder first.
 
     Raises:
       EnvironmentProblem: naming the file, if it cannot be read, or a whole line is damaged.
       UserError: naming `--workdir`, if a line is of another study.
     """
     rows = read_lines(workdir / "results.jsonl", REQUIRED)
+    known = {key(row) for row in rows}
+    for file in sorted((workdir / OTHERS).glob("*.jsonl")):
+        rows += [row for row in read_lines(file, REQUIRED) if key(row) not in known]
+        known |= set(map(key, rows))
     for number, row in enumerate(rows, 1):
         if study is not None and row.get("study", study) != study:
             raise UserError(

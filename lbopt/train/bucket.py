@@ -52,11 +52,11 @@ def opened(workdir: str, job: Alone | None = None, write: bool = True, hold: boo
       UserError: for another kind of address.
       EnvironmentProblem: if the bucket cannot be read or written, or if another process is at work there.
     """
-    if "://" not in workdir:
+    if not is_address(workdir):
         yield workdir
         return
     job = Alone() if job is None else job
-    root = _root(workdir)
+    root = address(workdir)
     with tempfile.TemporaryDirectory(prefix="lbopt-workdir-") as folder:
         mirror = _Mirror(pathlib.Path(folder), root, write and job.index == 0, hold)
         _MIRRORS[mirror.folder] = mirror
@@ -110,7 +110,30 @@ def move(folder: Any, target: Any) -> None:
     files.rm(str(folder), recursive=True)
 
 
-def _root(workdir: str) -> Any:
+def is_address(workdir: str) -> bool:
+    """Return whether a --workdir is no folder of this machine."""
+    return "://" in workdir
+
+
+def is_held(root: Any) -> bool:
+    """Return whether a process is at work in a folder of a bucket, going by the clocks of both."""
+    try:
+        found = json.loads((root / _LEASE).read_text())
+        return time.time() < found["renewed"] + 3 * _RENEW_S and not _is_dead_here(found)
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return False
+
+
+def address(workdir: str) -> Any:
+    """Return the folder of a bucket as a path.
+
+    Args:
+      workdir: as the user has given it.
+
+    Raises:
+      UserError: for another kind of address.
+      EnvironmentProblem: if the package for buckets is not installed.
+    """
     bucket, _, inside = workdir.removeprefix(_SCHEME).partition("/")
     if not workdir.startswith(_SCHEME) or not bucket or not inside.strip("/") or ".." in inside.split("/"):
         raise UserError(f"--workdir = {workdir!r}: give a folder, or gs://BUCKET/FOLDER")
@@ -127,8 +150,13 @@ def _root(workdir: str) -> Any:
 
 
 @contextlib.contextmanager
-def _talking(root: Any, doing: str) -> Iterator[None]:
-    """Turn what the bucket's client raises into an `EnvironmentProblem` of one line."""
+def talking(root: Any, doing: str) -> Iterator[None]:
+    """Turn what the bucket's client raises into an `EnvironmentProblem` of one line.
+
+    Args:
+      root: the folder, for the message.
+      doing: what cannot be done with it: "read" or "written".
+    """
     try:
         yield
     except (UserError, EnvironmentProblem):
@@ -155,7 +183,7 @@ class _Mirror:
     def held(self) -> Iterator[None]:
         """Hold the bucket's folder while the context lasts, if this process writes there; copy all at the end."""
         if self.writes and self.holds:
-            with _talking(self.root, "written"):
+            with talking(self.root, "written"):
                 self._lease = _Lease(self.root)
         try:
             yield
@@ -167,7 +195,7 @@ class _Mirror:
                     self._lease.release()
 
     def download(self) -> None:
-        with _talking(self.root, "read"):
+        with talking(self.root, "read"):
             for name in _KEPT:
                 with contextlib.suppress(FileNotFoundError):
                     data = (self.root / name).read_bytes()
@@ -178,7 +206,7 @@ class _Mirror:
     def upload(self) -> None:
         if not self.writes:
             return
-        with self._lock, _talking(self.root, "written"):
+        with self._lock, talking(self.root, "written"):
             if self._lease is not None:
                 self._lease.check()
             for file in sorted(self.folder.rglob("*")):

@@ -2,54 +2,26 @@
 
 import json
 import os
-import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.parse
-import urllib.request
 
 import pytest
+from buckets import objects, read, remove, serving
 from jobs import train_command
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import bucket
 
 RARELY = "--config.checkpoint.every_steps=9"
-SERVER = pathlib.Path(__file__).parents[1] / "oracles" / "bucket_server.py"
-
-
-def serve():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, str(SERVER), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        with socket.socket() as trial:
-            if trial.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    return process, f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
 def cloud():
-    """Return (address of a server, environment in which the clients find it)."""
-    process, address = serve()
-    variables = {
-        "STORAGE_EMULATOR_HOST": address,
-        "TENSORSTORE_GCS_HTTP_URL": address,
-        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
-    }
-    yield address, {**os.environ, **variables}
-    process.kill()
-    process.wait()
+    with serving() as found:
+        yield found
 
 
 @pytest.fixture
@@ -67,23 +39,6 @@ def lbopt(cloud):
         return (process.communicate(timeout=120), process.returncode) if wait else process
 
     return run
-
-
-def objects(address):
-    with urllib.request.urlopen(f"{address}/storage/v1/b/bucket/o?maxResults=1000") as answer:
-        return {item["name"]: item for item in json.load(answer).get("items", [])}
-
-
-def remove(address, name):
-    place = f"{address}/storage/v1/b/bucket/o/{urllib.parse.quote(name, safe='')}"
-    urllib.request.urlopen(urllib.request.Request(place, method="DELETE")).close()
-
-
-def read(address, name):
-    with urllib.request.urlopen(
-        f"{address}/storage/v1/b/bucket/o/{urllib.parse.quote(name, safe='')}?alt=media"
-    ) as answer:
-        return answer.read().decode()
 
 
 def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference, logged):
