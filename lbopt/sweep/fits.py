@@ -230,7 +230,7 @@ def bootstrap_limit(
     tolerance: float,
     higher_is_better: bool = True,
     num_resamples: int = 2000,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     confidence: float = 0.95,
 ) -> tuple[int, int] | None:
     """Return the interval of the largest batch that holds the small-batch result, over resampled seeds.
@@ -254,7 +254,24 @@ def bootstrap_limit(
     """
     if not values_by_batch:
         return None
-    limits = resample_limits(values_by_batch, tolerance, higher_is_better, num_resamples, seed)
+    return limit_quantiles(
+        resample_limits(values_by_batch, tolerance, higher_is_better, num_resamples, seed), confidence
+    )
+
+
+def limit_quantiles(limits: np.ndarray, confidence: float = 0.95) -> tuple[int, int]:
+    """Return between which of the limits that were drawn the middle part of them lies.
+
+    Args:
+      limits: [num_resamples] int, batch sizes, from `resample_limits`.
+      confidence: in (0, 1).
+
+    Returns:
+      (low, high), two of them.
+
+    >>> limit_quantiles(np.array([16, 64, 64, 64, 256]), confidence=0.5)
+    (64, 64)
+    """
     ends = np.quantile(limits, [(1 - confidence) / 2, (1 + confidence) / 2], method="inverted_cdf")
     return int(ends[0]), int(ends[1])
 
@@ -264,7 +281,7 @@ def resample_limits(
     tolerance: float,
     higher_is_better: bool = True,
     num_resamples: int = 2000,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
 ) -> np.ndarray:
     """Draw the seeds of every batch with replacement, as many as there are, and find the limit of each draw.
 
@@ -275,7 +292,8 @@ def resample_limits(
         for accuracies in [0, 1], log(1 + p / 100) of losses for p percent of perplexity.
       higher_is_better: accuracy, not loss.
       num_resamples: draws.
-      seed: of the draws (Philox: the same on every machine).
+      seed: of the draws (Philox: the same on every machine); arms that are compared need one each, as theirs are
+        draws of other runs.
 
     Returns:
       [num_resamples] int, one batch size for each draw, by the rule of `lbopt.sweep.findings.summary.find_limit`.

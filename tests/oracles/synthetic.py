@@ -27,7 +27,7 @@ class Truth:
       best_warmup_steps: batch size -> warmup steps with the best validation score.
       best_factor: of the learning rate.
       warmup_matters: accuracy lost for each doubling away from the best warmup, squared.
-      noise_scale: of the gradient.
+      noise_scale: of the gradient, the median over the run; it grows fourfold from probe to probe.
       growth: exponent of the distance from the start, "log" for log t; None: not measured.
       peak_step: batch size -> step at which the Lipschitz constant peaks; None: not probed.
       steps_to_target: None for a batch size that does not reach it.
@@ -174,7 +174,7 @@ class _Cell:
         for place, seed in enumerate(seeds):
             shift = self.truth.spread * (place / max(1, len(seeds) - 1) - 0.5)
             row = self.row("final", self.chosen, seed, 1.0, self.score(0), self.score(shift))
-            rows.append(row | self.measured() | self.target())
+            rows.append(row | self.measured(place) | self.target())
         return rows
 
     def score(self, shift):
@@ -202,11 +202,12 @@ class _Cell:
             "seed": seed,
             "steps": steps,
             "steps_run": min(3, steps) if diverged else steps,
-            "examples_seen": steps * self.size,
-            "last_epoch_loss": 0.1,
+            "examples_seen": (min(3, steps) if diverged else steps) * self.size,
+            "last_epoch_loss": None if diverged else 0.1,
             **self.scores("train", None if diverged else self.train()),
             **self.scores("validation", None if diverged else validation),
             **self.scores("test", None if diverged else test),
+            **(diverged_accuracies() if diverged else {}),
             "diverged": diverged,
             "divergence_step": min(3, steps) if diverged else None,
             "distance": None,
@@ -232,8 +233,8 @@ class _Cell:
         steps = self.truth.steps_to_target[self.place]
         return {"steps_to_target": steps, "examples_to_target": steps and steps * self.size}
 
-    def measured(self):
-        """Return curves, fits and probes."""
+    def measured(self, place):
+        """Return curves, fits and probes of one of the final seeds."""
         found = {"curve": None, "diffusion": None, "probes": None, "noise_scale": None}
         if self.truth.growth is not None:
             steps = fits.log_spaced_steps(self.steps, 64)
@@ -241,18 +242,21 @@ class _Cell:
             fit = fits.fit_diffusion(steps, distance, 1)
             curve = {"step": list(steps), "train_loss": [1 / step for step in steps], "distance": distance}
             found |= {"curve": curve, "diffusion": fit and fit.to_json(), "distance": distance[-1]}
-        probes = self.probes()
+        probes = self.probes(place)
         return found | ({"probes": probes} if len(probes) > 1 else {})
 
-    def probes(self):
+    def probes(self, seed_place):
         truth, steps = self.truth, fits.log_spaced_steps(self.steps, 9)
         probes = {"step": list(steps)}
         if truth.noise_scale is not None:
-            # Single ratios are off by 4 both ways: only the ratio of the means is the truth.
-            square_norms = [0.5 if place % 2 else 2.0 for place in range(len(steps))]
-            mean = sum(square_norms) / len(steps)
-            probes["gradient_square_norm"] = square_norms
-            probes["noise_trace"] = [truth.noise_scale[self.place] * mean] * len(steps)
+            # Of single seeds |G|^2 is off by more than itself: only the sums over them are the truth.
+            seeds = len(self.config["final_seeds"])
+            share = 1.0 if seeds == 1 else 3 * seed_place / (seeds - 1) - 0.5
+            scales = [
+                truth.noise_scale[self.place] * 4.0 ** (place - (len(steps) - 1) / 2) for place in range(len(steps))
+            ]
+            probes["gradient_square_norm"] = [share / scale for scale in scales]
+            probes["noise_trace"] = [1.0] * len(steps)
             probes["phi"] = [0.5] * len(steps)
         if truth.peak_step is not None:
             peak = truth.peak_step(self.size)
@@ -263,6 +267,19 @@ class _Cell:
                 for place, layer in enumerate(truth.layers)
             }
         return probes
+
+
+def diverged_accuracies():
+    """Return the accuracies of a diverged trial: outputs that are not numbers have the first class as their largest."""
+    return {f"{split}_accuracy": 0.1 for split in ("train", "validation", "test")}
+
+
+def diverge(row):
+    """Return the row as it would be had its trial diverged at step 3."""
+    lost = {name: None for name in row if name.endswith(("_loss", "_perplexity"))}
+    kept = {name: value for name, value in diverged_accuracies().items() if row[name] is not None}
+    told = {"diverged": True, "divergence_step": 3, "steps_run": 3, "distance": None, "diffusion": None}
+    return {**row, **lost, **kept, **{name: value for name, value in told.items() if name in row}}
 
 
 def _distance(growth, step):

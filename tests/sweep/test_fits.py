@@ -283,3 +283,11 @@ def test_the_bootstrap_is_the_same_every_time():
     limits = fits.resample_limits(values, 0.005, seed=3)
     assert np.array_equal(limits, fits.resample_limits(values, 0.005, seed=3))
     assert not np.array_equal(limits, fits.resample_limits(values, 0.005, seed=4))
+
+
+def test_draws_of_two_arms_are_independent():
+    values = [(16, [1.0, 1.0]), (64, [0.0, 1.0])]
+    first, second = (fits.resample_limits(values, 0.6, seed=(0, index), num_resamples=20_000) for index in (0, 1))
+    shares = [np.mean(one == 64) for one in (first, second)]
+    assert shares == pytest.approx([0.75, 0.75], abs=4 * (0.75 * 0.25 / 20_000) ** 0.5)
+    assert np.mean((first == 64) & (second == 64)) == pytest.approx(0.75**2, abs=4 * (0.25 / 20_000) ** 0.5)

@@ -7,13 +7,13 @@ import time
 
 import pytest
 import synthetic
-from synthetic import SIZES, Truth, legw
+from synthetic import SIZES, Truth, diverge, legw
 
 from lbopt.cli import arguments
 from lbopt.data import digits
 from lbopt.sweep import fits
 from lbopt.sweep.findings.limits import failure
-from lbopt.sweep.findings.metric import PERPLEXITY
+from lbopt.sweep.findings.metric import ACCURACY, PERPLEXITY
 from lbopt.sweep.findings.points import at_edge
 from lbopt.sweep.findings.summary import find_limit, summarize
 
@@ -100,12 +100,24 @@ def test_divergence_is_a_failure_to_optimise():
 
 def test_a_diverged_trial_counts_as_all_wrong_whatever_its_last_accuracy():
     config, rows = synthetic.make_study({"arm": Truth((0.98, 0.98, 0.98))})
-    for row in rows:
-        if (row["seed"], row["global_batch_size"]) == (1, 256) or row["learning_rate_factor"] == 2.0:
-            row["diverged"], row["test_loss"] = True, None
+    broken = [(row["seed"], row["global_batch_size"]) == (1, 256) or row["learning_rate_factor"] == 2.0 for row in rows]
+    rows = [diverge(row) if hit else row for row, hit in zip(rows, broken, strict=True)]
+    assert rows[-5]["train_accuracy"] == 0.1
     point = summarize(config, rows)["arms"][0]["points"][-1]
     assert (point["diverged"], point["search_diverged"], point["test_accuracy_min"]) == (1, 1, 0.0)
     assert point["search"][-1]["validation_accuracy_mean"] == 0.0
+
+
+@pytest.mark.parametrize("perplexity", [False, True])
+def test_the_training_accuracy_of_a_diverged_model_is_none(perplexity):
+    config, rows = synthetic.make_study(
+        {"arm": Truth((100.0,) * 3 if perplexity else (0.98,) * 3)}, perplexity=perplexity
+    )
+    rows = [diverge(row) if (row["seed"], row["global_batch_size"]) == (1, 256) else row for row in rows]
+    arm = summarize(config, rows)["arms"][0]
+    point = arm["points"][-1]
+    assert (point["train_accuracy_mean"], point["train_loss_mean"]) == (None, None)
+    assert (arm["failure"]["kind"], arm["failure"]["train_lost"], arm["failure"]["diverged"]) == ("optimise", None, 1)
 
 
 def test_a_test_loss_that_did_not_rise_is_no_divergence():
@@ -119,13 +131,21 @@ def test_a_test_loss_that_did_not_rise_is_no_divergence():
         assert (failed["diverged"], failed["seeds"]) == (0, 5)
 
 
-def test_what_fails_cannot_be_told_from_a_seed_that_diverged_at_the_smallest_batch():
+def test_what_fails_cannot_be_told_without_a_training_score():
+    points = [
+        {"global_batch_size": size, "train_accuracy_mean": train, "test_accuracy_mean": test, "diverged": 0, "seeds": 5}
+        for size, train, test in ((16, None, 0.9), (64, 0.9, 0.5))
+    ]
+    failed = failure(points, 16, ACCURACY)
+    assert (failed["kind"], failed["train_lost"], failed["diverged"]) == (None, None, 0)
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 5])
+def test_a_seed_that_diverged_at_the_smallest_batch_leaves_no_limit(seeds):
     config, rows = synthetic.make_study({"arm": Truth((0.98, 0.98, 0.5))})
-    for row in rows:
-        if (row["seed"], row["global_batch_size"]) == (1, 16):
-            row["diverged"], row["train_accuracy"] = True, None
+    rows = [diverge(row) if row["seed"] <= seeds and row["global_batch_size"] == 16 else row for row in rows]
     arm = summarize(config, rows)["arms"][0]
-    assert (arm["failure"]["kind"], arm["failure"]["diverged"]) == (None, 0)
+    assert (arm["limit"], arm["limit_interval"], arm["failure"]) == (None, None, None)
 
 
 def test_nothing_fails_before_the_limit():
@@ -178,6 +198,24 @@ def test_the_ends_of_a_grid_are_its_edges(factor, edge):
     assert at_edge({"method": "grid", "learning_rate_factors": [0.5, 1.0, 2.0]}, factor) is edge
 
 
+@pytest.mark.parametrize(("factor", "edge"), [(0.0, False), (1.0, False), (4.0, True)])
+def test_nothing_lies_beyond_no_warmup(factor, edge):
+    assert at_edge({"method": "grid", "warmup_factors": [0.0, 1.0, 4.0]}, factor, "warmup") is edge
+
+
+def test_the_edges_of_every_factor_are_told():
+    ranges = {"warmup_range": [0.25, 4.0], "weight_decay_range": [0.1, 10.0]}
+    config, rows = synthetic.make_study({"arm": Truth((0.98,) * 3)}, method="halton", **ranges)
+    for row in rows:
+        row["warmup_factor"], row["weight_decay_factor"] = 4.0, 0.1
+    point = summarize(config, rows)["arms"][0]["points"][0]
+    assert (point["at_edge_of_grid"], point["warmup_at_edge"], point["weight_decay_at_edge"]) == (False, True, True)
+    for row in rows:
+        row["warmup_steps"] = row["weight_decay"] = 0  # so many times nothing
+    point = summarize(config, rows)["arms"][0]["points"][0]
+    assert (point["warmup_at_edge"], point["weight_decay_at_edge"]) == (False, False)
+
+
 def test_a_grid_of_one_has_no_edge():
     assert not at_edge({"method": "grid", "learning_rate_factors": [1.0]}, 1.0)
 
@@ -190,17 +228,43 @@ def test_a_tenth_of_a_range_is_its_edge(factor, edge):
     assert at_edge({"method": "optuna", "learning_rate_range": [0.1, 10.0]}, factor) is edge
 
 
-def test_the_noise_scale_is_a_ratio_of_means():
+def test_the_noise_scale_is_the_median_over_the_steps_of_what_all_seeds_give():
     points = only(Truth((0.9,) * 3, noise_scale=(100.0, 200.0, 400.0)))["points"]
     assert [point["noise_scale"] for point in points] == pytest.approx([100.0, 200.0, 400.0])
+    planted = [100 * 4.0**place for place in range(-4, 5)]
+    over_steps = points[0]["noise_scale_over_steps"]
+    assert over_steps["noise_scale"] == pytest.approx(planted)
+    assert over_steps["step"] == list(fits.log_spaced_steps(512, 9))
+    assert points[0]["noise_scale_range"] == pytest.approx([planted[0], planted[-1]])
 
 
-def test_a_noise_scale_without_signal_is_none():
+def with_square_norms(norms):
+    """Return the first point of a study whose probes all have these |G|^2, None as they are."""
     config, rows = synthetic.make_study({"arm": Truth((0.9,) * 3, noise_scale=(100.0,) * 3)})
     for row in rows:
         if row["phase"] == "final":
-            row["probes"]["gradient_square_norm"] = [-1.0 for _ in row["probes"]["step"]]
-    assert summarize(config, rows)["arms"][0]["points"][0]["noise_scale"] is None
+            old = row["probes"]["gradient_square_norm"]
+            row["probes"]["gradient_square_norm"] = [
+                was if new is None else new for was, new in zip(old, norms, strict=True)
+            ]
+    return summarize(config, rows)["arms"][0]["points"][0]
+
+
+def test_a_noise_scale_without_signal_is_infinite():
+    point = with_square_norms([-1.0] * 9)
+    assert (point["noise_scale"], point["noise_scale_range"]) == (None, [None, None])
+    assert point["noise_scale_over_steps"]["noise_scale"] == [None] * 9
+
+
+def test_a_step_without_signal_is_one_above_all_others():
+    point = with_square_norms([None] * 8 + [-1.0])
+    assert point["noise_scale"] == pytest.approx(100.0)
+    assert point["noise_scale_range"] == [pytest.approx(100 / 4**4), None]
+
+
+def test_what_was_not_probed_has_no_noise_scale():
+    point = only(Truth((0.9,) * 3))["points"][0]
+    assert [point[name] for name in ("noise_scale", "noise_scale_range", "noise_scale_over_steps")] == [None] * 3
 
 
 @pytest.mark.parametrize(("growth", "better"), [("log", "log_r2"), (0.6, "power_r2")])
@@ -222,6 +286,13 @@ def test_the_peak_of_the_lipschitz_constant_is_found():
         )
         assert point["lipschitz_peak_step"] == nearest
         assert point["lipschitz_first_step"] == 1
+        assert point["lipschitz_steps"] == probed["probes"]["step"]
+        assert point["lipschitz_peaks"] == [{"step": nearest, "at_edge": False}] * 5
+
+
+def test_a_run_that_diverged_has_no_peak():
+    config, rows = synthetic.make_study({"arm": Truth((0.9,) * 3, peak_step=lambda size: 8, diverges=(64,))})
+    assert [len(point["lipschitz_peaks"]) for point in summarize(config, rows)["arms"][0]["points"]] == [5, 0, 5]
 
 
 def test_steps_to_the_target_are_medians_and_a_miss_is_slowest():
@@ -264,17 +335,38 @@ def test_the_waterfall_is_of_the_largest_batch_in_the_order_of_the_config():
     assert [step["gain_spread"] for step in found["steps"][1:]] == pytest.approx([noise, noise])
 
 
-@pytest.mark.parametrize(("gain", "apart"), [(0.0005, False), (0.003, True), (-0.003, True)])
-def test_a_gain_below_the_seed_spread_is_not_told_apart(gain, apart):
+@pytest.mark.parametrize(("gain", "apart"), [(0.0005, False), (0.0015, True), (-0.0015, True)])
+def test_a_gain_is_told_apart_by_the_interval_of_the_means(gain, apart):
+    """Its half-width is 0.115 points, the standard deviation of the difference of two single seeds 0.112."""
     truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.8 + gain))}
     step = summarize(*synthetic.make_study(truths, waterfall=("a", "b")))["waterfall"]["steps"][1]
+    half = 2.306 * 0.0005 * 2.5**0.5 * (2 / 5) ** 0.5
+    assert (step["gain_low"], step["gain_high"]) == pytest.approx((100 * (gain - half), 100 * (gain + half)), abs=1e-4)
     assert step["told_apart"] is apart
+
+
+def test_a_gain_between_one_and_two_seeds_worth_is_told_apart_with_many_seeds():
+    truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.8006))}
+    few, many = (
+        summarize(*synthetic.make_study(truths, waterfall=("a", "b"), seeds=range(1, 1 + count)))["waterfall"]["steps"][
+            1
+        ]
+        for count in (3, 30)
+    )
+    assert (few["told_apart"], many["told_apart"]) == (False, True)
+    assert many["gain"] < many["gain_spread"]
+
+
+def test_seeds_that_do_not_vary_tell_no_gain():
+    truths = {"a": Truth((0.9, 0.9, 0.8), spread=0.0), "b": Truth((0.9, 0.9, 0.85), spread=0.0)}
+    step = summarize(*synthetic.make_study(truths, waterfall=("a", "b")))["waterfall"]["steps"][1]
+    assert (step["gain_low"], step["gain_high"], step["told_apart"]) == (None, None, None)
 
 
 def test_one_seed_has_no_spread_of_gains():
     truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.85))}
     step = summarize(*synthetic.make_study(truths, waterfall=("a", "b"), seeds=(1,)))["waterfall"]["steps"][1]
-    assert (step["gain_spread"], step["told_apart"]) == (None, None)
+    assert [step[name] for name in ("gain_low", "gain_high", "gain_spread", "told_apart")] == [None] * 4
     assert step["gain"] == pytest.approx(5.0)
 
 
@@ -282,6 +374,7 @@ def test_a_gain_of_a_language_model_is_in_percent_of_its_perplexity():
     truths = {"a": Truth((100.0,) * 3), "b": Truth((100.0, 100.0, 90.0))}
     step = summarize(*synthetic.make_study(truths, waterfall=("a", "b"), perplexity=True))["waterfall"]["steps"][1]
     assert step["gain"] == pytest.approx(10.0, abs=1e-4)
+    assert step["gain_low"] < 10 < step["gain_high"] < 10.2
 
 
 def test_no_waterfall_without_all_its_arms():

@@ -7,8 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lbopt.sweep import fits
 from lbopt.sweep.findings.metric import ACCURACY, Metric
+from lbopt.sweep.findings.names import arm_name
 
 _ROUNDING = 1e-9
 _MOST = 0.5
@@ -37,41 +40,74 @@ def find_limit(points: Sequence[tuple[int, float]], limit_points: float, metric:
     return limit
 
 
-def limit_interval(
-    measured: Sequence[tuple[int, Sequence[float]]], limit_points: float, metric: Metric
-) -> tuple[int, int] | None:
-    """Return the 95 % interval of the limit over resampled seeds, None if there are none.
+def draw_limits(
+    measured: Sequence[tuple[int, Sequence[float]]], limit_points: float, metric: Metric, index: int = 0
+) -> np.ndarray | None:
+    """Return the limits of an arm over resampled seeds, None if nothing was measured.
 
     Args:
       measured: (batch size, score of every seed), ascending, without gaps; scores are accuracies in [0, 1] or perplexities.
       limit_points: as for `find_limit`.
       metric: what the study is judged by.
+      index: of the arm in the study, so that the draws of two arms are independent.
 
     Returns:
-      (low, high), batch sizes of `measured`; see `lbopt.sweep.fits.bootstrap_limit`.
+      [draws] int, batch sizes of `measured`; see `lbopt.sweep.fits.resample_limits`.
     """
+    if not measured:
+        return None
     if metric is ACCURACY:
-        return fits.bootstrap_limit(measured, limit_points / 100)
+        return fits.resample_limits(measured, limit_points / 100, seed=(0, index))
     losses = [(size, [math.log(score) for score in scores]) for size, scores in measured]
-    return fits.bootstrap_limit(losses, math.log1p(limit_points / 100), higher_is_better=False)
+    return fits.resample_limits(losses, math.log1p(limit_points / 100), higher_is_better=False, seed=(0, index))
 
 
-def starts_diverged(points: Sequence[Mapping[str, Any]], metric: Metric) -> bool:
-    """Return whether an arm diverged at its smallest batch, so that there is no result to stay near to.
+def starts_diverged(points: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a seed of an arm diverged at its smallest batch, so that there is no result to stay near to.
 
-    So it is with at least half of the seeds; of a language model, whose mean loss one of them spoils, with any.
+    One is enough: the mean of the others would be that of the seeds which went well.
 
     Args:
       points: of an arm, ascending in batch size, see `measure_point`; the first is its smallest batch.
-      metric: what the study is judged by.
 
     Returns:
-      Whether it did; False if there are no points.
+      Whether one did; False if there are no points.
     """
-    if not points:
-        return False
-    first = points[0]
-    return first["diverged"] > 0 if metric is not ACCURACY else 2 * first["diverged"] >= first["seeds"]
+    return bool(points) and points[0]["diverged"] > 0
+
+
+def why_no_limit(arm: Mapping[str, Any]) -> str:
+    """Say why an arm has no limit, as a clause without the arm's name.
+
+    Args:
+      arm: of a summary of a study with limits, whose limit is None and whose smallest batch was tested.
+    """
+    first = arm["points"][0]
+    if not first["diverged"]:
+        return f"its score at the smallest batch, {first['global_batch_size']}, is not finite"
+    return f"it diverged{of_seeds(first)} at the smallest batch, {first['global_batch_size']}"
+
+
+def named_without_limit(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the arms that have no limit, each with the reason.
+
+    Args:
+      arms: of the summary of a complete study with limits.
+
+    Returns:
+      A clause for each.
+    """
+    return [f"{arm_name(arm)} has no limit: {why_no_limit(arm)}" for arm in arms if arm["limit"] is None]
+
+
+def of_seeds(counted: Mapping[str, Any]) -> str:
+    """Say with how many of the seeds training diverged, if not with all.
+
+    >>> of_seeds({"diverged": 1, "seeds": 5}), of_seeds({"diverged": 5, "seeds": 5})
+    (' with 1 of 5 seeds', '')
+    """
+    some = counted["diverged"] < counted["seeds"]
+    return f" with {counted['diverged']} of {counted['seeds']} seeds" if some else ""
 
 
 def has_limits(config: Mapping[str, Any]) -> bool:
@@ -110,9 +146,9 @@ def failure(points: Sequence[Mapping[str, Any]], limit: int | None, metric: Metr
     Returns:
       `{"global_batch_size", "kind" ("optimise", "generalise" or null), "diverged", "seeds", "test_lost", "train_lost",
       "train_share"}`; None if there is no limit, or nothing past it. A loss is null where one of its two means is: so it is
-      for a language model where seeds diverged, there or at the smallest batch. (A diverged classifier counts as all wrong in
-      testing; its last training accuracy, if it is a number, counts as it is.) The share is null as well where the test lost
-      nothing by its mean, and then whether training lost anything decides. The kind is null where it cannot be told.
+      of training where seeds diverged, and of a language model's test as well. (In testing a diverged classifier counts as all
+      wrong.) The share is null as well where the test lost nothing by its mean, and then whether training lost anything
+      decides. The kind is null where it cannot be told.
     """
     past = next((point for point in points if limit is not None and point["global_batch_size"] > limit), None)
     if past is None:

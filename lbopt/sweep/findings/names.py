@@ -20,6 +20,16 @@ def arm_name(arm: Mapping[str, Any]) -> str:
     return quoted(arm["arm"])
 
 
+def listed(names: Iterable[str]) -> str:
+    """Return names as a list in running text.
+
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def grouped(texts: Iterable[tuple[str, str]]) -> str:
     """Say of whom what is true, those together of whom the same is.
 

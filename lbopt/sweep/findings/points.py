@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbopt.sweep.findings.metric import Metric, Row, mean, spread
+from lbopt.sweep.findings.probes import probed
 from lbopt.sweep.trials import FINAL
 
 FACTORS = ("learning_rate", "warmup", "weight_decay")
@@ -49,13 +50,16 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
 
     Returns:
       `{"global_batch_size", "steps", "warmup_steps", "learning_rate", "weight_decay", "learning_rate_factor", "warmup_factor",
-      "weight_decay_factor", "at_edge_of_grid", "seeds", "diverged" (of the seeds), "divergence_step" (the earliest),
+      "weight_decay_factor", "at_edge_of_grid" (the learning rate), "warmup_at_edge", "weight_decay_at_edge" (see `at_edge`),
+      "seeds", "diverged" (of the seeds), "divergence_step" (the earliest),
       "SPLIT_loss_mean" and "SPLIT_accuracy_mean" for the three splits, "validation_METRIC_mean", "test_METRIC_mean" with "_std",
       "_min" and "_max", "search_trials", "search_diverged", "search_full_runs" (their lengths, in runs of the whole length),
       "distance_mean", "diffusion" ({"log_r2", "power_r2", "exponent", "seeds"}), "target" ({"reached" (of the seeds),
-      "steps_median", "examples_median", "steps_run"}), "noise_scale" (in examples), "lipschitz_peak_step",
-      "lipschitz_first_step", "phi_mean", "search" (see `candidates`)}`.
-      Accuracies are in [0, 1]; means are over the final seeds. Null is what was not measured, not reached or not finite.
+      "steps_median", "examples_median", "steps_run"}), "search" (see `candidates`)}` and what `lbopt.sweep.findings.probes.probed`
+      returns.
+      Accuracies are in [0, 1]; means are over the final seeds. Null is what was not measured, not reached or not finite; so are
+      the mean losses and accuracies where a seed diverged, but in "validation_METRIC_mean" and "test_METRIC_*" it counts as
+      the worst there is (accuracy 0).
     """
     final = cell.final
     first = final[0]
@@ -65,7 +69,7 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
         "global_batch_size": size,
         **shared,
         **factors,
-        "at_edge_of_grid": at_edge(search_of(config, first["arm"]), first["learning_rate_factor"]),
+        **_edges(search_of(config, first["arm"]), first),
         "seeds": len(final),
         **_divergence(final),
         **_accuracies(final, metric),
@@ -73,7 +77,7 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
         "distance_mean": mean(row.get("distance") for row in final),
         "diffusion": _diffusion(final),
         "target": _target(final) if config["train"].get("target_metric") else None,
-        **_probed(final),
+        **probed(final),
         "search": candidates(cell.search, metric),
     }
 
@@ -92,14 +96,27 @@ def search_of(config: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
     return own or config["search"]
 
 
-def at_edge(search: Mapping[str, Any], factor: float) -> bool:
-    """Return whether a learning-rate factor lies where the search ends, so that a wider one might choose another.
+def _edges(search: Mapping[str, Any], chosen: Row) -> dict[str, bool]:
+    """Return which of the chosen factors lie at an edge; a factor of nothing is nowhere."""
+    return {
+        "at_edge_of_grid": at_edge(search, chosen["learning_rate_factor"]),
+        "warmup_at_edge": chosen["warmup_steps"] > 0 and at_edge(search, chosen["warmup_factor"], "warmup"),
+        "weight_decay_at_edge": (
+            chosen["weight_decay"] > 0 and at_edge(search, chosen["weight_decay_factor"], "weight_decay")
+        ),
+    }
 
-    Of a grid these are its ends; of a range everything within a tenth of its logarithmic length from an end.
+
+def at_edge(search: Mapping[str, Any], factor: float, name: str = "learning_rate") -> bool:
+    """Return whether a factor lies where the search ends, so that a wider one might choose another.
+
+    Of a grid these are its ends, but 0 is none, as nothing lies beyond; of a range everything within a tenth of its
+    logarithmic length from an end.
 
     Args:
       search: a `SearchConfig` as JSON data.
-      factor: of the learning rate, one that was tried.
+      factor: one that was tried.
+      name: of what, "learning_rate", "warmup" or "weight_decay".
 
     Returns:
       Whether it does; False where a single factor was tried.
@@ -108,9 +125,9 @@ def at_edge(search: Mapping[str, Any], factor: float) -> bool:
     True
     """
     if search["method"] == "grid":
-        grid = search["learning_rate_factors"]
-        return len(grid) > 1 and factor in (grid[0], grid[-1])
-    low, high = (math.log(end) for end in search["learning_rate_range"])
+        grid = search[f"{name}_factors"]
+        return factor > 0 and len(grid) > 1 and factor in (grid[0], grid[-1])
+    low, high = (math.log(end) for end in search[f"{name}_range"])
     return low < high and not _NEAR_THE_END < (math.log(factor) - low) / (high - low) < 1 - _NEAR_THE_END
 
 
@@ -157,9 +174,12 @@ def _divergence(final: Sequence[Row]) -> dict[str, Any]:
 
 
 def _accuracies(final: Sequence[Row], metric: Metric) -> dict[str, Any]:
-    """Return means of losses and accuracies over the seeds, and the spread of what the study is judged by."""
+    """Return means of losses and accuracies over the seeds, and the spread of what the study is judged by.
+
+    The accuracy of a model whose outputs are not numbers is that of always naming the first class: it does not count.
+    """
     means = {
-        f"{split}_{name}_mean": mean(row.get(f"{split}_{name}") for row in final)
+        f"{split}_{name}_mean": mean(None if row["diverged"] else row.get(f"{split}_{name}") for row in final)
         for split in ("train", "validation", "test")
         for name in ("loss", "accuracy")
     }
@@ -199,63 +219,3 @@ def _diffusion(final: Sequence[Row]) -> dict[str, Any] | None:
         "exponent": mean(fit["power"]["exponent"] for fit in fits),
     }
     return None if None in means.values() else {**means, "seeds": len(fits)}
-
-
-def _probed(final: Sequence[Row]) -> dict[str, Any]:
-    probes = [row["probes"] for row in final if row.get("probes")]
-    lipschitz = average(probes, "lipschitz")
-    peak = max(lipschitz, key=lambda pair: pair[1], default=(None, None))[0]
-    return {
-        "noise_scale": _noise_scale(probes),
-        "lipschitz_peak_step": peak,
-        "lipschitz_first_step": lipschitz[0][0] if lipschitz else None,
-        "phi_mean": mean(value for _, value in average(probes, "phi")),
-    }
-
-
-def _noise_scale(probes: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return tr(Sigma) / |G|^2 in examples, as the ratio of the means over all probes of all seeds.
-
-    Single estimates scatter widely and may be negative: the mean of their ratios would mean nothing.
-    """
-    pairs = [
-        pair
-        for probe in probes
-        for pair in zip(probe.get("noise_trace") or (), probe.get("gradient_square_norm") or (), strict=True)
-        if None not in pair
-    ]
-    trace, square_norm = (math.fsum(column) for column in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
-    return trace / square_norm if trace > 0 and square_norm > 0 else None
-
-
-def average(series: Iterable[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
-    """Return the mean over seeds at every step at which a seed has a number, ascending in the step.
-
-    Args:
-      series: `{"step": [...], name: [...]}` of every seed; None in a column is no number.
-      name: of the column; a seed without it does not count.
-
-    Returns:
-      (step, mean).
-
-    >>> average([{"step": [1, 2], "x": [1.0, 2.0]}, {"step": [1, 2], "x": [3.0, None]}], "x")
-    [(1, 2.0), (2, 2.0)]
-    """
-    return average_with(series, lambda one: one.get(name) or [])
-
-
-def average_with(
-    series: Iterable[Mapping[str, Any]], column: Callable[[Mapping[str, Any]], Sequence[float | None]]
-) -> list[tuple[int, float]]:
-    """Return what `average` does, of whatever `column` takes out of a seed's series.
-
-    Args:
-      series: `{"step": [...], ...}` of every seed.
-      column: one of them -> a number for each step, None where there is none.
-    """
-    found: dict[int, list[float]] = {}
-    for one in series:
-        for step, value in zip(one["step"], column(one), strict=False):
-            if value is not None:
-                found.setdefault(step, []).append(value)
-    return [(step, statistics.fmean(values)) for step, values in sorted(found.items())]

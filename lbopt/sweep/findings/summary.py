@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lbopt.sweep import fits
 from lbopt.sweep.findings.claims import judge
-from lbopt.sweep.findings.limits import failure, find_limit, limit_interval, measured_in_a_row, starts_diverged
+from lbopt.sweep.findings.limits import draw_limits, failure, find_limit, measured_in_a_row, starts_diverged
 from lbopt.sweep.findings.metric import Metric, Row, metric_of
 from lbopt.sweep.findings.points import CellRows, Index, index_rows, measure_point
 from lbopt.sweep.findings.sentences import sentences
@@ -28,13 +30,14 @@ def summarize(config: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
       "limit_is_largest", "limit_interval", "failure", "critical_batch", "points": [...]}], "waterfall", "claims",
       "findings": [sentence, ...]}`; a point has what `measure_point` returns, and there is one for each batch size with final
       trials. `metric` is "accuracy" or "perplexity", and `limit_points` is in its unit. The limit is a batch size; it and its
-      95 % interval, (low, high), are null where the arm diverged at the study's smallest batch or has no result there, or where
-      runs stop at a target. `failure` is what `lbopt.sweep.findings.limits.failure` returns, `critical_batch` a
+      95 % interval, (low, high), are null where a seed of the arm diverged at the study's smallest batch, or the arm has no
+      result there, or where runs stop at a target. `failure` is what `lbopt.sweep.findings.limits.failure` returns, `critical_batch` a
       `lbopt.sweep.fits.CriticalBatch` of the median steps to the target, null where none could be fitted, and `waterfall` what
       `measure_waterfall` returns.
     """
     index, metric = index_rows(rows), metric_of(rows)
-    arms = [_arm(config, arm["name"], index, metric) for arm in config["arms"]]
+    measured = [_arm(config, place, index, metric) for place in range(len(config["arms"]))]
+    arms = [arm for arm, _ in measured]
     done = sum(_is_complete(config, index.get((arm["name"], size))) for arm, size in _cells(config))
     summary: dict[str, Any] = {
         "name": config["name"],
@@ -47,7 +50,8 @@ def summarize(config: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
         "arms": arms,
         "waterfall": measure_waterfall(config, index, metric),
     }
-    summary["claims"] = [claim._asdict() for claim in judge(config, summary, metric)]
+    draws = {arm["arm"]: limits for arm, limits in measured if limits is not None}
+    summary["claims"] = [claim._asdict() for claim in judge(config, summary, metric, draws)]
     return {**summary, "findings": sentences(config, summary, index, metric)}
 
 
@@ -60,23 +64,29 @@ def _is_complete(config: Mapping[str, Any], cell: CellRows | None) -> bool:
     return cell is not None and {row["seed"] for row in cell.final} >= set(config["final_seeds"])
 
 
-def _arm(config: Mapping[str, Any], arm: str, index: Index, metric: Metric) -> dict[str, Any]:
+def _arm(
+    config: Mapping[str, Any], place: int, index: Index, metric: Metric
+) -> tuple[dict[str, Any], np.ndarray | None]:
+    """Return an arm of the summary, and its limit over resampled seeds, None if it has none."""
+    arm = config["arms"][place]["name"]
     sizes = [size for size in config["global_batch_sizes"] if (arm, size) in index and index[arm, size].final]
     points = [measure_point(config, size, index[arm, size], metric) for size in sizes]
     scores = {size: metric.scores(index[arm, size].final, "test") for size in sizes}
     # Up to the first gap only: the limit of an unfinished study starts at its smallest batch or not at all.
-    row = [] if starts_diverged(points, metric) else measured_in_a_row(config, sizes)
+    row = [] if starts_diverged(points) else measured_in_a_row(config, sizes)
     measured = [(size, scores[size]) for size in row]
     limit = find_limit([(size, metric.centre(values)) for size, values in measured], config["limit_points"], metric)
-    return {
+    draws = None if limit is None else draw_limits(measured, config["limit_points"], metric, place)
+    found = {
         "arm": arm,
         "limit": limit,
         "limit_is_largest": limit == config["global_batch_sizes"][-1],
-        "limit_interval": limit_interval(measured, config["limit_points"], metric),
+        "limit_interval": None if draws is None else fits.limit_quantiles(draws),
         "failure": failure(points[: len(measured)], limit, metric),
         "critical_batch": _critical_batch(points),
         "points": points,
     }
+    return found, draws
 
 
 def _critical_batch(points: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:

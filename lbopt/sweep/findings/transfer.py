@@ -1,4 +1,4 @@
-"""LEGW's claims: what stays at the same number of steps while the batch grows."""
+"""LEGW's claim: the warmup stays at the same number of steps while the batch grows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from lbopt.sweep.findings.verdicts import HELD, NOT_HELD, UNKNOWN, Arms, Claim, 
 from lbopt.sweep.findings.warmups import EPOCHS, GROWING, Contest, Warmups, compare, is_searched, total, warmups
 
 Pairs = Sequence[tuple[float, float]]
-_HALFWAY = 0.5
-"""Between constant steps (exponent 0) and constant epochs (exponent -1)."""
 _WARMUP = "constant_warmup_steps"
 _CLAIMED = "constant warmup steps are the right transfer over batch sizes (LEGW)"
 _CARRIED = "carried to another batch size, the chosen warmup "
@@ -52,8 +50,8 @@ def constant_warmup_steps(arms: Arms, metric: Metric = ACCURACY) -> Claim | None
     cells = {arm["arm"]: found for arm in arms if (found := warmups(arm, metric.name))}
     if not cells:
         return said(_WARMUP, UNKNOWN, _CLAIMED, _DRAWN)
-    contests = [compare(found, EPOCHS) for found in cells.values()]
-    pooled, growing = total(contests), total([compare(found, GROWING) for found in cells.values()])
+    contests, against_growing = ([compare(one, exponent, place) for place, one in enumerate(cells.values())] for exponent in (EPOCHS, GROWING))  # fmt: skip
+    pooled, growing = total(contests), total(against_growing)
     slopes = _slopes(cells)
     if not pooled.told[0] and growing.sign >= 0:
         return said(_WARMUP, UNKNOWN, _CLAIMED, f"{_NOWHERE}; {slopes}")
@@ -85,36 +83,6 @@ def _slopes(cells: dict[str, list[Warmups]]) -> str:
         slope = pooled_slope([[pair for pair in pairs if pair[1] > 0]])
         found += [] if slope is None else [f"batch^{slope + 0.0:.2f} for {quoted(name)}"]
     return f"the chosen warmup steps go like {', '.join(found) or 'nothing, none being above 0'} (0 is constant steps, -1 constant epochs)"
-
-
-def lipschitz_peak_stays(arms: Arms) -> Claim | None:
-    """Hold LEGW's explanation against the probes: the local Lipschitz constant peaks near the same step at every batch.
-
-    The slope is that of log2(step of the peak) against log2(batch size), 0 for the same step and -1 for the same epoch, with
-    an intercept for each arm: less than halfway from 0 holds. It cannot be told where the peak is at the first probe in more
-    than half of the cells: that is where probing began, at every batch size.
-
-    Args:
-      arms: of a summary.
-
-    Returns:
-      The claim; None if no arm was probed at two batch sizes or more.
-
-    References:
-      You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256 [recalled 80%].
-    """
-    points = [[point for point in arm["points"] if point["lipschitz_peak_step"]] for arm in arms]
-    slope = pooled_slope([[(p["global_batch_size"], p["lipschitz_peak_step"]) for p in found] for found in points])
-    if slope is None:
-        return None
-    what = "the local Lipschitz constant along the gradient peaks near the same step at every batch (LEGW)"
-    cells = [point for found in points for point in found]
-    at_first = sum(point["lipschitz_peak_step"] == point["lipschitz_first_step"] for point in cells)
-    numbers = f"the step of its peak goes like batch^{slope:.2f} (0 is the same step, -1 the same epoch)"
-    if 2 * at_first > len(cells):
-        numbers = f"it was largest at the first probe in {at_first} of {len(cells)} cells"
-        return said("lipschitz_peak_stays", UNKNOWN, what, numbers)
-    return said("lipschitz_peak_stays", HELD if abs(slope) < _HALFWAY else NOT_HELD, what, numbers)
 
 
 def pooled_slope(groups: Sequence[Pairs]) -> float | None:

@@ -115,7 +115,7 @@ def _badness(candidate: Mapping[str, Any], metric_name: str) -> float:
     return -score if metric_name == "accuracy" else score
 
 
-def compare(cells: Sequence[Warmups], exponent: float, draws: int = _DRAWS) -> Contest:
+def compare(cells: Sequence[Warmups], exponent: float, index: int = 0, draws: int = _DRAWS) -> Contest:
     """Carry the chosen warmup of every cell to every other one, as the same steps and otherwise, and compare the scores there.
 
     Chance is what is left when the scores of every cell are shuffled over its warmups, the choice along with them: if the
@@ -124,6 +124,7 @@ def compare(cells: Sequence[Warmups], exponent: float, draws: int = _DRAWS) -> C
     Args:
       cells: of one arm.
       exponent: of the batch size, of the other transfer: -1 for constant epochs.
+      index: of the arm, so that the shuffles of two arms are independent: what they give by chance adds up like noise.
       draws: shuffles.
 
     Returns:
@@ -134,7 +135,7 @@ def compare(cells: Sequence[Warmups], exponent: float, draws: int = _DRAWS) -> C
     >>> int(contest.told[0]), contest.lead
     (4, 4)
     """
-    draw = np.random.Generator(np.random.Philox(0))
+    draw = np.random.Generator(np.random.Philox([0, index]))
     drawn = [(cell, *_shuffles(cell, draws, draw)) for cell in cells]
     better, worse, told = (np.zeros(draws + 1, int) for _ in range(3))
     for (source, _, chosen), (target, ranks, _) in itertools.permutations(drawn, 2):
@@ -184,5 +185,5 @@ def landing(source: Warmups, target: Warmups, exponent: float) -> np.ndarray:
 
 
 def total(contests: Sequence[Contest]) -> Contest:
-    """Add up the comparisons of several arms, at least one; all have equally many shuffles."""
+    """Add up the comparisons of several arms, at least one; all have equally many shuffles, independent of each other."""
     return Contest(*(np.sum(column, axis=0) for column in zip(*contests, strict=True)))
