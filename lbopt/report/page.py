@@ -32,9 +32,15 @@ _TEMPLATE = """<!doctype html>
   th { white-space: normal; vertical-align: bottom; }
   th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
   li { margin: 0.3rem 0; }
+  dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1rem; }
+  dt { color: #555; } dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
   pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto; }
   summary { cursor: pointer; padding: 0.4rem 0; }
-  @media (max-width: 40rem) { figure.panels img { max-width: none; width: 34rem; } }
+  @media (max-width: 40rem) {
+    figure.panels img { max-width: none; width: 34rem; }
+    dl { display: block; } dd { margin-bottom: 0.5rem; }
+    th:first-child, td:first-child { min-width: 6.5rem; max-width: 8rem; white-space: normal; overflow-wrap: anywhere; }
+  }
 </style>
 </head>
 <body>
@@ -47,6 +53,9 @@ _TEMPLATE = """<!doctype html>
 {% if section.items %}<ul>
 {% for item in section.items %}<li>{{ item }}</li>
 {% endfor %}</ul>{% endif %}
+{% if section.definitions %}<dl>
+{% for term, text in section.definitions %}<dt>{{ term }}</dt><dd>{{ text }}</dd>
+{% endfor %}</dl>{% endif %}
 {% if section.png %}<img alt="{{ section.heading }}" src="data:image/png;base64,{{ section.png }}">{% endif %}
 {% for picture in section.pictures %}<figure{% if picture.wide %} class="panels" tabindex="0"{% endif %}><img alt="{{ picture.alt }}" src="data:image/png;base64,{{ picture.png }}">
 {% if picture.caption %}<figcaption>{{ picture.caption }}</figcaption>{% endif %}</figure>
@@ -93,6 +102,7 @@ class Section(NamedTuple):
       items: of a list, after the paragraphs.
       pictures: figures with captions.
       folded: the line that unfolds the table; empty for a table that is always seen.
+      definitions: terms and what they are, after the list.
     """
 
     heading: str
@@ -104,6 +114,7 @@ class Section(NamedTuple):
     items: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
     folded: str = ""
+    definitions: Sequence[tuple[str, str]] = ()
 
 
 def write_page(file: pathlib.Path, title: str, lead: str, sections: Sequence[Section]) -> None:
@@ -148,8 +159,8 @@ def save_figure(figure: Any, file: pathlib.Path) -> str:
 
 def environment_text(saved: Mapping[str, Any], command: str) -> str:
     """Return the command and the versions that made a result, and what changed on the way."""
-    versions = "\n".join(f"{name} {version}" for name, version in saved["versions"].items())
-    revision = f"git {saved['git_revision']}\n" if saved.get("git_revision") else ""
+    versions = "\n".join(f"{name} {version}" for name, version in saved["versions"].items() if version is not None)
+    revision = f"git {saved['git_revision']}\n" if saved.get("git_revision") else "git revision not recorded\n"
     resumed = "".join(f"\nresumed with {change}" for change in environment.changes(saved))
     return f"{command}\n\n{versions}\n{revision}{saved['num_devices']} x {saved['device_kind']}{resumed}"
 

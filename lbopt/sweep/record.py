@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from lbopt.config.sweep import SweepConfig
 from lbopt.sweep import fits
+from lbopt.sweep.findings.probes import noise_scales
 from lbopt.sweep.trials import FINAL, Cell, Trial
 from lbopt.train.writers import finite
 
@@ -127,10 +129,11 @@ class Record:
 
         Returns:
           JSON data; null is a number that is not finite, or that was not measured, and every score of a split whose loss is not
-          finite. Accuracies are in [0, 1]. `diverged` is also
-          true if the validation loss at the end is not finite; `divergence_step` is null if every training loss was finite.
-          `steps_to_target` and `examples_to_target` come with a target, null if it was not reached. Final trials have `curve`
-          too, at log-spaced steps of the planned length and at the last one that was run, and, if they were measured, `diffusion`, `evaluations`, `probes` and `noise_scale`, in examples.
+          finite. Accuracies are in [0, 1]. `diverged` is also true if the validation loss at the end is not finite;
+          `divergence_step` is null if every training loss was finite. `steps_to_target` and `examples_to_target` come with a
+          target, null if it was not reached. Final trials have `curve` too, at log-spaced steps of the planned length and at the
+          last one that was run, and, if they were measured, `diffusion`, `evaluations`, `probes` and `noise_scale` (in examples,
+          the median over the probed steps).
         """
         arm, trial, cell = self.cell.arm, self.trial, self.cell
         losses, distances = np.concatenate(self.losses), np.concatenate(self.distances)
@@ -246,7 +249,7 @@ def _columns(found: Sequence[tuple[int, Mapping[str, float]]], names: Mapping[st
 
 
 def _probes(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
-    """Return measurements by name, those of layers in groups, and the noise scale over all of them."""
+    """Return measurements by name, those of layers in groups, and the noise scale of this one run, null where it is infinite."""
     names = {name: name for name in found[0][1]}
     columns = _columns(found, names)
     grouped: dict[str, Any] = {}
@@ -256,8 +259,5 @@ def _probes(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
             grouped.setdefault(kind, {})[layer] = values
         else:
             grouped[kind] = values
-    trace, square_norm = (
-        float(np.mean([values[name] for _, values in found])) for name in ("noise_trace", "gradient_square_norm")
-    )
-    scale = trace / square_norm if square_norm > 0 and trace > 0 else None
-    return {"probes": grouped, "noise_scale": scale}
+    scales = [scale for _, scale in noise_scales([grouped])]
+    return {"probes": grouped, "noise_scale": finite(statistics.median(scales)) if scales else None}

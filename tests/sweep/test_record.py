@@ -95,15 +95,41 @@ def test_divergence_ends_a_trial_at_its_step():
     assert row["curve"]["train_loss"] == [2.0, pytest.approx(2.1), None]
 
 
+def test_nothing_is_a_score_of_outputs_that_are_not_numbers():
+    """Their first class is what argmax finds, which is right for a tenth of the digits."""
+    broken = scores() | {"train": {"loss": float("nan"), "accuracy": 0.1}}
+    row = make_finished().row(broken)
+    assert (row["train_loss"], row["train_accuracy"]) == (None, None)
+    assert (row["validation_accuracy"], row["test_accuracy"]) == (0.5, 0.5)
+
+
+def test_runs_of_one_length_keep_the_same_steps_wherever_they_end():
+    """A mean over seeds is taken step by step: the steps must not depend on where a seed reached the target."""
+    target = {"target_metric": "eval/accuracy", "stop_at_target": True, "eval_every_steps": 10}
+    curves = []
+    for value in (110 / 24, 200 / 24, 999.0):
+        record = make_record(num_steps=300, target_value=value, **target)
+        walk(record)
+        curves.append(record.row(scores())["curve"])
+    assert [curve["step"][-1] for curve in curves] == [110, 200, 300]
+    whole = curves[-1]["step"]
+    assert len(whole) == 64
+    for curve in curves[:-1]:
+        *others, last = curve["step"]
+        assert others == [step for step in whole if step < last]
+        assert curve["distance"] == curve["step"]  # the planted distance is t
+        assert len(curve["train_loss"]) == len(curve["step"])
+
+
 def test_a_last_update_that_breaks_the_network_is_divergence_too():
     row = make_finished().row(scores(float("inf")))
     assert (row["diverged"], row["divergence_step"]) == (True, None)
 
 
-def test_the_noise_scale_is_a_quotient_of_means():
+def test_the_noise_scale_is_the_median_over_the_probed_steps():
     measure = MeasureConfig(num_probes=4, probe_parts=2, probe_part_size=8)
     row = make_finished(measure=measure).row(scores())
-    assert row["noise_scale"] == pytest.approx(8.0 * np.mean([1, 3, 8, 24]) / 2.0)
+    assert row["noise_scale"] == pytest.approx(np.median([8.0 * step / 2.0 for step in (1, 3, 8, 24)]))
     assert row["probes"]["step"] == [1, 3, 8, 24]
     assert row["probes"]["phi_layers"] == {"a/b": [0.5] * 4}
 

@@ -14,7 +14,7 @@ _KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": 
 
 
 def protocol(config: Config, metric: Metric) -> list[str]:
-    """Return the protocol, a paragraph each: search, choice, fidelity, target, limit, and what the study cannot tell.
+    """Return the protocol, a paragraph each: search, choice, fidelity, target, limit, what was measured, and what the study cannot tell.
 
     Args:
       config: the study's config as JSON data.
@@ -26,8 +26,16 @@ def protocol(config: Config, metric: Metric) -> list[str]:
         *_fidelity([config["search"], *(arm["search"] for arm in config["arms"] if arm.get("search"))]),
         *_target(config["train"]),
         *_limit(config, metric),
+        *_measured(config),
+        _BY_HAND,
         _shares(config),
     ]
+
+
+_BY_HAND = (
+    "Base learning rates, base warmups and all other fields that the search does not vary were set by hand before the study. That tuning is "
+    "outside the equal budget of the search, and not counted here."
+)
 
 
 def _search(config: Config) -> str:
@@ -125,8 +133,27 @@ def _limit(config: Config, metric: Metric) -> list[str]:
     return [
         f"The limit is the largest batch up to which the {mean} stays within {near} of the same arm's at the smallest batch. "
         "Its 95 % interval is of percentiles over 2,000 draws: each batch's final seeds are drawn with replacement and the limit is found again; "
-        "it knows of the spread over seeds, not of the choice of candidates nor of the test set's size."
+        "it knows of the spread over seeds, not of the choice of candidates nor of the test set's size. "
+        "An arm of which a final seed diverged at the smallest batch has no limit: there is no result to stay near to."
     ]
+
+
+def _measured(config: Config) -> list[str]:
+    """Say which runs were measured for what."""
+    measure = config.get("measure")
+    if measure is None:
+        return []
+    kept = ["the curve of the training loss"]
+    kept += ["the curve of the distance from the start with its fits"] if measure["distance"] else []
+    kept += ["probes of the gradient"] if measure["num_probes"] else []
+    end = ", the final distance" if measure["distance"] else ""
+    text = (
+        f"Only final runs have {' and '.join([', '.join(kept[:-1]), kept[-1]][-len(kept) :])}. A search run has its scores on training and validation{end}, "
+        "the steps it took, and the step at which it diverged."
+    )
+    if not measure["num_probes"]:
+        return [f"{text} Gradients were not probed: there is no noise scale, Lipschitz constant or trust ratio."]
+    return [text]
 
 
 def _shares(config: Config) -> str:

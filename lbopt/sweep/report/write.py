@@ -14,6 +14,7 @@ from lbopt.sweep.findings.summary import summarize
 from lbopt.sweep.report.figures import ablation, accuracy, diffusion, noise, probes, search, target, training, warmup
 from lbopt.sweep.report.figures.style import Study
 from lbopt.sweep.report.protocol import protocol
+from lbopt.sweep.report.setup import arms_table, definitions
 from lbopt.sweep.report.tables import results_table, terminal_table, trials_csv, trials_table
 from lbopt.sweep.results import read_results
 from lbopt.train import workdir as workdirs
@@ -34,10 +35,10 @@ def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple
       The path of report.html, and what `summarize` returns with `command` and `versions`.
 
     Raises:
-      UserError: naming `--workdir`, if no trial is finished yet.
+      UserError: naming `--workdir`, if no trial is finished yet, or one is of another study.
       EnvironmentProblem: if `results.jsonl` is damaged, a file cannot be written, or matplotlib or jinja2 is not installed.
     """
-    rows = read_results(workdir)
+    rows = read_results(workdir, saved["config"]["name"])
     if not rows:
         raise UserError(f"--workdir = {str(workdir)!r}: no trial is finished yet; run lbopt sweep first")
     config, metric = saved["config"], metric_of(rows)
@@ -46,7 +47,7 @@ def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple
     workdirs.write_text(workdir / TRIALS, trials_csv(rows))
     sections = [
         *_measured_sections(_study(workdir, config, summary, rows, metric), summary),
-        page.Section("Protocol", protocol(config, metric)),
+        _protocol(config, summary, metric),
         _all_trials(rows, metric),
         page.Section("How it was made", code=page.environment_text(saved, saved.get("command", ""))),
     ]
@@ -69,7 +70,7 @@ def _measured_sections(study: Study, summary: Mapping[str, Any]) -> list[page.Se
     findings = page.Section("What was found", items=[text for text in summary["findings"] if text not in claims])
     if not study.arms:
         return [findings]
-    header, rows = results_table(study.arms, study.metric)
+    header, rows = results_table(study.arms, study.metric, study.cells)
     found = [
         accuracy.section(study),
         findings,
@@ -84,9 +85,26 @@ def _measured_sections(study: Study, summary: Mapping[str, Any]) -> list[page.Se
         probes.trust_ratios(study),
         search.section(study),
         warmup.section(study),
-        page.Section("Results", header=header, rows=rows),
+        page.Section("Results", [_UNITS], header=header, rows=rows),
     ]
     return [section for section in found if section is not None]
+
+
+_UNITS = (
+    "Means over the final seeds; std, min and max are of what stands before them. x scaled, x warmup and x decay are multiples of what the arm's rules "
+    "give; (edge): at an end of what was searched. Noise scale and critical batch are in examples, all steps are optimizer steps."
+)
+
+
+def _protocol(config: Mapping[str, Any], summary: Mapping[str, Any], metric: Metric) -> page.Section:
+    """Return how the study was done: in words, field by field, and arm by arm."""
+    header, rows = arms_table(config)
+    paragraphs = [*protocol(config, metric), _DEFAULTS]
+    common = definitions(config, summary["arms"])
+    return page.Section("Protocol", paragraphs, header=header, rows=rows, definitions=common)
+
+
+_DEFAULTS = "Fields that are not named here are at their defaults in the version of lbopt named below; config.json beside this page has all of them."
 
 
 def _all_trials(rows: Sequence[Row], metric: Metric) -> page.Section:

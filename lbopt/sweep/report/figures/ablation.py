@@ -35,7 +35,9 @@ def section(study: Study) -> page.Section | None:
         axes.barh(row, mean - before, left=before, height=0.6, color=_colour(step))
         axes.errorbar(mean, row, xerr=std, color="#222222", capsize=3, linewidth=1)
         axes.text(1.02, row, _text(step, metric), transform=axes.get_yaxis_transform(), va="center", fontsize=8)
-    axes.set_yticks(range(len(steps)), [step["arm"] for step in reversed(steps)], fontsize=9)
+    axes.set_yticks(
+        range(len(steps)), [style.label(step["arm"], style.TICK_LETTERS) for step in reversed(steps)], fontsize=9
+    )
     axes.set_xlim(start, min(end, 100.5) if metric.name == "accuracy" else end)
     axes.set_xlabel(f"test {metric.label}")
     axes.set_title(f"What each step adds at batch {study.waterfall['global_batch_size']}", fontsize=11, loc="left")
@@ -45,8 +47,9 @@ def section(study: Study) -> page.Section | None:
 
 
 _ABOUT = (
-    "Each bar goes from the arm before it to its own mean over the final seeds: blue for a gain, orange for a loss, grey where the change is smaller than "
-    "the standard deviation of the difference of two seeds, so not told apart from seed noise. Error bars are standard deviations over seeds."
+    "Each bar goes from the arm before it to its own mean over the final seeds: blue for a gain, orange for a loss, grey where it "
+    "is not told from seed noise. Beside it is the gain over the arm before and, in brackets, the 95 % Welch interval of the difference of the two "
+    "means, which in a coloured bar does not contain 0. Error bars are standard deviations over seeds."
 )
 
 
@@ -62,5 +65,10 @@ def _text(step: Mapping[str, Any], metric: Metric) -> str:
     if step["gain"] is None:
         return metric.show(step["mean"])
     unit = "" if metric.name == "accuracy" else "%"
-    spread = "" if step["gain_spread"] is None else f" ± {step['gain_spread']:.2f}"
-    return f"{round(step['gain'], 2) + 0.0:+.2f}{unit}{spread}"
+    ends = [step["gain_low"], step["gain_high"]]
+    interval = "" if None in ends else f"\n[{', '.join(map(_signed, ends))}]"
+    return f"{_signed(step['gain'])}{unit}{interval}"
+
+
+def _signed(gain: float) -> str:
+    return f"{round(gain, 2) + 0.0:+.2f}"

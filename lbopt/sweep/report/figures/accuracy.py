@@ -74,7 +74,7 @@ def _draw(study: Study, file: str, near: tuple[float, float] | None = None) -> s
     if near is not None:
         axes.set_ylim(*near)
     axes.set_ylabel(f"test {metric.label}")
-    whole = f"{study.config['name']}: {_length(study)}"
+    whole = style.label(f"{study.config['name']}: {_length(study)}", 60)
     axes.set_title(whole if near is None else f"Near the best test {metric.name}", fontsize=11, loc="left")
     style.legend_below(figure, axes)
     return page.save_figure(figure, study.workdir / file)
@@ -87,9 +87,10 @@ def _ring(axes: Any, arm: Mapping[str, Any], means: Mapping[int, float], colour:
 
 
 def _label(arm: Mapping[str, Any]) -> str:
-    if arm["limit"] is None:
-        return arm["arm"]
-    return f"{arm['arm']} (limit {'at least ' if arm['limit_is_largest'] else ''}{arm['limit']})"
+    told = (
+        f" (limit {'at least ' if arm['limit_is_largest'] else ''}{arm['limit']})" if arm["limit"] is not None else ""
+    )
+    return style.label(arm["arm"] + told, style.LEGEND_LETTERS)
 
 
 def limits(study: Study) -> page.Section | None:
@@ -113,23 +114,25 @@ def limits(study: Study) -> page.Section | None:
         axes.plot([arm["limit"]], [place], **look | {"markersize": 8})
         if arm["limit_is_largest"]:
             axes.annotate(
-                "  not reached", (arm["limit"], place), fontsize=8, va="center", ha="left", annotation_clip=False
+                "   not reached", (arm["limit"], place), fontsize=8, va="center", ha="left", annotation_clip=False
             )
-    axes.set_yticks(range(len(arms)), [arm["arm"] for arm in reversed(arms)], fontsize=9)
+    axes.set_yticks(
+        range(len(arms)), [style.label(arm["arm"], style.TICK_LETTERS) for arm in reversed(arms)], fontsize=9
+    )
     axes.set_ylim(-0.6, len(arms) - 0.4)
     style.batch_axis(axes, study.sizes)
-    axes.set_title(
-        f"Largest batch within {study.metric.amount(study.config['limit_points'])} of the smallest",
-        fontsize=11,
-        loc="left",
-    )
+    # Of the whole figure: beside long names the axes are too narrow for it.
+    told = f"Largest batch within {study.metric.amount(study.config['limit_points'])} of the smallest"
+    figure.suptitle(told, x=0.02, ha="left", fontsize=11)
     caption = "The bar is the 95 % interval over resampled seeds; its ends are batch sizes of the study."
     picture = page.Picture(
         page.save_figure(figure, study.workdir / "limits.png"),
         "The limit of every arm and its interval over seeds",
         caption,
     )
-    header = ("arm", "limit", "95 % interval", "first batch past it", "fails to", "train lost", "test lost")
+    unit = "points" if study.metric.name == "accuracy" else "nats"
+    lost = f"train lost, {unit}", f"test lost, {unit}"
+    header = ("arm", "limit", "95 % interval", "first batch past it", "fails to", *lost)
     return page.Section(
         "The limit of every arm", pictures=[picture], header=header, rows=[_limit_row(arm) for arm in arms]
     )

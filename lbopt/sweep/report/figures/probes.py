@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt.report import page
-from lbopt.sweep.findings.points import average, average_with
 from lbopt.sweep.report.figures import style
+from lbopt.sweep.report.figures.curves import Curve, mean_curve, positive, series_of
 from lbopt.sweep.report.figures.style import Study
 
 _MOST_NAMED = 8
-Curves = dict[int, list[tuple[float, float]]]
 
 
 def lipschitz(study: Study) -> page.Section | None:
@@ -33,20 +32,11 @@ def lipschitz(study: Study) -> page.Section | None:
         return None
     figure, grid = style.panels(len(arms), 2, sharex="col")
     horizontal = "examples seen" if study.config["train"].get("num_steps") else "epochs"
-    for (left, right), arm in zip(grid, arms, strict=True):
-        for point in arm["points"]:
-            size = point["global_batch_size"]
-            curve = curves[arm["arm"]].get(size, [])
-            factor = _per_step(study, point)
-            left.plot([step for step, _ in curve], [y for _, y in curve], color=study.shade(size), linewidth=1.3)
-            right.plot(
-                [factor * step for step, _ in curve], [y for _, y in curve], color=study.shade(size), linewidth=1.3
-            )
-        for panel, name in ((left, "steps"), (right, horizontal)):
-            style.log_ticks(panel, "x")
-            style.log_ticks(panel, "y")
-            panel.set_title(f"{arm['arm']}, over {name}", fontsize=9, loc="left")
+    for row, arm in zip(grid, arms, strict=True):
+        _draw_lipschitz(row, study, arm, curves[arm["arm"]], horizontal)
     style.batch_legend(figure, study, study.sizes)
+    for column, name in zip(zip(*grid, strict=True), ("optimizer step", horizontal), strict=True):
+        style.below([[panel] for panel in column], name)
     figure.supylabel("Lipschitz constant along the gradient", fontsize=9)
     png = page.save_figure(figure, study.workdir / "lipschitz.png")
     alt = "Local Lipschitz constant along the gradient over steps and over epochs, a row of panels for each arm"
@@ -54,31 +44,36 @@ def lipschitz(study: Study) -> page.Section | None:
     return page.Section("Curvature along the gradient", notes, pictures=[page.Picture(png, alt, wide=True)])
 
 
+_LINE = {"linewidth": 1.3, "marker": "o", "markersize": 2}
 _ABOUT = (
-    "|g^T H g| / |g|^2, the mean over the final seeds. LEGW's explanation is that its peak stays near the same step when the batch grows "
+    "|g^T H g| / |g|^2, the mean over the final seeds, as far as all of them went. LEGW's explanation is that its peak stays near the same step when the batch grows "
     "(left: peaks one above the other), so that the learning rate has to stay low for more epochs (right)."
 )
 
 
-def _curves(study: Study, arm: Mapping[str, Any]) -> Curves:
-    found: Curves = {}
+def _curves(study: Study, arm: Mapping[str, Any]) -> dict[int, Curve]:
+    sizes = [point["global_batch_size"] for point in arm["points"]]
+    found = {size: positive(mean_curve(series_of(study, arm, size, "probes"), "lipschitz")) for size in sizes}
+    return {size: curve for size, curve in found.items() if curve}
+
+
+def _draw_lipschitz(
+    row: Sequence[Any], study: Study, arm: Mapping[str, Any], curves: Mapping[int, Curve], horizontal: str
+) -> None:
     for point in arm["points"]:
-        size = point["global_batch_size"]
-        curve = average(_probes(study, arm, size), "lipschitz")
-        positive = [(float(step), value) for step, value in curve if value > 0]
-        if positive:
-            found[size] = positive
-    return found
+        size, per_step = point["global_batch_size"], _per_step(study, point)
+        for panel, factor in zip(row, (1.0, per_step), strict=True):
+            scaled = [(factor * step, value) for step, value in curves.get(size, [])]
+            panel.plot(*(zip(*scaled, strict=True) if scaled else ((), ())), **_LINE, color=study.shade(size))
+    for panel, name in zip(row, ("steps", horizontal), strict=True):
+        for axis in "xy":
+            style.log_ticks(panel, axis)
+        panel.set_title(style.label(f"{arm['arm']}, over {name}", style.TITLE_LETTERS), fontsize=9, loc="left")
 
 
 def _per_step(study: Study, point: Mapping[str, Any]) -> float:
     train = study.config["train"]
     return point["global_batch_size"] if train.get("num_steps") else train["num_epochs"] / point["steps"]
-
-
-def _probes(study: Study, arm: Mapping[str, Any], size: int) -> list[Mapping[str, Any]]:
-    cell = study.cells.get((arm["arm"], size))
-    return [row["probes"] for row in cell.final if row.get("probes")] if cell else []
 
 
 # ---- trust ratios
@@ -103,10 +98,10 @@ def trust_ratios(study: Study) -> page.Section | None:
         sizes = [point["global_batch_size"] for point in arm["points"]]
         for panel, size in zip(row, (sizes[0], sizes[-1]), strict=True):
             for place, (_, curve) in enumerate(_ratios(study, arm, size).items()):
-                panel.plot(*zip(*curve, strict=True), color=style.shade(place, len(layers)), linewidth=1.2)
+                panel.plot(*zip(*curve, strict=True), **_LINE, color=style.shade(place, len(layers)))
             style.log_ticks(panel, "x")
             style.log_ticks(panel, "y")
-            panel.set_title(f"{arm['arm']}, batch {size}", fontsize=9, loc="left")
+            panel.set_title(style.label(f"{arm['arm']}, batch {size}", style.TITLE_LETTERS), fontsize=9, loc="left")
     if len(layers) <= _MOST_NAMED:
         style.line_legend(figure, [(layer, style.shade(place, len(layers))) for place, layer in enumerate(layers)])
     style.below(grid, "optimizer step")
@@ -115,7 +110,7 @@ def trust_ratios(study: Study) -> page.Section | None:
     alt = (
         "Trust ratio of every layer over the steps, at the smallest and the largest batch, a row of panels for each arm"
     )
-    about = "The factor by which the layer's learning rate is multiplied, the mean over the final seeds; from the first layer (dark) to the last (bright)."
+    about = "The factor by which the layer's learning rate is multiplied, the mean over the final seeds; the layers in the order of their names, from dark to bright."
     notes = [about, *style.left_out(len(arms), len(layerwise), "arms")]
     return page.Section("Trust ratios", notes, pictures=[page.Picture(png, alt, wide=True)])
 
@@ -125,11 +120,11 @@ def _layers(study: Study, arm: Mapping[str, Any]) -> list[str]:
     return list(_ratios(study, arm, arm["points"][0]["global_batch_size"]))
 
 
-def _ratios(study: Study, arm: Mapping[str, Any], size: int) -> dict[str, list[tuple[int, float]]]:
-    probes = _probes(study, arm, size)
+def _ratios(study: Study, arm: Mapping[str, Any], size: int) -> dict[str, Curve]:
+    probes = series_of(study, arm, size, "probes")
     names = list(dict.fromkeys(name for probe in probes for name in probe.get("trust_ratio") or {}))
-    curves = {name: average_with(probes, functools.partial(_ratios_of, name)) for name in names}
-    return {name: positive for name, curve in curves.items() if (positive := [(t, y) for t, y in curve if y > 0])}
+    curves = {name: positive(mean_curve(probes, functools.partial(_ratios_of, name))) for name in names}
+    return {name: curve for name, curve in curves.items() if curve}
 
 
 def _ratios_of(layer: str, probe: Mapping[str, Any]) -> list[float | None]:

@@ -40,7 +40,7 @@ def section(study: Study) -> page.Section | None:
             _draw_line(panel, study, point, joined=search_of(study.config, arm["arm"])["method"] == "grid")
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter("{x:g}")
-        panel.set_title(arm["arm"], fontsize=9, loc="left")
+        panel.set_title(style.label(arm["arm"], style.TITLE_LETTERS), fontsize=9, loc="left")
     if study.metric.name == "perplexity":
         style.log_ticks(shown[0], "y")
     style.batch_legend(figure, study, study.sizes)

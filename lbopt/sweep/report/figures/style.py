@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,9 +18,16 @@ MARKERS = "svD^oPX*"
 WIDTH, PANELS_WIDTH = 5.2, 6.0
 """Inches: 10 points of a figure are still read where a phone shows it 340 pixels wide; panels scroll there."""
 SMALL = 7.5
+LEGEND_LETTERS, TICK_LETTERS, TITLE_LETTERS = 58, 24, 32
+"""After which names are broken in legends, beside an axis, and above a panel."""
 MOST_PANEL_ROWS = 8
 _LONG_TICKS = 38
-_SHORT_DECADES = 1.6
+_SHORT_DECADES = 2.6
+_POINTS_PER_INCH = 72
+_EM = 0.54
+"""Mean width of a letter of matplotlib's own font, in font sizes."""
+_HANDLE_EMS = 4.8
+"""What the line beside a name and the gap to the next name take in a legend, in font sizes."""
 
 
 class Study(NamedTuple):
@@ -68,6 +76,38 @@ def shade(place: int, count: int) -> Any:
     from matplotlib import colormaps
 
     return colormaps["viridis"](0.92 * place / max(1, count - 1))
+
+
+def label(text: str, width: int | None = None) -> str:
+    """Return a name as matplotlib is to be given it, so that it is shown letter by letter.
+
+    Between two dollars matplotlib reads mathematics, and what begins with an underscore it leaves out of legends.
+
+    Args:
+      text: any.
+      width: letters after which a line is broken; None not to break it.
+
+    >>> label("costs $2 $3"), label("_base"), label("momentum + linear", 12)
+    ('costs \\\\$2 \\\\$3', ' _base', 'momentum +\\nlinear')
+    """
+    lines = text if width is None else textwrap.fill(text, width)
+    shown = lines.replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def _columns(names: Sequence[str], width_inches: float, font_size: float, most: int) -> int:
+    """Return in how many columns names fit below a figure, rows filled alike.
+
+    >>> _columns(["16", "64", "256", "1024", "fitted curve"], 6.0, 8, most=8), _columns(["a" * 100, "b"], 6.0, 8, most=8)
+    (5, 1)
+    """
+    room = width_inches * _POINTS_PER_INCH / font_size
+    widths = [_HANDLE_EMS + _EM * max(map(len, name.split("\n"))) for name in names]
+    if sum(widths) <= room and len(names) <= most:
+        return max(1, len(names))
+    fitting = max(1, min(most, len(names), int(room / max(widths))))
+    rows = -(-len(names) // fitting)
+    return -(-len(names) // rows)
 
 
 def length_text(config: Mapping[str, Any]) -> str:
@@ -119,22 +159,35 @@ def legend_below(figure: Any, axes: Any, columns: int = 2, **options: Any) -> No
     Args:
       figure: to write below.
       axes: whose labelled lines are named, if there are any.
-      columns: of names.
+      columns: of names, at most.
       **options: of `Figure.legend`.
     """
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False, **{"fontsize": 9} | options
-        )
+        look = {"fontsize": 9, **options}
+        fitting = _columns(labels, figure.get_size_inches()[0], look["fontsize"], columns)
+        figure.legend(handles, labels, loc="outside lower center", ncols=fitting, frameon=False, **look)
 
 
-def batch_legend(figure: Any, study: Study, sizes: Sequence[int]) -> None:
-    """Name the shades of the batch sizes below the figure."""
-    line_legend(figure, [(str(size), study.shade(size)) for size in sizes], "global batch size", 7)
+def batch_legend(figure: Any, study: Study, sizes: Sequence[int], dashed: str | None = None) -> None:
+    """Name the shades of the batch sizes below the figure.
+
+    Args:
+      figure: to write below.
+      study: whose shades they are.
+      sizes: that are named.
+      dashed: what thin dashed lines are; None if there are none.
+    """
+    line_legend(figure, [(str(size), study.shade(size)) for size in sizes], "global batch size", 8, dashed)
 
 
-def line_legend(figure: Any, lines: Sequence[tuple[str, Any]], title: str | None = None, columns: int = 3) -> None:
+def line_legend(
+    figure: Any,
+    lines: Sequence[tuple[str, Any]],
+    title: str | None = None,
+    columns: int = 3,
+    dashed: str | None = None,
+) -> None:
     """Name colours below the figure.
 
     Args:
@@ -142,12 +195,17 @@ def line_legend(figure: Any, lines: Sequence[tuple[str, Any]], title: str | None
       lines: (name, colour).
       title: above the names.
       columns: at most.
+      dashed: what thin dashed lines are; None if there are none.
     """
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in lines]
+    handles = [Line2D([], [], color=colour, linewidth=2, label=label(name)) for name, colour in lines]
+    if dashed is not None:
+        handles.append(Line2D([], [], color="#777777", linewidth=1, linestyle="--", label=dashed))
     look = {"loc": "outside lower center", "frameon": False, "fontsize": 8, "title_fontsize": 8}
-    figure.legend(handles=handles, title=title, ncols=min(columns, len(lines)), **look)
+    names = [name for name, _ in lines] + ([dashed] if dashed is not None else [])
+    fitting = _columns(names, figure.get_size_inches()[0], 8, columns)
+    figure.legend(handles=handles, title=title, ncols=fitting, **look)
 
 
 def panels(rows: int, columns: int, height_inches: float = 1.9, **options: Any) -> tuple[Any, list[list[Any]]]:

@@ -55,9 +55,9 @@ _HEADER = ("arm", "reached at", "not reached at", "S_min", "E_min", "critical ba
 def _draw_steps(axes: Any, study: Study, arm: Mapping[str, Any]) -> None:
     look = study.look(arm)
     reached = _reached(arm, "steps_median")
-    axes.plot(*_columns(_with_gaps(arm, "steps_median")), **look, label=arm["arm"])
+    axes.plot(*_columns(_with_gaps(arm, "steps_median")), **look, label=style.label(arm["arm"], style.LEGEND_LETTERS))
     missed = [
-        (point["global_batch_size"], point["target"]["steps_run"])
+        (point["global_batch_size"], point["steps"])
         for point in arm["points"]
         if point["target"]["steps_median"] is None
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,6 @@ from lbopt.report import page
 from lbopt.sweep.findings.limits import has_limits
 from lbopt.sweep.report.figures import style
 from lbopt.sweep.report.figures.style import Study
-
-_SPLITS = (("train", "-"), ("test", "--"))
 
 
 def section(study: Study) -> page.Section | None:
@@ -30,7 +29,7 @@ def section(study: Study) -> page.Section | None:
         _draw(left, study, arm, "accuracy", 100.0)
         _draw(right, study, arm, "loss", 1.0)
         style.log_ticks(right, "y")
-        left.set_title(f"{arm['arm']}: accuracy, %", fontsize=9, loc="left")
+        left.set_title(style.label(f"{arm['arm']}: accuracy, %", style.TITLE_LETTERS), fontsize=9, loc="left")
         right.set_title(f"loss{_verdict(arm)}", fontsize=9, loc="left")
     style.legend_below(figure, grid[0][0], fontsize=8, handlelength=4)
     style.below(grid, "global batch size")
@@ -47,20 +46,20 @@ def _about(config: Mapping[str, Any]) -> str:
     if config.get("trial_devices", "one") == "all":
         part = "a random part of the training set as large as validation, always the same,"
     return (
-        f"Training ({part} at the end of the run, solid) beside test (dashed). The dotted line is the first "
+        f"Training ({part} at the end of the run, solid) beside test (dashed, hollow markers). The dotted line is the first "
         "batch past the arm's limit: where more than half of what the test lost is lost in training too, the arm fails to "
-        "optimise there; otherwise it fails to generalise."
+        "optimise there; otherwise it fails to generalise. A line is broken at a batch at which a seed diverged, for which there is no "
+        "mean; a classifier that diverged counts as all wrong in the test accuracy."
     )
 
 
 def _draw(panel: Any, study: Study, arm: Mapping[str, Any], name: str, factor: float) -> None:
     look = study.look(arm)
-    for split, line in _SPLITS:
-        found = [(point["global_batch_size"], point[f"{split}_{name}_mean"]) for point in arm["points"]]
-        found = [(size, factor * value) for size, value in found if value is not None]
-        panel.plot(
-            *(zip(*found, strict=True) if found else ((), ())), linestyle=line, **look | {"markersize": 3}, label=split
-        )
+    for split, line, fill in (("train", "-", look["color"]), ("test", "--", "white")):
+        sizes = [point["global_batch_size"] for point in arm["points"]]
+        means = [point[f"{split}_{name}_mean"] for point in arm["points"]]
+        heights = [math.nan if mean is None else factor * mean for mean in means]
+        panel.plot(sizes, heights, linestyle=line, markerfacecolor=fill, **look | {"markersize": 3.5}, label=split)
     if arm["failure"]:
         panel.axvline(arm["failure"]["global_batch_size"], color="#999999", linestyle=":", linewidth=1.2)
     style.batch_axis(panel, study.sizes, small=True)

@@ -38,7 +38,7 @@ def section(study: Study) -> page.Section | None:
     for panel, size in zip(grid[0], sizes, strict=True):
         panel.set_title(f"batch {size}", fontsize=8.5, loc="left")
     for row, arm in zip(grid, rows, strict=True):
-        row[0].set_ylabel(arm["arm"], fontsize=7.5)
+        row[0].set_ylabel(style.label(arm["arm"], 20), fontsize=7.5)
     style.below(grid, "rate / scaled rate")
     figure.supylabel("warmup / the rule's warmup", fontsize=9)
     bar = figure.colorbar(colours, ax=[panel for row in grid for panel in row], location="bottom", aspect=40, pad=0.02)
