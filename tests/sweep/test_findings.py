@@ -107,35 +107,36 @@ def test_a_study_without_a_tested_cell_says_only_that():
 def test_the_difference_at_the_largest_batch_has_an_interval():
     text = found({"momentum": MOMENTUM, "lamb": legw((0.98, 0.98, 0.95))})
     assert (
-        "At batch 256: lamb 95.00%, momentum 90.00%; lamb is told apart from momentum (+4.88 to +5.12 points)" in text
+        "At batch 256: lamb 95.00%, momentum 90.00%; the seeds tell lamb apart from momentum (+4.88 to +5.12 points)"
+        in text
     )
 
 
 def test_a_difference_within_the_noise_is_not_told_apart():
     text = found({"momentum": Truth((0.98, 0.975, 0.9)), "lamb": legw((0.98, 0.98, 0.9005))})
-    assert "lamb is not told apart from seed noise from momentum (-0.07 to +0.17 points), its 95 % interval" in text
+    assert "the seeds do not tell lamb apart from momentum (-0.07 to +0.17 points), its 95 % interval" in text
 
 
 def test_the_best_is_compared_with_every_other_arm_not_the_next_alone():
     wide = Truth((0.98, 0.98, 0.94), spread=0.3)
     text = found({"a": Truth((0.98, 0.98, 0.95)), "b": Truth((0.98, 0.98, 0.94)), "c": wide, "d": MOMENTUM})
-    assert "a is not told apart from seed noise from c (" in text
-    assert "a is told apart from b and d, the nearest of them b (" in text
+    assert "the seeds do not tell a apart from c (" in text
+    assert "the seeds tell a apart from b and d, the nearest of them b (" in text
     assert "intervals by Welch at Holm's levels, 95 % for the 3 comparisons together." in text
 
 
 def test_many_comparisons_need_more_each():
     """The difference has a p of 0.03: one of one is told apart, one of four alike is not."""
     best, other = Truth((0.98, 0.98, 0.9506), spread=0.001), Truth((0.98, 0.98, 0.95), spread=0.0007)
-    assert "a is told apart from b (" in found({"a": best, "b": other})
-    assert "a is not told apart from seed noise from b (" in found({"a": best, **dict.fromkeys("bcde", other)})
+    assert "the seeds tell a apart from b (" in found({"a": best, "b": other})
+    assert "the seeds do not tell a apart from b (" in found({"a": best, **dict.fromkeys("bcde", other)})
 
 
 def test_only_arms_that_train_the_same_thing_are_compared():
     config, rows = synthetic.make_study({"a": Truth(FLAT), "b": MOMENTUM, "c": MOMENTUM})
     config["arms"][1]["model"] = {"name": "other"}
     (sentence,) = (text for text in summarize(config, rows)["findings"] if text.startswith("At batch 256: "))
-    assert "a 98.00%, b 90.00%, c 90.00%; a is told apart from c (" in sentence
+    assert "a 98.00%, b 90.00%, c 90.00%; the seeds tell a apart from c (" in sentence
     assert sentence.endswith("; compared are only arms with the same data, model and loss.")
 
 
@@ -145,7 +146,7 @@ def test_one_seed_tells_no_difference():
 
 def test_the_lower_perplexity_is_the_better():
     text = found({"a": Truth((100.0,) * 3), "b": Truth((100.0, 100.0, 90.0))}, perplexity=True)
-    assert "At batch 256: b 90.00, a 100.00; b is told apart from a (+9.90 to +10.10 percent)" in text
+    assert "At batch 256: b 90.00, a 100.00; the seeds tell b apart from a (+9.90 to +10.10 percent)" in text
 
 
 def test_an_arm_that_diverged_is_not_compared():
@@ -161,7 +162,7 @@ def test_seeds_that_diverged_are_counted():
     text = changed({"a": Truth((100.0,) * 3), "b": Truth((100.0,) * 3)}, change, perplexity=True)
     assert "At batch 256: a 100.00, b diverged with 2 of 5 seeds." in text
     text = changed({"a": Truth(FLAT), "b": Truth(FLAT)}, change)
-    assert "a 98.00%, b 58.83% (2 of 5 seeds diverged and count as 0); a" in text
+    assert "a 98.00%, b 58.83% (2 of 5 seeds diverged and count as 0); the seeds" in text
 
 
 # ---- target, waterfall, search

@@ -87,12 +87,12 @@ def _clauses(best: str, found: Sequence[tuple[str, Difference]], metric: Metric)
     clauses = []
     if same:
         behind = ", ".join(f"{name} ({_interval(one, metric)})" for name, one in same)
-        clauses.append(f"{best} is not told apart from seed noise from {behind}")
+        clauses.append(f"the seeds do not tell {best} apart from {behind}")
     if apart:
         nearest, one = apart[0]
         rest = f", the nearest of them {nearest}" if len(apart) > 1 else ""
         clauses.append(
-            f"{best} is told apart from {listed([name for name, _ in apart])}{rest} ({_interval(one, metric)})"
+            f"the seeds tell {best} apart from {listed([name for name, _ in apart])}{rest} ({_interval(one, metric)})"
         )
     if clauses:
         clauses[-1] += f", {how}"
