@@ -8,7 +8,9 @@ import jax
 import pytest
 
 import lbopt
-from lbopt.cli import main
+from lbopt.cli import arguments, main
+from lbopt.config import SweepConfig
+from lbopt.sweep.search.cost import search_cost
 from lbopt.transforms.describe import variants_table
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -87,6 +89,17 @@ def test_the_scaling_plan_is_what_is_printed(capsys):
     assert capsys.readouterr().out in README
 
 
+STUDIES = {
+    "digits_limit": "digits_limit",
+    "digits_limit-target": "digits_limit:target",
+    "digits_lstm_legw": "digits_lstm_legw",
+    "pydoc_lm_legw": "pydoc_lm_legw",
+    "waterfall_digits": "waterfall_digits",
+    "waterfall_digits-searched": "waterfall_digits:searched",
+    "waterfall_digits-trust-first": "waterfall_digits:trust-first",
+    "diffusion_digits": "diffusion_digits",
+    "diffusion_digits-epochs": "diffusion_digits:epochs",
+}
 VERDICTS = {
     "layerwise_legw_goes_further": "LAMB or LARS with LEGW hold small-batch quality to a larger batch than the others",
     "constant_warmup_steps": "constant warmup *steps* are the right transfer (LEGW)",
@@ -97,21 +110,51 @@ VERDICTS = {
 
 @pytest.mark.parametrize("claim", VERDICTS)
 def test_the_verdicts_on_claims_are_those_of_the_studies(claim):
-    """A cell of the table begins with the verdict, or says that the study does not ask."""
+    """A cell of the table begins with the verdict, or says that the study does not ask; all its numbers are in the study's sentence."""
     (line,) = (line for line in README.splitlines() if line.startswith(f"| {VERDICTS[claim]} |"))
     cells = line.strip("| ").split(" | ")[1:]
-    for study, cell in zip(("digits_limit", "digits_lstm_legw"), cells, strict=True):
-        summary = json.loads((ROOT / "configs" / "sweeps" / f"{study}.json").read_text())
-        found = {one["claim"]: one["verdict"] for one in summary["claims"]}
-        assert cell.startswith(found.get(claim, "not searched")), (study, cell)
+    for study, cell in zip(("digits_limit", "digits_lstm_legw", "pydoc_lm_legw"), cells, strict=True):
+        found = {one["claim"]: one for one in summary_of(study)["claims"]}
+        if claim not in found:
+            assert cell == "not searched"
+            continue
+        verdict, _, numbers = cell.partition(":")
+        assert verdict == found[claim]["verdict"], (study, cell)
+        assert set(numbers_in(numbers)) <= set(numbers_in(found[claim]["sentence"])), (study, cell)
+
+
+def summary_of(study):
+    return json.loads((ROOT / "configs" / "sweeps" / f"{study}.json").read_text())
+
+
+def numbers_in(text):
+    """Return the numbers of a text, without the signs."""
+    return re.findall(r"\d+(?:[.,]\d+)*", text)
+
+
+@pytest.mark.parametrize(("study", "config"), STUDIES.items())
+def test_the_summaries_are_of_the_configs_as_they_are(study, config):
+    """And the README has the number of trials of each."""
+    made, summary = (
+        arguments.load_config(
+            f"{ROOT / 'configs' / 'sweeps'}/{config.replace(':', '.py:')}{'' if ':' in config else '.py'}",
+            [],
+            SweepConfig,
+        ),
+        summary_of(study),
+    )
+    cells = [(arm.name, size) for arm in made.arms for size in made.global_batch_sizes]
+    assert summary["complete"]
+    assert [(arm["arm"], point["global_batch_size"]) for arm in summary["arms"] for point in arm["points"]] == cells
+    runs = [search_cost(made.arm_search(index)).trials + len(made.final_seeds) for index in range(len(made.arms))]
+    assert summary["num_trials"] == sum(runs) * len(made.global_batch_sizes)
+    assert re.search(rf"\| [^|]*\b{summary['num_trials']}\b[^|]* \| [^|]*\d+ (min|s)\b", README)
+    assert made.about.status == "measured here"
 
 
 def test_the_ablations_are_those_of_the_studies():
     """What each step adds, and that none is told apart from noise where every arm is tuned."""
-    plain, searched = (
-        json.loads((ROOT / "configs" / "sweeps" / f"waterfall_digits{row}.json").read_text())["waterfall"]["steps"]
-        for row in ("", "-searched")
-    )
+    plain, searched = (summary_of(f"waterfall_digits{row}")["waterfall"]["steps"] for row in ("", "-searched"))
     assert (
         f"has {100 * plain[0]['mean']:.1f} %; polynomial decay adds {plain[1]['gain']:.1f} points, LEGW {plain[2]['gain']:.1f}"
         in README
@@ -120,3 +163,34 @@ def test_the_ablations_are_those_of_the_studies():
     assert [step["told_apart"] for step in plain[1:]] == [True, True, False, False, False, False]
     assert f"the same bare momentum has {100 * searched[0]['mean']:.1f} %" in README
     assert not any(step["told_apart"] for step in searched[1:])
+
+
+def test_the_laws_of_diffusion_are_those_of_the_study():
+    points = [(arm["arm"], point) for arm in summary_of("diffusion_digits")["arms"] for point in arm["points"]]
+    others = [point["diffusion"]["log_r2"] >= 0.95 for arm, point in points if "LAMB" not in arm]
+    assert f"(R^2 of at least 0.95) in {sum(others)} of {len(others)} cells, at batch 16 in all" in README
+    assert all(
+        point["diffusion"]["log_r2"] >= 0.95
+        for arm, point in points
+        if "LAMB" not in arm and point["global_batch_size"] == 16
+    )
+    lamb = [point["diffusion"] for arm, point in points if "LAMB" in arm]
+    exponents, fits = ([one[name] for one in lamb] for name in ("exponent", "power_r2"))
+    assert f"t^{min(exponents):.2f} to t^{max(exponents):.2f} (R^2 {min(fits):.3f} to {max(fits):.3f})" in README
+    (claim,) = (
+        one for one in summary_of("digits_limit-target")["claims"] if one["claim"] == "diffusion_is_logarithmic"
+    )
+    assert "in 24 of 35 cells" in claim["sentence"]
+    assert "but for LAMB + LEGW it is a power of t" in claim["sentence"]
+    assert "log t in 24 of 35 cells, but a power of t with LAMB" in README
+
+
+def test_the_critical_batches_are_those_of_the_study():
+    summary = summary_of("digits_limit-target")
+    (claim,) = (one for one in summary["claims"] if one["claim"] == "noise_scale_predicts_critical_batch")
+    assert "they are 3.07 to 16.3 times" in README
+    assert "in another order (rank correlation -0.20)" in README
+    assert {"3.07", "16.3", "0.20"} <= set(numbers_in(claim["sentence"]))
+    (fitted,) = (text for text in summary["findings"] if text.startswith("To the target need"))
+    batches = re.findall(r"critical batch of (\d+)", fitted)
+    assert f"critical batches of {batches[0]} (momentum) to {max(batches, key=int)} (LARS" in README
