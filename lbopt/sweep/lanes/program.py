@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lbopt import replicas, tree
 from lbopt.config.sweep import SweepConfig
+from lbopt.parallel import brief
 from lbopt.parallel.state import TrainState, split_seed
 from lbopt.parallel.step import step_fn
 from lbopt.recipes.build import with_averaged_params
@@ -27,8 +28,6 @@ from lbopt.transforms.monitoring import optimizer_metrics
 
 TRIALS = "trials"
 """The mesh axis over which a batch of trials is spread."""
-# On CPU, LLVM's level 1 compiles these programs in half the time and they run as fast: a cell runs for seconds.
-_ON_CPU: Any = {"xla_backend_optimization_level": 1}
 _EXAMPLES_A_DEVICE = 2**13
 """In a step of a batched program. By the TPU compiler's cycles a v5e chip takes 16 CNN trials at batch 512 as fast as fewer, at
 1,024 they spill, and each takes 2.8 times as long as with 8 of them."""
@@ -172,7 +171,7 @@ class CompiledOnce:
         key = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
         with self._lock:
             if key not in self._compiled:
-                self._compiled[key] = self.lower(*given).compile(_ON_CPU if jax.default_backend() == "cpu" else None)
+                self._compiled[key] = self.lower(*given).compile(brief.options(jax.default_backend()))
         return self._compiled[key](*given)
 
 
