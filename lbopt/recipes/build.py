@@ -19,7 +19,7 @@ from lbopt.config.train import TrainConfig
 from lbopt.data.arrays import Dataset
 from lbopt.data.batches import TrainBatches
 from lbopt.errors import UserError, require, require_choice
-from lbopt.parallel import brief, mesh as meshes, shards, step as steps
+from lbopt.parallel import mesh as meshes, shards, step as steps
 from lbopt.parallel.state import TrainState, split_seed
 from lbopt.recipes import initial, optimizers, problem as problems, schedule as schedules, sources
 from lbopt.replicas import Replicas
@@ -191,9 +191,9 @@ def _laid_out(
 
     def init() -> TrainState:
         shardings = jax.tree.map(lambda x: x.sharding, shapes())
-        options = brief.options(train_step.mesh.devices.flat[0].platform)
-        made = jax.jit(first, out_shardings=shardings, compiler_options=options)
-        return made() if config.init_from is None else made(_read_initial(config, shapes()))
+        if config.init_from is None:
+            return jax.jit(first, out_shardings=shardings)()
+        return jax.jit(first, out_shardings=shardings)(_read_initial(config, shapes()))
 
     return shapes, init
 

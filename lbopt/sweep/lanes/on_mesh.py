@@ -17,7 +17,7 @@ from lbopt.data.batches import TrainBatches, train_iterator
 from lbopt.data.damaged import DAMAGED
 from lbopt.data.order import example_indices
 from lbopt.errors import UserError
-from lbopt.parallel import brief, mesh as meshes
+from lbopt.parallel import mesh as meshes
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build
 from lbopt.recipes.problem import Problem
@@ -72,8 +72,7 @@ class MeshProgram:
 
         blank = Arguments(*(np.float32(0) for _ in Arguments._fields))
         shapes = jax.eval_shape(first, np.int32(0), blank)
-        options = brief.options(self.mesh.devices.flat[0].platform)
-        return jax.jit(first, out_shardings=self.step.state_sharding(shapes), compiler_options=options)
+        return jax.jit(first, out_shardings=self.step.state_sharding(shapes))
 
 
 def check_cells(cells: list[Cell]) -> None:
