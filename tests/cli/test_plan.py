@@ -132,7 +132,7 @@ def test_a_study_over_a_pod_is_planned_cell_by_cell(lbopt, configs, tmp_path, mo
     written = json.loads((tmp_path / "plan.json").read_text())
     assert [(cell["global_batch_size"], cell["num_microsteps"], cell["run"]["steps"]) for cell in written["cells"]] == [
         (4096, 1, 27712),
-        (262144, 4, 433),
+        (262144, 8, 433),
     ] * 3
     for cell in written["cells"]:
         assert (cell["search_trials"], cell["final_runs"]) == (4, 2)
