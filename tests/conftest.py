@@ -45,16 +45,23 @@ def quick_options():
 
 
 @pytest.fixture(scope="module")
-def quickly_compiled(quick_options):
+def quickly_compiled():
     """Compile as fast as can be while a file's tests run, and keep nothing so compiled: its bits are not those of another process."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def most_quickly_compiled(quick_options, quickly_compiled):
+    """Compile faster still, for tests that look at no number closely: all is rounded otherwise."""
 
     def options(*given, env_options_overrides=None, **named):
         return whole(*given, env_options_overrides={**quick_options, **(env_options_overrides or {})}, **named)
 
     whole = compiler.get_compile_options
+    jax.clear_caches()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "get_compile_options", options)
-        jax.config.update("jax_disable_most_optimizations", True)
         yield
-        jax.config.update("jax_disable_most_optimizations", False)
-    jax.clear_caches()

@@ -12,7 +12,7 @@ from lbopt.cli.arguments import load_config
 from lbopt.config import TrainConfig
 from lbopt.recipes import build
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
+pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 PREPARED = ("generated_images", "pydoc_squad")
 ONE = ["--config.parallel.num_devices=1"]
 TWO = ["--config.parallel.num_devices=2"]

@@ -7,7 +7,7 @@ import pytest
 from lbopt.cli import main
 from lbopt.cli.arguments import call_get_config
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
+pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 STUDIES = (
     "cifar10_limit",
     "diffusion_digits",
