@@ -181,8 +181,10 @@ def dealt(cells: Sequence[Cell], config: SweepConfig) -> list[Cell]:
       config: of the study.
     """
 
+    searches = [search_cost(config.arm_search(index)).full_runs for index in range(len(config.arms))]
+
     def cost(cell: Cell) -> float:
-        runs = search_cost(config.arm_search(cell.index)).full_runs + len(config.final_seeds)
+        runs = searches[cell.index] + len(config.final_seeds)
         return runs * cell.resolved.num_steps * (cell.global_batch_size + _STEP_IN_EXAMPLES)
 
     return sorted(cells, key=cost, reverse=True)

@@ -37,6 +37,12 @@ def serving():
         process.wait()
 
 
+def start_lbopt(variables, *arguments):
+    """Start `lbopt` in the environment of a server."""
+    command = [sys.executable, "-m", "lbopt", *arguments]
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def _wait_for(port):
     until = time.monotonic() + 30
     while time.monotonic() < until:

@@ -1,12 +1,11 @@
 """Shards of a study that have nothing in common but a bucket are one study."""
 
+import functools
 import json
-import subprocess
-import sys
 import time
 
 import pytest
-from buckets import objects, read, serving
+from buckets import objects, read, serving, start_lbopt
 
 from lbopt.errors import UserError
 from lbopt.sweep import parts
@@ -28,11 +27,7 @@ def cloud():
 def lbopt(cloud):
     """Return a function (*arguments) -> a process of `lbopt` that finds the bucket."""
 
-    def start(*arguments):
-        command = [sys.executable, "-m", "lbopt", *arguments]
-        return subprocess.Popen(command, env=cloud[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    return start
+    return functools.partial(start_lbopt, cloud[1])
 
 
 def without_time(lines):

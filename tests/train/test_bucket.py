@@ -4,12 +4,10 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
-from buckets import objects, read, remove, serving
+from buckets import objects, read, remove, serving, start_lbopt
 from jobs import train_command
 
 from lbopt.errors import EnvironmentProblem
@@ -29,13 +27,7 @@ def lbopt(cloud):
     """Return a function (*arguments) -> the process of `lbopt`, as it ends or as it runs."""
 
     def run(*arguments, wait=True):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lbopt", *arguments],
-            env=cloud[1],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = start_lbopt(cloud[1], *arguments)
         return (process.communicate(timeout=120), process.returncode) if wait else process
 
     return run
