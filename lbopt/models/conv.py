@@ -37,13 +37,22 @@ class PatchConv(nn.Module):
         x, kernel = x.astype(dtype), kernel.astype(dtype)
         if not self.by_patches:
             return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        return _patches(x, self.size) @ kernel.reshape(-1, self.features)
+        patches = _patches(x, self.size)
+        # As one matrix: of a stack of them XLA's CPU compiler transposes the gradient before the kernel's gradient is made.
+        product = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(-1, self.features)
+        return product.reshape(*patches.shape[:-1], self.features)
 
 
 def _patches(x: jax.Array, size: int) -> jax.Array:
-    """Return [batch, height, width, size * size * channels], kernel rows slowest."""
-    height, width = x.shape[1:3]
-    margin = size // 2
-    padded = jnp.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
-    shifted = [padded[:, row : row + height, column : column + width] for row in range(size) for column in range(size)]
+    """Return [batch, height, width, size * size * channels], kernel rows slowest: 2 * size slices, not size^2."""
+    for axis in (2, 1):
+        x = _neighbours(x, size, axis)
+    return x
+
+
+def _neighbours(x: jax.Array, size: int, axis: int) -> jax.Array:
+    """Put beside each other, in the channels, what lies within size // 2 along an axis; zeros beyond the edges."""
+    margins = [(size // 2, size // 2) if number == axis else (0, 0) for number in range(x.ndim)]
+    padded = jnp.pad(x, margins)
+    shifted = [jax.lax.slice_in_dim(padded, first, first + x.shape[axis], axis=axis) for first in range(size)]
     return jnp.concatenate(shifted, axis=-1)
