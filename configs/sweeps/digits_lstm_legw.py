@@ -44,7 +44,9 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
         search=SearchConfig(
-            learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0), warmup_factors=(0.25, 1.0, 4.0, 16.0), seeds=(0, 1)
+            learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0),
+            warmup_factors=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+            seeds=(0, 1),
         ),
         final_seeds=(100, 101, 102, 103, 104),
         measure=MeasureConfig(num_probes=12, probe_parts=8),

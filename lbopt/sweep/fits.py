@@ -225,40 +225,6 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
     return CriticalBatch(least, least * critical, critical, float(r2))
 
 
-def bootstrap_limit(
-    values_by_batch: Sequence[tuple[int, Sequence[float]]],
-    tolerance: float,
-    higher_is_better: bool = True,
-    num_resamples: int = 2000,
-    seed: int | Sequence[int] = 0,
-    confidence: float = 0.95,
-) -> tuple[int, int] | None:
-    """Return the interval of the largest batch that holds the small-batch result, over resampled seeds.
-
-    See `resample_limits` for the arguments; the interval is of percentiles and its ends are batch sizes that were run.
-    With one seed at each batch it says nothing: both ends are the limit itself.
-
-    Args:
-      values_by_batch: (batch size, one value for each seed).
-      tolerance: in the unit of the values.
-      higher_is_better: accuracy, not loss.
-      num_resamples: of the seeds.
-      seed: of the resampling.
-      confidence: in (0, 1).
-
-    Returns:
-      (low, high); None if there are no batches.
-
-    >>> bootstrap_limit([(16, [0.98, 0.98]), (64, [0.98, 0.90]), (256, [0.5, 0.5])], tolerance=0.01)
-    (16, 64)
-    """
-    if not values_by_batch:
-        return None
-    return limit_quantiles(
-        resample_limits(values_by_batch, tolerance, higher_is_better, num_resamples, seed), confidence
-    )
-
-
 def limit_quantiles(limits: np.ndarray, confidence: float = 0.95) -> tuple[int, int]:
     """Return between which of the limits that were drawn the middle part of them lies.
 

@@ -6,11 +6,9 @@ import contextlib
 import errno
 import fcntl
 import json
-import math
 import os
 import pathlib
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -25,8 +23,6 @@ from lbopt.train.writers import read_lines
 OTHERS = ".others"
 """Folder in the mirror of a bucket, with what other shards have finished."""
 _PAGE = 2**16
-_COPY_EVERY_S = 10.0
-"""To a bucket, at most."""
 REQUIRED = (
     "arm",
     "phase",
@@ -106,7 +102,6 @@ class Results:
         study: str | None = None,
     ):
         self._of_all = of_all
-        self._copied = -math.inf
         self._file = workdir / "results.jsonl"
         self._lock = threading.Lock()
         self._job = Alone() if job is None else job
@@ -141,11 +136,7 @@ class Results:
         with self._lock:
             with writing(self._file):
                 _append(self._file, text.encode())
-            if (
-                time.monotonic() > self._copied + _COPY_EVERY_S
-            ):  # all of it each time; what is left goes with the next, or at the end
-                bucket.copy_changes(self._file.parent)
-                self._copied = time.monotonic()
+            bucket.copy_soon(self._file.parent)
             self.rows.extend(rows)
             if self._progress is not None:
                 self._progress.advance(len(rows))

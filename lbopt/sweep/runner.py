@@ -218,15 +218,17 @@ class Study:
         seconds = (time.perf_counter() - begin) / len(lanes)
         for record in records.values():
             record.seconds += seconds
-        for lane, record in ended.items():
-            self._finish(work, lanes.pop(lane)[0], record.row(scores[lane]))
+        finished = [(lanes.pop(lane)[0], record.row(scores[lane])) for lane, record in ended.items()]
+        if finished:
+            self._results.add([row for _, row in finished])
+        for of, row in finished:
+            self._say(of.cell, row)
+            work.tell(of, row)
 
-    def _finish(self, work: Work, of: CellWork, row: dict[str, Any]) -> None:
-        self._results.add([row])
-        name = f"{of.cell.name}: {row['phase']}, validation"
+    def _say(self, cell: Cell, row: dict[str, Any]) -> None:
+        name = f"{cell.name}: {row['phase']}, validation"
         measured = "perplexity" if "validation_perplexity" in row else "accuracy"
         self._progress.report({f"{name} {measured}": row[f"validation_{measured}"] or float("nan")})
-        work.tell(of, row)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ _KEPT = ("config.json", "metrics.jsonl", "results.jsonl", "summary.json", "vocab
 """What is read from an earlier start."""
 _LEASE = ".lease.json"
 _RENEW_S = 15.0
+_SOON_S = 5.0
 _SETTLE_S = 1.0
 """Of two who take a lease at once the later one has it: each looks again after so long."""
 _WHOLE = "commit_success.txt"
@@ -79,6 +80,16 @@ def copy_changes(workdir: pathlib.Path) -> None:
     """Copy what has changed in a mirror; nothing is to be done for a folder."""
     if workdir in _MIRRORS:
         _MIRRORS[workdir].upload()
+
+
+def copy_soon(workdir: pathlib.Path) -> None:
+    """Let what has changed in a mirror be copied within seconds, whatever this process does meanwhile; see `copy_changes`.
+
+    Raises:
+      EnvironmentProblem: what kept the last such copy from being made.
+    """
+    if workdir in _MIRRORS:
+        _MIRRORS[workdir].upload_soon()
 
 
 def shown(file: pathlib.Path) -> str:
@@ -178,6 +189,8 @@ class _Mirror:
     _lease: _Lease | None = None
     _copied: dict[pathlib.Path, tuple[int, int]] = dataclasses.field(default_factory=dict)
     _lock: Any = dataclasses.field(default_factory=threading.Lock)
+    _soon: threading.Timer | None = None
+    _failed: EnvironmentProblem | None = None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -189,6 +202,7 @@ class _Mirror:
             yield
         finally:
             try:
+                self._end_soon()
                 self.upload()
             finally:
                 if self._lease is not None:
@@ -217,6 +231,28 @@ class _Mirror:
                 if self._copied.get(file) != state:
                     (self.root / str(inside)).write_bytes(file.read_bytes())
                     self._copied[file] = state
+
+    def upload_soon(self) -> None:
+        """Upload in `_SOON_S`, unless that is going to happen already."""
+        if self._failed is not None:
+            raise self._failed
+        if self._soon is None and self.writes:
+            self._soon = threading.Timer(_SOON_S, self._upload_now)
+            self._soon.daemon = True
+            self._soon.start()
+
+    def _upload_now(self) -> None:
+        self._soon = None  # first: what changes from here on wants another one
+        try:
+            self.upload()
+        except EnvironmentProblem as error:
+            self._failed = error
+
+    def _end_soon(self) -> None:
+        timer = self._soon
+        if timer is not None:
+            timer.cancel()
+            timer.join()
 
 
 def _state(file: pathlib.Path) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import pytest
 from lbopt import losses
 from lbopt.errors import UserError
 from lbopt.models import cnn, lstm, seam
+from lbopt.sweep.findings.probes import noise_scales
 from lbopt.sweep.lanes import gauges
 
 KEY = jax.random.key(0)
@@ -51,7 +52,11 @@ def test_the_noise_scale_of_gaussian_gradients():
     signal, trace = 2 * SIGNAL**2, sum(sigma**2 for sigma in NOISE.values())
     assert_mean(probes.noise_trace, trace, 0.002)
     assert_mean(probes.gradient_square_norm, signal, 0.01)
-    found = gauges.noise_scale(probes.noise_trace.mean(), probes.gradient_square_norm.mean())
+    seeds = [
+        {"step": [1], "noise_trace": [float(noise)], "gradient_square_norm": [float(norm)]}
+        for noise, norm in zip(probes.noise_trace, probes.gradient_square_norm, strict=True)
+    ]
+    ((_, found),) = noise_scales(seeds)
     assert found == pytest.approx(trace / signal, rel=0.04)  # four standard errors of the quotient
 
 
@@ -72,8 +77,8 @@ def test_the_hessian_of_squares_is_the_identity():
 
 
 def test_no_signal_is_an_infinite_noise_scale():
-    scales = gauges.noise_scale(jnp.array([6.0, 6.0, 6.0]), jnp.array([2.0, 0.0, -1.0]))
-    assert scales.tolist() == [3, np.inf, np.inf]
+    seed = {"step": [1, 2, 3], "noise_trace": [6.0, 6.0, 6.0], "gradient_square_norm": [2.0, 0.0, -1.0]}
+    assert noise_scales([seed]) == [(1, 3.0), (2, np.inf), (3, np.inf)]
 
 
 def test_example_i_belongs_to_part_i_over_b():

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import re
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_study import make_config
 
-from lbopt.config import ModelConfig, OptimizerConfig, ParallelConfig
+from lbopt.config import Arm, ModelConfig, OptimizerConfig, ParallelConfig
 from lbopt.config.measure import MeasureConfig
 from lbopt.data.arrays import ArrayDataset
 from lbopt.data.damaged import DAMAGED
@@ -28,15 +29,44 @@ from lbopt.sweep.trials import SEARCH, make_cells, make_problems
 # Of the movement ||w_T - w_0||: other programs round differently. LAMB's direction is sign-like where a gradient is all
 # rounding, so its trials are compared over the 3 steps of batch 1024, momentum's over the 24 of batch 128.
 TOLERANCE = 2e-5
-CELLS = [("momentum", 128, 24), ("lamb", 1024, 3)]
+CELLS = [
+    ("cnn", "momentum", 128, 24),
+    ("cnn", "lamb", 1024, 3),
+    ("mlp", "adam", 1024, 3),
+    ("mlp", "adamw", 1024, 3),
+    ("mlp", "lars", 128, 24),
+    ("lstm", "momentum", 1024, 3),
+]
+MODELS = {
+    "cnn": ModelConfig("cnn", (4, 8), 16),
+    "mlp": ModelConfig("mlp", (16,)),
+    "lstm": ModelConfig("lstm", hidden=8),
+}
+
+
+@functools.cache
+def cells_of(model):
+    config = make_config()
+    config.train.model = MODELS[model]
+    momentum, lamb = config.arms
+    config.arms += tuple(
+        Arm(
+            name, OptimizerConfig(name, weight_decay=decay), dataclasses.replace(like.schedule, base_learning_rate=rate)
+        )
+        for name, decay, like, rate in (
+            ("adam", 0.0, momentum, 0.002),
+            ("adamw", 0.01, lamb, 0.002),
+            ("lars", 0.01, lamb, 1.0),
+        )
+    )
+    config.validate()
+    return make_cells(config, make_problems(config))
 
 
 @pytest.fixture(scope="module")
 def cells():
     """Of the tiny study with a network that has batch statistics."""
-    config = make_config()
-    config.train.model = ModelConfig("cnn", (4, 8), 16)
-    return make_cells(config, make_problems(config))
+    return cells_of("cnn")
 
 
 def flat(tree):
@@ -93,9 +123,9 @@ def train_alone(cell, wanted):
     return outcomes
 
 
-@pytest.mark.parametrize(("arm", "size", "steps"), CELLS)
-def test_trials_in_one_program_equal_runs_of_their_own(arm, size, steps, cells):
-    cell = named(cells, arm, size)
+@pytest.mark.parametrize(("model", "arm", "size", "steps"), CELLS)
+def test_trials_in_one_program_equal_runs_of_their_own(model, arm, size, steps):
+    cell = named(cells_of(model), arm, size)
     wanted = three_trials(cell)
     alone = train_alone(cell, wanted)
     for batching in ("none", "vmap"):
@@ -108,6 +138,17 @@ def test_trials_in_one_program_equal_runs_of_their_own(arm, size, steps, cells):
             distance = np.concatenate(record.distances)[-1]
             assert distance == pytest.approx(movement, rel=1e-5)
         assert np.linalg.norm(flat(found[1][0]) - flat(found[0][0])) > 1000 * TOLERANCE * movement  # the check can tell
+
+
+def test_a_trial_that_diverges_disturbs_nobody_beside_it():
+    cell = named(cells_of("mlp"), "momentum", 128)
+    asked = [(1.0, 0), (1e30, 0), (1.0, 7)]
+    wanted = [cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), 1.0), seed) for rate, seed in asked]
+    found = run(cell, wanted, "vmap")
+    assert [record.diverged for *_, record in found] == [False, True, False]
+    for place in (0, 2):
+        ((expected, _, _),) = run(cell, [wanted[place]], "vmap")
+        assert np.array_equal(flat(found[place][0]), flat(expected))
 
 
 def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cells):
@@ -124,12 +165,13 @@ def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cell
     assert [trial.num_steps for trial in (ours, short, late)] == [24, 8, 16]
     session.begin({0: ours, 1: short})
     lanes = {0: Record(config, cell, ours), 1: Record(config, cell, short)}
-    session.advance(lanes)
-    assert lanes[1].ended
+    while not lanes[1].ended:
+        session.advance(lanes)
     assert lanes[0].done == 8
     session.begin({1: late})
-    session.advance({0: lanes[0], 1: (last := Record(config, cell, late))})
-    assert last.ended
+    last = Record(config, cell, late)
+    while not last.ended:
+        session.advance({0: lanes[0], 1: last})
     assert lanes[0].ended
     params = session._variables()[0]
     for index, record in ((0, lanes[0]), (1, last)):

@@ -12,6 +12,7 @@ from tiny_study import make_config
 from lbopt.config import SearchConfig
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep import drive, runner, trials
+from lbopt.sweep.lanes.session import Session
 
 FIELDS = {
     "optimizer",
@@ -155,6 +156,29 @@ def test_if_one_thread_fails_the_others_stop_at_their_next_look(monkeypatch, tmp
     with pytest.raises(EnvironmentProblem, match="the disk is full"):
         runner.run_sweep(config, trials.make_cells(config, trials.make_problems(config)), tmp_path)
     assert tried == [1024]  # the other one has 128,000 steps to go
+
+
+def test_the_lane_of_a_trial_that_diverges_is_free_at_once(monkeypatch, tmp_path):
+    """Five candidates for four lanes: the last one gets that of the fourth, which diverges, while the other three still train."""
+    config = make_config(trial_batching="vmap", trials_per_program=4, global_batch_sizes=(128,), final_seeds=(7,))
+    config.arms = config.arms[:1]
+    config.search = SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0, 1e30, 2e30))
+    calls = []
+    advance = Session.advance
+
+    def counted(session, records):
+        calls.append({lane: record.trial.factors.learning_rate for lane, record in records.items()})
+        advance(session, records)
+
+    monkeypatch.setattr(Session, "advance", counted)
+    rows = runner.run_sweep(config, trials.make_cells(config, trials.make_problems(config)), tmp_path)
+    assert [row["learning_rate_factor"] for row in rows if row["diverged"]] == [1e30, 2e30]
+    assert len(rows) == 5 + 1
+    assert [sorted(call.values()) for call in calls[:3]] == [
+        [0.5, 1.0, 2.0, 1e30],
+        [0.5, 1.0, 2.0, 2e30],
+        [0.5, 1.0, 2.0],
+    ]
 
 
 def test_full_memory_is_one_line_that_says_what_to_lower(monkeypatch, tmp_path):

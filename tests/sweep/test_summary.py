@@ -14,7 +14,7 @@ from lbopt.data import digits
 from lbopt.sweep import fits
 from lbopt.sweep.findings.limits import failure
 from lbopt.sweep.findings.metric import ACCURACY, PERPLEXITY
-from lbopt.sweep.findings.points import at_edge
+from lbopt.sweep.findings.points import at_edge, cut_warmups
 from lbopt.sweep.findings.summary import find_limit, summarize
 
 
@@ -63,7 +63,7 @@ def test_the_interval_of_a_limit_is_that_of_its_seeds():
     seeds = [-0.01, -0.005, 0.0, 0.005, 0.01]
     values = [(size, [mean + shift for shift in seeds]) for size, mean in zip(SIZES, truth.test, strict=True)]
     assert arm["limit"] == 64
-    assert arm["limit_interval"] == fits.bootstrap_limit(values, 0.01) == (16, 64)
+    assert arm["limit_interval"] == fits.limit_quantiles(fits.resample_limits(values, 0.01)) == (16, 64)
 
 
 def test_the_interval_is_a_point_where_seeds_agree():
@@ -207,13 +207,31 @@ def test_the_edges_of_every_factor_are_told():
     ranges = {"warmup_range": [0.25, 4.0], "weight_decay_range": [0.1, 10.0]}
     config, rows = synthetic.make_study({"arm": Truth((0.98,) * 3)}, method="halton", **ranges)
     for row in rows:
-        row["warmup_factor"], row["weight_decay_factor"] = 4.0, 0.1
+        row["warmup_factor"], row["warmup_steps"], row["weight_decay_factor"] = 4.0, 32.0, 0.1
     point = summarize(config, rows)["arms"][0]["points"][0]
     assert (point["at_edge_of_grid"], point["warmup_at_edge"], point["weight_decay_at_edge"]) == (False, True, True)
     for row in rows:
         row["warmup_steps"] = row["weight_decay"] = 0  # so many times nothing
     point = summarize(config, rows)["arms"][0]["points"][0]
     assert (point["warmup_at_edge"], point["weight_decay_at_edge"]) == (False, False)
+
+
+def test_a_warmup_that_would_outlast_the_run_is_cut_and_nothing_lies_beyond_it():
+    config, rows = synthetic.make_study({"arm": Truth((0.98,) * 3)}, method="grid", warmup_factors=[1.0, 4.0, 16.0])
+    of_factor = {1.0: 8.0, 4.0: 32.0, 16.0: 39.0}
+    searched = [row for row in rows if row["phase"] == "search"]
+    tried = [{**row, "warmup_factor": factor} for factor in of_factor for row in searched]
+    tried += [{**row, "warmup_factor": 16.0} for row in rows if row["phase"] == "final"]
+    for row in tried:
+        row["warmup_steps"] = of_factor[row["warmup_factor"]]
+    point = summarize(config, tried)["arms"][0]["points"][0]
+    assert cut_warmups(point["search"]) == {16.0}
+    assert not point["warmup_at_edge"]
+    for row in tried:
+        row["warmup_steps"] = 8.0 * row["warmup_factor"]
+    point = summarize(config, tried)["arms"][0]["points"][0]
+    assert cut_warmups(point["search"]) == set()
+    assert point["warmup_at_edge"]
 
 
 def test_a_grid_of_one_has_no_edge():

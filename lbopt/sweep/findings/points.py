@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbopt.sweep.findings.metric import Metric, Row, mean, spread
@@ -65,11 +65,12 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
     first = final[0]
     factors = {f"{name}_factor": first[f"{name}_factor"] for name in FACTORS}
     shared = {name: first[name] for name in ("steps", "warmup_steps", "learning_rate", "weight_decay")}
+    tried = candidates(cell.search, metric)
     return {
         "global_batch_size": size,
         **shared,
         **factors,
-        **_edges(search_of(config, first["arm"]), first),
+        **_edges(search_of(config, first["arm"]), first, cut_warmups(tried)),
         "seeds": len(final),
         **_divergence(final),
         **_accuracies(final, metric),
@@ -78,7 +79,7 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
         "diffusion": _diffusion(final),
         "target": _target(final) if config["train"].get("target_metric") else None,
         **probed(final),
-        "search": candidates(cell.search, metric),
+        "search": tried,
     }
 
 
@@ -96,15 +97,31 @@ def search_of(config: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
     return own or config["search"]
 
 
-def _edges(search: Mapping[str, Any], chosen: Row) -> dict[str, bool]:
-    """Return which of the chosen factors lie at an edge; a factor of nothing is nowhere."""
+def _edges(search: Mapping[str, Any], chosen: Row, cut: Collection[float]) -> dict[str, bool]:
+    """Return which of the chosen factors lie at an edge; a factor of nothing is nowhere, and nothing lies beyond a warmup that is cut."""
+    warms = chosen["warmup_steps"] > 0 and chosen["warmup_factor"] not in cut
     return {
         "at_edge_of_grid": at_edge(search, chosen["learning_rate_factor"]),
-        "warmup_at_edge": chosen["warmup_steps"] > 0 and at_edge(search, chosen["warmup_factor"], "warmup"),
+        "warmup_at_edge": warms and at_edge(search, chosen["warmup_factor"], "warmup"),
         "weight_decay_at_edge": (
             chosen["weight_decay"] > 0 and at_edge(search, chosen["weight_decay_factor"], "weight_decay")
         ),
     }
+
+
+def cut_warmups(tried: Iterable[Mapping[str, Any]]) -> set[float]:
+    """Return the factors whose warmups would outlast the run, and so end one step before it.
+
+    Args:
+      tried: a cell's candidates, see `candidates`.
+
+    >>> tried = [{"warmup_factor": factor, "warmup_steps": steps, "fidelity": 1.0} for factor, steps in [(1, 8), (4, 32), (16, 39)]]
+    >>> cut_warmups(tried)
+    {16}
+    """
+    full = [one for one in tried if one["fidelity"] == 1 and one["warmup_factor"] > 0]
+    own = max((one["warmup_steps"] / one["warmup_factor"] for one in full), default=0.0)
+    return {one["warmup_factor"] for one in full if one["warmup_steps"] < 0.99 * own * one["warmup_factor"]}
 
 
 def at_edge(search: Mapping[str, Any], factor: float, name: str = "learning_rate") -> bool:

@@ -20,6 +20,8 @@ _EXAMPLES = 2**17
 """Of one call at most, so that it is soon over: a process that is asked to end waits for it."""
 _BYTES = 2**28
 """That one call is fed with at most, of all its trials."""
+_LOOKS = 8
+"""At the losses of trials side by side, at least, in the longest of them: the lane of one that has diverged is soon free."""
 
 
 class Feed:
@@ -44,7 +46,8 @@ class Feed:
         self.shared = jax.tree.map(jnp.asarray, kept) if arrays is None else dict(arrays)
         blank = self._take(0, 0, 1)
         of_a_step = width * sum(array.nbytes for array in jax.tree.leaves(blank))
-        fitting = min(_BYTES // of_a_step, _EXAMPLES // cell.global_batch_size, cell.resolved.num_steps)
+        longest = math.ceil(cell.resolved.num_steps / (1 if width == 1 else _LOOKS))
+        fitting = min(_BYTES // of_a_step, _EXAMPLES // cell.global_batch_size, longest)
         self.num_steps = max(1, fitting)
 
     def take(self, seed: int, start: int, count: int) -> Any:

@@ -222,22 +222,6 @@ def phi_layers(one: types.Params, other: types.Params) -> dict[str, jax.Array]:
     return {name: phi(ours, theirs) for name, ours, theirs in leaves}
 
 
-def noise_scale(trace: jax.Array, square_norm: jax.Array) -> jax.Array:
-    """Return tr(Sigma) / |G|^2 in examples; infinite where the estimate of |G|^2 is not positive.
-
-    The quotient of single estimates is biased: average both over several probes first.
-
-    Args:
-      trace: tr(Sigma), the summed variance of one example's gradient.
-      square_norm: |G|^2 of the true gradient, of the same shape.
-
-    References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, section 2.2.
-    """
-    positive = square_norm > 0
-    return jnp.where(positive, trace / jnp.where(positive, square_norm, 1), jnp.inf)
-
-
 def _square_norm(gradient: types.PyTree) -> jax.Array:
     return sum((tree.square_norm(leaf) for leaf in jax.tree.leaves(gradient)), jnp.zeros(()))
 

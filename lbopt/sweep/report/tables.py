@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt.sweep.findings.metric import ACCURACY, PERPLEXITY, Metric, Row
-from lbopt.sweep.findings.points import Index
+from lbopt.sweep.findings.points import Index, cut_warmups
 from lbopt.sweep.findings.probes import by_step
 
 _COLUMNS = (
@@ -49,6 +49,8 @@ def results_table(arms: Sequence[Mapping[str, Any]], metric: Metric, cells: Inde
 def _point_row(arm: Mapping[str, Any], point: Mapping[str, Any], metric: Metric) -> dict[str, str]:
     edges = {"rate": "at_edge_of_grid", "warmup": "warmup_at_edge", "decay": "weight_decay_at_edge"}
     edge = {name: " (edge)" if point[field] else "" for name, field in edges.items()}
+    if point["warmup_factor"] in cut_warmups(point["search"]):
+        edge["warmup"] = " (cut)"
     return {
         "arm": arm["arm"],
         "batch": str(point["global_batch_size"]),

@@ -8,7 +8,7 @@ from typing import Any
 
 from lbopt.report import page
 from lbopt.sweep.findings.metric import Metric
-from lbopt.sweep.findings.points import search_of
+from lbopt.sweep.findings.points import cut_warmups, search_of
 from lbopt.sweep.report.figures import style
 from lbopt.sweep.report.figures.search import Entry, best_by, searched
 from lbopt.sweep.report.figures.style import Study
@@ -52,7 +52,8 @@ def section(study: Study) -> page.Section | None:
 
 _ABOUT = (
     "A row for each arm; the cross is what was chosen, warmup 1 is the rule's own. Bright is the best of the panel; what is "
-    "far behind has the darkest colour, what diverged is grey. Of sampled candidates the dots of shortened runs are small."
+    "far behind has the darkest colour, what diverged is grey. Of sampled candidates the dots of shortened runs are small. A warmup "
+    "with * would outlast the run and ends one step before it."
 )
 
 
@@ -140,7 +141,8 @@ def _heat_map(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any]) 
     panel.set_facecolor("#dddddd")
     image = panel.imshow(table, origin="lower", aspect="auto", **scale)
     panel.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], rotation=90 if len(rates) > 3 else 0)
-    panel.set_yticks(range(len(warmups)), [f"{warmup:g}" for warmup in warmups])
+    cut = cut_warmups(point["search"])
+    panel.set_yticks(range(len(warmups)), [f"{warmup:g}{'*' * (warmup in cut)}" for warmup in warmups])
     panel.plot(rates.index(point["learning_rate_factor"]), warmups.index(point["warmup_factor"]), **_CROSS)
     return image
 
