@@ -1,7 +1,7 @@
 """A workdir in a bucket: checkpoints go straight there, all else is written beside the process and copied.
 
 An object of a bucket can be replaced, not appended to. So `metrics.jsonl` and the like are files of a local folder, the mirror, and are
-copied before every checkpoint, every half a minute, and at the end.
+copied before every checkpoint, every half a minute, of a study's finished trials within seconds, and at the end.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from lbopt.config import Arm, MeasureConfig, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
+from lbopt.config import Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
 from lbopt.plan import costs, topology
 from lbopt.plan.program import Program as Text
 from lbopt.sweep import trials
@@ -39,7 +39,6 @@ def _cycles(model: str, batch_size: int, batching: str, devices, width: int) -> 
         global_batch_sizes=(batch_size,),
         trials_per_program=TRIALS_AT_ONCE,
         trial_batching=batching,
-        measure=MeasureConfig(distance=False),
     )
     config.validate()
     (cell,) = trials.make_cells(config, trials.make_problems(config))

@@ -53,7 +53,7 @@ def section(study: Study) -> page.Section | None:
 _ABOUT = (
     "A row for each arm; the cross is what was chosen, warmup 1 is the rule's own. Bright is the best of the panel; what is "
     "far behind has the darkest colour, what diverged is grey. Of sampled candidates the dots of shortened runs are small. A warmup "
-    "with * would outlast the run and ends one step before it."
+    "with * would outlast that run and ends one step before it."
 )
 
 
@@ -141,8 +141,11 @@ def _heat_map(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any]) 
     panel.set_facecolor("#dddddd")
     image = panel.imshow(table, origin="lower", aspect="auto", **scale)
     panel.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], rotation=90 if len(rates) > 3 else 0)
-    cut = cut_warmups(point["search"])
-    panel.set_yticks(range(len(warmups)), [f"{warmup:g}{'*' * (warmup in cut)}" for warmup in warmups])
+    panel.set_yticks(range(len(warmups)), [f"{warmup:g}" for warmup in warmups])
+    for warmup in cut_warmups(point["search"]):
+        panel.text(
+            1.02, warmups.index(warmup), "*", transform=panel.get_yaxis_transform(), va="center", fontsize=style.SMALL
+        )
     panel.plot(rates.index(point["learning_rate_factor"]), warmups.index(point["warmup_factor"]), **_CROSS)
     return image
 
