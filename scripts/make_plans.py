@@ -1,4 +1,4 @@
-"""Make the plans in configs/plans/: of every recipe that names the pod it was published on; see scripts/plans."""
+"""Make the plans of every recipe that names the pod it was published on, and of every study over a pod; see scripts/plans."""
 
 import json
 import pathlib
@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 FOLDER = pathlib.Path("configs/plans")
+STUDIES = pathlib.Path("configs/sweeps")
 HEADER = (
     "recipe", "pod", "GiB of", "compute + communication, ms", "of peak", "steps", "projected", "published",
 )  # fmt: skip
@@ -16,11 +17,10 @@ def main(argv: list[str]) -> int:
     if argv == ["--table"]:
         print("\n".join(table()))
         return 0
-    wanted = [flag for flag in recipes() if not argv or any(text in flag for text in argv)]
+    known = [*recipes(), *studies()]
+    wanted = [flag for flag in known if not argv or any(text in flag for text in argv)]
     if not wanted:
-        print(
-            f"no recipe that names a pod has {' or '.join(map(repr, argv))} in its name; known are: {', '.join(recipes())}"
-        )
+        print(f"nothing that names a pod has {' or '.join(map(repr, argv))} in its name; known are: {', '.join(known)}")
         return 2
     failed = []
     for flag in wanted:
@@ -45,18 +45,34 @@ def recipes() -> list[str]:
     return found
 
 
+def studies() -> list[str]:
+    """Return FILE of every study over a pod."""
+    from lbopt.cli import arguments
+    from lbopt.config import SweepConfig
+
+    configs = {str(file): arguments.call_get_config(str(file)) for file in sorted(STUDIES.glob("*.py"))}
+    return [file for file, config in configs.items() if isinstance(config, SweepConfig) and config.about.topology]
+
+
+def plan_file(flag: str) -> pathlib.Path:
+    """Return where the plan of a recipe, FILE:ROW, or of a study, FILE, is kept."""
+    file, _, row = flag.partition(":")
+    stem = pathlib.Path(file).stem
+    return FOLDER / f"{stem}-{row}.json" if row else STUDIES / f"{stem}-plan.json"
+
+
 def plan(flag: str) -> bool:
-    """Plan one recipe in a process of its own."""
-    file, row = flag.split(":")
-    output = FOLDER / f"{pathlib.Path(file).stem}-{row}.json"
-    FOLDER.mkdir(exist_ok=True)
+    """Plan one recipe or study in a process of its own."""
+    output = plan_file(flag)
+    output.parent.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-m", "lbopt", "plan", f"--config={flag}", f"--output={output}"],
         stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
-    said = [line for line in done.stdout.splitlines() if line.startswith(("memory", "step", "training", "published"))]
+    kept = ("memory", "step", "training", "published") if ":" in flag else ""
+    said = [line for line in done.stdout.splitlines() if line.startswith(kept)]
     print("\n".join(f"    {line}" for line in said), flush=True)
     return done.returncode == 0 and json.loads(output.read_text())["fits"]
 

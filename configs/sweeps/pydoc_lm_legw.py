@@ -4,7 +4,8 @@
 
 Two LSTM layers as in PTB-small, a quarter as wide (50) and on Python's help topics (256 pieces, windows of 32 tokens, 4,269 of them): plain gradient
 descent with a clip, 5 epochs, a linear decay (LEGW's PTB: 13 or 55 epochs, exponential or polynomial decay, batch 20 to 640 [recalled 50%]); LAMB as in
-configs/pydoc_lstm.py. Perplexities are of pieces. Learning rate and warmup are searched together, both as multiples of what each arm's rules give.
+configs/pydoc_lstm.py. Perplexities are of pieces. Learning rate and warmup are searched together, both as multiples of what each arm's rules give; the rates end at twice
+the base, because at four times it plain descent at batch 16 stays at a perplexity of 146 with some seeds (three of five) and not with others.
 
 Rows (`:ROW`): (none); `smoke`, tiny.
 """
@@ -43,8 +44,8 @@ def get_config(arg: str = "") -> SweepConfig:
             model=ModelConfig("lstm_lm", size="small", width_coefficient=0.25),
         ),
         arms=(
-            Arm("SGD + LEGW", descent, ScheduleConfig(32.0, **legw)),
-            Arm("SGD + linear", descent, ScheduleConfig(32.0, **linear)),
+            Arm("SGD + LEGW", descent, ScheduleConfig(16.0, **legw)),
+            Arm("SGD + linear", descent, ScheduleConfig(16.0, **linear)),
             Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01, b2=0.99), ScheduleConfig(0.02, **legw)),
         ),
         global_batch_sizes=(16, 32, 64, 128, 256),
