@@ -58,7 +58,7 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
         "plan",
         CONFIG,
         "--topology=v3:1x1",
-        "--config.global_batch_size=49152",
+        "--config.global_batch_size=34816",
         "--config.model.widths=(32,64)",
         "--config.model.dtype=float32",
         "--config.parallel.shard_update=True",

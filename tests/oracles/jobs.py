@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ BRIEF = (
     "--config.model.hidden=8",
 )
 SMALL = (*BRIEF, "--config.checkpoint.keep=100", "--config.model.batch_norm_scope=examples:8")
+_GLOO = re.compile(r"^\[Gloo\]|connected to \d+ peer ranks")
 LONG = ("--config.num_epochs=2000", "--config.checkpoint.every_steps=20")
 
 
@@ -80,9 +82,9 @@ class Job:
         return [process.wait(max(until - time.monotonic(), 0.1)) for process in self.processes]
 
     def said(self, index):
-        """Return the lines that a process has said, without those of JAX's transport."""
+        """Return the lines that a process has said, without those of JAX's transport, two of which may share or tear one."""
         lines = self.logs[index].read_text().splitlines()
-        return [line for line in lines if line and not line.startswith("[Gloo]")]  # two of its lines may share one
+        return [line for line in lines if line and not _GLOO.search(line)]
 
     def last(self, index):
         """Return the last line."""
