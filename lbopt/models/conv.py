@@ -14,7 +14,8 @@ class PatchConv(nn.Module):
 
     Equal to `flax.linen.Conv` with the same kernel. XLA's CPU convolution leaves its fast path inside `lax.scan` and
     under `vmap`, where a sweep puts it; a matmul does not. Meant for small images: it materialises size^2 copies of the
-    input. A TPU's compiler copies the patches, so there XLA's convolution is the faster one.
+    input. A TPU's compiler copies the patches, so there XLA's convolution is the faster one. The product is written in one way for
+    CPUs and in another for all else.
 
     Attributes:
       features: output channels.
@@ -37,10 +38,13 @@ class PatchConv(nn.Module):
         x, kernel = x.astype(dtype), kernel.astype(dtype)
         if not self.by_patches:
             return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        patches = _patches(x, self.size)
-        # As one matrix: of a stack of them XLA's CPU compiler transposes the gradient before the kernel's gradient is made.
-        product = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(-1, self.features)
-        return product.reshape(*patches.shape[:-1], self.features)
+        patches, matrix = _patches(x, self.size), kernel.reshape(-1, self.features)
+        return jax.lax.platform_dependent(patches, matrix, cpu=_flat_product, default=jnp.matmul)
+
+
+def _flat_product(patches: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Multiply as one matrix: of a stack of them XLA's CPU compiler transposes the gradient first. A TPU's is four times slower so."""
+    return (patches.reshape(-1, patches.shape[-1]) @ matrix).reshape(*patches.shape[:-1], matrix.shape[-1])
 
 
 def _patches(x: jax.Array, size: int) -> jax.Array:

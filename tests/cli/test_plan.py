@@ -58,14 +58,14 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
         "plan",
         CONFIG,
         "--topology=v3:1x1",
-        "--config.global_batch_size=34816",
+        "--config.global_batch_size=49152",
         "--config.model.widths=(32,64)",
         "--config.model.dtype=float32",
         "--config.parallel.shard_update=True",
         "--evaluation=false",
     )
     assert code == 0
-    assert "DOES NOT FIT: needs 16." in out
+    assert "DOES NOT FIT: needs 19." in out
     assert "accumulation x2" in out
     assert "--config.parallel.num_microsteps=2" in out
 

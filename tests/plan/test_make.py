@@ -37,10 +37,11 @@ def test_train_and_plan_lower_the_same_program(make):
     """Four fake CPU devices here, the four cores of two chips there: the same StableHLO, letter by letter (with data that are
     read: tests/recipes/test_mnist.py).
 
-    In fp32: a product of bf16 matrices with an fp32 result is written otherwise for CPUs, by JAX itself.
+    In fp32: a product of bf16 matrices with an fp32 result is written otherwise for CPUs, by JAX itself; and without products of
+    patches, which lbopt writes otherwise for CPUs.
     """
     config = make()
-    config.model.dtype = "float32"
+    config.model.dtype, config.model.patch_convolutions = "float32", False
     texts = []
     for devices in (None, topology.open_topology("v3:1x2").devices):
         run = build.build(config, devices, known.source)
