@@ -39,6 +39,30 @@ def test_the_readme_has_their_table(monkeypatch):
     assert not missing, "copy what scripts/plans --table prints"
 
 
+def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
+    """Every arm at every batch size fits, and the README says what all of it takes."""
+    monkeypatch.chdir(ROOT)
+    (study,) = MAKE["studies"]()
+    found, config = json.loads(MAKE["plan_file"](study).read_text()), call_get_config(study)
+    assert (found["study"], found["topology"], found["fits"]) == (config.name, config.about.topology, True)
+    cells = [(index, size) for index in range(len(config.arms)) for size in config.global_batch_sizes]
+    for (index, size), cell in zip(cells, found["cells"], strict=True):
+        train = config.cell_train(index, size, cell["run"]["num_devices"])
+        assert cell["run"]["config"] == json.loads(json.dumps(settings(train))), "run scripts/plans imagenet_limit"
+        assert (cell["arm"], cell["num_microsteps"]) == (config.arms[index].name, train.parallel.num_microsteps)
+    runs = sum(cell["search_trials"] + cell["final_runs"] for cell in found["cells"])
+    first, last = (found["cells"][place]["run"] for place in (0, len(config.global_batch_sizes) - 1))
+    said = (
+        f"{len(cells)} cells, {runs} runs, {found['projected_seconds'] / 3600:.1f} h one after another; a step of momentum takes "
+        f"{1e3 * step_seconds(first):.1f} ms at 4,096 and {1e3 * step_seconds(last):.1f} ms at 819,200"
+    )
+    assert said in (ROOT / "README.md").read_text()
+
+
+def step_seconds(run):
+    return run["compute_seconds_per_step"] + run["collective_seconds_per_step"]
+
+
 def test_operations_of_bert_large_are_those_of_its_equations():
     """What the compiled program computes, read from its text, is the closed form to the last digit."""
     found = planned("bert_large_lamb.py:mixed")
