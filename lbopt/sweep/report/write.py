@@ -92,7 +92,7 @@ def _measured_sections(study: Study, summary: Mapping[str, Any]) -> list[page.Se
 
 _UNITS = (
     "Means over the final seeds; std, min and max are of what stands before them. x scaled, x warmup and x decay are multiples of what the arm's rules "
-    "give; (edge): at an end of what was searched; (cut): it would outlast the run. Noise scale and critical batch are in examples, all steps are optimizer steps."
+    "give; (edge): at an end of what was searched; (cut): a warmup that would outlast the run. Noise scale and critical batch are in examples, all steps are optimizer steps."
 )
 
 
