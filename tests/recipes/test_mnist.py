@@ -72,11 +72,12 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
 @pytest.mark.parametrize("row", ["lamb-60000", "momentum-60000"])
 def test_a_plan_lowers_what_train_does(row, data_dir):
     """The run that reads this data set on four devices here, and the one that knows mnist by its shapes on four cores of TPU v3:
-    the same StableHLO, letter by letter, with replicas that are mapped (each one's gradient is clipped) and that are not."""
+    the same StableHLO, letter by letter, with replicas that are mapped (each one's gradient is clipped) and that are not. Without
+    products of patches, which lbopt writes otherwise for CPUs (tests/plan/test_make.py)."""
     topology.prepare_environment()
     config = call_get_config(f"{FILE}:{row}")
     config.data.data_dir, config.global_batch_size = str(data_dir), NUM_TRAIN
-    config.model.widths, config.model.hidden = (4,), 16
+    config.model.widths, config.model.hidden, config.model.patch_convolutions = (4,), 16, False
     pod = topology.open_topology("v3:1x2")
     texts = []
     for devices, load in ((None, sources.load), (pod.devices, known.source)):
