@@ -2,13 +2,15 @@
 
 Each case is two cells (momentum and AdamW at one batch size) of 18 trials: 6 learning rates x 2 search seeds + 6 final
 seeds, as in a cell of configs/sweeps/digits_limit.py; some are run with five times the seeds too. The loop runs as many
-trials with one compiled step per optimizer; the other peer starts a process per trial.
+trials with one compiled step per optimizer; the other peer starts a process per trial. That study itself, as the command
+runs it, is held against processes too.
 """
 
 import contextlib
 import importlib.util
 import io
 import pathlib
+import runpy
 import statistics
 import subprocess
 import sys
@@ -40,11 +42,12 @@ MODELS = {"cnn": ModelConfig("cnn"), "lstm": ModelConfig("lstm"), "mlp": ModelCo
 TRIALS = 18 * len(OPTIMIZERS)
 ROUNDS = 2
 PROCESSES = 3
+STUDY = pathlib.Path(__file__).parents[2] / "configs" / "sweeps" / "digits_limit.py"
 
 
 def run() -> list[dict]:
     """Return a row per case against the loop, and some against processes, vmap, many trials, and one chip of a TPU."""
-    return [*(row for case in CASES for row in _case(*case)), _many(), _report(), *_on_tpu()]
+    return [*(row for case in CASES for row in _case(*case)), _whole_study(), _many(), _report(), *_on_tpu()]
 
 
 def _case(model: str, batch_size: int) -> list[dict]:
@@ -66,20 +69,42 @@ def _row(name, timed, peer_name, limit):
 
 
 def _against_processes(model: str, batch_size: int, our_seconds: float) -> list[dict]:
-    script = str(pathlib.Path(hand_written.__file__))
-    seconds = []
-    for _ in range(PROCESSES):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, script, model, str(batch_size), str(EPOCHS)], check=True, capture_output=True)
-        seconds.append(time.perf_counter() - begin)
+    seconds = _of_a_process(model, batch_size)
     of_large = _timed(_study(model, batch_size, "auto", OPTIMIZERS, LARGE), LARGE * TRIALS)
     rows = []
     for trials_run, ours in ((TRIALS, our_seconds), (LARGE * TRIALS, of_large)):
-        peer = trials_run * statistics.median(seconds)
+        peer = trials_run * seconds
         name = f"{model} batch {batch_size}, {trials_run} trials"
         limits = "trials/s", trials_run / ours, trials_run / peer, "one process per trial", peer / ours, 20.0
         rows.append(pairs.row(name, *limits))
     return rows
+
+
+def _of_a_process(model: str, batch_size: int) -> float:
+    """Return the median seconds of one trial in a process of its own."""
+    command = [sys.executable, str(pathlib.Path(hand_written.__file__)), model, str(batch_size), str(EPOCHS)]
+    return statistics.median(_of_command(command) for _ in range(PROCESSES))
+
+
+def _of_command(command: list[str]) -> float:
+    begin = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+def _whole_study() -> dict:
+    """Time a study by its command, start, probes and report included; its peer's trials only train and score, by momentum."""
+    config = runpy.run_path(str(STUDY))["get_config"]()
+    assert (config.train.num_epochs, config.train.model.name) == (EPOCHS, "cnn")
+    sizes = config.global_batch_sizes
+    by_size = statistics.mean(_of_a_process("cnn", size) for size in sizes)
+    with tempfile.TemporaryDirectory() as workdir:
+        command = [sys.executable, "-m", "lbopt", "sweep", f"--config={STUDY}", f"--workdir={workdir}"]
+        ours = _of_command(command)
+        trials_run = len(pathlib.Path(workdir, "results.jsonl").read_text().splitlines())
+    name = f"configs/sweeps/digits_limit.py, {trials_run} trials"
+    limits = "trials/s", trials_run / ours, 1 / by_size, "one process per trial", trials_run * by_size / ours, 20.0
+    return pairs.row(name, *limits)
 
 
 def _many() -> dict:
