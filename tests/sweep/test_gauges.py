@@ -13,6 +13,7 @@ from lbopt.models import cnn, lstm, seam
 from lbopt.sweep.findings.probes import noise_scales
 from lbopt.sweep.lanes import gauges
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 KEY = jax.random.key(0)
 NUM_PARTS, PART_SIZE, DIM, SIGNAL = 8, 4, 4000, 0.5
 NOISE = {"quiet": 0.5, "loud": 3.0}

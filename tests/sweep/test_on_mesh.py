@@ -4,6 +4,7 @@ import copy
 import json
 
 import numpy as np
+import pytest
 from jobs import start  # noqa: F401  a fixture
 from tiny_study import make_config
 
@@ -12,6 +13,7 @@ from lbopt.config import SearchConfig
 from lbopt.config.measure import MeasureConfig
 from lbopt.sweep import runner, trials
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 # The global batch's statistics are summed in another order; momentum over 24 steps amplifies rounding (test_program).
 RTOL = 2e-3
 
