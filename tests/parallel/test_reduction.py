@@ -15,6 +15,7 @@ import lbopt
 from lbopt.errors import UserError
 from lbopt.parallel import shards
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 TOLERANCE = 1e-6
 
 

@@ -16,6 +16,7 @@ import pytest
 import lbopt
 from lbopt.models import cnn, lstm
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 TOLERANCE = 1e-5
 OPTIMIZERS = {
     "lamb": lambda: lbopt.lamb(0.02, weight_decay=0.01),

@@ -396,18 +396,18 @@ def test_two_hundred_steps_in_float64_equal_the_source(family, case, weight_deca
     assert max(errors.values()) <= 1e-10, errors
 
 
-KINDS = (("float32", 0.0), ("bfloat16", 0.0), ("bfloat16", 0.1))
-IN_FP32 = [(*case, "float32", 0.1) for case in CASES]
-IN_FP32 += [(*case, *kind) for case in CASES if is_row(case[1]) for kind in KINDS]
+IN_FP32 = [(*case, "float32") for case in CASES]
+IN_FP32 += [(*case, "bfloat16") for case in CASES if is_row(case[1])]
+DECAY = 0.1
+"""Without one, the rows are compared in float64 only."""
 
 
-@pytest.mark.parametrize(("family", "case", "dtype", "weight_decay"), IN_FP32)
-@pytest.mark.filterwarnings(NO_RATIO_LEFT)
-def test_every_update_in_fp32_equals_the_source_at_the_same_weights(family, case, dtype, weight_decay):
+@pytest.mark.parametrize(("family", "case", "dtype"), IN_FP32)
+def test_every_update_in_fp32_equals_the_source_at_the_same_weights(family, case, dtype):
     """The transcription is handed our weights at every step, so that rounding of weights does not add up."""
-    path, updates = descend(family, case, weight_decay, dtype)
+    path, updates = descend(family, case, DECAY, dtype)
     _, grads, rates = problem(family, case)
-    step = FAMILIES[family][1][case][2](weight_decay)
+    step = FAMILIES[family][1][case][2](DECAY)
     expected = {name: np.zeros_like(leaf) for name, leaf in path.items()}
     for t in range(STEPS):
         here = {name: leaf[t] for name, leaf in path.items()}
