@@ -17,7 +17,7 @@ from lbopt.errors import EnvironmentProblem
 from lbopt.recipes import text
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-NUM_QUESTIONS = 24
+NUM_QUESTIONS = 12
 BERT = ("--config.model.max_length=192", "--config.parallel.num_devices=1")
 
 
@@ -39,7 +39,7 @@ def pretrained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flags(data_dir, pretrained):
-    """Return the flags of a run that learns 24 questions by heart and is asked the same."""
+    """Return the flags of a run that learns 12 questions by heart and is asked the same."""
     return [
         f"--config={CONFIGS / 'squad.py'}:smoke",
         f"--config.data.data_dir={data_dir}",
@@ -54,12 +54,12 @@ def flags(data_dir, pretrained):
         "--config.global_batch_size=12",
         "--config.schedule.base_batch_size=12",
         "--config.schedule.warmup_steps=10.0",
-        "--config.num_steps=80",
+        "--config.num_steps=40",
         "--config.data.sequence_length=192",
         "--config.data.doc_stride=96",
-        "--config.log_every_steps=40",
-        "--config.eval_every_steps=40",
-        "--config.checkpoint.every_steps=40",
+        "--config.log_every_steps=20",
+        "--config.eval_every_steps=20",
+        "--config.checkpoint.every_steps=20",
         "--config.model.dropout_rate=0.0",
         "--config.model.attention_dropout_rate=0.0",
     ]

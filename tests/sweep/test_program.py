@@ -238,13 +238,14 @@ def test_a_damaged_record_among_the_probed_ones_changes_nothing(cells):
     jax.tree.map(np.testing.assert_array_equal, *on_mesh)
 
 
-def test_many_lanes_are_scored_a_few_examples_at_a_time(cells):
+def test_many_lanes_are_scored_a_few_examples_at_a_time():
+    problem = cells_of("mlp")[0].problem
     config = make_config(trial_batching="vmap", trials_per_program=64)
     config.train.eval_global_batch_size = 5000
     spread = Spread(config)
     assert spread.most_examples == 512 == 2**13 * 4 / 64
-    variables = jax.vmap(cells[0].problem.init)(jax.random.split(jax.random.key(0), 64))
-    scores = Equipment(cells[0].problem, config, spread).score
+    variables = jax.vmap(problem.init)(jax.random.split(jax.random.key(0), 64))
+    scores = Equipment(problem, config, spread).score
     assert {len(batch["label"]) for batch in scores._batches("train")} == {512}
     assert len(scores("validation", *variables)) == 64
 
