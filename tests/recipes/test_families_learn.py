@@ -46,7 +46,7 @@ def test_digits(row):
     assert trained(row, **changes)[0]["accuracy"] > accuracy
 
 
-# Shorter runs, so faster ones; a narrower net.
+# Fewer steps, so larger rates; a narrower net.
 BERT = {"data__vocab_size": 256, "schedule__base_learning_rate": 0.02, "schedule__base_warmup_epochs": 0.5}
 LSTM = {"data__sequence_length": 32, "model__width_coefficient": 0.5, "model__dropout_rate": 0.0}
 
