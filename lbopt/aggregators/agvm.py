@@ -1,0 +1,185 @@
+"""AGVM: each module's rate follows the noise of its gradient."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import types
+from lbopt.aggregators import protocol
+from lbopt.aggregators.disagreement import phi_modules
+from lbopt.aggregators.group import Group
+from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
+from lbopt.aggregators.wire import WireBytes, ring_bytes
+from lbopt.transforms import arguments
+from lbopt.transforms.ema import EmaState
+from lbopt.transforms.module_scale import Labels, ModuleScaleState, resolve_labels
+from lbopt.transforms.monitoring import LayerNormsState
+
+
+class AgvmState(NamedTuple):
+    """Attributes:
+    count: int32 scalar, steps so far.
+    scale: module -> fp32 scalar, the running mean of its factor.
+    phi: module -> fp32 scalar, when it was last measured; not a number before.
+    """
+
+    count: jax.Array  # type: ignore[assignment]
+    scale: dict[str, jax.Array]
+    phi: dict[str, jax.Array]
+
+
+def agvm(
+    labels: Labels,
+    anchor: str,
+    interval: int = 5,
+    start: int = 500,
+    stop: int | None = None,
+    alpha: float = 0.97,
+    clip: tuple[float, float] = (0.5, 10.0),
+    eps: float = 1e-6,
+    adam_b2: float | None = None,
+    adam_eps: float = 1e-8,
+) -> Aggregator:
+    r"""Adaptive gradient variance modulator: scale each module's update by its gradient's noise, relative to an anchor's.
+
+    At steps t with start <= t <= stop and t divisible by `interval`, with a_k and b_k the mean gradients of module k over the first and the
+    second half of the replicas:
+
+        phi_k = 1 - cos(a_k, b_k)
+        mu_k <- alpha mu_k + (1 - alpha) sqrt(clip((phi_anchor + eps) / (phi_k + eps)))
+
+    The updates are the mean gradients. `scale_by_agvm`, last in the chain, multiplies by mu_k from `start` to `stop`, and by 1 before and after.
+    Only at the steps that measure phi are twice as many bytes reduced: one all-reduce of the sum and of the difference of the halves.
+
+    Args:
+      labels: the module of each parameter, see `lbopt.scale_by_agvm`.
+      anchor: the module that the others are compared with; the backbone, of a detector.
+      interval: measure so often, in steps.
+      start: first step that may measure and scale; after the warmup.
+      stop: the last; None for no end.
+      alpha: what the running mean keeps; 1 never leaves mu = 1.
+      clip: bounds of the quotient, inside the root.
+      eps: added to both sides of the quotient.
+      adam_b2: for Adam's family: compare not gradients but a / (sqrt(v') + adam_eps), v' = adam_b2 v + (1 - adam_b2) (a / R)^2, with the
+        optimizer's second moment v; None to compare gradients.
+      adam_eps: see there.
+
+    Returns:
+      An `Aggregator` for an even number of replicas; it gives `agvm_scale` and `agvm_phi`. It refuses an optimizer without
+      `scale_by_agvm`, and one that takes a trust ratio after it.
+
+    Raises:
+      ValueError: naming an argument that is out of range.
+
+    Note:
+      The hook compares what two of its ranks hold; here, as there, these are the means of the halves. It divides by R once more before v' mixes
+      them in, and so does this. The paper's own form has another place for clip and eps [recalled 80%].
+
+    References:
+      Large-batch Optimization for Dense Visual Predictions, arXiv 2210.11078; github.com/Sense-X/AGVM at b60d598, `agvm_optimizer_hook.py`,
+      whose defaults these are.
+    """
+    for name, value, low in (("interval", interval, 1), ("start", start, 0)):
+        arguments.require_at_least(name, value, low)
+    if stop is not None:
+        arguments.require_at_least("stop", stop, start)
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha = {alpha!r}: give a number in [0, 1]")
+    arguments.require_bounds("clip", clip)
+    arguments.require_above("eps", eps, 0)
+    if adam_b2 is not None:
+        arguments.require_decay_rate("adam_b2", adam_b2)
+
+    def init(params: types.Params, num_replicas: int) -> AggregatorState:
+        if num_replicas % 2:
+            raise ValueError(f"agvm: {num_replicas} replicas have no two halves; use an even number (replicas_per_device=2)")
+        modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
+        if anchor not in modules:
+            raise ValueError(f"anchor = {anchor!r}: use one of the modules {sorted(modules)}")
+        ones = {module: jnp.ones((), jnp.float32) for module in modules}
+        nans = {module: jnp.full((), jnp.nan, jnp.float32) for module in modules}
+        return AggregatorState(shared=AgvmState(jnp.zeros((), jnp.int32), ones, nans))
+
+    def preconditioned(gradient: types.PyTree, nu: types.PyTree, num_replicas: int) -> types.PyTree:
+        def one(a: jax.Array, v: jax.Array) -> jax.Array:
+            mixed = adam_b2 * v.astype(a.dtype) + (1 - adam_b2) * jnp.square(a / num_replicas)
+            return a / (jnp.sqrt(mixed) + adam_eps)
+
+        return gradient if adam_b2 is None else jax.tree.map(one, gradient, nu)
+
+    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+        count, scale, before = state.shared
+        grads, total = protocol.wide(rows), group.num_replicas
+        modules = resolve_labels(labels, rows)
+        within = count >= start if stop is None else (count >= start) & (count <= stop)
+
+        def measured() -> tuple[Any, ...]:
+            sign = jnp.where(group.numbers() < total // 2, 1.0, -1.0)
+
+            def both(x: jax.Array) -> jax.Array:
+                return jnp.stack([x, x * sign.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)], 1)
+
+            # The first of the two is summed as the plain mean's sum is: nothing else changes where a scale stays 1.
+            sums = group.sum(jax.tree.map(both, grads))
+            halves = [jax.tree.map(lambda x, s=s: (x[0] + s * x[1]) / total, sums) for s in (1, -1)]
+            found = phi_modules(modules, *(preconditioned(half, extra.second_moment, total) for half in halves))
+            found = {module: jnp.where(jnp.isnan(value), 1.0, value) for module, value in found.items()}  # cos of 0 is 0
+            goal = {
+                module: jnp.sqrt(jnp.clip((found[anchor] + eps) / (value + eps), *clip)) for module, value in found.items()
+            }
+            moved = {module: scale[module] + (1 - alpha) * (goal[module] - scale[module]) for module in found}
+            return jax.tree.map(lambda x: x[0] / total, sums), moved, found
+
+        def plain() -> tuple[Any, ...]:
+            return group.mean(grads), scale, before
+
+        updates, scale, found = jax.lax.cond(within & (count % interval == 0), measured, plain)
+        applied = {module: jnp.where(within, value, 1.0) for module, value in scale.items()}
+        new_state = AggregatorState(shared=AgvmState(count + 1, scale, found))
+        return Aggregated(protocol.like(updates, rows), new_state, {"agvm_scale": applied, "agvm_phi": found})
+
+    def sent(params: types.Params, num_replicas: int) -> WireBytes:
+        ring = ring_bytes(params, num_replicas)
+        return WireBytes(ring * (1 + 1 / interval), ring)
+
+    return Aggregator(
+        f"agvm(interval={interval})",
+        init,
+        update,
+        sent,
+        frozenset({"agvm_scale", "agvm_phi"}),
+        adam_b2 is not None,
+        _check_chain,
+    )
+
+
+_MAY_FOLLOW = (LayerNormsState, EmaState)
+"""States of transforms that look at the last update, and leave it."""
+
+
+def _check_chain(opt_state: Any) -> None:
+    """See that the scale is applied, and that nothing changes the update afterwards."""
+    order = _links(opt_state)
+    if ModuleScaleState not in order:
+        raise ValueError(
+            "agvm finds a scale that nobody applies: put lbopt.scale_by_agvm(labels) last in the optimizer's chain"
+        )
+    after = [kind for kind in order[order.index(ModuleScaleState) + 1 :] if kind not in _MAY_FOLLOW]
+    if after:
+        raise ValueError(
+            f"scale_by_agvm comes before {after[0].__name__} in the optimizer's chain, and a trust ratio there would undo it: put it last"
+        )
+
+
+def _links(opt_state: Any) -> list[type]:
+    """Return the types of the states of a chain, those of wrappers and of what they wrap too, in order."""
+    if isinstance(opt_state, dict):
+        return [kind for part in opt_state.values() for kind in _links(part)]
+    if not isinstance(opt_state, (tuple, list)):
+        return []
+    own = [type(opt_state)] if hasattr(opt_state, "_fields") else []
+    inside = [] if isinstance(opt_state, (ModuleScaleState, *_MAY_FOLLOW)) else opt_state
+    return own + [kind for part in inside for kind in _links(part)]

@@ -1,0 +1,144 @@
+"""Auto-precision scaling: gradients are reduced in a few bits, each layer at its own power of two."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import stacks, types
+from lbopt.aggregators import protocol, wire
+from lbopt.aggregators.group import Group, Packing
+from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
+from lbopt.aggregators.quantize import OVERFLOWS, ROUNDINGS, Format, Overflow, Rounding, quantize
+from lbopt.aggregators.scaling import ceil_log2, ldexp
+from lbopt.aggregators.wire import WireBytes, ring_bytes
+from lbopt.transforms import arguments
+
+Accumulate = Literal["fp32", "same", "kahan"]
+ACCUMULATIONS = ("fp32", "same", "kahan")
+_SEED = 1
+
+
+def aps(
+    exponent_bits: int = 5,
+    mantissa_bits: int = 2,
+    accumulate: Accumulate = "fp32",
+    shift: bool = True,
+    overflow: Overflow = "inf",
+    rounding: Rounding = "nearest",
+    stacked: types.Stacked = None,
+) -> Aggregator:
+    r"""Reduce gradients in a format of few bits, with a power-of-two shift per layer.
+
+        E = max over replicas of ceil(log2(R max|g|)),   s = 2^(exponent_bits - 1) - 1 - E
+        q_i = Q(2^s g_i),   sum = Q(sum of q_i),   update = 2^-s sum / R
+
+    The shift lets the sum reach, but not pass, the format's highest exponent. A layer that is zero everywhere is not shifted.
+
+    What is sent has few bits: each device gets the rounded pieces of all replicas that it is to sum (all-to-all), in the narrowest dtype that
+    holds the format, sums them in the replicas' order, and sends the rounded sum to all (all-gather). A format of less than 8 bits still takes 8
+    on the wire.
+
+    Args:
+      exponent_bits: 2 to 8.
+      mantissa_bits: 0 to 23; (8, 23) rounds nothing.
+      accumulate: "fp32" (the sum is rounded once), "same" (every partial sum is rounded) or "kahan" (likewise, with Kahan's compensation,
+        each of whose operations is rounded).
+      shift: False for the format alone, s = 0.
+      overflow: see `lbopt.float_quantize`.
+      rounding: of gradients and of fp32 sums; see `lbopt.float_quantize`. "same" and "kahan" round partial sums to nearest.
+      stacked: which leaves are stacks of layers, each with a shift of its own; see `lbopt.stacked_paths`.
+
+    Returns:
+      An `Aggregator` whose state is a count.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+
+    References:
+      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv 1911.08907; github.com/drcut/CPD at ddd9a67,
+      `dist_util.py: sum_gradients`. There an all-zero layer becomes NaN.
+    """
+    to = Format(exponent_bits, mantissa_bits)
+    arguments.require_choice("accumulate", accumulate, ACCUMULATIONS)
+    arguments.require_flag("shift", shift)
+    arguments.require_choice("overflow", overflow, OVERFLOWS)
+    arguments.require_choice("rounding", rounding, ROUNDINGS)
+    dtype = to.carrier(overflow)
+
+    def draws(key: jax.Array, length: int) -> jax.Array | None:
+        """Return the random bits of a row; each depends on its place alone, so that a piece of a row sees the same."""
+        return jax.random.bits(key, (length,), jnp.uint32) if rounding == "stochastic" else None
+
+    def init(params: types.Params, num_replicas: int) -> AggregatorState:
+        del params, num_replicas
+        return AggregatorState(shared=jnp.zeros((), jnp.int32))
+
+    def shifts(grads: list[jax.Array], group: Group) -> list[jax.Array]:
+        """Return s of each leaf, int32 [layers, 1]."""
+        largest = [jnp.abs(g).max(-1, keepdims=True) for g in grads]
+        packing = Packing(largest)
+        known = packing.unpack(group.max(packing.pack(largest)))
+        return [jnp.where(x > 0, to.max_exponent - ceil_log2(x * group.num_replicas), 0) for x in known]
+
+    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+        del extra
+        leaves, structure = jax.tree.flatten(rows)
+        layers = jax.tree.leaves(stacks.resolve_stacked(stacked, jax.tree.map(lambda x: x[0], rows)))
+        grads = [protocol.as_vectors(x, axes) for x, axes in zip(leaves, layers, strict=True)]
+        key = jax.random.fold_in(jax.random.key(_SEED), state.shared)
+        if shift:
+            by = shifts(grads, group)
+            grads = [ldexp(g, s) for g, s in zip(grads, by, strict=True)]
+        packing = Packing(grads, group.num_devices)
+        packed = packing.pack(grads)
+        length = packed.shape[1]
+
+        def own(number: jax.Array, row: jax.Array) -> jax.Array:
+            return quantize(row, to, overflow, draws(jax.random.fold_in(key, number), length)).astype(dtype)
+
+        total = _added(group.exchange(jax.vmap(own)(group.numbers(), packed)), to, overflow, accumulate)
+        if accumulate == "fp32":
+            drawn = draws(jax.random.fold_in(key, group.num_replicas), length)
+            total = quantize(total, to, overflow, None if drawn is None else group.piece(drawn))
+        sums = packing.unpack(group.join(total.astype(dtype)).astype(jnp.float32))
+        if shift:
+            sums = [ldexp(x, -s) for x, s in zip(sums, by, strict=True)]
+        updates = [x.reshape(leaf.shape[1:]) / group.num_replicas for x, leaf in zip(sums, leaves, strict=True)]
+        updates = protocol.like(jax.tree.unflatten(structure, updates), rows)
+        return Aggregated(updates, AggregatorState(shared=state.shared + 1), {})
+
+    def sent(params: types.Params, num_replicas: int) -> WireBytes:
+        layers = jax.tree.leaves(stacks.resolve_stacked(stacked, params))
+        leaves = zip(jax.tree.leaves(params), layers, strict=True)
+        maxima = sum(protocol.vectors(jnp.shape(p), axes)[0] for p, axes in leaves) if shift else 0
+        twice = 2 * wire.scattered(dtype.itemsize * wire.elements(params), num_replicas)
+        return WireBytes(twice + wire.reduced(wire.FP32 * maxima, num_replicas), ring_bytes(params, num_replicas))
+
+    name = f"aps({exponent_bits}, {mantissa_bits}, {accumulate!r}{'' if shift else ', shift=False'})"
+    return Aggregator(name, init, update, sent, takes_parts=stacked is None)
+
+
+def _added(pieces: jax.Array, to: Format, overflow: Overflow, accumulate: Accumulate) -> jax.Array:
+    """Sum [R, n] in the order of replicas; fp32 [n]."""
+    zeros = jnp.zeros(pieces.shape[1:], jnp.float32)
+    if accumulate == "fp32":
+        return jax.lax.scan(lambda total, x: (total + x.astype(jnp.float32), None), zeros, pieces)[0]
+
+    def q(x: jax.Array) -> jax.Array:
+        return quantize(x, to, overflow)
+
+    def same(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return q(total + x.astype(jnp.float32)), None
+
+    def kahan(carry: tuple[jax.Array, jax.Array], x: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+        total, lost = carry
+        y = q(x.astype(jnp.float32) - lost)
+        after = q(total + y)
+        return (after, q(q(after - total) - y)), None
+
+    if accumulate == "same":
+        return jax.lax.scan(same, zeros, pieces)[0]
+    return jax.lax.scan(kahan, (zeros, zeros), pieces)[0][0]

@@ -1,0 +1,251 @@
+"""Compressors: what a replica says of a vector in fewer bytes.
+
+A compressor works along the last axis of [..., n], one message for each vector; what comes before are replicas and layers. The messages of
+several leaves travel together, in one collective for each array of a message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import types
+from lbopt.aggregators import wire
+from lbopt.aggregators.group import Group, Packing
+from lbopt.aggregators.quantize import Format, quantize
+from lbopt.aggregators.scaling import ceil_log2, ldexp
+from lbopt.transforms import arguments
+
+Route = Literal["sum", "gather", "exchange"]
+Message = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressor:
+    """How vectors of n numbers are said in fewer bytes.
+
+    Attributes:
+      name: for messages.
+      compress: (x [..., n], key) -> message, arrays [..., m]. The key is the same for all replicas.
+      decompress: (message, n, key) -> [..., n] fp32.
+      route: "sum": messages add up, and an all-reduce does it. "gather": every replica sees every message. "exchange": a message has
+        `payload` [..., n] and small arrays beside it; each device sums a piece of all payloads.
+      message_bytes: n -> bytes of the arrays that grow with n.
+      delta: n -> the contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2 (in expectation, where it draws).
+    """
+
+    name: str
+    compress: Callable[[jax.Array, jax.Array], Message]
+    decompress: Callable[[Message, int, jax.Array], jax.Array]
+    route: Route
+    message_bytes: Callable[[int], float]
+    delta: Callable[[int], float]
+
+    def wire_bytes(self, sizes: list[int], num_replicas: int) -> float:
+        """Return what a replica sends so that all know the mean of what all said.
+
+        Args:
+          sizes: n of each vector.
+          num_replicas: that take part.
+        """
+        message = sum(self.message_bytes(n) for n in sizes)
+        if self.route == "sum":
+            return wire.reduced(message, num_replicas)
+        if self.route == "gather":
+            return wire.gathered(message, num_replicas)
+        return wire.scattered(message + wire.FP32 * sum(sizes), num_replicas)
+
+
+def identity() -> Compressor:
+    """Return the compressor that says everything: with any error feedback, plain gradient descent."""
+    return Compressor(
+        "identity()",
+        lambda x, key: {"payload": x},
+        lambda message, n, key: message["payload"],
+        "sum",
+        lambda n: wire.FP32 * n,
+        lambda n: 1.0,
+    )
+
+
+def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
+    """Return the compressor that keeps the k largest numbers of each leaf (of each layer of a stack), with their places.
+
+    A message is k fp32 values and k int32 places. All replicas see all messages, R k of them: against a ring all-reduce it wins while
+    8 R k < 8 n, that is while k / n < 1 / R.
+
+    Args:
+      fraction: k / n, in (0, 1]; k is rounded up.
+      k: the number itself, instead.
+
+    Raises:
+      ValueError: unless exactly one of both is given, in its range.
+    """
+    count = _count(fraction, k)
+
+    def compress(x: jax.Array, key: jax.Array) -> Message:
+        del key
+        _, places = jax.lax.top_k(jnp.abs(x), count(x.shape[-1]))
+        return {"values": jnp.take_along_axis(x, places, -1), "places": places.astype(jnp.int32)}
+
+    def decompress(message: Message, n: int, key: jax.Array) -> jax.Array:
+        del key
+        values, places = message["values"], message["places"]
+        lead = values.shape[:-1]
+        rows = jnp.arange(values.size // values.shape[-1])[:, None]
+        flat = jnp.zeros((len(rows), n), values.dtype)
+        flat = flat.at[rows, places.reshape(len(rows), -1)].set(values.reshape(len(rows), -1), unique_indices=True)
+        return flat.reshape(*lead, n)
+
+    name = f"topk({fraction})" if k is None else f"topk(k={k})"
+    return Compressor(name, compress, decompress, "gather", lambda n: 8.0 * count(n), lambda n: count(n) / n)
+
+
+def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
+    """Return the compressor that keeps k numbers of each leaf (of each layer of a stack), drawn anew at every step.
+
+    All replicas draw the same places, so a message is k fp32 values and an all-reduce sums them: it wins by n / k on any number of
+    replicas. Values are not blown up by n / k: in expectation it is a contraction.
+
+    Args:
+      fraction: k / n, in (0, 1]; k is rounded up.
+      k: the number itself, instead.
+
+    Raises:
+      ValueError: unless exactly one of both is given, in its range.
+    """
+    count = _count(fraction, k)
+
+    def places(n: int, key: jax.Array) -> jax.Array:
+        return jax.lax.top_k(jax.random.bits(key, (n,), jnp.uint32), count(n))[1]
+
+    def compress(x: jax.Array, key: jax.Array) -> Message:
+        return {"payload": x[..., places(x.shape[-1], key)]}
+
+    def decompress(message: Message, n: int, key: jax.Array) -> jax.Array:
+        values = message["payload"]
+        return jnp.zeros((*values.shape[:-1], n), values.dtype).at[..., places(n, key)].set(values, unique_indices=True)
+
+    name = f"randk({fraction})" if k is None else f"randk(k={k})"
+    return Compressor(name, compress, decompress, "sum", lambda n: 4.0 * count(n), lambda n: count(n) / n)
+
+
+def sign() -> Compressor:
+    """Return the compressor that keeps one bit a number: sign(x) mean|x|, of each leaf (of each layer of a stack).
+
+    Zero counts as positive. All replicas see all messages, n / 8 bytes each: against a ring all-reduce it wins up to 64 replicas.
+    """
+
+    def compress(x: jax.Array, key: jax.Array) -> Message:
+        del key
+        return {"bits": jnp.packbits(x >= 0, axis=-1), "scale": jnp.abs(x).mean(-1, keepdims=True)}
+
+    def decompress(message: Message, n: int, key: jax.Array) -> jax.Array:
+        del key
+        positive = jnp.unpackbits(message["bits"], axis=-1, count=n)
+        return jnp.where(positive == 1, message["scale"], -message["scale"])
+
+    return Compressor("sign()", compress, decompress, "gather", lambda n: -(-n // 8) + 4.0, lambda n: 1 / n)
+
+
+def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
+    """Return the compressor that rounds to a format of few bits, at the largest power of two that the vector allows.
+
+    Each replica sends pieces of its numbers, in the narrowest dtype that holds the format, to the devices that sum them, and these send
+    the fp32 sums to all.
+
+    Args:
+      exponent_bits: 2 to 8.
+      mantissa_bits: 0 to 23.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+    """
+    to = Format(exponent_bits, mantissa_bits)
+    dtype = to.carrier()
+
+    def compress(x: jax.Array, key: jax.Array) -> Message:
+        del key
+        shift = to.max_exponent - ceil_log2(jnp.abs(x).max(-1, keepdims=True))
+        return {"payload": quantize(ldexp(x, shift), to).astype(dtype), "shift": shift}
+
+    def decompress(message: Message, n: int, key: jax.Array) -> jax.Array:
+        del n, key
+        return ldexp(message["payload"].astype(jnp.float32), -message["shift"])
+
+    size = float(dtype.itemsize)
+    name = f"cast({exponent_bits}, {mantissa_bits})"
+    return Compressor(name, compress, decompress, "exchange", lambda n: size * n, lambda n: 1 - 4.0 ** -(mantissa_bits + 1))
+
+
+def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
+    """Return n -> k."""
+    if (fraction is None) == (k is None):
+        raise ValueError(f"fraction = {fraction!r}, k = {k!r}: give one of both")
+    if fraction is not None:
+        if not arguments.is_number(fraction) or not 0 < fraction <= 1:
+            raise ValueError(f"fraction = {fraction!r}: give a number in (0, 1]")
+        return lambda n: min(n, max(1, math.ceil(fraction * n - 1e-9)))  # type: ignore[operator]
+    arguments.require_at_least("k", k, 1)
+    return lambda n: min(n, int(k))  # type: ignore[arg-type]
+
+
+def mean(compressor: Compressor, group: Group, messages: list[Message], sizes: list[int], keys: list[Any]) -> types.PyTree:
+    """Return the mean over all replicas of what their messages say.
+
+    Args:
+      compressor: that made them.
+      group: the replicas.
+      messages: of each leaf, arrays [r, layers, m].
+      sizes: n of each leaf.
+      keys: of each leaf, those with which it was compressed.
+
+    Returns:
+      A list of fp32 [layers, n].
+    """
+    if compressor.route == "sum":
+        packing = Packing(messages)
+        said = packing.unpack(group.mean(packing.pack(messages)))
+        return [compressor.decompress(*one) for one in zip(said, sizes, keys, strict=True)]
+    if compressor.route == "exchange":
+        return _by_pieces(compressor, group, messages, sizes, keys)
+    said = {name: _gathered(group, [message[name] for message in messages]) for name in messages[0]}
+    each = [{name: arrays[leaf] for name, arrays in said.items()} for leaf in range(len(messages))]
+    return [_sum(compressor, *one) / group.num_replicas for one in zip(each, sizes, keys, strict=True)]
+
+
+def _gathered(group: Group, arrays: list[jax.Array]) -> list[jax.Array]:
+    packing = Packing(arrays)
+    return packing.unpack(group.gather(packing.pack(arrays)))
+
+
+def _sum(compressor: Compressor, messages: Message, n: int, key: Any) -> jax.Array:
+    """Add up what the messages [R, layers, m] say, one replica after another: no more than two vectors are in memory."""
+    layers = next(iter(messages.values())).shape[1]
+    zeros = jnp.zeros((layers, n), jnp.float32)
+    total, _ = jax.lax.scan(lambda sum, one: (sum + compressor.decompress(one, n, key), None), zeros, messages)
+    return total
+
+
+def _by_pieces(
+    compressor: Compressor, group: Group, messages: list[Message], sizes: list[int], keys: list[Any]
+) -> list[jax.Array]:
+    """Let each device sum a piece of all payloads, and all put the pieces together."""
+    packing = Packing([message["payload"] for message in messages], group.num_devices)
+    small = [{name: value for name, value in message.items() if name != "payload"} for message in messages]
+    told = Packing(small)
+    others = told.unpack(group.gather(told.pack(small)))  # [R, layers, 1] each
+
+    def of_each_number(name: str) -> jax.Array:
+        """Return [R, piece]: what the small array says of the numbers that this device sums."""
+        spread = [jnp.broadcast_to(one[name], (*one[name].shape[:-1], n)) for one, n in zip(others, sizes, strict=True)]
+        return group.piece(packing.pack(spread))
+
+    piece = group.exchange(packing.pack([message["payload"] for message in messages]))
+    said = compressor.decompress({"payload": piece, **{name: of_each_number(name) for name in small[0]}}, 0, keys[0])
+    return packing.unpack(group.join(said.sum(0) / group.num_replicas))

@@ -1,0 +1,154 @@
+"""PowerSGD: gradients as products of thin matrices, one of whose factors is reduced at a step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import stacks, types
+from lbopt.aggregators import protocol, wire
+from lbopt.aggregators.group import Group, Packing
+from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
+from lbopt.aggregators.wire import WireBytes, ring_bytes
+from lbopt.transforms import arguments
+
+
+class PowerSgdState(NamedTuple):
+    """What all replicas know.
+
+    Attributes:
+      count: int32 scalar, steps so far.
+      left: P of each compressed leaf, fp32 [layers, m, r]; () for the others.
+      right: Q, fp32 [layers, n, r].
+    """
+
+    count: jax.Array  # type: ignore[assignment]
+    left: list[Any]
+    right: list[Any]
+
+
+class _Plan(NamedTuple):
+    """A leaf as matrices [layers, m, n], of which r columns are kept; r = 0 for a leaf that is sent whole."""
+
+    layers: int
+    m: int
+    n: int
+    rank: int
+
+
+def powersgd(
+    rank: int, start: int = 100, min_rate: float = 2.0, seed: int = 0, stacked: types.Stacked = None
+) -> Aggregator:
+    r"""Rank-r compression by power iteration, with error feedback and a warm start.
+
+    A leaf is a matrix M [m, n], its last dimension against all others; e is what was left out before. At even steps, counted from
+    `start` on,
+
+        P <- orth(P),   Q <- mean((M + e)^T P),   update = P Q^T,   e <- M + e - P Q^T
+
+    and at odd ones P and Q change roles. All replicas have the same P and Q; e is each one's own, against the mean's reconstruction. One all-reduce a
+    step carries all factors, and the leaves that are sent whole: vectors, and those that would not become `min_rate` times smaller.
+
+    Its bytes do not depend on the number of replicas: on a pod prefer it to `topk`.
+
+    Args:
+      rank: r, at least 1; at most the smaller side of the matrix is used.
+      start: so many first steps reduce everything whole.
+      min_rate: compress a leaf if its m n numbers are more than so many times the r (m + n) / 2 that a step sends.
+      seed: of the first factors.
+      stacked: which leaves are stacks of layers, each a matrix of its own; see `lbopt.stacked_paths`.
+
+    Returns:
+      An `Aggregator` that keeps e, one copy of the compressed leaves in fp32 per replica.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+
+    Note:
+      The reconstruction is not a contraction of each replica's own gradient, so EControl's theory does not carry over.
+
+    References:
+      Vogels et al., PowerSGD, arXiv 1905.13727; github.com/epfml/powersgd at 0afb0c1, `powersgd.py`, whose defaults and order these are (there a
+      matrix is its first dimension against all others, as PyTorch has outputs first).
+    """
+    for name, value, low in (("rank", rank, 1), ("start", start, 0), ("seed", seed, 0)):
+        arguments.require_at_least(name, value, low)
+    arguments.require_above("min_rate", min_rate, 0)
+
+    def planned(params: types.Params) -> list[_Plan]:
+        layers = jax.tree.leaves(stacks.resolve_stacked(stacked, params))
+        return [_plan(jnp.shape(p), axes, rank, min_rate) for p, axes in zip(jax.tree.leaves(params), layers, strict=True)]
+
+    def init(params: types.Params, num_replicas: int) -> AggregatorState:
+        plans = planned(params)
+        keys = jax.random.split(jax.random.key(seed), (len(plans), 2))
+        left: list[Any] = [()] * len(plans)
+        right, local = list(left), list(left)
+        for leaf, plan in enumerate(plans):
+            if plan.rank:
+                left[leaf] = jax.random.normal(keys[leaf, 0], (plan.layers, plan.m, plan.rank), jnp.float32)
+                right[leaf] = jax.random.normal(keys[leaf, 1], (plan.layers, plan.n, plan.rank), jnp.float32)
+                local[leaf] = jnp.zeros((num_replicas, plan.layers, plan.m, plan.n), jnp.float32)
+        return AggregatorState(local, (), PowerSgdState(jnp.zeros((), jnp.int32), left, right))
+
+    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+        del extra
+        leaves, structure = jax.tree.flatten(protocol.wide(rows))
+        plans = planned(jax.tree.map(lambda x: x[0], rows))
+        chosen = [leaf for leaf, plan in enumerate(plans) if plan.rank]
+        count, left, right = state.shared
+
+        def whole(local: list[Any], left: list[Any], right: list[Any]) -> tuple[Any, ...]:
+            return group.mean(leaves), local, left, right
+
+        def step(local: list[Any], left: list[Any], right: list[Any], transposed: bool) -> tuple[Any, ...]:
+            ours, theirs = (right, left) if transposed else (left, right)
+            ours, theirs, local, out = list(ours), list(theirs), list(local), list(leaves)
+            matrices = {}
+            for leaf in chosen:
+                matrix = leaves[leaf].reshape(local[leaf].shape) + local[leaf]
+                matrices[leaf] = matrix
+                ours[leaf] = jnp.linalg.qr(ours[leaf]).Q
+                equation = "Rlmn,lnr->Rlmr" if transposed else "Rlmn,lmr->Rlnr"
+                out[leaf] = jnp.einsum(equation, matrix, ours[leaf], precision="highest")
+            packing = Packing(out)
+            out = packing.unpack(group.mean(packing.pack(out)))
+            for leaf in chosen:
+                theirs[leaf] = out[leaf]
+                p, q = (theirs[leaf], ours[leaf]) if transposed else (ours[leaf], theirs[leaf])
+                out[leaf] = jnp.einsum("lmr,lnr->lmn", p, q, precision="highest")
+                local[leaf] = matrices[leaf] - out[leaf]
+            left, right = (theirs, ours) if transposed else (ours, theirs)
+            return [x.reshape(row.shape[1:]) for x, row in zip(out, leaves, strict=True)], local, left, right
+
+        def compressed(*given: Any) -> tuple[Any, ...]:
+            odd = (count - start) % 2 == 1
+            return jax.lax.cond(odd, lambda *a: step(*a, True), lambda *a: step(*a, False), *given)
+
+        given = list(state.local), list(left), list(right)
+        if not chosen:
+            updates, local, left, right = whole(*given)
+        elif start == 0:
+            updates, local, left, right = compressed(*given)
+        else:
+            updates, local, left, right = jax.lax.cond(count < start, whole, compressed, *given)
+        updates = protocol.like(jax.tree.unflatten(structure, updates), rows)
+        return Aggregated(updates, AggregatorState(local, (), PowerSgdState(count + 1, left, right)), {})
+
+    def sent(params: types.Params, num_replicas: int) -> WireBytes:
+        words = sum(p.layers * (p.rank * (p.m + p.n) / 2 if p.rank else p.m * p.n) for p in planned(params))
+        return WireBytes(wire.reduced(wire.FP32 * words, num_replicas), ring_bytes(params, num_replicas))
+
+    return Aggregator(f"powersgd({rank})", init, update, sent)
+
+
+def _plan(shape: tuple[int, ...], layer_axes: int, rank: int, min_rate: float) -> _Plan:
+    layers, size = protocol.vectors(shape, layer_axes)
+    one = shape[layer_axes:]
+    n = one[-1] if one else 1
+    m = size // n if n else 0
+    r = min(rank, m, n)
+    worth = len(one) >= 2 and m * n > min_rate * r * (m + n) / 2
+    return _Plan(layers, m, n, r if worth else 0)

@@ -1,0 +1,273 @@
+"""What an aggregator is, and its two ways into an Optax chain."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from lbopt import tree, types
+from lbopt.aggregators.group import Group
+from lbopt.aggregators.wire import WireBytes, ring_bytes
+
+
+class AggregatorState(NamedTuple):
+    """What an aggregator carries from step to step, by where it lies.
+
+    Attributes:
+      local: pytree of arrays [replicas, ...], each row with its replica.
+      mirrored: pytrees shaped like the parameters, the same for all replicas.
+      shared: small arrays, the same for all replicas.
+    """
+
+    local: Any = ()
+    mirrored: Any = ()
+    shared: Any = ()
+
+
+class Aggregated(NamedTuple):
+    """What an aggregator makes of the replicas' gradients.
+
+    Attributes:
+      updates: pytree like the parameters: the mean gradient, or what stands for it.
+      state: the new state.
+      aux: keyword arguments for the optimizer's `update`.
+    """
+
+    updates: types.PyTree
+    state: AggregatorState
+    aux: dict[str, Any]
+
+
+class Extra(NamedTuple):
+    """What else an aggregator may look at.
+
+    Attributes:
+      params: the parameters; None if nobody gave them.
+      second_moment: Adam's running mean of squared gradients, like the parameters; None if nobody gave it.
+    """
+
+    params: Any = None
+    second_moment: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregator:
+    """Turns the gradients of replicas into one update; `make_train_step` takes it, and `as_optax` makes Optax take it.
+
+    Attributes:
+      name: for messages.
+      init: (params, number of replicas) -> the first state; the arrays of `local` have a leading axis of that length.
+      update: (rows, state, group, extra) -> `Aggregated`. A leaf of the rows is [r, *shape], the gradients of the replicas that are on this
+        device; so are those of `state.local`. What it returns but for `local` is the same on all devices.
+      wire_bytes: (params, number of replicas) -> `WireBytes`, of one step of one replica.
+      gives: names of the keyword arguments in `aux`.
+      needs_second_moment: whether `extra.second_moment` has to be there.
+      check_chain: raises ValueError if the optimizer behind it, whose state's shapes it is given, does not go with it.
+      takes_parts: whether it may be given parts of leaves in the place of leaves: each device of a slice then sends the part
+        that it has summed up.
+    """
+
+    name: str
+    init: Callable[[types.Params, int], AggregatorState]
+    update: Callable[[types.PyTree, AggregatorState, Group, Extra], Aggregated]
+    wire_bytes: Callable[[types.Params, int], WireBytes]
+    gives: frozenset[str] = frozenset()
+    needs_second_moment: bool = False
+    check_chain: Callable[[Any], None] = lambda opt_state: None
+    takes_parts: bool = False
+
+
+def mean() -> Aggregator:
+    """Return the plain mean, summed in fp32 or wider: what `make_train_step(..., reduce_dtype=jnp.float32)` does."""
+
+    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+        del extra
+        return Aggregated(like(group.mean(wide(rows)), rows), state, {})
+
+    def sent(params: types.Params, num_replicas: int) -> WireBytes:
+        ring = ring_bytes(params, num_replicas)
+        return WireBytes(ring, ring)
+
+    return Aggregator("mean()", lambda params, num_replicas: AggregatorState(), update, sent, takes_parts=True)
+
+
+def wide(rows: types.PyTree) -> types.PyTree:
+    """Return arrays in fp32 or wider."""
+    return jax.tree.map(lambda x: x.astype(tree.wide_dtype(x.dtype)), rows)
+
+
+def like(updates: types.PyTree, rows: types.PyTree) -> types.PyTree:
+    """Return updates in the gradients' dtypes."""
+    return jax.tree.map(lambda x, row: x.astype(row.dtype), updates, rows)
+
+
+def zero_rows(params: types.Params, num_replicas: int) -> types.PyTree:
+    """Return zeros [replicas, *shape] for every leaf, in fp32 or wider."""
+    return jax.tree.map(lambda p: jnp.zeros((num_replicas, *jnp.shape(p)), tree.wide_dtype(p.dtype)), params)
+
+
+def zeros(params: types.Params) -> types.PyTree:
+    """Return zeros like the parameters, in fp32 or wider."""
+    return jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), tree.wide_dtype(p.dtype)), params)
+
+
+def vectors(shape: tuple[int, ...], layer_axes: int) -> tuple[int, int]:
+    """Return (layers, numbers of each) of a leaf."""
+    return math.prod(shape[:layer_axes]), math.prod(shape[layer_axes:])
+
+
+def as_vectors(rows: jax.Array, layer_axes: int) -> jax.Array:
+    """Return gradients [r, *shape] of a leaf as fp32 [r, layers, n]."""
+    return rows.astype(jnp.float32).reshape(len(rows), *vectors(rows.shape[1:], layer_axes))
+
+
+def rebuilt(state: AggregatorState, num_replicas: int) -> AggregatorState:
+    """Return a state for another number of replicas: each of them gets the mean of the rows that there were.
+
+    Sums over replicas of what was not sent yet, and the equality of a mirrored mean with the mean of what it mirrors, so
+    survive; what made one replica different from another does not.
+
+    Args:
+      state: of any number of replicas.
+      num_replicas: the new number.
+    """
+
+    def spread(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x.astype(tree.wide_dtype(x.dtype)).mean(0), (num_replicas, *x.shape[1:])).astype(x.dtype)
+
+    return state._replace(local=jax.tree.map(spread, state.local))
+
+
+def warn_if_it_loses(aggregator: Aggregator, params: types.Params, num_replicas: int) -> None:
+    """Warn, once the parameters are known, of an aggregator that sends more than the plain mean does."""
+    wire = aggregator.wire_bytes(params, num_replicas)
+    if num_replicas > 1 and wire.sent > wire.ring:
+        warnings.warn(
+            f"{aggregator.name} sends {_bytes(wire.sent)} a step and device between {num_replicas} replicas, a ring "
+            f"all-reduce of fp32 gradients {_bytes(wire.ring)}: it loses {wire.sent / wire.ring:.3g} x on the wire. "
+            "Use it between fewer replicas (aggregate_over='slices'), or compress more",
+            stacklevel=2,
+        )
+
+
+def _bytes(number: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f} bytes"
+
+
+def as_optax(aggregator: Aggregator, num_replicas: int, mesh: Mesh | None = None) -> optax.GradientTransformationExtraArgs:
+    """Return the aggregator as `optax.experimental.aggregating` has them, where the installed Optax has that module.
+
+    Args:
+      aggregator: any.
+      num_replicas: the length of the leading axis of the gradients.
+      mesh: of one axis, over which that axis is sharded; None for one device.
+
+    Returns:
+      A transformation whose `update` takes gradients [replicas, *shape] and returns ((updates, aux), state): give it to
+      `optax.experimental.aggregating.process(..., aggregator_has_aux=True)`, or use `aggregate`. Keyword arguments:
+      `second_moment`, for those that need it.
+
+    Raises:
+      ValueError: if the devices do not divide the replicas.
+    """
+    devices = 1 if mesh is None else mesh.size
+    if num_replicas < 1 or num_replicas % devices:
+        raise ValueError(f"num_replicas = {num_replicas!r}: give a multiple of the {devices} devices of the mesh")
+    axis = None if mesh is None else mesh.axis_names[0]
+
+    def init_fn(params: types.Params) -> AggregatorState:
+        return aggregator.init(params, num_replicas)
+
+    def update_fn(grads: types.PyTree, state: AggregatorState, params: types.Params | None = None, **extra: Any) -> Any:
+        if aggregator.needs_second_moment and extra.get("second_moment") is None:
+            raise ValueError(f"{aggregator.name} needs Adam's second moment: call update(..., second_moment=nu)")
+        seen = Extra(params, extra.get("second_moment"))
+        inside = lambda rows, state, seen: tuple(aggregator.update(rows, state, Group(num_replicas, axis), seen))  # noqa: E731
+        if mesh is not None:
+            rows, whole = PartitionSpec(axis), PartitionSpec()
+            states = AggregatorState(rows, whole, whole)
+            inside = jax.shard_map(
+                inside, mesh=mesh, in_specs=(rows, states, whole), out_specs=(whole, states, whole), check_vma=False
+            )
+        updates, new_state, aux = inside(grads, state, seen)
+        return (updates, aux), new_state
+
+    return _kind()(init_fn, update_fn)
+
+
+def _kind() -> Any:
+    try:
+        from optax.experimental import aggregating
+    except ImportError:
+        return optax.GradientTransformationExtraArgs
+    return aggregating.Aggregator
+
+
+def aggregate(
+    aggregator: Aggregator, tx: optax.GradientTransformation, num_replicas: int, mesh: Mesh | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Put an aggregator before an optimizer: one transformation of gradients with a leading axis of replicas.
+
+    It is `optax.experimental.aggregating.process` for lbopt's aggregators, without that module.
+
+    Args:
+      aggregator: any; `lbopt.ef(...)`, `lbopt.aps(...)`, ...
+      tx: any Optax transformation.
+      num_replicas: the length of the leading axis of the gradients.
+      mesh: of one axis, over which that axis is sharded; None for one device.
+
+    Returns:
+      A transformation. Its state is (aggregator's, tx's); its `update` takes gradients [replicas, *shape] and returns updates
+      like the parameters.
+
+    Raises:
+      ValueError: if the devices do not divide the replicas, or if the two do not go together (see `Aggregator.check_chain`).
+
+    >>> import lbopt, jax, jax.numpy as jnp
+    >>> tx = aggregate(mean(), optax.sgd(0.5), num_replicas=2)
+    >>> params = {"w": jnp.zeros(2)}
+    >>> updates, _ = tx.update({"w": jnp.array([[1.0, 2.0], [3.0, 4.0]])}, tx.init(params), params)
+    >>> print(updates["w"])
+    [-1.  -1.5]
+    """
+    first, second = as_optax(aggregator, num_replicas, mesh), optax.with_extra_args_support(tx)
+
+    def init_fn(params: types.Params) -> tuple[AggregatorState, Any]:
+        aggregator.check_chain(jax.eval_shape(tx.init, params))
+        return first.init(params), second.init(params)
+
+    def update_fn(grads: types.PyTree, state: tuple[Any, Any], params: types.Params | None = None, **extra: Any) -> Any:
+        if aggregator.needs_second_moment:
+            extra = {"second_moment": second_moment_of(state[1]), **extra}
+        (updates, aux), aggregator_state = first.update(grads, state[0], params, **extra)
+        extra.pop("second_moment", None)
+        updates, opt_state = second.update(updates, state[1], params, **extra, **aux)
+        return updates, (aggregator_state, opt_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def second_moment_of(opt_state: Any) -> types.PyTree:
+    """Return the optimizer's `nu`.
+
+    Raises:
+      ValueError: if there is none, or more than one.
+    """
+    try:
+        found = optax.tree_utils.tree_get(opt_state, "nu")
+    except KeyError as error:
+        raise ValueError("the optimizer's state has several nu: give second_moment by hand") from error
+    if found is None:
+        raise ValueError("the optimizer keeps no second moment (nu): use adam, adamw, lamb or lans, or leave adam out")
+    return found

@@ -1,0 +1,111 @@
+"""A factor for each module's update, found by whoever saw the replicas' gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lbopt import tree, types
+
+Labels = types.PyTree | Mapping[str, str] | Callable[[types.Params], types.PyTree]
+"""The module of each parameter: {module: regular expression} (the first that is found in the path), a pytree of strings like the
+parameters, or params -> such a pytree."""
+
+
+class ModuleScaleState(NamedTuple):
+    """The last update's factors.
+
+    Attributes:
+      scale: module -> fp32 scalar.
+      phi: module -> fp32 scalar, the disagreement of the replicas' halves when it was last measured; not a number before.
+    """
+
+    scale: dict[str, jax.Array]
+    phi: dict[str, jax.Array]
+
+
+def resolve_labels(labels: Labels, params: types.Params) -> types.PyTree:
+    """Return the module of each leaf, a pytree of strings like the parameters.
+
+    Raises:
+      ValueError: if a leaf has no module, a module no leaf, or a pytree another structure.
+
+    >>> resolve_labels({"head": "^head/", "body": ""}, {"conv": {"kernel": 0}, "head": {"kernel": 0}})
+    {'conv': {'kernel': 'body'}, 'head': {'kernel': 'head'}}
+    """
+    if _are_patterns(labels, params):
+        tree.check_patterns(tuple(labels.values()))  # type: ignore[union-attr]
+
+        def module(name: str, leaf: Any) -> str:
+            del leaf
+            found = next((label for label, pattern in labels.items() if re.search(pattern, name)), None)  # type: ignore[union-attr]
+            if found is None:
+                raise ValueError(f"labels: no pattern of {labels!r} is found in {name!r}; add a module with pattern ''")
+            return found
+
+        chosen = tree.map_with_name(module, params)
+        unused = set(labels) - set(jax.tree.leaves(chosen))  # type: ignore[arg-type]
+        if unused:
+            raise ValueError(
+                f"labels: module {sorted(unused)[0]!r} has no parameter of {tree.some(tree.leaf_names(params))}"
+            )
+        return chosen
+    chosen = labels(params) if callable(labels) else labels
+    tree.check_structure(chosen, params, "labels")
+    for name, label in zip(tree.leaf_names(chosen), jax.tree.leaves(chosen), strict=True):
+        if not isinstance(label, str):
+            raise ValueError(f"labels at {name!r} is {label!r}: give the name of a module")
+    return chosen
+
+
+def _are_patterns(labels: Labels, params: types.Params) -> bool:
+    flat = isinstance(labels, Mapping) and all(isinstance(value, str) for value in labels.values())
+    return flat and jax.tree.structure(labels) != jax.tree.structure(params)
+
+
+def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
+    """Multiply each module's update by the factor that the aggregator `lbopt.agvm` found. Put it last in the chain.
+
+    The updates of a module with more noise than the anchor's become smaller, as if its learning rate were. Before a trust ratio it has
+    no effect, since that normalises; `agvm` refuses such a chain.
+
+    Args:
+      labels: the same as those of `lbopt.agvm`.
+
+    Returns:
+      A transform whose `update` takes `agvm_scale` and `agvm_phi` by name, each module -> scalar. `optimizer_metrics` shows both.
+
+    Raises:
+      ValueError: for labels that do not fit (see `resolve_labels`), or if `update` misses its arguments.
+    """
+
+    def init_fn(params: types.Params) -> ModuleScaleState:
+        modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
+        ones = {module: jnp.ones((), jnp.float32) for module in modules}
+        return ModuleScaleState(ones, {module: jnp.full((), jnp.nan, jnp.float32) for module in modules})
+
+    def update_fn(
+        updates: optax.Updates,
+        state: ModuleScaleState,
+        params: types.Params | None = None,
+        *,
+        agvm_scale: Mapping[str, jax.Array] | None = None,
+        agvm_phi: Mapping[str, jax.Array] | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, ModuleScaleState]:
+        del params, extra_args
+        if agvm_scale is None or agvm_phi is None or set(agvm_scale) != set(state.scale):
+            raise ValueError(
+                f"scale_by_agvm: update needs agvm_scale and agvm_phi of the modules {sorted(state.scale)}; "
+                "the aggregator lbopt.agvm with the same labels passes them"
+            )
+        modules = resolve_labels(labels, updates)
+        scaled = jax.tree.map(lambda u, module: (u * agvm_scale[module]).astype(u.dtype), updates, modules)
+        return scaled, ModuleScaleState(dict(agvm_scale), dict(agvm_phi))
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
