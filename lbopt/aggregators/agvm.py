@@ -95,7 +95,9 @@ def agvm(
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:
         if num_replicas % 2:
-            raise ValueError(f"agvm: {num_replicas} replicas have no two halves; use an even number (replicas_per_device=2)")
+            raise ValueError(
+                f"agvm: {num_replicas} replicas have no two halves; use an even number (replicas_per_device=2)"
+            )
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
         if anchor not in modules:
             raise ValueError(f"anchor = {anchor!r}: use one of the modules {sorted(modules)}")
@@ -104,11 +106,14 @@ def agvm(
         return AggregatorState(shared=AgvmState(jnp.zeros((), jnp.int32), ones, nans))
 
     def preconditioned(gradient: types.PyTree, nu: types.PyTree, num_replicas: int) -> types.PyTree:
+        if adam_b2 is None:
+            return gradient
+
         def one(a: jax.Array, v: jax.Array) -> jax.Array:
             mixed = adam_b2 * v.astype(a.dtype) + (1 - adam_b2) * jnp.square(a / num_replicas)
             return a / (jnp.sqrt(mixed) + adam_eps)
 
-        return gradient if adam_b2 is None else jax.tree.map(one, gradient, nu)
+        return jax.tree.map(one, gradient, nu)
 
     def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
         count, scale, before = state.shared
@@ -126,9 +131,12 @@ def agvm(
             sums = group.sum(jax.tree.map(both, grads))
             halves = [jax.tree.map(lambda x, s=s: (x[0] + s * x[1]) / total, sums) for s in (1, -1)]
             found = phi_modules(modules, *(preconditioned(half, extra.second_moment, total) for half in halves))
-            found = {module: jnp.where(jnp.isnan(value), 1.0, value) for module, value in found.items()}  # cos of 0 is 0
+            found = {
+                module: jnp.where(jnp.isnan(value), 1.0, value) for module, value in found.items()
+            }  # cos of 0 is 0
             goal = {
-                module: jnp.sqrt(jnp.clip((found[anchor] + eps) / (value + eps), *clip)) for module, value in found.items()
+                module: jnp.sqrt(jnp.clip((found[anchor] + eps) / (value + eps), *clip))
+                for module, value in found.items()
             }
             moved = {module: scale[module] + (1 - alpha) * (goal[module] - scale[module]) for module in found}
             return jax.tree.map(lambda x: x[0] / total, sums), moved, found
@@ -153,6 +161,7 @@ def agvm(
         frozenset({"agvm_scale", "agvm_phi"}),
         adam_b2 is not None,
         _check_chain,
+        compresses=False,
     )
 
 

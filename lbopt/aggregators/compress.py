@@ -180,22 +180,28 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
 
     size = float(dtype.itemsize)
     name = f"cast({exponent_bits}, {mantissa_bits})"
-    return Compressor(name, compress, decompress, "exchange", lambda n: size * n, lambda n: 1 - 4.0 ** -(mantissa_bits + 1))
+    return Compressor(
+        name, compress, decompress, "exchange", lambda n: size * n, lambda n: 1 - 4.0 ** -(mantissa_bits + 1)
+    )
 
 
 def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     """Return n -> k."""
     if (fraction is None) == (k is None):
         raise ValueError(f"fraction = {fraction!r}, k = {k!r}: give one of both")
-    if fraction is not None:
-        if not arguments.is_number(fraction) or not 0 < fraction <= 1:
-            raise ValueError(f"fraction = {fraction!r}: give a number in (0, 1]")
-        return lambda n: min(n, max(1, math.ceil(fraction * n - 1e-9)))  # type: ignore[operator]
-    arguments.require_at_least("k", k, 1)
-    return lambda n: min(n, int(k))  # type: ignore[arg-type]
+    if k is not None:
+        arguments.require_at_least("k", k, 1)
+        wanted = int(k)
+        return lambda n: min(n, wanted)
+    part = fraction
+    if not arguments.is_number(part) or part is None or not 0 < part <= 1:
+        raise ValueError(f"fraction = {part!r}: give a number in (0, 1]")
+    return lambda n: min(n, max(1, math.ceil(part * n - 1e-9)))
 
 
-def mean(compressor: Compressor, group: Group, messages: list[Message], sizes: list[int], keys: list[Any]) -> types.PyTree:
+def mean(
+    compressor: Compressor, group: Group, messages: list[Message], sizes: list[int], keys: list[Any]
+) -> types.PyTree:
     """Return the mean over all replicas of what their messages say.
 
     Args:

@@ -185,7 +185,11 @@ def _feedback(
         sizes = [shape[-1] for shape in shapes]
         if averaged is not None:
             grads = [averaged(g, memory, count == 0) for g, memory in zip(grads, memories, strict=True)]
-        mean = [x.reshape(shape) for x, shape in zip(jax.tree.leaves(state.mirrored), shapes, strict=True)] if mirrors else []
+        mean = (
+            [x.reshape(shape) for x, shape in zip(jax.tree.leaves(state.mirrored), shapes, strict=True)]
+            if mirrors
+            else []
+        )
 
         def step(memories: list[Memory], mean: list[jax.Array]) -> tuple[list[Memory], list[jax.Array]]:
             wanted = [said(g, memory) for g, memory in zip(grads, memories, strict=True)]
@@ -223,7 +227,9 @@ def _feedback(
 def _as_vectors(memory: Memory, grads: list[jax.Array]) -> list[Memory]:
     """Turn a memory of trees into a list of memories of [r, layers, n]."""
     fields = [
-        [x.reshape(g.shape) for x, g in zip(jax.tree.leaves(field), grads, strict=True)] if field != () else [()] * len(grads)
+        [x.reshape(g.shape) for x, g in zip(jax.tree.leaves(field), grads, strict=True)]
+        if field != ()
+        else [()] * len(grads)
         for field in memory
     ]
     return [Memory(*of_leaf) for of_leaf in zip(*fields, strict=True)]

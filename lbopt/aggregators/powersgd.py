@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -79,7 +80,9 @@ def powersgd(
 
     def planned(params: types.Params) -> list[_Plan]:
         layers = jax.tree.leaves(stacks.resolve_stacked(stacked, params))
-        return [_plan(jnp.shape(p), axes, rank, min_rate) for p, axes in zip(jax.tree.leaves(params), layers, strict=True)]
+        return [
+            _plan(jnp.shape(p), axes, rank, min_rate) for p, axes in zip(jax.tree.leaves(params), layers, strict=True)
+        ]
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:
         plans = planned(params)
@@ -103,7 +106,7 @@ def powersgd(
         def whole(local: list[Any], left: list[Any], right: list[Any]) -> tuple[Any, ...]:
             return group.mean(leaves), local, left, right
 
-        def step(local: list[Any], left: list[Any], right: list[Any], transposed: bool) -> tuple[Any, ...]:
+        def step(transposed: bool, local: list[Any], left: list[Any], right: list[Any]) -> tuple[Any, ...]:
             ours, theirs = (right, left) if transposed else (left, right)
             ours, theirs, local, out = list(ours), list(theirs), list(local), list(leaves)
             matrices = {}
@@ -125,7 +128,7 @@ def powersgd(
 
         def compressed(*given: Any) -> tuple[Any, ...]:
             odd = (count - start) % 2 == 1
-            return jax.lax.cond(odd, lambda *a: step(*a, True), lambda *a: step(*a, False), *given)
+            return jax.lax.cond(odd, functools.partial(step, True), functools.partial(step, False), *given)
 
         given = list(state.local), list(left), list(right)
         if not chosen:

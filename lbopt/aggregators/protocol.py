@@ -73,6 +73,7 @@ class Aggregator:
       check_chain: raises ValueError if the optimizer behind it, whose state's shapes it is given, does not go with it.
       takes_parts: whether it may be given parts of leaves in the place of leaves: each device of a slice then sends the part
         that it has summed up.
+      compresses: whether it is there to send less.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Aggregator:
     needs_second_moment: bool = False
     check_chain: Callable[[Any], None] = lambda opt_state: None
     takes_parts: bool = False
+    compresses: bool = True
 
 
 def mean() -> Aggregator:
@@ -96,7 +98,29 @@ def mean() -> Aggregator:
         ring = ring_bytes(params, num_replicas)
         return WireBytes(ring, ring)
 
-    return Aggregator("mean()", lambda params, num_replicas: AggregatorState(), update, sent, takes_parts=True)
+    return Aggregator(
+        "mean()", lambda params, num_replicas: AggregatorState(), update, sent, takes_parts=True, compresses=False
+    )
+
+
+def keep_finite(aggregator: Aggregator) -> Aggregator:
+    """Return an aggregator that forgets a step whose update is not finite.
+
+    With an optimizer that skips such updates (`lbopt.skip_bad_updates`) one broken gradient would otherwise stay in the memory of error
+    feedback for ever. It reads the update once more, and old and new state.
+
+    Args:
+      aggregator: any.
+    """
+
+    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+        found = aggregator.update(rows, state, group, extra)
+        finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(found.updates)]
+        sound = jnp.all(jnp.stack(finite))
+        kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), found.state, state)
+        return found._replace(state=kept)
+
+    return dataclasses.replace(aggregator, update=update)
 
 
 def wide(rows: types.PyTree) -> types.PyTree:
@@ -141,7 +165,9 @@ def rebuilt(state: AggregatorState, num_replicas: int) -> AggregatorState:
     """
 
     def spread(x: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(x.astype(tree.wide_dtype(x.dtype)).mean(0), (num_replicas, *x.shape[1:])).astype(x.dtype)
+        return jnp.broadcast_to(x.astype(tree.wide_dtype(x.dtype)).mean(0), (num_replicas, *x.shape[1:])).astype(
+            x.dtype
+        )
 
     return state._replace(local=jax.tree.map(spread, state.local))
 
@@ -149,7 +175,7 @@ def rebuilt(state: AggregatorState, num_replicas: int) -> AggregatorState:
 def warn_if_it_loses(aggregator: Aggregator, params: types.Params, num_replicas: int) -> None:
     """Warn, once the parameters are known, of an aggregator that sends more than the plain mean does."""
     wire = aggregator.wire_bytes(params, num_replicas)
-    if num_replicas > 1 and wire.sent > wire.ring:
+    if aggregator.compresses and num_replicas > 1 and wire.sent > wire.ring:
         warnings.warn(
             f"{aggregator.name} sends {_bytes(wire.sent)} a step and device between {num_replicas} replicas, a ring "
             f"all-reduce of fp32 gradients {_bytes(wire.ring)}: it loses {wire.sent / wire.ring:.3g} x on the wire. "
@@ -165,7 +191,9 @@ def _bytes(number: float) -> str:
     return f"{number:.0f} bytes"
 
 
-def as_optax(aggregator: Aggregator, num_replicas: int, mesh: Mesh | None = None) -> optax.GradientTransformationExtraArgs:
+def as_optax(
+    aggregator: Aggregator, num_replicas: int, mesh: Mesh | None = None
+) -> optax.GradientTransformationExtraArgs:
     """Return the aggregator as `optax.experimental.aggregating` has them, where the installed Optax has that module.
 
     Args:

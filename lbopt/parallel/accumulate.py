@@ -70,6 +70,36 @@ def make_gradient_fn(
     return whole if num_microsteps == 1 else in_parts
 
 
+def by_rows(gradient_fn: GradientFn, num_rows: int) -> GradientFn:
+    """Build the function that takes the gradients of equal parts of the batch one after another, as rows.
+
+    Args:
+      gradient_fn: see `make_gradient_fn`.
+      num_rows: >= 1; example i belongs to row i // (batch / num_rows).
+
+    Returns:
+      A `GradientFn` whose gradients are [num_rows, ...]. Every row starts from the same model_state and their results are
+      averaged; metrics are sums. With several rows each has a key of its own.
+    """
+    if num_rows == 1:
+
+        def alone(*given: Any) -> Any:
+            grads, model_state, metrics = gradient_fn(*given)
+            return jax.tree.map(lambda x: x[None], grads), model_state, metrics
+
+        return alone
+
+    def each(params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array) -> Any:
+        parts = jax.tree.map(lambda x: x.reshape(num_rows, x.shape[0] // num_rows, *x.shape[1:]), batch)
+        keys = jax.vmap(lambda i: jax.random.fold_in(rng, i))(jnp.arange(num_rows))
+        one = lambda part: gradient_fn(params, model_state, *part)  # noqa: E731
+        grads, new_model_state, metrics = jax.lax.map(one, (parts, keys))
+        mean = lambda x: x.astype(_accumulator_dtype(x.dtype)).mean(0).astype(x.dtype)  # noqa: E731
+        return grads, jax.tree.map(mean, new_model_state), jax.tree.map(lambda x: x.sum(0), metrics)
+
+    return each
+
+
 def _deal(x: jax.Array, num_parts: int) -> jax.Array:
     """Deal examples out to parts like cards: [batch, ...] -> [parts, batch / parts, ...]."""
     return jnp.moveaxis(x.reshape(x.shape[0] // num_parts, num_parts, *x.shape[1:]), 1, 0)

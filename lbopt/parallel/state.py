@@ -21,6 +21,7 @@ class TrainState(flax.struct.PyTreeNode):
       model_state: the model's other collections, for instance batch statistics.
       opt_state: the optimizer's state.
       rng: uint32 key data from which each step's randomness is derived (together with `step`).
+      aggregator_state: what the step's aggregator keeps (see `Step.place`); () without one.
     """
 
     step: jax.Array
@@ -28,6 +29,7 @@ class TrainState(flax.struct.PyTreeNode):
     model_state: types.ModelState
     opt_state: Any
     rng: jax.Array
+    aggregator_state: Any = ()
 
     @classmethod
     def create(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -10,9 +11,11 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from lbopt import replicas, types
+from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState
 from lbopt.errors import UserError, require, require_choice
 from lbopt.job import pulse
 from lbopt.parallel import accumulate, clip as clips, reduction, shards
+from lbopt.parallel.aggregation import Aggregation
 from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded, torus_grid
 from lbopt.parallel.state import TrainState
@@ -20,6 +23,8 @@ from lbopt.parallel.state import TrainState
 Backend = Literal["jit", "pjit", "pmap"]
 BACKENDS = ("jit", "pjit", "pmap")
 StepFn = Callable[[TrainState, types.Batch], tuple[TrainState, types.Metrics]]
+Aggregate = Callable[[types.PyTree, TrainState], Aggregated]
+"""(gradients [replicas, ...], state) -> what stands for their mean."""
 
 
 def step_fn(
@@ -31,6 +36,8 @@ def step_fn(
     clip: GradientClip | None = None,
     measure_noise: bool = False,
     key_per_replica: bool = True,
+    aggregator: Aggregator | None = None,
+    num_replicas: int = 1,
 ) -> StepFn:
     """Return the training step as a pure function: gradients, mean over replicas, update.
 
@@ -45,14 +52,28 @@ def step_fn(
       clip: see `make_train_step`.
       measure_noise: see `make_train_step`.
       key_per_replica: see `make_train_step`.
+      aggregator: of `num_replicas` replicas, which are parts of the batch that one device visits one after another; only
+        without an axis.
+      num_replicas: see there.
     """
-    gradients = _gradients(loss_fn, num_microsteps, compute_dtype, axis_name, clip, measure_noise, key_per_replica)
-    return _whole(gradients, _update(tx, clip))
+    aggregation = None if aggregator is None else Aggregation(aggregator, None, num_replicas)
+    options = num_microsteps, compute_dtype, axis_name, clip, measure_noise, key_per_replica
+    gradients = _gradients(loss_fn, *options, rows=0 if aggregation is None else aggregation.rows)
+    return _whole(gradients, _update(tx, clip), aggregation)
 
 
-def _whole(gradients: Callable[..., Any], update: Callable[..., Any]) -> StepFn:
-    """Join the two halves of a step; the first does not see the optimizer's state."""
-    return lambda state, batch: update(state, *gradients(state.replace(opt_state=()), batch))
+def _whole(gradients: Callable[..., Any], update: Callable[..., Any], aggregate: Aggregate | None = None) -> StepFn:
+    """Join the parts of a step; the first does not see the optimizer's state."""
+
+    def step(state: TrainState, batch: types.Batch) -> tuple[TrainState, types.Metrics]:
+        found = gradients(state.replace(opt_state=(), aggregator_state=()), batch)
+        if aggregate is None:
+            return update(state, *found)
+        with jax.named_scope(replicas.GRADIENTS):
+            one = aggregate(found[0], state)
+        return update(state.replace(aggregator_state=one.state), one.updates, *found[1:], one.aux)
+
+    return step
 
 
 def _gradients(
@@ -65,17 +86,21 @@ def _gradients(
     key_per_replica: bool,
     reduce_dtype: Any = None,
     scatter: bool = False,
+    rows: int = 0,
 ) -> Callable[[TrainState, types.Batch], tuple[types.Params, types.ModelState, types.Metrics]]:
     """Return (state, batch) -> (mean gradients, new model state, metrics), the same on all replicas.
 
-    With `scatter` each mapped replica leaves its gradients in a row of its own, for `shards.scatter_mean`.
+    With `scatter` each mapped replica leaves its gradients in a row of its own, for `shards.scatter_mean`; with `rows` in so many, each of an
+    equal part of its examples, for an aggregator.
     """
-    alone = axis_name is None or (clip is not None and clip.stage == "mean")
+    alone = (axis_name is None and rows <= 1) or (clip is not None and clip.stage == "mean")
     if measure_noise and alone and num_microsteps == 1:
         raise UserError("measure_noise = True: the batch is one part; use num_microsteps >= 2")
     hook = clips.make_microstep_hook(clip, measure_noise, axis_name, reduce_dtype)
     already = clip is not None and clip.stage == "mean"  # then the hook took the mean of each microstep
     gradient_fn = accumulate.make_gradient_fn(loss_fn, num_microsteps, compute_dtype, hook)
+    if rows:
+        gradient_fn = accumulate.by_rows(gradient_fn, rows)
 
     def gradients(state: TrainState, batch: types.Batch):
         key = state.step_key()
@@ -84,7 +109,9 @@ def _gradients(
         grads, model_state, metrics = gradient_fn(state.params, state.model_state, batch, key)
         if axis_name is not None:
             with jax.named_scope(replicas.GRADIENTS):
-                if scatter:
+                if rows:
+                    pass  # the aggregator sees every one of them
+                elif scatter:
                     grads = reduction.stacked(grads)
                 elif not already:
                     grads = reduction.mean(axis_name, reduce_dtype, grads)
@@ -123,14 +150,20 @@ def _update(
     def gather(tree: types.PyTree) -> types.PyTree:
         return tree if sharded_over is None else shards.gather(sharded_over, tree, along_axes)
 
-    def update(state: TrainState, grads: types.Params, model_state: types.ModelState, metrics: types.Metrics):
+    def update(
+        state: TrainState,
+        grads: types.Params,
+        model_state: types.ModelState,
+        metrics: types.Metrics,
+        aux: Mapping[str, Any] = MappingProxyType({}),
+    ) -> tuple[TrainState, types.Metrics]:
         grads, params = split((grads, state.params))
         metrics, extra = clips.taken_noise(metrics)
         if clip is not None and clip.stage == "accumulated":
             grads, of_gradient = clips.clipped(grads, clip)
             metrics = {**metrics, **of_gradient}
         with jax.named_scope(replicas.UPDATE):
-            updates, opt_state = transform.update(grads, state.opt_state, params, **extra)
+            updates, opt_state = transform.update(grads, state.opt_state, params, **extra, **aux)
             params = split(optax.apply_updates(params, updates))
         with jax.named_scope(replicas.PARAMETERS):
             params = gather(params)
@@ -144,19 +177,23 @@ class Step:
 
     Attributes:
       mesh: the devices it runs on.
+      aggregation: what stands for the mean of the replicas' gradients; None for the mean itself.
     """
 
     def __init__(
         self,
         compiled: Any,
         mesh: Mesh,
-        num_microsteps: int,
+        num_parts: int,
         arrange: Callable[[types.Batch], types.Batch],
         shard_update: bool = False,
+        aggregation: Aggregation | None = None,
     ):
         self._compiled, self.mesh, self._shard_update = compiled, mesh, shard_update
-        self._num_microsteps, self._arrange = num_microsteps, arrange
+        self._num_parts, self._arrange = num_parts, arrange
+        self.aggregation = aggregation
         self._last_size: int | None = None
+        self._checked = False
 
     def __call__(self, *arguments: Any) -> Any:
         """Run on (..., batch); the batch is the global one."""
@@ -169,13 +206,41 @@ class Step:
 
     def state_sharding(self, state: TrainState) -> TrainState:
         """Return where each array of a training state (or of its shapes) must lie: give it to `jax.device_put`."""
-        return shards.state_sharding(self.mesh, state, self._shard_update)
+        return _state_sharding(self.mesh, state, self._shard_update, self.aggregation)
+
+    def with_aggregator_state(self, state: TrainState) -> TrainState:
+        """Return the state with the aggregator's first one in it, if the step has an aggregator; a pure function.
+
+        Raises:
+          UserError: if the aggregator does not go with the parameters, the optimizer or the number of replicas.
+        """
+        if self.aggregation is None:
+            return state
+        state = state.replace(aggregator_state=self.aggregation.init(state.params))
+        self.aggregation.check(state)
+        self.aggregation.warn(state.params)
+        return state
+
+    def place(self, state: TrainState) -> TrainState:
+        """Return a fresh state as this step takes it: with the aggregator's state, laid out over the devices.
+
+        Args:
+          state: from `TrainState.create`.
+
+        Raises:
+          UserError: see `with_aggregator_state`.
+        """
+        state = self.with_aggregator_state(state)
+        return jax.device_put(state, self.state_sharding(state))
 
     def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *rest, batch = arguments
+        if self.aggregation is not None and not self._checked:
+            self.aggregation.check(rest[0])
+            self._checked = True
         for leaf in jax.tree.leaves(batch):
             if leaf.shape[0] != self._last_size:  # checked once per size: this runs before every step
-                check_divisible(leaf.shape[0], self.mesh, self._num_microsteps)
+                check_divisible(leaf.shape[0], self.mesh, self._num_parts)
                 self._last_size = leaf.shape[0]
         return (*rest, self._arrange(batch))
 
@@ -195,6 +260,9 @@ def make_train_step(
     shard_update: bool = False,
     reduce_dtype: Any = None,
     reduce_scatter: bool = False,
+    aggregator: Aggregator | None = None,
+    replicas_per_device: int = 1,
+    aggregate_over: str | int = "replicas",
 ) -> Step:
     """Build `step(state, global_batch) -> (state, metrics)`, data-parallel over the mesh.
 
@@ -230,6 +298,13 @@ def make_train_step(
         to the backend (see `compute_dtype`).
       reduce_scatter: with `shard_update`: send each device only the sums that it updates, and gather parameters, along one
         axis of the torus at a time (see `lbopt.parallel.shards`).
+      aggregator: what makes one update of the gradients of replicas: `lbopt.agvm`, `aps`, `ef`, `ef21`, `econtrol`, `powersgd`; None for
+        their mean. It gets the gradient of each replica, over all its microsteps and after a clip of stage "replica". Begin with
+        `state = step.place(state)`, which adds what it remembers. The "jit" backend then maps replicas as "pmap" does.
+      replicas_per_device: with an aggregator: let each device be so many replicas, one after another, so that studies of many
+        replicas run on few devices. Replica i has the i-th equal part of the global batch, on any number of devices.
+      aggregate_over: with an aggregator: "replicas"; "slices" (sums inside each slice first, then the aggregator between slices, a
+        part of the gradient per device); or a number: so many neighbouring devices are summed first.
 
     Returns:
       A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is replicated under
@@ -258,8 +333,27 @@ def make_train_step(
     require(shard_update or not reduce_scatter, "reduce_scatter", reduce_scatter, fix)
     fix = "a clip of the mean needs all of it; use clip_stage='accumulated' or 'replica'"
     require(not reduce_scatter or clip is None or clip.stage != "mean", "reduce_scatter", reduce_scatter, fix)
+    aggregation = None
+    if aggregator is not None:
+        _check_aggregated(
+            backend, clip, reduce_dtype, reduce_scatter, shard_update, aggregator, replicas_per_device, aggregate_over
+        )
+        aggregation = Aggregation(aggregator, mesh, replicas_per_device, aggregate_over)
+    else:
+        require(
+            replicas_per_device == 1,
+            "replicas_per_device",
+            replicas_per_device,
+            "only an aggregator sees them; leave it 1",
+        )
+        require(
+            aggregate_over == "replicas",
+            "aggregate_over",
+            aggregate_over,
+            "there is no aggregator; leave it 'replicas'",
+        )
     donated = (0,) if donate else ()
-    asked = reduce_dtype is not None or reduce_scatter
+    asked = aggregation is not None or reduce_dtype is not None or reduce_scatter
     by_replica = (clip is not None and clip.stage == "replica") or (measure_noise and num_microsteps == 1) or asked
     mapped_axis = DATA_AXIS if backend == "pmap" or by_replica else None
     gradients = _gradients(
@@ -272,22 +366,31 @@ def make_train_step(
         key_per_replica,
         reduce_dtype,
         reduce_scatter,
+        0 if aggregation is None else replicas_per_device,
     )
+    num_parts = num_microsteps * replicas_per_device
     if backend == "pmap":
-        step = _stating(_whole(gradients, _update(tx, clip)), mesh, DATA_AXIS)
+        step = _stating(_whole(gradients, _update(tx, clip), aggregation and aggregation.mapped), mesh, DATA_AXIS)
+        axes = None if aggregation is None else _BY_REPLICA
         mapped = jax.pmap(
-            step, DATA_AXIS, in_axes=(None, 0), out_axes=None, devices=list(mesh.devices.flat), donate_argnums=donated
+            step,
+            DATA_AXIS,
+            in_axes=(axes, 0),
+            out_axes=None if axes is None else (axes, None),
+            devices=list(mesh.devices.flat),
+            donate_argnums=donated,
         )
-        return Step(mapped, mesh, num_microsteps, _by_replica(mesh))
+        return Step(mapped, mesh, num_parts, _by_replica(mesh), False, aggregation)
     if by_replica:
         # Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
         whole, parts = PartitionSpec(), PartitionSpec(DATA_AXIS)
-        out = (parts if reduce_scatter else whole, whole, whole)
+        out = (parts if reduce_scatter or aggregation else whole, whole, whole)
         gradients = _stating(gradients, mesh, DATA_AXIS)
         gradients = jax.shard_map(gradients, mesh=mesh, in_specs=(whole, parts), out_specs=out, check_vma=False)
     if reduce_scatter:
         gradients = _scattering(gradients, mesh, reduce_dtype)
-    step = _stating(_whole(gradients, _update(tx, clip, mesh if shard_update else None, reduce_scatter)), mesh, None)
+    update = _update(tx, clip, mesh if shard_update else None, reduce_scatter)
+    step = _stating(_whole(gradients, update, aggregation), mesh, None)
 
     def compiled(state_sharding):
         return jax.jit(
@@ -297,10 +400,50 @@ def make_train_step(
             donate_argnums=donated,
         )
 
-    if not shard_update:
-        return Step(compiled(replicated(mesh)), mesh, num_microsteps, _as_it_is)
-    by_shapes = _OnceShapesAreKnown(compiled, lambda state: shards.state_sharding(mesh, state, shard_update))
-    return Step(by_shapes, mesh, num_microsteps, _as_it_is, shard_update)
+    if not shard_update and aggregation is None:
+        return Step(compiled(replicated(mesh)), mesh, num_parts, _as_it_is)
+    by_shapes = _OnceShapesAreKnown(compiled, lambda state: _state_sharding(mesh, state, shard_update, aggregation))
+    return Step(by_shapes, mesh, num_parts, _as_it_is, shard_update, aggregation)
+
+
+_BY_REPLICA: Any = TrainState(None, None, None, None, None, AggregatorState(0, None, None))
+"""Which arrays of a state have an axis of replicas, under "pmap"."""
+
+
+def _check_aggregated(
+    backend: str,
+    clip: GradientClip | None,
+    reduce_dtype: Any,
+    reduce_scatter: bool,
+    shard_update: bool,
+    aggregator: Aggregator,
+    replicas_per_device: int,
+    over: str | int,
+) -> None:
+    """Raise `UserError` for what does not go with an aggregator."""
+    fix = "the aggregator chooses how gradients are summed; leave it None"
+    require(reduce_dtype is None, "reduce_dtype", reduce_dtype, fix)
+    require(
+        not reduce_scatter,
+        "reduce_scatter",
+        reduce_scatter,
+        "an aggregator gives all devices the whole; leave it False",
+    )
+    fix = "an aggregator takes the mean once a step; use clip_stage='accumulated' or 'replica'"
+    require(clip is None or clip.stage != "mean", "clip_stage", "mean", fix)
+    fix = f"{aggregator.name} needs the optimizer's second moment whole; leave it False"
+    require(not (shard_update and aggregator.needs_second_moment), "shard_update", shard_update, fix)
+    if backend == "pmap":
+        fix = "under pmap a device is one replica; use backend='jit'"
+        require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
+        require(over == "replicas", "aggregate_over", over, "use backend='jit'")
+
+
+def _state_sharding(mesh: Mesh, state: TrainState, shard_update: bool, aggregation: Aggregation | None) -> TrainState:
+    where = shards.state_sharding(mesh, state, shard_update)
+    if aggregation is None:
+        return where
+    return where.replace(aggregator_state=aggregation.sharding(state.aggregator_state))
 
 
 class _OnceShapesAreKnown:

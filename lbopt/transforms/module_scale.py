@@ -65,7 +65,8 @@ def resolve_labels(labels: Labels, params: types.Params) -> types.PyTree:
 
 def _are_patterns(labels: Labels, params: types.Params) -> bool:
     flat = isinstance(labels, Mapping) and all(isinstance(value, str) for value in labels.values())
-    return flat and jax.tree.structure(labels) != jax.tree.structure(params)
+    ours: Any = jax.tree.structure(labels)
+    return flat and ours != jax.tree.structure(params)
 
 
 def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:

@@ -1,0 +1,197 @@
+"""An aggregator on the devices of a step: which replicas there are, where its state lies, and the way there and back.
+
+Between whole replicas everything is said to all. Between slices (`over="slices"`) gradients are first summed inside each slice, where it is
+cheap, each device summing a part; each part is then compressed, sent to the devices that have the same part in the other slices, and the
+results are gathered inside. So nothing goes over the data centre's network twice, and a device keeps only its part of what the
+aggregator remembers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lbopt import tree, types
+from lbopt.aggregators import protocol
+from lbopt.aggregators.group import Group
+from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
+from lbopt.errors import UserError, require
+from lbopt.parallel.mesh import DATA_AXIS, num_slices
+from lbopt.parallel.state import TrainState
+
+REPLICA_AXIS, WITHIN_AXIS = "replica", "within"
+
+
+class Aggregation:
+    """Args:
+      aggregator: what stands for the mean.
+      mesh: of one axis; None for a step that one device runs alone.
+      replicas_per_device: so many replicas on each device, one after another.
+      over: "replicas", "slices", or the number of neighbouring devices whose gradients are summed first.
+
+    Attributes:
+      num_replicas: between which the aggregator stands.
+
+    Raises:
+      UserError: naming the argument that does not fit.
+    """
+
+    def __init__(
+        self, aggregator: Aggregator, mesh: Mesh | None, replicas_per_device: int = 1, over: str | int = "replicas"
+    ):
+        require(replicas_per_device >= 1, "replicas_per_device", replicas_per_device, "give a number >= 1")
+        self.aggregator, self.rows = aggregator, replicas_per_device
+        self._within = _devices_summed_first(mesh, over)
+        fix = "devices that are summed first have one replica each; use replicas_per_device=1"
+        require(self._within == 1 or self.rows == 1, "replicas_per_device", self.rows, fix)
+        devices = 1 if mesh is None else mesh.size
+        self.num_replicas = devices * self.rows // self._within
+        self._mesh = None if mesh is None else _two_axes(mesh, self._within)
+        self._in_parts = self._within > 1 and aggregator.takes_parts
+
+    def init(self, params: types.Params) -> AggregatorState:
+        """Return the aggregator's first state; a pure function.
+
+        Raises:
+          UserError: if the aggregator does not fit the parameters or the number of replicas.
+        """
+        try:
+            return self.aggregator.init(self._parts_of(params), self.num_replicas)
+        except ValueError as error:
+            raise UserError(f"aggregator = {self.aggregator.name}: {error}") from error
+
+    def check(self, state: TrainState) -> None:
+        """Raise `UserError` unless the state has what this aggregator keeps, and an optimizer that goes with it."""
+        try:
+            self.aggregator.check_chain(state.opt_state)
+            if self.aggregator.needs_second_moment:
+                protocol.second_moment_of(state.opt_state)
+        except ValueError as error:
+            raise UserError(f"aggregator = {self.aggregator.name}: {error}") from error
+        wanted, got = jax.eval_shape(self.init, state.params), state.aggregator_state
+        ours: Any = jax.tree.structure(wanted)
+        if ours != jax.tree.structure(got):
+            raise UserError(
+                f"aggregator = {self.aggregator.name}: the training state has none of its state; use state = step.place(state)"
+            )
+        for name, needed, there in zip(
+            tree.leaf_names(wanted), jax.tree.leaves(wanted), jax.tree.leaves(got), strict=True
+        ):
+            if needed.shape != jnp.shape(there):
+                raise UserError(
+                    f"aggregator_state/{name}: it has shape {jnp.shape(there)}, {self.num_replicas} replicas need {needed.shape}; "
+                    "use lbopt.aggregators.protocol.rebuilt for another number of replicas"
+                )
+
+    def warn(self, params: types.Params) -> None:
+        """Warn if more is sent than a plain mean would send."""
+        if self._mesh is not None and self.rows == 1:
+            protocol.warn_if_it_loses(self.aggregator, self._part_shapes(params), self.num_replicas)
+
+    def wire_bytes(self, params: types.Params) -> protocol.WireBytes:
+        """Return what a device sends to other replicas in a step; inside a slice more is sent, densely."""
+        return self.aggregator.wire_bytes(self._part_shapes(params), self.num_replicas // self.rows)
+
+    def sharding(self, state: AggregatorState) -> AggregatorState:
+        """Return where each array of its state (or of the shapes) lies."""
+        mesh = self._mesh
+        assert mesh is not None
+        lie = [
+            jax.tree.map(lambda _, spec=spec: NamedSharding(mesh, spec), part)
+            for spec, part in zip(self._specs(), state, strict=True)
+        ]
+        return AggregatorState(*lie)
+
+    def __call__(self, rows: types.PyTree, state: TrainState) -> Aggregated:
+        """Aggregate gradients [replicas, ...] that lie with their replicas; for the "jit" backend."""
+        extra = self._extra(state)
+        if self._mesh is None:
+            return self.aggregator.update(rows, state.aggregator_state, Group(self.num_replicas), extra)
+        whole, every = PartitionSpec(), PartitionSpec((REPLICA_AXIS, WITHIN_AXIS))
+        specs = self._specs()
+        mapped = jax.shard_map(
+            lambda *given: tuple(self._on_device(*given)),
+            mesh=self._mesh,
+            in_specs=(every, specs, whole),
+            out_specs=(whole, specs, whole),
+            check_vma=False,
+        )
+        return Aggregated(*mapped(rows, state.aggregator_state, extra))
+
+    def mapped(self, rows: types.PyTree, state: TrainState) -> Aggregated:
+        """Aggregate within a function that is mapped over replicas, each of which has a row of its own of `local`; for "pmap"."""
+        own = state.aggregator_state
+        own = own._replace(local=jax.tree.map(lambda x: x[None], own.local))
+        found = self.aggregator.update(rows, own, Group(self.num_replicas, DATA_AXIS), self._extra(state))
+        new = found.state._replace(local=jax.tree.map(lambda x: x[0], found.state.local))
+        return found._replace(state=new)
+
+    def _extra(self, state: TrainState) -> Extra:
+        nu = protocol.second_moment_of(state.opt_state) if self.aggregator.needs_second_moment else None
+        return Extra(None, nu)
+
+    def _on_device(self, rows: types.PyTree, state: AggregatorState, extra: Extra) -> Aggregated:
+        group = Group(self.num_replicas, REPLICA_AXIS)
+        if self._within == 1:
+            return self.aggregator.update(rows, state, group, extra)
+        wide = protocol.wide(rows)
+        if not self._in_parts:
+            summed = jax.tree.map(lambda x: jax.lax.pmean(x, WITHIN_AXIS), wide)
+            found = self.aggregator.update(summed, state, group, extra)
+            return found._replace(updates=protocol.like(found.updates, rows))
+
+        def part(x: jax.Array) -> jax.Array:
+            return jax.lax.psum_scatter(self._flat(x[0]), WITHIN_AXIS, tiled=True)[None] / self._within
+
+        found = self.aggregator.update(jax.tree.map(part, wide), state, group, extra)
+
+        def whole(x: jax.Array, row: jax.Array) -> jax.Array:
+            flat = jax.lax.all_gather(x, WITHIN_AXIS, tiled=True)
+            return flat[: math.prod(row.shape[1:])].reshape(row.shape[1:]).astype(row.dtype)
+
+        return found._replace(updates=jax.tree.map(whole, found.updates, rows))
+
+    def _specs(self) -> AggregatorState:
+        parts = WITHIN_AXIS if self._in_parts else None
+        return AggregatorState(PartitionSpec(REPLICA_AXIS, parts), PartitionSpec(parts), PartitionSpec())
+
+    def _flat(self, x: jax.Array) -> jax.Array:
+        """Return all numbers of a leaf in a row that the devices of a slice divide."""
+        return jnp.pad(x.reshape(-1), (0, -x.size % self._within))
+
+    def _parts_of(self, params: types.Params) -> types.Params:
+        """Return what the aggregator takes for parameters: leaves, or rows of the parts that devices have."""
+        return jax.tree.map(self._flat, params) if self._in_parts else params
+
+    def _part_shapes(self, params: types.Params) -> types.Params:
+        """Return the shapes of what one device sends."""
+        if not self._in_parts:
+            return params
+        size = lambda p: -(-math.prod(jnp.shape(p)) // self._within)  # noqa: E731
+        return jax.tree.map(lambda p: jax.ShapeDtypeStruct((size(p),), p.dtype), params)
+
+
+def _devices_summed_first(mesh: Mesh | None, over: Any) -> int:
+    fix = "use 'replicas', 'slices', or how many neighbouring devices are summed first"
+    if over == "replicas":
+        return 1
+    devices = 1 if mesh is None else mesh.size
+    if over == "slices":
+        slices = 1 if mesh is None else num_slices(mesh)
+        require(
+            slices > 1, "aggregate_over", over, "these devices are one slice; use 'replicas', or a number of devices"
+        )
+        return devices // slices
+    require(isinstance(over, int) and not isinstance(over, bool) and over >= 1, "aggregate_over", over, fix)
+    require(devices % over == 0, "aggregate_over", over, f"it does not divide the {devices} devices")
+    return over
+
+
+def _two_axes(mesh: Mesh, within: int) -> Mesh:
+    """Return the same devices in the same order, those that are summed first along the second axis."""
+    names = (REPLICA_AXIS, WITHIN_AXIS)
+    return Mesh(mesh.devices.reshape(-1, within), names, axis_types=(AxisType.Auto,) * 2)
