@@ -78,7 +78,8 @@ def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
     """Return the check that a saved run is the same one.
 
     What `about` says, the backend, the number of devices, a sharded update and how data are reached may change when a run is
-    resumed: the batches and, up to rounding, the updates are the same. The number of devices may not where batch norm or a clip counts replicas.
+    resumed: the batches and, up to rounding, the updates are the same. The number of devices may not where batch norm or a clip counts
+    replicas, nor between slices; else an aggregator's memory is rebuilt for another number of replicas.
     """
 
     def core(data: dict[str, Any]) -> dict[str, Any]:
@@ -92,8 +93,10 @@ def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
         by_norm = config.model.name in BATCH_NORMED and config.model.batch_norm_scope.startswith(
             ("local", "replicas", "tiles")
         )
+        # Parts of the gradient that devices of a slice have are padded to as many as there are.
+        by_parts = config.aggregator.over != "replicas"
         by_clip = config.optimizer.clip_stage == "replica" and resolve_clip(config.optimizer) is not None
-        if by_norm or by_clip:
+        if by_norm or by_clip or by_parts:
             found += checks.differences({"num_devices": num_devices}, {"num_devices": saved.get("num_devices")})
         return found
 

@@ -5,6 +5,7 @@ import dataclasses
 import re
 
 from lbopt.config import checks
+from lbopt.config.aggregator import AggregatorConfig
 from lbopt.config.checks import LARGEST
 from lbopt.config.data import DataConfig
 from lbopt.config.loss import LossConfig
@@ -18,7 +19,7 @@ from lbopt.errors import UserError, require, require_choice
 
 TRIAL_BATCHINGS = ("auto", "none", "vmap")
 TRIAL_DEVICES = ("one", "all")
-_OVERRIDES = ("data", "model", "loss")
+_OVERRIDES = ("data", "model", "loss", "aggregator")
 
 
 @dataclasses.dataclass
@@ -32,6 +33,7 @@ class Arm:
       data: instead of the study's; None for those.
       model: likewise.
       loss: likewise.
+      aggregator: likewise.
       search: likewise. Arms whose searches differ are not compared on equal terms, and the report says so.
     """
 
@@ -41,6 +43,7 @@ class Arm:
     data: DataConfig | None = None
     model: ModelConfig | None = None
     loss: LossConfig | None = None
+    aggregator: AggregatorConfig | None = None
     search: SearchConfig | None = None
 
 
@@ -163,6 +166,11 @@ class SweepConfig:
             require(getattr(trained, field) is None, f"config.train.{field}", getattr(trained, field), fix)
         if self.trial_devices == "all":
             return
+        over, fix = (
+            trained.aggregator.over,
+            "a trial has one device; leave it 'replicas', or set config.trial_devices='all'",
+        )
+        require(over == "replicas", "config.train.aggregator.over", over, fix)
         alone = trained.parallel
         require(
             alone.backend in ("jit", "pjit") and alone.num_devices in (None, 1) and not alone.shard_update,
@@ -195,7 +203,8 @@ class SweepConfig:
         train = dataclasses.replace(self.arm_train(index), global_batch_size=global_batch_size)
         if self.microstep_size is None:
             return train
-        parts = _fewest_parts(global_batch_size, self.microstep_size, num_devices)
+        replicas = num_devices * train.aggregator.replicas_per_device
+        parts = _fewest_parts(global_batch_size, self.microstep_size, replicas)
         return dataclasses.replace(train, parallel=dataclasses.replace(train.parallel, num_microsteps=parts))
 
 

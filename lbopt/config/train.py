@@ -5,6 +5,7 @@ import dataclasses
 import re
 
 from lbopt.config import checks
+from lbopt.config.aggregator import AggregatorConfig, validate_aggregator
 from lbopt.config.checks import LARGEST, at_least
 from lbopt.config.data import TASKS, DataConfig, validate_data
 from lbopt.config.loss import LossConfig, validate_loss
@@ -93,6 +94,7 @@ class TrainConfig:
       mllog: print MLPerf's `:::MLLOG` lines, and keep them in mllog.txt of the workdir.
       init_from: start from the parameters of a workdir of lbopt train, of a file of lbopt export --format=safetensors, or of
         a folder of Transformers; heads that it does not have start fresh. None for fresh parameters.
+      aggregator: what is made of the replicas' gradients; their mean by default.
       phase2: what changes after the first `num_steps`; None for a run of one phase.
     """
 
@@ -108,6 +110,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+    aggregator: AggregatorConfig = dataclasses.field(default_factory=AggregatorConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     eval_global_batch_size: int = 256
     log_every_steps: int = 10
@@ -155,6 +158,8 @@ class TrainConfig:
         validate_optimizer(self.optimizer, "config.optimizer")
         validate_schedule(self.schedule, "config.schedule")
         validate_parallel(self.parallel)
+        validate_aggregator(self.aggregator, "config.aggregator")
+        _validate_aggregated(self)
         _validate_checkpoint(self.checkpoint)
         _validate_state(self)
         if self.phase2 is not None:
@@ -191,6 +196,28 @@ def _validate_second_phase(config: TrainConfig) -> None:
         raise UserError(as_of_phase2(str(error))) from error
 
 
+def _validate_aggregated(config: TrainConfig) -> None:
+    """Check that the step can take the aggregator."""
+    name = config.aggregator.name
+    if name == "none":
+        return
+    parallel = config.parallel
+    fix = f"config.aggregator.name = {name!r} chooses how gradients are summed; leave it at its default"
+    for field in ("reduce_dtype", "reduce_scatter"):
+        value = getattr(parallel, field)
+        require(not value, f"config.parallel.{field}", value, fix)
+    stage = config.optimizer.clip_stage
+    fix = "an aggregator takes the mean once a step; use 'accumulated' or 'replica'"
+    require(stage != "mean", "config.optimizer.clip_stage", stage, fix)
+    if config.aggregator.of_adam and name == "agvm":
+        fix = "AGVM needs the second moment whole; leave it False"
+        require(not parallel.shard_update, "config.parallel.shard_update", parallel.shard_update, fix)
+    if parallel.backend == "pmap":
+        for field, value in (("replicas_per_device", 1), ("over", "replicas")):
+            given = getattr(config.aggregator, field)
+            require(given == value, f"config.aggregator.{field}", given, "use config.parallel.backend='jit'")
+
+
 def _validate_target(config: TrainConfig) -> None:
     name = config.target_metric
     known = not name or name.startswith("eval/")
@@ -212,6 +239,8 @@ def _validate_state(config: TrainConfig) -> None:
     for field in ("reduce_dtype", "reduce_scatter"):
         value = getattr(parallel, field)
         require(not value, f"config.parallel.{field}", value, fix)
+    name = config.aggregator.name
+    require(name == "none", "config.aggregator.name", name, fix)
     stage = config.optimizer.clip_stage
     require(stage != "replica", "config.optimizer.clip_stage", stage, fix)
     noise = config.optimizer.track_noise_scale

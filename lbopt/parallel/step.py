@@ -36,8 +36,7 @@ def step_fn(
     clip: GradientClip | None = None,
     measure_noise: bool = False,
     key_per_replica: bool = True,
-    aggregator: Aggregator | None = None,
-    num_replicas: int = 1,
+    aggregation: Aggregation | None = None,
 ) -> StepFn:
     """Return the training step as a pure function: gradients, mean over replicas, update.
 
@@ -52,11 +51,8 @@ def step_fn(
       clip: see `make_train_step`.
       measure_noise: see `make_train_step`.
       key_per_replica: see `make_train_step`.
-      aggregator: of `num_replicas` replicas, which are parts of the batch that one device visits one after another; only
-        without an axis.
-      num_replicas: see there.
+      aggregation: of replicas that are parts of the batch, visited one after another; only without an axis.
     """
-    aggregation = None if aggregator is None else Aggregation(aggregator, None, num_replicas)
     options = num_microsteps, compute_dtype, axis_name, clip, measure_noise, key_per_replica
     gradients = _gradients(loss_fn, *options, rows=0 if aggregation is None else aggregation.rows)
     return _whole(gradients, _update(tx, clip), aggregation)
@@ -319,7 +315,7 @@ def make_train_step(
     require_choice("backend", backend, BACKENDS)
     require(num_microsteps >= 1, "num_microsteps", num_microsteps, "give a number >= 1")
     clip = None if max_grad_norm is None else GradientClip(max_grad_norm, clip_stage)
-    if measure_noise and num_microsteps * mesh.size == 1:
+    if measure_noise and num_microsteps * replicas_per_device * mesh.size == 1:
         raise UserError(
             "measure_noise = True: one replica and one microstep make one gradient; use num_microsteps >= 2"
         )

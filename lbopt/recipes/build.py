@@ -21,7 +21,7 @@ from lbopt.data.batches import TrainBatches
 from lbopt.errors import UserError, require, require_choice
 from lbopt.parallel import mesh as meshes, shards, step as steps
 from lbopt.parallel.state import TrainState, split_seed
-from lbopt.recipes import initial, optimizers, problem as problems, schedule as schedules, sources
+from lbopt.recipes import aggregators, initial, optimizers, problem as problems, schedule as schedules, sources
 from lbopt.replicas import Replicas
 from lbopt.train.run import Cadence, Run, Target
 from lbopt.transforms.ema import ema_params
@@ -66,8 +66,9 @@ def _build_phase(
     check_fit(config, problem, mesh)
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps)
     schedule = schedules.make_schedule(config.schedule, resolved)
-    tx = optimizers.make_optimizer(config.optimizer, schedule, global_batch_size=size, stacked=problem.stacked)
-    train_step = make_step(config, problem.loss_fn, tx, mesh)
+    labels = aggregators.labels_of(config.aggregator)
+    tx = optimizers.make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
+    train_step = make_step(config, problem.loss_fn, tx, mesh, problem.stacked)
     shapes, init = _laid_out(functools.partial(make_state, problem, tx, config.seed), train_step, config)
     evaluate_on = problem.evaluator(mesh, config.parallel.backend)
     averaged = _averaging(config, mesh)
@@ -110,6 +111,7 @@ def check_fit(config: TrainConfig, problem: problems.Problem, mesh: Mesh) -> Non
     size, parts, examples = config.global_batch_size, config.parallel.num_microsteps, len(problem.splits.train)
     fix = f"the training set has {examples} examples; use at most that"
     require(size <= examples, "config.global_batch_size", size, fix)
+    parts *= config.aggregator.replicas_per_device
     meshes.check_divisible(size, mesh, parts)
     problems.check_batch(config.model, Replicas(mesh.size, grid=meshes.torus_grid(mesh)), size // parts)
     known = [f"eval/{name}" for name in problem.metric_names]
@@ -150,11 +152,13 @@ def _mllog(config: TrainConfig, resolved: schedules.Resolved, num_train: int, nu
     }
 
 
-def make_step(config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh) -> steps.Step:
+def make_step(
+    config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh, stacked: types.Stacked = None
+) -> steps.Step:
     """Build the training step that a config asks for; sweeps over whole pods and runs have the same one."""
     measured, parallel = config.optimizer.track_noise_scale, config.parallel
     require(
-        not measured or mesh.size * parallel.num_microsteps > 1,
+        not measured or mesh.size * parallel.num_microsteps * config.aggregator.replicas_per_device > 1,
         "config.optimizer.track_noise_scale",
         measured,
         "it compares gradients of parts of the batch: set config.parallel.num_microsteps to 2 or more",
@@ -173,6 +177,9 @@ def make_step(config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh) -
         shard_update=parallel.shard_update,
         reduce_dtype=None if parallel.reduce_dtype is None else jnp.dtype(parallel.reduce_dtype),
         reduce_scatter=parallel.reduce_scatter,
+        aggregator=aggregators.make_aggregator(config.aggregator, config.optimizer, stacked),
+        replicas_per_device=config.aggregator.replicas_per_device,
+        aggregate_over=aggregators.group_of(config.aggregator),
     )
 
 
@@ -184,16 +191,19 @@ def _laid_out(
     What the run starts from is read when the state is made.
     """
 
+    def begun(*learned: Any) -> TrainState:
+        return train_step.with_aggregator_state(first(*learned))
+
     @functools.cache
     def shapes() -> TrainState:
-        bare = jax.eval_shape(first)
+        bare = jax.eval_shape(begun)
         return shards.placed(bare, train_step.state_sharding(bare))
 
     def init() -> TrainState:
         shardings = jax.tree.map(lambda x: x.sharding, shapes())
         if config.init_from is None:
-            return jax.jit(first, out_shardings=shardings)()
-        return jax.jit(first, out_shardings=shardings)(_read_initial(config, shapes()))
+            return jax.jit(begun, out_shardings=shardings)()
+        return jax.jit(begun, out_shardings=shardings)(_read_initial(config, shapes()))
 
     return shapes, init
 
@@ -234,7 +244,7 @@ def _entering(
 
     def entered(state: TrainState) -> TrainState:
         if not keep_optimizer:
-            return state.replace(opt_state=tx.init(state.params))
+            return train_step.with_aggregator_state(state.replace(opt_state=tx.init(state.params)))
         is_leaf = lambda part: isinstance(part, LearningRateState)  # noqa: E731
         return state.replace(opt_state=jax.tree.map(again, state.opt_state, is_leaf=is_leaf))
 

@@ -17,10 +17,12 @@ from lbopt.transforms import (
     lans,
     lars,
     learning_rate as lr_transform,
+    module_scale,
     monitoring,
     noise_scale,
     skipping,
 )
+from lbopt.transforms.module_scale import Labels
 from lbopt.transforms.variants import VARIANTS
 
 
@@ -30,6 +32,7 @@ def make_optimizer(
     weight_decay: float | jax.Array | None = None,
     global_batch_size: int | None = None,
     stacked: types.Stacked = None,
+    module_labels: Labels | None = None,
 ) -> optax.GradientTransformation:
     """Build the optimizer of a config: what is measured first, the optimizer, what is watched last; guarded if asked.
 
@@ -39,6 +42,7 @@ def make_optimizer(
       weight_decay: instead of the config's; may be traced.
       global_batch_size: of the gradients, for `track_noise_scale`.
       stacked: which parameters are stacks of layers, each with a trust ratio of its own.
+      module_labels: of the modules whose updates AGVM scales; None for none.
 
     Raises:
       UserError: if fields contradict each other.
@@ -55,6 +59,8 @@ def make_optimizer(
         links.append(_BUILDERS[config.name](config, learning_rate, decay, stacked))
     except ValueError as error:
         raise UserError(f"config.optimizer: {error}") from error
+    if module_labels is not None:
+        links.append(module_scale.scale_by_agvm(module_labels))
     if config.monitor_layers:
         links.append(monitoring.monitor_layers(stacked))
     if config.ema_decay is not None:

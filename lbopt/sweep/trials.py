@@ -198,6 +198,10 @@ def _num_devices(config: SweepConfig) -> int:
 def _check_microsteps(cell: Cell) -> None:
     parts, size = cell.train.parallel.num_microsteps, cell.global_batch_size
     require(size % parts == 0, "config.train.parallel.num_microsteps", parts, f"it does not divide batch {size}")
+    rows = cell.train.aggregator.replicas_per_device
+    fix = f"so many replicas, of {parts} microsteps each, do not divide batch {size}"
+    require(size % (rows * parts) == 0, "config.train.aggregator.replicas_per_device", rows, fix)
+    parts *= rows
     measured, fix = cell.train.optimizer.track_noise_scale, f"batch {size} is one part; accumulate 2 or more microsteps"
     require(not measured or parts > 1, f"config.arms[{cell.index}].optimizer.track_noise_scale", measured, fix)
     check_batch(cell.train.model, Replicas(), size // parts)

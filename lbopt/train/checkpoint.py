@@ -21,11 +21,13 @@ from lbopt import tree
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
-from lbopt.train import bucket, seal as seals
+from lbopt.train import bucket, replica_rows, seal as seals
 from lbopt.train.checksums import checksums, copies_of, differing, named, sums_of
 from lbopt.train.event_loop import finishing
 from lbopt.train.seal import Seal
 
+Say = Callable[[str], None]
+"""Gets a line for the user."""
 PHASE = "phase"
 """Among the metrics of a checkpoint: the number of its phase, if it is not the first."""
 _PHASE_COUNTS = 1e9
@@ -197,7 +199,7 @@ class Checkpoints:
         before: Callable[[], None],
     ) -> None:
         before()
-        seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}))
+        seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}), replica_rows.count(state))
         items = {ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
         self._manager.save(step, args=ocp.args.Composite(**items))
 
@@ -224,12 +226,15 @@ class Checkpoints:
                 f"{self._folder}: a checkpoint needs {needed / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free; free space, then run the same command again"
             )
 
-    def restore(self, like: TrainState, step: int) -> TrainState:
+    def restore(self, like: TrainState, step: int, say: Say = lambda line: None) -> TrainState:
         """Read a checkpoint.
+
+        What an aggregator remembers of each replica is rebuilt if there are more or fewer of them now.
 
         Args:
           like: shapes, dtypes and shardings (`Run.shapes`); the run that saved it may have had other shardings and devices.
           step: which one.
+          say: is given a line if something was rebuilt.
 
         Raises:
           Damaged: if it is not what was saved.
@@ -239,8 +244,9 @@ class Checkpoints:
         wanted: dict[str, str] = {}
         state = like
         try:
-            wanted = read_seal(self._folder, step).sums
-            state = _read_arrays(self._folder / str(step) / ARRAYS, like)
+            seal = read_seal(self._folder, step)
+            wanted, saved = seal.sums, seal.replicas
+            state = _read_arrays(self._folder / str(step) / ARRAYS, replica_rows.shapes_for(like, saved))
         except Exception as error:  # whatever the storage layers raise
             problem = (reason_of(error), _is_damage(error))
         problems = [each for each in self._job.together(f"restored {step}", problem) if each is not None]
@@ -251,11 +257,9 @@ class Checkpoints:
         if problems:
             kind = Damaged if all(damage for _, damage in problems) else EnvironmentProblem
             raise kind(_unreadable(self._folder, step, problems[0][0]))
-        return state
+        return replica_rows.fitted(state, like, say)
 
-    def restore_newest(
-        self, shapes: Callable[[int], TrainState], say: Callable[[str], None] = lambda line: None
-    ) -> TrainState | None:
+    def restore_newest(self, shapes: Callable[[int], TrainState], say: Say = lambda line: None) -> TrainState | None:
         """Read the newest checkpoint that is intact; None if there is none at all.
 
         Newer ones that are damaged are moved to `damaged/` of the workdir, unless the disk is to be left as it is.
@@ -270,7 +274,7 @@ class Checkpoints:
         damaged: list[tuple[int, Damaged]] = []
         for step in reversed(self.steps()):
             try:
-                state = self._restore_twice(shapes(step), step)
+                state = self._restore_twice(shapes(step), step, say)
             except Damaged as error:
                 damaged.append((step, error))
                 continue
@@ -286,11 +290,11 @@ class Checkpoints:
             raise damaged[0][1]
         return None
 
-    def _restore_twice(self, like: TrainState, step: int) -> TrainState:
+    def _restore_twice(self, like: TrainState, step: int, say: Say) -> TrainState:
         """Read a checkpoint, and once more before it is taken for damaged: what read it may have been at fault."""
         with contextlib.suppress(Damaged):
-            return self.restore(like, step)
-        return self.restore(like, step)
+            return self.restore(like, step, say)
+        return self.restore(like, step, say)
 
     def _set_aside(self, step: int) -> pathlib.Path:
         """Move a checkpoint out of the way, so that its step can be saved again."""
@@ -460,7 +464,7 @@ def restore_chosen(
     checkpoints: Checkpoints,
     which: str,
     shapes: Callable[[int], TrainState],
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = lambda line: None,
 ) -> TrainState:
     """Read the "latest" checkpoint that is intact, the "best" one, or the one whose step is given.
 
@@ -475,7 +479,7 @@ def restore_chosen(
     """
     step = choose_step(checkpoints, which)
     state = checkpoints.restore_newest(shapes, say) if which == "latest" else None
-    return checkpoints.restore(shapes(step), step) if state is None else state
+    return checkpoints.restore(shapes(step), step, say) if state is None else state
 
 
 def choose_step(checkpoints: Checkpoints, which: str) -> int:

@@ -17,11 +17,13 @@ class Seal:
       step: of the state.
       sums: leaf name -> checksum, from `checksums`.
       metrics: of the evaluation after that step; {} if there was none.
+      replicas: of whose memories the state holds a row each (see `lbopt.parallel.aggregation`); None if it holds none.
     """
 
     step: int
     sums: dict[str, str]
     metrics: dict[str, float]
+    replicas: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data that knows whether it has been changed; a metric that is not finite becomes null."""

@@ -14,7 +14,7 @@ from lbopt import types
 from lbopt.config.optimizer import OptimizerConfig
 from lbopt.config.schedule import ScheduleConfig
 from lbopt.parallel.clip import GradientClip
-from lbopt.recipes import optimizers, schedule as schedules
+from lbopt.recipes import aggregators, optimizers, schedule as schedules
 from lbopt.sweep.trials import Cell, Trial
 
 
@@ -94,7 +94,8 @@ def make_tx(cell: Cell, decays: bool) -> optax.GradientTransformationExtraArgs:
         schedule = schedules.make_schedule(cell.train.schedule, cell.resolved, *numbers)
         decay = arguments.weight_decay if decays else 0.0
         stacked = cell.problem.stacked
-        return optimizers.make_optimizer(cell.train.optimizer, schedule, decay, cell.global_batch_size, stacked)
+        labels = aggregators.labels_of(cell.train.aggregator)
+        return optimizers.make_optimizer(cell.train.optimizer, schedule, decay, cell.global_batch_size, stacked, labels)
 
     return adjustable(make)
 
@@ -126,7 +127,7 @@ def program_key(cell: Cell, trial: Trial) -> str:
     """
     train = cell.train
     optimizer = dataclasses.replace(train.optimizer, weight_decay=0.0)
-    learned = train.data, train.model, train.loss, train.parallel
+    learned = train.data, train.model, train.loss, train.parallel, train.aggregator
     whole = cell.global_batch_size, cell.resolved.num_steps
     return repr((learned, optimizer, _without_rule(train.schedule), whole, trial.weight_decay > 0))
 

@@ -59,7 +59,7 @@ class MeshProgram:
         self.train, self.problem, self.config = cell.train, cell.problem, config
         self.mesh = build.make_mesh(self.train.parallel)
         tx = trial_arguments.make_tx(cell, decays)
-        self.step = build.make_step(self.train, cell.problem.loss_fn, tx, self.mesh)
+        self.step = build.make_step(self.train, cell.problem.loss_fn, tx, self.mesh, cell.problem.stacked)
         self.evaluate = cell.problem.evaluator(self.mesh, self.train.parallel.backend)
         self._tx = tx
 
@@ -68,7 +68,8 @@ class MeshProgram:
         """(int32 seed, arguments) -> the state before the first update, laid out for the step."""
 
         def first(seed: Any, arguments: Arguments) -> TrainState:
-            return trial_arguments.with_arguments(build.make_state(self.problem, self._tx, seed), arguments)
+            state = self.step.with_aggregator_state(build.make_state(self.problem, self._tx, seed))
+            return trial_arguments.with_arguments(state, arguments)
 
         blank = Arguments(*(np.float32(0) for _ in Arguments._fields))
         shapes = jax.eval_shape(first, np.int32(0), blank)

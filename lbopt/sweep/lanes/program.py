@@ -15,8 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lbopt import replicas, tree
 from lbopt.config.sweep import SweepConfig
+from lbopt.parallel.aggregation import Aggregation
 from lbopt.parallel.state import TrainState, split_seed
 from lbopt.parallel.step import step_fn
+from lbopt.recipes import aggregators
 from lbopt.recipes.build import with_averaged_params
 from lbopt.recipes.problem import Problem
 from lbopt.sweep.lanes import arguments as trial_arguments
@@ -239,6 +241,9 @@ class Program:
         self._tx = trial_arguments.make_tx(cell, decays)
         self.feed = Feed(cell, spread.width, arrays)
         optimizer = cell.train.optimizer
+        aggregator = aggregators.make_aggregator(cell.train.aggregator, optimizer, cell.problem.stacked)
+        rows = cell.train.aggregator.replicas_per_device
+        self._aggregation = None if aggregator is None else Aggregation(aggregator, None, rows)
         self._step = step_fn(
             cell.problem.loss_fn,
             self._tx,
@@ -246,6 +251,7 @@ class Program:
             clip=trial_arguments.early_clip(optimizer),
             measure_noise=optimizer.track_noise_scale,
             key_per_replica=False,
+            aggregation=self._aggregation,
         )
         self._create = spread.jit(self._created)
         self._merge = jax.jit(_merged, donate_argnums=1)
@@ -318,6 +324,8 @@ class Program:
 
     def _created(self, arguments: Arguments, seed: jax.Array, params: Any, model_state: Any) -> Lanes:
         state = TrainState.create(params, model_state, self._tx, seed)
+        if self._aggregation is not None:
+            state = state.replace(aggregator_state=self._aggregation.init(params))
         start = jax.tree.map(jnp.copy, params) if self._config.measure.distance else ()
         return Lanes(trial_arguments.with_arguments(state, arguments), start)
 

@@ -1,0 +1,124 @@
+"""Aggregators by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lbopt import types
+from lbopt.aggregators import compress, protocol
+from lbopt.aggregators.agvm import agvm
+from lbopt.aggregators.aps import aps
+from lbopt.aggregators.compress import Compressor
+from lbopt.aggregators.feedback import econtrol, ef, ef21
+from lbopt.aggregators.powersgd import powersgd
+from lbopt.aggregators.protocol import Aggregator
+from lbopt.config.aggregator import AggregatorConfig
+from lbopt.config.optimizer import OptimizerConfig
+from lbopt.errors import UserError
+
+
+def make_aggregator(
+    config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked = None
+) -> Aggregator | None:
+    """Build the aggregator of a config; None for the compiler's mean.
+
+    Args:
+      config: which one, and its constants.
+      optimizer: behind it: AGVM divides by its second moment, and where updates are skipped so is what they would leave behind.
+      stacked: which parameters are stacks of layers, each compressed for itself. Between slices devices have parts of
+        leaves, and each part is.
+
+    Raises:
+      UserError: if fields contradict each other.
+    """
+    if config.name == "none":
+        return None
+    stacked = None if config.over != "replicas" else stacked
+    try:
+        made = _BUILDERS[config.name](config, optimizer, stacked)
+    except ValueError as error:
+        raise UserError(f"config.aggregator: {error}") from error
+    return made if optimizer.skip_limit is None else protocol.keep_finite(made)
+
+
+def group_of(config: AggregatorConfig) -> str | int:
+    """Return `over` as `make_train_step` takes it."""
+    return int(config.over) if config.over.isdecimal() else config.over
+
+
+def labels_of(config: AggregatorConfig) -> dict[str, str] | None:
+    """Return the modules whose updates are scaled; None if none are."""
+    return dict(config.modules) if config.name == "agvm" else None
+
+
+def _compressor(config: AggregatorConfig) -> Compressor:
+    if config.compressor == "cast":
+        return compress.cast(config.exponent_bits, config.mantissa_bits)
+    if config.compressor in ("topk", "randk"):
+        return getattr(compress, config.compressor)(config.fraction)
+    return getattr(compress, config.compressor)()
+
+
+def _mean(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+    del config, optimizer, stacked
+    return protocol.mean()
+
+
+def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+    del stacked
+    of_adam: dict[str, Any] = {"adam_b2": optimizer.b2, "adam_eps": optimizer.eps} if config.of_adam else {}
+    start = 500 if config.start_step is None else config.start_step
+    return agvm(
+        dict(config.modules),
+        config.anchor,
+        config.interval_steps,
+        start,
+        config.stop_step,
+        config.alpha,
+        **of_adam,
+    )
+
+
+def _aps(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+    del optimizer
+    return aps(
+        config.exponent_bits,
+        config.mantissa_bits,
+        config.accumulate,  # type: ignore[arg-type]
+        config.shift,
+        config.overflow,  # type: ignore[arg-type]
+        config.rounding,  # type: ignore[arg-type]
+        stacked,
+    )
+
+
+def _ef(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+    del optimizer
+    return ef(_compressor(config), stacked)
+
+
+def _ef21(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+    del optimizer
+    return ef21(_compressor(config), config.momentum, config.dense_start, stacked)
+
+
+def _econtrol(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+    del optimizer
+    return econtrol(_compressor(config), config.eta, config.dense_start, stacked)
+
+
+def _powersgd(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+    del optimizer
+    start = 100 if config.start_step is None else config.start_step
+    return powersgd(config.rank, start, config.min_rate, stacked=stacked)
+
+
+_BUILDERS = {
+    "agvm": _agvm,
+    "aps": _aps,
+    "econtrol": _econtrol,
+    "ef": _ef,
+    "ef21": _ef21,
+    "mean": _mean,
+    "powersgd": _powersgd,
+}
