@@ -3,6 +3,12 @@
 Every public name, and the room it is imported from when it is first used: `lbopt` reads this file too.
 """
 
+from .aggregators.agvm import agvm
+from .aggregators.aps import aps
+from .aggregators.feedback import econtrol, ef, ef21
+from .aggregators.powersgd import powersgd
+from .aggregators.protocol import aggregate
+from .aggregators.quantize import float_quantize
 from .evaluation.evaluate import evaluate
 from .interchange.huggingface import load_huggingface
 from .masks import exclude_paths, exclude_roles, select_paths, select_roles, weights_only
@@ -29,6 +35,7 @@ from .transforms.lans import lans, scale_by_lans
 from .transforms.lars import lars
 from .transforms.learning_rate import scale_by_learning_rate
 from .transforms.moments import scale_by_lamb_moments, scale_by_lars_momentum
+from .transforms.module_scale import scale_by_agvm
 from .transforms.monitoring import monitor_layers, optimizer_metrics
 from .transforms.noise_scale import estimate_noise, track_noise_scale
 from .transforms.normalization import normalize_gradients
@@ -41,15 +48,22 @@ __version__: str
 __all__ = [
     "BatchNorm",
     "TrainState",
+    "aggregate",
+    "agvm",
     "albert_schedule",
+    "aps",
     "clip_by_global_norm",
     "describe",
+    "econtrol",
+    "ef",
+    "ef21",
     "ema_params",
     "estimate_noise",
     "evaluate",
     "exclude_paths",
     "exclude_roles",
     "exponential_schedule",
+    "float_quantize",
     "lamb",
     "lans",
     "lars",
@@ -63,6 +77,8 @@ __all__ = [
     "monitor_layers",
     "normalize_gradients",
     "optimizer_metrics",
+    "powersgd",
+    "scale_by_agvm",
     "scale_by_lamb_moments",
     "scale_by_lans",
     "scale_by_lars_momentum",

@@ -62,7 +62,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
         on_mesh.check_cells(cells)
 
     def compare(saved: dict[str, Any]) -> list[str]:
-        found = checks.differences(_core(ours), _core(saved["config"]))
+        found = checks.differences(_core(ours), _core(checks.completed(SweepConfig, saved["config"])))
         return sorted(found, key=lambda said: not said.startswith("name ")) + _other_candidates(config, saved)
 
     num_devices = jax.device_count() if together else 1

@@ -89,7 +89,7 @@ def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
         return {**kept, "parallel": {"num_microsteps": data.get("parallel", {}).get("num_microsteps")}}
 
     def compare(saved: dict[str, Any]) -> list[str]:
-        found = checks.differences(core(checks.to_json(config)), core(saved["config"]))
+        found = checks.differences(core(checks.to_json(config)), core(checks.completed(TrainConfig, saved["config"])))
         by_norm = config.model.name in BATCH_NORMED and config.model.batch_norm_scope.startswith(
             ("local", "replicas", "tiles")
         )

@@ -97,6 +97,38 @@ def _revive(hint: Any, value: Any, written_by: str, prefix: str) -> Any:
     return value
 
 
+def completed(kind: type, data: Any) -> Any:
+    """Return JSON data of a config with the defaults of fields that an earlier version did not have.
+
+    Args:
+      kind: the dataclass.
+      data: what `to_json` gave there. Fields that this version does not have stay.
+
+    >>> from lbopt.config.parallel import ParallelConfig
+    >>> completed(ParallelConfig, {"backend": "pmap", "order": "given"})["num_microsteps"]
+    1
+    """
+    if not isinstance(data, dict):
+        return data
+    hints, found = typing.get_type_hints(kind), dict(data)
+    for field in dataclasses.fields(kind):
+        if field.name not in data and field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+            found[field.name] = to_json(default) if dataclasses.is_dataclass(default) else list(default)
+        elif field.name not in data and field.default is not dataclasses.MISSING:
+            found[field.name] = json.loads(json.dumps(field.default))
+        elif field.name in data:
+            found[field.name] = _completed_value(hints[field.name], data[field.name])
+    return found
+
+
+def _completed_value(hint: Any, value: Any) -> Any:
+    for option in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(option) and isinstance(option, type):
+            return [completed(option, one) for one in value] if isinstance(value, list) else completed(option, value)
+    return value
+
+
 def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
     """List the dotted fields in which two JSON configs differ, as `field: theirs there, ours here`.
 

@@ -7,11 +7,18 @@ import runpy
 import pytest
 
 from lbopt.cli.arguments import call_get_config
+from lbopt.config import checks
+from lbopt.config.train import TrainConfig
 from lbopt.plan.document import settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 PLANS = {json.loads(file.read_text())["recipe"]: file for file in sorted((ROOT / "configs" / "plans").glob("*.json"))}
 MAKE = runpy.run_path(str(ROOT / "scripts" / "make_plans.py"))
+
+
+def as_now(config):
+    """Return what a plan says of its settings; what lbopt could not yet be told then was as it is by default."""
+    return {name: value for name, value in checks.completed(TrainConfig, config).items() if name != "about"}
 
 
 def planned(name):
@@ -28,7 +35,7 @@ def test_a_plan_is_of_the_recipe_as_it_is(recipe):
     found, config = json.loads(PLANS[recipe].read_text()), call_get_config(str(ROOT / recipe))
     assert found["topology"] == config.about.topology
     assert found["published_seconds"] == config.about.published_seconds
-    assert found["config"] == json.loads(json.dumps(settings(config))), "run scripts/plans"
+    assert as_now(found["config"]) == json.loads(json.dumps(settings(config))), "run scripts/plans"
     assert config.about.status == "planned by the TPU compiler"
 
 
@@ -48,7 +55,9 @@ def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
     cells = [(index, size) for index in range(len(config.arms)) for size in config.global_batch_sizes]
     for (index, size), cell in zip(cells, found["cells"], strict=True):
         train = config.cell_train(index, size, cell["run"]["num_devices"])
-        assert cell["run"]["config"] == json.loads(json.dumps(settings(train))), "run scripts/plans imagenet_limit"
+        assert as_now(cell["run"]["config"]) == json.loads(json.dumps(settings(train))), (
+            "run scripts/plans imagenet_limit"
+        )
         assert (cell["arm"], cell["num_microsteps"]) == (config.arms[index].name, train.parallel.num_microsteps)
     runs = sum(cell["search_trials"] + cell["final_runs"] for cell in found["cells"])
     first, last = (found["cells"][place]["run"] for place in (0, len(config.global_batch_sizes) - 1))
