@@ -87,7 +87,7 @@ def aps(
         del extra
         leaves, structure = jax.tree.flatten(rows)
         layers = jax.tree.leaves(stacks.resolve_stacked(stacked, jax.tree.map(lambda x: x[0], rows)))
-        grads = [protocol.as_vectors(x, axes) for x, axes in zip(leaves, layers, strict=True)]
+        grads = [protocol.as_vectors(x, axes).astype(jnp.float32) for x, axes in zip(leaves, layers, strict=True)]
         key = jax.random.fold_in(jax.random.key(_SEED), state.shared)
         if shift:
             by = shifts(grads, group)

@@ -233,7 +233,8 @@ def _gathered(group: Group, arrays: list[jax.Array]) -> list[jax.Array]:
 def _sum(compressor: Compressor, messages: Message, n: int, key: Any) -> jax.Array:
     """Add up what the messages [R, layers, m] say, one replica after another: no more than two vectors are in memory."""
     layers = next(iter(messages.values())).shape[1]
-    zeros = jnp.zeros((layers, n), jnp.float32)
+    first = jax.eval_shape(lambda: compressor.decompress(jax.tree.map(lambda x: x[0], messages), n, key))
+    zeros = jnp.zeros((layers, n), first.dtype)
     total, _ = jax.lax.scan(lambda sum, one: (sum + compressor.decompress(one, n, key), None), zeros, messages)
     return total
 

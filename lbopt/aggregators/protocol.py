@@ -149,8 +149,8 @@ def vectors(shape: tuple[int, ...], layer_axes: int) -> tuple[int, int]:
 
 
 def as_vectors(rows: jax.Array, layer_axes: int) -> jax.Array:
-    """Return gradients [r, *shape] of a leaf as fp32 [r, layers, n]."""
-    return rows.astype(jnp.float32).reshape(len(rows), *vectors(rows.shape[1:], layer_axes))
+    """Return gradients [r, *shape] of a leaf as [r, layers, n], in fp32 or wider."""
+    return rows.astype(tree.wide_dtype(rows.dtype)).reshape(len(rows), *vectors(rows.shape[1:], layer_axes))
 
 
 def rebuilt(state: AggregatorState, num_replicas: int) -> AggregatorState:

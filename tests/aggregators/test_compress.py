@@ -1,0 +1,120 @@
+"""Compressors: what they keep, how much they lose, what they send."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lbopt.aggregators import compress
+from tests.oracles import low_bits
+
+KEY = jax.random.key(3)
+ALL = [
+    compress.identity(),
+    compress.topk(0.1),
+    compress.topk(k=5),
+    compress.randk(0.25),
+    compress.sign(),
+    compress.cast(4, 3),
+    compress.cast(5, 10),
+]
+
+
+@pytest.fixture(scope="module")
+def x():
+    return np.random.default_rng(0).normal(size=(3, 2, 101)).astype(np.float32)
+
+
+def through(compressor, x, key=KEY):
+    return np.asarray(compressor.decompress(compressor.compress(jnp.asarray(x), key), x.shape[-1], key))
+
+
+def test_topk_keeps_the_largest_numbers(x):
+    out = through(compress.topk(k=7), x)
+    for row, kept in zip(x.reshape(-1, 101), out.reshape(-1, 101), strict=True):
+        places = np.argsort(-np.abs(row), kind="stable")[:7]
+        wanted = np.zeros_like(row)
+        wanted[places] = row[places]
+        np.testing.assert_array_equal(kept, wanted)
+
+
+def test_randk_keeps_the_same_places_on_all_replicas_and_others_at_other_steps(x):
+    out = through(compress.randk(k=20), x)
+    places = out != 0
+    assert np.all(places == places[0, 0]) and places[0, 0].sum() == 20
+    np.testing.assert_array_equal(out[places], x[places])
+    assert np.any(places != (through(compress.randk(k=20), x, jax.random.key(4)) != 0))
+
+
+def test_randk_draws_all_places_equally_often():
+    keys = jax.random.split(jax.random.key(0), 2000)
+    one = jnp.ones(20)
+    drawn = jax.vmap(lambda key: compress.randk(k=5).decompress(compress.randk(k=5).compress(one, key), 20, key))(keys)
+    counts = np.asarray(drawn).sum(0)
+    assert np.abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
+
+
+def test_sign_is_one_bit_and_a_size(x):
+    compressor = compress.sign()
+    message = compressor.compress(jnp.asarray(x), KEY)
+    assert message["bits"].dtype == jnp.uint8 and message["bits"].shape == (3, 2, 13)
+    wanted = np.where(x >= 0, 1, -1) * np.abs(x).mean(-1, keepdims=True)
+    np.testing.assert_allclose(through(compressor, x), wanted, rtol=1e-6)
+
+
+def test_cast_rounds_at_the_largest_power_of_two_that_fits(x):
+    tiny = x * np.float32(1e-7)
+    shift = 7 - np.ceil(np.log2(np.abs(tiny).max(-1, keepdims=True))).astype(int)
+    wanted = np.ldexp(low_bits.rounded(np.ldexp(tiny, shift), 4, 3), -shift)
+    np.testing.assert_array_equal(through(compress.cast(4, 3), tiny), wanted.astype(np.float32))
+    assert compress.cast(4, 3).compress(jnp.asarray(tiny), KEY)["payload"].dtype == jnp.float8_e4m3
+
+
+@pytest.mark.parametrize("compressor", ALL, ids=lambda one: one.name)
+def test_contraction(compressor, x):
+    keys = jax.random.split(KEY, 200)
+    lost = np.mean([np.sum((through(compressor, x, key) - x) ** 2, -1) for key in keys[: 200 if "rand" in compressor.name else 1]], 0)
+    bound = (1 - compressor.delta(101)) * np.sum(x.astype(np.float64) ** 2, -1)
+    slack = 1.05 if "rand" in compressor.name else 1 + 1e-6
+    assert np.all(lost <= bound * slack)
+
+
+@pytest.mark.parametrize("compressor", ALL, ids=lambda one: one.name)
+def test_zero_stays_zero(compressor):
+    np.testing.assert_array_equal(through(compressor, np.zeros((2, 1, 30), np.float32)), 0)
+
+
+@pytest.mark.parametrize("compressor", ALL, ids=lambda one: one.name)
+def test_message_bytes_are_those_of_its_arrays(compressor, x):
+    message = compressor.compress(jnp.asarray(x[:1, :1]), KEY)
+    shift = 4 if "shift" in message else 0  # which does not grow with n
+    assert sum(array.nbytes for array in message.values()) - shift == compressor.message_bytes(101)
+
+
+def test_break_even_of_topk_is_at_one_over_the_replicas():
+    n, replicas = 1_000_000, 64
+    ring = 2 * 4 * n * (replicas - 1) / replicas
+    assert compress.topk(0.99 / replicas).wire_bytes([n], replicas) < ring < compress.topk(1.01 / replicas).wire_bytes([n], replicas)
+    at_1024 = compress.topk(0.01).wire_bytes([n], 1024) / (2 * 4 * n * 1023 / 1024)
+    assert at_1024 == pytest.approx(10.24)
+
+
+def test_randk_wins_on_any_number_of_replicas():
+    for replicas in (2, 1024):
+        assert compress.randk(0.01).wire_bytes([10_000], replicas) == 2 * 400 * (replicas - 1) / replicas
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: compress.topk(), "fraction = None, k = None: give one of both"),
+        (lambda: compress.topk(0.1, 3), "fraction = 0.1, k = 3: give one of both"),
+        (lambda: compress.topk(0.0), "fraction = 0.0: give a number in"),
+        (lambda: compress.randk(1.5), "fraction = 1.5"),
+        (lambda: compress.randk(k=0), "k = 0"),
+        (lambda: compress.cast(9, 2), "exponent_bits = 9"),
+    ],
+)
+def test_refusals(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()

@@ -1,0 +1,83 @@
+"""The published picture of error feedback: replicas with different minima, with and without noise."""
+
+import functools
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt.aggregators import compress, protocol
+
+REPLICAS, SIZE, RATE, STEPS, LAST = 8, 40, 0.003, 12_000, 3_000
+NOISES = (0.0, 5.0)
+
+
+def forgetful(aggregator):
+    """Forget at every step what was left out."""
+
+    def update(rows, state, group, extra):
+        return aggregator.update(rows, state, group, extra)._replace(state=state)
+
+    return protocol.dataclasses.replace(aggregator, update=update)
+
+
+TOP = compress.topk(k=2)
+ROWS = {
+    "plain mean": protocol.mean(),
+    "top-2 alone": forgetful(lbopt.ef(TOP)),
+    "`ef`": lbopt.ef(TOP),
+    "`ef21`": lbopt.ef21(TOP),
+    "`econtrol`, eta = 0.1": lbopt.econtrol(TOP, 0.1),
+}
+
+
+@functools.cache
+def distances(name):
+    """Return the mean squared distance from the minimum over the last steps, for each noise."""
+    rng = np.random.default_rng(0)
+    curvature, minima = rng.uniform(0.5, 2, (REPLICAS, SIZE)), 3 * rng.normal(size=(REPLICAS, SIZE))
+    goal = (curvature * minima).sum(0) / curvature.sum(0)
+    tx = protocol.aggregate(ROWS[name], optax.sgd(RATE), REPLICAS)
+
+    def one(noise):
+        def step(carry, key):
+            x, state = carry
+            grads = curvature * (x - minima) + noise * jax.random.normal(key, minima.shape)
+            updates, state = tx.update(grads, state, x)
+            x = optax.apply_updates(x, updates)
+            return (x, state), jnp.sum((x - goal) ** 2)
+
+        x = jnp.zeros(SIZE)
+        _, found = jax.lax.scan(step, (x, tx.init(x)), jax.random.split(jax.random.key(1), STEPS))
+        return found[-LAST:].mean()
+
+    with jax.enable_x64(True):
+        return tuple(float(jax.jit(one)(noise)) for noise in NOISES)
+
+
+def test_without_noise_error_feedback_is_stuck_and_ef21_and_econtrol_are_exact():
+    exact, alone, ef, ef21, econtrol = (distances(name)[0] for name in ROWS)
+    assert max(exact, ef21, econtrol) < 1e-12
+    assert alone > 1 and 1e-3 < ef < 1
+
+
+def test_with_noise_ef21_stays_at_its_floor_and_econtrol_does_not():
+    exact, alone, ef, ef21, econtrol = (distances(name)[1] for name in ROWS)
+    assert ef21 > 10 * exact and alone > 10 * exact
+    assert econtrol < 4 * exact and ef < 2 * exact
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_readme_says_so(name):
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    (shown,) = re.findall(rf"^\| {re.escape(name)} \| ([^|]+) \| ([^|]+) \|$", readme, re.M)
+    for text, found in zip(shown, distances(name), strict=True):
+        if text.strip() == "exact":
+            assert found < 1e-12
+        else:
+            assert float(text) == pytest.approx(found, rel=0.05)
