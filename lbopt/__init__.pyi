@@ -34,8 +34,8 @@ from .transforms.lamb import lamb
 from .transforms.lans import lans, scale_by_lans
 from .transforms.lars import lars
 from .transforms.learning_rate import scale_by_learning_rate
-from .transforms.moments import scale_by_lamb_moments, scale_by_lars_momentum
 from .transforms.module_scale import scale_by_agvm
+from .transforms.moments import scale_by_lamb_moments, scale_by_lars_momentum
 from .transforms.monitoring import monitor_layers, optimizer_metrics
 from .transforms.noise_scale import estimate_noise, track_noise_scale
 from .transforms.normalization import normalize_gradients

@@ -226,13 +226,12 @@ def _feedback(
 
 def _as_vectors(memory: Memory, grads: list[jax.Array]) -> list[Memory]:
     """Turn a memory of trees into a list of memories of [r, layers, n]."""
-    fields = [
-        [x.reshape(g.shape) for x, g in zip(jax.tree.leaves(field), grads, strict=True)]
-        if field != ()
-        else [()] * len(grads)
-        for field in memory
-    ]
-    return [Memory(*of_leaf) for of_leaf in zip(*fields, strict=True)]
+
+    def vectors(field: Any) -> list[Any]:
+        leaves = jax.tree.leaves(field)
+        return [x.reshape(g.shape) for x, g in zip(leaves, grads, strict=True)] if leaves else [()] * len(grads)
+
+    return [Memory(*of_leaf) for of_leaf in zip(*map(vectors, memory), strict=True)]
 
 
 def _as_parameters(memories: list[Memory], leaves: list[jax.Array], structure: Any) -> Memory:

@@ -104,10 +104,10 @@ def mean() -> Aggregator:
 
 
 def keep_finite(aggregator: Aggregator) -> Aggregator:
-    """Return an aggregator that forgets a step whose update is not finite.
+    """Return an aggregator that forgets a step in which some replica's gradient is not finite, and makes its update NaN.
 
     With an optimizer that skips such updates (`lbopt.skip_bad_updates`) one broken gradient would otherwise stay in the memory of error
-    feedback for ever. It reads the update once more, and old and new state.
+    feedback for ever, or be left out of a message and not be noticed. It reads gradients, old and new state once more, and reduces one number.
 
     Args:
       aggregator: any.
@@ -115,10 +115,12 @@ def keep_finite(aggregator: Aggregator) -> Aggregator:
 
     def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
         found = aggregator.update(rows, state, group, extra)
-        finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(found.updates)]
-        sound = jnp.all(jnp.stack(finite))
+        leaves = jax.tree.leaves(rows)
+        broken = sum(jnp.any(~jnp.isfinite(x.reshape(len(x), -1)), 1).astype(jnp.int32) for x in leaves)
+        sound = group.sum(broken) == 0
         kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), found.state, state)
-        return found._replace(state=kept)
+        updates = jax.tree.map(lambda x: jnp.where(sound, x, jnp.nan).astype(x.dtype), found.updates)
+        return found._replace(updates=updates, state=kept)
 
     return dataclasses.replace(aggregator, update=update)
 

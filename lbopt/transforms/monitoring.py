@@ -13,6 +13,7 @@ from lbopt import masks, stacks, tree, types
 from lbopt.transforms import arguments
 from lbopt.transforms.clipping import ClipState
 from lbopt.transforms.learning_rate import LearningRateState
+from lbopt.transforms.module_scale import ModuleScaleState
 from lbopt.transforms.noise_scale import NoiseScaleState
 from lbopt.transforms.skipping import SkipState
 from lbopt.transforms.trust_ratio import TrustRatioState
@@ -102,7 +103,7 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
     Returns:
       `{"learning_rate": scalar, "trust_ratio/<parameter path>": scalar, ...}` and, where the transform is in the chain,
       `gradient_norm` (global, before the clip), `noise_scale` (examples), `skipped/nonfinite`, `skipped/spikes`, `skipped/limit_reached`,
-      `weight_norm/<path>`, `update_norm/<path>`, `update_over_weight/<path>`. Layers of a stack are numbered: `<path>[3]`.
+      `weight_norm/<path>`, `update_norm/<path>`, `update_over_weight/<path>`, `agvm_scale/<module>`, `agvm_phi/<module>`. Layers of a stack are numbered: `<path>[3]`.
       A second value of one name in the same state is called `learning_rate_1`, `trust_ratio_1/<path>`, and so on.
 
     >>> import jax.numpy as jnp, lbopt
@@ -149,6 +150,11 @@ def _noise(state: NoiseScaleState) -> list[Group]:
     return [{"noise_scale": state.noise_scale()}]
 
 
+def _scales(state: ModuleScaleState) -> list[Group]:
+    named = {"agvm_scale": state.scale, "agvm_phi": state.phi}
+    return [{f"{kind}/{module}": value for kind, values in named.items() for module, value in values.items()}]
+
+
 def _ratios(state: TrustRatioState) -> list[Group]:
     return [_per_layer("trust_ratio", state.trust_ratio)]
 
@@ -166,6 +172,7 @@ _GROUPS: dict[type, Callable[[Any], list[Group]]] = {
     TrustRatioState: _ratios,
     LayerNormsState: _norms,
     NoiseScaleState: _noise,
+    ModuleScaleState: _scales,
 }
 
 

@@ -65,6 +65,6 @@ def largest_gap():
 
     def gap(one, other):
         pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-        return max(float(np.max(np.abs(np.asarray(a, np.float64) - b))) for a, b in pairs)
+        return max((float(np.max(np.abs(np.asarray(a, np.float64) - b))) for a, b in pairs), default=0.0)
 
     return gap

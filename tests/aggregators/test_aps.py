@@ -77,7 +77,8 @@ def test_powers_of_two_do_not_matter(accumulate, grads):
 def test_an_all_zero_layer_stays_zero(grads):
     ours = summed(lbopt.aps(), {**grads, "zero": np.zeros((REPLICAS, 4), np.float32)})
     np.testing.assert_array_equal(ours["zero"], 0)
-    assert np.all(np.isfinite(ours["large"])) and np.any(ours["large"] != 0)
+    assert np.all(np.isfinite(ours["large"]))
+    assert np.any(ours["large"] != 0)
 
 
 def test_one_zero_replica_does_not_matter(grads):

@@ -41,7 +41,8 @@ def test_topk_keeps_the_largest_numbers(x):
 def test_randk_keeps_the_same_places_on_all_replicas_and_others_at_other_steps(x):
     out = through(compress.randk(k=20), x)
     places = out != 0
-    assert np.all(places == places[0, 0]) and places[0, 0].sum() == 20
+    assert np.all(places == places[0, 0])
+    assert places[0, 0].sum() == 20
     np.testing.assert_array_equal(out[places], x[places])
     assert np.any(places != (through(compress.randk(k=20), x, jax.random.key(4)) != 0))
 
@@ -57,7 +58,8 @@ def test_randk_draws_all_places_equally_often():
 def test_sign_is_one_bit_and_a_size(x):
     compressor = compress.sign()
     message = compressor.compress(jnp.asarray(x), KEY)
-    assert message["bits"].dtype == jnp.uint8 and message["bits"].shape == (3, 2, 13)
+    assert message["bits"].dtype == jnp.uint8
+    assert message["bits"].shape == (3, 2, 13)
     wanted = np.where(x >= 0, 1, -1) * np.abs(x).mean(-1, keepdims=True)
     np.testing.assert_allclose(through(compressor, x), wanted, rtol=1e-6)
 
@@ -73,7 +75,10 @@ def test_cast_rounds_at_the_largest_power_of_two_that_fits(x):
 @pytest.mark.parametrize("compressor", ALL, ids=lambda one: one.name)
 def test_contraction(compressor, x):
     keys = jax.random.split(KEY, 200)
-    lost = np.mean([np.sum((through(compressor, x, key) - x) ** 2, -1) for key in keys[: 200 if "rand" in compressor.name else 1]], 0)
+    lost = np.mean(
+        [np.sum((through(compressor, x, key) - x) ** 2, -1) for key in keys[: 200 if "rand" in compressor.name else 1]],
+        0,
+    )
     bound = (1 - compressor.delta(101)) * np.sum(x.astype(np.float64) ** 2, -1)
     slack = 1.05 if "rand" in compressor.name else 1 + 1e-6
     assert np.all(lost <= bound * slack)
@@ -94,7 +99,11 @@ def test_message_bytes_are_those_of_its_arrays(compressor, x):
 def test_break_even_of_topk_is_at_one_over_the_replicas():
     n, replicas = 1_000_000, 64
     ring = 2 * 4 * n * (replicas - 1) / replicas
-    assert compress.topk(0.99 / replicas).wire_bytes([n], replicas) < ring < compress.topk(1.01 / replicas).wire_bytes([n], replicas)
+    assert (
+        compress.topk(0.99 / replicas).wire_bytes([n], replicas)
+        < ring
+        < compress.topk(1.01 / replicas).wire_bytes([n], replicas)
+    )
     at_1024 = compress.topk(0.01).wire_bytes([n], 1024) / (2 * 4 * n * 1023 / 1024)
     assert at_1024 == pytest.approx(10.24)
 

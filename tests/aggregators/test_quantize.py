@@ -122,7 +122,8 @@ def test_numbers_of_the_format_stay_under_stochastic_rounding():
 def test_dtype_and_shape_are_kept_under_jit():
     x = jnp.ones((3, 5), jnp.bfloat16) * 1.1
     out = jax.jit(lambda x: lbopt.float_quantize(x, 4, 1))(x)
-    assert out.shape == x.shape and out.dtype == x.dtype
+    assert out.shape == x.shape
+    assert out.dtype == x.dtype
 
 
 @pytest.mark.parametrize("form", [*KNOWN.values(), *ODD])

@@ -1,0 +1,130 @@
+"""The ways into an Optax chain, and what all aggregators have in common."""
+
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax.experimental import aggregating
+
+import lbopt
+from lbopt.aggregators import compress, protocol
+
+LABELS = {"body": "^body/", "head": "^head/"}
+ALL = {
+    "mean": protocol.mean(),
+    "agvm": lbopt.agvm(LABELS, "body", 1, 0),
+    "aps": lbopt.aps(4, 3),
+    "aps-stochastic": lbopt.aps(5, 2, rounding="stochastic", overflow="saturate"),
+    "ef": lbopt.ef(compress.topk(0.2)),
+    "ef21": lbopt.ef21(compress.sign(), 0.5),
+    "econtrol": lbopt.econtrol(compress.randk(0.3)),
+    "cast": lbopt.ef(compress.cast(5, 2)),
+    "powersgd": lbopt.powersgd(2, start=1),
+}
+
+
+def behind(name):
+    return optax.chain(lbopt.lamb(0.01), lbopt.scale_by_agvm(LABELS)) if name == "agvm" else lbopt.lamb(0.01)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_device_and_four_agree(name, gradients, run, largest_gap):
+    grads = gradients(4)
+    alone, spread = run(ALL[name], grads, 1), run(ALL[name], grads, 4)
+    assert largest_gap(alone[0], spread[0]) < 2e-6
+    assert largest_gap(alone[2], spread[2]) < 5e-6
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_state_keeps_its_shapes_and_dtypes(name, gradients, params, run):
+    first = ALL[name].init(params, 8)
+    _, _, last = run(ALL[name], gradients(2))
+    assert jax.tree.structure(first) == jax.tree.structure(last)
+    shapes = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]  # noqa: E731
+    assert shapes(first) == shapes(last) == shapes(jax.eval_shape(lambda: ALL[name].init(params, 8)))
+    assert all(x.shape[0] == 8 for x in jax.tree.leaves(last.local))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_with_and_without_the_module_of_optax(name, gradients, params, largest_gap):
+    ours = lbopt.aggregate(ALL[name], behind(name), 8)
+    there = protocol.as_optax(ALL[name], 8)
+    assert isinstance(there, aggregating.Aggregator)
+    theirs = aggregating.process(optax.identity(), there, optax.with_extra_args_support(behind(name)), True)
+    found = []
+    for tx in (ours, theirs):
+        weights, state = jax.tree.map(lambda p: p + 1.0, params), tx.init(params)
+        update = jax.jit(tx.update)
+        for one in gradients(2):
+            updates, state = update(one, state, weights)
+            weights = optax.apply_updates(weights, updates)
+        found.append(weights)
+    assert largest_gap(*found) == 0
+
+
+def test_standing_alone_where_optax_has_no_such_module(monkeypatch, gradients, params):
+    monkeypatch.setitem(sys.modules, "optax.experimental", None)
+    tx = protocol.as_optax(protocol.mean(), 8)
+    assert type(tx) is optax.GradientTransformationExtraArgs
+    (updates, aux), _ = tx.update(gradients(1)[0], tx.init(params), params)
+    assert aux == {}
+    assert updates["body"]["bias"].shape == (16,)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rebuilt_for_other_replicas_it_goes_on(name, gradients, params, run):
+    _, _, state = run(ALL[name], gradients(3))
+    other = protocol.rebuilt(jax.tree.map(jnp.asarray, state), 4)
+    wanted = jax.eval_shape(lambda: ALL[name].init(params, 4))
+    assert [x.shape for x in jax.tree.leaves(other)] == [x.shape for x in jax.tree.leaves(wanted)]
+    mean = lambda rows: rows.mean(0)  # noqa: E731
+    for was, now in zip(jax.tree.leaves(state.local), jax.tree.leaves(other.local), strict=True):
+        np.testing.assert_allclose(mean(now), mean(was), atol=1e-6)
+    rows = jax.tree.map(lambda g: g[:4], gradients(1)[0])
+    (updates, _), _ = protocol.as_optax(ALL[name], 4).update(rows, other, params)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("name", ["ef", "ef21", "econtrol", "powersgd"])
+def test_a_broken_gradient_is_forgotten_if_asked(name, gradients, params, run):
+    good = gradients(3)
+    broken = jax.tree.map(np.copy, good[0])
+    broken["body"]["kernel"][2, 0, 0] = np.nan
+    sound = protocol.keep_finite(ALL[name])
+    with_it, _, state = run(sound, [good[0], broken, *good[1:]])
+    without, _, wanted = run(ALL[name], good)
+    jax.tree.map(np.testing.assert_array_equal, state.local, wanted.local)
+    jax.tree.map(np.testing.assert_array_equal, with_it[-1], without[-1])
+    assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(with_it[1]))
+    _, _, spoilt = run(ALL[name], [good[0], broken, *good[1:]])
+    assert not all(np.all(np.isfinite(x)) for x in jax.tree.leaves(spoilt.local))
+
+
+def test_a_choice_that_loses_on_the_wire_is_told(params):
+    with pytest.warns(
+        UserWarning, match=r"ef\(topk\(0.3\)\) sends 6\.\d+ kB a step and device between 8 replicas.* it loses 2\.\d+ x"
+    ):
+        protocol.warn_if_it_loses(lbopt.ef(compress.topk(0.3)), params, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        protocol.warn_if_it_loses(lbopt.ef(compress.topk(0.1)), params, 8)
+        protocol.warn_if_it_loses(lbopt.agvm(LABELS, "body"), params, 8)
+
+
+def test_a_second_moment_is_found_in_the_chain_or_missed():
+    params = {"kernel": jnp.ones((3, 1))}
+    assert protocol.second_moment_of(lbopt.lamb(0.1).init(params))["kernel"].shape == (3, 1)
+    with pytest.raises(ValueError, match="keeps no second moment"):
+        protocol.second_moment_of(optax.sgd(0.1).init(params))
+    both = optax.chain(optax.scale_by_adam(), optax.scale_by_adam())
+    with pytest.raises(ValueError, match="several nu"):
+        protocol.second_moment_of(both.init(params))
+
+
+def test_replicas_have_to_fit_the_mesh():
+    with pytest.raises(ValueError, match="num_replicas = 6: give a multiple of the 4 devices"):
+        protocol.as_optax(protocol.mean(), 6, lbopt.make_mesh(4))
