@@ -1,5 +1,7 @@
 """float_quantize against ml_dtypes, against float64, and against CPD's kernel."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -150,6 +152,5 @@ def test_the_carrier_holds_every_number(form, overflow, anything):
     ],
 )
 def test_refusals(wrong, said):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(said)):
         lbopt.float_quantize(**{"x": np.ones(2, np.float32), "exponent_bits": 5, "mantissa_bits": 2, **wrong})
-    assert said in str(error.value)

@@ -1,0 +1,238 @@
+"""A training step whose mean is an aggregator's: under jit and pmap, on any number of devices."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt.aggregators import compress, protocol
+from lbopt.data.digits import load_digits
+from lbopt.data.order import example_indices
+from lbopt.errors import UserError
+from lbopt.models.cnn import CNN
+from lbopt.models.mlp import MLP
+
+REPLICAS = 4
+LABELS = {"head": "^(head|Dense_1)/", "body": ""}
+AGGREGATORS = {
+    "mean": protocol.mean(),
+    "agvm": lbopt.agvm(LABELS, "body", 2, 0, alpha=0.5),
+    "aps": lbopt.aps(4, 3),
+    "ef": lbopt.ef(compress.sign()),
+    "ef21": lbopt.ef21(compress.topk(0.1), 0.5, dense_start=True),
+    "econtrol": lbopt.econtrol(compress.randk(0.2)),
+    "powersgd": lbopt.powersgd(2, start=2),
+}
+
+
+def optimizer(name, rate=0.02):
+    return optax.chain(lbopt.lamb(rate), lbopt.scale_by_agvm(LABELS)) if name == "agvm" else lbopt.lamb(rate)
+
+
+@pytest.fixture(scope="module")
+def mlp(problem):
+    return problem(MLP(widths=(24,)))
+
+
+def trained(mlp, trajectory, batches, name, devices, steps=4, **options):
+    """Return all states of a run."""
+    loss_fn, state_of = mlp
+    tx = optimizer(name)
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(devices), aggregator=AGGREGATORS[name], **options)
+    return trajectory(step, step.place(state_of(tx)), batches[:steps])
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_one_two_and_four_devices_give_equal_results(name, mlp, trajectory, batches, relative_gap):
+    runs = [trained(mlp, trajectory, batches, name, n, replicas_per_device=REPLICAS // n) for n in (1, 2, 4)]
+    for other in runs[1:]:
+        assert relative_gap(runs[0][0], runs[0][-1], other[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+@pytest.mark.parametrize(
+    "options",
+    [{"backend": "pmap"}, {"shard_update": True}, {"num_microsteps": 2}, {"num_microsteps": 2, "backend": "pmap"}],
+    ids=str,
+)
+def test_backends_sharding_and_microsteps(name, options, mlp, trajectory, batches, relative_gap):
+    plain = trained(mlp, trajectory, batches, name, 4)
+    other = trained(mlp, trajectory, batches, name, 4, **options)
+    assert relative_gap(plain[0], plain[-1], other[-1]) < 1e-5
+
+
+def test_the_mean_is_the_step_without_an_aggregator_bit_for_bit(mlp, trajectory, batches):
+    loss_fn, state_of = mlp
+    tx = optimizer("mean")
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), reduce_dtype=jnp.float32)
+    plain = trajectory(step, state_of(tx), batches[:4])
+    ours = trained(mlp, trajectory, batches, "mean", 4)
+    jax.tree.map(np.testing.assert_array_equal, plain[-1].params, ours[-1].params)
+
+
+def test_eight_devices_too(tmp_path):
+    """In a process of its own, as this one has four."""
+    root = pathlib.Path(__file__).parents[2]
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    file = tmp_path / "gaps.json"
+    subprocess.run(
+        [sys.executable, "-m", "tests.parallel.eight_devices", str(file)],
+        check=True,
+        cwd=root,
+        env={**os.environ, **flags},
+        timeout=300,
+    )
+    gaps = json.loads(file.read_text())
+    assert set(gaps) == {"ef", "aps", "powersgd", "agvm"}
+    assert max(gaps.values()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mean", "ef", "agvm"])
+def test_groups_of_batch_norm(name, problem, trajectory, batches, relative_gap):
+    """Pairs of replicas share statistics under both backends, whatever becomes of their gradients."""
+    grouped, alone = (problem(CNN(widths=(8,), hidden=16, batch_norm_scope=scope)) for scope in ("replicas:2", "local"))
+    jitted = trained(grouped, trajectory, batches, name, 4)
+    mapped = trained(grouped, trajectory, batches, name, 4, backend="pmap")
+    assert relative_gap(jitted[0], jitted[-1], mapped[-1]) < 1e-5
+    assert relative_gap(jitted[0], jitted[-1], trained(alone, trajectory, batches, name, 4)[-1]) > 1e-3
+
+
+def test_devices_that_are_summed_first(mlp, trajectory, batches, relative_gap):
+    """Four devices in two groups: a replica is a group, and the compressor sees the part of each device."""
+    plain = trained(mlp, trajectory, batches, "mean", 4)
+    for name in ("mean", "powersgd"):
+        alone = trained(mlp, trajectory, batches, name, 2)
+        grouped = trained(mlp, trajectory, batches, name, 4, aggregate_over=2)
+        assert relative_gap(alone[0], alone[-1], grouped[-1]) < 1e-5
+    assert relative_gap(plain[0], plain[-1], trained(mlp, trajectory, batches, "mean", 4, aggregate_over=4)[-1]) < 1e-5
+
+
+def test_parts_of_a_slice_are_compressed_for_themselves(mlp, batches):
+    loss_fn, state_of = mlp
+    tx, params = optimizer("ef"), state_of(optimizer("ef")).params
+    aggregator = lbopt.ef(compress.topk(0.1))
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), aggregator=aggregator, aggregate_over=2, donate=False)
+    state = step.place(state_of(tx))
+    after, _ = step(state, batches[0])
+    rows = {}
+    for part in range(2):  # the gradient of each group of two devices is that of half of the batch
+        half = {name: value[16 * part : 16 * part + 16] for name, value in batches[0].items()}
+        rows[part] = jax.grad(lambda p, half=half: loss_fn(p, {}, half, jax.random.key(0))[0])(params)
+    for leaf, error in enumerate(jax.tree.leaves(after.aggregator_state.local.error)):
+        each = np.stack([np.ravel(jax.tree.leaves(rows[part])[leaf]) for part in range(2)])
+        padded = np.pad(each, [(0, 0), (0, -each.shape[1] % 2)]).reshape(2, 2, -1)
+        k = int(np.ceil(0.1 * padded.shape[-1] - 1e-9))
+        left = padded.copy()
+        np.put_along_axis(left, np.argsort(-np.abs(padded), -1, kind="stable")[..., :k], 0, -1)
+        np.testing.assert_allclose(np.asarray(error).reshape(2, 2, -1), left, atol=1e-6)
+        assert error.sharding.shard_shape(error.shape) == (1, padded.shape[-1])
+    assert step.aggregation.wire_bytes(params).sent < aggregator.wire_bytes(params, 2).sent / 1.8
+
+
+def test_memory_lies_with_its_replica(mlp, batches):
+    loss_fn, state_of = mlp
+    tx = optimizer("ef21")
+    for options in ({}, {"backend": "pmap"}):
+        step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), aggregator=AGGREGATORS["ef21"], **options)
+        state, _ = jax.block_until_ready(step(step.place(state_of(tx)), batches[0]))
+        for row in jax.tree.leaves(state.aggregator_state.local):
+            assert row.shape[0] == 4
+            assert row.sharding.shard_shape(row.shape)[0] == 1
+        for whole in jax.tree.leaves((state.aggregator_state.mirrored, state.params)):
+            assert whole.sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_lamb_on_top_trains_the_digits_cnn(name, problem):
+    """Sixty steps of batch 128 and four replicas: far from chance, a loss of 2.3 and an accuracy of 0.1."""
+    loss_fn, state_of = problem(CNN(widths=(8, 16), hidden=32))
+    tx, train = optimizer(name), load_digits().train
+    step = lbopt.make_train_step(
+        loss_fn, tx, lbopt.make_mesh(1), aggregator=AGGREGATORS[name], replicas_per_device=REPLICAS
+    )
+    state, last = step.place(state_of(tx)), []
+    for number in range(60):
+        state, metrics = step(state, train.take(example_indices(len(train), 3, 128 * (number % 10), 128)))
+        last.append([float(metrics[kind][0] / metrics[kind][1]) for kind in ("loss", "accuracy")])
+    loss, accuracy = np.mean(last[-10:], 0)
+    assert loss < 1.3, name
+    assert accuracy > 0.6, name
+
+
+def test_a_loss_that_is_told_once(mlp):
+    loss_fn, state_of = mlp
+    tx = optimizer("ef")
+    half = lbopt.ef(compress.topk(0.5))
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), aggregator=half)
+    with pytest.warns(UserWarning, match=r"ef\(topk\(0.5\)\) sends .* it loses 2 x on the wire"):
+        step.place(state_of(tx))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"reduce_dtype": jnp.float32}, "reduce_dtype = .*the aggregator chooses how gradients are summed"),
+        (
+            {"shard_update": True, "reduce_scatter": True},
+            "reduce_scatter = True: an aggregator gives all devices the whole",
+        ),
+        ({"max_grad_norm": 1.0, "clip_stage": "mean"}, "clip_stage = 'mean': an aggregator takes the mean once a step"),
+        ({"backend": "pmap", "replicas_per_device": 2}, "replicas_per_device = 2: under pmap a device is one replica"),
+        ({"backend": "pmap", "aggregate_over": 2}, "aggregate_over = 2: use backend='jit'"),
+        ({"replicas_per_device": 0}, "replicas_per_device = 0"),
+        ({"aggregate_over": 3}, "aggregate_over = 3: it does not divide the 4 devices"),
+        ({"aggregate_over": "hosts"}, "aggregate_over = 'hosts': use 'replicas', 'slices'"),
+        ({"aggregate_over": "slices"}, "aggregate_over = 'slices': these devices are one slice"),
+        ({"aggregate_over": 2, "replicas_per_device": 2}, "devices that are summed first have one replica each"),
+        ({"aggregator": None, "replicas_per_device": 2}, "replicas_per_device = 2: only an aggregator sees them"),
+        ({"aggregator": None, "aggregate_over": 2}, "aggregate_over = 2: there is no aggregator"),
+        (
+            {"aggregator": lbopt.agvm(LABELS, "body", adam_b2=0.9), "shard_update": True},
+            "shard_update = True: .* needs the optimizer's second moment whole",
+        ),
+    ],
+)
+def test_refusals(options, said, mlp):
+    options = {"aggregator": AGGREGATORS["ef"], **options}
+    with pytest.raises(UserError, match=said):
+        lbopt.make_train_step(mlp[0], optimizer("ef"), lbopt.make_mesh(4), **options)
+
+
+def test_a_state_that_does_not_fit_is_refused_before_anything_is_compiled(mlp, batches):
+    loss_fn, state_of = mlp
+    tx = optimizer("ef")
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), aggregator=AGGREGATORS["ef"])
+    with pytest.raises(UserError, match="the training state has none of its state; use state = step"):
+        step(state_of(tx), batches[0])
+    two = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(2), aggregator=AGGREGATORS["ef"])
+    with pytest.raises(UserError, match=r"it has shape \(2, .*4 replicas need \(4"):
+        step(two.place(state_of(tx)), batches[0])
+    agvm = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), aggregator=AGGREGATORS["agvm"])
+    with pytest.raises(UserError, match=r"agvm.*put lbopt.scale_by_agvm\(labels\) last"):
+        agvm.place(state_of(tx))
+    sgd = optax.chain(optax.sgd(0.1), lbopt.scale_by_agvm(LABELS))
+    of_adam = lbopt.agvm(LABELS, "body", adam_b2=0.9)
+    agvm = lbopt.make_train_step(loss_fn, sgd, lbopt.make_mesh(4), aggregator=of_adam)
+    with pytest.raises(UserError, match="keeps no second moment"):
+        agvm.place(state_of(sgd))
+
+
+def test_agvm_of_adam_finds_the_second_moment(mlp, batches):
+    loss_fn, state_of = mlp
+    aggregator = lbopt.agvm(LABELS, "body", 1, 0, alpha=0.5, adam_b2=0.999, adam_eps=1e-6)
+    tx = optimizer("agvm")
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), aggregator=aggregator)
+    state = step.place(state_of(tx))
+    for batch in batches[:3]:
+        state, _ = jax.block_until_ready(step(state, batch))
+    shared = state.aggregator_state.shared
+    assert shared.scale["head"] != 1
+    assert all(np.isfinite(value) for value in shared.phi.values())
