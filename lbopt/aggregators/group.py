@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,9 @@ class Group:
         """
         if self.axis_name is None:
             return rows
-        return jax.lax.all_to_all(rows, self.axis_name, split_axis=1, concat_axis=0, tiled=True)
+        return _as_written(
+            lambda x: jax.lax.all_to_all(x, self.axis_name, split_axis=1, concat_axis=0, tiled=True), rows
+        )
 
     def piece(self, row: jax.Array) -> jax.Array:
         """Cut from [..., n], which all devices know, what `exchange` gives to this device."""
@@ -80,7 +83,21 @@ class Group:
 
     def join(self, piece: jax.Array) -> jax.Array:
         """Undo the cutting of `exchange`: every device's [piece] -> [n] on all of them."""
-        return piece if self.axis_name is None else jax.lax.all_gather(piece, self.axis_name, tiled=True)
+        if self.axis_name is None:
+            return piece
+        return _as_written(lambda x: jax.lax.all_gather(x, self.axis_name, tiled=True), piece)
+
+
+def _as_written(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Move numbers of few bits as they are: XLA's CPU backend would widen them first, and moves their bits instead."""
+    if x.dtype.itemsize >= 4:
+        return move(x)
+    bits = {1: jnp.uint8, 2: jnp.uint16}[x.dtype.itemsize]
+
+    def as_bits(x: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(move(jax.lax.bitcast_convert_type(x, bits)), x.dtype)
+
+    return jax.lax.platform_dependent(x, cpu=as_bits, default=move)
 
 
 class Packing:
