@@ -7,7 +7,14 @@ import pytest
 from lbopt.plan import topology
 
 if importlib.util.find_spec("libtpu") is None:  # it has no wheel for this machine
-    collect_ignore = ["test_aggregation.py", "test_interconnect.py", "test_make.py", "test_program.py", "test_resnet.py", "test_suggest.py"]
+    collect_ignore = [
+        "test_aggregation.py",
+        "test_interconnect.py",
+        "test_make.py",
+        "test_program.py",
+        "test_resnet.py",
+        "test_suggest.py",
+    ]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,6 @@
 """Two TPU slices, by the real compiler: everything inside goes over their interconnect, between them goes a part."""
 
+import math
 import re
 
 import jax
@@ -10,6 +11,7 @@ import lbopt
 from lbopt.parallel import shards
 from lbopt.parallel.mesh import make_mesh, num_slices
 from lbopt.plan import topology
+from tests.oracles import aggregated_step
 
 pytestmark = pytest.mark.usefixtures("cache_afterwards")
 CHIPS = 4
@@ -59,3 +61,21 @@ def test_inside_and_between(mesh, settings):
         assert all(int(number) < CHIPS for number in re.findall(r"\d+", group)), group
     parameters = 512 * 1024 + 1024 * 256
     assert sent_bytes(text) == pytest.approx(4 * parameters / CHIPS, rel=0.01)
+
+
+SENT = re.compile(r"= \((\w+)\[([\d,]+)\][^=]* send\(")
+SIZES = {"f32": 4, "s32": 4, "u8": 1, "f8e5m2": 1}
+
+
+@pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning")
+@pytest.mark.parametrize("name", ["mean", "ef topk", "aps e5m2", "ef21 randk"])
+def test_an_aggregator_between_slices_sends_what_it_says(mesh, name):
+    """Gradients are summed inside each slice, and what goes to the other one is the compressed part of each chip."""
+    step, text = aggregated_step.compiled(name, mesh, 4096, aggregate_over="slices")
+    sent = [(SIZES[dtype], math.prod(map(int, dims.split(",")))) for dtype, dims in SENT.findall(text)]
+    found = sum(size * count for size, count in sent if count != 128)  # the loss, padded to a line
+    if name == "aps e5m2":
+        found -= 41472  # the all-to-all of two also hands over the half that stays
+    promised = step.aggregation.wire_bytes(aggregated_step.params(4096))
+    assert found == pytest.approx(promised.sent, rel=0.02, abs=1024)  # sums are padded to lines
+    assert promised.ring == pytest.approx(4 * (64 + 1 + 16) * 4096 / CHIPS)
