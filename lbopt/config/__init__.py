@@ -1,5 +1,6 @@
 """Typed configuration: what a config file returns."""
 
+from lbopt.config.aggregator import AggregatorConfig as AggregatorConfig
 from lbopt.config.data import DataConfig as DataConfig
 from lbopt.config.loss import LossConfig as LossConfig
 from lbopt.config.measure import MeasureConfig as MeasureConfig
