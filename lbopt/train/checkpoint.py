@@ -246,7 +246,8 @@ class Checkpoints:
         try:
             seal = read_seal(self._folder, step)
             wanted, saved = seal.sums, seal.replicas
-            state = _read_arrays(self._folder / str(step) / ARRAYS, replica_rows.shapes_for(like, saved))
+            shapes = replica_rows.shapes_for(like, saved)
+            state = replica_rows.as_now(_read_arrays(self._folder / str(step) / ARRAYS, shapes))
         except Exception as error:  # whatever the storage layers raise
             problem = (reason_of(error), _is_damage(error))
         problems = [each for each in self._job.together(f"restored {step}", problem) if each is not None]
@@ -399,7 +400,7 @@ def _by_messages() -> ocp.options.MultiprocessingOptions:
     )
 
 
-def _read_arrays(folder: pathlib.Path, like: TrainState) -> TrainState:
+def _read_arrays(folder: pathlib.Path, like: Any) -> Any:
     """Read this process's part of a state, without waiting for other processes: one of them may fail to."""
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(

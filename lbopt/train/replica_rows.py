@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import flax.struct
 import jax
 
+from lbopt import types
 from lbopt.aggregators import protocol
 from lbopt.parallel import shards
 from lbopt.parallel.mesh import DATA_AXIS
 from lbopt.parallel.state import TrainState
+from lbopt.train.seal import BEFORE_AGGREGATORS
 
 
 def count(state: TrainState) -> int | None:
@@ -19,8 +22,25 @@ def count(state: TrainState) -> int | None:
     return leaves[0].shape[0] if leaves else None
 
 
-def shapes_for(like: TrainState, replicas: int | None) -> TrainState:
-    """Return the shapes of a state that so many replicas have saved, split over the devices of the state that is wanted."""
+class _Earlier(flax.struct.PyTreeNode):
+    """A state as it was before there were aggregators; see `TrainState`."""
+
+    step: jax.Array
+    params: types.Params
+    model_state: types.ModelState
+    opt_state: Any
+    rng: jax.Array
+
+
+def shapes_for(like: TrainState, replicas: int | None) -> Any:
+    """Return the shapes of a state that so many replicas have saved, split over the devices of the state that is wanted.
+
+    Args:
+      like: shapes, dtypes and shardings.
+      replicas: what the checkpoint's seal says.
+    """
+    if replicas == BEFORE_AGGREGATORS:
+        return _Earlier(like.step, like.params, like.model_state, like.opt_state, like.rng)
     if replicas is None or count(like) in (None, replicas):
         return like
 
@@ -30,6 +50,13 @@ def shapes_for(like: TrainState, replicas: int | None) -> TrainState:
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=shards.split_sharding(mesh, shape))
 
     return _with_local(like, jax.tree.map(one, _local(like)))
+
+
+def as_now(state: Any) -> TrainState:
+    """Return what was read for `shapes_for` as a state of today."""
+    if isinstance(state, _Earlier):
+        return TrainState(state.step, state.params, state.model_state, state.opt_state, state.rng)
+    return state
 
 
 def fitted(state: TrainState, like: TrainState, say: Callable[[str], None]) -> TrainState:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 
+BEFORE_AGGREGATORS = -1
+
+
 @dataclasses.dataclass(frozen=True)
 class Seal:
     """What a checkpoint says of itself.
@@ -17,13 +20,14 @@ class Seal:
       step: of the state.
       sums: leaf name -> checksum, from `checksums`.
       metrics: of the evaluation after that step; {} if there was none.
-      replicas: of whose memories the state holds a row each (see `lbopt.parallel.aggregation`); None if it holds none.
+      replicas: of whose memories the state holds a row each (see `lbopt.parallel.aggregation`); None if it holds none,
+        `BEFORE_AGGREGATORS` if it was saved when states had no place for any.
     """
 
     step: int
     sums: dict[str, str]
     metrics: dict[str, float]
-    replicas: int | None = None
+    replicas: int | None = BEFORE_AGGREGATORS
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data that knows whether it has been changed; a metric that is not finite becomes null."""

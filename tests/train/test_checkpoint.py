@@ -1,8 +1,12 @@
 """Which checkpoints are kept, which is best, and in what shape they come back."""
 
+import hashlib
+import json
 import threading
 import time
+from typing import ClassVar
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +18,7 @@ from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
 from lbopt.parallel import shards
 from lbopt.parallel.mesh import make_mesh, put_replicated, replicated
+from lbopt.train import replica_rows, seal
 from lbopt.train.checkpoint import Checkpoints, choose_step
 
 TX = optax.adam(0.1)
@@ -187,6 +192,29 @@ def test_a_folder_that_shows_what_is_new_late_is_looked_at_again(tmp_path, monke
         EnvironmentProblem, match=r"process 0 sees checkpoints of the steps \[1, 2\], process 1 of \[1\]"
     ):
         Checkpoints(tmp_path, job=SlowFolder(10**6))
+
+
+def test_a_checkpoint_from_before_there_were_aggregators_is_read(tmp_path, monkeypatch):
+    class Earlier(flax.struct.PyTreeNode):
+        step: jax.Array
+        params: dict
+        model_state: dict
+        opt_state: tuple
+        rng: jax.Array
+        aggregator_state: ClassVar[tuple] = ()  # not saved
+
+    now = make_state(3)
+    monkeypatch.setattr(replica_rows, "count", lambda state: seal.BEFORE_AGGREGATORS)  # what its seal is read as
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(Earlier(now.step, now.params, now.model_state, now.opt_state, now.rng), {"eval/accuracy": 0.5})
+        checkpoints.wait()
+    monkeypatch.undo()
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(shapes, 3), now)
+    body = json.dumps({"step": 3, "sums": {}, "metrics": {}})
+    data = {"seal": body, "sha256": hashlib.sha256(body.encode()).hexdigest()}
+    assert seal.read(data).replicas == seal.BEFORE_AGGREGATORS
 
 
 def test_a_step_is_saved_once(tmp_path):

@@ -30,6 +30,13 @@ WATCHED = (
 SPREAD = ("--config.parallel.num_devices=4", "--config.model.hidden=512", "--config.optimizer.ema_decay=0.9")
 SHARDED = (*SPREAD, "--config.parallel.shard_update=True")
 
+AGGREGATED = (
+    "--config.aggregator.name=econtrol",
+    "--config.aggregator.fraction=0.1",
+    "--config.optimizer.skip_limit=3",
+    "--config.parallel.num_devices=4",
+)
+
 # Name: where the run is killed, at which step, and how it is run.
 KILLS = {
     "one device": ("step", 10, ()),
@@ -38,6 +45,7 @@ KILLS = {
     "while a checkpoint is being saved": ("save", 9, ()),
     "everything watched": ("step", 10, WATCHED),
     "sharded update": ("step", 10, SHARDED),
+    "error feedback": ("step", 10, AGGREGATED),
 }
 
 
@@ -76,8 +84,34 @@ def test_the_same_command_ends_in_the_same_state(name, workdir, train, reference
     assert any(name.startswith("opt_state/") for name in straight)
     assert any(name.startswith("model_state/batch_stats/") for name in straight)
     assert {"step", "rng"} < straight.keys()
+    assert any(name.startswith("aggregator_state/local/") for name in straight) == (name == "error feedback")
     assert logged(workdir) == logged(whole)
     assert [line["step"] for line in logged(workdir)] == list(range(1, 21))
+
+
+def test_on_fewer_devices_what_replicas_remember_is_rebuilt(workdir, train, saved_state, capsys):
+    """And nothing else: the step after it starts from the mean of the rows that were saved."""
+    workdir, seen = workdir("error feedback"), {}
+    two = (*AGGREGATED, "--config.parallel.num_devices=2")
+    watch = lambda step, state, batch: seen.setdefault("first", jax.tree.map(np.asarray, state))  # noqa: E731
+    newest = whole_checkpoints(workdir)[-1]
+    saved = jax.tree.map(np.asarray, saved_state(workdir, *AGGREGATED, step=newest))
+    assert train(workdir, *two, before=watch) == 0
+    said = capsys.readouterr().err
+    assert (
+        "warning: 4 replicas saved this state and there are 2 now: what the aggregator remembers of each was rebuilt"
+        in said
+    )
+    assert whole_checkpoints(workdir)[-1] == 20
+    first = seen["first"]
+    jax.tree.map(np.testing.assert_array_equal, first.params, saved.params)
+    jax.tree.map(np.testing.assert_array_equal, first.aggregator_state.mirrored, saved.aggregator_state.mirrored)
+    for was, now in zip(
+        jax.tree.leaves(saved.aggregator_state.local), jax.tree.leaves(first.aggregator_state.local), strict=True
+    ):
+        assert len(was) == 4
+        np.testing.assert_allclose(now, np.broadcast_to(was.mean(0), (2, *was.shape[1:])), rtol=1e-6, atol=1e-9)
+    assert train(workdir, *two) == 0
 
 
 def test_the_command_as_a_process_ends_in_the_same_state(
