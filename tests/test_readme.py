@@ -99,6 +99,8 @@ STUDIES = {
     "waterfall_digits-trust-first": "waterfall_digits:trust-first",
     "diffusion_digits": "diffusion_digits",
     "diffusion_digits-epochs": "diffusion_digits:epochs",
+    "precision_digits": "precision_digits",
+    "precision_digits-same": "precision_digits:same",
 }
 VERDICTS = {
     "layerwise_legw_goes_further": "LAMB or LARS with LEGW hold small-batch quality to a larger batch than the others",

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-
 BEFORE_AGGREGATORS = -1
 
 

@@ -13,6 +13,7 @@ BENCHMARKS = {
     "update": "HBM traffic, memory, compile time and CPU time of one optimizer update beside optax (TPU figures by its compiler)",
     "input": "decoded images/s beside tf.data, tokens/s beside a plain loop, memory of reading, and what hosts of a pod need",
     "restart": "what staying up costs: how long a save stops training, what a restart is made of, what a second process adds",
+    "aggregators": "time and sent bytes of every aggregator beside the plain mean, and the quantiser's traffic, by the TPU compiler",
     "sweep": "trials/s of lbopt's sweep beside one process per trial and a hand-written loop; batched trials on TPU by its compiler",
 }
 
@@ -24,14 +25,14 @@ def main(argv: list[str]) -> int:
     if len(names) != 1 or names[0] not in BENCHMARKS:
         print(
             "usage: scripts/bench NAME [--json=FILE]\n"
-            + "\n".join(f"  {name:<8}{text}" for name, text in BENCHMARKS.items()),
+            + "\n".join(f"  {name:<12}{text}" for name, text in BENCHMARKS.items()),
             file=sys.stderr,
         )
         return 2
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if names[0] == "step":
         os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    if names[0] in ("models", "pod", "sweep", "update"):
+    if names[0] in ("aggregators", "models", "pod", "sweep", "update"):
         os.environ["JAX_PLATFORMS"] = "cpu"
         from lbopt.plan import topology
 

@@ -15,6 +15,7 @@ STUDIES = (
     "digits_lstm_legw",
     "imagenet_limit",
     "mnist_limit",
+    "precision_digits",
     "pydoc_lm_legw",
     "waterfall_digits",
 )

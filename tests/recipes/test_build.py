@@ -49,7 +49,14 @@ PUBLISHED = {
     "resnet50_mlperf.py",
     "squad.py",
 }
-EMBEDDED_STUDIES = ("digits_limit", "digits_lstm_legw", "pydoc_lm_legw", "waterfall_digits", "diffusion_digits")
+EMBEDDED_STUDIES = (
+    "digits_limit",
+    "digits_lstm_legw",
+    "pydoc_lm_legw",
+    "waterfall_digits",
+    "diffusion_digits",
+    "precision_digits",
+)
 STUDIES = [
     *(f"sweeps/{name}.py" for name in EMBEDDED_STUDIES),
     *(f"sweeps/{name}.py:smoke" for name in EMBEDDED_STUDIES),
@@ -57,6 +64,7 @@ STUDIES = [
     "sweeps/waterfall_digits.py:trust-first",
     "sweeps/waterfall_digits.py:searched",
     "sweeps/diffusion_digits.py:epochs",
+    "sweeps/precision_digits.py:same",
 ]
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lbopt.config import DataConfig, LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig, checks
+from lbopt.config import AggregatorConfig, DataConfig, LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig, checks
 from lbopt.sweep.report.figures.style import length_text
 
 Config = Mapping[str, Any]
@@ -38,6 +38,7 @@ def definitions(config: Config, arms: Sequence[Mapping[str, Any]]) -> list[tuple
         ("data", _data(config, arms)),
         ("model", _part(train.get("model"), ModelConfig)),
         ("loss", _loss(train.get("loss"))),
+        ("sum of gradients", _summed(train.get("aggregator"))),
         ("length of a run", length_text(config)),
         ("evaluations for the target", _evaluations(train)),
         ("global batch sizes", ", ".join(map(str, config["global_batch_sizes"]))),
@@ -76,6 +77,11 @@ def training_examples(config: Config, arms: Sequence[Mapping[str, Any]]) -> tupl
     low = max(math.floor((steps - 1) * size / epochs) + 1 for size, steps in points)
     high = min(math.floor(steps * size / epochs + 1e-6) for size, steps in points)
     return (low, high) if low <= high else None
+
+
+def _summed(aggregator: Config | None) -> str:
+    named = aggregator is not None and aggregator.get("name", "none") != "none"
+    return _part(aggregator, AggregatorConfig) if named else ""
 
 
 def _loss(loss: Config | None) -> str:
@@ -147,7 +153,7 @@ def _decay(schedule: Config) -> str:
 
 def _own(arm: Config) -> str:
     """Return the parts that an arm has instead of the study's; how it was searched is said in words elsewhere."""
-    kinds = {"data": DataConfig, "model": ModelConfig}
+    kinds = {"data": DataConfig, "model": ModelConfig, "aggregator": AggregatorConfig}
     found = [f"{name}: {_part(arm[name], kind, _OF_THE_MACHINE)}" for name, kind in kinds.items() if arm.get(name)]
     found += [f"loss: {_loss(arm['loss'])}"] if arm.get("loss") else []
     return "; ".join(found + (["a search of its own"] if arm.get("search") else []))

@@ -11,7 +11,18 @@ from lbopt.report import page
 from lbopt.sweep.findings.metric import Metric, Row, metric_of
 from lbopt.sweep.findings.points import index_rows
 from lbopt.sweep.findings.summary import summarize
-from lbopt.sweep.report.figures import ablation, accuracy, diffusion, noise, probes, search, target, training, warmup
+from lbopt.sweep.report.figures import (
+    ablation,
+    accuracy,
+    diffusion,
+    noise,
+    precision,
+    probes,
+    search,
+    target,
+    training,
+    warmup,
+)
 from lbopt.sweep.report.figures.style import Study
 from lbopt.sweep.report.protocol import protocol
 from lbopt.sweep.report.setup import arms_table, definitions
@@ -75,6 +86,7 @@ def _measured_sections(study: Study, summary: Mapping[str, Any]) -> list[page.Se
         accuracy.section(study),
         findings,
         page.Section("Claims held against these numbers", items=claims) if claims else None,
+        precision.section(study),
         accuracy.limits(study),
         training.section(study),
         ablation.section(study),

@@ -13,6 +13,8 @@ from lbopt.sweep.report.figures.style import Study
 
 FIGURE = "accuracy_vs_batch_size.png"
 _ZOOM = 6
+_FEW, _NAME_INCHES = 8, 0.2
+"""So many names leave the figure room; each further one takes so much below it."""
 
 
 def section(study: Study) -> page.Section:
@@ -57,7 +59,7 @@ def _near_the_top(study: Study) -> tuple[float, float] | None:
 
 
 def _draw(study: Study, file: str, near: tuple[float, float] | None = None) -> str:
-    figure, axes = page.new_figure(style.WIDTH, 4.6)
+    figure, axes = page.new_figure(style.WIDTH, 4.6 + _NAME_INCHES * max(0, len(study.arms) - _FEW))
     metric = study.metric
     for arm in study.arms:
         look, points = study.look(arm), arm["points"]

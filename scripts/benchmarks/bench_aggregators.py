@@ -1,0 +1,100 @@
+"""What aggregators cost beside the plain mean of BERT-Base's gradients (layers stacked), on 32 cores of TPU v3, by the TPU compiler; and the quantiser alone.
+
+A step's time is the sum of the compiler's cycles of what stands between gradients and update, plus the time of the collectives by the model
+of `lbopt plan` (nothing overlaps). Bytes are what a core sends in ring algorithms: of the collectives in the compiled program, and, as the
+limit, what `wire_bytes` promises. An aggregator that measures or starts now and then is timed at its dearer kind of step.
+"""
+
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pairs
+import tpu_compiler
+from bert_tree import bert
+
+import lbopt
+from lbopt.aggregators import compress, protocol
+from lbopt.parallel import shards
+from lbopt.parallel.aggregation import Aggregation
+from lbopt.parallel.mesh import make_mesh, sharded
+from lbopt.parallel.state import TrainState
+from lbopt.plan.step import StepCost, read_cost
+from lbopt.plan.topology import open_topology
+
+TOPOLOGY = "v3:4x4"
+TREE = (12, 768)
+LABELS = {"embedding": "^embed", "rest": ""}
+LAYERS = lbopt.stacked_paths("^layers/")
+CASES = {
+    "agvm (a step that measures)": lbopt.agvm(LABELS, "rest"),
+    "aps, e5m2": lbopt.aps(5, 2, stacked=LAYERS),
+    "aps, e5m2, partial sums rounded": lbopt.aps(5, 2, "same", stacked=LAYERS),
+    "aps, bf16": lbopt.aps(8, 7, stacked=LAYERS),
+    "powersgd, rank 4": lbopt.powersgd(4, start=0, stacked=LAYERS),
+    "econtrol, sign": lbopt.econtrol(compress.sign(), stacked=LAYERS),
+    "ef, cast to e5m2": lbopt.ef(compress.cast(5, 2), LAYERS),
+    "ef, topk 1 %": lbopt.ef(compress.topk(0.01), LAYERS),
+    "ef, randk 1 %": lbopt.ef(compress.randk(0.01), LAYERS),
+}
+ELEMENTS = 1 << 24
+FORMATS = {"e5m2": (5, 2), "e4m3": (4, 3), "e3m0": (3, 0), "bf16": (8, 7)}
+
+
+def run() -> list[dict]:
+    """Return the rows of both tables."""
+    tree = bert(*TREE, stacked=True)
+    _, mean = _cost(tree, protocol.mean())
+    rows = []
+    for name, aggregator in CASES.items():
+        begin = time.perf_counter()
+        promised, cost = _cost(tree, aggregator)
+        print(f"{name}: compiled in {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+        ours, peer = (1e3 * one.step_seconds for one in (cost, mean))
+        rows.append(pairs.row(f"{name}: time, {TOPOLOGY}", "ms/step", ours, peer, "plain mean", peer / ours, None))
+        alone, base = (1e3 * one.seconds for one in (cost, mean))
+        rows.append(pairs.row(f"{name}: of it computing", "ms/step", alone, base, "plain mean", base / alone, None))
+        sent, ring = _sent(cost) / 1e6, _sent(mean) / 1e6
+        limit = promised.sent / 1e6
+        rows.append(pairs.row(f"{name}: sent by a core", "MB/step", sent, ring, "plain mean", ring / sent, limit))
+    return rows + [_quantiser(*one) for one in FORMATS.items()]
+
+
+def _cost(tree, aggregator) -> tuple[protocol.WireBytes, StepCost]:
+    """Compile the aggregation alone, memory donated."""
+    place = open_topology(TOPOLOGY)
+    mesh = make_mesh(devices=place.devices)
+    aggregation = Aggregation(aggregator, mesh)
+    rows = jax.tree.map(lambda p: jax.ShapeDtypeStruct((mesh.size, *p.shape), p.dtype, sharding=sharded(mesh)), tree)
+    state = jax.eval_shape(aggregation.init, tree)
+    state = shards.placed(state, aggregation.sharding(state))
+
+    def aggregate(rows, state):
+        blank = jnp.zeros((), jnp.int32)
+        found = aggregation(rows, TrainState(blank, {}, {}, optax.EmptyState(), blank, state))
+        return found.updates, found.state
+
+    begin = time.perf_counter()
+    compiled = jax.jit(aggregate, donate_argnums=1).lower(rows, state).compile()
+    cost = read_cost(compiled, place, list(mesh.devices.flat), time.perf_counter() - begin)
+    return aggregation.wire_bytes(tree), cost
+
+
+def _sent(cost: StepCost) -> float:
+    """Return what a core sends by the compiled program's collectives, all in rings."""
+    total = 0.0
+    for one in cost.collectives:
+        twice = 2 if one.op == "all-reduce" else 1
+        total += twice * one.num_bytes * (one.group_size - 1) / one.group_size
+    return total
+
+
+def _quantiser(name: str, form: tuple[int, int]) -> dict:
+    """Return the words that rounding an array reads and writes."""
+    array = jax.ShapeDtypeStruct((ELEMENTS,), np.float32)
+    cost = tpu_compiler.compile_for("v3", lambda x: lbopt.float_quantize(x, *form), (array,), donate=(0,))
+    words = cost.hbm_bytes / 4 / ELEMENTS
+    return pairs.row(f"float_quantize to {name}, TPU v3: HBM", "words/element", words, None, None, None, 2.0)
