@@ -143,14 +143,26 @@ def sign() -> Compressor:
 
     def compress(x: jax.Array, key: jax.Array) -> Message:
         del key
-        return {"bits": jnp.packbits(x >= 0, axis=-1), "scale": jnp.abs(x).mean(-1, keepdims=True)}
+        return {"bits": _packed(x >= 0), "scale": jnp.abs(x).mean(-1, keepdims=True)}
 
     def decompress(message: Message, n: int, key: jax.Array) -> jax.Array:
         del key
-        positive = jnp.unpackbits(message["bits"], axis=-1, count=n)
-        return jnp.where(positive == 1, message["scale"], -message["scale"])
+        return jnp.where(_unpacked(message["bits"], n), message["scale"], -message["scale"])
 
     return Compressor("sign()", compress, decompress, "gather", lambda n: -(-n // 8) + 4.0, lambda n: 1 / n)
+
+
+def _packed(positive: jax.Array) -> jax.Array:
+    """Pack bools [..., n] into bytes [..., ceil(n / 8)]; bit b of byte j is number b ceil(n / 8) + j, so that rows stay long."""
+    length = -(-positive.shape[-1] // 8)
+    padded = jnp.pad(positive, [(0, 0)] * (positive.ndim - 1) + [(0, 8 * length - positive.shape[-1])])
+    rows = padded.reshape(*positive.shape[:-1], 8, length).astype(jnp.uint8)
+    return (rows << jnp.arange(8, dtype=jnp.uint8)[:, None]).sum(-2, dtype=jnp.uint8)
+
+
+def _unpacked(packed: jax.Array, n: int) -> jax.Array:
+    rows = (packed[..., None, :] >> jnp.arange(8, dtype=jnp.uint8)[:, None]) & 1
+    return rows.reshape(*packed.shape[:-1], -1)[..., :n] == 1
 
 
 def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
