@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_example_trains():
     code, *others = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(others) == 4
+    assert len(others) == 5
     for other in others:
         exec(other, {})
     assert len([line for line in code.splitlines() if line.strip()]) <= 32
@@ -189,6 +189,29 @@ def test_the_laws_of_diffusion_are_those_of_the_study():
     assert claim["verdict"] == "held"
     assert "but for LAMB + LEGW it is a power of t" in claim["sentence"]
     assert "with log t in 24 of 35 cells, but for LAMB, which goes like a power of t" in README
+
+
+def test_the_table_of_bits_is_the_study():
+    """And what is said below it."""
+    arms = {
+        arm["arm"]: [100 * point["test_accuracy_mean"] for point in arm["points"]]
+        for arm in summary_of("precision_digits")["arms"]
+    }
+    (header,) = (line for line in README.splitlines() if line.startswith("| test accuracy, % | 3 bits"))
+    forms = [re.findall(r"(\d+)(?: bits)?(?: \((\w+)\))?", cell)[0] for cell in header.strip("| ").split(" | ")[1:]]
+    for place, size in enumerate((64, 256, 1024)):
+        for told, suffix in (("APS", ", APS"), ("without", "")):
+            names = [f"{bits} bits ({form}){suffix}" if form else f"{bits} bits" for bits, form in forms]
+            means = " | ".join(f"{arms[name][place]:.2f}" for name in names)
+            assert f"| batch {size:,}, {told} | {means} |" in README
+    (found,) = (text for text in summary_of("precision_digits")["findings"] if text.startswith("At batch 1024"))
+    assert '"4 bits (e3m0), APS" (-2.61 to +4.16 points)' in found
+    assert re.search(
+        r'the seeds tell "16 bits \(e8m7\), APS" apart from 4 bits \(e3m0\), 3 bits \(e2m0\) and "3 bits', found
+    )
+    same = {arm["arm"]: arm["points"][-1]["test_accuracy_mean"] for arm in summary_of("precision_digits-same")["arms"]}
+    whole, bare = (100 * same[f"4 bits (e3m0){suffix}"] for suffix in (", APS", ""))
+    assert f"the picture is the same: {whole:.2f} % and, without APS, {bare:.2f} %" in README
 
 
 def test_the_critical_batches_are_those_of_the_study():

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import replicas, tree, types
+from lbopt.aggregators.disagreement import phi, phi_layers, square_norm
 from lbopt.errors import require
 from lbopt.transforms.noise_scale import estimate_noise
 
@@ -84,7 +85,7 @@ def make_probe(loss_fn: types.LossFn, num_parts: int) -> Callable[..., Probe]:
             gradients = gradient_parts(jax.grad(loss), params, parts)
             lipschitz = local_lipschitz(loss, params, gradients.mean, parts)
         size = len(jax.tree.leaves(batch)[0])
-        noise = estimate_noise(gradients.mean_square_norm, _square_norm(gradients.mean), num_parts, size)
+        noise = estimate_noise(gradients.mean_square_norm, square_norm(gradients.mean), num_parts, size)
         halves = gradients.first_half, gradients.second_half
         return Probe(noise.trace, noise.square_norm, lipschitz, phi(*halves), phi_layers(*halves))
 
@@ -131,7 +132,7 @@ def gradient_parts(
     def half(parts: types.PyTree) -> tuple[types.Params, jax.Array]:
         def add(sums: Any, part: Any) -> tuple[Any, None]:
             gradient = grad_fn(params, part)
-            return jax.tree.map(jnp.add, sums, (gradient, _square_norm(gradient))), None
+            return jax.tree.map(jnp.add, sums, (gradient, square_norm(gradient))), None
 
         sums, _ = jax.lax.scan(add, (wide, jnp.zeros(())), parts)
         return jax.tree.map(lambda x: x / (count // 2), sums)
@@ -169,7 +170,7 @@ def local_lipschitz(
     References:
       You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256 [recalled 80%].
     """
-    norm = jnp.sqrt(_square_norm(gradient))
+    norm = jnp.sqrt(square_norm(gradient))
     direction = jax.tree.map(lambda g: g / norm, gradient)
 
     def curvature(part: Any) -> jax.Array:
@@ -180,52 +181,3 @@ def local_lipschitz(
         return jax.grad(jax.grad(along))(jnp.zeros(()))
 
     return jnp.abs(jax.lax.map(curvature, parts).mean())
-
-
-def phi(one: types.Params, other: types.Params) -> jax.Array:
-    """Return 1 - cos of the angle between two gradients, each taken as one vector.
-
-    For g = m + sigma n over R parts, n standard normal, phi is q / (1 + q) with q = (sigma^2 / (R / 2)) / mean(m^2).
-
-    Args:
-      one: gradient of one half of the parts.
-      other: of the other half, a pytree of the same shapes.
-
-    Returns:
-      fp32 scalar in [0, 2], not a number if one of them is zero. Half the squared distance of the unit vectors, which
-      keeps its digits where the angle is small.
-
-    >>> print(phi({"w": jnp.array([1.0, 0.0])}, {"w": jnp.array([0.0, 3.0])}))
-    1.0
-
-    References:
-      AGVM, arXiv 2210.11078: phi of a module, with the halves of the replicas.
-    """
-    return 0.5 * _square_norm(jax.tree.map(jnp.subtract, _unit(one), _unit(other)))
-
-
-def phi_layers(one: types.Params, other: types.Params) -> dict[str, jax.Array]:
-    """Return `phi` of each leaf, by its path.
-
-    Args:
-      one: gradient of one half of the parts.
-      other: of the other half, a pytree of the same shapes.
-
-    Returns:
-      Path, such as "Dense_0/kernel" -> fp32 scalar in [0, 2], not a number where a leaf is zero in one of them.
-
-    Note:
-      AGVM takes whole modules of a detector, such as its backbone. Leaves are what trust ratios belong to, and the two
-      can be laid side by side. A stack of scanned layers is one leaf.
-    """
-    leaves = zip(tree.leaf_names(one), jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return {name: phi(ours, theirs) for name, ours, theirs in leaves}
-
-
-def _square_norm(gradient: types.PyTree) -> jax.Array:
-    return sum((tree.square_norm(leaf) for leaf in jax.tree.leaves(gradient)), jnp.zeros(()))
-
-
-def _unit(gradient: types.PyTree) -> types.PyTree:
-    norm = jnp.sqrt(_square_norm(gradient))
-    return jax.tree.map(lambda g: g.astype(tree.wide_dtype(g.dtype)) / norm, gradient)
