@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lbopt import types
 from lbopt.aggregators import wire
 from lbopt.aggregators.group import Group, Packing
 from lbopt.aggregators.quantize import Format, quantize
@@ -25,26 +24,40 @@ Route = Literal["sum", "gather", "exchange"]
 Message = dict[str, jax.Array]
 
 
+class Known(NamedTuple):
+    """What all replicas know of a vector before anything is said of it.
+
+    Attributes:
+      key: for what is drawn, the same for all of them.
+      largest: of all their numbers, [..., 1] fp32, where the compressor asks for it.
+    """
+
+    key: jax.Array
+    largest: jax.Array | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Compressor:
     """How vectors of n numbers are said in fewer bytes.
 
     Attributes:
       name: for messages.
-      compress: (x [..., n], key) -> message, arrays [..., m]. The key is the same for all replicas.
-      decompress: (message, n, key) -> [..., n] fp32.
-      route: "sum": messages add up, and an all-reduce does it. "gather": every replica sees every message. "exchange": a message has
-        `payload` [..., n] and small arrays beside it; each device sums a piece of all payloads.
+      compress: (x [..., n], known) -> message, arrays [..., m].
+      decompress: (message, n, known) -> [..., n] fp32.
+      route: "sum": messages add up, and an all-reduce does it. "gather": every replica sees every message. "exchange": a message is a
+        `payload` [..., n] of few bits; each device sums a piece of all payloads in fp32.
       message_bytes: n -> bytes of the arrays that grow with n.
       delta: n -> the contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2 (in expectation, where it draws).
+      scaled: whether it looks at `Known.largest`.
     """
 
     name: str
-    compress: Callable[[jax.Array, jax.Array], Message]
-    decompress: Callable[[Message, int, jax.Array], jax.Array]
+    compress: Callable[[jax.Array, Known], Message]
+    decompress: Callable[[Message, int, Known], jax.Array]
     route: Route
     message_bytes: Callable[[int], float]
     delta: Callable[[int], float]
+    scaled: bool = False
 
     def wire_bytes(self, sizes: list[int], num_replicas: int) -> float:
         """Return what a replica sends so that all know the mean of what all said.
@@ -65,8 +78,8 @@ def identity() -> Compressor:
     """Return the compressor that says everything: with any error feedback, plain gradient descent."""
     return Compressor(
         "identity()",
-        lambda x, key: {"payload": x},
-        lambda message, n, key: message["payload"],
+        lambda x, known: {"payload": x},
+        lambda message, n, known: message["payload"],
         "sum",
         lambda n: wire.FP32 * n,
         lambda n: 1.0,
@@ -88,13 +101,13 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
     """
     count = _count(fraction, k)
 
-    def compress(x: jax.Array, key: jax.Array) -> Message:
-        del key
+    def compress(x: jax.Array, known: Known) -> Message:
+        del known
         _, places = jax.lax.top_k(jnp.abs(x), count(x.shape[-1]))
         return {"values": jnp.take_along_axis(x, places, -1), "places": places.astype(jnp.int32)}
 
-    def decompress(message: Message, n: int, key: jax.Array) -> jax.Array:
-        del key
+    def decompress(message: Message, n: int, known: Known) -> jax.Array:
+        del known
         values, places = message["values"], message["places"]
         lead = values.shape[:-1]
         rows = jnp.arange(values.size // values.shape[-1])[:, None]
@@ -124,12 +137,12 @@ def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
     def places(n: int, key: jax.Array) -> jax.Array:
         return jax.lax.top_k(jax.random.bits(key, (n,), jnp.uint32), count(n))[1]
 
-    def compress(x: jax.Array, key: jax.Array) -> Message:
-        return {"payload": x[..., places(x.shape[-1], key)]}
+    def compress(x: jax.Array, known: Known) -> Message:
+        return {"payload": x[..., places(x.shape[-1], known.key)]}
 
-    def decompress(message: Message, n: int, key: jax.Array) -> jax.Array:
-        values = message["payload"]
-        return jnp.zeros((*values.shape[:-1], n), values.dtype).at[..., places(n, key)].set(values, unique_indices=True)
+    def decompress(message: Message, n: int, known: Known) -> jax.Array:
+        values, blank = message["payload"], jnp.zeros((*message["payload"].shape[:-1], n), message["payload"].dtype)
+        return blank.at[..., places(n, known.key)].set(values, unique_indices=True)
 
     name = f"randk({fraction})" if k is None else f"randk(k={k})"
     return Compressor(name, compress, decompress, "sum", lambda n: 4.0 * count(n), lambda n: count(n) / n)
@@ -141,12 +154,12 @@ def sign() -> Compressor:
     Zero counts as positive. All replicas see all messages, n / 8 bytes each: against a ring all-reduce it wins up to 64 replicas.
     """
 
-    def compress(x: jax.Array, key: jax.Array) -> Message:
-        del key
+    def compress(x: jax.Array, known: Known) -> Message:
+        del known
         return {"bits": _packed(x >= 0), "scale": jnp.abs(x).mean(-1, keepdims=True)}
 
-    def decompress(message: Message, n: int, key: jax.Array) -> jax.Array:
-        del key
+    def decompress(message: Message, n: int, known: Known) -> jax.Array:
+        del known
         return jnp.where(_unpacked(message["bits"], n), message["scale"], -message["scale"])
 
     return Compressor("sign()", compress, decompress, "gather", lambda n: -(-n // 8) + 4.0, lambda n: 1 / n)
@@ -166,7 +179,7 @@ def _unpacked(packed: jax.Array, n: int) -> jax.Array:
 
 
 def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
-    """Return the compressor that rounds to a format of few bits, at the largest power of two that the vector allows.
+    """Return the compressor that rounds to a format of few bits, at the largest power of two that all replicas' vectors allow.
 
     Each replica sends pieces of its numbers, in the narrowest dtype that holds the format, to the devices that sum them, and these send
     the fp32 sums to all.
@@ -181,19 +194,21 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
     to = Format(exponent_bits, mantissa_bits)
     dtype = to.carrier()
 
-    def compress(x: jax.Array, key: jax.Array) -> Message:
-        del key
-        shift = to.max_exponent - ceil_log2(jnp.abs(x).max(-1, keepdims=True))
-        return {"payload": quantize(ldexp(x, shift), to).astype(dtype), "shift": shift}
+    def shift(known: Known) -> jax.Array:
+        assert known.largest is not None
+        return to.max_exponent - ceil_log2(known.largest)
 
-    def decompress(message: Message, n: int, key: jax.Array) -> jax.Array:
-        del n, key
-        return ldexp(message["payload"].astype(jnp.float32), -message["shift"])
+    def compress(x: jax.Array, known: Known) -> Message:
+        return {"payload": quantize(ldexp(x, shift(known)), to).astype(dtype)}
+
+    def decompress(message: Message, n: int, known: Known) -> jax.Array:
+        del n
+        return ldexp(message["payload"].astype(jnp.float32), -shift(known))
 
     size = float(dtype.itemsize)
     name = f"cast({exponent_bits}, {mantissa_bits})"
     return Compressor(
-        name, compress, decompress, "exchange", lambda n: size * n, lambda n: 1 - 4.0 ** -(mantissa_bits + 1)
+        name, compress, decompress, "exchange", lambda n: size * n, lambda n: 1 - 4.0 ** -(mantissa_bits + 1), True
     )
 
 
@@ -211,9 +226,19 @@ def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     return lambda n: min(n, max(1, math.ceil(part * n - 1e-9)))
 
 
+def known_of(compressor: Compressor, group: Group, vectors: list[jax.Array], keys: list[jax.Array]) -> list[Known]:
+    """Return what all replicas know of each leaf's vectors [r, layers, n]; the largest numbers take a small all-reduce."""
+    if not compressor.scaled:
+        return [Known(key) for key in keys]
+    largest = [jnp.abs(x).max(-1, keepdims=True).astype(jnp.float32) for x in vectors]
+    packing = Packing(largest)
+    agreed = packing.unpack(group.max(packing.pack(largest)))
+    return [Known(key, one) for key, one in zip(keys, agreed, strict=True)]
+
+
 def mean(
-    compressor: Compressor, group: Group, messages: list[Message], sizes: list[int], keys: list[Any]
-) -> types.PyTree:
+    compressor: Compressor, group: Group, messages: list[Message], sizes: list[int], known: list[Known]
+) -> list[jax.Array]:
     """Return the mean over all replicas of what their messages say.
 
     Args:
@@ -221,20 +246,23 @@ def mean(
       group: the replicas.
       messages: of each leaf, arrays [r, layers, m].
       sizes: n of each leaf.
-      keys: of each leaf, those with which it was compressed.
+      known: of each leaf, what was known when it was compressed.
 
     Returns:
-      A list of fp32 [layers, n].
+      [layers, n] of each leaf, fp32 or wider.
     """
+    if compressor.route == "gather":
+        said = {name: _gathered(group, [message[name] for message in messages]) for name in messages[0]}
+        each = [{name: arrays[leaf] for name, arrays in said.items()} for leaf in range(len(messages))]
+        return [_sum(compressor, *one) / group.num_replicas for one in zip(each, sizes, known, strict=True)]
     if compressor.route == "sum":
         packing = Packing(messages)
-        said = packing.unpack(group.mean(packing.pack(messages)))
-        return [compressor.decompress(*one) for one in zip(said, sizes, keys, strict=True)]
-    if compressor.route == "exchange":
-        return _by_pieces(compressor, group, messages, sizes, keys)
-    said = {name: _gathered(group, [message[name] for message in messages]) for name in messages[0]}
-    each = [{name: arrays[leaf] for name, arrays in said.items()} for leaf in range(len(messages))]
-    return [_sum(compressor, *one) / group.num_replicas for one in zip(each, sizes, keys, strict=True)]
+        summed = packing.unpack(group.mean(packing.pack(messages)))
+    else:
+        packing = Packing(messages, group.num_devices)
+        piece = group.exchange(packing.pack(messages)).astype(jnp.float32).sum(0) / group.num_replicas
+        summed = packing.unpack(group.join(piece))
+    return [compressor.decompress(*one) for one in zip(summed, sizes, known, strict=True)]
 
 
 def _gathered(group: Group, arrays: list[jax.Array]) -> list[jax.Array]:
@@ -242,29 +270,10 @@ def _gathered(group: Group, arrays: list[jax.Array]) -> list[jax.Array]:
     return packing.unpack(group.gather(packing.pack(arrays)))
 
 
-def _sum(compressor: Compressor, messages: Message, n: int, key: Any) -> jax.Array:
+def _sum(compressor: Compressor, messages: Message, n: int, known: Known) -> jax.Array:
     """Add up what the messages [R, layers, m] say, one replica after another: no more than two vectors are in memory."""
     layers = next(iter(messages.values())).shape[1]
-    first = jax.eval_shape(lambda: compressor.decompress(jax.tree.map(lambda x: x[0], messages), n, key))
+    first = jax.eval_shape(lambda: compressor.decompress(jax.tree.map(lambda x: x[0], messages), n, known))
     zeros = jnp.zeros((layers, n), first.dtype)
-    total, _ = jax.lax.scan(lambda sum, one: (sum + compressor.decompress(one, n, key), None), zeros, messages)
+    total, _ = jax.lax.scan(lambda sum, one: (sum + compressor.decompress(one, n, known), None), zeros, messages)
     return total
-
-
-def _by_pieces(
-    compressor: Compressor, group: Group, messages: list[Message], sizes: list[int], keys: list[Any]
-) -> list[jax.Array]:
-    """Let each device sum a piece of all payloads, and all put the pieces together."""
-    packing = Packing([message["payload"] for message in messages], group.num_devices)
-    small = [{name: value for name, value in message.items() if name != "payload"} for message in messages]
-    told = Packing(small)
-    others = told.unpack(group.gather(told.pack(small)))  # [R, layers, 1] each
-
-    def of_each_number(name: str) -> jax.Array:
-        """Return [R, piece]: what the small array says of the numbers that this device sums."""
-        spread = [jnp.broadcast_to(one[name], (*one[name].shape[:-1], n)) for one, n in zip(others, sizes, strict=True)]
-        return group.piece(packing.pack(spread))
-
-    piece = group.exchange(packing.pack([message["payload"] for message in messages]))
-    said = compressor.decompress({"payload": piece, **{name: of_each_number(name) for name in small[0]}}, 0, keys[0])
-    return packing.unpack(group.join(said.sum(0) / group.num_replicas))

@@ -193,9 +193,10 @@ def _feedback(
 
         def step(memories: list[Memory], mean: list[jax.Array]) -> tuple[list[Memory], list[jax.Array]]:
             wanted = [said(g, memory) for g, memory in zip(grads, memories, strict=True)]
-            messages = [compressor.compress(x, key) for x, key in zip(wanted, keys, strict=True)]
-            heard = compressors.mean(compressor, group, messages, sizes, keys)
-            own = [compressor.decompress(*one) for one in zip(messages, sizes, keys, strict=True)]
+            known = compressors.known_of(compressor, group, wanted, keys)
+            messages = [compressor.compress(*one) for one in zip(wanted, known, strict=True)]
+            heard = compressors.mean(compressor, group, messages, sizes, known)
+            own = [compressor.decompress(*one) for one in zip(messages, sizes, known, strict=True)]
             memories = [remembered(*one) for one in zip(grads, memories, own, strict=True)]
             return memories, [a + b for a, b in zip(mean, heard, strict=True)] if mirrors else heard
 

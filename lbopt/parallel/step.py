@@ -329,34 +329,16 @@ def make_train_step(
     require(shard_update or not reduce_scatter, "reduce_scatter", reduce_scatter, fix)
     fix = "a clip of the mean needs all of it; use clip_stage='accumulated' or 'replica'"
     require(not reduce_scatter or clip is None or clip.stage != "mean", "reduce_scatter", reduce_scatter, fix)
-    aggregation = None
-    if aggregator is not None:
-        _check_aggregated(
-            backend, clip, reduce_dtype, reduce_scatter, shard_update, aggregator, replicas_per_device, aggregate_over
-        )
-        aggregation = Aggregation(aggregator, mesh, replicas_per_device, aggregate_over)
-    else:
-        require(
-            replicas_per_device == 1,
-            "replicas_per_device",
-            replicas_per_device,
-            "only an aggregator sees them; leave it 1",
-        )
-        require(
-            aggregate_over == "replicas",
-            "aggregate_over",
-            aggregate_over,
-            "there is no aggregator; leave it 'replicas'",
-        )
-    donated = (0,) if donate else ()
+    aggregation = _aggregation(
+        aggregator, mesh, replicas_per_device, aggregate_over, backend, clip, reduce_dtype, reduce_scatter, shard_update
+    )
     asked = aggregation is not None or reduce_dtype is not None or reduce_scatter
     by_replica = (clip is not None and clip.stage == "replica") or (measure_noise and num_microsteps == 1) or asked
-    mapped_axis = DATA_AXIS if backend == "pmap" or by_replica else None
     gradients = _gradients(
         loss_fn,
         num_microsteps,
         compute_dtype,
-        mapped_axis,
+        DATA_AXIS if backend == "pmap" or by_replica else None,
         clip,
         measure_noise,
         key_per_replica,
@@ -364,25 +346,12 @@ def make_train_step(
         reduce_scatter,
         0 if aggregation is None else replicas_per_device,
     )
-    num_parts = num_microsteps * replicas_per_device
+    donated, num_parts = (0,) if donate else (), num_microsteps * replicas_per_device
     if backend == "pmap":
-        step = _stating(_whole(gradients, _update(tx, clip), aggregation and aggregation.mapped), mesh, DATA_AXIS)
-        axes = None if aggregation is None else _BY_REPLICA
-        mapped = jax.pmap(
-            step,
-            DATA_AXIS,
-            in_axes=(axes, 0),
-            out_axes=None if axes is None else (axes, None),
-            devices=list(mesh.devices.flat),
-            donate_argnums=donated,
-        )
-        return Step(mapped, mesh, num_parts, _by_replica(mesh), False, aggregation)
+        whole = _whole(gradients, _update(tx, clip), aggregation and aggregation.mapped)
+        return Step(_pmapped(whole, mesh, aggregation, donated), mesh, num_parts, _by_replica(mesh), False, aggregation)
     if by_replica:
-        # Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
-        whole, parts = PartitionSpec(), PartitionSpec(DATA_AXIS)
-        out = (parts if reduce_scatter or aggregation else whole, whole, whole)
-        gradients = _stating(gradients, mesh, DATA_AXIS)
-        gradients = jax.shard_map(gradients, mesh=mesh, in_specs=(whole, parts), out_specs=out, check_vma=False)
+        gradients = _mapped(gradients, mesh, stacked=reduce_scatter or aggregation is not None)
     if reduce_scatter:
         gradients = _scattering(gradients, mesh, reduce_dtype)
     update = _update(tx, clip, mesh if shard_update else None, reduce_scatter)
@@ -402,29 +371,55 @@ def make_train_step(
     return Step(by_shapes, mesh, num_parts, _as_it_is, shard_update, aggregation)
 
 
+def _pmapped(step: StepFn, mesh: Mesh, aggregation: Aggregation | None, donated: tuple[int, ...]) -> Any:
+    """Map a step over replicas; what the aggregator remembers of each lies with it."""
+    axes = None if aggregation is None else _BY_REPLICA
+    return jax.pmap(
+        _stating(step, mesh, DATA_AXIS),
+        DATA_AXIS,
+        in_axes=(axes, 0),
+        out_axes=None if axes is None else (axes, None),
+        devices=list(mesh.devices.flat),
+        donate_argnums=donated,
+    )
+
+
+def _mapped(gradients: Callable[..., Any], mesh: Mesh, stacked: bool) -> Callable[..., Any]:
+    """Take gradients replica by replica under "jit"; `stacked` leaves them with their devices.
+
+    Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
+    """
+    whole, parts = PartitionSpec(), PartitionSpec(DATA_AXIS)
+    out = (parts if stacked else whole, whole, whole)
+    gradients = _stating(gradients, mesh, DATA_AXIS)
+    return jax.shard_map(gradients, mesh=mesh, in_specs=(whole, parts), out_specs=out, check_vma=False)
+
+
 _BY_REPLICA: Any = TrainState(None, None, None, None, None, AggregatorState(0, None, None))
 """Which arrays of a state have an axis of replicas, under "pmap"."""
 
 
-def _check_aggregated(
+def _aggregation(
+    aggregator: Aggregator | None,
+    mesh: Mesh,
+    replicas_per_device: int,
+    over: str | int,
     backend: str,
     clip: GradientClip | None,
     reduce_dtype: Any,
     reduce_scatter: bool,
     shard_update: bool,
-    aggregator: Aggregator,
-    replicas_per_device: int,
-    over: str | int,
-) -> None:
-    """Raise `UserError` for what does not go with an aggregator."""
+) -> Aggregation | None:
+    """Return an aggregator on the devices; raise `UserError` for what does not go with it."""
+    if aggregator is None:
+        fix = "only an aggregator sees them; leave it 1"
+        require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
+        require(over == "replicas", "aggregate_over", over, "there is no aggregator; leave it 'replicas'")
+        return None
     fix = "the aggregator chooses how gradients are summed; leave it None"
     require(reduce_dtype is None, "reduce_dtype", reduce_dtype, fix)
-    require(
-        not reduce_scatter,
-        "reduce_scatter",
-        reduce_scatter,
-        "an aggregator gives all devices the whole; leave it False",
-    )
+    fix = "an aggregator gives all devices the whole; leave it False"
+    require(not reduce_scatter, "reduce_scatter", reduce_scatter, fix)
     fix = "an aggregator takes the mean once a step; use clip_stage='accumulated' or 'replica'"
     require(clip is None or clip.stage != "mean", "clip_stage", "mean", fix)
     fix = f"{aggregator.name} needs the optimizer's second moment whole; leave it False"
@@ -433,6 +428,7 @@ def _check_aggregated(
         fix = "under pmap a device is one replica; use backend='jit'"
         require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
         require(over == "replicas", "aggregate_over", over, "use backend='jit'")
+    return Aggregation(aggregator, mesh, replicas_per_device, over)
 
 
 def _state_sharding(mesh: Mesh, state: TrainState, shard_update: bool, aggregation: Aggregation | None) -> TrainState:
