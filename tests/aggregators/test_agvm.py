@@ -11,6 +11,8 @@ from lbopt.aggregators import protocol
 from lbopt.aggregators.disagreement import phi_modules
 from lbopt.transforms.monitoring import monitor_layers, optimizer_metrics
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 LABELS = {"body": "^body/", "head": "^head/"}
 OPTIONS = {"interval": 5, "start": 20, "stop": 170, "alpha": 0.9}
 STEPS = 200

@@ -10,6 +10,8 @@ from lbopt.aggregators import protocol
 from lbopt.aggregators.scaling import ceil_log2, ldexp
 from tests.oracles import low_bits
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 REPLICAS = 8
 
 

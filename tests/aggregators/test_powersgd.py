@@ -8,6 +8,8 @@ import lbopt
 from lbopt.aggregators import protocol
 from lbopt.stacks import stacked_paths
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 STEPS = 7
 
 

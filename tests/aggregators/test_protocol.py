@@ -13,6 +13,8 @@ from optax.experimental import aggregating
 import lbopt
 from lbopt.aggregators import compress, protocol
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 LABELS = {"body": "^body/", "head": "^head/"}
 ALL = {
     "mean": protocol.mean(),
@@ -49,7 +51,7 @@ def test_state_keeps_its_shapes_and_dtypes(name, gradients, params, run):
     assert all(x.shape[0] == 8 for x in jax.tree.leaves(last.local))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ["mean", "agvm", "ef", "powersgd"])
 def test_with_and_without_the_module_of_optax(name, gradients, params, largest_gap):
     ours = lbopt.aggregate(ALL[name], behind(name), 8)
     there = protocol.as_optax(ALL[name], 8)
@@ -85,7 +87,7 @@ def test_rebuilt_for_other_replicas_it_goes_on(name, gradients, params, run):
     for was, now in zip(jax.tree.leaves(state.local), jax.tree.leaves(other.local), strict=True):
         np.testing.assert_allclose(mean(now), mean(was), atol=1e-6)
     rows = jax.tree.map(lambda g: g[:4], gradients(1)[0])
-    (updates, _), _ = protocol.as_optax(ALL[name], 4).update(rows, other, params)
+    (updates, _), _ = jax.jit(protocol.as_optax(ALL[name], 4).update)(rows, other, params)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(updates))
 
 

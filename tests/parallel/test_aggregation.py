@@ -20,6 +20,7 @@ from lbopt.errors import UserError
 from lbopt.models.cnn import CNN
 from lbopt.models.mlp import MLP
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 REPLICAS = 4
 LABELS = {"head": "^(head|Dense_1)/", "body": ""}
 AGGREGATORS = {
@@ -42,12 +43,20 @@ def mlp(problem):
     return problem(MLP(widths=(24,)))
 
 
-def trained(mlp, trajectory, batches, name, devices, steps=4, **options):
-    """Return all states of a run."""
-    loss_fn, state_of = mlp
-    tx = optimizer(name)
-    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(devices), aggregator=AGGREGATORS[name], **options)
-    return trajectory(step, step.place(state_of(tx)), batches[:steps])
+_TRAINED = {}
+
+
+def trained(problem, trajectory, batches, name, devices, steps=4, **options):
+    """Return all states of a run; each is made once."""
+    key = (id(problem[0]), name, devices, steps, *sorted(options.items()))
+    if key not in _TRAINED:
+        loss_fn, state_of = problem
+        tx = optimizer(name)
+        step = lbopt.make_train_step(
+            loss_fn, tx, lbopt.make_mesh(devices), aggregator=AGGREGATORS[name], **{"replicas_per_device": 1, **options}
+        )
+        _TRAINED[key] = trajectory(step, step.place(state_of(tx)), batches[:steps])
+    return _TRAINED[key]
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
