@@ -1,0 +1,150 @@
+"""Aggregators by name, in recipes and in arms of studies: built as asked, and refused where they do not fit."""
+
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import lbopt
+from lbopt.cli import arguments
+from lbopt.config import AggregatorConfig, OptimizerConfig, SweepConfig, TrainConfig
+from lbopt.errors import UserError
+from lbopt.recipes import build
+from lbopt.recipes.aggregators import group_of, make_aggregator
+from lbopt.sweep import trials
+from lbopt.sweep.lanes.arguments import program_key
+from lbopt.sweep.search.protocol import Factors, Proposal
+
+pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+BRIEF = (
+    "--config.num_epochs=1",
+    "--config.model.widths=(4,)",
+    "--config.model.hidden=8",
+    "--config.parallel.num_devices=2",
+)
+MODULES = (("head", "^Dense_1/"), ("body", ""))
+
+# Name: the fields, and what it calls itself.
+NAMED = {
+    "mean": ({}, "mean()"),
+    "agvm": ({"modules": MODULES, "anchor": "body", "interval_steps": 2, "start_step": 0}, "agvm(interval=2)"),
+    "aps": ({"exponent_bits": 4, "mantissa_bits": 3, "accumulate": "kahan"}, "aps(4, 3, 'kahan')"),
+    "ef": ({"compressor": "sign"}, "ef(sign())"),
+    "ef21": ({"momentum": 0.5, "fraction": 0.1}, "ef21(topk(0.1), momentum=0.5)"),
+    "econtrol": ({"compressor": "cast", "eta": 0.2}, "econtrol(cast(5, 2), eta=0.2)"),
+    "powersgd": ({"rank": 2, "start_step": 1}, "powersgd(2)"),
+}
+
+
+def load(*overrides):
+    return arguments.load_config(f"{CONFIGS / 'digits_cnn.py'}:lamb-64", [*BRIEF, *overrides], TrainConfig)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_recipe_takes_it_by_name(name):
+    fields, called = NAMED[name]
+    config = load()
+    config.aggregator = AggregatorConfig(name, **fields)
+    config.validate()
+    run = build.build(config)
+    assert run.train_step.aggregation.aggregator.name == called
+    state = run.init()
+    first = jax.tree.map(np.asarray, state.params)
+    for batch in (run.batches[0], run.batches[1]):
+        state, _ = jax.block_until_ready(run.train_step(state, batch))
+    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(state.params), strict=True))
+    shown = lbopt.optimizer_metrics(state.opt_state)
+    assert ("agvm_phi/head" in shown) == (name == "agvm")
+    assert set(run.evaluate(state)) >= {"accuracy", "loss"}
+
+
+def test_without_one_nothing_changes():
+    assert make_aggregator(AggregatorConfig(), OptimizerConfig()) is None
+    run = build.build(load())
+    assert run.train_step.aggregation is None
+    assert run.shapes().aggregator_state == ()
+
+
+def test_fields_reach_it():
+    over = {"": "replicas", "2": 2, "slices": "slices"}
+    for text, meant in over.items():
+        assert group_of(AggregatorConfig("ef", over=text or "replicas")) == meant
+    of_adam = make_aggregator(AggregatorConfig("agvm", modules=MODULES, anchor="body", of_adam=True), OptimizerConfig())
+    assert of_adam.needs_second_moment
+    two = load("--config.aggregator.name=ef", "--config.aggregator.over=2", "--config.aggregator.fraction=0.01")
+    assert build.build(two).train_step.aggregation.num_replicas == 1
+    rows = load("--config.aggregator.name=ef21", "--config.aggregator.replicas_per_device=4")
+    assert build.build(rows).train_step.aggregation.num_replicas == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("name=topk",), "config.aggregator.name = 'topk': use one of"),
+        (("over=2",), "config.aggregator.over = '2': only an aggregator sees replicas"),
+        (("replicas_per_device=2",), "config.aggregator.replicas_per_device = 2: only an aggregator sees replicas"),
+        (("name=ef", "over=hosts"), "config.aggregator.over = 'hosts': use 'replicas', 'slices', or a number"),
+        (("name=ef", "fraction=0.0"), "config.aggregator.fraction = 0.0: give a number in (0, 1]"),
+        (("name=ef", "compressor=top"), "config.aggregator.compressor = 'top': use one of"),
+        (("name=aps", "exponent_bits=9"), "config.aggregator.exponent_bits = 9: give a whole number from 2 to 8"),
+        (("name=aps", "mantissa_bits=24"), "config.aggregator.mantissa_bits = 24"),
+        (("name=aps", "accumulate=bf16"), "config.aggregator.accumulate = 'bf16'"),
+        (("name=ef21", "momentum=1.0"), "config.aggregator.momentum = 1.0"),
+        (("name=econtrol", "eta=-1.0"), "config.aggregator.eta = -1.0"),
+        (("name=powersgd", "rank=0"), "config.aggregator.rank = 0"),
+        (("name=agvm",), "config.aggregator.modules = (): name the modules of the model"),
+        (("name=agvm", "alpha=1.5"), "config.aggregator.alpha = 1.5"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(overrides, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        load(*(f"--config.aggregator.{one}" for one in overrides)).validate()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("parallel.reduce_dtype=float32",), "config.parallel.reduce_dtype = 'float32': config.aggregator.name = 'ef'"),
+        (
+            ("parallel.shard_update=True", "parallel.reduce_scatter=True"),
+            "config.parallel.reduce_scatter = True: config.aggregator.name = 'ef'",
+        ),
+        (
+            ("optimizer.clip_stage=mean",),
+            "config.optimizer.clip_stage = 'mean': an aggregator takes the mean once a step",
+        ),
+        (
+            ("parallel.backend=pmap", "aggregator.replicas_per_device=2"),
+            "config.aggregator.replicas_per_device = 2: use config.parallel.backend='jit'",
+        ),
+    ],
+)
+def test_what_does_not_go_with_it_is_named(overrides, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        load("--config.aggregator.name=ef", *(f"--config.{one}" for one in overrides)).validate()
+
+
+def test_a_batch_that_replicas_cannot_share_is_refused():
+    config = load("--config.aggregator.name=ef", "--config.aggregator.replicas_per_device=5")
+    with pytest.raises(UserError, match="global_batch_size = 64"):
+        build.build(config)
+
+
+def test_arms_have_aggregators_of_their_own():
+    config = arguments.load_config(f"{CONFIGS / 'sweeps' / 'precision_digits.py'}:smoke", [], SweepConfig)
+    cells = trials.make_cells(config, trials.make_problems(config))
+    keys = {
+        program_key(cell, cell.trial("final", Proposal(Factors(1.0, 1.0, 1.0), 1.0), 0))
+        for cell in cells
+        if cell.global_batch_size == 1024
+    }
+    assert len(keys) == 3
+    config.arms[1].aggregator.replicas_per_device = 7
+    with pytest.raises(UserError, match=r"config.train.aggregator.replicas_per_device = 7: so many replicas"):
+        trials.make_cells(config, trials.make_problems(config))
+    config.arms[1].aggregator = AggregatorConfig("ef", over="2")
+    with pytest.raises(UserError, match=r"aggregator.over = '2': a trial has one device"):
+        config.validate()
