@@ -89,7 +89,7 @@ class Format:
           overflow: with "cpd" there is one more exponent to be held.
 
         >>> [str(Format(*bits).carrier()) for bits in ((3, 0), (4, 3), (5, 2), (6, 9), (8, 7))]
-        ['float8_e3m4', 'float8_e4m3', 'float8_e5m2', 'float32', 'bfloat16']
+        ['float8_e5m2', 'float8_e4m3', 'float8_e5m2', 'float32', 'bfloat16']
         """
         exponent = self.exponent_bits + (overflow == "cpd")
         fitting = [jnp.dtype(name) for name, e, m in _CARRIERS if exponent <= e and self.mantissa_bits <= m]
@@ -128,7 +128,7 @@ def float_quantize(
       ValueError: naming an argument that is out of range, or a missing or unused key.
 
     >>> print(float_quantize(jnp.array([1.1, 5.0, 2.0**-17, 7e4]), 5, 2))
-    [1.0000000e+00 5.0000000e+00 0.0000000e+00           inf]
+    [ 1.  5.  0. inf]
 
     References:
       Customized-Precision Deep Learning (CPD), github.com/drcut/CPD at ddd9a67, `float_kernel.cu`, for "cpd".

@@ -193,16 +193,19 @@ def test_full_memory_is_one_line_that_says_what_to_lower(monkeypatch, tmp_path):
 
 
 def test_sigterm_saves_what_is_finished_and_exits_75(tmp_path, lbopt_sweep, rows):
-    workdir = tmp_path / "workdir"
-    process = lbopt_sweep(workdir)
-    wait_for_rows(workdir, 1, process)
-    os.kill(process.pid, signal.SIGTERM)
-    errors = process.communicate(timeout=120)[1]
-    assert process.returncode == 75
-    assert "run the same command again" in errors.splitlines()[-1]
-    done = read(workdir)
+    for attempt in range(4):  # on a busy machine the last trial may have ended before the signal is seen
+        workdir = tmp_path / f"workdir{attempt}"
+        process = lbopt_sweep(workdir)
+        wait_for_rows(workdir, 1, process)
+        os.kill(process.pid, signal.SIGTERM)
+        errors = process.communicate(timeout=120)[1]
+        done = read(workdir)
+        assert process.returncode == 75
+        assert "run the same command again" in errors.splitlines()[-1]
+        assert set(without_time(done)) <= set(without_time(rows))
+        if len(done) < TRIALS:
+            break
     assert 1 <= len(done) < TRIALS
-    assert set(without_time(done)) <= set(without_time(rows))
 
 
 def test_two_shards_are_one_study(tmp_path, lbopt_sweep, rows, finished):
