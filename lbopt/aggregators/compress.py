@@ -47,7 +47,8 @@ class Compressor:
       route: "sum": messages add up, and an all-reduce does it. "gather": every replica sees every message. "exchange": a message is a
         `payload` [..., n] of few bits; each device sums a piece of all payloads in fp32.
       message_bytes: n -> bytes of the arrays that grow with n.
-      delta: n -> the contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2 (in expectation, where it draws).
+      delta: n -> the contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2 (in expectation, where it draws); of `cast`, for numbers that are
+        normal in its format.
       scaled: whether it looks at `Known.largest`.
     """
 

@@ -24,10 +24,12 @@ class Group:
     Attributes:
       num_replicas: how many there are, R; a multiple of the number of devices.
       axis_name: the mapped axis over which they are spread; None if all of them are here.
+      part_axis: the mapped axis over whose devices the gradient of each replica is split; None if each has all of it.
     """
 
     num_replicas: int
     axis_name: types.AxisName = None
+    part_axis: types.AxisName = None
 
     @property
     def num_devices(self) -> int:
@@ -48,6 +50,11 @@ class Group:
         """Sum arrays [r, ...] over all replicas, in their own dtype."""
         here = jax.tree.map(lambda x: x[0] if len(x) == 1 else x.sum(0), rows)
         return here if self.axis_name is None else jax.lax.psum(here, self.axis_name)
+
+    def sum_with_parts(self, rows: types.PyTree) -> types.PyTree:
+        """Sum arrays [r, ...] over all replicas and over the parts of their gradients."""
+        total = self.sum(rows)
+        return total if self.part_axis is None else jax.lax.psum(total, self.part_axis)
 
     def mean(self, rows: types.PyTree) -> types.PyTree:
         """Return the mean over all replicas of arrays [r, ...]."""

@@ -117,7 +117,7 @@ def keep_finite(aggregator: Aggregator) -> Aggregator:
         found = aggregator.update(rows, state, group, extra)
         leaves = jax.tree.leaves(rows)
         broken = sum(jnp.any(~jnp.isfinite(x.reshape(len(x), -1)), 1).astype(jnp.int32) for x in leaves)
-        sound = group.sum(broken) == 0
+        sound = group.sum_with_parts(broken) == 0
         kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), found.state, state)
         updates = jax.tree.map(lambda x: jnp.where(sound, x, jnp.nan).astype(x.dtype), found.updates)
         return found._replace(updates=updates, state=kept)
@@ -176,7 +176,11 @@ def rebuilt(state: AggregatorState, num_replicas: int) -> AggregatorState:
 
 def warn_if_it_loses(aggregator: Aggregator, params: types.Params, num_replicas: int) -> None:
     """Warn, once the parameters are known, of an aggregator that sends more than the plain mean does."""
-    wire = aggregator.wire_bytes(params, num_replicas)
+    warn_of(aggregator, aggregator.wire_bytes(params, num_replicas), num_replicas)
+
+
+def warn_of(aggregator: Aggregator, wire: WireBytes, num_replicas: int) -> None:
+    """Warn if these bytes are more than the plain mean's."""
     if aggregator.compresses and num_replicas > 1 and wire.sent > wire.ring:
         warnings.warn(
             f"{aggregator.name} sends {_bytes(wire.sent)} a step and device between {num_replicas} replicas, a ring "
@@ -217,6 +221,8 @@ def as_optax(
     axis = None if mesh is None else mesh.axis_names[0]
 
     def init_fn(params: types.Params) -> AggregatorState:
+        if num_replicas == devices:
+            warn_if_it_loses(aggregator, params, num_replicas)
         return aggregator.init(params, num_replicas)
 
     def update_fn(grads: types.PyTree, state: AggregatorState, params: types.Params | None = None, **extra: Any) -> Any:
@@ -278,8 +284,8 @@ def aggregate(
         return first.init(params), second.init(params)
 
     def update_fn(grads: types.PyTree, state: tuple[Any, Any], params: types.Params | None = None, **extra: Any) -> Any:
-        if aggregator.needs_second_moment:
-            extra = {"second_moment": second_moment_of(state[1]), **extra}
+        if aggregator.needs_second_moment and extra.get("second_moment") is None:
+            extra = {**extra, "second_moment": second_moment_of(state[1])}
         (updates, aux), aggregator_state = first.update(grads, state[0], params, **extra)
         extra.pop("second_moment", None)
         updates, opt_state = second.update(updates, state[1], params, **extra, **aux)

@@ -42,6 +42,7 @@ class AggregatorConfig:
       start_step: of agvm and powersgd; None for their own (500 and 100).
       stop_step: of agvm; None for the end.
       alpha: of agvm: what the running mean keeps.
+      scale_bounds: of agvm: of the quotient under the root.
       of_adam: of agvm: compare gradients as Adam divides them.
     """
 
@@ -67,6 +68,7 @@ class AggregatorConfig:
     start_step: int | None = None
     stop_step: int | None = None
     alpha: float = 0.97
+    scale_bounds: tuple[float, float] = (0.5, 10.0)
     of_adam: bool = False
 
 

@@ -3,7 +3,8 @@
 Between whole replicas everything is said to all. Between slices (`over="slices"`) gradients are first summed inside each slice, where it is
 cheap, each device summing a part; each part is then compressed, sent to the devices that have the same part in the other slices, and the
 results are gathered inside. So nothing goes over the data centre's network twice, and a device keeps only its part of what the
-aggregator remembers.
+aggregator remembers. Aggregators that need whole leaves (`powersgd`, `agvm`, those of stacks) get the slice's whole mean instead, and every
+device of a slice sends the same.
 """
 
 from __future__ import annotations
@@ -90,11 +91,12 @@ class Aggregation:
     def warn(self, params: types.Params) -> None:
         """Warn if more is sent than a plain mean would send."""
         if self._mesh is not None and self.rows == 1:
-            protocol.warn_if_it_loses(self.aggregator, self._part_shapes(params), self.num_replicas)
+            protocol.warn_of(self.aggregator, self.wire_bytes(params), self.num_replicas)
 
     def wire_bytes(self, params: types.Params) -> protocol.WireBytes:
-        """Return what a device sends to other replicas in a step; inside a slice more is sent, densely."""
-        return self.aggregator.wire_bytes(self._part_shapes(params), self.num_replicas // self.rows)
+        """Return what a device with one replica sends to others in a step, beside a ring of the sums of parts; inside a slice more is sent."""
+        found = self.aggregator.wire_bytes(self._part_shapes(params), self.num_replicas // self.rows)
+        return found if self._in_parts else found._replace(ring=found.ring / self._within)
 
     def sharding(self, state: AggregatorState) -> AggregatorState:
         """Return where each array of its state (or of the shapes) lies."""
@@ -135,7 +137,7 @@ class Aggregation:
         return Extra(None, nu)
 
     def _on_device(self, rows: types.PyTree, state: AggregatorState, extra: Extra) -> Aggregated:
-        group = Group(self.num_replicas, REPLICA_AXIS)
+        group = Group(self.num_replicas, REPLICA_AXIS, WITHIN_AXIS if self._in_parts else None)
         if self._within == 1:
             return self.aggregator.update(rows, state, group, extra)
         wide = protocol.wide(rows)

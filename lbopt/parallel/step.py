@@ -298,7 +298,8 @@ def make_train_step(
         their mean. It gets the gradient of each replica, over all its microsteps and after a clip of stage "replica". Begin with
         `state = step.place(state)`, which adds what it remembers. The "jit" backend then maps replicas as "pmap" does.
       replicas_per_device: with an aggregator: let each device be so many replicas, one after another, so that studies of many
-        replicas run on few devices. Replica i has the i-th equal part of the global batch, on any number of devices.
+        replicas run on few devices. Replica i has the i-th equal part of the global batch, on any number of devices; what the loss draws
+        it draws anew for each of them, whatever `key_per_replica` says, and then not the same on another number of devices.
       aggregate_over: with an aggregator: "replicas"; "slices" (sums inside each slice first, then the aggregator between slices, a
         part of the gradient per device); or a number: so many neighbouring devices are summed first.
 

@@ -26,14 +26,15 @@ def make_aggregator(
       config: which one, and its constants.
       optimizer: behind it: AGVM divides by its second moment, and where updates are skipped so is what they would leave behind.
       stacked: which parameters are stacks of layers, each compressed for itself. Between slices devices have parts of
-        leaves, and each part is.
+        leaves, and each part is; but for PowerSGD, which takes whole matrices.
 
     Raises:
       UserError: if fields contradict each other.
     """
     if config.name == "none":
         return None
-    stacked = None if config.over != "replicas" else stacked
+    in_parts = config.over not in ("replicas", "1") and config.name != "powersgd"
+    stacked = None if in_parts else stacked
     try:
         made = _BUILDERS[config.name](config, optimizer, stacked)
     except ValueError as error:
@@ -75,6 +76,7 @@ def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.S
         start,
         config.stop_step,
         config.alpha,
+        config.scale_bounds,
         **of_adam,
     )
 

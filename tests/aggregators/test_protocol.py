@@ -122,7 +122,10 @@ def test_a_second_moment_is_found_in_the_chain_or_missed():
     assert protocol.second_moment_of(lbopt.lamb(0.1).init(params))["kernel"].shape == (3, 1)
     with pytest.raises(ValueError, match="keeps no second moment"):
         protocol.second_moment_of(optax.sgd(0.1).init(params))
-    both = optax.chain(optax.scale_by_adam(), optax.scale_by_adam())
+    both = optax.chain(optax.scale_by_adam(), optax.scale_by_adam(), lbopt.scale_by_agvm({"all": ""}))
+    tx = lbopt.aggregate(lbopt.agvm({"all": ""}, "all", adam_b2=0.9), both, 2)
+    rows = jax.tree.map(lambda p: jnp.stack([p, p]), params)
+    tx.update(rows, tx.init(params), params, second_moment=params)
     with pytest.raises(ValueError, match="several nu"):
         protocol.second_moment_of(both.init(params))
 

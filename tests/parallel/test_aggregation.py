@@ -124,6 +124,27 @@ def test_devices_that_are_summed_first(mlp, trajectory, batches, relative_gap):
     assert relative_gap(plain[0], plain[-1], trained(mlp, trajectory, batches, "mean", 4, aggregate_over=4)[-1]) < 1e-5
 
 
+def test_a_broken_gradient_is_forgotten_by_all_parts(mlp, batches):
+    """Also where only one device's part has the number that is not finite."""
+    loss_fn, state_of = mlp
+    aggregator = protocol.keep_finite(lbopt.ef(compress.topk(0.1)))
+    tx = lbopt.skip_bad_updates(optimizer("ef"), 5)
+
+    def broken(params, model_state, batch, rng):
+        loss, rest = loss_fn(params, model_state, batch, rng)
+        return loss + jnp.where(batch["label"][0] < 0, jnp.nan, 0.0) * params["head"]["bias"][0], rest
+
+    step = lbopt.make_train_step(broken, tx, lbopt.make_mesh(4), aggregator=aggregator, aggregate_over=2)
+    state, _ = jax.block_until_ready(step(step.place(state_of(tx)), batches[0]))
+    before = jax.tree.map(np.array, (state.params, state.aggregator_state))
+    bad = {**batches[1], "label": batches[1]["label"].copy()}
+    bad["label"][0] = -1
+    state, _ = jax.block_until_ready(step(state, bad))
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.aggregator_state), before)
+    assert {int(shard.data) for shard in state.aggregator_state.shared.addressable_shards} == {1}
+    assert lbopt.optimizer_metrics(state.opt_state)["skipped/nonfinite"] == 1
+
+
 def test_parts_of_a_slice_are_compressed_for_themselves(mlp, batches):
     loss_fn, state_of = mlp
     tx, params = optimizer("ef"), state_of(optimizer("ef")).params
@@ -176,7 +197,7 @@ def test_lamb_on_top_trains_the_digits_cnn(name, problem):
     assert accuracy > 0.6, name
 
 
-def test_a_loss_that_is_told_once(mlp):
+def test_a_choice_that_loses_on_the_wire_is_told(mlp):
     loss_fn, state_of = mlp
     tx = optimizer("ef")
     half = lbopt.ef(compress.topk(0.5))
