@@ -54,6 +54,11 @@ class Aggregation:
         self._mesh = None if mesh is None else _two_axes(mesh, self._within)
         self._in_parts = self._within > 1 and aggregator.takes_parts
 
+    @staticmethod
+    def check_over(mesh: Mesh, over: str | int) -> None:
+        """Raise `UserError` naming `aggregate_over` unless the devices can be grouped so."""
+        _devices_summed_first(mesh, over)
+
     def init(self, params: types.Params) -> AggregatorState:
         """Return the aggregator's first state; a pure function.
 

@@ -20,6 +20,7 @@ from lbopt.data.arrays import Dataset
 from lbopt.data.batches import TrainBatches
 from lbopt.errors import UserError, require, require_choice
 from lbopt.parallel import mesh as meshes, shards, step as steps
+from lbopt.parallel.aggregation import Aggregation
 from lbopt.parallel.state import TrainState, split_seed
 from lbopt.recipes import aggregators, initial, optimizers, problem as problems, schedule as schedules, sources
 from lbopt.replicas import Replicas
@@ -163,7 +164,11 @@ def make_step(
         measured,
         "it compares gradients of parts of the batch: set config.parallel.num_microsteps to 2 or more",
     )
-    stage = config.optimizer.clip_stage
+    stage, over = config.optimizer.clip_stage, aggregators.group_of(config.aggregator)
+    try:
+        Aggregation.check_over(mesh, over)
+    except UserError as error:
+        raise UserError(str(error).replace("aggregate_over", "config.aggregator.over", 1)) from error
     return steps.make_train_step(
         loss_fn,
         tx,
@@ -179,7 +184,7 @@ def make_step(
         reduce_scatter=parallel.reduce_scatter,
         aggregator=aggregators.make_aggregator(config.aggregator, config.optimizer, stacked),
         replicas_per_device=config.aggregator.replicas_per_device,
-        aggregate_over=aggregators.group_of(config.aggregator),
+        aggregate_over=over,
     )
 
 

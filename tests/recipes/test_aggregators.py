@@ -133,6 +133,11 @@ def test_a_batch_that_replicas_cannot_share_is_refused():
         build.build(config)
 
 
+def test_devices_that_cannot_be_grouped_are_refused():
+    with pytest.raises(UserError, match=r"config\.aggregator\.over = 3: it does not divide the 2 devices"):
+        build.build(load("--config.aggregator.name=ef", "--config.aggregator.over=3"))
+
+
 def test_arms_have_aggregators_of_their_own():
     config = arguments.load_config(f"{CONFIGS / 'sweeps' / 'precision_digits.py'}:smoke", [], SweepConfig)
     cells = trials.make_cells(config, trials.make_problems(config))
