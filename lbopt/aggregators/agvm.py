@@ -20,10 +20,12 @@ from lbopt.transforms.monitoring import LayerNormsState
 
 
 class AgvmState(NamedTuple):
-    """Attributes:
-    count: int32 scalar, steps so far.
-    scale: module -> fp32 scalar, the running mean of its factor.
-    phi: module -> fp32 scalar, when it was last measured; not a number before.
+    """What is known of each module.
+
+    Attributes:
+      count: int32 scalar, steps so far.
+      scale: module -> fp32 scalar, the running mean of its factor.
+      phi: module -> fp32 scalar, when it was last measured; not a number before.
     """
 
     count: jax.Array  # type: ignore[assignment]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from lbopt import stacks, types
 from lbopt.aggregators import protocol, wire
-from lbopt.aggregators.group import Group, Packing
+from lbopt.aggregators.group import Group, Packing, largest
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators.quantize import OVERFLOWS, ROUNDINGS, Format, Overflow, Rounding, quantize
 from lbopt.aggregators.scaling import ceil_log2, ldexp
@@ -78,9 +78,7 @@ def aps(
 
     def shifts(grads: list[jax.Array], group: Group) -> list[jax.Array]:
         """Return s of each leaf, int32 [layers, 1]."""
-        largest = [jnp.abs(g).max(-1, keepdims=True) for g in grads]
-        packing = Packing(largest)
-        known = packing.unpack(group.max(packing.pack(largest)))
+        known = largest(group, grads)
         return [jnp.where(x > 0, to.max_exponent - ceil_log2(x * group.num_replicas), 0) for x in known]
 
     def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt.aggregators import wire
-from lbopt.aggregators.group import Group, Packing
+from lbopt.aggregators.group import Group, Packing, largest
 from lbopt.aggregators.quantize import Format, quantize
 from lbopt.aggregators.scaling import ceil_log2, ldexp
 from lbopt.transforms import arguments
@@ -152,7 +152,7 @@ def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
 def sign() -> Compressor:
     """Return the compressor that keeps one bit a number: sign(x) mean|x|, of each leaf (of each layer of a stack).
 
-    Zero counts as positive. All replicas see all messages, n / 8 bytes each: against a ring all-reduce it wins up to 64 replicas.
+    Zero counts as positive. All replicas see all messages, n / 8 bytes each: against a ring all-reduce it wins below 64 replicas.
     """
 
     def compress(x: jax.Array, known: Known) -> Message:
@@ -231,10 +231,7 @@ def known_of(compressor: Compressor, group: Group, vectors: list[jax.Array], key
     """Return what all replicas know of each leaf's vectors [r, layers, n]; the largest numbers take a small all-reduce."""
     if not compressor.scaled:
         return [Known(key) for key in keys]
-    largest = [jnp.abs(x).max(-1, keepdims=True).astype(jnp.float32) for x in vectors]
-    packing = Packing(largest)
-    agreed = packing.unpack(group.max(packing.pack(largest)))
-    return [Known(key, one) for key, one in zip(keys, agreed, strict=True)]
+    return [Known(key, one) for key, one in zip(keys, largest(group, vectors), strict=True)]
 
 
 def mean(

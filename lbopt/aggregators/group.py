@@ -137,3 +137,10 @@ class Packing:
             leaves.append(packed[..., start : start + size].reshape(*lead, *shape))
             start += size
         return jax.tree.unflatten(self._structure, leaves)
+
+
+def largest(group: Group, vectors: list[jax.Array]) -> list[jax.Array]:
+    """Return the largest magnitudes [layers, 1] fp32 over all replicas of vectors [r, layers, n], by one small all-reduce."""
+    own = [jnp.abs(x).max(-1, keepdims=True).astype(jnp.float32) for x in vectors]
+    packing = Packing(own)
+    return packing.unpack(group.max(packing.pack(own)))

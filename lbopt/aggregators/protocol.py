@@ -50,11 +50,9 @@ class Extra(NamedTuple):
     """What else an aggregator may look at.
 
     Attributes:
-      params: the parameters; None if nobody gave them.
       second_moment: Adam's running mean of squared gradients, like the parameters; None if nobody gave it.
     """
 
-    params: Any = None
     second_moment: Any = None
 
 
@@ -228,7 +226,8 @@ def as_optax(
     def update_fn(grads: types.PyTree, state: AggregatorState, params: types.Params | None = None, **extra: Any) -> Any:
         if aggregator.needs_second_moment and extra.get("second_moment") is None:
             raise ValueError(f"{aggregator.name} needs Adam's second moment: call update(..., second_moment=nu)")
-        seen = Extra(params, extra.get("second_moment"))
+        del params
+        seen = Extra(extra.get("second_moment"))
         inside = lambda rows, state, seen: tuple(aggregator.update(rows, state, Group(num_replicas, axis), seen))  # noqa: E731
         if mesh is not None:
             rows, whole = PartitionSpec(axis), PartitionSpec()

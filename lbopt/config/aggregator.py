@@ -3,14 +3,13 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
+from lbopt.aggregators.aps import ACCUMULATIONS
+from lbopt.aggregators.quantize import OVERFLOWS, ROUNDINGS
 from lbopt.config.checks import at_least, in_range
 from lbopt.errors import require, require_choice
 
 AGGREGATORS = ("none", "mean", "agvm", "aps", "ef", "ef21", "econtrol", "powersgd")
 COMPRESSORS = ("cast", "identity", "randk", "sign", "topk")
-ACCUMULATIONS = ("fp32", "kahan", "same")
-OVERFLOWS = ("cpd", "inf", "saturate")
-ROUNDINGS = ("nearest", "stochastic")
 
 
 @dataclasses.dataclass

@@ -28,7 +28,9 @@ REPLICA_AXIS, WITHIN_AXIS = "replica", "within"
 
 
 class Aggregation:
-    """Args:
+    """An aggregator, the devices of a step, and how replicas lie on them.
+
+    Args:
       aggregator: what stands for the mean.
       mesh: of one axis; None for a step that one device runs alone.
       replicas_per_device: so many replicas on each device, one after another.
@@ -139,7 +141,7 @@ class Aggregation:
 
     def _extra(self, state: TrainState) -> Extra:
         nu = protocol.second_moment_of(state.opt_state) if self.aggregator.needs_second_moment else None
-        return Extra(None, nu)
+        return Extra(nu)
 
     def _on_device(self, rows: types.PyTree, state: AggregatorState, extra: Extra) -> Aggregated:
         group = Group(self.num_replicas, REPLICA_AXIS, WITHIN_AXIS if self._in_parts else None)
