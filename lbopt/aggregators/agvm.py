@@ -124,14 +124,7 @@ def agvm(
         within = count >= start if stop is None else (count >= start) & (count <= stop)
 
         def measured() -> tuple[Any, ...]:
-            sign = jnp.where(group.numbers() < total // 2, 1.0, -1.0)
-
-            def both(x: jax.Array) -> jax.Array:
-                return jnp.stack([x, x * sign.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)], 1)
-
-            # The first of the two is summed as the plain mean's sum is: nothing else changes where a scale stays 1.
-            sums = group.sum(jax.tree.map(both, grads))
-            halves = [jax.tree.map(lambda x, s=s: (x[0] + s * x[1]) / total, sums) for s in (1, -1)]
+            mean, *halves = _mean_and_halves(group, grads)
             found = phi_modules(modules, *(preconditioned(half, extra.second_moment, total) for half in halves))
             found = {
                 module: jnp.where(jnp.isnan(value), 1.0, value) for module, value in found.items()
@@ -141,7 +134,7 @@ def agvm(
                 for module, value in found.items()
             }
             moved = {module: scale[module] + (1 - alpha) * (goal[module] - scale[module]) for module in found}
-            return jax.tree.map(lambda x: x[0] / total, sums), moved, found
+            return mean, moved, found
 
         def plain() -> tuple[Any, ...]:
             return group.mean(grads), scale, before
@@ -165,6 +158,22 @@ def agvm(
         _check_chain,
         compresses=False,
     )
+
+
+def _mean_and_halves(group: Group, grads: types.PyTree) -> tuple[types.PyTree, types.PyTree, types.PyTree]:
+    """Return the means over all replicas, the first half and the second, by one reduction of the sum and the difference of the halves.
+
+    The sum is added up as the plain mean's is, so that nothing changes where all scales stay 1.
+    """
+    total = group.num_replicas
+    sign = jnp.where(group.numbers() < total // 2, 1.0, -1.0)
+
+    def both(x: jax.Array) -> jax.Array:
+        return jnp.stack([x, x * sign.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)], 1)
+
+    sums = group.sum(jax.tree.map(both, grads))
+    halves = [jax.tree.map(lambda x, s=s: (x[0] + s * x[1]) / total, sums) for s in (1, -1)]
+    return jax.tree.map(lambda x: x[0] / total, sums), halves[0], halves[1]
 
 
 _MAY_FOLLOW = (LayerNormsState, EmaState)

@@ -21,6 +21,7 @@ from lbopt.aggregators import protocol
 from lbopt.aggregators.group import Group
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.errors import UserError, require
+from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, num_slices
 from lbopt.parallel.state import TrainState
 
@@ -182,6 +183,38 @@ class Aggregation:
             return params
         size = lambda p: -(-math.prod(jnp.shape(p)) // self._within)  # noqa: E731
         return jax.tree.map(lambda p: jax.ShapeDtypeStruct((size(p),), p.dtype), params)
+
+
+def make_aggregation(
+    aggregator: Aggregator | None,
+    mesh: Mesh,
+    replicas_per_device: int,
+    over: str | int,
+    backend: str,
+    clip: GradientClip | None,
+    reduce_dtype: Any,
+    reduce_scatter: bool,
+    shard_update: bool,
+) -> Aggregation | None:
+    """Return an aggregator on the devices; raise `UserError` for what does not go with it."""
+    if aggregator is None:
+        fix = "only an aggregator sees them; leave it 1"
+        require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
+        require(over == "replicas", "aggregate_over", over, "there is no aggregator; leave it 'replicas'")
+        return None
+    fix = "the aggregator chooses how gradients are summed; leave it None"
+    require(reduce_dtype is None, "reduce_dtype", reduce_dtype, fix)
+    fix = "an aggregator gives all devices the whole; leave it False"
+    require(not reduce_scatter, "reduce_scatter", reduce_scatter, fix)
+    fix = "an aggregator takes the mean once a step; use clip_stage='accumulated' or 'replica'"
+    require(clip is None or clip.stage != "mean", "clip_stage", "mean", fix)
+    fix = f"{aggregator.name} needs the optimizer's second moment whole; leave it False"
+    require(not (shard_update and aggregator.needs_second_moment), "shard_update", shard_update, fix)
+    if backend == "pmap":
+        fix = "under pmap a device is one replica; use backend='jit'"
+        require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
+        require(over == "replicas", "aggregate_over", over, "use backend='jit'")
+    return Aggregation(aggregator, mesh, replicas_per_device, over)
 
 
 def _devices_summed_first(mesh: Mesh | None, over: Any) -> int:

@@ -15,7 +15,7 @@ from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState
 from lbopt.errors import UserError, require, require_choice
 from lbopt.job import pulse
 from lbopt.parallel import accumulate, clip as clips, reduction, shards
-from lbopt.parallel.aggregation import Aggregation
+from lbopt.parallel.aggregation import Aggregation, make_aggregation
 from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded, torus_grid
 from lbopt.parallel.state import TrainState
@@ -330,7 +330,7 @@ def make_train_step(
     require(shard_update or not reduce_scatter, "reduce_scatter", reduce_scatter, fix)
     fix = "a clip of the mean needs all of it; use clip_stage='accumulated' or 'replica'"
     require(not reduce_scatter or clip is None or clip.stage != "mean", "reduce_scatter", reduce_scatter, fix)
-    aggregation = _aggregation(
+    aggregation = make_aggregation(
         aggregator, mesh, replicas_per_device, aggregate_over, backend, clip, reduce_dtype, reduce_scatter, shard_update
     )
     asked = aggregation is not None or reduce_dtype is not None or reduce_scatter
@@ -398,38 +398,6 @@ def _mapped(gradients: Callable[..., Any], mesh: Mesh, stacked: bool) -> Callabl
 
 _BY_REPLICA: Any = TrainState(None, None, None, None, None, AggregatorState(0, None, None))
 """Which arrays of a state have an axis of replicas, under "pmap"."""
-
-
-def _aggregation(
-    aggregator: Aggregator | None,
-    mesh: Mesh,
-    replicas_per_device: int,
-    over: str | int,
-    backend: str,
-    clip: GradientClip | None,
-    reduce_dtype: Any,
-    reduce_scatter: bool,
-    shard_update: bool,
-) -> Aggregation | None:
-    """Return an aggregator on the devices; raise `UserError` for what does not go with it."""
-    if aggregator is None:
-        fix = "only an aggregator sees them; leave it 1"
-        require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
-        require(over == "replicas", "aggregate_over", over, "there is no aggregator; leave it 'replicas'")
-        return None
-    fix = "the aggregator chooses how gradients are summed; leave it None"
-    require(reduce_dtype is None, "reduce_dtype", reduce_dtype, fix)
-    fix = "an aggregator gives all devices the whole; leave it False"
-    require(not reduce_scatter, "reduce_scatter", reduce_scatter, fix)
-    fix = "an aggregator takes the mean once a step; use clip_stage='accumulated' or 'replica'"
-    require(clip is None or clip.stage != "mean", "clip_stage", "mean", fix)
-    fix = f"{aggregator.name} needs the optimizer's second moment whole; leave it False"
-    require(not (shard_update and aggregator.needs_second_moment), "shard_update", shard_update, fix)
-    if backend == "pmap":
-        fix = "under pmap a device is one replica; use backend='jit'"
-        require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
-        require(over == "replicas", "aggregate_over", over, "use backend='jit'")
-    return Aggregation(aggregator, mesh, replicas_per_device, over)
 
 
 def _state_sharding(mesh: Mesh, state: TrainState, shard_update: bool, aggregation: Aggregation | None) -> TrainState:
