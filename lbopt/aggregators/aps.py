@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from lbopt import stacks, types
 from lbopt.aggregators import protocol, wire
-from lbopt.aggregators.group import Group, Packing, largest
+from lbopt.aggregators.group import Group, Shares, largest
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators.quantize import OVERFLOWS, ROUNDINGS, Format, Overflow, Rounding, quantize
 from lbopt.aggregators.scaling import ceil_log2, ldexp
@@ -19,6 +19,8 @@ from lbopt.transforms import arguments
 Accumulate = Literal["fp32", "same", "kahan"]
 ACCUMULATIONS = ("fp32", "same", "kahan")
 _SEED = 1
+_UNROLL = 8
+"""So many replicas are added between two writes of a sum."""
 
 
 def aps(
@@ -68,16 +70,18 @@ def aps(
     arguments.require_choice("rounding", rounding, ROUNDINGS)
     dtype = to.carrier(overflow)
 
-    def draws(key: jax.Array, length: int) -> jax.Array | None:
-        """Return the random bits of a row; each depends on its place alone, so that a piece of a row sees the same."""
-        return jax.random.bits(key, (length,), jnp.uint32) if rounding == "stochastic" else None
+    def draws(key: jax.Array, leaves: list[jax.Array]) -> list[Any]:
+        """Return random bits for the leaves [r, ...] of one replica; they do not depend on how leaves are sent."""
+        if rounding != "stochastic":
+            return [None] * len(leaves)
+        return [jax.random.bits(jax.random.fold_in(key, n), x.shape[1:], jnp.uint32) for n, x in enumerate(leaves)]
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:
         del params, num_replicas
         return AggregatorState(shared=jnp.zeros((), jnp.int32))
 
     def shifts(grads: list[jax.Array], group: Group) -> list[jax.Array]:
-        """Return s of each leaf, int32 [layers, 1]."""
+        """Return s of each leaf, int32 [layers, 1, ...]."""
         known = largest(group, grads)
         return [jnp.where(x > 0, to.max_exponent - ceil_log2(x * group.num_replicas), 0) for x in known]
 
@@ -85,23 +89,22 @@ def aps(
         del extra
         leaves, structure = jax.tree.flatten(rows)
         layers = jax.tree.leaves(stacks.resolve_stacked(stacked, jax.tree.map(lambda x: x[0], rows)))
-        grads = [protocol.as_vectors(x, axes).astype(jnp.float32) for x, axes in zip(leaves, layers, strict=True)]
+        grads = [protocol.as_layers(x, axes).astype(jnp.float32) for x, axes in zip(leaves, layers, strict=True)]
         key = jax.random.fold_in(jax.random.key(_SEED), state.shared)
         if shift:
             by = shifts(grads, group)
             grads = [ldexp(g, s) for g, s in zip(grads, by, strict=True)]
-        packing = Packing(grads, group.num_devices)
-        packed = packing.pack(grads)
-        length = packed.shape[1]
-
-        def own(number: jax.Array, row: jax.Array) -> jax.Array:
-            return quantize(row, to, overflow, draws(jax.random.fold_in(key, number), length)).astype(dtype)
-
-        total = _added(group.exchange(jax.vmap(own)(group.numbers(), packed)), to, overflow, accumulate)
+        drawn = jax.vmap(lambda number: draws(jax.random.fold_in(key, number), grads))(group.numbers())
+        said = [quantize(g, to, overflow, noise).astype(dtype) for g, noise in zip(grads, drawn, strict=True)]
+        shares = Shares(said, group.num_devices)
+        totals = [_added(group.exchange(x), to, overflow, accumulate) for x in shares.pack(said)]
         if accumulate == "fp32":
-            drawn = draws(jax.random.fold_in(key, group.num_replicas), length)
-            total = quantize(total, to, overflow, None if drawn is None else group.piece(drawn))
-        sums = packing.unpack(group.join(total.astype(dtype)).astype(jnp.float32))
+            noises: list[Any] = [None] * len(totals)
+            if rounding == "stochastic":
+                last = draws(jax.random.fold_in(key, group.num_replicas), grads)
+                noises = [group.piece(x[0]) for x in shares.pack([x[None] for x in last])]
+            totals = [quantize(x, to, overflow, noise) for x, noise in zip(totals, noises, strict=True)]
+        sums = [x.astype(jnp.float32) for x in shares.unpack([group.join(x.astype(dtype)) for x in totals])]
         if shift:
             sums = [ldexp(x, -s) for x, s in zip(sums, by, strict=True)]
         updates = [x.reshape(leaf.shape[1:]) / group.num_replicas for x, leaf in zip(sums, leaves, strict=True)]
@@ -120,13 +123,14 @@ def aps(
 
 
 def _added(pieces: jax.Array, to: Format, overflow: Overflow, accumulate: Accumulate) -> jax.Array:
-    """Sum [R, n] in the order of replicas; fp32 [n]."""
+    """Sum [R, ...] in the order of replicas; fp32 [...]."""
     zeros = jnp.zeros(pieces.shape[1:], jnp.float32)
-    if accumulate == "fp32":
-        return jax.lax.scan(lambda total, x: (total + x.astype(jnp.float32), None), zeros, pieces)[0]
 
     def q(x: jax.Array) -> jax.Array:
         return quantize(x, to, overflow)
+
+    def plain(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return total + x.astype(jnp.float32), None
 
     def same(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
         return q(total + x.astype(jnp.float32)), None
@@ -137,6 +141,6 @@ def _added(pieces: jax.Array, to: Format, overflow: Overflow, accumulate: Accumu
         after = q(total + y)
         return (after, q(q(after - total) - y)), None
 
-    if accumulate == "same":
-        return jax.lax.scan(same, zeros, pieces)[0]
-    return jax.lax.scan(kahan, (zeros, zeros), pieces)[0][0]
+    if accumulate == "kahan":
+        return jax.lax.scan(kahan, (zeros, zeros), pieces, unroll=_UNROLL)[0][0]
+    return jax.lax.scan(same if accumulate == "same" else plain, zeros, pieces, unroll=_UNROLL)[0]

@@ -1,7 +1,7 @@
 """Compressors: what a replica says of a vector in fewer bytes.
 
-A compressor works along the last axis of [..., n], one message for each vector; what comes before are replicas and layers. The messages of
-several leaves travel together, in one collective for each array of a message.
+A compressor takes gradients [r, layers, *shape] and makes one message of each layer on each replica. The messages of several leaves travel
+together: in one collective for each array of a message, or, where each number is said, in one for each width.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lbopt.aggregators import wire
-from lbopt.aggregators.group import Group, Packing, largest
+from lbopt.aggregators.group import Group, Packing, Shares, largest, matrix_width
 from lbopt.aggregators.quantize import Format, quantize
 from lbopt.aggregators.scaling import ceil_log2, ldexp
 from lbopt.transforms import arguments
@@ -25,27 +26,42 @@ Message = dict[str, jax.Array]
 
 
 class Known(NamedTuple):
-    """What all replicas know of a vector before anything is said of it.
+    """What all replicas know of a leaf before anything is said of it.
 
     Attributes:
+      shape: of one layer.
       key: for what is drawn, the same for all of them.
-      largest: of all their numbers, [..., 1] fp32, where the compressor asks for it.
+      largest: of all their numbers, [layers, 1, ...] fp32, where the compressor asks for it.
     """
 
+    shape: tuple[int, ...]
     key: jax.Array
     largest: jax.Array | None = None
+
+    @property
+    def size(self) -> int:
+        """Numbers of one layer."""
+        return math.prod(self.shape)
+
+    def flat(self, x: jax.Array) -> jax.Array:
+        """Return [..., *shape] as [..., n]."""
+        return x.reshape(*x.shape[: x.ndim - len(self.shape)], self.size)
+
+    def shaped(self, x: jax.Array) -> jax.Array:
+        """Return [..., n] as [..., *shape]."""
+        return x.reshape(*x.shape[:-1], *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class Compressor:
-    """How vectors of n numbers are said in fewer bytes.
+    """How a layer of n numbers is said in fewer bytes.
 
     Attributes:
       name: for messages.
-      compress: (x [..., n], known) -> message, arrays [..., m].
-      decompress: (message, n, known) -> [..., n] fp32.
+      compress: (x [r, layers, *shape], known) -> message, arrays [r, layers, ...].
+      decompress: (message, known) -> [..., layers, *shape] fp32.
       route: "sum": messages add up, and an all-reduce does it. "gather": every replica sees every message. "exchange": a message is a
-        `payload` [..., n] of few bits; each device sums a piece of all payloads in fp32.
+        `payload` [r, layers, *shape] of few bits; each device sums a share of all payloads in fp32.
       message_bytes: n -> bytes of the arrays that grow with n.
       delta: n -> the contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2 (in expectation, where it draws); of `cast`, for numbers that are
         normal in its format.
@@ -54,7 +70,7 @@ class Compressor:
 
     name: str
     compress: Callable[[jax.Array, Known], Message]
-    decompress: Callable[[Message, int, Known], jax.Array]
+    decompress: Callable[[Message, Known], jax.Array]
     route: Route
     message_bytes: Callable[[int], float]
     delta: Callable[[int], float]
@@ -80,7 +96,7 @@ def identity() -> Compressor:
     return Compressor(
         "identity()",
         lambda x, known: {"payload": x},
-        lambda message, n, known: message["payload"],
+        lambda message, known: message["payload"],
         "sum",
         lambda n: wire.FP32 * n,
         lambda n: 1.0,
@@ -103,18 +119,17 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
     count = _count(fraction, k)
 
     def compress(x: jax.Array, known: Known) -> Message:
-        del known
-        _, places = jax.lax.top_k(jnp.abs(x), count(x.shape[-1]))
+        x = known.flat(x)
+        _, places = jax.lax.top_k(jnp.abs(x), count(known.size))
         return {"values": jnp.take_along_axis(x, places, -1), "places": places.astype(jnp.int32)}
 
-    def decompress(message: Message, n: int, known: Known) -> jax.Array:
-        del known
+    def decompress(message: Message, known: Known) -> jax.Array:
         values, places = message["values"], message["places"]
         lead = values.shape[:-1]
-        rows = jnp.arange(values.size // values.shape[-1])[:, None]
-        flat = jnp.zeros((len(rows), n), values.dtype)
+        rows = jnp.arange(math.prod(lead))[:, None]
+        flat = jnp.zeros((len(rows), known.size), values.dtype)
         flat = flat.at[rows, places.reshape(len(rows), -1)].set(values.reshape(len(rows), -1), unique_indices=True)
-        return flat.reshape(*lead, n)
+        return known.shaped(flat.reshape(*lead, known.size))
 
     name = f"topk({fraction})" if k is None else f"topk(k={k})"
     return Compressor(name, compress, decompress, "gather", lambda n: 8.0 * count(n), lambda n: count(n) / n)
@@ -139,11 +154,12 @@ def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
         return jax.lax.top_k(jax.random.bits(key, (n,), jnp.uint32), count(n))[1]
 
     def compress(x: jax.Array, known: Known) -> Message:
-        return {"payload": x[..., places(x.shape[-1], known.key)]}
+        return {"payload": known.flat(x)[..., places(known.size, known.key)]}
 
-    def decompress(message: Message, n: int, known: Known) -> jax.Array:
-        values, blank = message["payload"], jnp.zeros((*message["payload"].shape[:-1], n), message["payload"].dtype)
-        return blank.at[..., places(n, known.key)].set(values, unique_indices=True)
+    def decompress(message: Message, known: Known) -> jax.Array:
+        values = message["payload"]
+        blank = jnp.zeros((*values.shape[:-1], known.size), values.dtype)
+        return known.shaped(blank.at[..., places(known.size, known.key)].set(values, unique_indices=True))
 
     name = f"randk({fraction})" if k is None else f"randk(k={k})"
     return Compressor(name, compress, decompress, "sum", lambda n: 4.0 * count(n), lambda n: count(n) / n)
@@ -156,27 +172,46 @@ def sign() -> Compressor:
     """
 
     def compress(x: jax.Array, known: Known) -> Message:
-        del known
-        return {"bits": _packed(x >= 0), "scale": jnp.abs(x).mean(-1, keepdims=True)}
+        axes = tuple(range(x.ndim - len(known.shape), x.ndim))
+        return {"bits": _packed(x >= 0, known), "scale": jnp.abs(x).mean(axes, keepdims=True)}
 
-    def decompress(message: Message, n: int, known: Known) -> jax.Array:
-        del known
-        return jnp.where(_unpacked(message["bits"], n), message["scale"], -message["scale"])
+    def decompress(message: Message, known: Known) -> jax.Array:
+        return jnp.where(_unpacked(message["bits"], known), message["scale"], -message["scale"])
 
     return Compressor("sign()", compress, decompress, "gather", lambda n: -(-n // 8) + 4.0, lambda n: 1 / n)
 
 
-def _packed(positive: jax.Array) -> jax.Array:
-    """Pack bools [..., n] into bytes [..., ceil(n / 8)]; bit b of byte j is number b ceil(n / 8) + j, so that rows stay long."""
-    length = -(-positive.shape[-1] // 8)
-    padded = jnp.pad(positive, [(0, 0)] * (positive.ndim - 1) + [(0, 8 * length - positive.shape[-1])])
-    rows = padded.reshape(*positive.shape[:-1], 8, length).astype(jnp.uint8)
-    return (rows << jnp.arange(8, dtype=jnp.uint8)[:, None]).sum(-2, dtype=jnp.uint8)
+_BIT = np.arange(8, dtype=np.uint8)
 
 
-def _unpacked(packed: jax.Array, n: int) -> jax.Array:
-    rows = (packed[..., None, :] >> jnp.arange(8, dtype=jnp.uint8)[:, None]) & 1
-    return rows.reshape(*packed.shape[:-1], -1)[..., :n] == 1
+def _packed(positive: jax.Array, known: Known) -> jax.Array:
+    """Pack bools [..., *shape] into bytes [..., ceil(n / 8)], or [..., m / 8, width] of a matrix, which keeps its layout.
+
+    Bit b of byte j is number b ceil(n / 8) + j.
+    """
+    lead, length = positive.shape[: positive.ndim - len(known.shape)], -(-known.size // 8)
+    matrix = _eighths(known.shape)
+    if not matrix:
+        positive = jnp.pad(known.flat(positive), [(0, 0)] * len(lead) + [(0, 8 * length - known.size)])
+    eighths = positive.reshape(*lead, 8, *(matrix or (length,)))
+    shifts = _BIT.reshape(8, *[1] * (eighths.ndim - len(lead) - 1))
+    return (eighths.astype(jnp.uint8) << shifts).sum(len(lead), dtype=jnp.uint8)
+
+
+def _unpacked(packed: jax.Array, known: Known) -> jax.Array:
+    matrix = _eighths(known.shape)
+    axis = packed.ndim - (2 if matrix else 1)
+    bits = (jnp.expand_dims(packed, axis) >> _BIT.reshape(8, *[1] * (packed.ndim - axis))) & 1
+    if matrix:
+        return bits.reshape(*packed.shape[:axis], *known.shape) == 1
+    return known.shaped(bits.reshape(*packed.shape[:axis], -1)[..., : known.size]) == 1
+
+
+def _eighths(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of an eighth of a matrix's rows; () for what is packed as one row."""
+    width = matrix_width(shape)
+    height = math.prod(shape) // width if width else 1
+    return () if height % 8 else (height // 8, width)
 
 
 def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
@@ -202,8 +237,7 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
     def compress(x: jax.Array, known: Known) -> Message:
         return {"payload": quantize(ldexp(x, shift(known)), to).astype(dtype)}
 
-    def decompress(message: Message, n: int, known: Known) -> jax.Array:
-        del n
+    def decompress(message: Message, known: Known) -> jax.Array:
         return ldexp(message["payload"].astype(jnp.float32), -shift(known))
 
     size = float(dtype.itemsize)
@@ -227,40 +261,37 @@ def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     return lambda n: min(n, max(1, math.ceil(part * n - 1e-9)))
 
 
-def known_of(compressor: Compressor, group: Group, vectors: list[jax.Array], keys: list[jax.Array]) -> list[Known]:
-    """Return what all replicas know of each leaf's vectors [r, layers, n]; the largest numbers take a small all-reduce."""
+def known_of(compressor: Compressor, group: Group, leaves: list[jax.Array], keys: list[jax.Array]) -> list[Known]:
+    """Return what all replicas know of each leaf [r, layers, *shape]; the largest numbers take a small all-reduce."""
+    shapes = [x.shape[2:] for x in leaves]
     if not compressor.scaled:
-        return [Known(key) for key in keys]
-    return [Known(key, one) for key, one in zip(keys, largest(group, vectors), strict=True)]
+        return [Known(*one) for one in zip(shapes, keys, strict=True)]
+    return [Known(*one) for one in zip(shapes, keys, largest(group, leaves), strict=True)]
 
 
-def mean(
-    compressor: Compressor, group: Group, messages: list[Message], sizes: list[int], known: list[Known]
-) -> list[jax.Array]:
+def mean(compressor: Compressor, group: Group, messages: list[Message], known: list[Known]) -> list[jax.Array]:
     """Return the mean over all replicas of what their messages say.
 
     Args:
       compressor: that made them.
       group: the replicas.
-      messages: of each leaf, arrays [r, layers, m].
-      sizes: n of each leaf.
+      messages: of each leaf, arrays [r, layers, ...].
       known: of each leaf, what was known when it was compressed.
 
     Returns:
-      [layers, n] of each leaf, fp32 or wider.
+      [layers, *shape] of each leaf, fp32 or wider.
     """
     if compressor.route == "gather":
         said = {name: _gathered(group, [message[name] for message in messages]) for name in messages[0]}
         each = [{name: arrays[leaf] for name, arrays in said.items()} for leaf in range(len(messages))]
-        return [_sum(compressor, *one) / group.num_replicas for one in zip(each, sizes, known, strict=True)]
+        return [_sum(compressor, *one) / group.num_replicas for one in zip(each, known, strict=True)]
     if compressor.route == "sum":
-        packing = Packing(messages)
-        summed = packing.unpack(group.mean(packing.pack(messages)))
+        summed = group.mean(messages)
     else:
-        packing = Packing(messages, group.num_devices)
-        piece = group.exchange(packing.pack(messages)).astype(jnp.float32).sum(0) / group.num_replicas
-        summed = packing.unpack(group.join(piece))
-    return [compressor.decompress(*one) for one in zip(summed, sizes, known, strict=True)]
+        shares = Shares(messages, group.num_devices)
+        sums = [group.exchange(x).astype(jnp.float32).sum(0) for x in shares.pack(messages)]
+        summed = shares.unpack([group.join(x / group.num_replicas) for x in sums])
+    return [compressor.decompress(*one) for one in zip(summed, known, strict=True)]
 
 
 def _gathered(group: Group, arrays: list[jax.Array]) -> list[jax.Array]:
@@ -268,10 +299,9 @@ def _gathered(group: Group, arrays: list[jax.Array]) -> list[jax.Array]:
     return packing.unpack(group.gather(packing.pack(arrays)))
 
 
-def _sum(compressor: Compressor, messages: Message, n: int, known: Known) -> jax.Array:
-    """Add up what the messages [R, layers, m] say, one replica after another: no more than two vectors are in memory."""
-    layers = next(iter(messages.values())).shape[1]
-    first = jax.eval_shape(lambda: compressor.decompress(jax.tree.map(lambda x: x[0], messages), n, known))
-    zeros = jnp.zeros((layers, n), first.dtype)
-    total, _ = jax.lax.scan(lambda sum, one: (sum + compressor.decompress(one, n, known), None), zeros, messages)
+def _sum(compressor: Compressor, messages: Message, known: Known) -> jax.Array:
+    """Add up what the messages [R, layers, ...] say, one replica after another: no more than two vectors are in memory."""
+    first = jax.eval_shape(lambda: compressor.decompress(jax.tree.map(lambda x: x[0], messages), known))
+    zeros = jnp.zeros(first.shape, first.dtype)
+    total, _ = jax.lax.scan(lambda sum, one: (sum + compressor.decompress(one, known), None), zeros, messages)
     return total

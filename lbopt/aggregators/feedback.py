@@ -176,27 +176,24 @@ def _feedback(
         structure = jax.tree.structure(rows)
         layers = jax.tree.leaves(stacks.resolve_stacked(stacked, jax.tree.map(lambda x: x[0], rows)))
         leaves = jax.tree.leaves(rows)
-        shapes = [protocol.vectors(x.shape[1:], axes) for x, axes in zip(leaves, layers, strict=True)]
-        grads = [protocol.as_vectors(x, axes) for x, axes in zip(leaves, layers, strict=True)]
-        memories = _as_vectors(state.local, grads)
+        grads = [protocol.as_layers(x, axes) for x, axes in zip(leaves, layers, strict=True)]
+        memories = _as_layers(state.local, grads)
         count = state.shared
         root = jax.random.fold_in(jax.random.key(_SEED), count)
         keys = [jax.random.fold_in(root, leaf) for leaf in range(len(leaves))]
-        sizes = [shape[-1] for shape in shapes]
         if averaged is not None:
             grads = [averaged(g, memory, count == 0) for g, memory in zip(grads, memories, strict=True)]
-        mean = (
-            [x.reshape(shape) for x, shape in zip(jax.tree.leaves(state.mirrored), shapes, strict=True)]
-            if mirrors
-            else []
-        )
+        mean = [
+            x.reshape(g.shape[1:])
+            for x, g in zip(jax.tree.leaves(state.mirrored), grads if mirrors else [], strict=True)
+        ]
 
         def step(memories: list[Memory], mean: list[jax.Array]) -> tuple[list[Memory], list[jax.Array]]:
             wanted = [said(g, memory) for g, memory in zip(grads, memories, strict=True)]
             known = compressors.known_of(compressor, group, wanted, keys)
             messages = [compressor.compress(*one) for one in zip(wanted, known, strict=True)]
-            heard = compressors.mean(compressor, group, messages, sizes, known)
-            own = [compressor.decompress(*one) for one in zip(messages, sizes, known, strict=True)]
+            heard = compressors.mean(compressor, group, messages, known)
+            own = [compressor.decompress(*one) for one in zip(messages, known, strict=True)]
             memories = [remembered(*one) for one in zip(grads, memories, own, strict=True)]
             return memories, [a + b for a, b in zip(mean, heard, strict=True)] if mirrors else heard
 
@@ -225,14 +222,14 @@ def _feedback(
     return Aggregator(name, init, update, sent, takes_parts=stacked is None)
 
 
-def _as_vectors(memory: Memory, grads: list[jax.Array]) -> list[Memory]:
-    """Turn a memory of trees into a list of memories of [r, layers, n]."""
+def _as_layers(memory: Memory, grads: list[jax.Array]) -> list[Memory]:
+    """Turn a memory of trees into a list of memories of [r, layers, *shape]."""
 
-    def vectors(field: Any) -> list[Any]:
+    def layers(field: Any) -> list[Any]:
         leaves = jax.tree.leaves(field)
         return [x.reshape(g.shape) for x, g in zip(leaves, grads, strict=True)] if leaves else [()] * len(grads)
 
-    return [Memory(*of_leaf) for of_leaf in zip(*map(vectors, memory), strict=True)]
+    return [Memory(*of_leaf) for of_leaf in zip(*map(layers, memory), strict=True)]
 
 
 def _as_parameters(memories: list[Memory], leaves: list[jax.Array], structure: Any) -> Memory:

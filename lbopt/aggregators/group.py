@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,10 +71,10 @@ class Group:
         return rows if self.axis_name is None else jax.lax.all_gather(rows, self.axis_name, tiled=True)
 
     def exchange(self, rows: jax.Array) -> jax.Array:
-        """Give each device an equal piece of every replica's row: [r, n] -> [R, piece], in the replicas' order.
+        """Give each device an equal piece of every replica's array: [r, m, ...] -> [R, piece of m, ...], in the replicas' order.
 
         Args:
-          rows: [r, n]; the devices divide n.
+          rows: [r, m, ...]; the devices divide m.
         """
         if self.axis_name is None:
             return rows
@@ -81,15 +82,15 @@ class Group:
             lambda x: jax.lax.all_to_all(x, self.axis_name, split_axis=1, concat_axis=0, tiled=True), rows
         )
 
-    def piece(self, row: jax.Array) -> jax.Array:
-        """Cut from [..., n], which all devices know, what `exchange` gives to this device."""
+    def piece(self, array: jax.Array) -> jax.Array:
+        """Cut from [m, ...], which all devices know, what `exchange` gives to this device."""
         if self.axis_name is None:
-            return row
-        width = row.shape[-1] // self.num_devices
-        return jax.lax.dynamic_slice_in_dim(row, jax.lax.axis_index(self.axis_name) * width, width, -1)
+            return array
+        height = len(array) // self.num_devices
+        return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(self.axis_name) * height, height)
 
     def join(self, piece: jax.Array) -> jax.Array:
-        """Undo the cutting of `exchange`: every device's [piece] -> [n] on all of them."""
+        """Undo the cutting of `exchange`: every device's [piece of m, ...] -> [m, ...] on all of them."""
         if self.axis_name is None:
             return piece
         return _as_written(lambda x: jax.lax.all_gather(x, self.axis_name, tiled=True), piece)
@@ -112,35 +113,105 @@ class Packing:
 
     Args:
       like: a pytree of arrays (or shapes) [r, ...] of one dtype.
-      multiple: the length of a row is rounded up to one of this.
     """
 
-    def __init__(self, like: types.PyTree, multiple: int = 1):
+    def __init__(self, like: types.PyTree):
         leaves, self._structure = jax.tree.flatten(like)
         self._shapes = [leaf.shape[1:] for leaf in leaves]
-        self._sizes = [math.prod(shape) for shape in self._shapes]
-        self._padding = -sum(self._sizes) % multiple
 
     def pack(self, tree: types.PyTree) -> jax.Array:
         """Return [r, n]."""
-        leaves = jax.tree.leaves(tree)
-        rows = len(leaves[0])
-        flat = [leaf.reshape(rows, -1) for leaf in leaves]
-        if self._padding:
-            flat.append(jnp.zeros((rows, self._padding), leaves[0].dtype))
-        return flat[0] if len(flat) == 1 else jnp.concatenate(flat, 1)
+        return _joined([leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(tree)])
 
     def unpack(self, packed: jax.Array) -> types.PyTree:
         """Turn [..., n] back into a pytree of arrays [..., *shape]."""
         lead, leaves, start = packed.shape[:-1], [], 0
-        for shape, size in zip(self._shapes, self._sizes, strict=True):
+        for shape in self._shapes:
+            size = math.prod(shape)
             leaves.append(packed[..., start : start + size].reshape(*lead, *shape))
             start += size
         return jax.tree.unflatten(self._structure, leaves)
 
 
-def largest(group: Group, vectors: list[jax.Array]) -> list[jax.Array]:
-    """Return the largest magnitudes [layers, 1] fp32 over all replicas of vectors [r, layers, n], by one small all-reduce."""
-    own = [jnp.abs(x).max(-1, keepdims=True).astype(jnp.float32) for x in vectors]
-    packing = Packing(own)
-    return packing.unpack(group.max(packing.pack(own)))
+class Shares:
+    """Arrays [r, *shape] as few arrays [r, m, n] or [r, m], of which each device takes an equal share of m.
+
+    Arrays of one width (their last dimension) are stacked as matrices: so they keep the layout that they have on a TPU, where it takes many times
+    longer to lay numbers out anew than to send them. Narrow arrays, and widths of too few rows, become one row.
+
+    Args:
+      like: a pytree of arrays (or shapes) [r, *shape] of one dtype.
+      num_devices: between which m is shared; what it does not divide is padded with zeros.
+    """
+
+    def __init__(self, like: types.PyTree, num_devices: int):
+        leaves, self._structure = jax.tree.flatten(like)
+        self._shapes = [leaf.shape[1:] for leaf in leaves]
+        widths: dict[int, list[int]] = {}
+        for number, shape in enumerate(self._shapes):
+            widths.setdefault(matrix_width(shape), []).append(number)
+        flat = widths.pop(0, [])
+        self._stacks: list[tuple[int, list[int], int]] = []
+        for width, numbers in widths.items():
+            heights = {number: self._height(number, width) for number in numbers}
+            padding = row_padding(sum(heights.values()), num_devices)
+            if padding is None:
+                flat += numbers
+                continue
+            # What the tiles of a TPU do not divide comes last, so that the others stay on theirs.
+            ragged = [number for number in numbers if heights[number] % _TILE_ROWS]
+            self._stacks.append((width, [*(n for n in numbers if n not in ragged), *ragged], padding))
+        if flat:
+            self._stacks.append((0, flat, -sum(self._height(number, 0) for number in flat) % num_devices))
+
+    def _height(self, number: int, width: int) -> int:
+        return math.prod(self._shapes[number]) // (width or 1)
+
+    def pack(self, tree: types.PyTree) -> list[jax.Array]:
+        """Return the arrays [r, m, n] and, of what is narrow, [r, m]."""
+        leaves = jax.tree.leaves(tree)
+        packed = []
+        for width, numbers, padding in self._stacks:
+            tail = (width,) if width else ()
+            rows = [leaves[i].reshape(len(leaves[i]), self._height(i, width), *tail) for i in numbers]
+            if padding:
+                rows.append(jnp.zeros((len(rows[0]), padding, *tail), rows[0].dtype))
+            packed.append(_joined(rows))
+        return packed
+
+    def unpack(self, packed: list[jax.Array]) -> types.PyTree:
+        """Turn arrays without the leading axis, [m, n] and [m], back into a pytree of arrays of the first shapes."""
+        leaves: list[Any] = [None] * len(self._shapes)
+        for (width, numbers, _), rows in zip(self._stacks, packed, strict=True):
+            start = 0
+            for number in numbers:
+                stop = start + self._height(number, width)
+                leaves[number] = rows[start:stop].reshape(self._shapes[number])
+                start = stop
+        return jax.tree.unflatten(self._structure, leaves)
+
+
+_LANES, _TILE_ROWS = 128, 32
+"""A tile of a TPU: so many columns, and rows of 8-bit numbers."""
+
+
+def matrix_width(shape: tuple[int, ...]) -> int:
+    """Return the last dimension of an array that is shared out as a matrix, 0 for one that is as well a row of numbers."""
+    return shape[-1] if shape and shape[-1] >= _LANES and 0 not in shape else 0
+
+
+def row_padding(height: int, num_devices: int) -> int | None:
+    """Return how many rows are to be added so that devices get equal shares, of whole tiles if that is cheap; None for more than a twentieth."""
+    for unit in (_TILE_ROWS * num_devices, num_devices):
+        if 20 * (-height % unit) <= height:
+            return -height % unit
+    return None
+
+
+def _joined(arrays: list[jax.Array]) -> jax.Array:
+    return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, 1)
+
+
+def largest(group: Group, layers: list[jax.Array]) -> list[jax.Array]:
+    """Return the largest magnitudes [layers, 1, ...] fp32 over all replicas of arrays [r, layers, ...], by one small all-reduce."""
+    return group.max([jnp.abs(x).max(tuple(range(2, x.ndim)), keepdims=True).astype(jnp.float32) for x in layers])

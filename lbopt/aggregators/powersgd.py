@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from lbopt import stacks, types
 from lbopt.aggregators import protocol, wire
-from lbopt.aggregators.group import Group, Packing
+from lbopt.aggregators.group import Group
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators.wire import WireBytes, ring_bytes
 from lbopt.transforms import arguments
@@ -116,8 +116,7 @@ def powersgd(
                 ours[leaf] = jnp.linalg.qr(ours[leaf]).Q
                 equation = "Rlmn,lnr->Rlmr" if transposed else "Rlmn,lmr->Rlnr"
                 out[leaf] = jnp.einsum(equation, matrix, ours[leaf], precision="highest")
-            packing = Packing(out)
-            out = packing.unpack(group.mean(packing.pack(out)))
+            out = group.mean(out)
             for leaf in chosen:
                 theirs[leaf] = out[leaf]
                 p, q = (theirs[leaf], ours[leaf]) if transposed else (ours[leaf], theirs[leaf])

@@ -114,7 +114,7 @@ def keep_finite(aggregator: Aggregator) -> Aggregator:
     def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
         found = aggregator.update(rows, state, group, extra)
         leaves = jax.tree.leaves(rows)
-        broken = sum(jnp.any(~jnp.isfinite(x.reshape(len(x), -1)), 1).astype(jnp.int32) for x in leaves)
+        broken = sum(jnp.any(~jnp.isfinite(x), tuple(range(1, x.ndim))).astype(jnp.int32) for x in leaves)
         sound = group.sum_with_parts(broken) == 0
         kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), found.state, state)
         updates = jax.tree.map(lambda x: jnp.where(sound, x, jnp.nan).astype(x.dtype), found.updates)
@@ -148,9 +148,10 @@ def vectors(shape: tuple[int, ...], layer_axes: int) -> tuple[int, int]:
     return math.prod(shape[:layer_axes]), math.prod(shape[layer_axes:])
 
 
-def as_vectors(rows: jax.Array, layer_axes: int) -> jax.Array:
-    """Return gradients [r, *shape] of a leaf as [r, layers, n], in fp32 or wider."""
-    return rows.astype(tree.wide_dtype(rows.dtype)).reshape(len(rows), *vectors(rows.shape[1:], layer_axes))
+def as_layers(rows: jax.Array, layer_axes: int) -> jax.Array:
+    """Return gradients [r, *shape] of a leaf as [r, layers, *shape of a layer], in fp32 or wider."""
+    layers = math.prod(rows.shape[1 : 1 + layer_axes])
+    return rows.astype(tree.wide_dtype(rows.dtype)).reshape(len(rows), layers, *rows.shape[1 + layer_axes :])
 
 
 def rebuilt(state: AggregatorState, num_replicas: int) -> AggregatorState:

@@ -9,7 +9,6 @@ device of a slice sends the same.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from lbopt.aggregators import protocol
 from lbopt.aggregators.group import Group
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.errors import UserError, require
+from lbopt.parallel import parts
 from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, num_slices
 from lbopt.parallel.state import TrainState
@@ -155,34 +155,35 @@ class Aggregation:
             return found._replace(updates=protocol.like(found.updates, rows))
 
         def part(x: jax.Array) -> jax.Array:
-            return jax.lax.psum_scatter(self._flat(x[0]), WITHIN_AXIS, tiled=True)[None] / self._within
+            rows = parts.as_rows(x[0], self._within)
+            return jax.lax.psum_scatter(rows, WITHIN_AXIS, tiled=True)[None] / self._within
 
         found = self.aggregator.update(jax.tree.map(part, wide), state, group, extra)
 
         def whole(x: jax.Array, row: jax.Array) -> jax.Array:
-            flat = jax.lax.all_gather(x, WITHIN_AXIS, tiled=True)
-            return flat[: math.prod(row.shape[1:])].reshape(row.shape[1:]).astype(row.dtype)
+            rows = jax.lax.all_gather(x, WITHIN_AXIS, tiled=True)
+            return parts.as_leaf(rows, row.shape[1:]).astype(row.dtype)
 
         return found._replace(updates=jax.tree.map(whole, found.updates, rows))
 
     def _specs(self) -> AggregatorState:
-        parts = WITHIN_AXIS if self._in_parts else None
-        return AggregatorState(PartitionSpec(REPLICA_AXIS, parts), PartitionSpec(parts), PartitionSpec())
-
-    def _flat(self, x: jax.Array) -> jax.Array:
-        """Return all numbers of a leaf in a row that the devices of a slice divide."""
-        return jnp.pad(x.reshape(-1), (0, -x.size % self._within))
+        split = WITHIN_AXIS if self._in_parts else None
+        return AggregatorState(PartitionSpec(REPLICA_AXIS, split), PartitionSpec(split), PartitionSpec())
 
     def _parts_of(self, params: types.Params) -> types.Params:
         """Return what the aggregator takes for parameters: leaves, or rows of the parts that devices have."""
-        return jax.tree.map(self._flat, params) if self._in_parts else params
+        return jax.tree.map(lambda x: parts.as_rows(x, self._within), params) if self._in_parts else params
 
     def _part_shapes(self, params: types.Params) -> types.Params:
         """Return the shapes of what one device sends."""
         if not self._in_parts:
             return params
-        size = lambda p: -(-math.prod(jnp.shape(p)) // self._within)  # noqa: E731
-        return jax.tree.map(lambda p: jax.ShapeDtypeStruct((size(p),), p.dtype), params)
+
+        def shape(p: jax.Array) -> jax.ShapeDtypeStruct:
+            height, *width = parts.shape_of_rows(jnp.shape(p), self._within)
+            return jax.ShapeDtypeStruct((height // self._within, *width), p.dtype)
+
+        return jax.tree.map(shape, params)
 
 
 def make_aggregation(

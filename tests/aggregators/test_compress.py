@@ -33,7 +33,7 @@ def known_of(compressor, x, key=KEY):
 
 def through(compressor, x, key=KEY):
     known = known_of(compressor, x, key)
-    return np.asarray(compressor.decompress(compressor.compress(jnp.asarray(x), known), x.shape[-1], known))
+    return np.asarray(compressor.decompress(compressor.compress(jnp.asarray(x), known), known))
 
 
 def test_topk_keeps_the_largest_numbers(x):
@@ -56,9 +56,14 @@ def test_randk_keeps_the_same_places_on_all_replicas_and_others_at_other_steps(x
 
 def test_randk_draws_all_places_equally_often():
     keys = jax.random.split(jax.random.key(0), 2000)
-    one = jnp.ones(20)
+    one = jnp.ones((1, 1, 20))
     few = compress.randk(k=5)
-    drawn = jax.vmap(lambda key: few.decompress(few.compress(one, compress.Known(key)), 20, compress.Known(key)))(keys)
+
+    def draw(key):
+        known = compress.Known((20,), key)
+        return few.decompress(few.compress(one, known), known)[0, 0]
+
+    drawn = jax.vmap(draw)(keys)
     counts = np.asarray(drawn).sum(0)
     assert np.abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
 
@@ -70,6 +75,21 @@ def test_sign_is_one_bit_and_a_size(x):
     assert message["bits"].shape == (3, 2, 13)
     wanted = np.where(x >= 0, 1, -1) * np.abs(x).mean(-1, keepdims=True)
     np.testing.assert_allclose(through(compressor, x), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(16, 130), (2, 24, 128), (3, 128), (1000,), ()])
+def test_layouts_of_bits_are_all_the_same(shape):
+    """A matrix whose rows divide into eighths keeps its layout; others are one row. Both say the same bits, in the same order."""
+    x = np.random.default_rng(1).normal(size=(2, 3, *shape)).astype(np.float32)
+    compressor = compress.sign()
+    bits = compressor.compress(jnp.asarray(x), known_of(compressor, x))["bits"].reshape(2, 3, -1)
+    flat = x.reshape(2, 3, -1)
+    row = compressor.compress(jnp.asarray(flat), known_of(compressor, flat))["bits"]
+    np.testing.assert_array_equal(bits, row)
+    out = through(compressor, x)
+    assert out.shape == x.shape
+    np.testing.assert_allclose(out.reshape(2, 3, -1), through(compressor, flat), rtol=1e-6)  # means of two orders
+    np.testing.assert_array_equal(np.sign(out), np.where(x >= 0, 1, -1))
 
 
 def test_cast_rounds_at_the_largest_power_of_two_that_fits(x):
@@ -99,9 +119,11 @@ def test_zero_stays_zero(compressor):
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=lambda one: one.name)
-def test_message_bytes_are_those_of_its_arrays(compressor, x):
-    message = compressor.compress(jnp.asarray(x[:1, :1]), known_of(compressor, x[:1, :1]))
-    assert sum(array.nbytes for array in message.values()) == compressor.message_bytes(101)
+@pytest.mark.parametrize("shape", [(101,), (16, 128), (9, 130)])
+def test_message_bytes_are_those_of_its_arrays(compressor, shape):
+    x = np.random.default_rng(0).normal(size=(1, 1, *shape)).astype(np.float32)
+    message = compressor.compress(jnp.asarray(x), known_of(compressor, x))
+    assert sum(array.nbytes for array in message.values()) == compressor.message_bytes(x.size)
 
 
 def test_break_even_of_topk_is_at_one_over_the_replicas():

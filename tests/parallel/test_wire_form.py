@@ -1,0 +1,90 @@
+"""What devices tell each other gives what one device computes alone, however leaves are stacked, padded and shared out."""
+
+import jax
+import numpy as np
+import pytest
+
+import lbopt
+from lbopt.aggregators import compress, protocol
+from lbopt.aggregators.group import Shares
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+REPLICAS = 4
+SHAPES = {
+    "stack": (3, 32, 128),  # three layers; 96 rows of the width 128
+    "bias": (128,),  # one row of that width
+    "odd": (61, 130),  # rows that nothing divides: padded
+    "table": (32, 256),
+    "few": (2, 512),  # more padding than numbers: goes with what is narrow
+    "narrow": (5, 7, 9),
+    "scalar": (),
+}
+
+
+def leaves(seed, scale=1.0):
+    rng = np.random.default_rng(seed)
+    drawn = {name: rng.normal(size=(REPLICAS, *shape)) for name, shape in SHAPES.items()}
+    return {name: (scale * 10.0 ** -len(name) * x).astype(np.float32) for name, x in drawn.items()}
+
+
+STACKED = lbopt.stacked_paths("^stack$")
+EXACT = {
+    "mean of few bits": lbopt.aps(5, 2, stacked=STACKED),
+    "partial sums": lbopt.aps(4, 3, "same"),
+    "kahan": lbopt.aps(8, 7, "kahan", shift=False),
+    "drawn": lbopt.aps(5, 2, rounding="stochastic", overflow="saturate", stacked=STACKED),
+    "drawn, partial sums": lbopt.aps(3, 4, "same", rounding="stochastic"),
+}
+ROUNDED = {
+    "sign": lbopt.econtrol(compress.sign(), 0.1, stacked=STACKED),
+    "topk": lbopt.ef21(compress.topk(0.1), 0.5, stacked=STACKED),
+    "topk, dense start": lbopt.ef21(compress.topk(0.1), dense_start=True),
+    "cast": lbopt.ef(compress.cast(4, 3)),
+}
+
+
+def after_three_steps(aggregator, devices):
+    mesh = None if devices == 1 else lbopt.make_mesh(devices)
+    tx = protocol.as_optax(aggregator, REPLICAS, mesh)
+    state = tx.init(jax.tree.map(lambda g: g[0], leaves(0)))
+    update = jax.jit(tx.update)
+    for seed in range(3):
+        (updates, _), state = jax.block_until_ready(update(leaves(seed), state))
+    return jax.tree.map(np.asarray, (updates, state))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_two_and_four_devices_find_the_bits_of_one(name):
+    one = after_three_steps(EXACT[name], 1)
+    for devices in (2, 4):
+        jax.tree.map(np.testing.assert_array_equal, after_three_steps(EXACT[name], devices), one)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_sums_in_fp32_differ_by_their_rounding_alone(name):
+    one = after_three_steps(ROUNDED[name], 1)
+    for devices in (2, 4):
+        many = after_three_steps(ROUNDED[name], devices)
+        for ours, alone in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
+            np.testing.assert_allclose(
+                ours, alone, rtol=0, atol=1e-6 * np.abs(alone).max(), err_msg=f"{devices} devices"
+            )
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 32, 1000])
+def test_shares_hold_every_number_once(devices):
+    tree = leaves(1)
+    shares = Shares(tree, devices)
+    packed = shares.pack(tree)
+    assert all(x.shape[1] % devices == 0 for x in packed)
+    back = shares.unpack([x[2] for x in packed])
+    jax.tree.map(np.testing.assert_array_equal, back, jax.tree.map(lambda x: x[2], tree))
+    numbers = sum(x[0].size for x in jax.tree.leaves(tree))
+    assert numbers <= sum(x[0].size for x in packed) <= 1.06 * numbers + devices
+
+
+def test_what_is_wide_keeps_its_layout():
+    tree = {name: jax.ShapeDtypeStruct((1, *shape), np.float32) for name, shape in SHAPES.items()}
+    shapes = {x.shape for x in jax.eval_shape(lambda tree: Shares(tree, 4).pack(tree), tree)}
+    narrow = 2 * 512 + 5 * 7 * 9 + 1
+    assert shapes == {(1, 96 + 1 + 3, 128), (1, 61 + 3, 130), (1, 32, 256), (1, narrow)}
