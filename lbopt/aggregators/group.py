@@ -78,9 +78,10 @@ class Group:
         """
         if self.axis_name is None:
             return rows
-        return _as_written(
-            lambda x: jax.lax.all_to_all(x, self.axis_name, split_axis=1, concat_axis=0, tiled=True), rows
-        )
+        if len(rows) == 1:  # a leading axis of one would be moved for the TPU's sake, and all numbers with it
+            pieces = _as_written(lambda x: jax.lax.all_to_all(x, self.axis_name, 0, 0, tiled=True), rows[0])
+            return pieces.reshape(self.num_replicas, -1, *rows.shape[2:])
+        return _as_written(lambda x: jax.lax.all_to_all(x, self.axis_name, 1, 0, tiled=True), rows)
 
     def piece(self, array: jax.Array) -> jax.Array:
         """Cut from [m, ...], which all devices know, what `exchange` gives to this device."""
