@@ -168,12 +168,13 @@ def _mean_and_halves(group: Group, grads: types.PyTree) -> tuple[types.PyTree, t
     total = group.num_replicas
     sign = jnp.where(group.numbers() < total // 2, 1.0, -1.0)
 
-    def both(x: jax.Array) -> jax.Array:
-        return jnp.stack([x, x * sign.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)], 1)
+    def signed(x: jax.Array) -> jax.Array:
+        return x * sign.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
 
-    sums = group.sum(jax.tree.map(both, grads))
-    halves = [jax.tree.map(lambda x, s=s: (x[0] + s * x[1]) / total, sums) for s in (1, -1)]
-    return jax.tree.map(lambda x: x[0] / total, sums), halves[0], halves[1]
+    sums, differences = group.sum((grads, jax.tree.map(signed, grads)))
+    first = jax.tree.map(lambda a, b: (a + b) / total, sums, differences)
+    second = jax.tree.map(lambda a, b: (a - b) / total, sums, differences)
+    return jax.tree.map(lambda x: x / total, sums), first, second
 
 
 _MAY_FOLLOW = (LayerNormsState, EmaState)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt.aggregators import wire
-from lbopt.aggregators.group import Group, Packing, Shares, largest, matrix_width
+from lbopt.aggregators.group import Group, Shares, largest, matrix_width
 from lbopt.aggregators.quantize import Format, quantize
 from lbopt.aggregators.scaling import ceil_log2, ldexp
 from lbopt.transforms import arguments
@@ -66,6 +66,7 @@ class Compressor:
       delta: n -> the contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2 (in expectation, where it draws); of `cast`, for numbers that are
         normal in its format.
       scaled: whether it looks at `Known.largest`.
+      sum: (messages [R, layers, ...] of all replicas, known) -> [layers, *shape] fp32, what they say together; for "gather".
     """
 
     name: str
@@ -75,6 +76,7 @@ class Compressor:
     message_bytes: Callable[[int], float]
     delta: Callable[[int], float]
     scaled: bool = False
+    sum: Callable[[Message, Known], jax.Array] | None = None
 
     def wire_bytes(self, sizes: list[int], num_replicas: int) -> float:
         """Return what a replica sends so that all know the mean of what all said.
@@ -131,8 +133,20 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
         flat = flat.at[rows, places.reshape(len(rows), -1)].set(values.reshape(len(rows), -1), unique_indices=True)
         return known.shaped(flat.reshape(*lead, known.size))
 
+    def sum(messages: Message, known: Known) -> jax.Array:
+        """Add one replica's numbers after another's, in place."""
+        layers = messages["values"].shape[1]
+        first = known.size * jnp.arange(layers)[:, None]
+
+        def add(total: jax.Array, one: Message) -> tuple[jax.Array, None]:
+            places = (first + one["places"]).reshape(-1)
+            return total.at[places].add(one["values"].reshape(-1), unique_indices=True), None
+
+        zeros = jnp.zeros(layers * known.size, messages["values"].dtype)
+        return jax.lax.scan(add, zeros, messages)[0].reshape(layers, *known.shape)
+
     name = f"topk({fraction})" if k is None else f"topk(k={k})"
-    return Compressor(name, compress, decompress, "gather", lambda n: 8.0 * count(n), lambda n: count(n) / n)
+    return Compressor(name, compress, decompress, "gather", lambda n: 8.0 * count(n), lambda n: count(n) / n, sum=sum)
 
 
 def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
@@ -178,7 +192,10 @@ def sign() -> Compressor:
     def decompress(message: Message, known: Known) -> jax.Array:
         return jnp.where(_unpacked(message["bits"], known), message["scale"], -message["scale"])
 
-    return Compressor("sign()", compress, decompress, "gather", lambda n: -(-n // 8) + 4.0, lambda n: 1 / n)
+    def sum(messages: Message, known: Known) -> jax.Array:
+        return decompress(messages, known).sum(0)
+
+    return Compressor("sign()", compress, decompress, "gather", lambda n: -(-n // 8) + 4.0, lambda n: 1 / n, sum=sum)
 
 
 _BIT = np.arange(8, dtype=np.uint8)
@@ -281,10 +298,10 @@ def mean(compressor: Compressor, group: Group, messages: list[Message], known: l
     Returns:
       [layers, *shape] of each leaf, fp32 or wider.
     """
-    if compressor.route == "gather":
+    if compressor.sum is not None:
         said = {name: _gathered(group, [message[name] for message in messages]) for name in messages[0]}
         each = [{name: arrays[leaf] for name, arrays in said.items()} for leaf in range(len(messages))]
-        return [_sum(compressor, *one) / group.num_replicas for one in zip(each, known, strict=True)]
+        return [compressor.sum(*one) / group.num_replicas for one in zip(each, known, strict=True)]
     if compressor.route == "sum":
         summed = group.mean(messages)
     else:
@@ -295,13 +312,9 @@ def mean(compressor: Compressor, group: Group, messages: list[Message], known: l
 
 
 def _gathered(group: Group, arrays: list[jax.Array]) -> list[jax.Array]:
-    packing = Packing(arrays)
-    return packing.unpack(group.gather(packing.pack(arrays)))
-
-
-def _sum(compressor: Compressor, messages: Message, known: Known) -> jax.Array:
-    """Add up what the messages [R, layers, ...] say, one replica after another: no more than two vectors are in memory."""
-    first = jax.eval_shape(lambda: compressor.decompress(jax.tree.map(lambda x: x[0], messages), known))
-    zeros = jnp.zeros(first.shape, first.dtype)
-    total, _ = jax.lax.scan(lambda sum, one: (sum + compressor.decompress(one, known), None), zeros, messages)
-    return total
+    """Return the messages [R, layers, ...] of all replicas; what is a matrix keeps its layout on the way."""
+    shapes = [x.shape[1:] for x in arrays]
+    arrays = [x if x.ndim > 3 else x.reshape(len(x), -1) for x in arrays]
+    shares = Shares(arrays, 1)
+    all_of_them = shares.unpack([group.gather(x) for x in shares.pack(arrays)])
+    return [x.reshape(len(x), *shape) for x, shape in zip(all_of_them, shapes, strict=True)]

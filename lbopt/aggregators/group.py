@@ -109,33 +109,8 @@ def _as_written(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Arr
     return jax.lax.platform_dependent(x, cpu=as_bits, default=move)
 
 
-class Packing:
-    """Many arrays [r, ...] as one row each, so that one collective carries them.
-
-    Args:
-      like: a pytree of arrays (or shapes) [r, ...] of one dtype.
-    """
-
-    def __init__(self, like: types.PyTree):
-        leaves, self._structure = jax.tree.flatten(like)
-        self._shapes = [leaf.shape[1:] for leaf in leaves]
-
-    def pack(self, tree: types.PyTree) -> jax.Array:
-        """Return [r, n]."""
-        return _joined([leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(tree)])
-
-    def unpack(self, packed: jax.Array) -> types.PyTree:
-        """Turn [..., n] back into a pytree of arrays [..., *shape]."""
-        lead, leaves, start = packed.shape[:-1], [], 0
-        for shape in self._shapes:
-            size = math.prod(shape)
-            leaves.append(packed[..., start : start + size].reshape(*lead, *shape))
-            start += size
-        return jax.tree.unflatten(self._structure, leaves)
-
-
 class Shares:
-    """Arrays [r, *shape] as few arrays [r, m, n] or [r, m], of which each device takes an equal share of m.
+    """Arrays [r, *shape] as few arrays [r, m, n] or [r, m], so that few collectives carry them; devices can take equal shares of m.
 
     Arrays of one width (their last dimension) are stacked as matrices: so they keep the layout that they have on a TPU, where it takes many times
     longer to lay numbers out anew than to send them. Narrow arrays, and widths of too few rows, become one row.
@@ -181,13 +156,14 @@ class Shares:
         return packed
 
     def unpack(self, packed: list[jax.Array]) -> types.PyTree:
-        """Turn arrays without the leading axis, [m, n] and [m], back into a pytree of arrays of the first shapes."""
+        """Turn arrays [..., m, n] and [..., m] back into a pytree of arrays [..., *shape]."""
         leaves: list[Any] = [None] * len(self._shapes)
         for (width, numbers, _), rows in zip(self._stacks, packed, strict=True):
-            start = 0
+            axis, start = rows.ndim - (2 if width else 1), 0
             for number in numbers:
                 stop = start + self._height(number, width)
-                leaves[number] = rows[start:stop].reshape(self._shapes[number])
+                own = jax.lax.slice_in_dim(rows, start, stop, axis=axis)
+                leaves[number] = own.reshape(*rows.shape[:axis], *self._shapes[number])
                 start = stop
         return jax.tree.unflatten(self._structure, leaves)
 
@@ -202,7 +178,12 @@ def matrix_width(shape: tuple[int, ...]) -> int:
 
 
 def row_padding(height: int, num_devices: int) -> int | None:
-    """Return how many rows are to be added so that devices get equal shares, of whole tiles if that is cheap; None for more than a twentieth."""
+    """Return how many rows are to be added so that devices get equal shares, of whole tiles if that is cheap.
+
+    None if it would be more than a twentieth, or if all are fewer than a tile has.
+    """
+    if height < _TILE_ROWS:
+        return None
     for unit in (_TILE_ROWS * num_devices, num_devices):
         if 20 * (-height % unit) <= height:
             return -height % unit

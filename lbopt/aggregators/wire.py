@@ -16,6 +16,8 @@ FP32 = 4
 class WireBytes(NamedTuple):
     """Bytes that one device sends in one step, in the ring algorithms of `lbopt.plan`.
 
+    Zeros that are added so that devices get equal shares of what they exchange are left out; they are at most a twentieth.
+
     Attributes:
       sent: by the aggregator.
       ring: by a ring all-reduce of fp32 gradients, 2 (R - 1) / R x 4 bytes an element.
