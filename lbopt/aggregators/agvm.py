@@ -171,7 +171,8 @@ def _mean_and_halves(group: Group, grads: types.PyTree) -> tuple[types.PyTree, t
     def signed(x: jax.Array) -> jax.Array:
         return x * sign.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
 
-    sums, differences = group.sum((grads, jax.tree.map(signed, grads)))
+    # Without the barrier XLA moves the sum, which a plain step has too, out of the condition, and takes it here once more.
+    sums, differences = jax.lax.optimization_barrier(group.sum((grads, jax.tree.map(signed, grads))))
     first = jax.tree.map(lambda a, b: (a + b) / total, sums, differences)
     second = jax.tree.map(lambda a, b: (a - b) / total, sums, differences)
     return jax.tree.map(lambda x: x / total, sums), first, second
