@@ -70,7 +70,7 @@ class Aggregator:
       needs_second_moment: whether `extra.second_moment` has to be there.
       check_chain: raises ValueError if the optimizer behind it, whose state's shapes it is given, does not go with it.
       takes_parts: whether it may be given parts of leaves in the place of leaves: each device of a slice then sends the part
-        that it has summed up.
+        that it has summed up. The state's `local` and `mirrored` are then trees like the parameters, or several of them.
       compresses: whether it is there to send less.
     """
 

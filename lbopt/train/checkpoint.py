@@ -199,7 +199,8 @@ class Checkpoints:
         before: Callable[[], None],
     ) -> None:
         before()
-        seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}), replica_rows.count(state))
+        rows = replica_rows.count(state), replica_rows.parts_of(state)
+        seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}), *rows)
         items = {ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
         self._manager.save(step, args=ocp.args.Composite(**items))
 
@@ -229,7 +230,7 @@ class Checkpoints:
     def restore(self, like: TrainState, step: int, say: Say = lambda line: None) -> TrainState:
         """Read a checkpoint.
 
-        What an aggregator remembers of each replica is rebuilt if there are more or fewer of them now.
+        What an aggregator remembers of each replica is rebuilt if there are more or fewer of them now, or devices with a part of it.
 
         Args:
           like: shapes, dtypes and shardings (`Run.shapes`); the run that saved it may have had other shardings and devices.
@@ -242,11 +243,11 @@ class Checkpoints:
         """
         problem: tuple[str, bool] | None = None
         wanted: dict[str, str] = {}
-        state = like
+        state, parts = like, None
         try:
             seal = read_seal(self._folder, step)
-            wanted, saved = seal.sums, seal.replicas
-            shapes = replica_rows.shapes_for(like, saved)
+            wanted, parts = seal.sums, seal.parts
+            shapes = replica_rows.shapes_for(like, seal.replicas, parts)
             state = replica_rows.as_now(_read_arrays(self._folder / str(step) / ARRAYS, shapes))
         except Exception as error:  # whatever the storage layers raise
             problem = (reason_of(error), _is_damage(error))
@@ -258,7 +259,7 @@ class Checkpoints:
         if problems:
             kind = Damaged if all(damage for _, damage in problems) else EnvironmentProblem
             raise kind(_unreadable(self._folder, step, problems[0][0]))
-        return replica_rows.fitted(state, like, say)
+        return replica_rows.fitted(state, like, parts, say)
 
     def restore_newest(self, shapes: Callable[[int], TrainState], say: Say = lambda line: None) -> TrainState | None:
         """Read the newest checkpoint that is intact; None if there is none at all.

@@ -1,16 +1,20 @@
-"""What a state holds for each replica, where a checkpoint was saved with more or fewer of them."""
+"""What a state holds for each replica, where a checkpoint was saved with more or fewer of them, or cut into other parts."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import flax.struct
 import jax
+from jax.sharding import NamedSharding
 
 from lbopt import types
 from lbopt.aggregators import protocol
-from lbopt.parallel import shards
+from lbopt.aggregators.protocol import AggregatorState
+from lbopt.parallel import parts as cutting, shards
+from lbopt.parallel.aggregation import WITHIN_AXIS
 from lbopt.parallel.mesh import DATA_AXIS
 from lbopt.parallel.state import TrainState
 from lbopt.train.seal import BEFORE_AGGREGATORS
@@ -20,6 +24,15 @@ def count(state: TrainState) -> int | None:
     """Return of how many replicas a state (or its shapes) holds the memory; None if of none."""
     leaves = jax.tree.leaves(_local(state))
     return leaves[0].shape[0] if leaves else None
+
+
+def parts_of(state: TrainState) -> int:
+    """Return into how many parts each replica's memory of a leaf is cut, by where it (or what is to be one) lies."""
+    for leaf in jax.tree.leaves(_local(state)):
+        sharding = leaf.sharding
+        if isinstance(sharding, NamedSharding) and WITHIN_AXIS in sharding.spec:
+            return sharding.mesh.shape[WITHIN_AXIS]
+    return 1
 
 
 class _Earlier(flax.struct.PyTreeNode):
@@ -32,24 +45,37 @@ class _Earlier(flax.struct.PyTreeNode):
     rng: jax.Array
 
 
-def shapes_for(like: TrainState, replicas: int | None) -> Any:
+def shapes_for(like: TrainState, replicas: int | None, parts: int | None) -> Any:
     """Return the shapes of a state that so many replicas have saved, split over the devices of the state that is wanted.
 
     Args:
       like: shapes, dtypes and shardings.
       replicas: what the checkpoint's seal says.
+      parts: likewise.
     """
     if replicas == BEFORE_AGGREGATORS:
         return _Earlier(like.step, like.params, like.model_state, like.opt_state, like.rng)
-    if replicas is None or count(like) in (None, replicas):
+    now = count(like)
+    if replicas is None or now is None or (replicas == now and parts in (None, parts_of(like))):
         return like
+    mesh = jax.sharding.Mesh(jax.tree.leaves(_local(like))[0].sharding.mesh.devices.reshape(-1), (DATA_AXIS,))
 
-    def one(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        shape = (replicas, *x.shape[1:])
-        mesh = jax.sharding.Mesh(x.sharding.mesh.devices.reshape(-1), (DATA_AXIS,))
+    def lying(shape: tuple[int, ...], x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=shards.split_sharding(mesh, shape))
 
-    return _with_local(like, jax.tree.map(one, _local(like)))
+    if parts in (None, parts_of(like)):
+        return _with_local(like, jax.tree.map(lambda x: lying((replicas, *x.shape[1:]), x), _local(like)))
+
+    def cut(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape if parts == 1 else cutting.shape_of_rows(shape, parts)
+
+    own = like.aggregator_state
+    return like.replace(
+        aggregator_state=own._replace(
+            local=_by_parameter(lambda x, p: lying((replicas, *cut(p.shape)), x), own.local, like.params),
+            mirrored=_by_parameter(lambda x, p: lying(cut(p.shape), x), own.mirrored, like.params),
+        )
+    )
 
 
 def as_now(state: Any) -> TrainState:
@@ -59,18 +85,49 @@ def as_now(state: Any) -> TrainState:
     return state
 
 
-def fitted(state: TrainState, like: TrainState, say: Callable[[str], None]) -> TrainState:
-    """Return a state whose aggregator remembers something of as many replicas as `like` has, and say so if that is new."""
+def fitted(state: TrainState, like: TrainState, parts: int | None, say: Callable[[str], None]) -> TrainState:
+    """Return a state whose aggregator remembers something of as many replicas as `like` has, in as many parts.
+
+    Args:
+      state: what was read for `shapes_for`.
+      like: shapes, dtypes and shardings.
+      parts: what the checkpoint's seal says.
+      say: is given a line if there are more or fewer replicas.
+    """
     was, now = count(state), count(like)
-    if was == now or was is None or now is None:
+    if was is None or now is None:
         return state
-    say(
-        f"warning: {was} replicas saved this state and there are {now} now: what the aggregator remembers of each was rebuilt, "
-        "every replica has the mean"
-    )
-    shardings = jax.tree.map(lambda x: x.sharding, _local(like))
-    rebuild = jax.jit(lambda own: protocol.rebuilt(own, now).local, out_shardings=shardings)
-    return _with_local(state, rebuild(state.aggregator_state))
+    here = parts_of(like)
+    if was != now:
+        say(
+            f"warning: {was} replicas saved this state and there are {now} now: what the aggregator remembers of each was rebuilt, "
+            "every replica has the mean"
+        )
+    elif parts in (None, here):
+        return state
+    before = here if parts is None else parts
+
+    def cut_anew(x: jax.Array, like: jax.Array) -> jax.Array:
+        whole = x if before == 1 else cutting.as_leaf(x, like.shape)
+        return whole if here == 1 else cutting.as_rows(whole, here)
+
+    def rows_anew(x: jax.Array, like: jax.Array) -> jax.Array:
+        return jax.vmap(lambda row: cut_anew(row, like))(x)
+
+    def rebuild(own: AggregatorState) -> AggregatorState:
+        if before != here:
+            local = _by_parameter(rows_anew, own.local, like.params)
+            own = own._replace(local=local, mirrored=_by_parameter(cut_anew, own.mirrored, like.params))
+        return own if was == now else protocol.rebuilt(own, now)
+
+    shardings = jax.tree.map(lambda x: x.sharding, like.aggregator_state)
+    return state.replace(aggregator_state=jax.jit(rebuild, out_shardings=shardings)(state.aggregator_state))
+
+
+def _by_parameter(change: Callable[[Any, Any], Any], memory: Any, params: types.Params) -> Any:
+    """Change what an aggregator that takes parts remembers: trees like the parameters, one after another."""
+    leaves, structure = jax.tree.flatten(memory)
+    return jax.tree.unflatten(structure, list(map(change, leaves, itertools.cycle(jax.tree.leaves(params)))))
 
 
 def _local(state: TrainState) -> Any:

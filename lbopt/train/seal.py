@@ -21,12 +21,14 @@ class Seal:
       metrics: of the evaluation after that step; {} if there was none.
       replicas: of whose memories the state holds a row each (see `lbopt.parallel.aggregation`); None if it holds none,
         `BEFORE_AGGREGATORS` if it was saved when states had no place for any.
+      parts: into how many parts each replica's memory of a leaf was cut (see `lbopt.parallel.parts`); None if that was not said yet.
     """
 
     step: int
     sums: dict[str, str]
     metrics: dict[str, float]
     replicas: int | None = BEFORE_AGGREGATORS
+    parts: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data that knows whether it has been changed; a metric that is not finite becomes null."""

@@ -1,0 +1,120 @@
+"""What aggregators remember goes into a checkpoint and comes back: bit for bit, or cut anew where devices are grouped in another way."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt.aggregators import compress
+from lbopt.train import replica_rows
+from lbopt.train.checkpoint import Checkpoints
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+LABELS = {"out": "^out", "hidden": ""}
+ECONTROL = lbopt.econtrol(compress.topk(0.1), 0.1)
+MOMENTUM = lbopt.ef21(compress.topk(0.1), 0.5)
+AGGREGATORS = {
+    "agvm": lbopt.agvm(LABELS, "hidden", 1, 0, alpha=0.5),
+    "aps, drawn": lbopt.aps(5, 2, rounding="stochastic"),
+    "randk": lbopt.ef(compress.randk(0.1)),
+    "momentum": MOMENTUM,
+    "econtrol": ECONTROL,
+    "powersgd": lbopt.powersgd(2, start=1),
+}
+
+
+def params():
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape) / 8, jnp.float32)  # noqa: E731
+    return {"hidden": {"kernel": draw(64, 128), "bias": draw(128)}, "out": {"kernel": draw(128, 5)}}
+
+
+def loss_fn(params, model_state, batch, rng):
+    del rng
+    hidden = jax.nn.relu(batch["x"] @ params["hidden"]["kernel"] + params["hidden"]["bias"])
+    each = jnp.square(hidden @ params["out"]["kernel"] - batch["y"]).sum(-1)
+    return each.mean(), (model_state, {"loss": (each.sum(), jnp.float32(len(each)))})
+
+
+def batch(number):
+    rng = np.random.default_rng(number)
+    return {"x": rng.normal(size=(8, 64)).astype(np.float32), "y": rng.normal(size=(8, 5)).astype(np.float32)}
+
+
+def make(aggregator, devices=4, over="replicas"):
+    """Return a step and its first state."""
+    tx = lbopt.lamb(0.01)
+    if aggregator.gives:
+        tx = optax.chain(tx, lbopt.scale_by_agvm(LABELS))
+    mesh = lbopt.make_mesh(devices)
+    step = lbopt.make_train_step(loss_fn, tx, mesh, aggregator=aggregator, aggregate_over=over, donate=False)
+    return step, step.place(lbopt.TrainState.create(params(), {}, tx))
+
+
+def steps(step, state, numbers):
+    for number in numbers:
+        state, _ = jax.block_until_ready(step(state, batch(number)))
+    return state
+
+
+def shapes_of(state):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def through_a_checkpoint(folder, state, like, said=None):
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(state, {})
+        checkpoints.wait()
+        return checkpoints.restore(shapes_of(like), int(state.step), (said if said is not None else []).append)
+
+
+@pytest.mark.parametrize(("name", "over"), [*((name, "replicas") for name in AGGREGATORS), ("momentum", 2)])
+def test_resumed_it_goes_on_bit_for_bit(name, over, tmp_path):
+    step, first = make(AGGREGATORS[name], over=over)
+    half = steps(step, first, range(3))
+    back = through_a_checkpoint(tmp_path, half, first)
+    jax.tree.map(np.testing.assert_array_equal, back, half)
+    jax.tree.map(np.testing.assert_array_equal, steps(step, back, range(3, 6)), steps(step, half, range(3, 6)))
+    assert any(
+        np.any(x != y)
+        for x, y in zip(*map(jax.tree.leaves, (half.aggregator_state, first.aggregator_state)), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((4, 2), (4, 4)), ((4, 2), (2, 1)), ((4, 4), (4, 2)), ((4, 2), (4, "replicas")), ((4, "replicas"), (4, 2))],
+    ids=str,
+)
+def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_path):
+    step, first = make(MOMENTUM, *before)
+    state = steps(step, first, range(2))
+    other, like = make(MOMENTUM, *after)
+    said = []
+    back = through_a_checkpoint(tmp_path, state, like, said)
+    was, now = replica_rows.count(state), replica_rows.count(like)
+    assert (replica_rows.parts_of(state), replica_rows.parts_of(like)) == tuple(
+        1 if over == "replicas" else over for _, over in (before, after)
+    )
+    assert len(said) == (was != now)
+    assert all(f"{was} replicas saved this state and there are {now} now" in line for line in said)
+    jax.tree.map(np.testing.assert_array_equal, back.params, state.params)
+    for field, old, new in zip(
+        ("local", "mirrored"), state.aggregator_state[:2], back.aggregator_state[:2], strict=True
+    ):
+        trees = jax.tree.leaves(state.params) * (2 if field == "local" else 1)  # estimate and velocity
+        for x, y, p in zip(jax.tree.leaves(old), jax.tree.leaves(new), trees, strict=True):
+            if field == "local":
+                x = np.broadcast_to(np.mean(x, 0), (now, *x.shape[1:])) if was != now else x
+                x, y = (np.reshape(z, (now, -1))[:, : p.size] for z in (x, y))
+            else:
+                x, y = (np.ravel(z)[: p.size] for z in (x, y))
+            np.testing.assert_allclose(y, x, rtol=1e-6, atol=1e-9)
+            assert np.any(x)
+    assert all(
+        x.sharding == y.sharding
+        for x, y in zip(*map(jax.tree.leaves, (back.aggregator_state, like.aggregator_state)), strict=True)
+    )
+    steps(other, back, range(2, 4))
