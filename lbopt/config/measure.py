@@ -18,12 +18,15 @@ class MeasureConfig:
       probe_parts: equal parts of the probed examples, an even number: the noise scale compares the gradients of parts
         with that of all, phi those of the two halves.
       probe_part_size: examples of a part; all parts together have at most those of the training set.
+      phi_modules: (name, regular expression) of each module of the model whose phi is probed, as AGVM takes them; the first that is found
+        in a parameter's path. Of each parameter it is probed anyway.
     """
 
     distance: bool = True
     num_probes: int = 0
     probe_parts: int = 16
     probe_part_size: int = 32
+    phi_modules: tuple[tuple[str, str], ...] = ()
 
 
 def validate_measure(measure: MeasureConfig, prefix: str) -> None:
@@ -45,3 +48,7 @@ def validate_measure(measure: MeasureConfig, prefix: str) -> None:
         "phi compares two halves of the parts; give an even number",
     )
     at_least(f"{prefix}.probe_part_size", measure.probe_part_size, 1)
+    names = [name for name, _ in measure.phi_modules]
+    fix = "give each module one name, and 1 probe or more (num_probes)"
+    fits = len(set(names)) == len(names) and (measure.num_probes > 0 or not names)
+    require(fits, f"{prefix}.phi_modules", measure.phi_modules, fix)

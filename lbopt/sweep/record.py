@@ -117,7 +117,7 @@ class Record:
         """Add what was measured after `done` steps.
 
         Args:
-          measured: name -> number, of layers as `phi_layers/PATH` and `trust_ratio/PATH`.
+          measured: name -> number, of layers as `phi_layers/PATH` and `trust_ratio/PATH`, of modules as `phi_modules/NAME`.
         """
         self.probes.append((self.done, dict(measured)))
 

@@ -12,13 +12,14 @@ import jax
 from lbopt.config.search import SearchConfig
 from lbopt.config.sweep import Arm, SweepConfig
 from lbopt.config.train import TrainConfig
-from lbopt.errors import require
+from lbopt.errors import UserError, require
 from lbopt.recipes import schedule as schedules
 from lbopt.recipes.problem import Problem, check_batch, make_problem
 from lbopt.replicas import Replicas
 from lbopt.schedules import units
 from lbopt.sweep.search.cost import search_cost
 from lbopt.sweep.search.protocol import Factors, Proposal
+from lbopt.transforms.module_scale import resolve_labels
 
 SEARCH, FINAL = "search", "final"
 _STEP_IN_EXAMPLES = 32
@@ -211,7 +212,7 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
     train, examples, sizes = config.arm_train(index), len(problem.splits.train), config.global_batch_sizes
     here = f"the training set of arm {config.arms[index].name!r} has {examples} examples; use at most that"
     require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, here)
-    _check_probes(config, train, examples)
+    _check_probes(config, train, problem)
     names = set(problem.metric_names)
     fix = (
         f"a study chooses by loss and accuracy or perplexity, and the evaluation gives {sorted(names)}; use lbopt train"
@@ -223,10 +224,16 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
         require(train.target_metric in known, "config.train.target_metric", train.target_metric, f"use one of {known}")
 
 
-def _check_probes(config: SweepConfig, train: TrainConfig, examples: int) -> None:
-    measure = config.measure
+def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> None:
+    measure, examples = config.measure, len(problem.splits.train)
     if not measure.num_probes:
         return
+    if measure.phi_modules:
+        params, _ = jax.eval_shape(problem.init, jax.random.key(0))
+        try:
+            resolve_labels(dict(measure.phi_modules), params)
+        except ValueError as error:
+            raise UserError(f"config.measure.phi_modules = {measure.phi_modules!r}: {error}") from error
     fix = f"the training set has {examples} examples; use at most that in all parts"
     require(
         measure.probe_parts * measure.probe_part_size <= examples,

@@ -32,7 +32,7 @@ class Truth:
       peak_step: batch size -> step at which the Lipschitz constant peaks; None: not probed.
       steps_to_target: None for a batch size that does not reach it.
       spread: between the two outermost of the final seeds.
-      layers: names of those that have a trust ratio.
+      layers: names of those that have a trust ratio and a phi.
       diverges: batch sizes at which the final trials diverge.
     """
 
@@ -266,6 +266,7 @@ class _Cell:
                 layer: [(place + 1) * (1 + step / self.steps) for step in steps]
                 for place, layer in enumerate(truth.layers)
             }
+            probes["phi_layers"] = {layer: [0.1 * (place + 1)] * len(steps) for place, layer in enumerate(truth.layers)}
         return probes
 
 

@@ -71,6 +71,20 @@ def test_phi_of_gaussian_gradients():
         assert_mean(probes.phi_layers[name], q / (1 + q), 0.01)
     q = sum(variances.values()) / (2 * SIGNAL**2)
     assert_mean(probes.phi, q / (1 + q), 0.01)
+    assert probes.phi_modules == {}
+
+
+def test_phi_of_modules_is_that_of_their_parameters_together():
+    rng = np.random.default_rng(0)
+    params = {name: jnp.zeros(2) for name in ("body_a", "body_b", "head")}
+    batch = {name: jnp.float32(rng.normal(size=(4, 2)) + 1) for name in params}
+    found = gauges.make_probe(squares, 2, {"head": "^head", "body": ""})(params, {}, batch, KEY)
+    halves = {name: np.asarray(x, float).reshape(2, 2, 2).mean(1) for name, x in batch.items()}
+    for module, leaves in {"body": ("body_a", "body_b"), "head": ("head",)}.items():
+        one, other = (np.concatenate([halves[leaf][half] for leaf in leaves]) for half in (0, 1))
+        cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+        assert found.phi_modules[module] == pytest.approx(1 - cosine, rel=1e-5)
+    assert set(found.flat()) >= {"phi", "phi_modules/body", "phi_modules/head", "phi_layers/head"}
 
 
 def test_the_hessian_of_squares_is_the_identity():

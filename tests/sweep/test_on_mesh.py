@@ -16,11 +16,14 @@ from lbopt.sweep import runner, trials
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 # The global batch's statistics are summed in another order; momentum over 24 steps amplifies rounding (test_program).
 RTOL = 2e-3
+MODULES = (("head", "^dense"), ("body", ""))
 
 
 def study(**changes):
     config = make_config(
-        measure=MeasureConfig(num_probes=2, probe_parts=4, probe_part_size=16), global_batch_sizes=(128,), **changes
+        measure=MeasureConfig(num_probes=2, probe_parts=4, probe_part_size=16, phi_modules=MODULES),
+        global_batch_sizes=(128,),
+        **changes,
     )
     cells = trials.make_cells(config, trials.make_problems(config))
     return config, cells
@@ -46,6 +49,9 @@ def test_all_devices_find_what_one_finds(tmp_path):
         if row["phase"] == "final":
             assert ours[key]["probes"].keys() == row["probes"].keys()
             np.testing.assert_allclose(ours[key]["probes"]["phi"][0], row["probes"]["phi"][0], rtol=1e-3)
+            for module, _ in MODULES:
+                found, expected = (one["probes"]["phi_modules"][module] for one in (ours[key], row))
+                np.testing.assert_allclose(found[0], expected[0], rtol=1e-3)
             np.testing.assert_allclose(ours[key]["curve"]["train_loss"], row["curve"]["train_loss"], rtol=RTOL)
 
 

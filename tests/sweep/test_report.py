@@ -103,7 +103,16 @@ def test_what_was_not_measured_has_no_section(plain):
 
 def test_what_was_measured_has_one(everything):
     workdir, written, _ = everything
-    measured = {"waterfall", "steps_to_target", "noise_scale", "phi", "diffusion", "lipschitz", "trust_ratios"}
+    measured = {
+        "waterfall",
+        "steps_to_target",
+        "noise_scale",
+        "phi",
+        "diffusion",
+        "lipschitz",
+        "trust_ratios",
+        "phi_layers",
+    }
     measured.add("noise_scale_over_steps")
     names = {file.name for file in workdir.glob("*.png")}
     assert names == ALWAYS | {

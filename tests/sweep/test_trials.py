@@ -184,6 +184,21 @@ def test_more_probed_examples_than_there_are_are_refused():
         trials.make_cells(config, trials.make_problems(config))
 
 
+@pytest.mark.parametrize(
+    ("modules", "why"),
+    [
+        ((("head", "^Dense"),), r"no pattern of .* is found in '.*'; add a module with pattern ''"),
+        ((("head", "^nothing"), ("body", "")), "module 'head' has no parameter of"),
+        ((("head", "("), ("body", "")), "not a regular expression"),
+    ],
+)
+def test_modules_that_do_not_fit_the_model_are_refused_before_the_search(modules, why):
+    config = make_config()
+    config.measure.num_probes, config.measure.probe_part_size, config.measure.phi_modules = 1, 8, modules
+    with pytest.raises(UserError, match=rf"^config\.measure\.phi_modules = .*{why}"):
+        trials.make_cells(config, trials.make_problems(config))
+
+
 def test_the_best_mean_validation_accuracy_is_chosen():
     rows = [row(1.0, 0.9), row(1.0, 0.7), row(2.0, 0.85), row(2.0, 0.83)]
     assert drive.choose(rows).learning_rate == 2.0

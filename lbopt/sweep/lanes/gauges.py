@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from lbopt import replicas, tree, types
-from lbopt.aggregators.disagreement import phi, phi_layers, square_norm
+from lbopt.aggregators.disagreement import phi, phi_layers, phi_modules, square_norm
 from lbopt.errors import require
+from lbopt.transforms.module_scale import resolve_labels
 from lbopt.transforms.noise_scale import estimate_noise
 
 
@@ -39,6 +40,7 @@ class Probe(NamedTuple):
       lipschitz: the local Lipschitz constant of the gradient along itself.
       phi: disagreement of the two halves, of the whole gradient.
       phi_layers: the same of each leaf, by its path.
+      phi_modules: the same of each module, by its name; empty where no modules are named.
     """
 
     noise_trace: jax.Array
@@ -46,14 +48,19 @@ class Probe(NamedTuple):
     lipschitz: jax.Array
     phi: jax.Array
     phi_layers: dict[str, jax.Array]
+    phi_modules: dict[str, jax.Array]
 
     def flat(self) -> dict[str, jax.Array]:
-        """Return all of it by name, layers as `phi_layers/PATH`."""
-        layers = {f"phi_layers/{name}": value for name, value in self.phi_layers.items()}
-        return {name: value for name, value in self._asdict().items() if name != "phi_layers"} | layers
+        """Return all of it by name, layers as `phi_layers/PATH` and modules as `phi_modules/NAME`."""
+        found: dict[str, jax.Array] = {}
+        for kind, value in self._asdict().items():
+            found |= (
+                {f"{kind}/{name}": one for name, one in value.items()} if isinstance(value, dict) else {kind: value}
+            )
+        return found
 
 
-def make_probe(loss_fn: types.LossFn, num_parts: int) -> Callable[..., Probe]:
+def make_probe(loss_fn: types.LossFn, num_parts: int, modules: Mapping[str, str] | None = None) -> Callable[..., Probe]:
     """Build (params, model_state, batch, key) -> `Probe`, a pure function for `jax.jit` and `jax.vmap`.
 
     The batch has num_parts * b examples and example i belongs to part i // b. Parts are visited one after another, so
@@ -66,12 +73,14 @@ def make_probe(loss_fn: types.LossFn, num_parts: int) -> Callable[..., Probe]:
     Args:
       loss_fn: see `lbopt.types.LossFn`; metrics and the new model state are dropped.
       num_parts: an even number.
+      modules: name -> regular expression, as in `lbopt.agvm`; None for no modules.
 
     Returns:
       The function; its batch has a leading axis of examples, and its key is one of `jax.random`.
 
     Raises:
       UserError: naming `num_parts`, if that is odd or below 2, or (from the probe) if it does not divide the batch.
+      ValueError: from the probe, if a parameter has no module or a module no parameter.
     """
     require(num_parts >= 2 and num_parts % 2 == 0, "num_parts", num_parts, "give an even number >= 2, for two halves")
 
@@ -87,7 +96,8 @@ def make_probe(loss_fn: types.LossFn, num_parts: int) -> Callable[..., Probe]:
         size = len(jax.tree.leaves(batch)[0])
         noise = estimate_noise(gradients.mean_square_norm, square_norm(gradients.mean), num_parts, size)
         halves = gradients.first_half, gradients.second_half
-        return Probe(noise.trace, noise.square_norm, lipschitz, phi(*halves), phi_layers(*halves))
+        by_module = phi_modules(resolve_labels(modules, params), *halves) if modules else {}
+        return Probe(noise.trace, noise.square_norm, lipschitz, phi(*halves), phi_layers(*halves), by_module)
 
     return probe
 

@@ -188,7 +188,8 @@ def make_mesh_probe(problem: Problem, config: SweepConfig) -> Probe:
       The function; params are replicated, and it returns what `lbopt.sweep.lanes.gauges.Probe.flat` does.
     """
     measure, train = config.measure, problem.splits.train
-    gauge = jax.jit(lambda *given: make_probe(problem.loss_fn, measure.probe_parts)(*given).flat())
+    gauges = make_probe(problem.loss_fn, measure.probe_parts, dict(measure.phi_modules))
+    gauge = jax.jit(lambda *given: gauges(*given).flat())
 
     def probe(params: Any, model_state: Any) -> dict[str, Any]:
         (place,) = {leaf.sharding for leaf in jax.tree.leaves(params)[:1]}

@@ -75,7 +75,7 @@ class Equipment:
         indices = example_indices(len(train), _PROBED, 0, parts * self._measure.probe_part_size)
         batch = train.draw(indices, np.zeros_like(indices), _PROBED)
         batch.pop(DAMAGED, None)  # the next good ones are in their places
-        gauge = make_probe(self._problem.loss_fn, parts)
+        gauge = make_probe(self._problem.loss_fn, parts, dict(self._measure.phi_modules))
 
         def measured(batch: Any, params: Any, model_state: Any) -> dict[str, Any]:
             return gauge(params, model_state, batch, jax.random.key(_PROBED)).flat()

@@ -1,8 +1,7 @@
-"""What was probed in the course of a run: the local Lipschitz constant, and the trust ratio of every layer."""
+"""What was probed in the course of a run: the local Lipschitz constant."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +9,6 @@ from lbopt.report import page
 from lbopt.sweep.report.figures import style
 from lbopt.sweep.report.figures.curves import Curve, mean_curve, positive, series_of
 from lbopt.sweep.report.figures.style import Study
-
-_MOST_NAMED = 8
 
 
 def lipschitz(study: Study) -> page.Section | None:
@@ -74,58 +71,3 @@ def _draw_lipschitz(
 def _per_step(study: Study, point: Mapping[str, Any]) -> float:
     train = study.config["train"]
     return point["global_batch_size"] if train.get("num_steps") else train["num_epochs"] / point["steps"]
-
-
-# ---- trust ratios
-
-
-def trust_ratios(study: Study) -> page.Section | None:
-    """Draw the trust ratio of every layer over the steps, at the smallest and the largest batch of arms that have them.
-
-    Args:
-      study: what is drawn.
-
-    Returns:
-      A section with `trust_ratios.png`; None if no arm has them, or if nothing was probed.
-    """
-    layerwise = [arm for arm in study.arms if _layers(study, arm)]
-    arms = layerwise[: style.MOST_PANEL_ROWS]
-    if not arms:
-        return None
-    figure, grid = style.panels(len(arms), 2, sharey="row")
-    layers = max((_layers(study, arm) for arm in arms), key=len)
-    for row, arm in zip(grid, arms, strict=True):
-        sizes = [point["global_batch_size"] for point in arm["points"]]
-        for panel, size in zip(row, (sizes[0], sizes[-1]), strict=True):
-            for place, (_, curve) in enumerate(_ratios(study, arm, size).items()):
-                panel.plot(*zip(*curve, strict=True), **_LINE, color=style.shade(place, len(layers)))
-            style.log_ticks(panel, "x")
-            style.log_ticks(panel, "y")
-            panel.set_title(style.label(f"{arm['arm']}, batch {size}", style.TITLE_LETTERS), fontsize=9, loc="left")
-    if len(layers) <= _MOST_NAMED:
-        style.line_legend(figure, [(layer, style.shade(place, len(layers))) for place, layer in enumerate(layers)])
-    style.below(grid, "optimizer step")
-    figure.supylabel("trust ratio", fontsize=9)
-    png = page.save_figure(figure, study.workdir / "trust_ratios.png")
-    alt = (
-        "Trust ratio of every layer over the steps, at the smallest and the largest batch, a row of panels for each arm"
-    )
-    about = "The factor by which the layer's learning rate is multiplied, the mean over the final seeds; the layers in the order of their names, from dark to bright."
-    notes = [about, *style.left_out(len(arms), len(layerwise), "arms")]
-    return page.Section("Trust ratios", notes, pictures=[page.Picture(png, alt, wide=True)])
-
-
-def _layers(study: Study, arm: Mapping[str, Any]) -> list[str]:
-    """Return the layers of an arm that have a trust ratio at its smallest batch."""
-    return list(_ratios(study, arm, arm["points"][0]["global_batch_size"]))
-
-
-def _ratios(study: Study, arm: Mapping[str, Any], size: int) -> dict[str, Curve]:
-    probes = series_of(study, arm, size, "probes")
-    names = list(dict.fromkeys(name for probe in probes for name in probe.get("trust_ratio") or {}))
-    curves = {name: positive(mean_curve(probes, functools.partial(_ratios_of, name))) for name in names}
-    return {name: curve for name, curve in curves.items() if curve}
-
-
-def _ratios_of(layer: str, probe: Mapping[str, Any]) -> list[float | None]:
-    return (probe.get("trust_ratio") or {}).get(layer) or []
