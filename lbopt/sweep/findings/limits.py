@@ -62,10 +62,10 @@ def draw_limits(
     return fits.resample_limits(losses, math.log1p(limit_points / 100), higher_is_better=False, seed=(0, index))
 
 
-def starts_diverged(points: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a seed of an arm diverged at its smallest batch, so that there is no result to stay near to.
+def starts_badly(points: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a seed of an arm diverged at its smallest batch, or none learned, so that there is no result to stay near to.
 
-    One is enough: the mean of the others would be that of the seeds which went well.
+    One that diverged is enough: the mean of the others would be that of the seeds which went well.
 
     Args:
       points: of an arm, ascending in batch size, see `measure_point`; the first is its smallest batch.
@@ -73,7 +73,7 @@ def starts_diverged(points: Sequence[Mapping[str, Any]]) -> bool:
     Returns:
       Whether one did; False if there are no points.
     """
-    return bool(points) and points[0]["diverged"] > 0
+    return bool(points) and (points[0]["diverged"] > 0 or points[0]["learned"] is False)
 
 
 def why_no_limit(arm: Mapping[str, Any]) -> str:
@@ -83,6 +83,8 @@ def why_no_limit(arm: Mapping[str, Any]) -> str:
       arm: of a summary of a study with limits, whose limit is None and whose smallest batch was tested.
     """
     first = arm["points"][0]
+    if not first["diverged"] and first["learned"] is False:
+        return f"it did not learn at the smallest batch, {first['global_batch_size']}"
     if not first["diverged"]:
         return f"its score at the smallest batch, {first['global_batch_size']}, is not finite"
     return f"it diverged{of_seeds(first)} at the smallest batch, {first['global_batch_size']}"

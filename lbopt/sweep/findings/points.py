@@ -13,6 +13,7 @@ from lbopt.sweep.trials import FINAL
 
 FACTORS = ("learning_rate", "warmup", "weight_decay")
 _NEAR_THE_END = 0.1
+_LEARNED = 0.05
 
 
 class CellRows(NamedTuple):
@@ -51,7 +52,7 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
     Returns:
       `{"global_batch_size", "steps", "warmup_steps", "learning_rate", "weight_decay", "learning_rate_factor", "warmup_factor",
       "weight_decay_factor", "at_edge_of_grid" (the learning rate), "warmup_at_edge", "weight_decay_at_edge" (see `at_edge`),
-      "seeds", "diverged" (of the seeds), "divergence_step" (the earliest),
+      "seeds", "diverged" (of the seeds), "divergence_step" (the earliest), "learned" (see `learned`),
       "SPLIT_loss_mean" and "SPLIT_accuracy_mean" for the three splits, "validation_METRIC_mean", "test_METRIC_mean" with "_std",
       "_min" and "_max", "search_trials", "search_diverged", "search_full_runs" (their lengths, in runs of the whole length),
       "distance_mean", "diffusion" ({"log_r2", "power_r2", "exponent", "seeds"}), "target" ({"reached" (of the seeds),
@@ -73,6 +74,7 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
         **_edges(search_of(config, first["arm"]), first, cut_warmups(tried)),
         "seeds": len(final),
         **_divergence(final),
+        "learned": learned(final),
         **_accuracies(final, metric),
         **_search_totals(cell.search),
         "distance_mean": mean(row.get("distance") for row in final),
@@ -95,6 +97,22 @@ def search_of(config: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
     """
     (own,) = (one.get("search") for one in config["arms"] if one["name"] == arm)
     return own or config["search"]
+
+
+def learned(final: Sequence[Row]) -> bool | None:
+    """Return whether the training loss of the last epoch is below that of the first step by a twentieth, in the mean over the seeds.
+
+    Batches differ by a few hundredths; a net whose gradients are all rounded to zero stays where it began.
+
+    Args:
+      final: the final rows of a cell.
+
+    Returns:
+      None where a seed has no such losses, as those that diverged.
+    """
+    first = mean(row["curve"]["train_loss"][0] if row.get("curve") else None for row in final)
+    last = mean(row["last_epoch_loss"] for row in final)
+    return None if first is None or last is None else last < (1 - _LEARNED) * first
 
 
 def _edges(search: Mapping[str, Any], chosen: Row, cut: Collection[float]) -> dict[str, bool]:
