@@ -34,11 +34,13 @@ class Replicas:
       axis_name: the mapped axis when the function sees one replica's part of the batch (`pmap`); None when it sees
         the whole global batch (`jit`).
       grid: (rows, columns) of the torus on which replica r is at (r // columns, r % columns); None if there is none.
+      own_keys: each replica draws from a key of its own, and not from one for the global batch.
     """
 
     count: int = 1
     axis_name: str | None = None
     grid: tuple[int, int] | None = None
+    own_keys: bool = False
 
 
 _CURRENT = jax.make_user_context(default_value=None)
@@ -50,16 +52,18 @@ def current() -> Replicas | None:
 
 
 @contextlib.contextmanager
-def tracing_for(count: int, axis_name: str | None = None, grid: tuple[int, int] | None = None) -> Iterator[None]:
+def tracing_for(
+    count: int, axis_name: str | None = None, grid: tuple[int, int] | None = None, own_keys: bool = False
+) -> Iterator[None]:
     """State the replicas while a step function is traced, for instance in a step of one's own."""
-    with _CURRENT(Replicas(count, axis_name, grid)):
+    with _CURRENT(Replicas(count, axis_name, grid, own_keys)):
         yield
 
 
 def example_numbers(num_examples: int) -> jax.Array:
-    """Return the numbers [num_examples] int32, in the global batch, of the examples that the traced function sees."""
+    """Return the numbers [num_examples] int32 of the examples that the traced function sees, among all that one key draws for."""
     here = current()
     numbers = jnp.arange(num_examples)
-    if here is None or here.axis_name is None:
+    if here is None or here.axis_name is None or here.own_keys:
         return numbers
     return jax.lax.axis_index(here.axis_name) * num_examples + numbers

@@ -70,28 +70,26 @@ def make_gradient_fn(
     return whole if num_microsteps == 1 else in_parts
 
 
-def by_rows(gradient_fn: GradientFn, num_rows: int) -> GradientFn:
+def by_rows(gradient_fn: GradientFn, num_rows: int, axis_name: str | None) -> GradientFn:
     """Build the function that takes the gradients of equal parts of the batch one after another, as rows.
 
     Args:
       gradient_fn: see `make_gradient_fn`.
       num_rows: >= 1; example i belongs to row i // (batch / num_rows).
+      axis_name: over which the function is mapped; None if it is not.
 
     Returns:
       A `GradientFn` whose gradients are [num_rows, ...]. Every row starts from the same model_state and their results are
-      averaged; metrics are sums. With several rows each has a key of its own.
+      averaged; metrics are sums. Each has a key of its own, by its number among those of all devices.
     """
-    if num_rows == 1:
-
-        def alone(*given: Any) -> Any:
-            grads, model_state, metrics = gradient_fn(*given)
-            return jax.tree.map(lambda x: x[None], grads), model_state, metrics
-
-        return alone
 
     def each(params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array) -> Any:
+        first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * num_rows
+        keys = jax.vmap(lambda i: jax.random.fold_in(rng, i))(first + jnp.arange(num_rows))
+        if num_rows == 1:
+            grads, new_model_state, metrics = gradient_fn(params, model_state, batch, keys[0])
+            return jax.tree.map(lambda x: x[None], grads), new_model_state, metrics
         parts = jax.tree.map(lambda x: x.reshape(num_rows, x.shape[0] // num_rows, *x.shape[1:]), batch)
-        keys = jax.vmap(lambda i: jax.random.fold_in(rng, i))(jnp.arange(num_rows))
         one = lambda part: gradient_fn(params, model_state, *part)  # noqa: E731
         grads, new_model_state, metrics = jax.lax.map(one, (parts, keys))
         mean = lambda x: x.astype(_accumulator_dtype(x.dtype)).mean(0).astype(x.dtype)  # noqa: E731

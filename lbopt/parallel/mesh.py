@@ -137,11 +137,12 @@ def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(layout, x), batch)
 
 
-def check_divisible(batch_size: int, mesh: Mesh, num_microsteps: int = 1) -> None:
-    """Raise `UserError` unless a global batch splits evenly over devices and microsteps."""
-    parts = mesh.size * num_microsteps
+def check_divisible(batch_size: int, mesh: Mesh, num_microsteps: int = 1, replicas_per_device: int = 1) -> None:
+    """Raise `UserError` unless a global batch splits evenly over devices, replicas of a device and microsteps."""
+    parts = mesh.size * replicas_per_device * num_microsteps
+    replicas = "" if replicas_per_device == 1 else f" x {replicas_per_device} replicas"
     if batch_size < 1 or batch_size % parts:
         raise UserError(
-            f"global_batch_size = {batch_size!r}: {mesh.size} devices x {num_microsteps} microsteps need a multiple of {parts}; "
+            f"global_batch_size = {batch_size!r}: {mesh.size} devices{replicas} x {num_microsteps} microsteps need a multiple of {parts}; "
             f"{max(parts, round(batch_size / parts) * parts)} is the nearest"
         )

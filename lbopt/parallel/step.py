@@ -96,11 +96,11 @@ def _gradients(
     already = clip is not None and clip.stage == "mean"  # then the hook took the mean of each microstep
     gradient_fn = accumulate.make_gradient_fn(loss_fn, num_microsteps, compute_dtype, hook)
     if rows:
-        gradient_fn = accumulate.by_rows(gradient_fn, rows)
+        gradient_fn = accumulate.by_rows(gradient_fn, rows, axis_name)
 
     def gradients(state: TrainState, batch: types.Batch):
         key = state.step_key()
-        if axis_name is not None and key_per_replica:
+        if axis_name is not None and key_per_replica and not rows:
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         grads, model_state, metrics = gradient_fn(state.params, state.model_state, batch, key)
         if axis_name is not None:
@@ -180,13 +180,13 @@ class Step:
         self,
         compiled: Any,
         mesh: Mesh,
-        num_parts: int,
+        num_microsteps: int,
         arrange: Callable[[types.Batch], types.Batch],
         shard_update: bool = False,
         aggregation: Aggregation | None = None,
     ):
         self._compiled, self.mesh, self._shard_update = compiled, mesh, shard_update
-        self._num_parts, self._arrange = num_parts, arrange
+        self._num_microsteps, self._arrange = num_microsteps, arrange
         self.aggregation = aggregation
         self._last_size: int | None = None
         self._checked = False
@@ -236,7 +236,8 @@ class Step:
             self._checked = True
         for leaf in jax.tree.leaves(batch):
             if leaf.shape[0] != self._last_size:  # checked once per size: this runs before every step
-                check_divisible(leaf.shape[0], self.mesh, self._num_parts)
+                rows = 1 if self.aggregation is None else self.aggregation.rows
+                check_divisible(leaf.shape[0], self.mesh, self._num_microsteps, rows)
                 self._last_size = leaf.shape[0]
         return (*rest, self._arrange(batch))
 
@@ -298,8 +299,8 @@ def make_train_step(
         their mean. It gets the gradient of each replica, over all its microsteps and after a clip of stage "replica". Begin with
         `state = step.place(state)`, which adds what it remembers. The "jit" backend then maps replicas as "pmap" does.
       replicas_per_device: with an aggregator: let each device be so many replicas, one after another, so that studies of many
-        replicas run on few devices. Replica i has the i-th equal part of the global batch, on any number of devices; what the loss draws
-        it draws anew for each of them, whatever `key_per_replica` says, and then not the same on another number of devices.
+        replicas run on few devices. Replica i has the i-th equal part of the global batch and a key of its own, by its number, whatever
+        `key_per_replica` says: what its loss draws is the same on any number of devices.
       aggregate_over: with an aggregator: "replicas"; "slices" (sums inside each slice first, then the aggregator between slices, a
         part of the gradient per device); or a number: so many neighbouring devices are summed first.
 
@@ -347,12 +348,14 @@ def make_train_step(
         reduce_scatter,
         0 if aggregation is None else replicas_per_device,
     )
-    donated, num_parts = (0,) if donate else (), num_microsteps * replicas_per_device
+    donated = (0,) if donate else ()
     if backend == "pmap":
         whole = _whole(gradients, _update(tx, clip), aggregation and aggregation.mapped)
-        return Step(_pmapped(whole, mesh, aggregation, donated), mesh, num_parts, _by_replica(mesh), False, aggregation)
+        return Step(
+            _pmapped(whole, mesh, aggregation, donated), mesh, num_microsteps, _by_replica(mesh), False, aggregation
+        )
     if by_replica:
-        gradients = _mapped(gradients, mesh, stacked=reduce_scatter or aggregation is not None)
+        gradients = _mapped(gradients, mesh, reduce_scatter, aggregation is not None)
     if reduce_scatter:
         gradients = _scattering(gradients, mesh, reduce_dtype)
     update = _update(tx, clip, mesh if shard_update else None, reduce_scatter)
@@ -367,16 +370,16 @@ def make_train_step(
         )
 
     if not shard_update and aggregation is None:
-        return Step(compiled(replicated(mesh)), mesh, num_parts, _as_it_is)
+        return Step(compiled(replicated(mesh)), mesh, num_microsteps, _as_it_is)
     by_shapes = _OnceShapesAreKnown(compiled, lambda state: _state_sharding(mesh, state, shard_update, aggregation))
-    return Step(by_shapes, mesh, num_parts, _as_it_is, shard_update, aggregation)
+    return Step(by_shapes, mesh, num_microsteps, _as_it_is, shard_update, aggregation)
 
 
 def _pmapped(step: StepFn, mesh: Mesh, aggregation: Aggregation | None, donated: tuple[int, ...]) -> Any:
     """Map a step over replicas; what the aggregator remembers of each lies with it."""
     axes = None if aggregation is None else _BY_REPLICA
     return jax.pmap(
-        _stating(step, mesh, DATA_AXIS),
+        _stating(step, mesh, DATA_AXIS, own_keys=aggregation is not None),
         DATA_AXIS,
         in_axes=(axes, 0),
         out_axes=None if axes is None else (axes, None),
@@ -385,14 +388,14 @@ def _pmapped(step: StepFn, mesh: Mesh, aggregation: Aggregation | None, donated:
     )
 
 
-def _mapped(gradients: Callable[..., Any], mesh: Mesh, stacked: bool) -> Callable[..., Any]:
-    """Take gradients replica by replica under "jit"; `stacked` leaves them with their devices.
+def _mapped(gradients: Callable[..., Any], mesh: Mesh, scattered: bool, aggregated: bool) -> Callable[..., Any]:
+    """Take gradients replica by replica under "jit"; those that are scattered or aggregated stay with their devices.
 
     Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
     """
     whole, parts = PartitionSpec(), PartitionSpec(DATA_AXIS)
-    out = (parts if stacked else whole, whole, whole)
-    gradients = _stating(gradients, mesh, DATA_AXIS)
+    out = (parts if scattered or aggregated else whole, whole, whole)
+    gradients = _stating(gradients, mesh, DATA_AXIS, own_keys=aggregated)
     return jax.shard_map(gradients, mesh=mesh, in_specs=(whole, parts), out_specs=out, check_vma=False)
 
 
@@ -457,11 +460,11 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
     return Step(compiled, mesh, 1, _as_it_is)
 
 
-def _stating(fn: Callable[..., Any], mesh: Mesh, axis_name: str | None) -> Callable[..., Any]:
+def _stating(fn: Callable[..., Any], mesh: Mesh, axis_name: str | None, own_keys: bool = False) -> Callable[..., Any]:
     """Tell the traced function how many replicas there are (see `lbopt.replicas`)."""
 
     def traced(*arguments):
-        with replicas.tracing_for(mesh.size, axis_name, torus_grid(mesh)):
+        with replicas.tracing_for(mesh.size, axis_name, torus_grid(mesh), own_keys):
             return fn(*arguments)
 
     return traced

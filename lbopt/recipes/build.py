@@ -112,9 +112,9 @@ def check_fit(config: TrainConfig, problem: problems.Problem, mesh: Mesh) -> Non
     size, parts, examples = config.global_batch_size, config.parallel.num_microsteps, len(problem.splits.train)
     fix = f"the training set has {examples} examples; use at most that"
     require(size <= examples, "config.global_batch_size", size, fix)
-    parts *= config.aggregator.replicas_per_device
-    meshes.check_divisible(size, mesh, parts)
-    problems.check_batch(config.model, Replicas(mesh.size, grid=meshes.torus_grid(mesh)), size // parts)
+    rows = config.aggregator.replicas_per_device
+    meshes.check_divisible(size, mesh, parts, rows)
+    problems.check_batch(config.model, Replicas(mesh.size, grid=meshes.torus_grid(mesh)), size // (parts * rows))
     known = [f"eval/{name}" for name in problem.metric_names]
     require_choice("config.checkpoint.best_metric", config.checkpoint.best_metric, known)
     if config.target_metric:

@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import lbopt
+from lbopt.aggregators.protocol import mean
 from lbopt.models import bert, efficientnet, seam
 from lbopt.models.randomness import Dropout, StochasticDepth
 
@@ -84,20 +85,21 @@ class Drawn(nn.Module):
         return y + 64 * StochasticDepth(0.5)(jnp.ones_like(x), train)
 
 
-def drawn(num_devices, backend, num_microsteps=1, num_steps=1, seed=0):
+def drawn(num_devices, backend, num_microsteps=1, num_steps=1, seed=0, draw=None, **options):
     """Return [16, 12]: what each example of the global batch drew in the last step."""
+    draw = draw or (lambda x, rng: seam.from_linen(Drawn()).apply({}, {}, x, True, rng)[0])
 
     def loss_fn(params, model_state, batch, rng):
-        y, _ = seam.from_linen(Drawn()).apply({}, {}, batch["x"], True, rng)
+        y = draw(batch["x"], rng)
         spread = jnp.zeros((16, 12)).at[batch["place"]].set(y)
         return jnp.mean(params["w"] * y), (model_state, {"drawn": (spread, jnp.ones(()))})
 
     tx = optax.sgd(0.1)
     mesh = lbopt.make_mesh(num_devices)
     step = lbopt.make_train_step(
-        loss_fn, tx, mesh, backend, num_microsteps=num_microsteps, key_per_replica=False, donate=False
+        loss_fn, tx, mesh, backend, num_microsteps, key_per_replica=False, donate=False, **options
     )
-    state = lbopt.TrainState.create({"w": jnp.ones(())}, {}, tx, seed)
+    state = step.place(lbopt.TrainState.create({"w": jnp.ones(())}, {}, tx, seed))
     for _ in range(num_steps):
         state, metrics = jax.block_until_ready(
             step(state, {"x": np.ones((16, 12), np.float32), "place": np.arange(16)})
@@ -113,6 +115,19 @@ def test_examples_draw_the_same_on_any_number_of_devices_and_backend(num_microst
     layouts = [(2, "jit"), (4, "jit"), (2, "pmap"), (4, "pmap")] if num_microsteps == 1 else [(4, "jit"), (4, "pmap")]
     for num_devices, backend in layouts:
         np.testing.assert_array_equal(drawn(num_devices, backend, num_microsteps), one)
+
+
+@pytest.mark.parametrize("num_microsteps", [1, 2])
+@pytest.mark.parametrize("draw", [None, lambda x, rng: jax.random.uniform(rng, x.shape)], ids=["by example", "at once"])
+def test_a_replica_draws_the_same_wherever_it_is(draw, num_microsteps):
+    """With an aggregator, which sees replicas: bit for bit, also what is drawn for all its examples at once."""
+    one, *others = (
+        drawn(devices, backend, num_microsteps, draw=draw, aggregator=mean(), replicas_per_device=4 // devices)
+        for devices, backend in ((1, "jit"), (2, "jit"), (4, "jit"), (4, "pmap"))
+    )
+    assert len(np.unique(one, axis=0)) == 16, "every example draws for itself"
+    for other in others:
+        np.testing.assert_array_equal(other, one)
 
 
 def test_steps_and_seeds_draw_differently_example_by_example():

@@ -129,7 +129,10 @@ def test_what_does_not_go_with_it_is_named(overrides, said):
 
 def test_a_batch_that_replicas_cannot_share_is_refused():
     config = load("--config.aggregator.name=ef", "--config.aggregator.replicas_per_device=5")
-    with pytest.raises(UserError, match="global_batch_size = 64"):
+    with pytest.raises(
+        UserError,
+        match="global_batch_size = 64: 2 devices x 5 replicas x 1 microsteps need a multiple of 10; 60 is the nearest",
+    ):
         build.build(config)
 
 
