@@ -15,7 +15,10 @@ from lbopt.aggregators import compress
 LABELS = {"out": "^out", "hidden": ""}
 AGGREGATORS = {
     "ef": lbopt.ef(compress.topk(0.1)),
+    "ef21": lbopt.ef21(compress.randk(0.2), 0.5),
+    "econtrol": lbopt.econtrol(compress.sign(), 0.3),
     "aps": lbopt.aps(4, 3),
+    "aps stochastic": lbopt.aps(5, 2, rounding="stochastic"),
     "powersgd": lbopt.powersgd(1, start=1, min_rate=1.0),
     "agvm": lbopt.agvm(LABELS, "hidden", 1, 0, alpha=0.5),
 }
