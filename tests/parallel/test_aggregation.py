@@ -69,7 +69,7 @@ def test_one_two_and_four_devices_give_equal_results(name, mlp, trajectory, batc
 @pytest.mark.parametrize("name", AGGREGATORS)
 @pytest.mark.parametrize(
     "options",
-    [{"backend": "pmap"}, {"shard_update": True}, {"num_microsteps": 2}, {"num_microsteps": 2, "backend": "pmap"}],
+    [{"backend": "pmap"}, {"num_microsteps": 2, "shard_update": True}],
     ids=str,
 )
 def test_backends_sharding_and_microsteps(name, options, mlp, trajectory, batches, relative_gap):
