@@ -153,9 +153,8 @@ def agvm(
         init,
         update,
         sent,
-        frozenset({"agvm_scale", "agvm_phi"}),
-        adam_b2 is not None,
-        _check_chain,
+        needs_second_moment=adam_b2 is not None,
+        check_chain=_check_chain,
         compresses=False,
     )
 

@@ -66,7 +66,6 @@ class Aggregator:
       update: (rows, state, group, extra) -> `Aggregated`. A leaf of the rows is [r, *shape], the gradients of the replicas that are on this
         device; so are those of `state.local`. What it returns but for `local` is the same on all devices.
       wire_bytes: (params, number of replicas) -> `WireBytes`, of one step of one replica.
-      gives: names of the keyword arguments in `aux`.
       needs_second_moment: whether `extra.second_moment` has to be there.
       check_chain: raises ValueError if the optimizer behind it, whose state's shapes it is given, does not go with it.
       takes_parts: whether it may be given parts of leaves in the place of leaves: each device of a slice then sends the part
@@ -78,7 +77,6 @@ class Aggregator:
     init: Callable[[types.Params, int], AggregatorState]
     update: Callable[[types.PyTree, AggregatorState, Group, Extra], Aggregated]
     wire_bytes: Callable[[types.Params, int], WireBytes]
-    gives: frozenset[str] = frozenset()
     needs_second_moment: bool = False
     check_chain: Callable[[Any], None] = lambda opt_state: None
     takes_parts: bool = False

@@ -68,7 +68,7 @@ SIZES = {"f32": 4, "s32": 4, "u8": 1, "f8e5m2": 1}
 
 
 @pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning")
-@pytest.mark.parametrize("name", ["mean", "ef topk", "aps e5m2", "ef21 randk"])
+@pytest.mark.parametrize("name", ["mean", "ef topk", "aps e5m2", "ef21 randk", "powersgd"])
 def test_an_aggregator_between_slices_sends_what_it_says(mesh, name):
     """Gradients are summed inside each slice, and what goes to the other one is the compressed part of each chip."""
     step, text = aggregated_step.compiled(name, mesh, 4096, aggregate_over="slices")

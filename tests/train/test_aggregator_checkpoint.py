@@ -46,7 +46,7 @@ def batch(number):
 def make(aggregator, devices=4, over="replicas"):
     """Return a step and its first state."""
     tx = lbopt.lamb(0.01)
-    if aggregator.gives:
+    if aggregator.name.startswith("agvm"):
         tx = optax.chain(tx, lbopt.scale_by_agvm(LABELS))
     mesh = lbopt.make_mesh(devices)
     step = lbopt.make_train_step(loss_fn, tx, mesh, aggregator=aggregator, aggregate_over=over, donate=False)
