@@ -38,7 +38,11 @@ def params():
 
 
 def trained(aggregator, devices):
-    tx = optax.chain(lbopt.lamb(0.02), lbopt.scale_by_agvm(LABELS)) if aggregator.name.startswith("agvm") else lbopt.lamb(0.02)
+    tx = (
+        optax.chain(lbopt.lamb(0.02), lbopt.scale_by_agvm(LABELS))
+        if aggregator.name.startswith("agvm")
+        else lbopt.lamb(0.02)
+    )
     mesh, rows = lbopt.make_mesh(devices), 8 // devices
     step = lbopt.make_train_step(loss_fn, tx, mesh, aggregator=aggregator, replicas_per_device=rows)
     state, rng = step.place(lbopt.TrainState.create(params(), {}, tx)), np.random.default_rng(1)

@@ -110,7 +110,8 @@ def learned(final: Sequence[Row]) -> bool | None:
     Returns:
       None where a seed has no such losses, as those that diverged.
     """
-    first = mean(row["curve"]["train_loss"][0] if row.get("curve") else None for row in final)
+    curves = [(row.get("curve") or {}).get("train_loss") for row in final]
+    first = mean(curve[0] if curve else None for curve in curves)
     last = mean(row["last_epoch_loss"] for row in final)
     return None if first is None or last is None else last < (1 - _LEARNED) * first
 
