@@ -15,15 +15,20 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 REPLICAS = 8
 
 
-def summed(aggregator, grads, steps=1):
-    """Return the update of the last of some steps with the same gradients."""
+def updates_of(aggregator, grads, steps):
+    """Return the updates of some steps with the same gradients."""
     tx = protocol.as_optax(aggregator, REPLICAS)
     params = jax.tree.map(lambda g: g[0], grads)
-    state = tx.init(params)
-    update = jax.jit(tx.update)
+    state, update, found = tx.init(params), jax.jit(tx.update), []
     for _ in range(steps):
         (updates, _), state = update(grads, state, params)
-    return updates
+        found.append(updates)
+    return found
+
+
+def summed(aggregator, grads):
+    """Return the update of the first step."""
+    return updates_of(aggregator, grads, 1)[0]
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +126,9 @@ def test_layers_of_a_stack_have_shifts_of_their_own():
 
 def test_stochastic_rounding_draws_anew_at_every_step(grads):
     aggregator = lbopt.aps(5, 2, rounding="stochastic", overflow="saturate")
-    first, second = summed(aggregator, grads, 1), summed(aggregator, grads, 2)
-    assert np.any(first["large"] != second["large"])
-    many = np.mean([summed(aggregator, grads, steps)["large"] for steps in range(1, 40)], 0)
+    many = np.array([updates["large"] for updates in updates_of(aggregator, grads, 39)])
+    assert np.any(many[0] != many[1])
+    many = many.mean(0)
     exact = grads["large"].mean(0)
     assert np.linalg.norm(many - exact) < 0.5 * np.linalg.norm(summed(lbopt.aps(5, 2), grads)["large"] - exact)
 
