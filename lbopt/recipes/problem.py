@@ -45,6 +45,7 @@ class Problem(NamedTuple):
       evaluator: see `lbopt.recipes.task.Evaluator`.
       metric_names: of the evaluation.
       vocabulary: of text.
+      outputs: classes or tokens that are told apart; 0 if nobody said.
     """
 
     init: Any
@@ -55,6 +56,7 @@ class Problem(NamedTuple):
     evaluator: Any = None
     metric_names: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
+    outputs: int = 0
 
 
 def make_problem(
@@ -99,7 +101,15 @@ def make_problem(
     names = task.metric_names or _metric_names(task, shapes, source.splits.validation)
     evaluator = task.evaluator or means_of(task.metric_fn)
     return Problem(
-        init, loss_fn, task.metric_fn, source.splits, networks.stacked(model), evaluator, names, source.vocabulary
+        init,
+        loss_fn,
+        task.metric_fn,
+        source.splits,
+        networks.stacked(model),
+        evaluator,
+        names,
+        source.vocabulary,
+        source.outputs,
     )
 
 

@@ -131,7 +131,7 @@ class Record:
           JSON data; null is a number that is not finite, or that was not measured, and every score of a split whose loss is not
           finite. Accuracies are in [0, 1]. `diverged` is also true if the validation loss at the end is not finite;
           `divergence_step` is null if every training loss was finite. `steps_to_target` and `examples_to_target` come with a
-          target, null if it was not reached. Final trials have `curve` too, at log-spaced steps of the planned length and at the
+          target, null if it was not reached. Final trials have `outputs` (classes or tokens that are told apart) and `curve` too, at log-spaced steps of the planned length and at the
           last one that was run, and, if they were measured, `diffusion`, `evaluations`, `probes` and `noise_scale` (in examples,
           the median over the probed steps).
         """
@@ -175,7 +175,7 @@ class Record:
 
     def _measured(self, losses: np.ndarray, distances: np.ndarray) -> dict[str, Any]:
         """Return what only final trials are measured for."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"outputs": self.cell.problem.outputs}
         steps = _curve_steps(self.trial.num_steps, len(losses))
         at = np.asarray(steps) - 1
         found["curve"] = {"step": list(steps), "train_loss": _numbers(losses[at])}

@@ -72,11 +72,14 @@ def test_a_seed_that_diverged_at_the_smallest_batch_takes_the_limit_away(perplex
     assert (summary["arms"][0]["limit_interval"] is None) is (seeds > 0)
 
 
-@pytest.mark.parametrize(("loss", "learns"), [(0.96, False), (1.0, False), (1.1, False), (0.94, True)])
-def test_an_arm_that_never_learned_has_no_limit(loss, learns):
-    """The first step's loss is 1; 8 % of ten classes at every batch size would be near to itself for ever."""
+@pytest.mark.parametrize(
+    ("loss", "outputs", "learns"),
+    [(0.96, 0, False), (1.1, 0, False), (0.94, 0, True), (0.94, 10, True), (0.68, 2, False), (0.65, 2, True)],
+)
+def test_an_arm_that_never_learned_has_no_limit(loss, outputs, learns):
+    """The first step's loss is 1, equal odds of two have 0.69; 8 % of ten classes at every batch size would be near to itself for ever."""
     config, rows = synthetic.make_study({"arm": Truth((0.08, 0.08, 0.08), growth=0.5)})
-    summary = summarize(config, [{**row, "last_epoch_loss": loss} for row in rows])
+    summary = summarize(config, [{**row, "last_epoch_loss": loss, "outputs": outputs} for row in rows])
     sentence = "arm has no limit: it did not learn at the smallest batch, 16."
     assert (sentence in summary["findings"]) is not learns
     assert (summary["arms"][0]["limit"] is None) is not learns

@@ -100,9 +100,10 @@ def search_of(config: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
 
 
 def learned(final: Sequence[Row]) -> bool | None:
-    """Return whether the training loss of the last epoch is below that of the first step by a twentieth, in the mean over the seeds.
+    """Return whether the training loss of the last epoch is below that of the first step, and of equal odds for all outputs, by a twentieth.
 
-    Batches differ by a few hundredths; a net whose gradients are all rounded to zero stays where it began.
+    Batches differ by a few hundredths. A net whose gradients are all rounded to zero stays where it began, or is left by its weight decay
+    with equal odds, whose loss is log(outputs). Losses are means over the seeds.
 
     Args:
       final: the final rows of a cell.
@@ -113,7 +114,10 @@ def learned(final: Sequence[Row]) -> bool | None:
     curves = [(row.get("curve") or {}).get("train_loss") for row in final]
     first = mean(curve[0] if curve else None for curve in curves)
     last = mean(row["last_epoch_loss"] for row in final)
-    return None if first is None or last is None else last < (1 - _LEARNED) * first
+    if first is None or last is None:
+        return None
+    outputs = final[0].get("outputs") or 0  # lines of an earlier version do not say
+    return last < (1 - _LEARNED) * (min(first, math.log(outputs)) if outputs > 1 else first)
 
 
 def _edges(search: Mapping[str, Any], chosen: Row, cut: Collection[float]) -> dict[str, bool]:
