@@ -1,0 +1,11 @@
+"""EfficientNet learns the digits in a run shorter and narrower than that of configs/: most of its time is spent compiling."""
+
+import pytest
+from short_run import trained
+
+pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
+
+
+def test_efficientnet_on_digits():
+    found, _ = trained("digits_efficientnet.py:lamb-256", num_epochs=6.0, model__depth_coefficient=0.25)
+    assert found["accuracy"] > 0.90
