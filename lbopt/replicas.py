@@ -35,12 +35,14 @@ class Replicas:
         the whole global batch (`jit`).
       grid: (rows, columns) of the torus on which replica r is at (r // columns, r % columns); None if there is none.
       own_keys: each replica draws from a key of its own, and not from one for the global batch.
+      rows: each of these is so many replicas, which run one after another: the function sees one of each.
     """
 
     count: int = 1
     axis_name: str | None = None
     grid: tuple[int, int] | None = None
     own_keys: bool = False
+    rows: int = 1
 
 
 _CURRENT = jax.make_user_context(default_value=None)
@@ -57,6 +59,13 @@ def tracing_for(
 ) -> Iterator[None]:
     """State the replicas while a step function is traced, for instance in a step of one's own."""
     with _CURRENT(Replicas(count, axis_name, grid, own_keys)):
+        yield
+
+
+@contextlib.contextmanager
+def one_after_another(rows: int) -> Iterator[None]:
+    """State that each of the replicas is so many, while the function is traced that they run in turn."""
+    with _CURRENT(dataclasses.replace(current() or Replicas(), rows=rows)):
         yield
 
 

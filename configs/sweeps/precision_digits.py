@@ -33,6 +33,8 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg:
         require_choice("--config row", arg, ROWS[1:])
     lamb = OptimizerConfig("lamb", weight_decay=0.01)
+    # Replicas that one device has in turn normalize their own examples.
+    model = ModelConfig("cnn", (16, 32), 64, batch_norm_scope="local", batch_norm_momentum=0.8)
     legw = ScheduleConfig(0.02, base_batch_size=64, warmup_rule="legw", base_warmup_epochs=0.25, scaling_rule="sqrt")
 
     def reduced(exponent_bits: int, mantissa_bits: int, shift: bool) -> Arm:
@@ -54,9 +56,7 @@ def get_config(arg: str = "") -> SweepConfig:
         about=About(
             paper="Auto-Precision Scaling 1911.08907", status="not yet run" if arg == "smoke" else "measured here"
         ),
-        train=TrainConfig(
-            name="precision_digits", num_epochs=20.0, model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)
-        ),
+        train=TrainConfig(name="precision_digits", num_epochs=20.0, model=model),
         arms=(whole, *(reduced(*form, shift) for form in FORMATS for shift in (True, False))),
         global_batch_sizes=(64, 256, 1024),
         search=SearchConfig(learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0), seeds=(0,)),

@@ -37,7 +37,8 @@ def aps(
         E = max over replicas of ceil(log2(R max|g|)),   s = 2^(exponent_bits - 1) - 1 - E
         q_i = Q(2^s g_i),   sum = Q(sum of q_i),   update = 2^-s sum / R
 
-    The shift lets the sum reach, but not pass, the format's highest exponent. A layer that is zero everywhere is not shifted.
+    The shift lets the sum reach, but not pass, the format's highest exponent (one less where numbers without a mantissa are rounded
+    stochastically, which may double them). A layer that is zero everywhere is not shifted.
 
     What is sent has few bits: each device gets the rounded pieces of all replicas that it is to sum (all-to-all), in the narrowest dtype that
     holds the format, sums them in the replicas' order, and sends the rounded sum to all (all-gather). A format of less than 8 bits still takes 8
@@ -69,6 +70,8 @@ def aps(
     arguments.require_choice("overflow", overflow, OVERFLOWS)
     arguments.require_choice("rounding", rounding, ROUNDINGS)
     dtype = to.carrier(overflow)
+    # Drawn upwards, a number without a mantissa may double, and the highest power of two is then the largest number.
+    highest = to.max_exponent - (1 if rounding == "stochastic" and mantissa_bits == 0 else 0)
 
     def draws(key: jax.Array, leaves: list[jax.Array]) -> list[Any]:
         """Return random bits for the leaves [r, ...] of one replica; they do not depend on how leaves are sent."""
@@ -83,14 +86,14 @@ def aps(
     def shifts(grads: list[jax.Array], group: Group) -> list[jax.Array]:
         """Return s of each leaf, int32 [layers, 1, ...]."""
         known = largest(group, grads)
-        return [jnp.where(x > 0, to.max_exponent - ceil_log2(x * group.num_replicas), 0) for x in known]
+        return [jnp.where(x > 0, highest - ceil_log2(x * group.num_replicas), 0) for x in known]
 
     def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
         del extra
         leaves, structure = jax.tree.flatten(rows)
         layers = jax.tree.leaves(stacks.resolve_stacked(stacked, jax.tree.map(lambda x: x[0], rows)))
         grads = [protocol.as_layers(x, axes).astype(jnp.float32) for x, axes in zip(leaves, layers, strict=True)]
-        key = jax.random.fold_in(jax.random.key(_SEED), state.shared)
+        key = group.key(_SEED, state.shared)
         if shift:
             by = shifts(grads, group)
             grads = [ldexp(g, s) for g, s in zip(grads, by, strict=True)]

@@ -179,7 +179,7 @@ def _feedback(
         grads = [protocol.as_layers(x, axes) for x, axes in zip(leaves, layers, strict=True)]
         memories = _as_layers(state.local, grads)
         count = state.shared
-        root = jax.random.fold_in(jax.random.key(_SEED), count)
+        root = group.key(_SEED, count)
         keys = [jax.random.fold_in(root, leaf) for leaf in range(len(leaves))]
         if averaged is not None:
             grads = [averaged(g, memory, count == 0) for g, memory in zip(grads, memories, strict=True)]

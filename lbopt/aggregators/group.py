@@ -47,6 +47,11 @@ class Group:
         first = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name) * self.num_rows
         return first + jnp.arange(self.num_rows)
 
+    def key(self, seed: int, count: jax.Array) -> jax.Array:
+        """Return the key of a step, the same for all replicas; each part of their gradients has its own."""
+        key = jax.random.fold_in(jax.random.key(seed), count)
+        return key if self.part_axis is None else jax.random.fold_in(key, jax.lax.axis_index(self.part_axis))
+
     def sum(self, rows: types.PyTree) -> types.PyTree:
         """Sum arrays [r, ...] over all replicas, in their own dtype."""
         here = jax.tree.map(lambda x: x[0] if len(x) == 1 else x.sum(0), rows)
@@ -196,4 +201,6 @@ def _joined(arrays: list[jax.Array]) -> jax.Array:
 
 def largest(group: Group, layers: list[jax.Array]) -> list[jax.Array]:
     """Return the largest magnitudes [layers, 1, ...] fp32 over all replicas of arrays [r, layers, ...], by one small all-reduce."""
-    return group.max([jnp.abs(x).max(tuple(range(2, x.ndim)), keepdims=True).astype(jnp.float32) for x in layers])
+    return group.max(
+        [jnp.abs(x).max(tuple(range(2, x.ndim)), keepdims=True, initial=0).astype(jnp.float32) for x in layers]
+    )

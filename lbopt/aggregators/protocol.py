@@ -16,6 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from lbopt import tree, types
 from lbopt.aggregators.group import Group
 from lbopt.aggregators.wire import WireBytes, ring_bytes
+from lbopt.transforms.skipping import SkipState
 
 
 class AggregatorState(NamedTuple):
@@ -119,6 +120,25 @@ def keep_finite(aggregator: Aggregator) -> Aggregator:
         return found._replace(updates=updates, state=kept)
 
     return dataclasses.replace(aggregator, update=update)
+
+
+def remembered(new: AggregatorState, old: AggregatorState, opt_state: Any) -> AggregatorState:
+    """Return what an aggregator remembers after a step: nothing new if the optimizer skipped the update.
+
+    What error feedback counts as said has to have been applied; a spike that `lbopt.skip_bad_updates` leaves out would else come back with the
+    next messages. Without that transform it is the new state.
+
+    Args:
+      new: after the aggregation.
+      old: before it.
+      opt_state: after the optimizer's update.
+    """
+    is_skip = lambda state: isinstance(state, SkipState)  # noqa: E731
+    guards = [state for state in jax.tree.leaves(opt_state, is_leaf=is_skip) if is_skip(state)]
+    if not guards:
+        return new
+    skipped = jnp.any(jnp.stack([guard.consecutive > 0 for guard in guards]))
+    return jax.tree.map(lambda after, before: jnp.where(skipped, before, after), new, old)
 
 
 def wide(rows: types.PyTree) -> types.PyTree:
@@ -287,7 +307,7 @@ def aggregate(
         (updates, aux), aggregator_state = first.update(grads, state[0], params, **extra)
         extra.pop("second_moment", None)
         updates, opt_state = second.update(updates, state[1], params, **extra, **aux)
-        return updates, (aggregator_state, opt_state)
+        return updates, (remembered(aggregator_state, state[0], opt_state), opt_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 
@@ -12,8 +13,10 @@ from lbopt.errors import UserError
 from lbopt.job.member import STARTING, Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
+from lbopt.parallel.aggregation import Aggregation
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build
+from lbopt.recipes.aggregators import group_of
 from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, restore_chosen
 from lbopt.train.progress import said_by_first
@@ -47,10 +50,30 @@ def run(argv: Sequence[str], job: Alone) -> None:
 
 
 def _restore(config: TrainConfig, folder: str, which: str, job: Alone) -> tuple[Run, TrainState]:
-    plan = build.build(with_vocabulary(config, folder))
+    plan = build.build(on_these_devices(with_vocabulary(config, folder)))
     workdir = workdirs.absolute(folder)
-    if workdirs.refuse_another(workdir, "train", comparison(config, plan.mesh.size)) is None:
+    if workdirs.refuse_another(workdir, "train", comparison(config)) is None:
         raise UserError(f"--workdir = {folder!r}: no run is there; run lbopt train first")
     with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True, job=job) as checkpoints:
         shapes = lambda step: plan.phase_at(step).shapes()  # noqa: E731
         return plan, restore_chosen(checkpoints, which, shapes, said_by_first(job))
+
+
+def on_these_devices(config: TrainConfig) -> TrainConfig:
+    """Return the config of a run with the same network, whose aggregator, which has no part in an evaluation, takes any devices."""
+    given = config.aggregator
+    mesh, over = build.make_mesh(config.parallel), group_of(given)
+    try:
+        Aggregation.check_over(mesh, over)
+        whole = over == "replicas" or given.name != "agvm"
+    except UserError:
+        whole = False
+    odd = given.name == "agvm" and mesh.size * given.replicas_per_device % 2 == 1
+    if whole and not odd:
+        return config
+    fitted = copy.deepcopy(config)
+    fitted.aggregator.over = "replicas"
+    if odd:
+        fitted.aggregator.replicas_per_device = 2
+        fitted.parallel.backend, fitted.model.batch_norm_scope = "jit", "local"
+    return fitted

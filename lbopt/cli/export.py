@@ -85,8 +85,11 @@ def on_one_device(config: TrainConfig) -> TrainConfig:
     alone = copy.deepcopy(config)
     alone.parallel.num_devices = 1
     alone.parallel.num_microsteps = 1
-    alone.model.batch_norm_scope = "global"
-    if config.optimizer.track_noise_scale:  # it asks for parts of the batch to compare
+    alone.parallel.backend = "jit"
+    two_halves = config.aggregator.name == "agvm"
+    alone.aggregator.over, alone.aggregator.replicas_per_device = "replicas", 2 if two_halves else 1
+    alone.model.batch_norm_scope = "local" if two_halves else "global"
+    if config.optimizer.track_noise_scale and not two_halves:  # it asks for parts of the batch to compare
         size = config.global_batch_size
         alone.parallel.num_microsteps = next(parts for parts in range(2, size + 1) if size % parts == 0)
     alone.phase2 = None  # whose state has the same shapes

@@ -74,12 +74,13 @@ def with_vocabulary(config: TrainConfig, workdir: str) -> TrainConfig:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, vocab_file=str(kept)))
 
 
-def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
+def comparison(config: TrainConfig, num_devices: int | None = None) -> workdirs.Compare:
     """Return the check that a saved run is the same one.
 
     What `about` says, the backend, the number of devices, a sharded update and how data are reached may change when a run is
     resumed: the batches and, up to rounding, the updates are the same. The number of devices may not where batch norm or a clip counts
-    replicas, nor between slices; else an aggregator's memory is rebuilt for another number of replicas.
+    replicas, nor between slices; else an aggregator's memory is rebuilt for another number of replicas. None for an evaluation, to which
+    that is all the same.
     """
 
     def core(data: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def comparison(config: TrainConfig, num_devices: int) -> workdirs.Compare:
         # Parts of the gradient that devices of a slice have are padded to as many as there are.
         by_parts = config.aggregator.over != "replicas"
         by_clip = config.optimizer.clip_stage == "replica" and resolve_clip(config.optimizer) is not None
-        if by_norm or by_clip or by_parts:
+        if num_devices is not None and (by_norm or by_clip or by_parts):
             found += checks.differences({"num_devices": num_devices}, {"num_devices": saved.get("num_devices")})
         return found
 

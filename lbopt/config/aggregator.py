@@ -6,9 +6,11 @@ import dataclasses
 from lbopt.aggregators.aps import ACCUMULATIONS
 from lbopt.aggregators.quantize import OVERFLOWS, ROUNDINGS
 from lbopt.config.checks import at_least, in_range
-from lbopt.errors import require, require_choice
+from lbopt.errors import UserError, require, require_choice
+from lbopt.tree import check_patterns
 
 AGGREGATORS = ("none", "mean", "agvm", "aps", "ef", "ef21", "econtrol", "powersgd")
+AGVM_START_STEP = 500
 COMPRESSORS = ("cast", "identity", "randk", "sign", "topk")
 
 
@@ -111,4 +113,17 @@ def validate_aggregator(aggregator: AggregatorConfig, prefix: str) -> None:
         names = [name for name, _ in aggregator.modules]
         fix = "name the modules of the model, for instance (('head', '^head/'), ('body', ''))"
         require(len(names) > 0, f"{prefix}.modules", aggregator.modules, fix)
+        require(len(names) == len(set(names)), f"{prefix}.modules", aggregator.modules, "use each name once")
+        try:
+            check_patterns(tuple(pattern for _, pattern in aggregator.modules))
+        except ValueError as error:
+            raise UserError(f"{prefix}.modules: {error}") from error
+        low, high = aggregator.scale_bounds
+        fix = "give (low, high) with 0 <= low <= high"
+        require(0 <= low <= high, f"{prefix}.scale_bounds", aggregator.scale_bounds, fix)
+        start, stop = aggregator.start_step, aggregator.stop_step
+        start = AGVM_START_STEP if start is None else start
+        require(
+            stop is None or stop >= start, f"{prefix}.stop_step", stop, f"it begins at step {start}; use at least that"
+        )
         require(aggregator.anchor in names, f"{prefix}.anchor", aggregator.anchor, f"use one of the modules {names}")

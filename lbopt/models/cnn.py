@@ -30,7 +30,7 @@ class CNN(nn.Module):
       batch_norm_momentum: of the running statistics.
       dtype: of the computation; parameters and statistics are fp32.
       by_patches: see `PatchConv`. Without, trials that train under `jax.vmap` with one replica each and the "global"
-        scope lie side by side in the channels, see `lbopt.models.packed`.
+        scope, or with several in turn and the "local" one, lie side by side in the channels, see `lbopt.models.packed`.
     """
 
     num_classes: int = 10
@@ -61,7 +61,8 @@ class CNN(nn.Module):
     def _packs_trials(self) -> bool:
         here = replicas.current() or replicas.Replicas()
         plain = self.by_patches or self.is_initializing()
-        return not plain and self.batch_norm_scope == "global" and here.count == 1
+        alone = "global" if here.rows == 1 else "local"
+        return not plain and self.batch_norm_scope == alone and here.count == 1
 
 
 @jax.custom_vjp

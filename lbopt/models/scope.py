@@ -102,12 +102,17 @@ class Scope:
         """Return how the batch axis that is seen here splits into groups; a group of several replicas is one part.
 
         Args:
-          here: the replicas; mapped ones see their own examples only.
+          here: the replicas; mapped ones see their own examples only, and of several that run one after another, one's.
           num_examples: that are seen here.
           folded: of them share a row of the batch axis; it has to divide a replica's part of a group.
         """
         seen = here.count if here.axis_name else 1
         groups = self.num_groups(here.count, seen * num_examples, here.grid)
+        if here.rows > 1 and (self.kind == "global" or groups < here.count):
+            self._refuse(
+                f"the {here.rows} replicas of a device run one after another and share no statistics: use 'local', or 'examples:N' "
+                f"with a divisor of a replica's {seen * num_examples // here.count}"
+            )
         if self.kind == "tiles" and not here.axis_name:
             below, beside = self.tile_counts(here.count, here.grid)
             rows, columns = self.tile or (1, 1)

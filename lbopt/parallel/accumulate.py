@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lbopt import tree, types
+from lbopt import replicas, tree, types
 
 GradientFn = Callable[
     [types.Params, types.ModelState, types.Batch, jax.Array], tuple[types.Params, types.ModelState, types.Metrics]
@@ -91,7 +91,8 @@ def by_rows(gradient_fn: GradientFn, num_rows: int, axis_name: str | None) -> Gr
             return jax.tree.map(lambda x: x[None], grads), new_model_state, metrics
         parts = jax.tree.map(lambda x: x.reshape(num_rows, x.shape[0] // num_rows, *x.shape[1:]), batch)
         one = lambda part: gradient_fn(params, model_state, *part)  # noqa: E731
-        grads, new_model_state, metrics = jax.lax.map(one, (parts, keys))
+        with replicas.one_after_another(num_rows):
+            grads, new_model_state, metrics = jax.lax.map(one, (parts, keys))
         mean = lambda x: x.astype(_accumulator_dtype(x.dtype)).mean(0).astype(x.dtype)  # noqa: E731
         return grads, jax.tree.map(mean, new_model_state), jax.tree.map(lambda x: x.sum(0), metrics)
 

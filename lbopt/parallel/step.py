@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from lbopt import replicas, types
+from lbopt.aggregators import protocol
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState
 from lbopt.errors import UserError, require, require_choice
 from lbopt.job import pulse
@@ -67,7 +68,9 @@ def _whole(gradients: Callable[..., Any], update: Callable[..., Any], aggregate:
             return update(state, *found)
         with jax.named_scope(replicas.GRADIENTS):
             one = aggregate(found[0], state)
-        return update(state.replace(aggregator_state=one.state), one.updates, *found[1:], one.aux)
+        new, metrics = update(state, one.updates, *found[1:], one.aux)
+        kept = protocol.remembered(one.state, state.aggregator_state, new.opt_state)
+        return new.replace(aggregator_state=kept), metrics
 
     return step
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import jax
 
 from lbopt import types
 from lbopt.aggregators import compress, protocol
@@ -12,9 +15,10 @@ from lbopt.aggregators.compress import Compressor
 from lbopt.aggregators.feedback import econtrol, ef, ef21
 from lbopt.aggregators.powersgd import powersgd
 from lbopt.aggregators.protocol import Aggregator
-from lbopt.config.aggregator import AggregatorConfig
+from lbopt.config.aggregator import AGVM_START_STEP, AggregatorConfig
 from lbopt.config.optimizer import OptimizerConfig
 from lbopt.errors import UserError
+from lbopt.transforms.module_scale import resolve_labels
 
 
 def make_aggregator(
@@ -52,6 +56,18 @@ def labels_of(config: AggregatorConfig) -> dict[str, str] | None:
     return dict(config.modules) if config.name == "agvm" else None
 
 
+def check_modules(
+    labels: Mapping[str, str] | None, init: Callable[[jax.Array], tuple[types.Params, types.ModelState]]
+) -> None:
+    """Raise `UserError` if modules do not fit the parameters that `init` makes."""
+    if labels is None:
+        return
+    try:
+        resolve_labels(labels, jax.eval_shape(init, jax.random.key(0))[0])
+    except ValueError as error:
+        raise UserError(f"config.aggregator.modules: {error}") from error
+
+
 def _compressor(config: AggregatorConfig) -> Compressor:
     if config.compressor == "cast":
         return compress.cast(config.exponent_bits, config.mantissa_bits)
@@ -68,7 +84,7 @@ def _mean(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.S
 def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
     del stacked
     of_adam: dict[str, Any] = {"adam_b2": optimizer.b2, "adam_eps": optimizer.eps} if config.of_adam else {}
-    start = 500 if config.start_step is None else config.start_step
+    start = AGVM_START_STEP if config.start_step is None else config.start_step
     return agvm(
         dict(config.modules),
         config.anchor,

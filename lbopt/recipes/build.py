@@ -68,6 +68,7 @@ def _build_phase(
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps)
     schedule = schedules.make_schedule(config.schedule, resolved)
     labels = aggregators.labels_of(config.aggregator)
+    aggregators.check_modules(labels, problem.init)
     tx = optimizers.make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
     train_step = make_step(config, problem.loss_fn, tx, mesh, problem.stacked)
     shapes, init = _laid_out(functools.partial(make_state, problem, tx, config.seed), train_step, config)
@@ -114,7 +115,9 @@ def check_fit(config: TrainConfig, problem: problems.Problem, mesh: Mesh) -> Non
     require(size <= examples, "config.global_batch_size", size, fix)
     rows = config.aggregator.replicas_per_device
     meshes.check_divisible(size, mesh, parts, rows)
-    problems.check_batch(config.model, Replicas(mesh.size, grid=meshes.torus_grid(mesh)), size // (parts * rows))
+    problems.check_batch(
+        config.model, Replicas(mesh.size, grid=meshes.torus_grid(mesh), rows=rows), size // (parts * rows)
+    )
     known = [f"eval/{name}" for name in problem.metric_names]
     require_choice("config.checkpoint.best_metric", config.checkpoint.best_metric, known)
     if config.target_metric:

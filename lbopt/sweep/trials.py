@@ -205,7 +205,7 @@ def _check_microsteps(cell: Cell) -> None:
     parts *= rows
     measured, fix = cell.train.optimizer.track_noise_scale, f"batch {size} is one part; accumulate 2 or more microsteps"
     require(not measured or parts > 1, f"config.arms[{cell.index}].optimizer.track_noise_scale", measured, fix)
-    check_batch(cell.train.model, Replicas(), size // parts)
+    check_batch(cell.train.model, Replicas(rows=rows), size // parts)
 
 
 def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
