@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lbopt
-from lbopt.aggregators import protocol
+from lbopt.aggregators import compress, protocol
 from lbopt.aggregators.scaling import ceil_log2, ldexp
 from tests.oracles import low_bits
 
@@ -167,3 +167,26 @@ def test_exponents_and_powers_are_exact():
 def test_refusals(wrong, said):
     with pytest.raises(ValueError, match=said):
         lbopt.aps(**wrong)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5, 7, 8])
+@pytest.mark.parametrize("accumulate", ["fp32", "same", "kahan"])
+def test_sums_never_overflow_where_drawing_upwards_doubles(replicas, accumulate):
+    """Numbers without a mantissa, on replicas whose number is no power of two."""
+    values = np.random.default_rng(0).uniform(0.2, 1, 500).astype(np.float32)
+    values[::2] = 1 / 3
+    params = {"w": jnp.zeros(500)}
+    tx = protocol.as_optax(lbopt.aps(3, 0, accumulate, rounding="stochastic"), replicas)
+    (updates, _), _ = tx.update({"w": np.tile(values, (replicas, 1))}, tx.init(params), params)
+    assert np.isfinite(updates["w"]).all()
+    assert float(np.max(updates["w"])) > 0.2
+
+
+def test_a_leaf_without_numbers_is_let_be():
+    rows = {"none": np.zeros((4, 0, 3), np.float32), "w": np.ones((4, 2), np.float32)}
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape[1:]), rows)
+    for aggregator in (lbopt.aps(4, 3), lbopt.ef(compress.cast(4, 3)), lbopt.ef(compress.topk(0.5))):
+        tx = protocol.as_optax(aggregator, 4)
+        (updates, _), _ = tx.update(rows, tx.init(params), params)
+        assert updates["none"].shape == (0, 3)
+        assert np.any(updates["w"])

@@ -133,3 +133,37 @@ def test_a_second_moment_is_found_in_the_chain_or_missed():
 def test_replicas_have_to_fit_the_mesh():
     with pytest.raises(ValueError, match="num_replicas = 6: give a multiple of the 4 devices"):
         protocol.as_optax(protocol.mean(), 6, lbopt.make_mesh(4))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ef topk", "ef sign", "ef21", "econtrol", "powersgd"],
+)
+def test_what_the_optimizer_skips_leaves_nothing_behind(name, gradients, params):
+    """A spike in the middle, which is skipped: all goes on as if that step had not been."""
+    aggregator = {
+        "ef topk": lbopt.ef(compress.topk(0.2)),
+        "ef sign": lbopt.ef(compress.sign()),
+        "ef21": lbopt.ef21(compress.randk(0.3), dense_start=True),
+        "econtrol": lbopt.econtrol(compress.randk(0.3), dense_start=True),
+        "powersgd": lbopt.powersgd(1, start=1),
+    }[name]
+    inner = lbopt.skip_bad_updates(optax.sgd(0.1), 5, spike_factor=20.0, warmup_updates=4)
+    tx = lbopt.aggregate(aggregator, inner, 8)
+    update = jax.jit(tx.update)
+    grads = gradients(12)
+    spike = jax.tree.map(lambda g: 1000 * g, grads[6])
+
+    def end(steps):
+        weights, state = params, tx.init(params)
+        for rows in steps:
+            updates, state = update(rows, state, weights)
+            weights = optax.apply_updates(weights, updates)
+        return weights, state
+
+    plain, (memory, _) = end(grads)
+    spiked, (after, skips) = end([*grads[:6], spike, *grads[6:]])
+    assert int(skips.skipped_spikes) == 1
+    jax.tree.map(np.testing.assert_array_equal, (spiked, after), (plain, memory))
+    unguarded = lbopt.aggregate(aggregator, optax.sgd(0.1), 8).init(params)[0]
+    assert protocol.remembered(after, unguarded, skips.inner) is after

@@ -114,6 +114,23 @@ def test_groups_of_batch_norm(name, problem, trajectory, batches, relative_gap):
     assert relative_gap(jitted[0], jitted[-1], trained(alone, trajectory, batches, name, 4)[-1]) > 1e-3
 
 
+@pytest.mark.parametrize("scope", ["local", "examples:8"])
+def test_batch_norm_of_rows_is_that_of_replicas(scope, problem, trajectory, batches, relative_gap):
+    normed = problem(CNN(widths=(8,), hidden=16, batch_norm_scope=scope))
+    runs = [trained(normed, trajectory, batches, "mean", n, 3, replicas_per_device=4 // n) for n in (4, 2, 1)]
+    for other in runs[1:]:
+        assert relative_gap(runs[0][0], runs[0][-1], other[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("scope", ["global", "replicas:2"])
+def test_rows_share_no_statistics(scope, problem, batches):
+    loss_fn, state_of = problem(CNN(widths=(8,), hidden=16, batch_norm_scope=scope))
+    tx = optimizer("mean")
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(2), aggregator=AGGREGATORS["mean"], replicas_per_device=2)
+    with pytest.raises(UserError, match="the 2 replicas of a device run one after another and share no statistics"):
+        step(step.place(state_of(tx)), batches[0])
+
+
 def test_devices_that_are_summed_first(mlp, trajectory, batches, relative_gap):
     """Four devices in two groups: a replica is a group, and the compressor sees the part of each device."""
     plain = trained(mlp, trajectory, batches, "mean", 4)
@@ -183,7 +200,7 @@ def test_memory_lies_with_its_replica(mlp, batches):
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_lamb_on_top_trains_the_digits_cnn(name, problem):
     """Sixty steps of batch 128 and four replicas on two devices: far from chance, a loss of 2.3 and an accuracy of 0.1."""
-    loss_fn, state_of = problem(CNN(widths=(8, 16), hidden=32))
+    loss_fn, state_of = problem(CNN(widths=(8, 16), hidden=32, batch_norm_scope="local"))
     tx, train = optimizer(name), load_digits().train
     step = lbopt.make_train_step(
         loss_fn, tx, lbopt.make_mesh(2), aggregator=AGGREGATORS[name], replicas_per_device=REPLICAS // 2

@@ -68,6 +68,9 @@ def test_without_one_nothing_changes():
     assert run.shapes().aggregator_state == ()
 
 
+LOCAL = "--config.model.batch_norm_scope=local"
+
+
 def test_fields_reach_it():
     over = {"": "replicas", "2": 2, "slices": "slices"}
     for text, meant in over.items():
@@ -76,8 +79,11 @@ def test_fields_reach_it():
     assert of_adam.needs_second_moment
     two = load("--config.aggregator.name=ef", "--config.aggregator.over=2", "--config.aggregator.fraction=0.01")
     assert build.build(two).train_step.aggregation.num_replicas == 1
-    rows = load("--config.aggregator.name=ef21", "--config.aggregator.replicas_per_device=4")
+    rows = load("--config.aggregator.name=ef21", "--config.aggregator.replicas_per_device=4", LOCAL)
     assert build.build(rows).train_step.aggregation.num_replicas == 8
+
+
+AGVM = ("name=agvm", "anchor=body", "modules=(('body',''),)")
 
 
 @pytest.mark.parametrize(
@@ -97,6 +103,10 @@ def test_fields_reach_it():
         (("name=powersgd", "rank=0"), "config.aggregator.rank = 0"),
         (("name=agvm",), "config.aggregator.modules = (): name the modules of the model"),
         (("name=agvm", "alpha=1.5"), "config.aggregator.alpha = 1.5"),
+        ((*AGVM, "modules=(('body','('),)"), "config.aggregator.modules: pattern = '(': not a regular expression"),
+        ((*AGVM, "modules=(('body','^a'),('body','^b'))"), "use each name once"),
+        ((*AGVM, "scale_bounds=(2.0,1.0)"), "config.aggregator.scale_bounds = (2.0, 1.0): give (low, high)"),
+        ((*AGVM, "stop_step=499"), "config.aggregator.stop_step = 499: it begins at step 500; use at least that"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(overrides, said):
@@ -127,8 +137,23 @@ def test_what_does_not_go_with_it_is_named(overrides, said):
         load("--config.aggregator.name=ef", *(f"--config.{one}" for one in overrides)).validate()
 
 
+def test_modules_that_do_not_fit_the_model_are_named():
+    config = load(*(f"--config.aggregator.{one}" for one in (*AGVM[:2], "modules=(('head','^nothing'),('body',''))")))
+    with pytest.raises(UserError, match=r"config.aggregator.modules: labels: module 'head' has no parameter"):
+        build.build(config)
+
+
+@pytest.mark.parametrize("scope", ["global", "replicas:2"])
+def test_statistics_of_several_rows_are_refused(scope):
+    """Replicas of one device run one after another."""
+    rows = ("--config.aggregator.name=mean", "--config.aggregator.replicas_per_device=2")
+    config = load(*rows, f"--config.model.batch_norm_scope={scope}")
+    with pytest.raises(UserError, match=rf"config.model.batch_norm_scope = '{scope}': the 2 replicas of a device run"):
+        build.build(config)
+
+
 def test_a_batch_that_replicas_cannot_share_is_refused():
-    config = load("--config.aggregator.name=ef", "--config.aggregator.replicas_per_device=5")
+    config = load("--config.aggregator.name=ef", "--config.aggregator.replicas_per_device=5", LOCAL)
     with pytest.raises(
         UserError,
         match="global_batch_size = 64: 2 devices x 5 replicas x 1 microsteps need a multiple of 10; 60 is the nearest",
