@@ -57,7 +57,7 @@ def agvm(
     Only at the steps that measure phi are twice as many bytes reduced: one all-reduce of the sum and of the difference of the halves.
 
     Args:
-      labels: the module of each parameter, see `lbopt.scale_by_agvm`.
+      labels: the module of each parameter, see `lbopt.scale_by_agvm`, which has to be given the same.
       anchor: the module that the others are compared with; the backbone, of a detector.
       interval: measure so often, in steps.
       start: first step that may measure and scale; after the warmup.
@@ -74,7 +74,8 @@ def agvm(
       `scale_by_agvm`, and one that takes a trust ratio after it.
 
     Raises:
-      ValueError: naming an argument that is out of range.
+      ValueError: naming an argument that is out of range; of its `init`, for an odd number of replicas, an anchor that is no module, or
+        labels that do not fit the parameters.
 
     Note:
       The hook compares what two of its ranks hold; here, as there, these are the means of the halves. It divides by R once more before v' mixes
@@ -200,7 +201,9 @@ def _links(opt_state: Any) -> list[type]:
     if isinstance(opt_state, dict):
         return [kind for part in opt_state.values() for kind in _links(part)]
     if not isinstance(opt_state, (tuple, list)):
-        return []
-    own = [type(opt_state)] if hasattr(opt_state, "_fields") else []
+        return [] if jax.tree_util.all_leaves([opt_state]) or opt_state is None else [type(opt_state)]
+    if not hasattr(opt_state, "_fields"):  # a chain; an empty tuple in it is a link without a state
+        return [kind for part in opt_state for kind in ([tuple] if part == () else _links(part))]
+    own = [type(opt_state)]
     inside = [] if isinstance(opt_state, (ModuleScaleState, *_MAY_FOLLOW)) else opt_state
     return own + [kind for part in inside for kind in _links(part)]

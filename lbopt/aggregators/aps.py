@@ -55,7 +55,7 @@ def aps(
       stacked: which leaves are stacks of layers, each with a shift of its own; see `lbopt.stacked_paths`.
 
     Returns:
-      An `Aggregator` whose state is a count.
+      An `Aggregator` whose state is a count. Gradients of any floating dtype are taken in fp32, and updates have their dtype.
 
     Raises:
       ValueError: naming the argument that is out of range.

@@ -108,6 +108,9 @@ def keep_finite(aggregator: Aggregator) -> Aggregator:
 
     Args:
       aggregator: any.
+
+    Returns:
+      An `Aggregator` with the same state, updates and bytes.
     """
 
     def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
@@ -181,6 +184,9 @@ def rebuilt(state: AggregatorState, num_replicas: int) -> AggregatorState:
     Args:
       state: of any number of replicas.
       num_replicas: the new number.
+
+    Returns:
+      A state whose `local` arrays are [num_replicas, ...], in the same dtypes.
     """
 
     def spread(x: jax.Array) -> jax.Array:

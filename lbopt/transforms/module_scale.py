@@ -83,6 +83,9 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
 
     Raises:
       ValueError: for labels that do not fit (see `resolve_labels`), or if `update` misses its arguments.
+
+    References:
+      Large-batch Optimization for Dense Visual Predictions, arXiv 2210.11078; see `lbopt.agvm`.
     """
 
     def init_fn(params: types.Params) -> ModuleScaleState:

@@ -1,5 +1,7 @@
 """AGVM against its published hook in NumPy, and its exact properties."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,6 +189,19 @@ def test_before_a_trust_ratio_the_scale_has_no_effect(gradients):
         assert np.max(np.abs(kept / plain - 1)) > 0.2
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Kept:
+    """A state that is no tuple."""
+
+    count: jax.Array = dataclasses.field(default_factory=lambda: jnp.zeros(()))
+
+
+def stateless(state):
+    """Return a transform that may do anything."""
+    return optax.GradientTransformation(lambda params: state(), lambda updates, state, params=None: (updates, state))
+
+
 REFUSED = {
     "missing": lambda: lbopt.lamb(0.1),
     "before lbopt's trust ratio": lambda: chained(lbopt.scale_by_agvm(LABELS), lbopt.scale_by_layerwise_trust_ratio()),
@@ -194,6 +209,8 @@ REFUSED = {
     "before lans": lambda: chained(lbopt.scale_by_agvm(LABELS), lbopt.lans(0.1)),
     "before optax's trust ratio": lambda: chained(lbopt.scale_by_agvm(LABELS), optax.scale_by_trust_ratio()),
     "before optax.lamb": lambda: chained(lbopt.scale_by_agvm(LABELS), optax.lamb(0.1)),
+    "before a link without a state": lambda: chained(lbopt.scale_by_agvm(LABELS), stateless(lambda: ())),
+    "before a link with a state of another kind": lambda: chained(lbopt.scale_by_agvm(LABELS), stateless(Kept)),
     "under a guard": lambda: lbopt.skip_bad_updates(chained(lbopt.scale_by_agvm(LABELS), lbopt.lamb(0.1)), 5),
 }
 
