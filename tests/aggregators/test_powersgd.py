@@ -92,6 +92,14 @@ def test_the_first_steps_are_whole(run, gradients, largest_gap):
     assert state.shared.count == 3
 
 
+def test_after_an_odd_number_of_whole_steps_it_begins_as_it_would_at_once(run, gradients, largest_gap):
+    """With the same side first."""
+    first, *grads = gradients(4)
+    late, _, _ = run(lbopt.powersgd(1, start=1), [first, *grads])
+    early, _, _ = run(lbopt.powersgd(1, start=0), grads)
+    assert largest_gap(late[1:], early) < 1e-5
+
+
 def test_rank_is_not_lost_when_a_gradient_vanishes(run, gradients, largest_gap):
     grads = gradients(6)
     zero = jax.tree.map(np.zeros_like, grads[0])
