@@ -118,9 +118,9 @@ def validate_aggregator(aggregator: AggregatorConfig, prefix: str) -> None:
             check_patterns(tuple(pattern for _, pattern in aggregator.modules))
         except ValueError as error:
             raise UserError(f"{prefix}.modules: {error}") from error
-        low, high = aggregator.scale_bounds
+        bounds = aggregator.scale_bounds
         fix = "give (low, high) with 0 <= low <= high"
-        require(0 <= low <= high, f"{prefix}.scale_bounds", aggregator.scale_bounds, fix)
+        require(0 <= bounds[0] <= bounds[1], f"{prefix}.scale_bounds", bounds, fix)
         start, stop = aggregator.start_step, aggregator.stop_step
         start = AGVM_START_STEP if start is None else start
         require(
