@@ -134,6 +134,27 @@ def test_without_a_change_of_scale_it_is_the_mean_bit_for_bit(labels, alpha, dev
     assert all(value > 0 for value in aux["agvm_phi"].values())
 
 
+@pytest.mark.parametrize("base", [optax.sgd, optax.adam, lbopt.lamb, lbopt.lars])
+@pytest.mark.parametrize(("labels", "alpha"), [(LABELS, 1.0), ({"all": ""}, 0.5)], ids=["alpha of one", "one module"])
+def test_without_a_change_of_scale_it_is_the_base_optimizer_bit_for_bit(labels, alpha, base, gradients):
+    """Which sees the mean of the gradients, and no aggregator."""
+    grads = gradients(6)
+    start = jax.tree.map(lambda g: jnp.ones(g.shape[1:]), grads[0])
+    aggregator = lbopt.agvm(labels, next(iter(labels)), interval=2, start=0, alpha=alpha)
+    ours = lbopt.aggregate(aggregator, optax.chain(base(0.1), lbopt.scale_by_agvm(labels)), 8)
+    plain = base(0.1)
+
+    def end(tx, steps):
+        params, state, update = start, tx.init(start), jax.jit(tx.update)
+        for one in steps:
+            updates, state = update(one, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    means = [jax.tree.map(lambda g: jnp.asarray(g).sum(0) / 8, rows) for rows in grads]
+    jax.tree.map(np.testing.assert_array_equal, end(ours, grads), end(plain, means))
+
+
 def test_a_steady_difference_saturates_at_the_bound():
     """Twice as noisy is enough: the factor goes to the root of the lower bound."""
     rng = np.random.default_rng(0)
