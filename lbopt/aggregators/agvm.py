@@ -15,7 +15,7 @@ from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, 
 from lbopt.aggregators.wire import WireBytes, ring_bytes
 from lbopt.transforms import arguments
 from lbopt.transforms.ema import EmaState
-from lbopt.transforms.module_scale import Labels, ModuleScaleState, resolve_labels
+from lbopt.transforms.module_scale import Labels, ModuleOf, ModuleScaleState, resolve_labels
 from lbopt.transforms.monitoring import LayerNormsState
 
 
@@ -70,7 +70,7 @@ def agvm(
       adam_eps: see there.
 
     Returns:
-      An `Aggregator` for an even number of replicas; it gives `agvm_scale` and `agvm_phi`. It refuses an optimizer without
+      An `Aggregator` for an even number of replicas; it gives `agvm_scale`, `agvm_phi` and `agvm_modules`. It refuses an optimizer without
       `scale_by_agvm`, and one that takes a trust ratio after it.
 
     Raises:
@@ -143,7 +143,8 @@ def agvm(
         updates, scale, found = jax.lax.cond(within & (count % interval == 0), measured, plain)
         applied = {module: jnp.where(within, value, 1.0) for module, value in scale.items()}
         new_state = AggregatorState(shared=AgvmState(count + 1, scale, found))
-        return Aggregated(protocol.like(updates, rows), new_state, {"agvm_scale": applied, "agvm_phi": found})
+        aux = {"agvm_scale": applied, "agvm_phi": found, "agvm_modules": ModuleOf.of(modules)}
+        return Aggregated(protocol.like(updates, rows), new_state, aux)
 
     def sent(params: types.Params, num_replicas: int) -> WireBytes:
         ring = ring_bytes(params, num_replicas)

@@ -89,11 +89,12 @@ class Compressor:
           Bytes, a float: of what is sent by a device with one replica in a step.
         """
         message = sum(self.message_bytes(n) for n in sizes)
+        maxima = wire.reduced(wire.FP32 * len(sizes), num_replicas) if self.scaled else 0.0
         if self.route == "sum":
-            return wire.reduced(message, num_replicas)
+            return maxima + wire.reduced(message, num_replicas)
         if self.route == "gather":
-            return wire.gathered(message, num_replicas)
-        return wire.scattered(message + wire.FP32 * sum(sizes), num_replicas)
+            return maxima + wire.gathered(message, num_replicas)
+        return maxima + wire.scattered(message + wire.FP32 * sum(sizes), num_replicas)
 
 
 def identity() -> Compressor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -27,6 +28,32 @@ class ModuleScaleState(NamedTuple):
 
     scale: dict[str, jax.Array]
     phi: dict[str, jax.Array]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class ModuleOf:
+    """The module of each parameter as whoever found the factors had it; no array, so it passes through any transformation of JAX.
+
+    Attributes:
+      pairs: (path, module) of each leaf.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, modules: types.PyTree) -> ModuleOf:
+        """Take them from a pytree of strings like the parameters."""
+        return cls(tuple(zip(tree.leaf_names(modules), jax.tree.leaves(modules), strict=True)))
+
+    def check(self, modules: types.PyTree) -> None:
+        """Raise ValueError, naming the parameter, unless these modules are the same."""
+        there = dict(self.pairs)
+        for name, module in ModuleOf.of(modules).pairs:
+            if there.get(name, module) != module:
+                raise ValueError(
+                    f"labels: {name!r} belongs to {module!r} for scale_by_agvm and to {there[name]!r} for agvm; give both the same labels"
+                )
 
 
 def resolve_labels(labels: Labels, params: types.Params) -> types.PyTree:
@@ -79,10 +106,12 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
       labels: the same as those of `lbopt.agvm`.
 
     Returns:
-      A transform whose `update` takes `agvm_scale` and `agvm_phi` by name, each module -> scalar. `optimizer_metrics` shows both.
+      A transform whose `update` takes `agvm_scale` and `agvm_phi` by name, each module -> scalar, and `agvm_modules`, a `ModuleOf` that is
+      compared with the labels. `optimizer_metrics` shows the first two.
 
     Raises:
-      ValueError: for labels that do not fit (see `resolve_labels`), or if `update` misses its arguments.
+      ValueError: for labels that do not fit (see `resolve_labels`) or that differ from those of `lbopt.agvm`, or if `update` misses its
+        arguments.
 
     References:
       Large-batch Optimization for Dense Visual Predictions, arXiv 2210.11078; see `lbopt.agvm`.
@@ -100,6 +129,7 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
         *,
         agvm_scale: Mapping[str, jax.Array] | None = None,
         agvm_phi: Mapping[str, jax.Array] | None = None,
+        agvm_modules: ModuleOf | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ModuleScaleState]:
         del params, extra_args
@@ -109,6 +139,8 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
                 "the aggregator lbopt.agvm with the same labels passes them"
             )
         modules = resolve_labels(labels, updates)
+        if agvm_modules is not None:
+            agvm_modules.check(modules)
         scaled = jax.tree.map(lambda u, module: (u * agvm_scale[module]).astype(u.dtype), updates, modules)
         return scaled, ModuleScaleState(dict(agvm_scale), dict(agvm_phi))
 

@@ -243,6 +243,13 @@ def test_the_guard_refuses(name, params):
         tx.init(params)
 
 
+def test_other_labels_of_the_same_names_are_refused(params, gradients):
+    swapped = {"body": "^head/", "head": "^body/"}
+    tx = lbopt.aggregate(lbopt.agvm(LABELS, "body"), chained(optax.sgd(0.1), lbopt.scale_by_agvm(swapped)), 8)
+    with pytest.raises(ValueError, match=r"'body/bias' belongs to 'head' for scale_by_agvm and to 'body' for agvm"):
+        jax.jit(tx.update)(gradients(1)[0], tx.init(params), params)
+
+
 def test_the_guard_lets_pass_what_only_looks(params):
     last = chained(lbopt.lamb(0.1), lbopt.scale_by_agvm(LABELS), monitor_layers(), lbopt.track_ema())
     for tx in (last, lbopt.skip_bad_updates(last, 5)):

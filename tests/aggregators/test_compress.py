@@ -143,6 +143,11 @@ def test_randk_wins_on_any_number_of_replicas():
         assert compress.randk(0.01).wire_bytes([10_000], replicas) == 2 * 400 * (replicas - 1) / replicas
 
 
+def test_cast_sends_pieces_sums_and_the_largest_number_of_each_vector():
+    pieces, sums, largest = 300 * 7 / 8, 4 * 300 * 7 / 8, 2 * 4 * 2 * 7 / 8
+    assert compress.cast(5, 2).wire_bytes([100, 200], 8) == pieces + sums + largest
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
