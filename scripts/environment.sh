@@ -4,6 +4,9 @@
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV="$ROOT/.venv"
 
+# Hundreds of processes import the same: without bytecode each of them would compile JAX anew, for two seconds.
+unset PYTHONDONTWRITEBYTECODE
+
 # use_environment EXTRAS: .venv has lbopt with these extras, at the versions in constraints.txt.
 use_environment() {
     local extras=$1 python=${PYTHON:-python3} wanted stamp made
