@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -183,9 +184,9 @@ _MAY_FOLLOW = (LayerNormsState, EmaState)
 """States of transforms that look at the last update, and leave it."""
 
 
-def _check_chain(opt_state: Any) -> None:
+def _check_chain(opt_state: Any, params: types.Params) -> None:
     """See that the scale is applied, and that nothing changes the update afterwards."""
-    order = _links(opt_state)
+    order = _links(opt_state, jax.tree.structure(params))
     if ModuleScaleState not in order:
         raise ValueError(
             "agvm finds a scale that nobody applies: put lbopt.scale_by_agvm(labels) last in the optimizer's chain"
@@ -197,14 +198,24 @@ def _check_chain(opt_state: Any) -> None:
         )
 
 
-def _links(opt_state: Any) -> list[type]:
-    """Return the types of the states of a chain, those of wrappers and of what they wrap too, in order."""
-    if isinstance(opt_state, dict):
-        return [kind for part in opt_state.values() for kind in _links(part)]
-    if not isinstance(opt_state, (tuple, list)):
-        return [] if jax.tree_util.all_leaves([opt_state]) or opt_state is None else [type(opt_state)]
-    if not hasattr(opt_state, "_fields"):  # a chain; an empty tuple in it is a link without a state
-        return [kind for part in opt_state for kind in ([tuple] if part == () else _links(part))]
-    own = [type(opt_state)]
-    inside = [] if isinstance(opt_state, (ModuleScaleState, *_MAY_FOLLOW)) else opt_state
-    return own + [kind for part in inside for kind in _links(part)]
+def _links(state: Any, like_params: Any) -> list[type]:
+    """Return the types of the states of a chain, those of wrappers and of what they wrap too, in order.
+
+    Args:
+      state: of an optimizer, or a part of it.
+      like_params: the structure of the parameters. In a state what has it too, a moment or a sum of gradients, is no link.
+    """
+    inner = functools.partial(_links, like_params=like_params)
+    if state is None or jax.tree_util.all_leaves([state]) or jax.tree.structure(state) == like_params:
+        return []
+    if isinstance(state, dict):
+        return [kind for part in state.values() for kind in inner(part)]
+    if not isinstance(state, (tuple, list)):
+        return [type(state)]
+    if hasattr(state, "_fields"):
+        inside = () if isinstance(state, (ModuleScaleState, *_MAY_FOLLOW)) else state
+        return [type(state), *(kind for part in inside for kind in inner(part))]
+    if jax.tree_util.all_leaves(state):
+        return []  # arrays of one link
+    # A chain: whatever a link keeps, an array or nothing at all, it is one.
+    return [kind for part in state for kind in inner(part) or [type(part)]]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from lbopt import tree, types
 from lbopt.aggregators.group import Group
@@ -68,7 +68,7 @@ class Aggregator:
         device; so are those of `state.local`. What it returns but for `local` is the same on all devices.
       wire_bytes: (params, number of replicas) -> `WireBytes`, of one step of one replica.
       needs_second_moment: whether `extra.second_moment` has to be there.
-      check_chain: raises ValueError if the optimizer behind it, whose state's shapes it is given, does not go with it.
+      check_chain: (state of the optimizer behind it or its shapes, params) -> None; raises ValueError if the two do not go together.
       takes_parts: whether it may be given parts of leaves in the place of leaves: each device of a slice then sends the part
         that it has summed up. The state's `local` and `mirrored` are then trees like the parameters, or several of them.
       compresses: whether it is there to send less.
@@ -79,7 +79,7 @@ class Aggregator:
     update: Callable[[types.PyTree, AggregatorState, Group, Extra], Aggregated]
     wire_bytes: Callable[[types.Params, int], WireBytes]
     needs_second_moment: bool = False
-    check_chain: Callable[[Any], None] = lambda opt_state: None
+    check_chain: Callable[[Any, types.Params], None] = lambda opt_state, params: None
     takes_parts: bool = False
     compresses: bool = True
 
@@ -236,11 +236,14 @@ def as_optax(
       `second_moment`, for those that need it.
 
     Raises:
-      ValueError: if the devices do not divide the replicas.
+      ValueError: if the devices do not divide the replicas or the mesh is of another kind; of its `update`, naming the parameter, for gradients
+        without that axis.
     """
     devices = 1 if mesh is None else mesh.size
     if num_replicas < 1 or num_replicas % devices:
         raise ValueError(f"num_replicas = {num_replicas!r}: give a multiple of the {devices} devices of the mesh")
+    if mesh is not None and (len(mesh.axis_names) != 1 or mesh.axis_types != (AxisType.Auto,)):
+        raise ValueError(f"mesh = {mesh!r}: give one with a single axis of AxisType.Auto, as lbopt.make_mesh makes")
     axis = None if mesh is None else mesh.axis_names[0]
 
     def init_fn(params: types.Params) -> AggregatorState:
@@ -251,7 +254,7 @@ def as_optax(
     def update_fn(grads: types.PyTree, state: AggregatorState, params: types.Params | None = None, **extra: Any) -> Any:
         if aggregator.needs_second_moment and extra.get("second_moment") is None:
             raise ValueError(f"{aggregator.name} needs Adam's second moment: call update(..., second_moment=nu)")
-        del params
+        _check_rows(grads, params, num_replicas)
         seen = Extra(extra.get("second_moment"))
         inside = lambda rows, state, seen: tuple(aggregator.update(rows, state, Group(num_replicas, axis), seen))  # noqa: E731
         if mesh is not None:
@@ -264,6 +267,18 @@ def as_optax(
         return (updates, aux), new_state
 
     return _kind()(init_fn, update_fn)
+
+
+def _check_rows(grads: types.PyTree, params: types.Params | None, num_replicas: int) -> None:
+    """Raise ValueError, naming the parameter, unless the gradients are rows [replicas, ...] (like the parameters, if these are known)."""
+    if params is not None:
+        tree.check_structure(grads, params, "gradients")
+    likes = [None] * len(jax.tree.leaves(grads)) if params is None else jax.tree.leaves(params)
+    for name, row, like in zip(tree.leaf_names(grads), jax.tree.leaves(grads), likes, strict=True):
+        shape = jnp.shape(row)
+        if shape[:1] != (num_replicas,) or (like is not None and shape[1:] != jnp.shape(like)):
+            wanted = f"({num_replicas}, ...)" if like is None else (num_replicas, *jnp.shape(like))
+            raise ValueError(f"gradients at {name!r} have shape {shape}: give one row per replica, {wanted}")
 
 
 def _kind() -> Any:
@@ -304,7 +319,7 @@ def aggregate(
     first, second = as_optax(aggregator, num_replicas, mesh), optax.with_extra_args_support(tx)
 
     def init_fn(params: types.Params) -> tuple[AggregatorState, Any]:
-        aggregator.check_chain(jax.eval_shape(tx.init, params))
+        aggregator.check_chain(jax.eval_shape(tx.init, params), params)
         return first.init(params), second.init(params)
 
     def update_fn(grads: types.PyTree, state: tuple[Any, Any], params: types.Params | None = None, **extra: Any) -> Any:

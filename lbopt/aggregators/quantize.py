@@ -122,7 +122,8 @@ def float_quantize(
       key: of `jax.random`, for stochastic rounding.
 
     Returns:
-      An array like `x`, of numbers that the format has. NaN and infinities stay.
+      An array like `x`, of numbers that the format has (rounded once more if the dtype of `x` does not hold them, as bfloat16 does not
+      hold those of fp16). NaN and infinities stay.
 
     Raises:
       ValueError: naming an argument that is out of range, or a missing or unused key.

@@ -76,7 +76,7 @@ class Aggregation:
     def check(self, state: TrainState) -> None:
         """Raise `UserError` unless the state has what this aggregator keeps, and an optimizer that goes with it."""
         try:
-            self.aggregator.check_chain(state.opt_state)
+            self.aggregator.check_chain(state.opt_state, state.params)
             if self.aggregator.needs_second_moment:
                 protocol.second_moment_of(state.opt_state)
         except ValueError as error:

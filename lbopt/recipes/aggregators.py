@@ -15,7 +15,7 @@ from lbopt.aggregators.compress import Compressor
 from lbopt.aggregators.feedback import econtrol, ef, ef21
 from lbopt.aggregators.powersgd import powersgd
 from lbopt.aggregators.protocol import Aggregator
-from lbopt.config.aggregator import AGVM_START_STEP, AggregatorConfig
+from lbopt.config.aggregator import AggregatorConfig
 from lbopt.config.optimizer import OptimizerConfig
 from lbopt.errors import UserError
 from lbopt.transforms.module_scale import resolve_labels
@@ -84,15 +84,14 @@ def _mean(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.S
 def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
     del stacked
     of_adam: dict[str, Any] = {"adam_b2": optimizer.b2, "adam_eps": optimizer.eps} if config.of_adam else {}
-    start = AGVM_START_STEP if config.start_step is None else config.start_step
     return agvm(
         dict(config.modules),
         config.anchor,
         config.interval_steps,
-        start,
-        config.stop_step,
-        config.alpha,
-        config.scale_bounds,
+        stop=config.stop_step,
+        alpha=config.alpha,
+        clip=config.scale_bounds,
+        **_start(config),
         **of_adam,
     )
 
@@ -127,8 +126,11 @@ def _econtrol(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: typ
 
 def _powersgd(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
     del optimizer
-    start = 100 if config.start_step is None else config.start_step
-    return powersgd(config.rank, start, config.min_rate, stacked=stacked)
+    return powersgd(config.rank, min_rate=config.min_rate, stacked=stacked, **_start(config))
+
+
+def _start(config: AggregatorConfig) -> dict[str, Any]:
+    return {} if config.start_step is None else {"start": config.start_step}
 
 
 _BUILDERS = {

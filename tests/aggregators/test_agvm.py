@@ -1,6 +1,7 @@
 """AGVM against its published hook in NumPy, and its exact properties."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -232,6 +233,10 @@ REFUSED = {
     "before optax.lamb": lambda: chained(lbopt.scale_by_agvm(LABELS), optax.lamb(0.1)),
     "before a link without a state": lambda: chained(lbopt.scale_by_agvm(LABELS), stateless(lambda: ())),
     "before a link with a state of another kind": lambda: chained(lbopt.scale_by_agvm(LABELS), stateless(Kept)),
+    "before a link whose state is an array": lambda: chained(
+        lbopt.scale_by_agvm(LABELS), stateless(lambda: jnp.zeros(3))
+    ),
+    "before a link whose state is nothing": lambda: chained(lbopt.scale_by_agvm(LABELS), stateless(lambda: None)),
     "under a guard": lambda: lbopt.skip_bad_updates(chained(lbopt.scale_by_agvm(LABELS), lbopt.lamb(0.1)), 5),
 }
 
@@ -252,8 +257,26 @@ def test_other_labels_of_the_same_names_are_refused(params, gradients):
 
 def test_the_guard_lets_pass_what_only_looks(params):
     last = chained(lbopt.lamb(0.1), lbopt.scale_by_agvm(LABELS), monitor_layers(), lbopt.track_ema())
-    for tx in (last, lbopt.skip_bad_updates(last, 5)):
-        lbopt.aggregate(lbopt.agvm(LABELS, "body"), tx, 8).init(params)
+    first = chained(stateless(lambda: jnp.zeros(3)), last)
+    for tx in (last, first, lbopt.skip_bad_updates(last, 5)):
+        aggregator = lbopt.agvm(LABELS, "body")
+        _, state = lbopt.aggregate(aggregator, tx, 8).init(params)
+        aggregator.check_chain(state, params)  # arrays, as a step checks them
+
+
+class Weights(NamedTuple):
+    """Parameters that are a named tuple, as states are."""
+
+    body: jax.Array
+    head: jax.Array
+
+
+def test_the_guard_takes_no_sum_of_gradients_for_a_link():
+    params = Weights(jnp.ones((3, 3)), jnp.ones(3))
+    labels = {"body": "body", "head": "head"}
+    tx = optax.chain(optax.adam(0.1), lbopt.scale_by_agvm(labels))
+    summing = optax.MultiSteps(tx, 2).gradient_transformation()
+    lbopt.aggregate(lbopt.agvm(labels, "body"), summing, 8).init(params)
 
 
 def test_factors_and_phi_are_among_the_metrics(params, gradients):

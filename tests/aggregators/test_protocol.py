@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType
 from optax.experimental import aggregating
 
 import lbopt
@@ -133,6 +134,23 @@ def test_a_second_moment_is_found_in_the_chain_or_missed():
 def test_replicas_have_to_fit_the_mesh():
     with pytest.raises(ValueError, match="num_replicas = 6: give a multiple of the 4 devices"):
         protocol.as_optax(protocol.mean(), 6, lbopt.make_mesh(4))
+    for mesh in (jax.make_mesh((4,), ("data",)), jax.make_mesh((2, 2), ("a", "b"), (AxisType.Auto,) * 2)):
+        with pytest.raises(ValueError, match=r"mesh = .*: give one with a single axis of AxisType.Auto"):
+            protocol.as_optax(protocol.mean(), 8, mesh)
+
+
+def test_gradients_have_to_be_rows(gradients, params):
+    tx = lbopt.aggregate(protocol.mean(), optax.sgd(0.1), 8)
+    state, rows = tx.init(params), gradients(1)[0]
+    for wrong in (params, jax.tree.map(lambda g: g[:4], rows), jax.tree.map(lambda g: g[..., None], rows)):
+        with pytest.raises(
+            ValueError, match=r"gradients at 'body/bias' have shape .*: give one row per replica, \(8, 16\)"
+        ):
+            tx.update(wrong, state, params)
+    with pytest.raises(ValueError, match=r"gradients at 'body/bias' have shape \(16,\): .*, \(8, ...\)"):
+        protocol.as_optax(protocol.mean(), 8).update(params, state[0])
+    with pytest.raises(ValueError, match="gradients has another structure than params"):
+        tx.update(rows["body"], state, params)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""Defaults are those of the sources, and the config's are those of the functions."""
+
+import inspect
+
+import pytest
+
+import lbopt
+from lbopt.config.aggregator import AGVM_START_STEP, AggregatorConfig
+
+PUBLISHED = {
+    # agvm_optimizer_hook.py at b60d598: the hook's own, and the bounds and eps of its code
+    lbopt.agvm: {"interval": 5, "start": 500, "stop": None, "alpha": 0.97, "clip": (0.5, 10.0), "eps": 1e-6},
+    # CPD at ddd9a67: exp 5, man 2
+    lbopt.aps: {"exponent_bits": 5, "mantissa_bits": 2},
+    # powersgd.py of epfml/powersgd
+    lbopt.powersgd: {"start": 100, "min_rate": 2.0},
+}
+
+
+def defaults(function):
+    return {name: one.default for name, one in inspect.signature(function).parameters.items()}
+
+
+@pytest.mark.parametrize("function", PUBLISHED, ids=lambda function: function.__name__)
+def test_defaults_are_the_published_ones(function):
+    found = defaults(function)
+    assert {name: found[name] for name in PUBLISHED[function]} == PUBLISHED[function]
+
+
+@pytest.mark.parametrize(
+    ("function", "fields"),
+    [
+        (lbopt.agvm, {"interval": "interval_steps", "alpha": "alpha", "clip": "scale_bounds", "stop": "stop_step"}),
+        (lbopt.aps, dict.fromkeys(("exponent_bits", "mantissa_bits", "accumulate", "shift", "overflow", "rounding"))),
+        (lbopt.ef21, {"momentum": None, "dense_start": None}),
+        (lbopt.econtrol, {"eta": None, "dense_start": None}),
+        (lbopt.powersgd, {"min_rate": None}),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_the_config_has_the_same(function, fields):
+    config, found = AggregatorConfig(), defaults(function)
+    assert defaults(lbopt.agvm)["start"] == AGVM_START_STEP
+    for name, field in fields.items():
+        assert getattr(config, field or name) == found[name], name
