@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from lbopt import types
 from lbopt.aggregators import protocol
@@ -41,7 +42,7 @@ def agvm(
     start: int = 500,
     stop: int | None = None,
     alpha: float = 0.97,
-    clip: tuple[float, float] = (0.5, 10.0),
+    clip: tuple[float, float] | None = (0.5, 10.0),
     eps: float = 1e-6,
     adam_b2: float | None = None,
     adam_eps: float = 1e-8,
@@ -64,7 +65,7 @@ def agvm(
       start: first step that may measure and scale; after the warmup.
       stop: the last; None for no end.
       alpha: what the running mean keeps; 1 never leaves mu = 1.
-      clip: bounds of the quotient, inside the root.
+      clip: bounds of the quotient, inside the root; None for none.
       eps: added to both sides of the quotient.
       adam_b2: for Adam's family: compare not gradients but a / (sqrt(v') + adam_eps), v' = adam_b2 v + (1 - adam_b2) (a / R)^2, with the
         optimizer's second moment v; None to compare gradients.
@@ -87,13 +88,14 @@ def agvm(
       whose defaults these are.
     """
     for name, value, low in (("interval", interval, 1), ("start", start, 0)):
-        arguments.require_at_least(name, value, low)
+        arguments.require_whole(name, value, low)
     if stop is not None:
-        arguments.require_at_least("stop", stop, start)
-    if not 0 <= alpha <= 1:
+        arguments.require_whole("stop", stop, start)
+    if not arguments.is_number(alpha) or not 0 <= alpha <= 1:
         raise ValueError(f"alpha = {alpha!r}: give a number in [0, 1]")
     arguments.require_bounds("clip", clip)
     arguments.require_above("eps", eps, 0)
+    arguments.require_at_least("adam_eps", adam_eps, 0)
     if adam_b2 is not None:
         arguments.require_decay_rate("adam_b2", adam_b2)
 
@@ -132,7 +134,7 @@ def agvm(
                 module: jnp.where(jnp.isnan(value), 1.0, value) for module, value in found.items()
             }  # cos of 0 is 0
             goal = {
-                module: jnp.sqrt(jnp.clip((found[anchor] + eps) / (value + eps), *clip))
+                module: jnp.sqrt(jnp.clip((found[anchor] + eps) / (value + eps), *(clip or (None, None))))
                 for module, value in found.items()
             }
             moved = {module: scale[module] + (1 - alpha) * (goal[module] - scale[module]) for module in found}
@@ -187,6 +189,8 @@ _MAY_FOLLOW = (LayerNormsState, EmaState)
 def _check_chain(opt_state: Any, params: types.Params) -> None:
     """See that the scale is applied, and that nothing changes the update afterwards."""
     order = _links(opt_state, jax.tree.structure(params))
+    if optax.MultiStepsState in order:
+        raise ValueError("optax.MultiSteps hands nothing on to scale_by_agvm: use num_microsteps of make_train_step")
     if ModuleScaleState not in order:
         raise ValueError(
             "agvm finds a scale that nobody applies: put lbopt.scale_by_agvm(labels) last in the optimizer's chain"

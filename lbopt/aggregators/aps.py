@@ -60,9 +60,13 @@ def aps(
     Raises:
       ValueError: naming the argument that is out of range.
 
+    Note:
+      The published code rounds gradients before it sums them only where it shifts. Without a shift each is rounded here too, since nothing
+      else could travel in few bits. Its sums are those of "same" and "kahan"; there an all-zero layer becomes NaN.
+
     References:
       Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv 1911.08907; github.com/drcut/CPD at ddd9a67,
-      `dist_util.py: sum_gradients`. There an all-zero layer becomes NaN.
+      `dist_util.py: sum_gradients`.
     """
     to = Format(exponent_bits, mantissa_bits)
     arguments.require_choice("accumulate", accumulate, ACCUMULATIONS)

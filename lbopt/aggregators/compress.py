@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +95,12 @@ class Compressor:
         if self.route == "gather":
             return maxima + wire.gathered(message, num_replicas)
         return maxima + wire.scattered(message + wire.FP32 * sum(sizes), num_replicas)
+
+
+def require_compressor(value: Any) -> None:
+    """Raise ValueError unless the value is a `Compressor`."""
+    if not isinstance(value, Compressor):
+        raise ValueError(f"compressor = {value!r}: give one of lbopt.aggregators.compress, such as topk(0.01)")
 
 
 def identity() -> Compressor:
@@ -294,7 +300,7 @@ def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     if (fraction is None) == (k is None):
         raise ValueError(f"fraction = {fraction!r}, k = {k!r}: give one of both")
     if k is not None:
-        arguments.require_at_least("k", k, 1)
+        arguments.require_whole("k", k, 1)
         wanted = int(k)
         return lambda n: min(n, wanted)
     part = fraction

@@ -48,10 +48,14 @@ def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
     Returns:
       An `Aggregator` that keeps one copy of the parameters in fp32 per replica.
 
+    Raises:
+      ValueError: if that is no compressor.
+
     References:
       Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al., arXiv 1901.09847; in the form of
       arXiv 2311.05645.
     """
+    compressors.require_compressor(compressor)
 
     def said(g: jax.Array, memory: Memory) -> jax.Array:
         return memory.error + g
@@ -87,6 +91,7 @@ def ef21(
     References:
       Richtarik et al., EF21, arXiv 2106.05203; Fatkhullin et al., Momentum Provably Improves Error Feedback, arXiv 2305.15155.
     """
+    compressors.require_compressor(compressor)
     arguments.require_decay_rate("momentum", momentum)
 
     def averaged(g: jax.Array, memory: Memory, first: jax.Array) -> jax.Array:
@@ -130,6 +135,7 @@ def econtrol(
     References:
       Gao, Islamov, Stich, EControl: Fast Distributed Optimization with Compression and Error Control, arXiv 2311.05645.
     """
+    compressors.require_compressor(compressor)
     arguments.require_at_least("eta", eta, 0)
 
     def said(g: jax.Array, memory: Memory) -> jax.Array:

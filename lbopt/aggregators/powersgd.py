@@ -47,10 +47,10 @@ def powersgd(
     A leaf is a matrix M [m, n], its last dimension against all others; e is what was left out before. At even steps, counted from
     `start` on,
 
-        P <- orth(P),   Q <- mean((M + e)^T P),   update = P Q^T,   e <- M + e - P Q^T
+        P <- orth(P),   q = (M + e)^T P,   Q <- mean(q),   update = P Q^T,   e <- M + e - P q^T
 
-    and at odd ones P and Q change roles. All replicas have the same P and Q; e is each one's own, against the mean's reconstruction. One all-reduce a
-    step carries all factors, and the leaves that are sent whole: vectors, and those that would not become `min_rate` times smaller.
+    and at odd ones P and Q change roles. All replicas have the same P and Q; M, q and e are each one's own. One all-reduce a step carries all
+    factors, and the leaves that are sent whole: vectors, and those that would not become `min_rate` times smaller.
 
     Its bytes do not depend on the number of replicas: on a pod prefer it to `topk`.
 
@@ -68,14 +68,17 @@ def powersgd(
       ValueError: naming the argument that is out of range.
 
     Note:
-      The reconstruction is not a contraction of each replica's own gradient, so EControl's theory does not carry over.
+      The mean of e is the same if the mean's reconstruction P Q^T is left out of each e, as the published code did first; but where replicas
+      differ each e then grows without end, and in fp32 the mean gradient is lost beside it. The reconstruction is not a contraction of each
+      replica's own gradient, so EControl's theory does not carry over. Whether a leaf is worth it is judged of the matrix; the published code takes
+      the shape as it is, kernel dimensions of a convolution apart.
 
     References:
-      Vogels et al., PowerSGD, arXiv 1905.13727; github.com/epfml/powersgd at 0afb0c1, `powersgd.py`, whose defaults and order these are (there a
+      Vogels et al., PowerSGD, arXiv 1905.13727; github.com/epfml/powersgd at f07be92, `powersgd.py`, whose defaults and order these are (there a
       matrix is its first dimension against all others, as PyTorch has outputs first).
     """
     for name, value, low in (("rank", rank, 1), ("start", start, 0), ("seed", seed, 0)):
-        arguments.require_at_least(name, value, low)
+        arguments.require_whole(name, value, low)
     arguments.require_above("min_rate", min_rate, 0)
 
     def planned(params: types.Params) -> list[_Plan]:
@@ -109,19 +112,22 @@ def powersgd(
         def step(transposed: bool, local: list[Any], left: list[Any], right: list[Any]) -> tuple[Any, ...]:
             ours, theirs = (right, left) if transposed else (left, right)
             ours, theirs, local, out = list(ours), list(theirs), list(local), list(leaves)
-            matrices = {}
+
+            def product(own: jax.Array, other: jax.Array) -> jax.Array:
+                """Return P Q^T, [layers, m, n], or one of each replica."""
+                p, q = (other, own) if transposed else (own, other)
+                return jnp.einsum("...lmr,...lnr->...lmn", p, q, precision="highest")
+
             for leaf in chosen:
                 matrix = leaves[leaf].reshape(local[leaf].shape) + local[leaf]
-                matrices[leaf] = matrix
                 ours[leaf] = jnp.linalg.qr(ours[leaf]).Q
                 equation = "Rlmn,lnr->Rlmr" if transposed else "Rlmn,lmr->Rlnr"
                 out[leaf] = jnp.einsum(equation, matrix, ours[leaf], precision="highest")
+                local[leaf] = matrix - product(ours[leaf], out[leaf])
             out = group.mean(out)
             for leaf in chosen:
                 theirs[leaf] = out[leaf]
-                p, q = (theirs[leaf], ours[leaf]) if transposed else (ours[leaf], theirs[leaf])
-                out[leaf] = jnp.einsum("lmr,lnr->lmn", p, q, precision="highest")
-                local[leaf] = matrices[leaf] - out[leaf]
+                out[leaf] = product(ours[leaf], theirs[leaf])
             left, right = (theirs, ours) if transposed else (ours, theirs)
             return [x.reshape(row.shape[1:]) for x, row in zip(out, leaves, strict=True)], local, left, right
 

@@ -125,7 +125,7 @@ def keep_finite(aggregator: Aggregator) -> Aggregator:
     return dataclasses.replace(aggregator, update=update)
 
 
-def remembered(new: AggregatorState, old: AggregatorState, opt_state: Any) -> AggregatorState:
+def remembered(new: AggregatorState, old: AggregatorState, opt_state: Any, old_opt_state: Any) -> AggregatorState:
     """Return what an aggregator remembers after a step: nothing new if the optimizer skipped the update.
 
     What error feedback counts as said has to have been applied; a spike that `lbopt.skip_bad_updates` leaves out would else come back with the
@@ -135,13 +135,20 @@ def remembered(new: AggregatorState, old: AggregatorState, opt_state: Any) -> Ag
       new: after the aggregation.
       old: before it.
       opt_state: after the optimizer's update.
+      old_opt_state: before it.
     """
+    counts, old_counts = _skips(opt_state), _skips(old_opt_state)
+    if not counts:
+        return new
+    skipped = jnp.any(jnp.stack(counts) > jnp.stack(old_counts))
+    return jax.tree.map(lambda after, before: jnp.where(skipped, before, after), new, old)
+
+
+def _skips(opt_state: Any) -> list[jax.Array]:
+    """Return how many updates each `lbopt.skip_bad_updates` of an optimizer has left out."""
     is_skip = lambda state: isinstance(state, SkipState)  # noqa: E731
     guards = [state for state in jax.tree.leaves(opt_state, is_leaf=is_skip) if is_skip(state)]
-    if not guards:
-        return new
-    skipped = jnp.any(jnp.stack([guard.consecutive > 0 for guard in guards]))
-    return jax.tree.map(lambda after, before: jnp.where(skipped, before, after), new, old)
+    return [guard.skipped_nonfinite + guard.skipped_spikes for guard in guards]
 
 
 def wide(rows: types.PyTree) -> types.PyTree:
@@ -328,7 +335,7 @@ def aggregate(
         (updates, aux), aggregator_state = first.update(grads, state[0], params, **extra)
         extra.pop("second_moment", None)
         updates, opt_state = second.update(updates, state[1], params, **extra, **aux)
-        return updates, (remembered(aggregator_state, state[0], opt_state), opt_state)
+        return updates, (remembered(aggregator_state, state[0], opt_state, state[1]), opt_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -69,7 +69,7 @@ def _whole(gradients: Callable[..., Any], update: Callable[..., Any], aggregate:
         with jax.named_scope(replicas.GRADIENTS):
             one = aggregate(found[0], state)
         new, metrics = update(state, one.updates, *found[1:], one.aux)
-        kept = protocol.remembered(one.state, state.aggregator_state, new.opt_state)
+        kept = protocol.remembered(one.state, state.aggregator_state, new.opt_state, state.opt_state)
         return new.replace(aggregator_state=kept), metrics
 
     return step

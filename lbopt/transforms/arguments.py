@@ -44,6 +44,12 @@ def require_at_least(argument: str, value: Any, low: float) -> None:
         raise ValueError(f"{argument} = {value!r}: give a finite number >= {low:g}")
 
 
+def require_whole(argument: str, value: Any, low: int) -> None:
+    """Raise ValueError unless the value is a whole number, known now, of at least `low`."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{argument} = {value!r}: give a whole number >= {low}")
+
+
 def require_above(argument: str, value: Any, low: float) -> None:
     """Raise ValueError unless a plain number is finite and above `low`."""
     require_scalar(argument, value)

@@ -156,6 +156,7 @@ def test_cast_sends_pieces_sums_and_the_largest_number_of_each_vector():
         (lambda: compress.topk(0.0), "fraction = 0.0: give a number in"),
         (lambda: compress.randk(1.5), "fraction = 1.5"),
         (lambda: compress.randk(k=0), "k = 0"),
+        (lambda: compress.topk(k=2.5), "k = 2.5: give a whole number"),
         (lambda: compress.cast(9, 2), "exponent_bits = 9"),
     ],
 )

@@ -149,6 +149,8 @@ def test_bf16_gradients_are_remembered_in_fp32(gradients, params):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (lambda: lbopt.ef("topk"), "compressor = 'topk': give one of lbopt.aggregators.compress"),
+        (lambda: lbopt.ef21(compress.topk), "compressor = <function topk"),
         (lambda: lbopt.ef21(compress.sign(), momentum=1.0), "momentum = 1.0"),
         (lambda: lbopt.econtrol(compress.sign(), eta=-0.1), "eta = -0.1"),
     ],

@@ -1,7 +1,9 @@
 """PowerSGD against its published code in NumPy, and its exact properties."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import lbopt
@@ -22,10 +24,11 @@ def by_hand(grads, left, right):
         seen = matrices if step % 2 == 0 else matrices.transpose(0, 2, 1)
         ours, theirs = ("left", "right") if step % 2 == 0 else ("right", "left")
         factors[ours] = np.linalg.qr(factors[ours])[0]
-        factors[theirs] = np.mean([matrix.T @ factors[ours] for matrix in seen], 0)
+        sides = [matrix.T @ factors[ours] for matrix in seen]
+        factors[theirs] = np.mean(sides, 0)
+        left = np.stack([matrix - factors[ours] @ side.T for matrix, side in zip(seen, sides, strict=True)])
         low = factors[ours] @ factors[theirs].T
-        low = low if step % 2 == 0 else low.T
-        errors = matrices - low
+        errors, low = (left, low) if step % 2 == 0 else (left.transpose(0, 2, 1), low.T)
         updates.append(low)
     return updates, errors
 
@@ -49,6 +52,23 @@ def test_equals_the_published_code(devices, gradients, params, run):
             np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=2e-5, err_msg=name)
         if errors is not None:
             np.testing.assert_allclose(state.local[leaf][:, 0], errors, rtol=1e-4, atol=5e-5)
+
+
+def test_where_replicas_differ_for_ever_the_memory_stays_small():
+    """It would grow with every step if the reconstruction of the mean were left out of each replica's."""
+    steady = jax.random.normal(jax.random.key(0), (4, 12, 16))
+    tx = lbopt.aggregate(lbopt.powersgd(2, start=0), optax.identity(), 4)
+    params = {"kernel": jnp.zeros((12, 16))}
+
+    def step(state, key):
+        rows = {"kernel": steady + 0.5 * jax.random.normal(key, steady.shape)}
+        update, state = tx.update(rows, state, params)
+        return state, (jnp.abs(state[0].local[0]).max(), rows["kernel"].mean(0) - update["kernel"])
+
+    state, (largest, left) = jax.lax.scan(step, tx.init(params), jax.random.split(jax.random.key(1), 3000))
+    assert largest[2000:].max() < 1.5 * largest[500:1500].max()
+    # What was applied and what is left still make the mean.
+    np.testing.assert_allclose(left.sum(0), state[0].local[0].mean(0)[0], atol=2e-2)
 
 
 def test_a_gradient_of_low_rank_is_exact_after_one_sweep(run, params, largest_gap):
@@ -135,7 +155,12 @@ def test_bytes_do_not_depend_on_the_replicas_but_for_the_ring():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"rank": 0}, "rank = 0"), ({"rank": 1, "start": -1}, "start = -1"), ({"rank": 1, "min_rate": 0}, "min_rate = 0")],
+    [
+        ({"rank": 0}, "rank = 0"),
+        ({"rank": 1.5}, "rank = 1.5: give a whole number >= 1"),
+        ({"rank": 1, "start": -1}, "start = -1"),
+        ({"rank": 1, "min_rate": 0}, "min_rate = 0"),
+    ],
 )
 def test_refusals(wrong, said):
     with pytest.raises(ValueError, match=said):

@@ -55,7 +55,10 @@ def cpd_cast(value, exponent_bits, mantissa_bits):
 
 
 def cpd_sum(rows, exponent_bits, mantissa_bits, kahan=False, shifted=True):
-    """Sum the workers' gradients of one layer, [workers, n] fp32, as `sum_gradients` does."""
+    """Sum the workers' gradients of one layer, [workers, n] fp32, as `sum_gradients` does.
+
+    Where it does not shift, `sum_gradients` takes them unrounded; here, as in `lbopt.aps`, they are rounded first, to be sent.
+    """
 
     def q(x):
         return np.array(
