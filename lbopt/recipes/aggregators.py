@@ -17,8 +17,10 @@ from lbopt.aggregators.powersgd import powersgd
 from lbopt.aggregators.protocol import Aggregator
 from lbopt.config.aggregator import AggregatorConfig
 from lbopt.config.optimizer import OptimizerConfig
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require
 from lbopt.transforms.module_scale import resolve_labels
+
+ADAM_FAMILY = ("adam", "adamw", "lamb", "lans")
 
 
 def make_aggregator(
@@ -41,6 +43,8 @@ def make_aggregator(
     stacked = None if in_parts else stacked
     try:
         made = _BUILDERS[config.name](config, optimizer, stacked)
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"config.aggregator: {error}") from error
     return made if optimizer.skip_limit is None else protocol.keep_finite(made)
@@ -49,6 +53,17 @@ def make_aggregator(
 def group_of(config: AggregatorConfig) -> str | int:
     """Return `over` as `make_train_step` takes it."""
     return int(config.over) if config.over.isdecimal() else config.over
+
+
+def check_replicas(config: AggregatorConfig, num_replicas: int) -> None:
+    """Raise `UserError` if so many replicas are not for this aggregator."""
+    fix = f"agvm compares two halves of the replicas, and there are {num_replicas}: use an even number of them"
+    require(
+        config.name != "agvm" or num_replicas % 2 == 0,
+        "config.aggregator.replicas_per_device",
+        config.replicas_per_device,
+        fix,
+    )
 
 
 def labels_of(config: AggregatorConfig) -> dict[str, str] | None:
@@ -83,6 +98,8 @@ def _mean(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.S
 
 def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
     del stacked
+    fix = f"config.optimizer.name = {optimizer.name!r} keeps no second moment of Adam's; use one of {', '.join(ADAM_FAMILY)}, or leave it False"
+    require(not config.of_adam or optimizer.name in ADAM_FAMILY, "config.aggregator.of_adam", config.of_adam, fix)
     of_adam: dict[str, Any] = {"adam_b2": optimizer.b2, "adam_eps": optimizer.eps} if config.of_adam else {}
     return agvm(
         dict(config.modules),

@@ -172,7 +172,7 @@ def make_step(
         Aggregation.check_over(mesh, over)
     except UserError as error:
         raise UserError(str(error).replace("aggregate_over", "config.aggregator.over", 1)) from error
-    return steps.make_train_step(
+    step = steps.make_train_step(
         loss_fn,
         tx,
         mesh,
@@ -189,6 +189,9 @@ def make_step(
         replicas_per_device=config.aggregator.replicas_per_device,
         aggregate_over=over,
     )
+    if step.aggregation is not None:
+        aggregators.check_replicas(config.aggregator, step.aggregation.num_replicas)
+    return step
 
 
 def _laid_out(

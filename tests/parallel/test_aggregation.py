@@ -162,6 +162,27 @@ def test_a_broken_gradient_is_forgotten_by_all_parts(mlp, batches):
     assert lbopt.optimizer_metrics(state.opt_state)["skipped/nonfinite"] == 1
 
 
+@pytest.mark.parametrize("backend", ["jit", "pmap"])
+def test_a_skipped_spike_leaves_nothing_behind(backend, mlp, batches):
+    loss_fn, state_of = mlp
+    tx = lbopt.skip_bad_updates(lbopt.lamb(0.02), 5, spike_factor=20.0, warmup_updates=2)
+
+    def spiked(params, model_state, batch, rng):
+        loss, rest = loss_fn(params, model_state, {**batch, "label": jnp.abs(batch["label"]) % 10}, rng)
+        return loss * jnp.where(jnp.any(batch["label"] < 0), 1e5, 1.0), rest
+
+    step = lbopt.make_train_step(spiked, tx, lbopt.make_mesh(4), backend, aggregator=lbopt.ef(compress.topk(0.1)))
+    state = step.place(state_of(tx))
+    for batch in batches[:3]:
+        state, _ = jax.block_until_ready(step(state, batch))
+    before = jax.tree.map(np.array, (state.params, state.aggregator_state))
+    state, _ = jax.block_until_ready(step(state, {**batches[3], "label": -1 - batches[3]["label"]}))
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.aggregator_state), before)
+    state, _ = jax.block_until_ready(step(state, batches[4]))
+    assert int(state.aggregator_state.shared) == 4
+    assert lbopt.optimizer_metrics(state.opt_state)["skipped/spikes"] == 1
+
+
 def test_parts_of_a_slice_are_compressed_for_themselves(mlp, batches):
     loss_fn, state_of = mlp
     tx, params = optimizer("ef"), state_of(optimizer("ef")).params

@@ -137,6 +137,15 @@ def test_what_does_not_go_with_it_is_named(overrides, said):
         load("--config.aggregator.name=ef", *(f"--config.{one}" for one in overrides)).validate()
 
 
+def test_what_agvm_needs_is_named():
+    one = load(*(f"--config.aggregator.{field}" for field in AGVM), "--config.parallel.num_devices=1")
+    with pytest.raises(UserError, match=r"config.aggregator.replicas_per_device = 1: agvm compares two halves"):
+        build.build(one)
+    lars = OptimizerConfig("lars")
+    with pytest.raises(UserError, match=r"^config.aggregator.of_adam = True: config.optimizer.name = 'lars' keeps no"):
+        make_aggregator(AggregatorConfig("agvm", modules=MODULES, anchor="body", of_adam=True), lars)
+
+
 def test_modules_that_do_not_fit_the_model_are_named():
     config = load(*(f"--config.aggregator.{one}" for one in (*AGVM[:2], "modules=(('head','^nothing'),('body',''))")))
     with pytest.raises(UserError, match=r"config.aggregator.modules: labels: module 'head' has no parameter"):
