@@ -9,6 +9,9 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = (
+    "0"  # nobody reads where an operation was written; noting it takes time
+)
 
 # What one process has compiled no other one compiles again: for the workers of one run of the tests, and what they start.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

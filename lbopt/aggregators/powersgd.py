@@ -115,8 +115,7 @@ def powersgd(
 
             def product(own: jax.Array, other: jax.Array) -> jax.Array:
                 """Return P Q^T, [layers, m, n], or one of each replica."""
-                p, q = (other, own) if transposed else (own, other)
-                return jnp.einsum("...lmr,...lnr->...lmn", p, q, precision="highest")
+                return _product(*(other, own) if transposed else (own, other))
 
             for leaf in chosen:
                 matrix = leaves[leaf].reshape(local[leaf].shape) + local[leaf]
@@ -150,6 +149,21 @@ def powersgd(
         return WireBytes(wire.reduced(wire.FP32 * words, num_replicas), ring_bytes(params, num_replicas))
 
     return Aggregator(f"powersgd({rank})", init, update, sent)
+
+
+def _product(left: jax.Array, right: jax.Array) -> jax.Array:
+    """Return P Q^T [..., m, n] of [..., m, r] and [..., n, r], in fp32.
+
+    A few outer products are added up element by element: so what is subtracted from them is fused in, and no product is written to be read again.
+    """
+    if left.shape[-1] > _FEW:
+        return jnp.einsum("...mr,...nr->...mn", left, right, precision="highest")
+    outer = [left[..., :, None, r] * right[..., None, :, r] for r in range(left.shape[-1])]
+    return functools.reduce(jnp.add, outer)
+
+
+_FEW = 8
+"""Columns, up to which that costs less than a product of matrices."""
 
 
 def _plan(shape: tuple[int, ...], layer_axes: int, rank: int, min_rate: float) -> _Plan:

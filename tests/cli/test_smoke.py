@@ -46,6 +46,10 @@ FAMILIES = {
 """Config file -> flags that fit it to this machine; a family of images and one of text split their state over two devices."""
 
 
+REPORTED = ("resnet50_lamb", "bert_large_lamb", "lstm_legw", "squad")
+"""Of each kind of model one; those of tests/report have all figures."""
+
+
 class Killed(BaseException):
     """Ends a run as a kill does: nothing is saved after it."""
 
@@ -106,6 +110,8 @@ def test_a_smoke_row_goes_the_whole_way(family, configs, data_dir, tmp_path, cap
     evaluated = {name.partition("/")[2]: value for name, value in found[-1].items() if name.startswith("eval/")}
     assert evaluated == pytest.approx({name: scores[f"validation/{name}"] for name in evaluated}, rel=1e-5)
     assert all(math.isfinite(value) for value in scores.values())
+    if family not in REPORTED:
+        return
     assert main.main(["report", f"--workdir={workdir}"]) == 0
     assert (workdir / "report.html").stat().st_size > 1000
     assert len(list(workdir.glob("*.png"))) > 0

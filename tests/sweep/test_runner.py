@@ -7,6 +7,7 @@ import time
 
 import jax
 import pytest
+from long_form import rounds
 from tiny_study import make_config
 
 from lbopt.config import SearchConfig
@@ -95,10 +96,11 @@ def wait_for_rows(workdir, count, process):
         time.sleep(0.02)
 
 
-def test_killed_ten_times_it_equals_the_uninterrupted_study(tmp_path, lbopt_sweep, rows):
+def test_killed_again_and_again_it_equals_the_uninterrupted_study(tmp_path, lbopt_sweep, rows):
+    """Ten times in the long form."""
     workdir = tmp_path / "workdir"
     survived = []
-    for count in range(1, TRIALS, 2):
+    for count in range(1, TRIALS, rounds(2, 6)):
         process = lbopt_sweep(workdir)
         wait_for_rows(workdir, count, process)
         os.kill(process.pid, signal.SIGKILL)
