@@ -14,6 +14,7 @@ import numpy as np
 
 from lbopt.data.pieces import CONTINUED, SPECIAL_TOKENS, learn_pieces
 from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.regular import open_regular
 
 _RULES = re.compile(r"([^\w\s])\1{2,}")
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+")
@@ -235,7 +236,8 @@ def read_vocabulary(path: str | os.PathLike[str]) -> list[str]:
       UserError: naming the file, if it is absent, empty or not UTF-8, or if a line is empty or occurs twice.
     """
     try:
-        lines = Path(path).read_text("utf-8").split("\n")
+        with open_regular(path, "r", encoding="utf-8") as stream:
+            lines = stream.read().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"vocabulary = {str(path)!r}: it cannot be read as UTF-8 text ({error}); use a vocab.txt"

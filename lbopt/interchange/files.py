@@ -13,6 +13,7 @@ import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.regular import read_regular
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -78,7 +79,7 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
       EnvironmentProblem: if it cannot be read.
     """
     try:
-        data = json.loads(file.read_bytes())
+        data = json.loads(read_regular(file))
     except OSError as error:
         raise EnvironmentProblem(f"{file}: cannot be read ({error.strerror}); mend it or use another folder") from error
     except ValueError as error:

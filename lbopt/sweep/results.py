@@ -10,10 +10,11 @@ import os
 import pathlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from lbopt.errors import UserError
 from lbopt.job.member import Alone
+from lbopt.regular import open_regular
 from lbopt.sweep.trials import key
 from lbopt.train import bucket
 from lbopt.train.progress import Progress
@@ -143,9 +144,9 @@ class Results:
 
 
 @contextlib.contextmanager
-def _alone_in(file: pathlib.Path) -> Iterator[BinaryIO]:
+def _alone_in(file: pathlib.Path) -> Iterator[IO[bytes]]:
     """Open a file for this writer alone, without a line that the death of another one has cut off."""
-    with open(file, "a+b", buffering=0) as stream:
+    with open_regular(file, "a+b", buffering=0) as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         end = stream.seek(0, os.SEEK_END)
         whole = _end_of_whole_lines(stream, end)
@@ -155,7 +156,7 @@ def _alone_in(file: pathlib.Path) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _end_of_whole_lines(stream: BinaryIO, end: int) -> int:
+def _end_of_whole_lines(stream: IO[bytes], end: int) -> int:
     """Return where the last whole line ends, looking backwards."""
     start = end
     while start > 0:

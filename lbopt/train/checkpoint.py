@@ -21,6 +21,7 @@ from lbopt import tree
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
+from lbopt.regular import check_regular, read_regular
 from lbopt.train import bucket, replica_rows, seal as seals
 from lbopt.train.checksums import checksums, copies_of, differing, named, sums_of
 from lbopt.train.event_loop import finishing
@@ -245,6 +246,7 @@ class Checkpoints:
         wanted: dict[str, str] = {}
         state, parts = like, None
         try:
+            _check_files(self._folder / str(step))
             seal = read_seal(self._folder, step)
             wanted, parts = seal.sums, seal.parts
             shapes = replica_rows.shapes_for(like, seal.replicas, parts)
@@ -370,7 +372,7 @@ def read_seal(folder: pathlib.Path, step: int) -> Seal:
     Raises:
       OSError, ValueError: if it is missing or damaged.
     """
-    seal = seals.read(json.loads((folder / str(step) / _SEAL / "metadata").read_text()))
+    seal = seals.read(json.loads(read_regular(folder / str(step) / _SEAL / "metadata")))
     if seal.step != step:
         raise ValueError(f"it was saved at step {seal.step}")
     return seal
@@ -399,6 +401,18 @@ def _by_messages() -> ocp.options.MultiprocessingOptions:
     return ocp.options.MultiprocessingOptions(
         primary_host=0, active_processes=set(range(count)), barrier_sync_key_prefix="lbopt"
     )
+
+
+def _check_files(checkpoint: Any) -> None:
+    """Raise `ValueError` if a checkpoint in a folder holds what is neither a file nor a folder: a reader would wait for it."""
+    if isinstance(checkpoint, pathlib.Path):
+        for file in checkpoint.rglob("*"):
+            try:
+                check_regular(file.stat().st_mode, str(file))
+            except FileNotFoundError:
+                continue  # what is read will be missed by name
+            except OSError as error:
+                raise ValueError(f"{file.relative_to(checkpoint)} is {error.strerror}") from error
 
 
 def _read_arrays(folder: pathlib.Path, like: Any) -> Any:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lbopt.regular import open_regular, read_regular
 from lbopt.train import workdir as workdirs
 
 PREFIX = ":::MLLOG"
@@ -78,7 +79,7 @@ class MlperfLog:
     def _keep_until(self, start: int) -> list[str]:
         """Drop what was said after a step, all of it if the run starts anew; return the rest."""
         with workdirs.writing(self._file):
-            lines = self._file.read_text().splitlines() if self._file.exists() else []
+            lines = read_regular(self._file).decode().splitlines() if self._file.exists() else []
         kept = [line for line in lines if start and line.endswith("}") and _step(line) <= start]
         if lines:
             workdirs.write_text(self._file, "".join(f"{line}\n" for line in kept))
@@ -97,7 +98,7 @@ class MlperfLog:
         }
         line = f"{PREFIX} {json.dumps(said)}"
         print(line, flush=True)
-        with workdirs.writing(self._file), open(self._file, "a") as stream:
+        with workdirs.writing(self._file), open_regular(self._file, "a") as stream:
             stream.write(line + "\n")
 
 

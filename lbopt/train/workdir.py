@@ -15,6 +15,7 @@ from typing import Any
 
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
+from lbopt.regular import read_regular
 from lbopt.train import bucket, environment
 from lbopt.train.shard import Shard, at_the_door
 
@@ -151,7 +152,7 @@ def read_config(path: str | os.PathLike[str], kind: str | None = None) -> dict[s
     """
     file = absolute(path) / "config.json"
     try:
-        saved = json.loads(file.read_text())
+        saved = json.loads(read_regular(file))
         starts = [saved, *saved.get("resumed", [])]
         damaged = saved["kind"] not in KINDS or not isinstance(saved["config"]["name"], str)
         damaged |= any(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt.errors import EnvironmentProblem
+from lbopt.regular import open_regular, read_regular
 from lbopt.train import bucket, workdir as workdirs
 
 _TEXT = {"arm", "phase", "optimizer"}
@@ -29,7 +30,7 @@ class MetricsWriter:
         self._workdir, self._file = workdir, workdir / "metrics.jsonl"
         drop_lines_after(self._file, resumed_step)
         with workdirs.writing(self._file):
-            self._stream = open(self._file, "a", buffering=1)  # noqa: SIM115
+            self._stream = open_regular(self._file, "a", buffering=1)
         from lbopt.train.board import Board  # only who trains needs it, and it takes a while
 
         self._board = Board(workdir / "tensorboard", resumed_step + 1)
@@ -105,7 +106,7 @@ def read_lines(file: pathlib.Path, required: Sequence[str] = ("step", "examples_
       EnvironmentProblem: if the file cannot be read, or a whole line is damaged.
     """
     try:
-        *whole, _torn = file.read_bytes().split(b"\n")
+        *whole, _torn = read_regular(file).split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -339,3 +339,19 @@ def test_studies_that_differ_say_where_in_short(refused, study, configs):
     err = refused(2, "sweep", *other, f"--workdir={folder}")
     assert "name is 'digits_limit:smoke' there and 'diffusion_digits:smoke' here" in err
     assert len(err) < 600
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "metrics.jsonl", "checkpoints/16/seal/metadata", "checkpoints/16/default/_METADATA"]
+)
+def test_a_fifo_in_the_place_of_a_file(name, refused, lbopt, small, workdir):
+    """Whoever opens it to read waits for one who writes, without end."""
+    (workdir / name).unlink()
+    os.mkfifo(workdir / name)
+    if "/" in name:
+        code, _, err = lbopt("evaluate", *small, f"--workdir={workdir}")
+        assert code == 0, err
+        assert "a FIFO, not a regular file" in err
+        assert "going back to step 12" in err
+    else:
+        assert "a FIFO, not a regular file" in refused(3, "report", f"--workdir={workdir}")
