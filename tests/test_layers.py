@@ -12,7 +12,7 @@ import lbopt
 PACKAGE = pathlib.Path(__file__).parents[1] / "lbopt"
 
 LEVELS = {
-    0: {"errors", "types", "tree", "masks", "stacks", "replicas", "regular"},
+    0: {"errors", "types", "tree", "masks", "stacks", "replicas", "regular", "typed_json"},
     1: {"job", "transforms", "schedules", "losses", "metrics", "models", "aggregators", "config"},
     2: {"parallel", "data", "interchange"},
     3: {"train", "evaluation"},
@@ -59,6 +59,7 @@ CONFINED = {
     "matplotlib": {"report/page.py", "sweep/report/figures/style.py"},
     "ml_collections": {"cli/arguments.py"},
     "absl": {"cli/arguments.py", "data/batches.py"},
+    "msgspec": {"typed_json.py"},
     "safetensors": {"interchange/files.py"},
     "tensorflow_datasets": {"data/prepare/builders.py", "data/records.py"},
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -12,8 +11,8 @@ import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
+from lbopt import typed_json
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.regular import read_regular
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -79,11 +78,11 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
       EnvironmentProblem: if it cannot be read.
     """
     try:
-        data = json.loads(read_regular(file))
+        data = typed_json.read_file(file)
     except OSError as error:
         raise EnvironmentProblem(f"{file}: cannot be read ({error.strerror}); mend it or use another folder") from error
     except ValueError as error:
-        raise UserError(f"{file}: not JSON ({error}); save the model again") from error
+        raise UserError(f"{file}: {error}; save the model again") from error
     if not isinstance(data, dict):
         raise UserError(f"{file}: it holds a {type(data).__name__}, not an object; save the model again")
     return data
