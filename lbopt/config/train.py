@@ -91,6 +91,9 @@ class TrainConfig:
         steps and seconds of training; "" for no target. At most `target_value` if the name ends in "loss" or "perplexity".
       target_value: see above.
       stop_at_target: end the run there.
+      stop_at_nan: end the run, with exit code 2, where a logged loss is not finite, and never save a network that is not. Otherwise
+        such a run says so and goes on; the last checkpoint of a finite network is kept in either case,
+        and a study's trials always end there.
       mllog: print MLPerf's `:::MLLOG` lines, and keep them in mllog.txt of the workdir.
       init_from: start from the parameters of a workdir of lbopt train, of a file of lbopt export --format=safetensors, or of
         a folder of Transformers; heads that it does not have start fresh. None for fresh parameters.
@@ -119,6 +122,7 @@ class TrainConfig:
     target_metric: str = ""
     target_value: float = 0.0
     stop_at_target: bool = False
+    stop_at_nan: bool = False
     mllog: bool = False
     init_from: str | None = None
     phase2: PhaseConfig | None = None

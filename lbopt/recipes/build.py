@@ -104,6 +104,7 @@ def _build_phase(
         damaged=lambda: _damaged(train, validation),
         target=_target(config),
         mllog=_mllog(config, resolved, len(train), len(validation)) if config.mllog else None,
+        stop_at_nan=config.stop_at_nan,
         steps_per_epoch=resolved.steps_per_epoch,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lbopt.errors import UserError
 from lbopt.report import page
-from lbopt.train.writers import read_lines
+from lbopt.train.writers import broken_losses, read_lines
 
 _FEW = 20
 _MANY = 4
@@ -61,9 +61,21 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
     reached = next((line for line in lines if "target/steps" in line), None)
     if reached:
         lead += f" The target, {config['target_metric']} {config['target_value']:g}, was reached after {reached['target/steps']} steps and {reached['target/seconds']:.0f} s."
+    lead += _of_broken_losses(lines)
     file = workdir / "report.html"
     page.write_page(file, config["name"], lead, sections)
     return file
+
+
+def _of_broken_losses(lines: list[dict[str, Any]]) -> str:
+    """Return a sentence on losses that were not finite, "" if all were."""
+    broken = [line["step"] for line in lines if broken_losses(line)]
+    if not broken:
+        return ""
+    return (
+        f" The loss was not finite in {len(broken)} of {len(lines)} logged steps, first at step {broken[0]}: "
+        "figures leave those steps out."
+    )
 
 
 def _draw(workdir: pathlib.Path, stem: str, lines: list[dict[str, Any]], names: list[str], log: bool = False) -> str:

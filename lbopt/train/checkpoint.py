@@ -31,6 +31,8 @@ Say = Callable[[str], None]
 """Gets a line for the user."""
 PHASE = "phase"
 """Among the metrics of a checkpoint: the number of its phase, if it is not the first."""
+BROKEN = "broken"
+"""Among the metrics of a checkpoint: 1 if its network has numbers that are not finite; left out otherwise."""
 _PHASE_COUNTS = 1e9
 """A later phase, with its other examples, is better than an earlier one whatever its metrics."""
 _LOOKS, _PAUSE_S = 120, 0.5
@@ -58,7 +60,7 @@ class Checkpoints:
 
     Args:
       workdir: the run's folder.
-      keep: how many of the latest are kept; the best one is kept besides.
+      keep: how many of the latest are kept. The best one is kept besides, and the latest whose network is finite.
       best_metric: which metric says which is best; lower is better if its name ends in "loss".
       read_only: leave the disk as it is.
       always: steps that are kept whatever comes after: the ends of phases.
@@ -137,7 +139,12 @@ class Checkpoints:
     def best_step(self) -> int | None:
         """Return the step of the best checkpoint by the metric, None if none has one."""
         scored = {step: self._goodness(self._metrics[step]) for step in self.steps() if step in self._metrics}
+        scored = {step: goodness for step, goodness in scored.items() if goodness > -math.inf}
         return max(scored, key=lambda step: (scored[step], step), default=None)
+
+    def latest_finite_step(self) -> int | None:
+        """Return the step of the newest checkpoint whose network is finite, None if there is none."""
+        return self._latest_finite(self.steps())
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Return whether an evaluation is better than that of every checkpoint so far."""
@@ -355,15 +362,23 @@ class Checkpoints:
             return {}
 
     def _kept(self, steps: Sequence[int]) -> list[bool]:
-        latest, best = sorted(steps)[-self._keep :], self.best_step()
-        return [step in latest or step in self._always or step == best for step in steps]
+        latest, others = sorted(steps)[-self._keep :], (self.best_step(), self._latest_finite(steps))
+        return [step in latest or step in self._always or step in others for step in steps]
+
+    def _latest_finite(self, steps: Sequence[int]) -> int | None:
+        return max((step for step in steps if not _is_broken(self._metrics.get(step, {}))), default=None)
 
     def _goodness(self, metrics: Mapping[str, float]) -> float:
-        value = metrics[self._best_metric]
-        if math.isnan(value):
+        value = metrics.get(self._best_metric, math.nan)
+        if _is_broken(metrics) or math.isnan(value):
             return -math.inf
         goodness = -value if self._best_metric.endswith("loss") else value
         return goodness + _PHASE_COUNTS * metrics.get(PHASE, 0)
+
+
+def _is_broken(metrics: Mapping[str, float]) -> bool:
+    """Return whether a checkpoint's network has numbers that are not finite; earlier versions said so by its metrics only."""
+    return bool(metrics.get(BROKEN)) or not all(map(math.isfinite, metrics.values()))
 
 
 def read_seal(folder: pathlib.Path, step: int) -> Seal:

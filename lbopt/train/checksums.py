@@ -53,6 +53,16 @@ def sums_of(leaves: Sequence[jax.Array]) -> jax.Array:
     return jnp.stack([_both(leaf) for leaf in leaves]) if leaves else jnp.zeros((0, 2), jnp.uint32)
 
 
+def all_finite(leaves: Sequence[jax.Array]) -> bool:
+    """Return whether no floating-point array has NaN or infinity in it; waits for them."""
+    return bool(_all_finite([leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]))
+
+
+@jax.jit
+def _all_finite(leaves: Sequence[jax.Array]) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves] or [jnp.ones((), bool)]).all()
+
+
 @jax.jit  # traced once for all leaves of a shape
 def _both(leaf: jax.Array) -> jax.Array:
     return jnp.stack([_sum(leaf, salt) for salt in range(2)])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,14 +18,16 @@ from lbopt.job.member import STARTING, Alone
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.train import workdir as workdirs
-from lbopt.train.checkpoint import PHASE, Checkpoints
+from lbopt.train.checkpoint import BROKEN, PHASE, Checkpoints
+from lbopt.train.checksums import all_finite
 from lbopt.train.mllog import MlperfLog
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.progress import Progress, said_by_first
 from lbopt.train.run import Run, Target
-from lbopt.train.writers import MetricsWriter, NoMetricsWriter, read_lines
+from lbopt.train.writers import MetricsWriter, NoMetricsWriter, broken_losses, read_lines
 from lbopt.transforms.monitoring import optimizer_metrics
 
+_STEER = "lower config.schedule.base_learning_rate, or clip by config.optimizer.max_grad_norm"
 _SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "eval/perplexity", "eval/f1", "perf/examples_per_s")
 
 
@@ -64,8 +65,8 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
         mllog = run.mllog if first else None
         if start >= total or history.stopped(run.target):
             MlperfLog(workdir, mllog, run.epoch_at, start).run_ends(start, history.reached)
-            if first:
-                print(f"complete at step {start} of {total}: nothing to do", file=sys.stderr)
+            said_by_first(job)(f"complete at step {start} of {total}: nothing to do")
+            _say_if_broken(history, checkpoints, said_by_first(job))
             return state
         watch = watch or stack.enter_context(PreemptionWatch(job))
         writer: MetricsWriter | NoMetricsWriter = MetricsWriter(workdir, start) if first else NoMetricsWriter()
@@ -86,7 +87,17 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
         log.run_ends(int(state.step), history.reached)
         job.doing("waiting for the last checkpoint", total)
         checkpoints.wait()
+        _say_if_broken(history, checkpoints, progress.say)
         return state
+
+
+def _say_if_broken(history: History, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:
+    """Say at the end of a run that its loss was not finite, and which checkpoint is from before."""
+    if history.broken_step is None:
+        return
+    kept = checkpoints.latest_finite_step()
+    fix = "no checkpoint has a finite network" if kept is None else f"the last finite network is --checkpoint={kept}"
+    say(f"the loss was not finite, first at step {history.broken_step}: {fix}; {_STEER}")
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints, job: Alone) -> TrainState:
@@ -103,16 +114,21 @@ class History:
       seconds: of training, evaluation included, over all starts; what a kill took back, up to the last line that was kept,
         does not count.
       reached: whether the target has been reached.
+      broken_step: the first step whose logged loss is not finite; None if there is none.
     """
 
     seconds: float = 0.0
     reached: bool = False
+    broken_step: int | None = None
 
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]]) -> History:
         """Read it from the lines of metrics.jsonl."""
         seconds = [line["perf/elapsed_s"] for line in lines if line.get("perf/elapsed_s") is not None]
-        return cls(max(seconds, default=0.0), any("target/steps" in line for line in lines))
+        reached = any("target/steps" in line for line in lines)
+        return cls(
+            max(seconds, default=0.0), reached, next((line["step"] for line in lines if broken_losses(line)), None)
+        )
 
     def stopped(self, target: Target | None) -> bool:
         """Return whether the run has ended at its target."""
@@ -151,6 +167,7 @@ class _Session:
             stopping = job.stops_after(step) and step < self.total
             scalars = self._scalars(step, state, metrics, clock, stopping)
             self._tell(step, scalars)
+            self._check_finite(step, scalars)
             self._save(step, state, scalars, stopping)
             if self.history.stopped(run.target):
                 break
@@ -165,6 +182,23 @@ class _Session:
         if scalars:
             self.progress.report({name: scalars[name] for name in _SHOWN if name in scalars})
 
+    def _check_finite(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Say once that a loss is not finite, or end the run there if that was asked for."""
+        broken = broken_losses(scalars)
+        if broken and self.run.stop_at_nan:
+            self._stop_at_nan(f"{broken[0]} is {scalars[broken[0]]} at step {step}")
+        if broken and self.history.broken_step is None:
+            self.history.broken_step = step
+            self.progress.say(
+                f"{broken[0]} is {scalars[broken[0]]} at step {step}, and the run goes on (config.stop_at_nan = False): {_STEER}"
+            )
+
+    def _stop_at_nan(self, what: str) -> None:
+        self.checkpoints.wait()
+        kept = self.checkpoints.latest_step()
+        state = "nothing was saved before" if kept is None else f"the last checkpoint is of step {kept}"
+        raise UserError(f"config.stop_at_nan = True: {what}, and {state}; {_STEER}, in another --workdir")
+
     def _save(self, step: int, state: TrainState, scalars: Mapping[str, float], stopping: bool) -> None:
         evaluated = {name: value for name, value in scalars.items() if name.startswith("eval/")}
         if evaluated and self.run.enter is not None:
@@ -172,9 +206,14 @@ class _Session:
         due = self._due(step, self.run.cadence.checkpoint_every_steps) or self.history.stopped(self.run.target)
         if stopping or due or self.checkpoints.would_be_best(evaluated):
             self.watch.job.doing("saving after step", step)
+            if not all_finite(jax.tree.leaves((state.params, state.model_state))):
+                if self.run.stop_at_nan:
+                    self._stop_at_nan(f"the network is not finite after step {step}")
+                evaluated[BROKEN] = 1.0
             self.checkpoints.save(state, evaluated, before=self.writer.sync)
         if stopping:
             self.checkpoints.wait()
+            _say_if_broken(self.history, self.checkpoints, self.progress.say)
             raise Preempted(
                 f"stopped at step {step} of {self.total} with the state saved; run the same command again to go on"
             )

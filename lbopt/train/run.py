@@ -81,6 +81,7 @@ class Run:
       damaged: () -> what is to be logged of records that were left out.
       target: what is to be reached; None for nothing.
       mllog: what MLPerf's log says at the beginning; None for no such log.
+      stop_at_nan: end the run where a logged loss, or a network that is to be saved, is not finite.
       steps_per_epoch: optimizer steps of an epoch, not rounded.
       then: the next phase; None if this is the last.
     """
@@ -107,6 +108,7 @@ class Run:
     damaged: Callable[[], dict[str, float]] = dict
     target: Target | None = None
     mllog: Mapping[str, Any] | None = None
+    stop_at_nan: bool = False
     steps_per_epoch: float = 1.0
     then: Run | None = None
 

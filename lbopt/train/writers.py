@@ -95,6 +95,12 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def broken_losses(line: Mapping[str, float | None]) -> list[str]:
+    """Return the names of the losses that are not finite among the scalars of a step, or in a line of metrics.jsonl (null there)."""
+    losses = {name: value for name, value in line.items() if name in ("train/loss", "eval/loss")}
+    return [name for name, value in losses.items() if value is None or not math.isfinite(value)]
+
+
 def read_lines(file: pathlib.Path, required: Sequence[str] = ("step", "examples_seen")) -> list[dict[str, Any]]:
     """Return the whole lines of a JSON-lines file; a last line cut off by a kill is left out.
 

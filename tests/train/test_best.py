@@ -1,7 +1,9 @@
 """The best evaluation has a checkpoint, wherever the cadences fall; a finished run lost nothing."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 
 from lbopt.cli import main
@@ -28,19 +30,55 @@ def test_the_best_evaluation_is_saved_though_no_checkpoint_was_due(train, tmp_pa
         assert not checkpoints.would_be_best({})
 
 
-def test_metrics_that_are_not_numbers_are_null(train, tmp_path, capsys):
-    overrides = (
-        "--config.schedule.base_learning_rate=1e9",
-        "--config.optimizer.name=momentum",
-        "--config.num_epochs=0.5",
-    )
-    command = ["train", "--config=configs/digits_cnn.py:lamb-64", f"--workdir={tmp_path / 'run'}", *overrides]
-    assert main.main([*command, "--config.parallel.num_devices=1"]) == 0
-    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+SPOILT = ("--config.eval_every_steps=6", "--config.checkpoint.every_steps=2", "--config.checkpoint.keep=2")
+
+
+@pytest.fixture
+def spoilt(train):
+    """Return a function (workdir, *overrides) -> exit code of a run of 20 steps whose examples are NaN at step 8."""
+
+    def spoil(step, state, batch):
+        if step == 8:
+            batch["image"] = batch["image"] * np.nan
+
+    return lambda workdir, *overrides: train(workdir, *SPOILT, *overrides, before=spoil)
+
+
+def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_path, capsys):
+    assert spoilt(tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[0], parse_constant=pytest.fail)["train/loss"] is None
+    said = [line for line in err.splitlines() if "finite" in line or "nan" in line.partition("  ")[0]]
+    assert len(said) == 2, said
+    assert re.match("train/loss is nan at step 8, .*config.stop_at_nan.*base_learning_rate.*max_grad_norm", said[0])
+    assert re.match("the loss was not finite, first at step 8: the last finite network is --checkpoint=6;", said[1])
+    text = (tmp_path / "metrics.jsonl").read_text()
     lines = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
-    assert lines[-1]["train/loss"] is None
-    assert json.loads(capsys.readouterr().out.splitlines()[0], parse_constant=pytest.fail)["train/loss"] is None
-    assert main.main(["report", f"--workdir={tmp_path / 'run'}"]) == 0
+    assert [line["step"] for line in lines if line["train/loss"] is None] == list(range(8, 21))
+    assert lines[-1]["eval/accuracy"] is not None  # a network of NaN has one
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.steps() == [6, 18, 20]
+        assert checkpoints.best_step() == checkpoints.latest_finite_step() == 6
+        assert not checkpoints.would_be_best({"eval/accuracy": 1.0, "eval/loss": float("nan")})
+    assert spoilt(tmp_path) == 0
+    assert "the last finite network is --checkpoint=6" in capsys.readouterr().err.splitlines()[-1]
+    assert main.main(["report", f"--workdir={tmp_path}"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "The loss was not finite in 13 of 20 logged steps, first at step 8" in page
+
+
+def test_a_run_may_end_at_the_first_nan(spoilt, tmp_path, capsys):
+    assert spoilt(tmp_path, "--config.stop_at_nan=True") == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "nan" in line.partition("  ")[0]]
+    assert "config.stop_at_nan = True: train/loss is nan at step 8, and the last checkpoint is of step 6" in said
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.latest_step() == 6
+
+
+def test_a_network_that_is_not_finite_is_never_saved_where_the_run_may_end(spoilt, tmp_path, capsys):
+    overrides = ("--config.stop_at_nan=True", "--config.log_every_steps=5")
+    assert spoilt(tmp_path, *overrides) == 2
+    assert "the network is not finite after step 8, and the last checkpoint is of step 6" in capsys.readouterr().err
 
 
 def test_checkpoints_in_the_way_are_refused_before_training(train, tmp_path, capsys):
