@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from lbopt.cli import streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
 from lbopt.job import guard, member, place as places
 
@@ -97,7 +98,8 @@ def _check_folder() -> None:
 
 def run() -> None:
     """Entry point of the `lbopt` command."""
+    streams.outlive_readers()
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(streams.exit_code(main(sys.argv[1:])))
     except KeyboardInterrupt:
         sys.exit(130)

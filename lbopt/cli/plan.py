@@ -18,6 +18,7 @@ from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.plan import document, suggest, table, topology as topologies
 from lbopt.plan.make import Plan, make_plan
+from lbopt.train.progress import say
 
 FLAGS = {
     "config": "FILE[:ROW] of the recipe; --config.field=VALUE changes it",
@@ -70,13 +71,13 @@ def run(argv: Sequence[str]) -> None:
     if max(len(column.topology.devices) for column in columns) > SURE and _CHILD not in os.environ:
         _in_a_child(argv)
         return
-    plan = make_plan(config, flag, columns[0].topology, options["evaluation"], _say)
+    plan = make_plan(config, flag, columns[0].topology, options["evaluation"], say)
     print("\n".join(table.lines(plan)))
     if options["breakdown"]:
         print("\n".join(table.breakdown(plan)))
     _advise(plan)
     labels = [column.label for column in columns]
-    others = [make_plan(other.config, flag, other.topology, options["evaluation"], _say) for other in columns[1:]]
+    others = [make_plan(other.config, flag, other.topology, options["evaluation"], say) for other in columns[1:]]
     if others:
         print()
         print("\n".join(table.comparison([plan, *others], labels)))
@@ -103,7 +104,7 @@ def _plan_study(
     if len(topology.devices) > SURE and _CHILD not in os.environ:
         _in_a_child(argv)
         return
-    cells = plan_study.plan_study(config, given["config"], topology, with_evaluation, _say)
+    cells = plan_study.plan_study(config, given["config"], topology, with_evaluation, say)
     print("\n".join(plan_study.lines(cells)))
     if output is not None:
         _write(output, plan_study.to_json(cells, config.name))
@@ -115,10 +116,6 @@ def _write(output: pathlib.Path, written: dict[str, Any]) -> None:
     except OSError as error:
         raise EnvironmentProblem(f"--output = {output}: it could not be written ({error.strerror})") from error
     print(f"\nwritten to {output}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _in_a_child(argv: Sequence[str]) -> None:
@@ -139,12 +136,12 @@ def _advise(plan: Plan) -> None:
     """Print what would make a plan fit that does not."""
     for number, phase in enumerate(plan.phases):
         if phase.evaluation is not None and not phase.evaluation.step.fits:
-            smaller = suggest.suggest_evaluation(plan.config, plan.topology, number, _say)
+            smaller = suggest.suggest_evaluation(plan.config, plan.topology, number, say)
             print("\ntry" if smaller else "\nno smaller batch of evaluation fits either")
             print("\n".join(table.suggestions([smaller] if smaller else [], plan.hbm_limit_bytes)))
         if phase.step.fits:
             continue
-        found = suggest.suggest(plan.config, plan.topology, number, _say)
+        found = suggest.suggest(plan.config, plan.topology, number, say)
         if found:
             print("\ntry one of")
             print("\n".join(table.suggestions(found, plan.hbm_limit_bytes)))

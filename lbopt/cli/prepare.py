@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import re
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,7 +15,7 @@ from lbopt.data.prepare.source import Source
 from lbopt.data.text import WordPiece, load_wordpiece
 from lbopt.data.tokens import open_store
 from lbopt.errors import EnvironmentProblem, UserError, require
-from lbopt.train.progress import Progress
+from lbopt.train.progress import Progress, say
 
 _DATA_DIR = {"data_dir": "folder of data sets; $TFDS_DATA_DIR or ~/tensorflow_datasets if it is not given"}
 _MANUAL_DIR = {"manual_dir": "where files fetched by hand are; DATA_DIR/downloads/manual if it is not given"}
@@ -84,7 +83,7 @@ def _usage() -> str:
 
 def _named(name: str, argv: Sequence[str]) -> None:
     given, _ = arguments.parse(f"prepare {name}", argv, _DATA_DIR | _MANUAL_DIR)
-    _show(datasets.prepare_named(name, given.get("data_dir"), given.get("manual_dir"), _say))
+    _show(datasets.prepare_named(name, given.get("data_dir"), given.get("manual_dir"), say))
 
 
 def _source(source: Source, argv: Sequence[str]) -> None:
@@ -178,7 +177,3 @@ def _ptb(argv: Sequence[str]) -> None:
         f"config.data.name = 'ptb', config.data.vocab_size = {len(found.words)}; tokens: train {len(found.train)}, "
         f"validation {len(found.validation)}, test {len(found.test)}"
     )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""SIGTERM to any process of a job: all finish the same step, save, exit 75."""
+"""SIGTERM, or SIGHUP of a closed terminal, to any process of a job: all finish the same step, save, exit 75."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class PreemptionWatch:
 
     def __enter__(self) -> PreemptionWatch:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._remember) for number in (signal.SIGTERM,)}
+            ends = [signal.SIGTERM, signal.SIGHUP]
+            if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
+                ends.remove(signal.SIGHUP)
+            self._before = {number: signal.signal(number, self._remember) for number in ends}
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 
@@ -9,10 +10,20 @@ import tqdm
 
 from lbopt.job.member import Alone
 
+_READER_OR_NOT = contextlib.suppress(OSError, ValueError)
+"""Lets nothing be raised by a pipe or terminal that nobody reads any more, or by a closed stream."""
+
 
 def said_by_first(job: Alone) -> Callable[[str], None]:
     """Return what prints a line to standard error in the first process of a job, and nothing in the others."""
-    return (lambda line: None) if job.index else (lambda line: print(line, file=sys.stderr, flush=True))
+    return (lambda line: None) if job.index else say
+
+
+def say(line: str) -> None:
+    """Print a line to standard error, if that is there and somebody reads it: no run ends for want of a reader."""
+    with _READER_OR_NOT:
+        if sys.stderr is not None:
+            print(line, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -27,27 +38,32 @@ class Progress:
 
     def __init__(self, total: int | None, done: int = 0, unit: str = "step", silent: bool = False):
         self._total, self._done, self._unit, self._silent = total, done, unit, silent
-        shown = sys.stderr.isatty() and not silent
-        self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True) if shown else None
+        self._bar: tqdm.tqdm | None = None
+        with _READER_OR_NOT:
+            if not silent and sys.stderr is not None and sys.stderr.isatty():
+                self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True)
 
     def advance(self, count: int = 1) -> None:
         """Count units done."""
         self._done += count
         if self._bar is not None:
-            self._bar.update(count)
+            with _READER_OR_NOT:
+                self._bar.update(count)
 
     def say(self, text: str) -> None:
         """Print a line of its own."""
         if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
+            with _READER_OR_NOT:
+                self._bar.write(text, file=sys.stderr)
         elif not self._silent:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def report(self, values: Mapping[str, float]) -> None:
         """Show a few numbers beside the count."""
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar is not None:
-            self._bar.set_postfix_str(text)
+            with _READER_OR_NOT:
+                self._bar.set_postfix_str(text)
         else:
             of = "" if self._total is None else f"/{self._total}"
             self.say(f"{self._unit} {self._done}{of}  {text}")
@@ -55,7 +71,8 @@ class Progress:
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self._bar is not None:
-            self._bar.close()
+            with _READER_OR_NOT:
+                self._bar.close()
 
     def __enter__(self) -> Progress:
         return self

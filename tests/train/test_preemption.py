@@ -11,10 +11,10 @@ import pytest
 from lbopt.train.preemption import PreemptionWatch
 
 
-def terminate_at(last):
+def terminate_at(last, number=signal.SIGTERM):
     def before(step, state, batch):
         if step == last:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     return before
 
@@ -35,6 +35,16 @@ def test_a_terminated_run_goes_on_where_it_stopped(step, train, reference, bits,
     assert f"resuming at step {step} of 20" in capsys.readouterr().err
     assert bits(saved_state(tmp_path)) == bits(saved_state(reference()))
     assert logged(tmp_path) == logged(reference())
+
+
+def test_the_end_of_a_terminal_is_a_request_to_stop_unless_nohup_ignores_it(train, tmp_path):
+    assert train(tmp_path / "run", before=terminate_at(7, signal.SIGHUP)) == 75
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert train(tmp_path / "run", before=terminate_at(9, signal.SIGHUP)) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_run_terminated_at_a_step_with_a_checkpoint_saves_what_an_uninterrupted_one_saves(

@@ -1,0 +1,102 @@
+"""Whoever reads what a command prints may leave at any time: nothing is lost but what was printed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lbopt.cli import streams
+from lbopt.train.progress import Progress, say
+
+LBOPT = [sys.executable, "-m", "lbopt"]
+
+
+@pytest.fixture
+def descriptor():
+    """Return a function that makes a descriptor to write to, of the kind that is named."""
+    opened = []
+
+    def make(kind):
+        if kind == "full":
+            opened.append(os.open("/dev/full", os.O_WRONLY))
+            return opened[-1]
+        reader, writer = os.pipe() if kind == "pipe" else os.openpty()
+        os.close(reader)
+        opened.append(writer)
+        return writer
+
+    yield make
+    for one in opened:
+        os.close(one)
+
+
+@pytest.mark.parametrize(("kind", "lost"), [("pipe", ""), ("terminal", ""), ("full", "No space left on device")])
+def test_a_stream_outlives_its_reader(kind, lost, descriptor):
+    raw = streams.Outliving(descriptor(kind))
+    assert [raw.write(b"abc"), raw.write(b"de")] == [3, 2]
+    assert raw.lost == lost
+    if kind != "full":  # libraries that write to the descriptor itself
+        assert os.write(raw.fileno(), b"abc") == 3
+
+
+def test_a_stream_that_does_not_block_loses_nothing():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    text = b"x" * (1 << 20)
+    command = [sys.executable, "-c", "import sys, time; time.sleep(0.1); print(len(sys.stdin.buffer.read()))"]
+    with subprocess.Popen(command, stdin=reader, stdout=subprocess.PIPE, text=True) as slow:
+        os.close(reader)
+        raw, sent = streams.Outliving(writer), 0
+        while sent < len(text):
+            sent += raw.write(text[sent:])
+        os.close(writer)
+        assert slow.communicate()[0] == f"{len(text)}\n"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal", "closed", None])
+def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
+    """In a program that calls the library, standard error is what that program has."""
+    stream = None if kind is None else open(descriptor("pipe" if kind == "closed" else kind), "w", closefd=False)  # noqa: SIM115
+    if kind == "closed":
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress(10) as progress:
+        progress.say("a line")
+        progress.advance()
+        progress.report({"train/loss": 1.0})
+    say("a line")
+    if kind in ("pipe", "terminal"):
+        with pytest.raises(OSError, match=r"Broken pipe|Input/output"):
+            stream.close()
+
+
+def test_a_run_outlives_its_terminal(small, tmp_path):
+    """Standard output is closed from the start, the terminal after the first line."""
+    ours, theirs = os.openpty()
+    command = [*LBOPT, "train", *small, f"--workdir={tmp_path}"]
+    with subprocess.Popen(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=theirs, stdin=theirs) as process:
+        os.close(theirs)
+        os.read(ours, 1)
+        os.close(ours)
+        assert process.wait(120) == 0
+    assert (tmp_path / "checkpoints" / "16").is_dir()
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 8
+
+
+@pytest.mark.parametrize(
+    ("into", "code", "err"),
+    [
+        ("| head -1", 0, ""),
+        (">&-", 0, ""),
+        ("> /dev/full", 3, "lbopt: standard output cannot be written (No space left on device); free space, "),
+    ],
+)
+def test_a_list_outlives_its_reader(into, code, err, configs):
+    command = [*LBOPT, "recipes", f"--configs={configs / 'sweeps'}"]
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {into}; exit ${{PIPESTATUS[0]}}', "bash", *command], capture_output=True, text=True
+    )
+    assert done.returncode == code
+    assert done.stderr.startswith(err)
+    assert done.stderr.count("\n") == bool(err)
