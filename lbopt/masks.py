@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -18,20 +18,27 @@ from lbopt import stacks, tree, types
 Role = Literal["bias", "norm", "vector", "weight"]
 ROLES: tuple[str, ...] = get_args(Role)
 
-_BIAS_NAMES = {"bias", "b", "beta", "offset"}
+_SHIFTS = ("bias", "b", "beta", "offset")
+_GAINS = ("scale", "gamma", "weight", "w", "kernel")
 _NORM_NAMES = {"scale", "gamma"}
 _WEIGHT_NAMES = {"kernel", "embedding"}
-_NORM_MODULE = re.compile(
-    r"(^|_)((batch|layer|group|instance|rms|evo)_?norm(alization)?(\dd)?|norm|bn|ln|gn)(_?\d+|_f)?$", re.IGNORECASE
-)
+_WEIGHT_NORM_GAINS = {"g", "weight_g", "original0"}  # Equinox and Haiku; PyTorch's old and new weight norm
+_NORM_WORD = re.compile(r"(?<!de)(?<!un)norms?$|normali[sz]ations?$|^((bn|ln|gn|grn)s?|rms)$")
+# What follows a norm's name in `norm_proj` and `adaLN_modulation` may be the layer that it feeds: a matrix there is a weight.
+_LAYER_WORDS = {"proj", "projection", "linear", "dense", "fc", "modulation"}
+_TABLE_WORDS = {"relative", "rel", "relpos", "table"}  # biases that are looked up by distance
+_NORM_CLASS = re.compile(r"(Norm|Normalization)(\dd)?$")
+_LAYER_CLASS = re.compile(r"(Linear|Dense|Conv|ConvTranspose|Embed|Embedding|Einsum|LinearGeneral|DenseGeneral)(\dd)?$")
 
 
 def leaf_role(name: str, leaf: Any) -> Role:
-    """Say what a leaf is to an optimizer: `bias`, `norm`, `vector` or `weight`.
+    """Say what a leaf is to an optimizer, by its name and rank: `bias`, `norm`, `vector` or `weight`.
 
-    The name decides first: a last part `bias`, `b`, `beta`, `offset`, or a vector called `..._bias`, is a bias; a last part `scale`, `gamma`, or
-    any parent that is a normalization module (`BatchNorm_0`, `layer_norm`, `stem_bn`, ...) makes it a norm; a matrix called
-    `kernel` or `embedding` is a weight wherever it is. A leaf with fewer than two dimensions whose name says nothing is a `vector`: in practice a shift or a gain under another name.
+    A last part `scale` or `gamma`, or a direct parent that is a normalization module (`BatchNorm_0`, `layernorm_before`, `bn_init`, ...), makes
+    it a norm; a last part `bias`, `b`, `beta`, `offset`, or one with the word bias in it (`gate_up_proj_bias`, `bias_ih`), is a bias; a matrix called
+    `kernel` or `embedding` is a weight wherever it is. A leaf with fewer than two dimensions whose name says nothing is a `vector`: in practice a
+    shift or a gain under another name. `select_roles` sees the whole tree and knows more: the classes of modules (Equinox, NNX), and that
+    a gain and a shift of one shape belong to a norm, as in a list of layers.
 
     >>> import numpy as np
     >>> leaf_role("Dense_0/kernel", np.zeros((3, 3))), leaf_role("Dense_0/bias", np.zeros(3))
@@ -39,15 +46,98 @@ def leaf_role(name: str, leaf: Any) -> Role:
     >>> leaf_role("BatchNorm_0/scale", np.zeros(3)), leaf_role("prelu/slope", np.zeros(3))
     ('norm', 'vector')
     """
-    *parents, last = name.split("/")
-    is_matrix = jnp.ndim(leaf) >= 2
+    return _role(_named_parts(name.split("/")), jnp.shape(leaf), {}, None)
+
+
+def tree_roles(params: types.Params) -> types.PyTree:
+    """Return the role of every leaf, from names, ranks, neighbours and the classes of modules; see `leaf_role`."""
+    leaves: list[tuple[Any, Any]]
+    structure: Any
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    parts = [_named_parts(tree.path_name(path).split("/")) for path, _ in leaves]
+    siblings: dict[tuple[str, ...], dict[str, tuple[int, ...]]] = {}
+    for (*parents, last), (_, leaf) in zip(parts, leaves, strict=True):
+        siblings.setdefault(tuple(parents), {})[last] = jnp.shape(leaf)
+    return structure.unflatten(
+        _role(part, jnp.shape(leaf), siblings[tuple(part[:-1])], _module_class(params, path))
+        for part, (path, leaf) in zip(parts, leaves, strict=True)
+    )
+
+
+def _role(
+    parts: list[str], shape: tuple[int, ...], siblings: Mapping[str, tuple[int, ...]], module: type | None
+) -> Role:
+    """Return the role of a leaf beside `siblings`, the shapes of the arrays of its module."""
+    *parents, last = parts
+    is_matrix = len(shape) >= 2
     if last in _WEIGHT_NAMES and is_matrix:
         return "weight"
-    if last in _NORM_NAMES or any(_NORM_MODULE.search(part) for part in parents):
+    if last in _NORM_NAMES or (last in _WEIGHT_NORM_GAINS and (not is_matrix or 1 in shape)):
         return "norm"
-    if last in _BIAS_NAMES or (last.endswith("_bias") and not is_matrix):
+    if _in_norm(parents, last, shape, siblings, module):
+        return "norm"
+    if last in _SHIFTS or _is_bias(_words(last)):
         return "bias"
     return "weight" if is_matrix else "vector"
+
+
+def _in_norm(
+    parents: list[str], last: str, shape: tuple[int, ...], siblings: Mapping[str, tuple[int, ...]], module: type | None
+) -> bool:
+    """Return whether a leaf belongs to a normalization: by its module's class, else by its neighbours, else by its parent's name."""
+    classes = [] if module is None else [kind.__name__ for kind in module.__mro__]
+    if any(_NORM_CLASS.search(name) for name in classes):
+        return not any(name in ("WeightNorm", "SpectralNorm") for name in classes)
+    if any(_LAYER_CLASS.search(name) for name in classes):
+        return False
+    partners = _GAINS if last in _SHIFTS else _SHIFTS if last in _GAINS else ()
+    beside = [siblings[name] for name in partners if name in siblings]
+    if beside:
+        return set(beside) == {shape}
+    words = _words(next((part for part in reversed(parents) if not part.isdigit()), ""))
+    norms = [place for place, word in enumerate(words) if _NORM_WORD.search(word)]
+    return bool(norms) and not (len(shape) >= 2 and _LAYER_WORDS & set(words[norms[-1] :]))
+
+
+def _is_bias(words: list[str]) -> bool:
+    """Return whether a name says bias: at its end (`in_proj_bias`), or before an index in letters (`bias_ih_l0`, `pos_bias_u`)."""
+    ends = {place for place, word in enumerate(words) if word in ("bias", "biases")}
+    short = all(len(word) <= 2 for word in words[max(ends, default=len(words)) + 1 :])
+    return bool(ends) and short and not _TABLE_WORDS & set(words)
+
+
+def _words(name: str) -> list[str]:
+    """Split a name where its case, its digits or its underscores do.
+
+    >>> _words("SyncBatchNorm2d_3"), _words("layernorm_before"), _words("ln1")
+    (['sync', 'batch', 'norm', '2', 'd', '3'], ['layernorm', 'before'], ['ln', '1'])
+    """
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+
+
+def _named_parts(parts: list[str]) -> list[str]:
+    """Cut off what only numbers the arrays inside a named leaf (`weight/0` in Haliax), unless nothing else is left."""
+    named = len(parts)
+    while named > 1 and parts[named - 1].isdigit():
+        named -= 1
+    return parts[:named] if not parts[named - 1].isdigit() else parts
+
+
+def _module_class(params: types.Params, path: tuple[Any, ...]) -> type | None:
+    """Return the class of the object that has the leaf as an attribute (an Equinox, Haliax or NNX module); None without one."""
+    node, found = params, None
+    for key in path[:-1] if tree.path_name(path) == tree.path_name(path[:-1]) else path:
+        if isinstance(key, jax.tree_util.GetAttrKey):
+            found, node = type(node), getattr(node, key.name, None)
+        elif isinstance(key, (jax.tree_util.DictKey, jax.tree_util.SequenceKey)):
+            found = None if isinstance(key, jax.tree_util.DictKey) else found
+            try:
+                node = node[key.key if isinstance(key, jax.tree_util.DictKey) else key.idx]
+            except (KeyError, IndexError, TypeError):
+                return None
+        else:
+            break
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +153,7 @@ class RoleMask:
                 f"{self!r} needs a tree of named parameters; inside optax.inject_hyperparams, name the mask in "
                 "static_args, or it is taken for a schedule"
             )
-        return tree.map_with_name(lambda name, leaf: leaf_role(name, leaf) in self.roles, params)
+        return jax.tree.map(lambda role: role in self.roles, tree_roles(params))
 
     def __repr__(self) -> str:
         if self.roles == ("weight",):

@@ -1,6 +1,7 @@
 """Roles of leaves on real Flax modules, and masks in every form."""
 
 import collections
+import dataclasses
 
 import flax.linen as nn
 import jax
@@ -8,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import lbopt
 from lbopt import masks, tree
 
 
 def roles(params):
-    return collections.Counter(
-        masks.leaf_role(tree.path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    )
+    return collections.Counter(jax.tree.leaves(masks.tree_roles(params)))
 
 
 def init(module, *inputs):
@@ -97,6 +97,42 @@ def test_normalization_without_a_parent_is_never_a_weight(module):
         ("kernel", 1, "vector"),
         ("logit_temperature", 0, "vector"),
         ("prediction_bias", 1, "bias"),
+        ("bn_init/bias", 1, "norm"),
+        ("norm_proj/bias", 1, "norm"),
+        ("norm_proj/kernel", 2, "weight"),
+        ("norm_proj/weight", 2, "weight"),
+        ("projection_norm/weight", 2, "norm"),
+        ("block/layernorm_before/weight", 2, "norm"),
+        ("normalization/bias", 2, "norm"),
+        ("ln_pre/weight", 2, "norm"),
+        ("norm_mlp/w", 2, "norm"),
+        ("layernorm_embedding/weight", 2, "norm"),
+        ("pre_layrnorm/weight", 2, "norm"),
+        ("mtp/enorm/weight", 2, "norm"),
+        ("before_rms/weight", 1, "norm"),
+        ("layer_norms/0/weight", 2, "norm"),
+        ("lnF/w", 1, "norm"),
+        ("adaLN_modulation/1/weight", 2, "weight"),
+        ("norm1/linear/weight", 2, "weight"),
+        ("unnorm/weight", 2, "weight"),
+        ("weight_normal/weight", 2, "weight"),
+        ("experts/gate_up_proj_bias", 2, "bias"),
+        ("attention/r_w_bias", 2, "bias"),
+        ("attention/in_proj_bias", 1, "bias"),
+        ("lstm/bias_ih_l0", 2, "bias"),
+        ("attention/pos_bias_u", 2, "bias"),
+        ("bias_projection/weight", 2, "weight"),
+        ("relative_position_bias_table", 2, "weight"),
+        ("relative_attention_bias/embedding", 2, "weight"),
+        ("mlp/up/weight/0", 2, "weight"),
+        ("mlp/up/bias/0", 2, "bias"),
+        ("ln_1/weight/0", 2, "norm"),
+        ("layers/3/g", 2, "weight"),
+        ("0", 2, "weight"),
+        ("layers/0", 1, "vector"),
+        ("net/~/block_0/~/shortcut_batchnorm/offset", 1, "norm"),
+        ("net/~/linear_1/w", 2, "weight"),
+        ("multi_head_attention/query/b", 1, "bias"),
         ("relative_attention_bias", 2, "weight"),
     ],
 )
@@ -220,3 +256,148 @@ def test_excluding_is_selecting_the_others():
 def test_masks_refuse(mask, message):
     with pytest.raises(ValueError, match=message):
         mask()
+
+
+def role_names(names):
+    """Return roles of the leaves of a tree made of {"a/b/c": shape}."""
+    params = {}
+    for name, shape in names.items():
+        *parents, last = name.split("/")
+        inside = params
+        for parent in parents:
+            inside = inside.setdefault(parent, {})
+        inside[last] = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return dict(zip(tree.leaf_names(params), jax.tree.leaves(masks.tree_roles(params)), strict=True))
+
+
+# Families whose PyTorch names differ most: norms before and after, in lists, called by their place; biases of experts and of relative attention.
+FAMILIES = [
+    "bart",
+    "bert",
+    "blip_2_qformer",
+    "bloom",
+    "clip",
+    "convnextv2",
+    "cvt",
+    "deberta-v2",
+    "encodec",
+    "flaubert",
+    "gpt2",
+    "gpt_oss",
+    "groupvit",
+    "levit",
+    "mamba",
+    "mobilenet_v2",
+    "qwen2",
+    "resnet",
+    "rwkv",
+    "siglip",
+    "swin",
+    "t5",
+    "vit",
+    "wav2vec2",
+    "whisper",
+    "xlnet",
+]
+
+
+def of_pytorch(module, name):
+    """Return the role that the type of its module gives a parameter; None where the type does not say."""
+    torch = pytest.importorskip("torch")
+    norms = (torch.nn.GroupNorm, torch.nn.modules.batchnorm._NormBase)
+    if isinstance(module, norms) or type(module).__name__.endswith(("Norm", "GRN")):
+        return "norm"
+    if "bias" in name and not name.endswith("table"):
+        return "bias"
+    layers = (torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
+    return "weight" if isinstance(module, layers) else None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_roles_of_hugging_faces_pytorch_names(family):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(family)
+    for depth in ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "n_layers"):
+        if isinstance(getattr(config, depth, None), int):
+            setattr(config, depth, 1)
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(config)
+    expected, shapes = {}, {}
+    for path, module in model.named_modules():
+        for name, leaf in module.named_parameters(recurse=False):
+            full = f"{path}.{name}".lstrip(".").replace(".", "/")
+            shapes[full], expected[full] = tuple(leaf.shape), of_pytorch(module, name)
+    stacks_of_two = {name: (2, *shape) for name, shape in shapes.items()}
+    for names in (shapes, stacks_of_two):
+        roles = role_names(names)
+        assert not {name: roles[name] for name, role in expected.items() if role not in (None, roles[name])}
+
+
+def test_a_gain_and_a_shift_of_one_shape_are_a_norm_whatever_their_module_is_called():
+    shapes = {
+        "0/weight": (3, 3),
+        "0/bias": (3,),
+        "1/weight": (3,),
+        "1/bias": (3,),
+        "2/scale": (2, 3),
+        "2/offset": (2, 3),
+        "norm/weight": (4, 3),
+        "norm/bias": (4,),
+        "kernel": (2, 2),
+        "bias": (2,),
+        "scale": (2,),
+    }
+    expected = ["weight", "bias", "norm", "norm", "norm", "norm", "weight", "bias", "weight", "bias", "norm"]
+    assert role_names(shapes) == dict(zip(shapes, expected, strict=True))
+
+
+def module(name, *fields):
+    """Return a class of modules as Equinox makes them: a pytree whose leaves are attributes."""
+    made = dataclasses.make_dataclass(name, fields)
+    return jax.tree_util.register_dataclass(made, list(fields), [])
+
+
+def test_roles_of_module_objects_come_from_their_classes():
+    layer_norm, linear = module("LayerNorm", "weight"), module("Linear", "weight", "bias")
+    weight_norm, net = module("WeightNorm", "layer", "g"), module("Net", "layers", "norm", "gain")
+    box = module("Box", "value")
+    matrix, vector = np.zeros((2, 3)), np.zeros(3)
+    params = net(
+        [layer_norm(matrix), linear(matrix, vector), weight_norm(linear(matrix, vector), np.zeros((2, 1)))],
+        linear(matrix, None),
+        layer_norm(box(matrix)),
+    )
+    assert dict(zip(tree.leaf_names(params), jax.tree.leaves(masks.tree_roles(params)), strict=True)) == {
+        "layers/0/weight": "norm",
+        "layers/1/weight": "weight",
+        "layers/1/bias": "bias",
+        "layers/2/layer/weight": "weight",
+        "layers/2/layer/bias": "bias",
+        "layers/2/g": "norm",
+        "norm/weight": "weight",
+        "gain/weight": "norm",
+    }
+    assert masks.weights_only(params).gain.weight.value is False
+
+
+def test_roles_of_nnx_modules_and_of_their_state():
+    rngs = nnx.Rngs(0)
+    net = nnx.List([nnx.Linear(2, 3, rngs=rngs), nnx.LayerNorm(3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)])
+    expected = {"0/bias": "bias", "0/kernel": "weight", "1/bias": "norm", "1/scale": "norm", "2/bias": "norm"}
+    for params in (nnx.state(net, nnx.Param), nnx.split(net, nnx.Param, ...)[1].to_pure_dict()):
+        roles = dict(zip(tree.leaf_names(params), jax.tree.leaves(masks.tree_roles(params)), strict=True))
+        assert roles == {**expected, "2/scale": "norm"}
+
+
+def test_roles_of_equinox_itself():
+    eqx = pytest.importorskip("equinox")
+    key = jax.random.key(0)
+    layers = [
+        eqx.nn.LayerNorm((2, 3)),
+        eqx.nn.WeightNorm(eqx.nn.Linear(2, 3, key=key)),
+        eqx.nn.RMSNorm((2, 3)),
+        eqx.nn.GRUCell(2, 3, key=key),
+    ]
+    params = eqx.filter(eqx.nn.Sequential(layers), eqx.is_inexact_array)
+    assert roles(params) == {"norm": 5, "weight": 3, "bias": 3}
+    assert sum(jax.tree.leaves(masks.weights_only(params))) == 3
