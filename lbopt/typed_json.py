@@ -6,8 +6,9 @@ import json
 import os
 import pathlib
 import re
+import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -22,6 +23,11 @@ DEEPEST = 64
 """Nesting of ours is below ten."""
 _BOM = b"\xef\xbb\xbf"
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<place>.*)`$", re.DOTALL)
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""An integer that a program can take further."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Kind = TypeVar("_Kind")
 
 
@@ -57,21 +63,30 @@ def convert(data: Any, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.convert(data, kind)
     except (msgspec.ValidationError, OverflowError) as error:
-        raise ValueError(_in_our_words(str(error))) from error
+        said = _in_our_words(str(error))
+    if said.startswith("[...]") and isinstance(data, dict):  # msgspec does not say which of them
+        for name, value in data.items():
+            try:
+                msgspec.convert(value, typing.get_args(kind)[1])
+            except (msgspec.ValidationError, OverflowError):
+                said = said.replace("[...]", name, 1)
+                break
+    raise ValueError(said)
 
 
-def read_file(file: Any, kind: Any = Any) -> Any:
+def read_file(file: Any, kind: Any = Any, most_bytes: int = MOST_BYTES) -> Any:
     """Return what the JSON file holds; see `decode`.
 
     Args:
       file: A `pathlib.Path`, or a path of a bucket.
       kind: See `decode`.
+      most_bytes: That the file may have.
 
     Raises:
       OSError: If it cannot be read, or is no regular file.
-      ValueError: If it is larger than `MOST_BYTES`, or see `decode`.
+      ValueError: If it is larger, or see `decode`.
     """
-    return decode(read_bytes(file, MOST_BYTES), kind)
+    return decode(read_bytes(file, most_bytes), kind)
 
 
 def read_bytes(file: Any, most_bytes: int) -> bytes:
@@ -130,7 +145,8 @@ def _parse(data: bytes) -> Any:
         found = _parsed(data)
     except RecursionError as error:
         raise ValueError(f"nested deeper than {DEEPEST}") from error
-    if _is_deeper_than(found, DEEPEST):
+    brackets = data.count(b"[") + data.count(b"{")  # most of ours have fewer than are allowed in one another
+    if brackets > DEEPEST and _is_deeper_than(found, DEEPEST):
         raise ValueError(f"nested deeper than {DEEPEST}")
     return found
 

@@ -16,10 +16,11 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, TypedDict
 
 import numpy as np
 
+from lbopt import typed_json
 from lbopt.data import places
 from lbopt.data.records import default_data_dir, prepare_command
 from lbopt.data.text import Document, read_vocabulary, save_vocabulary
@@ -246,19 +247,34 @@ def open_store(folder: str | os.PathLike[str], expected_vocab_size: int | None =
     return TokenStore(tokens, sentences, documents, pieces=tuple(pieces), made_from=found["made_from"])
 
 
+class _Versioned(TypedDict):
+    format: int
+
+
+class _Description(_Versioned):
+    made_from: str
+    documents: typed_json.Count
+    sentences: typed_json.Count
+    tokens: typed_json.Count
+    token_dtype: Literal["<u2", "<i4"]
+    vocab_size: typed_json.Count
+    vocab_sha256: str
+
+
 def _read_description(folder: Path) -> dict[str, Any]:
     path = folder / "store.json"
     if not path.is_file():
         raise EnvironmentProblem(f"config.data.builder = {folder.name!r}: {_what_is_missing(folder)}")
     try:
-        found = json.loads(path.read_bytes())
-        version = found["format"]
-        names = ("made_from", "documents", "sentences", "tokens", "token_dtype", "vocab_size", "vocab_sha256")
-        found = {name: found[name] for name in names} if version == FORMAT else {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EnvironmentProblem(f"{path} cannot be read ({error!r}); copy the whole folder again") from error
-    if version != FORMAT:
-        raise EnvironmentProblem(f"{path} has format {version}, and this lbopt reads {FORMAT}; make the store again")
+        found = typed_json.read_file(path, _Versioned)
+        if found["format"] == FORMAT:
+            typed_json.convert(found, _Description)
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"{path} cannot be read ({error}); copy the whole folder again") from error
+    if found["format"] != FORMAT:
+        raise EnvironmentProblem(
+            f"{path} has format {found['format']}, and this lbopt reads {FORMAT}; make the store again"
+        )
     return found
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import numpy as np
 
-from lbopt import tree, types
+from lbopt import tree, typed_json, types
 from lbopt.config.model import ModelConfig
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.interchange import huggingface, native
@@ -56,7 +55,7 @@ def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
     if path.is_file():
         with _naming(place):
             variables, metadata = native.load_safetensors(path)
-        return variables, json.loads(metadata.get("model", "{}")).get("activation")
+        return variables, _activation(metadata.get("model", "{}"), place)
     if (path / "checkpoints").is_dir():
         with _naming(place):
             saved = workdirs.read_config(path, "train") or {}
@@ -66,6 +65,18 @@ def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
     with _naming(place):
         network, variables = huggingface.load_huggingface(path)
     return dict(variables), getattr(network, "activation", None)
+
+
+class _Model(TypedDict):
+    activation: NotRequired[str | None]
+
+
+def _activation(model: str, place: str) -> str | None:
+    """Return what `lbopt export` says of a network beside its arrays."""
+    try:
+        return typed_json.decode(model.encode(), _Model).get("activation")
+    except ValueError as error:
+        raise UserError(f"config.init_from = {place!r}: model in its metadata: {error}; export it again") from error
 
 
 @contextlib.contextmanager

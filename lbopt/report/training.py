@@ -58,8 +58,8 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
     last = lines[-1]
     batches = [str(part["global_batch_size"]) for part in (config, config.get("phase2")) if part]
     lead = f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {' then '.join(batches)}, optimizer {config['optimizer']['name']}."
-    reached = next((line for line in lines if "target/steps" in line), None)
-    if reached:
+    reached = next((line for line in lines if line.get("target/seconds") is not None), None)
+    if reached and config.get("target_value") is not None:
         lead += f" The target, {config['target_metric']} {config['target_value']:g}, was reached after {reached['target/steps']} steps and {reached['target/seconds']:.0f} s."
     lead += _of_broken_losses(lines)
     file = workdir / "report.html"

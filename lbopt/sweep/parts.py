@@ -76,7 +76,7 @@ class Parts:
         with bucket.talking(self._study, "read"):
             for name, folder in self._folders().items():
                 with contextlib.suppress(FileNotFoundError):
-                    differences = compare(json.loads((folder / "config.json").read_text()))
+                    differences = compare(workdirs.read_study(folder / "config.json"))
                     if differences:
                         raise UserError(
                             f"--workdir = {self._study!r}: it holds a sweep of another config ({'; '.join(differences[:3])}); "

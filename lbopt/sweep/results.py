@@ -15,6 +15,7 @@ from typing import IO, Any
 from lbopt.errors import UserError
 from lbopt.job.member import Alone
 from lbopt.regular import open_regular
+from lbopt.sweep.row import REQUIRED as REQUIRED, check_row
 from lbopt.sweep.trials import key
 from lbopt.train import bucket
 from lbopt.train.progress import Progress
@@ -24,24 +25,6 @@ from lbopt.train.writers import read_lines
 OTHERS = ".others"
 """Folder in the mirror of a bucket, with what other shards have finished."""
 _PAGE = 2**16
-REQUIRED = (
-    "arm",
-    "phase",
-    "global_batch_size",
-    "fidelity",
-    "steps",
-    "warmup_steps",
-    "learning_rate",
-    "learning_rate_factor",
-    "warmup_factor",
-    "weight_decay_factor",
-    "seed",
-    "train_accuracy",
-    "validation_accuracy",
-    "validation_loss",
-    "test_accuracy",
-    "diverged",
-)
 
 
 def read_results(workdir: pathlib.Path, study: str | None = None) -> list[dict[str, Any]]:
@@ -59,10 +42,10 @@ def read_results(workdir: pathlib.Path, study: str | None = None) -> list[dict[s
       EnvironmentProblem: naming the file, if it cannot be read, or a whole line is damaged.
       UserError: naming `--workdir`, if a line is of another study.
     """
-    rows = read_lines(workdir / "results.jsonl", REQUIRED)
+    rows = read_lines(workdir / "results.jsonl", check_row)
     known = {key(row) for row in rows}
     for file in sorted((workdir / OTHERS).glob("*.jsonl")):
-        rows += [row for row in read_lines(file, REQUIRED) if key(row) not in known]
+        rows += [row for row in read_lines(file, check_row) if key(row) not in known]
         known |= set(map(key, rows))
     for number, row in enumerate(rows, 1):
         if study is not None and row.get("study", study) != study:

@@ -18,8 +18,9 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
+from lbopt import typed_json
 from lbopt.errors import EnvironmentProblem, Preempted, UserError
 from lbopt.job.member import Alone
 
@@ -129,9 +130,9 @@ def is_address(workdir: str) -> bool:
 def is_held(root: Any) -> bool:
     """Return whether a process is at work in a folder of a bucket, going by the clocks of both."""
     try:
-        found = json.loads((root / _LEASE).read_text())
+        found = typed_json.read_file(root / _LEASE, _LeaseFile)
         return time.time() < found["renewed"] + 3 * _RENEW_S and not _is_dead_here(found)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError):
         return False
 
 
@@ -260,6 +261,10 @@ def _state(file: pathlib.Path) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
+class _LeaseFile(TypedDict):
+    renewed: float
+
+
 class _Lease:
     """An object that says who is at work; it is written again and again, and whoever finds that it has stopped may take it.
 
@@ -311,10 +316,9 @@ class _Lease:
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._file.read_text())
+            return typed_json.read_file(self._file, _LeaseFile)
         except (FileNotFoundError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def _write(self) -> None:
         self._renewed = time.time()  # this clock goes on while the machine stands still

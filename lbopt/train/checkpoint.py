@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import json
 import math
 import pathlib
 import shutil
@@ -17,11 +16,11 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from lbopt import tree
+from lbopt import tree, typed_json
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
-from lbopt.regular import check_regular, read_regular
+from lbopt.regular import check_regular
 from lbopt.train import bucket, replica_rows, seal as seals
 from lbopt.train.checksums import checksums, copies_of, differing, named, sums_of
 from lbopt.train.event_loop import finishing
@@ -387,7 +386,7 @@ def read_seal(folder: pathlib.Path, step: int) -> Seal:
     Raises:
       OSError, ValueError: if it is missing or damaged.
     """
-    seal = seals.read(json.loads(read_regular(folder / str(step) / _SEAL / "metadata")))
+    seal = seals.read(typed_json.read_file(folder / str(step) / _SEAL / "metadata"))
     if seal.step != step:
         raise ValueError(f"it was saved at step {seal.step}")
     return seal

@@ -7,13 +7,23 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
+from lbopt import typed_json
+from lbopt.errors import EnvironmentProblem
 from lbopt.regular import open_regular, read_regular
 from lbopt.train import workdir as workdirs
 
 PREFIX = ":::MLLOG"
 _POINT, _START, _END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
+
+
+class _Metadata(TypedDict):
+    step: typed_json.Count
+
+
+class _Line(TypedDict):
+    metadata: _Metadata
 
 
 class MlperfLog:
@@ -80,11 +90,20 @@ class MlperfLog:
     def _keep_until(self, start: int) -> list[str]:
         """Drop what was said after a step, all of it if the run starts anew; return the rest."""
         with workdirs.writing(self._file):
-            lines = read_regular(self._file).decode().splitlines() if self._file.exists() else []
-        kept = [line for line in lines if start and line.endswith("}") and _step(line) <= start]
+            lines = read_regular(self._file).decode(errors="replace").splitlines() if self._file.exists() else []
+        steps = [self._step(*line) if line[1].endswith("}") else None for line in enumerate(lines, 1) if start]
+        kept = [line for line, step in zip(lines, steps, strict=False) if step is not None and step <= start]
         if lines:
             workdirs.write_text(self._file, "".join(f"{line}\n" for line in kept))
         return kept
+
+    def _step(self, number: int, line: str) -> int:
+        try:
+            return typed_json.decode(line.removeprefix(PREFIX).encode(), _Line)["metadata"]["step"]
+        except ValueError as error:
+            raise EnvironmentProblem(
+                f"{self._file} is damaged at line {number} ({error}); remove that line if you know why, or use another --workdir"
+            ) from error
 
     def _write(self, event_type: str, key: str, value: Any, step: int, **metadata: Any) -> None:
         if not self._active:
@@ -102,7 +121,3 @@ class MlperfLog:
             print(line, flush=True)
         with workdirs.writing(self._file), open_regular(self._file, "a") as stream:
             stream.write(line + "\n")
-
-
-def _step(line: str) -> int:
-    return json.loads(line.removeprefix(PREFIX))["metadata"]["step"]

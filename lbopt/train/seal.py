@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from lbopt import typed_json
 
 BEFORE_AGGREGATORS = -1
 
@@ -31,9 +34,20 @@ class Seal:
     parts: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON data that knows whether it has been changed; a metric that is not finite becomes null."""
+        """Return JSON data that knows whether it has been changed; a metric that is not finite is NaN or Infinity, as Python writes it."""
         body = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return {"seal": body, "sha256": hashlib.sha256(body.encode()).hexdigest()}
+
+
+@dataclasses.dataclass
+class _Saved:
+    """A seal as it is written, by which its types are checked."""
+
+    step: int
+    sums: dict[str, str]
+    metrics: dict[str, float | None]
+    replicas: int | None = BEFORE_AGGREGATORS
+    parts: int | None = None
 
 
 def read(data: Any) -> Seal:
@@ -47,4 +61,6 @@ def read(data: Any) -> Seal:
     body = data["seal"]
     if hashlib.sha256(body.encode()).hexdigest() != data.get("sha256"):
         raise ValueError("its seal is damaged")
-    return Seal(**json.loads(body))
+    found = typed_json.convert(typed_json.decode(body.encode()), _Saved)
+    metrics = {name: math.nan if value is None else value for name, value in found.metrics.items()}
+    return Seal(found.step, found.sums, metrics, found.replicas, found.parts)

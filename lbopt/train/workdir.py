@@ -11,15 +11,45 @@ import socket
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
+from lbopt import typed_json
+from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
-from lbopt.regular import read_regular
 from lbopt.train import bucket, environment
 from lbopt.train.shard import Shard, at_the_door
 
 KINDS = {"train": "training run", "sweep": "sweep"}
+
+
+_RESTORE = "restore it or use another --workdir"
+
+
+class _Start(TypedDict):
+    versions: dict[str, str | None]
+    git_revision: str | None
+    device_kind: str
+    num_devices: int
+
+
+class _Named(TypedDict):
+    name: str
+
+
+class _Saved(_Start):
+    kind: Literal["train", "sweep"]
+    config: _Named
+    command: NotRequired[str]
+    resumed: NotRequired[list[_Start]]
+
+
+class _SavedRun(TypedDict):
+    config: TrainConfig
+
+
+class _SavedStudy(TypedDict):
+    config: SweepConfig
 
 
 Compare = Callable[[dict[str, Any]], list[str]]
@@ -152,29 +182,52 @@ def read_config(path: str | os.PathLike[str], kind: str | None = None) -> dict[s
     """
     file = absolute(path) / "config.json"
     try:
-        saved = json.loads(read_regular(file))
-        starts = [saved, *saved.get("resumed", [])]
-        damaged = saved["kind"] not in KINDS or not isinstance(saved["config"]["name"], str)
-        damaged |= any(
-            start["versions"]["jax"] is None or not start.keys() >= set(environment.KEYS) for start in starts
-        )
+        saved = _parse_config(typed_json.read_bytes(file, typed_json.MOST_BYTES), str(file))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise EnvironmentProblem(
             f"--workdir: {file} cannot be read ({error.strerror}); use another folder or mend it"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError):
-        damaged = True
-    if damaged:
-        raise EnvironmentProblem(
-            f"--workdir: {file} is not a config.json of lbopt; restore it or use another --workdir"
-        )
+    except ValueError as error:
+        raise _no_config(str(file), error) from error
     if kind is not None and saved["kind"] != kind:
         raise UserError(
             f"--workdir = {str(file.parent)!r}: it holds a {KINDS[saved['kind']]}, not a {KINDS[kind]}; use another --workdir"
         )
     return saved
+
+
+def read_study(file: Any) -> dict[str, Any]:
+    """Return the `config.json` of a shard of a study.
+
+    Args:
+      file: A path of a folder or of a bucket.
+
+    Raises:
+      OSError: If it cannot be read.
+      EnvironmentProblem: If it is none of ours.
+    """
+    try:
+        return typed_json.records(typed_json.read_file(file, _SavedStudy), str(file), _RESTORE)
+    except ValueError as error:
+        raise _no_config(str(file), error) from error
+
+
+def _parse_config(data: bytes, file: str) -> dict[str, Any]:
+    try:
+        saved = typed_json.decode(data, _Saved)
+        typed_json.convert(saved, {"train": _SavedRun, "sweep": _SavedStudy}[saved["kind"]])
+        for start in (saved, *saved.get("resumed", ())):
+            if start["versions"].get("jax") is None:
+                raise ValueError("versions: there is no jax")
+    except ValueError as error:
+        raise _no_config(file, error) from error
+    return typed_json.records(saved, file, _RESTORE)
+
+
+def _no_config(file: str, error: ValueError) -> EnvironmentProblem:
+    return EnvironmentProblem(f"--workdir: {file} is not a config.json of lbopt ({error}); {_RESTORE}")
 
 
 def make_writable(folder: pathlib.Path) -> None:
@@ -219,7 +272,7 @@ def write_json(file: pathlib.Path, data: Any) -> None:
 
 def write_text(file: pathlib.Path, text: str) -> None:
     """Write a file whole or not at all."""
-    write_bytes(file, text.encode())
+    write_bytes(file, text.encode("utf-8", "backslashreplace"))  # a name on a command line may be no text
 
 
 def write_bytes(file: pathlib.Path, data: bytes) -> None:

@@ -7,15 +7,15 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
 
+from lbopt import typed_json
 from lbopt.errors import EnvironmentProblem
-from lbopt.regular import open_regular, read_regular
+from lbopt.regular import open_regular
 from lbopt.train import bucket, workdir as workdirs
 
-_TEXT = {"arm", "phase", "optimizer"}
-"""The fields of a line that are text; all others are numbers, true, false or null."""
+_SCALARS = dict[str, typed_json.Int | float | bool | None]
 
 
 class MetricsWriter:
@@ -86,6 +86,19 @@ class NoMetricsWriter:
         pass
 
 
+class Line(TypedDict):
+    """A line of metrics.jsonl; its other fields are numbers by name."""
+
+    step: typed_json.Count
+    examples_seen: typed_json.Count
+
+
+def check_line(line: Any) -> None:
+    """Raise `ValueError` naming the field if a line is none of metrics.jsonl."""
+    typed_json.convert(line, Line)
+    typed_json.convert(line, _SCALARS)
+
+
 def finite(value: float) -> float | None:
     """Return a number as JSON has it: None (null) if it is not finite.
 
@@ -101,37 +114,40 @@ def broken_losses(line: Mapping[str, float | None]) -> list[str]:
     return [name for name, value in losses.items() if value is None or not math.isfinite(value)]
 
 
-def read_lines(file: pathlib.Path, required: Sequence[str] = ("step", "examples_seen")) -> list[dict[str, Any]]:
+def read_lines(file: pathlib.Path, check: Callable[[Any], None] = check_line) -> list[dict[str, Any]]:
     """Return the whole lines of a JSON-lines file; a last line cut off by a kill is left out.
 
     Args:
       file: need not exist.
-      required: fields that every line has.
+      check: Raises `ValueError` if a line is none of its kind.
+
+    Returns:
+      `typed_json.Record` of each line.
 
     Raises:
       EnvironmentProblem: if the file cannot be read, or a whole line is damaged.
     """
     try:
-        *whole, _torn = read_regular(file).split(b"\n")
+        *whole, _torn = typed_json.read_bytes(file, typed_json.MOST_LINES_BYTES).split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise EnvironmentProblem(
             f"{file} cannot be read ({error.strerror}); mend it or use another --workdir"
         ) from error
-    return [_parse(file, number, line, required) for number, line in enumerate(whole, 1)]
+    except ValueError as error:
+        raise EnvironmentProblem(f"{file} cannot be read ({error}); use another --workdir") from error
+    return [_parse(file, number, line, check) for number, line in enumerate(whole, 1)]
 
 
-def _parse(file: pathlib.Path, number: int, line: bytes, required: Sequence[str]) -> dict[str, Any]:
+def _parse(file: pathlib.Path, number: int, line: bytes, check: Callable[[Any], None]) -> dict[str, Any]:
+    fix = "remove that line if you know why, or use another --workdir"
     try:
-        parsed = json.loads(line)
-        if any(isinstance(parsed[name], str) != (name in _TEXT) for name in required):
-            raise ValueError("a field of another type")
-    except (ValueError, KeyError, TypeError) as error:
-        raise EnvironmentProblem(
-            f"{file} is damaged at line {number}; remove that line if you know why, or use another --workdir"
-        ) from error
-    return parsed
+        parsed = typed_json.decode(line)
+        check(parsed)
+    except ValueError as error:
+        raise EnvironmentProblem(f"{file} is damaged at line {number} ({error}); {fix}") from error
+    return typed_json.Record(parsed, f"{file}: line {number}", fix)
 
 
 def drop_lines_after(file: pathlib.Path, step: int) -> None:

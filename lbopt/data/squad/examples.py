@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import re
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lbopt import typed_json
 from lbopt.errors import EnvironmentProblem, UserError, require
 
 _FIX = "give records of SQuAD v1.1"
@@ -72,11 +72,11 @@ def read_json(path: str | os.PathLike[str]) -> list[Question]:
       EnvironmentProblem: if the file cannot be read.
     """
     try:
-        content = json.loads(pathlib.Path(path).read_bytes())
+        content = typed_json.read_file(pathlib.Path(path), most_bytes=typed_json.MOST_LINES_BYTES)
     except OSError as error:
         raise EnvironmentProblem(f"{path}: cannot be read ({error.strerror}); give the file of SQuAD v1.1") from error
     except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error}); fetch the file of SQuAD v1.1 again") from error
+        raise UserError(f"{path}: {error}; fetch the file of SQuAD v1.1 again") from error
     return [from_record(record, place) for place, record in _flattened(content, str(path))]
 
 

@@ -167,6 +167,8 @@ def at_edge(search: Mapping[str, Any], factor: float, name: str = "learning_rate
     if search["method"] == "grid":
         grid = search[f"{name}_factors"]
         return factor > 0 and len(grid) > 1 and factor in (grid[0], grid[-1])
+    if not min(factor, *search[f"{name}_range"]) > 0:
+        return False
     low, high = (math.log(end) for end in search[f"{name}_range"])
     return low < high and not _NEAR_THE_END < (math.log(factor) - low) / (high - low) < 1 - _NEAR_THE_END
 

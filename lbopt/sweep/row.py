@@ -1,0 +1,115 @@
+"""A line of `results.jsonl`: its fields and their types, by which every line is checked when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from lbopt.typed_json import Int, Positive, Size, convert
+
+_Number = float | None
+_Numbers = list[_Number]
+_Perplexity = Positive | None
+
+
+class _Curve(TypedDict):
+    step: list[float]
+    train_loss: _Numbers
+
+
+class _MeasuredCurve(_Curve, total=False):
+    distance: _Numbers
+
+
+class _LogFit(TypedDict):
+    intercept: float
+    slope: float
+    r2: float
+
+
+class _PowerFit(TypedDict):
+    scale: float
+    exponent: float
+    r2: float
+
+
+class _Diffusion(TypedDict):
+    from_step: Positive
+    to_step: Positive
+    log: _LogFit
+    power: _PowerFit
+
+
+class _Always(TypedDict):
+    arm: str
+    phase: str
+    global_batch_size: Size
+    fidelity: Positive
+    steps: Positive
+    warmup_steps: float
+    learning_rate: float
+    learning_rate_factor: Positive
+    warmup_factor: float
+    weight_decay_factor: float
+    seed: Int
+    train_accuracy: _Number
+    validation_accuracy: _Number
+    validation_loss: _Number
+    test_accuracy: _Number
+    diverged: bool | Literal[0, 1]
+
+
+class Line(_Always, total=False):
+    """Fields of a finished trial; see `lbopt.sweep.record.Record.row`. Lines of earlier versions lack some."""
+
+    study: str
+    optimizer: str
+    scaling_rule: str
+    warmup_rule: str
+    weight_decay: float
+    steps_run: float
+    examples_seen: float
+    train_loss: _Number
+    test_loss: _Number
+    train_perplexity: _Perplexity
+    validation_perplexity: _Perplexity
+    test_perplexity: _Perplexity
+    last_epoch_loss: _Number
+    divergence_step: _Number
+    steps_to_target: _Number
+    examples_to_target: _Number
+    distance: _Number
+    outputs: _Number
+    curve: _MeasuredCurve | None
+    diffusion: _Diffusion | None
+    evaluations: dict[str, _Numbers] | None
+    probes: dict[str, _Numbers | dict[str, _Numbers]] | None
+    noise_scale: _Number
+    seconds: float
+
+
+REQUIRED = tuple(_Always.__annotations__)
+_SERIES = ("curve", "evaluations", "probes")
+
+
+def check_row(row: Mapping[str, Any]) -> None:
+    """Raise `ValueError` naming a field of a finished trial that is of another type."""
+    convert(row, Line)
+    for name in _SERIES:
+        series = row.get(name) or {}
+        if series:
+            _check_lengths(series, name)
+
+
+def _check_lengths(series: Mapping[str, Any], place: str) -> None:
+    """Hold the columns of a table against its steps: each has a number for every one of them."""
+    steps = convert(series, dict[str, Any]).get("step")
+    if not isinstance(steps, list):
+        raise ValueError(f"{place}: there is no step")
+    convert(steps, list[float])
+    columns = {name: column for name, column in series.items() if isinstance(column, list)}
+    for group in (group for group in series.values() if isinstance(group, dict)):
+        columns |= group
+    for name, column in columns.items():
+        if len(column) != len(steps):
+            raise ValueError(f"{place}.{name}: {len(column)} numbers for {len(steps)} steps")
