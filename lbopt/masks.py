@@ -258,9 +258,8 @@ def resolve_mask(
     """Turn a mask in any accepted form into a pytree of bools shaped like `params`.
 
     Args:
-      mask: not given (`weights_only`), None or True (every leaf), False (no leaf), a pytree of bools, or a callable `params -> pytree of bools`.
-        Leaves that `optax.masked` took out (`optax.MaskedNode`) stay out, unless the mask is a pytree, which has to
-        leave them out itself.
+      mask: not given (`weights_only`), None or True (every leaf), False (no leaf), a pytree with a bool per leaf or per subtree (see `tree.spread`), or a
+        function `params -> pytree of bools`. Leaves that `optax.masked` took out (`optax.MaskedNode`) stay out.
       params: the parameters.
       argument: the name of the argument, for messages.
       stacked: from `stacks.resolve_stacked`: a callable mask is shown one layer of each stack, as shapes, so that a stack
@@ -279,11 +278,16 @@ def resolve_mask(
         raise ValueError(f"{argument} = {mask!r}: give True, False, None, a pytree of bools, or a callable")
     if isinstance(mask, types.Unset):
         mask = weights_only
+    if isinstance(mask, (RoleMask, PathMask)) and tree.leaf_names(params) == [""]:
+        raise ValueError(
+            f"{argument} = {mask!r}: params are one array of shape {jnp.shape(params)} without a name: put it into a dict, "
+            f'{{"kernel": array}}, or pass {argument}=None (touch it) or {argument}=False (leave it)'
+        )
     if mask is None or isinstance(mask, bool):
         selected = jax.tree.map(lambda _: mask is not False, params)
     else:
-        selected = mask(stacks.one_layer(params, stacked)) if callable(mask) else mask
-        tree.check_structure(selected, params, argument)
+        selected = mask(stacks.one_layer(params, stacked)) if tree.is_function(mask) else mask
+        selected = tree.spread(selected, params, argument)
         tree.map_with_name(lambda name, chosen: _check_bool(name, chosen, argument), selected)
         names = tree.leaf_names(params)
         if names and not any(jax.tree.leaves(selected)):

@@ -88,11 +88,10 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
         raise ValueError(
             f"stacked = {stacked!r}: give a predicate (path, leaf) -> bool, for instance lbopt.stacked_paths('^layers/'), or None"
         )
-    if callable(stacked):
+    if tree.is_function(stacked):
         counts = tree.map_with_name(stacked, params)
     else:
-        counts = stacked
-        tree.check_structure(counts, params, "stacked")
+        counts = tree.spread(stacked, params, "stacked")
     counts = tree.map_with_name(_layer_axes, counts, params)
     if jax.tree.leaves(params) and not any(jax.tree.leaves(counts)):
         raise ValueError(

@@ -19,9 +19,14 @@ def path_name(path: tuple[Any, ...]) -> str:
     >>> [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path({"dense": {"bias": 0, "kernel": 0}})]
     ['dense/bias', 'dense/kernel']
     """
+    return "/".join(path_parts(path))
+
+
+def path_parts(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the names of the keys on a path, the inside of a box left out."""
     if len(path) > 1 and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
         path = path[:-1]  # the inside of a box: flax.linen.Partitioned, the variables of flax.nnx
-    return "/".join(_key_name(key) for key in path)
+    return tuple(_key_name(key) for key in path)
 
 
 def _key_name(key: Any) -> str:
@@ -44,6 +49,54 @@ def leaf_names(tree: types.PyTree) -> list[str]:
 def some(names: list[str]) -> str:
     """Return the first few names, for messages."""
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+def is_function(given: Any) -> bool:
+    """Return whether an argument is a function to call, and not a pytree that is callable, as every Equinox module is."""
+    values = [] if isinstance(given, jax.tree_util.Partial) else jax.tree.leaves(given)
+    return callable(given) and all(callable(value) for value in values)
+
+
+def spread(given: types.PyTree, params: types.Params, argument: str) -> types.PyTree:
+    """Return a pytree shaped like `params` from one that gives a value per leaf or per subtree, as Optax takes its masks.
+
+    Leaves are matched by name, so a container may be of another type and a box may be there on one side only. A value may stand where `params` has
+    an empty subtree (None, `optax.MaskedNode`).
+
+    Raises:
+      ValueError: if a leaf gets no value, or a value no place.
+
+    >>> spread({"body": True, "head": {"bias": False}}, {"body": {"bias": 0, "kernel": 0}, "head": {"bias": 0}}, "mask")
+    {'body': {'bias': True, 'kernel': True}, 'head': {'bias': False}}
+    """
+    values = {path_parts(path): value for path, value in jax.tree_util.tree_leaves_with_path(given)}
+    leaves = [path_parts(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    starts = [next((leaf[:n] for n in range(len(leaf), -1, -1) if leaf[:n] in values), None) for leaf in leaves]
+    without = [leaf for leaf, start in zip(leaves, starts, strict=True) if start is None]
+    astray = [place for place in values.keys() - set(starts) if not any(_meet(place, hole) for hole in _holes(params))]
+    if without or astray:
+        names = sorted("/".join(parts) for parts in (*without, *astray))
+        raise ValueError(
+            f"{argument} has another structure than params (they differ at {', '.join(names[:4]) or 'the root'}): "
+            "give one value per parameter, or per subtree"
+        )
+    structure: Any = jax.tree.structure(params)
+    return structure.unflatten([values[start] for start in starts if start is not None])
+
+
+def _holes(params: types.Params) -> list[tuple[str, ...]]:
+    """Return the paths of what holds no array: None, empty containers, what `optax.masked` took out."""
+
+    def is_empty(node: Any) -> bool:
+        return not jax.tree.leaves(node)
+
+    nodes = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_empty)
+    return [path_parts(path) for path, node in nodes if is_empty(node)]
+
+
+def _meet(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]
 
 
 def check_structure(selected: types.PyTree, params: types.Params, argument: str) -> None:

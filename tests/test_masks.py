@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+from typing import Any
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,8 @@ import pytest
 from flax import nnx
 
 import lbopt
-from lbopt import masks, tree
+from lbopt import masks, stacks, tree
+from lbopt.transforms.module_scale import resolve_labels
 
 
 def roles(params):
@@ -157,6 +160,66 @@ def test_resolve_mask(mask, expected):
     assert masks.resolve_mask(mask, PARAMS, "mask") == expected
 
 
+def per_variable(params):
+    return jax.tree.map(lambda v: v.ndim > 1, params, is_leaf=lambda v: isinstance(v, nnx.Variable))
+
+
+NNX = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)
+BOXED = {"dense": {"kernel": nn.Partitioned(jnp.ones((2, 3)), ("in", None)), "bias": jnp.ones(3)}}
+TAKEN_OUT = {"dense": {"kernel": jnp.ones((2, 3)), "bias": None}, "head": optax.MaskedNode()}
+KERNEL = {"dense": {"kernel": True, "bias": False}}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Net:
+    """Callable parameters, as Equinox has them, with a field that is no array."""
+
+    kernel: Any
+    bias: Any
+    activation: Any = dataclasses.field(default=nn.relu, metadata={"static": True})
+
+    def __call__(self, x):
+        raise AssertionError("parameters are not a function of themselves")
+
+
+@pytest.mark.parametrize(
+    ("mask", "params", "expected"),
+    [
+        (per_variable(NNX), NNX, [False, True]),
+        (lambda params: nnx.map_state(lambda path, v: path[-1] == "kernel", params), NNX, [False, True]),
+        ({"kernel": True, "bias": False}, NNX, [False, True]),
+        (Net(True, False), Net(jnp.ones((2, 3)), jnp.ones(3)), [True, False]),
+        (Net(True, False, nn.gelu), Net(jnp.ones((2, 3)), jnp.ones(3)), [True, False]),
+        (lambda params: Net(True, False), Net(jnp.ones((2, 3)), jnp.ones(3)), [True, False]),
+        (jax.tree_util.Partial(lambda value, params: {"dense": value}, True), PARAMS, [True, True]),
+        ({"dense": True}, PARAMS, [True, True]),
+        ({"stem": False, "dense": [True, False]}, {"stem": PARAMS, "dense": (1.0, 2.0)}, [True, False, False, False]),
+        (KERNEL, flax.core.freeze(PARAMS), [False, True]),
+        (flax.core.freeze(KERNEL), PARAMS, [False, True]),
+        (KERNEL, BOXED, [False, True]),
+        (jax.tree.map(lambda leaf: leaf.ndim > 1, BOXED), PARAMS, [False, True]),
+        ({"dense": {"kernel": True, "bias": False}, "head": {"kernel": True}}, TAKEN_OUT, [True]),
+        ({"dense": {"kernel": True}}, TAKEN_OUT, [True]),
+    ],
+)
+def test_a_mask_gives_a_value_per_leaf_or_per_subtree_at_the_same_names(mask, params, expected):
+    selected = masks.resolve_mask(mask, params, "mask")
+    assert jax.tree.structure(selected) == jax.tree.structure(params)
+    assert jax.tree.leaves(selected) == expected
+    if not tree.is_function(mask):
+        as_stacks = stacks.resolve_stacked(jax.tree.map(int, mask), jax.tree.map(lambda _: jnp.ones((2, 3)), params))
+        assert jax.tree.leaves(as_stacks) == expected
+
+
+@pytest.mark.parametrize("labels", [Net("a", "b"), lambda params: Net("a", "b"), [Net("a", "b")]])
+def test_labels_are_a_tree_like_a_mask(labels):
+    params = Net(jnp.ones((2, 3)), jnp.ones(3))
+    params = [params] if isinstance(labels, list) else params
+    assert jax.tree.leaves(resolve_labels(labels, params)) == ["a", "b"]
+    assert jax.tree.leaves(resolve_labels(["a"], [params])) == ["a", "a"]
+
+
 def test_resolve_mask_leaves_out_what_optax_masked_took():
     params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": optax.MaskedNode()}}
     for mask in (None, True, masks.weights_only):
@@ -175,6 +238,9 @@ def test_resolve_mask_of_an_empty_tree():
         ({"dense": {"kernel": True}}, "my_mask has another structure than params .*dense/bias"),
         ({"dense": {"kernel": True, "bias": 1}}, "my_mask at 'dense/bias' is 1: give True or False"),
         ([True, True], "my_mask has another structure"),
+        ({"dense": True, "head": True}, "my_mask has another structure than params .*differ at head.: give one value"),
+        ({"dense": {"kernel": {"a": True}, "bias": True}}, "differ at dense/kernel, dense/kernel/a"),
+        ({"dense": {"kernel": None, "bias": True}}, "differ at dense/kernel"),
     ],
 )
 def test_resolve_mask_refuses(mask, message):
@@ -401,3 +467,16 @@ def test_roles_of_equinox_itself():
     params = eqx.filter(eqx.nn.Sequential(layers), eqx.is_inexact_array)
     assert roles(params) == {"norm": 5, "weight": 3, "bias": 3}
     assert sum(jax.tree.leaves(masks.weights_only(params))) == 3
+
+
+@pytest.mark.parametrize("argument", ["trust_ratio_mask", "weight_decay_mask"])
+def test_a_bare_array_says_what_to_do(argument):
+    array = jnp.ones((2, 3))
+    others = {"trust_ratio_mask": None, "weight_decay_mask": None} | {argument: lbopt.weights_only}
+    with pytest.raises(
+        ValueError, match=rf"^{argument} = weights_only: params are one array of shape \(2, 3\) .*{argument}=None"
+    ) as caught:
+        lbopt.lamb(0.1, weight_decay=0.1, **others).init(array)
+    assert "\n" not in str(caught.value)
+    tx = lbopt.lamb(0.1, weight_decay=0.1, trust_ratio_mask=None, weight_decay_mask=None)
+    assert tx.update(array, tx.init(array), array)[0].shape == (2, 3)

@@ -82,8 +82,7 @@ def resolve_labels(labels: Labels, params: types.Params) -> types.PyTree:
                 f"labels: module {sorted(unused)[0]!r} has no parameter of {tree.some(tree.leaf_names(params))}"
             )
         return chosen
-    chosen = labels(params) if callable(labels) else labels
-    tree.check_structure(chosen, params, "labels")
+    chosen = tree.spread(labels(params) if tree.is_function(labels) else labels, params, "labels")  # type: ignore[operator]
     for name, label in zip(tree.leaf_names(chosen), jax.tree.leaves(chosen), strict=True):
         if not isinstance(label, str):
             raise ValueError(f"labels at {name!r} is {label!r}: give the name of a module")
@@ -92,8 +91,7 @@ def resolve_labels(labels: Labels, params: types.Params) -> types.PyTree:
 
 def _are_patterns(labels: Labels, params: types.Params) -> bool:
     flat = isinstance(labels, Mapping) and all(isinstance(value, str) for value in labels.values())
-    ours: Any = jax.tree.structure(labels)
-    return flat and ours != jax.tree.structure(params)
+    return flat and tree.leaf_names(labels) != tree.leaf_names(params)
 
 
 def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
