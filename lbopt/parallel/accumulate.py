@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import replicas, tree, types
+from lbopt.parallel import reduction
 
 GradientFn = Callable[
     [types.Params, types.ModelState, types.Batch, jax.Array], tuple[types.Params, types.ModelState, types.Metrics]
@@ -39,7 +40,8 @@ def make_gradient_fn(
     Returns:
       A `GradientFn`. Gradients have the dtype of the parameters and belong to the mean over the batch; metrics are
       sums over it. Every microstep starts from the same model_state and their results are averaged, exactly as batch
-      statistics of replica groups are.
+      statistics of replica groups are. Leaves of model_state that have no mean (integers, bools, random keys) are those of
+      the last microstep. All leaves keep the dtype they came with.
     """
 
     def objective(params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array):
@@ -50,22 +52,27 @@ def make_gradient_fn(
         if each_microstep is not None:
             grads, of_gradient = each_microstep(grads)
             metrics = {**metrics, **of_gradient}
-        return grads, new_model_state, metrics
+        return grads, _with_dtypes_of(model_state, new_model_state), metrics
 
     def in_parts(params, model_state, batch, rng):
         parts = jax.tree.map(lambda x: _deal(x, num_microsteps), batch)
         keys = jax.vmap(lambda i: jax.random.fold_in(rng, i))(jnp.arange(num_microsteps))
         first = jax.eval_shape(whole, params, model_state, jax.tree.map(lambda x: x[0], parts), rng)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _accumulator_dtype(x.dtype)), first)
+        averaged, _ = _by_mean(first[1])
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _accumulator_dtype(x.dtype)), (first[0], averaged, first[2]))
 
         def body(total, part):
             batch_part, key = part
-            result = whole(params, model_state, batch_part, key)
-            return jax.tree.map(lambda a, b: a + jnp.asarray(b, a.dtype), total, result), None
+            grads, new_model_state, metrics = whole(params, model_state, batch_part, key)
+            averaged, others = _by_mean(new_model_state)
+            result = grads, averaged, metrics
+            return jax.tree.map(lambda a, b: a + jnp.asarray(b, a.dtype), total, result), others
 
-        (grads, new_model_state, metrics), _ = jax.lax.scan(body, zeros, (parts, keys))
+        (grads, total, metrics), others = jax.lax.scan(body, zeros, (parts, keys))
         mean = lambda total, like: (total / num_microsteps).astype(like.dtype)  # noqa: E731
-        return jax.tree.map(mean, grads, params), jax.tree.map(mean, new_model_state, first[1]), metrics
+        last = jax.tree.map(lambda x: x[-1], others)
+        new_model_state = _joined(jax.tree.map(mean, total, averaged), last)
+        return jax.tree.map(mean, grads, params), new_model_state, metrics
 
     return whole if num_microsteps == 1 else in_parts
 
@@ -80,7 +87,8 @@ def by_rows(gradient_fn: GradientFn, num_rows: int, axis_name: str | None) -> Gr
 
     Returns:
       A `GradientFn` whose gradients are [num_rows, ...]. Every row starts from the same model_state and their results are
-      averaged; metrics are sums. Each has a key of its own, by its number among those of all devices.
+      averaged (leaves without a mean are those of the first row); metrics are sums. Each has a key of its own, by its
+      number among those of all devices.
     """
 
     def each(params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array) -> Any:
@@ -93,10 +101,41 @@ def by_rows(gradient_fn: GradientFn, num_rows: int, axis_name: str | None) -> Gr
         one = lambda part: gradient_fn(params, model_state, *part)  # noqa: E731
         with replicas.one_after_another(num_rows):
             grads, new_model_state, metrics = jax.lax.map(one, (parts, keys))
-        mean = lambda x: x.astype(_accumulator_dtype(x.dtype)).mean(0).astype(x.dtype)  # noqa: E731
-        return grads, jax.tree.map(mean, new_model_state), jax.tree.map(lambda x: x.sum(0), metrics)
+        return grads, jax.tree.map(_over_rows, new_model_state), jax.tree.map(lambda x: x.sum(0), metrics)
 
     return each
+
+
+def _over_rows(x: jax.Array) -> jax.Array:
+    return x.astype(tree.wide_dtype(x.dtype)).mean(0).astype(x.dtype) if reduction.has_mean(x) else x[0]
+
+
+def _by_mean(state: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
+    """Split a state into the leaves that have a mean and the others, each with None in the place of the rest."""
+    averaged = jax.tree.map(lambda x: x if reduction.has_mean(x) else None, state)
+    return averaged, jax.tree.map(lambda x: None if reduction.has_mean(x) else x, state)
+
+
+def _joined(averaged: types.PyTree, others: types.PyTree) -> types.PyTree:
+    """Undo `_by_mean`."""
+    return jax.tree.map(lambda a, b: b if a is None else a, averaged, others, is_leaf=lambda x: x is None)
+
+
+def _with_dtypes_of(old: types.PyTree, new: types.PyTree) -> types.PyTree:
+    """Return the new state in the old one's dtypes, so that a step takes what it returned without a second compilation.
+
+    Only between dtypes of one kind: what a loss turned from an integer into a float stays one.
+    """
+    new = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), new)
+    structure: Any = jax.tree.structure(old)
+    if structure != jax.tree.structure(new):
+        return new
+    return jax.tree.map(lambda was, now: now.astype(was.dtype) if _alike(was, now) else now, old, new)
+
+
+def _alike(one: jax.Array, other: jax.Array) -> bool:
+    kinds = jnp.floating, jnp.complexfloating, jnp.signedinteger, jnp.unsignedinteger
+    return any(jnp.issubdtype(one.dtype, kind) and jnp.issubdtype(other.dtype, kind) for kind in kinds)
 
 
 def _deal(x: jax.Array, num_parts: int) -> jax.Array:

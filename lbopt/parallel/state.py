@@ -41,11 +41,18 @@ class TrainState(flax.struct.PyTreeNode):
     ) -> TrainState:
         """Build the state before the first update; jit-able, and `seed` may be traced."""
         _, step_root = split_seed(seed)
+        params, model_state = jax.tree.map(_strong, (params, model_state))
         return cls(jnp.zeros((), jnp.int32), params, model_state, tx.init(params), jax.random.key_data(step_root))
 
     def step_key(self) -> jax.Array:
         """Return the random key of the coming step."""
         return jax.random.fold_in(jax.random.wrap_key_data(self.rng), self.step)
+
+
+def _strong(x: Any) -> Any:
+    """Give a Python number, or an array made of one, a dtype of its own: an update would, and the step be compiled twice."""
+    weak = isinstance(x, bool | int | float | complex) or getattr(x, "weak_type", False)
+    return jnp.array(x, jnp.result_type(x)) if weak and not isinstance(x, jax.ShapeDtypeStruct) else x
 
 
 def split_seed(seed: int | jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -115,7 +115,7 @@ def _gradients(
                 elif not already:
                     grads = reduction.mean(axis_name, reduce_dtype, grads)
             with jax.named_scope(replicas.STATE):
-                model_state = jax.lax.pmean(model_state, axis_name)
+                model_state = reduction.state(axis_name, model_state)
             with jax.named_scope(replicas.METRICS):
                 metrics = jax.lax.psum(metrics, axis_name)
         return grads, model_state, metrics
@@ -309,7 +309,9 @@ def make_train_step(
 
     Returns:
       A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is replicated under
-      both backends (but for the optimizer's, with `shard_update`), its metrics are sums over the global batch. The
+      both backends (but for the optimizer's, with `shard_update`), its metrics are sums over the global batch. Floating
+      leaves of the model's state are averaged over replicas and microsteps; leaves without a mean (integers, bools, random
+      keys) are those of the first replica after its last microstep. All keep their dtypes. The
       backends agree up to rounding, except that with `key_per_replica` random draws of the loss are per global batch
       under "jit" and per replica under "pmap".
 

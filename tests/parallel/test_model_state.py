@@ -1,0 +1,134 @@
+"""A model's state keeps its dtypes, is reduced leaf by leaf, and a step takes what it returned without a second trace."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+
+pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
+STEPS = 2
+OPTIONS = {
+    "jit": {},
+    "microsteps": {"num_microsteps": 2},
+    "pmap": {"backend": "pmap"},
+    "pmap and microsteps": {"backend": "pmap", "num_microsteps": 2},
+    "clip of replicas": {"max_grad_norm": 1.0, "clip_stage": "replica"},
+    "reduced in bf16": {"reduce_dtype": jnp.bfloat16},
+    "scattered": {"shard_update": True, "reduce_scatter": True},
+    "rows": {"aggregator": lbopt.aps(), "replicas_per_device": 2, "num_microsteps": 2},
+}
+
+
+def first_state():
+    return {
+        "count": jnp.zeros((), jnp.int32),
+        "bytes": jnp.zeros(2, jnp.int8),
+        "nibbles": jnp.zeros(2, jnp.int4),
+        "last_of_uint32": jnp.full((), 2**32 - 2, jnp.uint32),
+        "first": jnp.ones((), bool),
+        "key": jax.random.key(1),
+        "other_key": jax.random.split(jax.random.key(1, impl="rbg"), 2),
+        "half": jnp.zeros(3, jnp.float16),
+        "promoted": jnp.zeros(3, jnp.bfloat16),
+        "complex": jnp.zeros(2, jnp.complex64),
+        "python": (0, 1.5, True),
+        "nothing": [None, {}, np.zeros(2, jax.dtypes.float0)],
+    }
+
+
+def next_state(state, mean):
+    return {
+        **{name: state[name] + 1 for name in ("count", "bytes", "nibbles", "last_of_uint32")},
+        "first": jnp.zeros_like(state["first"]),
+        "key": jax.random.fold_in(state["key"], 7),
+        "other_key": jax.vmap(jax.random.fold_in, (0, None))(state["other_key"], 7),
+        "half": state["half"] + 1,
+        "promoted": state["promoted"] + jnp.float32(mean),
+        "complex": state["complex"] + 1j,
+        "python": (state["python"][0] + 1, state["python"][1] * 2, False),
+        "nothing": state["nothing"],
+    }
+
+
+def data(leaf):
+    keys = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if keys else leaf)
+
+
+def traced_loss():
+    """Return a loss with a state of all kinds, and the list in which each trace leaves a mark."""
+    traces = []
+
+    def loss_fn(params, state, batch, rng):
+        traces.append(None)
+        loss = jnp.mean(jnp.square(batch["x"] @ params["w"]))
+        size = len(batch["x"])
+        return loss, (next_state(state, jnp.mean(batch["x"])), {"loss": (loss * size, jnp.float32(size))})
+
+    return loss_fn, traces
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_state_of_all_kinds_keeps_dtypes_and_is_traced_once(option):
+    loss_fn, traces = traced_loss()
+    tx = optax.sgd(0.1)
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), donate=False, **OPTIONS[option])
+    weights = {"w": jnp.full((2, 2), 0.5)}  # a weak type, which an update would make a strong one
+    state = step.place(lbopt.TrainState.create(weights, first_state(), tx))
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(state.model_state)]
+    first_traces = 0
+    expected = first_state()
+    for done in range(STEPS):
+        state, _ = jax.block_until_ready(step(state, {"x": np.ones((16, 2), np.float32)}))
+        first_traces = first_traces or len(traces)
+        expected = next_state(expected, 1.0)
+        assert len(traces) == first_traces <= 2, f"traced again in step {done}"
+    assert jax.tree.structure(state.model_state) == jax.tree.structure(expected)
+    assert [leaf.dtype for leaf in jax.tree.leaves(state.model_state)] == dtypes
+    for got, wanted in zip(jax.tree.leaves(state.model_state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(data(got), data(jnp.asarray(wanted)) if np.isscalar(wanted) else data(wanted))
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        ({}, 0),
+        ({"num_microsteps": 2}, 1),  # examples 1, 3, 5, ...
+        ({"backend": "pmap"}, 0),
+        ({"backend": "pmap", "num_microsteps": 2}, 1),
+        ({"reduce_dtype": jnp.float32}, 0),
+        ({"aggregator": lbopt.aps(), "replicas_per_device": 2, "num_microsteps": 2}, 1),
+    ],
+)
+def test_where_they_differ_leaves_without_a_mean_are_the_first_replicas_after_its_last_microstep(options, number):
+    def loss_fn(params, state, batch, rng):
+        first = batch["number"][0]
+        state = {"int": first, "odd": first % 2 == 1, "key": jax.random.fold_in(state["key"], first)}
+        state["mean"] = jnp.mean(batch["number"].astype(jnp.float16))
+        return jnp.sum(params["w"]), (state, {"loss": (jnp.zeros(()), jnp.ones(()))})
+
+    tx, key = optax.sgd(0.1), jax.random.key(3)
+    before = {"int": jnp.zeros((), jnp.int32), "odd": jnp.zeros((), bool), "key": key, "mean": jnp.zeros((), "float16")}
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), donate=False, **options)
+    state = step.place(lbopt.TrainState.create({"w": jnp.zeros(2)}, before, tx))
+    found, _ = jax.block_until_ready(step(state, {"number": np.arange(16, dtype=np.int32)}))
+    assert (int(found.model_state["int"]), bool(found.model_state["odd"])) == (number, number % 2 == 1)
+    np.testing.assert_array_equal(data(found.model_state["key"]), data(jax.random.fold_in(key, number)))
+    assert float(found.model_state["mean"]) == 7.5
+    for leaf in jax.tree.leaves(found.model_state):
+        copies = [data(shard.data).tolist() for shard in leaf.addressable_shards]
+        assert copies == copies[:1] * 4, "replicas keep different states"
+
+
+@pytest.mark.parametrize("backend", ["jit", "pmap"])
+def test_an_evaluation_takes_a_state_of_all_kinds(backend):
+    def metric_fn(params, state, batch):
+        drawn = jax.random.bernoulli(state["key"], 1.0)
+        return {"seen": (jnp.sum(batch["mask"] & drawn & state["first"]), len(batch["mask"]))}
+
+    step = lbopt.make_eval_step(metric_fn, lbopt.make_mesh(4), backend)
+    found = step({}, first_state(), {"mask": np.arange(8) < 5})
+    assert [int(part) for part in found["seen"]] == [5, 8]
