@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lbopt import types
-from lbopt.errors import EnvironmentProblem, UserError, require_choice
+from lbopt import tree, types
+from lbopt.errors import EnvironmentProblem, UserError, require, require_choice
 
 DATA_AXIS = "data"
 
@@ -97,6 +97,23 @@ def available_devices() -> list[jax.Device]:
         raise EnvironmentProblem(f"no devices: {said}; install the platform's extra or unset JAX_PLATFORMS") from error
 
 
+def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
+    """Raise `UserError` unless a mesh goes with a step.
+
+    Args:
+      mesh: with an axis `data`.
+      mapped: the step maps replicas or splits its update, so that every device is a replica.
+      by_compiler: the "jit" backend. Its mapped functions need Auto axes.
+    """
+    names, types_of_axes = mesh.axis_names, mesh.axis_types
+    fix = f"use lbopt.make_mesh(), or Mesh(mesh.devices.ravel(), ({DATA_AXIS!r},))"
+    require(DATA_AXIS in names, "mesh.axis_names", names, f"the batch is split along an axis {DATA_AXIS!r}; {fix}")
+    alone = mesh.shape[DATA_AXIS] == mesh.size
+    require(alone or not mapped, "mesh.axis_names", names, f"here each device is a replica; {fix}")
+    refused = {AxisType.Manual} | ({AxisType.Explicit} if mapped and by_compiler else set())
+    require(not refused & set(types_of_axes), "mesh.axis_types", types_of_axes, f"the step needs Auto axes; {fix}")
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Return the sharding of what every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
@@ -132,9 +149,35 @@ def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
       Global arrays, leading axis over `data`.
     """
     layout = sharded(mesh)
+    check_batch(batch)
     if jax.process_count() == 1:
         return jax.device_put(batch, layout)
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(layout, x), batch)
+
+
+def check_batch(batch: types.Batch) -> int:
+    """Return the size of a batch; raise `UserError` unless its leaves are arrays of numbers or keys with one leading size."""
+    sizes: dict[int, str] = {}
+    for name, leaf in zip(tree.leaf_names(batch), jax.tree.leaves(batch), strict=True):
+        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+        if shape is None or dtype is None:
+            raise UserError(f"batch/{name} = {leaf!r:.40}: not an array; give np.asarray of one value per example")
+        if isinstance(dtype, np.dtype) and dtype.kind in "OSUMm":
+            raise UserError(
+                f"batch/{name}: dtype {dtype}; encode it as numbers of one shape, or leave it out of the batch"
+            )
+        if not shape:
+            raise UserError(
+                f"batch/{name}: a scalar; give one value per example, np.full(batch_size, {name.split('/')[-1]})"
+            )
+        sizes.setdefault(shape[0], name)
+    require(sizes, "batch", batch, "it has no arrays; give {name: array [batch, ...]}")
+    if len(sizes) > 1:
+        (one, first), (other, second), *_ = sizes.items()
+        raise UserError(
+            f"batch/{second}: {other} examples, batch/{first} has {one}; give all arrays the same leading axis"
+        )
+    return next(iter(sizes))
 
 
 def check_divisible(batch_size: int, mesh: Mesh, num_microsteps: int = 1, replicas_per_device: int = 1) -> None:

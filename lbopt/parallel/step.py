@@ -18,7 +18,7 @@ from lbopt.job import pulse
 from lbopt.parallel import accumulate, clip as clips, reduction, shards
 from lbopt.parallel.aggregation import Aggregation, make_aggregation
 from lbopt.parallel.clip import GradientClip
-from lbopt.parallel.mesh import DATA_AXIS, check_divisible, replicated, sharded, torus_grid
+from lbopt.parallel.mesh import DATA_AXIS, check_batch, check_divisible, check_mesh, replicated, sharded, torus_grid
 from lbopt.parallel.state import TrainState
 
 Backend = Literal["jit", "pjit", "pmap"]
@@ -191,7 +191,7 @@ class Step:
         self._compiled, self.mesh, self._shard_update = compiled, mesh, shard_update
         self._num_microsteps, self._arrange = num_microsteps, arrange
         self.aggregation = aggregation
-        self._last_size: int | None = None
+        self._last_seen: Any = None
         self._checked = False
 
     def __call__(self, *arguments: Any) -> Any:
@@ -237,11 +237,12 @@ class Step:
         if self.aggregation is not None and not self._checked:
             self.aggregation.check(rest[0])
             self._checked = True
-        for leaf in jax.tree.leaves(batch):
-            if leaf.shape[0] != self._last_size:  # checked once per size: this runs before every step
-                rows = 1 if self.aggregation is None else self.aggregation.rows
-                check_divisible(leaf.shape[0], self.mesh, self._num_microsteps, rows)
-                self._last_size = leaf.shape[0]
+        seen = [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in jax.tree.leaves(batch)]
+        if seen != self._last_seen:  # checked once per kind of batch: this runs before every step
+            size = check_batch(batch)
+            rows = 1 if self.aggregation is None else self.aggregation.rows
+            check_divisible(size, self.mesh, self._num_microsteps, rows)
+            self._last_seen = seen
         return (*rest, self._arrange(batch))
 
 
@@ -270,7 +271,8 @@ def make_train_step(
       loss_fn: (params, model_state, batch, rng) -> (mean loss, (new model_state, metrics)). Under "jit" it sees the
         global batch, under "pmap" one replica's part.
       tx: any Optax transformation.
-      mesh: from `make_mesh`.
+      mesh: from `make_mesh`, or your own with an axis `data`. Under plain "jit" it may have other axes, for sharding within the
+        loss; where replicas are mapped or the update is sharded it has no other.
       backend: "jit" ("pjit" is the same) lets the compiler place the gradient reduction; "pmap" maps replicas and
         reduces explicitly.
       num_microsteps: accumulate the gradient over so many parts of the batch; see `make_gradient_fn`.
@@ -336,11 +338,12 @@ def make_train_step(
     require(shard_update or not reduce_scatter, "reduce_scatter", reduce_scatter, fix)
     fix = "a clip of the mean needs all of it; use clip_stage='accumulated' or 'replica'"
     require(not reduce_scatter or clip is None or clip.stage != "mean", "reduce_scatter", reduce_scatter, fix)
+    asked = aggregator is not None or reduce_dtype is not None or reduce_scatter
+    by_replica = (clip is not None and clip.stage == "replica") or (measure_noise and num_microsteps == 1) or asked
+    check_mesh(mesh, by_replica or shard_update or backend == "pmap", backend != "pmap")
     aggregation = make_aggregation(
         aggregator, mesh, replicas_per_device, aggregate_over, backend, clip, reduce_dtype, reduce_scatter, shard_update
     )
-    asked = aggregation is not None or reduce_dtype is not None or reduce_scatter
-    by_replica = (clip is not None and clip.stage == "replica") or (measure_noise and num_microsteps == 1) or asked
     gradients = _gradients(
         loss_fn,
         num_microsteps,
@@ -452,6 +455,7 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
       UserError: as `make_train_step`.
     """
     require_choice("backend", backend, BACKENDS)
+    check_mesh(mesh, backend == "pmap", backend != "pmap")
     if backend == "pmap":
 
         def summed(params, model_state, batch):
@@ -469,7 +473,7 @@ def _stating(fn: Callable[..., Any], mesh: Mesh, axis_name: str | None, own_keys
     """Tell the traced function how many replicas there are (see `lbopt.replicas`)."""
 
     def traced(*arguments):
-        with replicas.tracing_for(mesh.size, axis_name, torus_grid(mesh), own_keys):
+        with replicas.tracing_for(mesh.shape[DATA_AXIS], axis_name, torus_grid(mesh), own_keys):
             return fn(*arguments)
 
     return traced

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, Mesh
 
 import lbopt
 from lbopt.errors import UserError
-from lbopt.parallel.mesh import check_divisible
+from lbopt.parallel.mesh import check_divisible, put_batch
 
 
 def never(*arguments):
@@ -70,3 +71,56 @@ def test_a_mesh_takes_the_first_devices():
     assert list(lbopt.make_mesh(2).devices.flat) == jax.devices()[:2]
     assert lbopt.make_mesh().size == 4
     assert list(lbopt.make_mesh(1, jax.devices()[2:]).devices.flat) == [jax.devices()[2]]
+
+
+BAD_BATCHES = {
+    "batch/t: a scalar; give one value per example": {"t": np.float32(1)},
+    "batch/t = 1.5: not an array": {"t": 1.5},
+    "batch/t = 'abc': not an array": {"t": "abc"},
+    "batch/t/1/0 = 3: not an array": {"t": [np.zeros(8), [3]]},
+    "batch/t: dtype <U1; encode it as numbers": {"t": np.array(["a"] * 8)},
+    "batch/t: dtype object; encode it as numbers": {"t": np.array([[1], [1, 2]] * 4, dtype=object)},
+    r"batch/t: dtype datetime64\[s\]": {"t": np.zeros(8, "datetime64[s]")},
+    "batch/t: 4 examples, batch/a has 8; give all arrays the same leading axis": {"t": np.zeros(4)},
+}
+
+
+@pytest.mark.parametrize("message", BAD_BATCHES)
+def test_a_leaf_of_the_batch_that_is_no_array_of_examples_is_named(message):
+    mesh = lbopt.make_mesh(4)
+    batch = {"a": np.zeros((8, 2)), **BAD_BATCHES[message]}
+    calls = [lambda: put_batch(mesh, batch), lambda: lbopt.make_eval_step(never, mesh)({}, {}, batch)]
+    calls += [
+        lambda backend=backend: lbopt.make_train_step(never, optax.sgd(0.1), mesh, backend)(state(), batch)
+        for backend in ("jit", "pmap")
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match=f"^{message}"):
+            call()
+
+
+def test_a_batch_of_the_size_before_is_looked_at_too():
+    step = lbopt.make_eval_step(lambda params, model_state, batch: {}, lbopt.make_mesh(4))
+    step({}, {}, {"a": np.zeros(8, np.float32), "none": None})
+    with pytest.raises(UserError, match="batch/a: dtype object"):
+        step({}, {}, {"a": np.array([None] * 8)})
+    with pytest.raises(UserError, match=r"batch = \{\}: it has no arrays"):
+        step({}, {}, {})
+
+
+def mesh_of(shape, names, kind=AxisType.Auto):
+    return Mesh(np.asarray(jax.devices()).reshape(shape), names, axis_types=(kind,) * len(names))
+
+
+@pytest.mark.parametrize("options", [{"backend": "pmap"}, {"reduce_dtype": jnp.float32}, {"shard_update": True}, {}])
+def test_a_mesh_that_does_not_go_with_the_step_is_refused(options):
+    for_all = [mesh_of(4, ("batch",)), mesh_of(4, ("data",), AxisType.Manual)]
+    where_mapped = [mesh_of((2, 2), ("data", "model"))]
+    by_compiler = [mesh_of(4, ("data",), AxisType.Explicit)]
+    meshes = for_all + (where_mapped if options else []) + (by_compiler if options and "backend" not in options else [])
+    for mesh in meshes:
+        with pytest.raises(UserError, match=r"^mesh.axis_(names|types) = .*use lbopt.make_mesh\(\)"):
+            lbopt.make_train_step(never, optax.sgd(0.1), mesh, **options)
+    for mesh in for_all:
+        with pytest.raises(UserError, match=r"^mesh.axis_"):
+            lbopt.make_eval_step(never, mesh, options.get("backend", "jit"))
