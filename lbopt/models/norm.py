@@ -49,6 +49,7 @@ class BatchNorm(nn.Module):
       running_from: "all" groups or the "first".
       unbiased_running_var: keep the variance of n - 1 degrees of freedom for evaluation (PyTorch, TensorFlow's fused
         kernel); the batch is always normalized by that of n.
+      use_running_average: normalize by the running statistics, as in evaluation. Give it here or at the call, as to Flax's BatchNorm.
 
     Raises:
       UserError: for an unknown scope; when applied, if nobody stated the replicas that the scope counts, or if the groups do not divide the replicas or the batch.
@@ -68,12 +69,13 @@ class BatchNorm(nn.Module):
     fold: Fold = Fold()
     running_from: str = "all"
     unbiased_running_var: bool = False
+    use_running_average: bool | None = None
 
     @nn.compact
     def __call__(
         self,
         x: jax.Array,
-        use_running_average: bool,
+        use_running_average: bool | None = None,
         kernel: jax.Array | None = None,
         then: Callable[[jax.Array], jax.Array] | None = None,
     ) -> jax.Array:
@@ -86,6 +88,7 @@ class BatchNorm(nn.Module):
         the maximum of a rising function is the function of the maximum. Where a channel's factor is negative its function
         falls, so `x` has to come with its channels multiplied by `sign()`. `then` may fold more columns.
         """
+        use_running_average = nn.merge_param("use_running_average", self.use_running_average, use_running_average)
         scope = Scope.parse(self.stats_scope)
         require_choice("running_from", self.running_from, ("all", "first"))
         shape = ((x.shape[-1] if kernel is None else kernel.shape[1]) // self.fold.by,)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import partial_eval
 
 from lbopt import replicas, tree, types
 from lbopt.parallel import reduction
@@ -42,6 +44,13 @@ def make_gradient_fn(
       sums over it. Every microstep starts from the same model_state and their results are averaged, exactly as batch
       statistics of replica groups are. Leaves of model_state that have no mean (integers, bools, random keys) are those of
       the last microstep. All leaves keep the dtype they came with.
+
+    Note:
+      Microsteps (and replicas, where they are mapped) count alike. So the mean of their gradients is the gradient of the
+      whole batch's loss only if the loss is a mean over examples. A loss that divides by a number found in the batch, such
+      as its counted tokens, weights a token by the microstep it falls into: divide by a constant instead, for instance the
+      number of examples times the mean number of tokens of one. A warning is given where the weight of the metric `loss`
+      depends on what is in the batch.
     """
 
     def objective(params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array):
@@ -54,10 +63,16 @@ def make_gradient_fn(
             metrics = {**metrics, **of_gradient}
         return grads, _with_dtypes_of(model_state, new_model_state), metrics
 
+    warned: list[bool] = []
+
     def in_parts(params, model_state, batch, rng):
         parts = jax.tree.map(lambda x: _deal(x, num_microsteps), batch)
         keys = jax.vmap(lambda i: jax.random.fold_in(rng, i))(jnp.arange(num_microsteps))
-        first = jax.eval_shape(whole, params, model_state, jax.tree.map(lambda x: x[0], parts), rng)
+        one = params, model_state, jax.tree.map(lambda x: x[0], parts), rng
+        program, first = jax.make_jaxpr(whole, return_shape=True)(*one)
+        if not warned and _weight_depends_on_batch(program.jaxpr, one, first):
+            warned.append(True)
+            _warn_of_weights(num_microsteps)
         averaged, _ = _by_mean(first[1])
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _accumulator_dtype(x.dtype)), (first[0], averaged, first[2]))
 
@@ -104,6 +119,26 @@ def by_rows(gradient_fn: GradientFn, num_rows: int, axis_name: str | None) -> Gr
         return grads, jax.tree.map(_over_rows, new_model_state), jax.tree.map(lambda x: x.sum(0), metrics)
 
     return each
+
+
+def _weight_depends_on_batch(program: Any, arguments: tuple[Any, ...], results: tuple[Any, ...]) -> bool:
+    """Return whether the weight of the metric `loss`, of a gradient function's program, is found in the batch."""
+    if "loss" not in results[2]:
+        return False
+    asked: Any = jax.tree.map(lambda _: False, results)
+    asked[2]["loss"] = (False, True)
+    _, needed = partial_eval.dce_jaxpr(program, jax.tree.leaves(asked))
+    before = len(jax.tree.leaves(arguments[:2]))
+    return any(needed[before : before + len(jax.tree.leaves(arguments[2]))])
+
+
+def _warn_of_weights(num_microsteps: int) -> None:
+    warnings.warn(
+        f"num_microsteps = {num_microsteps}: the weight of the metric 'loss' depends on what is in the batch, and microsteps count alike; "
+        "if the loss divides by that weight (a mean over tokens), its gradient is not that of the whole batch: divide by a constant, "
+        "for instance len(batch) times the mean number of tokens of an example",
+        stacklevel=2,
+    )
 
 
 def _over_rows(x: jax.Array) -> jax.Array:

@@ -275,7 +275,8 @@ def make_train_step(
         loss; where replicas are mapped or the update is sharded it has no other.
       backend: "jit" ("pjit" is the same) lets the compiler place the gradient reduction; "pmap" maps replicas and
         reduces explicitly.
-      num_microsteps: accumulate the gradient over so many parts of the batch; see `make_gradient_fn`.
+      num_microsteps: accumulate the gradient over so many parts of the batch, which count alike: the loss is a mean over
+        examples, not over tokens counted in the batch; see `make_gradient_fn`.
       compute_dtype: cast floating parameters and inputs to this (say `jnp.bfloat16`) for the loss; None for models
         that choose for themselves. Gradients come back in the parameters' dtype; under "pmap" they are reduced in it,
         under "jit" the compiler places the reduction and may do it before that cast. Parameters, accumulators and optimizer state keep their own dtype.

@@ -262,3 +262,14 @@ def test_microsteps_normalize_each_part_on_its_own(backend, scope, groups_in_a_p
     np.testing.assert_allclose(kept["mean"], moved(0.0, expected["mean"]), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(kept["var"], moved(1.0, expected["var"]), rtol=1e-5)
     np.testing.assert_allclose(sums["loss"][0], total, rtol=1e-5)
+
+
+def test_use_running_average_is_given_once_to_the_module_or_at_the_call(arrays):
+    x = arrays[0]
+    module = lbopt.BatchNorm(use_running_average=True)
+    variables = lbopt.BatchNorm().init(jax.random.key(0), x, True)
+    expected = lbopt.BatchNorm().apply(variables, x, use_running_average=True)
+    np.testing.assert_array_equal(module.apply(variables, x), expected)
+    for one, options in [(module, {"use_running_average": False}), (lbopt.BatchNorm(), {})]:
+        with pytest.raises(ValueError, match='"use_running_average"'):
+            one.apply(variables, x, **options)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -61,3 +62,53 @@ def test_an_nnx_classifier_trains(backend):
     assert sums["accuracy"][1] == 50
     assert sums["accuracy"][0] == np.sum(np.argmax(logits, -1) == batch["label"][:50])
     assert metrics.means([sums])["loss"] < 0.7 * history[0]
+
+
+class Dropped(nnx.Module):
+    """Weights behind two dropouts with streams of their own, of which one is a stack; called without `rngs`."""
+
+    def __init__(self, rngs):
+        @nnx.split_rngs(splits=2)
+        @nnx.vmap
+        def stacked(rngs):
+            return nnx.Dropout(0.5, rngs=rngs)
+
+        self.weights = nnx.Param(jnp.ones(64))
+        self.dropout, self.stack = nnx.Dropout(0.5, rngs=rngs), stacked(rngs)
+
+    def __call__(self, x, train):
+        if not train:
+            return x * self.weights
+        in_turn = nnx.scan(lambda x, dropout: dropout(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return in_turn(self.dropout(x), self.stack) * self.weights
+
+
+@pytest.mark.parametrize(
+    ("options", "draws"),
+    [({}, 1), ({"backend": "pmap"}, 4), ({"num_microsteps": 4}, 4), ({"reduce_dtype": jnp.float32}, 4)],
+)
+def test_streams_of_a_module_draw_anew_for_each_replica_microstep_and_step(options, draws):
+    model = seam.from_nnx(Dropped)
+    params, model_state = model.init(jax.random.key(0), None)
+    assert jax.tree.leaves(model_state) == []
+
+    def loss_fn(params, model_state, batch, rng):
+        outputs, model_state = model.apply(params, model_state, batch["x"][:1], train=True, rng=rng)
+        return jnp.sum(outputs), (model_state, {"loss": (jnp.sum(outputs), jnp.ones(()))})
+
+    tx = optax.sgd(1.0)
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), donate=False, **options)
+    state = step.place(lbopt.TrainState.create(params, model_state, tx))
+    batch = {"x": np.ones((16, 64), np.float32)}
+    after = jax.block_until_ready(step(state, batch))[0]
+    later = jax.block_until_ready(step(after, batch))[0]
+    first = np.asarray(state.params["weights"] - after.params["weights"])
+    second = np.asarray(after.params["weights"] - later.params["weights"])
+    # A weight's gradient is 8 or 0, the mean over draws: of one draw it is all or nothing.
+    np.testing.assert_array_equal(first % (8 / draws), 0)
+    assert np.any(first % 8 != 0) == (draws > 1)
+    assert np.any(first != second)
+    x = jnp.ones((1, 64))
+    np.testing.assert_array_equal(model.apply(params, model_state, x, train=False)[0], x)
+    again = [model.apply(params, model_state, x, True, jax.random.key(1))[0] for _ in range(2)]
+    np.testing.assert_array_equal(*again)

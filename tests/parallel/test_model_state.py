@@ -1,5 +1,7 @@
 """A model's state keeps its dtypes, is reduced leaf by leaf, and a step takes what it returned without a second trace."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,3 +134,22 @@ def test_an_evaluation_takes_a_state_of_all_kinds(backend):
     step = lbopt.make_eval_step(metric_fn, lbopt.make_mesh(4), backend)
     found = step({}, first_state(), {"mask": np.arange(8) < 5})
     assert [int(part) for part in found["seen"]] == [5, 8]
+
+
+@pytest.mark.parametrize(("counted", "num_microsteps"), [(True, 2), (True, 1), (False, 2)])
+def test_a_mean_over_what_is_counted_in_the_batch_is_warned_of_in_microsteps(counted, num_microsteps):
+    def loss_fn(params, state, batch, rng):
+        each = batch["x"] @ params["w"]
+        weight = batch["tokens"] if counted else jnp.ones_like(batch["tokens"])
+        total, count = jnp.sum(each * weight), jax.jit(jnp.sum)(weight)
+        return total / count, (state, {"loss": (total, count), "tokens": (jnp.sum(batch["tokens"]), count)})
+
+    tx, batch = optax.sgd(0.1), {"x": np.ones((8, 2), np.float32), "tokens": np.arange(8, dtype=np.float32)}
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), num_microsteps=num_microsteps)
+    state = lbopt.TrainState.create({"w": jnp.zeros(2)}, {}, tx)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        state, _ = jax.block_until_ready(step(state, batch))
+        step(state, batch)
+    messages = [str(each.message) for each in said if "num_microsteps = 2: the weight" in str(each.message)]
+    assert len(messages) == (counted and num_microsteps > 1)
