@@ -119,7 +119,12 @@ def check_updates(updates: types.PyTree, params: types.PyTree) -> None:
                 f"updates at {name!r} have shape {jnp.shape(update)}, the parameter has {jnp.shape(param)}: "
                 "give the gradients of these parameters"
             )
+        if jnp.iscomplexobj(update) and not jnp.iscomplexobj(param):
+            raise ValueError(
+                f"updates at {name!r} are {update.dtype}, the parameter is {param.dtype}: give real gradients"
+            )
 
+    check_inexact(updates, "the gradient")
     map_with_name(check, updates, params)
 
 
@@ -137,11 +142,31 @@ def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 def wide_dtype(dtype: Any) -> Any:
     """Return fp32, or the dtype itself where it is wider: the precision of norms, moments and accumulators."""
-    return jnp.promote_types(dtype, jnp.float32)
+    with jax.numpy_dtype_promotion("standard"):  # widening is meant, also where a program forbids it by accident
+        return jnp.promote_types(dtype, jnp.float32)
+
+
+def real_dtype(dtype: Any) -> Any:
+    """Return the dtype of a norm: fp32, or the wider dtype; of complex numbers the dtype of their parts."""
+    return jnp.finfo(wide_dtype(dtype)).dtype
+
+
+def check_inexact(leaves: types.PyTree, what: str) -> None:
+    """Raise ValueError naming the first leaf that holds neither floating-point nor complex numbers."""
+
+    def check(name: str, leaf: Any) -> None:
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
+            kind = "float0 (the gradient of an integer)" if dtype == jax.dtypes.float0 else dtype
+            raise ValueError(
+                f"{what} at {name!r} is {kind}, not a floating-point array: take the leaf out with optax.masked"
+            )
+
+    map_with_name(check, leaves)
 
 
 def square_norm(x: jax.Array, layer_axes: int = 0, axis_name: types.AxisName = None) -> jax.Array:
-    """Return the sum of squares in fp32 or wider whatever the dtype of `x`.
+    """Return the sum of squares, of |x|^2 for complex numbers, in fp32 or wider whatever the dtype of `x`.
 
     Args:
       x: any array.
@@ -153,8 +178,15 @@ def square_norm(x: jax.Array, layer_axes: int = 0, axis_name: types.AxisName = N
     """
     wide = x.astype(wide_dtype(x.dtype))
     axes = tuple(range(layer_axes, x.ndim))
-    total = jnp.sum(jnp.square(wide), axes, keepdims=layer_axes > 0)
+    total = jnp.sum(square(wide), axes, keepdims=layer_axes > 0)
     return total if axis_name is None else jax.lax.psum(total, axis_name)
+
+
+def square(x: jax.Array) -> jax.Array:
+    """Return x^2, or |x|^2 for complex numbers, a real array."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jnp.square(x.real) + jnp.square(x.imag)
+    return jnp.square(x)
 
 
 def l2_norm(x: jax.Array, layer_axes: int = 0, axis_name: types.AxisName = None) -> jax.Array:

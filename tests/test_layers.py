@@ -12,7 +12,7 @@ import lbopt
 PACKAGE = pathlib.Path(__file__).parents[1] / "lbopt"
 
 LEVELS = {
-    0: {"errors", "types", "tree", "masks", "stacks", "replicas", "regular", "typed_json"},
+    0: {"errors", "types", "tree", "masks", "stacks", "replicas", "scalars", "regular", "typed_json"},
     1: {"job", "transforms", "schedules", "losses", "metrics", "models", "aggregators", "config"},
     2: {"parallel", "data", "interchange"},
     3: {"train", "evaluation"},
@@ -63,7 +63,7 @@ CONFINED = {
     "safetensors": {"interchange/files.py"},
     "tensorflow_datasets": {"data/prepare/builders.py", "data/records.py"},
 }
-VENDORABLE = {"transforms", "schedules", "losses", "metrics", "tree", "masks", "stacks", "types", "errors"}
+VENDORABLE = {"transforms", "schedules", "losses", "metrics", "tree", "masks", "stacks", "types", "errors", "scalars"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

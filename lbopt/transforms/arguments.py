@@ -11,21 +11,26 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import tree, types
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a Python or NumPy number that can be checked now."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+from lbopt import scalars, tree, types
+from lbopt.scalars import is_number
 
 
 def require_scalar(argument: str, value: Any) -> None:
-    """Raise ValueError unless the value is a number or a (traced) scalar array."""
+    """Raise ValueError unless the value is a number or a (traced) real scalar array of fp32 or wider."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        raise ValueError(
+            f"{argument} has dtype {dtype}, in which 0.999 is 1: give a Python number or fp32; with optax.inject_hyperparams pass "
+            "hyperparam_dtype=jnp.float32"
+        )
     if not is_number(value) and not (
-        hasattr(value, "dtype") and getattr(value, "ndim", 0) == 0 and value.dtype != bool
+        dtype is not None
+        and getattr(value, "ndim", 0) == 0
+        and (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer))
     ):
         raise ValueError(f"{argument} = {value!r}: give a number")
 
@@ -40,6 +45,7 @@ def require_flag(argument: str, value: Any) -> bool:
 def require_at_least(argument: str, value: Any, low: float) -> None:
     """Raise ValueError unless a plain number is finite and at least `low`."""
     require_scalar(argument, value)
+    value = scalars.known(value)
     if is_number(value) and not (math.isfinite(value) and value >= low):
         raise ValueError(f"{argument} = {value!r}: give a finite number >= {low:g}")
 
@@ -53,6 +59,7 @@ def require_whole(argument: str, value: Any, low: int) -> None:
 def require_above(argument: str, value: Any, low: float) -> None:
     """Raise ValueError unless a plain number is finite and above `low`."""
     require_scalar(argument, value)
+    value = scalars.known(value)
     if is_number(value) and not (math.isfinite(value) and value > low):
         raise ValueError(f"{argument} = {value!r}: give a finite number > {low:g}")
 
@@ -60,6 +67,7 @@ def require_above(argument: str, value: Any, low: float) -> None:
 def require_decay_rate(argument: str, value: Any) -> None:
     """Raise ValueError unless a plain number lies in [0, 1)."""
     require_scalar(argument, value)
+    value = scalars.known(value)
     if is_number(value) and not 0 <= value < 1:
         raise ValueError(f"{argument} = {value!r}: give a number in [0, 1)")
 
@@ -68,6 +76,8 @@ def require_bounds(argument: str, bounds: tuple[float, float] | None, low: float
     """Raise ValueError unless bounds are None or a pair, the first at least `low` and not above the second."""
     if bounds is None:
         return
+    if isinstance(bounds, (tuple, list)):
+        bounds = tuple(scalars.known(bound) for bound in bounds)
     least = "" if low is None else f"{low:g} <= "
     if (
         not isinstance(bounds, (tuple, list))
@@ -86,13 +96,20 @@ def require_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
 
 
 def require_float_dtype(argument: str, dtype: Any) -> None:
-    """Raise ValueError unless the value is None or names a floating-point dtype."""
+    """Raise ValueError unless the value is None or names a floating-point dtype of at least 16 bits."""
+    if isinstance(dtype, (jax.Array, np.ndarray, np.generic)):
+        raise ValueError(
+            f"{argument} is an array and not a dtype: optax.inject_hyperparams calls a dtype as a schedule; "
+            f'pass static_args=("{argument}",), or give its name, "bfloat16"'
+        )
     try:
-        known = dtype is None or jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+        known = dtype is None or (jnp.issubdtype(jnp.dtype(dtype), jnp.floating) and jnp.finfo(dtype).bits >= 16)
     except TypeError:
         known = False
     if not known:
-        raise ValueError(f"{argument} = {dtype!r}: give a floating-point dtype (float32, bfloat16), or None for fp32")
+        raise ValueError(
+            f"{argument} = {dtype!r}: give a floating-point dtype of 16 bits or more (float32, bfloat16), or None for fp32"
+        )
 
 
 def require_float_leaves(params: types.Params, transform: str) -> None:

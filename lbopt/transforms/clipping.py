@@ -73,6 +73,7 @@ def clip_by_global_norm(
 
 def global_norm(updates: optax.Updates, axis_name: types.AxisName = None, sharded_mask: types.Mask = None) -> jax.Array:
     """Return the L2 norm over every leaf together, in fp32 or wider."""
+    tree.check_inexact(updates, "the gradient")
     split = masks.resolve_split(sharded_mask, axis_name, updates)
     pairs = list(zip(jax.tree.leaves(updates), jax.tree.leaves(split.leaves), strict=True))
     whole = sum((tree.square_norm(leaf) for leaf, chosen in pairs if not chosen), jnp.zeros(()))

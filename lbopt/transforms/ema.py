@@ -31,18 +31,19 @@ def track_ema(
 
         ema <- d ema + (1 - d) (params + updates) ,   d = min(decay, (1 + t) / (10 + t)) with ramp, t = updates so far
 
-    The average starts at the first parameters. `ema_params` reads it for evaluation.
+    The average starts at the parameters that `init` gets, so they must be arrays. One update is one step of the average: around
+    microsteps put `optax.MultiSteps` outside of the whole chain. `ema_params` reads the average for evaluation.
 
     Args:
       decay: in [0, 1); .9999 for EfficientNet.
       ramp: let the decay rise with the number of updates, as TensorFlow's `num_updates` does [recalled 95%].
-      ema_dtype: of the average; None for fp32 (or wider, for wider leaves). In bf16 the average would stand still.
+      ema_dtype: of the average of real leaves; None for fp32 (or wider, for wider leaves). In bf16 the average would stand still.
 
     Returns:
       A transform whose state is `EmaState`.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      ValueError: naming the argument that is out of range, or the parameter that is a shape.
 
     >>> import jax.numpy as jnp
     >>> tx = optax.chain(optax.sgd(1.0), track_ema(0.9, ramp=False))
@@ -59,17 +60,23 @@ def track_ema(
     ramp = arguments.require_flag("ramp", ramp)
 
     def init_fn(params: types.Params) -> EmaState:
-        return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(start, params))
+        tree.check_inexact(params, "track_ema: the parameter")
+        return EmaState(jnp.zeros((), jnp.int32), tree.map_with_name(start, params))
 
-    def start(p: Any) -> jax.Array:
-        dtype = ema_dtype or tree.wide_dtype(p.dtype)
-        # A copy: the parameters' own buffers may be donated to the first step.
-        return jnp.zeros(p.shape, dtype) if isinstance(p, jax.ShapeDtypeStruct) else jnp.array(p, dtype, copy=True)
+    def start(name: str, p: Any) -> jax.Array:
+        if isinstance(p, jax.ShapeDtypeStruct):
+            raise ValueError(
+                f"track_ema: the parameter at {name!r} is a shape, and the average starts at the parameters: call tx.init(params) "
+                "with arrays, or jax.eval_shape(tx.init, shapes) for the shapes of the state"
+            )
+        dtype = _averaged_dtype(p.dtype, ema_dtype)
+        return jnp.array(p, dtype, copy=True)  # the parameters' own buffers may be donated to the first step
 
     def update_fn(
         updates: optax.Updates, state: EmaState, params: types.Params | None = None
     ) -> tuple[optax.Updates, EmaState]:
         arguments.require_params(params, "track_ema")
+        tree.check_updates(updates, params)
         t = state.count.astype(jnp.float32)
         d = jnp.minimum(decay, (1 + t) / (10 + t)) if ramp else decay
 
@@ -83,8 +90,16 @@ def track_ema(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
+def _averaged_dtype(dtype: Any, ema_dtype: Any) -> Any:
+    """Return the dtype of the average of a leaf; complex leaves stay complex."""
+    wide = tree.wide_dtype(dtype)
+    return wide if ema_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating) else ema_dtype
+
+
 def _rounded(x: jax.Array) -> jax.Array:
     """Round to the precision of the dtype, also where XLA would keep more of a narrow number that is widened at once."""
+    if jnp.iscomplexobj(x):
+        return jax.lax.complex(_rounded(x.real), _rounded(x.imag))
     info = jnp.finfo(x.dtype)
     return jax.lax.reduce_precision(x, info.nexp, info.nmant)
 

@@ -51,6 +51,7 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
         updates: optax.Updates, state: LearningRateState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LearningRateState]:
         del params
+        tree.check_inexact(updates, "the gradient")
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
 
         def scale(u: jax.Array) -> jax.Array:

@@ -68,9 +68,11 @@ def monitor_layers(
     """
 
     def init_fn(params: types.Params) -> LayerNormsState:
+        tree.check_inexact(params, "monitor_layers: the parameter")
+
         def zeros() -> types.PyTree:
             layers = stacks.resolve_stacked(stacked, params)
-            return jax.tree.map(lambda p, axes: jnp.zeros(p.shape[:axes], tree.wide_dtype(p.dtype)), params, layers)
+            return jax.tree.map(lambda p, axes: jnp.zeros(p.shape[:axes], tree.real_dtype(p.dtype)), params, layers)
 
         return LayerNormsState(zeros(), zeros())
 

@@ -49,6 +49,7 @@ def normalize_gradients(
 
     def update_fn(updates: optax.Updates, state: optax.EmptyState, params: types.Params | None = None):
         del params
+        tree.check_inexact(updates, "the gradient")
         if per == "global":
             norm = clipping.global_norm(updates, axis_name, sharded_mask)
             return jax.tree.map(lambda u: _divided(u, norm), updates), state
@@ -64,4 +65,4 @@ def normalize_gradients(
 
 
 def _divided(u: jax.Array, norm: jax.Array) -> jax.Array:
-    return (u.astype(norm.dtype) / jnp.where(norm > 0, norm, 1)).astype(u.dtype)
+    return (u.astype(tree.wide_dtype(u.dtype)) / jnp.where(norm > 0, norm, 1)).astype(u.dtype)

@@ -175,7 +175,11 @@ def test_init_on_shapes_equals_init(name, dtype):
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
     real = kinds(tx.init(params))
     assert kinds(jax.eval_shape(tx.init, shapes)) == real
-    assert kinds(tx.init(shapes)) == real
+    if name == "ema":  # an average of the parameters cannot start from their shapes
+        with pytest.raises(ValueError, match=r"the parameter at '.*' is a shape"):
+            tx.init(shapes)
+    else:
+        assert kinds(tx.init(shapes)) == real
 
 
 @each
@@ -307,7 +311,7 @@ def test_injected_hyperparams_of_the_passive_ones_are_read():
     _, state = injected.update(tree_of(100), injected.init(params), params)
     for factor, skipped in ((5.0, 0), (0.01, 1)):
         state.hyperparams["spike_factor"] = jnp.asarray(factor)
-        _, after = injected.update(tree_of(101), state, params)
+        _, after = jit(injected.update)(tree_of(101), state, params)  # a factor below 1 that is known would be refused
         assert after.inner_state.skipped_spikes == skipped
 
 
@@ -378,3 +382,73 @@ def test_input_trees_are_not_changed(name):
     tx.update(gradient, state, params)
     assert_identical((params, gradient), (tree_of(0), tree_of(100)))
     assert_identical(state, tx.init(params))
+
+
+COMPLEX = {"clip", "learning_rate", "normalize", "add_weight_decay", "ema", "monitor"}
+
+
+@each
+def test_complex_leaves_give_what_their_parts_give_or_are_refused_by_name(name):
+    """Numbers a + bi count as the two parameters a and b: norms are the same, and every update is made of theirs."""
+    parts = {"w": {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2)), jnp.float32)}}
+    grads = {"w": {"kernel": jnp.asarray(np.random.default_rng(1).normal(size=(3, 4, 2)), jnp.float32)}}
+    joined, gradient = (jax.tree.map(lambda x: jax.lax.complex(x[..., 0], x[..., 1]), tree) for tree in (parts, grads))
+    tx = make(name)
+    if name not in COMPLEX:
+        with pytest.raises(ValueError, match=r"at 'w/kernel' is complex64, not a floating-point array"):
+            tx.update(gradient, tx.init(joined), joined)
+        return
+    ours, state = tx.update(gradient, tx.init(joined), joined)
+    theirs, expected = tx.update(grads, tx.init(parts), parts)
+
+    def apart(tree):
+        return jax.tree.map(lambda x: jnp.stack([x.real, x.imag], -1) if jnp.iscomplexobj(x) else x, tree)
+
+    assert_close(apart(ours), theirs, 1e-6)
+    assert_close(apart(state), expected, 1e-6)
+
+
+@each
+@pytest.mark.parametrize("kind", [jax.dtypes.float0, np.int32], ids=["float0", "int32"])
+def test_leaves_that_are_no_floats_are_refused_by_name(name, kind):
+    tx, params = make(name), {"kernel": jnp.ones((4, 4)), "steps": jnp.zeros((), jnp.int32)}
+    gradient = {"kernel": jnp.ones((4, 4)), "steps": np.zeros((), kind)}
+    with pytest.raises(ValueError, match=r"at 'steps' is .*not a floating-point array: take"):
+        tx.update(gradient, tx.init(params), params)
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "argument"),
+    [
+        (lbopt.lamb, {"learning_rate": 0.1, "mu_dtype": jnp.bfloat16}, "mu_dtype"),
+        (lbopt.lamb, {"learning_rate": 0.1, "nu_dtype": jnp.float16}, "nu_dtype"),
+        (lbopt.lans, {"learning_rate": 0.1, "mu_dtype": jnp.bfloat16}, "mu_dtype"),
+        (lbopt.lars, {"learning_rate": 0.1, "momentum_dtype": jnp.bfloat16}, "momentum_dtype"),
+        (lbopt.track_ema, {"ema_dtype": jnp.bfloat16}, "ema_dtype"),
+    ],
+)
+def test_an_injected_dtype_is_refused_and_kept_if_it_is_static(factory, options, argument):
+    params = tree_of(0)
+    with pytest.raises(ValueError, match=rf'static_args=\("{argument}",\)'):
+        optax.inject_hyperparams(factory)(**options).init(params)
+    state = optax.inject_hyperparams(factory, static_args=(argument,))(**options).init(params)
+    assert jnp.dtype(options[argument]) in {leaf.dtype for leaf in jax.tree.leaves(state.inner_state)}
+
+
+@pytest.mark.parametrize("argument", ["mu_dtype", "nu_dtype"])
+def test_moments_in_eight_bits_are_refused(argument):
+    with pytest.raises(ValueError, match=f"^{argument} = .*16 bits or more"):
+        lbopt.lamb(0.1, **{argument: "float8_e4m3fn"})
+
+
+@each
+def test_injected_numbers_in_bf16_are_refused_and_those_in_fp32_kept(name):
+    factory, options, static, _ = TABLE[name]
+    numbers = [key for key, value in options.items() if isinstance(value, float)]
+    params = tree_of(0, jnp.bfloat16)
+    if numbers:
+        with pytest.raises(ValueError, match=r"has dtype bfloat16.*hyperparam_dtype=jnp.float32"):
+            optax.inject_hyperparams(factory, static_args=static)(**options).init(params)
+    wide = optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(**options)
+    updates, _ = run(wide, params, steps=1)
+    assert_close(updates, run(make(name), params, steps=1)[0], 2**-8)
