@@ -76,6 +76,24 @@ def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:
     at_least(f"{prefix}.warmup_from", schedule.warmup_from, 0)
     require_choice(f"{prefix}.decay_from", schedule.decay_from, DECAY_ORIGINS)
     _validate_end(schedule, prefix)
+    _validate_no_idle_field(schedule, prefix)
+
+
+def _validate_no_idle_field(schedule: ScheduleConfig, prefix: str) -> None:
+    """Refuse what the schedule would not look at."""
+    idle = {"power": 1.0} if schedule.decay != "polynomial" else {}
+    if schedule.decay not in ("polynomial", "cosine"):
+        idle["end_factor"] = 0.0
+    still = schedule.warmup_rule == "none" or schedule.base_warmup_epochs == 0
+    if schedule.warmup_steps == 0 or (schedule.warmup_steps is None and still):
+        idle |= {"warmup_power": 1.0, "warmup_from": 0.0}
+    for name, default in idle.items():
+        value = getattr(schedule, name)
+        what = "no warmup" if name.startswith("warmup") else f"decay = {schedule.decay!r}"
+        require(value == default, f"{prefix}.{name}", value, f"has no effect with {what}; leave it {default:g}")
+    if schedule.decay == "constant":
+        fix = "has no effect with decay = 'constant'; leave it 'warmup_end'"
+        require(schedule.decay_from == "warmup_end", f"{prefix}.decay_from", schedule.decay_from, fix)
 
 
 def _validate_end(schedule: ScheduleConfig, prefix: str) -> None:

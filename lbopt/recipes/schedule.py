@@ -69,6 +69,17 @@ def resolve(
         raise UserError(
             f"{field}.base_learning_rate = {config.base_learning_rate!r}: scaled to batch {global_batch_size} it is {rate!r}; use a smaller one"
         )
+    for name, value in (("warmup_from", config.warmup_from), ("end_learning_rate", config.end_learning_rate)):
+        if value is not None and rate < value:
+            raise UserError(
+                f"{field}.{name} = {value!r}: the peak at batch {global_batch_size} is {rate!r}, below it; "
+                "use a smaller one, or a larger base_learning_rate"
+            )
+    if warmup_steps == 0 and (config.warmup_from != 0 or config.warmup_power != 1):
+        raise UserError(
+            f"{_named(config, field)}: no step of warmup at batch {global_batch_size}, so warmup_from and warmup_power have no effect; "
+            "warm up for longer, or leave them 0 and 1"
+        )
     if num_steps >= LARGEST:
         raise UserError(f"config.num_epochs = {num_epochs!r}: that is {num_steps} steps; train for fewer than 2^31")
     if config.start_step + warmup_steps >= num_steps:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from lbopt import scalars
+
 DecayFn = Callable[[jax.Array], jax.Array]
 """Progress after warmup, in [0, 1] -> factor of the peak learning rate; `exponential_factor` and `step_factor` take steps."""
 
@@ -23,8 +25,8 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
 
     Args:
       decay: "polynomial", "cosine" or "constant".
-      power: exponent of the polynomial, > 0. Unused by the others.
-      end_factor: what is left of the peak at the end, in [0, 1].
+      power: exponent of the polynomial, > 0; 1 for the others, which have none.
+      end_factor: what is left of the peak at the end, in [0, 1]; 0 for "constant", which has no end.
 
     Returns:
       A function of progress s, clipped to [0, 1].
@@ -35,12 +37,17 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
     >>> [float(make_decay("polynomial", power=2.0)(s)) for s in (0.0, 0.5, 1.0)]
     [1.0, 0.25, 0.0]
     """
-    if decay not in DECAYS:
+    power, end_factor = scalars.known(power), scalars.known(end_factor)
+    if not isinstance(decay, str) or decay not in DECAYS:
         raise ValueError(f"decay = {decay!r}: use one of {', '.join(DECAYS)}")
     if not 0 < power < math.inf:
         raise ValueError(f"power = {power!r}: give a finite number > 0")
     if not 0 <= end_factor <= 1:
         raise ValueError(f"end_factor = {end_factor!r}: give a number in [0, 1]")
+    if power != 1 and decay != "polynomial":
+        raise ValueError(f"power = {power!r} with decay = {decay!r}: only a polynomial has a power; leave it 1")
+    if end_factor != 0 and decay == "constant":
+        raise ValueError(f"end_factor = {end_factor!r} with decay = 'constant': that does not fall; leave it 0")
 
     def factor(progress: jax.Array) -> jax.Array:
         s = jnp.clip(progress, 0.0, 1.0)
@@ -58,6 +65,7 @@ def exponential_factor(decay_rate: float, steps_per_decay: float, staircase: boo
     >>> [float(exponential_factor(0.5, 2.5)(t)) for t in (0, 2, 3, 5)]
     [1.0, 1.0, 0.5, 0.25]
     """
+    decay_rate, steps_per_decay = scalars.known(decay_rate), scalars.known(steps_per_decay)
     if not 0 < steps_per_decay < math.inf:
         raise ValueError(f"steps_per_decay = {steps_per_decay!r}: give a finite number > 0")
     if not 0 < decay_rate <= 1:
@@ -77,6 +85,7 @@ def step_factor(factor: float, boundaries: tuple[float, ...]) -> DecayFn:
     >>> [round(float(step_factor(0.1, (2, 4))(t)), 4) for t in range(6)]
     [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     """
+    factor, boundaries = scalars.known(factor), tuple(scalars.known(boundary) for boundary in boundaries)
     if not boundaries or list(boundaries) != sorted(boundaries) or boundaries[0] < 0:
         raise ValueError(f"boundaries = {boundaries!r}: give one or more ascending steps >= 0")
     if not 0 < factor <= 1:

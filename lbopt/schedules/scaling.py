@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeVar
 
 import jax
+
+from lbopt import scalars
 
 ScalingRule = Literal["sqrt", "linear", "none"]
 Rate = TypeVar("Rate", float, jax.Array)
@@ -34,6 +37,10 @@ def scale_learning_rate(
     if rule not in EXPONENTS:
         raise ValueError(f"rule = {rule!r}: use one of {', '.join(EXPONENTS)}")
     for name, size in (("base_batch_size", base_batch_size), ("global_batch_size", global_batch_size)):
-        if size < 1:
+        size = scalars.known(size)
+        if not (scalars.is_number(size) and 1 <= size < math.inf):
             raise ValueError(f"{name} = {size!r}: give a number >= 1")
+    base_learning_rate = scalars.known(base_learning_rate)
+    if scalars.is_number(base_learning_rate) and not 0 <= base_learning_rate < math.inf:
+        raise ValueError(f"base_learning_rate = {base_learning_rate!r}: give a finite number >= 0")
     return base_learning_rate * (global_batch_size / base_batch_size) ** EXPONENTS[rule]

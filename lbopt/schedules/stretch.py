@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
+
+from lbopt import scalars
 
 
 def stretch_schedule(
@@ -27,14 +31,23 @@ def stretch_schedule(
     Returns:
       A schedule: count of updates so far (0 at the first) -> learning rate.
 
+    Raises:
+      ValueError: naming the argument that is out of range.
+
     >>> from lbopt.schedules.warmup import warmup_schedule
     >>> whole = warmup_schedule(1.0, warmup_steps=4, total_steps=12)
     >>> [float(stretch_schedule(whole, 12, 6)(count)) for count in range(6)]
     [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]
     """
+    num_steps, total_steps = scalars.known(num_steps), scalars.known(total_steps)
+    for name, steps in (("total_steps", total_steps), ("num_steps", num_steps)):
+        if not (scalars.is_number(steps) and 1 <= steps < math.inf) and not scalars.is_traced(steps):
+            raise ValueError(f"{name} = {steps!r}: give a number of steps >= 1")
+    if first_step not in (0, 1):
+        raise ValueError(f"first_step = {first_step!r}: use 0 or 1")
 
     def stretched(count: jax.Array) -> jax.Array:
-        factor = (total_steps + first_step) / (jnp.asarray(num_steps, jnp.float32) + first_step)
+        factor = (total_steps + first_step) / (jnp.maximum(jnp.asarray(num_steps, jnp.float32), 1) + first_step)
         moved = jnp.asarray(count, jnp.float32) + first_step
         return schedule(jnp.where(factor == 1, moved, moved * factor) - first_step)
 

@@ -7,12 +7,15 @@ import math
 import numbers
 from typing import Any
 
+from lbopt import scalars
+
 
 def require_number(argument: str, value: Any, above: bool = False, traced: bool = False) -> None:
     """Raise ValueError unless the value is a finite number >= 0, or > 0 if `above`; a traced one passes if it may."""
-    if traced and not isinstance(value, (numbers.Real, str)) and hasattr(value, "dtype"):
+    value = scalars.known(value)
+    if traced and scalars.is_traced(value):
         return
-    good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(float(value))
+    good = scalars.is_number(value) and math.isfinite(float(value))
     if not good or not (value > 0 if above else value >= 0):
         raise ValueError(f"{argument} = {value!r}: give a finite number {'>' if above else '>='} 0")
 

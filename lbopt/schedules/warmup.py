@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from lbopt import scalars
 from lbopt.schedules import decay as decays, plan, scaling, units
 
 DecayFrom = Literal["warmup_end", "start"]
@@ -65,7 +66,11 @@ def warmup_schedule(
       A schedule: count of updates so far (0 at the first) -> fp32 learning rate.
 
     Raises:
-      ValueError: naming the argument; in particular if warmup does not end before training does.
+      ValueError: naming the argument; in particular if warmup does not end before training does, if the peak is below
+        `warmup_from` or `end_learning_rate`, or if an argument has no effect beside the others.
+
+    Note:
+      A traced warmup cannot be checked; if it fills the run, the rate is the peak where the warmup ends and the end's after it.
 
     >>> schedule = warmup_schedule(1.0, warmup_steps=2, total_steps=6)
     >>> [float(schedule(count)) for count in range(6)]
@@ -74,25 +79,54 @@ def warmup_schedule(
     References:
       Goyal et al., arXiv 1706.02677, section 2.2 (gradual warmup).
     """
+    (
+        peak_learning_rate,
+        warmup_steps,
+        total_steps,
+        first_step,
+        start_step,
+        warmup_power,
+        warmup_from,
+        decay_steps,
+        end_learning_rate,
+    ) = map(
+        scalars.known,
+        (
+            peak_learning_rate,
+            warmup_steps,
+            total_steps,
+            first_step,
+            start_step,
+            warmup_power,
+            warmup_from,
+            decay_steps,
+            end_learning_rate,
+        ),
+    )
     _check(peak_learning_rate, warmup_steps, total_steps, first_step, start_step)
     _check_decay(warmup_power, warmup_from, decay_from, decay_steps, end_learning_rate, end_factor, decay)
     named = None if callable(decay) else decays.make_decay(decay, power, end_factor)
+    _check_ignored(decay, power, end_factor, decay_from, decay_steps, end_learning_rate)
+    _check_ramp(peak_learning_rate, warmup_steps, warmup_power, warmup_from, end_learning_rate)
+    peak = jnp.asarray(peak_learning_rate, jnp.float32) if scalars.is_traced(peak_learning_rate) else peak_learning_rate
 
     def schedule(count: jax.Array) -> jax.Array:
         t = jnp.asarray(count, jnp.float32) + first_step
         w = jnp.asarray(warmup_steps, jnp.float32)
         climbed = jnp.clip((t - start_step) / jnp.maximum(w, jnp.finfo(jnp.float32).tiny), 0.0, 1.0)
         ramp = climbed if warmup_power == 1 else climbed**warmup_power
-        rising = warmup_from + (peak_learning_rate - warmup_from) * ramp
+        rising = warmup_from + (peak - warmup_from) * ramp
         origin = start_step + w if decay_from == "warmup_end" else 0
         if named is None:
-            falling = peak_learning_rate * decay(t - origin)  # type: ignore[operator]
+            falling = peak * decay(t - origin)  # type: ignore[operator]
         else:
-            factor = named((t - origin) / (total_steps + first_step - origin if decay_steps is None else decay_steps))
+            length = total_steps + first_step - origin if decay_steps is None else decay_steps
+            # A warmup that is traced may fill the run: then nothing is left to fall, and 0 / 0 would be no number.
+            factor = named((t - origin) / jnp.maximum(length, jnp.finfo(jnp.float32).tiny))
             if end_learning_rate is None:
-                falling = peak_learning_rate * factor
+                falling = peak * factor
             else:
-                falling = end_learning_rate + (peak_learning_rate - end_learning_rate) * factor
+                falling = end_learning_rate + (peak - end_learning_rate) * factor
         return jnp.where(t - start_step < w, rising, falling)
 
     return schedule
@@ -162,11 +196,13 @@ def legw_schedule(
 def _check(peak_learning_rate, warmup_steps, total_steps: int, first_step: int, start_step: int) -> None:
     units.require_number("peak_learning_rate", peak_learning_rate, traced=True)
     units.require_number("warmup_steps", warmup_steps, traced=True)
-    if not isinstance(total_steps, numbers.Integral) or total_steps < 1:
+    if not isinstance(total_steps, numbers.Integral) or isinstance(total_steps, bool) or total_steps < 1:
         raise ValueError(f"total_steps = {total_steps!r}: give a whole number >= 1")
     if first_step not in (0, 1):
         raise ValueError(f"first_step = {first_step!r}: use 0 or 1")
-    if isinstance(warmup_steps, numbers.Real) and not start_step + float(warmup_steps) < total_steps:
+    if not scalars.is_number(start_step) or not math.isfinite(start_step):
+        raise ValueError(f"start_step = {start_step!r}: give a step")
+    if scalars.is_number(warmup_steps) and not start_step + float(warmup_steps) < total_steps:
         begun = "" if start_step == 0 else f" from step {start_step}"
         raise ValueError(
             f"warmup_steps = {float(warmup_steps):g}{begun} of {total_steps} steps: warmup must end before training does; "
@@ -175,17 +211,47 @@ def _check(peak_learning_rate, warmup_steps, total_steps: int, first_step: int, 
 
 
 def _check_decay(warmup_power, warmup_from, decay_from, decay_steps, end_learning_rate, end_factor, decay) -> None:
-    if not 0 < warmup_power < math.inf:
+    if not scalars.is_number(warmup_power) or not 0 < warmup_power < math.inf:
         raise ValueError(f"warmup_power = {warmup_power!r}: give a finite number > 0")
     units.require_number("warmup_from", warmup_from, traced=True)
     if decay_from not in DECAY_ORIGINS:
         raise ValueError(f"decay_from = {decay_from!r}: use one of {', '.join(DECAY_ORIGINS)}")
-    if isinstance(decay_steps, numbers.Real) and not 0 < float(decay_steps) < math.inf:
+    if decay_steps is not None and not scalars.is_traced(decay_steps) and not 0 < float(decay_steps) < math.inf:
         raise ValueError(f"decay_steps = {decay_steps!r}: give a finite number > 0, or None")
     if end_learning_rate is None:
         return
-    if not 0 <= end_learning_rate < math.inf:
+    if not scalars.is_number(end_learning_rate) or not 0 <= end_learning_rate < math.inf:
         raise ValueError(f"end_learning_rate = {end_learning_rate!r}: give a finite number >= 0, or None")
     if end_factor != 0 or callable(decay):
         other = "a decay function has an end of its own" if callable(decay) else f"end_factor = {end_factor!r}"
         raise ValueError(f"end_learning_rate = {end_learning_rate!r} and {other}: give one of the two")
+
+
+def _check_ignored(decay, power, end_factor, decay_from, decay_steps, end_learning_rate) -> None:
+    """Raise ValueError for an argument that the decay does not look at; `make_decay` checks those of its own."""
+    unused: dict[str, tuple[Any, Any]] = {}
+    if callable(decay) or decay == "constant":
+        unused = {"decay_steps": (decay_steps, None), "end_learning_rate": (end_learning_rate, None)}
+    if callable(decay):
+        unused |= {"power": (power, 1), "end_factor": (end_factor, 0)}
+    elif decay == "constant":
+        unused["decay_from"] = (decay_from, "warmup_end")
+    for name, (value, default) in unused.items():
+        if value is not default and value != default:
+            what = "a decay function" if callable(decay) else "decay = 'constant'"
+            raise ValueError(f"{name} = {value!r} with {what}: it would have no effect; leave it {default!r}")
+
+
+def _check_ramp(peak_learning_rate, warmup_steps, warmup_power, warmup_from, end_learning_rate) -> None:
+    """Raise ValueError for a ramp that is not there, or that ends below its start or below the end of the decay."""
+    if scalars.is_number(warmup_steps) and warmup_steps == 0:
+        for name, value, default in (("warmup_power", warmup_power, 1), ("warmup_from", warmup_from, 0)):
+            if scalars.is_number(value) and value != default:
+                raise ValueError(
+                    f"{name} = {value!r} with warmup_steps = 0: there is no ramp; leave it {default}, or give warmup_steps"
+                )
+    for name, value in (("warmup_from", warmup_from), ("end_learning_rate", end_learning_rate)):
+        if scalars.is_number(value) and scalars.is_number(peak_learning_rate) and peak_learning_rate < value:
+            raise ValueError(
+                f"peak_learning_rate = {peak_learning_rate!r} is below {name} = {value!r}: give a larger peak or a smaller {name}"
+            )

@@ -3,9 +3,11 @@
 import math
 
 import jax
+import numpy as np
 import pytest
 
 import lbopt
+from lbopt.schedules.stretch import stretch_schedule
 
 NAN = float("nan")
 
@@ -51,3 +53,17 @@ def test_rate_may_be_traced():
 def test_bad_arguments_are_named(argument, arguments):
     with pytest.raises(ValueError, match=f"^{argument} = .*: (give|use)"):
         lbopt.scale_learning_rate(*arguments)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), np.array(0.5), np.array(np.nan), "8", 0])
+def test_sizes_that_are_no_sizes_are_refused(bad):
+    with pytest.raises(ValueError, match=r"^global_batch_size = "):
+        lbopt.scale_learning_rate(0.1, 8, bad)
+    with pytest.raises(ValueError, match=r"^num_steps = "):
+        stretch_schedule(lbopt.warmup_schedule(0.1, 2, 8), 8, bad)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -0.1, np.array(np.inf)])
+def test_rates_that_are_no_rates_are_refused(bad):
+    with pytest.raises(ValueError, match=r"^base_learning_rate = "):
+        lbopt.scale_learning_rate(bad, 8, 16)

@@ -33,6 +33,7 @@ def closed_form(shape, peak, warmup, total, end, count, first_step):
 @pytest.mark.parametrize("warmup", [0, 5, 6.5])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_step_of_a_run_and_beyond(shape, warmup, end, first_step):
+    end = 0.0 if shape == "constant" else end
     schedule = lbopt.warmup_schedule(0.7, warmup, 25, end_factor=end, first_step=first_step, **SHAPES[shape][0])
     ours = np.asarray(jax.vmap(schedule)(jnp.arange(30)), np.float64)
     expected = np.array([closed_form(shape, 0.7, warmup, 25, end, count, first_step) for count in range(30)])
@@ -80,6 +81,82 @@ def test_rate_and_warmup_may_be_traced_in_one_program():
     assert np.max(np.abs(table - np.array(expected)) / peaks[:, None]) <= 1e-6
 
 
+@pytest.mark.parametrize("kind", [np.array, jnp.array])
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("warmup_steps", 20.0),
+        ("warmup_steps", -1),
+        ("peak_learning_rate", float("nan")),
+        ("warmup_from", -0.1),
+        ("decay_steps", 0.0),
+        ("end_learning_rate", float("inf")),
+        ("end_factor", 1.5),
+        ("power", 0.0),
+        ("warmup_power", -1.0),
+        ("total_steps", 0),
+        ("first_step", 2),
+    ],
+)
+def test_arrays_of_one_number_are_checked_like_numbers(argument, value, kind):
+    with pytest.raises(ValueError, match=f"^{argument} = "):
+        lbopt.warmup_schedule(
+            **{"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20, argument: kind(value)}
+        )
+
+
+def test_arrays_of_one_number_give_the_rates_of_numbers():
+    numbers = {
+        "peak_learning_rate": 0.5,
+        "warmup_steps": 6,
+        "total_steps": 20,
+        "end_learning_rate": 0.125,
+        "power": 2.0,
+    }
+    arrays = {name: np.array(number) for name, number in numbers.items()}
+    ours, theirs = (jax.vmap(lbopt.warmup_schedule(**given))(jnp.arange(25)) for given in (arrays, numbers))
+    assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"decay": "cosine"}, {"power": 0.5}, {"first_step": 1}])
+def test_a_traced_warmup_that_fills_the_run_gives_numbers(options):
+    def rates(warmup, counts):
+        return jax.vmap(lbopt.warmup_schedule(1.0, warmup, 10, **options))(counts)
+
+    warmups = jnp.asarray([9.0, 10.0, 10.5, 11.0, 12.0])
+    table = jax.jit(jax.vmap(rates, (0, None)))(warmups, jnp.arange(14))
+    assert np.all((table >= 0) & (table <= 1))
+
+
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [
+        ("power", {"decay": "cosine", "power": 2.0}),
+        ("power", {"decay": "constant", "power": 2.0}),
+        ("power", {"decay": lambda t: 1.0, "power": 2.0}),
+        ("end_factor", {"decay": "constant", "end_factor": 0.1}),
+        ("end_factor", {"decay": lambda t: 1.0, "end_factor": 0.1}),
+        ("decay_steps", {"decay": "constant", "decay_steps": 5}),
+        ("decay_steps", {"decay": lambda t: 1.0, "decay_steps": 5}),
+        ("end_learning_rate", {"decay": "constant", "end_learning_rate": 0.1}),
+        ("decay_from", {"decay": "constant", "decay_from": "start"}),
+        ("warmup_power", {"warmup_steps": 0, "warmup_power": 2.0}),
+        ("warmup_from", {"warmup_steps": jnp.array(0.0), "warmup_from": 0.1}),
+    ],
+)
+def test_an_argument_without_effect_is_refused(argument, options):
+    with pytest.raises(ValueError, match=rf"^{argument} = .* with .*leave it"):
+        lbopt.warmup_schedule(**{"peak_learning_rate": 0.5, "warmup_steps": 5, "total_steps": 20, **options})
+
+
+@pytest.mark.parametrize("floor", ["warmup_from", "end_learning_rate"])
+@pytest.mark.parametrize("kind", [float, np.array, jnp.array])
+def test_a_peak_below_its_floor_is_refused(floor, kind):
+    with pytest.raises(ValueError, match=rf"^peak_learning_rate = 0.25 is below {floor} = 0.5"):
+        lbopt.warmup_schedule(kind(0.25), 5, 20, **{floor: 0.5})
+    assert float(lbopt.warmup_schedule(0.5, 5, 20, **{floor: kind(0.5)})(5)) == 0.5
+
+
 def test_drives_an_optimizer():
     schedule, params = lbopt.warmup_schedule(0.5, 2, 6), {"w": jnp.ones(3)}
     tx = optax.sgd(schedule)
@@ -119,9 +196,9 @@ def test_bad_arguments_are_named(argument, arguments):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_decay_falls_from_one_to_its_end_and_is_clipped(shape):
-    factor = make_decay(**SHAPES[shape][0], end_factor=0.2)
-    values = np.asarray([factor(jnp.float32(s)) for s in (-1.0, 0.0, 0.25, 0.5, 0.75, 1.0, 2.0)])
     end = 1.0 if shape == "constant" else 0.2
+    factor = make_decay(**SHAPES[shape][0], end_factor=end % 1)
+    values = np.asarray([factor(jnp.float32(s)) for s in (-1.0, 0.0, 0.25, 0.5, 0.75, 1.0, 2.0)])
     assert values[0] == values[1] == 1
     assert np.allclose(values[-2:], end, rtol=1e-6)
     assert np.all(np.diff(values) <= 0)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -68,7 +69,8 @@ def adjustable(make: Callable[[Arguments], optax.GradientTransformation]) -> opt
 
     def init_fn(params: types.Params) -> AdjustableState:
         blank = Arguments(*(jnp.zeros((), jnp.float32) for _ in Arguments._fields))
-        return AdjustableState(blank, make(blank).init(params))
+        # Traced, as in an update: zeros that are known would be checked as if somebody had asked for them.
+        return AdjustableState(blank, jax.jit(lambda arguments: make(arguments).init(params))(blank))
 
     def update_fn(updates: optax.Updates, state: AdjustableState, params: types.Params | None = None, **extra: Any):
         tx = optax.with_extra_args_support(make(state.arguments))
