@@ -85,7 +85,6 @@ BAD_MASKS = {
         {"dense": {"kernel": True, "bias": True, "extra": True}},
         "has another structure than params .*dense/extra",
     ),
-    "prefix": ({"dense": True}, "has another structure than params"),
     "float": ({"dense": {"kernel": 1.0, "bias": True}}, "at 'dense/kernel' is 1.0: give True or False"),
     "name": ({"dense": {"kernel": "no", "bias": True}}, "at 'dense/kernel' is 'no': give True or False"),
     "number_array": ({"dense": {"kernel": np.ones(()), "bias": True}}, "at 'dense/kernel' is .*: give True or False"),
