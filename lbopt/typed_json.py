@@ -28,6 +28,7 @@ Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+Exponent = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 _Kind = TypeVar("_Kind")
 
 

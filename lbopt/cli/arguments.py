@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import importlib.util
 import pathlib
-import shlex
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from lbopt.errors import UserError
+from lbopt.shown import shell_line
 
 _OVERRIDE = ("--config.", "-config.")
 
@@ -88,6 +88,9 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
         values(["lbopt", *overrides])
     except (flags.Error, ValueError, TypeError, LookupError) as error:
         raise UserError(f"{error}; give a value of the field's type") from error
+    except (RecursionError, MemoryError) as error:  # Python's parser says no more of brackets in brackets
+        name = max(overrides, key=len).partition("=")[0]
+        raise UserError(f"{name}: nested too deeply; give a value of the field's type") from error
     return holder.value
 
 
@@ -121,7 +124,7 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
 
 def command_line(command: str, argv: Sequence[str]) -> str:
     """Return the command as a user would type it again."""
-    return shlex.join(["lbopt", command, *argv])
+    return shell_line(["lbopt", command, *argv])
 
 
 def _set_to_none(config: Any, override: str) -> bool:

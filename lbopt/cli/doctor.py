@@ -12,6 +12,7 @@ from lbopt.errors import EnvironmentProblem
 from lbopt.job.member import Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
+from lbopt.shown import one_line, show
 
 _ENOUGH_DISK_BYTES = 1 << 30
 
@@ -28,10 +29,10 @@ def run(argv: Sequence[str], job: Alone) -> None:
     failed = 0
     for name, check in CHECKS.items():
         try:
-            print(f"ok    {name:<12}{check()}")
+            show(f"ok    {name:<12}{check()}")
         except Exception as error:  # whatever is wrong with the machine is what is asked for
             failed += 1
-            print(f"WRONG {name:<12}{' '.join(str(error).split())}")
+            show(f"WRONG {name:<12}{one_line(str(error))}")
     if failed:
         raise EnvironmentProblem(f"{failed} of {len(CHECKS)} checks failed; mend what is marked WRONG above")
 

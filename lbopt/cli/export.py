@@ -18,6 +18,7 @@ from lbopt.interchange import files, folders, huggingface, native
 from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build, language_model, networks
+from lbopt.shown import show
 from lbopt.train import bucket, environment, workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, restore_chosen
 from lbopt.train.progress import said_by_first
@@ -70,7 +71,7 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
         _save_huggingface(output, config, plan, variables, metadata)
         if plan.vocabulary:
             workdirs.write_text(output / "vocab.txt", "".join(f"{piece}\n" for piece in plan.vocabulary))
-    print(output)
+    show(str(output))
 
 
 def _saved_config(workdir: pathlib.Path) -> TrainConfig:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from lbopt.cli import streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
 from lbopt.job import guard, member, place as places
+from lbopt.shown import one_line
 
 COMMANDS = {
     "train": "train a recipe; the same command resumes",
@@ -54,9 +55,9 @@ def main(argv: Sequence[str]) -> int:
                 return guard.run(place, argv, saves=name in RESUMED)
         _run(name, argv[1:], job)
     except (UserError, EnvironmentProblem, Preempted) as error:
-        line = " ".join(str(error).split())
+        line = one_line(str(error))
         if not isinstance(error, Preempted) or job.index == 0:  # all of a job stop together: one says so
-            print(f"lbopt {name}: {line}", file=sys.stderr, flush=True)
+            print(one_line(f"lbopt {name}: {line}"), file=sys.stderr, flush=True)
         if not isinstance(error, Preempted):
             _leave(job, error.exit_code, line)
         return error.exit_code
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
             if isinstance(error, KeyboardInterrupt):
                 _leave(job, 130, "was interrupted")
             traceback.print_exc()
-            _leave(job, 1, f"{type(error).__name__}: {error}")
+            _leave(job, 1, one_line(f"{type(error).__name__}: {error}"))
         raise
     return 0
 

@@ -18,6 +18,7 @@ from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.plan import document, suggest, table, topology as topologies
 from lbopt.plan.make import Plan, make_plan
+from lbopt.shown import show
 from lbopt.train.progress import say
 
 FLAGS = {
@@ -72,15 +73,14 @@ def run(argv: Sequence[str]) -> None:
         _in_a_child(argv)
         return
     plan = make_plan(config, flag, columns[0].topology, options["evaluation"], say)
-    print("\n".join(table.lines(plan)))
+    show(*table.lines(plan))
     if options["breakdown"]:
-        print("\n".join(table.breakdown(plan)))
+        show(*table.breakdown(plan))
     _advise(plan)
     labels = [column.label for column in columns]
     others = [make_plan(other.config, flag, other.topology, options["evaluation"], say) for other in columns[1:]]
     if others:
-        print()
-        print("\n".join(table.comparison([plan, *others], labels)))
+        show("", *table.comparison([plan, *others], labels))
     if output is not None:
         written = document.document(plan)
         if others:
@@ -105,7 +105,7 @@ def _plan_study(
         _in_a_child(argv)
         return
     cells = plan_study.plan_study(config, given["config"], topology, with_evaluation, say)
-    print("\n".join(plan_study.lines(cells)))
+    show(*plan_study.lines(cells))
     if output is not None:
         _write(output, plan_study.to_json(cells, config.name))
 
@@ -115,7 +115,7 @@ def _write(output: pathlib.Path, written: dict[str, Any]) -> None:
         output.write_text(json.dumps(written, indent=1) + "\n")
     except OSError as error:
         raise EnvironmentProblem(f"--output = {output}: it could not be written ({error.strerror})") from error
-    print(f"\nwritten to {output}")
+    show("", f"written to {output}")
 
 
 def _in_a_child(argv: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from lbopt.data.prepare.source import Source
 from lbopt.data.text import WordPiece, load_wordpiece
 from lbopt.data.tokens import open_store
 from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.shown import show
 from lbopt.train.progress import Progress, say
 
 _DATA_DIR = {"data_dir": "folder of data sets; $TFDS_DATA_DIR or ~/tensorflow_datasets if it is not given"}
@@ -94,8 +95,8 @@ def _source(source: Source, argv: Sequence[str]) -> None:
 def _show(prepared: datasets.Prepared) -> None:
     folder = prepared.folder.folder
     sizes = ", ".join(f"{split} {size}" for split, size in sorted(prepared.folder.num_examples.items()))
-    print(f"{folder}{'' if prepared.made else ' is there already'}")
-    print(f"config.data.builder = {prepared.name!r}; records: {sizes}")
+    show(f"{folder}{'' if prepared.made else ' is there already'}")
+    show(f"config.data.builder = {prepared.name!r}; records: {sizes}")
 
 
 def _text(argv: Sequence[str]) -> None:
@@ -107,10 +108,10 @@ def _text(argv: Sequence[str]) -> None:
         with _by_flag():
             left_out = _write_store(store, given)
     opened = open_store(store)
-    print(f"{store}{' is there already' if there else ''}")
+    show(f"{store}{' is there already' if there else ''}")
     if left_out:
         print(f"{left_out} damaged articles were left out")
-    print(
+    show(
         f"config.data.builder = {given['name']!r}, config.data.vocab_size = {len(opened.pieces)}; made from "
         f"{opened.made_from}: {len(opened)} documents, {len(opened.tokens)} tokens"
     )
@@ -172,8 +173,8 @@ def _ptb(argv: Sequence[str]) -> None:
             "Linguistic Data Consortium licenses (LDC99T42), in data/ of his simple-examples.tgz (RNNLM toolkit)"
         )
     found = ptb.load_ptb(folder)
-    print(folder)
-    print(
+    show(str(folder))
+    show(
         f"config.data.name = 'ptb', config.data.vocab_size = {len(found.words)}; tokens: train {len(found.train)}, "
         f"validation {len(found.validation)}, test {len(found.test)}"
     )

@@ -10,6 +10,7 @@ from typing import Any
 from lbopt.cli import arguments
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import UserError
+from lbopt.shown import printable, show
 from lbopt.transforms.variants import VARIANTS
 
 FLAGS = {
@@ -37,11 +38,11 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _print_table(folder: pathlib.Path) -> None:
-    rows = [HEADER, *_rows(folder)]
+    rows = [HEADER, *(tuple(map(printable, row)) for row in _rows(folder))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print(HINT)
+        show("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    show(HINT)
 
 
 def _print_row(flag: str) -> None:
@@ -59,7 +60,7 @@ def _print_row(flag: str) -> None:
     for name, text in fields.items():
         # The command stays one line, to be copied.
         parts = [text] if name == "command" else textwrap.wrap(text, _WIDTH, break_on_hyphens=False) or ["-"]
-        print(f"\n{' ' * (widest + 2)}".join([f"{name:<{widest}}  {parts[0]}", *parts[1:]]))
+        show(f"{name:<{widest}}  {parts[0]}", *(f"{' ' * (widest + 2)}{part}" for part in parts[1:]))
 
 
 def _folder(given: str | None) -> pathlib.Path:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lbopt.cli import arguments
 from lbopt.errors import UserError
 from lbopt.report import training
+from lbopt.shown import show
 from lbopt.sweep import parts
 from lbopt.sweep.report import write as sweep_report
 from lbopt.train import bucket, shard, workdir as workdirs
@@ -32,7 +33,7 @@ def _report(folder: str) -> None:
     if saved["kind"] == "sweep":
         with shard.at_the_door(workdir) if shard.were_in(workdir) else contextlib.nullcontext():
             page, summary = sweep_report.write_sweep_report(workdir, saved)
-        print(sweep_report.terminal_table(summary))
+        show(*sweep_report.terminal_table(summary).split("\n"))
     else:
         page = training.write_training_report(workdir, saved)
-    print(bucket.shown(page))
+    show(bucket.shown(page))

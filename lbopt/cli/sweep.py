@@ -18,6 +18,7 @@ from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
 from lbopt.report import page
+from lbopt.shown import show
 from lbopt.sweep import parts, runner, trials
 from lbopt.sweep.lanes import on_mesh
 from lbopt.sweep.report import write as report
@@ -107,9 +108,7 @@ def _report(workdir: pathlib.Path, shard: Shard | None) -> bool:
     saved = workdirs.read_config(workdir, "sweep")
     assert saved is not None
     file, summary = report.write_sweep_report(workdir, saved)
-    print(report.terminal_table(summary))
-    print("\n" + "\n".join(summary["findings"]))
-    print(f"\n{bucket.shown(file)}")
+    show(*report.terminal_table(summary).split("\n"), "", *summary["findings"], "", bucket.shown(file))
     if shard and not summary["complete"]:
         print(f"shard {shard} is finished; the others are not: the last one writes the whole report")
     return bool(summary["complete"])

@@ -15,6 +15,7 @@ from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.recipes import build
 from lbopt.recipes.optimizers import resolve_clip
+from lbopt.shown import show
 from lbopt.train import bucket, environment, loop, workdir as workdirs
 from lbopt.train.checkpoint import is_begun
 from lbopt.train.preemption import PreemptionWatch
@@ -46,7 +47,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
         print(
             json.dumps({name: value for name, value in last.items() if not is_per_layer(name.removeprefix("train/"))})
         )
-    print(where)
+    show(where)
 
 
 def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: str) -> list[dict[str, Any]]:

@@ -6,12 +6,12 @@ import functools
 import os
 import pathlib
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from lbopt.data.damaged import DamagedRecord
 from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.shown import shell_line
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _NAME = re.compile(r"(?P<path>\w+(/[\w.-]+)?)(:(?P<version>\d+\.\d+\.\d+))?")
@@ -159,7 +159,7 @@ def prepare_command(arguments: str, data_dir: str | None = None) -> str:
     >>> prepare_command("mnist", "/my data")
     "lbopt prepare mnist '--data_dir=/my data'"
     """
-    given = f" {shlex.quote(f'--data_dir={data_dir}')}" if data_dir else ""
+    given = f" {shell_line([f'--data_dir={data_dir}'])}" if data_dir else ""
     return f"lbopt prepare {arguments}{given}"
 
 

@@ -24,6 +24,7 @@ from lbopt.job import member
 from lbopt.job.hub import BEAT_S, SILENT_S, Hub
 from lbopt.job.place import Place
 from lbopt.job.wire import Wire
+from lbopt.shown import one_line
 
 _RETRY_S = 0.2
 _FIRST_WORD_S = 10.0
@@ -293,7 +294,7 @@ class _Guard:
         return EXIT_ENVIRONMENT
 
     def _say(self, line: str) -> None:
-        print(f"lbopt {self._arguments[0]}: {' '.join(line.split())}", file=sys.stderr, flush=True)
+        print(f"lbopt {self._arguments[0]}: {one_line(line)}", file=sys.stderr, flush=True)
 
     def _kill(self, with_traceback: bool = False) -> None:
         """End the child and what it has started; after a hang let it say first where it stands."""

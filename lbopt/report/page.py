@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbopt.errors import EnvironmentProblem
+from lbopt.shown import printable
 from lbopt.train import environment, workdir as workdirs
 
 _TEMPLATE = """<!doctype html>
@@ -120,8 +121,24 @@ class Section(NamedTuple):
 def write_page(file: pathlib.Path, title: str, lead: str, sections: Sequence[Section]) -> None:
     """Write the page; text is escaped."""
     jinja2 = _need("jinja2")
-    template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE)
+    template = jinja2.Environment(autoescape=True, finalize=_shown).from_string(_TEMPLATE)
     workdirs.write_text(file, template.render(title=title, lead=lead, sections=sections))
+
+
+def _shown(value: Any) -> Any:
+    return printable(value, keep="\n") if type(value) is str else value
+
+
+def label(text: str) -> str:
+    """Return a name as matplotlib is to be given it, so that it is shown letter by letter.
+
+    Between two dollars matplotlib reads mathematics, and what begins with an underscore it leaves out of legends.
+
+    >>> label("costs $2 $3"), label("_base")
+    ('costs \\\\$2 \\\\$3', ' _base')
+    """
+    shown = printable(text, keep="\n").replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def new_figure(width_inches: float = 8.0, height_inches: float = 4.8) -> tuple[Any, Any]:

@@ -88,7 +88,7 @@ def _draw(workdir: pathlib.Path, stem: str, lines: list[dict[str, Any]], names: 
     named = _named(curves)
     for name in [*(name for name in curves if name not in named), *named]:  # those without a name lie below
         marker = "o" if len(curves[name]) <= _FEW else None  # a line through one point cannot be seen
-        look = {"label": name} if name in named else {"color": "#cccccc"}
+        look = {"label": page.label(name)} if name in named else {"color": "#cccccc"}
         axes.plot(*zip(*curves[name], strict=True), linewidth=1.5, marker=marker, markersize=4, **look)
     if len(named) < len(curves):
         axes.set_title(f"{len(curves)} layers; named: the highest and the lowest at the end", fontsize=8, loc="left")

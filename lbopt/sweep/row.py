@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
-from lbopt.typed_json import Int, Positive, Size, convert
+from lbopt.typed_json import Exponent, Int, Positive, Size, convert
 
-_Number = float | None
+_Number = Int | float | None
 _Numbers = list[_Number]
 _Perplexity = Positive | None
 
@@ -29,7 +29,7 @@ class _LogFit(TypedDict):
 
 class _PowerFit(TypedDict):
     scale: float
-    exponent: float
+    exponent: Exponent
     r2: float
 
 
@@ -88,6 +88,10 @@ class Line(_Always, total=False):
     seconds: float
 
 
+class _Series(TypedDict):
+    step: list[float]
+
+
 REQUIRED = tuple(_Always.__annotations__)
 _SERIES = ("curve", "evaluations", "probes")
 
@@ -103,10 +107,10 @@ def check_row(row: Mapping[str, Any]) -> None:
 
 def _check_lengths(series: Mapping[str, Any], place: str) -> None:
     """Hold the columns of a table against its steps: each has a number for every one of them."""
-    steps = convert(series, dict[str, Any]).get("step")
-    if not isinstance(steps, list):
-        raise ValueError(f"{place}: there is no step")
-    convert(steps, list[float])
+    try:
+        steps = convert(series, _Series)["step"]
+    except ValueError as error:
+        raise ValueError(f"{place}.{error}") from error
     columns = {name: column for name, column in series.items() if isinstance(column, list)}
     for group in (group for group in series.values() if isinstance(group, dict)):
         columns |= group

@@ -316,7 +316,7 @@ class _Lease:
 
     def _read(self) -> dict[str, Any]:
         try:
-            return typed_json.read_file(self._file, _LeaseFile)
+            return typed_json.read_file(self._file, dict[str, Any])
         except (FileNotFoundError, ValueError):
             return {}
 

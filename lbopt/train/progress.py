@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import tqdm
 
 from lbopt.job.member import Alone
+from lbopt.shown import printable
 
 _READER_OR_NOT = contextlib.suppress(OSError, ValueError)
 """Lets nothing be raised by a pipe or terminal that nobody reads any more, or by a closed stream."""
@@ -23,7 +24,7 @@ def say(line: str) -> None:
     """Print a line to standard error, if that is there and somebody reads it: no run ends for want of a reader."""
     with _READER_OR_NOT:
         if sys.stderr is not None:
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -54,7 +55,7 @@ class Progress:
         """Print a line of its own."""
         if self._bar is not None:
             with _READER_OR_NOT:
-                self._bar.write(text, file=sys.stderr)
+                self._bar.write(printable(text), file=sys.stderr)
         elif not self._silent:
             say(text)
 
@@ -63,7 +64,7 @@ class Progress:
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar is not None:
             with _READER_OR_NOT:
-                self._bar.set_postfix_str(text)
+                self._bar.set_postfix_str(printable(text))
         else:
             of = "" if self._total is None else f"/{self._total}"
             self.say(f"{self._unit} {self._done}{of}  {text}")

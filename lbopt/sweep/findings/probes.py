@@ -71,8 +71,8 @@ def noise_scales(probes: Sequence[Probes]) -> list[tuple[int, float]]:
 def _paired(probe: Probes, name: str) -> list[float | None]:
     """Return a column of the two of the noise scale, without the numbers whose other one is missing."""
     columns = [probe.get(one) or () for one in ("noise_trace", "gradient_square_norm")]
-    whole = [None not in pair for pair in zip(*columns, strict=True)]
-    return [value if kept else None for value, kept in zip(probe.get(name) or (), whole, strict=True)]
+    whole = [None not in pair for pair in zip(*columns, strict=False)]
+    return [value if kept else None for value, kept in zip(probe.get(name) or (), whole, strict=False)]
 
 
 def _ratio(trace: float, square_norm: float) -> float:

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lbopt.shown import printable, spreadsheet_cell
 from lbopt.sweep.findings.metric import ACCURACY, PERPLEXITY, Metric, Row
 from lbopt.sweep.findings.points import Index, cut_warmups
 from lbopt.sweep.findings.probes import by_step
@@ -164,13 +165,16 @@ def trials_csv(rows: Sequence[Row]) -> str:
 
     Returns:
       A line of the fields' names, as they are first met, and then the rows in their order; what a row does not have is empty.
+      Text that a spreadsheet would take for a formula has an apostrophe before it.
     """
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in nested]
     text = io.StringIO()
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(spreadsheet_cell, names))
+    for row in rows:
+        values = (row.get(name) for name in names)
+        writer.writerow(spreadsheet_cell(value) if isinstance(value, str) else value for value in values)
     return text.getvalue()
 
 
@@ -189,18 +193,19 @@ def terminal_table(summary: Mapping[str, Any]) -> str:
     """
     metric = PERPLEXITY if summary["metric"] == "perplexity" else ACCURACY
     sizes = sorted({point["global_batch_size"] for arm in summary["arms"] for point in arm["points"]})
-    width = max(len(arm["arm"]) for arm in summary["arms"])
+    names = [printable(arm["arm"]) for arm in summary["arms"]]
+    width = max(map(len, names))
     lines = [
         f"test {metric.label} (mean over seeds)".ljust(width),
         "batch".ljust(width) + "".join(f"{size:>8}" for size in sizes) + "   limit",
     ]
-    for arm in summary["arms"]:
+    for name, arm in zip(names, summary["arms"], strict=True):
         values = {
             point["global_batch_size"]: _in_terminal(metric.shown(point[f"test_{metric.name}_mean"]))
             for point in arm["points"]
         }
         limit = "-" if arm["limit"] is None else f"{'>=' * arm['limit_is_largest']}{arm['limit']}"
-        lines.append(arm["arm"].ljust(width) + "".join(values.get(size, " " * 8) for size in sizes) + f"{limit:>8}")
+        lines.append(name.ljust(width) + "".join(values.get(size, " " * 8) for size in sizes) + f"{limit:>8}")
     return "\n".join(lines)
 
 

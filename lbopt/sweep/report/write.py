@@ -6,7 +6,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lbopt.errors import UserError
+from lbopt import typed_json
+from lbopt.config import SweepConfig
+from lbopt.config.search import validate_search
+from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.report import page
 from lbopt.sweep.findings.metric import Metric, Row, metric_of
 from lbopt.sweep.findings.points import index_rows
@@ -53,6 +56,7 @@ def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple
     rows = read_results(workdir, saved["config"]["name"])
     if not rows:
         raise UserError(f"--workdir = {str(workdir)!r}: no trial is finished yet; run lbopt sweep first")
+    _check_saved(saved["config"])
     config, metric = saved["config"], metric_of(rows)
     summary = {**summarize(config, rows), "command": saved.get("command", ""), "versions": saved["versions"]}
     workdirs.write_json(workdir / "summary.json", summary)
@@ -67,6 +71,20 @@ def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple
     lead = f"How far does the batch size go? {summary['num_trials']} trials{'' if summary['complete'] else ' so far'}."
     page.write_page(file, config["name"], lead, sections)
     return file, summary
+
+
+def _check_saved(config: Mapping[str, Any]) -> None:
+    """Refuse a config.json that somebody edited: what no study begins with has no report."""
+    study = typed_json.convert(config, SweepConfig)
+    names, sizes = [arm.name for arm in study.arms], list(study.global_batch_sizes)
+    try:
+        require(names and len(set(names)) == len(names), "config.arms", names, "one arm or more, each of its own name")
+        ascending = sizes and sizes[0] > 0 and sizes == sorted(set(sizes))
+        require(ascending, "config.global_batch_sizes", sizes, "one size or more, ascending")
+        for search in (study.search, *(arm.search for arm in study.arms if arm.search)):
+            validate_search(search, "config.search")
+    except UserError as error:
+        raise EnvironmentProblem(f"--workdir: config.json is not that of a study ({error}); restore it") from error
 
 
 def _study(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbopt.report import page
+from lbopt.shown import printable
 from lbopt.sweep.findings.metric import Metric
 from lbopt.sweep.findings.points import Index
 
@@ -90,9 +91,8 @@ def label(text: str, width: int | None = None) -> str:
     >>> label("costs $2 $3"), label("_base"), label("momentum + linear", 12)
     ('costs \\\\$2 \\\\$3', ' _base', 'momentum +\\nlinear')
     """
-    lines = text if width is None else textwrap.fill(text, width)
-    shown = lines.replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
+    shown = printable(text)  # first: a break in a name is none of ours
+    return page.label(shown if width is None else textwrap.fill(shown, width))
 
 
 def _columns(names: Sequence[str], width_inches: float, font_size: float, most: int) -> int:

@@ -146,7 +146,8 @@ def _heat_map(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any]) 
         panel.text(
             1.02, warmups.index(warmup), "*", transform=panel.get_yaxis_transform(), va="center", fontsize=style.SMALL
         )
-    panel.plot(rates.index(point["learning_rate_factor"]), warmups.index(point["warmup_factor"]), **_CROSS)
+    if point["learning_rate_factor"] in rates and point["warmup_factor"] in warmups:
+        panel.plot(rates.index(point["learning_rate_factor"]), warmups.index(point["warmup_factor"]), **_CROSS)
     return image
 
 

@@ -1,0 +1,301 @@
+"""Files of ours in which somebody, or a disk, put something else: one line by the commands that read them, never a traceback."""
+
+import copy
+import hashlib
+import json
+import random
+import shutil
+
+import pytest
+import synthetic
+from long_form import rounds
+from synthetic import Truth, legw
+
+from lbopt.data.text import Document
+from lbopt.data.tokens import StoreWriter, open_store
+from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.recipes import initial
+from lbopt.report import page
+from lbopt.sweep.parts import Parts
+from lbopt.sweep.results import read_results
+from lbopt.train import bucket, seal as seals, workdir as workdirs
+from lbopt.train.mllog import MlperfLog
+from lbopt.train.seal import Seal
+from lbopt.train.writers import read_lines
+
+MISSING = object()
+VALUES = (MISSING, None, [], {}, "hostile", 7, -1, 1.5, True, ["x"], {"x": None}, 1e30, 10**30)
+DEEP = "[" * 10**5
+
+
+def places(data, path=()):
+    """Yield the path to everything in JSON data; of a list to its first element."""
+    items = data.items() if isinstance(data, dict) else list(enumerate(data))[:1] if isinstance(data, list) else ()
+    for name, value in items:
+        yield (*path, name)
+        yield from places(value, (*path, name))
+
+
+def changed(data, path, value):
+    data = copy.deepcopy(data)
+    group = data
+    for name in path[:-1]:
+        group = group[name]
+    if value is MISSING:
+        del group[path[-1]]
+    else:
+        group[path[-1]] = value
+    return data
+
+
+def some(cases, count):
+    """Return some of the cases, and all of them in the long form."""
+    return random.Random(0).sample(cases, rounds(len(cases), min(len(cases), count)))
+
+
+def versions(data, skip=()):
+    """Yield data with a hostile value in many places, in the long form in every one."""
+    found = [path for path in places(data) if path[: len(skip)] != skip or not skip]
+    for path, value in some([(path, value) for path in found for value in VALUES], 150):
+        yield path, value, changed(data, path, value)
+
+
+def refusal(read, *arguments):
+    """Return the one line in which something is refused, None if it is taken."""
+    try:
+        read(*arguments)
+    except (EnvironmentProblem, ValueError) as error:
+        assert "\n" not in str(error)  # noqa: PT017 -- it may be none at all
+        return str(error)
+    return None
+
+
+@pytest.fixture
+def draws_nothing(monkeypatch):
+    monkeypatch.setattr(page, "save_figure", lambda figure, file: "")
+
+
+@pytest.fixture
+def report(lbopt, draws_nothing):
+    """Return a function that runs `lbopt report` and holds that it ends in its result or in one line."""
+
+    def run(folder, *case):
+        code, _, err = lbopt("report", f"--workdir={folder}")
+        assert code in (0, 2, 3), (case, err)
+        assert err.count("\n") == (code != 0), (case, err)
+        return code, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Return the folder of a study that has every kind of field."""
+    common = {"growth": 0.5, "noise_scale": (90.0, 100.0, 200.0), "peak_step": lambda size: 4}
+    truths = {
+        "momentum": Truth((0.98, 0.97, 0.6), (1.0, 1.0, 0.7), steps_to_target=(200.0, 100.0, None), **common),
+        "lamb": legw((0.98, 0.98, 0.975), steps_to_target=(150.0, 50.0, 20.0), layers=("a", "b"), **common),
+    }
+    config, rows = synthetic.make_study(truths, waterfall=tuple(truths), warmup_factors=[0.0, 0.5, 1.0, 2.0])
+    folder = tmp_path_factory.mktemp("study")
+    saved = synthetic.save_study(folder, config, rows)
+    workdirs.write_json(folder / "config.json", {"kind": "sweep", **saved})
+    return folder
+
+
+def test_config_json_of_a_run(trained, tmp_path, report):
+    run = shutil.copytree(trained, tmp_path / "run")
+    file = run / "config.json"
+    accepted = []
+    for path, value, data in versions(json.loads(file.read_text())):
+        file.write_text(json.dumps(data))
+        if refusal(workdirs.read_config, run) is None:
+            accepted.append((path, value, data))
+    for path, value, data in some(accepted, 8):
+        file.write_text(json.dumps(data))
+        report(run, path, value)
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "export", "report"])
+@pytest.mark.parametrize("content", ["null", "[]", DEEP, '{"kind": "train", "config": null}', "\x00", "\ud800"])
+def test_config_json_that_is_none(command, content, trained, small, tmp_path, lbopt):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+    shutil.copy(trained / "metrics.jsonl", run)
+    flags = {"report": [], "export": ["--format=safetensors", f"--output={tmp_path / 'out'}"]}.get(command, small)
+    code, _, err = lbopt(command, *flags, f"--workdir={run}")
+    assert (code, err.count("\n")) == (3, 1), err
+    assert "config.json is not a config.json of lbopt (" in err
+
+
+def test_config_json_of_a_study(study, tmp_path, report):
+    folder = shutil.copytree(study, tmp_path / "study")
+    file = folder / "config.json"
+    accepted = []
+    for path, value, data in versions(json.loads(file.read_text()), ("config", "train", "about")):
+        file.write_text(json.dumps(data))
+        if refusal(workdirs.read_config, folder) is None:
+            accepted.append((path, value, data))
+    for path, value, data in some(accepted, 8):
+        file.write_text(json.dumps(data))
+        report(folder, path, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("config", "arms"), []),
+        (("config", "global_batch_sizes"), []),
+        (("config", "search", "method"), "hostile"),
+        (("config", "search", "learning_rate_factors"), []),
+        (("config", "arms", 0, "schedule"), MISSING),
+        (("config", "final_seeds"), MISSING),
+    ],
+)
+def test_a_config_json_that_no_study_began_with(path, value, study, tmp_path, report):
+    folder = shutil.copytree(study, tmp_path / "study")
+    (folder / "config.json").write_text(
+        json.dumps(changed(json.loads((folder / "config.json").read_text()), path, value))
+    )
+    code, err = report(folder)
+    assert code == 3
+    assert "config.json" in err
+    assert str(path[-1]) in err or "restore it" in err
+
+
+def rows_of(folder):
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    final = max((row for row in rows if row["phase"] == "final"), key=lambda row: len(row))
+    return rows, [final, next(row for row in rows if row["phase"] == "search")]
+
+
+def test_results(study, tmp_path, report):
+    folder = shutil.copytree(study, tmp_path / "study")
+    file = folder / "results.jsonl"
+    rows, chosen = rows_of(folder)
+    accepted = []
+    for row in chosen:
+        for path, value, data in versions(row):
+            file.write_text(json.dumps(data) + "\n")
+            said = refusal(read_results, folder, row.get("study"))
+            if said is None:
+                accepted.append((path, value, [data if one is row else one for one in rows]))
+            else:
+                assert "line 1" in said
+                assert path[0] in said
+    for path, value, edited in some(accepted, 8):
+        file.write_text("".join(json.dumps(row) + "\n" for row in edited))
+        report(folder, path, value)
+
+
+def test_metrics(trained, tmp_path, report):
+    run = shutil.copytree(trained, tmp_path / "run")
+    file = run / "metrics.jsonl"
+    before, line = file.read_text().splitlines()[:-1], json.loads(file.read_text().splitlines()[-1])
+    line |= {"target/steps": 3, "target/seconds": 1.0}
+    accepted = []
+    for path, value, data in versions(line):
+        file.write_text("\n".join([*before, json.dumps(data)]) + "\n")
+        said = refusal(read_lines, file)
+        if said is None:
+            accepted.append((path, value, data))
+        else:
+            assert f"damaged at line {len(before) + 1} (" in said
+            assert path[0] in said
+    for path, value, data in some(accepted, 8):
+        file.write_text("\n".join([*before, json.dumps(data)]) + "\n")
+        report(run, path, value)
+
+
+@pytest.mark.parametrize("content", [DEEP, "null", '{"a": 1', "\ud800", '"text"'])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "results.jsonl"])
+def test_lines_that_are_none(name, content, tmp_path):
+    (tmp_path / name).write_bytes(f"{content}\n".encode("utf-8", "surrogatepass"))
+    with pytest.raises(EnvironmentProblem, match=f"{name} is damaged at line 1"):
+        read_lines(tmp_path / name) if name == "metrics.jsonl" else read_results(tmp_path)
+
+
+def sealed(body):
+    return {"seal": body, "sha256": hashlib.sha256(body.encode()).hexdigest()}
+
+
+def test_seals():
+    """Sealed by who edited them, too."""
+    body = json.loads(Seal(12, {"a": "00"}, {"eval/accuracy": 0.5, "eval/loss": None}, 2, 1).to_json()["seal"])
+    bodies = [json.dumps(data) for _, _, data in versions(body)] + [DEEP, "null", "[]", ""]
+    for data in (*map(sealed, bodies), None, [], {"seal": None}, {"seal": "{}", "sha256": None}):
+        if refusal(seals.read, data) is None:
+            seal = seals.read(data)
+            assert all(isinstance(value, float) for value in seal.metrics.values())
+            assert all(isinstance(value, str) for value in seal.sums.values())
+
+
+def test_checkpoints_whose_seals_are_hostile(trained, small, tmp_path, lbopt):
+    run = shutil.copytree(trained, tmp_path / "run")
+    newest, next_one = sorted((run / "checkpoints").iterdir(), key=lambda folder: int(folder.name))[-2:][::-1]
+    file = newest / "seal" / "metadata"
+    body = json.loads(json.loads(file.read_text())["seal"])
+    file.write_text(json.dumps(sealed(json.dumps({**body, "metrics": {"eval/accuracy": "high"}}))))
+    (next_one / "seal" / "metadata").write_text(DEEP)
+    code, _, err = lbopt("evaluate", *small, f"--workdir={run}")
+    assert (code, err.count("Traceback")) == (0, 0) or (code, err.count("\n")) == (3, 1), err
+    assert "metrics[...]: expected float | null, got str" in err
+
+
+@pytest.mark.parametrize("line", ["3", "{}", DEEP, '{"metadata": null}', '{"metadata": {"step": null}}', "x", "\ud800"])
+def test_mllog(line, tmp_path):
+    (tmp_path / "mllog.txt").write_bytes(f":::MLLOG {line}}}\n".encode("utf-8", "surrogatepass"))
+    with pytest.raises(EnvironmentProblem, match=r"mllog\.txt is damaged at line 1"):
+        MlperfLog(tmp_path, {}, lambda step: 0.0, 4)
+
+
+@pytest.mark.parametrize("content", ["null", "[]", DEEP, "{}", '{"renewed": null}', '{"renewed": "x"}', "\x00", "3"])
+def test_leases(content, tmp_path):
+    (tmp_path / ".lease.json").write_text(content)
+    assert not bucket.is_held(tmp_path)
+
+
+def test_stores(tmp_path):
+    import numpy as np
+
+    with StoreWriter(tmp_path / "store", ("a", "b"), "letters") as writer:
+        writer.append(Document(np.array([0, 1, 0], np.int32), np.array([0])))
+    file = tmp_path / "store" / "store.json"
+    texts = [json.dumps(data) for _, _, data in versions(json.loads(file.read_text()))]
+    for text in (*texts, "null", "[]", DEEP, '{"format": [1]}'):
+        file.write_text(text)
+        refusal(open_store, tmp_path / "store")
+
+
+@pytest.mark.parametrize("model", ["null", "[]", DEEP, '{"activation": []}', "\x00"])
+def test_what_an_export_says_of_its_model(model):
+    with pytest.raises(UserError, match=r"config.init_from = 'x': model in its metadata: "):
+        initial._activation(model, "x")
+
+
+@pytest.mark.parametrize("content", ["null", DEEP, '{"config": null}', '{"config": {"arms": 3}}', '{"config": {}}'])
+def test_the_config_of_another_shard(content, tmp_path, monkeypatch):
+    monkeypatch.setattr(bucket, "address", lambda named: tmp_path)
+    (tmp_path / "shards" / "1-of-2").mkdir(parents=True)
+    (tmp_path / "shards" / "1-of-2" / "config.json").write_text(content)
+    others = Parts("gs://bucket/study", tmp_path / "mirror")
+    with pytest.raises(EnvironmentProblem, match=r"config\.json"):
+        others.refuse_others(None, lambda saved: [str(saved["config"]["name"])])
+
+
+def test_a_study_goes_on_only_where_its_lines_are_ours(configs, study, tmp_path, lbopt):
+    """`weight_decay` null, an accuracy that is a list: what a search would choose by."""
+    from lbopt.cli import arguments
+    from lbopt.config import SweepConfig, checks
+
+    flag = f"{configs / 'sweeps' / 'digits_limit.py'}:smoke"
+    config = arguments.load_config(flag, [], SweepConfig)
+    folder = tmp_path / "new"
+    with workdirs.open_workdir(folder, "sweep", checks.to_json(config), lambda saved: []):
+        pass
+    _, (_, search) = rows_of(study)
+    for field, value in {"validation_accuracy": [0.5], "weight_decay": None, "curve": "flat", "diverged": {}}.items():
+        (folder / "results.jsonl").write_text(json.dumps({**search, "study": config.name, field: value}) + "\n")
+        code, _, err = lbopt("sweep", f"--config={flag}", "--config.num_workers=1", f"--workdir={folder}")
+        assert (code, err.splitlines()[-1].count(f"damaged at line 1 ({field}")) == (3, 1), err
