@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from lbopt import masks, types
+from lbopt import masks, tree, types
 from lbopt.errors import require_choice
 
 SMOOTHING_RULES = ("all_classes", "other_classes")
@@ -48,7 +48,7 @@ def l2_penalty(params: types.Params, weight: float) -> jax.Array:
     """
     counted = masks.exclude_roles("norm")(params)
     squares = [
-        jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+        tree.square_norm(leaf).astype(jnp.float32)
         for leaf, counts in zip(jax.tree.leaves(params), jax.tree.leaves(counted), strict=True)
         if counts
     ]

@@ -117,12 +117,12 @@ def skip_bad_updates(
         consecutive = jnp.where(bad, state.consecutive + 1, 0)
         mean = jnp.where(state.applied == 0, norm, norm_decay * state.typical_norm + (1 - norm_decay) * norm)
         return updates, SkipState(
-            skipped_nonfinite=state.skipped_nonfinite + nonfinite,
-            skipped_spikes=state.skipped_spikes + spike,
+            skipped_nonfinite=state.skipped_nonfinite + nonfinite.astype(jnp.int32),
+            skipped_spikes=state.skipped_spikes + spike.astype(jnp.int32),
             consecutive=consecutive,
             limit_reached=state.limit_reached | (nonfinite & (consecutive > max_consecutive)),
             typical_norm=jnp.where(bad, state.typical_norm, mean),
-            applied=state.applied + ~bad,
+            applied=state.applied + (~bad).astype(jnp.int32),
             inner=inner_state,
         )
 

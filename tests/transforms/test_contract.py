@@ -452,3 +452,14 @@ def test_injected_numbers_in_bf16_are_refused_and_those_in_fp32_kept(name):
     wide = optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(**options)
     updates, _ = run(wide, params, steps=1)
     assert_close(updates, run(make(name), params, steps=1)[0], 2**-8)
+
+
+@each
+def test_strict_promotion_changes_nothing(name):
+    factory, options, _, _ = TABLE[name]
+    if callable(options.get("learning_rate")):  # the table's own schedule divides by an integer
+        options = {**options, "learning_rate": lbopt.warmup_schedule(0.1, 2, 8, decay="cosine")}
+    tx, params, gradient = factory(**options), tree_of(0, jnp.bfloat16), tree_of(100, jnp.bfloat16)
+    expected = tx.update(gradient, tx.init(params), params)
+    with jax.numpy_dtype_promotion("strict"):
+        assert_identical(tx.update(gradient, tx.init(params), params), expected)
