@@ -52,6 +52,8 @@ def clip_by_global_norm(
     Note:
       `optax.clip_by_global_norm` with the norm and the division in fp32 (or wider) whatever the dtype of the updates,
       right on the shards inside `shard_map`, and with the norm kept in its state.
+      A norm above 1.8e19 overflows in fp32: it is infinite in the state and the log, and the update is 0. `skip_bad_updates` around
+      the chain counts such an update as not finite.
     """
     arguments.require_above("max_norm", max_norm, 0)
     arguments.require_at_least("eps", eps, 0)
