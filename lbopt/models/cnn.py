@@ -143,11 +143,12 @@ def _normalized(
     pooled: Callable[..., Any], trials: int, x: jax.Array, kernel: jax.Array, scale: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, ...]:
     sign = jax.lax.stop_gradient(jnp.where(scale < 0, -1.0, 1.0))
-    top, mean, square = pooled(x, (kernel * sign).astype(x.dtype), trials)
+    top, mean, square = pooled(x, (kernel * jax.lax.broadcast_to_rank(sign, kernel.ndim)).astype(x.dtype), trials)
     mean = mean * sign
     var = jnp.maximum(square - jnp.square(mean), 0)
     factor = jax.lax.rsqrt(var + norm.BatchNorm.epsilon) * scale
-    y = top.astype(factor.dtype) * (factor * sign) + (bias - mean * factor)
+    slope, shift = (jax.lax.broadcast_to_rank(each, top.ndim) for each in (factor * sign, bias - mean * factor))
+    y = top.astype(factor.dtype) * slope + shift
     return nn.relu(y.astype(x.dtype)), mean, var
 
 

@@ -33,7 +33,8 @@ class PatchConv(nn.Module):
     def __call__(self, x: jax.Array, sign: jax.Array | float = 1.0) -> jax.Array:
         """Map [batch, height, width, in] to [batch, height, width, features], multiplied by `sign`, [features] or a number."""
         shape = (self.size, self.size, x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32) * sign
+        kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32)
+        kernel = kernel * (jax.lax.broadcast_to_rank(sign, kernel.ndim) if jnp.ndim(sign) else sign)
         dtype = self.dtype or x.dtype
         x, kernel = x.astype(dtype), kernel.astype(dtype)
         if not self.by_patches:

@@ -24,7 +24,8 @@ class Head(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [..., input] to fp32 [..., width]."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.width), jnp.float32)
-        return matmul(x, kernel) + self.param("bias", self.bias_init, (self.width,), jnp.float32)
+        bias = self.param("bias", self.bias_init, (self.width,), jnp.float32)
+        return matmul(x, kernel) + jax.lax.broadcast_to_rank(bias.astype(jnp.float32), x.ndim)
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:

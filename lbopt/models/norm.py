@@ -111,7 +111,7 @@ class BatchNorm(nn.Module):
             mean, var = _moments(
                 x.reshape(*view.shape, *x.shape[1:]), view, here, scope, num_examples, kernel, self.fold
             )
-        mean = mean * sign
+        mean = mean * _to_rank(sign, mean.ndim)
         seen = num_examples * (here.count if here.axis_name else 1)
         count = seen // scope.num_groups(here.count, seen, here.grid) * math.prod(x.shape[1:-1]) * self.fold.columns
         unbiased = count / max(count - 1, 1) if self.unbiased_running_var else 1.0
@@ -121,7 +121,7 @@ class BatchNorm(nn.Module):
         y = x if then is None else then(x)
         width = y.shape[-1] if kernel is None else kernel.shape[1]
         factor, shift = _affine(mean, var, self.epsilon, scale, bias)
-        factor, shift = (folding.repeat(of, width) for of in (factor * sign, shift))
+        factor, shift = (folding.repeat(of, width) for of in (factor * _to_rank(sign, factor.ndim), shift))
         grouped = y.reshape(*view.shape, *y.shape[1:])
         with jax.named_scope(replicas.STATISTICS):  # of the gradient, on the way back
             if kernel is None:
@@ -146,7 +146,10 @@ def _around(
     bias: jax.Array | None,
 ) -> jax.Array:
     """Normalize by running statistics; the mean, which may be far larger than the deviation, is taken off first."""
-    folded = functools.partial(folding.repeat, width=x.shape[-1])
+
+    def folded(channels: jax.Array) -> jax.Array:
+        return _to_rank(folding.repeat(channels, x.shape[-1]), x.ndim)
+
     y = (x * folded(sign) - folded(mean)) * folded(jax.lax.rsqrt(var + epsilon))
     y = y if scale is None else y * folded(scale)
     return y if bias is None else y + folded(bias)
@@ -162,9 +165,14 @@ def _affine(
 ) -> tuple[jax.Array, jax.Array]:
     """Return one factor and one shift per channel: all that every element sees, forward and backward."""
     factor = jax.lax.rsqrt(var + epsilon)
-    factor = factor if scale is None else factor * scale
+    factor = factor if scale is None else factor * _to_rank(scale, factor.ndim)
     shift = -mean * factor
-    return factor, shift if bias is None else shift + bias
+    return factor, shift if bias is None else shift + _to_rank(bias, shift.ndim)
+
+
+def _to_rank(x: jax.Array, rank: int) -> jax.Array:
+    """Add the leading axes that NumPy would, which `jax_numpy_rank_promotion="raise"` forbids; a number stays one."""
+    return x if not x.ndim else jax.lax.broadcast_to_rank(x, rank)
 
 
 def _moments(

@@ -1,0 +1,39 @@
+"""Models of lbopt train under JAX's strict settings, which a caller's program may have set."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt import losses, metrics
+from lbopt.models import cnn, seam
+
+pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
+
+
+def test_a_step_and_an_evaluation_promote_no_rank_and_no_dtype_implicitly():
+    model, mesh = seam.from_linen(cnn.CNN(widths=(4,), hidden=8)), lbopt.make_mesh(4)
+    rng = np.random.default_rng(0)
+    batch = {"image": rng.normal(size=(16, 4, 4)).astype(np.float32), "label": np.arange(16) % 10}
+
+    def loss_fn(params, model_state, batch, rng):
+        logits, model_state = model.apply(params, model_state, batch["image"], train=True, rng=rng)
+        each = losses.softmax_cross_entropy(logits, batch["label"])
+        return jnp.mean(each), (model_state, metrics.classification(logits, batch["label"], each))
+
+    def metric_fn(params, model_state, batch):
+        logits, _ = model.apply(params, model_state, batch["image"], train=False)
+        each = losses.softmax_cross_entropy(logits, batch["label"])
+        return metrics.classification(logits, batch["label"], each)
+
+    def run(rank, dtype):
+        tx = optax.sgd(0.1)
+        with jax.numpy_rank_promotion(rank), jax.numpy_dtype_promotion(dtype):
+            state = lbopt.TrainState.create(*model.init(jax.random.key(0), batch["image"]), tx)
+            state, _ = lbopt.make_train_step(loss_fn, tx, mesh, donate=False)(state, batch)
+            found = lbopt.make_eval_step(metric_fn, mesh)(state.params, state.model_state, batch)
+        return jax.device_get(jax.block_until_ready(found))
+
+    jax.tree.map(np.testing.assert_array_equal, run("raise", "strict"), run("allow", "standard"))
