@@ -203,3 +203,26 @@ def test_the_noise_scale_needs_parts_to_compare():
     config.parallel.num_microsteps = 2
     _, state, _ = trained(config, steps=2)
     assert float(optimizer_metrics(state.opt_state)["noise_scale"]) != 0
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("power", {"decay": "cosine", "power": 2.0}),
+        ("end_factor", {"decay": "step", "end_factor": 0.1, "stair_epochs": (1.0,)}),
+        ("decay_from", {"decay": "constant", "decay_from": "start"}),
+        ("warmup_from", {"warmup_steps": 0.0, "warmup_from": 0.001}),
+        ("warmup_power", {"warmup_rule": "none", "warmup_power": 2.0}),
+    ],
+)
+def test_a_field_of_the_schedule_without_effect_is_refused(field, fields):
+    with pytest.raises(ValueError, match=rf"^config\.schedule\.{field} = .* has no effect with .*; leave it"):
+        validate_schedule(ScheduleConfig(**fields), "config.schedule")
+
+
+@pytest.mark.parametrize("field", ["warmup_from", "end_learning_rate"])
+def test_a_peak_below_its_floor_is_refused_with_the_field(field):
+    with pytest.raises(
+        ValueError, match=rf"^config\.schedule\.{field} = 0\.5: the peak at batch 64 is 0\.01, below it"
+    ):
+        schedules.resolve(ScheduleConfig(**{field: 0.5}), 64, 6400, 4.0)
