@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
 from lbopt import replicas, tree, types
+from lbopt.errors import UserError
 from lbopt.parallel import reduction
 
 GradientFn = Callable[
@@ -57,6 +58,7 @@ def make_gradient_fn(
         return loss_fn(_cast(params, compute_dtype), model_state, _cast(batch, compute_dtype), rng)
 
     def whole(params, model_state, batch, rng):
+        _check_trainable(params)
         grads, (new_model_state, metrics) = jax.grad(objective, has_aux=True)(params, model_state, batch, rng)
         if each_microstep is not None:
             grads, of_gradient = each_microstep(grads)
@@ -139,6 +141,15 @@ def _warn_of_weights(num_microsteps: int) -> None:
         "for instance len(batch) times the mean number of tokens of an example",
         stacklevel=2,
     )
+
+
+def _check_trainable(params: types.Params) -> None:
+    """Raise `UserError` naming the first parameter that has no gradient; JAX would name its dtype only."""
+    for name, leaf in zip(tree.leaf_names(params), jax.tree.leaves(params), strict=True):
+        if not reduction.has_mean(leaf):
+            raise UserError(
+                f"params/{name}: {leaf.dtype} has no gradient; keep it in the model state, not in the parameters"
+            )
 
 
 def _over_rows(x: jax.Array) -> jax.Array:

@@ -124,3 +124,12 @@ def test_a_mesh_that_does_not_go_with_the_step_is_refused(options):
     for mesh in for_all:
         with pytest.raises(UserError, match=r"^mesh.axis_"):
             lbopt.make_eval_step(never, mesh, options.get("backend", "jit"))
+
+
+@pytest.mark.parametrize("leaf", [jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), np.zeros(2, jax.dtypes.float0)])
+@pytest.mark.parametrize("options", [{}, {"num_microsteps": 2}, {"backend": "pmap"}])
+def test_a_parameter_without_a_gradient_is_named(leaf, options):
+    step = lbopt.make_train_step(never, optax.sgd(0.1), lbopt.make_mesh(4), **options)
+    first = state().replace(params={"w": jnp.zeros(8), "table": {"ids": leaf}})
+    with pytest.raises(UserError, match=r"^params/table/ids: .* has no gradient; keep it in the model state"):
+        step(first, {"x": np.zeros((8, 2), np.float32)})
