@@ -12,12 +12,8 @@ _Numbers = list[_Number]
 _Perplexity = Positive | None
 
 
-class _Curve(TypedDict):
-    step: list[float]
+class _Curve(TypedDict, total=False):
     train_loss: _Numbers
-
-
-class _MeasuredCurve(_Curve, total=False):
     distance: _Numbers
 
 
@@ -80,7 +76,7 @@ class Line(_Always, total=False):
     examples_to_target: _Number
     distance: _Number
     outputs: _Number
-    curve: _MeasuredCurve | None
+    curve: _Curve | None
     diffusion: _Diffusion | None
     evaluations: dict[str, _Numbers] | None
     probes: dict[str, _Numbers | dict[str, _Numbers]] | None
