@@ -46,6 +46,11 @@ def leaf_names(tree: types.PyTree) -> list[str]:
     return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
+def by_name(tree: types.PyTree) -> dict[str, Any]:
+    """Return {name: leaf} of all leaves, in leaf order."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def some(names: list[str]) -> str:
     """Return the first few names, for messages."""
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -15,7 +15,7 @@ from lbopt.aggregators.disagreement import phi_modules
 from lbopt.aggregators.group import Group
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators.wire import WireBytes, ring_bytes
-from lbopt.transforms import arguments
+from lbopt.transforms import arguments, per_path
 from lbopt.transforms.ema import EmaState
 from lbopt.transforms.module_scale import Labels, ModuleOf, ModuleScaleState, resolve_labels
 from lbopt.transforms.monitoring import LayerNormsState
@@ -104,6 +104,8 @@ def agvm(
             raise ValueError(
                 f"agvm: {num_replicas} replicas have no two halves; use an even number (replicas_per_device=2)"
             )
+        if per_path.is_placeholder(params):
+            return AggregatorState(shared=per_path.UNKNOWN)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
         if anchor not in modules:
             raise ValueError(f"anchor = {anchor!r}: use one of the modules {sorted(modules)}")

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from lbopt import tree, types
 from lbopt.aggregators.group import Group
 from lbopt.aggregators.wire import WireBytes, ring_bytes
+from lbopt.transforms import per_path
 from lbopt.transforms.skipping import SkipState
 
 
@@ -238,7 +239,8 @@ def as_optax(
       mesh: of one axis, over which that axis is sharded; None for one device.
 
     Returns:
-      A transformation whose `update` takes gradients [replicas, *shape] and returns ((updates, aux), state): give it to
+      A transformation whose state is an `AggregatorState` with plain lists in `local`: an array with an axis of replicas in the
+      parameters' own containers would inherit their sharding. Its `update` takes gradients [replicas, *shape] and returns ((updates, aux), state): give it to
       `optax.experimental.aggregating.process(..., aggregator_has_aux=True)`, or use `aggregate`. Keyword arguments:
       `second_moment`, for those that need it.
 
@@ -254,14 +256,21 @@ def as_optax(
     axis = None if mesh is None else mesh.axis_names[0]
 
     def init_fn(params: types.Params) -> AggregatorState:
+        if per_path.is_placeholder(params):
+            mirrored = aggregator.init(params, num_replicas).mirrored
+            return AggregatorState(per_path.UNKNOWN, mirrored, per_path.UNKNOWN)
         if num_replicas == devices:
             warn_if_it_loses(aggregator, params, num_replicas)
-        return aggregator.init(params, num_replicas)
+        state = aggregator.init(params, num_replicas)
+        return state._replace(local=_in_lists(state.local))
 
     def update_fn(grads: types.PyTree, state: AggregatorState, params: types.Params | None = None, **extra: Any) -> Any:
         if aggregator.needs_second_moment and extra.get("second_moment") is None:
             raise ValueError(f"{aggregator.name} needs Adam's second moment: call update(..., second_moment=nu)")
         _check_rows(grads, params, num_replicas)
+        shapes = jax.tree.map(lambda row: jax.ShapeDtypeStruct(row.shape[1:], row.dtype), grads)
+        containers = jax.tree.structure(jax.eval_shape(lambda p: aggregator.init(p, num_replicas).local, shapes))
+        state = state._replace(local=jax.tree.unflatten(containers, jax.tree.leaves(state.local)))
         seen = Extra(extra.get("second_moment"))
         inside = lambda rows, state, seen: tuple(aggregator.update(rows, state, Group(num_replicas, axis), seen))  # noqa: E731
         if mesh is not None:
@@ -271,9 +280,16 @@ def as_optax(
                 inside, mesh=mesh, in_specs=(rows, states, whole), out_specs=(whole, states, whole), check_vma=False
             )
         updates, new_state, aux = inside(grads, state, seen)
-        return (updates, aux), new_state
+        return (updates, aux), new_state._replace(local=_in_lists(new_state.local))
 
     return _kind()(init_fn, update_fn)
+
+
+def _in_lists(memory: Any) -> Any:
+    """Return what replicas remember with a plain list of leaves in the place of each tree like the parameters."""
+    if not hasattr(memory, "_asdict"):
+        return memory
+    return memory._replace(**{name: jax.tree.leaves(kept) for name, kept in memory._asdict().items()})
 
 
 def _check_rows(grads: types.PyTree, params: types.Params | None, num_replicas: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
 import shutil
@@ -21,7 +22,7 @@ from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
 from lbopt.regular import check_regular
-from lbopt.train import bucket, replica_rows, seal as seals
+from lbopt.train import bucket, earlier, replica_rows, seal as seals
 from lbopt.train.checksums import checksums, copies_of, differing, named, sums_of
 from lbopt.train.event_loop import finishing
 from lbopt.train.seal import Seal
@@ -207,7 +208,7 @@ class Checkpoints:
     ) -> None:
         before()
         rows = replica_rows.count(state), replica_rows.parts_of(state)
-        seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}), *rows)
+        seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}), *rows, earlier.NOW)
         items = {ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
         self._manager.save(step, args=ocp.args.Composite(**items))
 
@@ -254,16 +255,21 @@ class Checkpoints:
         try:
             _check_files(self._folder / str(step))
             seal = read_seal(self._folder, step)
-            wanted, parts = seal.sums, seal.parts
+            parts, place = seal.parts, self._folder / str(step) / ARRAYS
             shapes = replica_rows.shapes_for(like, seal.replicas, parts)
-            state = replica_rows.as_now(_read_arrays(self._folder / str(step) / ARRAYS, shapes))
+            if seal.layout == earlier.NESTED:
+                wanted = earlier.renamed(seal.sums, shapes)
+                found = earlier.read(described(place), shapes, functools.partial(_read_arrays, place))
+            else:
+                wanted, found = seal.sums, _read_arrays(place, shapes)
+            state = replica_rows.as_now(found)
         except Exception as error:  # whatever the storage layers raise
             problem = (reason_of(error), _is_damage(error))
         problems = [each for each in self._job.together(f"restored {step}", problem) if each is not None]
         if not problems:
             names = differing(checksums(state), wanted)
-            found = self._job.together(f"compared {step}", names)  # a process may have read another seal
-            problems = [(f"{tree.some(names)} is not what was saved", True) for names in found if names]
+            differences = self._job.together(f"compared {step}", names)  # a process may have read another seal
+            problems = [(f"{tree.some(names)} is not what was saved", True) for names in differences if names]
         if problems:
             kind = Damaged if all(damage for _, damage in problems) else EnvironmentProblem
             raise kind(_unreadable(self._folder, step, problems[0][0]))
@@ -427,6 +433,15 @@ def _check_files(checkpoint: Any) -> None:
                 continue  # what is read will be missed by name
             except OSError as error:
                 raise ValueError(f"{file.relative_to(checkpoint)} is {error.strerror}") from error
+
+
+def described(folder: Any) -> Any:
+    """Return a leaf for each array of a saved state, in containers without types, as Orbax describes them."""
+    with ocp.PyTreeCheckpointer() as reader:
+        found = reader.metadata(folder).item_metadata
+    if found is None:
+        raise ValueError("the description of its arrays is missing or damaged")
+    return found.tree
 
 
 def _read_arrays(folder: pathlib.Path, like: Any) -> Any:

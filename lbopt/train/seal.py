@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lbopt import typed_json
+from lbopt.train import earlier
 
 BEFORE_AGGREGATORS = -1
 
@@ -25,6 +26,7 @@ class Seal:
       replicas: of whose memories the state holds a row each (see `lbopt.parallel.aggregation`); None if it holds none,
         `BEFORE_AGGREGATORS` if it was saved when states had no place for any.
       parts: into how many parts each replica's memory of a leaf was cut (see `lbopt.parallel.parts`); None if that was not said yet.
+      layout: how the optimizer's state is laid out, `earlier.NESTED` or `earlier.NOW`.
     """
 
     step: int
@@ -32,6 +34,7 @@ class Seal:
     metrics: dict[str, float]
     replicas: int | None = BEFORE_AGGREGATORS
     parts: int | None = None
+    layout: int = earlier.NESTED
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data that knows whether it has been changed; a metric that is not finite is NaN or Infinity, as Python writes it."""

@@ -11,9 +11,10 @@ import orbax.checkpoint as ocp
 
 from lbopt import tree
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.train.checkpoint import ARRAYS, read_seal, reason_of, steps_on_disk
+from lbopt.train.checkpoint import ARRAYS, described, read_seal, reason_of, steps_on_disk
 from lbopt.train.checksums import checksums, differing
 from lbopt.transforms.ema import EmaState
+from lbopt.transforms.per_path import find_states
 
 
 def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
@@ -33,27 +34,16 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
     try:
         with ocp.PyTreeCheckpointer() as reader:
             place = folder / str(steps[-1]) / ARRAYS
-            saved = reader.restore(place, restore_args=_as_numpy(reader.metadata(place)))
+            saved = reader.restore(place, restore_args=_as_numpy(described(place)))
         wrong = differing(checksums(saved), read_seal(folder, steps[-1]).sums)
         if wrong:
             raise ValueError(f"{tree.some(wrong)} is not what was saved")
     except Exception as error:  # whatever the storage layers raise
         fix = f"checkpoint {steps[-1]} cannot be read ({reason_of(error)}); use another checkpoint"
         raise EnvironmentProblem(f"{field}: {fix}") from error
-    average = _averaged(saved["opt_state"])
-    return {"params": saved["params"] if average is None else average, **saved["model_state"]}
+    averages = [state.ema for state in find_states(saved["opt_state"], (EmaState,))]
+    return {"params": averages[0] if averages else saved["params"], **saved["model_state"]}
 
 
-def _averaged(opt_state: Any) -> Any:
-    """Return the average that `lbopt.track_ema` kept, from a state whose tuples have become dictionaries and lists; None if there is none."""
-    if isinstance(opt_state, dict) and set(opt_state) == set(EmaState._fields):
-        return opt_state["ema"]
-    parts = opt_state.values() if isinstance(opt_state, dict) else opt_state if isinstance(opt_state, list) else ()
-    return next((found for part in parts if (found := _averaged(part)) is not None), None)
-
-
-def _as_numpy(metadata: Any) -> Any:
-    described = metadata.item_metadata
-    if described is None:
-        raise ValueError("the description of its arrays is missing or damaged")
-    return jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described.tree)
+def _as_numpy(leaves: Any) -> Any:
+    return jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), leaves)

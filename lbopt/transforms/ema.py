@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import tree, types
-from lbopt.transforms import arguments
+from lbopt.transforms import arguments, per_path
 
 
 class EmaState(NamedTuple):
@@ -108,15 +108,14 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
     """Return the averaged parameters out of any optimizer state that holds them.
 
     Args:
-      opt_state: the state of a chain, `masked`, `MultiSteps`, ... with `track_ema` in it.
-      like: parameters whose dtypes the result gets, and whose leaves it takes where `optax.masked` kept them out of the
-        average; None leaves the result as it is kept.
+      opt_state: the state of a chain, `masked`, `MultiSteps`, ... with `track_ema` in it; also as `nnx.state(optimizer)`.
+      like: parameters whose containers and dtypes the result gets, and whose leaves it takes where `optax.masked` kept them
+        out of the average; `nnx.state(model)` for an NNX model. None leaves the result as it is kept.
 
     Raises:
-      ValueError: if the state holds no average, or several.
+      ValueError: if the state holds no average, or several, or one of other parameters than `like`.
     """
-    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, EmaState))
-    found = [node for node in nodes if isinstance(node, EmaState)]
+    found = list(per_path.find_states(opt_state, (EmaState,)))
     if len(found) != 1:
         raise ValueError(
             f"opt_state holds {len(found)} averages of the parameters: put one lbopt.track_ema last in the chain"
@@ -124,9 +123,8 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
     ema = found[0].ema
     if like is None:
         return ema
-    return jax.tree.map(
-        lambda e, p: p if isinstance(e, optax.MaskedNode) else e.astype(p.dtype),
-        ema,
-        like,
-        is_leaf=lambda node: isinstance(node, optax.MaskedNode),
-    )
+    averages = dict(zip(tree.leaf_names(ema), jax.tree.leaves(ema), strict=True))
+    unknown = sorted(averages.keys() - set(tree.leaf_names(like)))
+    if unknown:
+        raise ValueError(f"like has no parameter at {tree.some(unknown)}: give the parameters that are averaged")
+    return tree.map_with_name(lambda name, p: averages[name].astype(p.dtype) if name in averages else p, like)

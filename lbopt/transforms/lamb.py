@@ -156,7 +156,9 @@ def lamb(
             stacked=stacked,
             **spread,
         ),
-        lr_transform.scale_by_learning_rate(learning_rate),
+        lr_transform.scale_by_learning_rate(
+            lr_transform.as_schedule(learning_rate) if placement == "decoupled" else learning_rate
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -134,7 +135,9 @@ def lars(
     _check(row)
     variants.check_adaptation(row, "lars", variant)
     late_ratio = row["trust_ratio_placement"] == "outside"
-    steps = _momentum_steps(row, learning_rate, momentum_dtype, stacked)
+    seen_twice = row["clip_mode"] == "clip" or row["weight_decay_placement"] == "decoupled"
+    rate = lr_transform.as_schedule(learning_rate) if seen_twice else learning_rate
+    steps = _momentum_steps(row, rate, momentum_dtype, stacked)
     ratio = trust_ratio.scale_by_layerwise_trust_ratio(
         trust_ratio_mask=variants.trust_ratio_mask(row),
         trust_coefficient=row["trust_coefficient"],
@@ -182,23 +185,16 @@ def _check(row: dict[str, Any]) -> None:
 def _momentum_steps(row: dict[str, Any], learning_rate, momentum_dtype, stacked) -> list[optax.GradientTransformation]:
     """Return what follows the decayed gradient: momentum and learning rate, in the order of the variant."""
     adapted_order, plain_order = row["learning_rate_placement"], row["plain_learning_rate_placement"]
-    dampening = row["momentum"] if row["dampening"] == "momentum" else row["dampening"]
-
-    def velocity(nesterov: bool) -> optax.GradientTransformation:
-        return moments.scale_by_lars_momentum(
-            row["momentum"],
-            nesterov,
-            dampening=dampening,
-            undamped_start=row["undamped_start"],
-            momentum_dtype=momentum_dtype,
-        )
-
-    def ordered(order: str, nesterov: bool) -> list[optax.GradientTransformation]:
-        links = [velocity(nesterov), lr_transform.scale_by_learning_rate(learning_rate)]
-        return links if order == "outside" else links[::-1]
-
+    velocity = moments.scale_by_lars_momentum(
+        row["momentum"],
+        row["nesterov"],
+        dampening=row["momentum"] if row["dampening"] == "momentum" else row["dampening"],
+        undamped_start=row["undamped_start"],
+        momentum_dtype=momentum_dtype,
+    )
+    rate = lr_transform.scale_by_learning_rate(learning_rate)
     if adapted_order == plain_order:
-        return ordered(adapted_order, row["nesterov"])
+        return [velocity, rate] if adapted_order == "outside" else [rate, velocity]
 
     def adapted(params: types.Params) -> types.PyTree:
         return trust_ratio.resolve_touched(
@@ -213,7 +209,35 @@ def _momentum_steps(row: dict[str, Any], learning_rate, momentum_dtype, stacked)
     def plain(params: types.Params) -> types.PyTree:
         return jax.tree.map(lambda chosen: not chosen, adapted(params))
 
+    inside, outside = (adapted, plain) if adapted_order == "inside" else (plain, adapted)
+    unchanged = lambda updates, state: updates  # noqa: E731
+    plain_momentum = lambda updates, state: state.momentum  # noqa: E731
     return [
-        optax.masked(optax.chain(*ordered(adapted_order, row["nesterov"])), adapted),
-        optax.masked(optax.chain(*ordered(plain_order, False)), plain),
+        _only(inside, rate, unchanged),
+        _only(adapted, velocity, plain_momentum) if row["nesterov"] else velocity,
+        _only(outside, rate, unchanged),
     ]
+
+
+def _only(
+    mask: Callable[[types.Params], types.PyTree],
+    tx: optax.GradientTransformation,
+    others: Callable[[optax.Updates, Any], optax.Updates],
+) -> optax.GradientTransformation:
+    """Return a transform whose output is that of `tx` on some leaves only.
+
+    Its state covers all leaves. `optax.masked` would leave holes in it, and what shards a state by the parameters stumbles over holes.
+
+    Args:
+      mask: selects the leaves, from the parameters.
+      tx: the transform.
+      others: (updates, new state) -> the output on the other leaves.
+    """
+
+    def update_fn(updates: optax.Updates, state: optax.OptState, params: types.Params | None = None):
+        out, state = tx.update(updates, state, params)
+        rest = others(updates, state)
+        pick = lambda chosen, new, old: new if chosen else old.astype(new.dtype)  # noqa: E731
+        return jax.tree.map(pick, mask(params), out, rest), state
+
+    return optax.GradientTransformation(tx.init, update_fn)

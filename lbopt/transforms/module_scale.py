@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import tree, types
+from lbopt.transforms import per_path
 
 Labels = types.PyTree | Mapping[str, str] | Callable[[types.Params], types.PyTree]
 """The module of each parameter: {module: regular expression} (the first that is found in the path), a pytree of strings like the
@@ -116,6 +117,8 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
     """
 
     def init_fn(params: types.Params) -> ModuleScaleState:
+        if per_path.is_placeholder(params):
+            return ModuleScaleState(per_path.UNKNOWN, per_path.UNKNOWN)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
         ones = {module: jnp.ones((), jnp.float32) for module in modules}
         return ModuleScaleState(ones, {module: jnp.full((), jnp.nan, jnp.float32) for module in modules})

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import masks, stacks, tree, types
-from lbopt.transforms import arguments
+from lbopt.transforms import arguments, per_path
 from lbopt.transforms.clipping import ClipState
-from lbopt.transforms.learning_rate import LearningRateState
+from lbopt.transforms.learning_rate import AppliedRateState, LearningRateState
 from lbopt.transforms.module_scale import ModuleScaleState
 from lbopt.transforms.noise_scale import NoiseScaleState
 from lbopt.transforms.skipping import SkipState
@@ -32,15 +32,15 @@ def is_per_layer(name: str) -> bool:
 
 
 class LayerNormsState(NamedTuple):
-    """The norms of each leaf (of each layer of a stack) at the last update, fp32 or wider; 0 before the first.
+    """Norms at the last update: path -> fp32 (or wider) scalar, or an array with one per layer of a stack; 0 before the first.
 
     Attributes:
       weight_norm: before the update.
       update_norm: of the update as it is applied.
     """
 
-    weight_norm: types.PyTree
-    update_norm: types.PyTree
+    weight_norm: dict[str, jax.Array]
+    update_norm: dict[str, jax.Array]
 
 
 def monitor_layers(
@@ -68,29 +68,34 @@ def monitor_layers(
     """
 
     def init_fn(params: types.Params) -> LayerNormsState:
+        if per_path.is_placeholder(params):
+            return LayerNormsState(per_path.UNKNOWN, per_path.UNKNOWN)
         tree.check_inexact(params, "monitor_layers: the parameter")
 
-        def zeros() -> types.PyTree:
+        def zeros() -> dict[str, jax.Array]:
             layers = stacks.resolve_stacked(stacked, params)
-            return jax.tree.map(lambda p, axes: jnp.zeros(p.shape[:axes], tree.real_dtype(p.dtype)), params, layers)
+            zero = lambda p, axes: jnp.zeros(p.shape[:axes], tree.real_dtype(p.dtype))  # noqa: E731
+            return per_path.collect(params, jax.tree.map(zero, params, layers))
 
         return LayerNormsState(zeros(), zeros())
 
     def update_fn(
         updates: optax.Updates, state: LayerNormsState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LayerNormsState]:
+        del state
         arguments.require_params(params, "monitor_layers")
         tree.check_updates(updates, params)
         layers = stacks.resolve_stacked(stacked, params)
         split = masks.resolve_split(sharded_mask, axis_name, params)
 
-        def norm(x: jax.Array, axes: int, chosen: bool, like: jax.Array) -> jax.Array:
-            return tree.l2_norm(x, axes, split.axis_of(chosen)).reshape(like.shape).astype(like.dtype)
+        def norms(values: types.PyTree) -> dict[str, jax.Array]:
+            def norm(x: jax.Array, p: jax.Array, axes: int, chosen: bool) -> jax.Array:
+                total = tree.l2_norm(x, axes, split.axis_of(chosen)).reshape(p.shape[:axes])
+                return total.astype(tree.real_dtype(p.dtype))
 
-        return updates, LayerNormsState(
-            jax.tree.map(norm, params, layers, split.leaves, state.weight_norm),
-            jax.tree.map(norm, updates, layers, split.leaves, state.update_norm),
-        )
+            return per_path.collect(params, jax.tree.map(norm, values, params, layers, split.leaves))
+
+        return updates, LayerNormsState(norms(params), norms(updates))
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -100,7 +105,7 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
 
     Args:
       opt_state: the state of any chain, `multi_transform`, `masked`, `MultiSteps` or `inject_hyperparams` around
-        lbopt's transforms.
+        lbopt's transforms; also as `nnx.state(optimizer)` or as dictionaries that Orbax restored without a target.
 
     Returns:
       `{"learning_rate": scalar, "trust_ratio/<parameter path>": scalar, ...}` and, where the transform is in the chain,
@@ -118,15 +123,15 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
     metrics: dict[str, jax.Array] = {}
 
     def collect(node: Any) -> None:
+        node = per_path.plain_arrays(node)
         for group in _GROUPS[type(node)](node):
             metrics.update(_under_free_names(group, metrics))
         if isinstance(node, (SkipState, TrustRatioState)):
             visit(node.inner)
 
     def visit(state: Any) -> None:
-        for node in jax.tree.leaves(state, is_leaf=lambda node: type(node) in _GROUPS):
-            if type(node) in _GROUPS:
-                collect(node)
+        for node in per_path.find_states(state, _GROUPS):
+            collect(node)
 
     visit(opt_state)
     return metrics
@@ -137,6 +142,10 @@ Group = dict[str, jax.Array]
 
 def _rate(state: LearningRateState) -> list[Group]:
     return [{"learning_rate": state.learning_rate}]
+
+
+def _applied_rate(state: AppliedRateState) -> list[Group]:
+    return [{"learning_rate": state.applied_rate}]
 
 
 def _clip(state: ClipState) -> list[Group]:
@@ -169,6 +178,7 @@ def _norms(state: LayerNormsState) -> list[Group]:
 
 _GROUPS: dict[type, Callable[[Any], list[Group]]] = {
     LearningRateState: _rate,
+    AppliedRateState: _applied_rate,
     ClipState: _clip,
     SkipState: _skip,
     TrustRatioState: _ratios,
@@ -178,10 +188,10 @@ _GROUPS: dict[type, Callable[[Any], list[Group]]] = {
 }
 
 
-def _per_layer(kind: str, values: types.PyTree) -> Group:
+def _per_layer(kind: str, values: dict[str, jax.Array]) -> Group:
     group: Group = {}
-    for path, value in jax.tree_util.tree_leaves_with_path(values):
-        name = f"{kind}/{tree.path_name(path)}"
+    for path, value in values.items():
+        name = f"{kind}/{path}"
         layers = value.reshape(-1)
         group |= {name: value} if value.ndim == 0 else {f"{name}[{i}]": layers[i] for i in range(len(layers))}
     return group

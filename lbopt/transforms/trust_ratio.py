@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import masks, stacks, tree, types
-from lbopt.transforms import arguments
+from lbopt.transforms import arguments, per_path
 
 Denominator = Literal["norm_of_sum", "sum_of_norms", "gradient_only", "momentum"]
 DENOMINATORS = ("norm_of_sum", "sum_of_norms", "gradient_only", "momentum")
@@ -24,15 +24,16 @@ class TrustRatioState(NamedTuple):
     """The ratio each adapted leaf got at the last update.
 
     Attributes:
-      trust_ratio: a pytree shaped like the parameters; an fp32 scalar per adapted leaf, or an array with one per layer
-        of a stack (1 before the first update), `optax.MaskedNode()` where the leaf is not adapted.
+      trust_ratio: path of each adapted leaf -> its ratio, an fp32 scalar, or an array with one per layer of a stack; 1
+        before the first update. A plain dictionary: in the parameters' own containers a scalar would inherit the
+        sharding of a matrix.
       inner: the state of the transform inside, empty if there is none.
-      count: updates so far, kept only if the ratio looks at the learning rate.
+      schedule_count: updates so far, kept only if the ratio looks at the learning rate.
     """
 
-    trust_ratio: types.PyTree
+    trust_ratio: dict[str, jax.Array]
     inner: Any = optax.EmptyState()
-    count: jax.Array | None = None  # type: ignore[assignment]
+    schedule_count: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,16 +333,21 @@ def scale_by_layerwise_trust_ratio(
     through = optax.identity() if inner is None else inner
 
     def init_fn(params: types.Params) -> TrustRatioState:
+        count = jnp.zeros((), jnp.int32) if options.needs_rate else None
+        if per_path.is_placeholder(params):
+            return TrustRatioState(per_path.UNKNOWN, through.init(params), count)
         arguments.require_float_leaves(params, "scale_by_layerwise_trust_ratio")
-        ratios = jax.tree.map(_one, options.plans(params), params)
-        return TrustRatioState(ratios, through.init(params), jnp.zeros((), jnp.int32) if options.needs_rate else None)
+        ones = jax.tree.map(
+            lambda plan, p: _one(p, plan.layer_axes) if plan.adapted else None, options.plans(params), params
+        )
+        return TrustRatioState(per_path.collect(params, ones), through.init(params), count)
 
     def update_fn(
         updates: optax.Updates, state: TrustRatioState, params: types.Params | None = None
     ) -> tuple[optax.Updates, TrustRatioState]:
         arguments.require_params(params, "scale_by_layerwise_trust_ratio")
         tree.check_updates(updates, params)
-        plans, rate = options.plans(params), options.rate(state.count)
+        plans, rate = options.plans(params), options.rate(state.schedule_count)
         wide = jax.tree.map(lambda u, p: u.astype(tree.wide_dtype(p.dtype)), updates, params)
         weights = jax.tree.map(lambda p: p.astype(tree.wide_dtype(p.dtype)), params)
         decayed = jax.tree.map(lambda plan, g, w: plan.decayed_update(g, w), plans, wide, weights)
@@ -350,20 +356,18 @@ def scale_by_layerwise_trust_ratio(
         def adapt(u: jax.Array, plan: _Plan, g: jax.Array, w: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
             ratio = plan.ratio(g, w, y, rate) if plan.adapted else None
             out = plan.finish(y, w, ratio).astype(u.dtype)
-            return out, optax.MaskedNode() if ratio is None else ratio.reshape(w.shape[: plan.layer_axes])
+            return out, None if ratio is None else ratio.reshape(w.shape[: plan.layer_axes])
 
         pairs = jax.tree.map(adapt, updates, plans, wide, weights, directions)
         updates, ratios = tree.unzip_pairs(updates, pairs)
-        count = None if state.count is None else optax.safe_increment(state.count)
-        return updates, TrustRatioState(ratios, inner_state, count)
+        count = None if state.schedule_count is None else optax.safe_increment(state.schedule_count)
+        return updates, TrustRatioState(per_path.collect(params, ratios), inner_state, count)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _one(plan: _Plan, param: Any) -> jax.Array | optax.MaskedNode:
-    if not plan.adapted:
-        return optax.MaskedNode()
-    return jnp.ones(param.shape[: plan.layer_axes], tree.wide_dtype(param.dtype))
+def _one(param: Any, layer_axes: int) -> jax.Array:
+    return jnp.ones(param.shape[:layer_axes], tree.wide_dtype(param.dtype))
 
 
 def _clip(x: jax.Array, bounds: tuple[float, float] | None) -> jax.Array:

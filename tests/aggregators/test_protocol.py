@@ -3,6 +3,7 @@
 import sys
 import warnings
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,12 +45,30 @@ def test_one_device_and_four_agree(name, gradients, run, largest_gap):
 
 @pytest.mark.parametrize("name", ALL)
 def test_state_keeps_its_shapes_and_dtypes(name, gradients, params, run):
-    first = ALL[name].init(params, 8)
+    init = lambda: protocol.as_optax(ALL[name], 8).init(params)  # noqa: E731
+    first = init()
     _, _, last = run(ALL[name], gradients(2))
     assert jax.tree.structure(first) == jax.tree.structure(last)
     shapes = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]  # noqa: E731
-    assert shapes(first) == shapes(last) == shapes(jax.eval_shape(lambda: ALL[name].init(params, 8)))
+    assert shapes(first) == shapes(last) == shapes(jax.eval_shape(init))
     assert all(x.shape[0] == 8 for x in jax.tree.leaves(last.local))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(name, gradients, params):
+    tx = protocol.as_optax(ALL[name], 8)
+    boxed = jax.tree.map(lambda p: flax.linen.Partitioned(p, ("x",) * p.ndim), params)
+    state = jax.eval_shape(tx.init, boxed)
+    for spec, leaf in zip(jax.tree.leaves(flax.linen.get_partition_spec(state)), jax.tree.leaves(state), strict=True):
+        assert len(spec) in (0, leaf.ndim)
+    mapped = optax.tree_utils.tree_map_params(
+        tx,
+        lambda leaf, p: leaf.shape == p.shape,
+        jax.eval_shape(tx.init, params),
+        params,
+        transform_non_params=lambda _: None,
+    )
+    assert all(jax.tree.leaves(mapped))
 
 
 @pytest.mark.parametrize("name", ["mean", "agvm", "ef", "powersgd"])

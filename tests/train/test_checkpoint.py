@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import pathlib
+import tarfile
 import threading
 import time
 from typing import ClassVar
@@ -215,6 +217,37 @@ def test_a_checkpoint_from_before_there_were_aggregators_is_read(tmp_path, monke
     body = json.dumps({"step": 3, "sums": {}, "metrics": {}})
     data = {"seal": body, "sha256": hashlib.sha256(body.encode()).hexdigest()}
     assert seal.read(data).replicas == seal.BEFORE_AGGREGATORS
+
+
+STACK, RATE = lbopt.stacked_paths("^layers/"), optax.linear_schedule(0.1, 0.01, 10)
+OF_BEFORE = {
+    "lamb": lambda: optax.chain(lbopt.lamb(RATE, weight_decay=0.01, stacked=STACK), lbopt.monitor_layers(STACK)),
+    "lars_flax": lambda: lbopt.lars(RATE, weight_decay=0.01, variant="flax", stacked=STACK),
+    "lans": lambda: lbopt.skip_bad_updates(lbopt.lans(RATE, weight_decay=0.01)),
+}
+
+
+@pytest.mark.parametrize("name", OF_BEFORE)
+def test_a_checkpoint_whose_ratios_lay_in_the_parameters_containers_is_read(name, tmp_path):
+    """The archive was made when they did, by three updates of each optimizer with these gradients."""
+    with tarfile.open(pathlib.Path(__file__).with_name("states_in_containers.tgz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    first = {"dense": {"kernel": draw(3, 4), "bias": draw(4)}, "layers": {"kernel": draw(2, 4, 4)}}
+    tx = OF_BEFORE[name]()
+    state = lbopt.TrainState.create(first, {}, tx)
+    for step in range(3):
+        gradients = jax.tree.map(lambda p, step=step: jnp.sin(p * (step + 1)), first)
+        updates, opt_state = tx.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    with Checkpoints(tmp_path / name, read_only=True) as checkpoints:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), checkpoints.restore(shapes, 3), state)
+        wrong = shapes.replace(params={**shapes.params, "new": shapes.step})
+        with pytest.raises(EnvironmentProblem, match="its arrays differ at params/new"):
+            checkpoints.restore(wrong, 3)
 
 
 def test_a_step_is_saved_once(tmp_path):

@@ -13,7 +13,7 @@ from lbopt.data.order import example_indices
 from lbopt.recipes import build
 from lbopt.train import checkpoint
 from lbopt.train.checkpoint import Checkpoints
-from lbopt.transforms.learning_rate import LearningRateState
+from lbopt.transforms.learning_rate import AppliedRateState
 from lbopt.transforms.moments import LambMomentsState
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -134,14 +134,14 @@ def test_moments_are_kept_or_reset(row, straight, runs):
     after = runs(row).then.enter(before)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(after.params), before.params)
     count = [part for part in jax.tree.leaves(after.opt_state, is_leaf=is_rate) if is_rate(part)]
-    assert [int(part.count) for part in count] == [0]
+    assert [int(part.schedule_count) for part in count] == [0]
     kept = [np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(moments(after.opt_state))]
     assert all(kept) if row == "keep" else not any(kept)
     assert int(after.step) == FIRST
 
 
 def is_rate(part):
-    return isinstance(part, LearningRateState)
+    return isinstance(part, AppliedRateState)
 
 
 def moments(opt_state):

@@ -1,10 +1,14 @@
 """`optimizer_metrics` finds the rate and the ratios under every wrapper."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
 import lbopt
 
@@ -41,7 +45,7 @@ def test_under_a_wrapper(wrapper):
     make, calls = WRAPPED[wrapper]
     tx = make()
     state = tx.init(PARAMS)
-    assert lbopt.optimizer_metrics(state)["learning_rate"] == 0
+    assert lbopt.optimizer_metrics(state)["learning_rate"] == (0 if wrapper == "inject_hyperparams" else 0.25)
     for _ in range(calls):
         _, state = tx.update(GRADS, state, PARAMS)
     metrics = lbopt.optimizer_metrics(state)
@@ -133,3 +137,68 @@ def test_momentum_inside_the_ratio_is_no_obstacle():
     tx = lbopt.scale_by_layerwise_trust_ratio(inner=optax.chain(lbopt.clip_by_global_norm(1.0), lbopt.monitor_layers()))
     _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
     assert {"gradient_norm", "weight_norm/a/kernel", "trust_ratio/a/kernel"} <= set(lbopt.optimizer_metrics(state))
+
+
+def test_metrics_and_averages_come_out_of_the_state_of_an_nnx_optimizer():
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    tx = optax.chain(lbopt.lamb(0.5), lbopt.track_ema(0.9, ramp=False), lbopt.monitor_layers())
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    before = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    grads = nnx.grad(lambda model: jnp.square(model(jnp.ones((3, 4))) - 1).mean())(model)
+    optimizer.update(model, grads)
+    for state in (optimizer.opt_state, nnx.state(optimizer)):
+        metrics = lbopt.optimizer_metrics(state)
+        assert f"{metrics['learning_rate']:.2f}" == "0.50"
+        assert np.isclose(metrics["weight_norm/kernel"], np.linalg.norm(before["kernel"]), rtol=1e-6)
+        assert "trust_ratio/kernel" in metrics
+        after = nnx.state(model, nnx.Param)
+        averaged = lbopt.ema_params(state, like=after)
+        assert jax.tree.structure(averaged) == jax.tree.structure(after)
+        expected = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, before, nnx.to_pure_dict(after))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5), nnx.to_pure_dict(averaged), expected)
+    kept = {name: float(value) for name, value in metrics.items()}
+    optimizer.update(model, grads)
+    assert {name: float(value) for name, value in metrics.items()} == kept
+
+
+def test_an_average_of_other_parameters_is_refused():
+    tx = lbopt.track_ema()
+    with pytest.raises(ValueError, match="like has no parameter at a/bias"):
+        lbopt.ema_params(tx.init(PARAMS), like={"a": {"kernel": PARAMS["a"]["kernel"]}, "b": PARAMS["b"]})
+
+
+def test_metrics_come_out_of_what_orbax_restored_without_a_target(tmp_path):
+    tx = optax.chain(lbopt.skip_bad_updates(lbopt.lamb(optax.constant_schedule(0.5))), lbopt.monitor_layers())
+    _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state")
+        typed = checkpointer.restore(tmp_path / "state", jax.eval_shape(lambda: state))
+    assert lbopt.optimizer_metrics(restored) == lbopt.optimizer_metrics(state) == lbopt.optimizer_metrics(typed)
+
+
+@pytest.mark.parametrize("make", [lbopt.lamb, lbopt.lars, lbopt.lans, functools.partial(lbopt.lars, variant="flax")])
+def test_a_rate_given_as_a_number_is_set_in_the_state_and_that_of_a_schedule_is_not(make):
+    tx, other = make(0.25), make(0.5)
+    state = optax.tree_utils.tree_set(tx.init(PARAMS), learning_rate=jnp.asarray(0.5))
+    updates, state = tx.update(GRADS, state, PARAMS)
+    expected, _ = other.update(GRADS, other.init(PARAMS), PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, updates, expected)
+    assert lbopt.optimizer_metrics(state)["learning_rate"] == 0.5
+    scheduled = make(lambda count: 0.25).init(PARAMS)
+    with pytest.raises(KeyError):
+        optax.tree_utils.tree_set(scheduled, learning_rate=jnp.asarray(0.5))
+    injected = optax.inject_hyperparams(make)(0.25).init(PARAMS)
+    assert optax.tree_utils.tree_get(injected, "learning_rate") == 0.25
+
+
+def test_counts_and_rates_that_a_ratio_looks_at_too_are_found_or_not_settable():
+    for rate in (0.25, lambda count: 0.25):
+        assert optax.tree_utils.tree_get(lbopt.lamb(rate).init(PARAMS), "count") == 0
+    for tx in (
+        lbopt.lamb(0.25, variant="timm", weight_decay=0.1, weight_decay_placement="decoupled"),
+        lbopt.lars(0.25, variant="nvcaffe", clip_mode="clip", trust_ratio_bounds=None),
+    ):
+        with pytest.raises(KeyError):
+            optax.tree_utils.tree_set(tx.init(PARAMS), learning_rate=jnp.asarray(0.5))

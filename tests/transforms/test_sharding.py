@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
@@ -86,3 +87,27 @@ def test_sharded_equals_whole(name, values):
     )
     for key in expected:
         assert np.linalg.norm(sharded[key] - expected[key]) <= 1e-6 * np.linalg.norm(expected[key])
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_types_are_stable_where_a_stack_is_split_along_its_layers(axis_type):
+    """In a scan, a condition, and the wrappers that choose between an old and a new state."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(axis_type,))
+    stacked = lbopt.stacked_paths("^layers/")
+    tx = optax.chain(lbopt.lamb(0.1, stacked=stacked), lbopt.monitor_layers(stacked))
+    wrapped = [tx, lbopt.skip_bad_updates(tx), optax.MultiSteps(tx, 2), optax.apply_if_finite(tx, 3)]
+    with jax.set_mesh(mesh):
+        params = {"layers": {"kernel": jax.device_put(jnp.ones((4, 3, 3)), NamedSharding(mesh, P("x")))}}
+        for each in wrapped:
+
+            def step(carry, _=None, each=each):
+                updates, state = each.update(carry[0], carry[1], carry[0])
+                return (jax.tree.map(jnp.add, carry[0], updates), state), None
+
+            def steps(carry, step=step):
+                carry, _ = jax.lax.scan(step, carry, None, length=2)
+                return jax.lax.cond(carry[0]["layers"]["kernel"].sum() > 0, lambda c: step(c)[0], lambda c: c, carry)
+
+            state = each.init(params)
+            after = jax.eval_shape(steps, (params, state))
+            assert jax.tree.map(jax.typeof, after[1]) == jax.tree.map(jax.typeof, jax.eval_shape(lambda s: s, state))
