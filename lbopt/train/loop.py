@@ -28,6 +28,8 @@ from lbopt.train.writers import MetricsWriter, NoMetricsWriter, broken_losses, r
 from lbopt.transforms.monitoring import optimizer_metrics
 
 _STEER = "lower config.schedule.base_learning_rate, or clip by config.optimizer.max_grad_norm"
+_STALLED = 0.5
+"""Of the weights of a layer: where more of them do not move, that is said."""
 _SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "eval/perplexity", "eval/f1", "perf/examples_per_s")
 
 
@@ -115,11 +117,13 @@ class History:
         does not count.
       reached: whether the target has been reached.
       broken_step: the first step whose logged loss is not finite; None if there is none.
+      stalled: whether it was said that updates are too small for the dtype of the parameters.
     """
 
     seconds: float = 0.0
     reached: bool = False
     broken_step: int | None = None
+    stalled: bool = False
 
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]]) -> History:
@@ -229,6 +233,7 @@ class _Session:
             scalars |= {f"train/{name}": value for name, value in metric_pairs.means([metrics]).items()}
             scalars |= {f"train/{name}": float(value) for name, value in applied.items()}
             _check_skipped(step, applied)
+            self._check_stalled(step, applied)
             scalars["perf/examples_per_s"] = clock.examples_per_s(step)
         if self._due(step, run.cadence.eval_every_steps):
             self.log.evaluation_begins(step)
@@ -242,6 +247,18 @@ class _Session:
         if scalars or stopping:  # the time until a preemption is not lost
             scalars |= {**self._damaged(), "perf/elapsed_s": clock.elapsed_s()}
         return scalars
+
+    def _check_stalled(self, step: int, applied: Mapping[str, Any]) -> None:
+        """Say once that updates are too small for the dtype of the parameters."""
+        shares = {name: float(share) for name, share in applied.items() if name.startswith("stalled")}
+        worst = max(shares, key=shares.__getitem__, default=None)
+        if worst is None or shares[worst] <= _STALLED or self.history.stalled:
+            return
+        self.history.stalled = True
+        self.progress.say(
+            f"warning: at step {step} the update left {shares[worst]:.0%} of the weights of {worst.partition('/')[2]} as they were: "
+            "it is less than half of their last bit; keep the parameters in fp32"
+        )
 
     def _damaged(self) -> dict[str, float]:
         """Return how many records all processes have left out."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import tree, types
-from lbopt.transforms import arguments, per_path
+from lbopt.transforms import arguments, per_path, precision
 
 
 class EmaState(NamedTuple):
@@ -82,7 +82,7 @@ def track_ema(
 
         def average(ema: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:
             wide = tree.wide_dtype(ema.dtype)
-            new = _rounded(optax.apply_updates(p, u)).astype(wide)  # what the parameters will be
+            new = precision.applied(p, u).astype(wide)
             return (d * ema.astype(wide) + (1 - d) * new).astype(ema.dtype)
 
         return updates, EmaState(optax.safe_increment(state.count), jax.tree.map(average, state.ema, params, updates))
@@ -94,14 +94,6 @@ def _averaged_dtype(dtype: Any, ema_dtype: Any) -> Any:
     """Return the dtype of the average of a leaf; complex leaves stay complex."""
     wide = tree.wide_dtype(dtype)
     return wide if ema_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating) else ema_dtype
-
-
-def _rounded(x: jax.Array) -> jax.Array:
-    """Round to the precision of the dtype, also where XLA would keep more of a narrow number that is widened at once."""
-    if jnp.iscomplexobj(x):
-        return jax.lax.complex(_rounded(x.real), _rounded(x.imag))
-    info = jnp.finfo(x.dtype)
-    return jax.lax.reduce_precision(x, info.nexp, info.nmant)
 
 
 def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params:

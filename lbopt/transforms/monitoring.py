@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import masks, stacks, tree, types
-from lbopt.transforms import arguments, per_path
+from lbopt.transforms import arguments, per_path, precision
 from lbopt.transforms.clipping import ClipState
 from lbopt.transforms.learning_rate import AppliedRateState, LearningRateState
 from lbopt.transforms.module_scale import ModuleScaleState
@@ -18,7 +18,7 @@ from lbopt.transforms.noise_scale import NoiseScaleState
 from lbopt.transforms.skipping import SkipState
 from lbopt.transforms.trust_ratio import TrustRatioState
 
-PER_LAYER = ("trust_ratio", "weight_norm", "update_norm", "update_over_weight")
+PER_LAYER = ("trust_ratio", "weight_norm", "update_norm", "update_over_weight", "stalled")
 """The kinds of `optimizer_metrics` that come once per layer."""
 
 
@@ -37,10 +37,12 @@ class LayerNormsState(NamedTuple):
     Attributes:
       weight_norm: before the update.
       update_norm: of the update as it is applied.
+      stalled: of leaves narrower than fp32: the share of the weights with an update which that update, rounded, left as they were.
     """
 
     weight_norm: dict[str, jax.Array]
     update_norm: dict[str, jax.Array]
+    stalled: dict[str, jax.Array] = {}
 
 
 def monitor_layers(
@@ -54,7 +56,8 @@ def monitor_layers(
       sharded_mask: with `axis_name`: which leaves are split; None for all.
 
     Returns:
-      A transform whose state is `LayerNormsState`; `optimizer_metrics` shows both norms and their quotient.
+      A transform whose state is `LayerNormsState`; `optimizer_metrics` shows both norms and their quotient. Where parameters are bf16 or fp16 it
+      shows `stalled/<path>` too: at 1 no update is large enough to move a weight, and the parameters should be kept in fp32.
 
     >>> import jax.numpy as jnp
     >>> tx = optax.chain(optax.sgd(0.5), monitor_layers())
@@ -69,7 +72,7 @@ def monitor_layers(
 
     def init_fn(params: types.Params) -> LayerNormsState:
         if per_path.is_placeholder(params):
-            return LayerNormsState(per_path.UNKNOWN, per_path.UNKNOWN)
+            return LayerNormsState(per_path.UNKNOWN, per_path.UNKNOWN, per_path.UNKNOWN)
         tree.check_inexact(params, "monitor_layers: the parameter")
 
         def zeros() -> dict[str, jax.Array]:
@@ -77,7 +80,8 @@ def monitor_layers(
             zero = lambda p, axes: jnp.zeros(p.shape[:axes], tree.real_dtype(p.dtype))  # noqa: E731
             return per_path.collect(params, jax.tree.map(zero, params, layers))
 
-        return LayerNormsState(zeros(), zeros())
+        narrow = [name for name, p in tree.by_name(params).items() if _is_narrow(p)]
+        return LayerNormsState(zeros(), zeros(), {name: value for name, value in zeros().items() if name in narrow})
 
     def update_fn(
         updates: optax.Updates, state: LayerNormsState, params: types.Params | None = None
@@ -95,9 +99,24 @@ def monitor_layers(
 
             return per_path.collect(params, jax.tree.map(norm, values, params, layers, split.leaves))
 
-        return updates, LayerNormsState(norms(params), norms(updates))
+        def stalled(p: jax.Array, u: jax.Array, axes: int, chosen: bool) -> jax.Array | None:
+            if not _is_narrow(p):
+                return None
+
+            def number(which: jax.Array) -> jax.Array:
+                return tree.square_norm(which.astype(jnp.float32), axes, split.axis_of(chosen)).reshape(p.shape[:axes])
+
+            kept = number((u != 0) & (precision.applied(p, u) == p))
+            return kept / jnp.maximum(number(u != 0), 1)
+
+        shares = per_path.collect(params, jax.tree.map(stalled, params, updates, layers, split.leaves))
+        return updates, LayerNormsState(norms(params), norms(updates), shares)
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _is_narrow(leaf: jax.Array) -> bool:
+    return jnp.finfo(leaf.dtype).bits < 32
 
 
 def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
@@ -110,7 +129,7 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
     Returns:
       `{"learning_rate": scalar, "trust_ratio/<parameter path>": scalar, ...}` and, where the transform is in the chain,
       `gradient_norm` (global, before the clip), `noise_scale` (examples), `skipped/nonfinite`, `skipped/spikes`, `skipped/limit_reached`,
-      `weight_norm/<path>`, `update_norm/<path>`, `update_over_weight/<path>`, `agvm_scale/<module>`, `agvm_phi/<module>`. Layers of a stack are numbered: `<path>[3]`.
+      `weight_norm/<path>`, `update_norm/<path>`, `update_over_weight/<path>`, `stalled/<path>`, `agvm_scale/<module>`, `agvm_phi/<module>`. Layers of a stack are numbered: `<path>[3]`.
       A second value of one name in the same state is called `learning_rate_1`, `trust_ratio_1/<path>`, and so on.
 
     >>> import jax.numpy as jnp, lbopt
@@ -173,6 +192,7 @@ def _ratios(state: TrustRatioState) -> list[Group]:
 def _norms(state: LayerNormsState) -> list[Group]:
     quotient = jax.tree.map(lambda u, w: u / jnp.where(w > 0, w, 1), state.update_norm, state.weight_norm)
     named = {"weight_norm": state.weight_norm, "update_norm": state.update_norm, "update_over_weight": quotient}
+    named["stalled"] = state.stalled
     return [_per_layer(kind, values) for kind, values in named.items()]
 
 

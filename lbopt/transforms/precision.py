@@ -1,8 +1,9 @@
-"""A chain whose links pass fp32 updates to each other."""
+"""What is kept in which precision: fp32 updates between the links of a chain, parameters rounded to their own dtype."""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from lbopt import tree, types
@@ -23,3 +24,15 @@ def chain_in_wide_precision(*links: optax.GradientTransformation) -> optax.Gradi
         return jax.tree.map(lambda u, d: d.astype(u.dtype), updates, directions), state
 
     return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+
+
+def applied(params: jax.Array, updates: jax.Array) -> jax.Array:
+    """Return what a leaf is after an update, rounded to its dtype also where XLA would keep more of a narrow number that is used at once."""
+    return _rounded(optax.apply_updates(params, updates))
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    if jnp.iscomplexobj(x):
+        return jax.lax.complex(_rounded(x.real), _rounded(x.imag))
+    info = jnp.finfo(x.dtype)
+    return jax.lax.reduce_precision(x, info.nexp, info.nmant)

@@ -1,9 +1,12 @@
 """What a run logs of the optimizer, and how it ends when only broken gradients come."""
 
+import types
+
 import jax
 import numpy as np
 
 from lbopt.report.training import write_training_report
+from lbopt.train.loop import History, _Session
 from lbopt.train.workdir import read_config
 
 GUARDED = ("--config.optimizer.skip_limit=2",)
@@ -62,3 +65,12 @@ def test_what_is_watched_is_logged_and_drawn(train, tmp_path, logged):
     page = write_training_report(folder, read_config(folder)).read_text()
     for title in ("Trust ratio of each layer", "Update over weight", "Global gradient norm", "Gradient noise scale"):
         assert title in page
+
+
+def test_stalled_weights_are_told_of_once():
+    said = []
+    loop = types.SimpleNamespace(history=History(), progress=types.SimpleNamespace(say=said.append))
+    for step, share in ((1, 0.4), (2, 0.97), (3, 0.99)):
+        _Session._check_stalled(loop, step, {"stalled/a/kernel": share, "stalled/b[2]": 0.1, "learning_rate": 1.0})
+    (line,) = said
+    assert line.startswith("warning: at step 2 the update left 97% of the weights of a/kernel as they were")

@@ -202,3 +202,18 @@ def test_counts_and_rates_that_a_ratio_looks_at_too_are_found_or_not_settable():
     ):
         with pytest.raises(KeyError):
             optax.tree_utils.tree_set(tx.init(PARAMS), learning_rate=jnp.asarray(0.5))
+
+
+def test_the_share_of_narrow_weights_that_do_not_move_is_shown():
+    weights = jnp.asarray([[1.0, 1.0, 1.0, 1.0], [1e-3, 1e-3, 1e-3, 1.0]])
+    params = {"narrow": weights.astype(jnp.bfloat16), "wide": weights}
+    updates = {"narrow": jnp.asarray([[1e-3, 1e-3, 0.0, 0.1]] * 2, jnp.bfloat16), "wide": jnp.full((2, 4), 1e-9)}
+    tx = lbopt.monitor_layers(lbopt.stacked_paths("narrow"))
+    _, state = jax.jit(tx.update)(updates, tx.init(params), params)
+    metrics = lbopt.optimizer_metrics(state)
+    assert {name: round(float(value), 6) for name, value in metrics.items() if name.startswith("stalled")} == {
+        "stalled/narrow[0]": round(
+            2 / 3, 6
+        ),  # 1 + 0.001 is 1 in bf16, 1 + 0.1 is not; what has no update does not count
+        "stalled/narrow[1]": 0.0,
+    }
