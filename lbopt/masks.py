@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -338,22 +337,29 @@ def _check_bool(name: str, chosen: Any, argument: str) -> None:
         raise ValueError(f"{argument} at {name!r} is {chosen!r}: give True or False")
 
 
-_NOTES: contextvars.ContextVar[list[tuple[str, types.PyTree]] | None] = contextvars.ContextVar("notes", default=None)
+class Notes(list[tuple[str, types.PyTree]]):
+    """What transforms said, (argument, pytree of choices) each; every listener is another, so that no trace of before is taken for its own."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+# Part of the key of JAX's caches: whoever listens has `init` traced anew, also what is jitted inside it.
+_NOTES = jax.make_user_context(default_value=None)
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[list[tuple[str, types.PyTree]]]:
-    """Collect (argument, pytree of choices) of everything that is noted inside."""
-    notes: list[tuple[str, types.PyTree]] = []
-    token = _NOTES.set(notes)
-    try:
+def listening() -> Iterator[Notes]:
+    """Collect what is noted inside."""
+    notes = Notes()
+    with _NOTES(notes):
         yield notes
-    finally:
-        _NOTES.reset(token)
 
 
 def note(argument: str, choices: types.PyTree) -> None:
     """Tell whoever listens which leaves a transform touches; see `lbopt.summarize_masks`."""
-    notes = _NOTES.get()
+    notes = _NOTES.value
     if notes is not None:
         notes.append((argument, choices))

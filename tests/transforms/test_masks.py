@@ -1,6 +1,9 @@
 """Masks in every form that transforms accept, seen by which leaves get a ratio and which get decay."""
 
+import functools
+
 import flax
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -90,3 +93,25 @@ def test_a_callable_mask_sees_only_what_optax_masked_left():
     tx.update(PARAMS, tx.init(PARAMS), PARAMS)
     assert seen
     assert all(params["norm"]["scale"] == optax.MaskedNode() for params in seen)
+
+
+def test_a_summary_is_the_same_whatever_was_traced_before(capsys):
+    params = {"dense": {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(4)}}
+
+    def summary(tx):
+        lbopt.summarize_masks(params, tx)
+        return capsys.readouterr().out
+
+    make = functools.partial(lbopt.lamb, 0.1, weight_decay=0.01)
+    expected = summary(make())
+    assert "1 decayed (12), 1 adapted (12)" in expected
+    for wrap in (lambda tx: tx, lambda tx: optax.MultiSteps(tx, 2), lambda tx: optax.masked(tx, True), jitted):
+        for trace in (jax.eval_shape, lambda init, params: jax.jit(init)(params)):
+            tx = wrap(make())
+            trace(tx.init, params)
+            assert [summary(tx), summary(tx)] == [expected, expected]
+
+
+def jitted(tx):
+    """Its own program is traced once for all who call it."""
+    return optax.GradientTransformation(jax.jit(tx.init), tx.update)
