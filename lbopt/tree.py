@@ -170,20 +170,20 @@ def check_inexact(leaves: types.PyTree, what: str) -> None:
     map_with_name(check, leaves)
 
 
-def square_norm(x: jax.Array, layer_axes: int = 0, axis_name: types.AxisName = None) -> jax.Array:
+def square_norm(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None) -> jax.Array:
     """Return the sum of squares, of |x|^2 for complex numbers, in fp32 or wider whatever the dtype of `x`.
 
     Args:
       x: any array.
-      layer_axes: so many leading axes count layers and are kept: one sum per layer.
+      layer_axes: the axes that count layers and are kept: one sum per layer.
       axis_name: mapped axis or axes over which `x` is split, when this runs inside `shard_map` on one part of it.
 
     Returns:
-      An array of shape `[*layers, 1, ...]`, ready to be multiplied with `x`; a scalar if `layer_axes` is 0.
+      An array with as many axes as `x`, of size 1 but for the layers, ready to be multiplied with `x`; a scalar if there are no `layer_axes`.
     """
     wide = x.astype(wide_dtype(x.dtype))
-    axes = tuple(range(layer_axes, x.ndim))
-    total = jnp.sum(square(wide), axes, keepdims=layer_axes > 0)
+    axes = tuple(axis for axis in range(x.ndim) if axis not in layer_axes)
+    total = jnp.sum(square(wide), axes, keepdims=bool(layer_axes))
     return total if axis_name is None else jax.lax.psum(total, axis_name)
 
 
@@ -194,7 +194,7 @@ def square(x: jax.Array) -> jax.Array:
     return jnp.square(x)
 
 
-def l2_norm(x: jax.Array, layer_axes: int = 0, axis_name: types.AxisName = None) -> jax.Array:
+def l2_norm(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None) -> jax.Array:
     """Return the L2 norm, or one per layer of a stack, in fp32 or wider whatever the dtype; see `square_norm`.
 
     `optax.scale_by_trust_ratio` takes norms in the parameter dtype; with bf16 parameters its ratios are off by up to

@@ -262,11 +262,13 @@ def test_masks_see_one_layer_of_a_stack():
         return jax.tree.map(lambda leaf: leaf.ndim == 2, params)
 
     layers = {"layers": {"kernel": 1, "bias": 1, "gain": 1}, "head": {"kernel": 0}}
-    chosen = masks.resolve_mask(look, STACKED, "mask", layers)
+    chosen = masks.resolve_mask(look, STACKED, "mask", jax.tree.map(stacks.LayerAxes, layers))
     assert seen == {"layers": {"kernel": (2, 4), "bias": (4,), "gain": (4,)}, "head": {"kernel": (4, 2)}}
     assert chosen == {"layers": {"kernel": True, "bias": False, "gain": False}, "head": {"kernel": True}}
     assert masks.resolve_mask(masks.weights_only, STACKED, "mask")["layers"]["gain"], "without the stack it is a matrix"
-    assert not masks.resolve_mask(masks.weights_only, STACKED, "mask", layers)["layers"]["gain"]
+    assert not masks.resolve_mask(masks.weights_only, STACKED, "mask", jax.tree.map(stacks.LayerAxes, layers))[
+        "layers"
+    ]["gain"]
 
 
 NET = {

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import lbopt
 from lbopt import stacks
@@ -95,7 +96,81 @@ def test_metadata_without_the_axis_or_with_it_elsewhere():
     with pytest.raises(ValueError, match="axis_name = 'stages': no leaf's metadata names that axis"):
         lbopt.stacked_from_metadata(boxed, "stages")
     behind = Stack(axis=1).init(jax.random.key(0), jnp.zeros((1, 4)))["params"]
-    with pytest.raises(
-        ValueError, match=r"layers/Dense_0/kernel: axes \('embed', 'layers', 'mlp'\): the axis 'layers' must lead"
-    ):
-        lbopt.stacked_from_metadata(behind)
+    assert lbopt.stacked_from_metadata(behind)("layers/Dense_0/kernel", None).axes == (1,)
+
+
+MOVED = {  # axis 1 counts the layers
+    "layers": {"kernel": np.zeros((2, 3, 4)), "bias": np.zeros((4, 3))},
+    "head": {"kernel": np.zeros((4, 2))},
+}
+FIRST = lbopt.stacked_paths("^layers/")
+SECOND = lbopt.stacked_paths("^layers/", axis=1)
+ON_STACKS = {
+    "lamb": lambda stacked: lbopt.lamb(0.1, weight_decay=0.1, max_grad_norm=1.0, stacked=stacked),
+    "lars": lambda stacked: lbopt.lars(0.1, weight_decay=0.1, stacked=stacked),
+    "lars_flax": lambda stacked: lbopt.lars(0.1, weight_decay=0.1, variant="flax", nesterov=True, stacked=stacked),
+    "lans": lambda stacked: lbopt.lans(0.1, weight_decay=0.1, stacked=stacked),
+    "normalize": lambda stacked: lbopt.normalize_gradients(stacked=stacked),
+    "monitor": lambda stacked: lbopt.monitor_layers(stacked),
+}
+
+
+@pytest.mark.parametrize("name", ON_STACKS)
+def test_layers_along_another_axis_are_what_they_are_along_the_first(name):
+    rng = np.random.default_rng(0)
+    moved, gradient = (
+        jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.bfloat16), MOVED) for _ in range(2)
+    )
+
+    def front(tree):
+        return {**tree, "layers": jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), tree["layers"])}
+
+    def run(stacked, params, grads):
+        tx = ON_STACKS[name](stacked)
+        state = tx.init(params)
+        for _ in range(2):
+            updates, state = tx.update(grads, state, params)
+        return updates, lbopt.optimizer_metrics(state)
+
+    ours, metrics = run(SECOND, moved, gradient)
+    theirs, expected = run(FIRST, front(moved), front(gradient))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-7), front(ours), theirs)
+    assert metrics.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(metrics[key], value, rtol=1e-5)
+    if name == "lamb":
+        assert {"trust_ratio/layers/kernel[2]", "trust_ratio/head/kernel"} <= metrics.keys()
+        assert "trust_ratio/layers/kernel[3]" not in metrics
+
+
+def test_the_axis_of_the_layers_is_checked():
+    with pytest.raises(ValueError, match=r"axis = -1: give the number of the axis"):
+        lbopt.stacked_paths("^layers/", axis=-1)
+    disagree = {"layers": {"kernel": np.zeros((2, 3, 4)), "bias": np.zeros((4, 3))}}
+    with pytest.raises(ValueError, match=r"size 4 at 'layers/bias' and 2 at 'layers/kernel'.*axis=1\)"):
+        stacks.resolve_stacked(FIRST, disagree)
+    several = {"encoder": {"layers": {"kernel": np.zeros((2, 3))}}, "decoder": {"layers": {"kernel": np.zeros((6, 3))}}}
+    assert jax.tree.leaves(stacks.resolve_stacked(lbopt.stacked_paths("layers/"), several)) == [1, 1]
+    with pytest.raises(ValueError, match=r"stacked at 'a' is along axis 1, but the leaf has shape \(3,\)"):
+        stacks.resolve_stacked(lbopt.stacked_paths("", axis=1), {"a": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"powersgd: stacked at 'layers/bias' says that axis 1 counts layers"):
+        lbopt.powersgd(1, stacked=SECOND).init(MOVED, 2)
+
+
+def test_the_axis_is_read_from_the_metadata_of_nnx():
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("in", "out"))
+            self.linear = nnx.Linear(4, 4, kernel_init=init, rngs=rngs)
+
+    with nnx.use_eager_sharding(False):
+
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(axis_size=3, in_axes=0, out_axes=1, transform_metadata={nnx.PARTITION_NAME: "layers"})
+        def make(rngs):
+            return Block(rngs)
+
+        state = nnx.state(make(nnx.Rngs(0)), nnx.Param)
+    stacked = lbopt.stacked_from_metadata(state)
+    assert stacked("linear/kernel", None).axes == (1,)
+    assert stacked("linear/bias", None) == 0

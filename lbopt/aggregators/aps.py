@@ -95,7 +95,7 @@ def aps(
     def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
         del extra
         leaves, structure = jax.tree.flatten(rows)
-        layers = jax.tree.leaves(stacks.resolve_stacked(stacked, jax.tree.map(lambda x: x[0], rows)))
+        layers = stacks.leading(stacked, jax.tree.map(lambda x: x[0], rows), "aps")
         grads = [protocol.as_layers(x, axes).astype(jnp.float32) for x, axes in zip(leaves, layers, strict=True)]
         key = group.key(_SEED, state.shared)
         if shift:
@@ -119,7 +119,7 @@ def aps(
         return Aggregated(updates, AggregatorState(shared=state.shared + 1), {})
 
     def sent(params: types.Params, num_replicas: int) -> WireBytes:
-        layers = jax.tree.leaves(stacks.resolve_stacked(stacked, params))
+        layers = stacks.leading(stacked, params, "aps")
         leaves = zip(jax.tree.leaves(params), layers, strict=True)
         maxima = sum(protocol.vectors(jnp.shape(p), axes)[0] for p, axes in leaves) if shift else 0
         twice = 2 * wire.scattered(dtype.itemsize * wire.elements(params), num_replicas)

@@ -180,7 +180,7 @@ def _feedback(
     def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
         del extra
         structure = jax.tree.structure(rows)
-        layers = jax.tree.leaves(stacks.resolve_stacked(stacked, jax.tree.map(lambda x: x[0], rows)))
+        layers = stacks.leading(stacked, jax.tree.map(lambda x: x[0], rows), name)
         leaves = jax.tree.leaves(rows)
         grads = [protocol.as_layers(x, axes) for x, axes in zip(leaves, layers, strict=True)]
         memories = _as_layers(state.local, grads)
@@ -220,7 +220,7 @@ def _feedback(
         return Aggregated(protocol.like(updates, rows), new_state, {})
 
     def sent(params: types.Params, num_replicas: int) -> WireBytes:
-        layers = jax.tree.leaves(stacks.resolve_stacked(stacked, params))
+        layers = stacks.leading(stacked, params, name)
         shapes = [protocol.vectors(jnp.shape(p), axes) for p, axes in zip(jax.tree.leaves(params), layers, strict=True)]
         sizes = [n for count, n in shapes for _ in range(count)]
         return WireBytes(compressor.wire_bytes(sizes, num_replicas), ring_bytes(params, num_replicas))

@@ -82,7 +82,7 @@ def powersgd(
     arguments.require_above("min_rate", min_rate, 0)
 
     def planned(params: types.Params) -> list[_Plan]:
-        layers = jax.tree.leaves(stacks.resolve_stacked(stacked, params))
+        layers = stacks.leading(stacked, params, "powersgd")
         return [
             _plan(jnp.shape(p), axes, rank, min_rate) for p, axes in zip(jax.tree.leaves(params), layers, strict=True)
         ]

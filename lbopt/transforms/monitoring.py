@@ -77,7 +77,7 @@ def monitor_layers(
 
         def zeros() -> dict[str, jax.Array]:
             layers = stacks.resolve_stacked(stacked, params)
-            zero = lambda p, axes: jnp.zeros(p.shape[:axes], tree.real_dtype(p.dtype))  # noqa: E731
+            zero = lambda p, axes: jnp.zeros(axes.layers(p.shape), tree.real_dtype(p.dtype))  # noqa: E731
             return per_path.collect(params, jax.tree.map(zero, params, layers))
 
         narrow = [name for name, p in tree.by_name(params).items() if _is_narrow(p)]
@@ -93,18 +93,20 @@ def monitor_layers(
         split = masks.resolve_split(sharded_mask, axis_name, params)
 
         def norms(values: types.PyTree) -> dict[str, jax.Array]:
-            def norm(x: jax.Array, p: jax.Array, axes: int, chosen: bool) -> jax.Array:
-                total = tree.l2_norm(x, axes, split.axis_of(chosen)).reshape(p.shape[:axes])
+            def norm(x: jax.Array, p: jax.Array, axes: stacks.LayerAxes, chosen: bool) -> jax.Array:
+                total = tree.l2_norm(x, axes.axes, split.axis_of(chosen)).reshape(axes.layers(p.shape))
                 return total.astype(tree.real_dtype(p.dtype))
 
             return per_path.collect(params, jax.tree.map(norm, values, params, layers, split.leaves))
 
-        def stalled(p: jax.Array, u: jax.Array, axes: int, chosen: bool) -> jax.Array | None:
+        def stalled(p: jax.Array, u: jax.Array, axes: stacks.LayerAxes, chosen: bool) -> jax.Array | None:
             if not _is_narrow(p):
                 return None
 
             def number(which: jax.Array) -> jax.Array:
-                return tree.square_norm(which.astype(jnp.float32), axes, split.axis_of(chosen)).reshape(p.shape[:axes])
+                return tree.square_norm(which.astype(jnp.float32), axes.axes, split.axis_of(chosen)).reshape(
+                    axes.layers(p.shape)
+                )
 
             kept = number((u != 0) & (precision.applied(p, u) == p))
             return kept / jnp.maximum(number(u != 0), 1)

@@ -56,8 +56,8 @@ def normalize_gradients(
         layers = stacks.resolve_stacked(stacked, updates)
         split = masks.resolve_split(sharded_mask, axis_name, updates)
 
-        def normalize(u: jax.Array, layer_axes: int, chosen: bool) -> jax.Array:
-            return _divided(u, tree.l2_norm(u, layer_axes, split.axis_of(chosen)))
+        def normalize(u: jax.Array, layer_axes: stacks.LayerAxes, chosen: bool) -> jax.Array:
+            return _divided(u, tree.l2_norm(u, layer_axes.axes, split.axis_of(chosen)))
 
         return jax.tree.map(normalize, updates, layers, split.leaves), state
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lbopt import masks, tree, types
+from lbopt import masks, stacks, tree, types
 
 
 def summarize_masks(params: types.Params, tx: Any) -> None:
@@ -40,12 +40,12 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
     lines: list[tuple[str, ...]] = [("parameter", "shape", "role", "decayed", "adapted", "layers")]
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name, axes = tree.path_name(path), 0
-        axes = chosen["stacked"].get(name, 0)
+        name = tree.path_name(path)
+        axes = chosen["stacked"].get(name, stacks.LayerAxes(0))
         sizes[name] = int(np.prod(leaf.shape))
-        role = masks.leaf_role(name, jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype))
+        role = masks.leaf_role(name, jax.ShapeDtypeStruct(axes.one(leaf.shape), leaf.dtype))
         answers = (_yes(chosen[argument].get(name)) for argument in ("weight_decay_mask", "trust_ratio_mask"))
-        layers = " x ".join(str(size) for size in leaf.shape[:axes]) or "-"
+        layers = " x ".join(str(size) for size in axes.layers(leaf.shape)) or "-"
         lines.append((name, str(tuple(leaf.shape)), role, *answers, layers))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:

@@ -106,7 +106,7 @@ class _Options:
         for argument, choices in zip(("stacked", "trust_ratio_mask", "weight_decay_mask"), touched, strict=True):
             masks.note(argument, choices)
 
-        def plan(layer_axes: int, adapted: bool, decayed: bool, over: bool) -> _Plan:
+        def plan(layer_axes: stacks.LayerAxes, adapted: bool, decayed: bool, over: bool) -> _Plan:
             return _Plan(self, adapted, decayed, layer_axes, split.axis_of(over))
 
         return jax.tree.map(plan, *touched, split.leaves)
@@ -116,7 +116,7 @@ class Touched(NamedTuple):
     """What a trust ratio does to each leaf.
 
     Attributes:
-      layers: how many leading axes count layers.
+      layers: which axes count layers.
       adapted: whether it gets a ratio.
       decayed: whether it gets decay.
     """
@@ -162,11 +162,11 @@ class _Plan:
     options: _Options
     adapted: bool
     decayed: bool
-    layer_axes: int
+    layer_axes: stacks.LayerAxes
     axis_name: types.AxisName
 
     def norm(self, x: jax.Array) -> jax.Array:
-        return tree.l2_norm(x, self.layer_axes, self.axis_name)
+        return tree.l2_norm(x, self.layer_axes.axes, self.axis_name)
 
     def decay(self, w: jax.Array) -> jax.Array:
         return jnp.asarray(self.options.weight_decay, w.dtype) * w
@@ -356,7 +356,7 @@ def scale_by_layerwise_trust_ratio(
         def adapt(u: jax.Array, plan: _Plan, g: jax.Array, w: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
             ratio = plan.ratio(g, w, y, rate) if plan.adapted else None
             out = plan.finish(y, w, ratio).astype(u.dtype)
-            return out, None if ratio is None else ratio.reshape(w.shape[: plan.layer_axes])
+            return out, None if ratio is None else ratio.reshape(plan.layer_axes.layers(w.shape))
 
         pairs = jax.tree.map(adapt, updates, plans, wide, weights, directions)
         updates, ratios = tree.unzip_pairs(updates, pairs)
@@ -366,8 +366,8 @@ def scale_by_layerwise_trust_ratio(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _one(param: Any, layer_axes: int) -> jax.Array:
-    return jnp.ones(param.shape[:layer_axes], tree.wide_dtype(param.dtype))
+def _one(param: Any, layer_axes: stacks.LayerAxes) -> jax.Array:
+    return jnp.ones(layer_axes.layers(param.shape), tree.wide_dtype(param.dtype))
 
 
 def _clip(x: jax.Array, bounds: tuple[float, float] | None) -> jax.Array:
