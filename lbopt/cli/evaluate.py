@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lbopt.cli import arguments
-from lbopt.cli.train import comparison, with_vocabulary
+from lbopt.cli.train import MAY_CHANGE, OF_THE_HOST, comparison, with_vocabulary
 from lbopt.config import TrainConfig, checks
 from lbopt.errors import UserError
 from lbopt.job.member import STARTING, Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
-from lbopt.parallel.aggregation import Aggregation
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build
-from lbopt.recipes.aggregators import group_of
 from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, restore_chosen
 from lbopt.train.progress import said_by_first
@@ -29,6 +28,25 @@ FLAGS = {
     "checkpoint": "latest (default), best, or a step",
     **JOB_FLAGS,
 }
+
+UNUSED_BY_EVALUATION = (
+    *MAY_CHANGE,
+    "parallel",
+    "global_batch_size",
+    "phase2.global_batch_size",
+    "phase2.num_microsteps",
+    "phase2.remat",
+    "model.batch_norm_scope",
+    "model.remat",
+    "model.remat_layers",
+    "aggregator.over",
+    "aggregator.replicas_per_device",
+    "log_every_steps",
+    "eval_every_steps",
+    "eval_every_epochs",
+    "checkpoint",
+)
+"""Fields that have to fit the devices of training, or say when something happens in it."""
 
 
 def run(argv: Sequence[str], job: Alone) -> None:
@@ -50,30 +68,23 @@ def run(argv: Sequence[str], job: Alone) -> None:
 
 
 def _restore(config: TrainConfig, folder: str, which: str, job: Alone) -> tuple[Run, TrainState]:
-    plan = build.build(on_these_devices(with_vocabulary(config, folder)))
+    config.validate()
     workdir = workdirs.absolute(folder)
-    if workdirs.refuse_another(workdir, "train", comparison(config)) is None:
+    saved = workdirs.refuse_another(workdir, "train", comparison(config, UNUSED_BY_EVALUATION))
+    if saved is None:
         raise UserError(f"--workdir = {folder!r}: no run is there; run lbopt train first")
+    plan = build.build(with_vocabulary(_as_saved(config, saved), folder), trains=False)
     with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True, job=job) as checkpoints:
         shapes = lambda step: plan.phase_at(step).shapes()  # noqa: E731
         return plan, restore_chosen(checkpoints, which, shapes, said_by_first(job))
 
 
-def on_these_devices(config: TrainConfig) -> TrainConfig:
-    """Return the config of a run with the same network, whose aggregator, which has no part in an evaluation, takes any devices."""
-    given = config.aggregator
-    mesh, over = build.make_mesh(config.parallel), group_of(given)
-    try:
-        Aggregation.check_over(mesh, over)
-        whole = over == "replicas" or given.name != "agvm"
-    except UserError:
-        whole = False
-    odd = given.name == "agvm" and mesh.size * given.replicas_per_device % 2 == 1
-    if whole and not odd:
-        return config
-    fitted = copy.deepcopy(config)
-    fitted.aggregator.over = "replicas"
-    if odd:
-        fitted.aggregator.replicas_per_device = 2
-        fitted.parallel.backend, fitted.model.batch_norm_scope = "jit", "local"
-    return fitted
+def _as_saved(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
+    """Return the config of a saved run, with what this one says of the evaluation and of this machine."""
+    found = checks.from_json(TrainConfig, saved["config"], str(saved["versions"].get("lbopt")))
+    found.parallel = config.parallel
+    found.eval_global_batch_size = config.eval_global_batch_size
+    if found.phase2 is not None and config.phase2 is not None:
+        found.phase2.eval_global_batch_size = config.phase2.eval_global_batch_size
+    found.data = dataclasses.replace(found.data, **{name: getattr(config.data, name) for name in OF_THE_HOST})
+    return found

@@ -50,7 +50,7 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
         require(config.model.name in HUGGINGFACE_MODELS, "config.model.name", config.model.name, fix)
     if config.data.name == "squad" and config.data.vocab_file is None:
         config.data.vocab_file = str(workdir / "vocab.txt")
-    plan = build.build(on_one_device(config))
+    plan = build.build(on_one_device(config), trains=False)
     state = _restore(plan, workdir, given.get("checkpoint", "latest"))
     averaged = config.optimizer.ema_decay is not None
     if averaged:
@@ -82,17 +82,10 @@ def _saved_config(workdir: pathlib.Path) -> TrainConfig:
 
 
 def on_one_device(config: TrainConfig) -> TrainConfig:
-    """Return the config of a run with the same state that needs neither the devices nor the groups it was trained on."""
+    """Return the config of a run with the same state on one device."""
     alone = copy.deepcopy(config)
-    alone.parallel.num_devices = 1
-    alone.parallel.num_microsteps = 1
-    alone.parallel.backend = "jit"
-    two_halves = config.aggregator.name == "agvm"
-    alone.aggregator.over, alone.aggregator.replicas_per_device = "replicas", 2 if two_halves else 1
-    alone.model.batch_norm_scope = "local" if two_halves else "global"
-    if config.optimizer.track_noise_scale and not two_halves:  # it asks for parts of the batch to compare
-        size = config.global_batch_size
-        alone.parallel.num_microsteps = next(parts for parts in range(2, size + 1) if size % parts == 0)
+    alone.parallel.num_devices, alone.parallel.backend = 1, "jit"
+    alone.parallel.shard_update = alone.parallel.reduce_scatter = False
     alone.phase2 = None  # whose state has the same shapes
     return alone
 

@@ -10,6 +10,7 @@ from typing import Any
 from lbopt.cli import arguments
 from lbopt.config import TrainConfig, checks
 from lbopt.config.model import BATCH_NORMED
+from lbopt.config.parallel import ParallelConfig
 from lbopt.job.member import STARTING, Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
@@ -29,6 +30,16 @@ FLAGS = {
 }
 OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
 """Fields of the data that change no batch."""
+MAY_CHANGE = (
+    "about",
+    *(f"data.{name}" for name in OF_THE_HOST),
+    *(f"parallel.{field.name}" for field in dataclasses.fields(ParallelConfig) if field.name != "num_microsteps"),
+    "eval_global_batch_size",
+    "phase2.eval_global_batch_size",
+    "checkpoint.keep",
+    "stop_at_nan",
+)
+"""Fields that may change when a run is resumed, on another machine for instance: the batches and, up to rounding, the updates are the same."""
 
 
 def run(argv: Sequence[str], job: Alone) -> None:
@@ -61,7 +72,7 @@ def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: st
     job.doing("tracing the step", patience=STARTING)
     for phase in plan.phases():
         phase.lower()
-    compare, data = comparison(config, plan.mesh.size), checks.to_json(config)
+    compare, data = comparison(config, num_devices=plan.mesh.size), checks.to_json(config)
     with workdirs.open_workdir(folder, "train", data, compare, plan.mesh.size, command, job) as workdir:
         loop.train(plan, workdir, watch)
         return read_lines(workdir / "metrics.jsonl") if job.index == 0 else []
@@ -75,23 +86,22 @@ def with_vocabulary(config: TrainConfig, workdir: str) -> TrainConfig:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, vocab_file=str(kept)))
 
 
-def comparison(config: TrainConfig, num_devices: int | None = None) -> workdirs.Compare:
+def comparison(
+    config: TrainConfig, left_out: Sequence[str] = MAY_CHANGE, num_devices: int | None = None
+) -> workdirs.Compare:
     """Return the check that a saved run is the same one.
 
-    What `about` says, the backend, the number of devices, a sharded update and how data are reached may change when a run is
-    resumed: the batches and, up to rounding, the updates are the same. The number of devices may not where batch norm or a clip counts
-    replicas, nor between slices; else an aggregator's memory is rebuilt for another number of replicas. None for an evaluation, to which
-    that is all the same.
+    Args:
+      config: of this run.
+      left_out: fields in which the two may differ.
+      num_devices: of a run that is to go on. It may not change where batch norm or a clip counts replicas, nor between slices;
+        else an aggregator's memory is rebuilt for another number of replicas. None for an evaluation, to which that is all the same.
     """
-
-    def core(data: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in data.items() if name != "about"}
-        if isinstance(kept.get("data"), dict):
-            kept["data"] = {name: value for name, value in kept["data"].items() if name not in OF_THE_HOST}
-        return {**kept, "parallel": {"num_microsteps": data.get("parallel", {}).get("num_microsteps")}}
+    ours = checks.without(checks.to_json(config), left_out)
 
     def compare(saved: dict[str, Any]) -> list[str]:
-        found = checks.differences(core(checks.to_json(config)), core(checks.completed(TrainConfig, saved["config"])))
+        theirs = checks.without(checks.completed(TrainConfig, saved["config"]), left_out)
+        found = checks.differences(ours, theirs)
         by_norm = config.model.name in BATCH_NORMED and config.model.batch_norm_scope.startswith(
             ("local", "replicas", "tiles")
         )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import types as python_types
 import typing
+from collections.abc import Collection
 from typing import Any
 
 from lbopt.errors import UserError, require
@@ -127,6 +128,18 @@ def _completed_value(hint: Any, value: Any) -> Any:
         if dataclasses.is_dataclass(option) and isinstance(option, type):
             return [completed(option, one) for one in value] if isinstance(value, list) else completed(option, value)
     return value
+
+
+def without(data: Any, names: Collection[str]) -> Any:
+    """Return JSON data of a config without some fields.
+
+    >>> without({"a": {"b": 1, "c": 2}, "d": 3}, ["a.b", "d"])
+    {'a': {'c': 2}}
+    """
+    if not isinstance(data, dict):
+        return data
+    inner = {key: [name.removeprefix(f"{key}.") for name in names if name.startswith(f"{key}.")] for key in data}
+    return {key: without(value, inner[key]) for key, value in data.items() if key not in names}
 
 
 def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:

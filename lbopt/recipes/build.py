@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +30,20 @@ from lbopt.transforms.ema import ema_params
 from lbopt.transforms.learning_rate import AppliedRateState
 
 
-def build(config: TrainConfig, devices: Sequence[jax.Device] | None = None, load: problems.Load = sources.load) -> Run:
+def build(
+    config: TrainConfig,
+    devices: Sequence[jax.Device] | None = None,
+    load: problems.Load = sources.load,
+    trains: bool = True,
+) -> Run:
     """Turn a validated config into everything the training loop needs, compiling nothing.
 
     Args:
       config: of the run.
       devices: to choose from, for instance of a pod that is not here; None for `jax.devices()`.
       load: see `make_problem`.
+      trains: False for a run whose checkpoints are only read: the state is the same, and neither batches nor groups of batch norm
+        have to fit the devices. Its step cannot be called.
 
     Returns:
       The run; of two phases, the first, which knows the second.
@@ -45,32 +53,57 @@ def build(config: TrainConfig, devices: Sequence[jax.Device] | None = None, load
       EnvironmentProblem: if the data, or what the run starts from, cannot be had.
     """
     config.validate()
+    if not trains:
+        config = _on_any_devices(config, devices)
     first, *second = config.phases()
     mesh = make_mesh(config.parallel, devices)
-    run = _build_phase(first, mesh, load)
+    run = _build_phase(first, mesh, load, trains=trains)
     if not second:
         return run
     assert config.phase2 is not None
     try:
-        then = _build_phase(second[0], mesh, load, run, config.phase2.optimizer_state == "keep")
+        then = _build_phase(second[0], mesh, load, run, config.phase2.optimizer_state == "keep", trains)
     except UserError as error:
         raise UserError(as_of_phase2(str(error))) from error
     return dataclasses.replace(run, then=then)
 
 
+def _on_any_devices(config: TrainConfig, devices: Sequence[jax.Device] | None) -> TrainConfig:
+    """Return the config of a run that has the same network and state, and asks nothing of the devices."""
+    found, parallel = copy.deepcopy(config), config.parallel
+    there = len(meshes.available_devices() if devices is None else devices)
+    found.parallel = ParallelConfig(
+        parallel.backend if config.aggregator.name != "agvm" else "jit",
+        parallel.num_devices if parallel.num_devices is None or parallel.num_devices <= there else None,
+        shard_update=parallel.shard_update,
+    )
+    if found.phase2 is not None:
+        found.phase2.num_microsteps = 1
+    # AGVM asks for an even number of replicas; what the others remember is rebuilt for any.
+    found.aggregator.over, found.aggregator.replicas_per_device = "replicas", 1 + (config.aggregator.name == "agvm")
+    found.model.batch_norm_scope = "global"
+    return found
+
+
 def _build_phase(
-    config: TrainConfig, mesh: Mesh, load: problems.Load, before: Run | None = None, keep_optimizer: bool = True
+    config: TrainConfig,
+    mesh: Mesh,
+    load: problems.Load,
+    before: Run | None = None,
+    keep_optimizer: bool = True,
+    trains: bool = True,
 ) -> Run:
     size = config.global_batch_size
     problem = problems.make_problem(config.data, config.model, config.loss, size, config.init_from, load)
     train, validation, test = problem.splits
-    check_fit(config, problem, mesh)
+    if trains:
+        check_fit(config, problem, mesh)
     resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps)
     schedule = schedules.make_schedule(config.schedule, resolved)
     labels = aggregators.labels_of(config.aggregator)
     aggregators.check_modules(labels, problem.init)
     tx = optimizers.make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
-    train_step = make_step(config, problem.loss_fn, tx, mesh, problem.stacked)
+    train_step = make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
     shapes, init = _laid_out(functools.partial(make_state, problem, tx, config.seed), train_step, config)
     evaluate_on = problem.evaluator(mesh, config.parallel.backend)
     averaged = _averaging(config, mesh)
@@ -85,7 +118,7 @@ def _build_phase(
         init=init,
         train_step=train_step,
         batches=TrainBatches(
-            train, config.seed, size, resolved.num_steps, mesh.size, meshes.local_parts(mesh), first_example
+            train, config.seed, size, resolved.num_steps, *_spread(mesh, trains), first_example=first_example
         ),
         evaluate=evaluation(validation),
         evaluate_test=evaluation(test),
@@ -107,6 +140,11 @@ def _build_phase(
         stop_at_nan=config.stop_at_nan,
         steps_per_epoch=resolved.steps_per_epoch,
     )
+
+
+def _spread(mesh: Mesh, trains: bool) -> tuple[int, list[int] | None]:
+    """Return into how many parts a batch is cut, and which are this process's."""
+    return (mesh.size, meshes.local_parts(mesh)) if trains else (1, None)
 
 
 def check_fit(config: TrainConfig, problem: problems.Problem, mesh: Mesh) -> None:
@@ -158,10 +196,13 @@ def _mllog(config: TrainConfig, resolved: schedules.Resolved, num_train: int, nu
 
 
 def make_step(
-    config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh, stacked: types.Stacked = None
+    config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh, stacked: types.Stacked = None, trains: bool = True
 ) -> steps.Step:
-    """Build the training step that a config asks for; sweeps over whole pods and runs have the same one."""
-    measured, parallel = config.optimizer.track_noise_scale, config.parallel
+    """Build the training step that a config asks for; sweeps over whole pods and runs have the same one.
+
+    Without `trains` it is only asked for the layout of the state.
+    """
+    measured, parallel = config.optimizer.track_noise_scale and trains, config.parallel
     require(
         not measured or mesh.size * parallel.num_microsteps * config.aggregator.replicas_per_device > 1,
         "config.optimizer.track_noise_scale",

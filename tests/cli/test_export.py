@@ -177,14 +177,6 @@ def test_a_folder_for_transformers(name, tmp_path):
         assert json.loads((tmp_path / "out" / "config.json").read_text())["image_size"] == 64
 
 
-def test_one_device_keeps_the_state_of_the_optimizer():
-    config = TrainConfig(global_batch_size=33, model=ModelConfig(batch_norm_scope="local"))
-    assert export.on_one_device(config).parallel.num_microsteps == 1
-    config.optimizer.track_noise_scale = True
-    assert export.on_one_device(config).parallel.num_microsteps == 3
-    assert config.model.batch_norm_scope == "local"
-
-
 REFUSALS = {
     "no format": (["--workdir={run}", "--output={new}"], ["--format is missing"]),
     "no output": (["--workdir={run}", "--format=safetensors"], ["--output is missing"]),
