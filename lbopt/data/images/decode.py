@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 _JPEG = b"\xff\xd8"
 _DIRECT = ("Gray", "YCbCr", "RGB")
@@ -21,21 +24,29 @@ _BEHIND_THE_LAST_ROW = "extraneous bytes before marker 0xd9"
 _HARMLESS = re.compile(f"{_BEHIND_THE_LAST_ROW}$|unknown JFIF revision|Unknown Adobe color|Invalid SOS parameters")
 """What a decoder remarks on whole images. It says no more than one thing, so Pillow, which refuses files cut short, reads on."""
 
+_AS_RGB = frozenset(("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
+"""Modes of at most 8 bits a channel, which Pillow itself turns into RGB."""
+_GREY_16 = frozenset((("PNG", "I"), ("PPM", "I"), *((kind, "I;16") for kind in ("PNG", "TIFF", "JPEG2000", "IM"))))
+"""(format, mode) of grey in 16 bits: 0 is black and 65535 white. Pillow calls a TIFF of 12 bits so too."""
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
+_WHITE_IS_ZERO, _SIGNED = 0, 2
+"""Tags of a TIFF, and values of the last two (TIFF 6.0, sections 8 and 19)."""
+
 
 class UnreadableImage(ValueError):
-    """Bytes that are not one whole image."""
+    """Bytes that are not one whole image, or an image whose black and white are not known."""
 
 
 def read_size(data: bytes) -> tuple[int, int]:
     """Return (height, width) from the header alone.
 
     Raises:
-      UnreadableImage: if there is no header.
+      UnreadableImage: if there is no header, or more pixels than Pillow allows (twice `PIL.Image.MAX_IMAGE_PIXELS`).
     """
     if data[:2] != _JPEG:
         return _open(data).size[::-1]
     try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, _ = _jpeg_header(data)
     except ValueError as error:
         if _HARMLESS.search(str(error)):
             return _open(data).size[::-1]
@@ -44,7 +55,10 @@ def read_size(data: bytes) -> tuple[int, int]:
 
 
 def decode(data: bytes, shrink: int = 1, rows: int | None = None) -> np.ndarray:
-    """Decode an image of any kind that Pillow reads: grey, CMYK and palettes become RGB.
+    """Decode an image of any kind that Pillow reads: grey, CMYK and palettes become RGB, without transparency.
+
+    Channels of 16 bits are scaled to 8; grey of 12 bits too. Floating point runs from 0 (black) to 1 (white). Of several
+    frames this is the first; where an Exif orientation is obeyed, Pillow does so (it does in TIFF).
 
     Args:
       data: a JPEG, PNG, ... file.
@@ -56,12 +70,13 @@ def decode(data: bytes, shrink: int = 1, rows: int | None = None) -> np.ndarray:
       uint8 [height, width, 3]; unshrunk the same numbers as Pillow's.
 
     Raises:
-      UnreadableImage: if it is cut short or no image.
+      UnreadableImage: if it is cut short or no image, if it has more pixels than Pillow allows, or if nothing says which
+        of its numbers are black and white: whole numbers with a sign or of 32 bits, floating point beyond [0, 1].
     """
     if data[:2] != _JPEG:
         return _by_pillow(data)
     try:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, space = _jpeg_header(data)
         if space not in _DIRECT:
             return _by_pillow(data)
         if rows is not None and (image := _upper_rows(data, height, width, shrink, rows)) is not None:
@@ -112,20 +127,64 @@ def _place_of_height(data: bytes) -> int | None:
     return None
 
 
-def _open(data: bytes) -> Image.Image:
+def _jpeg_header(data: bytes) -> tuple[int, int, str]:
+    """Return (height, width, colour space); raise `ValueError` as Pillow does where there is no room for the pixels."""
+    height, width, space, _ = simplejpeg.decode_jpeg_header(data)
+    most = Image.MAX_IMAGE_PIXELS
+    if most is not None and height * width > 2 * most:
+        raise UnreadableImage(f"it has {height * width} pixels, more than {2 * most}")
+    return height, width, space
+
+
+@contextlib.contextmanager
+def _unreadable() -> Iterator[None]:
+    """Turn what Pillow raises for damaged files, which can be anything, into `UnreadableImage`."""
     try:
+        yield
+    except (UnreadableImage, MemoryError):
+        raise
+    except UnidentifiedImageError as error:
+        raise UnreadableImage("it is no image that Pillow reads") from error
+    except Exception as error:
+        raise UnreadableImage((str(error).splitlines() or [type(error).__name__])[0]) from error
+
+
+def _open(data: bytes) -> Image.Image:
+    with _unreadable():
         return Image.open(io.BytesIO(data))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UnreadableImage(_first_line(error)) from error
 
 
 def _by_pillow(data: bytes) -> np.ndarray:
     image = _open(data)
-    try:
-        return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UnreadableImage(_first_line(error)) from error
+    with _unreadable():
+        if _SIGNED in _tags(image).get(_SAMPLE_FORMAT, ()):
+            _refuse(image, "numbers with a sign")
+        image.load()
+        if image.mode in _AS_RGB:
+            image.info.pop("transparency", None)  # left out anyway, and Pillow would warn
+            return np.asarray(image.convert("RGB"))
+        return np.repeat(_grey(image)[..., None], 3, -1)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _grey(image: Image.Image) -> np.ndarray:
+    """Return an image whose channel has more than 8 bits as uint8 [height, width]."""
+    values, tags = np.asarray(image), _tags(image)
+    if image.mode == "F":
+        if not (values.min() >= 0 and values.max() <= 1):  # nor if one is NaN
+            _refuse(image, f"floating point from {values.min():g} to {values.max():g}, not from 0 to 1")
+        white = 1.0
+    elif (image.format, image.mode[:4]) in _GREY_16:
+        white = 4095.0 if 12 in tags.get(_BITS_PER_SAMPLE, ()) else 65535.0
+    else:
+        _refuse(image, "numbers whose black and white are not known")
+    grey = np.rint(values.astype(np.float32) * np.float32(255 / white)).astype(np.uint8)
+    return 255 - grey if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else grey
+
+
+def _refuse(image: Image.Image, what: str) -> NoReturn:
+    raise UnreadableImage(f"its {image.format} (mode {image.mode}) has {what}; save it in 8 or 16 bits")
+
+
+def _tags(image: Image.Image) -> Mapping[int, Any]:
+    """Return the tags of a TIFF; none of other formats."""
+    return getattr(image, "tag_v2", {})

@@ -2,6 +2,7 @@
 
 import io
 
+import cv2
 import numpy as np
 import pytest
 import simplejpeg
@@ -132,3 +133,54 @@ def test_what_is_no_image_is_refused(data):
     for function in (decode, read_size):
         with pytest.raises(UnreadableImage):
             function(data)
+
+
+SHADES = np.linspace(0, 255, 12 * 10).round().astype(np.uint8).reshape(12, 10)
+GREY = Image.fromarray(SHADES)
+COLOURS = Image.fromarray(np.stack([SHADES, SHADES[::-1], SHADES[:, ::-1]], -1))
+PAPER = Image.fromarray(SHADES.astype(np.uint16) * 257)
+
+
+def saved(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def of_opencv(array):
+    done, data = cv2.imencode(".png", array)
+    assert done
+    return data.tobytes()
+
+
+SCALED = {
+    "1": (saved(GREY.convert("1"), "PNG"), GREY.convert("1")),
+    "L": (saved(GREY, "PNG"), GREY),
+    "LA": (saved(GREY.convert("LA"), "PNG"), GREY),
+    "P": (saved(COLOURS.quantize(16), "PNG"), COLOURS.quantize(16)),
+    "P with a clear colour": (saved(COLOURS.quantize(16), "PNG", transparency=3), COLOURS.quantize(16)),
+    "RGBA": (saved(COLOURS.convert("RGBA"), "PNG"), COLOURS),
+    "CMYK": (saved(COLOURS.convert("CMYK"), "TIFF"), COLOURS.convert("CMYK")),
+    "YCbCr": (saved(COLOURS.convert("YCbCr"), "TIFF"), COLOURS.convert("YCbCr")),
+    "16 bits, PNG": (saved(PAPER, "PNG"), GREY),
+    "16 bits, TIFF": (saved(PAPER, "TIFF"), GREY),
+    "16 bits, colours": (of_opencv(np.asarray(COLOURS)[..., ::-1].astype(np.uint16) * 257), COLOURS),
+    "floating point": (saved(Image.fromarray(SHADES.astype(np.float32) / 255), "TIFF"), GREY),
+}
+NOT_KNOWN = {
+    "32 bits": saved(Image.fromarray(SHADES.astype(np.int32) * 1000), "TIFF"),
+    "floating point to 255": saved(Image.fromarray(SHADES.astype(np.float32)), "TIFF"),
+    "floating point with NaN": saved(Image.fromarray(np.where(SHADES < 9, np.nan, 0.5).astype(np.float32)), "TIFF"),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_every_mode_is_scaled_to_eight_bits(name):
+    data, original = SCALED[name]
+    np.testing.assert_array_equal(decode(data), np.asarray(original.convert("RGB")))
+
+
+@pytest.mark.parametrize("name", NOT_KNOWN)
+def test_numbers_whose_white_is_not_known_are_unreadable(name):
+    with pytest.raises(UnreadableImage, match="save it in 8 or 16 bits"):
+        decode(NOT_KNOWN[name])
