@@ -18,7 +18,7 @@ from lbopt.recipes import build
 from lbopt.recipes.optimizers import resolve_clip
 from lbopt.shown import show
 from lbopt.train import bucket, environment, loop, workdir as workdirs
-from lbopt.train.checkpoint import is_begun
+from lbopt.train.checkpoint import check_name, is_begun
 from lbopt.train.preemption import PreemptionWatch
 from lbopt.train.writers import read_lines
 from lbopt.transforms.monitoring import is_per_layer
@@ -64,6 +64,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
 def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: str) -> list[dict[str, Any]]:
     """Train in a local folder and return the lines of its metrics."""
     job = watch.job
+    check_name(str(workdirs.absolute(folder)))
     workdirs.check_shared(folder, job)
     job.doing("making the data and the model ready", patience=STARTING)
     plan = build.build(with_vocabulary(config, folder))

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 import pathlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,6 +82,8 @@ class Checkpoints:
         job: Alone | None = None,
     ):
         root = bucket.root_of(workdir)
+        if not read_only:
+            check_name(str(root))
         self._folder = root / "checkpoints"
         self._aside = root / "damaged"
         self._local = isinstance(root, pathlib.Path)
@@ -115,6 +118,7 @@ class Checkpoints:
         self._shapes: list[jax.ShapeDtypeStruct] = []
         self._copies: bool | None = None  # not known until a step has shown what it uses
         self._saved_step = self._manager.latest_step()
+        self._was_read_back = False
 
     def _steps_seen_by_all(self) -> list[int]:
         for _ in range(_LOOKS):
@@ -211,6 +215,22 @@ class Checkpoints:
         seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}), *rows, earlier.NOW)
         items = {ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
         self._manager.save(step, args=ocp.args.Composite(**items))
+        if not self._was_read_back:
+            self._manager.wait_until_finished()
+            self._read_back(step, state.step)
+            self._was_read_back = True
+
+    def _read_back(self, step: int, like: jax.Array) -> None:
+        """Read one number of the first checkpoint, so that a folder out of which nothing can be read is known before the run ends."""
+        try:
+            read_seal(self._folder, step)
+            found = _read_one(self._folder / str(step) / ARRAYS, "step", like)
+            if int(found) != step:
+                raise ValueError(f"it says step {int(found)}")
+        except Exception as error:  # whatever the storage layers raise
+            raise EnvironmentProblem(
+                f"checkpoint {self._folder / str(step)} was saved and cannot be read back ({reason_of(error)}); use another --workdir"
+            ) from error
 
     def settle(self) -> None:
         """Wait until the thread is idle, whatever it has met: `before` of the last save needs what comes after to be open."""
@@ -453,6 +473,29 @@ def _read_arrays(folder: pathlib.Path, like: Any) -> Any:
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
     with finishing(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
         return reader.restore(folder, args=ocp.args.StandardRestore(like))
+
+
+def _read_one(folder: Any, name: str, like: jax.Array) -> jax.Array:
+    """Read one array of a state, as `_read_arrays` does."""
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process_{me}_one"
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    shape, where = {name: jax.eval_shape(lambda: like)}, {name: ocp.ArrayRestoreArgs(sharding=like.sharding)}
+    with finishing(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+        return reader.restore(folder, args=ocp.args.PyTreeRestore(shape, where, partial_restore=True))[name]
+
+
+def check_name(workdir: str) -> None:
+    """Raise UserError for a workdir in which Orbax would save what it cannot find again: it looks for patterns, not for names.
+
+    >>> check_name("runs/batch=1024 (second)")
+    """
+    if re.search(r"\[.*\]|\\", workdir):
+        raise UserError(
+            f"--workdir = {workdir!r}: no checkpoint can be read in a path with [...] or a backslash; use another name"
+        )
 
 
 def _has_room(leaves: Sequence[jax.Array]) -> bool:

@@ -1,5 +1,6 @@
 """Which checkpoints are kept, which is best, and in what shape they come back."""
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -20,7 +21,7 @@ from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
 from lbopt.parallel import shards
 from lbopt.parallel.mesh import make_mesh, put_replicated, replicated
-from lbopt.train import replica_rows, seal
+from lbopt.train import checkpoint, replica_rows, seal
 from lbopt.train.checkpoint import Checkpoints, choose_step
 
 TX = optax.adam(0.1)
@@ -267,3 +268,35 @@ def test_a_checkpoint_holds_no_pickle(tmp_path):
         assert file.suffix not in {".pkl", ".pickle", ".npy"}
         content = file.read_bytes()
         assert not content.startswith(tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))), file
+
+
+@pytest.mark.parametrize("name", ["a[1]", "lamb[1024]/b", "a\\b"])
+def test_a_folder_whose_name_is_a_pattern_is_refused_before_anything_is_saved(name, tmp_path):
+    with pytest.raises(
+        UserError, match=r"--workdir = .*: no checkpoint can be read in a path with \[...\] or a backslash"
+    ):
+        Checkpoints(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a[b", "a*b?", "a b {c} %20 ~ $HOME", "a\nb"])
+def test_other_odd_names_hold_checkpoints(name, tmp_path):
+    now = make_state(3)
+    with Checkpoints(tmp_path / name) as checkpoints:
+        checkpoints.save(now, {"eval/accuracy": 0.5})
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
+    with Checkpoints(tmp_path / name, read_only=True) as checkpoints:
+        jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(shapes, 3), now)
+
+
+def test_the_first_checkpoint_is_read_back(tmp_path, monkeypatch):
+    def missing(*_):
+        raise FileNotFoundError("no such array")
+
+    monkeypatch.setattr(checkpoint, "_read_one", missing)
+    with contextlib.ExitStack() as stack:
+        checkpoints = stack.enter_context(Checkpoints(tmp_path))
+        checkpoints.save(make_state(1), None)
+        with pytest.raises(EnvironmentProblem, match=r"/1 was saved and cannot be read back \(no such array\)"):
+            checkpoints.save(make_state(2), None)
+    assert [entry.name for entry in (tmp_path / "checkpoints").iterdir()] == ["1"]
