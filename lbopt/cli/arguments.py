@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
 import pathlib
+import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -95,8 +97,10 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
 
 
 def call_get_config(flag: str) -> Any:
-    """Import a config file and call its `get_config(arg)`; the flag is `FILE` or `FILE:ARG`."""
-    path, _, argument = flag.partition(":")
+    """Import a config file and call its `get_config(arg)`; the flag is `FILE` or `FILE:ARG`, and FILE may have colons too."""
+    cuts = [place for place, letter in enumerate(flag) if letter == ":"] + [len(flag)]
+    cut = next((cut for cut in cuts if pathlib.Path(flag[:cut]).is_file()), cuts[0])
+    path, argument = flag[:cut], flag[cut + 1 :]
     return _from_config_file(flag, path, lambda module: module.get_config(argument))
 
 
@@ -113,6 +117,9 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     if spec is None or spec.loader is None:
         raise UserError(f"--config = {flag!r}: give a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their annotations up there
+    beside = str(file.resolve().parent)
+    sys.path.insert(0, beside)
     try:
         spec.loader.exec_module(module)
         return ask(module)
@@ -120,6 +127,9 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise UserError(f"--config = {flag!r}: {type(error).__name__}: {error}; mend {path}") from error
+    finally:
+        with contextlib.suppress(ValueError):  # the config may have taken it out
+            sys.path.remove(beside)
 
 
 def command_line(command: str, argv: Sequence[str]) -> str:

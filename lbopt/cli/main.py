@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from lbopt import __version__
 from lbopt.cli import streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
 from lbopt.job import guard, member, place as places
@@ -35,7 +36,10 @@ RESUMED = ("train", "sweep")
 def usage() -> str:
     """Return the help text."""
     lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
-    return "usage: lbopt COMMAND [--flag=VALUE ...]     (lbopt COMMAND --help says which)\n\n" + "\n".join(lines)
+    return (
+        "usage: lbopt COMMAND [--flag=VALUE ...]     (lbopt COMMAND --help says which; lbopt --version)\n\n"
+        + "\n".join(lines)
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if argv else EXIT_USER
+    if argv[0] in ("--version", "version"):
+        print(f"lbopt {__version__}")
+        return 0
     name = argv[0]
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax narrates every save there; what matters is raised
     job = member.join()

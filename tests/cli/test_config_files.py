@@ -1,0 +1,48 @@
+"""Config files of one's own, wherever they are."""
+
+import pytest
+
+from lbopt import __version__
+from lbopt.cli import main
+from lbopt.cli.arguments import call_get_config, config_rows
+from lbopt.errors import UserError
+
+MINE = """
+from __future__ import annotations
+import dataclasses
+import size_beside
+
+@dataclasses.dataclass
+class Config:
+    size: int = size_beside.SIZE
+    other: Config | None = None
+
+ROWS = ("small",)
+
+def get_config(arg: str = ""):
+    return dataclasses.replace(Config(), size=Config().size + len(arg))
+"""
+
+
+@pytest.mark.parametrize("name", ["mine.py", "a:b c/mine.py", "json.py"])
+def test_a_config_imports_what_lies_beside_it_and_has_annotations_of_its_own(name, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(MINE)
+    (file.parent / "size_beside.py").write_text("SIZE = 3\n")
+    assert call_get_config(str(file)).size == 3
+    assert call_get_config(f"{file}:four").size == 7
+    assert config_rows(str(file)) == ["small"]
+
+
+def test_a_config_that_fails_is_told_of_in_one_line(tmp_path):
+    (tmp_path / "bad.py").write_text("import not_there_at_all\n")
+    with pytest.raises(UserError, match=r"bad.py:row': ModuleNotFoundError: No module named 'not_there_at_all'; mend"):
+        call_get_config(f"{tmp_path / 'bad.py'}:row")
+    with pytest.raises(UserError, match="there is no file"):
+        call_get_config(f"{tmp_path / 'none.py'}:row")
+
+
+def test_version(capsys):
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lbopt {__version__}\n"
