@@ -14,6 +14,7 @@ from lbopt.errors import UserError
 from lbopt.job.member import STARTING, Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
+from lbopt.parallel.mesh import available_devices
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build
 from lbopt.train import bucket, workdir as workdirs
@@ -55,6 +56,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
     config = arguments.load_config(given["config"], overrides, TrainConfig)
     job.same("config", checks.to_json(config))
     processes.start(job)
+    available_devices()  # say now if there are none
     job.doing("reading the checkpoint", patience=STARTING)
     with bucket.opened(given["workdir"], job, write=False) as folder:
         plan, state = _restore(config, folder, given.get("checkpoint", "latest"), job)
