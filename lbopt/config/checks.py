@@ -12,6 +12,8 @@ from typing import Any
 from lbopt.errors import UserError, require
 
 LARGEST = 2**31
+LONGEST = 2**30
+"""Steps of a phase: those of two phases, and one more, still fit an int32."""
 _WIDEST = 80
 """Characters of a value that a message shows."""
 

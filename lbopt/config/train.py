@@ -142,7 +142,7 @@ class TrainConfig:
             0 < self.num_epochs < LARGEST,
             "config.num_epochs",
             self.num_epochs,
-            "give a number > 0",
+            "give a number > 0 (and below 2^31)",
         )
         if self.num_steps is not None:
             at_least("config.num_steps", self.num_steps, 1)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import optax
 
-from lbopt.config.checks import LARGEST
+from lbopt.config.checks import LARGEST, LONGEST
 from lbopt.config.schedule import ScheduleConfig
 from lbopt.errors import UserError
 from lbopt.schedules import decay as decays, plan, stretch, units, warmup
@@ -64,6 +64,7 @@ def resolve(
     )
     rate = scaled.learning_rate
     warmup_steps = scaled.warmup_steps if config.warmup_steps is None else config.warmup_steps
+    length = f"config.num_epochs = {num_epochs!r}" if num_steps is None else f"config.num_steps = {num_steps!r}"
     num_steps = scaled.total_steps if num_steps is None else num_steps
     if not rate < LARGEST:
         raise UserError(
@@ -80,8 +81,8 @@ def resolve(
             f"{_named(config, field)}: no step of warmup at batch {global_batch_size}, so warmup_from and warmup_power have no effect; "
             "warm up for longer, or leave them 0 and 1"
         )
-    if num_steps >= LARGEST:
-        raise UserError(f"config.num_epochs = {num_epochs!r}: that is {num_steps} steps; train for fewer than 2^31")
+    if num_steps >= LONGEST:
+        raise UserError(f"{length}: that is {num_steps} steps; train for fewer than 2^30")
     if config.start_step + warmup_steps >= num_steps:
         raise UserError(
             f"{_named(config, field)}: {warmup_steps} warmup steps do not end before the "

@@ -131,6 +131,7 @@ COMMAND_LINES = {
     "three bounds": (field("optimizer.trust_ratio_bounds", "(0.0,1.0,2.0)"), ["optimizer.trust_ratio_bounds"]),
     "smoothing of 1": (field("loss.label_smoothing", 1), ["config.loss.label_smoothing", "1"]),
     "hidden 0": (field("model.hidden", 0), ["config.model.hidden", "0"]),
+    "the last step of an int32": (field("num_steps", 2**31 - 1), ["config.num_steps = 2147483647", "fewer than 2^30"]),
     "epochs beyond counting": (field("num_epochs", "1e308"), ["config.num_epochs", "1e+308"]),
     "endless warmup": (field("schedule.base_warmup_epochs", "1e308"), ["base_warmup_epochs", "1e+308"]),
     "huge base batch": (field("schedule.base_batch_size", 10**40), ["base_batch_size"]),
