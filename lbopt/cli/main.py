@@ -29,6 +29,8 @@ COMMANDS = {
 
 TOGETHER = ("train", "evaluate", "sweep", "doctor")
 """The commands that several processes run as one job."""
+COMPILING = (*TOGETHER, "plan", "export")
+"""Those that cannot do without JAX."""
 RESUMED = ("train", "sweep")
 """Those that save what they have when they are asked to stop."""
 
@@ -56,6 +58,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         require_choice("command", name, COMMANDS)
         _check_folder()
+        if name in COMPILING:
+            _check_jax()
         if name in TOGETHER and job.count == 1:
             place = places.find(places.given_flags(argv[1:]), os.environ)
             if place is not None:
@@ -86,6 +90,22 @@ def _run(name: str, argv: Sequence[str], job: member.Alone) -> None:
         command.run(list(argv), job)
     else:
         command.run(list(argv))
+
+
+def _check_jax() -> None:
+    """Import JAX, and raise EnvironmentProblem naming the variable if the environment gives it a setting that cannot be."""
+    try:
+        import jax
+    except ValueError as error:
+        said = str(error).upper()
+        names = [name for name in os.environ if name.startswith("JAX_") and name in said]
+        if not names:
+            raise
+        raise EnvironmentProblem(
+            f"{names[0]} = {os.environ[names[0]]!r}: JAX does not take it; unset it, or give another value"
+        ) from error
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        raise EnvironmentProblem("JAX_DISABLE_JIT is set, and steps are compiled here; unset it")
 
 
 def _leave(job: member.Alone, code: int, line: str) -> None:

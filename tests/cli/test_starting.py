@@ -1,4 +1,8 @@
-"""Config files of one's own, wherever they are."""
+"""What a command starts from: config files of one's own, wherever they are, and the environment."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -46,3 +50,21 @@ def test_a_config_that_fails_is_told_of_in_one_line(tmp_path):
 def test_version(capsys):
     assert main.main(["--version"]) == 0
     assert capsys.readouterr().out == f"lbopt {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JAX_ENABLE_X64", "maybe"),
+        ("JAX_DEFAULT_PRNG_IMPL", "nope"),
+        ("JAX_NUM_CPU_DEVICES", "abc"),
+        ("JAX_DISABLE_JIT", "1"),
+    ],
+)
+def test_a_setting_that_jax_does_not_take_is_named(name, value):
+    command = [sys.executable, "-m", "lbopt", "doctor"]
+    ended = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 3
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"lbopt doctor: {name} ")
+    assert "unset it" in line
