@@ -141,7 +141,7 @@ def _unreadable() -> Iterator[None]:
     """Turn what Pillow raises for damaged files, which can be anything, into `UnreadableImage`."""
     try:
         yield
-    except (UnreadableImage, MemoryError):
+    except UnreadableImage:
         raise
     except UnidentifiedImageError as error:
         raise UnreadableImage("it is no image that Pillow reads") from error

@@ -1,6 +1,8 @@
 """Bytes become the pixels that Pillow reads, or one exception says that they are no image."""
 
 import io
+import struct
+import zlib
 
 import cv2
 import numpy as np
@@ -184,3 +186,14 @@ def test_every_mode_is_scaled_to_eight_bits(name):
 def test_numbers_whose_white_is_not_known_are_unreadable(name):
     with pytest.raises(UnreadableImage, match="save it in 8 or 16 bits"):
         decode(NOT_KNOWN[name])
+
+
+@pytest.mark.filterwarnings("ignore:Image size")
+def test_a_picture_that_declares_more_pixels_than_it_has_room_for_is_unreadable():
+    header = struct.pack(">IIBBBBB", 178_956_970, 1, 16, 6, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+    with pytest.raises(UnreadableImage):
+        decode(data)
