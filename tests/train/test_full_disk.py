@@ -82,7 +82,14 @@ def row(seed):
     numbers = ("global_batch_size", "steps", "warmup_steps", "learning_rate", "learning_rate_factor", "seed")
     scores = ("train_accuracy", "validation_accuracy", "validation_loss", "test_accuracy")
     numbers = (*numbers, "fidelity", "warmup_factor", "weight_decay_factor")
-    return {"arm": "a", "phase": "final", "diverged": False, **dict.fromkeys((*numbers, *scores), 1.0), "seed": seed}
+    return {
+        "arm": "a",
+        "phase": "final",
+        "diverged": False,
+        **dict.fromkeys((*numbers, *scores), 1.0),
+        "global_batch_size": 64,
+        "seed": seed,
+    }
 
 
 def test_rows_that_do_not_fit_leave_no_part(tmp_path):

@@ -135,7 +135,7 @@ NO_CHECKPOINT = {
     "a workdir of a sweep": (2, "it holds a sweep, not a training run; use another folder"),
     "a workdir with a bad config.json": (
         3,
-        "config.json is not a config.json of lbopt; restore it or use another folder",
+        "config.json is not a config.json of lbopt (not JSON: Expecting property name",
     ),
     "a checkpoint without arrays": (3, "checkpoint 2 cannot be read ("),
     "a checkpoint without a description": (3, "checkpoint 2 cannot be read ("),
