@@ -27,7 +27,7 @@ from lbopt.recipes import aggregators, initial, optimizers, problem as problems,
 from lbopt.replicas import Replicas
 from lbopt.train.run import Cadence, Run, Target
 from lbopt.transforms.ema import ema_params
-from lbopt.transforms.learning_rate import AppliedRateState
+from lbopt.transforms.learning_rate import LearningRateState
 
 
 def build(
@@ -293,14 +293,14 @@ def _entering(
     """Return the last state of a phase -> the first state of the next."""
 
     def again(part: Any) -> Any:
-        if not isinstance(part, AppliedRateState):
+        if not isinstance(part, LearningRateState):
             return part
         return part._replace(schedule_count=jnp.zeros_like(part.schedule_count))
 
     def entered(state: TrainState) -> TrainState:
         if not keep_optimizer:
             return train_step.with_aggregator_state(state.replace(opt_state=tx.init(state.params)))
-        is_leaf = lambda part: isinstance(part, AppliedRateState)  # noqa: E731
+        is_leaf = lambda part: isinstance(part, LearningRateState)  # noqa: E731
         return state.replace(opt_state=jax.tree.map(again, state.opt_state, is_leaf=is_leaf))
 
     def enter(state: TrainState) -> TrainState:

@@ -156,9 +156,7 @@ def lamb(
             stacked=stacked,
             **spread,
         ),
-        lr_transform.scale_by_learning_rate(
-            lr_transform.as_schedule(learning_rate) if placement == "decoupled" else learning_rate
-        ),
+        lr_transform.scale_by_learning_rate(learning_rate),
     )
 
 

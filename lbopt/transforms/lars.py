@@ -135,9 +135,7 @@ def lars(
     _check(row)
     variants.check_adaptation(row, "lars", variant)
     late_ratio = row["trust_ratio_placement"] == "outside"
-    seen_twice = row["clip_mode"] == "clip" or row["weight_decay_placement"] == "decoupled"
-    rate = lr_transform.as_schedule(learning_rate) if seen_twice else learning_rate
-    steps = _momentum_steps(row, rate, momentum_dtype, stacked)
+    steps = _momentum_steps(row, learning_rate, momentum_dtype, stacked)
     ratio = trust_ratio.scale_by_layerwise_trust_ratio(
         trust_ratio_mask=variants.trust_ratio_mask(row),
         trust_coefficient=row["trust_coefficient"],

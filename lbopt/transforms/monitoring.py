@@ -12,7 +12,7 @@ import optax
 from lbopt import masks, stacks, tree, types
 from lbopt.transforms import arguments, per_path, precision
 from lbopt.transforms.clipping import ClipState
-from lbopt.transforms.learning_rate import AppliedRateState, LearningRateState
+from lbopt.transforms.learning_rate import LearningRateState
 from lbopt.transforms.module_scale import ModuleScaleState
 from lbopt.transforms.noise_scale import NoiseScaleState
 from lbopt.transforms.skipping import SkipState
@@ -162,10 +162,6 @@ Group = dict[str, jax.Array]
 
 
 def _rate(state: LearningRateState) -> list[Group]:
-    return [{"learning_rate": state.learning_rate}]
-
-
-def _applied_rate(state: AppliedRateState) -> list[Group]:
     return [{"learning_rate": state.applied_rate}]
 
 
@@ -200,7 +196,6 @@ def _norms(state: LayerNormsState) -> list[Group]:
 
 _GROUPS: dict[type, Callable[[Any], list[Group]]] = {
     LearningRateState: _rate,
-    AppliedRateState: _applied_rate,
     ClipState: _clip,
     SkipState: _skip,
     TrustRatioState: _ratios,

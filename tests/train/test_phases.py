@@ -13,7 +13,7 @@ from lbopt.data.order import example_indices
 from lbopt.recipes import build
 from lbopt.train import checkpoint
 from lbopt.train.checkpoint import Checkpoints
-from lbopt.transforms.learning_rate import AppliedRateState
+from lbopt.transforms.learning_rate import LearningRateState
 from lbopt.transforms.moments import LambMomentsState
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -141,7 +141,7 @@ def test_moments_are_kept_or_reset(row, straight, runs):
 
 
 def is_rate(part):
-    return isinstance(part, AppliedRateState)
+    return isinstance(part, LearningRateState)
 
 
 def moments(opt_state):
