@@ -92,11 +92,11 @@ def test_a_smoke_row_goes_the_whole_way(family, configs, data_dir, tmp_path, cap
     last = run.phases()[-1].last_step
     kills = [phase.first_step + phase.num_steps // 2 + 1 for phase in run.phases()]
     for step in kills:
-        monkeypatch.setattr(build, "build", lambda config, step=step: stopping(run, step))
+        monkeypatch.setattr(build, "build", lambda config, step=step, **_: stopping(run, step))
         with pytest.raises(Killed):
             main.main(["train", *flags])
         assert lines(workdir)[-1]["step"] == step - 1
-    monkeypatch.setattr(build, "build", lambda config: run)
+    monkeypatch.setattr(build, "build", lambda config, **_: run)
     capsys.readouterr()
     assert main.main(["train", *flags]) == 0
     resumed = re.search(r"resuming at step (\d+)", capsys.readouterr().err)

@@ -111,7 +111,7 @@ def trained(run, flags, tmp_path_factory):
     for name, steps in (("resumed", [killed, run.train_step]), ("straight", [run.train_step])):
         for step in steps:
             with patch.context() as inner:
-                inner.setattr(build, "build", lambda config, step=step: dataclasses.replace(run, train_step=step))
+                inner.setattr(build, "build", lambda config, step=step, **_: dataclasses.replace(run, train_step=step))
                 if step is killed:
                     with pytest.raises(Killed):
                         main.main(["train", *flags(), f"--workdir={folder / name}"])

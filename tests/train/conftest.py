@@ -62,7 +62,7 @@ def train(command, plan_of, monkeypatch):
         if before is not None:
             plan = dataclasses.replace(plan, train_step=_watched(plan.train_step, before))
         with monkeypatch.context() as patch:
-            patch.setattr(build, "build", lambda config: plan)
+            patch.setattr(build, "build", lambda config, **_: plan)
             return main.main(command(workdir, *overrides))
 
     return run

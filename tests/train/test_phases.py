@@ -64,7 +64,7 @@ def train(file, runs, monkeypatch):
         phases = [watched(phase, kill_at) for phase in run.phases()]
         whole = dataclasses.replace(phases[0], then=phases[1])
         with monkeypatch.context() as patch:
-            patch.setattr(build, "build", lambda config: whole)
+            patch.setattr(build, "build", lambda config, **_: whole)
             return main.main(["train", f"--config={file}:{row}", f"--workdir={workdir}"])
 
     return go
@@ -105,7 +105,7 @@ def straight(tmp_path_factory, file, runs):
             workdir = tmp_path_factory.mktemp("straight") / row
             patch = pytest.MonkeyPatch()
             with patch.context() as inner:
-                inner.setattr(build, "build", lambda config: runs(row))
+                inner.setattr(build, "build", lambda config, **_: runs(row))
                 assert main.main(["train", f"--config={file}:{row}", f"--workdir={workdir}"]) == 0
             made[row] = workdir
         return made[row]
