@@ -41,6 +41,8 @@ _LOOKS, _PAUSE_S = 120, 0.5
 _MARGIN_BYTES = 1 << 17
 """For what is saved beside the arrays."""
 ARRAYS, _SEAL = "default", "seal"
+_BLOCKING_MKDIR = ocp.AsyncOptions(create_directories_asynchronously=False)
+"""By default Orbax makes folders in a thread, and if that fails the threads that fill them wait for them for minutes."""
 _NOT_DAMAGE = (
     *("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
     *("ABORTED", "CANCELLED"),
@@ -97,6 +99,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_Policy(self._kept),
             enable_async_checkpointing=not read_only,
+            async_options=_BLOCKING_MKDIR,
             read_only=read_only,
             create=not read_only and self._job.count == 1,
             multiprocessing_options=_by_messages(),
@@ -112,6 +115,8 @@ class Checkpoints:
         except Exception as error:  # whatever the storage layers raise
             raise EnvironmentProblem(f"{self._folder} cannot be read ({reason_of(error)}); mend it") from error
         self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
+        self._loops = contextlib.ExitStack()
+        self._loops.enter_context(finishing())  # Orbax's threads, too, make event loops
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "lbopt checkpoints")
         self._saving: concurrent.futures.Future[None] | None = None
         self._compiled: concurrent.futures.Future[Any] | None = None
@@ -358,7 +363,7 @@ class Checkpoints:
             self._finish_saving()
         finally:
             self._worker.shutdown(cancel_futures=True)
-            with self._writing():
+            with self._loops, self._writing():
                 self._manager.close()
 
     def __enter__(self) -> Checkpoints:

@@ -1,6 +1,9 @@
 """A disk that takes no more ends the work with exit code 3 and one line, and nothing that was whole is damaged."""
 
 import contextlib
+import errno
+import json
+import os
 import pathlib
 import resource
 import shutil
@@ -11,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
+from long_form import rounds
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep.results import Results, read_results
@@ -118,3 +122,41 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
             checkpoints.save(state, None)
         assert not list((tmp_path / "checkpoints").iterdir())
         assert checkpoints.steps() == []
+
+
+FAILING_DISK = pathlib.Path(__file__).with_name("failing_disk.py")
+SHIM = pathlib.Path(__file__).parents[1] / "oracles" / "failing_disk.c"
+WORST = [
+    [1, errno.ENOSPC, True, "mkdir /checkpoints/4.orbax-checkpoint-tmp"],
+    [1, errno.EROFS, False, "open /checkpoints/4.orbax-checkpoint-tmp/_CHECKPOINT_METADATA"],
+    [1, errno.EDQUOT, True, "8.orbax-checkpoint-tmp/seal.orbax-checkpoint-tmp"],
+    [1, errno.EIO, False, "manifest.ocdbt.__lock"],
+]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD and /proc")
+def test_calls_that_fail_end_the_run_with_one_line(tmp_path):
+    """The making of a checkpoint's folders, which Orbax would do in a thread that others wait for; in the long form any call."""
+    library = tmp_path / "failing_disk.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True)
+    arguments = ["train", f"--config={CONFIG}:smoke", "--config.num_epochs=1.0", "--config.checkpoint.keep=1"]
+    small = ["--config.model.widths=(4,)", "--config.model.hidden=8", "--config.parallel.num_devices=1"]
+    cases = json.dumps(rounds(400, WORST))
+    done = subprocess.run(
+        [sys.executable, str(FAILING_DISK), str(tmp_path), cases, *arguments, *small],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
+    assert done.returncode == 0, done.stderr
+    whole, *found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert whole["code"] == 0
+    assert len(found) == rounds(400, len(WORST))
+    for case in found:
+        assert case["failed"], case
+        assert case["code"] == 3, case
+        assert len(case["said"]) == 1, case
+        assert case["said"][0].startswith("lbopt train: "), case
+        assert case["equal"], case

@@ -1,0 +1,103 @@
+"""Run `lbopt train` on a disk that fails: `python failing_disk.py FOLDER CASES ARGUMENTS...`, with failing_disk.c loaded before libc.
+
+CASES is JSON: [[N, number of the error, whether it goes on failing, NAME], ...] (see failing_disk.c), or a number: so many cases at
+random among all operations of a run. Each start is a fork of a process that has imported everything and touched no device. A run on a
+failing disk has 30 s; then the same command is given again, on a disk that works. Prints a JSON line for each case:
+{"case", "failed": the call, "code", "seconds", "said": lines of stderr, "again": exit code, "equal": whether it ends where one does that
+nothing has befallen}. The first line is of the run without a fault.
+"""
+
+import errno
+import json
+import os
+import pathlib
+import random
+import shutil
+import sys
+import time
+import warnings
+
+from lbopt.cli import main, train  # noqa: F401  what every start would import
+from lbopt.train import board, checkpoint  # noqa: F401
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
+MOST_S = 30
+
+
+def start(arguments, stderr):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forking beside JAX's threads: none is at work yet
+        pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        code = main.main(arguments)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run(arguments, stderr):
+    """Return the exit code, None if the run does not end, and the seconds."""
+    begin = time.monotonic()
+    pid = start(arguments, stderr)
+    while time.monotonic() < begin + MOST_S:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status), round(time.monotonic() - begin, 1)
+        time.sleep(0.05)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return None, MOST_S
+
+
+def outcome(workdir):
+    """Return what a run has left, without what depends on the clock."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    metrics = [{name: value for name, value in line.items() if not name.startswith("perf/")} for line in lines]
+    newest = max((workdir / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
+    names = sorted(path.name for path in workdir.iterdir())
+    return metrics, (newest / "seal" / "metadata").read_text(), names
+
+
+def go(folder, cases, arguments):
+    os.environ.pop("FAULT_FOLDER", None)
+    whole, log = folder / "whole", folder / "log"
+    os.environ.update(FAULT_FOLDER=str(whole), FAULT_AT="0", FAULT_LOG=str(log))
+    code, seconds = run([*arguments, f"--workdir={whole}"], folder / "stderr")
+    operations = log.read_text().splitlines()
+    print(json.dumps({"code": code, "seconds": seconds, "operations": len(operations)}), flush=True)
+    wanted = outcome(whole)
+    if isinstance(cases, int):
+        every = [
+            [at, error, on, ""] for at in range(1, len(operations) + 1) for error in ERRORS for on in (False, True)
+        ]
+        cases = random.Random(0).sample(every, min(cases, len(every)))
+    for at, error, on, name in cases:
+        workdir = folder / "run"
+        shutil.rmtree(workdir, ignore_errors=True)
+        log.unlink(missing_ok=True)
+        os.environ.update(FAULT_FOLDER=str(workdir), FAULT_AT=str(at), FAULT_ERRNO=str(error), FAULT_ON=str(int(on)))
+        os.environ.update(FAULT_NAME=name)
+        code, seconds = run([*arguments, f"--workdir={workdir}"], folder / "stderr")
+        failed = [line for line in log.read_text().splitlines() if line.startswith("FAILED")] if log.exists() else []
+        said = (folder / "stderr").read_text().splitlines()
+        os.environ.update(FAULT_FOLDER="")
+        again, _ = run([*arguments, f"--workdir={workdir}"], folder / "stderr2")
+        found = {
+            "case": [at, errno.errorcode[error], on, name],
+            "failed": failed[0].removeprefix("FAILED ") if failed else None,
+            "code": code,
+            "seconds": seconds,
+            "said": [line for line in said if not line.startswith(("step ", "starting at "))],
+            "again": again,
+            "equal": again == 0 and outcome(workdir) == wanted,
+        }
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    go(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:])
