@@ -30,6 +30,7 @@ def _report(folder: str) -> None:
         raise UserError(f"--workdir = {folder!r}: no run or study is there; run lbopt train or lbopt sweep first")
     workdir = workdirs.absolute(folder)
     workdirs.make_writable(workdir)
+    workdirs.remove_leftovers(workdir)
     if saved["kind"] == "sweep":
         with shard.at_the_door(workdir) if shard.were_in(workdir) else contextlib.nullcontext():
             page, summary = sweep_report.write_sweep_report(workdir, saved)

@@ -7,8 +7,10 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import socket
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NotRequired, TypedDict
@@ -17,12 +19,16 @@ from lbopt import typed_json
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
+from lbopt.regular import open_regular
 from lbopt.train import bucket, environment
 from lbopt.train.shard import Shard, at_the_door
 
 KINDS = {"train": "training run", "sweep": "sweep"}
 
 
+_LEFTOVER = re.compile(r"\..+\.(json|jsonl|txt|csv|html|png)\.\d+|\.seen-by-all-[0-9a-f]{32}")
+"""Names of files that `write_bytes` has not finished, and that `check_shared` looks at."""
+_YOUNG_S = 60.0
 _RESTORE = "restore it or use another --workdir"
 
 
@@ -100,6 +106,7 @@ def open_workdir(
     make_writable(folder)
     with _locked(folder, shard), shard.held(folder) if shard else contextlib.nullcontext():
         with at_the_door(folder) if shard else contextlib.nullcontext():
+            remove_leftovers(folder)
             saved = refuse_another(folder, kind, compare)
             now = environment.describe(num_devices)
             if saved is None:
@@ -281,13 +288,29 @@ def write_bytes(file: pathlib.Path, data: bytes) -> None:
     with writing(file):
         try:
             with open(partial, "wb") as stream:
+                with contextlib.suppress(OSError):  # for remove_leftovers; some file systems have no locks
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.replace(partial, file)
+                os.replace(partial, file)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
+
+
+def remove_leftovers(folder: pathlib.Path) -> None:
+    """Remove the partial files that killed processes have left in a workdir.
+
+    A process that is at work, on any host that sees the locks of this folder, holds a lock on its partial file. One that began
+    within the last minute may not have got it yet: young files stay.
+    """
+    with contextlib.suppress(OSError):  # they are in nobody's way
+        for file in list(folder.iterdir()):
+            if _LEFTOVER.fullmatch(file.name) and file.is_file() and time.time() - file.stat().st_mtime > _YOUNG_S:
+                with contextlib.suppress(OSError), open_regular(file, "r+b") as stream:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    file.unlink()
 
 
 @contextlib.contextmanager

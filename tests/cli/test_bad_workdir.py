@@ -1,5 +1,6 @@
 """A workdir that does not fit is refused in one line, and left as it is."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -355,3 +356,21 @@ def test_a_fifo_in_the_place_of_a_file(name, refused, lbopt, small, workdir):
         assert "going back to step 12" in err
     else:
         assert "a FIFO, not a regular file" in refused(3, "report", f"--workdir={workdir}")
+
+
+def test_what_killed_processes_have_left_is_removed(lbopt, small, workdir):
+    """Not what a process holds, what is young, or what somebody else may have called so."""
+    ours = [".summary.json.99", ".config.json.1", ".loss.png.4194304", f".seen-by-all-{'0' * 32}"]
+    others = [".held.json.7", ".notes.txt.bak", ".env.12", "summary.json.99", ".profile"]
+    for name in [*ours, *others]:
+        (workdir / name).write_text("{")
+        os.utime(workdir / name, (0, 0))
+    (workdir / ".young.json.5").write_text("{")
+    with open(workdir / ".held.json.7") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert lbopt("train", *small, f"--workdir={workdir}")[0] == 0
+        assert [name for name in ours if (workdir / name).exists()] == []
+        assert [name for name in [*others, ".young.json.5"] if not (workdir / name).exists()] == []
+    os.utime(workdir / ".young.json.5", (0, 0))
+    assert lbopt("report", f"--workdir={workdir}")[0] == 0
+    assert not (workdir / ".young.json.5").exists()
