@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import time
+import warnings
 
 import jax
 from jax._src import compilation_cache  # there is no public way to ask whether an entry can be read
@@ -20,6 +21,8 @@ def keep() -> None:
     `JAX_COMPILATION_CACHE_DIR` names another folder, which may be gs://..., and `JAX_ENABLE_COMPILATION_CACHE=false` switches this off.
     Of the processes of a job only the first one writes (JAX): to spare all hosts the work, name a folder that all share.
     """
+    # A program that cannot be kept is compiled again: no word about it beside what ends a run on a full disk.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path("~/.cache").expanduser())

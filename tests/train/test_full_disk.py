@@ -44,6 +44,7 @@ def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
         capture_output=True,
         text=True,
         timeout=240,
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")},  # nothing can be kept
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY)),
     )
     assert done.returncode == 3, done.stderr
@@ -51,6 +52,7 @@ def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("lbopt train: ")
     assert "cannot be written (File too large)" in last
+    assert [line for line in done.stderr.splitlines() if not line.startswith(("starting at ", "step "))] == [last]
     assert len(read_lines(workdir / "metrics.jsonl")) > 10
 
 
