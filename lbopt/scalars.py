@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import numbers
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -38,13 +35,3 @@ def is_traced(value: Any) -> bool:
     """Return whether a value is a real scalar array whose number is not known yet."""
     real = isinstance(value, jax.core.Tracer) and value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.number)
     return real and not jnp.issubdtype(value.dtype, jnp.complexfloating)
-
-
-@contextlib.contextmanager
-def renamed(**names: str) -> Iterator[None]:
-    """Let the ValueErrors of a function inside name the arguments of the caller: inner name = outer name."""
-    try:
-        yield
-    except ValueError as error:
-        said = re.sub("|".join(rf"\b{name}\b" for name in names), lambda found: names[found[0]], str(error))
-        raise ValueError(said) from None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import types
+from lbopt import tree, types
 from lbopt.aggregators import protocol
 from lbopt.aggregators.disagreement import phi_modules
 from lbopt.aggregators.group import Group
@@ -118,7 +118,7 @@ def agvm(
             return gradient
 
         def one(a: jax.Array, v: jax.Array) -> jax.Array:
-            mixed = adam_b2 * v.astype(a.dtype) + (1 - adam_b2) * jnp.square(a / num_replicas)
+            mixed = adam_b2 * v.astype(a.dtype) + (1 - adam_b2) * tree.square(a / num_replicas)
             return a / (jnp.sqrt(mixed) + adam_eps)
 
         return jax.tree.map(one, gradient, nu)

@@ -103,17 +103,21 @@ def study(tmp_path_factory):
     return folder
 
 
-def test_config_json_of_a_run(trained, tmp_path, report):
-    run = shutil.copytree(trained, tmp_path / "run")
-    file = run / "config.json"
+def check_config_json(folder, report, *without):
+    """See that each edit of a config.json is refused in one line, and that a report of what is accepted is drawn or refused so."""
+    file = folder / "config.json"
     accepted = []
-    for path, value, data in versions(json.loads(file.read_text())):
+    for path, value, data in versions(json.loads(file.read_text()), *without):
         file.write_text(json.dumps(data))
-        if refusal(workdirs.read_config, run) is None:
+        if refusal(workdirs.read_config, folder) is None:
             accepted.append((path, value, data))
     for path, value, data in some(accepted, 8):
         file.write_text(json.dumps(data))
-        report(run, path, value)
+        report(folder, path, value)
+
+
+def test_config_json_of_a_run(trained, tmp_path, report):
+    check_config_json(shutil.copytree(trained, tmp_path / "run"), report)
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "export", "report"])
@@ -130,16 +134,7 @@ def test_config_json_that_is_none(command, content, trained, small, tmp_path, lb
 
 
 def test_config_json_of_a_study(study, tmp_path, report):
-    folder = shutil.copytree(study, tmp_path / "study")
-    file = folder / "config.json"
-    accepted = []
-    for path, value, data in versions(json.loads(file.read_text()), ("config", "train", "about")):
-        file.write_text(json.dumps(data))
-        if refusal(workdirs.read_config, folder) is None:
-            accepted.append((path, value, data))
-    for path, value, data in some(accepted, 8):
-        file.write_text(json.dumps(data))
-        report(folder, path, value)
+    check_config_json(shutil.copytree(study, tmp_path / "study"), report, ("config", "train", "about"))
 
 
 @pytest.mark.parametrize(

@@ -15,29 +15,13 @@ import random
 import shutil
 import sys
 import time
-import warnings
 
-from lbopt.cli import main, train  # noqa: F401  what every start would import
-from lbopt.train import board, checkpoint  # noqa: F401
+from many_kills import start
+
+from lbopt.train import board, checkpoint  # noqa: F401  what every start would import
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 MOST_S = 30
-
-
-def start(arguments, stderr):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forking beside JAX's threads: none is at work yet
-        pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-        code = main.main(arguments)
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def run(arguments, stderr):

@@ -17,7 +17,8 @@ import warnings
 from lbopt.cli import main, train  # noqa: F401  what every start would import
 
 
-def start(arguments):
+def start(arguments, stderr=None):
+    """Fork a process that runs a command; its lines go to a file if one is named."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of forking beside JAX's threads: none is at work yet
         pid = os.fork()
@@ -25,8 +26,12 @@ def start(arguments):
         return pid
     code = 1
     try:
+        if stderr is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         code = main.main(arguments)
     finally:
+        sys.stderr.flush()
         os._exit(code)
 
 

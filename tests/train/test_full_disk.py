@@ -144,9 +144,10 @@ def test_calls_that_fail_end_the_run_with_one_line(tmp_path):
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True)
     arguments = ["train", f"--config={CONFIG}:smoke", "--config.num_epochs=1.0", "--config.checkpoint.keep=1"]
     small = ["--config.model.widths=(4,)", "--config.model.hidden=8", "--config.parallel.num_devices=1"]
-    cases = json.dumps(rounds(400, WORST))
+    cases = rounds(200, WORST)
+    at_random = isinstance(cases, int)
     done = subprocess.run(
-        [sys.executable, str(FAILING_DISK), str(tmp_path), cases, *arguments, *small],
+        [sys.executable, str(FAILING_DISK), str(tmp_path), json.dumps(cases), *arguments, *small],
         env={**os.environ, "LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
@@ -155,8 +156,11 @@ def test_calls_that_fail_end_the_run_with_one_line(tmp_path):
     assert done.returncode == 0, done.stderr
     whole, *found = [json.loads(line) for line in done.stdout.splitlines()]
     assert whole["code"] == 0
-    assert len(found) == rounds(400, len(WORST))
+    assert len(found) == (cases if at_random else len(cases))
     for case in found:
+        assert (case["again"], case["equal"]) == (0, True), case
+        if case["code"] == 0 and at_random:
+            continue  # the call did not come, or nothing depended on it: the run is equal to one that nothing has befallen
         assert case["failed"], case
         assert case["code"] == 3, case
         assert len(case["said"]) == 1, case
