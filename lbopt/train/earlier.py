@@ -22,7 +22,8 @@ _FLAX_LARS = re.compile(r"(.*)/([12])/inner_state/[01]/(.*)")
 
 def renamed(saved: Mapping[str, Any], like: Any) -> dict[str, Any]:
     """Return what was saved under each leaf's name under the name that the leaf has in the state `like` today."""
-    return {_name_now(name, tree.by_name(like)): value for name, value in saved.items()}
+    names = set(tree.leaf_names(like))
+    return {_name_now(name, names): value for name, value in saved.items()}
 
 
 def _name_now(name: str, names: Container[str]) -> str:
