@@ -54,11 +54,13 @@ def test_unzip_pairs_keeps_tuples_and_masked_nodes_apart():
 
 def test_norm_of_a_stack_is_one_per_layer():
     x = np.float32(np.random.default_rng(3).normal(size=(4, 3, 5)))
-    norms = tree.l2_norm(jnp.asarray(x), layer_axes=1)
+    norms = tree.l2_norm(jnp.asarray(x), layer_axes=(0,))
     assert norms.shape == (4, 1, 1)
     assert np.allclose(norms[:, 0, 0], [np.linalg.norm(layer) for layer in x], rtol=1e-6)
-    assert tree.l2_norm(jnp.asarray(x), layer_axes=2).shape == (4, 3, 1)
-    assert np.allclose(tree.l2_norm(jnp.asarray(x), layer_axes=3), np.abs(x))
+    assert tree.l2_norm(jnp.asarray(x), layer_axes=(0, 1)).shape == (4, 3, 1)
+    assert np.allclose(tree.l2_norm(jnp.asarray(x), layer_axes=(0, 1, 2)), np.abs(x))
+    middle = tree.l2_norm(jnp.asarray(x), layer_axes=(1,))
+    assert np.allclose(middle, np.linalg.norm(x, axis=(0, 2), keepdims=True), rtol=1e-6)
 
 
 def test_norm_of_parts_is_summed_over_the_axis():
