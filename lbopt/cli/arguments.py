@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.util
+import os
 import pathlib
 import sys
 import typing
@@ -15,10 +16,13 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
+from lbopt import paths
 from lbopt.errors import UserError
 from lbopt.shown import shell_line
 
 _OVERRIDE = ("--config.", "-config.")
+_LOCAL = ("configs", "data_dir", "folder", "manual_dir", "output", "vocab")
+"""Flags that take a path of this machine. `--workdir` takes one or a bucket's, `--config` has a row behind it."""
 
 
 def parse(
@@ -36,7 +40,7 @@ def parse(
       The flags that were given, and the `--config.field=VALUE` arguments.
 
     Raises:
-      UserError: for an unknown flag, a stray argument, or a required flag that is missing.
+      UserError: for an unknown flag, a stray argument, a required flag that is missing, or a path that is none of this machine.
     """
     if {"-h", "--help"} & set(argv):
         print(
@@ -64,6 +68,11 @@ def parse(
             raise UserError(
                 f"--{name} is missing: give --{name}={'FILE[:ROW]' if name == 'config' else 'VALUE'}; lbopt {command} --help lists the flags"
             )
+    for name, value in given.items():
+        if name in _LOCAL:
+            paths.local(value, f"--{name}")
+        elif name == "workdir":
+            paths.local_or_bucket(value, "--workdir")
     return given, overrides
 
 
@@ -98,10 +107,22 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
 
 def call_get_config(flag: str) -> Any:
     """Import a config file and call its `get_config(arg)`; the flag is `FILE` or `FILE:ARG`, and FILE may have colons too."""
-    cuts = [place for place, letter in enumerate(flag) if letter == ":"] + [len(flag)]
-    cut = next((cut for cut in cuts if pathlib.Path(flag[:cut]).is_file()), cuts[0])
-    path, argument = flag[:cut], flag[cut + 1 :]
+    path, argument = split_row(flag)
     return _from_config_file(flag, path, lambda module: module.get_config(argument))
+
+
+def split_row(flag: str) -> tuple[str, str]:
+    """Return the path and the row of `FILE[:ROW]`, whose FILE may have colons too.
+
+    Raises:
+      UserError: if it is an address.
+    """
+    cuts = [place for place, letter in enumerate(flag) if letter == ":"] + [len(flag)]
+    cut = next((cut for cut in cuts if os.path.isfile(os.path.expanduser(flag[:cut]))), None)
+    if cut is None:
+        paths.local(flag, "--config")
+        cut = cuts[0]
+    return flag[:cut], flag[cut + 1 :]
 
 
 def config_rows(path: str) -> list[str]:
@@ -110,7 +131,7 @@ def config_rows(path: str) -> list[str]:
 
 
 def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
-    file = pathlib.Path(path)
+    file = paths.local(path, "--config")
     if not file.is_file():
         raise UserError(f"--config = {flag!r}: there is no file {path!r} here ({pathlib.Path.cwd()})")
     spec = importlib.util.spec_from_file_location(f"lbopt_config_{file.stem}", file)

@@ -25,7 +25,8 @@ def keep() -> None:
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
-    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path("~/.cache").expanduser())
+    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    root = root if root.is_absolute() else pathlib.Path("~/.cache").expanduser()  # a relative one is to be ignored
     folder = root / "lbopt" / "compiled"
     with contextlib.suppress(OSError):  # where there is no home, programs are compiled at every start
         folder.mkdir(parents=True, exist_ok=True)

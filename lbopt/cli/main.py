@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 
-from lbopt import __version__
+from lbopt import __version__, paths
 from lbopt.cli import streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
 from lbopt.job import guard, member, place as places
@@ -104,6 +105,9 @@ def _check_jax() -> None:
         raise EnvironmentProblem(
             f"{names[0]} = {os.environ[names[0]]!r}: JAX does not take it; unset it, or give another value"
         ) from error
+    cache = jax.config.values["jax_compilation_cache_dir"]
+    if cache and paths.is_address(cache) and not re.match("(gs|s3)://[^/]", cache):
+        raise EnvironmentProblem(f"JAX_COMPILATION_CACHE_DIR = {cache!r}: give a folder of this machine, or gs://...")
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         raise EnvironmentProblem("JAX_DISABLE_JIT is set, and steps are compiled here; unset it")
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from lbopt import paths
 from lbopt.cli import arguments, plan_study
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError
@@ -54,7 +55,7 @@ def run(argv: Sequence[str]) -> None:
         name: _boolean(name, given.get(name, default))
         for name, default in (("breakdown", "false"), ("evaluation", "true"))
     }
-    output = _writable(given.get("output"))
+    output = paths.writable(given["output"], "--output") if "output" in given else None
     config = arguments.load_config(flag, overrides, (TrainConfig, SweepConfig))
     config.validate()
     name = given.get("topology") or config.about.topology
@@ -173,19 +174,3 @@ def _boolean(name: str, value: str) -> bool:
     if value.lower() not in ("true", "false"):
         raise UserError(f"--{name} = {value!r}: give true or false")
     return value.lower() == "true"
-
-
-def _writable(output: str | None) -> pathlib.Path | None:
-    """Look whether a plan can be written there, before anything is compiled."""
-    if output is None:
-        return None
-    path = pathlib.Path(output).expanduser()
-    there = path.exists()
-    try:
-        path.open("a").close()
-        if not there:
-            path.unlink()
-    except OSError as error:
-        fix = "give a file in a folder that exists and is yours"
-        raise UserError(f"--output = {output!r}: it cannot be written ({error.strerror}); {fix}") from error
-    return path

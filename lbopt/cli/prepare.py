@@ -140,7 +140,7 @@ def _by_flag() -> Iterator[None]:
 def _vocabulary(file: str | None, size: str | None) -> WordPiece | int:
     if file is not None:
         require(size is None, "--vocab_size", size, "it is that of --vocab; leave one of them out")
-        return load_wordpiece(pathlib.Path(file).expanduser())
+        return load_wordpiece(file)
     if size is None:
         return _BERT_VOCAB_SIZE
     return _whole("--vocab_size", size, 1)

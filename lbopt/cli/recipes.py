@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lbopt import paths
 from lbopt.cli import arguments
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import UserError
@@ -49,7 +50,7 @@ def _print_row(flag: str) -> None:
     config = arguments.call_get_config(flag)
     shown = dict(zip(HEADER, (flag, *_describe(flag, config)), strict=True))
     command = "sweep" if isinstance(config, SweepConfig) else "train"
-    file, _, row = flag.partition(":")
+    file, row = arguments.split_row(flag)
     workdir = f"runs/{pathlib.Path(file).stem}" + (f"-{row}" if row else "")
     line = arguments.command_line(command, [f"--config={flag}", f"--workdir={workdir}"])
     order = ("source", "batch", "optimizer", "published result", "hardware", "time", "status")
@@ -65,7 +66,9 @@ def _print_row(flag: str) -> None:
 
 def _folder(given: str | None) -> pathlib.Path:
     candidates = (
-        [pathlib.Path(given)] if given else [pathlib.Path("configs"), pathlib.Path(__file__).parents[2] / "configs"]
+        [paths.local(given, "--configs")]
+        if given
+        else [pathlib.Path("configs"), pathlib.Path(__file__).parents[2] / "configs"]
     )
     for folder in candidates:
         if folder.is_dir():

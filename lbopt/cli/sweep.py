@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from lbopt import paths
 from lbopt.cli import arguments
 from lbopt.cli.train import OF_THE_HOST
 from lbopt.config import SweepConfig, checks
@@ -70,7 +71,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
     study = given["workdir"]
     with PreemptionWatch(job) as watch, bucket.opened(parts.folder_of(study, shard), job) as folder:
         workdirs.check_shared(folder, job)
-        others = parts.Parts(study, workdirs.absolute(folder)) if bucket.is_address(study) else None
+        others = parts.Parts(study, workdirs.absolute(folder)) if paths.is_address(study) else None
         if others and job.index == 0:
             others.refuse_others(shard, compare)
             others.fetch()

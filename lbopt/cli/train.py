@@ -64,7 +64,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
 def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: str) -> list[dict[str, Any]]:
     """Train in a local folder and return the lines of its metrics."""
     job = watch.job
-    check_name(str(workdirs.absolute(folder)))
+    check_name(str(bucket.root_of(workdirs.absolute(folder))))
     workdirs.check_shared(folder, job)
     job.doing("making the data and the model ready", patience=STARTING)
     plan = build.build(with_vocabulary(config, folder))

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
+from lbopt import paths
 from lbopt.config.checks import at_least, in_range
 from lbopt.errors import require, require_choice
 
@@ -114,6 +115,9 @@ def validate_data(data: DataConfig, prefix: str) -> None:
     for field in ("reader_processes", "max_damaged_records", "crop_padding"):
         at_least(f"{prefix}.{field}", getattr(data, field), 0)
     at_least(f"{prefix}.reader_threads", data.reader_threads, 1)
+    for field in ("data_dir", "vocab_file"):
+        if getattr(data, field) is not None:
+            paths.local(getattr(data, field), f"{prefix}.{field}")
     _validate_images(data, prefix)
     _validate_text(data, prefix)
 

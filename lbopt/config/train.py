@@ -4,6 +4,7 @@
 import dataclasses
 import re
 
+from lbopt import paths
 from lbopt.config import checks
 from lbopt.config.aggregator import AggregatorConfig, validate_aggregator
 from lbopt.config.checks import LARGEST, at_least
@@ -95,8 +96,9 @@ class TrainConfig:
         such a run says so and goes on; the last checkpoint of a finite network is kept in either case,
         and a study's trials always end there.
       mllog: print MLPerf's `:::MLLOG` lines, and keep them in mllog.txt of the workdir.
-      init_from: start from the parameters of a workdir of lbopt train, of a file of lbopt export --format=safetensors, or of
-        a folder of Transformers; heads that it does not have start fresh. None for fresh parameters.
+      init_from: start from the parameters of a workdir of lbopt train (gs://BUCKET/FOLDER too), of a file of
+        lbopt export --format=safetensors, or of a folder of Transformers; heads that it does not have start fresh.
+        None for fresh parameters.
       aggregator: what is made of the replicas' gradients; their mean by default.
       phase2: what changes after the first `num_steps`; None for a run of one phase.
     """
@@ -153,6 +155,8 @@ class TrainConfig:
                 self.eval_every_epochs,
                 "give a number > 0, or None",
             )
+        if self.init_from is not None:
+            paths.local_or_bucket(self.init_from, "config.init_from")
         _validate_target(self)
         require_choice("config.about.status", self.about.status, STATUSES)
         validate_data(self.data, "config.data")

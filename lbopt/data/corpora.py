@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lbopt import paths
 from lbopt.data.text import WordPiece, learn_wordpiece, split_paragraphs, split_prose
 from lbopt.data.tokens import StoreWriter
 from lbopt.errors import EnvironmentProblem, require
@@ -75,7 +75,7 @@ def _article(text: str) -> str:
     return "\n\n".join(blocks)
 
 
-def folder_documents(folder: str | os.PathLike[str]) -> Iterator[list[str]]:
+def folder_documents(folder: paths.GivenPath) -> Iterator[list[str]]:
     """Return the sentences of each text of a folder that has any.
 
     Args:
@@ -85,9 +85,10 @@ def folder_documents(folder: str | os.PathLike[str]) -> Iterator[list[str]]:
       UserError: if there is no such file, or, at the end, if none had a sentence.
       EnvironmentProblem: naming the file, if it cannot be read or is not UTF-8.
     """
-    paths = sorted(Path(folder).rglob("*.txt"), key=lambda path: path.relative_to(folder).as_posix())
-    require(paths, "folder", str(folder), "there is no *.txt in it; name a folder of plain text")
-    return _files(paths, str(folder))
+    root = paths.local(folder, "folder")
+    found = sorted(root.rglob("*.txt"), key=lambda path: path.relative_to(root).as_posix())
+    require(found, "folder", str(folder), "there is no *.txt in it; name a folder of plain text")
+    return _files(found, str(folder))
 
 
 def _files(paths: Sequence[Path], folder: str) -> Iterator[list[str]]:
@@ -138,7 +139,7 @@ def _evenly(items: Iterable[str], most: int) -> list[str]:
 
 
 def build_store(
-    folder: str | os.PathLike[str],
+    folder: paths.GivenPath,
     documents: Iterable[Sequence[str]],
     pieces: WordPiece,
     made_from: str,

@@ -6,13 +6,13 @@ They are licensed and cannot be downloaded by a program: `lbopt prepare ptb` say
 from __future__ import annotations
 
 import collections
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from lbopt import paths
 from lbopt.data.records import prepare_command
 from lbopt.errors import EnvironmentProblem, UserError, require
 
@@ -36,14 +36,12 @@ class Ptb(NamedTuple):
     test: np.ndarray
 
 
-def missing_files(folder: str | os.PathLike[str]) -> list[str]:
+def missing_files(folder: paths.GivenPath) -> list[str]:
     """Return the names of the files that are not in a folder."""
-    return [name for name in FILES.values() if not (pathlib.Path(folder) / name).is_file()]
+    return [name for name in FILES.values() if not (paths.local(folder, "folder") / name).is_file()]
 
 
-def load_ptb(
-    folder: str | os.PathLike[str], expected_vocab_size: int | None = None, data_dir: str | None = None
-) -> Ptb:
+def load_ptb(folder: paths.GivenPath, expected_vocab_size: int | None = None, data_dir: str | None = None) -> Ptb:
     """Read the three files: words between white space, and `<eos>` at the end of each line.
 
     Words of the other parts that the training part does not have become `<unk>`.
@@ -57,15 +55,16 @@ def load_ptb(
       UserError: if the training part has another number of words, or has no `<unk>` and another part needs it.
       EnvironmentProblem: if a file is missing, cannot be read, or is empty.
     """
+    folder = paths.local(folder, "folder")
     if missing := missing_files(folder):
         command = prepare_command("ptb", data_dir)
         raise EnvironmentProblem(
             f"config.data.name = 'ptb': {', '.join(missing)} missing in {folder}; {command} says where to get them"
         )
-    texts = {part: _read(pathlib.Path(folder) / name) for part, name in FILES.items()}
+    texts = {part: _read(folder / name) for part, name in FILES.items()}
     counts = collections.Counter(texts["train"])
     words = tuple(sorted(counts, key=lambda word: (-counts[word], word)))
-    fix = f"{pathlib.Path(folder) / FILES['train']} has {len(words)} words; use that number, or the original files"
+    fix = f"{folder / FILES['train']} has {len(words)} words; use that number, or the original files"
     require(expected_vocab_size in (None, len(words)), "config.data.vocab_size", expected_vocab_size, fix)
     ids = {word: number for number, word in enumerate(words)}
     return Ptb(words, *(_numbered(texts[part], ids, name) for part, name in FILES.items()))

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from lbopt import paths
 from lbopt.data.damaged import DamagedRecord
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.shown import shell_line
@@ -26,8 +27,14 @@ class Records(Protocol):
 
 
 def default_data_dir(data_dir: str | None = None) -> pathlib.Path:
-    """Return the folder of data sets: the given one, else $TFDS_DATA_DIR, else ~/tensorflow_datasets, as TFDS has it."""
-    return pathlib.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    """Return the folder of data sets: the given one, else $TFDS_DATA_DIR, else ~/tensorflow_datasets, as TFDS has it.
+
+    Raises:
+      UserError: naming the field or the variable, if it is an address.
+    """
+    if data_dir:
+        return paths.local(data_dir, "config.data.data_dir")
+    return paths.local(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets", "TFDS_DATA_DIR")
 
 
 class TfdsFolder:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections
 import itertools
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lbopt import paths
 from lbopt.data.pieces import CONTINUED, SPECIAL_TOKENS, learn_pieces
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.regular import open_regular
@@ -212,7 +211,7 @@ def _spelt_with(words: Mapping[str, int], max_alphabet: int) -> dict[str, int]:
     return {word: n for word, n in words.items() if alphabet.issuperset(word)}
 
 
-def load_wordpiece(path: str | os.PathLike[str], lowercase: bool = True) -> WordPiece:
+def load_wordpiece(path: paths.GivenPath, lowercase: bool = True) -> WordPiece:
     """Return what cuts text by the vocabulary of a file, such as the vocab.txt of a published BERT.
 
     Args:
@@ -229,14 +228,14 @@ def load_wordpiece(path: str | os.PathLike[str], lowercase: bool = True) -> Word
     return WordPiece(pieces, lowercase)
 
 
-def read_vocabulary(path: str | os.PathLike[str]) -> list[str]:
+def read_vocabulary(path: paths.GivenPath) -> list[str]:
     """Return the pieces of a file in the order of their ids: UTF-8, one a line, as `save_vocabulary` writes it.
 
     Raises:
       UserError: naming the file, if it is absent, empty or not UTF-8, or if a line is empty or occurs twice.
     """
     try:
-        with open_regular(path, "r", encoding="utf-8") as stream:
+        with open_regular(paths.local(path, "vocabulary"), "r", encoding="utf-8") as stream:
             lines = stream.read().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
@@ -250,14 +249,14 @@ def read_vocabulary(path: str | os.PathLike[str]) -> list[str]:
     return pieces
 
 
-def save_vocabulary(pieces: Sequence[str], path: str | os.PathLike[str]) -> None:
+def save_vocabulary(pieces: Sequence[str], path: paths.GivenPath) -> None:
     """Write pieces in the order of their ids, one a line, as BERT's vocab.txt has them.
 
     Raises:
       EnvironmentProblem: if the file cannot be written.
     """
     try:
-        Path(path).write_text("".join(f"{piece}\n" for piece in pieces), "utf-8", newline="\n")
+        paths.local(path, "vocabulary").write_text("".join(f"{piece}\n" for piece in pieces), "utf-8", newline="\n")
     except OSError as error:
         raise EnvironmentProblem(f"the vocabulary {path} cannot be written: {error}") from error
 

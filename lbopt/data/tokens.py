@@ -20,7 +20,7 @@ from typing import IO, Any, Literal, TypedDict
 
 import numpy as np
 
-from lbopt import typed_json
+from lbopt import paths, typed_json
 from lbopt.data import places
 from lbopt.data.records import default_data_dir, prepare_command
 from lbopt.data.text import Document, read_vocabulary, save_vocabulary
@@ -142,8 +142,8 @@ class StoreWriter:
       EnvironmentProblem: if the disk cannot be written to.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], pieces: Sequence[str], made_from: str):
-        self.folder, self.made_from, self._pieces = Path(folder), made_from, tuple(pieces)
+    def __init__(self, folder: paths.GivenPath, pieces: Sequence[str], made_from: str):
+        self.folder, self.made_from, self._pieces = paths.local(folder, "store"), made_from, tuple(pieces)
         self._dtype = token_dtype(len(self._pieces))
         self._partial = self.folder.with_name(f".{self.folder.name}.partial-{secrets.token_hex(4)}")
         self._files: dict[str, IO[bytes]] = {}
@@ -218,7 +218,7 @@ class StoreWriter:
         require(not taken, "store", str(self.folder), "there is something already; delete it or name another folder")
 
 
-def open_store(folder: str | os.PathLike[str], expected_vocab_size: int | None = None) -> TokenStore:
+def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) -> TokenStore:
     """Return the store of a folder, by memory map.
 
     Args:
@@ -229,7 +229,7 @@ def open_store(folder: str | os.PathLike[str], expected_vocab_size: int | None =
       UserError: if it was made with another vocabulary size.
       EnvironmentProblem: if there is no store, or if it is damaged, or of another format.
     """
-    folder = Path(folder)
+    folder = paths.local(folder, "store")
     found = _read_description(folder)
     size = found["vocab_size"]
     if expected_vocab_size is not None and expected_vocab_size != size:

@@ -10,18 +10,17 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+from lbopt import paths
 from lbopt.errors import EnvironmentProblem, UserError
 
-PathLike = str | os.PathLike[str]
 
-
-def require_new(path: PathLike, field: str) -> pathlib.Path:
+def require_new(path: paths.GivenPath, field: str) -> pathlib.Path:
     """Return the absolute path of a folder that is not there yet, or is empty.
 
     Raises:
       UserError: if something is there.
     """
-    place = pathlib.Path(os.path.abspath(os.path.expanduser(path)))
+    place = pathlib.Path(os.path.abspath(paths.local(path, field)))
     try:
         taken = any(place.iterdir()) if place.is_dir() else os.path.lexists(place)
     except OSError as error:
@@ -32,7 +31,7 @@ def require_new(path: PathLike, field: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def new_folder(path: PathLike, field: str = "directory") -> Iterator[pathlib.Path]:
+def new_folder(path: paths.GivenPath, field: str = "directory") -> Iterator[pathlib.Path]:
     """Yield a hidden folder beside `path`; it is renamed to `path` at the end, and removed if that is not reached.
 
     Raises:

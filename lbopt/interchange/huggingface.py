@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import tree, types
+from lbopt import paths, tree, types
 from lbopt.errors import UserError, require
 from lbopt.interchange import bert, efficientnet, fields, files, folders, names, resnet
 from lbopt.interchange.family import Family
@@ -29,7 +28,7 @@ FORMER_NAMES = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def load_huggingface(directory: str | os.PathLike[str]) -> tuple[nn.Module, dict[str, Any]]:
+def load_huggingface(directory: paths.GivenPath) -> tuple[nn.Module, dict[str, Any]]:
     """Read a network that `transformers` saved, or `lbopt export --format=huggingface`.
 
     `BertForPreTraining`, `BertForQuestionAnswering`, `ResNetForImageClassification` (v1.5) and
@@ -52,7 +51,7 @@ def load_huggingface(directory: str | os.PathLike[str]) -> tuple[nn.Module, dict
       `batch_norm_momentum` of EfficientNet is TensorFlow's (0.99), as its authors meant it. Its `stochastic_depth_rate` is
       `drop_connect_rate`, but we drop whole examples, as the paper says, and `transformers` drops elements.
     """
-    folder = pathlib.Path(directory).expanduser()
+    folder = paths.local(directory, "directory")
     config = _read_config(folder)
     try:
         family = _family_of(config)
@@ -71,7 +70,7 @@ def load_huggingface(directory: str | os.PathLike[str]) -> tuple[nn.Module, dict
 
 
 def save_huggingface(
-    directory: str | os.PathLike[str],
+    directory: paths.GivenPath,
     module: nn.Module,
     variables: Mapping[str, types.PyTree],
     image_size: int | None = None,
@@ -92,6 +91,7 @@ def save_huggingface(
       UserError: if something is there, or if `transformers` has no such network.
       EnvironmentProblem: if it cannot be written.
     """
+    folders.require_new(directory, field)
     family = next((family for family in FAMILIES if family.describes(module)), None)
     if family is None:
         kind = type(module).__name__

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import types
+from lbopt import paths, types
 from lbopt.errors import UserError
 from lbopt.interchange import files, names
 
@@ -18,7 +17,7 @@ FORMAT = "lbopt"
 
 
 def save_safetensors(
-    file: str | os.PathLike[str], variables: Mapping[str, types.PyTree], metadata: Mapping[str, str] | None = None
+    file: paths.GivenPath, variables: Mapping[str, types.PyTree], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write variables under their names, `params/...` and `batch_stats/...`, in the precision they have.
 
@@ -27,7 +26,7 @@ def save_safetensors(
       variables: {"params": ..., "batch_stats": ...}.
       metadata: strings to keep beside them; `format` is ours.
     """
-    place = pathlib.Path(file)
+    place = paths.local(file, "file")
     partial = place.with_name(f".{place.name}.{os.getpid()}")
     arrays = {name: np.asarray(leaf) for name, leaf in names.flatten(variables).items()}
     try:
@@ -37,7 +36,7 @@ def save_safetensors(
         partial.unlink(missing_ok=True)
 
 
-def load_safetensors(file: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, str]]:
     """Read what `save_safetensors` wrote, bit for bit.
 
     Returns:
@@ -46,7 +45,7 @@ def load_safetensors(file: str | os.PathLike[str]) -> tuple[dict[str, Any], dict
     Raises:
       UserError: if it is another file.
     """
-    place = pathlib.Path(file)
+    place = paths.local(file, "file")
     if not place.is_file():
         raise UserError(f"{place}: no such file; give a model.safetensors of lbopt export --format=safetensors")
     with files.opened(place) as handle:

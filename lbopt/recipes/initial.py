@@ -16,7 +16,7 @@ from lbopt.config.model import ModelConfig
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.interchange import huggingface, native
 from lbopt.models import bert
-from lbopt.train import workdir as workdirs
+from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.variables import read_variables
 
 _HEADS = {
@@ -31,16 +31,15 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
     """Read variables: {"params": ..., "batch_stats": ...}.
 
     Args:
-      place: a workdir, a safetensors file of ours, or a folder of Transformers.
+      place: a workdir, of this machine or in a bucket, a safetensors file of ours, or a folder of Transformers.
       model: the network they are for: parameters of bert come out stacked or not as it has them.
 
     Raises:
       UserError: if it is none of these, or if its network has another activation: no shape would tell.
       EnvironmentProblem: if it cannot be read.
     """
-    with _naming(place):
-        path = workdirs.absolute(place)
-    variables, activation = _read(path, place)
+    with opened(place) as path:
+        variables, activation = _read(path, place)
     fix = f"{place} was trained with {activation!r}, and shapes do not tell; use that"
     agrees = model.name != "bert" or activation in (None, model.activation)
     require(agrees, "config.model.activation", model.activation, fix)
@@ -50,17 +49,32 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
     return {**variables, "params": params}
 
 
+@contextlib.contextmanager
+def opened(place: str) -> Iterator[pathlib.Path]:
+    """Give the path that `config.init_from` means; of a workdir in a bucket, the local copy of its small files.
+
+    Raises:
+      UserError: for an address that is no folder of a bucket.
+      EnvironmentProblem: if the bucket cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        with _naming(place):
+            path = workdirs.absolute(stack.enter_context(bucket.opened(place, write=False)))
+        yield path
+
+
 def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
     """Return variables, and the activation of their network if that is known."""
     if path.is_file():
         with _naming(place):
             variables, metadata = native.load_safetensors(path)
         return variables, _activation(metadata.get("model", "{}"), place)
-    if (path / "checkpoints").is_dir():
+    if (bucket.root_of(path) / "checkpoints").is_dir():
         with _naming(place):
             saved = workdirs.read_config(path, "train") or {}
         return read_variables(path), saved.get("config", {}).get("model", {}).get("activation")
     fix = "give a workdir of lbopt train, a file of lbopt export, or a folder of Transformers"
+    require(bucket.root_of(path) is path, "config.init_from", place, f"{fix}; of a bucket only a workdir")
     require((path / "config.json").is_file(), "config.init_from", place, fix)
     with _naming(place):
         network, variables = huggingface.load_huggingface(path)

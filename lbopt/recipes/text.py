@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -20,9 +19,11 @@ from lbopt.data.text import WordPiece, load_wordpiece
 from lbopt.data.tokens import open_store, split_store
 from lbopt.data.windows import EvalLanes, Lanes, join_documents, make_windows
 from lbopt.errors import UserError, require
+from lbopt.recipes import initial
 
 _EMBEDDED = "pydoc_squad"
 """Questions about the topics of pydoc, whose vocabulary is theirs."""
+_GIVE_VOCABULARY = "give the vocab.txt of the model that config.init_from names; a workdir of lbopt train and a folder of Transformers have one"
 _EVERY = 200
 """Of so many documents of a corpus one is for validation and one for the test; of a small one, more."""
 
@@ -84,21 +85,19 @@ def _usable(records: Records, damaged: DamagedCount) -> Iterator[examples.Questi
 def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
     if data.builder == _EMBEDDED and data.vocab_file is None:
         return pydoc.load_topics(data.vocab_size).pieces
-    return load_wordpiece(_vocabulary_file(data, learned))
-
-
-def _vocabulary_file(data: DataConfig, learned: str | None) -> pathlib.Path:
     if data.vocab_file is not None:
-        return pathlib.Path(os.path.expanduser(data.vocab_file))
-    place = pathlib.Path(os.path.expanduser(learned or ""))
+        return load_wordpiece(data.vocab_file)
+    if learned is None:
+        raise UserError(f"config.data.vocab_file = None: {_GIVE_VOCABULARY}")
+    with initial.opened(learned) as place:
+        return load_wordpiece(_vocabulary_beside(place, learned))
+
+
+def _vocabulary_beside(place: pathlib.Path, learned: str) -> pathlib.Path:
     fix = "nothing is there; give a workdir of lbopt train or a folder of Transformers, whose vocabulary is taken too"
     require(place.exists(), "config.init_from", learned, fix)
     file = place / "vocab.txt"
-    if learned is None or not file.is_file():
-        raise UserError(
-            "config.data.vocab_file = None: give the vocab.txt of the model that config.init_from names; "
-            "a workdir of lbopt train and a folder of Transformers have one"
-        )
+    require(file.is_file(), "config.data.vocab_file", None, _GIVE_VOCABULARY)
     return file
 
 

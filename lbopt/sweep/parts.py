@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from lbopt import paths
 from lbopt.errors import UserError
 from lbopt.sweep.results import OTHERS, read_results
 from lbopt.train import bucket, workdir as workdirs
@@ -29,7 +30,7 @@ def folder_of(study: str, shard: Shard | None) -> str:
     >>> folder_of("gs://bucket/study", Shard(2, 4)), folder_of("/shared/study", Shard(2, 4))
     ('gs://bucket/study/shards/2-of-4', '/shared/study')
     """
-    if shard is None or not bucket.is_address(study):
+    if shard is None or not paths.is_address(study):
         return study
     return f"{study.rstrip('/')}/{_SHARDS}/{shard.number}-of-{shard.count}"
 
@@ -115,5 +116,5 @@ def of_whole(study: str, mirror: str) -> None:
       study: the --workdir as given.
       mirror: its local folder.
     """
-    if bucket.is_address(study):
+    if paths.is_address(study):
         Parts(study, workdirs.absolute(mirror)).fetch()

@@ -20,11 +20,10 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, TypedDict
 
-from lbopt import typed_json
+from lbopt import paths, typed_json
 from lbopt.errors import EnvironmentProblem, Preempted, UserError
 from lbopt.job.member import Alone
 
-_SCHEME = "gs://"
 _KEPT = ("config.json", "metrics.jsonl", "results.jsonl", "summary.json", "vocab.txt", "mllog.txt")
 """What is read from an earlier start."""
 _LEASE = ".lease.json"
@@ -38,7 +37,7 @@ _MIRRORS: dict[pathlib.Path, _Mirror] = {}
 
 
 @contextlib.contextmanager
-def opened(workdir: str, job: Alone | None = None, write: bool = True, hold: bool = True) -> Iterator[str]:
+def opened(workdir: paths.GivenPath, job: Alone | None = None, write: bool = True, hold: bool = True) -> Iterator[str]:
     """Give the folder to work in: the one that is named, or the mirror of a bucket's.
 
     Args:
@@ -54,7 +53,8 @@ def opened(workdir: str, job: Alone | None = None, write: bool = True, hold: boo
       UserError: for another kind of address.
       EnvironmentProblem: if the bucket cannot be read or written, or if another process is at work there.
     """
-    if not is_address(workdir):
+    workdir = paths.local_or_bucket(workdir, "--workdir")
+    if not paths.is_address(workdir):
         yield workdir
         return
     job = Alone() if job is None else job
@@ -122,11 +122,6 @@ def move(folder: Any, target: Any) -> None:
     files.rm(str(folder), recursive=True)
 
 
-def is_address(workdir: str) -> bool:
-    """Return whether a --workdir is no folder of this machine."""
-    return "://" in workdir
-
-
 def is_held(root: Any) -> bool:
     """Return whether a process is at work in a folder of a bucket, going by the clocks of both."""
     try:
@@ -146,9 +141,7 @@ def address(workdir: str) -> Any:
       UserError: for another kind of address.
       EnvironmentProblem: if the package for buckets is not installed.
     """
-    bucket, _, inside = workdir.removeprefix(_SCHEME).partition("/")
-    if not workdir.startswith(_SCHEME) or not bucket or not inside.strip("/") or ".." in inside.split("/"):
-        raise UserError(f"--workdir = {workdir!r}: give a folder, or gs://BUCKET/FOLDER")
+    workdir = paths.local_or_bucket(workdir, "--workdir")
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks more of a bucket than its objects
     try:
         import gcsfs  # noqa: F401
@@ -158,7 +151,7 @@ def address(workdir: str) -> Any:
             f"--workdir = {workdir!r}: gcsfs is not installed; run pip install 'lbopt[gcs]'"
         ) from error
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what matters is raised
-    return epath.Path(workdir.rstrip("/"))
+    return epath.Path(workdir)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 
 from lbopt import tree
 from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.train import bucket
 from lbopt.train.checkpoint import ARRAYS, described, read_seal, reason_of, steps_on_disk
 from lbopt.train.checksums import checksums, differing
 from lbopt.transforms.ema import EmaState
@@ -27,7 +28,7 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
       UserError: if there is no checkpoint.
       EnvironmentProblem: if it cannot be read, or is not what was saved.
     """
-    folder, field = workdir / "checkpoints", f"config.init_from = {str(workdir)!r}"
+    folder, field = bucket.root_of(workdir) / "checkpoints", f"config.init_from = {str(workdir)!r}"
     steps = steps_on_disk(folder)
     if not steps:
         raise UserError(f"{field}: no checkpoint is there yet; let lbopt train save one")

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NotRequired, TypedDict
 
-from lbopt import typed_json
+from lbopt import paths, typed_json
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
@@ -64,7 +64,7 @@ Compare = Callable[[dict[str, Any]], list[str]]
 
 @contextlib.contextmanager
 def open_workdir(
-    path: str | os.PathLike[str],
+    path: paths.GivenPath,
     kind: str,
     config: dict[str, Any],
     compare: Compare,
@@ -118,7 +118,7 @@ def open_workdir(
         yield folder
 
 
-def check_shared(path: str | os.PathLike[str], job: Alone) -> None:
+def check_shared(path: paths.GivenPath, job: Alone) -> None:
     """Raise `UserError` unless all processes of a job see a file that the first one writes into the workdir."""
     folder = absolute(path)
     if job.count == 1:
@@ -169,18 +169,16 @@ def refuse_another(folder: pathlib.Path, kind: str, compare: Compare) -> dict[st
     return saved
 
 
-def absolute(path: str | os.PathLike[str]) -> pathlib.Path:
+def absolute(path: paths.GivenPath) -> pathlib.Path:
     """Return the path that a --workdir means."""
     try:
         str(path).encode()
-        return pathlib.Path(path).expanduser().absolute()
     except UnicodeEncodeError as error:
         raise UserError(f"--workdir = {str(path)!r}: it is not UTF-8; use another name") from error
-    except RuntimeError as error:
-        raise UserError(f"--workdir = {str(path)!r}: {error}; write the path out") from error
+    return paths.local(path, "--workdir").absolute()
 
 
-def read_config(path: str | os.PathLike[str], kind: str | None = None) -> dict[str, Any] | None:
+def read_config(path: paths.GivenPath, kind: str | None = None) -> dict[str, Any] | None:
     """Return what `config.json` of a workdir says, or None if there is none.
 
     Raises:

@@ -6,6 +6,9 @@ import os
 import pathlib
 import sys
 
+from lbopt import paths
+from lbopt.errors import UserError
+
 BENCHMARKS = {
     "step": "images/s of lbopt's training step beside a hand-written jax + flax + optax loop",
     "models": "step time, FLOP utilisation, memory and compile time of whole networks on TPU v3 pods beside plain Flax, by the TPU compiler",
@@ -20,7 +23,7 @@ BENCHMARKS = {
 
 def main(argv: list[str]) -> int:
     """Parse `NAME [--json=FILE]` and run."""
-    files = [argument.removeprefix("--json=") for argument in argv if argument.startswith("--json=")]
+    given = [argument.removeprefix("--json=") for argument in argv if argument.startswith("--json=")]
     names = [argument for argument in argv if not argument.startswith("--json=")]
     if len(names) != 1 or names[0] not in BENCHMARKS:
         print(
@@ -28,6 +31,11 @@ def main(argv: list[str]) -> int:
             + "\n".join(f"  {name:<12}{text}" for name, text in BENCHMARKS.items()),
             file=sys.stderr,
         )
+        return 2
+    try:
+        files = [paths.writable(file, "--json") for file in given]
+    except UserError as error:
+        print(f"scripts/bench: {error}", file=sys.stderr)
         return 2
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if names[0] == "step":
@@ -41,7 +49,7 @@ def main(argv: list[str]) -> int:
     rows = importlib.import_module(f"bench_{names[0]}").run()
     print_table(rows)
     for file in files:
-        pathlib.Path(file).write_text(json.dumps(rows, indent=2) + "\n")
+        file.write_text(json.dumps(rows, indent=2) + "\n")
     return 0
 
 

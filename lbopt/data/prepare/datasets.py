@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from lbopt import paths
 from lbopt.data.prepare import builders, requirements
 from lbopt.data.prepare.alone import alone_in
 from lbopt.data.prepare.source import Source
@@ -44,11 +45,11 @@ def prepare_named(
       UserError: if there is no such data set.
       EnvironmentProblem: if something has to be fetched or mended first.
     """
+    root = default_data_dir(data_dir).absolute()
+    by_hand = paths.local(manual_dir, "--manual_dir").absolute() if manual_dir else root / "downloads" / "manual"
     with contextlib.suppress(EnvironmentProblem), renamed("DATASET"):
         return Prepared(name, TfdsFolder(name, data_dir), False)
-    root = default_data_dir(data_dir).absolute()
     builder = builders.named(name, root)
-    by_hand = pathlib.Path(manual_dir).expanduser().absolute() if manual_dir else root / "downloads" / "manual"
 
     def check() -> None:
         requirements.check(builder, root, by_hand)

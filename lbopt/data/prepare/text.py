@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from lbopt import paths
 from lbopt.data.corpora import (
     Counts,
     build_store,
@@ -44,11 +45,11 @@ class Corpus:
       EnvironmentProblem: if the data set is not there.
     """
 
-    def __init__(self, builder: str | None, folder: str | None, data_dir: str | None, max_damaged: int = 0):
+    def __init__(self, builder: str | None, folder: paths.GivenPath | None, data_dir: str | None, max_damaged: int = 0):
         require(
             builder or folder, "--tfds, --folder", None, "give one or both: a data set of articles, a folder of *.txt"
         )
-        self._folder = pathlib.Path(folder).expanduser() if folder else None
+        self._folder = paths.local(folder, "folder") if folder else None
         self._records: Records | None = None
         self.damaged = DamagedCount(f"{builder} train", max_damaged, "--max_damaged_records")
         named, self.total = [], 0

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lbopt import typed_json
+from lbopt import paths, typed_json
 from lbopt.errors import EnvironmentProblem, UserError, require
 
 _FIX = "give records of SQuAD v1.1"
@@ -64,7 +62,7 @@ def from_records(records: Iterable[Mapping[str, Any]]) -> list[Question]:
     return [from_record(record, f"records[{number}]") for number, record in enumerate(records)]
 
 
-def read_json(path: str | os.PathLike[str]) -> list[Question]:
+def read_json(path: paths.GivenPath) -> list[Question]:
     """Read the official file, `train-v1.1.json` or `dev-v1.1.json`.
 
     Raises:
@@ -72,7 +70,7 @@ def read_json(path: str | os.PathLike[str]) -> list[Question]:
       EnvironmentProblem: if the file cannot be read.
     """
     try:
-        content = typed_json.read_file(pathlib.Path(path), most_bytes=typed_json.MOST_LINES_BYTES)
+        content = typed_json.read_file(paths.local(path, "path"), most_bytes=typed_json.MOST_LINES_BYTES)
     except OSError as error:
         raise EnvironmentProblem(f"{path}: cannot be read ({error.strerror}); give the file of SQuAD v1.1") from error
     except ValueError as error:

@@ -1,0 +1,95 @@
+"""The one rule for every path that a user gives: it is of this machine, or, where a bucket is taken too, gs://BUCKET/FOLDER.
+
+`pathlib` takes an address for a relative path: it would make a folder called `gs:`.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+
+from lbopt.errors import UserError, require
+
+GivenPath = str | os.PathLike[str]
+
+_SCHEMES = "abfss?|az|file|ftps?|gcs|gs|hdfs|hf|https?|s3[an]?|sftp|ssh|wasbs?"
+_ADDRESS = re.compile(rf".*://.*|\w[\w+.-]+:/.*|({_SCHEMES}):.*|(.*/)?({_SCHEMES}):(/.*)?", re.IGNORECASE | re.DOTALL)
+_BUCKET = re.compile(r"gs://[^/]+(/(?!\.{1,2}(/|$))[^/]+)+/*", re.DOTALL)
+"""A folder of a bucket: no part of the path is empty, "." or ".."."""
+
+
+def is_address(path: GivenPath) -> bool:
+    """Return whether a path is an address, or one that lost a slash, and no path of this machine.
+
+    >>> [is_address(path) for path in ("s3://b/run", pathlib.Path("gs://b/run"), "S3:", "/home/me/gs:/b", "file:/tmp")]
+    [True, True, True, True, True]
+    >>> [is_address(path) for path in ("runs/batch:1024", "recipe.py:smoke", "/runs/12:30/a", "a:b/c", "gs/b")]
+    [False, False, False, False, False]
+    """
+    return _ADDRESS.fullmatch(os.fspath(path)) is not None
+
+
+def local(path: GivenPath, field: str) -> pathlib.Path:
+    """Return a path of this machine, with `~` expanded.
+
+    Args:
+      path: What the user gave.
+      field: The flag, field or argument, for the message.
+
+    Raises:
+      UserError: If it is an address, has a null character, or begins with the home of nobody.
+    """
+    text = os.fspath(path)
+    fix = "give a path of this machine (a mounted bucket has one), not an address"
+    require(not is_address(text), field, text, fix)
+    require("\0" not in text, field, text, "a path has no null character; leave it out")
+    try:
+        return pathlib.Path(text).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{field} = {text!r}: {error}; write the path out") from error
+
+
+def local_or_bucket(path: GivenPath, field: str) -> str:
+    """Return a path of this machine as it was given, or gs://BUCKET/FOLDER without slashes at its end.
+
+    Args:
+      path: What the user gave.
+      field: The flag, field or argument, for the message.
+
+    Raises:
+      UserError: If it is another address, or none of `local`.
+
+    >>> local_or_bucket("gs://bucket/runs/one/", "--workdir"), local_or_bucket("runs/one", "--workdir")
+    ('gs://bucket/runs/one', 'runs/one')
+    """
+    text = os.fspath(path)
+    if not is_address(text):
+        local(text, field)
+        return text
+    require(_BUCKET.fullmatch(text), field, text, "give a folder, or gs://BUCKET/FOLDER")
+    fix = "clients of buckets take a name with * ? [ ] or a backslash for a pattern; use another name"
+    require(not re.search(r"[*?\[\]\\]", text), field, text, fix)
+    return text.rstrip("/")
+
+
+def writable(path: GivenPath, field: str) -> pathlib.Path:
+    """Return the path of a file, looked at before the work whose result it gets.
+
+    Args:
+      path: What the user gave.
+      field: The flag, for the message.
+
+    Raises:
+      UserError: If it is none of `local`, or cannot be written.
+    """
+    file = local(path, field)
+    there = file.exists()
+    try:
+        file.open("a").close()
+        if not there:
+            file.unlink()
+    except OSError as error:
+        fix = "give a file in a folder that exists and is yours"
+        raise UserError(f"{field} = {os.fspath(path)!r}: it cannot be written ({error.strerror}); {fix}") from error
+    return file

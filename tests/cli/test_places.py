@@ -1,0 +1,279 @@
+"""Every flag, config field and function that takes a path refuses an address in one line, before anything is made.
+
+The tables come from the parsers, the dataclasses and the signatures: what is new is tried too, or has to be named here.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import operator
+import pathlib
+import re
+import runpy
+import subprocess
+import typing
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+import lbopt as package
+from lbopt import paths
+from lbopt.cli import arguments, main, prepare
+from lbopt.config import DataConfig, TrainConfig, checks
+from lbopt.data import pieces
+from lbopt.errors import UserError
+from lbopt.recipes import initial, text
+from lbopt.train import bucket, workdir as workdirs
+
+ADDRESSES = [
+    "gs:/bucket/run",
+    str(pathlib.Path("gs://bucket/run")),
+    "gs:bucket/run",
+    "gs:",
+    "s3:",
+    "s3://bucket/run",
+    "GS://bucket/run",
+    "file:///tmp/run",
+    "https://host/run",
+    "hf://owner/name",
+    "/home/me/gs:/bucket",
+    "./s3:/bucket",
+]
+NO_PATHS = {
+    "evaluate": ("checkpoint",),
+    "export": ("checkpoint", "format"),
+    "plan": ("topology", "compare", "breakdown", "evaluation"),
+    "prepare text": ("name", "tfds", "vocab_size", "max_damaged_records"),
+    "sweep": ("shard",),
+}
+"""Flags that name something else. A job's have a port or a number, and are read before all others."""
+FREE_TEXT = {
+    "config.name",
+    "config.model.batch_norm_scope",  # of other models
+    "config.aggregator.anchor",  # of other aggregators
+    "config.data.builder",
+    "config.data.train_split",
+    "config.data.validation_split",
+    "config.data.test_split",
+    *(f"config.about.{field}" for field in ("paper", "published_result", "hardware", "time", "topology", "note")),
+}
+"""Fields that are no paths and take any text; the name of a data set is looked up in a folder, by a pattern."""
+FOR_MESSAGES = {("load_ptb", "data_dir"), ("prepare_command", "data_dir")}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Work in a folder in which nothing appears."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def commands():
+    """Yield (words, flags, those that must be given) of every command, by its own parser."""
+    for words in [[name] for name in main.COMMANDS if name != "prepare"] + [
+        ["prepare", name] for name in prepare.LISTED
+    ]:
+        with mock.patch.object(arguments, "parse", side_effect=SystemExit) as parse, contextlib.suppress(SystemExit):
+            main.main([*words, "--help"])
+        _, _, flags = parse.call_args.args
+        yield words, flags, parse.call_args.kwargs.get("required", ())
+
+
+COMMANDS = list(commands())
+
+
+@pytest.mark.parametrize(("words", "flags", "required"), COMMANDS, ids=[" ".join(row[0]) for row in COMMANDS])
+def test_flags(words, flags, required, configs, lbopt):
+    given = {
+        "config": f"{configs / 'digits_cnn.py'}:smoke",
+        "format": "safetensors",
+        "workdir": "run",
+        "output": "new",
+        "name": "x",
+    }
+    tried = set(flags) - set(NO_PATHS.get(" ".join(words), ())) - set(main.places.FLAGS)
+    for flag in tried:
+        for address in ADDRESSES:
+            others = [f"--{name}={given[name]}" for name in required if name != flag]
+            code, out, err = lbopt(*words, f"--{flag}={address}", *others)
+            assert (code, out, err.count("\n")) == (2, "", 1), (flag, address, err)
+            assert err.startswith(f"lbopt {words[0]}: --{flag} = {address!r}: give a "), err
+
+
+def texts(node, prefix="config"):
+    """Yield (name, dataclass, field) of every field of a config that may be a text; None is replaced by what it may be."""
+    hints = typing.get_type_hints(type(node))
+    for field in dataclasses.fields(node):
+        name, kinds = f"{prefix}.{field.name}", (hints[field.name], *typing.get_args(hints[field.name]))
+        for kind in filter(dataclasses.is_dataclass, kinds):
+            if getattr(node, field.name) is None:
+                setattr(node, field.name, kind())
+            yield from texts(getattr(node, field.name), name)
+        if str in kinds:
+            yield name, node, field.name
+
+
+@pytest.mark.parametrize("address", ["gs:/bucket/run", "s3://bucket/run", "gs:"])
+def test_fields(address):
+    config, places = TrainConfig(num_steps=8), []
+    for name, node, field in texts(config):
+        before, phase2 = getattr(node, field), config.phase2
+        setattr(node, field, (address,) if isinstance(before, tuple) else address)
+        config.phase2 = phase2 if name.startswith("config.phase2") else None
+        if name not in FREE_TEXT:
+            with pytest.raises(UserError, match=rf"^{name} = \W*{address}\W") as refused:
+                config.validate()
+            places += [name] if re.search(": give a (path|folder)", str(refused.value)) else []
+        setattr(node, field, before)
+        config.phase2 = phase2
+    assert places == ["config.data.data_dir", "config.data.vocab_file", "config.init_from"]
+
+
+@pytest.mark.parametrize("field", ["train.data.data_dir", "train.init_from", "arms[0].data.data_dir"])
+def test_fields_of_a_study(field, configs):
+    config = arguments.call_get_config(f"{configs / 'sweeps' / 'digits_limit.py'}:smoke")
+    config.arms[0].data = DataConfig()
+    owner, _, last = field.rpartition(".")
+    setattr(
+        operator.attrgetter(owner.removeprefix("arms[0]."))(config.arms[0] if "arms" in owner else config),
+        last,
+        "gs:/bucket/run",
+    )
+    with pytest.raises(UserError, match=rf"^config\.{re.escape(field)} = 'gs:/bucket/run': "):
+        config.validate()
+
+
+def functions():
+    """Yield (function, argument) of all that take a path from outside, by their annotations and names."""
+    root = pathlib.Path(package.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        module = ".".join(("lbopt", *file.relative_to(root).with_suffix("").parts))
+        for node in ast.parse(file.read_text()).body:
+            inits = [part for part in getattr(node, "body", ()) if getattr(part, "name", "") == "__init__"]
+            for function in [node] if isinstance(node, ast.FunctionDef) else inits:
+                for argument in (*function.args.args, *function.args.kwonlyargs):
+                    kind = ast.unparse(argument.annotation) if argument.annotation else ""
+                    takes = (
+                        "GivenPath" in kind or "PathLike" in kind or (argument.arg.endswith("_dir") and "str" in kind)
+                    )
+                    known = module in ("lbopt.paths", "lbopt.regular") or (node.name, argument.arg) in FOR_MESSAGES
+                    if takes and not known and not node.name.startswith("_"):
+                        yield f"{module}.{node.name}", argument.arg
+
+
+def enter(made):
+    with made if hasattr(made, "__enter__") else contextlib.nullcontext():
+        pass
+
+
+FUNCTIONS = list(functions())
+
+
+@pytest.mark.parametrize(("name", "argument"), FUNCTIONS, ids=["-".join(row) for row in FUNCTIONS])
+def test_functions(name, argument):
+    """`pathlib` makes `gs:/bucket/run` of what was gs://bucket/run."""
+    module, _, last = name.rpartition(".")
+    function = getattr(importlib.import_module(module), last)
+    empty = [
+        one.name for one in inspect.signature(function).parameters.values() if one.default is inspect.Parameter.empty
+    ]
+    stands = {"name": "x", "builder": "x", **{one: mock.MagicMock() for one in empty if one not in ("name", "builder")}}
+    for address in (pathlib.Path("gs://bucket/run"), "s3://bucket/run"):
+        with pytest.raises(UserError, match=rf" = '{address}': give a "):
+            enter(function(**{**{one: stands[one] for one in empty}, argument: address}))
+
+
+def test_there_are_functions_that_take_paths():
+    assert {
+        ("lbopt.interchange.huggingface.load_huggingface", "directory"),
+        ("lbopt.train.bucket.opened", "workdir"),
+    } < set(FUNCTIONS)
+    assert len(FUNCTIONS) > 20
+
+
+def test_variables(lbopt, monkeypatch):
+    """JAX would make the folder too."""
+    monkeypatch.setenv("TFDS_DATA_DIR", "gs:/bucket/run")
+    code, _, err = lbopt("prepare", "ptb")
+    assert (code, err) == (
+        2,
+        f"lbopt prepare: TFDS_DATA_DIR = 'gs:/bucket/run': give a {err.partition(': give a ')[2]}",
+    )
+    before = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", "gs:/bucket/run")
+    try:
+        code, _, err = lbopt("doctor")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert code == 3
+    assert err.startswith("lbopt doctor: JAX_COMPILATION_CACHE_DIR = 'gs:/bucket/run': give a folder")
+
+
+def test_what_is_no_address_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("runs/12:30", "a:b/c", "gs/run/", "recipe.py:row", "/x/batch:8/", "."):
+        assert paths.local(path, "--workdir") == pathlib.Path(path)
+    assert paths.local("~/run/", "--workdir") == tmp_path / "run"
+    assert paths.local_or_bucket("gs://bucket/run//", "--workdir") == "gs://bucket/run"
+    for path, fix in (("~nobody-here/run", "write the path out"), ("a\0b", "null character")):
+        with pytest.raises(UserError, match=fix):
+            paths.local(path, "--workdir")
+    for path in ("gs://bucket/run[1]", "gs://bucket/run*"):
+        with pytest.raises(UserError, match="for a pattern; use another name"):
+            paths.local_or_bucket(path, "--workdir")
+    for path in ("gs://bucket//run", "gs://bucket/./run", "gs://bucket/.."):
+        with pytest.raises(UserError, match="give a folder, or gs://BUCKET/FOLDER"):
+            paths.local_or_bucket(path, "--workdir")
+
+
+def test_files_for_folders_and_folders_for_files(lbopt, tmp_path_factory, configs):
+    """Or in a folder that is missing."""
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "file").write_text("a file")
+    config = f"--config={configs / 'digits_cnn.py'}:smoke"
+    for flags in (
+        ["plan", config, f"--output={folder}"],
+        ["plan", config, f"--output={folder / 'missing' / 'plan.json'}"],
+        ["export", "--workdir=run", "--format=safetensors", f"--output={folder / 'file'}"],
+        ["prepare", "text", "--name=x", f"--data_dir={folder}", f"--folder={folder / 'file'}"],
+        ["prepare", "text", "--name=x", f"--data_dir={folder}", f"--folder={folder}", f"--vocab={folder}"],
+        ["recipes", f"--configs={folder / 'file'}"],
+        ["recipes", f"--config={folder}"],
+    ):
+        code, out, err = lbopt(*flags)
+        assert (code, out, err.count("\n")) == (2, "", 1), (flags, err)
+        assert f"{flags[-1].partition('=')[0]} = '{flags[-1].partition('=')[2]}': " in err, err
+    assert [entry.name for entry in folder.iterdir()] == ["file"]
+
+
+def test_a_run_starts_from_a_workdir_in_a_bucket(trained, tmp_path_factory, monkeypatch):
+    """The clients of buckets are tried in tests/train/test_bucket.py; here the bucket is a folder."""
+    model = checks.from_json(TrainConfig, workdirs.read_config(trained)["config"]).model
+    expected = initial.read(str(trained), model)
+    learned = tmp_path_factory.mktemp("learned")
+    (learned / "vocab.txt").write_text("\n".join(pieces.SPECIAL_TOKENS))
+    places = {"gs://bucket/run": trained, "gs://bucket/bert": learned}
+    monkeypatch.setattr(bucket, "address", lambda address: places[address])
+    jax.tree.map(np.testing.assert_array_equal, initial.read("gs://bucket/run", model), expected)
+    words = text._vocabulary(DataConfig(name="squad", builder="squad"), "gs://bucket/bert")
+    assert words.pieces == tuple(pieces.SPECIAL_TOKENS)
+    with pytest.raises(UserError, match=r"^config.init_from = 'gs://bucket/bert': give a workdir .*; of a bucket only"):
+        initial.read("gs://bucket/bert", model)
+
+
+def test_scripts(capsys):
+    root = pathlib.Path(package.__file__).parents[1]
+    bench = runpy.run_path(str(root / "scripts" / "benchmarks" / "run.py"))["main"]
+    for place in ("gs:/bucket/run.json", "missing/run.json"):
+        assert bench(["step", f"--json={place}"]) == 2
+        assert re.fullmatch(f"scripts/bench: --json = '{place}': .*give a .*\n", capsys.readouterr().err)
+    done = subprocess.run(
+        [root / "scripts" / "studies", "gs://bucket/run"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("FOLDER = gs://bucket/run: give a folder of this machine")
