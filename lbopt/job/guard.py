@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import ipaddress
+import errno
 import os
 import selectors
 import signal
@@ -20,15 +20,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from lbopt.errors import EXIT_ENVIRONMENT, EXIT_PREEMPTED, EXIT_USER, EnvironmentProblem, UserError
-from lbopt.job import member
+from lbopt.job import member, secret as secrets
 from lbopt.job.hub import BEAT_S, SILENT_S, Hub
-from lbopt.job.place import Place
+from lbopt.job.place import Place, given_flags
 from lbopt.job.wire import Wire
 from lbopt.shown import one_line
 
 _RETRY_S = 0.2
 _FIRST_WORD_S = 10.0
-_SELF_S = 5.0
 _TRACEBACK_S = 3.0
 _LEAVING_S = 3.0
 _PR_SET_PDEATHSIG = 1
@@ -46,97 +45,156 @@ def run(place: Place, arguments: Sequence[str], saves: bool) -> int:
     Raises:
       UserError, EnvironmentProblem: if the job does not come together.
     """
-    hub = _open_hub(place) if place.index == 0 else None
+    secret = secrets.find(given_flags(arguments[1:]), os.environ)
     with _Signals() as signals:
-        wire = _connect(place, signals)
-        code = _Guard(place, wire, arguments, saves, signals).watch()
+        hub = _open_hub(place, secret, signals) if place.index == 0 else None
+        if hub is not None and hub.everywhere:
+            line = f"{place.host} is a loopback address here, so process 0 listens on every interface; --coordinator_bind_address names one"
+            _say(arguments[0], f"--coordinator_address = '{place.host}:{place.port}': {line}")
+        wire = _connect(place, secret, hub, signals)
+        code = _Guard(place, wire, arguments, saves, signals, hub is not None and hub.everywhere).watch()
     if hub is not None:
         hub.join(SILENT_S)
+        if code != EXIT_ENVIRONMENT and hub.strangers():  # else the reason has it
+            _say(arguments[0], hub.strangers())
     return code
 
 
-def _open_hub(place: Place) -> Hub:
+def _open_hub(place: Place, secret: bytes, signals: _Signals) -> Hub:
     """Listen; if somebody does already, and is process 0 too, let all who wait there know that there are two."""
-    try:
-        return Hub(place)
-    except EnvironmentProblem:
-        with contextlib.suppress(OSError):
-            wire = Wire(socket.create_connection((place.host, place.port), timeout=1))
-            _introduce(wire, place)
-            wire.receive()
-            wire.close()
-        raise
+    until = time.monotonic() + place.start_timeout_s
+    while True:
+        try:
+            return Hub(place, secret)
+        except socket.gaierror as error:
+            if error.errno != socket.EAI_AGAIN or time.monotonic() > until or signals.any():
+                raise _no_such_host(place) from error
+            time.sleep(_RETRY_S)
+        except EnvironmentProblem:
+            with contextlib.suppress(OSError, EnvironmentProblem):
+                wire = _greeted(socket.create_connection((place.host, place.port), timeout=1), place, secret, signals)
+                wire.receive()
+                wire.close()
+            raise
+
+
+def _no_such_host(place: Place) -> UserError:
+    address = f"{place.host}:{place.port}"
+    return UserError(f"--coordinator_address = {address!r}: there is no host of that name; give HOST:PORT of process 0")
+
+
+def _say(command: str, line: str) -> None:
+    print(one_line(f"lbopt {command}: {line}"), file=sys.stderr, flush=True)
 
 
 class _Signals:
-    """Remember SIGTERM and SIGHUP; pass SIGINT on, which a terminal sends to this process group only."""
+    """Remember SIGTERM and SIGHUP (not if nohup has it ignored); pass SIGINT on, which a terminal sends to this process group only."""
 
     def __init__(self) -> None:
         self.stop = self.interrupt = False
+        self._ends = [signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._ends.append(signal.SIGHUP)
+
+    def any(self) -> bool:
+        """Return whether one has come."""
+        return self.stop or self.interrupt
 
     def __enter__(self) -> _Signals:
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in self._ends:
             signal.signal(number, lambda *_: setattr(self, "stop", True))
         signal.signal(signal.SIGINT, lambda *_: setattr(self, "interrupt", True))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for number in (*self._ends, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
 
 
-def _connect(place: Place, signals: _Signals) -> Wire:
-    """Answer the roll call: connect to the hub, trying until the time to start is over; process 0's own hub listens already."""
+def _connect(place: Place, secret: bytes, hub: Hub | None, signals: _Signals) -> Wire:
+    """Answer the roll call: connect to the hub, trying until the time to start is over; process 0 asks its own."""
     address = f"{place.host}:{place.port}"
-    to_itself = place.index == 0 and _is_number(place.host)
-    patience_s = min(_SELF_S, place.start_timeout_s) if to_itself else place.start_timeout_s
-    until, said = time.monotonic() + patience_s, time.monotonic() + 5
+    until, said = time.monotonic() + place.start_timeout_s, time.monotonic() + 5
     while True:
         try:
-            wire = Wire(socket.create_connection((place.host, place.port), timeout=5))
-            break
+            connection = socket.create_connection(hub.address if hub else (place.host, place.port), timeout=5)
+            return _greeted(connection, place, secret, signals)
         except socket.gaierror as error:
             if error.errno != socket.EAI_AGAIN:
-                raise UserError(
-                    f"--coordinator_address = {address!r}: there is no host of that name; give HOST:PORT of process 0"
-                ) from error
+                raise _no_such_host(place) from error
             reason: OSError = error
         except OSError as error:
             reason = error
-        if signals.stop or signals.interrupt or time.monotonic() > until:
-            why = "stopped" if signals.stop or signals.interrupt else f"{patience_s:.0f} s"
-            why += f"; {reason.strerror or reason}"
-            if to_itself:
-                line = f"this is process 0, and it does not reach itself there ({why}); give all processes an address that this host has"
-            else:
-                line = (
-                    f"process 0 does not answer there ({why}); start it on that host, or give the address that it has"
-                )
-            raise EnvironmentProblem(f"--coordinator_address = {address!r}: {line}") from reason
+        if signals.any() or time.monotonic() > until:
+            why = "stopped" if signals.any() else f"{place.start_timeout_s:.0f} s"
+            raise EnvironmentProblem(
+                f"--coordinator_address = {address!r}: process 0 does not answer there ({why}; {reason.strerror or reason}); "
+                "start it on that host, or give the address that it has"
+            ) from reason
         if time.monotonic() > said:
             said = float("inf")
             print(f"waiting for process 0 at {address}", file=sys.stderr, flush=True)
         time.sleep(_RETRY_S)
+
+
+def _greeted(connection: socket.socket, place: Place, secret: bytes, signals: _Signals) -> Wire:
+    """Prove to the hub, and let it prove, that both know the job's secret.
+
+    Raises:
+      EnvironmentProblem: if what listens there does not.
+      OSError: if it closes the connection: it may have had too many.
+    """
+    at = f"--coordinator_address: what listens at {place.host}:{place.port}"
+    nobody = EnvironmentProblem(f"{at} is no process 0 of lbopt; start process 0 there, or give another port")
+    wire = Wire(connection)
+    try:
+        asked = _next(wire, signals)
+        if asked is None or not secrets.is_challenge(asked):
+            raise nobody
+        where = f"{socket.gethostname()}, pid {os.getpid()}"
+        nonce, hello = secrets.answer(secret, asked["nonce"], place.index, place.count, where)
+        wire.send(**hello)
+        proof = _next(wire, signals)
+        if proof is None:
+            raise nobody
+        if "refused" in proof:
+            raise EnvironmentProblem(
+                f"{at} has another secret than this process; {secrets.HOW} (without either it is in each host's home folder)"
+            )
+        if not secrets.is_hub(secret, asked["nonce"], nonce, proof):
+            raise EnvironmentProblem(f"{at} does not know the job's secret; {secrets.HOW}, and see what listens there")
+    except BaseException:
+        wire.close()
+        raise
+    secrets.trust(wire, secret, asked["nonce"], nonce, is_hub=False)
     wire.settimeout(None)
-    _introduce(wire, place)
+    wire.send(here=True)
     return wire
 
 
-def _is_number(host: str) -> bool:
-    """Return whether it is an address of numbers; what a name stands for may become right with time."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _introduce(wire: Wire, place: Place) -> None:
-    wire.send(index=place.index, count=place.count, where=f"{socket.gethostname()}, pid {os.getpid()}")
+def _next(wire: Wire, signals: _Signals) -> dict[str, Any] | None:
+    """Return the next message; None if what comes is none, or nothing comes."""
+    until = time.monotonic() + _FIRST_WORD_S
+    wire.settimeout(_RETRY_S)
+    while time.monotonic() < until and not signals.any():
+        try:
+            messages = wire.receive(or_wait=True)
+        except TimeoutError:
+            continue
+        except ValueError:
+            return None
+        if messages is None:
+            raise ConnectionResetError(errno.ECONNRESET, "what listens there closes the connection")
+        if messages:
+            return messages[0] if len(messages) == 1 else None
+    return None
 
 
 class _Guard:
-    def __init__(self, place: Place, wire: Wire, arguments: Sequence[str], saves: bool, signals: _Signals):
+    def __init__(
+        self, place: Place, wire: Wire, arguments: Sequence[str], saves: bool, signals: _Signals, everywhere: bool
+    ):
+        self._everywhere = everywhere
         self._place, self._hub, self._arguments, self._signals = place, wire, arguments, signals
         self._saves = saves
         self._child: subprocess.Popen[bytes] | None = None
@@ -144,8 +202,7 @@ class _Guard:
         self._state: dict[str, Any] = {"beat": 0, "doing": "starting", "patience": member.STARTING}
         self._failed: int | None = None
         self._has_spoken = self._asked = self._forwarded = False
-        self._silent = True
-        self._begun = self._heard = self._beaten = self._spoke = time.monotonic()
+        self._heard = self._beaten = self._spoke = time.monotonic()
 
     def watch(self) -> int:
         """Serve child and hub until one of them ends."""
@@ -166,13 +223,9 @@ class _Guard:
             wire = key.fileobj
             messages = _received(wire)
             if wire is self._hub:
-                if messages is None and self._silent:
-                    self._begun = 0.0
-                    self._selector.unregister(wire)
-                    continue
                 if messages is None:
                     return self._hub_is_gone("it was killed, or its machine ended")
-                self._heard, self._silent = time.monotonic(), False
+                self._heard = time.monotonic()
                 for message in messages:
                     code = self._from_hub(message)
                     if code is not None:
@@ -185,12 +238,6 @@ class _Guard:
         return self._look(time.monotonic())
 
     def _look(self, now: float) -> int | None:
-        if self._silent and now - self._begun > _FIRST_WORD_S:
-            self._say(
-                f"--coordinator_address: what listens at {self._place.host}:{self._place.port} is no process 0 of lbopt; "
-                "start process 0 there, or give another port"
-            )
-            return EXIT_ENVIRONMENT
         if now - self._heard > SILENT_S:
             return self._hub_is_gone(f"it has not been heard of for {SILENT_S:.0f} s")
         if now - self._beaten > BEAT_S:
@@ -244,7 +291,7 @@ class _Guard:
         ours, theirs = socket.socketpair()
         self._member = Wire(ours)
         self._selector.register(self._member, selectors.EVENT_READ)
-        environment = {**os.environ, member.VARIABLE: member.describe(self._place, theirs.fileno())}
+        environment = {**os.environ, member.VARIABLE: member.describe(self._place, theirs.fileno(), self._everywhere)}
         self._child = subprocess.Popen(
             [sys.executable, "-m", "lbopt", *self._arguments],
             env=environment,
@@ -294,7 +341,7 @@ class _Guard:
         return EXIT_ENVIRONMENT
 
     def _say(self, line: str) -> None:
-        print(f"lbopt {self._arguments[0]}: {one_line(line)}", file=sys.stderr, flush=True)
+        _say(self._arguments[0], line)
 
     def _kill(self, with_traceback: bool = False) -> None:
         """End the child and what it has started; after a hang let it say first where it stands."""

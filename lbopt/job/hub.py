@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import errno
+import ipaddress
+import resource
 import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 from lbopt.errors import EXIT_ENVIRONMENT, EXIT_USER, EnvironmentProblem
-from lbopt.job.place import Place
-from lbopt.job.wire import Wire
+from lbopt.job import secret as secrets
+from lbopt.job.place import Place, is_number
+from lbopt.job.wire import MOST_BYTES, QueuedWire, encode
+from lbopt.shown import one_line
 
 BEAT_S = 2.0
 """How often each end of a connection says that it is there."""
 SILENT_S = 30.0
 """Whoever says nothing for so long is taken for dead: a machine that lost its power or its network closes no connection."""
-_SENDING_S = 10.0
+_GREETING_S = 5.0
+"""How long a connection may take to prove that it belongs to the job."""
+_MOST_STRANGERS = 64
+"""At a time: with one more the oldest is closed. One of ours is no stranger after two answers, and comes again."""
+_MOST_HELLO_BYTES = 2048
+_OTHER_FILES = 64
+_MOST_QUEUED_BYTES = 4 * MOST_BYTES
 _SETTLE_S = 1.0
 """How long to listen once one has failed: what JAX's runtime makes of a death can be heard before the death is."""
 _LATE_S = 5.0
@@ -30,10 +41,20 @@ KINDS = ("died", "said", "bug", "aborted")
 
 
 @dataclasses.dataclass
+class _Stranger:
+    """A connection that has not proven yet that it belongs to the job."""
+
+    address: str
+    asked: str
+    since: float
+    hello: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass
 class _Process:
     """What is known of a process that has answered the roll call."""
 
-    wire: Wire
+    wire: QueuedWire
     name: str
     heard: float
     step: int = 0
@@ -52,25 +73,32 @@ class Hub:
 
     Args:
       place: of process 0.
+      secret: of the job. A connection that does not know it is closed, and counted.
 
     Raises:
-      EnvironmentProblem: if the port cannot be listened at.
+      UserError: if there is no host of that name.
+      EnvironmentProblem: if the address cannot be listened at.
+
+    Attributes:
+      address: (host, port) by which this host reaches it.
+      everywhere: whether it listens on every interface, because the coordinator's name does not say on which.
     """
 
-    def __init__(self, place: Place):
-        self._place = place
-        try:
-            family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-            self._listener = socket.create_server(("", place.port), family=family, backlog=place.count)
-        except OSError as error:
-            raise EnvironmentProblem(
-                f"--coordinator_address: process 0 cannot listen at port {place.port} ({error.strerror}); "
-                "end what uses it, or give all processes another port"
-            ) from error
+    def __init__(self, place: Place, secret: bytes):
+        self._place, self._secret = place, secret
+        _allow_connections(place.count + _MOST_STRANGERS)
+        self._listeners, self.everywhere = _listen(place)
+        self.address: tuple[str, int] = self._listeners[0].getsockname()[:2]
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for listener in self._listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
         self._processes: dict[int, _Process] = {}
-        self._strangers: list[Wire] = []
+        self._indices: dict[QueuedWire, int] = {}
+        self._strangers: dict[QueuedWire, _Stranger] = {}
+        self._num_closed = 0
+        self._first_closed = ""
+        self._told: dict[str, Any] | None = None
         self._rounds: dict[int, dict[int, tuple[str, Any]]] = {}
         self._bounds: dict[int, int] = {}
         self._failures: list[tuple[int, float, int, str]] = []
@@ -84,6 +112,18 @@ class Hub:
         self._left = 0 not in self._processes
         self._thread.join(timeout_s)
 
+    def strangers(self) -> str:
+        """Return in words how many connections were closed that did not know the job's secret; nothing if there were none."""
+        if not self._num_closed:
+            return ""
+        many = self._num_closed > 1
+        what = (
+            "connections without the job's secret were closed, the first"
+            if many
+            else "connection without the job's secret was closed,"
+        )
+        return f"{self._num_closed:,} {what} from {self._first_closed}"
+
     def _serve(self) -> None:
         try:
             self._serve_to_the_end()
@@ -91,26 +131,54 @@ class Hub:
             self._end(1, f"the hub of this job, in process 0, has failed ({type(error).__name__}: {error})", "bug")
             raise
         finally:
-            self._listener.close()
+            for listener in self._listeners:
+                listener.close()
+            for wire in list(self._strangers):
+                self._forget(wire)
 
     def _serve_to_the_end(self) -> None:
         while not (self._over or self._left):
-            for key, _ in self._selector.select(BEAT_S / 4):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif not self._over:
-                    self._hear(cast(Wire, key.fileobj))
+            self._turn(BEAT_S / 4)
             if not self._over:
                 self._tick(time.monotonic())
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        connection.settimeout(_SENDING_S)  # somebody who does not read must not hold up the others
-        wire = Wire(connection)
-        self._strangers.append(wire)
-        self._selector.register(wire, selectors.EVENT_READ)
+    def _turn(self, timeout_s: float) -> None:
+        """Hear who has something to say, and go on sending to who was slow."""
+        for key, events in self._selector.select(timeout_s):
+            if isinstance(key.fileobj, socket.socket):
+                self._accept(key.fileobj)
+                continue
+            wire = cast(QueuedWire, key.fileobj)
+            if events & selectors.EVENT_WRITE:
+                wire.flush()
+                self._watch(wire)
+            if events & selectors.EVENT_READ:
+                self._hear(wire)
+        now = time.monotonic()
+        for wire, stranger in list(self._strangers.items()):
+            if now - stranger.since > _GREETING_S:
+                self._close(wire)
 
-    def _hear(self, wire: Wire) -> None:
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, address = listener.accept()
+        except OSError:  # gone again, or no descriptor is left: the oldest stranger makes room
+            if self._strangers:
+                self._close(next(iter(self._strangers)))
+            time.sleep(0.01)
+            return
+        wire = QueuedWire(connection, _MOST_HELLO_BYTES)
+        asked, message = secrets.challenge()
+        self._strangers[wire] = _Stranger(address[0], asked, time.monotonic())
+        self._selector.register(wire, selectors.EVENT_READ)
+        wire.send(**message)
+        if len(self._strangers) > _MOST_STRANGERS:
+            self._close(next(iter(self._strangers)))
+
+    def _hear(self, wire: QueuedWire) -> None:
+        if wire not in self._strangers and wire not in self._indices:
+            self._forget(wire)  # told that it comes too late, or forgotten in this turn
+            return
         try:
             messages = wire.receive()
         except ValueError:
@@ -118,31 +186,56 @@ class Hub:
         if wire in self._strangers:
             self._meet(wire, messages)
             return
-        index, process = next((i, p) for i, p in self._processes.items() if p.wire is wire)
-        if messages is None:
-            self._forget(wire)
-            process.down = True
-            if not process.done and not process.failed:
-                self._fail("died", EXIT_ENVIRONMENT, f"{process.name} is gone: it was killed, or its machine ended")
-            return
-        process.heard = time.monotonic()
-        for message in messages:
-            if not self._over:
-                self._answer(index, process, message)
+        index = self._indices[wire]
+        process = self._processes[index]
+        if self._told is not None:
+            if messages is None or any("down" in message or "done" in message for message in messages):
+                process.down = True
+                self._forget(wire)
+        elif messages is None:
+            self._lose(process, "it was killed, or its machine ended")
+        else:
+            process.heard = time.monotonic()
+            for message in messages:
+                if not self._over:
+                    self._answer(index, process, message)
 
-    def _meet(self, wire: Wire, messages: list[dict[str, Any]] | None) -> None:
-        """Take the first message of a connection for the answer to the roll call; whoever says something else is not ours."""
+    def _lose(self, process: _Process, why: str) -> None:
+        self._forget(process.wire)
+        process.down = True
+        if not process.done and not process.failed:
+            self._fail("died", EXIT_ENVIRONMENT, f"{process.name} is gone: {why}")
+
+    def _meet(self, wire: QueuedWire, messages: list[dict[str, Any]] | None) -> None:
+        """Take what a stranger says for the next of its two lines; whoever says something else is not ours."""
+        stranger = self._strangers[wire]
         if messages == []:
             return
-        self._strangers.remove(wire)
-        hello = messages[0] if messages else {}
-        index, count, where = hello.get("index"), hello.get("count"), hello.get("where")
-        if not (isinstance(index, int) and isinstance(count, int) and isinstance(where, str) and 0 <= index < count):
-            self._forget(wire)
-            return
-        name = f"process {index} of {count} ({where})"
-        there, process = self._processes.get(index), _Process(wire, name, time.monotonic(), since=time.monotonic())
-        if count != self._place.count:
+        if messages is None or (stranger.hello is None and len(messages) > 1):
+            self._close(wire)
+        elif stranger.hello is None:
+            believed = secrets.believed(self._secret, stranger.asked, messages[0])
+            if not believed:
+                if believed is False:
+                    wire.send(refused="secret")
+                self._close(wire)
+                return
+            stranger.hello = messages[0]
+            nonce = stranger.hello["nonce"]
+            wire.send(**secrets.reply(self._secret, stranger.asked, nonce))
+            secrets.trust(wire, self._secret, stranger.asked, nonce, is_hub=True)
+        else:
+            del self._strangers[wire]
+            self._call(wire, stranger.hello, messages[1:])
+
+    def _call(self, wire: QueuedWire, hello: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+        """Take the answer to the roll call of one who knows the secret."""
+        index, count, now = hello["index"], hello["count"], time.monotonic()
+        name = f"process {index} of {count} ({one_line(hello['where'])})"
+        there, process = self._processes.get(index), _Process(wire, name, now, since=now)
+        if self._told is not None:
+            self._send(wire, end=self._told)
+        elif count != self._place.count:
             line = f"--num_processes = {count}: so says {name}, process 0 says {self._place.count}; give all the same"
             self._refuse(process, line)
         elif there is not None and there.done and self._started:
@@ -152,9 +245,10 @@ class Hub:
             self._refuse(process, line)
         else:
             self._processes[index] = process
+            self._indices[wire] = index
             if len(self._processes) == self._place.count:
                 self._start()
-            for message in (messages or [])[1:]:
+            for message in messages:
                 self._answer(index, process, message)
 
     def _start(self) -> None:
@@ -164,17 +258,17 @@ class Hub:
         self._tell_all(started=True)
 
     def _refuse(self, process: _Process, line: str) -> None:
-        process.wire.send(end={"code": EXIT_USER, "line": line, "kind": "said"})
+        self._send(process.wire, end={"code": EXIT_USER, "line": line, "kind": "said"})
         self._forget(process.wire)
         if not self._started:  # a job at work is not ended by somebody who was started twice
             self._end(EXIT_USER, line)
-            self._tell_latecomers(EXIT_USER, line)
+            self._turn_until(lambda: False, _LATE_S)  # others come a little later, and are told
 
     def _answer(self, index: int, process: _Process, message: dict[str, Any]) -> None:
         if "say" in message:
             self._say(index, message["round"], message["say"], message["value"])
         elif "post" in message:
-            self._processes[0].wire.send(posted=message["post"])
+            self._send(self._processes[0].wire, posted=message["post"])
         elif "bound" in message:
             self._bounds[index] = message["bound"]
             self._decide()
@@ -231,6 +325,9 @@ class Hub:
             return
         working = {index: process for index, process in self._processes.items() if not process.done}
         for process in working.values():
+            if process.wire.queued_bytes > _MOST_QUEUED_BYTES:
+                self._lose(process, "it does not read what it is told")
+                return
             if now - process.heard > SILENT_S:
                 line = (
                     f"{process.name} has not been heard of for {SILENT_S:.0f} s: its machine or its network has failed"
@@ -261,6 +358,7 @@ class Hub:
             f"{which}{' and more' * (len(missing) > 8)} of {self._place.count} did not come within "
             f"{self._place.start_timeout_s:.0f} s: start them, and see that they reach "
             f"{self._place.host}:{self._place.port}, or raise --start_timeout_s"
+            + (f" ({closed}; {secrets.HOW})" if (closed := self.strangers()) else "")
         )
 
     def _fail(self, kind: str, code: int, line: str) -> None:
@@ -269,51 +367,97 @@ class Hub:
     def _end(self, code: int, line: str, kind: str = "said") -> None:
         """Tell all to end, process 0 last: without JAX's coordination service, which it has, the others would be aborted."""
         self._over = True
-        told = {"code": code, "line": line, "kind": kind}
+        self._told = {"code": code, "line": line, "kind": kind}
         there = {index: process for index, process in self._processes.items() if not (process.down or process.done)}
         for wave in ([p for i, p in there.items() if i], [p for i, p in there.items() if not i]):
             for process in wave:
-                process.wire.send(end=told)
-            until = time.monotonic() + _KILLING_S
-            while time.monotonic() < until and not all(process.down for process in wave):
-                for key, _ in self._selector.select(0.2):
-                    self._hear_down(key.fileobj)
-        for wire in self._strangers:
-            wire.send(end=told)
+                self._send(process.wire, end=self._told)
+            self._turn_until(lambda wave=wave: all(process.down for process in wave), _KILLING_S)  # type: ignore[misc]
+        self._turn_until(lambda: not self._strangers, 1.0)  # one of ours may just be on its way in
 
-    def _tell_latecomers(self, code: int, line: str) -> None:
-        """Tell those who answer the roll call a little later that it has failed: else they would wait for somebody to listen."""
-        self._listener.settimeout(_LATE_S / 10)
-        until, told = time.monotonic() + _LATE_S, []
-        while time.monotonic() < until:
-            with contextlib.suppress(OSError):
-                connection, _ = self._listener.accept()
-                connection.settimeout(_SENDING_S)
-                told.append(Wire(connection))
-                told[-1].send(end={"code": code, "line": line, "kind": "said"})
-        for wire in told:
-            wire.close()
-
-    def _hear_down(self, wire: Any) -> None:
-        process = next((p for p in self._processes.values() if p.wire is wire), None)
-        if process is None:
-            return
-        try:
-            messages = wire.receive()
-        except ValueError:
-            messages = None
-        if messages is None or any("down" in message or "done" in message for message in messages):
-            process.down = True
-            self._forget(wire)
+    def _turn_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not condition():
+            self._turn(0.2)
 
     def _tell_all(self, **message: Any) -> None:
+        line = encode(**message)
         for process in self._processes.values():
-            if not process.done:
-                process.wire.send(**message)
+            if not process.done and not process.down:
+                process.wire.send_line(line)
+                self._watch(process.wire)
 
-    def _forget(self, wire: Wire) -> None:
-        self._selector.unregister(wire)
-        wire.close()
+    def _send(self, wire: QueuedWire, **message: Any) -> None:
+        wire.send(**message)
+        self._watch(wire)
+
+    def _watch(self, wire: QueuedWire) -> None:
+        """Let the selector say when what is queued can be sent."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.queued_bytes else 0)
+        if wire.fileno() >= 0 and self._selector.get_key(wire).events != events:
+            self._selector.modify(wire, events)
+
+    def _close(self, wire: QueuedWire) -> None:
+        """Close a connection that has not proven itself, and count it."""
+        self._num_closed += 1
+        self._first_closed = self._first_closed or self._strangers[wire].address
+        self._forget(wire)
+
+    def _forget(self, wire: QueuedWire) -> None:
+        self._strangers.pop(wire, None)
+        self._indices.pop(wire, None)
+        if wire.fileno() >= 0:
+            self._selector.unregister(wire)
+            wire.close()
+
+
+def _listen(place: Place) -> tuple[list[socket.socket], bool]:
+    """Listen at every address that the coordinator's name has on this host, and there only; return also whether it is everywhere.
+
+    A name may stand for a loopback address on the host that has it, and there alone (Debian writes 127.0.1.1 into /etc/hosts): then
+    the others look for process 0 at an address that cannot be known here.
+    """
+    host, port = place.bind or (place.host, place.port)
+    found = dict.fromkeys((family, at) for family, *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    named = not (place.bind or is_number(host) or host.split(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback"))
+    everywhere = named and all(ipaddress.ip_address(at[0].split("%")[0]).is_loopback for _, at in found)
+    listeners, problem = [], None
+    for family, at in {(socket.AF_INET, ("", port)): None} if everywhere else found:
+        try:
+            both = family == socket.AF_INET6 and at[0] == "::"
+            listeners.append(
+                socket.create_server(at, family=family, backlog=max(place.count, 128), dualstack_ipv6=both)
+            )
+        except OSError as error:
+            problem = error
+            if error.errno == errno.EADDRINUSE:
+                break
+    if listeners and (problem is None or problem.errno != errno.EADDRINUSE):
+        return listeners, everywhere
+    for listener in listeners:
+        listener.close()
+    assert problem is not None
+    if problem.errno == errno.EADDRNOTAVAIL:
+        raise EnvironmentProblem(
+            f"--coordinator_address = '{place.host}:{place.port}': this is process 0, and its host has no such address; give all "
+            "processes one that it has, or say where it listens with --coordinator_bind_address"
+        ) from problem
+    raise EnvironmentProblem(
+        f"--coordinator_address: process 0 cannot listen at port {port} ({problem.strerror}); "
+        "end what uses it, or give all processes another port"
+    ) from problem
+
+
+def _allow_connections(count: int) -> None:
+    """Raise this process's limit of open files, if it is too low for so many."""
+    needed = count + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise EnvironmentProblem(
+                f"ulimit -n: process 0 may open {hard} files, and {needed} are needed for its job; raise it"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _slowest_first(processes: dict[int, _Process]) -> list[_Process]:

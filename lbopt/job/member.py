@@ -23,10 +23,11 @@ STARTING = 4
 _RELEASE_S = 20.0
 
 
-def describe(place: Place, descriptor: int) -> str:
+def describe(place: Place, descriptor: int, everywhere: bool = False) -> str:
     """Return what a guard writes into `VARIABLE`."""
     local = list(place.local_device_ids) if place.local_device_ids else None
-    return json.dumps([descriptor, place.index, place.count, place.jax_address, place.start_timeout_s, local])
+    bind = None if place.index or everywhere else place.jax_bind_address
+    return json.dumps([descriptor, place.index, place.count, place.jax_address, place.start_timeout_s, local, bind])
 
 
 class Alone:
@@ -96,6 +97,7 @@ class Member(Alone):
       jax_address: of JAX's coordination service.
       start_timeout_s: how long JAX may take to bring them together.
       local_device_ids: see `Place`.
+      jax_bind_address: where that service listens; None for every interface.
     """
 
     def __init__(
@@ -106,8 +108,10 @@ class Member(Alone):
         jax_address: str,
         start_timeout_s: float,
         local_device_ids: list[int] | None,
+        jax_bind_address: str | None = None,
     ):
         self.index, self.count = index, count
+        self.jax_bind_address = jax_bind_address
         self.jax_address, self.start_timeout_s, self.local_device_ids = jax_address, start_timeout_s, local_device_ids
         self._wire = Wire(connection)
         self._round = 0

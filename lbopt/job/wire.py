@@ -1,15 +1,40 @@
-"""JSON lines over sockets: all that hub, guards and members say to each other."""
+"""JSON lines over sockets: all that hub, guards and members say to each other.
+
+Between machines every line carries a code that only those who know the job's secret can make (`Keys`): nobody else can say
+anything, say it again, or leave something out unseen. It is not enciphered.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import socket
 import threading
+from collections import deque
 from typing import Any
 
 MOST_BYTES = 1 << 26
 """No message is longer: whoever sends more is none of ours."""
+_CODE = 64
+"""Length of a code: HMAC-SHA256 in hexadecimal."""
+
+
+class Keys:
+    """Codes of the lines of one direction of one connection, each for its place in the order.
+
+    Args:
+      key: for this direction of this connection alone.
+    """
+
+    def __init__(self, key: bytes):
+        self._key, self._number = key, 0
+
+    def code(self, line: bytes) -> bytes:
+        """Return the code of the next line."""
+        number = self._number.to_bytes(8, "big")
+        self._number += 1
+        return hmac.new(self._key, number + line, "sha256").hexdigest().encode()
 
 
 class Wire:
@@ -17,12 +42,17 @@ class Wire:
 
     Args:
       connection: a connected stream socket.
+      most_bytes: of a message.
     """
 
-    def __init__(self, connection: socket.socket):
+    _queues = False
+
+    def __init__(self, connection: socket.socket, most_bytes: int = MOST_BYTES):
         self._socket = connection
-        self._rest = b""
+        self._most_bytes = most_bytes
+        self._rest = bytearray()
         self._sending = threading.Lock()
+        self._keys: tuple[Keys, Keys] | None = None
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -31,41 +61,123 @@ class Wire:
         """See `socket.settimeout`."""
         self._socket.settimeout(timeout_s)
 
+    def trust(self, sending: Keys, receiving: Keys) -> None:
+        """From here on send codes, believe nothing without them, and take messages of any size that ours have."""
+        self._keys, self._most_bytes = (sending, receiving), MOST_BYTES
+
     def send(self, **message: Any) -> bool:
         """Send a message; False if nobody is at the other end any more."""
-        data = json.dumps(message).encode() + b"\n"
+        with self._sending:
+            return self._send(_line(message))
+
+    def _send(self, line: bytes) -> bool:
         try:
-            with self._sending:
-                self._socket.sendall(data)
+            self._socket.sendall(self._code(line) + line)
         except OSError:
             return False
         return True
 
-    def receive(self) -> list[dict[str, Any]] | None:
+    def _code(self, line: bytes) -> bytes:
+        return self._keys[0].code(line) if self._keys else b""
+
+    def receive(self, or_wait: bool = False) -> list[dict[str, Any]] | None:
         """Wait for bytes and return the messages that they complete; None at the end.
 
+        Args:
+          or_wait: raise TimeoutError where the end is only that of the connection's timeout.
+
         Raises:
-          ValueError: if it is no message.
+          ValueError: if it is no message of ours.
         """
         try:
             data = self._socket.recv(1 << 16)
-        except OSError:
-            return None
+        except OSError as error:
+            if or_wait and isinstance(error, TimeoutError):
+                raise
+            return [] if self._queues and isinstance(error, BlockingIOError) else None
         if not data:
             return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MOST_BYTES:
+        self._rest += data
+        messages = []
+        if b"\n" in data:
+            *lines, rest = self._rest.split(b"\n")
+            self._rest = rest
+            messages = [self._message(bytes(line)) for line in lines]
+        if len(self._rest) > self._most_bytes:
             raise ValueError("a message without end")
+        return messages
+
+    def _message(self, line: bytes) -> dict[str, Any]:
+        if len(line) > self._most_bytes + _CODE:
+            raise ValueError("a message too long")
+        if self._keys is not None:
+            code, line = line[:_CODE], line[_CODE:]
+            if not hmac.compare_digest(code, self._keys[1].code(line + b"\n")):
+                raise ValueError("not one of this job's")
         try:
-            messages = [json.loads(line) for line in lines]
+            message = json.loads(line)
         except RecursionError as error:
             raise ValueError("not a message") from error
-        if not all(isinstance(message, dict) for message in messages):
+        if not isinstance(message, dict):
             raise ValueError("not a message")
-        return messages
+        return message
 
     def close(self) -> None:
         """Close the connection, waking who waits for it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+class QueuedWire(Wire):
+    """A connection on which sending never waits: what the other end does not take yet stays in a queue. For one thread."""
+
+    _queues = True
+
+    def __init__(self, connection: socket.socket, most_bytes: int = MOST_BYTES):
+        super().__init__(connection, most_bytes)
+        connection.setblocking(False)
+        self._queue: deque[memoryview] = deque()
+        self.queued_bytes = 0
+
+    def send(self, **message: Any) -> bool:
+        """Send a message, or the part of it that goes; False if nobody is at the other end any more."""
+        return self._send(_line(message))
+
+    def send_line(self, line: bytes) -> bool:
+        """Send a message that `encode` has made: it is kept once, however many it is queued for."""
+        return self._send(line)
+
+    def _send(self, line: bytes) -> bool:
+        for part in (self._code(line), line):
+            if part:
+                self._queue.append(memoryview(part))
+                self.queued_bytes += len(part)
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send of the queue what goes; False if nobody is at the other end any more."""
+        try:
+            while self._queue:
+                sent = self._socket.send(self._queue[0])
+                self.queued_bytes -= sent
+                if sent < len(self._queue[0]):
+                    self._queue[0] = self._queue[0][sent:]
+                else:
+                    self._queue.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._queue.clear()
+            self.queued_bytes = 0
+            return False
+        return True
+
+
+def encode(**message: Any) -> bytes:
+    """Return a message as `QueuedWire.send_line` takes it."""
+    return _line(message)
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"

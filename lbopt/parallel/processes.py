@@ -35,6 +35,7 @@ def start(job: Alone) -> None:
             cluster_detection_method="deactivate",
             initialization_timeout=int(job.start_timeout_s) + 60,
             heartbeat_timeout_seconds=_HEARTBEAT_S,
+            coordinator_bind_address=job.jax_bind_address,
         )
     except Exception as error:  # whatever the runtime says
         raise EnvironmentProblem(

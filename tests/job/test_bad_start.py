@@ -1,9 +1,11 @@
 """Jobs that cannot come together: one line on every process, within seconds."""
 
+import contextlib
 import fcntl
 import os
 import re
 import socket
+import threading
 import time
 
 import pytest
@@ -97,7 +99,7 @@ def test_an_address_of_another_network(start, tmp_path):
     )
     job = started(start, tmp_path, [3, 3], change=change)
     assert one_line(job, 0).startswith(
-        f"lbopt train: --coordinator_address = '{address}': this is process 0, and it does not reach itself there (5 s; "
+        f"lbopt train: --coordinator_address = '{address}': this is process 0, and its host has no such address; give all"
     )
     assert one_line(job, 1).startswith(f"lbopt train: --coordinator_address = '{address}': process 0 does not answer")
 
@@ -168,6 +170,59 @@ def test_a_process_without_a_device_of_the_mesh(start, tmp_path):
     for index in range(2):
         said = "config.parallel.num_devices = 2: 1 of 2 processes would have some; use more devices, or start fewer processes"
         assert said in one_line(job, index)
+
+
+def test_another_secret(start, tmp_path):
+    change = swap(
+        LBOPT_JOB_SECRET=lambda index: f"that of process {index} alone", LBOPT_START_TIMEOUT_S=lambda index: "3"
+    )
+    job = started(start, tmp_path, [3, 3], change=change)
+    assert (
+        "has another secret than this process; give all processes the same LBOPT_JOB_SECRET or --job_secret_file"
+        in (one_line(job, 1))
+    )
+    assert one_line(job, 0).endswith(
+        "(1 connection without the job's secret was closed, from 127.0.0.1; give all processes the same LBOPT_JOB_SECRET or "
+        "--job_secret_file)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", 3, "is no process 0 of lbopt; start process 0 there"),
+        (
+            b'{"lbopt": 1, "nonce": "' + b"0" * 64 + b'"}\n{"proof": "' + b"0" * 64 + b'"}\n',
+            3,
+            "is no process 0 of lbopt",
+        ),
+        (None, 3, "process 0 does not answer there (3 s; what listens there closes the connection)"),
+    ],
+)
+def test_what_listens_there_is_none_of_ours(start, tmp_path, says, code, said):
+    """Process 1 alone, and somebody who says something else, or hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    if says:
+                        connection.sendall(says)
+                        connection.recv(4096)
+                    connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        port = str(listener.getsockname()[1])
+        change = swap(
+            JAX_PROCESS_ID=lambda index: "1",
+            LBOPT_START_TIMEOUT_S=lambda index: "3",
+            JAX_NUM_PROCESSES=lambda index: "2",
+            JAX_COORDINATOR_ADDRESS=lambda index: f"127.0.0.1:{port}",
+        )
+        job = started(start, tmp_path, [code], count=1, change=change)
+        listener.shutdown(socket.SHUT_RDWR)
+    assert said in one_line(job, 0)
 
 
 def test_a_port_that_is_taken(start, tmp_path):

@@ -1,7 +1,9 @@
 """The hub by itself: what it does with who is silent, late, or none of ours."""
 
+import contextlib
 import dataclasses
 import json
+import resource
 import socket
 import time
 
@@ -9,21 +11,29 @@ import pytest
 from jobs import free_ports
 
 from lbopt.errors import EnvironmentProblem
-from lbopt.job import hub as hubs
+from lbopt.job import hub as hubs, secret as secrets
 from lbopt.job.hub import Hub
 from lbopt.job.member import Member
 from lbopt.job.place import Place, find
 from lbopt.job.wire import Wire
 
 
+SECRET = b"known to both sides"
+
+
 class Guard:
     """The other end, as a process of this index would be."""
 
-    def __init__(self, place, index, count=2, hello=True):
+    def __init__(self, place, index, count=2, secret=SECRET):
         self.wire = Wire(socket.create_connection((place.host, place.port), timeout=10))
         self.heard = []
-        if hello:
-            self.wire.send(index=index, count=count, where=f"host-{index}, pid {index}")
+        (asked,) = self.wire.receive()
+        nonce, hello = secrets.answer(secret, asked["nonce"], index, count, f"host-{index}, pid {index}")
+        self.wire.send(**hello)
+        (self.proof,) = self.wire.receive()
+        if secrets.is_hub(secret, asked["nonce"], nonce, self.proof):
+            secrets.trust(self.wire, secret, asked["nonce"], nonce, is_hub=False)
+            self.wire.send(here=True)
 
     def wait_for(self, name, seconds=10):
         until = time.monotonic() + seconds
@@ -43,7 +53,7 @@ def place():
 
 
 def begin(place):
-    hub = Hub(place)
+    hub = Hub(place, SECRET)
     guards = [Guard(place, index) for index in range(2)]
     for guard in guards:
         guard.wait_for("started")
@@ -102,22 +112,176 @@ def test_who_says_nothing_is_taken_for_dead(place, monkeypatch):
     assert told["line"].startswith("process 1 of 2 (host-1, pid 1) has not been heard of for")
 
 
-def test_a_stranger_harms_nobody(place):
-    hub = Hub(place)
-    stranger = socket.create_connection((place.host, place.port))
-    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    empty = socket.create_connection((place.host, place.port))
-    empty.close()
-    shy = Guard(place, 0, hello=False)
-    shy.wire.send(index="0", count=2, where=3)
+def connect(place):
+    stranger = socket.create_connection((place.host, place.port), timeout=10)
+    asked = json.loads(stranger.recv(4096))
+    return stranger, asked["nonce"]
+
+
+def is_closed(stranger):
+    """Wait for the end of a connection, and return what came before it."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := stranger.recv(4096):
+            data += part
+    return data
+
+
+def greeting(asked, secret=SECRET, **changes):
+    return secrets.answer(secret, asked, 0, 2, "host-0, pid 0")[1] | changes
+
+
+STRANGERS = {
+    "a browser": lambda asked: b"GET / HTTP/1.1\r\n\r\n",
+    "nothing": lambda asked: b"",
+    "bytes": lambda asked: b"\xff\x00\n",
+    "nesting": lambda asked: b"[" * 1500 + b"\n",
+    "no end": lambda asked: b"x" * 3000,
+    "one of the time before secrets": lambda asked: {"index": 0, "count": 2, "where": "here"},
+    "another secret": lambda asked: greeting(asked, b"known to nobody else"),
+    "an answer to another number": lambda asked: greeting("0" * 64),
+    "another process than the proof's": lambda asked: greeting(asked, index=1),
+    "no proof": lambda asked: greeting(asked, proof=None),
+    "a proof of strange letters": lambda asked: greeting(asked, proof="\ud800" * 64),
+    "an index that is none": lambda asked: greeting(asked, index=True),
+    "an index past the end": lambda asked: greeting(asked, index=2),
+    "numbers for words": lambda asked: greeting(asked, where=3),
+    "a long name": lambda asked: greeting(asked, where="h" * 300),
+    "more than it was asked": lambda asked: json.dumps(greeting(asked)).encode() + b'\n{"here": true}\n',
+    "no code after a right greeting": lambda asked: [greeting(asked), {"here": True}],
+}
+
+
+def test_strangers_harm_nobody(place):
+    hub = Hub(place, SECRET)
+    for who, what in STRANGERS.items():
+        stranger, asked = connect(place)
+        said = what(asked)
+        for part in said if isinstance(said, list) else [said]:
+            stranger.sendall(part if isinstance(part, bytes) else json.dumps(part).encode() + b"\n")
+        if not said:
+            stranger.shutdown(socket.SHUT_WR)
+        told = is_closed(stranger)
+        assert (told == b'{"refused": "secret"}\n') == (b"refused" in told), who
+        assert SECRET not in told, who
     guards = [Guard(place, index) for index in range(2)]
     for guard in guards:
         guard.wait_for("started")
-    assert stranger.recv(10) == b""
     for guard in guards:
         guard.wire.send(done=True)
     hub.join(10)
     assert not hub._thread.is_alive()
+    said = f"{len(STRANGERS)} connections without the job's secret were closed, the first from 127.0.0.1"
+    assert hub.strangers() == said
+
+
+def test_a_greeting_is_good_for_one_connection(place):
+    """All that one of ours has sent, sent again by who has heard it."""
+    sent = []
+
+    class Heard(socket.socket):
+        def sendall(self, data):
+            sent.append(data)
+            return super().sendall(data)
+
+    Hub(place, SECRET)
+    guard = Guard(place, 0)
+    guard.wire._socket = Heard(fileno=guard.wire._socket.detach())
+    guard.wire.send(beat=1, doing="in step")
+    stranger, asked = connect(place)
+    nonce, hello = secrets.answer(SECRET, asked, 1, 2, "host-1, pid 1")
+    stranger.sendall(json.dumps(hello).encode() + b"\n")
+    stranger.recv(4096)
+    ours = Wire(stranger)
+    secrets.trust(ours, SECRET, asked, nonce, is_hub=False)
+    for replayed in ([json.dumps(hello).encode() + b"\n"], sent):
+        other, _ = connect(place)
+        other.sendall(b"".join(replayed))
+        told = is_closed(other)
+        assert b"proof" not in told
+    ours.send(here=True)
+    guard.wait_for("started")
+
+
+def test_a_line_that_comes_twice_is_no_line_of_ours(place):
+    _, guards = begin(place)
+    line = json.dumps({"stop": True}).encode() + b"\n"
+    code = guards[1].wire._keys[0].code(line)
+    guards[1].wire._socket.sendall((code + line) * 2)
+    told = guards[0].wait_for("end")["end"]
+    assert told["line"].startswith("process 1 of 2 (host-1, pid 1) is gone")
+
+
+def test_a_thousand_connections_keep_nobody_out(place):
+    """They are more than the hub keeps, and who comes then comes in."""
+    hub = Hub(place, SECRET)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    strangers = []
+    try:
+        for _ in range(1000):
+            strangers.append(socket.create_connection((place.host, place.port), timeout=10))
+        begun = time.monotonic()
+        guards = [Guard(place, index) for index in range(2)]
+        for guard in guards:
+            guard.wait_for("started")
+        assert time.monotonic() - begun < 5
+        assert len(hub._strangers) <= 64
+        assert hub._num_closed >= 1000 - 64
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_who_takes_its_time_is_closed(place, monkeypatch):
+    monkeypatch.setattr(hubs, "_GREETING_S", 0.5)
+    Hub(place, SECRET)
+    slow, _ = connect(place)
+    begun = time.monotonic()
+    with contextlib.suppress(OSError):
+        while time.monotonic() < begun + 8:
+            slow.sendall(b"{")
+            time.sleep(0.1)
+    assert time.monotonic() - begun < 5
+
+
+def test_one_that_does_not_read_holds_up_nobody(place, monkeypatch):
+    monkeypatch.setattr(hubs, "_MOST_QUEUED_BYTES", 1 << 24)
+    _, guards = begin(place)
+    guards[1].wire.send(say="key", round=0, value="x" * (1 << 23))
+    guards[0].wire.send(say="key", round=0, value=None)
+    begun = time.monotonic()
+    assert len(guards[0].wait_for("values")["values"][1]) == 1 << 23
+    assert time.monotonic() - begun < 5
+    for number in (1, 2, 3):
+        guards[1].wire.send(say="key", round=number, value="x" * (1 << 23))
+        guards[0].wire.send(say="key", round=number, value=None)
+    told = guards[0].wait_for("end")["end"]
+    assert told["line"] == "process 1 of 2 (host-1, pid 1) is gone: it does not read what it is told"
+
+
+def test_it_listens_where_it_is_told_to_and_nowhere_else(place):
+    Hub(place, SECRET)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", place.port), timeout=5)
+    named = dataclasses.replace(place, host="localhost", port=free_ports())
+    hub = Hub(named, SECRET)
+    assert hub.address == ("127.0.0.1", named.port) or hub.address == ("::1", named.port)
+    assert not hub.everywhere
+    told = dataclasses.replace(place, host="192.0.2.1", bind=("127.0.0.3", free_ports()))
+    assert Hub(told, SECRET).address == told.bind
+    with pytest.raises(EnvironmentProblem, match="its host has no such address.*--coordinator_bind_address"):
+        Hub(dataclasses.replace(place, host="192.0.2.1"), SECRET)
+
+
+def test_a_name_that_is_a_loopback_address_here_alone(place, monkeypatch):
+    """As Debian's /etc/hosts has it: where the others look for this host is not known to it."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", place.port))]
+    monkeypatch.setattr(hubs.socket, "getaddrinfo", lambda *_, **__: found)
+    hub = Hub(dataclasses.replace(place, host="host-0"), SECRET)
+    assert hub.everywhere
+    assert hub.address[0] == "0.0.0.0"
 
 
 def test_who_was_started_twice_does_not_end_a_job_at_work(place):
@@ -146,18 +310,23 @@ def test_of_several_failures_the_cause_is_told(place, kinds, cause):
 
 def test_what_comes_with_the_answer_to_the_roll_call_is_heard(place):
     """Stopped while it connected: the hub may read both at once."""
-    Hub(place)
-    late = socket.create_connection((place.host, place.port))
-    hello = {"index": 1, "count": 2, "where": "host-1, pid 1"}
-    failed = {"failed": 75, "line": "was stopped before the start", "kind": "said"}
-    late.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in (hello, failed)))
+    Hub(place, SECRET)
+    late, asked = connect(place)
+    nonce, hello = secrets.answer(SECRET, asked, 1, 2, "host-1, pid 1")
+    late.sendall(json.dumps(hello).encode() + b"\n")
+    late.recv(4096)
+    wire = Wire(late)
+    secrets.trust(wire, SECRET, asked, nonce, is_hub=False)
+    messages = {"here": True}, {"failed": 75, "line": "was stopped before the start", "kind": "said"}
+    lines = [json.dumps(message).encode() + b"\n" for message in messages]
+    late.sendall(b"".join(wire._keys[0].code(line) + line for line in lines))
     told = Guard(place, 0).wait_for("end")["end"]
     assert (told["code"], told["line"]) == (75, "process 1 of 2 (host-1, pid 1): was stopped before the start")
 
 
 def test_who_answers_a_roll_call_that_has_failed_is_told(place, monkeypatch):
     monkeypatch.setattr(hubs, "_LATE_S", 1.5)
-    Hub(place)
+    Hub(place, SECRET)
     Guard(place, 0, count=3).wait_for("end")
     assert "--num_processes = 3: so says process 0 of 3" in Guard(place, 1).wait_for("end")["end"]["line"]
 
@@ -198,7 +367,7 @@ def test_a_hang_is_when_nobody_goes_on_or_one_does_not_beat(place, states, said)
 
 def test_waiting_for_the_last_one_is_no_hang(place):
     place = dataclasses.replace(place, hang_timeout_s=2)
-    Hub(place)
+    Hub(place, SECRET)
     first = Guard(place, 0)
     assert beats([first], [{}], 3) is None
     last = Guard(place, 1)
@@ -219,16 +388,6 @@ def test_a_post_that_cannot_be_kept_is_an_error_where_the_first_one_waits(place)
     with pytest.raises(OSError, match="No space left"):
         first.together("trials finished", False)
     ours.close()
-
-
-@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"index": 7, "count": 2, "where": "here"}', b"\xff"])
-def test_no_stranger_ends_the_hub(place, text):
-    Hub(place)
-    stranger = socket.create_connection((place.host, place.port))
-    stranger.sendall(text + b"\n")
-    assert stranger.recv(10) == b""
-    for guard in [Guard(place, index) for index in range(2)]:
-        guard.wait_for("started")
 
 
 def test_a_message_without_end_is_refused():

@@ -54,6 +54,7 @@ def environment(index, count, devices, port):
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(index),
         "LBOPT_START_TIMEOUT_S": "60",
+        "LBOPT_JOB_SECRET": "known to the processes of a test",
     }
 
 

@@ -1,0 +1,104 @@
+"""Where a job's secret is found, and that it is kept."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.job import secret
+from lbopt.job.member import VARIABLE as MEMBER
+
+WORDS = "sixteen letters or more"
+
+
+def written(path, text=WORDS, mode=0o600):
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_it_is_taken_out_of_the_environment():
+    """Programs that the processes start, and what they write of their environment, need not know it."""
+    environ = {"LBOPT_JOB_SECRET": f"{WORDS}\n", "HOME": "/nowhere"}
+    assert secret.find({}, environ) == WORDS.encode()
+    assert environ == {"HOME": "/nowhere"}
+
+
+def test_a_file_comes_before_the_variable(tmp_path):
+    flags = {"job_secret_file": written(tmp_path / "flag", "that of the flag, see")}
+    assert secret.find(flags, {"LBOPT_JOB_SECRET": WORDS}) == b"that of the flag, see"
+    variable = {"LBOPT_JOB_SECRET_FILE": written(tmp_path / "variable")}
+    assert secret.find({}, dict(variable)) == WORDS.encode()
+    with pytest.raises(UserError, match="are both set; unset one"):
+        secret.find({}, variable | {"LBOPT_JOB_SECRET": WORDS})
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: written(path, mode=0o640), "others may read it, its mode is 640; chmod 600 it"),
+        (lambda path: written(path, mode=0o604), "others may read it, its mode is 604"),
+        (lambda path: written(path, "short"), "has 5 characters; give from 16 to 4096"),
+        (lambda path: written(path, "x" * 5000), "has 4097 characters"),
+        (lambda path: str(path), "No such file or directory; name a file"),
+        (lambda path: os.mkfifo(path) or str(path), "a FIFO, not a regular file"),
+        (lambda path: path.mkdir() or str(path), "Is a directory"),
+    ],
+)
+def test_a_file_that_is_none(tmp_path, make, said):
+    with pytest.raises(UserError, match="LBOPT_JOB_SECRET_FILE = .*" + said) as caught:
+        secret.find({}, {"LBOPT_JOB_SECRET_FILE": make(tmp_path / "file")})
+    assert WORDS not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["", "short"])
+def test_a_variable_that_is_none(value):
+    with pytest.raises(
+        UserError, match="LBOPT_JOB_SECRET: has . characters; give from 16 to 4096: openssl rand -hex 32"
+    ):
+        secret.find({}, {"LBOPT_JOB_SECRET": value})
+
+
+def test_all_of_one_home_have_one(tmp_path):
+    """Whoever asks first makes it, for its user alone."""
+    code = "import os, sys; from lbopt.job import secret; sys.stdout.buffer.write(secret.find({}, os.environ))"
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = [subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE) for _ in range(3)]
+    said = {process.communicate()[0] for process in started}
+    (file,) = (tmp_path / "config" / "lbopt").iterdir()
+    assert file.name == "job_secret"
+    assert said == {file.read_bytes().strip()}
+    assert len(file.read_bytes().strip()) == 64
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_home_that_takes_nothing(tmp_path):
+    (tmp_path / "file").touch()
+    said = "cannot be kept there .Not a directory.; give all processes the same LBOPT_JOB_SECRET or --job_secret_file"
+    with pytest.raises(EnvironmentProblem, match=said):
+        secret.find({}, {"XDG_CONFIG_HOME": str(tmp_path / "file")})
+
+
+def test_it_is_said_nowhere(start, tmp_path):
+    """Neither to the process that computes, nor in what a run leaves behind."""
+    import pathlib
+
+    from jobs import train_command
+
+    workdir = tmp_path / "run"
+    job = start(train_command(workdir, "--config.num_epochs=2000"))
+    words = b"known to the processes of a test"
+    job.wait_for(lambda: (workdir / "metrics.jsonl").exists() and (workdir / "metrics.jsonl").read_text())
+    for index in range(2):
+        environment = pathlib.Path(f"/proc/{job.child(index)}/environ").read_bytes()
+        assert MEMBER.encode() in environment
+        assert words not in environment
+    for process in job.processes:
+        process.terminate()
+    assert job.codes() == [75, 75]
+    files = [path for path in (*workdir.rglob("*"), *job.logs) if path.is_file()]
+    assert workdir / "config.json" in files
+    assert not [path for path in files if words in path.read_bytes()]
