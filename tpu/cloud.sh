@@ -61,6 +61,20 @@ put() {
     storage cp "$SCRATCH/object" "$HOME_URL/$2"
 }
 
+# new_secret: letters that nobody can guess.
+new_secret() {
+    od -An -N32 -tx1 /dev/urandom | tr -d ' \n'
+}
+
+# need_secret: the bucket has what the processes of NAME know each other by. It is made once: machines that are replaced take it too.
+need_secret() {
+    local code=0
+    ask_object secret || code=$?
+    [ "$code" -ne 2 ] || die 3 "BUCKET=$BUCKET: $HOME_URL/secret cannot be read: ${REASON:-no answer}; run this again, or grant this account roles/storage.objectAdmin on the bucket"
+    OUT=''
+    [ "$code" -eq 0 ] || put "$(new_secret)" secret
+}
+
 no_such_object() {
     [[ $ERR == *'matched no objects'* || $ERR == *'not found: 404'* ]]
 }

@@ -6,7 +6,7 @@ declare -A DEFAULTS=(
     [NUM_SLICES]=1 [RUNTIME]='' [EXTRAS]='tpu,gcs' [SERVICE_ACCOUNT]='' [NETWORK]='' [SUBNETWORK]='' [RESERVATION]=''
     [MAX_FAILURES]=3 [MAX_PREEMPTIONS]=100 [MAX_LOST_PEERS]=10 [MAX_CREATE_TRIES]=20 [CREATE_WAIT_S]=86400
     [RETRY_S]=60 [POLL_S]=60 [RESTART_S]=10 [HEALTHY_S]=3600 [SYNC_S]=60 [STOP_S]=300 [SSH_S]=300 [SETUP_S]=1800
-    [PREFLIGHT_S]=120 [IMAGE]='' [CLUSTER]=''
+    [PREFLIGHT_S]=120 [FIREWALL]=check [IMAGE]='' [CLUSTER]=''
 )
 # What keep on a worker has to know of a run. WISH tells this run from others of the same name and command.
 WANTED=(WISH COMMAND WORKDIR MAX_FAILURES MAX_PREEMPTIONS MAX_LOST_PEERS RESTART_S HEALTHY_S SYNC_S STOP_S)
@@ -64,6 +64,7 @@ check_settings() {
     must ZONE '[a-z]+-[a-z]+[0-9]+-[a-z]' "write a zone, e.g. us-central2-b"
     must NAME '[a-z]([a-z0-9-]{0,38}[a-z0-9])?' "use up to 40 small letters, digits and dashes, a letter first"
     must CAPACITY 'spot|on-demand|reserved' "write spot, on-demand or reserved"
+    must FIREWALL 'check|skip' "write check or skip"
     must NUM_SLICES '[1-9][0-9]{0,2}' "write how many slices, from 1 to 999"
     must EXTRAS '[a-z]+(,[a-z]+)*' "write names of extras with commas, e.g. tpu,gcs"
     must BUCKET 'gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/[A-Za-z0-9._/-]+)?/?' "write gs:// and the bucket's name, e.g. gs://my-bucket"

@@ -420,7 +420,7 @@ def _listen(place: Place) -> tuple[list[socket.socket], bool]:
     host, port = place.bind or (place.host, place.port)
     found = dict.fromkeys((family, at) for family, *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     named = not (place.bind or is_number(host) or host.split(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback"))
-    everywhere = named and all(ipaddress.ip_address(at[0].split("%")[0]).is_loopback for _, at in found)
+    everywhere = named and all(ipaddress.ip_address(str(at[0]).split("%")[0]).is_loopback for _, at in found)
     listeners, problem = [], None
     for family, at in {(socket.AF_INET, ("", port)): None} if everywhere else found:
         try:

@@ -18,7 +18,7 @@ import os
 import pathlib
 import secrets
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.job.wire import Keys, Wire
@@ -118,7 +118,7 @@ def answer(secret: bytes, asked: str, index: int, count: int, where: str) -> tup
 
 def believed(secret: bytes, asked: str, hello: Mapping[str, Any]) -> bool | None:
     """Return whether an answer was made with the secret; None if it is none at all."""
-    index, count, where, nonce = (hello.get(name) for name in ("index", "count", "where", "nonce"))
+    index, count, where, nonce = (cast(Any, hello.get(name)) for name in ("index", "count", "where", "nonce"))
     right = type(index) is int and type(count) is int and 0 <= index < count
     if not (right and isinstance(where, str) and len(where) <= _WHERE and _is_nonce(nonce)):
         return None

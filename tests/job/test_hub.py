@@ -17,7 +17,6 @@ from lbopt.job.member import Member
 from lbopt.job.place import Place, find
 from lbopt.job.wire import Wire
 
-
 SECRET = b"known to both sides"
 
 
@@ -271,7 +270,7 @@ def test_it_listens_where_it_is_told_to_and_nowhere_else(place):
     assert not hub.everywhere
     told = dataclasses.replace(place, host="192.0.2.1", bind=("127.0.0.3", free_ports()))
     assert Hub(told, SECRET).address == told.bind
-    with pytest.raises(EnvironmentProblem, match="its host has no such address.*--coordinator_bind_address"):
+    with pytest.raises(EnvironmentProblem, match=r"its host has no such address.*--coordinator_bind_address"):
         Hub(dataclasses.replace(place, host="192.0.2.1"), SECRET)
 
 

@@ -1,11 +1,13 @@
 """Where a job's secret is found, and that it is kept."""
 
 import os
+import pathlib
 import stat
 import subprocess
 import sys
 
 import pytest
+from jobs import free_ports, train_command
 
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job import secret
@@ -57,7 +59,7 @@ def test_a_file_that_is_none(tmp_path, make, said):
 @pytest.mark.parametrize("value", ["", "short"])
 def test_a_variable_that_is_none(value):
     with pytest.raises(
-        UserError, match="LBOPT_JOB_SECRET: has . characters; give from 16 to 4096: openssl rand -hex 32"
+        UserError, match=r"LBOPT_JOB_SECRET: has . characters; give from 16 to 4096: openssl rand -hex 32"
     ):
         secret.find({}, {"LBOPT_JOB_SECRET": value})
 
@@ -82,20 +84,26 @@ def test_a_home_that_takes_nothing(tmp_path):
         secret.find({}, {"XDG_CONFIG_HOME": str(tmp_path / "file")})
 
 
+def listening(port):
+    """Return the addresses at which somebody listens at this port, as the kernel writes them."""
+    tables = [pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port]
+
+
 def test_it_is_said_nowhere(start, tmp_path):
-    """Neither to the process that computes, nor in what a run leaves behind."""
-    import pathlib
-
-    from jobs import train_command
-
-    workdir = tmp_path / "run"
-    job = start(train_command(workdir, "--config.num_epochs=2000"))
+    """Neither to the process that computes, nor in what a run leaves behind. Hub and JAX's service listen at one address."""
+    workdir, port = tmp_path / "run", free_ports()
+    job = start(train_command(workdir, "--config.num_epochs=2000"), port=port)
     words = b"known to the processes of a test"
     job.wait_for(lambda: (workdir / "metrics.jsonl").exists() and (workdir / "metrics.jsonl").read_text())
     for index in range(2):
         environment = pathlib.Path(f"/proc/{job.child(index)}/environ").read_bytes()
         assert MEMBER.encode() in environment
         assert words not in environment
+    for used in (port, port + 1):
+        (address,) = listening(used)
+        assert address in ("0100007F", "0000000000000000FFFF00000100007F"), used  # 127.0.0.1, and as an address of IPv6
     for process in job.processes:
         process.terminate()
     assert job.codes() == [75, 75]

@@ -28,7 +28,14 @@ def _manifest(cloud, **changes):
     first, *lines, last = done.stdout.splitlines()
     assert (first, last) == ("kubectl apply --filename=- <<'EOF'", "EOF")
     assert "${" not in "\n".join(lines).replace("${X}", "")
-    return yaml.safe_load("\n".join(lines))
+    secret, manifest = yaml.safe_load_all("\n".join(lines))
+    assert secret == {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": f"{manifest['metadata']['name']}-job"},
+        "stringData": {"secret": ""},  # made when it is submitted
+    }
+    return manifest
 
 
 def _strictly(model, data, path="jobset"):
@@ -85,6 +92,8 @@ def test_pods(cloud):
     assert container["resources"] == {"requests": {"google.com/tpu": 4}, "limits": {"google.com/tpu": 4}}
     assert container["image"] == SETTINGS["IMAGE"]
     assert {"name": "JAX_COMPILATION_CACHE_DIR", "value": "gs://bucket/lbopt/lamb/compiled"} in container["env"]
+    reference = {"secretKeyRef": {"name": "lamb-job", "key": "secret"}}
+    assert {"name": "LBOPT_JOB_SECRET", "valueFrom": reference} in container["env"]
 
 
 def test_the_command_arrives_as_it_is(cloud):
@@ -151,7 +160,9 @@ def test_submit_applies_once(cloud):
     cloud.set(**SETTINGS)
     done = cloud.tpu("gke/submit")
     assert done.returncode == 0, done
-    assert (cloud.root / "jobset.lamb").exists()
+    made = re.findall(r'secret: "([0-9a-f]{64})"', (cloud.root / "jobset.lamb").read_text())
+    assert len(made) == 1
+    assert made[0] not in (cloud.root / "calls.jsonl").read_text() + done.stdout + done.stderr
     done = cloud.tpu("gke/submit")
     assert done.returncode == 2
     assert done.stderr.startswith("tpu/gke/submit: NAME=lamb: this JobSet is there already; kubectl delete jobset lamb")
@@ -184,8 +195,16 @@ def test_xpk(cloud):
     cloud.set(**SETTINGS)
     assert cloud.tpu("gke/xpk").returncode == 0
     ((_, _, _, *flags),) = cloud.calls("xpk")
+    environment = json.loads((cloud.root / "xpk.json").read_text())
+    secret = environment.pop("LBOPT_JOB_SECRET")
+    assert re.fullmatch("[0-9a-f]{64}", secret)
+    assert secret not in (cloud.root / "calls.jsonl").read_text()
+    assert environment == {
+        "WORKDIR": "gs://bucket/run",
+        "JAX_COMPILATION_CACHE_DIR": "gs://bucket/lbopt/lamb/compiled",
+        "LBOPT_START_TIMEOUT_S": "900",
+    }
     for flag in (
-        "--env=JAX_COMPILATION_CACHE_DIR=gs://bucket/lbopt/lamb/compiled",
         "--restart-on-exit-codes=3,75",
         "--max-restarts=100",
         "--tpu-type=v5p-32",

@@ -221,6 +221,66 @@ def test_no_machines(cloud, script):
     assert done.stderr == f"tpu/{script}: NAME=lamb: there is no such queued resource; tpu/create makes it\n"
 
 
+@pytest.mark.parametrize(
+    ("rule", "range_"),
+    [
+        ("mine|0.0.0.0/0|all", "0.0.0.0/0"),
+        ("mine|10.0.0.0/8,0.0.0.0/0|tcp:22,tcp:8000-9000", "0.0.0.0/0"),
+        ("mine|::/0|tcp", "::/0"),
+        ("mine|128.0.0.0/1|tcp:8483", "128.0.0.0/1"),
+        ("mine|10.0.0.0/8,192.168.0.0/16,172.16.0.0/12,100.64.0.0/10,fd00::/8|all", None),
+        ("mine|0.0.0.0/0|tcp:22,tcp:9000-9999,udp,icmp", None),
+        ("mine|203.0.113.0/24|all", None),  # somebody's own
+        ("mine||all", None),  # by tags
+    ],
+)
+def test_a_firewall_that_lets_the_world_in(cloud, rule, range_):
+    cloud.script(firewall=[rule])
+    cloud.set(NETWORK="projects/host-project/global/networks/mine")
+    done = cloud.tpu("create")
+    ((*_, project, rules, _, _),) = cloud.calls("gcloud", "compute", "firewall-rules")
+    assert (project, rules) == (
+        "--project=host-project",
+        "--filter=network ~ /mine$ AND direction=INGRESS AND disabled=false",
+    )
+    assert done.returncode == (3 if range_ else 0), done
+    assert bool(cloud.calls("gcloud", "compute", "tpus")) == (range_ is None)
+    if range_:
+        assert done.stderr.count("\n") == 1
+        said = f"tpu/create: NETWORK=mine: firewall rule mine lets {range_} reach the machines' ports 8080 8471 8476 8482 8483"
+        assert done.stderr.startswith(said)
+        cloud.set(FIREWALL="skip")
+        assert cloud.tpu("create").returncode == 0
+
+
+def test_a_firewall_that_cannot_be_read_is_said_and_no_reason_to_stop(cloud):
+    cloud.script(firewall_error="Required 'compute.firewalls.list' permission")
+    done = cloud.tpu("create")
+    assert done.returncode == 0
+    assert (
+        "the firewall rules of network default cannot be read, so they are not checked: ERROR: Required" in done.stdout
+    )
+
+
+def test_the_secret_of_a_job_is_made_once_and_shown_nowhere(cloud):
+    cloud.set(COMMAND="python stand_in.py $WORKDIR 3")
+    cloud.ready()
+    path = cloud.root / "buckets/bucket/lbopt/lamb/secret"
+    said = []
+    for _ in range(2):
+        done = cloud.tpu("run")
+        assert done.returncode == 0
+        cloud.until(lambda: cloud.said(0).startswith("done") and cloud.said(1).startswith("done"))
+        said.append(path.read_text())
+        assert said[-1].strip() not in done.stdout + done.stderr + (cloud.root / "calls.jsonl").read_text()
+    assert said[0] == said[1]
+    assert re.fullmatch("[0-9a-f]{64}\n", said[0])
+    for worker in range(2):
+        file = cloud.worker(worker) / "lbopt/run/secret"
+        assert file.read_text() == said[0]
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_uncommitted_changes_are_sent_only_when_asked(cloud):
     file = cloud.checkout / "new_file.py"
     file.write_text("print('new')\n")

@@ -266,7 +266,36 @@ def accounts(argv):
         print("" if value["script"].get("logged_out") else "user@example.com")
 
 
+def firewall_rules(argv):
+    """List what the script says that there is; a network of Google's own has these four."""
+    _, flags = cloud.parse(
+        "firewall-rules list",
+        argv,
+        ("--project", "--filter", "--format"),
+        ("--quiet",),
+        ("--project", "--filter", "--format"),
+    )
+    if (
+        flags["--format"]
+        != 'csv[no-heading,separator="|"](name,sourceRanges.list(),allowed[].map().firewall_rule().list())'
+    ):
+        cloud.refuse(f"firewall-rules: format {flags['--format']}")
+    if not flags["--filter"].endswith("$ AND direction=INGRESS AND disabled=false"):
+        cloud.refuse(f"firewall-rules: filter {flags['--filter']}")
+    own = [
+        "default-allow-icmp|0.0.0.0/0|icmp",
+        '"default-allow-internal"|10.128.0.0/9|"tcp:0-65535,udp:0-65535,icmp"',
+        "default-allow-rdp|0.0.0.0/0|tcp:3389",
+        "default-allow-ssh|0.0.0.0/0|tcp:22",
+    ]
+    with cloud.state() as value:
+        if value["script"].get("firewall_error"):
+            cloud.fail(value["script"]["firewall_error"])
+        print("\n".join([*own, *value["script"].get("firewall", [])]))
+
+
 COMMANDS = {
+    "compute firewall-rules list": firewall_rules,
     "compute tpus queued-resources create": create,
     "compute tpus queued-resources describe": describe,
     "compute tpus queued-resources delete": delete,

@@ -20,7 +20,7 @@ def main(argv):
         _, flags = cloud.parse("apply", argv[1:], ("--filename",), (), ("--filename",))
         with open(flags["--filename"]) as file:
             text = file.read()
-        name = text.split('name: "')[1].split('"')[0]
+        name = text.split("kind: JobSet")[1].split('name: "')[1].split('"')[0]
         (cloud.ROOT / f"jobset.{name}").write_text(text)
         print(f"jobset.jobset.x-k8s.io/{name} created")
     else:

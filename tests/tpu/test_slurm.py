@@ -1,0 +1,67 @@
+"""The batch script for Slurm, with a fake srun that starts real processes, and a scontrol that notes what it is asked."""
+
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "tpu" / "slurm"
+# All tasks on this machine; the node's name is one that it has.
+SRUN = """#!/usr/bin/env bash
+[ "$1" = --kill-on-bad-exit=0 ] || exit 99
+shift
+export SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=localhost
+SLURM_PROCID=0 "$@" & first=$!
+SLURM_PROCID=1 "$@" & second=$!
+wait $first; one=$?
+wait $second; other=$?
+exit $((one > other ? one : other))
+"""
+
+
+@pytest.fixture
+def batch(tmp_path):
+    """Return a function (command, variables) -> (the finished script, what scontrol was asked)."""
+    for name, text in {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >>"$ASKED"\n'}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def run(*command, **variables):
+        # JAX makes the port of the job's number: one that is free, and for which no other test looks.
+        job = str(random.SystemRandom().randrange(0, 4000, 2))
+        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ASKED": str(tmp_path / "asked")}
+        environment |= {"SLURM_JOB_ID": job, "XDG_CONFIG_HOME": str(tmp_path / "nowhere"), "JAX_NUM_CPU_DEVICES": "1"}
+        environment.pop("XLA_FLAGS", None)
+        done = subprocess.run(
+            ["bash", SCRIPT, *command], env=environment | variables, capture_output=True, text=True, timeout=120
+        )
+        asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
+        return done, asked.replace(job, "JOB")
+
+    return run
+
+
+def test_the_processes_of_a_job_know_each_other(batch, tmp_path):
+    done, asked = batch(sys.executable, "-m", "lbopt", "doctor")
+    assert done.returncode == 0, done
+    assert "process 0 of 2" in done.stdout
+    assert asked == ""
+    assert not (tmp_path / "nowhere" / "lbopt").exists()  # they had one of the job's own
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "again"),
+    [(75, "50", True), (3, "9", True), (3, "10", False), (2, "0", False), (1, "0", False)],
+)
+def test_what_is_queued_again(batch, code, restarts, again):
+    done, asked = batch("sh", "-c", f"exit {code}", SLURM_RESTART_COUNT=restarts)
+    assert done.returncode == code
+    assert asked == ("requeue JOB\n" if again else "")
+
+
+def test_no_command(batch):
+    done, _ = batch()
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
