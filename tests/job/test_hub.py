@@ -155,6 +155,7 @@ def test_strangers_harm_nobody(place):
     hub = Hub(place, SECRET)
     for who, what in STRANGERS.items():
         stranger, asked = connect(place)
+        begun = time.monotonic()
         said = what(asked)
         for part in said if isinstance(said, list) else [said]:
             stranger.sendall(part if isinstance(part, bytes) else json.dumps(part).encode() + b"\n")
@@ -163,6 +164,7 @@ def test_strangers_harm_nobody(place):
         told = is_closed(stranger)
         assert (told == b'{"refused": "secret"}\n') == (b"refused" in told), who
         assert SECRET not in told, who
+        assert time.monotonic() - begun < 3, who  # and not only when its time is over
     guards = [Guard(place, index) for index in range(2)]
     for guard in guards:
         guard.wait_for("started")
