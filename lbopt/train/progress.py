@@ -24,7 +24,9 @@ def say(line: str) -> None:
     """Print a line to standard error, if that is there and somebody reads it: no run ends for want of a reader."""
     with _READER_OR_NOT:
         if sys.stderr is not None:
-            print(printable(line), file=sys.stderr, flush=True)
+            print(
+                f"{printable(line)}\n", end="", file=sys.stderr, flush=True
+            )  # in one piece: threads of a study speak at once
 
 
 class Progress:

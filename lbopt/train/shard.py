@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem, UserError
 
 Item = TypeVar("Item")
 _NAME = re.compile(r"\.shard-(\d+)-of-(\d+)")
@@ -70,9 +70,11 @@ class Shard:
             with at_the_door(folder):
                 for other in folder.glob(".shard-*-of-*"):
                     _refuse_other_count(folder, other, self)
-                descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
-                stack.callback(os.close, descriptor)
-                if not _take(descriptor):
+                with _locking(file):
+                    descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
+                    stack.callback(os.close, descriptor)
+                    is_ours = _take(descriptor)
+                if not is_ours:
                     fix = "wait for it, or give another --shard"
                     raise UserError(f"--shard = '{self}': another process is at work on it in {str(folder)!r}; {fix}")
             yield
@@ -85,12 +87,22 @@ def at_the_door(folder: pathlib.Path) -> Iterator[None]:
     Args:
       folder: that exists; a hidden file in it is locked while the context lasts.
     """
-    descriptor = os.open(folder / _DOOR, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        with _locking(folder / _DOOR):
+            descriptor = os.open(folder / _DOOR, os.O_RDWR | os.O_CREAT)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locking(file: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{file} cannot be made or locked ({error.strerror}); free space or mend it, then run the same command again"
+        ) from error
 
 
 def were_in(folder: pathlib.Path) -> bool:
@@ -102,14 +114,15 @@ def _refuse_other_count(folder: pathlib.Path, file: pathlib.Path, ours: Shard) -
     found = _NAME.fullmatch(file.name)
     if found is None or int(found[2]) == ours.count:
         return
-    descriptor = os.open(file, os.O_RDWR)
-    try:
-        if not _take(descriptor):
+    with contextlib.ExitStack() as stack:
+        with _locking(file):
+            descriptor = os.open(file, os.O_RDWR)
+            stack.callback(os.close, descriptor)
+            is_free = _take(descriptor)
+        if not is_free:
             theirs = Shard(int(found[1]), int(found[2]))
             fix = f"some work would be done twice; use --shard=NUMBER/{theirs.count}, or wait until all of those have ended"
             raise UserError(f"--shard = '{ours}': shard {theirs} is at work in {str(folder)!r}; {fix}")
-    finally:
-        os.close(descriptor)
 
 
 def _take(descriptor: int) -> bool:

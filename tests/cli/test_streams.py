@@ -1,5 +1,6 @@
 """Whoever reads what a command prints may leave at any time: nothing is lost but what was printed."""
 
+import io
 import os
 import subprocess
 import sys
@@ -100,3 +101,13 @@ def test_a_list_outlives_its_reader(into, code, err, configs):
     assert done.returncode == code
     assert done.stderr.startswith(err)
     assert done.stderr.count("\n") == bool(err)
+
+
+def test_a_line_is_written_in_one_piece(monkeypatch):
+    """Threads of a study speak at once: of a line in two pieces the second came after another's first."""
+    pieces = []
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys.stderr, "write", pieces.append)
+    say("trial 1")
+    say("trial 2")
+    assert [piece for piece in pieces if piece] == ["trial 1\n", "trial 2\n"]

@@ -1,7 +1,7 @@
-"""Run `lbopt train` on a disk that fails: `python failing_disk.py FOLDER CASES ARGUMENTS...`, with failing_disk.c loaded before libc.
+"""Run `lbopt train` or `lbopt sweep` on a disk that fails: `python failing_disk.py FOLDER CASES ARGUMENTS...`, with failing_disk.c loaded before libc.
 
-CASES is JSON: [[N, number of the error, whether it goes on failing, NAME], ...] (see failing_disk.c), or a number: so many cases at
-random among all operations of a run. Each start is a fork of a process that has imported everything and touched no device. A run on a
+CASES is JSON: [[N, number of the error, whether it goes on failing, NAME], ...] (see failing_disk.c); or a number: so many cases at
+random among all operations of a run; or "kinds": the first and the last of each kind of operation (its numbers aside), by turns with each error, once and for good. Each start is a fork of a process that has imported everything and touched no device. A run on a
 failing disk has 30 s; then the same command is given again, on a disk that works. Prints a JSON line for each case:
 {"case", "failed": the call, "code", "seconds", "said": lines of stderr, "again": exit code, "equal": whether it ends where one does that
 nothing has befallen}. The first line is of the run without a fault.
@@ -12,16 +12,19 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import sys
 import time
 
 from many_kills import start
 
-from lbopt.train import board, checkpoint  # noqa: F401  what every start would import
+import lbopt.cli.sweep  # noqa: F401  what every start would import
+from lbopt.train import board, checkpoint  # noqa: F401
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 MOST_S = 30
+_PROGRESS = re.compile(r"step |starting at |\d+ cells, |trial ")
 
 
 def run(arguments, stderr):
@@ -39,11 +42,16 @@ def run(arguments, stderr):
 
 
 def outcome(workdir):
-    """Return what a run has left, without what depends on the clock."""
+    """Return what a run or a study has left, without what depends on the clock."""
+    names = sorted(path.name for path in workdir.iterdir())
+    if (workdir / "results.jsonl").exists():
+        rows = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
+        timeless = [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+        summary = json.loads((workdir / "summary.json").read_text()) | {"command": None}  # names the workdir
+        return sorted(json.dumps(row, sort_keys=True) for row in timeless), summary, names
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     metrics = [{name: value for name, value in line.items() if not name.startswith("perf/")} for line in lines]
     newest = max((workdir / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
-    names = sorted(path.name for path in workdir.iterdir())
     return metrics, (newest / "seal" / "metadata").read_text(), names
 
 
@@ -55,6 +63,13 @@ def go(folder, cases, arguments):
     operations = log.read_text().splitlines()
     print(json.dumps({"code": code, "seconds": seconds, "operations": len(operations)}), flush=True)
     wanted = outcome(whole)
+    if cases == "kinds":
+        kinds = {}
+        for at, operation in enumerate(operations, 1):
+            kinds.setdefault(re.sub("[0-9a-f]{8,}|[0-9]+", "#", operation), []).append(at)
+        some = sorted({at for of_kind in kinds.values() for at in (of_kind[0], of_kind[-1])})
+        cases = [[at, ERRORS[turn % 4], bool(turn // 4 % 2), ""] for turn, at in enumerate(some)]
+        cases += [[at, error, not on, name] for at, error, on, name in cases]
     if isinstance(cases, int):
         every = [
             [at, error, on, ""] for at in range(1, len(operations) + 1) for error in ERRORS for on in (False, True)
@@ -76,7 +91,7 @@ def go(folder, cases, arguments):
             "failed": failed[0].removeprefix("FAILED ") if failed else None,
             "code": code,
             "seconds": seconds,
-            "said": [line for line in said if not line.startswith(("step ", "starting at "))],
+            "said": [line for line in said if not _PROGRESS.match(line)],
             "again": again,
             "equal": again == 0 and outcome(workdir) == wanted,
         }

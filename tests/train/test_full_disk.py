@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
-from long_form import rounds
+from long_form import in_the_long_form, rounds
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep.results import Results, read_results
@@ -136,33 +136,55 @@ WORST = [
 ]
 
 
+TRAIN = [
+    "train",
+    f"--config={CONFIG}:smoke",
+    "--config.num_epochs=1.0",
+    "--config.checkpoint.keep=1",
+    "--config.model.widths=(4,)",
+    "--config.model.hidden=8",
+    "--config.parallel.num_devices=1",
+]
+STUDY = """import pathlib, sys
+
+sys.path.insert(0, {!r})
+from tiny_study import make_config
+
+ROWS = ("smoke",)
+
+
+def get_config(row="smoke"):
+    return make_config(final_seeds=(7,))
+"""
+
+
+@pytest.mark.parametrize("command", ["train", pytest.param("sweep", marks=in_the_long_form)])
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD and /proc")
-def test_calls_that_fail_end_the_run_with_one_line(tmp_path):
-    """The making of a checkpoint's folders, which Orbax would do in a thread that others wait for; in the long form any call."""
+def test_calls_that_fail_end_the_run_with_one_line(tmp_path, command):
+    """The making of a checkpoint's folders, which Orbax would do in a thread that others wait for; in the long form every kind of call."""
     library = tmp_path / "failing_disk.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True)
-    arguments = ["train", f"--config={CONFIG}:smoke", "--config.num_epochs=1.0", "--config.checkpoint.keep=1"]
-    small = ["--config.model.widths=(4,)", "--config.model.hidden=8", "--config.parallel.num_devices=1"]
-    cases = rounds(200, WORST)
-    at_random = isinstance(cases, int)
+    (tmp_path / "study.py").write_text(STUDY.format(str(SHIM.parent)))
+    arguments = TRAIN if command == "train" else ["sweep", f"--config={tmp_path / 'study.py'}", "--shard=1/1"]
+    cases = rounds("kinds", WORST)
     done = subprocess.run(
-        [sys.executable, str(FAILING_DISK), str(tmp_path), json.dumps(cases), *arguments, *small],
+        [sys.executable, str(FAILING_DISK), str(tmp_path), json.dumps(cases), *arguments],
         env={**os.environ, "LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
-        timeout=3600,
+        timeout=7200,
     )
     assert done.returncode == 0, done.stderr
     whole, *found = [json.loads(line) for line in done.stdout.splitlines()]
     assert whole["code"] == 0
-    assert len(found) == (cases if at_random else len(cases))
+    assert len(found) >= len(WORST)
     for case in found:
         assert (case["again"], case["equal"]) == (0, True), case
-        if case["code"] == 0 and at_random:
+        if case["code"] == 0 and cases == "kinds":
             continue  # the call did not come, or nothing depended on it: the run is equal to one that nothing has befallen
         assert case["failed"], case
         assert case["code"] == 3, case
         assert len(case["said"]) == 1, case
-        assert case["said"][0].startswith("lbopt train: "), case
+        assert case["said"][0].startswith(f"lbopt {command}: "), case
         assert case["equal"], case

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.train.shard import Shard
 from lbopt.train.workdir import open_workdir
 
@@ -66,4 +66,14 @@ def test_a_part_is_free_again_when_its_process_has_ended(tmp_path):
     with contextlib.ExitStack() as stack:
         stack.enter_context(opened(tmp_path / "w", "1/2"))
     with opened(tmp_path / "w", "1/2"):
+        pass
+
+
+@pytest.mark.parametrize("name", [".shards", ".shard-1-of-2"])
+def test_a_lock_that_cannot_be_made_is_the_disks_fault(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with (
+        pytest.raises(EnvironmentProblem, match=rf"{name} cannot be made or locked \(Is a directory\)"),
+        opened(tmp_path, "1/2"),
+    ):
         pass
