@@ -2,9 +2,9 @@
 
     lbopt train --config=configs/squad.py:large-lamb --workdir=runs/squad --config.init_from=runs/bert_large_lamb
 
-`--config.init_from` takes a workdir of lbopt train or a folder of Transformers, and the vocabulary is the one that lies there; the rows name
-checkpoints/bert_large and checkpoints/bert_base, places of our own choice. The activation has to be that of the pre-training: large-lamb has
-"gelu_tanh" as configs/bert_large_lamb.py, the others "gelu" as in folders of Transformers. Data: `lbopt prepare squad`.
+`--config.init_from` takes a workdir of lbopt train or a folder of Transformers, and the vocabulary is the one that lies there, with what its
+tokenizer_config.json says of case; the rows name checkpoints/bert_large and checkpoints/bert_base, places of our own choice. The activation
+has to be that of the pre-training: large-lamb has "gelu_tanh" as configs/bert_large_lamb.py, the others "gelu" as in folders of Transformers. Data: `lbopt prepare squad`.
 
     row            F1 to reach                                          source of the settings
     large-lamb     what configs/bert_large_lamb.py has beside its rows  google-research/albert optimization.py: LAMB 3e-4 .. 5e-4 at batch 64

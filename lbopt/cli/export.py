@@ -12,12 +12,13 @@ import jax
 
 from lbopt import types
 from lbopt.cli import arguments
+from lbopt.cli.train import with_vocabulary
 from lbopt.config import TrainConfig, checks
 from lbopt.errors import UserError, require, require_choice
 from lbopt.interchange import files, folders, huggingface, native
 from lbopt.job.member import Alone
 from lbopt.parallel.state import TrainState
-from lbopt.recipes import build, language_model, networks
+from lbopt.recipes import build, initial, language_model, networks
 from lbopt.shown import show
 from lbopt.train import bucket, environment, workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, restore_chosen
@@ -48,9 +49,7 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
     if given["format"] == "huggingface":
         fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"
         require(config.model.name in HUGGINGFACE_MODELS, "config.model.name", config.model.name, fix)
-    if config.data.name == "squad" and config.data.vocab_file is None:
-        config.data.vocab_file = str(workdir / "vocab.txt")
-    plan = build.build(on_one_device(config), trains=False)
+    plan = build.build(on_one_device(with_vocabulary(config, str(workdir))), trains=False)
     state = _restore(plan, workdir, given.get("checkpoint", "latest"))
     averaged = config.optimizer.ema_decay is not None
     if averaged:
@@ -62,6 +61,8 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
         "averaged_params": json.dumps(averaged),
         "model": json.dumps(checks.to_json(config.model)),
     }
+    if plan.vocabulary.normalization is not None:
+        metadata[initial.TEXT] = json.dumps(plan.vocabulary.normalization._asdict())
     kept = {name: value for name, value in state.model_state.items() if name != language_model.CARRY}
     variables = jax.device_get({"params": state.params, **kept})
     if given["format"] == "safetensors":
@@ -69,8 +70,8 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
             native.save_safetensors(folder / files.WEIGHTS, variables, metadata)
     else:
         _save_huggingface(output, config, plan, variables, metadata)
-        if plan.vocabulary:
-            workdirs.write_text(output / "vocab.txt", "".join(f"{piece}\n" for piece in plan.vocabulary))
+        for name, content in plan.vocabulary.files().items():
+            workdirs.write_text(output / name, content)
     show(str(output))
 
 

@@ -24,7 +24,8 @@ _TEXT_FLAGS = {
     "name": "what config.data.builder will call it",
     "tfds": "a prepared data set of articles, for instance wikipedia/20230601.en",
     "folder": "of *.txt in UTF-8; each file is a document, blank lines are between paragraphs",
-    "vocab": "a vocab.txt in BERT's form",
+    "vocab": "a vocab.txt in BERT's form, or a tokenizer.json",
+    "lowercase": "true or false, for --vocab: lowercase text (what tokenizer_config.json beside it says)",
     "vocab_size": "how many pieces to learn where no --vocab is given (30522)",
     "max_damaged_records": "so many articles that cannot be read are left out (0)",
 }
@@ -102,24 +103,27 @@ def _show(prepared: datasets.Prepared) -> None:
 def _text(argv: Sequence[str]) -> None:
     given, _ = arguments.parse("prepare text", argv, _TEXT_FLAGS | _DATA_DIR, required=("name",))
     data_dir = given.get("data_dir")
+    lowercase = _lowercase(given)
     store = places.store_folder(given["name"], data_dir, "--name")
     there, left_out = store.is_dir() and any(store.iterdir()), 0
     if not there:
         with _by_flag():
-            left_out = _write_store(store, given)
+            left_out = _write_store(store, given, lowercase)
     opened = open_store(store)
+    fix = f"{store} is there already, and its text is {opened.normalization}; leave the flag out, or use another --name"
+    require(lowercase in (None, opened.normalization.do_lower_case), "--lowercase", given.get("lowercase"), fix)
     show(f"{store}{' is there already' if there else ''}")
     if left_out:
         print(f"{left_out} damaged articles were left out")
     show(
         f"config.data.builder = {given['name']!r}, config.data.vocab_size = {len(opened.pieces)}; made from "
-        f"{opened.made_from}: {len(opened)} documents, {len(opened.tokens)} tokens"
+        f"{opened.made_from}: {len(opened)} documents, {len(opened.tokens)} tokens, {opened.normalization}"
     )
 
 
-def _write_store(store: pathlib.Path, given: Mapping[str, str]) -> int:
+def _write_store(store: pathlib.Path, given: Mapping[str, str], lowercase: bool | None) -> int:
     """Write a corpus; return how many articles were left out."""
-    vocabulary = _vocabulary(given.get("vocab"), given.get("vocab_size"))
+    vocabulary = _vocabulary(given.get("vocab"), given.get("vocab_size"), lowercase)
     allowed = _whole("--max_damaged_records", given.get("max_damaged_records", "0"), 0)
     corpus = text.Corpus(given.get("tfds"), given.get("folder"), given.get("data_dir"), allowed)
     text.make_store(store, corpus, vocabulary, _watched)
@@ -137,10 +141,20 @@ def _by_flag() -> Iterator[None]:
         raise type(error)(said) from error
 
 
-def _vocabulary(file: str | None, size: str | None) -> WordPiece | int:
+def _lowercase(given: Mapping[str, str]) -> bool | None:
+    text = given.get("lowercase")
+    if text is None:
+        return None
+    require(text in ("true", "false"), "--lowercase", text, "give true or false")
+    fix = "it is for --vocab, and a vocabulary is learned from lowercased text; leave it out, or give --vocab"
+    require("vocab" in given, "--lowercase", text, fix)
+    return text == "true"
+
+
+def _vocabulary(file: str | None, size: str | None, lowercase: bool | None) -> WordPiece | int:
     if file is not None:
         require(size is None, "--vocab_size", size, "it is that of --vocab; leave one of them out")
-        return load_wordpiece(file)
+        return load_wordpiece(file, lowercase, "--lowercase", say)
     if size is None:
         return _BERT_VOCAB_SIZE
     return _whole("--vocab_size", size, 1)

@@ -80,9 +80,9 @@ def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: st
 
 
 def with_vocabulary(config: TrainConfig, workdir: str) -> TrainConfig:
-    """Return the config of a run whose vocabulary is in its workdir by now: what it came from may be gone."""
+    """Return the config of a run whose vocabulary is in its workdir by now: what it came from may be gone or changed."""
     kept = workdirs.absolute(workdir) / "vocab.txt"
-    if config.data.name != "squad" or config.data.vocab_file is not None or not kept.is_file():
+    if config.data.name != "squad" or not kept.is_file():
         return config
     return dataclasses.replace(config, data=dataclasses.replace(config.data, vocab_file=str(kept)))
 

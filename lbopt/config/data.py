@@ -64,7 +64,10 @@ class DataConfig:
       reader_processes: images: that decode, each with so many threads; 0 to decode in the training process.
       sequence_length: tokens of an example of text.
       vocab_size: pieces of words. pydoc: to learn, special tokens included. text_mlm, squad: of the vocabulary file. ptb: 10000.
-      vocab_file: squad: a vocabulary in BERT's form, a piece per line; None for vocab.txt beside what `init_from` names.
+      vocab_file: squad: a vocabulary in BERT's form, a piece per line, or a tokenizer.json of Transformers; None for what is
+        beside what `init_from` names.
+      lowercase: squad: text is lowercased before it is cut. None for what tokenizer_config.json beside the vocabulary says, or,
+        where nothing does, for True if no piece has a capital letter.
       max_predictions: tokens of an example that are predicted, at most (masked language models).
       carry_state: language models: examples of a batch go on where those of the last one ended, and so does the state.
       max_query_length: squad: tokens of a question, at most.
@@ -99,6 +102,7 @@ class DataConfig:
     sequence_length: int = 32
     vocab_size: int = 1024
     vocab_file: str | None = None
+    lowercase: bool | None = None
     max_predictions: int = 5
     carry_state: bool = False
     max_query_length: int = 64
@@ -171,6 +175,8 @@ def _validate_text(data: DataConfig, prefix: str) -> None:
             data.max_predictions,
             f"give a number in [1, {length}], the sequence_length",
         )
+    fix = "only squad cuts its text in training; other data know how theirs was cut: leave it None"
+    require(data.lowercase is None or data.name == "squad", f"{prefix}.lowercase", data.lowercase, fix)
     for field in ("max_query_length", "doc_stride", "max_answer_length"):
         at_least(f"{prefix}.{field}", getattr(data, field), 1)
     require(

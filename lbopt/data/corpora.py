@@ -161,7 +161,7 @@ def build_store(
       UserError: if there is something in `folder`, or no text.
       EnvironmentProblem: if the disk cannot be written to.
     """
-    with StoreWriter(folder, pieces.pieces, made_from) as writer:
+    with StoreWriter(folder, pieces.pieces, made_from, pieces.normalization) as writer:
         for batch in _batches(documents):
             for document in pieces.encode_many(batch):
                 writer.append(document)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import collections
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lbopt import paths
 from lbopt.data.pieces import CONTINUED, SPECIAL_TOKENS, learn_pieces
-from lbopt.errors import EnvironmentProblem, UserError, require
-from lbopt.regular import open_regular
+from lbopt.data.vocabulary import (
+    LONGEST_WORD,
+    UNCASED,
+    TextNormalization,
+    Vocabulary,
+    decide_normalization,
+    read_vocabulary,
+)
+from lbopt.errors import EnvironmentProblem, require
 
 _RULES = re.compile(r"([^\w\s])\1{2,}")
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+")
-_LONGEST_WORD = 100
 
 _OPENING = "\"'\u201c\u2018\xab(["
 """Quotation marks and brackets before a word."""
@@ -125,17 +131,19 @@ class WordPiece:
 
     Args:
       pieces: the vocabulary in the order of ids; it has every one of `SPECIAL_TOKENS`, wherever.
-      lowercase: drop case and accents first; False for a cased vocabulary.
+      normalization: changes of text before it is cut.
 
     Attributes:
-      special: the ids of the special tokens.
+      special: the ids of the special tokens. Text never has them: "[MASK]" in it is cut like any other text, into a bracket,
+        a word and a bracket, as google-research/bert (create_pretraining_data.py) does, so that a document can neither
+        end a segment nor hide a token. Transformers takes it for the special token unless `split_special_tokens=True`.
 
     Raises:
       UserError: if a special token is missing.
       EnvironmentProblem: if the `tokenizers` package is not installed.
     """
 
-    def __init__(self, pieces: Sequence[str], lowercase: bool = True):
+    def __init__(self, pieces: Sequence[str], normalization: TextNormalization = UNCASED):
         library = _tokenizers()
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
         missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
@@ -145,12 +153,21 @@ class WordPiece:
             vocabulary,
             unk_token=SPECIAL_TOKENS[1],
             continuing_subword_prefix=CONTINUED,
-            max_input_chars_per_word=_LONGEST_WORD,
+            max_input_chars_per_word=LONGEST_WORD,
         )
-        self.pieces = tuple(pieces)
+        self.pieces, self.normalization = tuple(pieces), normalization
         self._tokenizer = library.Tokenizer(model)
-        self._tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
+        self._tokenizer.normalizer = library.normalizers.BertNormalizer(
+            lowercase=normalization.do_lower_case,
+            strip_accents=normalization.strip_accents,
+            handle_chinese_chars=normalization.tokenize_chinese_chars,
+        )
         self._tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What a workdir keeps of it."""
+        return Vocabulary(self.pieces, self.normalization)
 
     def encode(self, sentences: Sequence[str]) -> Document:
         """Return the tokens of sentences, one after another; sentences without a token are left out."""
@@ -197,7 +214,7 @@ def learn_wordpiece(sentences: Iterable[str], vocab_size: int, max_alphabet: int
     words: collections.Counter[str] = collections.Counter()
     for sentence in sentences:
         words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence)))
-    short = {word: n for word, n in words.items() if len(word) <= _LONGEST_WORD}
+    short = {word: n for word, n in words.items() if len(word) <= LONGEST_WORD}
     return WordPiece(learn_pieces(short if max_alphabet is None else _spelt_with(short, max_alphabet), vocab_size))
 
 
@@ -211,54 +228,29 @@ def _spelt_with(words: Mapping[str, int], max_alphabet: int) -> dict[str, int]:
     return {word: n for word, n in words.items() if alphabet.issuperset(word)}
 
 
-def load_wordpiece(path: paths.GivenPath, lowercase: bool = True) -> WordPiece:
+def load_wordpiece(
+    path: paths.GivenPath,
+    lowercase: bool | None = None,
+    field: str = "lowercase",
+    say: Callable[[str], None] | None = None,
+) -> WordPiece:
     """Return what cuts text by the vocabulary of a file, such as the vocab.txt of a published BERT.
 
     Args:
       path: see `read_vocabulary`.
-      lowercase: False for a cased vocabulary.
+      lowercase: see `decide_normalization`.
+      field: see there.
+      say: see there.
 
     Raises:
-      UserError: naming the file, if it is not a vocabulary with all special tokens.
+      UserError: naming the file, if it is not a vocabulary with all special tokens, or if nothing says whether its text is
+        lowercased.
       EnvironmentProblem: if the `tokenizers` package is not installed.
     """
     pieces = read_vocabulary(path)
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]
     require(not missing, "vocabulary", str(path), f"it has no {' '.join(missing)}; use a vocab.txt of BERT's form")
-    return WordPiece(pieces, lowercase)
-
-
-def read_vocabulary(path: paths.GivenPath) -> list[str]:
-    """Return the pieces of a file in the order of their ids: UTF-8, one a line, as `save_vocabulary` writes it.
-
-    Raises:
-      UserError: naming the file, if it is absent, empty or not UTF-8, or if a line is empty or occurs twice.
-    """
-    try:
-        with open_regular(paths.local(path, "vocabulary"), "r", encoding="utf-8") as stream:
-            lines = stream.read().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"vocabulary = {str(path)!r}: it cannot be read as UTF-8 text ({error}); use a vocab.txt"
-        ) from error
-    pieces = lines[:-1] if lines[-1] == "" else lines
-    require(pieces, "vocabulary", str(path), "it is empty; use a file with one piece a line")
-    require("" not in pieces, "vocabulary", str(path), "a line is empty; every line has one piece")
-    twice = [piece for piece, count in collections.Counter(pieces).items() if count > 1]
-    require(not twice, "vocabulary", str(path), f"{twice[:3]} occur more than once; each piece has one line")
-    return pieces
-
-
-def save_vocabulary(pieces: Sequence[str], path: paths.GivenPath) -> None:
-    """Write pieces in the order of their ids, one a line, as BERT's vocab.txt has them.
-
-    Raises:
-      EnvironmentProblem: if the file cannot be written.
-    """
-    try:
-        paths.local(path, "vocabulary").write_text("".join(f"{piece}\n" for piece in pieces), "utf-8", newline="\n")
-    except OSError as error:
-        raise EnvironmentProblem(f"the vocabulary {path} cannot be written: {error}") from error
+    return WordPiece(pieces, decide_normalization(path, pieces, lowercase, field, say))
 
 
 def _tokenizers() -> Any:

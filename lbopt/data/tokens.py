@@ -1,7 +1,7 @@
 """Text as three arrays of numbers: in memory, or on disk and read by memory map.
 
 A store on disk is a folder: `tokens.bin`, `sentences.bin` and `documents.bin` (little-endian, no header), the vocabulary
-in `vocab.txt`, and `store.json`, which says how long they are. Three billion tokens take 6 GB. Examples are read at random
+in `vocab.txt`, and `store.json`, which says how long they are and whether the text was lowercased. Three billion tokens take 6 GB. Examples are read at random
 places: the first of a run wait for the disk, until the operating system has the files in memory.
 """
 
@@ -16,14 +16,15 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, TypedDict
+from typing import IO, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
 from lbopt import paths, typed_json
 from lbopt.data import places
 from lbopt.data.records import default_data_dir, prepare_command
-from lbopt.data.text import Document, read_vocabulary, save_vocabulary
+from lbopt.data.text import Document
+from lbopt.data.vocabulary import UNCASED, Normalization, TextNormalization, read_vocabulary, save_vocabulary
 from lbopt.errors import EnvironmentProblem, UserError, require
 
 FORMAT = 1
@@ -46,6 +47,7 @@ class TokenStore:
       chosen: [chosen] int64, the documents that this view has, in rising order; None for all.
       pieces: the vocabulary, in the order of ids; empty if it is not known.
       made_from: what the text is, in words.
+      normalization: how the text was changed before it was cut.
     """
 
     tokens: np.ndarray
@@ -54,6 +56,7 @@ class TokenStore:
     chosen: np.ndarray | None = None
     pieces: tuple[str, ...] = ()
     made_from: str = ""
+    normalization: TextNormalization = UNCASED
 
     def __len__(self) -> int:
         return len(self.documents) - 1 if self.chosen is None else len(self.chosen)
@@ -136,14 +139,22 @@ class StoreWriter:
       folder: it must not exist, or be empty; the folder around it is made.
       pieces: the vocabulary, in the order of ids.
       made_from: what the text is, in words.
+      normalization: how the text was changed before it was cut.
 
     Raises:
       UserError: if there is something in `folder` already, or, at the end, if there was no text.
       EnvironmentProblem: if the disk cannot be written to.
     """
 
-    def __init__(self, folder: paths.GivenPath, pieces: Sequence[str], made_from: str):
+    def __init__(
+        self,
+        folder: paths.GivenPath,
+        pieces: Sequence[str],
+        made_from: str,
+        normalization: TextNormalization = UNCASED,
+    ):
         self.folder, self.made_from, self._pieces = paths.local(folder, "store"), made_from, tuple(pieces)
+        self._normalization = normalization
         self._dtype = token_dtype(len(self._pieces))
         self._partial = self.folder.with_name(f".{self.folder.name}.partial-{secrets.token_hex(4)}")
         self._files: dict[str, IO[bytes]] = {}
@@ -208,6 +219,7 @@ class StoreWriter:
             "token_dtype": self._dtype.str,
             "vocab_size": len(self._pieces),
             "vocab_sha256": _sha256(self._partial / "vocab.txt"),
+            "normalization": self._normalization._asdict(),
         }
 
     def _write(self, name: str, array: np.ndarray) -> None:
@@ -244,7 +256,8 @@ def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) 
         sentences = _map(folder / "sentences.bin", _INT64, found["sentences"])
         documents = _map(folder / "documents.bin", _INT64, found["documents"] + 1)
     pieces = read_vocabulary(folder / "vocab.txt")
-    return TokenStore(tokens, sentences, documents, pieces=tuple(pieces), made_from=found["made_from"])
+    normalization = TextNormalization(**found.get("normalization", {}))  # earlier versions lowercased all text
+    return TokenStore(tokens, sentences, documents, None, tuple(pieces), found["made_from"], normalization)
 
 
 class _Versioned(TypedDict):
@@ -259,6 +272,7 @@ class _Description(_Versioned):
     token_dtype: Literal["<u2", "<i4"]
     vocab_size: typed_json.Count
     vocab_sha256: str
+    normalization: NotRequired[Normalization]
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

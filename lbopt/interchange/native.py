@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,6 +46,19 @@ def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, s
     Raises:
       UserError: if it is another file.
     """
+    with _opened(file) as (handle, metadata):
+        flat = {name: jnp.asarray(handle.get_tensor(name)) for name in handle.keys()}  # noqa: SIM118
+    return names.unflatten(flat), metadata
+
+
+def read_metadata(file: paths.GivenPath) -> dict[str, str]:
+    """Return the metadata alone; see `load_safetensors`."""
+    with _opened(file) as (_, metadata):
+        return metadata
+
+
+@contextlib.contextmanager
+def _opened(file: paths.GivenPath) -> Iterator[tuple[Any, dict[str, str]]]:
     place = paths.local(file, "file")
     if not place.is_file():
         raise UserError(f"{place}: no such file; give a model.safetensors of lbopt export --format=safetensors")
@@ -55,5 +69,4 @@ def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, s
                 f"{place}: format = {metadata.get('format')!r} in its metadata, not {FORMAT!r}; "
                 "give a file of lbopt export --format=safetensors, or the folder to lbopt.load_huggingface"
             )
-        flat = {name: jnp.asarray(handle.get_tensor(name)) for name in handle.keys()}  # noqa: SIM118
-    return names.unflatten(flat), metadata
+        yield handle, metadata

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
@@ -13,12 +14,15 @@ import numpy as np
 
 from lbopt import tree, typed_json, types
 from lbopt.config.model import ModelConfig
+from lbopt.data.vocabulary import VOCABULARY, Normalization, TextNormalization, stated_normalization
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.interchange import huggingface, native
 from lbopt.models import bert
 from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.variables import read_variables
 
+TEXT = "text_normalization"
+"""In the metadata of `lbopt export`: how text was changed before it was cut."""
 _HEADS = {
     "bert": r"^(span|pooler|next_sentence|prediction)",
     "efficientnet": r"^head/",
@@ -79,6 +83,40 @@ def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
     with _naming(place):
         network, variables = huggingface.load_huggingface(path)
     return dict(variables), getattr(network, "activation", None)
+
+
+def check_text(place: str, normalization: TextNormalization | None) -> None:
+    """Raise `UserError` if it is known that what a run starts from was trained on text that was changed in another way.
+
+    Args:
+      place: see `read`.
+      normalization: that of the run's data; None if they are no pieces of text.
+    """
+    if normalization is None:
+        return
+    with opened(place) as path:
+        with _naming(place):
+            stated, source = _stated_text(path)
+        known = TextNormalization(**stated)
+        names = known.differences(normalization) if source else []
+        if names:
+            theirs, ours = (json.dumps(getattr(one.explicit(), names[0])) for one in (known, normalization))
+            raise UserError(
+                f"config.init_from = {place!r}: {source} says {names[0]} = {theirs}, and the data have {ours}; cut text as the "
+                "network knows it: prepare it with this vocabulary, or leave config.data.lowercase and vocab_file None"
+            )
+
+
+def _stated_text(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path | None]:
+    if not path.is_file():
+        return stated_normalization(path / VOCABULARY)
+    said = native.read_metadata(path).get(TEXT)
+    if said is None:
+        return {}, None
+    try:
+        return {**typed_json.decode(said.encode(), Normalization)}, path
+    except ValueError as error:
+        raise UserError(f"{TEXT} in its metadata: {error}; export it again") from error
 
 
 class _Model(TypedDict):

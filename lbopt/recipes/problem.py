@@ -15,6 +15,7 @@ from lbopt.config.loss import LossConfig
 from lbopt.config.model import BATCH_NORMED, ModelConfig
 from lbopt.data.arrays import Dataset, Splits
 from lbopt.data.damaged import DAMAGED
+from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
 from lbopt.errors import UserError, require
 from lbopt.models import norm, seam
 from lbopt.recipes import classification, language_model, masked_lm, networks, question_answering, sources
@@ -55,7 +56,7 @@ class Problem(NamedTuple):
     stacked: types.Stacked = None
     evaluator: Any = None
     metric_names: tuple[str, ...] = ()
-    vocabulary: tuple[str, ...] = ()
+    vocabulary: Vocabulary = NO_VOCABULARY
     outputs: int = 0
 
 

@@ -8,6 +8,7 @@ from lbopt.config.data import TASKS, DataConfig
 from lbopt.data import digits, pydoc
 from lbopt.data.arrays import Splits
 from lbopt.data.masked import MaskedLMDataset
+from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
 from lbopt.errors import EnvironmentProblem
 from lbopt.recipes import text
 
@@ -19,7 +20,7 @@ class Source(NamedTuple):
       splits: training, validation and test sets.
       outputs: of the model: classes, or tokens of the vocabulary.
       mean_predictions: of masked language models: how many tokens of an example are predicted on average.
-      vocabulary: of text: the pieces or words by id.
+      vocabulary: of text: the pieces or words, and how text is changed for them.
       num_lanes: of text that is read in lanes; 0 for none.
       max_answer_length: of questions: tokens of an answer, at most.
       pixel_scale: (mean, std) of images that come as uint8, of pixels in [0, 1].
@@ -28,7 +29,7 @@ class Source(NamedTuple):
     splits: Splits
     outputs: int
     mean_predictions: float = 0.0
-    vocabulary: tuple[str, ...] = ()
+    vocabulary: Vocabulary = NO_VOCABULARY
     num_lanes: int = 0
     max_answer_length: int = 30
     pixel_scale: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
@@ -48,10 +49,12 @@ def load(data: DataConfig, global_batch_size: int = 1, init_from: str | None = N
     """
     if data.name == "squad":
         splits, pieces = text.load_questions(data, init_from)
-        return Source(splits, len(pieces.pieces), vocabulary=pieces.pieces, max_answer_length=data.max_answer_length)
+        return Source(
+            splits, len(pieces.pieces), vocabulary=pieces.vocabulary, max_answer_length=data.max_answer_length
+        )
     if TASKS[data.name] == "language_model":
         splits, vocabulary = text.load_running(data, global_batch_size)
-        return Source(splits, len(vocabulary), 0.0, vocabulary, global_batch_size if data.carry_state else 0)
+        return Source(splits, len(vocabulary.pieces), 0.0, vocabulary, global_batch_size if data.carry_state else 0)
     return _LOADERS[data.name](data)
 
 
@@ -72,17 +75,17 @@ def _images(data: DataConfig) -> Source:
 
 def _pydoc_mlm(data: DataConfig) -> Source:
     splits = pydoc.load_masked_lm(data.vocab_size, data.sequence_length, data.max_predictions)
-    return _masked(splits, pydoc.load_topics(data.vocab_size).pieces.pieces)
+    return _masked(splits, pydoc.load_topics(data.vocab_size).pieces.vocabulary)
 
 
 def _text_mlm(data: DataConfig) -> Source:
     splits, pieces = text.load_masked(data)
-    return _masked(splits, pieces.pieces)
+    return _masked(splits, pieces.vocabulary)
 
 
-def _masked(splits: Splits, vocabulary: tuple[str, ...]) -> Source:
+def _masked(splits: Splits, vocabulary: Vocabulary) -> Source:
     assert isinstance(splits.train, MaskedLMDataset)
-    return Source(splits, len(vocabulary), splits.train.mean_predictions, vocabulary)
+    return Source(splits, len(vocabulary.pieces), splits.train.mean_predictions, vocabulary)
 
 
 _LOADERS = {"digits": _digits, "images": _images, "pydoc_mlm": _pydoc_mlm, "text_mlm": _text_mlm}

@@ -17,13 +17,17 @@ from lbopt.data.records import Records, TfdsFolder
 from lbopt.data.squad import examples, features
 from lbopt.data.text import WordPiece, load_wordpiece
 from lbopt.data.tokens import open_store, split_store
+from lbopt.data.vocabulary import Vocabulary, find_vocabulary
 from lbopt.data.windows import EvalLanes, Lanes, join_documents, make_windows
 from lbopt.errors import UserError, require
 from lbopt.recipes import initial
 
 _EMBEDDED = "pydoc_squad"
 """Questions about the topics of pydoc, whose vocabulary is theirs."""
-_GIVE_VOCABULARY = "give the vocab.txt of the model that config.init_from names; a workdir of lbopt train and a folder of Transformers have one"
+_GIVE_VOCABULARY = (
+    "give the vocab.txt or tokenizer.json of the model that config.init_from names; "
+    "a workdir of lbopt train and a folder of Transformers have one"
+)
 _EVERY = 200
 """Of so many documents of a corpus one is for validation and one for the test; of a small one, more."""
 
@@ -31,7 +35,7 @@ _EVERY = 200
 def load_masked(data: DataConfig) -> tuple[Splits, WordPiece]:
     """Open a prepared corpus as pairs of segments for BERT; return its vocabulary too."""
     store = open_store(places.store_folder(data.builder, data.data_dir), data.vocab_size)
-    pieces = WordPiece(store.pieces)
+    pieces = WordPiece(store.pieces, store.normalization)
     every = max(2, min(_EVERY, len(store) // 3))
     try:
         parts = split_store(store, every, every)
@@ -84,24 +88,27 @@ def _usable(records: Records, damaged: DamagedCount) -> Iterator[examples.Questi
 
 def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
     if data.builder == _EMBEDDED and data.vocab_file is None:
+        fix = f"{_EMBEDDED}'s vocabulary is learned from lowercased text; leave it None, or give config.data.vocab_file"
+        require(data.lowercase is None, "config.data.lowercase", data.lowercase, fix)
         return pydoc.load_topics(data.vocab_size).pieces
     if data.vocab_file is not None:
-        return load_wordpiece(data.vocab_file)
+        return load_wordpiece(data.vocab_file, data.lowercase, "config.data.lowercase")
     if learned is None:
         raise UserError(f"config.data.vocab_file = None: {_GIVE_VOCABULARY}")
     with initial.opened(learned) as place:
-        return load_wordpiece(_vocabulary_beside(place, learned))
+        return load_wordpiece(_vocabulary_beside(place, learned), data.lowercase, "config.data.lowercase")
 
 
 def _vocabulary_beside(place: pathlib.Path, learned: str) -> pathlib.Path:
     fix = "nothing is there; give a workdir of lbopt train or a folder of Transformers, whose vocabulary is taken too"
     require(place.exists(), "config.init_from", learned, fix)
-    file = place / "vocab.txt"
-    require(file.is_file(), "config.data.vocab_file", None, _GIVE_VOCABULARY)
+    file = find_vocabulary(place)
+    if file is None:
+        raise UserError(f"config.data.vocab_file = None: {_GIVE_VOCABULARY}")
     return file
 
 
-def load_running(data: DataConfig, num_lanes: int) -> tuple[Splits, tuple[str, ...]]:
+def load_running(data: DataConfig, num_lanes: int) -> tuple[Splits, Vocabulary]:
     """Open text for a language model, as windows or, with `carry_state`, as lanes; return its vocabulary too."""
     texts, vocabulary = _running_text(data)
     length = data.sequence_length
@@ -111,9 +118,9 @@ def load_running(data: DataConfig, num_lanes: int) -> tuple[Splits, tuple[str, .
     return Splits(*(make_windows(text, length) for text in texts)), vocabulary
 
 
-def _running_text(data: DataConfig) -> tuple[list[np.ndarray], tuple[str, ...]]:
+def _running_text(data: DataConfig) -> tuple[list[np.ndarray], Vocabulary]:
     if data.name == "ptb":
         found = ptb.load_ptb(places.ptb_folder(data.data_dir), data.vocab_size, data.data_dir)
-        return [found.train, found.validation, found.test], found.words
+        return [found.train, found.validation, found.test], Vocabulary(found.words)
     corpus = pydoc.load_topics(data.vocab_size)
-    return [join_documents(part) for part in corpus[1:]], corpus.pieces.pieces
+    return [join_documents(part) for part in corpus[1:]], corpus.pieces.vocabulary

@@ -21,10 +21,11 @@ from collections.abc import Iterator
 from typing import Any, TypedDict
 
 from lbopt import paths, typed_json
+from lbopt.data.vocabulary import SETTINGS, VOCABULARY
 from lbopt.errors import EnvironmentProblem, Preempted, UserError
 from lbopt.job.member import Alone
 
-_KEPT = ("config.json", "metrics.jsonl", "results.jsonl", "summary.json", "vocab.txt", "mllog.txt")
+_KEPT = ("config.json", "metrics.jsonl", "results.jsonl", "summary.json", SETTINGS, VOCABULARY, "mllog.txt")
 """What is read from an earlier start."""
 _LEASE = ".lease.json"
 _RENEW_S = 15.0

@@ -13,10 +13,11 @@ import jax
 
 from lbopt import metrics as metric_pairs, types
 from lbopt.data.batches import train_iterator
-from lbopt.errors import Preempted, UserError
+from lbopt.errors import Preempted, UserError, require
 from lbopt.job.member import STARTING, Alone
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
+from lbopt.regular import read_regular
 from lbopt.train import workdir as workdirs
 from lbopt.train.checkpoint import BROKEN, PHASE, Checkpoints
 from lbopt.train.checksums import all_finite
@@ -52,8 +53,7 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
     first = job.index == 0  # the only one that writes, but for its part of the checkpoints
     if first:
         workdirs.make_writable(workdir / "checkpoints")
-        if run.vocabulary:
-            workdirs.write_text(workdir / "vocab.txt", "".join(f"{piece}\n" for piece in run.vocabulary))
+        _keep_vocabulary(run, workdir)
     total = run.phases()[-1].last_step
     with contextlib.ExitStack() as stack:
         ends = [phase.last_step for phase in run.phases()]
@@ -91,6 +91,19 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
         checkpoints.wait()
         _say_if_broken(history, checkpoints, progress.say)
         return state
+
+
+def _keep_vocabulary(run: Run, workdir: pathlib.Path) -> None:
+    """Write the vocabulary into a workdir; refuse to go on with another one."""
+    for name, content in run.vocabulary.files().items():
+        file = workdir / name
+        if not file.exists():
+            workdirs.write_text(file, content)
+            continue
+        with workdirs.writing(file):
+            kept = read_regular(file)
+        fix = f"the run there began with another {name} than its data have now; use the data of then, or another --workdir"
+        require(kept == content.encode("utf-8", "backslashreplace"), "--workdir", str(workdir), fix)
 
 
 def _say_if_broken(history: History, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from lbopt.data.arrays import Dataset
 from lbopt.data.batches import TrainBatches
 from lbopt.data.damaged import DAMAGED
+from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
 from lbopt.errors import require_choice
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import Step
@@ -76,7 +77,7 @@ class Run:
       first_step: how many steps the phases before it have.
       first_example: how many examples they see.
       check_start: raises `UserError` if what the run is to start from does not fit.
-      vocabulary: of text, kept in the workdir; () without.
+      vocabulary: of text, kept in the workdir.
       enter: the last state of the phase before -> this one's first state.
       damaged: () -> what is to be logged of records that were left out.
       target: what is to be reached; None for nothing.
@@ -103,7 +104,7 @@ class Run:
     first_step: int = 0
     first_example: int = 0
     check_start: Callable[[], None] = lambda: None
-    vocabulary: tuple[str, ...] = ()
+    vocabulary: Vocabulary = NO_VOCABULARY
     enter: Callable[[TrainState], TrainState] | None = None
     damaged: Callable[[], dict[str, float]] = dict
     target: Target | None = None

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import types
 import urllib.error
@@ -16,11 +17,12 @@ import tensorflow_datasets as tfds
 
 from lbopt.cli import prepare
 from lbopt.data import pydoc
+from lbopt.data.pieces import SPECIAL_TOKENS
 from lbopt.data.prepare import builders, datasets, requirements
 from lbopt.data.prepare.source import Source
 from lbopt.data.records import TfdsFolder
-from lbopt.data.text import save_vocabulary
 from lbopt.data.tokens import open_store
+from lbopt.data.vocabulary import TextNormalization, save_vocabulary
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +174,11 @@ WRONG = {
     "text of no folder": (["text", "--name=x", "--folder={tmp}/no"], ["{tmp}/no", "no *.txt"]),
     "two vocabularies": (["text", "--name=x", "--vocab=v", "--vocab_size=9"], ["--vocab_size = '9'", "--vocab"]),
     "no number": (["text", "--name=x", "--vocab_size=many"], ["--vocab_size = 'many'"]),
+    "a case that is no case": (
+        ["text", "--name=x", "--vocab=v", "--lowercase=no"],
+        ["--lowercase = 'no'", "true or false"],
+    ),
+    "a case of what is learned": (["text", "--name=x", "--lowercase=false"], ["--lowercase = 'false'", "--vocab"]),
     "no vocabulary": (["text", "--name=x", "--vocab={tmp}/v"], ["{tmp}/v"]),
 }
 
@@ -266,6 +273,49 @@ def test_text_of_a_data_set_and_a_folder_with_a_loaded_vocabulary(lbopt, with_ar
     assert sum("this is article" in text for text in texts[:5]) == 5
     assert not any("nobody" in text or "references" in text for text in texts)
     assert texts[5].startswith("the cat sat on")
+
+
+@pytest.fixture
+def cased(tmp_path, articles_folder):
+    """Return the flags of a store for a cased vocabulary, and the vocabulary."""
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    words = sorted({word for sentence in SENTENCES for word in re.findall(r"\w+|\.", sentence)})
+    save_vocabulary([*SPECIAL_TOKENS, *words], folder / "vocab.txt")
+    flags = ["prepare", "text", "--name=mine", f"--folder={articles_folder}", f"--data_dir={tmp_path / 'data'}"]
+    return [*flags, f"--vocab={folder / 'vocab.txt'}"], folder / "vocab.txt"
+
+
+def test_a_cased_vocabulary_needs_somebody_who_says_so(lbopt, cased, tmp_path):
+    arguments, vocabulary = cased
+    parts = f"of {vocabulary} have capitals (A, It, The)", "--lowercase = None", "--lowercase=false"
+    one_line(*lbopt(*arguments), *parts, expected=2)
+    assert not (tmp_path / "data").exists()
+    code, out, err = lbopt(*arguments, "--lowercase=false")
+    assert (code, err.splitlines()) == (0, ["writing tokens"])
+    assert out.endswith("tokens, cased\n")
+    store = open_store(tmp_path / "data" / "lbopt_text" / "mine")
+    assert store.normalization == TextNormalization(do_lower_case=False)
+    assert decoded(store)[0] == "The cat sat on the mat . It was warm there . A dog came in ."
+    code, again, _ = lbopt(*arguments[:-1])
+    assert (code, again.splitlines()[1]) == (0, out.splitlines()[1])
+    one_line(*lbopt(*arguments, "--lowercase=true"), "--lowercase = 'true'", "its text is cased", expected=2)
+
+
+def test_settings_beside_a_vocabulary_are_followed_and_a_flag_overrides_them(lbopt, cased, tmp_path):
+    arguments, vocabulary = cased
+    (vocabulary.parent / "tokenizer_config.json").write_text('{"do_lower_case": false, "strip_accents": true}')
+    assert lbopt(*arguments)[0] == 0
+    assert open_store(tmp_path / "data" / "lbopt_text" / "mine").normalization == TextNormalization(False, True)
+    code, out, err = lbopt(*arguments, "--name=other", "--lowercase=true")
+    assert code == 0
+    counts, unused, *_ = err.splitlines()
+    assert counts.startswith("--lowercase = true counts, though ")
+    assert unused.startswith("3 of 23 pieces")
+    assert out.endswith("tokens, lowercased\n")
+    assert decoded(open_store(tmp_path / "data" / "lbopt_text" / "other"))[0].startswith(
+        "the cat sat on the mat . [UNK]"
+    )
 
 
 def test_text_of_a_data_set_that_is_not_there_or_has_no_articles(lbopt, tmp_path, with_articles):

@@ -1,5 +1,6 @@
 """Cleaning, sentences, and WordPiece against a transcription of the greedy rule."""
 
+import itertools
 import sys
 
 import numpy as np
@@ -12,12 +13,12 @@ from lbopt.data.text import (
     WordPiece,
     learn_wordpiece,
     load_wordpiece,
-    save_vocabulary,
     split_paragraphs,
     split_prose,
     split_sentences,
 )
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.data.vocabulary import TextNormalization, read_vocabulary, save_vocabulary
+from lbopt.errors import EnvironmentProblem
 
 PIECES = [*SPECIAL_TOKENS, "un", "##aff", "##able", "##a", "##ff", "a", "a ", ".", "b", "é", "e"]
 
@@ -130,7 +131,23 @@ def test_prose_keeps_every_word():
         assert all(sentences)
 
 
-CASED = ("I", "##f", "If", "Ca", "##fé", "T", "##he", "The", "É")
+CASED = (
+    "I",
+    "##f",
+    "If",
+    "Ca",
+    "##fé",
+    "T",
+    "##he",
+    "The",
+    "\u00c9",
+    "café",
+    "M",
+    "##AS",
+    "##K",
+    "MASK",
+    "mask",
+)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +156,7 @@ def bert_file(tmp_path_factory):
     pad, *others = SPECIAL_TOKENS
     unused = [f"[unused{number}]" for number in range(99)]
     learned = load_topics(1024).pieces.pieces[len(SPECIAL_TOKENS) :]
-    more = ["cafe", "##\u0301", "\u4e2d", "\u6587", "##\u6587", "a" * 100, *CASED]
+    more = ["cafe", "##\u0301", "\u4e2d", "\u6587", "##\u6587", "\u4e2d\u6587", "a" * 100, *CASED]
     path = tmp_path_factory.mktemp("bert") / "vocab.txt"
     save_vocabulary(list(dict.fromkeys([pad, *unused, *others, *learned, *more])), path)
     return path
@@ -159,58 +176,77 @@ ODD = [
 ]
 
 
+SPECIAL = [
+    "a [MASK] b [SEP] c",
+    "glued[MASK]on[SEP]",
+    "[MASK]",
+    "[mask] [Mask] [ MASK ] [MASK [UNK] [unused1]",
+    "[CLS]One.[SEP]Two.[SEP][PAD][PAD]",
+]
+TOPICS = [sentence for part in split_topics() for topic in part for sentence in topic]
+SETTINGS = [
+    TextNormalization(*fields) for fields in itertools.product([True, False], [None, True, False], [True, False])
+]
+
+
+def transformers_tokenizer(name, *arguments, **settings):
+    return getattr(pytest.importorskip("transformers"), name)(*arguments, **settings)
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("lowercase", [True, False])
-@pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerLegacy"])
-def test_tokens_are_those_of_transformers(bert_file, name, lowercase):
-    """`BertTokenizer` is made of the same library with its own settings; the legacy one is plain Python."""
-    theirs = getattr(pytest.importorskip("transformers"), name)(str(bert_file), do_lower_case=lowercase)
-    sentences = [*ODD, *(sentence for part in split_topics() for topic in part for sentence in topic)]
-    ours = load_wordpiece(bert_file, lowercase)
+def test_tokens_are_those_of_transformers_for_all_settings(bert_file, tmp_path):
+    """Settings are read from tokenizer_config.json beside a vocab.txt, and from what Transformers itself saves."""
+    found = set()
+    for number, settings in enumerate(SETTINGS):
+        theirs = transformers_tokenizer("BertTokenizerFast", str(bert_file), **settings._asdict())
+        beside, saved = tmp_path / f"beside{number}", tmp_path / f"saved{number}"
+        theirs.save_pretrained(saved)
+        beside.mkdir()
+        (beside / "vocab.txt").write_bytes(bert_file.read_bytes())
+        (beside / "tokenizer_config.json").write_bytes((saved / "tokenizer_config.json").read_bytes())
+        ours = load_wordpiece(beside / "vocab.txt")
+        theirs.split_special_tokens = True
+        expected = theirs([*ODD, *SPECIAL, *TOPICS[::10]], add_special_tokens=False)["input_ids"]
+        for sentence, tokens in zip([*ODD, *SPECIAL, *TOPICS[::10]], expected, strict=True):
+            assert ours.encode([sentence]).tokens.tolist() == tokens, (settings, sentence)
+        for whole in (saved / "tokenizer_config.json", None):
+            if whole is None:
+                (saved / "tokenizer_config.json").unlink()
+            again = load_wordpiece(saved / "tokenizer.json")
+            assert (again.normalization, again.pieces) == (settings, ours.pieces)
+        found.add(tuple(itertools.chain(*expected)))
+    assert len(found) == 8  # accents are dropped with case unless something else is said
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settings", SETTINGS[::3], ids=str)
+def test_tokens_are_those_of_plain_python(bert_file, settings):
+    """`BertTokenizer` is made of the same library as ours; the legacy one is plain Python."""
+    theirs = transformers_tokenizer("BertTokenizerLegacy", str(bert_file), **settings._asdict())
+    ours = WordPiece(read_vocabulary(bert_file), settings)
     assert ours.special == SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
-    for sentence in sentences:
+    for sentence in [*ODD, *TOPICS[::4]]:
         expected = theirs.convert_tokens_to_ids(theirs.tokenize(sentence))
         assert ours.encode([sentence]).tokens.tolist() == expected, repr(sentence)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("lower", [True, False])
+def test_no_text_has_special_tokens(bert_file, lower):
+    """A document that speaks of "[MASK]" hides nothing and ends no segment; Transformers' default is another."""
+    ours = WordPiece(read_vocabulary(bert_file), TextNormalization(lower))
+    special = set(ours.special) - {ours.special.unk}
+    assert not special & set(ours.encode(SPECIAL).tokens.tolist())
+    theirs = transformers_tokenizer("BertTokenizerFast", str(bert_file), do_lower_case=lower)
+    assert special <= set(itertools.chain(*theirs(SPECIAL, add_special_tokens=False)["input_ids"]))
+    inside = ours.decode(ours.encode(["glued[MASK]on"]).tokens)
+    assert inside.endswith(f"[ {'mask' if lower else 'MASK'} ] on")
+
+
 def test_a_cased_vocabulary_keeps_case_and_accents(bert_file):
-    names = {lower: load_wordpiece(bert_file, lower) for lower in (True, False)}
+    names = {lower: WordPiece(read_vocabulary(bert_file), TextNormalization(lower)) for lower in (True, False)}
     found = {lower: pieces.decode(pieces.encode(["If Café"]).tokens) for lower, pieces in names.items()}
     assert found == {True: "if cafe", False: "If Café"}
-
-
-def test_a_saved_vocabulary_is_the_same(tmp_path):
-    pieces = [*SPECIAL_TOKENS, "a", "##\u00e9", "\u2028", "x ", "\u4e2d"]
-    save_vocabulary(pieces, tmp_path / "vocab.txt")
-    assert load_wordpiece(tmp_path / "vocab.txt").pieces == tuple(pieces)
-    (tmp_path / "vocab.txt").write_bytes("\r\n".join(pieces).encode())
-    assert load_wordpiece(tmp_path / "vocab.txt").pieces == tuple(pieces)
-
-
-WHOLE = "\n".join(SPECIAL_TOKENS)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot be read"),
-        (b"", "it is empty"),
-        (b"\xff\n", "cannot be read as UTF-8"),
-        (f"{WHOLE}\na\na\n".encode(), r"\['a'\] occur more than once"),
-        (f"{WHOLE}\n\na\n".encode(), "a line is empty"),
-        (WHOLE.replace("[MASK]", "b").replace("[CLS]", "c").encode(), r"it has no \[CLS\] \[MASK\]"),
-    ],
-)
-def test_files_that_are_no_vocabulary_are_named(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "vocab.txt").write_bytes(content)
-    with pytest.raises(UserError, match=rf"vocabulary = '.*vocab.txt': .*{message}"):
-        load_wordpiece(tmp_path / "vocab.txt")
-
-
-def test_a_vocabulary_that_cannot_be_written(tmp_path):
-    with pytest.raises(EnvironmentProblem, match=r"nowhere/vocab.txt cannot be written"):
-        save_vocabulary(["a"], tmp_path / "nowhere/vocab.txt")
 
 
 def test_documents_together_are_documents_alone():

@@ -11,6 +11,7 @@ import pytest
 
 from lbopt.data.text import Document
 from lbopt.data.tokens import StoreWriter, gather_documents, open_store, split_store, token_dtype
+from lbopt.data.vocabulary import UNCASED, TextNormalization
 from lbopt.errors import EnvironmentProblem, UserError
 
 PIECES = tuple(f"p{number}" for number in range(50))
@@ -47,6 +48,21 @@ def test_documents_come_back(tmp_path, pieces, dtype):
     store = open_store(tmp_path / "store", expected_vocab_size=pieces)
     assert (store.pieces[-1], store.made_from) == (f"p{pieces - 1}", "a test")
     assert not store.tokens.flags.owndata
+
+
+def test_how_text_was_changed_comes_back_and_earlier_stores_were_lowercased(tmp_path):
+    settings = TextNormalization(do_lower_case=False, strip_accents=True)
+    with StoreWriter(tmp_path / "store", PIECES, "a test", settings) as writer:
+        writer.append(make_documents()[0])
+    assert open_store(tmp_path / "store").normalization == settings
+    description = tmp_path / "store/store.json"
+    found = json.loads(description.read_text())
+    description.write_text(json.dumps({**found, "normalization": {"do_lower_case": "no"}}))
+    with pytest.raises(EnvironmentProblem, match=r"store.json cannot be read \(normalization"):
+        open_store(tmp_path / "store")
+    del found["normalization"]
+    description.write_text(json.dumps(found))
+    assert open_store(tmp_path / "store").normalization == UNCASED
 
 
 def test_what_the_folder_says(tmp_path):

@@ -1,5 +1,6 @@
 """Questions about Python's help topics, answered by a BERT-tiny that was pre-trained on them: the recipe as it ships."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -10,10 +11,13 @@ import tensorflow_datasets as tfds
 from tfds_sets import write
 
 from lbopt.cli import main
-from lbopt.config import DataConfig
+from lbopt.cli.train import with_vocabulary
+from lbopt.config import DataConfig, TrainConfig
+from lbopt.data.pieces import SPECIAL_TOKENS
 from lbopt.data.records import TfdsFolder
 from lbopt.data.squad import answers, examples
-from lbopt.errors import EnvironmentProblem
+from lbopt.data.vocabulary import UNCASED, TextNormalization, save_vocabulary
+from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.recipes import text
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -92,10 +96,10 @@ def test_a_checkpoint_is_evaluated_to_the_same_scores(trained, flags, capsys):
 
 
 def test_the_vocabulary_is_that_of_what_it_started_from(trained, pretrained, tmp_path):
-    assert (trained / "vocab.txt").read_text() == (pretrained / "vocab.txt").read_text()
     output = tmp_path / "exported"
     assert main.main(["export", f"--workdir={trained}", "--format=huggingface", f"--output={output}"]) == 0
-    assert (output / "vocab.txt").read_text() == (trained / "vocab.txt").read_text()
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        assert (output / name).read_text() == (trained / name).read_text() == (pretrained / name).read_text()
     assert "BertForQuestionAnswering" in (output / "config.json").read_text()
 
 
@@ -135,6 +139,7 @@ BAD = {
         2,
         "config.model.activation = 'gelu_tanh': ",
     ),
+    "a case that a learned vocabulary has not": (["--config.data.lowercase=false"], 2, "config.data.lowercase = False"),
     "no such vocabulary": (["--config.data.vocab_file=/nowhere/vocab.txt"], 2, "/nowhere/vocab.txt"),
     "a window without room": (["--config.data.sequence_length=4"], 2, "config.data.sequence_length = 4"),
     "more tokens than positions": (["--config.data.sequence_length=256"], 2, "config.data.sequence_length = 256"),
@@ -149,6 +154,57 @@ def test_what_cannot_be_is_one_line(name, flags, pretrained, tmp_path, capsys):
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.fixture
+def cased(tmp_path, data_dir):
+    """Return data with a cased vocabulary, and the file."""
+    file = tmp_path / "bert" / "vocab.txt"
+    file.parent.mkdir()
+    save_vocabulary([*SPECIAL_TOKENS, "The", "the", "What", "what", "is", "?"], file)
+    sizes = {"sequence_length": 64, "doc_stride": 16, "max_query_length": 16, "vocab_size": 11}
+    return DataConfig(
+        "squad", "pydoc_squad", str(data_dir), test_split="validation", vocab_file=str(file), **sizes
+    ), file
+
+
+def questions_of(data):
+    """Return the first question as its vocabulary shows it, and the vocabulary."""
+    splits, pieces = text.load_questions(data, None)
+    tokens = splits.train.take(np.arange(1))["input_ids"][0]
+    return pieces.decode(tokens).partition("[SEP]")[0], pieces.vocabulary
+
+
+def test_questions_keep_their_case_where_it_is_said(cased):
+    data, file = cased
+    said = (
+        r"config.data.lowercase = None: 2 of 11 pieces of .* have capitals \(The, What\).*--config.data.lowercase=false"
+    )
+    with pytest.raises(UserError, match=said):
+        text.load_questions(data, None)
+    question, vocabulary = questions_of(dataclasses.replace(data, lowercase=False))
+    assert question.startswith("[CLS] What is")
+    assert vocabulary.normalization == TextNormalization(do_lower_case=False)
+    (file.parent / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert questions_of(data) == (question, vocabulary)
+    data.lowercase = True
+    with pytest.warns(UserWarning, match="config.data.lowercase = true counts|stay unused"):
+        assert questions_of(data)[0].startswith("[CLS] what is")
+
+
+def test_a_run_of_before_goes_on_with_its_vocabulary_and_lowercases(cased, tmp_path):
+    """It has no tokenizer_config.json. The file that it came from is gone, or says something else by now."""
+    data, file = cased
+    (tmp_path / "config.json").write_text('{"versions": {}}')
+    config = TrainConfig(data=data)
+    assert with_vocabulary(config, str(tmp_path)) is config
+    (tmp_path / "vocab.txt").write_bytes(file.read_bytes())
+    file.unlink()
+    kept = with_vocabulary(config, str(tmp_path)).data
+    with pytest.warns(UserWarning, match="stay unused"):
+        question, vocabulary = questions_of(kept)
+    assert question.startswith("[CLS] what is")
+    assert vocabulary.normalization == UNCASED
 
 
 def test_records_without_answers_are_refused(flags, tmp_path, capsys, data_dir):

@@ -3,10 +3,18 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from lbopt.cli import main
+from lbopt.config import DataConfig, ModelConfig, TrainConfig
+from lbopt.data.pieces import SPECIAL_TOKENS
 from lbopt.data.pydoc import split_topics
+from lbopt.data.text import Document
+from lbopt.data.tokens import StoreWriter
+from lbopt.data.vocabulary import TextNormalization, Vocabulary
+from lbopt.errors import UserError
+from lbopt.recipes import sources
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -62,6 +70,18 @@ def test_bert_trains_on_a_prepared_corpus_in_two_phases(data_dir, tmp_path):
     assert all(0 < line["train/masked_lm_loss"] < 10 for line in found)
     vocabulary = (data_dir / "lbopt_text" / "topics" / "vocab.txt").read_text()
     assert (tmp_path / "run" / "vocab.txt").read_text() == vocabulary
+
+
+def test_a_run_knows_how_the_text_of_its_corpus_was_changed(tmp_path):
+    pieces, settings = (*SPECIAL_TOKENS, *"abcdefgh"), TextNormalization(do_lower_case=False)
+    with StoreWriter(tmp_path / "lbopt_text" / "mine", pieces, "a test", settings) as writer:
+        for _ in range(12):
+            writer.append(Document(np.arange(5, 13, dtype=np.int32), np.asarray([0, 4])))
+    data = DataConfig("text_mlm", "mine", str(tmp_path), sequence_length=16, max_predictions=2, vocab_size=13)
+    assert sources.load(data).vocabulary == Vocabulary(pieces, settings)
+    data.lowercase = True
+    with pytest.raises(UserError, match=r"config.data.lowercase = True: only squad"):
+        TrainConfig(data=data, model=ModelConfig("bert", size="tiny")).validate()
 
 
 def words_of(data_dir):

@@ -10,6 +10,7 @@ import pytest
 from buckets import objects, read, remove, serving, start_lbopt
 from jobs import train_command
 
+from lbopt.data.vocabulary import UNCASED, Vocabulary
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import bucket
 
@@ -76,6 +77,11 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
     (_, err), code = lbopt(*other)
     assert (code, err.count("\n")) == (2, 1)
     assert "--workdir = 'gs://bucket/runs/one': it holds a training run of another config (seed" in err
+
+
+def test_what_a_run_keeps_of_its_vocabulary_is_read_from_a_bucket_again():
+    """A vocabulary without its settings would be taken for one of earlier versions, which lowercased all text."""
+    assert Vocabulary(("a",), UNCASED).files().keys() <= set(bucket._KEPT)
 
 
 def test_two_processes_in_a_bucket(cloud, start):

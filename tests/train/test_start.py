@@ -42,9 +42,12 @@ def learned(file, tmp_path_factory):
     return workdir
 
 
+def load(file, place, *overrides):
+    return build.build(load_config(str(file), [f"--config.init_from={place}", *overrides], TrainConfig))
+
+
 def start(file, place, *overrides):
-    flags = [f"--config.init_from={place}", *overrides]
-    return build.build(load_config(str(file), flags, TrainConfig)).init()
+    return load(file, place, *overrides).init()
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +91,48 @@ def test_another_activation_is_refused_wherever_it_is_known(file, learned, tmp_p
     for place in places:
         with pytest.raises(UserError, match=r"config.model.activation = 'relu': .* was trained with 'gelu'"):
             start(file, place, "--config.model.activation=relu")
+
+
+def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, learned, tmp_path):
+    """The data are lowercased; what the run starts from was lowercased too, says nothing, or was not."""
+    places = {kind: tmp_path / kind for kind in ("huggingface", "safetensors", "workdir")}
+    for kind in ("huggingface", "safetensors"):
+        assert main.main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={places[kind]}"]) == 0
+    shutil.copytree(learned, places["workdir"])
+    places["safetensors"] /= "model.safetensors"
+    for place in places.values():
+        load(file, place).check_start()
+    for kind in ("huggingface", "workdir"):
+        settings = places[kind] / "tokenizer_config.json"
+        settings.write_text(settings.read_text().replace('"do_lower_case": true', '"do_lower_case": false'))
+    variables, metadata = native.load_safetensors(places["safetensors"])
+    metadata[initial.TEXT] = json.dumps({"do_lower_case": False, "strip_accents": None, "tokenize_chinese_chars": True})
+    native.save_safetensors(places["safetensors"], variables, metadata)
+    for place in places.values():
+        said = rf"config.init_from = '{place}': {place}.* says do_lower_case = false, and the data have true"
+        with pytest.raises(UserError, match=said):
+            load(file, place).check_start()
+    (places["huggingface"] / "tokenizer_config.json").unlink()
+    load(file, places["huggingface"]).check_start()
+    (places["workdir"] / "tokenizer_config.json").unlink()
+    load(file, places["workdir"]).check_start()
+    metadata[initial.TEXT] = "[]"
+    native.save_safetensors(places["safetensors"], variables, metadata)
+    with pytest.raises(UserError, match="text_normalization in its metadata: expected object"):
+        load(file, places["safetensors"]).check_start()
+
+
+def test_a_run_does_not_go_on_with_another_vocabulary(file, learned, tmp_path, capsys):
+    workdir = shutil.copytree(learned, tmp_path / "run")
+    for name in ("tokenizer_config.json", "vocab.txt"):
+        before = (workdir / name).read_text()
+        (workdir / name).write_text(before + "\n")
+        capsys.readouterr()
+        assert main.main(["train", f"--config={file}", f"--workdir={workdir}"]) == 2
+        assert f"--workdir = '{workdir}': the run there began with another {name}" in capsys.readouterr().err
+        (workdir / name).unlink()  # as if an earlier version had begun
+        assert main.main(["train", f"--config={file}", f"--workdir={workdir}"]) == 0
+        assert (workdir / name).read_text() == before
 
 
 def test_layers_are_stacked_where_the_model_scans_them(file, learned, params):
