@@ -47,7 +47,7 @@ NO_PATHS = {
     "evaluate": ("checkpoint",),
     "export": ("checkpoint", "format"),
     "plan": ("topology", "compare", "breakdown", "evaluation"),
-    "prepare text": ("name", "tfds", "vocab_size", "max_damaged_records"),
+    "prepare text": ("lowercase", "name", "tfds", "vocab_size", "max_damaged_records"),
     "sweep": ("shard",),
 }
 """Flags that name something else. A job's have a port or a number, and are read before all others."""
