@@ -10,6 +10,7 @@ import pytest
 from lbopt.cli import main
 from lbopt.cli.arguments import load_config
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
+from lbopt.data.vocabulary import UNCASED
 from lbopt.errors import UserError
 from lbopt.interchange import native
 from lbopt.recipes import build, initial
@@ -106,6 +107,7 @@ def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, lea
         settings = places[kind] / "tokenizer_config.json"
         settings.write_text(settings.read_text().replace('"do_lower_case": true', '"do_lower_case": false'))
     variables, metadata = native.load_safetensors(places["safetensors"])
+    assert json.loads(metadata[initial.TEXT]) == UNCASED._asdict()
     metadata[initial.TEXT] = json.dumps({"do_lower_case": False, "strip_accents": None, "tokenize_chinese_chars": True})
     native.save_safetensors(places["safetensors"], variables, metadata)
     for place in places.values():
