@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 import math
+from typing import Any
 
 from lbopt.config.checks import LARGEST, at_least
 from lbopt.errors import require, require_choice
@@ -81,7 +82,9 @@ def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:
 
 def _validate_no_idle_field(schedule: ScheduleConfig, prefix: str) -> None:
     """Refuse what the schedule would not look at."""
-    idle = {"power": 1.0} if schedule.decay != "polynomial" else {}
+    idle: dict[str, Any] = {"power": 1.0} if schedule.decay != "polynomial" else {}
+    if schedule.decay not in ("exponential", "step"):
+        idle |= {"decay_rate": 0.97, "stair_epochs": (2.4,)}
     if schedule.decay not in ("polynomial", "cosine"):
         idle["end_factor"] = 0.0
     still = schedule.warmup_rule == "none" or schedule.base_warmup_epochs == 0
@@ -90,7 +93,7 @@ def _validate_no_idle_field(schedule: ScheduleConfig, prefix: str) -> None:
     for name, default in idle.items():
         value = getattr(schedule, name)
         what = "no warmup" if name.startswith("warmup") else f"decay = {schedule.decay!r}"
-        require(value == default, f"{prefix}.{name}", value, f"has no effect with {what}; leave it {default:g}")
+        require(value == default, f"{prefix}.{name}", value, f"has no effect with {what}; leave it {default}")
     if schedule.decay == "constant":
         fix = "has no effect with decay = 'constant'; leave it 'warmup_end'"
         require(schedule.decay_from == "warmup_end", f"{prefix}.decay_from", schedule.decay_from, fix)

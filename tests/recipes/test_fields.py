@@ -209,6 +209,8 @@ def test_the_noise_scale_needs_parts_to_compare():
     ("field", "fields"),
     [
         ("power", {"decay": "cosine", "power": 2.0}),
+        ("decay_rate", {"decay": "polynomial", "decay_rate": 0.5}),
+        ("stair_epochs", {"decay": "cosine", "stair_epochs": (1.0,)}),
         ("end_factor", {"decay": "step", "end_factor": 0.1, "stair_epochs": (1.0,)}),
         ("decay_from", {"decay": "constant", "decay_from": "start"}),
         ("warmup_from", {"warmup_steps": 0.0, "warmup_from": 0.001}),
