@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import socket
@@ -23,6 +24,9 @@ finally:
     if _HIDE_TORCH:
         del sys.modules["torch"]
 
+logging.getLogger("tensorboardX.x2num").setLevel(
+    logging.ERROR
+)  # the run says once that its loss is not finite, this for every value
 _SYNC_EVERY_S = 30.0
 """TensorBoard sees the curves at most so late."""
 

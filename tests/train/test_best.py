@@ -44,9 +44,10 @@ def spoilt(train):
     return lambda workdir, *overrides: train(workdir, *SPOILT, *overrides, before=spoil)
 
 
-def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_path, capsys):
+def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_path, capsys, caplog):
     assert spoilt(tmp_path) == 0
     out, err = capsys.readouterr()
+    assert not [record for record in caplog.records if "NaN" in record.getMessage()]  # a line for each, of a library
     assert json.loads(out.splitlines()[0], parse_constant=pytest.fail)["train/loss"] is None
     said = [line for line in err.splitlines() if "finite" in line or "nan" in line.partition("  ")[0]]
     assert len(said) == 2, said
