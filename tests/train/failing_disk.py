@@ -43,7 +43,8 @@ def run(arguments, stderr):
 
 def outcome(workdir):
     """Return what a run or a study has left, without what depends on the clock."""
-    names = sorted(path.name for path in workdir.iterdir())
+    # Where not even a partial file could be removed, a start does so once it is a minute old.
+    names = sorted(path.name for path in workdir.iterdir() if not re.fullmatch(r"\..+\.\d+", path.name))
     if (workdir / "results.jsonl").exists():
         rows = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
         timeless = [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
