@@ -63,7 +63,19 @@ CONFINED = {
     "safetensors": {"interchange/files.py"},
     "tensorflow_datasets": {"data/prepare/builders.py", "data/records.py"},
 }
-VENDORABLE = {"transforms", "schedules", "losses", "metrics", "tree", "masks", "stacks", "types", "errors", "scalars"}
+VENDORABLE = {
+    "transforms",
+    "schedules",
+    "losses",
+    "metrics",
+    "tree",
+    "masks",
+    "stacks",
+    "types",
+    "errors",
+    "scalars",
+    "shown",
+}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

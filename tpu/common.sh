@@ -9,14 +9,20 @@ ENV_FILE=$TPU/env
 DRY_RUN=''
 exec 3>&1 # what a dry run prints, even from inside $(...)
 
+# What comes from a file or the cloud may have control characters, which a terminal would obey: they become spaces.
+# warn MESSAGE: one line on stderr.
+warn() {
+    printf 'tpu/%s: %s\n' "$SCRIPT" "${*//[[:cntrl:]]/ }" >&2
+}
+
 # die CODE MESSAGE: one line on stderr. (Inside $(...) it ends the subshell only: check there.)
 die() {
-    printf 'tpu/%s: %s\n' "$SCRIPT" "${*:2}" >&2
+    warn "${*:2}"
     exit "$1"
 }
 
 say() {
-    [ -n "$DRY_RUN" ] || printf 'tpu/%s: %s\n' "$SCRIPT" "$*"
+    [ -n "$DRY_RUN" ] || printf 'tpu/%s: %s\n' "$SCRIPT" "${*//[[:cntrl:]]/ }"
 }
 
 ((BASH_VERSINFO[0] > 4 || BASH_VERSINFO[0] == 4 && BASH_VERSINFO[1] >= 4)) ||

@@ -11,7 +11,7 @@ pack() {
     git -C "$ROOT" rev-parse --verify --quiet HEAD >/dev/null || die 3 "$ROOT is not a git checkout with a commit; clone the repository"
     if [ -n "${1:-}" ]; then
         if [ -n "$DRY_RUN" ]; then
-            show sh -c "cd $ROOT && git ls-files -z --cached --others --exclude-standard | tar --create --gzip --null --files-from=- --file=source.tar.gz"
+            show sh -c "cd ${ROOT@Q} && git ls-files -z --cached --others --exclude-standard | tar --create --gzip --null --files-from=- --file=source.tar.gz"
         else
             # A file that git knows and that was deleted is no reason to stop: it is simply not sent.
             (cd "$ROOT" && git ls-files -z --cached --others --exclude-standard --deduplicate |

@@ -68,10 +68,11 @@ check_settings() {
     must NUM_SLICES '[1-9][0-9]{0,2}' "write how many slices, from 1 to 999"
     must EXTRAS '[a-z]+(,[a-z]+)*' "write names of extras with commas, e.g. tpu,gcs"
     must BUCKET 'gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/[A-Za-z0-9._/-]+)?/?' "write gs:// and the bucket's name, e.g. gs://my-bucket"
-    must WORKDIR '(gs://|/)[^[:space:]]+' "write gs://... or the path of a folder that all workers share"
-    must COMMAND '[^;&|<>`]*' "one command without ; & | < > and backquotes; put more into a script of the checkout and name that"
+    must WORKDIR '(gs://[a-z0-9]|/)[[:alnum:]._/=@:+,%~-]+' "write gs://... or the path of a folder that all workers share; letters, digits and . _ / = @ : + , % ~ -"
+    must COMMAND '[^;&|<>`[:cntrl:]]*' "one command without ; & | < > and backquotes; put more into a script of the checkout and name that"
     # shellcheck disable=SC2016  # the very characters
-    [[ $COMMAND != *'$('* && $COMMAND != *$'\n'* ]] || must COMMAND '' "one command without \$(...); put more into a script and name that"
+    [[ $COMMAND != *'$('* && $COMMAND != -* ]] || must COMMAND '' "one command without \$(...); put more into a script and name that"
+    bash -n -c "$COMMAND" 2>/dev/null || must COMMAND '' "the shell cannot read it; close its quotes and brackets"
     for name in "${!DEFAULTS[@]}"; do
         [[ $name != MAX_* && $name != *_S ]] || must "$name" '0|[1-9][0-9]{0,7}' "write a whole number"
     done

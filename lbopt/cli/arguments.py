@@ -18,7 +18,7 @@ from ml_collections import config_flags
 
 from lbopt import paths
 from lbopt.errors import UserError
-from lbopt.shown import shell_line
+from lbopt.shown import shell_line, show
 
 _OVERRIDE = ("--config.", "-config.")
 _LOCAL = ("configs", "data_dir", "folder", "manual_dir", "output", "vocab")
@@ -43,12 +43,9 @@ def parse(
       UserError: for an unknown flag, a stray argument, a required flag that is missing, or a path that is none of this machine.
     """
     if {"-h", "--help"} & set(argv):
-        print(
-            f"usage: lbopt {command} "
-            + " ".join(f"--{name}=..." if name in required else f"[--{name}=...]" for name in defined)
-            + "\n"
-        )
-        print("\n".join(f"  --{name:<21}{text}" for name, text in defined.items()))
+        words = (f"--{name}=..." if name in required else f"[--{name}=...]" for name in defined)
+        show(f"usage: lbopt {command} {' '.join(words)}", "")
+        show(*(f"  --{name:<21}{text}" for name, text in defined.items()))
         raise SystemExit(0)
     overrides = [argument for argument in argv if argument.startswith(_OVERRIDE)] if "config" in defined else []
     values = flags.FlagValues()

@@ -17,6 +17,7 @@ from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build
+from lbopt.shown import show
 from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, restore_chosen
 from lbopt.train.progress import said_by_first
@@ -66,7 +67,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
     scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}
     scores |= {f"test/{name}": value for name, value in plan.evaluate_test(state).items()}
     if job.index == 0:
-        print(json.dumps({"step": step, **{name: finite(score) for name, score in scores.items()}}))
+        show(json.dumps({"step": step, **{name: finite(score) for name, score in scores.items()}}))
 
 
 def _restore(config: TrainConfig, folder: str, which: str, job: Alone) -> tuple[Run, TrainState]:

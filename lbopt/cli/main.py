@@ -14,7 +14,7 @@ from lbopt import __version__, paths
 from lbopt.cli import streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
 from lbopt.job import guard, member, place as places
-from lbopt.shown import one_line
+from lbopt.shown import one_line, show
 
 COMMANDS = {
     "train": "train a recipe; the same command resumes",
@@ -48,10 +48,10 @@ def usage() -> str:
 def main(argv: Sequence[str]) -> int:
     """Run a command line (without the program's name) and return its exit code."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage())
+        show(*usage().split("\n"))
         return 0 if argv else EXIT_USER
     if argv[0] in ("--version", "version"):
-        print(f"lbopt {__version__}")
+        show(f"lbopt {__version__}")
         return 0
     name = argv[0]
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax narrates every save there; what matters is raised

@@ -138,17 +138,18 @@ def _advise(plan: Plan) -> None:
     for number, phase in enumerate(plan.phases):
         if phase.evaluation is not None and not phase.evaluation.step.fits:
             smaller = suggest.suggest_evaluation(plan.config, plan.topology, number, say)
-            print("\ntry" if smaller else "\nno smaller batch of evaluation fits either")
-            print("\n".join(table.suggestions([smaller] if smaller else [], plan.hbm_limit_bytes)))
+            show("", "try" if smaller else "no smaller batch of evaluation fits either")
+            show(*table.suggestions([smaller] if smaller else [], plan.hbm_limit_bytes))
         if phase.step.fits:
             continue
         found = suggest.suggest(plan.config, plan.topology, number, say)
         if found:
-            print("\ntry one of")
-            print("\n".join(table.suggestions(found, plan.hbm_limit_bytes)))
+            show("", "try one of")
+            show(*table.suggestions(found, plan.hbm_limit_bytes))
         else:
-            print(
-                "\nno rematerialisation, accumulation or sharded update makes it fit: use a larger pod or a smaller batch"
+            show(
+                "",
+                "no rematerialisation, accumulation or sharded update makes it fit: use a larger pod or a smaller batch",
             )
 
 

@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> None:
     if not argv:
         raise UserError("DATASET is missing: write lbopt prepare DATASET; lbopt prepare --help lists some")
     if argv[0] in ("-h", "--help"):
-        print(_usage())
+        show(*_usage().split("\n"))
         return
     name, rest = argv[0], argv[1:]
     if name.startswith("-"):
@@ -114,7 +114,7 @@ def _text(argv: Sequence[str]) -> None:
     require(lowercase in (None, opened.normalization.do_lower_case), "--lowercase", given.get("lowercase"), fix)
     show(f"{store}{' is there already' if there else ''}")
     if left_out:
-        print(f"{left_out} damaged articles were left out")
+        show(f"{left_out} damaged articles were left out")
     show(
         f"config.data.builder = {given['name']!r}, config.data.vocab_size = {len(opened.pieces)}; made from "
         f"{opened.made_from}: {len(opened)} documents, {len(opened.tokens)} tokens, {opened.normalization}"

@@ -80,7 +80,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
             part = shard.part_of(trials.dealt(cells, config)) if shard else cells
             rows = runner.run_sweep(config, part, workdir, watch)
             if job.index == 0 and not rows:
-                print(f"shard {shard} has none of the {len(cells)} cells of the study: nothing to do")
+                show(f"shard {shard} has none of the {len(cells)} cells of the study: nothing to do")
             elif job.index == 0:
                 job.doing("writing the report", patience=STARTING)
                 _finish(workdir, shard, others)
@@ -111,7 +111,7 @@ def _report(workdir: pathlib.Path, shard: Shard | None) -> bool:
     file, summary = report.write_sweep_report(workdir, saved)
     show(*report.terminal_table(summary).split("\n"), "", *summary["findings"], "", bucket.shown(file))
     if shard and not summary["complete"]:
-        print(f"shard {shard} is finished; the others are not: the last one writes the whole report")
+        show(f"shard {shard} is finished; the others are not: the last one writes the whole report")
     return bool(summary["complete"])
 
 

@@ -55,9 +55,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
     if job.index:
         return
     for last in lines[-1:]:
-        print(
-            json.dumps({name: value for name, value in last.items() if not is_per_layer(name.removeprefix("train/"))})
-        )
+        show(json.dumps({name: value for name, value in last.items() if not is_per_layer(name.removeprefix("train/"))}))
     show(where)
 
 

@@ -16,6 +16,7 @@ from lbopt.config.data import DataConfig
 from lbopt.data import pydoc
 from lbopt.data.arrays import Dataset, Splits
 from lbopt.data.windows import join_documents
+from lbopt.shown import show
 
 _EM_STEPS = 200
 VOCABULARIES = (256, 512, 1024, 2048)
@@ -124,18 +125,16 @@ def bits_per_character(perplexity: float, vocab_size: int) -> float:
 def main() -> None:
     """Print the baselines."""
     length = DataConfig().sequence_length
-    print(f"pydoc_data.topics of this Python, sequences of {length} tokens")
-    print("        masked tokens, the most     next token, interpolated trigram,")
-    print("        frequent one: accuracy %    perplexity             bits per character")
-    print("pieces  validation  test            validation  test       test")
+    show(f"pydoc_data.topics of this Python, sequences of {length} tokens")
+    show("        masked tokens, the most     next token, interpolated trigram,")
+    show("        frequent one: accuracy %    perplexity             bits per character")
+    show("pieces  validation  test            validation  test       test")
     for size in VOCABULARIES:
         config = DataConfig(vocab_size=size)
         masked = [100 * value for value in pydoc_unigram_accuracy(config)]
         following = pydoc_trigram_perplexity(config)
         bits = bits_per_character(following[1], size)
-        print(
-            f"{size:6}{masked[0]:12.2f}{masked[1]:6.2f}{'':12}{following[0]:10.2f}{following[1]:7.2f}{'':6}{bits:.3f}"
-        )
+        show(f"{size:6}{masked[0]:12.2f}{masked[1]:6.2f}{'':12}{following[0]:10.2f}{following[1]:7.2f}{'':6}{bits:.3f}")
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def _connect(place: Place, secret: bytes, hub: Hub | None, signals: _Signals) ->
             ) from reason
         if time.monotonic() > said:
             said = float("inf")
-            print(f"waiting for process 0 at {address}", file=sys.stderr, flush=True)
+            print(one_line(f"waiting for process 0 at {address}"), file=sys.stderr, flush=True)
         time.sleep(_RETRY_S)
 
 

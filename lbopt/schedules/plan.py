@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from lbopt.schedules import scaling, units
+from lbopt.shown import show
 
 WarmupRule = Literal["legw", "epochs", "none"]
 WARMUP_RULES = ("legw", "epochs", "none")
@@ -117,9 +118,9 @@ def scaling_plan(
                 f"at batch {row.global_batch_size}, where training has {row.total_steps}: warm up for less, train for longer, "
                 "or stop at a smaller batch"
             )
-    print(" batch  learning rate  warmup epochs  warmup steps  total steps")
+    show(" batch  learning rate  warmup epochs  warmup steps  total steps")
     for row in rows:
-        print(
+        show(
             f"{row.global_batch_size:>6}  {row.learning_rate:>13.6g}  {row.warmup_epochs:>13.6g}  {row.warmup_steps:>12}  {row.total_steps:>11}"
         )
     return rows

@@ -40,7 +40,8 @@ class MetricsWriter:
         line = {
             "step": step,
             "examples_seen": examples_seen,
-            **{name: finite(value) for name, value in scalars.items()},
+            # Half of a surrogate pair cannot be read again.
+            **{name.encode("utf-8", "backslashreplace").decode(): finite(value) for name, value in scalars.items()},
         }
         with workdirs.writing(self._file):
             self._stream.write(json.dumps(line, allow_nan=False) + "\n")

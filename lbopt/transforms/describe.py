@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 from lbopt import masks
+from lbopt.shown import show
 from lbopt.transforms.variants import VARIANTS, Variant
 
 _WIDTH = 100
@@ -37,13 +38,13 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
         raise ValueError(f"optimizer = {optimizer!r}: use one of {', '.join(VARIANTS)}")
     rows = [row for name in VARIANTS if optimizer in (None, name) for row in VARIANTS[name].values()]
     if variant is None:
-        print("\n\n".join(variants_table(name) for name in VARIANTS if optimizer in (None, name)))
+        show(*"\n\n".join(variants_table(name) for name in VARIANTS if optimizer in (None, name)).split("\n"))
         return
     found = [row for row in rows if row.name == variant]
     if not found:
         names = "; ".join(f"{name}: {', '.join(VARIANTS[name])}" for name in VARIANTS if optimizer in (None, name))
         raise ValueError(f"variant = {variant!r}: use one of ({names})")
-    print("\n\n".join(_page(row) for row in found))
+    show(*"\n\n".join(map(_page, found)).split("\n"))
 
 
 _COLUMNS = {

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from lbopt import masks, stacks, tree, types
+from lbopt.shown import printable, show
 
 
 def summarize_masks(params: types.Params, tx: Any) -> None:
@@ -46,15 +47,15 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
         role = masks.leaf_role(name, jax.ShapeDtypeStruct(axes.one(leaf.shape), leaf.dtype))
         answers = (_yes(chosen[argument].get(name)) for argument in ("weight_decay_mask", "trust_ratio_mask"))
         layers = " x ".join(str(size) for size in axes.layers(leaf.shape)) or "-"
-        lines.append((name, str(tuple(leaf.shape)), role, *answers, layers))
+        lines.append((printable(name), str(tuple(leaf.shape)), role, *answers, layers))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        show("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     counts = [
         _count(word, chosen[argument], sizes)
         for word, argument in (("decayed", "weight_decay_mask"), ("adapted", "trust_ratio_mask"))
     ]
-    print(f"{len(sizes)} parameters ({sum(sizes.values()):,} numbers): {', '.join(counts)}")
+    show(f"{len(sizes)} parameters ({sum(sizes.values()):,} numbers): {', '.join(counts)}")
 
 
 def _yes(choice: bool | None) -> str:

@@ -1,28 +1,40 @@
 """One hostile string through every place where names from outside are shown."""
 
+import ast
 import csv
 import json
+import pathlib
 import shlex
 import shutil
 import subprocess
 
+import jax.numpy as jnp
 import pytest
 import synthetic
+from hostile import HOSTILE, commands, unprintable
 from synthetic import legw
 
+from lbopt import lamb, summarize_masks
 from lbopt.cli import arguments
 from lbopt.data.records import prepare_command
 from lbopt.report import page
 from lbopt.shown import one_line
 from lbopt.sweep.report.tables import terminal_table, trials_csv
 from lbopt.train import workdir as workdirs
+from lbopt.train.mllog import MlperfLog
 from lbopt.train.progress import Progress, say
+from lbopt.train.writers import MetricsWriter
 
-HOSTILE = "=1+1<script>alert(1)</script>\x1b[31m\nnext $(touch pwned) $x$ \"q' \u202e\x07"
-
-
-def unprintable(text):
-    return {letter for letter in text if not letter.isprintable()} - {"\n"}
+CONSTANT = {
+    "shown.py",  # here text is made printable
+    "train/progress.py",  # and here
+    "train/mllog.py",  # JSON of ASCII
+    "cli/main.py",  # the line of an error
+    "cli/streams.py",
+    "job/guard.py",
+}
+"""Files that print by themselves; all others by `show`."""
+COMMANDS = list(commands())
 
 
 @pytest.fixture
@@ -50,6 +62,80 @@ def test_the_report_of_a_study(study, lbopt, monkeypatch):
         "'"
         + HOSTILE.replace("\x1b", r"\x1b").replace("\n", r"\n").replace("\u202e", r"\u202e").replace("\x07", r"\x07"),
     } <= set(cells)
+
+
+def test_the_report_of_a_run(trained, tmp_path, lbopt, monkeypatch):
+    """Names of parameters, of the run, and of what made it."""
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    saved = json.loads((workdir / "config.json").read_text())
+    saved["config"]["name"] = saved["command"] = saved["device_kind"] = f"{HOSTILE}\udcff"
+    workdirs.write_json(workdir / "config.json", saved)
+    with MetricsWriter(workdir, 16) as writer:
+        writer.write(17, 1, {f"train/trust_ratio/{HOSTILE}{number}\udcff": 1.0 for number in range(3)})
+    monkeypatch.setattr(page, "save_figure", lambda figure, file: figure.canvas.draw() or "")
+    code, out, err = lbopt("report", f"--workdir={workdir}")
+    assert (code, err) == (0, "")
+    html = (workdir / "report.html").read_text()
+    assert not unprintable(out) | unprintable(html)
+    assert "<script" not in html
+
+
+def test_lines_of_mlperf(tmp_path, capsys):
+    log = MlperfLog(tmp_path, {HOSTILE: HOSTILE}, lambda step: 0.0, 0)
+    log.evaluated(1, {HOSTILE: 1.0})
+    log.run_ends(1, True)
+    lines = capsys.readouterr().out.split("\n")[:-1]
+    assert lines == (tmp_path / "mllog.txt").read_text().split("\n")[:-1]
+    said = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    assert not unprintable("".join(lines))
+    assert {"key": HOSTILE, "value": HOSTILE} in [{name: one[name] for name in ("key", "value")} for one in said]
+    MlperfLog(tmp_path, {HOSTILE: HOSTILE}, lambda step: 0.0, 1).run_ends(1, True)  # what it has written is read again
+
+
+def test_tables_of_parameters(capsys):
+    params = {HOSTILE: {"kernel": jnp.ones((3, 4)), f"bias{HOSTILE}\udcff": jnp.ones(4)}}
+    summarize_masks(params, lamb(0.1, weight_decay=0.01))
+    header, *lines, total = capsys.readouterr().out.split("\n")[:-1]
+    assert not unprintable("".join(lines))
+    assert len(lines) == 2
+    assert [line[header.index("shape") :].split("  ")[0] for line in lines] == ["(4,)", "(3, 4)"]
+    assert total.startswith("2 parameters")
+
+
+def test_nothing_is_printed_as_it_is():
+    root = pathlib.Path(page.__file__).parents[1]
+    found = set()
+    for file in root.rglob("*.py"):
+        names = (ast.unparse(node.func) for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+        if {"print", "sys.stdout.write", "sys.stderr.write"} & set(names):
+            found.add(file.relative_to(root).as_posix())
+    assert found == CONSTANT
+
+
+@pytest.mark.parametrize(("words", "flags", "required"), COMMANDS, ids=[" ".join(row[0]) for row in COMMANDS])
+def test_flags(words, flags, required, configs, lbopt, tmp_path, monkeypatch):
+    """Each flag of each command is refused in one printable line; so is a flag that is none, and help is printable."""
+    monkeypatch.chdir(tmp_path)
+    study = f"{configs / 'sweeps' / 'digits_limit.py'}:smoke"
+    given = {"config": study if words == ["sweep"] else f"{configs / 'digits_cnn.py'}:smoke", "format": "safetensors"}
+    taken = {"prepare": {"data_dir"}, "train": {"workdir"}, "sweep": {"workdir"}}.get(words[0], set())
+    for flag in {*flags, HOSTILE} - taken:
+        others = [f"--{name}={given.get(name, 'nowhere')}" for name in required if name != flag]
+        code, out, err = lbopt(*words, f"--{flag}={HOSTILE}", *others)
+        assert code in (2, 3), flag
+        assert (out, err.count("\n")) == ("", 1), flag
+        assert not unprintable(err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_classes(lbopt, capsys, config_file):
+    with pytest.raises(SystemExit):
+        lbopt("prepare", HOSTILE, "--help")
+    assert not unprintable(capsys.readouterr().out)
+    file = config_file(f"get_config = lambda arg='': type({HOSTILE!r}, (), {{}})()")
+    code, _, err = lbopt("train", f"--config={file}", "--workdir=run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert not unprintable(err)
 
 
 def test_numbers_of_a_csv_stay_numbers():

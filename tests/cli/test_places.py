@@ -16,13 +16,14 @@ import subprocess
 import typing
 from unittest import mock
 
+import hostile
 import jax
 import numpy as np
 import pytest
 
 import lbopt as package
 from lbopt import paths
-from lbopt.cli import arguments, main, prepare
+from lbopt.cli import arguments, main
 from lbopt.config import DataConfig, TrainConfig, checks
 from lbopt.data import pieces
 from lbopt.errors import UserError
@@ -73,18 +74,7 @@ def here(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def commands():
-    """Yield (words, flags, those that must be given) of every command, by its own parser."""
-    for words in [[name] for name in main.COMMANDS if name != "prepare"] + [
-        ["prepare", name] for name in prepare.LISTED
-    ]:
-        with mock.patch.object(arguments, "parse", side_effect=SystemExit) as parse, contextlib.suppress(SystemExit):
-            main.main([*words, "--help"])
-        _, _, flags = parse.call_args.args
-        yield words, flags, parse.call_args.kwargs.get("required", ())
-
-
-COMMANDS = list(commands())
+COMMANDS = list(hostile.commands())
 
 
 @pytest.mark.parametrize(("words", "flags", "required"), COMMANDS, ids=[" ".join(row[0]) for row in COMMANDS])

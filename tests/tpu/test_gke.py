@@ -97,7 +97,7 @@ def test_pods(cloud):
 
 
 def test_the_command_arrives_as_it_is(cloud):
-    command = 'X=1 lbopt train "--config.model.widths=(4,)" --path=a\\b --x=${X} --workdir=$WORKDIR'
+    command = 'X=1 lbopt train "--config.model.widths=(4,)" --path=a\\b --x=${X} --note="a: b, # {c} \\n %s \u00e9" --workdir=$WORKDIR'
     manifest = _manifest(cloud, COMMAND=command)
     (container,) = _pod(manifest)["containers"]
     assert {"name": "COMMAND", "value": command} in container["env"]

@@ -1,8 +1,10 @@
 """What every script does: help, dry runs, and one line for wrong input, with its exit code."""
 
 import os
+import pathlib
 import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -19,6 +21,7 @@ SCRIPTS = (
     "gke/submit",
     "gke/xpk",
 )
+SETTINGS_SH = (pathlib.Path(__file__).parents[2] / "tpu" / "settings.sh").read_text()
 IMAGE = {"WORKDIR": "gs://bucket/run", "IMAGE": "registry.example.com/lbopt:1", "CLUSTER": "cluster"}
 
 
@@ -78,6 +81,11 @@ WRONG = {
     "name": ({"NAME": "Lamb_32k"}, "NAME='Lamb_32k' in ENV: use up to 40 small letters"),
     "bucket": ({"BUCKET": "s3://bucket"}, "BUCKET='s3://bucket' in ENV: write gs://"),
     "workdir": ({"WORKDIR": "runs/lamb"}, "WORKDIR='runs/lamb' in ENV: write gs://... or the path of a folder that all workers share"),
+    "name of another": ({"WORKDIR": "gs://bucket/${COMMAND}"}, "WORKDIR='gs://bucket/${COMMAND}' in ENV: write gs://"),
+    "run in a workdir": ({"WORKDIR": "/a$(touch${IFS}b)"}, "WORKDIR='/a$(touch${IFS}b)' in ENV: write gs://"),
+    "control character": ({"COMMAND": "lbopt \x1b[31m"}, "COMMAND='lbopt  [31m' in ENV: one command without"),
+    "open quotes": ({"COMMAND": 'lbopt "a'}, "COMMAND='lbopt \"a' in ENV: the shell cannot read it"),
+    "option of bash": ({"COMMAND": "-x"}, "COMMAND='-x' in ENV: one command"),
     "slices": ({"NUM_SLICES": "0"}, "NUM_SLICES='0' in ENV: write how many slices"),
     "number": ({"MAX_FAILURES": "some"}, "MAX_FAILURES='some' in ENV: write a whole number"),
     "two commands": ({"COMMAND": "lbopt train; rm x"}, "COMMAND='lbopt train; rm x' in ENV: one command without"),
@@ -326,3 +334,55 @@ def _path_without(program, cloud):
 
 def _without_temporary(text):
     return re.sub(r"/tmp/[^ ]*/", "", text)
+
+
+HOSTILE = '=<script>\x1b[31m "q" $(touch pwned) $x ${COMMAND} \\n: {a: b} # \u00e9'
+NAMES = [*re.findall(r"\[([A-Z_]+)\]=", SETTINGS_SH), *re.search(r"REQUIRED=\((.*)\)", SETTINGS_SH)[1].split()]
+
+
+@pytest.mark.parametrize("script", ["create", "gke/submit", "gke/xpk"])
+def test_hostile_settings(cloud, script):
+    """Each is refused in one line, or is one word of the commands, and one value of the manifest; nothing in it is run."""
+    of_gke = {"IMAGE", "CLUSTER", "RESERVATION"}
+    asked = set(NAMES) - of_gke if script == "create" else of_gke | {"WORKDIR", "COMMAND", "RUNTIME"}
+    taken = set()
+    for name in asked:
+        cloud.set(**IMAGE | {name: HOSTILE})
+        done = cloud.tpu(script, "--dry-run")
+        assert not {letter for letter in done.stdout + done.stderr if not letter.isprintable()} - {"\n"}
+        if done.returncode == 0:
+            taken.add(name)
+            (line,) = [line for line in done.stdout.splitlines() if " create " in line] or [""]
+            words = subprocess.run(
+                ["bash", "-c", f'printf "%s\\0" {line}'], stdout=subprocess.PIPE, cwd=cloud.root
+            ).stdout
+            assert script != "create" or any(word.endswith(f"={HOSTILE}".encode()) for word in words.split(b"\0"))
+        else:
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
+            assert done.stderr.startswith(f"tpu/{script}: {name}=")
+    assert taken == ({"RUNTIME", "SERVICE_ACCOUNT", "NETWORK", "SUBNETWORK"} if script == "create" else {"RUNTIME"})
+    assert not list(cloud.root.parent.rglob("pwned"))
+
+
+def test_what_the_cloud_says_does_not_command_the_terminal(cloud):
+    cloud.script(grants=["error PERMISSION_DENIED \x1b[31m\x07"])
+    done = cloud.tpu("create", "--dirty")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "PERMISSION_DENIED" in done.stderr
+    log = cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/log"
+    log.parent.mkdir(parents=True)
+    log.write_text("step 1\t\x1b[2J\x9b31m\n")
+    shown = cloud.tpu("logs", "--worker=0")
+    assert "0-0| step 1" in shown.stdout
+    for text in (done.stdout, done.stderr, shown.stdout, shown.stderr):
+        assert not {letter for letter in text if not letter.isprintable()} - {"\n"}
+
+
+def test_the_words_of_a_command_arrive_as_they_are(cloud):
+    words = ["a b", "*", "$x", 'q"q', "\u00e9", "-e"]
+    cloud.set(COMMAND=r'printf "[%s]\n" "a b" "*" "\$x" "q\"q" é -e')
+    cloud.ready()
+    assert cloud.tpu("run").returncode == 0
+    cloud.until(lambda: cloud.said(0).startswith("done"))
+    log = (cloud.worker(0) / "lbopt/run/log").read_text().splitlines()
+    assert [line for line in log if line.startswith("[")] == [f"[{word}]" for word in words]

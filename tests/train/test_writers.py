@@ -7,6 +7,7 @@ import struct
 import jax
 import numpy as np
 import pytest
+from hostile import HOSTILE, unprintable
 from tensorboardX import crc32c
 from tensorboardX.proto import event_pb2
 
@@ -136,3 +137,17 @@ def test_a_torn_line_is_no_line(tmp_path):
     assert not file.exists()
     file.write_text('{"step": 1, "examples_seen": 2}\n{"step": 2}')
     assert read_lines(file) == [{"step": 1, "examples_seen": 2}]
+
+
+def test_hostile_names(tmp_path):
+    """TensorBoard's tags, and the names in metrics.jsonl, of which each is a line."""
+    name = f"train/trust_ratio/{HOSTILE}\udcff"
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, 8, {name: 1.0})
+    (tag,) = [value.tag for event in events(tmp_path / "tensorboard") for value in event.summary.value]
+    assert not unprintable(tag)
+    assert "<" not in tag
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+    assert [set(line) for line in read_lines(tmp_path / "metrics.jsonl")] == [
+        {"step", "examples_seen", name.replace("\udcff", "\\udcff")}
+    ]

@@ -9,7 +9,8 @@ load_gke_settings() {
     load_settings
     [ -n "$IMAGE" ] || die 2 "IMAGE is missing in $ENV_FILE: the image you built from tpu/gke/Dockerfile and pushed, with its tag"
     must IMAGE '[a-z0-9][A-Za-z0-9._/:@-]+' "write REGISTRY/NAME:TAG"
-    must WORKDIR 'gs://[^[:space:]]+' "write gs://...: pods share no folder"
+    must WORKDIR 'gs://.*' "write gs://...: pods share no folder"
+    must CLUSTER '[a-z0-9-]*' "write the cluster's name" # xpk puts it into commands of a shell
     must RESERVATION '[a-z0-9-]*' "write the reservation's name"
     [ "$CAPACITY" != reserved ] || [ -n "$RESERVATION" ] || die 2 "RESERVATION is missing in $ENV_FILE: CAPACITY=reserved on GKE needs the reservation's name"
 }
