@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import re
+from collections.abc import Mapping
 
 from lbopt.errors import UserError, require
 
@@ -71,6 +73,29 @@ def local_or_bucket(path: GivenPath, field: str) -> str:
     fix = "clients of buckets take a name with * ? [ ] or a backslash for a pattern; use another name"
     require(not re.search(r"[*?\[\]\\]", text), field, text, fix)
     return text.rstrip("/")
+
+
+def of_user(environ: Mapping[str, str], variable: str, below_home: str) -> pathlib.Path:
+    """Return the user's folder of one kind; a variable with a relative path is ignored (XDG Base Directory Specification 0.8).
+
+    Args:
+      environ: `os.environ`.
+      variable: Its name, `XDG_CACHE_HOME` for instance.
+      below_home: The folder in the home folder where the variable is not set.
+
+    Raises:
+      FileNotFoundError: If there is no home folder.
+
+    >>> of_user({"XDG_CACHE_HOME": "/cache"}, "XDG_CACHE_HOME", ".cache").as_posix()
+    '/cache'
+    """
+    given = pathlib.Path(environ.get(variable, ""))
+    if given.is_absolute():
+        return given
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise FileNotFoundError(errno.ENOENT, "this user has no home folder", home)
+    return pathlib.Path(home) / below_home
 
 
 def writable(path: GivenPath, field: str) -> pathlib.Path:

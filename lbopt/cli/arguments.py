@@ -21,7 +21,7 @@ from lbopt.errors import UserError
 from lbopt.shown import shell_line, show
 
 _OVERRIDE = ("--config.", "-config.")
-_LOCAL = ("configs", "data_dir", "folder", "manual_dir", "output", "vocab")
+_LOCAL = ("configs", "data_dir", "folder", "job_secret_file", "manual_dir", "output", "vocab")
 """Flags that take a path of this machine. `--workdir` takes one or a bucket's, `--config` has a row behind it."""
 
 

@@ -11,6 +11,8 @@ import warnings
 import jax
 from jax._src import compilation_cache  # there is no public way to ask whether an entry can be read
 
+from lbopt import paths
+
 MIN_COMPILE_S = 0.2
 """Programs that took less are not kept; JAX's own default is a second."""
 
@@ -25,10 +27,8 @@ def keep() -> None:
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
-    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
-    root = root if root.is_absolute() else pathlib.Path("~/.cache").expanduser()  # a relative one is to be ignored
-    folder = root / "lbopt" / "compiled"
     with contextlib.suppress(OSError):  # where there is no home, programs are compiled at every start
+        folder = paths.of_user(os.environ, "XDG_CACHE_HOME", ".cache") / "lbopt" / "compiled"
         folder.mkdir(parents=True, exist_ok=True)
         _remove_torn(folder)
         jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -20,6 +20,7 @@ import secrets
 from collections.abc import Mapping, MutableMapping
 from typing import Any, cast
 
+from lbopt import paths
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.job.wire import Keys, Wire
 from lbopt.regular import open_regular
@@ -54,7 +55,7 @@ def find(flags: Mapping[str, str], environ: MutableMapping[str, str]) -> bytes:
         shown = f"--{FILE_FLAG}" if flags.get(FILE_FLAG) else FILE_VARIABLE
         if said and not flags.get(FILE_FLAG):
             raise UserError(f"{VARIABLE} and {FILE_VARIABLE} are both set; unset one of them")
-        return _read(shown, pathlib.Path(file))
+        return _read(shown, paths.local(file, shown))
     if said is not None:
         return _checked(VARIABLE, said.encode(errors="surrogateescape"))
     return _own(environ)
@@ -82,9 +83,9 @@ def _checked(shown: str, text: bytes) -> bytes:
 
 def _own(environ: Mapping[str, str]) -> bytes:
     """Return the secret of this user, made by whoever asks first."""
-    home = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    path = pathlib.Path(home) / "lbopt" / "job_secret"
+    path = pathlib.Path("~/.config/lbopt/job_secret")
     try:
+        path = paths.of_user(environ, "XDG_CONFIG_HOME", ".config") / "lbopt" / "job_secret"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             part = path.with_name(f".job_secret.{os.getpid()}.{secrets.token_hex(4)}")

@@ -23,10 +23,11 @@ import pytest
 
 import lbopt as package
 from lbopt import paths
-from lbopt.cli import arguments, main
+from lbopt.cli import arguments
 from lbopt.config import DataConfig, TrainConfig, checks
 from lbopt.data import pieces
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.job import secret
 from lbopt.recipes import initial, text
 from lbopt.train import bucket, workdir as workdirs
 
@@ -51,7 +52,15 @@ NO_PATHS = {
     "prepare text": ("lowercase", "name", "tfds", "vocab_size", "max_damaged_records"),
     "sweep": ("shard",),
 }
-"""Flags that name something else. A job's have a port or a number, and are read before all others."""
+"""Flags that name something else."""
+OF_A_JOB = {
+    "coordinator_address",
+    "coordinator_bind_address",
+    "num_processes",
+    "process_id",
+    "start_timeout_s",
+    "hang_timeout_s",
+}
 FREE_TEXT = {
     "config.name",
     "config.model.batch_norm_scope",  # of other models
@@ -86,7 +95,7 @@ def test_flags(words, flags, required, configs, lbopt):
         "output": "new",
         "name": "x",
     }
-    tried = set(flags) - set(NO_PATHS.get(" ".join(words), ())) - set(main.places.FLAGS)
+    tried = set(flags) - set(NO_PATHS.get(" ".join(words), ())) - OF_A_JOB
     for flag in tried:
         for address in ADDRESSES:
             others = [f"--{name}={given[name]}" for name in required if name != flag]
@@ -202,6 +211,19 @@ def test_variables(lbopt, monkeypatch):
         jax.config.update("jax_compilation_cache_dir", before)
     assert code == 3
     assert err.startswith("lbopt doctor: JAX_COMPILATION_CACHE_DIR = 'gs:/bucket/run': give a folder")
+
+
+def test_folders_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given in ("gs:/bucket/run", "s3://bucket", "relative", ""):
+        assert paths.of_user({"XDG_CACHE_HOME": given}, "XDG_CACHE_HOME", ".cache") == tmp_path / ".cache"
+    monkeypatch.setattr(paths.os.path, "expanduser", lambda path: path)
+    with pytest.raises(FileNotFoundError, match="no home folder"):
+        paths.of_user({}, "XDG_CACHE_HOME", ".cache")
+    with pytest.raises(EnvironmentProblem, match=r"cannot be kept there \(this user has no home folder\); give all"):
+        secret.find({}, {})
+    with pytest.raises(UserError, match=r"^LBOPT_JOB_SECRET_FILE = 'gs:/secret': give a path of this machine"):
+        secret.find({}, {"LBOPT_JOB_SECRET_FILE": "gs:/secret"})
 
 
 def test_what_is_no_address_is_taken(tmp_path, monkeypatch):
