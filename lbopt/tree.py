@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -180,6 +180,7 @@ def square_norm(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types
 
     Returns:
       An array with as many axes as `x`, of size 1 but for the layers, ready to be multiplied with `x`; a scalar if there are no `layer_axes`.
+      In fp32 it is infinite for norms from 1.8e19 on and 0 below 1e-23: a norm is `l2_norm`, not its root.
     """
     wide = x.astype(wide_dtype(x.dtype))
     axes = tuple(axis for axis in range(x.ndim) if axis not in layer_axes)
@@ -194,13 +195,77 @@ def square(x: jax.Array) -> jax.Array:
     return jnp.square(x)
 
 
-def l2_norm(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None) -> jax.Array:
-    """Return the L2 norm, or one per layer of a stack, in fp32 or wider whatever the dtype; see `square_norm`.
+class Squares(NamedTuple):
+    """A sum of squares taken twice, as no fp32 number holds the square of 1e20 or of 1e-25.
 
-    `optax.scale_by_trust_ratio` takes norms in the parameter dtype; with bf16 parameters its ratios are off by up to
-    half a percent.
+    The scales are powers of two, so the root is that of the plain sum bit for bit where that is in range: up to norms of 2^15 it is `up`'s.
+    `down` serves above; what is too small for it is below 2^-28 of the norm.
+
+    Attributes:
+      up: sum of |2^48 x|^2, fp32 or wider.
+      down: sum of |2^-50 x|^2.
     """
-    return jnp.sqrt(square_norm(x, layer_axes, axis_name))
+
+    up: jax.Array
+    down: jax.Array
+
+    def norm(self) -> jax.Array:
+        """Return the root of the sum of squares; in fp32 right from 1e-33 to 1e34."""
+        is_small = self.up < 2.0**126
+        back = jnp.where(is_small, 1 / _UP, 1 / _DOWN).astype(self.up.dtype)
+        return jnp.sqrt(jnp.where(is_small, self.up, self.down)) * back
+
+    def over(self, axis_name: types.AxisName) -> Squares:
+        """Return the sums over a mapped axis, by one collective; themselves without one."""
+        return self if axis_name is None else Squares(*jax.lax.psum(jnp.stack(self), axis_name))
+
+
+_UP, _DOWN = 2.0**48, 2.0**-50
+
+
+def squares(leaves: Iterable[jax.Array], layer_axes: tuple[int, ...] = ()) -> Squares:
+    """Return the sum of squares of all numbers of all leaves, or one per layer; see `square_norm` for the shape."""
+
+    def of_all(scale: float) -> jax.Array:
+        return sum((_scaled_square_norm(leaf, scale, layer_axes) for leaf in leaves), jnp.zeros(()))
+
+    leaves = list(leaves)
+    return Squares(of_all(_UP), of_all(_DOWN))
+
+
+def _scaled_square_norm(x: jax.Array, scale: float, layer_axes: tuple[int, ...]) -> jax.Array:
+    wide = x.astype(wide_dtype(x.dtype))
+    if jnp.iscomplexobj(wide):  # times a complex number infinity is not a number
+        return square_norm(jax.lax.complex(wide.real * scale, wide.imag * scale), layer_axes)
+    return square_norm(wide * scale, layer_axes)
+
+
+def l2_norm(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None) -> jax.Array:
+    """Return the L2 norm, or one per layer of a stack, in fp32 or wider whatever the dtype; see `square_norm` for the arguments.
+
+    In fp32 it is right from 1e-33 to 1e34 (`Squares`), for the price of a second sum in the same pass. `optax.scale_by_trust_ratio` and
+    `optax.global_norm` add up plain squares, which are infinite from norms of 1.8e19 and 0 below 1e-23; and in the dtype of
+    the parameters, so that with bf16 parameters ratios are off by up to half a percent.
+    """
+    return squares([x], layer_axes).over(axis_name).norm()
+
+
+def global_norm(gradient: types.PyTree) -> jax.Array:
+    """Return the L2 norm over every leaf together, a scalar in fp32 or wider; see `l2_norm`."""
+    return squares(jax.tree.leaves(gradient)).norm()
+
+
+def norm_near_one(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None) -> jax.Array:
+    """Return `l2_norm` by one sum, right in fp32 from 1e-27 to 6e10: of what is computed on the way, as the directions of Adam.
+
+    XLA computes such directions again in the pass that applies them; with two sums it writes them to memory in between, and
+    LANS takes 16 words of traffic per parameter instead of 12 (TPU v3).
+    """
+    total = _scaled_square_norm(x, _NEAR_ONE, layer_axes)
+    return jnp.sqrt(total if axis_name is None else jax.lax.psum(total, axis_name)) / _NEAR_ONE
+
+
+_NEAR_ONE = 2.0**28
 
 
 def unzip_pairs(like: types.PyTree, pairs: types.PyTree) -> tuple[types.PyTree, types.PyTree]:

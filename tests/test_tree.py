@@ -30,6 +30,49 @@ def test_l2_norm_of_fp16_does_not_overflow():
     assert tree.l2_norm(jnp.full(4, 30000, jnp.float16)) == 60000
 
 
+SIZES = {
+    "ordinary": [1.0],
+    "1e20": [1e20],
+    "1e34": [2e33],
+    "1e-25": [1e-25],
+    "1e-30": [1e-30],
+    "mixed": [1e-30, 1e20, 1.0],
+}
+"""What the numbers of four layers are multiplied with, one after another."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_norms_whose_squares_no_fp32_number_holds(sizes, dtype):
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(4, 3, 5)) + (1j * rng.normal(size=(4, 3, 5)) if dtype == "complex64" else 0)
+    x = jnp.asarray(x * np.resize(SIZES[sizes], 4)[:, None, None], dtype)
+    exact = np.asarray(x, np.complex128 if dtype == "complex64" else np.float64)
+    per_layer = np.sqrt(np.sum(np.abs(exact) ** 2, (1, 2), keepdims=True))
+    for wrap in (lambda fn: fn, jax.jit):
+        for found, expected in (
+            (wrap(tree.l2_norm)(x), np.linalg.norm(exact)),
+            (wrap(lambda x: tree.l2_norm(x, (0,)))(x), per_layer),
+            (wrap(tree.global_norm)({"a": x[:1], "b": [x[1], x[2:]]}), np.linalg.norm(exact)),
+            (jax.vmap(lambda x: tree.l2_norm(x, (), "layer"), axis_name="layer")(x), np.linalg.norm(exact)),
+        ):
+            assert found.dtype == jnp.float32
+            np.testing.assert_allclose(np.asarray(found, np.float64), np.broadcast_to(expected, found.shape), 1e-6, 0)
+
+
+@pytest.mark.parametrize("size", [1e-8, 1.0, 3e4, 1e8])
+def test_ordinary_norms_are_the_roots_of_plain_sums_to_the_last_bit(size):
+    x = jnp.asarray(size * np.random.default_rng(6).normal(size=(64, 33)), jnp.float32)
+    assert tree.l2_norm(x) == jnp.sqrt(jnp.sum(jnp.square(x)))
+    assert tree.norm_near_one(x / size) == jnp.sqrt(jnp.sum(jnp.square(x / size)))
+
+
+def test_norms_of_what_is_not_finite_are_not_finite():
+    for bad in (np.inf, -np.inf, np.nan, complex(0, np.inf)):
+        assert not np.isfinite(tree.l2_norm(jnp.asarray([1.0, bad])))
+    assert tree.l2_norm(jnp.zeros((0, 3))) == tree.global_norm({}) == tree.l2_norm(jnp.zeros(2)) == 0
+
+
 @pytest.mark.parametrize("narrow", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_wide_dtype(narrow):
     assert tree.wide_dtype(narrow) == jnp.float32

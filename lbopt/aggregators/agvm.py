@@ -18,6 +18,7 @@ from lbopt.aggregators.wire import WireBytes, ring_bytes
 from lbopt.transforms import arguments, per_path
 from lbopt.transforms.ema import EmaState
 from lbopt.transforms.module_scale import Labels, ModuleOf, ModuleScaleState, resolve_labels
+from lbopt.transforms.moments import squarable
 from lbopt.transforms.monitoring import LayerNormsState
 
 
@@ -118,7 +119,7 @@ def agvm(
             return gradient
 
         def one(a: jax.Array, v: jax.Array) -> jax.Array:
-            mixed = adam_b2 * v.astype(a.dtype) + (1 - adam_b2) * tree.square(a / num_replicas)
+            mixed = adam_b2 * v.astype(a.dtype) + (1 - adam_b2) * tree.square(squarable(a / num_replicas))
             return a / (jnp.sqrt(mixed) + adam_eps)
 
         return jax.tree.map(one, gradient, nu)

@@ -73,5 +73,5 @@ def square_norm(gradient: types.PyTree) -> jax.Array:
 
 
 def _unit(gradient: types.PyTree) -> types.PyTree:
-    norm = jnp.sqrt(square_norm(gradient))
+    norm = tree.global_norm(gradient)
     return jax.tree.map(lambda g: g.astype(tree.wide_dtype(g.dtype)) / norm, gradient)

@@ -12,6 +12,7 @@ from lbopt import stacks, types
 from lbopt.aggregators import protocol, wire
 from lbopt.aggregators.group import Group
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
+from lbopt.aggregators.scaling import ceil_log2, ldexp
 from lbopt.aggregators.wire import WireBytes, ring_bytes
 from lbopt.transforms import arguments
 
@@ -119,7 +120,7 @@ def powersgd(
 
             for leaf in chosen:
                 matrix = leaves[leaf].reshape(local[leaf].shape) + local[leaf]
-                ours[leaf] = jnp.linalg.qr(ours[leaf]).Q
+                ours[leaf] = jnp.linalg.qr(_near_one(ours[leaf])).Q
                 equation = "Rlmn,lnr->Rlmr" if transposed else "Rlmn,lmr->Rlnr"
                 out[leaf] = jnp.einsum(equation, matrix, ours[leaf], precision="highest")
                 local[leaf] = matrix - product(ours[leaf], out[leaf])
@@ -149,6 +150,11 @@ def powersgd(
         return WireBytes(wire.reduced(wire.FP32 * words, num_replicas), ring_bytes(params, num_replicas))
 
     return Aggregator(f"powersgd({rank})", init, update, sent)
+
+
+def _near_one(factor: jax.Array) -> jax.Array:
+    """Return factors [layers, n, r] times powers of two that bring them near 1, as a decomposition may square them: Q is the same."""
+    return ldexp(factor, -ceil_log2(jnp.abs(factor).max((1, 2), keepdims=True)))
 
 
 def _product(left: jax.Array, right: jax.Array) -> jax.Array:

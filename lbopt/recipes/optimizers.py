@@ -18,6 +18,7 @@ from lbopt.transforms import (
     lars,
     learning_rate as lr_transform,
     module_scale,
+    moments,
     monitoring,
     noise_scale,
     skipping,
@@ -148,17 +149,27 @@ def _momentum(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.G
     )
 
 
+def _with_squares(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return a transform that keeps squares of what comes in, which get no numbers whose squares are infinite."""
+
+    def update_fn(updates: optax.Updates, state: Any, params: types.Params | None = None) -> tuple[optax.Updates, Any]:
+        return inner.update(jax.tree.map(lambda u: moments.squarable(u).astype(u.dtype), updates), state, params)
+
+    return optax.GradientTransformation(inner.init, update_fn)
+
+
 def _adam(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
     del decay, stacked
     return optax.chain(
-        optax.scale_by_adam(config.b1, config.b2, config.eps), lr_transform.scale_by_learning_rate(learning_rate)
+        _with_squares(optax.scale_by_adam(config.b1, config.b2, config.eps)),
+        lr_transform.scale_by_learning_rate(learning_rate),
     )
 
 
 def _adamw(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
     del stacked
     return optax.chain(
-        optax.scale_by_adam(config.b1, config.b2, config.eps),
+        _with_squares(optax.scale_by_adam(config.b1, config.b2, config.eps)),
         optax.add_decayed_weights(decay, mask=masks.weights_only),
         lr_transform.scale_by_learning_rate(learning_rate),
     )
@@ -169,7 +180,7 @@ def _rmsprop(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Gr
     del stacked
     return optax.chain(
         optax.add_decayed_weights(decay, mask=masks.weights_only),
-        optax.scale_by_rms(config.rmsprop_decay, config.eps, initial_scale=1.0, eps_in_sqrt=True),
+        _with_squares(optax.scale_by_rms(config.rmsprop_decay, config.eps, initial_scale=1.0, eps_in_sqrt=True)),
         lr_transform.scale_by_learning_rate(learning_rate),
         optax.trace(config.momentum, config.nesterov),
     )

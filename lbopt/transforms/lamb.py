@@ -154,6 +154,7 @@ def lamb(
             adapt_undecayed=row["adapt_undecayed"],
             learning_rate=learning_rate if placement == "decoupled" else None,
             stacked=stacked,
+            _near_one=True,
             **spread,
         ),
         lr_transform.scale_by_learning_rate(learning_rate),

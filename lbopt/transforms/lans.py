@@ -85,6 +85,7 @@ def scale_by_lans(
         stacked=stacked,
         axis_name=axis_name,
         sharded_mask=sharded_mask,
+        _near_one=True,
     )
 
     def init_fn(params: types.Params) -> LansState:

@@ -77,6 +77,8 @@ def scale_by_lamb_moments(
     Note:
       Differs from `optax.scale_by_adam` in keeping both moments in fp32 for bf16 parameters, in the `debias` switch,
       and in computing 1 - b^t as -expm1(t log b): in fp32 the plain form is wrong by 1e-5 at b2 = 0.999, t = 1.
+      Finite gradients beyond 2^62 (4.6e18) count as 2^62. In Optax their squares are infinite in fp32 from 1.8e19 on, and the weights
+      stand still for ever. Squares below 1e-38 are 0 in both, which an eps above 1e-12 covers.
     """
     check_moments(b1, b2, eps, eps_root, mu_dtype, nu_dtype)
     if debias != "in_state":
@@ -129,6 +131,7 @@ def next_moments(
     divide_state: bool = False,
 ) -> tuple[types.PyTree, types.PyTree]:
     """Return both moments after this update, in the dtypes they are kept in."""
+    updates = jax.tree.map(squarable, updates)
 
     def first(g: jax.Array, m: jax.Array) -> jax.Array:
         wide = tree.wide_dtype(m.dtype)
@@ -141,6 +144,16 @@ def next_moments(
         return (new / _one_minus_power(b2, count, wide) if divide_state else new).astype(v.dtype)
 
     return jax.tree.map(first, updates, state.mu), jax.tree.map(second, updates, state.nu)
+
+
+def squarable(g: jax.Array) -> jax.Array:
+    """Return a gradient in fp32 or wider, with finite numbers beyond 2^62 (4.6e18) as 2^62.
+
+    The square of 1e20 is infinite in fp32, and a second moment that was infinite once stays so: its weight would never move again.
+    """
+    wide = g.astype(tree.wide_dtype(g.dtype))
+    limit = 2.0 ** (jnp.finfo(wide.dtype).maxexp // 2 - 2)
+    return jnp.where(jnp.isfinite(wide), jnp.clip(wide, -limit, limit), wide)
 
 
 def debiased(

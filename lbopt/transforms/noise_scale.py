@@ -58,7 +58,7 @@ class NoiseScaleState(NamedTuple):
     """Running means of both estimates.
 
     Attributes:
-      count: int32 scalar, updates so far.
+      count: int32 scalar, updates that were counted so far.
       square_norm: fp32 scalar, of |G|^2.
       trace: fp32 scalar, of tr(Sigma).
     """
@@ -80,7 +80,8 @@ def track_noise_scale(global_batch_size: int, decay: float = 0.95) -> optax.Grad
     would hand over the last part's norm only: accumulate in `make_train_step`.
 
     Near this batch size a doubling of the batch stops halving the steps. Numerator and denominator are averaged apart, as the quotient of
-    single estimates is biased. Put it first in the chain, before anything that changes the gradient.
+    single estimates is biased. Put it first in the chain, before anything that changes the gradient. An update whose squared norms are not
+    finite (in fp32: norms from 1.8e19 on) is left out of both means.
 
     Args:
       global_batch_size: examples of the gradients that come in.
@@ -124,8 +125,8 @@ def track_noise_scale(global_batch_size: int, decay: float = 0.95) -> optax.Grad
         estimate = estimate_noise(small_square_norm, big, num_small, global_batch_size)
         keep = jnp.where(state.count == 0, 0.0, decay)
         means = (keep * old + (1 - keep) * new for old, new in zip(state[1:], estimate, strict=True))
-        return updates, NoiseScaleState(
-            optax.safe_increment(state.count), *(mean.astype(jnp.float32) for mean in means)
-        )
+        after = NoiseScaleState(optax.safe_increment(state.count), *(mean.astype(jnp.float32) for mean in means))
+        is_known = jnp.isfinite(estimate.square_norm) & jnp.isfinite(estimate.trace)
+        return updates, jax.tree.map(lambda new, old: jnp.where(is_known, new, old), after, state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -80,6 +80,8 @@ def skip_bad_updates(
     Note:
       `optax.apply_if_finite` applies a non-finite update once its limit is passed, and knows no spikes. Place this
       outermost, also around a clip: a clip hides a spike but not its direction.
+      A gradient of 1e20 is finite, and so is its norm here. The second moments of `optax.scale_by_adam` become infinite by it, and stay
+      so; those of `lamb`, `lans` and `scale_by_lamb_moments` do not.
     """
     if not (hasattr(inner, "init") and hasattr(inner, "update")):
         raise ValueError(f"inner = {inner!r}: give the optimizer to guard")

@@ -57,6 +57,8 @@ class _Options:
     stacked: types.Stacked
     axis_name: types.AxisName
     sharded_mask: types.Mask
+    near_one: bool
+    """Whether the norms of what comes in are near 1, as those of Adam's directions."""
 
     def __post_init__(self) -> None:
         arguments.require_above("trust_coefficient", self.trust_coefficient, 0)
@@ -165,8 +167,9 @@ class _Plan:
     layer_axes: stacks.LayerAxes
     axis_name: types.AxisName
 
-    def norm(self, x: jax.Array) -> jax.Array:
-        return tree.l2_norm(x, self.layer_axes.axes, self.axis_name)
+    def update_norm(self, g: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
+        norm = tree.norm_near_one if self.options.near_one else tree.l2_norm
+        return norm(self._measured(g, w, y), self.layer_axes.axes, self.axis_name)
 
     def decay(self, w: jax.Array) -> jax.Array:
         return jnp.asarray(self.options.weight_decay, w.dtype) * w
@@ -179,12 +182,12 @@ class _Plan:
     def ratio(self, g: jax.Array, w: jax.Array, y: jax.Array, rate: Any) -> jax.Array:
         """Return the ratio, of a shape that multiplies `y`, from incoming update, weight and outgoing direction."""
         options = self.options
-        weight_norm = self.norm(w)
+        weight_norm = tree.l2_norm(w, self.layer_axes.axes, self.axis_name)
         if self.decayed and options.weight_decay_placement == "decoupled":
             weight_norm = weight_norm * jnp.abs(1 - rate * jnp.asarray(options.weight_decay, w.dtype))
         decay_norm = jnp.asarray(options.weight_decay, w.dtype) * weight_norm
         weight_norm = _clip(weight_norm, options.weight_norm_bounds)
-        update_norm = total = self.norm(self._measured(g, w, y))
+        update_norm = total = self.update_norm(g, w, y)
         if options.denominator == "sum_of_norms" and self._decay_in_norm:
             total = update_norm + decay_norm
         fallback = 1 if options.zero_norm_ratio is None else options.zero_norm_ratio
@@ -240,6 +243,7 @@ def scale_by_layerwise_trust_ratio(
     stacked: types.Stacked = None,
     axis_name: types.AxisName = None,
     sharded_mask: types.Mask = None,
+    _near_one: bool = False,
 ) -> optax.GradientTransformation:
     r"""Add the weight decay, then scale each layer's update by a ratio of norms.
 
@@ -309,7 +313,8 @@ def scale_by_layerwise_trust_ratio(
 
     Note:
       `optax.scale_by_trust_ratio` takes norms in the parameter dtype, gives a stack of layers one ratio, keeps no record
-      of the ratios and offers only norm_of_sum.
+      of the ratios and offers only norm_of_sum. In fp32 its norms are infinite from 1.8e19 and 0 below 1e-23; here they are right from
+      1e-33 to 1e34 (`lamb` and `lans`: those of directions from 1e-27 to 6e10).
     """
     options = _Options(
         trust_ratio_mask=trust_ratio_mask,
@@ -329,6 +334,7 @@ def scale_by_layerwise_trust_ratio(
         stacked=stacked,
         axis_name=axis_name,
         sharded_mask=sharded_mask,
+        near_one=_near_one,
     )
     through = optax.identity() if inner is None else inner
 

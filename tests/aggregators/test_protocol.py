@@ -1,6 +1,7 @@
 """The ways into an Optax chain, and what all aggregators have in common."""
 
 import sys
+import types
 import warnings
 
 import flax.linen
@@ -41,6 +42,43 @@ def test_one_device_and_four_agree(name, gradients, run, largest_gap):
     alone, spread = run(ALL[name], grads, 1), run(ALL[name], grads, 4)
     assert largest_gap(alone[0], spread[0]) < 2e-6
     assert largest_gap(alone[2], spread[2]) < 5e-6
+
+
+def squaring_qr(x):
+    """Decompose as a device may: by the products of columns, which no fp32 number holds where they are 1e20."""
+    lower = jnp.linalg.cholesky(jnp.swapaxes(x, -1, -2) @ x)
+    q = jnp.swapaxes(
+        jax.lax.linalg.triangular_solve(lower, jnp.swapaxes(x, -1, -2), left_side=True, lower=True), -1, -2
+    )
+    return types.SimpleNamespace(Q=q)
+
+
+@pytest.mark.parametrize("name", ["agvm", "aps", "ef21", "cast", "powersgd"])
+def test_gradients_of_1e20_and_of_1e_minus_25_are_what_their_multiples_are(name, gradients, params, monkeypatch):
+    """A power of two changes no digit; nothing is squared where that is out of the range of fp32."""
+    if name == "powersgd":
+        monkeypatch.setattr(jnp.linalg, "qr", squaring_qr)
+    tx, grads = protocol.as_optax(ALL[name], 8), gradients(3)
+    update = jax.jit(tx.update)
+
+    def walk(factor):
+        state, moved = tx.init(params), []
+        for one in grads:
+            (out, aux), state = update(jax.tree.map(lambda x: x * np.float32(factor), one), state, params)
+            moved.append(jax.tree.map(lambda x: np.asarray(x, np.float64) / factor, out))
+        return moved, {key: aux[key] for key in aux if key != "agvm_modules"}
+
+    expected = jax.tree.leaves(walk(1.0))
+    for factor in (2.0**66, 2.0**-83):
+        for ours, plain in zip(jax.tree.leaves(walk(factor)), expected, strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=2e-6, atol=2e-6)
+
+
+def test_agvm_of_adam_measures_gradients_of_1e22(gradients, params):
+    tx = protocol.as_optax(lbopt.agvm(LABELS, "body", 1, 0, adam_b2=0.9), 8)
+    rows = jax.tree.map(lambda x: x * np.float32(1e22), gradients(1)[0])
+    (_, aux), _ = tx.update(rows, tx.init(params), params, second_moment=params)
+    assert all(0.01 < phi < 0.9 for phi in aux["agvm_phi"].values())
 
 
 @pytest.mark.parametrize("name", ALL)

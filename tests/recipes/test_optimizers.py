@@ -131,6 +131,18 @@ def test_rmsprop_is_tensorflows():
         assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs - start)
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+def test_a_gradient_whose_square_is_infinite_stops_no_weight(name):
+    """Nor is it hidden where it is not finite itself."""
+    tx, params = make_optimizer(OptimizerConfig(name), 0.1), make_params()
+    state = tx.init(params)
+    for _ in range(2):
+        updates, state = tx.update(jax.tree.map(lambda w: jnp.full_like(w, 1e20), params), state, params)
+        assert all(np.all(np.isfinite(leaf)) and np.all(leaf < 0) for leaf in jax.tree.leaves(updates))
+    updates, _ = tx.update(jax.tree.map(lambda w: jnp.full_like(w, np.inf), params), state, params)
+    assert not any(np.any(np.isfinite(leaf)) for leaf in jax.tree.leaves(updates))
+
+
 def test_a_weight_decay_beside_the_config_counts():
     beside = descend(make_optimizer(OptimizerConfig("adamw", weight_decay=0.9), SCHEDULE, weight_decay=0.3))
     inside = descend(make_optimizer(OptimizerConfig("adamw", weight_decay=0.3), SCHEDULE))

@@ -180,7 +180,7 @@ def local_lipschitz(
     References:
       You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256 [recalled 80%].
     """
-    norm = jnp.sqrt(square_norm(gradient))
+    norm = tree.global_norm(gradient)
     direction = jax.tree.map(lambda g: g / norm, gradient)
 
     def curvature(part: Any) -> jax.Array:

@@ -205,7 +205,7 @@ def make_mesh_probe(problem: Problem, config: SweepConfig) -> Probe:
 @jax.jit
 def _distance(params: Any, start: Any) -> jax.Array:
     moved = jax.tree.map(jnp.subtract, params, start)
-    return jnp.sqrt(sum((tree.square_norm(leaf) for leaf in jax.tree.leaves(moved)), jnp.zeros(())))
+    return tree.global_norm(moved)
 
 
 class Some:

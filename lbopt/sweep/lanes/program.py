@@ -355,8 +355,7 @@ class Program:
         if not self._config.measure.distance:
             return distances
         moved = jax.tree.map(jnp.subtract, state.params, start)
-        squares = sum(tree.square_norm(leaf) for leaf in jax.tree.leaves(moved))
-        return distances.at[done].set(jnp.sqrt(squares).astype(jnp.float32))
+        return distances.at[done].set(tree.global_norm(moved).astype(jnp.float32))
 
 
 def trust_ratios(state: TrainState) -> dict[str, Any]:
