@@ -239,17 +239,21 @@ def _packed(positive: jax.Array, known: Known) -> jax.Array:
     if not matrix:
         positive = jnp.pad(known.flat(positive), [(0, 0)] * len(lead) + [(0, 8 * length - known.size)])
     eighths = positive.reshape(*lead, 8, *(matrix or (length,)))
-    shifts = _BIT.reshape(8, *[1] * (eighths.ndim - len(lead) - 1))
-    return (eighths.astype(jnp.uint8) << shifts).sum(len(lead), dtype=jnp.uint8)
+    return (eighths.astype(jnp.uint8) << _bits(len(lead), eighths.ndim)).sum(len(lead), dtype=jnp.uint8)
 
 
 def _unpacked(packed: jax.Array, known: Known) -> jax.Array:
     matrix = _eighths(known.shape)
     axis = packed.ndim - (2 if matrix else 1)
-    bits = (jnp.expand_dims(packed, axis) >> _BIT.reshape(8, *[1] * (packed.ndim - axis))) & 1
+    bits = (jnp.expand_dims(packed, axis) >> _bits(axis, packed.ndim + 1)) & 1
     if matrix:
         return bits.reshape(*packed.shape[:axis], *known.shape) == 1
     return known.shaped(bits.reshape(*packed.shape[:axis], -1)[..., : known.size]) == 1
+
+
+def _bits(axis: int, rank: int) -> np.ndarray:
+    """Return the numbers of the eight bits of a byte along one axis of `rank`."""
+    return _BIT.reshape(*[1] * axis, 8, *[1] * (rank - axis - 1))
 
 
 def _eighths(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -164,6 +164,8 @@ def _product(left: jax.Array, right: jax.Array) -> jax.Array:
     """
     if left.shape[-1] > _FEW:
         return jnp.einsum("...mr,...nr->...mn", left, right, precision="highest")
+    rank = max(left.ndim, right.ndim)
+    left, right = (jax.lax.broadcast_to_rank(x, rank) for x in (left, right))
     outer = [left[..., :, None, r] * right[..., None, :, r] for r in range(left.shape[-1])]
     return functools.reduce(jnp.add, outer)
 

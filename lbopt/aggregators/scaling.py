@@ -32,7 +32,7 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
       x: fp32.
       exponent: int32 that broadcasts against x; beyond +-252 it is cut off there.
     """
-    exponent = jnp.clip(exponent, -_LARGEST, _LARGEST)
+    exponent = jax.lax.broadcast_to_rank(jnp.clip(exponent, -_LARGEST, _LARGEST), x.ndim)
     half = exponent // 2
     return x * _power(half) * _power(exponent - half)
 

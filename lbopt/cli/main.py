@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 import re
+import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
@@ -60,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
         require_choice("command", name, COMMANDS)
         _check_folder()
         if name in COMPILING:
+            if job.count == 1:  # the guard of a process of several has looked
+                _check_xla_flags()
             _check_jax()
         if name in TOGETHER and job.count == 1:
             place = places.find(places.given_flags(argv[1:]), os.environ)
@@ -91,6 +95,28 @@ def _run(name: str, argv: Sequence[str], job: member.Alone) -> None:
         command.run(list(argv), job)
     else:
         command.run(list(argv))
+
+
+def _check_xla_flags() -> None:
+    """Raise EnvironmentProblem if XLA does not take its flags: it ends the process that has it read them, so another one does first."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if all(_DEVICES.fullmatch(flag) for flag in flags.split()):
+        return
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # then XLA itself may speak
+        ended = subprocess.run(
+            [sys.executable, "-c", _READ_FLAGS], capture_output=True, text=True, errors="replace", timeout=_READING_S
+        )
+        if ended.returncode and "parse_flags_from_env" in ended.stderr:
+            found = _REFUSED.search(ended.stderr)
+            said = f" ({found[0]})" if found else ""
+            raise EnvironmentProblem(f"XLA_FLAGS = {flags!r}: XLA does not take it{said}; take that out, or unset it")
+
+
+_DEVICES = re.compile(r"--xla_force_host_platform_device_count=\d{1,4}")
+"""What is used everywhere, and needs no look."""
+_READ_FLAGS = "from jaxlib._jax import CompileOptions; CompileOptions().executable_build_options.debug_options"
+_REFUSED = re.compile(r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*|Could not open file \".*?\"")
+_READING_S = 60
 
 
 def _check_jax() -> None:

@@ -127,7 +127,7 @@ class Bert(nn.Module):
         ids = inputs["input_ids"]
         segments = inputs.get("token_type_ids", jnp.zeros_like(ids))
         positions = Embedding(self.max_length, self.width, name="position_embedding")
-        x_BLD = words(ids) + positions.table()[: ids.shape[1]]
+        x_BLD = words(ids) + positions.table()[None, : ids.shape[1]]
         x_BLD = x_BLD + Embedding(self.num_segments, self.width, name="segment_embedding")(segments)
         return Dropout(self.dropout_rate)(_norm(self.epsilon, self.dtype, "embedding_norm")(x_BLD), train)
 
@@ -167,7 +167,8 @@ class Bert(nn.Module):
         y = ACTIVATIONS[self.activation](_dense(self.width, self.dtype, "prediction_dense")(x_BLD))
         y = _norm(self.epsilon, self.dtype, "prediction_norm")(y)
         bias = self.param("prediction_bias", nn.initializers.zeros_init(), (self.vocab_size,), jnp.float32)
-        return words.decode(y, self.dtype) + bias
+        decoded = words.decode(y, self.dtype)
+        return decoded + jax.lax.broadcast_to_rank(bias, decoded.ndim)
 
     def _next_sentence(self, x_BLD: jax.Array) -> jax.Array:
         pooled = jnp.tanh(_dense(self.width, self.dtype, "pooler")(x_BLD[:, 0]).astype(jnp.float32))
@@ -264,7 +265,7 @@ class _HeadProjection(nn.Module):
         width = math.prod(self.heads)
         weight = self.param("weight", _init, (width, x_BLD.shape[-1]), jnp.float32).astype(self.dtype)
         bias = self.param("bias", nn.initializers.zeros_init(), (width,), jnp.float32).astype(self.dtype)
-        y_BWL = jnp.einsum("BLD,WD->BWL", x_BLD.astype(self.dtype), weight) + bias[:, None]
+        y_BWL = jnp.einsum("BLD,WD->BWL", x_BLD.astype(self.dtype), weight) + bias[None, :, None]
         return y_BWL.reshape(-1, *self.heads, x_BLD.shape[1])
 
 
@@ -285,7 +286,8 @@ class _HeadJoin(nn.Module):
         heads = y_BHKL.shape[1:3]
         kernel = self.param("kernel", _init, (math.prod(heads), self.width), jnp.float32).astype(self.dtype)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.width,), jnp.float32).astype(self.dtype)
-        return jnp.einsum("BHKL,HKD->BLD", y_BHKL.astype(self.dtype), kernel.reshape(*heads, -1)) + bias
+        y_BLD = jnp.einsum("BHKL,HKD->BLD", y_BHKL.astype(self.dtype), kernel.reshape(*heads, -1))
+        return y_BLD + bias[None, None, :]
 
 
 class Embedding(nn.Module):

@@ -158,7 +158,7 @@ class LSTMLayer(nn.Module):
         bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.hidden,), jnp.float32)
         zeros = jnp.zeros((x.shape[0], self.hidden), jnp.float32)
         start = (zeros, zeros) if state is None else state
-        projected = matmul(x.astype(self.dtype), kernel) + bias
+        projected = matmul(x.astype(self.dtype), kernel) + bias[None, None, :]
 
         def step(state: tuple[jax.Array, jax.Array], gates: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             cell, hidden = state

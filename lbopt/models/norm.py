@@ -202,7 +202,7 @@ def _moments(
 def _moments_of_product(mean: jax.Array, second: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Turn the moments of `x`, [..., in] and [groups, in, in], into those of `x kernel`, both [..., out]."""
     exact = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    square = jnp.sum(kernel * exact(second, kernel), axis=1)
+    square = jnp.sum(_to_rank(kernel, second.ndim) * exact(second, kernel), axis=1)
     mean = exact(mean, kernel)
     return mean, square.reshape(mean.shape)
 

@@ -116,7 +116,7 @@ def _scaled_product_backward(view, kept, gradient):
     products = contract(x, gradient, view)
     by_group = factor.reshape(-1, 1, factor.shape[-1])
     d_kernel = jnp.sum(products * by_group, 0)
-    d_factor = jnp.sum(products * kernel, 1).reshape(factor.shape)
+    d_factor = jnp.sum(products * kernel[None], 1).reshape(factor.shape)
     axes = tuple(axis for axis in range(gradient.ndim - 1) if factor.shape[axis] == 1 and gradient.shape[axis] > 1)
     d_shift = jnp.sum(gradient, axes, keepdims=True)
     d_x = pointwise((gradient * factor).astype(x.dtype), kernel.T)

@@ -289,15 +289,20 @@ class Checkpoints:
                 wanted, found = seal.sums, _read_arrays(place, shapes)
             state = replica_rows.as_now(found)
         except Exception as error:  # whatever the storage layers raise
-            problem = (reason_of(error), _is_damage(error))
+            other = _of_another_generator(self._folder / str(step), like)
+            problem = (other or _unreadable(self._folder, step, reason_of(error)), other is None and _is_damage(error))
         problems = [each for each in self._job.together(f"restored {step}", problem) if each is not None]
         if not problems:
             names = differing(checksums(state), wanted)
             differences = self._job.together(f"compared {step}", names)  # a process may have read another seal
-            problems = [(f"{tree.some(names)} is not what was saved", True) for names in differences if names]
+            problems = [
+                (_unreadable(self._folder, step, f"{tree.some(names)} is not what was saved"), True)
+                for names in differences
+                if names
+            ]
         if problems:
             kind = Damaged if all(damage for _, damage in problems) else EnvironmentProblem
-            raise kind(_unreadable(self._folder, step, problems[0][0]))
+            raise kind(problems[0][0])
         return replica_rows.fitted(state, like, parts, say)
 
     def restore_newest(self, shapes: Callable[[int], TrainState], say: Say = lambda line: None) -> TrainState | None:
@@ -526,6 +531,21 @@ def _unreadable(folder: pathlib.Path, step: int, reason: str) -> str:
     earlier = [other for other in steps_on_disk(folder) if other < step]
     fix = f"to resume at step {max(earlier)}" if earlier else "to start again, or use another --workdir"
     return f"checkpoint {folder / str(step)} cannot be read ({reason}); remove that folder {fix}"
+
+
+def _of_another_generator(checkpoint: pathlib.Path, like: TrainState) -> str | None:
+    """Return what to say where a checkpoint's random keys are of another size than those of this process; None where that is not so."""
+    try:
+        saved = described(checkpoint / ARRAYS)["rng"].shape
+    except Exception:  # whatever the storage layers raise: something else is wrong
+        return None
+    if saved == like.rng.shape:
+        return None
+    name = {(2,): "threefry2x32", (4,): "rbg (or unsafe_rbg)"}.get(saved, "what it was")
+    return (
+        f"jax_default_prng_impl = {jax.config.jax_default_prng_impl!r}: "  # type: ignore[attr-defined]
+        f"checkpoint {checkpoint} has the random keys of another generator; set JAX_DEFAULT_PRNG_IMPL to {name}"
+    )
 
 
 def reason_of(error: Exception) -> str:

@@ -15,6 +15,7 @@ from optax.experimental import aggregating
 
 import lbopt
 from lbopt.aggregators import compress, protocol
+from lbopt.stacks import stacked_paths
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -79,6 +80,23 @@ def test_agvm_of_adam_measures_gradients_of_1e22(gradients, params):
     rows = jax.tree.map(lambda x: x * np.float32(1e22), gradients(1)[0])
     (_, aux), _ = tx.update(rows, tx.init(params), params, second_moment=params)
     assert all(0.01 < phi < 0.9 for phi in aux["agvm_phi"].values())
+
+
+RANKED = {
+    **ALL,
+    "agvm-adam": lbopt.agvm(LABELS, "body", 1, 0, adam_b2=0.9),
+    "aps-kahan": lbopt.aps(5, 2, "kahan", stacked=stacked_paths("kernel")),
+    "econtrol-sign": lbopt.econtrol(compress.sign()),
+    "powersgd-many": lbopt.powersgd(10, start=0),
+}
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_no_rank_is_promoted_implicitly(name, gradients, params):
+    tx, rows = protocol.as_optax(RANKED[name], 8), gradients(1)[0]
+    step = lambda params, rows: tx.update(rows, tx.init(params), params, second_moment=params)  # noqa: E731
+    with jax.numpy_rank_promotion("raise"):
+        jax.eval_shape(step, params, rows)
 
 
 @pytest.mark.parametrize("name", ALL)

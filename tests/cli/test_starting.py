@@ -1,6 +1,7 @@
 """What a command starts from: config files of one's own, wherever they are, and the environment."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from lbopt import __version__
 from lbopt.cli import main
 from lbopt.cli.arguments import call_get_config, config_rows
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem, UserError
 
 MINE = """
 from __future__ import annotations
@@ -59,6 +60,7 @@ def test_version(capsys):
         ("JAX_DEFAULT_PRNG_IMPL", "nope"),
         ("JAX_NUM_CPU_DEVICES", "abc"),
         ("JAX_DISABLE_JIT", "1"),
+        ("XLA_FLAGS", "--xla_force_host_platform_device_count=2 --xla_nope=1"),
     ],
 )
 def test_a_setting_that_jax_does_not_take_is_named(name, value):
@@ -68,3 +70,25 @@ def test_a_setting_that_jax_does_not_take_is_named(name, value):
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"lbopt doctor: {name} ")
     assert "unset it" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--xla_nope=1 --xla_neither", "Unknown flags in XLA_FLAGS: --xla_nope=1 --xla_neither"),
+        ("--xla_cpu_enable_fast_math=maybe", "Couldn't interpret value maybe for flag xla_cpu_enable_fast_math"),
+        ("nowhere.txt", 'Could not open file "nowhere.txt"'),
+    ],
+)
+def test_flags_that_xla_does_not_take_are_named_before_it_ends_the_process(flags, said, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    with pytest.raises(
+        EnvironmentProblem, match=rf"^XLA_FLAGS = {re.escape(repr(flags))}: .*{re.escape(said)}.*unset it$"
+    ):
+        main._check_xla_flags()
+
+
+def test_flags_that_xla_takes_are_left_alone(monkeypatch):
+    for flags in ("", "--xla_force_host_platform_device_count=4", "--xla_cpu_enable_fast_math=false"):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        main._check_xla_flags()

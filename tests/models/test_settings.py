@@ -8,7 +8,10 @@ import pytest
 
 import lbopt
 from lbopt import losses, metrics
+from lbopt.cli.arguments import load_config
+from lbopt.config import TrainConfig
 from lbopt.models import cnn, seam
+from lbopt.recipes import build
 
 pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 
@@ -37,3 +40,23 @@ def test_a_step_and_an_evaluation_promote_no_rank_and_no_dtype_implicitly():
         return jax.device_get(jax.block_until_ready(found))
 
     jax.tree.map(np.testing.assert_array_equal, run("raise", "strict"), run("allow", "standard"))
+
+
+NETWORKS = {
+    "digits_lstm": ["hidden=8"],
+    "digits_resnet": ["width_coefficient=0.125", "batch_norm_scope=examples:16"],
+    "digits_efficientnet": ["depth_coefficient=0.1"],
+    "pydoc_bert": ["dtype=bfloat16"],
+    "pydoc_lstm": ["width_coefficient=0.1"],
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_is_trained_and_evaluated_without_implicit_promotion_of_ranks(name):
+    """It is looked at where a step is traced; nothing is compiled."""
+    options = [f"--config.model.{option}" for option in NETWORKS[name]]
+    config = load_config(f"configs/{name}.py:smoke", ["--config.parallel.num_devices=1", *options], TrainConfig)
+    with jax.numpy_rank_promotion("raise"):
+        run = build.build(config)
+        run.lower()
+        run.lower_evaluation()

@@ -129,6 +129,19 @@ def test_one_of_another_model_is_not_taken(workdir):
         checkpoints.restore(shapes(other), 6)
 
 
+@pytest.mark.parametrize(("generator", "other"), [("threefry2x32", "rbg"), ("rbg", "threefry2x32")])
+def test_one_with_random_keys_of_another_generator_names_the_variable(generator, other, tmp_path):
+    with jax.default_prng_impl(generator), Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(make_state(3), {})
+    before = fingerprint(tmp_path)
+    said = rf"^jax_default_prng_impl = '{other}': checkpoint .*3 has the random keys .*; set JAX_DEFAULT_PRNG_IMPL to {generator}"
+    with jax.default_prng_impl(other), Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(EnvironmentProblem, match=said) as caught:
+            checkpoints.restore_newest(lambda step: shapes())
+        assert not isinstance(caught.value, Damaged)
+    assert fingerprint(tmp_path) == before
+
+
 def test_a_run_goes_back_to_the_one_before(train, reference, bits, saved_state, tmp_path, capsys):
     assert train(tmp_path) == 0
     for step in (18, 20):

@@ -464,7 +464,7 @@ def test_strict_promotion_changes_nothing(name):
         options = {**options, "learning_rate": lbopt.warmup_schedule(0.1, 2, 8, decay="cosine")}
     tx, params, gradient = factory(**options), tree_of(0, jnp.bfloat16), tree_of(100, jnp.bfloat16)
     expected = tx.update(gradient, tx.init(params), params)
-    with jax.numpy_dtype_promotion("strict"):
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         assert_identical(tx.update(gradient, tx.init(params), params), expected)
 
 
