@@ -124,9 +124,10 @@ def check_updates(updates: types.PyTree, params: types.PyTree) -> None:
                 f"updates at {name!r} have shape {jnp.shape(update)}, the parameter has {jnp.shape(param)}: "
                 "give the gradients of these parameters"
             )
-        if jnp.iscomplexobj(update) and not jnp.iscomplexobj(param):
+        if jnp.iscomplexobj(update) != jnp.iscomplexobj(param):
+            wanted = "complex" if jnp.iscomplexobj(param) else "real"
             raise ValueError(
-                f"updates at {name!r} are {update.dtype}, the parameter is {param.dtype}: give real gradients"
+                f"updates at {name!r} are {update.dtype}, the parameter is {param.dtype}: give {wanted} gradients"
             )
 
     check_inexact(updates, "the gradient")
@@ -235,9 +236,14 @@ def squares(leaves: Iterable[jax.Array], layer_axes: tuple[int, ...] = ()) -> Sq
 
 def _scaled_square_norm(x: jax.Array, scale: float, layer_axes: tuple[int, ...]) -> jax.Array:
     wide = x.astype(wide_dtype(x.dtype))
-    if jnp.iscomplexobj(wide):  # times a complex number infinity is not a number
-        return square_norm(jax.lax.complex(wide.real * scale, wide.imag * scale), layer_axes)
-    return square_norm(wide * scale, layer_axes)
+    return square_norm(
+        map_parts(lambda part: part * scale, wide), layer_axes
+    )  # times a complex number infinity is not a number
+
+
+def map_parts(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Apply `fn` to an array, or to the real and the imaginary parts of a complex one."""
+    return jax.lax.complex(fn(x.real), fn(x.imag)) if jnp.iscomplexobj(x) else fn(x)
 
 
 def l2_norm(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None) -> jax.Array:

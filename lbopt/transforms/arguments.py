@@ -112,15 +112,26 @@ def require_float_dtype(argument: str, dtype: Any) -> None:
         )
 
 
-def require_float_leaves(params: types.Params, transform: str) -> None:
-    """Raise ValueError if a leaf is not a floating-point array."""
+def require_float_leaves(params: types.Params, transform: str, **real: Any) -> None:
+    """Raise ValueError if a leaf is not a floating-point or complex array.
+
+    Args:
+      params: the parameters.
+      transform: its name, for the message.
+      real: argument -> value, of which a complex leaf allows none but None.
+    """
 
     def check(name: str, leaf: Any) -> None:
         dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             raise ValueError(
                 f"{transform}: the parameter at {name!r} is {dtype or type(leaf).__name__}, not a floating-point array: "
                 "take it out with optax.masked"
+            )
+        given = [argument for argument, value in real.items() if value is not None]
+        if given and jnp.issubdtype(dtype, jnp.complexfloating):
+            raise ValueError(
+                f"{given[0]} = {real[given[0]]!r}: the parameter at {name!r} is {dtype}; pass None, or take it out with optax.masked"
             )
 
     tree.map_with_name(check, params)

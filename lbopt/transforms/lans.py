@@ -103,9 +103,7 @@ def scale_by_lans(
         def directions(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
             m, v = moments.debiased(m, v, b1, b2, count, True)
             below = jnp.sqrt(v) + eps
-            return moments.divided(m, below).astype(g.dtype), moments.divided(g.astype(below.dtype), below).astype(
-                g.dtype
-            )
+            return moments.divided(m, below).astype(g.dtype), moments.divided(g.astype(m.dtype), below).astype(g.dtype)
 
         follow, look = tree.unzip_pairs(updates, jax.tree.map(directions, updates, mu, nu))
         follow, of_momentum = ratio.update(follow, state.of_momentum, params)

@@ -22,7 +22,7 @@ class LambMomentsState(NamedTuple):
     Attributes:
       count: int32 scalar, the number of updates so far.
       mu: first moments, shaped like the parameters.
-      nu: second moments, likewise.
+      nu: second moments, shaped like the parameters; real.
     """
 
     count: jax.Array  # type: ignore[assignment]
@@ -60,7 +60,7 @@ def scale_by_lamb_moments(
         half of its last bit and v stops following a gradient that changes slowly.
 
     Returns:
-      A transform whose state is `LambMomentsState`; its output keeps the dtype of the gradients.
+      A transform whose state is `LambMomentsState`; its output keeps the dtype of the gradients. Of complex ones v is the mean of |g|^2.
 
     Raises:
       ValueError: naming the argument that is out of range.
@@ -117,8 +117,9 @@ def check_moments(b1, b2, eps, eps_root, mu_dtype, nu_dtype) -> None:
 
 def init_moments(params: types.Params, transform: str, mu_dtype: Any, nu_dtype: Any) -> LambMomentsState:
     """Return moments of zero."""
-    arguments.require_float_leaves(params, transform)
-    return LambMomentsState(jnp.zeros((), jnp.int32), _zeros(params, mu_dtype), _zeros(params, nu_dtype))
+    arguments.require_float_leaves(params, transform, mu_dtype=mu_dtype)
+    nu = jax.tree.map(lambda p: jnp.zeros_like(p, nu_dtype or tree.real_dtype(p.dtype)), params)
+    return LambMomentsState(jnp.zeros((), jnp.int32), _zeros(params, mu_dtype), nu)
 
 
 def next_moments(
@@ -140,7 +141,8 @@ def next_moments(
 
     def second(g: jax.Array, v: jax.Array) -> jax.Array:
         wide = tree.wide_dtype(v.dtype)
-        new = b2 * v.astype(wide) + (1 - b2) * jnp.square(g.astype(wide))
+        square = tree.square(g if jnp.iscomplexobj(g) else g.astype(wide)).astype(wide)
+        new = b2 * v.astype(wide) + (1 - b2) * square
         return (new / _one_minus_power(b2, count, wide) if divide_state else new).astype(v.dtype)
 
     return jax.tree.map(first, updates, state.mu), jax.tree.map(second, updates, state.nu)
@@ -153,7 +155,7 @@ def squarable(g: jax.Array) -> jax.Array:
     """
     wide = g.astype(tree.wide_dtype(g.dtype))
     limit = 2.0 ** (jnp.finfo(wide.dtype).maxexp // 2 - 2)
-    return jnp.where(jnp.isfinite(wide), jnp.clip(wide, -limit, limit), wide)
+    return tree.map_parts(lambda x: jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), x), wide)
 
 
 def debiased(
@@ -233,7 +235,7 @@ def scale_by_lars_momentum(
     damped = not (arguments.is_number(dampening) and dampening == 0)
 
     def init_fn(params: types.Params) -> LarsMomentumState:
-        arguments.require_float_leaves(params, "scale_by_lars_momentum")
+        arguments.require_float_leaves(params, "scale_by_lars_momentum", momentum_dtype=momentum_dtype)
         count = jnp.zeros((), jnp.int32) if damped and undamped_start else None
         return LarsMomentumState(_zeros(params, momentum_dtype), count)
 
@@ -267,6 +269,7 @@ def _zeros(params: types.Params, dtype: Any = None) -> types.PyTree:
 
 def _one_minus_power(decay: float | jax.Array, count: jax.Array, dtype) -> jax.Array:
     """Return 1 - decay^count to full precision; the logarithm of a plain number is taken in float64."""
+    dtype = tree.real_dtype(dtype)
     if isinstance(decay, numbers.Real):
         log_decay = jnp.asarray(math.log(float(decay)) if float(decay) > 0 else -math.inf, dtype)
     else:

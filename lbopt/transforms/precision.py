@@ -32,7 +32,5 @@ def applied(params: jax.Array, updates: jax.Array) -> jax.Array:
 
 
 def _rounded(x: jax.Array) -> jax.Array:
-    if jnp.iscomplexobj(x):
-        return jax.lax.complex(_rounded(x.real), _rounded(x.imag))
     info = jnp.finfo(x.dtype)
-    return jax.lax.reduce_precision(x, info.nexp, info.nmant)
+    return tree.map_parts(lambda part: jax.lax.reduce_precision(part, info.nexp, info.nmant), x)

@@ -172,7 +172,7 @@ class _Plan:
         return norm(self._measured(g, w, y), self.layer_axes.axes, self.axis_name)
 
     def decay(self, w: jax.Array) -> jax.Array:
-        return jnp.asarray(self.options.weight_decay, w.dtype) * w
+        return jnp.asarray(self.options.weight_decay, tree.real_dtype(w.dtype)) * w
 
     def decayed_update(self, g: jax.Array, w: jax.Array) -> jax.Array:
         """Return what enters the transform inside: the update, with the decay if it goes there, clamped."""
@@ -184,8 +184,8 @@ class _Plan:
         options = self.options
         weight_norm = tree.l2_norm(w, self.layer_axes.axes, self.axis_name)
         if self.decayed and options.weight_decay_placement == "decoupled":
-            weight_norm = weight_norm * jnp.abs(1 - rate * jnp.asarray(options.weight_decay, w.dtype))
-        decay_norm = jnp.asarray(options.weight_decay, w.dtype) * weight_norm
+            weight_norm = weight_norm * jnp.abs(1 - rate * jnp.asarray(options.weight_decay, weight_norm.dtype))
+        decay_norm = jnp.asarray(options.weight_decay, weight_norm.dtype) * weight_norm
         weight_norm = _clip(weight_norm, options.weight_norm_bounds)
         update_norm = total = self.update_norm(g, w, y)
         if options.denominator == "sum_of_norms" and self._decay_in_norm:
@@ -203,7 +203,7 @@ class _Plan:
         ratio = _clip(ratio, options.trust_ratio_bounds)
         if not options.adapt_undecayed:
             ratio = jnp.where(jnp.asarray(options.weight_decay) != 0, ratio, 1)
-        return ratio.astype(w.dtype)
+        return ratio.astype(tree.real_dtype(w.dtype))
 
     @property
     def _decay_in_norm(self) -> bool:
@@ -259,7 +259,7 @@ def scale_by_layerwise_trust_ratio(
         out   = clip(ratio, *trust_ratio_bounds) * y       on leaves in `trust_ratio_mask`;   out = y on the others
 
     The decay is part of this transform because the denominators differ in exactly where it enters. All arithmetic
-    is in fp32 (or wider, for wider leaves); the output has the dtype of the incoming update.
+    is in fp32 (or wider, for wider leaves); the output has the dtype of the incoming update. Complex leaves have real norms and ratios.
 
     Args:
       trust_ratio_mask: the leaves that are adapted (see `lbopt.types.Mask`); if not given, `lbopt.weights_only`: weights, not
@@ -342,7 +342,7 @@ def scale_by_layerwise_trust_ratio(
         count = jnp.zeros((), jnp.int32) if options.needs_rate else None
         if per_path.is_placeholder(params):
             return TrustRatioState(per_path.UNKNOWN, through.init(params), count)
-        arguments.require_float_leaves(params, "scale_by_layerwise_trust_ratio")
+        arguments.require_float_leaves(params, "scale_by_layerwise_trust_ratio", update_bounds=options.update_bounds)
         ones = jax.tree.map(
             lambda plan, p: _one(p, plan.layer_axes) if plan.adapted else None, options.plans(params), params
         )
@@ -373,7 +373,7 @@ def scale_by_layerwise_trust_ratio(
 
 
 def _one(param: Any, layer_axes: stacks.LayerAxes) -> jax.Array:
-    return jnp.ones(layer_axes.layers(param.shape), tree.wide_dtype(param.dtype))
+    return jnp.ones(layer_axes.layers(param.shape), tree.real_dtype(param.dtype))
 
 
 def _clip(x: jax.Array, bounds: tuple[float, float] | None) -> jax.Array:

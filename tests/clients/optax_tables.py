@@ -30,7 +30,7 @@ def main(modules):
         for case in _cases(unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))):
             shown = str(case)
             ours = any(f"'{name}'" in shown or case.id().endswith(f"_{name}") for name in OURS)
-            if ours and "complex" not in shown:  # lbopt refuses complex parameters by name
+            if ours:
                 suite.addTest(case)
     print(f"{suite.countTestCases()} tests")
     return unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(suite).wasSuccessful()

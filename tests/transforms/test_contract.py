@@ -387,28 +387,71 @@ def test_input_trees_are_not_changed(name):
     assert_identical(state, tx.init(params))
 
 
-COMPLEX = {"clip", "learning_rate", "normalize", "add_weight_decay", "ema", "monitor"}
+OF_MODULI = {"lamb_moments", "lamb", "lamb_timm_decoupled", "lamb_apex_l2", "lans", "scale_by_lans", "skip"}
+"""They divide by the root of a mean of |g|^2."""
+REAL_ONLY = {
+    "lamb_narrow_moments": "mu_dtype = 'bfloat16'",
+    "lars_nus": r"update_bounds = \(-10\.0, 10\.0\)",
+}
 
 
 @each
-def test_complex_leaves_give_what_their_parts_give_or_are_refused_by_name(name):
-    """Numbers a + bi count as the two parameters a and b: norms are the same, and every update is made of theirs."""
+def test_complex_leaves_count_by_their_moduli_or_are_refused_by_name(name):
+    """Where no number is divided by its own size, a + bi is what the two parameters a and b are."""
     parts = {"w": {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2)), jnp.float32)}}
     grads = {"w": {"kernel": jnp.asarray(np.random.default_rng(1).normal(size=(3, 4, 2)), jnp.float32)}}
     joined, gradient = (jax.tree.map(lambda x: jax.lax.complex(x[..., 0], x[..., 1]), tree) for tree in (parts, grads))
     tx = make(name)
-    if name not in COMPLEX:
-        with pytest.raises(ValueError, match=r"at 'w/kernel' is complex64, not a floating-point array"):
+    if name in REAL_ONLY:
+        with pytest.raises(
+            ValueError, match=f"^{REAL_ONLY[name]}: the parameter at 'w/kernel' is complex64; pass None"
+        ):
             tx.update(gradient, tx.init(joined), joined)
         return
     ours, state = tx.update(gradient, tx.init(joined), joined)
-    theirs, expected = tx.update(grads, tx.init(parts), parts)
+    assert kinds(state) == kinds(tx.init(joined))
 
     def apart(tree):
         return jax.tree.map(lambda x: jnp.stack([x.real, x.imag], -1) if jnp.iscomplexobj(x) else x, tree)
 
-    assert_close(apart(ours), theirs, 1e-6)
-    assert_close(apart(state), expected, 1e-6)
+    if name not in OF_MODULI:
+        theirs, expected = tx.update(grads, tx.init(parts), parts)
+        assert_close(apart(ours), theirs, 1e-6)
+        assert_close(apart(state), expected, 1e-6)
+        return
+    turned = jax.tree.map(lambda x: x * 1j, (gradient, joined))
+    updates, _ = tx.update(turned[0], tx.init(turned[1]), turned[1])
+    assert_close(apart(jax.tree.map(lambda x: x * -1j, updates)), apart(ours), 1e-6)
+    real, gradient = (jax.tree.map(lambda x: x[..., 0], tree) for tree in (parts, grads))
+    joined = jax.tree.map(lambda x: x.astype(jnp.complex64), real)
+    updates, _ = tx.update(jax.tree.map(lambda x: x.astype(jnp.complex64), gradient), tx.init(joined), joined)
+    expected, _ = tx.update(gradient, tx.init(real), real)
+    assert_close(apart(updates), jax.tree.map(lambda x: jnp.stack([x, 0 * x], -1), expected), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_complex_leaves_beside_real_ones_equal_optax(name):
+    def draw(seed):
+        rng = np.random.default_rng(seed)
+        return {"kernel": rng.normal(size=(4, 3)) + 1j * rng.normal(size=(4, 3)), "other": rng.normal(size=(5, 2))}
+
+    with jax.enable_x64(True):
+        ours = getattr(lbopt, name)(0.1, weight_decay=0.1, variant="optax")
+        theirs = getattr(optax, name)(0.1, weight_decay=0.1)
+        ends = []
+        for tx in (ours, theirs):
+            params = jax.tree.map(jnp.asarray, draw(0))
+            state, update = tx.init(params), jax.jit(tx.update)
+            for step in range(20):
+                updates, state = update(jax.tree.map(jnp.asarray, draw(1 + step)), state, params)
+                params = optax.apply_updates(params, updates)
+            ends.append(params)
+        for leaf in ends[1]:
+            assert np.linalg.norm(ends[0][leaf] - ends[1][leaf]) <= 1e-10 * np.linalg.norm(ends[1][leaf])
+        with pytest.raises(
+            ValueError, match="updates at 'kernel' are float64, the parameter is complex128: give complex"
+        ):
+            ours.update(jax.tree.map(jnp.real, params), ours.init(params), params)
 
 
 @each
