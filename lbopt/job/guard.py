@@ -23,7 +23,7 @@ from lbopt.errors import EXIT_ENVIRONMENT, EXIT_PREEMPTED, EXIT_USER, Environmen
 from lbopt.job import member, secret as secrets
 from lbopt.job.hub import BEAT_S, SILENT_S, Hub
 from lbopt.job.place import Place, given_flags
-from lbopt.job.wire import Wire
+from lbopt.job.wire import CHANGED, MOST_HELLO_BYTES, Wire
 from lbopt.shown import one_line
 
 _RETRY_S = 0.2
@@ -55,8 +55,8 @@ def run(place: Place, arguments: Sequence[str], saves: bool) -> int:
         code = _Guard(place, wire, arguments, saves, signals, hub is not None and hub.everywhere).watch()
     if hub is not None:
         hub.join(SILENT_S)
-        if code != EXIT_ENVIRONMENT and hub.strangers():  # else the reason has it
-            _say(arguments[0], hub.strangers())
+        if closed := hub.strangers():
+            _say(arguments[0], closed)
     return code
 
 
@@ -79,8 +79,8 @@ def _open_hub(place: Place, secret: bytes, signals: _Signals) -> Hub:
 
 
 def _no_such_host(place: Place) -> UserError:
-    address = f"{place.host}:{place.port}"
-    return UserError(f"--coordinator_address = {address!r}: there is no host of that name; give HOST:PORT of process 0")
+    flag, host, port = place.listens
+    return UserError(f"--{flag} = '{host}:{port}': there is no host of that name; give HOST:PORT of process 0")
 
 
 def _say(command: str, line: str) -> None:
@@ -146,9 +146,13 @@ def _greeted(connection: socket.socket, place: Place, secret: bytes, signals: _S
     """
     at = f"--coordinator_address: what listens at {place.host}:{place.port}"
     nobody = EnvironmentProblem(f"{at} is no process 0 of lbopt; start process 0 there, or give another port")
-    wire = Wire(connection)
+    wire = Wire(connection, MOST_HELLO_BYTES)
     try:
         asked = _next(wire, signals)
+        if asked is not None and type(asked.get("lbopt")) is int and asked["lbopt"] != secrets.PROTOCOL:
+            raise EnvironmentProblem(
+                f"{at} has another version of lbopt than this process; install one version on all hosts"
+            )
         if asked is None or not secrets.is_challenge(asked):
             raise nobody
         where = f"{socket.gethostname()}, pid {os.getpid()}"
@@ -173,10 +177,16 @@ def _greeted(connection: socket.socket, place: Place, secret: bytes, signals: _S
 
 
 def _next(wire: Wire, signals: _Signals) -> dict[str, Any] | None:
-    """Return the next message; None if what comes is none, or nothing comes."""
+    """Return the next message; None if what comes is none, or nothing comes.
+
+    Raises:
+      OSError: if the connection ends, or a signal comes.
+    """
     until = time.monotonic() + _FIRST_WORD_S
     wire.settimeout(_RETRY_S)
-    while time.monotonic() < until and not signals.any():
+    while time.monotonic() < until:
+        if signals.any():
+            raise InterruptedError(errno.EINTR, "asked, it has not answered yet")
         try:
             messages = wire.receive(or_wait=True)
         except TimeoutError:
@@ -221,8 +231,11 @@ class _Guard:
         """Hear what has come, look at the clock and the child; the exit code, if it is over."""
         for key, _ in self._selector.select(_RETRY_S):
             wire = key.fileobj
-            messages = _received(wire)
             if wire is self._hub:
+                try:
+                    messages = self._hub.receive()
+                except ValueError:
+                    return self._hub_is_gone(CHANGED)
                 if messages is None:
                     return self._hub_is_gone("it was killed, or its machine ended")
                 self._heard = time.monotonic()
@@ -230,7 +243,7 @@ class _Guard:
                     code = self._from_hub(message)
                     if code is not None:
                         return code
-            elif messages is None:
+            elif (messages := _received(wire)) is None:
                 self._selector.unregister(wire)
             else:
                 for message in messages:

@@ -10,13 +10,14 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
 from lbopt.errors import EXIT_ENVIRONMENT, EXIT_USER, EnvironmentProblem
 from lbopt.job import secret as secrets
 from lbopt.job.place import Place, is_number
-from lbopt.job.wire import MOST_BYTES, QueuedWire, encode
+from lbopt.job.wire import CHANGED, MOST_BYTES, MOST_HELLO_BYTES, QueuedWire, encode
 from lbopt.shown import one_line
 
 BEAT_S = 2.0
@@ -26,8 +27,7 @@ SILENT_S = 30.0
 _GREETING_S = 5.0
 """How long a connection may take to prove that it belongs to the job."""
 _MOST_STRANGERS = 64
-"""At a time: with one more the oldest is closed. One of ours is no stranger after two answers, and comes again."""
-_MOST_HELLO_BYTES = 2048
+"""How many more connections than the job still lacks may wait to prove it. One more, and the busiest address loses its oldest."""
 _OTHER_FILES = 64
 _MOST_QUEUED_BYTES = 4 * MOST_BYTES
 _SETTLE_S = 1.0
@@ -113,16 +113,16 @@ class Hub:
         self._thread.join(timeout_s)
 
     def strangers(self) -> str:
-        """Return in words how many connections were closed that did not know the job's secret; nothing if there were none."""
-        if not self._num_closed:
+        """Return in words how many connections without the job's secret were closed since this was last asked; "" if none."""
+        number, self._num_closed = self._num_closed, 0
+        if not number:
             return ""
-        many = self._num_closed > 1
         what = (
             "connections without the job's secret were closed, the first"
-            if many
+            if number > 1
             else "connection without the job's secret was closed,"
         )
-        return f"{self._num_closed:,} {what} from {self._first_closed}"
+        return f"{number:,} {what} from {self._first_closed}"
 
     def _serve(self) -> None:
         try:
@@ -156,33 +156,41 @@ class Hub:
                 self._hear(wire)
         now = time.monotonic()
         for wire, stranger in list(self._strangers.items()):
-            if now - stranger.since > _GREETING_S:
+            # One that has proven itself takes itself for one of the job's: it has as long as these.
+            if now - stranger.since > (_GREETING_S if stranger.hello is None else SILENT_S):
                 self._close(wire)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, address = listener.accept()
-        except OSError:  # gone again, or no descriptor is left: the oldest stranger makes room
-            if self._strangers:
-                self._close(next(iter(self._strangers)))
+        except OSError:  # gone again, or no descriptor is left: a stranger makes room
+            self._make_room()
             time.sleep(0.01)
             return
-        wire = QueuedWire(connection, _MOST_HELLO_BYTES)
+        wire = QueuedWire(connection, MOST_HELLO_BYTES)
         asked, message = secrets.challenge()
         self._strangers[wire] = _Stranger(address[0], asked, time.monotonic())
         self._selector.register(wire, selectors.EVENT_READ)
         wire.send(**message)
-        if len(self._strangers) > _MOST_STRANGERS:
-            self._close(next(iter(self._strangers)))
+        if len(self._strangers) > _MOST_STRANGERS + self._place.count - len(self._processes):
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Close the oldest stranger of the address that has most: a flood from one host drives out no other's. None that has proven itself."""
+        addresses = {wire: stranger.address for wire, stranger in self._strangers.items() if stranger.hello is None}
+        if addresses:
+            busiest = Counter(addresses.values()).most_common(1)[0][0]
+            self._close(next(wire for wire, address in addresses.items() if address == busiest))
 
     def _hear(self, wire: QueuedWire) -> None:
         if wire not in self._strangers and wire not in self._indices:
             self._forget(wire)  # told that it comes too late, or forgotten in this turn
             return
+        why = "it was killed, or its machine ended"
         try:
             messages = wire.receive()
         except ValueError:
-            messages = None
+            messages, why = None, CHANGED
         if wire in self._strangers:
             self._meet(wire, messages)
             return
@@ -193,7 +201,7 @@ class Hub:
                 process.down = True
                 self._forget(wire)
         elif messages is None:
-            self._lose(process, "it was killed, or its machine ended")
+            self._lose(process, why)
         else:
             process.heard = time.monotonic()
             for message in messages:
@@ -417,7 +425,7 @@ def _listen(place: Place) -> tuple[list[socket.socket], bool]:
     A name may stand for a loopback address on the host that has it, and there alone (Debian writes 127.0.1.1 into /etc/hosts): then
     the others look for process 0 at an address that cannot be known here.
     """
-    host, port = place.bind or (place.host, place.port)
+    flag, host, port = place.listens
     found = dict.fromkeys((family, at) for family, *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     named = not (place.bind or is_number(host) or host.split(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback"))
     everywhere = named and all(ipaddress.ip_address(str(at[0]).split("%")[0]).is_loopback for _, at in found)
@@ -438,12 +446,15 @@ def _listen(place: Place) -> tuple[list[socket.socket], bool]:
         listener.close()
     assert problem is not None
     if problem.errno == errno.EADDRNOTAVAIL:
-        raise EnvironmentProblem(
-            f"--coordinator_address = '{place.host}:{place.port}': this is process 0, and its host has no such address; give all "
-            "processes one that it has, or say where it listens with --coordinator_bind_address"
-        ) from problem
+        fix = (
+            "give one that it has"
+            if place.bind
+            else "give all processes one that it has, or say where it listens with --coordinator_bind_address"
+        )
+        line = f"--{flag} = '{host}:{port}': this is process 0, and its host has no such address; {fix}"
+        raise EnvironmentProblem(line) from problem
     raise EnvironmentProblem(
-        f"--coordinator_address: process 0 cannot listen at port {port} ({problem.strerror}); "
+        f"--{flag}: process 0 cannot listen at port {port} ({problem.strerror}); "
         "end what uses it, or give all processes another port"
     ) from problem
 

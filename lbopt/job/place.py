@@ -58,6 +58,13 @@ class Place:
     bind: tuple[str, int] | None = None
 
     @property
+    def listens(self) -> tuple[str, str, int]:
+        """Which flag says where process 0 listens, and its host and port. Of another process: whom it looks for."""
+        if self.bind and self.index == 0:
+            return ("coordinator_bind_address", *self.bind)
+        return "coordinator_address", self.host, self.port
+
+    @property
     def jax_address(self) -> str:
         """Where JAX's coordination service is found."""
         return _joined(self.host, self.port + 1)

@@ -50,28 +50,29 @@ def find(flags: Mapping[str, str], environ: MutableMapping[str, str]) -> bytes:
       EnvironmentProblem: if there is none and none can be made.
     """
     said = environ.pop(VARIABLE, None)
-    file = flags.get(FILE_FLAG) or environ.get(FILE_VARIABLE)
-    if file:
-        shown = f"--{FILE_FLAG}" if flags.get(FILE_FLAG) else FILE_VARIABLE
-        if said and not flags.get(FILE_FLAG):
+    if FILE_FLAG in flags:
+        return _read(f"--{FILE_FLAG}", flags[FILE_FLAG])
+    if file := environ.get(FILE_VARIABLE):
+        if said:
             raise UserError(f"{VARIABLE} and {FILE_VARIABLE} are both set; unset one of them")
-        return _read(shown, paths.local(file, shown))
+        return _read(FILE_VARIABLE, file)
     if said is not None:
-        return _checked(VARIABLE, said.encode(errors="surrogateescape"))
+        return _checked(VARIABLE, os.fsencode(said))
     return _own(environ)
 
 
-def _read(shown: str, path: pathlib.Path) -> bytes:
+def _read(shown: str, given: str) -> bytes:
+    path = paths.local(given, shown)
     try:
         with open_regular(path) as stream:
             mode = os.fstat(stream.fileno()).st_mode
             text = stream.read(_MOST + 1)
     except OSError as error:
         raise UserError(
-            f"{shown} = {str(path)!r}: {error.strerror}; name a file with the job's secret, the same for all processes"
+            f"{shown} = {given!r}: {error.strerror}; name a file with the job's secret, the same for all processes"
         ) from error
-    require(not mode & 0o077, shown, str(path), f"others may read it, its mode is {mode & 0o777:03o}; chmod 600 it")
-    return _checked(f"{shown} = {str(path)!r}", text)
+    require(not mode & 0o077, shown, given, f"others may read it, its mode is {mode & 0o777:03o}; chmod 600 it")
+    return _checked(f"{shown} = {given!r}", text)
 
 
 def _checked(shown: str, text: bytes) -> bytes:
@@ -101,7 +102,7 @@ def _own(environ: Mapping[str, str]) -> bytes:
         raise EnvironmentProblem(
             f"{path}: the secret by which the processes of a job know each other cannot be kept there ({error.strerror}); {HOW}"
         ) from error
-    return _read("the job's secret", path)
+    return _read("the job's secret", str(path))
 
 
 def challenge() -> tuple[str, dict[str, Any]]:

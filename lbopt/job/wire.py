@@ -7,17 +7,29 @@ anything, say it again, or leave something out unseen. It is not enciphered.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import json
 import socket
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_BYTES = 1 << 26
 """No message is longer: whoever sends more is none of ours."""
+MOST_HELLO_BYTES = 2048
+"""No message is longer as long as it is not known who is at the other end."""
+CHANGED = "what comes from it is changed on the way"
+"""What is wrong where a line has not its code."""
 _CODE = 64
 """Length of a code: HMAC-SHA256 in hexadecimal."""
+
+
+class Line(NamedTuple):
+    """A message as it is sent, and its SHA-256, which is computed once however many it is sent to."""
+
+    data: bytes
+    digest: bytes
 
 
 class Keys:
@@ -30,11 +42,11 @@ class Keys:
     def __init__(self, key: bytes):
         self._key, self._number = key, 0
 
-    def code(self, line: bytes) -> bytes:
+    def code(self, line: Line) -> bytes:
         """Return the code of the next line."""
         number = self._number.to_bytes(8, "big")
         self._number += 1
-        return hmac.new(self._key, number + line, "sha256").hexdigest().encode()
+        return hmac.new(self._key, number + line.digest, "sha256").hexdigest().encode()
 
 
 class Wire:
@@ -53,6 +65,8 @@ class Wire:
         self._rest = bytearray()
         self._sending = threading.Lock()
         self._keys: tuple[Keys, Keys] | None = None
+        with contextlib.suppress(OSError):  # only TCP has it: there a short line would wait 40 ms for the one before it
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -67,17 +81,18 @@ class Wire:
 
     def send(self, **message: Any) -> bool:
         """Send a message; False if nobody is at the other end any more."""
+        line = encode(**message)
         with self._sending:
-            return self._send(_line(message))
+            return self._send(line)
 
-    def _send(self, line: bytes) -> bool:
+    def _send(self, line: Line) -> bool:
         try:
-            self._socket.sendall(self._code(line) + line)
+            self._socket.sendall(self._code(line) + line.data)
         except OSError:
             return False
         return True
 
-    def _code(self, line: bytes) -> bytes:
+    def _code(self, line: Line) -> bytes:
         return self._keys[0].code(line) if self._keys else b""
 
     def receive(self, or_wait: bool = False) -> list[dict[str, Any]] | None:
@@ -112,7 +127,7 @@ class Wire:
             raise ValueError("a message too long")
         if self._keys is not None:
             code, line = line[:_CODE], line[_CODE:]
-            if not hmac.compare_digest(code, self._keys[1].code(line + b"\n")):
+            if not hmac.compare_digest(code, self._keys[1].code(_hashed(line + b"\n"))):
                 raise ValueError("not one of this job's")
         try:
             message = json.loads(line)
@@ -142,14 +157,14 @@ class QueuedWire(Wire):
 
     def send(self, **message: Any) -> bool:
         """Send a message, or the part of it that goes; False if nobody is at the other end any more."""
-        return self._send(_line(message))
+        return self._send(encode(**message))
 
-    def send_line(self, line: bytes) -> bool:
+    def send_line(self, line: Line) -> bool:
         """Send a message that `encode` has made: it is kept once, however many it is queued for."""
         return self._send(line)
 
-    def _send(self, line: bytes) -> bool:
-        for part in (self._code(line), line):
+    def _send(self, line: Line) -> bool:
+        for part in (self._code(line), line.data):
             if part:
                 self._queue.append(memoryview(part))
                 self.queued_bytes += len(part)
@@ -174,10 +189,10 @@ class QueuedWire(Wire):
         return True
 
 
-def encode(**message: Any) -> bytes:
+def encode(**message: Any) -> Line:
     """Return a message as `QueuedWire.send_line` takes it."""
-    return _line(message)
+    return _hashed(json.dumps(message).encode() + b"\n")
 
 
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+def _hashed(data: bytes) -> Line:
+    return Line(data, hashlib.sha256(data).digest())

@@ -91,6 +91,16 @@ def test_an_address_that_is_none(start, tmp_path, address, code, said):
         assert one_line(job, index).startswith(f"lbopt train: {said}")
 
 
+def test_a_bind_address_that_is_none(start, tmp_path):
+    """The one that is wrong is named."""
+    change = swap(
+        JAX_COORDINATOR_BIND_ADDRESS=lambda index: "nowhere.invalid:1234", LBOPT_START_TIMEOUT_S=lambda index: "3"
+    )
+    job = started(start, tmp_path, [2, 3], change=change)
+    said = "lbopt train: --coordinator_bind_address = 'nowhere.invalid:1234': there is no host of that name"
+    assert one_line(job, 0).startswith(said)
+
+
 def test_an_address_of_another_network(start, tmp_path):
     """Reserved for documentation: no host has it. Process 0 need not wait to know that it is not its own."""
     address = f"192.0.2.1:{free_ports()}"
@@ -196,6 +206,11 @@ def test_another_secret(start, tmp_path):
             3,
             "is no process 0 of lbopt",
         ),
+        (
+            b'{"lbopt": 2, "nonce": ""}\n',
+            3,
+            "has another version of lbopt than this process; install one version on all hosts",
+        ),
         (None, 3, "process 0 does not answer there (3 s; what listens there closes the connection)"),
     ],
 )
@@ -223,6 +238,24 @@ def test_what_listens_there_is_none_of_ours(start, tmp_path, says, code, said):
         job = started(start, tmp_path, [code], count=1, change=change)
         listener.shutdown(socket.SHUT_RDWR)
     assert said in one_line(job, 0)
+
+
+def test_stopped_before_process_0_has_answered(start, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        change = swap(
+            JAX_PROCESS_ID=lambda index: "1",
+            JAX_NUM_PROCESSES=lambda index: "2",
+            JAX_COORDINATOR_ADDRESS=lambda index: address,
+        )
+        job = start(train_command(tmp_path / "run"), count=1, change=change)
+        connection, _ = listener.accept()
+        job.processes[0].terminate()
+        begun = time.monotonic()
+        assert job.codes(SECONDS) == [3]
+        assert time.monotonic() - begun < 5
+        connection.close()
+    assert f"'{address}': process 0 does not answer there (stopped; asked, it has not answered yet)" in one_line(job, 0)
 
 
 def test_a_port_that_is_taken(start, tmp_path):

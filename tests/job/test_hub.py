@@ -5,7 +5,9 @@ import dataclasses
 import json
 import resource
 import socket
+import threading
 import time
+from collections import deque
 
 import pytest
 from jobs import free_ports
@@ -15,18 +17,19 @@ from lbopt.job import hub as hubs, secret as secrets
 from lbopt.job.hub import Hub
 from lbopt.job.member import Member
 from lbopt.job.place import Place, find
-from lbopt.job.wire import Wire
+from lbopt.job.wire import QueuedWire, Wire, encode
 
 SECRET = b"known to both sides"
 
 
 class Guard:
-    """The other end, as a process of this index would be."""
+    """The other end, as a process of this index would be, `far` seconds away and at an address of its own."""
 
-    def __init__(self, place, index, count=2, secret=SECRET):
-        self.wire = Wire(socket.create_connection((place.host, place.port), timeout=10))
+    def __init__(self, place, index, count=2, secret=SECRET, far=0.0, at="127.0.0.1"):
+        self.wire = Wire(socket.create_connection((place.host, place.port), timeout=10, source_address=(at, 0)))
         self.heard = []
         (asked,) = self.wire.receive()
+        time.sleep(far)
         nonce, hello = secrets.answer(secret, asked["nonce"], index, count, f"host-{index}, pid {index}")
         self.wire.send(**hello)
         (self.proof,) = self.wire.receive()
@@ -174,6 +177,7 @@ def test_strangers_harm_nobody(place):
     assert not hub._thread.is_alive()
     said = f"{len(STRANGERS)} connections without the job's secret were closed, the first from 127.0.0.1"
     assert hub.strangers() == said
+    assert hub.strangers() == ""
 
 
 def test_a_greeting_is_good_for_one_connection(place):
@@ -188,6 +192,7 @@ def test_a_greeting_is_good_for_one_connection(place):
     Hub(place, SECRET)
     guard = Guard(place, 0)
     guard.wire._socket = Heard(fileno=guard.wire._socket.detach())
+    guard.wire.settimeout(10)
     guard.wire.send(beat=1, doing="in step")
     stranger, asked = connect(place)
     nonce, hello = secrets.answer(SECRET, asked, 1, 2, "host-1, pid 1")
@@ -206,11 +211,40 @@ def test_a_greeting_is_good_for_one_connection(place):
 
 def test_a_line_that_comes_twice_is_no_line_of_ours(place):
     _, guards = begin(place)
-    line = json.dumps({"stop": True}).encode() + b"\n"
-    code = guards[1].wire._keys[0].code(line)
-    guards[1].wire._socket.sendall((code + line) * 2)
+    line = encode(stop=True)
+    guards[1].wire._socket.sendall((guards[1].wire._keys[0].code(line) + line.data) * 2)
     told = guards[0].wait_for("end")["end"]
-    assert told["line"].startswith("process 1 of 2 (host-1, pid 1) is gone")
+    assert told["line"] == "process 1 of 2 (host-1, pid 1) is gone: what comes from it is changed on the way"
+
+
+def test_what_is_told_comes_at_once(place):
+    """A line of two parts would wait for the other end to say that it has the first: 40 ms."""
+    _, guards = begin(place)
+    seconds = []
+    for number in range(10):
+        begun = time.monotonic()
+        for guard in guards:
+            guard.heard.clear()
+            guard.wire.send(say="key", round=number, value=None)
+        for guard in guards:
+            guard.wait_for("values")
+        seconds.append(time.monotonic() - begun)
+    assert min(seconds) < 0.02
+
+
+def test_a_long_line_costs_no_more_for_many():
+    """All of a job are told what all have said: the codes are of the line's hash, which is computed once."""
+    begun = time.monotonic()
+    line = encode(value="x" * (1 << 24))
+    once = time.monotonic() - begun
+    ours, theirs = socket.socketpair()
+    wire = QueuedWire(ours)
+    secrets.trust(wire, SECRET, "0" * 64, "1" * 64, is_hub=True)
+    begun = time.monotonic()
+    for _ in range(200):
+        wire.send_line(line)
+    assert time.monotonic() - begun < 10 * once
+    theirs.close()
 
 
 def test_a_thousand_connections_keep_nobody_out(place):
@@ -233,6 +267,40 @@ def test_a_thousand_connections_keep_nobody_out(place):
         for stranger in strangers:
             stranger.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_flood_from_one_host_keeps_no_other_out(place):
+    """Which is further away than the flood takes to fill the hub's table."""
+    Hub(place, SECRET)
+    over = threading.Event()
+
+    def flood():
+        strangers = deque(maxlen=200)
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                strangers.append(socket.create_connection((place.host, place.port), timeout=10))
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        for index in range(2):
+            Guard(place, index, far=0.5, at="127.0.0.2").wire.send(beat=1, doing="in step")
+    finally:
+        over.set()
+        flooding.join()
+
+
+def test_all_of_a_large_job_may_come_at_once(place):
+    """More than there is room for strangers, and none is closed once the hub has answered it."""
+    count = 200
+    hub = Hub(dataclasses.replace(place, count=count), SECRET)
+    connections = [connect(place) for _ in range(count)]
+    for index, (connection, asked) in enumerate(connections):
+        hello = secrets.answer(SECRET, asked, index, count, f"host-{index}")[1]
+        connection.sendall(json.dumps(hello).encode() + b"\n")
+    for connection, _ in connections:
+        assert b"proof" in connection.recv(4096)
+    assert hub.strangers() == ""
 
 
 def test_who_takes_its_time_is_closed(place, monkeypatch):
@@ -274,6 +342,14 @@ def test_it_listens_where_it_is_told_to_and_nowhere_else(place):
     assert Hub(told, SECRET).address == told.bind
     with pytest.raises(EnvironmentProblem, match=r"its host has no such address.*--coordinator_bind_address"):
         Hub(dataclasses.replace(place, host="192.0.2.1"), SECRET)
+    with pytest.raises(
+        EnvironmentProblem, match=r"--coordinator_bind_address = '192.0.2.1:7': .* no such address; give one"
+    ):
+        Hub(dataclasses.replace(place, bind=("192.0.2.1", 7)), SECRET)
+    with pytest.raises(
+        EnvironmentProblem, match=f"--coordinator_bind_address: process 0 cannot listen at port {told.bind[1]}"
+    ):
+        Hub(told, SECRET)
 
 
 def test_a_name_that_is_a_loopback_address_here_alone(place, monkeypatch):
@@ -319,8 +395,8 @@ def test_what_comes_with_the_answer_to_the_roll_call_is_heard(place):
     wire = Wire(late)
     secrets.trust(wire, SECRET, asked, nonce, is_hub=False)
     messages = {"here": True}, {"failed": 75, "line": "was stopped before the start", "kind": "said"}
-    lines = [json.dumps(message).encode() + b"\n" for message in messages]
-    late.sendall(b"".join(wire._keys[0].code(line) + line for line in lines))
+    lines = [encode(**message) for message in messages]
+    late.sendall(b"".join(wire._keys[0].code(line) + line.data for line in lines))
     told = Guard(place, 0).wait_for("end")["end"]
     assert (told["code"], told["line"]) == (75, "process 1 of 2 (host-1, pid 1): was stopped before the start")
 
