@@ -32,10 +32,16 @@ class Preempted(RuntimeError):
     exit_code = EXIT_PREEMPTED
 
 
+def brief(value: Any, most: int = 300) -> str:
+    """Return the `repr` of a value; of one that is long, a file's for instance, the beginning and the end."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 6 :]}"
+
+
 def require(condition: Any, field: str, value: Any, fix: str) -> None:
     """Raise `UserError` naming the field, its value and the fix unless `condition` holds."""
     if not condition:
-        raise UserError(f"{field} = {value!r}: {fix}")
+        raise UserError(f"{field} = {brief(value)}: {fix}")
 
 
 def require_choice(field: str, value: Any, choices: Iterable[str]) -> None:
@@ -43,6 +49,6 @@ def require_choice(field: str, value: Any, choices: Iterable[str]) -> None:
     known = sorted(choices)
     if value in known:
         return
-    near = difflib.get_close_matches(str(value), known, n=1)
+    near = difflib.get_close_matches(str(value)[:100], known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise UserError(f"{field} = {value!r}: use one of {', '.join(known)}{hint}")
+    raise UserError(f"{field} = {brief(value)}: use one of {', '.join(known)}{hint}")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from lbopt import types
 from lbopt.errors import require, require_choice
 from lbopt.interchange import fields, layouts
 from lbopt.interchange.family import Family
 from lbopt.interchange.fields import COUNT, POSITIVE, RATE, Field
-from lbopt.interchange.names import DENSE, EMBEDDING, LAYER_NORM, TURNED_DENSE, Layer, Leaf
+from lbopt.interchange.names import DENSE, EMBEDDING, LAYER_NORM, TURNED_DENSE, Described, Layer, Leaf
 from lbopt.models.bert import Bert
 
 _THEIR_LAYER = "bert.encoder.layer.{i}"
@@ -35,7 +32,7 @@ PRETRAINING = (
     Layer("pooler", "bert.pooler.dense", DENSE),
     Layer("prediction_dense", "cls.predictions.transform.dense", DENSE),
     Layer("prediction_norm", "cls.predictions.transform.LayerNorm", LAYER_NORM),
-    Layer("", "cls.predictions", (Leaf("params", "prediction_bias", "bias", layouts.SAME),)),
+    Layer("", "cls.predictions", (Leaf("params", "prediction_bias", "bias", layouts.SAME, is_vector=True),)),
     Layer("next_sentence", "cls.seq_relationship", DENSE),
 )
 QUESTION_ANSWERING = (Layer("span", "qa_outputs", DENSE),)
@@ -80,9 +77,35 @@ def _config(module: Bert, params: types.Params, image_size: int | None) -> dict[
     return {**found, "intermediate_size": module.inner_width or 4 * module.width}
 
 
-def _example(config: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+def _layers(module: Bert, config: Mapping[str, Any]) -> Iterator[Described]:
     del config
-    return {"input_ids": jax.ShapeDtypeStruct((1, 1), jnp.int32)}
+    wide = module.clone(inner_width=module.inner_width or 4 * module.width)
+    size = fields.sizes(FIELDS, wide)
+    vocabulary, width, inner = size["vocab_size"], size["width"], size["inner_width"]
+    yield Described("word_embedding", (vocabulary, width))
+    yield Described("position_embedding", (size["max_length"], width))
+    yield Described("segment_embedding", (size["num_segments"], width))
+    yield Described("embedding_norm", (width,))
+    for number in range(module.num_layers):
+        for name, shape in (
+            ("query", (width, width)),
+            ("key", (width, width)),
+            ("value", (width, width)),
+            ("attention_output", (width, width)),
+            ("attention_norm", (width,)),
+            ("inner", (width, inner)),
+            ("output", (inner, width)),
+            ("output_norm", (width,)),
+        ):
+            yield Described(f"layer{number}/{name}", shape, size["num_layers"].fields)
+    if module.head == "question_answering":
+        yield Described("span", (width, 2))
+        return
+    yield Described("pooler", (width, width))
+    yield Described("prediction_dense", (width, width))
+    yield Described("prediction_norm", (width,))
+    yield Described("", (vocabulary,))
+    yield Described("next_sentence", (width, 2))
 
 
 def _family(architecture: str, head: str, table: tuple[Layer, ...], **options: Any) -> Family:
@@ -93,7 +116,7 @@ def _family(architecture: str, head: str, table: tuple[Layer, ...], **options: A
         describes=lambda module: isinstance(module, Bert) and module.head == head,
         module=lambda config: _module(config, head),
         config=_config,
-        example=_example,
+        layers=_layers,
         **options,
     )
 

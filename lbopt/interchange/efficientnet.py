@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from lbopt import types
 from lbopt.errors import UserError, require, require_choice
 from lbopt.interchange import fields
 from lbopt.interchange.family import Family
 from lbopt.interchange.fields import COUNT, COUNTS, INDICES, ODD_COUNTS, POSITIVE, RATE, STRIDES, Field
-from lbopt.interchange.names import BATCH_NORM, CONV, DENSE, DENSE_AS_CONV, Layer
+from lbopt.interchange.names import BATCH_NORM, CONV, DENSE, DENSE_AS_CONV, Described, Layer, Size
 from lbopt.models import efficientnet
 from lbopt.models.efficientnet import EfficientNet
 
@@ -63,14 +61,18 @@ def _module(config: Mapping[str, Any]) -> EfficientNet:
     fields.require_fixed(config, FIXED)
     require_choice("hidden_act", config.get("hidden_act", "swish"), ACTIVATIONS)
     fields.get(config, "num_channels", 3, COUNT)
-    return EfficientNet(
+    network = EfficientNet(
         stages=_stages(config),
         stem_width=STEM_WIDTH,
         head_width=HEAD_WIDTH,
-        num_classes=fields.num_labels(config),
+        num_classes=int(fields.num_labels(config)),
         batch_norm_unbiased_var=True,  # as PyTorch keeps it
         **fields.read(FIELDS, config),
     )
+    blocks = sum(math.ceil(network.depth_coefficient * stage.depth) for stage in network.stages)
+    padded = list(network.symmetric_blocks or ())
+    require(all(number < blocks for number in padded), "depthwise_padding", padded, f"there are {blocks} blocks")
+    return network
 
 
 def _stages(config: Mapping[str, Any]) -> tuple[efficientnet.Stage, ...]:
@@ -116,9 +118,32 @@ def _symmetric_blocks(module: EfficientNet, image_size: int | None) -> tuple[int
     return efficientnet.symmetric_blocks(module, image_size)
 
 
-def _example(config: Mapping[str, Any]) -> jax.ShapeDtypeStruct:
-    side = _module(config).total_stride
-    return jax.ShapeDtypeStruct((1, side, side, config.get("num_channels", 3)), jnp.float32)
+def _layers(module: EfficientNet, config: Mapping[str, Any]) -> Iterator[Described]:
+    scaled = ("width_coefficient", "depth_divisor")
+    depth = ("depth_coefficient", "num_block_repeats")
+    before = Size(module.scaled(module.stem_width), *scaled)
+    yield Described("stem_conv", (3, 3, Size(config.get("num_channels", 3), "num_channels"), before))
+    yield Described("stem_norm", (before,))
+    for number, block in enumerate(module.each_block()):
+        inside = Size(before * block.expansion, "expand_ratios", *before.fields)
+        squeeze = Size(max(1, int(before * module.squeeze_ratio)), "squeeze_expansion_ratio", *before.fields)
+        width = Size(block.width, "out_channels", *scaled)
+        kernel = Size(block.kernel, "kernel_sizes")
+        for name, shape in (
+            ("expand", (1, 1, before, inside)),
+            ("depthwise", (kernel, kernel, 1, inside)),
+            ("project", (1, 1, inside, width)),
+        ):
+            if name != "expand" or block.expansion != 1:
+                yield Described(f"block{number}/{name}_conv", shape, depth)
+                yield Described(f"block{number}/{name}_norm", shape[-1:], depth)
+        yield Described(f"block{number}/squeeze_excite/reduce", (inside, squeeze), depth)
+        yield Described(f"block{number}/squeeze_excite/expand", (squeeze, inside), depth)
+        before = width
+    head = Size(module.scaled(module.head_width), *scaled)
+    yield Described("head_conv", (1, 1, before, head))
+    yield Described("head_norm", (head,))
+    yield Described("head", (head, fields.num_labels(config)))
 
 
 FAMILY = Family(
@@ -128,6 +153,6 @@ FAMILY = Family(
     describes=lambda module: isinstance(module, EfficientNet),
     module=_module,
     config=_config,
-    example=_example,
+    layers=_layers,
     ignored=(r".*\.num_batches_tracked",),
 )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 
 from lbopt.errors import require
+from lbopt.interchange.names import Size
 
 
 class Kind(NamedTuple):
@@ -39,7 +40,7 @@ COUNTS = Kind(_list_of(_is_count, 1), "give a list of whole numbers >= 1")
 ODD_COUNTS = Kind(_list_of(lambda v: _is_count(v) and v % 2 == 1, 1), "give a list of odd numbers")
 STRIDES = Kind(_list_of(lambda v: _is_count(v) and v <= 2, 1), "give a list of strides 1 and 2")
 INDICES = Kind(_list_of(lambda v: _is_count(v) or v == 0), "give a list of block numbers")
-POSITIVE = Kind(lambda value: _is_number(value) and 0 < value < float("inf"), "give a number > 0")
+POSITIVE = Kind(lambda value: _is_number(value) and 0 < value <= 1000, "give a number > 0, and at most 1000")
 RATE = Kind(lambda value: _is_number(value) and 0 <= value < 1, "give a number in [0, 1)")
 
 
@@ -79,6 +80,11 @@ def get(config: Mapping[str, Any], name: str, default: Any, kind: Kind) -> Any:
     return value
 
 
+def sizes(table: tuple[Field, ...], module: nn.Module) -> dict[str, Size]:
+    """Return the module's attributes that are counts, with the fields that say them."""
+    return {field.ours: Size(getattr(module, field.ours), field.theirs) for field in table if field.kind is COUNT}
+
+
 def write(table: tuple[Field, ...], module: nn.Module) -> dict[str, Any]:
     """Return fields of config.json."""
     values = {field.theirs: getattr(module, field.ours) for field in table}
@@ -92,13 +98,13 @@ def require_fixed(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
         require(given == value, name, given, f"lbopt's network has {value!r} there; give a model of that kind")
 
 
-def num_labels(config: Mapping[str, Any]) -> int:
+def num_labels(config: Mapping[str, Any]) -> Size:
     """Return how many classes there are: the length of `id2label`; 2 where nothing is said, as in `transformers`."""
     labels = config.get("id2label")
     if labels is None:
-        return get(config, "num_labels", 2, COUNT)
+        return Size(get(config, "num_labels", 2, COUNT), "num_labels")
     require(isinstance(labels, dict) and labels, "id2label", labels, "give an object with a name for each class")
-    return len(labels)
+    return Size(len(labels), "id2label")
 
 
 def labels(count: int) -> dict[str, Any]:

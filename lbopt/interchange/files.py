@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
+import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from lbopt import typed_json
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import EnvironmentProblem, UserError, brief
+from lbopt.regular import open_regular
+from lbopt.shown import one_line
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 FLOATS = ("F64", "F32", "F16", "BF16")
+MOST_TENSORS = 1 << 16
+"""In one file: the largest networks that are read here have about a thousand."""
+
+
+class _Tensor(TypedDict):
+    dtype: str
+    shape: list[typed_json.Count]
+    data_offsets: tuple[typed_json.Count, typed_json.Count]
 
 
 class Entry(NamedTuple):
@@ -42,12 +54,12 @@ def weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
     Raises:
       UserError: if there are none; also if there are only pickles, which run code when they are read.
     """
-    if (directory / WEIGHTS).is_file():
+    if is_there(directory / WEIGHTS):
         return [directory / WEIGHTS]
-    if (directory / INDEX).is_file():
+    if is_there(directory / INDEX):
         return [_shard(directory, name) for name in _shard_names(directory / INDEX)]
     for name in PICKLES:
-        if (directory / name).exists():
+        if is_there(directory / name):
             raise UserError(
                 f"{directory / name}: only safetensors are read; load it with transformers and save it again "
                 "(save_pretrained(folder, safe_serialization=True))"
@@ -62,11 +74,33 @@ def _shard_names(index: pathlib.Path) -> list[str]:
     return sorted(set(names.values()))
 
 
+def is_there(path: pathlib.Path) -> bool:
+    """Return whether there is a file or a folder.
+
+    Raises:
+      UserError: if the system cannot look for it, as for a name that is too long.
+    """
+    try:
+        return path.exists()
+    except OSError as error:
+        raise UserError(f"{brief(str(path))}: it cannot be looked for ({error.strerror}); use another path") from error
+
+
 def _shard(directory: pathlib.Path, name: str) -> pathlib.Path:
     if pathlib.PurePath(name).name != name:
-        raise UserError(f"{directory / INDEX}: weight_map names {name!r}, outside of the folder; save the model again")
-    if not (directory / name).is_file():
-        raise UserError(f"{directory / name}: {INDEX} lists it and it is missing; copy it too, or save the model again")
+        raise UserError(
+            f"{directory / INDEX}: weight_map names {brief(name)}, outside of the folder; save the model again"
+        )
+    try:
+        there = (directory / name).exists()
+    except OSError as error:
+        raise UserError(
+            f"{directory / INDEX}: weight_map names {brief(name)}: {error.strerror}; save the model again"
+        ) from error
+    if not there:
+        raise UserError(
+            f"{one_line(str(directory / name))}: {INDEX} lists it and it is missing; copy it too, or save the model again"
+        )
     return directory / name
 
 
@@ -105,7 +139,21 @@ def read_floats(entries: Mapping[str, Entry]) -> Iterator[tuple[str, np.ndarray]
         with opened(file) as handle:
             for key, entry in entries.items():
                 if entry.file == file:
-                    yield key, handle.get_tensor(entry.name).astype(np.float32)
+                    yield key, tensor(handle, file, entry.name).astype(np.float32)
+
+
+def tensor(handle: Any, file: pathlib.Path, name: str) -> np.ndarray:
+    """Return an array of an opened file.
+
+    Raises:
+      UserError: if NumPy has no such dtype or shape.
+    """
+    try:
+        return handle.get_tensor(name)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{file}: {one_line(name[:100])} is no array of NumPy ({error}); save the model again in {FLOATS[1]}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -117,12 +165,38 @@ def opened(file: pathlib.Path) -> Iterator[Any]:
       EnvironmentProblem: if it cannot be read.
     """
     try:
+        _check_header(file)
         with safetensors.safe_open(file, framework="np") as handle:
             yield handle
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{file}: not a whole safetensors file ({error}); fetch or save it again") from error
+    except (safetensors.SafetensorError, _DamagedHeaderError) as error:
+        said = one_line(str(error)[:200])
+        raise UserError(f"{file}: not a whole safetensors file ({said}); fetch or save it again") from error
     except OSError as error:
-        raise EnvironmentProblem(f"{file}: cannot be read ({error}); mend it or use another folder") from error
+        raise EnvironmentProblem(
+            f"{file}: cannot be read ({error.strerror or error}); mend it or use another folder"
+        ) from error
+
+
+class _DamagedHeaderError(Exception):
+    """It says what is wrong."""
+
+
+def _check_header(file: pathlib.Path) -> None:
+    """Check sizes and types of a header, and that the file is a regular one; safetensors checks that the offsets make sense."""
+    with open_regular(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        (length,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\0"))
+        if length > min(size - 8, typed_json.MOST_BYTES):
+            raise _DamagedHeaderError(f"a header of {length} bytes in a file of {size}")
+        header = stream.read(length)
+    try:
+        tensors = typed_json.decode(header, dict[str, Any])
+        typed_json.convert(tensors.pop("__metadata__", None) or {}, dict[str, str])
+        typed_json.convert(tensors, dict[str, _Tensor])
+    except ValueError as error:
+        raise _DamagedHeaderError(str(error)) from error
+    if len(tensors) > MOST_TENSORS:
+        raise _DamagedHeaderError(f"{len(tensors)} tensors, of {MOST_TENSORS} at most")
 
 
 def write(file: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+_Length = TypeVar("_Length", bound=int)
+
 
 class Layout(NamedTuple):
-    """A pair of functions that undo each other; both return views.
+    """An order of axes, and its inverse; arrays are turned as views.
 
     Attributes:
-      to_theirs: our array -> PyTorch's.
-      to_ours: PyTorch's array -> ours.
+      axes: our axes in PyTorch's order; None for the same order.
+      ones: axes of length 1 that PyTorch's array has at its end.
     """
 
-    to_theirs: Callable[[np.ndarray], np.ndarray]
-    to_ours: Callable[[np.ndarray], np.ndarray]
+    axes: tuple[int, ...] | None = None
+    ones: int = 0
 
-    def their_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape in PyTorch of our array of a shape.
+    def to_theirs(self, x: np.ndarray) -> np.ndarray:
+        """Turn our array into PyTorch's."""
+        x = x if self.axes is None else x.transpose(self.axes)
+        return x.reshape(x.shape + (1,) * self.ones)
+
+    def to_ours(self, x: np.ndarray) -> np.ndarray:
+        """Turn PyTorch's array into ours."""
+        x = x.reshape(x.shape[: x.ndim - self.ones])
+        return x if self.axes is None else x.transpose(np.argsort(self.axes))
+
+    def their_shape(self, shape: tuple[_Length, ...]) -> tuple[_Length | int, ...]:
+        """Return the shape in PyTorch of our array of a shape, which may be too large to exist.
 
         >>> CONV.their_shape((3, 3, 16, 32))
         (32, 16, 3, 3)
         """
-        return self.to_theirs(np.broadcast_to(np.float32(0), shape)).shape
+        return (*(shape[axis] for axis in self.axes or range(len(shape))), *(1,) * self.ones)
 
 
-SAME = Layout(lambda x: x, lambda x: x)
+SAME = Layout()
 """Vectors, embeddings, and matrices that lie here as there."""
 
-DENSE = Layout(lambda x: x.T, lambda x: x.T)
+DENSE = Layout((1, 0))
 """[in, out] <-> [out, in]."""
 
-CONV = Layout(lambda x: x.transpose(3, 2, 0, 1), lambda x: x.transpose(2, 3, 1, 0))
+CONV = Layout((3, 2, 0, 1))
 """[height, width, in, out] <-> [out, in, height, width]; depthwise kernels have in = 1."""
 
-DENSE_AS_CONV = Layout(lambda x: x.T[:, :, None, None], lambda x: x[:, :, 0, 0].T)
+DENSE_AS_CONV = Layout((1, 0), ones=2)
 """[in, out] <-> [out, in, 1, 1]: a dense layer that PyTorch's network writes as a 1 x 1 convolution."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from flax import traverse_util
@@ -11,6 +12,22 @@ from flax import traverse_util
 from lbopt import tree, types
 from lbopt.interchange import layouts
 from lbopt.interchange.layouts import Layout
+
+
+class Size(int):
+    """A length or a number, and the fields of `config.json` from which it follows.
+
+    Attributes:
+      fields: their names there; none for what every network of the family has.
+    """
+
+    fields: tuple[str, ...]
+
+    def __new__(cls, value: int, *fields: str) -> Size:
+        """Make the number."""
+        made = super().__new__(cls, value)
+        made.fields = fields
+        return made
 
 
 class Leaf(NamedTuple):
@@ -21,16 +38,18 @@ class Leaf(NamedTuple):
       ours: its name in the Linen module.
       theirs: its name in the PyTorch module.
       layout: how it is turned.
+      is_vector: it has the last axis of the layer's shape only.
     """
 
     collection: str
     ours: str
     theirs: str
     layout: Layout
+    is_vector: bool = False
 
 
-_SCALE = Leaf("params", "scale", "weight", layouts.SAME)
-_BIAS = Leaf("params", "bias", "bias", layouts.SAME)
+_SCALE = Leaf("params", "scale", "weight", layouts.SAME, is_vector=True)
+_BIAS = Leaf("params", "bias", "bias", layouts.SAME, is_vector=True)
 
 CONV = (Leaf("params", "kernel", "weight", layouts.CONV),)
 DENSE = (Leaf("params", "kernel", "weight", layouts.DENSE), _BIAS)
@@ -41,8 +60,8 @@ LAYER_NORM = (_SCALE, _BIAS)
 BATCH_NORM = (
     _SCALE,
     _BIAS,
-    Leaf("batch_stats", "mean", "running_mean", layouts.SAME),
-    Leaf("batch_stats", "var", "running_var", layouts.SAME),
+    Leaf("batch_stats", "mean", "running_mean", layouts.SAME, is_vector=True),
+    Leaf("batch_stats", "var", "running_var", layouts.SAME, is_vector=True),
 )
 
 
@@ -58,6 +77,38 @@ class Layer(NamedTuple):
     ours: str
     theirs: str
     leaves: tuple[Leaf, ...]
+
+
+class Described(NamedTuple):
+    """A layer of a network that `config.json` describes.
+
+    Attributes:
+      ours: path of the Linen module.
+      shape: of its kernel, embedding or vector, ours; lengths are `Size`s, or ints where no field says them.
+      because: fields that say how many layers there are of this kind.
+    """
+
+    ours: str
+    shape: tuple[int, ...]
+    because: tuple[str, ...] = ()
+
+
+class Tensor(NamedTuple):
+    """An array of a network, here and there.
+
+    Attributes:
+      ours: its name, for instance "params/dense/kernel".
+      theirs: its name in the file.
+      layout: how it is turned.
+      shape: ours; see `Described`.
+      because: see `Described`.
+    """
+
+    ours: str
+    theirs: str
+    layout: Layout
+    shape: tuple[int, ...]
+    because: tuple[str, ...]
 
 
 class Counterpart(NamedTuple):
@@ -79,18 +130,40 @@ def counterpart(table: Iterable[Layer], name: str) -> Counterpart:
     """
     collection, _, path = name.partition("/")
     module, _, last = path.rpartition("/")
-    for row in table:
-        numbers = _match(row.ours, module)
-        for leaf in row.leaves if numbers is not None else ():
-            if (leaf.collection, leaf.ours) == (collection, last):
-                return Counterpart(f"{row.theirs}.{leaf.theirs}".format(**numbers or {}), leaf.layout)
+    theirs, leaves = _layer(table, module)
+    for leaf in leaves:
+        if (leaf.collection, leaf.ours) == (collection, last):
+            return Counterpart(f"{theirs}.{leaf.theirs}", leaf.layout)
     raise KeyError(f"no row of the table names {name!r}")
 
 
-def _match(pattern: str, path: str) -> Mapping[str, str] | None:
-    expression = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(pattern))
-    found = re.fullmatch(expression, path)
-    return found.groupdict() if found else None
+def tensors(table: Iterable[Layer], layers: Iterable[Described]) -> Iterator[Tensor]:
+    """Yield the arrays of layers one after another, however many are described.
+
+    >>> row = Layer("layer{i}/query", "encoder.{i}.self.query", DENSE)
+    >>> described = (Described(f"layer{i}/query", (8, 16)) for i in range(10**9))
+    >>> next(tensors([row], described)).theirs
+    'encoder.0.self.query.weight'
+    """
+    for path, shape, because in layers:
+        theirs, leaves = _layer(table, path)
+        for leaf in leaves:
+            ours = "/".join(filter(None, (leaf.collection, path, leaf.ours)))
+            yield Tensor(ours, f"{theirs}.{leaf.theirs}", leaf.layout, shape[-1:] if leaf.is_vector else shape, because)
+
+
+def _layer(table: Iterable[Layer], path: str) -> tuple[str, tuple[Leaf, ...]]:
+    """Return the path of a layer there, and its arrays."""
+    for row in table:
+        found = _expression(row.ours).fullmatch(path)
+        if found:
+            return row.theirs.format(**found.groupdict()), row.leaves
+    raise KeyError(f"no row of the table names {path!r}")
+
+
+@functools.cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(pattern)))
 
 
 def flatten(variables: types.PyTree) -> dict[str, Any]:

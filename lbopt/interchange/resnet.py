@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from lbopt import types
 from lbopt.errors import require, require_choice
 from lbopt.interchange import fields
 from lbopt.interchange.family import Family
 from lbopt.interchange.fields import COUNT, COUNTS, Field
-from lbopt.interchange.names import BATCH_NORM, CONV, DENSE, Layer
+from lbopt.interchange.names import BATCH_NORM, CONV, DENSE, Described, Layer, Size
 from lbopt.models.resnet import ResNet
 
 _OUR_BLOCK, _THEIR_BLOCK = "stage{s}_block{b}", "resnet.encoder.stages.{s}.layers.{b}"
@@ -49,10 +46,13 @@ def _module(config: Mapping[str, Any]) -> ResNet:
     attributes = fields.read(FIELDS, config)
     stages = len(attributes["widths"])
     require(len(attributes["depths"]) == stages, "depths", list(attributes["depths"]), f"give {stages}, one a stage")
+    bottleneck = LAYER_TYPES[layer_type]
+    fix = "a bottleneck is a quarter as wide; give widths of at least 4, or layer_type basic"
+    require(min(attributes["widths"]) >= 4 or not bottleneck, "hidden_sizes", list(attributes["widths"]), fix)
     fields.get(config, "num_channels", 3, COUNT)
     return ResNet(
-        bottleneck=LAYER_TYPES[layer_type],
-        num_classes=fields.num_labels(config),
+        bottleneck=bottleneck,
+        num_classes=int(fields.num_labels(config)),
         batch_norm_unbiased_var=True,  # as PyTorch keeps it
         **attributes,
     )
@@ -75,9 +75,27 @@ def _config(module: ResNet, params: types.Params, image_size: int | None) -> dic
     }
 
 
-def _example(config: Mapping[str, Any]) -> jax.ShapeDtypeStruct:
-    side = _module(config).total_stride
-    return jax.ShapeDtypeStruct((1, side, side, config.get("num_channels", 3)), jnp.float32)
+def _layers(module: ResNet, config: Mapping[str, Any]) -> Iterator[Described]:
+    before = fields.sizes(FIELDS, module)["stem_width"]
+    channels = Size(config.get("num_channels", 3), "num_channels")
+    yield Described("stem/conv", (7, 7, channels, before))
+    yield Described("stem/norm", (before,))
+    for stage, (depth, wide) in enumerate(zip(module.depths, module.widths, strict=True)):
+        width = Size(wide, "hidden_sizes")
+        inside = Size(wide // 4, "hidden_sizes")
+        for number in range(depth):
+            block = f"stage{stage}_block{number}"
+            shapes = [(3, 3, before, width), (3, 3, width, width)]
+            if module.bottleneck:
+                shapes = [(1, 1, before, inside), (3, 3, inside, inside), (1, 1, inside, width)]
+            for conv, shape in enumerate(shapes, 1):
+                yield Described(f"{block}/conv{conv}", shape, ("depths",))
+                yield Described(f"{block}/norm{conv}", shape[-1:], ("depths",))
+            if number == 0 and (stage > 0 or before != width):
+                yield Described(f"{block}/shortcut_conv", (1, 1, before, width), ("depths",))
+                yield Described(f"{block}/shortcut_norm", (width,), ("depths",))
+            before = width
+    yield Described("head", (before, fields.num_labels(config)))
 
 
 FAMILY = Family(
@@ -87,6 +105,6 @@ FAMILY = Family(
     describes=lambda module: isinstance(module, ResNet),
     module=_module,
     config=_config,
-    example=_example,
+    layers=_layers,
     ignored=(r".*\.num_batches_tracked",),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -151,7 +151,7 @@ class EfficientNet(nn.Module):
         folded = self.fold_examples if train and not self.is_initializing() else 1
         x = folding.fold_examples(x, folded)
         padding = "SAME" if self.symmetric_blocks is None else ((0, 1), (0, 1))
-        width = self._round(self.stem_width)
+        width = self.scaled(self.stem_width)
         x = folding.Conv(width, 3, 2, padding, _normal_by_fan_out, self.dtype, examples=folded, name="stem_conv")(x)
         x = nn.swish(norm(name="stem_norm", fold=Fold(examples=folded))(x, use_running_average=not train))
         blocks = self.blocks()
@@ -164,28 +164,30 @@ class EfficientNet(nn.Module):
             arguments = stage, padding, self.squeeze_ratio, skipped, rate, norm, folded, self.dtype
             x = Block(*arguments, name=f"block{number}")(x, train)
         x = folding.unfold_examples(x, folded)
-        x = _pointwise(self._round(self.head_width), self.dtype, "head_conv")(x)
+        x = _pointwise(self.scaled(self.head_width), self.dtype, "head_conv")(x)
         x = nn.swish(norm(name="head_norm")(x, use_running_average=not train))
         x = Dropout(self.dropout_rate)(jnp.mean(x, (1, 2), dtype=jnp.float32), train)
         return nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=_uniform_by_fan_out, name="head")(x)
 
     def blocks(self) -> list[Stage]:
         """Return each block after scaling: stride and width are its own, `depth` its number within the stage."""
-        blocks = []
+        return list(self.each_block())
+
+    def each_block(self) -> Iterator[Stage]:
+        """Yield `blocks` one after another, of which a file may declare any number."""
         for stage in self.stages:
-            width = self._round(stage.width)
+            width = self.scaled(stage.width)
             for number in range(math.ceil(self.depth_coefficient * stage.depth)):
                 stride = stage.stride if number == 0 else 1
-                blocks.append(Stage(stage.kernel, stride, stage.expansion, width, number))
-        return blocks
+                yield Stage(stage.kernel, stride, stage.expansion, width, number)
 
     @property
     def total_stride(self) -> int:
         """By how much the network reduces an image."""
         return 2 * math.prod(stage.stride for stage in self.stages)
 
-    def _round(self, channels: int) -> int:
-        """Scale and round to a multiple of the divisor, never down by more than a tenth."""
+    def scaled(self, channels: int) -> int:
+        """Scale channels and round to a multiple of the divisor, never down by more than a tenth."""
         wanted, divisor = channels * self.width_coefficient, self.depth_divisor
         rounded = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
         return rounded + divisor if rounded < 0.9 * wanted else rounded
