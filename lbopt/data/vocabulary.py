@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from lbopt import paths, typed_json
 from lbopt.data.pieces import CONTINUED, SPECIAL_TOKENS, UNK
-from lbopt.errors import EnvironmentProblem, UserError, require
-from lbopt.regular import open_regular
+from lbopt.errors import EnvironmentProblem, UserError, brief, require
 
 VOCABULARY, SETTINGS, TOKENIZER = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
 """Files of Transformers: pieces; how text is cut; both in one."""
@@ -107,17 +106,17 @@ def read_vocabulary(path: paths.GivenPath) -> list[str]:
     if file.suffix == ".json":
         return _pieces_of_tokenizer(file)
     try:
-        with open_regular(file, "r", encoding="utf-8") as stream:
-            lines = stream.read().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        text = typed_json.read_bytes(file, typed_json.MOST_BYTES).decode()
+    except (OSError, ValueError) as error:
         raise UserError(
             f"vocabulary = {str(path)!r}: it cannot be read as UTF-8 text ({error}); use a vocab.txt"
         ) from error
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     pieces = lines[:-1] if lines[-1] == "" else lines
     require(pieces, "vocabulary", str(path), "it is empty; use a file with one piece a line")
     require("" not in pieces, "vocabulary", str(path), "a line is empty; every line has one piece")
     twice = [piece for piece, count in collections.Counter(pieces).items() if count > 1]
-    require(not twice, "vocabulary", str(path), f"{twice[:3]} occur more than once; each piece has one line")
+    require(not twice, "vocabulary", str(path), f"{brief(twice[:3])} occur more than once; each piece has one line")
     return pieces
 
 
@@ -277,7 +276,7 @@ def _pieces_of_tokenizer(path: Path) -> list[str]:
     pieces = sorted(ids, key=ids.__getitem__)
     require(pieces, "vocabulary", str(path), "it has no pieces; use a tokenizer.json of a trained BERT")
     broken = [piece for piece in pieces if not piece or _NO_LINE.search(piece)]
-    require(not broken, "vocabulary", str(path), f"{broken[:3]} are no lines of text; use another vocabulary")
+    require(not broken, "vocabulary", str(path), f"{brief(broken[:3])} are no lines of text; use another vocabulary")
     numbered = [ids[piece] for piece in pieces] == list(range(len(pieces)))
     require(numbered, "vocabulary", str(path), f"its {len(pieces)} pieces are not numbered from 0 on; save it again")
     return pieces

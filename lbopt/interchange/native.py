@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import paths, types
-from lbopt.errors import UserError
+from lbopt import paths, typed_json, types
+from lbopt.errors import UserError, brief
 from lbopt.interchange import files, names
 
 FORMAT = "lbopt"
@@ -47,7 +47,9 @@ def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, s
       UserError: if it is another file.
     """
     with _opened(file) as (handle, metadata):
-        flat = {name: jnp.asarray(handle.get_tensor(name)) for name in handle.keys()}  # noqa: SIM118
+        keys = list(handle.keys())
+        _check_names(keys, str(file))
+        flat = {name: jnp.asarray(files.tensor(handle, paths.local(file, "file"), name)) for name in keys}
     return names.unflatten(flat), metadata
 
 
@@ -60,13 +62,23 @@ def read_metadata(file: paths.GivenPath) -> dict[str, str]:
 @contextlib.contextmanager
 def _opened(file: paths.GivenPath) -> Iterator[tuple[Any, dict[str, str]]]:
     place = paths.local(file, "file")
-    if not place.is_file():
+    if not files.is_there(place):
         raise UserError(f"{place}: no such file; give a model.safetensors of lbopt export --format=safetensors")
     with files.opened(place) as handle:
         metadata = handle.metadata() or {}
         if metadata.get("format") != FORMAT:
             raise UserError(
-                f"{place}: format = {metadata.get('format')!r} in its metadata, not {FORMAT!r}; "
+                f"{place}: format = {brief(metadata.get('format'))} in its metadata, not {FORMAT!r}; "
                 "give a file of lbopt export --format=safetensors, or the folder to lbopt.load_huggingface"
             )
         yield handle, metadata
+
+
+def _check_names(keys: list[str], place: str) -> None:
+    """Raise `UserError` if an array would lie inside of another, or too deep."""
+    known = set(keys)
+    for name in keys:
+        parts = name.split("/")
+        above = {"/".join(parts[:end]) for end in range(1, min(len(parts), typed_json.DEEPEST))}
+        if len(parts) > typed_json.DEEPEST or above & known:
+            raise UserError(f"{place}: {brief(name)} cannot be the name of an array beside the others; export it again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -333,10 +334,14 @@ def _norm(epsilon: float, dtype: Any, name: str) -> nn.LayerNorm:
 
 def stack_layers(params: types.Params) -> types.Params:
     """Turn the parameters of an unscanned network into those of a scanned one: `layer<i>/...` -> `layers/...` [layers, ...]."""
-    count = sum(name.startswith("layer") and name[5:].isdigit() for name in params)
-    rest = {name: value for name, value in params.items() if not (name.startswith("layer") and name[5:].isdigit())}
-    each = [params[f"layer{number}"] for number in range(count)]
-    return {**rest, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)}
+    names = layer_names(params)
+    rest = {name: value for name, value in params.items() if name not in names}
+    return {**rest, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in names))}
+
+
+def layer_names(params: types.Params) -> list[str]:
+    """Return the names of an unscanned network's layers in their order."""
+    return list(itertools.takewhile(params.__contains__, map("layer{}".format, itertools.count())))
 
 
 def unstack_layers(params: types.Params) -> types.Params:

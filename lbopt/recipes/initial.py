@@ -15,7 +15,7 @@ import numpy as np
 from lbopt import tree, typed_json, types
 from lbopt.config.model import ModelConfig
 from lbopt.data.vocabulary import VOCABULARY, Normalization, TextNormalization, stated_normalization
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import EnvironmentProblem, UserError, brief, require
 from lbopt.interchange import huggingface, native
 from lbopt.models import bert
 from lbopt.train import bucket, workdir as workdirs
@@ -44,12 +44,12 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
     """
     with opened(place) as path:
         variables, activation = _read(path, place)
-    fix = f"{place} was trained with {activation!r}, and shapes do not tell; use that"
+    fix = "no parameters are in it; give a file of lbopt export or a workdir of lbopt train"
+    require(isinstance(variables.get("params"), Mapping), "config.init_from", place, fix)
+    fix = f"{brief(place)} was trained with {activation!r}, and shapes do not tell; use that"
     agrees = model.name != "bert" or activation in (None, model.activation)
     require(agrees, "config.model.activation", model.activation, fix)
-    params = variables["params"]
-    if model.name == "bert" and model.scan_layers != ("layers" in params):
-        params = bert.stack_layers(params) if model.scan_layers else bert.unstack_layers(params)
+    params = _as_scanned(variables["params"], model, place) if model.name == "bert" else variables["params"]
     return {**variables, "params": params}
 
 
@@ -65,6 +65,23 @@ def opened(place: str) -> Iterator[pathlib.Path]:
         with _naming(place):
             path = workdirs.absolute(stack.enter_context(bucket.opened(place, write=False)))
         yield path
+
+
+def _as_scanned(params: types.Params, model: ModelConfig, place: str) -> types.Params:
+    """Return parameters of bert with its layers stacked or not, as the model has them; those of another network as they are."""
+    if model.scan_layers:
+        layers = [tree.by_name(params[name]) for name in bert.layer_names(params)]
+        shapes = [{name: np.shape(leaf) for name, leaf in layer.items()} for layer in layers]
+        count, change = len(layers) if shapes == shapes[:1] * len(layers) else 0, bert.stack_layers
+    else:
+        lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(params.get("layers"))}
+        count, change = sum(*lengths) if len(lengths) == 1 else 0, bert.unstack_layers
+    if count == 0:
+        return params
+    wanted = bert.SIZES[model.size].num_layers
+    fix = f"that has {wanted} layers, and {brief(place)} has {count}; give the size of what it starts from"
+    require(count == wanted, "config.model.size", model.size, fix)
+    return change(params)
 
 
 def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
@@ -128,7 +145,9 @@ def _activation(model: str, place: str) -> str | None:
     try:
         return typed_json.decode(model.encode(), _Model).get("activation")
     except ValueError as error:
-        raise UserError(f"config.init_from = {place!r}: model in its metadata: {error}; export it again") from error
+        raise UserError(
+            f"config.init_from = {brief(place)}: model in its metadata: {error}; export it again"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -138,7 +157,7 @@ def _naming(place: str) -> Iterator[None]:
         yield
     except (UserError, EnvironmentProblem) as error:
         said = re.sub(r"^--workdir( = '.*')?: ", "", str(error)).replace("another --workdir", "another folder")
-        raise type(error)(f"config.init_from = {place!r}: {said}") from error
+        raise type(error)(f"config.init_from = {brief(place)}: {said}") from error
 
 
 def merged(ours: types.PyTree, theirs: Mapping[str, Any], model: ModelConfig, place: str) -> tuple[types.PyTree, list]:
@@ -169,7 +188,7 @@ def merged(ours: types.PyTree, theirs: Mapping[str, Any], model: ModelConfig, pl
             return None
         what = "is not in it" if found is None else f"is {np.shape(found)} in it and {tuple(leaf.shape)} here"
         raise UserError(
-            f"config.init_from = {place!r}: parameter {name} {what}; give a checkpoint of the model that config.model describes"
+            f"config.init_from = {brief(place)}: parameter {name} {what}; give a checkpoint of the model that config.model describes"
         )
 
     return tree.map_with_name(choose, ours), fresh
