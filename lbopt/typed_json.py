@@ -156,7 +156,7 @@ def _parsed(data: bytes) -> Any:
     """Parse by msgspec, which is fast, and what it takes for no JSON as Python does: `NaN` and half a surrogate pair."""
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         try:
             return json.loads(data.decode())
         except ValueError as error:

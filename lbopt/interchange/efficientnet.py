@@ -80,7 +80,10 @@ def _stages(config: Mapping[str, Any]) -> tuple[efficientnet.Stage, ...]:
     count = len(columns["width"])
     for field in STAGE_FIELDS:
         require(
-            len(columns[field.ours]) == count, field.theirs, list(columns[field.ours]), f"give {count}, one a stage"
+            len(columns[field.ours]) == count,
+            field.theirs,
+            list(columns[field.ours]),
+            f"give {count}, one for each of out_channels",
         )
     return tuple(
         efficientnet.Stage(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
@@ -129,14 +132,12 @@ def _layers(module: EfficientNet, config: Mapping[str, Any]) -> Iterator[Describ
         squeeze = Size(max(1, int(before * module.squeeze_ratio)), "squeeze_expansion_ratio", *before.fields)
         width = Size(block.width, "out_channels", *scaled)
         kernel = Size(block.kernel, "kernel_sizes")
-        for name, shape in (
-            ("expand", (1, 1, before, inside)),
-            ("depthwise", (kernel, kernel, 1, inside)),
-            ("project", (1, 1, inside, width)),
-        ):
-            if name != "expand" or block.expansion != 1:
-                yield Described(f"block{number}/{name}_conv", shape, depth)
-                yield Described(f"block{number}/{name}_norm", shape[-1:], depth)
+        if block.expansion != 1:
+            yield Described(f"block{number}/expand_conv", (1, 1, before, inside), ("expand_ratios", *depth))
+            yield Described(f"block{number}/expand_norm", (inside,), ("expand_ratios", *depth))
+        for name, shape in (("depthwise", (kernel, kernel, 1, inside)), ("project", (1, 1, inside, width))):
+            yield Described(f"block{number}/{name}_conv", shape, depth)
+            yield Described(f"block{number}/{name}_norm", shape[-1:], depth)
         yield Described(f"block{number}/squeeze_excite/reduce", (inside, squeeze), depth)
         yield Described(f"block{number}/squeeze_excite/expand", (squeeze, inside), depth)
         before = width

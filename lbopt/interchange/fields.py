@@ -102,7 +102,7 @@ def num_labels(config: Mapping[str, Any]) -> Size:
     """Return how many classes there are: the length of `id2label`; 2 where nothing is said, as in `transformers`."""
     labels = config.get("id2label")
     if labels is None:
-        return Size(get(config, "num_labels", 2, COUNT), "num_labels")
+        return Size(get(config, "num_labels", 2, COUNT), "num_labels", "id2label")
     require(isinstance(labels, dict) and labels, "id2label", labels, "give an object with a name for each class")
     return Size(len(labels), "id2label")
 

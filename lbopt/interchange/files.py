@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import struct
@@ -78,18 +79,20 @@ def is_there(path: pathlib.Path) -> bool:
     """Return whether there is a file or a folder.
 
     Raises:
-      UserError: if the system cannot look for it, as for a name that is too long.
+      UserError: if the name is too long for there to be one.
+      EnvironmentProblem: if the system cannot look for it.
     """
     try:
         return path.exists()
     except OSError as error:
-        raise UserError(f"{brief(str(path))}: it cannot be looked for ({error.strerror}); use another path") from error
+        kind = UserError if error.errno == errno.ENAMETOOLONG else EnvironmentProblem
+        raise kind(f"{brief(str(path))}: it cannot be looked for ({error.strerror}); use another path") from error
 
 
 def _shard(directory: pathlib.Path, name: str) -> pathlib.Path:
-    if pathlib.PurePath(name).name != name:
+    if pathlib.PurePath(name).name != name or name in ("", ".."):
         raise UserError(
-            f"{directory / INDEX}: weight_map names {brief(name)}, outside of the folder; save the model again"
+            f"{directory / INDEX}: weight_map names {brief(name)}, which is outside of the folder or no name; save the model again"
         )
     try:
         there = (directory / name).exists()

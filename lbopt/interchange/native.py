@@ -63,7 +63,9 @@ def read_metadata(file: paths.GivenPath) -> dict[str, str]:
 def _opened(file: paths.GivenPath) -> Iterator[tuple[Any, dict[str, str]]]:
     place = paths.local(file, "file")
     if not files.is_there(place):
-        raise UserError(f"{place}: no such file; give a model.safetensors of lbopt export --format=safetensors")
+        raise UserError(
+            f"{brief(str(place))}: no such file; give a model.safetensors of lbopt export --format=safetensors"
+        )
     with files.opened(place) as handle:
         metadata = handle.metadata() or {}
         if metadata.get("format") != FORMAT:

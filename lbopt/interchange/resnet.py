@@ -45,7 +45,12 @@ def _module(config: Mapping[str, Any]) -> ResNet:
     require_choice("layer_type", layer_type, LAYER_TYPES)
     attributes = fields.read(FIELDS, config)
     stages = len(attributes["widths"])
-    require(len(attributes["depths"]) == stages, "depths", list(attributes["depths"]), f"give {stages}, one a stage")
+    require(
+        len(attributes["depths"]) == stages,
+        "depths",
+        list(attributes["depths"]),
+        f"give {stages}, one for each of hidden_sizes",
+    )
     bottleneck = LAYER_TYPES[layer_type]
     fix = "a bottleneck is a quarter as wide; give widths of at least 4, or layer_type basic"
     require(min(attributes["widths"]) >= 4 or not bottleneck, "hidden_sizes", list(attributes["widths"]), fix)
@@ -92,8 +97,9 @@ def _layers(module: ResNet, config: Mapping[str, Any]) -> Iterator[Described]:
                 yield Described(f"{block}/conv{conv}", shape, ("depths",))
                 yield Described(f"{block}/norm{conv}", shape[-1:], ("depths",))
             if number == 0 and (stage > 0 or before != width):
-                yield Described(f"{block}/shortcut_conv", (1, 1, before, width), ("depths",))
-                yield Described(f"{block}/shortcut_norm", (width,), ("depths",))
+                because = ("depths", "hidden_sizes", *before.fields)
+                yield Described(f"{block}/shortcut_conv", (1, 1, before, width), because)
+                yield Described(f"{block}/shortcut_norm", (width,), because)
             before = width
     yield Described("head", (before, fields.num_labels(config)))
 

@@ -16,7 +16,7 @@ from lbopt import tree, typed_json, types
 from lbopt.config.model import ModelConfig
 from lbopt.data.vocabulary import VOCABULARY, Normalization, TextNormalization, stated_normalization
 from lbopt.errors import EnvironmentProblem, UserError, brief, require
-from lbopt.interchange import huggingface, native
+from lbopt.interchange import files, huggingface, native
 from lbopt.models import bert
 from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.variables import read_variables
@@ -64,6 +64,7 @@ def opened(place: str) -> Iterator[pathlib.Path]:
     with contextlib.ExitStack() as stack:
         with _naming(place):
             path = workdirs.absolute(stack.enter_context(bucket.opened(place, write=False)))
+            files.is_there(path)  # or its name is too long to be looked for
         yield path
 
 

@@ -20,6 +20,7 @@ from lbopt.data.tokens import open_store, split_store
 from lbopt.data.vocabulary import Vocabulary, find_vocabulary
 from lbopt.data.windows import EvalLanes, Lanes, join_documents, make_windows
 from lbopt.errors import UserError, require
+from lbopt.interchange import files
 from lbopt.recipes import initial
 
 _EMBEDDED = "pydoc_squad"
@@ -101,7 +102,7 @@ def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
 
 def _vocabulary_beside(place: pathlib.Path, learned: str) -> pathlib.Path:
     fix = "nothing is there; give a workdir of lbopt train or a folder of Transformers, whose vocabulary is taken too"
-    require(place.exists(), "config.init_from", learned, fix)
+    require(files.is_there(place), "config.init_from", learned, fix)
     file = find_vocabulary(place)
     if file is None:
         raise UserError(f"config.data.vocab_file = None: {_GIVE_VOCABULARY}")

@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 import lbopt
 from lbopt.interchange import huggingface, names
+from lbopt.models import bert, efficientnet, resnet
 from lbopt.models.bert import Bert, unstack_layers
 from lbopt.models.efficientnet import EfficientNet
 from lbopt.models.resnet import ResNet
@@ -164,10 +165,30 @@ def test_names_from_tensorflow_and_tied_copies(tmp_path):
         same_bits(lbopt.load_huggingface(tmp_path / place)[1], expected)
 
 
-def test_every_variable_of_every_size_is_in_the_table():
-    for module, x, kind in NETWORKS.values():
-        if not getattr(module, "scan", False):
-            family = next(family for family in huggingface.FAMILIES if family.architecture == kind)
-            flat = names.flatten(torch_side.randomized_variables(module, x))
-            there = [names.counterpart(family.table, name).name for name in flat]
-            assert len(set(there)) == len(flat)
+@pytest.mark.parametrize(
+    ("module", "x"),
+    [
+        *((module, x) for module, x, _ in NETWORKS.values() if not getattr(module, "scan", False)),
+        *((resnet.make(size, num_classes=9), IMAGES) for size in ("18", "50")),
+        *((efficientnet.make(size), IMAGES) for size in ("b0", "b1", "b5")),
+        (bert.make("base", inner_width=5, max_length=77), TOKENS),
+        (bert.make("tiny", head="question_answering"), TOKENS),
+        (ResNet((1, 1), (64, 64), False, stem="space_to_depth"), IMAGES[..., :1]),
+    ],
+)
+def test_layers_are_described_as_the_module_makes_them(module, x):
+    """Names and shapes, which are compared with a file's before there is a module's variable."""
+    family = next(family for family in huggingface.FAMILIES if family.describes(module))
+    made = names.flatten(jax.eval_shape(lambda: module.init(jax.random.key(0), x, train=False)))
+    tensors = list(names.tensors(family.table, family.layers(module, _config_of(module, x))))
+    assert {tensor.ours: tensor.shape for tensor in tensors} == {name: leaf.shape for name, leaf in made.items()}
+    assert {tensor.ours: (tensor.theirs, tensor.layout) for tensor in tensors} == {
+        name: names.counterpart(family.table, name) for name in made
+    }
+    assert len({tensor.theirs for tensor in tensors}) == len(tensors)
+
+
+def _config_of(module, x):
+    if isinstance(module, Bert):
+        return {}
+    return {"num_channels": x.shape[-1], "num_labels": module.num_classes}

@@ -12,7 +12,8 @@ from lbopt.cli.arguments import load_config
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
 from lbopt.data.vocabulary import UNCASED
 from lbopt.errors import UserError
-from lbopt.interchange import native
+from lbopt.interchange import huggingface, native
+from lbopt.models import bert
 from lbopt.recipes import build, initial
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -172,6 +173,67 @@ def test_another_model_is_refused_before_it_is_compiled(name, file, learned, tmp
     assert said in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+HOSTILE = {
+    "a thousand million layers": {"num_hidden_layers": 10**9},
+    "lists in the place of names": {"architectures": [["BertForPreTraining"], {}]},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_folders_are_refused_in_one_line(name, file, params, tmp_path, capsys):
+    place = tmp_path / "theirs"
+    huggingface.save_huggingface(place, bert.make("tiny", vocab_size=512, max_length=64), {"params": params})
+    config = json.loads((place / "config.json").read_text()) | HOSTILE[name]
+    (place / "config.json").write_text(json.dumps(config))
+    flags = [f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={place}"]
+    assert main.main(["train", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"config.init_from = '{place}': {place}" in error
+    assert next(iter(HOSTILE[name])) in error
+
+
+LAYER = {"kernel": np.zeros((2, 2), np.float32)}
+OTHER_NETWORKS = {
+    "no layers": ({"head": LAYER}, "is not in it"),
+    "fewer layers": ({"layer0": LAYER}, "config.model.size = 'tiny': that has 2 layers, and .* has 1"),
+    "more layers": ({f"layer{i}": LAYER for i in range(3)}, "that has 2 layers, and .* has 3"),
+    "a gap": ({"layer0": LAYER, "layer2": LAYER}, "that has 2 layers, and .* has 1"),
+    "a layer of another spelling": ({"layer0": LAYER, "layer1": LAYER, "layer01": LAYER}, "is not in it"),
+    "layers that differ": ({"layer0": LAYER, "layer1": {"bias": np.zeros(2, np.float32)}}, "is not in it"),
+    "layers that are arrays": ({"layer0": np.zeros(2), "layer1": np.zeros(2)}, "is not in it"),
+    "other stacks": ({"layers": {"a": np.zeros((3, 2)), "b": np.zeros((2, 2))}}, "is not in it"),
+    "a stack of many": (
+        {"layers": {"a": np.zeros((2**40, 0), np.float32)}},
+        "that has 2 layers, and .* has 1099511627776",
+    ),
+    "a stack without axes": ({"layers": np.float32(3)}, "is not in it"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_NETWORKS)
+def test_files_of_other_networks_than_bert(case, params, tmp_path):
+    given, expected = OTHER_NETWORKS[case]
+    native.save_safetensors(tmp_path / "file", {"params": given})
+    model = ModelConfig("bert", size="tiny", scan_layers="stack" not in case)
+    ours = bert.stack_layers(params) if model.scan_layers else params
+    with pytest.raises(UserError, match=rf"^[^\n]*{expected}[^\n]*$"):
+        initial.merged(ours, initial.read(str(tmp_path / "file"), model)["params"], model, "there")
+
+
+@pytest.mark.parametrize("place", ["x" * 5000, "x/" * 5000, "\0", "~nobody/x"])
+def test_places_that_cannot_be(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^config.init_from = '[^\n]{1,700}$"):
+        initial.read(place, ModelConfig("bert", size="tiny"))
+
+
+def test_a_file_without_parameters(tmp_path):
+    native.save_safetensors(tmp_path / "file", {"batch_stats": LAYER})
+    with pytest.raises(UserError, match=r"config.init_from = '.*file': no parameters are in it"):
+        initial.read(str(tmp_path / "file"), ModelConfig("cnn"))
 
 
 NO_CHECKPOINT = {

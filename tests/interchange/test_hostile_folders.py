@@ -1,0 +1,440 @@
+"""Folders made to hang a reader, fill its memory or end it with a traceback: one line, soon, whatever is in the files."""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import struct
+import time
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import lbopt
+from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.interchange import huggingface, native
+from lbopt.models.bert import Bert
+from lbopt.models.efficientnet import EfficientNet
+from lbopt.models.resnet import ResNet
+
+IMAGES, TOKENS = np.zeros((1, 64, 64, 3), np.float32), {"input_ids": np.zeros((1, 4), np.int32)}
+STAGES = EfficientNet().stages[:2]
+NETWORKS = {
+    "bert": (Bert(20, 2, 8, 2, 16, max_length=16), TOKENS),
+    "answers": (Bert(20, 1, 8, 2, 16, max_length=16, head="question_answering"), TOKENS),
+    "resnet": (ResNet((2, 1), (8, 16), stem_width=8, num_classes=5), IMAGES),
+    "basic": (ResNet((1, 1), (8, 16), False, stem_width=8, num_classes=5), IMAGES),
+    "efficientnet": (EfficientNet(0.25, 0.5, stages=STAGES, num_classes=5), IMAGES),
+}
+LONG, DEEP = "x\n\x1b" * 10**5, 10**5
+TEXTS = ("", LONG, "hostile", "[1]", "NaN")
+NUMBERS = (
+    -1,
+    0,
+    1.5,
+    10**6,
+    10**9,
+    2**31 - 1,
+    2**63,
+    -(2**63),
+    10**400,
+    1e-300,
+    1e300,
+    float("inf"),
+    -float("inf"),
+    float("nan"),
+)
+VALUES = (None, True, False, *TEXTS, *NUMBERS, [], {}, [[]], [{}], {"x": []}, [None], [LONG], [1] * 10**5, [4] * 10**5)
+RATES = ("dropout", "drop_connect", "momentum")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return {name: folder}; look, do not touch."""
+    root = tmp_path_factory.mktemp("saved")
+    for name, (module, x) in NETWORKS.items():
+        shapes = jax.eval_shape(lambda module=module, x=x: module.init(jax.random.key(0), x, train=False))
+        variables = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
+        huggingface.save_huggingface(root / name, module, variables, image_size=64)
+    return {name: root / name for name in NETWORKS}
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """Return a function name -> a copy to damage."""
+
+    def copy(name="bert"):
+        (tmp_path / "copy").mkdir()
+        for file in saved[name].iterdir():
+            (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
+        return tmp_path / "copy"
+
+    return copy
+
+
+@contextlib.contextmanager
+def bounded(seconds=10, megabytes=400):
+    """Let no more time and memory be taken."""
+
+    def give_up(*_):
+        raise TimeoutError(f"it took more than {seconds} s")
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < megabytes << 10
+
+
+def refusal(read, *arguments):
+    """Return the line in which something is refused, None if it is read."""
+    try:
+        with bounded():
+            read(*arguments)
+    except (UserError, EnvironmentProblem) as error:
+        said = str(error)
+        assert said.isprintable(), said[:2000]
+        assert len(said) < 1500, said[:2000]
+        return said
+    return None
+
+
+class Recorded(dict):
+    """A config.json that knows what was asked of it."""
+
+    def __init__(self, fields):
+        super().__init__(fields)
+        self.asked = {"architectures", "model_type"}
+
+    def get(self, name, default=None):
+        self.asked.add(name)
+        return super().get(name, default)
+
+
+def fields_read(config):
+    """Return the names of all fields that the family of a config reads."""
+    recorded = Recorded(config)
+    family = next(family for family in huggingface.FAMILIES if family.architecture == config["architectures"][0])
+    list(family.layers(family.module(recorded), recorded))
+    return sorted(recorded.asked | ({"num_labels"} if "id2label" in recorded.asked else set()))
+
+
+def versions(config, field):
+    """Yield configs with hostile values in a field: as it, as what a list begins with, and as everything in it."""
+    given = config.get(field)
+    if field == "num_labels":
+        config = {name: value for name, value in config.items() if name != "id2label"}
+    for value in VALUES:
+        yield value, config | {field: value}
+        if isinstance(given, list) and given:
+            yield [value, *given[1:]], config | {field: [value, *given[1:]]}
+            yield [value] * len(given), config | {field: [value] * len(given)}
+    if isinstance(given, list):
+        yield [], config | {field: [*given, *given] * 10**4}
+    if field == "id2label":
+        yield {}, config | {field: {str(number): "x" for number in range(10**5)}}
+
+
+def is_harmless(field, value, given):
+    """Return whether a value may be read: equal to the one that was there, or of those that no shape tells."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if field.endswith("_eps"):
+        return is_number and 0 < value <= 1000
+    if any(word in field for word in RATES):
+        return is_number and 0 <= value < 1
+    if field == "depth_coefficient":
+        return is_number and 0 < value <= given  # of one block, one is left
+    if field == "depthwise_padding":
+        return isinstance(value, list) and all(isinstance(number, int) and 0 <= number < 2 for number in value)
+    return value == given or (given is None and value in (False, True))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_field_of_config_json(name, folder):
+    place = folder(name)
+    file = place / "config.json"
+    config = json.loads(file.read_text())
+    known = fields_read(config)
+    assert len(known) > 8
+    began = time.monotonic()
+    for field in known:
+        for value, hostile in versions(config, field):
+            file.write_text(json.dumps(hostile))
+            said = refusal(lbopt.load_huggingface, place)
+            if said is None:
+                assert is_harmless(field, value, config.get(field)), (field, str(value)[:100])
+            else:
+                assert said.startswith(f"{place}"), said
+                assert re.search(rf"\b{field}\b", said), (field, said)
+    assert time.monotonic() - began < 120
+
+
+TOGETHER = {
+    "layers of every kind": ("bert", {"num_hidden_layers": 10**9, "hidden_size": 2**30, "num_attention_heads": 2**30}),
+    "five thousand layers": ("answers", {"num_hidden_layers": 5000}),
+    "stages": ("resnet", {"depths": [1] * 10**5, "hidden_sizes": [8] * 10**5}),
+    "blocks": ("basic", {"depths": [2**31 - 1, 1]}),
+    "scaled blocks": ("efficientnet", {"num_block_repeats": [2**31 - 1] * 2, "depth_coefficient": 1000}),
+    "scaled widths": (
+        "efficientnet",
+        {"out_channels": [2**31 - 1] * 2, "width_coefficient": 1000, "depth_divisor": 2**31 - 1},
+    ),
+    "stages of stages": (
+        "efficientnet",
+        {
+            name: [1] * 10**5
+            for name in ("kernel_sizes", "strides", "expand_ratios", "out_channels", "num_block_repeats")
+        },
+    ),
+    "strides": ("efficientnet", {"strides": [2] * 2}),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_fields_together(case, folder):
+    name, change = TOGETHER[case]
+    place = folder(name)
+    config = json.loads((place / "config.json").read_text()) | change
+    (place / "config.json").write_text(json.dumps(config))
+    said = refusal(lbopt.load_huggingface, place)
+    assert (said is None) == (case == "strides"), said
+
+
+def test_what_is_said_of_missing_layers(folder):
+    place = folder()
+    config = json.loads((place / "config.json").read_text())
+    for count, much in ((3, "16 of 62 tensors"), (10**9, "1000 or more of the tensors")):
+        (place / "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}))
+        said = refusal(lbopt.load_huggingface, place)
+        assert f"{place}: bert.encoder.layer." in said
+        assert f"missing ({much} of BertForPreTraining with num_hidden_layers = {count})" in said
+
+
+def replaced(name, make):
+    """Return a function that puts something else in the place of a file."""
+
+    def damage(place):
+        (place / name).unlink(missing_ok=True)
+        make(place / name)
+
+    return damage
+
+
+def config_of(text):
+    return replaced("config.json", lambda file: file.write_bytes(text.encode("utf-8", "surrogatepass")))
+
+
+def index_of(text):
+    def damage(place):
+        (place / "model.safetensors").rename(place / "whole.safetensors")
+        (place / "model.safetensors.index.json").write_text(text)
+
+    return damage
+
+
+def index(*shards):
+    return index_of(json.dumps({"weight_map": {f"{number}": name for number, name in enumerate(shards)}}))
+
+
+def raw(header, data=b"", length=None):
+    """Write a safetensors file with some header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    size = len(text) if length is None else length
+    return replaced("model.safetensors", lambda file: file.write_bytes(struct.pack("<Q", size) + text + data))
+
+
+def one(**change):
+    return {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **change}}
+
+
+def of_shape(name, *shape):
+    """Replace a tensor by one of a shape, of zeros that take no disk."""
+
+    def damage(place):
+        arrays = load_file(place / "model.safetensors")
+        header, end = {}, 0
+        for key, array in arrays.items():
+            there = shape if key == name else array.shape
+            size = 4 * int(np.prod(there, dtype=object))
+            header[key] = {"dtype": "F32", "shape": there, "data_offsets": [end, end + size]}
+            end += size
+        text = json.dumps(header).encode()
+        with open(place / "model.safetensors", "wb") as stream:
+            stream.write(struct.pack("<Q", len(text)) + text)
+            stream.truncate(8 + len(text) + end)
+
+    return damage
+
+
+def added(*tensors):
+    """Add tensors by name."""
+
+    def damage(place):
+        arrays = load_file(place / "model.safetensors")
+        arrays |= {name: np.zeros(8, np.float32) for name in tensors}
+        save_file(arrays, place / "model.safetensors")
+
+    return damage
+
+
+def all_of(*steps):
+    def damage(place):
+        for step in steps:
+            step(place)
+
+    return damage
+
+
+def larger(place):
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2**31 - 1}))
+    of_shape("bert.embeddings.position_embeddings.weight", 2**31 - 1, 8)(place)
+
+
+WORDS, NORM = "bert.embeddings.word_embeddings.weight", "bert.embeddings.LayerNorm"
+MANY = {f"bert.{number}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for number in range(70000)}
+TWICE = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'
+SHARDS = all_of(
+    index("whole.safetensors", "again.safetensors"),
+    lambda place: os.link(place / "whole.safetensors", place / "again.safetensors"),
+)
+HEADERS = {
+    "a header of 2^63 bytes": (raw(one(), b"\0" * 4, 2**63), "a header of 9223372036854775808 bytes"),
+    "a header of 2^64 - 1 bytes": (raw(one(), b"\0" * 4, 2**64 - 1), "a header of 18446744073709551615 bytes"),
+    "a header of 1 GB": (raw(one(), b"\0" * 4, 10**9), "a header of 1000000000 bytes"),
+    "a header of holes": (
+        all_of(raw(b"", b"", 1 << 40), lambda place: os.truncate(place / "model.safetensors", 1 << 41)),
+        "a header of 1099511627776 bytes",
+    ),
+    "three bytes": (replaced("model.safetensors", lambda file: file.write_bytes(b"abc")), "in a file of 3"),
+    "nothing": (replaced("model.safetensors", lambda file: file.touch()), "in a file of 0"),
+    "a list": (raw(b"[]"), "expected object, got list"),
+    "null": (raw(b"null"), "expected object, got null"),
+    "nesting": (raw(b'{"a":' * DEEP), "nested deeper than 64"),
+    "closed nesting": (raw(b"[" * DEEP + b"]" * DEEP), "nested deeper than 64"),
+    "not UTF-8": (raw(b'{"\xff": 1}'), "not JSON"),
+    "an unknown dtype": (raw(one(dtype="F99"), b"\0" * 4), "F99"),
+    "a long dtype": (raw(one(dtype=LONG), b"\0" * 4), "not a whole safetensors file"),
+    "a dtype that is a list": (raw(one(dtype=["F32"]), b"\0" * 4), "a.dtype: expected str, got list"),
+    "a shape that is null": (raw(one(shape=None), b"\0" * 4), "a.shape: expected list, got null"),
+    "a negative shape": (raw(one(shape=[-1]), b"\0" * 4), "a.shape[0]: expected int >= 0"),
+    "a shape of 2^63": (raw(one(shape=[2**63]), b"\0" * 4), "a.shape[0]: "),
+    "shapes that overflow": (raw(one(shape=[2**40, 2**40]), b"\0" * 4), "overflow"),
+    "offsets past the end": (raw(one(shape=[2**28], data_offsets=[0, 2**30]), b"\0" * 4), "not fully covered"),
+    "offsets backwards": (raw(one(data_offsets=[4, 0]), b"\0" * 4), "invalid offset"),
+    "offsets of text": (raw(one(data_offsets=["0", "4"]), b"\0" * 4), "a.data_offsets[0]: expected int, got str"),
+    "one offset": (raw(one(data_offsets=[0]), b"\0" * 4), "a.data_offsets: "),
+    "no offsets": (raw({"a": {"dtype": "F32", "shape": [1]}}, b"\0" * 4), "a: object missing required field data_offsets"),
+    "offsets that overlap": (raw({**one(), "b": one(data_offsets=[2, 6])["a"]}, b"\0" * 6), "invalid offset"),
+    "one place for two": (raw({**one(), "b": one()["a"]}, b"\0" * 4), "invalid offset"),
+    "a hole": (raw({**one(), "b": one(data_offsets=[8, 12])["a"]}, b"\0" * 12), "invalid offset"),
+    "a name twice": (raw(TWICE, b"\0" * 8), "invalid offset"),
+    "metadata that is a list": (raw({"__metadata__": [1], **one()}, b"\0" * 4), "expected object, got list"),
+    "metadata of numbers": (raw({"__metadata__": {"model": 1}, **one()}, b"\0" * 4), "model: expected str, got int"),
+    "many tensors": (raw(MANY), "70000 tensors, of 65536 at most"),
+    "a FIFO": (replaced("model.safetensors", os.mkfifo), "a FIFO, not a regular file"),
+    "a device": (replaced("model.safetensors", lambda file: file.symlink_to("/dev/zero")), "a device, not a regular file"),
+    "a folder": (replaced("model.safetensors", os.mkdir), "Is a directory"),
+}  # fmt: skip
+FOLDERS = {
+    "nesting": (config_of("[" * DEEP), "config.json: nested deeper than 64"),
+    "closed nesting": (config_of("[" * DEEP + "]" * DEEP), "config.json: nested deeper than 64"),
+    "nesting in a field": (config_of('{"architectures":' * 1000 + "1" + "}" * 1000), "config.json: nested deeper than 64"),
+    "text": (config_of('"Bert"'), "config.json: it holds a str"),
+    "digits": (config_of(f'{{"vocab_size": {"1" * 5000}}}'), "config.json: not JSON"),
+    "half a pair": (config_of('{"architectures": ["\ud800"]}'), "config.json: not JSON"),
+    "half a pair in JSON": (config_of('{"architectures": ["\\ud800"]}'), "config.json: architectures = ['\\ud800']"),
+    "a large config": (
+        replaced("config.json", lambda file: (file.touch(), os.truncate(file, 1 << 40))),
+        "config.json: it has more than 67108864 bytes",
+    ),
+    "a config that is a FIFO": (replaced("config.json", os.mkfifo), "config.json: cannot be read (a FIFO, not a regular"),
+    "a config that is a device": (
+        replaced("config.json", lambda file: file.symlink_to("/dev/zero")),
+        "config.json: cannot be read (a device",
+    ),
+    "a config that is a folder": (replaced("config.json", os.mkdir), "config.json: cannot be read (Is a directory)"),
+    "a loop of links": (replaced("config.json", lambda file: file.symlink_to(file)), "it has no config.json"),
+    "an index of long names": (index("x" * 5000), "index.json: weight_map names 'xxx"),
+    "an index of deep names": (index("x/" * 5000), "outside of the folder"),
+    "an index of no names": (index(""), "weight_map names '', which is"),
+    "an index of zeros": (index("\0"), "missing"),
+    "an index of control characters": (index("\n\x1b[31m"), "missing"),
+    "an index of half a pair": (index("\ud800"), "missing"),
+    "an index of the folder above": (index(".."), "weight_map names '..', which is outside"),
+    "an index of itself": (index("model.safetensors.index.json"), "not a whole safetensors file"),
+    "an index of a list": (index_of('{"weight_map": []}'), "weight_map = '[]'"),
+    "an index of lists": (index_of('{"weight_map": {"a": ["b"]}}'), "weight_map = "),
+    "an index of nesting": (index_of('{"weight_map":' * DEEP), "index.json: nested deeper than 64"),
+    "an index that is text": (index_of('"a"'), "index.json: it holds a str"),
+    "an index that is a FIFO": (
+        all_of(index_of("{}"), replaced("model.safetensors.index.json", os.mkfifo)),
+        "index.json: cannot be read (a FIFO",
+    ),
+    "a shard that is a FIFO": (
+        all_of(index("a"), lambda place: os.mkfifo(place / "a")),
+        "cannot be read (a FIFO, not a regular file)",
+    ),
+    "a tensor in two shards": (SHARDS, "is in again.safetensors too"),
+    "one tensor under two names": (added(f"{NORM}.gamma"), f"{NORM}.gamma is in model.safetensors too"),
+    "long names": (added(LONG), "unexpected (1 tensors"),
+    "a huge tensor of no bytes": (of_shape(WORDS, 0, 2**60), "config.json: vocab_size = 20"),
+    "a huge bias of no bytes": (of_shape(f"{NORM}.bias", 0, 2**60), f"shape of {NORM}.bias = (0, 1152921504606846976)"),
+    "words without axes": (of_shape(WORDS), f"shape of {WORDS} = ()"),
+    "a thousand axes": (of_shape(WORDS, *[20, 8], *[1] * 1000), f"shape of {WORDS} = (20, 8, 1, 1"),
+    "more than memory": (larger, "its parameters take 69 GB in fp32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*HEADERS, *(f"folder: {case}" for case in FOLDERS)])
+def test_damaged_files(case, folder, monkeypatch):
+    damage, expected = HEADERS[case] if case in HEADERS else FOLDERS[case.removeprefix("folder: ")]
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 23}.__getitem__)
+    place = folder()
+    damage(place)
+    said = refusal(lbopt.load_huggingface, place)
+    assert str(place) in said
+    assert expected in said
+    if case in HEADERS:
+        ours = refusal(native.load_safetensors, place / "model.safetensors")
+        assert expected in ours
+
+
+@pytest.mark.parametrize("place", ["x" * 5000, "x/" * 5000, "\0", "\ud800", "~nobody/x", ""])
+def test_paths(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refusal(lbopt.load_huggingface, place) is not None
+    assert refusal(native.load_safetensors, place) is not None
+
+
+INSIDE = {
+    "an array inside of another": (["params/a", "params/a/b"], "'params/a/b' cannot be the name"),
+    "parameters that are an array": (["params", "params/a"], "'params/a' cannot be the name"),
+    "depth": (["params" + "/x" * 10**5], "cannot be the name"),
+}
+
+
+@pytest.mark.parametrize("case", INSIDE)
+def test_names_of_ours(case, tmp_path):
+    keys, expected = INSIDE[case]
+    save_file({key: np.zeros(1, np.float32) for key in keys}, tmp_path / "file", {"format": "lbopt"})
+    assert expected in refusal(native.load_safetensors, tmp_path / "file")
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("F8_E4M3", [4]), ("F32", [0, 2**63 - 1]), ("F32", [1] * 100)])
+def test_arrays_that_numpy_has_not(dtype, shape, tmp_path):
+    size = 0 if 0 in shape else 4
+    tensor = {
+        "params/a": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]},
+        "__metadata__": {"format": "lbopt"},
+    }
+    raw(tensor, b"\0" * size)(tmp_path)
+    assert "params/a is no array of NumPy" in refusal(native.load_safetensors, tmp_path / "model.safetensors")
