@@ -59,13 +59,17 @@ def opened(place: str) -> Iterator[pathlib.Path]:
 
     Raises:
       UserError: for an address that is no folder of a bucket.
-      EnvironmentProblem: if the bucket cannot be read.
+      EnvironmentProblem: if the bucket cannot be read, or within it if the system refuses to read the place.
     """
     with contextlib.ExitStack() as stack:
         with _naming(place):
             path = workdirs.absolute(stack.enter_context(bucket.opened(place, write=False)))
             files.is_there(path)  # or its name is too long to be looked for
-        yield path
+        try:
+            yield path
+        except OSError as error:
+            fix = f"it cannot be read ({error.strerror or error}); mend it, or use another"
+            raise EnvironmentProblem(f"config.init_from = {brief(place)}: {fix}") from error
 
 
 def _as_scanned(params: types.Params, model: ModelConfig, place: str) -> types.Params:
