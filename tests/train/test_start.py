@@ -1,6 +1,9 @@
 """A run that starts from what another has learned."""
 
+import errno
 import json
+import os
+import pathlib
 import shutil
 
 import jax
@@ -11,7 +14,7 @@ from lbopt.cli import main
 from lbopt.cli.arguments import load_config
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
 from lbopt.data.vocabulary import UNCASED
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.interchange import huggingface, native
 from lbopt.models import bert
 from lbopt.recipes import build, initial
@@ -228,6 +231,15 @@ def test_places_that_cannot_be(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"^config.init_from = '[^\n]{1,700}$"):
         initial.read(place, ModelConfig("bert", size="tiny"))
+
+
+def test_a_place_that_may_not_be_read(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(pathlib.Path, "is_dir", refuse)
+    with pytest.raises(EnvironmentProblem, match=r"^config.init_from = '.*': it cannot be read \(Permission denied\)"):
+        initial.read(str(tmp_path), ModelConfig("bert", size="tiny"))
 
 
 def test_a_file_without_parameters(tmp_path):
