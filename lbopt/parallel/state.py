@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import types
+from lbopt.errors import UserError
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -39,7 +40,17 @@ class TrainState(flax.struct.PyTreeNode):
         tx: optax.GradientTransformation,
         seed: int | jax.Array = 0,
     ) -> TrainState:
-        """Build the state before the first update; jit-able, and `seed` may be traced."""
+        """Build the state before the first update; jit-able, and `seed` may be traced.
+
+        Args:
+          params: the parameters.
+          model_state: the model's other collections; {} or None without any.
+          tx: the optimizer that the step will have.
+          seed: a number, or a random key (`jax.random.key` or `jax.random.PRNGKey`), from which the keys of the steps are derived.
+
+        Raises:
+          UserError: if the key is not of JAX's default kind.
+        """
         _, step_root = split_seed(seed)
         params, model_state = jax.tree.map(_strong, (params, model_state))
         return cls(jnp.zeros((), jnp.int32), params, model_state, tx.init(params), jax.random.key_data(step_root))
@@ -57,5 +68,18 @@ def _strong(x: Any) -> Any:
 
 def split_seed(seed: int | jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return two independent keys: one to initialise parameters, one from which each step's key is derived."""
-    init_key, step_root = jax.random.split(jax.random.key(seed))
+    init_key, step_root = jax.random.split(_key(seed))
     return init_key, step_root
+
+
+def _key(seed: Any) -> jax.Array:
+    if jnp.ndim(seed) == 1 and seed.dtype == jnp.uint32:
+        return jax.random.wrap_key_data(seed)
+    if not jnp.issubdtype(getattr(seed, "dtype", int), jax.dtypes.prng_key):
+        return jax.random.key(seed)
+    kind, default = (jax.random.key_impl(key) for key in (seed, jax.random.key(0)))
+    if kind != default:
+        raise UserError(
+            f"seed = a key of {kind}: the keys of steps are of JAX's default kind, {default}; give a number"
+        )
+    return seed

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
+import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from lbopt import replicas, types
 from lbopt.aggregators import protocol
@@ -197,7 +198,8 @@ class Step:
     def __call__(self, *arguments: Any) -> Any:
         """Run on (..., batch); the batch is the global one."""
         pulse.beat()
-        return self._compiled(*self._prepare(arguments))
+        *rest, batch = self._prepare(arguments)
+        return self._compiled(*self._on_mesh(rest), batch)
 
     def lower(self, *arguments: Any) -> Any:
         """Lower for these arguments (arrays or `jax.ShapeDtypeStruct`)."""
@@ -231,6 +233,33 @@ class Step:
         """
         state = self.with_aggregator_state(state)
         return jax.device_put(state, self.state_sharding(state))
+
+    def _on_mesh(self, arguments: list[Any]) -> list[Any]:
+        """Lay out what does not lie on the mesh, like a state that nobody placed.
+
+        An array's type names its mesh: the next call, with what this one returns, would compile the step a second time.
+        """
+        if all(self._lies_here(leaf) for leaf in jax.tree.leaves(arguments)):
+            return arguments
+
+        def put(leaf: Any, where: Any) -> Any:
+            return jax.device_put(leaf, where) if self._may_put(leaf, where) else leaf
+
+        states = [self.state_sharding(a) if isinstance(a, TrainState) else replicated(self.mesh) for a in arguments]
+        return jax.tree.map(put, arguments, jax.tree.broadcast(states, arguments))
+
+    def _lies_here(self, leaf: Any) -> bool:
+        return getattr(getattr(leaf, "sharding", None), "mesh", None) is self.mesh  # meshes are interned
+
+    def _may_put(self, leaf: Any, where: NamedSharding) -> bool:
+        """Return whether nobody chose another place for an array."""
+        if isinstance(leaf, np.ndarray):
+            return True
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer) or self._lies_here(leaf):
+            return False
+        if not leaf.committed or where.is_equivalent_to(leaf.sharding, leaf.ndim):
+            return True
+        return isinstance(leaf.sharding, SingleDeviceSharding) and not self._shard_update
 
     def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *rest, batch = arguments

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lbopt
 
@@ -92,6 +93,41 @@ def test_a_state_of_all_kinds_keeps_dtypes_and_is_traced_once(option):
     assert [leaf.dtype for leaf in jax.tree.leaves(state.model_state)] == dtypes
     for got, wanted in zip(jax.tree.leaves(state.model_state), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(data(got), data(jnp.asarray(wanted)) if np.isscalar(wanted) else data(wanted))
+
+
+ELSEWHERE = {
+    "fresh": lambda tree: tree,
+    "restored as NumPy's": lambda tree: jax.tree.map(np.asarray, tree),
+    "committed to a device": lambda tree: jax.device_put(tree, jax.devices()[0]),
+    "on a mesh of another name": lambda tree: jax.device_put(
+        tree, NamedSharding(Mesh(jax.devices()[:4], "batch"), PartitionSpec())
+    ),
+}
+
+
+@pytest.mark.parametrize("option", ["jit", "pmap", "reduced in bf16", "scattered"])
+def test_a_state_that_nobody_placed_is_traced_once(option):
+    traces, tx = [], optax.adam(0.1)
+
+    def loss_fn(params, state, batch, rng):
+        traces.append(None)
+        return jnp.mean(batch["x"] @ params["w"]), (state, {"loss": (jnp.zeros(()), jnp.ones(()))})
+
+    def metric_fn(params, state, batch):
+        traces.append(None)
+        return {"sum": (jnp.sum(batch["x"] @ params["w"]), len(batch["x"]))}
+
+    mesh, batch = lbopt.make_mesh(4), {"x": np.ones((16, 4), np.float32)}
+    step = lbopt.make_train_step(loss_fn, tx, mesh, donate=False, **OPTIONS[option])
+    evaluate = lbopt.make_eval_step(metric_fn, mesh, OPTIONS[option].get("backend", "jit"))
+    for name, put in ELSEWHERE.items():
+        if option == "scattered" and name != "fresh" and "NumPy" not in name:
+            continue  # there the user chose where it lies, and is told that it is not the place
+        state = put(lbopt.TrainState.create({"w": jnp.ones((4, 4))}, {}, tx))
+        for _ in range(2):
+            evaluate(state.params, state.model_state, batch)
+            state, _ = jax.block_until_ready(step(state, batch))
+        assert len(traces) == 2, f"{name}: the steps were traced {len(traces)} times"
 
 
 @pytest.mark.parametrize(

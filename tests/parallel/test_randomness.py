@@ -75,6 +75,20 @@ def test_steps_and_seeds_draw_differently_and_repeatably(backend):
     assert not np.any(first == noise(4, backend, seed=1))
 
 
+@pytest.mark.parametrize("key", [jax.random.key, jax.random.PRNGKey])
+def test_a_key_is_as_good_as_the_number_that_it_is_made_of(key):
+    def keys(seed):
+        return lbopt.TrainState.create({"w": jnp.ones(())}, {}, optax.sgd(0.1), seed).rng
+
+    np.testing.assert_array_equal(keys(key(3)), keys(3))
+    np.testing.assert_array_equal(jax.jit(keys)(key(3)), keys(3))
+
+
+def test_a_key_of_another_kind_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"^seed = a key of rbg: .* give a number$"):
+        lbopt.TrainState.create({}, {}, optax.sgd(0.1), jax.random.key(3, impl="rbg"))
+
+
 class Drawn(nn.Module):
     """Both kinds of draws, twice, of ones."""
 
