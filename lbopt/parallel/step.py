@@ -341,7 +341,8 @@ def make_train_step(
 
     Returns:
       A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is replicated under
-      both backends (but for the optimizer's, with `shard_update`), its metrics are sums over the global batch. Floating
+      both backends (but for the optimizer's, with `shard_update`), its metrics are sums over the global batch. A state that
+      does not lie on the mesh yet is laid out there. Floating
       leaves of the model's state are averaged over replicas and microsteps; leaves without a mean (integers, bools, random
       keys) are those of the first replica after its last microstep. All keep their dtypes. The
       backends agree up to rounding, except that with `key_per_replica` random draws of the loss are per global batch

@@ -111,6 +111,7 @@ def main(example, workdir, fsdp, tensor, *steps):
     model, opt, places = made[-1]
     params, opt_state = (nnx.to_pure_dict(nnx.state(one)) for one in (model, opt))
     assert foreign.places(nnx.state(opt)) == places
+    assert float(lbopt.optimizer_metrics(nnx.state(opt))["trust_ratio/embedder/embedding"]) > 0
     foreign.keep(workdir + "/kept.npz", losses, params=params, opt_state=opt_state)
 
 

@@ -69,6 +69,7 @@ def main(example, workdir, fsdp, tensor, *steps):
         for number in steps:
             config.num_train_steps = int(number)
             train.train_and_evaluate(config.copy_and_resolve_references(), workdir)
+    assert float(lbopt.optimizer_metrics(last[-1].opt_state)["learning_rate"]) == writer.of("train_learning_rate")[-1]
     foreign.keep(workdir + "/kept.npz", writer.of("train_loss"), params=last[-1].params, opt_state=last[-1].opt_state)
 
 
