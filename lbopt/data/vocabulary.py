@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 from lbopt import paths, typed_json
 from lbopt.data.pieces import CONTINUED, SPECIAL_TOKENS, UNK
 from lbopt.errors import EnvironmentProblem, UserError, brief, require
+from lbopt.shown import one_line
 
 VOCABULARY, SETTINGS, TOKENIZER = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
 """Files of Transformers: pieces; how text is cut; both in one."""
@@ -343,4 +344,4 @@ def _with_capitals(pieces: Sequence[str]) -> list[str]:
 
 
 def _warn(line: str) -> None:
-    warnings.warn(line, stacklevel=4)
+    warnings.warn(one_line(line), stacklevel=4)

@@ -147,10 +147,12 @@ def test_who_decides_and_what_is_said(tmp_path, case):
     assert re.search(said, "".join(lines))
 
 
-def test_a_library_warns(tmp_path):
+def test_a_library_warns_in_one_visible_line(tmp_path):
+    save_vocabulary([*SPECIAL_TOKENS, "A\x1b[2J"], tmp_path / "vocab.txt")
     with pytest.warns(UserWarning, match="these pieces stay unused") as met:
-        load_wordpiece(write(tmp_path, "cased"), lowercase=True)
+        load_wordpiece(tmp_path / "vocab.txt", lowercase=True)
     assert met[0].filename == __file__
+    assert str(met[0].message).isprintable()
 
 
 MODEL = tokenizer()["model"]

@@ -168,14 +168,14 @@ def cased(tmp_path, data_dir):
     ), file
 
 
-def questions_of(data):
+def questions_of(data, learned=None):
     """Return the first question as its vocabulary shows it, and the vocabulary."""
-    splits, pieces = text.load_questions(data, None)
+    splits, pieces = text.load_questions(data, learned)
     tokens = splits.train.take(np.arange(1))["input_ids"][0]
     return pieces.decode(tokens).partition("[SEP]")[0], pieces.vocabulary
 
 
-def test_questions_keep_their_case_where_it_is_said(cased):
+def test_questions_keep_their_case_where_it_is_said(cased, tmp_path):
     data, file = cased
     said = (
         r"config.data.lowercase = None: 2 of 11 pieces of .* have capitals \(The, What\).*--config.data.lowercase=false"
@@ -187,6 +187,10 @@ def test_questions_keep_their_case_where_it_is_said(cased):
     assert vocabulary.normalization == TextNormalization(do_lower_case=False)
     (file.parent / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert questions_of(data) == (question, vocabulary)
+    theirs = pytest.importorskip("transformers").BertTokenizerFast(str(file), do_lower_case=False)
+    theirs.save_pretrained(tmp_path / "saved")  # a tokenizer.json, and no vocab.txt
+    there = dataclasses.replace(data, vocab_file=None, builder="pydoc_squad:1.0.0")
+    assert questions_of(there, str(tmp_path / "saved")) == (question, vocabulary)
     data.lowercase = True
     with pytest.warns(UserWarning, match="config.data.lowercase = true counts|stay unused"):
         assert questions_of(data)[0].startswith("[CLS] what is")
