@@ -212,7 +212,7 @@ class _Guard:
         self._state: dict[str, Any] = {"beat": 0, "doing": "starting", "patience": member.STARTING}
         self._failed: int | None = None
         self._has_spoken = self._asked = self._forwarded = False
-        self._heard = self._beaten = self._spoke = time.monotonic()
+        self._heard = self._beaten = self._spoke = self._looked = time.monotonic()
 
     def watch(self) -> int:
         """Serve child and hub until one of them ends."""
@@ -251,6 +251,12 @@ class _Guard:
         return self._look(time.monotonic())
 
     def _look(self, now: float) -> int | None:
+        suspended_s, self._looked = (
+            max(now - self._looked - BEAT_S, 0),
+            now,
+        )  # by a scheduler, for instance, as its child was
+        self._heard += suspended_s
+        self._spoke += suspended_s
         if now - self._heard > SILENT_S:
             return self._hub_is_gone(f"it has not been heard of for {SILENT_S:.0f} s")
         if now - self._beaten > BEAT_S:

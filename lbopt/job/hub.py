@@ -103,7 +103,7 @@ class Hub:
         self._bounds: dict[int, int] = {}
         self._failures: list[tuple[int, float, int, str]] = []
         self._stopping = self._started = self._over = self._left = False
-        self._begun = self._beaten = time.monotonic()
+        self._begun = self._beaten = self._ticked = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="lbopt hub", daemon=True)
         self._thread.start()
 
@@ -318,7 +318,11 @@ class Hub:
             self._tell_all(round=number, values=[said[i][1] for i in range(self._place.count)])
 
     def _tick(self, now: float) -> None:
-        """Look at the clock: who is missing, silent or stuck."""
+        """Look at the clock: who is missing, silent or stuck. The time in which the hub was suspended does not count."""
+        suspended_s, self._ticked = max(now - self._ticked - BEAT_S, 0), now
+        for process in self._processes.values():
+            process.heard += suspended_s
+            process.since += suspended_s
         if now - self._beaten > BEAT_S:
             self._beaten = now
             self._tell_all(beat=True)

@@ -14,6 +14,7 @@ from jobs import free_ports
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.job import hub as hubs, secret as secrets
+from lbopt.job.guard import _Guard, _Signals
 from lbopt.job.hub import Hub
 from lbopt.job.member import Member
 from lbopt.job.place import Place, find
@@ -112,6 +113,25 @@ def test_who_says_nothing_is_taken_for_dead(place, monkeypatch):
         told = next((message["end"] for message in guards[0].heard if "end" in message), None)
     assert told["code"] == 3
     assert told["line"].startswith("process 1 of 2 (host-1, pid 1) has not been heard of for")
+
+
+def test_a_job_that_was_suspended_goes_on(place, monkeypatch):
+    """All its processes at once, as a scheduler or a virtual machine does it: nobody said anything, and nobody could listen."""
+    monkeypatch.setattr(hubs, "BEAT_S", 0.5)
+    monkeypatch.setattr(hubs, "SILENT_S", 1.5)
+    hub, guards = begin(place)
+    turn = hub._turn
+    monkeypatch.setattr(hub, "_turn", lambda timeout_s: setattr(hub, "_turn", turn) or time.sleep(2.5))
+    time.sleep(2.6)
+    assert beats(guards, ({}, {}), 1.5) is None
+    ours, theirs = socket.socketpair()
+    guard = _Guard(place, Wire(ours), ["train"], True, _Signals(), False)
+    for name in ("_heard", "_spoke", "_looked", "_beaten"):
+        setattr(guard, name, time.monotonic() - 100)
+    assert guard._look(time.monotonic()) is None
+    (said,) = Wire(theirs).receive()
+    assert said["beat"] == 0
+    assert said["silent_s"] < 5
 
 
 def connect(place):

@@ -239,6 +239,7 @@ def test_no_machines(cloud, script):
         ("mine|10.0.0.0/8,192.168.0.0/16,172.16.0.0/12,100.64.0.0/10,fd00::/8|all", None),
         ("mine|0.0.0.0/0|tcp:22,tcp:9000-9999,udp,icmp", None),
         ("mine|203.0.113.0/24|all", None),  # somebody's own
+        ("mine|203.0.113.7,2001:db8::7|all", None),  # single addresses
         ("mine||all", None),  # by tags
     ],
 )
@@ -253,6 +254,7 @@ def test_a_firewall_that_lets_the_world_in(cloud, rule, range_):
     )
     assert done.returncode == (3 if range_ else 0), done
     assert bool(cloud.calls("gcloud", "compute", "tpus")) == (range_ is None)
+    assert range_ or not done.stderr
     if range_:
         assert done.stderr.count("\n") == 1
         said = f"tpu/create: NETWORK=mine: firewall rule mine lets {range_} reach the machines' ports 8080 8471 8476 8482 8483"

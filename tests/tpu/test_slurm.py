@@ -45,7 +45,7 @@ def batch(tmp_path):
 
 
 def test_the_processes_of_a_job_know_each_other(batch, tmp_path):
-    done, asked = batch(sys.executable, "-m", "lbopt", "doctor")
+    done, asked = batch(sys.executable, "-m", "lbopt", "doctor", LBOPT_JOB_SECRET_FILE=str(tmp_path / "nowhere"))
     assert done.returncode == 0, done
     assert "process 0 of 2" in done.stdout
     assert asked == ""
