@@ -45,7 +45,8 @@ def parse(
     if {"-h", "--help"} & set(argv):
         words = (f"--{name}=..." if name in required else f"[--{name}=...]" for name in defined)
         show(f"usage: lbopt {command} {' '.join(words)}", "")
-        show(*(f"  --{name:<21}{text}" for name, text in defined.items()))
+        width = max(map(len, defined), default=0) + 2
+        show(*(f"  --{name:<{width}}{text}" for name, text in defined.items()))
         raise SystemExit(0)
     overrides = [argument for argument in argv if argument.startswith(_OVERRIDE)] if "config" in defined else []
     values = flags.FlagValues()

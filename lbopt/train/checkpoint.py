@@ -467,6 +467,7 @@ def _check_files(checkpoint: Any) -> None:
 
 def described(folder: Any) -> Any:
     """Return a leaf for each array of a saved state, in containers without types, as Orbax describes them."""
+    _check_files(folder)
     with ocp.PyTreeCheckpointer() as reader:
         found = reader.metadata(folder).item_metadata
     if found is None:

@@ -139,7 +139,15 @@ def test_recipes_refuses_what_it_cannot_show(lbopt, configs, flags, said):
     assert said in err
 
 
-TOGETHER = ["coordinator_address", "num_processes", "process_id", "start_timeout_s", "hang_timeout_s"]
+TOGETHER = [
+    "coordinator_address",
+    "coordinator_bind_address",
+    "num_processes",
+    "process_id",
+    "start_timeout_s",
+    "hang_timeout_s",
+    "job_secret_file",
+]
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
