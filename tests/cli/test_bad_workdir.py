@@ -243,6 +243,7 @@ def test_a_folder_where_the_metrics_should_be(refused, workdir):
 
 
 def test_a_folder_where_the_page_should_be(lbopt, workdir):
+    (workdir / "report.html").unlink(missing_ok=True)  # of a test of `lbopt report` before
     (workdir / "report.html").mkdir()
     code, _, err = lbopt("report", f"--workdir={workdir}")
     assert (code, err.count("\n")) == (3, 1)
