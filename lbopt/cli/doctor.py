@@ -47,10 +47,12 @@ def _versions() -> str:
     from lbopt.train import environment
 
     versions = environment.versions()
-    missing = [name for name, version in versions.items() if version is None]
+    absent = [name for name, version in versions.items() if version is None]
+    missing = [name for name in absent if name not in environment.OF_EXTRAS]
     if missing:
         raise EnvironmentProblem(f"not installed: {', '.join(missing)}; run pip install -e . in the checkout")
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if name != "python")
+    found = [f"{name} {version}" for name, version in versions.items() if name not in ("python", *absent)]
+    return ", ".join([*found, *(f"no {name} (extra {environment.OF_EXTRAS[name]})" for name in absent)])
 
 
 def _devices() -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import ipaddress
-import resource
 import selectors
 import socket
 import threading
@@ -14,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-from lbopt.errors import EXIT_ENVIRONMENT, EXIT_USER, EnvironmentProblem
-from lbopt.job import secret as secrets
-from lbopt.job.place import Place, is_number
+from lbopt.errors import EXIT_ENVIRONMENT, EXIT_USER
+from lbopt.job import listening, secret as secrets
+from lbopt.job.place import Place
 from lbopt.job.wire import CHANGED, MOST_BYTES, MOST_HELLO_BYTES, QueuedWire, encode
 from lbopt.shown import one_line
 
@@ -28,7 +25,6 @@ _GREETING_S = 5.0
 """How long a connection may take to prove that it belongs to the job."""
 _MOST_STRANGERS = 64
 """How many more connections than the job still lacks may wait to prove it. One more, and the busiest address loses its oldest."""
-_OTHER_FILES = 64
 _MOST_QUEUED_BYTES = 4 * MOST_BYTES
 _SETTLE_S = 1.0
 """How long to listen once one has failed: what JAX's runtime makes of a death can be heard before the death is."""
@@ -86,8 +82,8 @@ class Hub:
 
     def __init__(self, place: Place, secret: bytes):
         self._place, self._secret = place, secret
-        _allow_connections(place.count + _MOST_STRANGERS)
-        self._listeners, self.everywhere = _listen(place)
+        listening.allow_connections(place.count + _MOST_STRANGERS)
+        self._listeners, self.everywhere = listening.listen(place)
         self.address: tuple[str, int] = self._listeners[0].getsockname()[:2]
         self._selector = selectors.DefaultSelector()
         for listener in self._listeners:
@@ -421,58 +417,6 @@ class Hub:
         if wire.fileno() >= 0:
             self._selector.unregister(wire)
             wire.close()
-
-
-def _listen(place: Place) -> tuple[list[socket.socket], bool]:
-    """Listen at every address that the coordinator's name has on this host, and there only; return also whether it is everywhere.
-
-    A name may stand for a loopback address on the host that has it, and there alone (Debian writes 127.0.1.1 into /etc/hosts): then
-    the others look for process 0 at an address that cannot be known here.
-    """
-    flag, host, port = place.listens
-    found = dict.fromkeys((family, at) for family, *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    named = not (place.bind or is_number(host) or host.split(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback"))
-    everywhere = named and all(ipaddress.ip_address(str(at[0]).split("%")[0]).is_loopback for _, at in found)
-    listeners, problem = [], None
-    for family, at in {(socket.AF_INET, ("", port)): None} if everywhere else found:
-        try:
-            both = family == socket.AF_INET6 and at[0] == "::"
-            listeners.append(
-                socket.create_server(at, family=family, backlog=max(place.count, 128), dualstack_ipv6=both)
-            )
-        except OSError as error:
-            problem = error
-            if error.errno == errno.EADDRINUSE:
-                break
-    if listeners and (problem is None or problem.errno != errno.EADDRINUSE):
-        return listeners, everywhere
-    for listener in listeners:
-        listener.close()
-    assert problem is not None
-    if problem.errno == errno.EADDRNOTAVAIL:
-        fix = (
-            "give one that it has"
-            if place.bind
-            else "give all processes one that it has, or say where it listens with --coordinator_bind_address"
-        )
-        line = f"--{flag} = '{host}:{port}': this is process 0, and its host has no such address; {fix}"
-        raise EnvironmentProblem(line) from problem
-    raise EnvironmentProblem(
-        f"--{flag}: process 0 cannot listen at port {port} ({problem.strerror}); "
-        "end what uses it, or give all processes another port"
-    ) from problem
-
-
-def _allow_connections(count: int) -> None:
-    """Raise this process's limit of open files, if it is too low for so many."""
-    needed = count + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise EnvironmentProblem(
-                f"ulimit -n: process 0 may open {hard} files, and {needed} are needed for its job; raise it"
-            )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _slowest_first(processes: dict[int, _Process]) -> list[_Process]:

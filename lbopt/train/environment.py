@@ -13,6 +13,8 @@ from typing import Any
 from lbopt.parallel.mesh import available_devices
 
 PACKAGES = ("lbopt", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "grain", "numpy", "scipy", "optuna")
+OF_EXTRAS = {"optuna": "search"}
+"""Those that not everybody needs, and the extra of lbopt that installs them."""
 KEYS = ("versions", "git_revision", "device_kind", "num_devices")
 
 

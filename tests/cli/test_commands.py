@@ -10,6 +10,7 @@ import pytest
 
 from lbopt.cli import doctor
 from lbopt.cli.arguments import call_get_config
+from lbopt.train import environment
 
 
 def test_doctor_finds_nothing_wrong(lbopt):
@@ -257,3 +258,16 @@ def test_of_two_overrides_of_a_field_the_last_counts(lbopt, configs, tmp_path):
     config = f"--config={configs / 'digits_cnn.py'}:smoke"
     _, _, err = lbopt("train", config, *twice, "--config.model.widths=(0,)", f"--workdir={tmp_path / 'run'}")
     assert "config.model.widths = (0,)" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("optuna", "no optuna (extra search)"), ("scipy", "not installed: scipy;")]
+)
+def test_doctor_asks_for_no_package_of_an_extra(lbopt, monkeypatch, name, shown):
+    """What scripts/quickstart installs is whole."""
+    versions = environment.versions()
+    monkeypatch.setattr(environment, "versions", lambda: {**versions, name: None})
+    code, out, _ = lbopt("doctor")
+    (line,) = [line for line in out.splitlines() if "versions" in line]
+    assert shown in line
+    assert (line.startswith("ok"), code) == ((True, 0) if name == "optuna" else (False, 3))

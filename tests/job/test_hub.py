@@ -23,6 +23,17 @@ from lbopt.job.wire import QueuedWire, Wire, encode
 SECRET = b"known to both sides"
 
 
+def introduced(place, index):
+    """Return a connection to the hub that has proven itself as this process, and has not said yet that it is here; and what proved it."""
+    connection, asked = connect(place)
+    nonce, hello = secrets.answer(SECRET, asked, index, 2, f"host-{index}, pid {index}")
+    connection.sendall(json.dumps(hello).encode() + b"\n")
+    connection.recv(4096)
+    wire = Wire(connection)
+    secrets.trust(wire, SECRET, asked, nonce, is_hub=False)
+    return wire, hello
+
+
 class Guard:
     """The other end, as a process of this index would be, `far` seconds away and at an address of its own."""
 
@@ -214,12 +225,7 @@ def test_a_greeting_is_good_for_one_connection(place):
     guard.wire._socket = Heard(fileno=guard.wire._socket.detach())
     guard.wire.settimeout(10)
     guard.wire.send(beat=1, doing="in step")
-    stranger, asked = connect(place)
-    nonce, hello = secrets.answer(SECRET, asked, 1, 2, "host-1, pid 1")
-    stranger.sendall(json.dumps(hello).encode() + b"\n")
-    stranger.recv(4096)
-    ours = Wire(stranger)
-    secrets.trust(ours, SECRET, asked, nonce, is_hub=False)
+    ours, hello = introduced(place, 1)
     for replayed in ([json.dumps(hello).encode() + b"\n"], sent):
         other, _ = connect(place)
         other.sendall(b"".join(replayed))
@@ -408,15 +414,10 @@ def test_of_several_failures_the_cause_is_told(place, kinds, cause):
 def test_what_comes_with_the_answer_to_the_roll_call_is_heard(place):
     """Stopped while it connected: the hub may read both at once."""
     Hub(place, SECRET)
-    late, asked = connect(place)
-    nonce, hello = secrets.answer(SECRET, asked, 1, 2, "host-1, pid 1")
-    late.sendall(json.dumps(hello).encode() + b"\n")
-    late.recv(4096)
-    wire = Wire(late)
-    secrets.trust(wire, SECRET, asked, nonce, is_hub=False)
+    wire, _ = introduced(place, 1)
     messages = {"here": True}, {"failed": 75, "line": "was stopped before the start", "kind": "said"}
     lines = [encode(**message) for message in messages]
-    late.sendall(b"".join(wire._keys[0].code(line) + line.data for line in lines))
+    wire._socket.sendall(b"".join(wire._keys[0].code(line) + line.data for line in lines))
     told = Guard(place, 0).wait_for("end")["end"]
     assert (told["code"], told["line"]) == (75, "process 1 of 2 (host-1, pid 1): was stopped before the start")
 
