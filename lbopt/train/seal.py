@@ -51,6 +51,7 @@ class _Saved:
     metrics: dict[str, float | None]
     replicas: int | None = BEFORE_AGGREGATORS
     parts: int | None = None
+    layout: int = earlier.NESTED
 
 
 def read(data: Any) -> Seal:
@@ -66,4 +67,4 @@ def read(data: Any) -> Seal:
         raise ValueError("its seal is damaged")
     found = typed_json.convert(typed_json.decode(body.encode()), _Saved)
     metrics = {name: math.nan if value is None else value for name, value in found.metrics.items()}
-    return Seal(found.step, found.sums, metrics, found.replicas, found.parts)
+    return Seal(**{**vars(found), "metrics": metrics})

@@ -74,7 +74,7 @@ def test_what_differs_is_named():
 
 
 def test_a_seal_knows_whether_it_was_changed():
-    seal = Seal(7, {"a": "00"}, {"eval/accuracy": 0.5, "eval/loss": float("inf")})
+    seal = Seal(7, {"a": "00"}, {"eval/accuracy": 0.5, "eval/loss": float("inf")}, 3, 2, 5)
     data = seal.to_json()
     assert seals.read(data) == seal
     for changed in (
