@@ -28,9 +28,11 @@ _AS_RGB = frozenset(("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "
 """Modes of at most 8 bits a channel, which Pillow itself turns into RGB."""
 _GREY_16 = frozenset((("PNG", "I"), ("PPM", "I"), *((kind, "I;16") for kind in ("PNG", "TIFF", "JPEG2000", "IM"))))
 """(format, mode) of grey in 16 bits: 0 is black and 65535 white. Pillow calls a TIFF of 12 bits so too."""
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
-_WHITE_IS_ZERO, _SIGNED = 0, 2
-"""Tags of a TIFF, and values of the last two (TIFF 6.0, sections 8 and 19)."""
+_BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _PLANAR, _SAMPLE_FORMAT = 258, 259, 262, 284, 339
+_RAW, _WHITE_IS_ZERO, _APART, _SIGNED = 1, 0, 2, 2
+"""Tags of a TIFF, and values of the last four (TIFF 6.0, sections 8 and 19)."""
+_CODESTREAM, _DEPTH_BEHIND = b"\xff\x4f\xff\x51", 42
+"""What begins the pixels of a JPEG 2000, and where behind it the first channel's bits are (ITU T.800, annex A.5.1)."""
 
 
 class UnreadableImage(ValueError):
@@ -70,8 +72,9 @@ def decode(data: bytes, shrink: int = 1, rows: int | None = None) -> np.ndarray:
       uint8 [height, width, 3]; unshrunk the same numbers as Pillow's.
 
     Raises:
-      UnreadableImage: if it is cut short or no image, if it has more pixels than Pillow allows, or if nothing says which
-        of its numbers are black and white: whole numbers with a sign or of 32 bits, floating point beyond [0, 1].
+      UnreadableImage: if it is cut short or no image, if it has more pixels than Pillow allows, if Pillow is known to
+        read such wrongly, or if nothing says which of its numbers are black and white: whole numbers with a sign or of
+        32 bits, floating point beyond [0, 1].
     """
     if data[:2] != _JPEG:
         return _by_pillow(data)
@@ -159,6 +162,8 @@ def _by_pillow(data: bytes) -> np.ndarray:
     with _unreadable():
         if _SIGNED in _tags(image).get(_SAMPLE_FORMAT, ()):
             _refuse(image, "numbers with a sign")
+        if misread := _misread(image, data):
+            _refuse(image, f"{misread}, which Pillow reads wrongly", "save it as PNG")
         image.load()
         if image.mode in _AS_RGB:
             image.info.pop("transparency", None)  # left out anyway, and Pillow would warn
@@ -181,8 +186,22 @@ def _grey(image: Image.Image) -> np.ndarray:
     return 255 - grey if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else grey
 
 
-def _refuse(image: Image.Image, what: str) -> NoReturn:
-    raise UnreadableImage(f"its {image.format} (mode {image.mode}) has {what}; save it in 8 or 16 bits")
+def _misread(image: Image.Image, data: bytes) -> str:
+    """Return what makes Pillow (13.0 for one) give wrong numbers for an image without a word; "" if nothing does."""
+    tags = _tags(image)
+    if image.format == "JPEG2000" and image.mode not in ("L", "I;16"):
+        place = data.find(_CODESTREAM) + _DEPTH_BEHIND
+        return "colours of more than 8 bits" if (data[place] & 0x7F) + 1 > 8 else ""  # white comes out black
+    raw = tags.get(_COMPRESSION, _RAW) == _RAW
+    if raw and tags.get(_PLANAR) == _APART and max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8:
+        return "channels apart of more than 8 bits"
+    if not raw and image.mode == "F" and data[:2] == b"MM":
+        return "compressed floating point of big-endian bytes"
+    return ""
+
+
+def _refuse(image: Image.Image, what: str, fix: str = "save it in 8 or 16 bits") -> NoReturn:
+    raise UnreadableImage(f"its {image.format} (mode {image.mode}) has {what}; {fix}")
 
 
 def _tags(image: Image.Image) -> Mapping[int, Any]:

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from lbopt.data.images.decode import UnreadableImage, decode, read_size
 
@@ -176,6 +176,20 @@ NOT_KNOWN = {
 }
 
 
+NUMBERS = {tag.name: number for number, tag in TiffImagePlugin.TiffTags.TAGS_V2.items()}
+
+
+def tiff(channels, **tags):
+    """Return a big-endian TIFF of channels that lie one after the other, as bytes."""
+    sizes, directory = [len(channel) for channel in channels], TiffImagePlugin.ImageFileDirectory_v2(prefix=b"MM")
+    starts = tuple(8 + sum(sizes[:number]) for number in range(len(sizes)))
+    fixed = {"ImageWidth": 10, "ImageLength": 12, "RowsPerStrip": 12, "SamplesPerPixel": len(sizes)}
+    fixed |= {"StripOffsets": starts, "StripByteCounts": tuple(sizes)}
+    for name, value in (fixed | tags).items():
+        directory[NUMBERS[name]] = value
+    return b"MM\0*" + struct.pack(">I", 8 + sum(sizes)) + b"".join(channels) + directory.tobytes(8 + sum(sizes))
+
+
 @pytest.mark.parametrize("name", SCALED)
 def test_every_mode_is_scaled_to_eight_bits(name):
     data, original = SCALED[name]
@@ -186,6 +200,32 @@ def test_every_mode_is_scaled_to_eight_bits(name):
 def test_numbers_whose_white_is_not_known_are_unreadable(name):
     with pytest.raises(UnreadableImage, match="save it in 8 or 16 bits"):
         decode(NOT_KNOWN[name])
+
+
+def of_sixteen_bits(data):
+    """Return a JPEG 2000 of 8 bits as one that says 16."""
+    place = data.index(b"\xff\x4f\xff\x51") + 42
+    return data[:place] + b"\x0f" + data[place + 1 :]
+
+
+CHANNELS = [channel.astype(">u2").tobytes() for channel in np.moveaxis(np.asarray(COLOURS), -1, 0)]
+BLACK_AND_WHITE = zlib.compress((SHADES > 99).astype(">f4").tobytes())
+MISREAD = {
+    "channels apart of more than 8 bits": tiff(
+        CHANNELS, BitsPerSample=(16,) * 3, Compression=1, PhotometricInterpretation=2, PlanarConfiguration=2
+    ),
+    "floating point of big-endian": tiff(
+        [BLACK_AND_WHITE], BitsPerSample=32, Compression=8, PhotometricInterpretation=1, SampleFormat=3
+    ),
+    "colours of more than 8 bits": of_sixteen_bits(saved(COLOURS, "JPEG2000")),
+}
+"""What Pillow gives wrong numbers for: bytes of channels for pixels, zeros only, black for white."""
+
+
+@pytest.mark.parametrize("name", MISREAD)
+def test_what_pillow_reads_wrongly_is_unreadable(name):
+    with pytest.raises(UnreadableImage, match=rf"has .*{name}.*, which Pillow reads wrongly; save it as PNG"):
+        decode(MISREAD[name])
 
 
 @pytest.mark.filterwarnings("ignore:Image size")
