@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-from lbopt.errors import EXIT_ENVIRONMENT, EXIT_USER
+from lbopt.errors import EXIT_ENVIRONMENT, EXIT_USER, EnvironmentProblem
 from lbopt.job import listening, secret as secrets
 from lbopt.job.place import Place
 from lbopt.job.wire import CHANGED, MOST_BYTES, MOST_HELLO_BYTES, QueuedWire, encode
@@ -311,7 +311,10 @@ class Hub:
             del self._rounds[number]
             for process in self._processes.values():
                 process.since = time.monotonic()
-            self._tell_all(round=number, values=[said[i][1] for i in range(self._place.count)])
+            try:
+                self._tell_all(round=number, values=[said[i][1] for i in range(self._place.count)])
+            except EnvironmentProblem as error:
+                self._fail("said", EXIT_ENVIRONMENT, f"{key}: {error}")
 
     def _tick(self, now: float) -> None:
         """Look at the clock: who is missing, silent or stuck. The time in which the hub was suspended does not count."""

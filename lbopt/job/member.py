@@ -138,7 +138,10 @@ class Member(Alone):
           value: JSON data.
         """
         number, self._round = self._round, self._round + 1
-        self._wire.send(say=key, round=number, value=value)
+        try:
+            self._wire.send(say=key, round=number, value=value)
+        except EnvironmentProblem as error:
+            raise EnvironmentProblem(f"{key}: {error}") from error
         with self._changed:
             self._changed.wait_for(lambda: number in self._said or self._lost or self._problem)
             self._check()

@@ -164,17 +164,31 @@ def _detected(rest: Mapping[str, Any]) -> Place | None:
 
 
 def _address(field: str, value: str) -> tuple[str, int]:
-    host, colon, port = value.rpartition(":")
-    fits = colon and host.strip("[]") and port.isdecimal() and 0 < int(port) < 65535
-    if not fits:
+    host, _, port = value.rpartition(":")
+    host, number = host.strip("[]"), _whole(port)
+    if not (host and _may_be_asked_for(host) and 0 < number < 65535):
         raise UserError(f"{field} = {value!r}: give HOST:PORT of process 0, PORT from 1 to 65534")
-    return host.strip("[]"), int(port)
+    return host, number
+
+
+def _may_be_asked_for(host: str) -> bool:
+    """Return whether `socket` takes it for a name: `a..b` it does not."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _number(field: str, value: str, least: int, most: int) -> int:
-    if not value.isdecimal() or not least <= int(value) <= most:
+    number = _whole(value)
+    if not least <= number <= most:
         raise UserError(f"{field} = {value!r}: give a whole number from {least} to {most}")
-    return int(value)
+    return number
+
+
+def _whole(value: str) -> int:
+    """Return a whole number, or -1 if it is none; Python reads no longer ones than 4300 digits."""
+    return int(value) if value.isdecimal() and len(value) < 20 else -1
 
 
 def _seconds(field: str, value: str) -> float:

@@ -15,8 +15,10 @@ import threading
 from collections import deque
 from typing import Any, NamedTuple
 
+from lbopt.errors import EnvironmentProblem
+
 MOST_BYTES = 1 << 26
-"""No message is longer: whoever sends more is none of ours."""
+"""No line is longer, its code included: whoever sends more is none of ours."""
 MOST_HELLO_BYTES = 2048
 """No message is longer as long as it is not known who is at the other end."""
 CHANGED = "what comes from it is changed on the way"
@@ -123,7 +125,7 @@ class Wire:
         return messages
 
     def _message(self, line: bytes) -> dict[str, Any]:
-        if len(line) > self._most_bytes + _CODE:
+        if len(line) > self._most_bytes:
             raise ValueError("a message too long")
         if self._keys is not None:
             code, line = line[:_CODE], line[_CODE:]
@@ -190,8 +192,17 @@ class QueuedWire(Wire):
 
 
 def encode(**message: Any) -> Line:
-    """Return a message as `QueuedWire.send_line` takes it."""
-    return _hashed(json.dumps(message).encode() + b"\n")
+    """Return a message as `QueuedWire.send_line` takes it.
+
+    Raises:
+      EnvironmentProblem: if it is longer than the other end takes.
+    """
+    data = json.dumps(message).encode() + b"\n"
+    if len(data) > MOST_BYTES - _CODE:
+        raise EnvironmentProblem(
+            f"{len(data):,} bytes to tell the other processes of the job, of {MOST_BYTES - _CODE:,} at most; run it in one process"
+        )
+    return _hashed(data)
 
 
 def _hashed(data: bytes) -> Line:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 import resource
 import socket
 import threading
@@ -12,8 +13,8 @@ from collections import deque
 import pytest
 from jobs import free_ports
 
-from lbopt.errors import EnvironmentProblem
-from lbopt.job import hub as hubs, secret as secrets
+from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.job import hub as hubs, secret as secrets, wire as wires
 from lbopt.job.guard import _Guard, _Signals
 from lbopt.job.hub import Hub
 from lbopt.job.member import Member
@@ -488,6 +489,20 @@ def test_a_post_that_cannot_be_kept_is_an_error_where_the_first_one_waits(place)
     ours.close()
 
 
+def test_what_is_too_long_for_a_line_is_said_by_name(place, monkeypatch):
+    """By a process whose value is, and by the hub where those of all are."""
+    _, guards = begin(place)
+    monkeypatch.setattr(wires, "MOST_BYTES", 1064)
+    for guard in guards:
+        guard.wire.send(say="rows", round=0, value="x" * 600)
+    said = "rows: 1,2.. bytes to tell the other processes of the job, of 1,000 at most; run it in one process"
+    told = guards[1].wait_for("end")["end"]
+    assert told["code"] == 3
+    assert re.fullmatch(said, told["line"])
+    with pytest.raises(EnvironmentProblem, match=said):
+        Member(socket.socketpair()[0], 1, 2, "", 20, None).together("rows", "x" * 1200)
+
+
 def test_a_message_without_end_is_refused():
     ours, theirs = socket.socketpair()
     wire = Wire(ours)
@@ -497,6 +512,14 @@ def test_a_message_without_end_is_refused():
     theirs.sendall(b"x")
     with pytest.raises(ValueError, match="without end"):
         wire.receive()
+
+
+@pytest.mark.parametrize("flag", ["coordinator_address", "num_processes", "process_id"])
+@pytest.mark.parametrize("value", ["9" * 5000, "host:" + "9" * 5000, "a..b:1", f"{'a' * 70}:1", "\ud800:1"])
+def test_a_place_that_python_does_not_read(flag, value):
+    told = {"coordinator_address": "host:1", "num_processes": "2", "process_id": "0"}
+    with pytest.raises(UserError, match=f"--{flag} = .*: give"):
+        find(told | {flag: value}, {})
 
 
 def test_a_place_is_found_by_jax(monkeypatch):
