@@ -236,9 +236,8 @@ def squares(leaves: Iterable[jax.Array], layer_axes: tuple[int, ...] = ()) -> Sq
 
 def _scaled_square_norm(x: jax.Array, scale: float, layer_axes: tuple[int, ...]) -> jax.Array:
     wide = x.astype(wide_dtype(x.dtype))
-    return square_norm(
-        map_parts(lambda part: part * scale, wide), layer_axes
-    )  # times a complex number infinity is not a number
+    scaled = map_parts(lambda part: part * scale, wide)  # times a complex number infinity is not a number
+    return square_norm(scaled, layer_axes)
 
 
 def map_parts(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:

@@ -24,9 +24,8 @@ finally:
     if _HIDE_TORCH:
         del sys.modules["torch"]
 
-logging.getLogger("tensorboardX.x2num").setLevel(
-    logging.ERROR
-)  # the run says once that its loss is not finite, this for every value
+# The run says once that its loss is not finite, this for every value.
+logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)
 _SYNC_EVERY_S = 30.0
 """TensorBoard sees the curves at most so late."""
 
