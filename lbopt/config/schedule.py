@@ -38,7 +38,8 @@ class ScheduleConfig:
       decay_rate: factor of a stair (exponential, step).
       warmup_steps: optimizer steps of warmup, instead of what the rule gives; may be fractional (MLPerf's 18 epochs of 39.25 steps).
       decay_steps: optimizer steps of the decay, instead of those from its origin to the end of the run.
-      stair_epochs: exponential: one number, the epochs between two stairs; step: the epochs at which stairs are.
+      stair_epochs: exponential: one number, the epochs between two stairs; step: the epochs at which stairs are;
+        those past the end of the run are not reached.
     """
 
     base_learning_rate: float = 0.01

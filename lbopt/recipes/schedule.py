@@ -76,7 +76,9 @@ def resolve(
                 f"{field}.{name} = {value!r}: the peak at batch {global_batch_size} is {rate!r}, below it; "
                 "use a smaller one, or a larger base_learning_rate"
             )
-    if warmup_steps == 0 and (config.warmup_from != 0 or config.warmup_power != 1):
+    if min(warmup_steps, config.start_step + warmup_steps) <= 0 and (
+        config.warmup_from != 0 or config.warmup_power != 1
+    ):
         raise UserError(
             f"{_named(config, field)}: no step of warmup at batch {global_batch_size}, so warmup_from and warmup_power have no effect; "
             "warm up for longer, or leave them 0 and 1"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lbopt import scalars
 
@@ -37,13 +37,10 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
     >>> [float(make_decay("polynomial", power=2.0)(s)) for s in (0.0, 0.5, 1.0)]
     [1.0, 0.25, 0.0]
     """
-    power, end_factor = scalars.known(power), scalars.known(end_factor)
     if not isinstance(decay, str) or decay not in DECAYS:
         raise ValueError(f"decay = {decay!r}: use one of {', '.join(DECAYS)}")
-    if not 0 < power < math.inf:
-        raise ValueError(f"power = {power!r}: give a finite number > 0")
-    if not 0 <= end_factor <= 1:
-        raise ValueError(f"end_factor = {end_factor!r}: give a number in [0, 1]")
+    power = scalars.checked("power", power, "a finite number > 0", lambda n: n > 0)
+    end_factor = scalars.checked("end_factor", end_factor, "a number in [0, 1]", lambda n: 0 <= n <= 1)
     if power != 1 and decay != "polynomial":
         raise ValueError(f"power = {power!r} with decay = {decay!r}: only a polynomial has a power; leave it 1")
     if end_factor != 0 and decay == "constant":
@@ -65,11 +62,10 @@ def exponential_factor(decay_rate: float, steps_per_decay: float, staircase: boo
     >>> [float(exponential_factor(0.5, 2.5)(t)) for t in (0, 2, 3, 5)]
     [1.0, 1.0, 0.5, 0.25]
     """
-    decay_rate, steps_per_decay = scalars.known(decay_rate), scalars.known(steps_per_decay)
-    if not 0 < steps_per_decay < math.inf:
-        raise ValueError(f"steps_per_decay = {steps_per_decay!r}: give a finite number > 0")
-    if not 0 < decay_rate <= 1:
-        raise ValueError(f"decay_rate = {decay_rate!r}: give a number in (0, 1]")
+    steps_per_decay = float(scalars.checked("steps_per_decay", steps_per_decay, "a finite number > 0", lambda n: n > 0))
+    decay_rate = float(scalars.checked("decay_rate", decay_rate, "a number in (0, 1]", lambda n: 0 < n <= 1))
+    if not isinstance(staircase, (bool, np.bool_)):
+        raise ValueError(f"staircase = {staircase!r}: give True or False")
 
     def factor(steps: jax.Array) -> jax.Array:
         # A hair above the quotient: in fp32 a whole number of stairs may come out just below it.
@@ -85,14 +81,15 @@ def step_factor(factor: float, boundaries: tuple[float, ...]) -> DecayFn:
     >>> [round(float(step_factor(0.1, (2, 4))(t)), 4) for t in range(6)]
     [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     """
-    factor, boundaries = scalars.known(factor), tuple(scalars.known(boundary) for boundary in boundaries)
-    if not boundaries or list(boundaries) != sorted(boundaries) or boundaries[0] < 0:
-        raise ValueError(f"boundaries = {boundaries!r}: give one or more ascending steps >= 0")
-    if not 0 < factor <= 1:
-        raise ValueError(f"factor = {factor!r}: give a number in (0, 1]")
+    wanted = "one or more ascending steps >= 0"
+    given = boundaries if isinstance(boundaries, (tuple, list)) or getattr(boundaries, "ndim", 0) == 1 else ()
+    steps = [float(scalars.checked("boundaries", boundary, wanted)) for boundary in given]
+    if not steps or steps != sorted(steps):
+        raise ValueError(f"boundaries = {boundaries!r}: give {wanted}")
+    factor = scalars.checked("factor", factor, "a number in (0, 1]", lambda n: 0 < n <= 1)
 
-    def passed(steps: jax.Array) -> jax.Array:
-        count = sum((jnp.asarray(steps) >= boundary).astype(jnp.float32) for boundary in boundaries)
+    def passed(t: jax.Array) -> jax.Array:
+        count = sum((jnp.asarray(t, jnp.float32) >= boundary).astype(jnp.float32) for boundary in steps)
         return jnp.asarray(factor, jnp.float32) ** count
 
     return passed

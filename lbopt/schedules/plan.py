@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+from lbopt import scalars
 from lbopt.schedules import scaling, units
 from lbopt.shown import show
 
@@ -50,11 +51,12 @@ def scale_batch(
     >>> scale_batch(32768, 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
     ScaledBatch(global_batch_size=32768, learning_rate=0.04, warmup_epochs=20.0, warmup_steps=782, total_steps=3519)
     """
-    if warmup_rule not in WARMUP_RULES:
+    if not isinstance(warmup_rule, str) or warmup_rule not in WARMUP_RULES:
         raise ValueError(f"warmup_rule = {warmup_rule!r}: use one of {', '.join(WARMUP_RULES)}")
-    units.require_number("base_learning_rate", base_learning_rate, traced=True)
-    units.require_number("base_warmup_epochs", base_warmup_epochs)
-    units.require_number("num_epochs", num_epochs, above=True)
+    base_warmup_epochs = scalars.checked("base_warmup_epochs", base_warmup_epochs)
+    num_epochs = scalars.checked("num_epochs", num_epochs, "a finite number > 0", lambda n: n > 0)
+    base_batch_size = scalars.whole("base_batch_size", base_batch_size)
+    global_batch_size = scalars.whole("global_batch_size", global_batch_size)
     rate = scaling.scale_learning_rate(base_learning_rate, base_batch_size, global_batch_size, rule)
     here, base = (units.Units(num_examples, size) for size in (global_batch_size, base_batch_size))
     epochs = {

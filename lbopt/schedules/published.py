@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import jax
 import optax
 
+from lbopt import scalars
 from lbopt.schedules import decay as decays
 from lbopt.schedules.warmup import warmup_schedule
 
@@ -40,14 +45,17 @@ def mlperf_schedule(
     References:
       mlcommons/training_results_v0.7, Google/benchmarks, resnet-research-JAX-tpu-v3-8192/train.py.
     """
-    return warmup_schedule(
-        base_learning_rate,
-        warmup_steps,
-        train_steps,
-        power=power,
-        decay_steps=train_steps - warmup_steps + 1,
-        end_learning_rate=end_learning_rate,
-    )
+    warmup_steps = scalars.checked("warmup_steps", warmup_steps, traced=True)
+    train_steps = scalars.whole("train_steps", train_steps)
+    with _naming(total_steps="train_steps"):
+        return warmup_schedule(
+            base_learning_rate,
+            warmup_steps,
+            train_steps,
+            power=power,
+            decay_steps=train_steps - warmup_steps + 1,
+            end_learning_rate=end_learning_rate,
+        )
 
 
 def albert_schedule(
@@ -83,15 +91,16 @@ def albert_schedule(
     References:
       google-research/albert, optimization.py; mlcommons/training_results_v0.7, bert-research-JAX-tpu-v3-8192.
     """
-    return warmup_schedule(
-        base_learning_rate,
-        warmup_steps,
-        total_steps,
-        power=power,
-        start_step=start_warmup_step,
-        decay_from="start",
-        end_learning_rate=end_learning_rate,
-    )
+    with _naming(start_step="start_warmup_step"):
+        return warmup_schedule(
+            base_learning_rate,
+            warmup_steps,
+            total_steps,
+            power=power,
+            start_step=start_warmup_step,
+            decay_from="start",
+            end_learning_rate=end_learning_rate,
+        )
 
 
 def exponential_schedule(
@@ -127,7 +136,10 @@ def exponential_schedule(
       tensorflow/tpu, models/official/efficientnet, utils.py.
     """
     stairs = decays.exponential_factor(decay_rate, steps_per_decay, staircase)
-    return warmup_schedule(base_learning_rate, warmup_steps, total_steps, decay=stairs, decay_from="start")
+    if staircase and decay_rate != 1:
+        _check_reached("steps_per_decay", steps_per_decay, steps_per_decay, total_steps)
+    with _naming():
+        return warmup_schedule(base_learning_rate, warmup_steps, total_steps, decay=stairs, decay_from="start")
 
 
 def step_schedule(
@@ -141,7 +153,7 @@ def step_schedule(
 
     Args:
       base_learning_rate: before the first boundary.
-      boundaries: optimizer steps, ascending: from each on, the factor holds.
+      boundaries: optimizer steps, ascending and before the end: from each on, the factor holds.
       total_steps: optimizer steps of the whole run.
       factor: in (0, 1].
       warmup_steps: linear from 0.
@@ -154,7 +166,10 @@ def step_schedule(
     [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     """
     stairs = decays.step_factor(factor, boundaries)
-    return warmup_schedule(base_learning_rate, warmup_steps, total_steps, decay=stairs, decay_from="start")
+    if factor != 1:
+        _check_reached("boundaries", boundaries, boundaries[-1], total_steps)
+    with _naming():
+        return warmup_schedule(base_learning_rate, warmup_steps, total_steps, decay=stairs, decay_from="start")
 
 
 def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
@@ -177,11 +192,29 @@ def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
     if not phases:
         raise ValueError("phases = (): give at least one (schedule, steps)")
     for phase in phases:
-        if not isinstance(phase, tuple) or len(phase) != 2 or not callable(phase[0]) or not isinstance(phase[1], int):
+        if not isinstance(phase, tuple) or len(phase) != 2 or not callable(phase[0]):
             raise ValueError(f"phases: {phase!r} is not a (schedule, number of steps)")
-    lengths = [length for _, length in phases]
-    for length in lengths:
-        if length < 1:
-            raise ValueError(f"phases: a length is {length!r}: give a number >= 1")
+    lengths = [scalars.whole("the length of a phase", length) for _, length in phases]
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths) - 1)]
     return optax.join_schedules([schedule for schedule, _ in phases], ends)
+
+
+def _check_reached(argument: str, value: Any, stair: Any, total_steps: int) -> None:
+    """Raise ValueError for a stair that the run does not reach."""
+    if scalars.known(stair) >= scalars.whole("total_steps", total_steps):
+        raise ValueError(
+            f"{argument} = {value!r}: step {scalars.known(stair):g} is not one of the {total_steps} of the run, so it would have no effect; "
+            "leave it out, or train for longer"
+        )
+
+
+@contextlib.contextmanager
+def _naming(**names: str) -> Iterator[None]:
+    """Let messages of `warmup_schedule` call its arguments (here, the keys) what the caller of a published schedule does."""
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        for theirs, ours in {"peak_learning_rate": "base_learning_rate", **names}.items():
+            message = message.replace(f"{theirs} = ", f"{ours} = ")
+        raise ValueError(message) from None

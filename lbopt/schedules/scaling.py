@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal, TypeVar
 
 import jax
@@ -29,18 +28,14 @@ def scale_learning_rate(
       The scaled rate: a float, or a traced scalar if given one.
 
     Raises:
-      ValueError: naming the argument, for an unknown rule or sizes below 1.
+      ValueError: naming the argument that is out of range.
 
     >>> scale_learning_rate(0.1, 256, 1024, "sqrt"), scale_learning_rate(0.1, 256, 1024, "linear")
     (0.2, 0.4)
     """
-    if rule not in EXPONENTS:
+    if not isinstance(rule, str) or rule not in EXPONENTS:
         raise ValueError(f"rule = {rule!r}: use one of {', '.join(EXPONENTS)}")
-    for name, size in (("base_batch_size", base_batch_size), ("global_batch_size", global_batch_size)):
-        size = scalars.known(size)
-        if not (scalars.is_number(size) and 1 <= size < math.inf):
-            raise ValueError(f"{name} = {size!r}: give a number >= 1")
-    base_learning_rate = scalars.known(base_learning_rate)
-    if scalars.is_number(base_learning_rate) and not 0 <= base_learning_rate < math.inf:
-        raise ValueError(f"base_learning_rate = {base_learning_rate!r}: give a finite number >= 0")
-    return base_learning_rate * (global_batch_size / base_batch_size) ** EXPONENTS[rule]
+    sizes = {"base_batch_size": base_batch_size, "global_batch_size": global_batch_size}
+    base, size = (scalars.checked(name, size, "a number >= 1", lambda n: n >= 1) for name, size in sizes.items())
+    rate = scalars.checked("base_learning_rate", base_learning_rate, traced=True)
+    return rate * (size / base) ** EXPONENTS[rule]

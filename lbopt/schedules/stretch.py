@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -39,15 +37,15 @@ def stretch_schedule(
     >>> [float(stretch_schedule(whole, 12, 6)(count)) for count in range(6)]
     [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]
     """
-    num_steps, total_steps = scalars.known(num_steps), scalars.known(total_steps)
-    for name, steps in (("total_steps", total_steps), ("num_steps", num_steps)):
-        if not (scalars.is_number(steps) and 1 <= steps < math.inf) and not scalars.is_traced(steps):
-            raise ValueError(f"{name} = {steps!r}: give a number of steps >= 1")
-    if first_step not in (0, 1):
-        raise ValueError(f"first_step = {first_step!r}: use 0 or 1")
+    lengths = {"total_steps": total_steps, "num_steps": num_steps}
+    made_for, length = (
+        scalars.in_fp32(scalars.checked(name, steps, "a number of steps >= 1", lambda n: n >= 1, traced=True))
+        for name, steps in lengths.items()
+    )
+    first_step = scalars.checked("first_step", first_step, "0 or 1", lambda n: n in (0, 1))
 
     def stretched(count: jax.Array) -> jax.Array:
-        factor = (total_steps + first_step) / (jnp.maximum(jnp.asarray(num_steps, jnp.float32), 1) + first_step)
+        factor = (made_for + first_step) / (jnp.maximum(jnp.asarray(length, jnp.float32), 1) + first_step)
         moved = jnp.asarray(count, jnp.float32) + first_step
         return schedule(jnp.where(factor == 1, moved, moved * factor) - first_step)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import Any, Literal
 
 import jax
@@ -11,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import scalars
-from lbopt.schedules import decay as decays, plan, scaling, units
+from lbopt.schedules import decay as decays, plan, scaling
 
 DecayFrom = Literal["warmup_end", "start"]
 DECAY_ORIGINS = ("warmup_end", "start")
@@ -79,57 +77,56 @@ def warmup_schedule(
     References:
       Goyal et al., arXiv 1706.02677, section 2.2 (gradual warmup).
     """
-    (
-        peak_learning_rate,
-        warmup_steps,
-        total_steps,
-        first_step,
-        start_step,
-        warmup_power,
-        warmup_from,
-        decay_steps,
-        end_learning_rate,
-    ) = map(
-        scalars.known,
-        (
-            peak_learning_rate,
-            warmup_steps,
-            total_steps,
-            first_step,
-            start_step,
-            warmup_power,
-            warmup_from,
-            decay_steps,
-            end_learning_rate,
-        ),
-    )
-    _check(peak_learning_rate, warmup_steps, total_steps, first_step, start_step)
-    _check_decay(warmup_power, warmup_from, decay_from, decay_steps, end_learning_rate, end_factor, decay)
-    named = None if callable(decay) else decays.make_decay(decay, power, end_factor)
-    _check_ignored(decay, power, end_factor, decay_from, decay_steps, end_learning_rate)
-    _check_ramp(peak_learning_rate, warmup_steps, warmup_power, warmup_from, end_learning_rate)
-    peak = jnp.asarray(peak_learning_rate, jnp.float32) if scalars.is_traced(peak_learning_rate) else peak_learning_rate
+    peak_learning_rate = scalars.checked("peak_learning_rate", peak_learning_rate, traced=True)
+    warmup_steps = scalars.checked("warmup_steps", warmup_steps, traced=True)
+    total_steps = scalars.whole("total_steps", total_steps)
+    first_step = scalars.checked("first_step", first_step, "0 or 1", lambda n: n in (0, 1))
+    start_step = scalars.checked("start_step", start_step, "a step", lambda n: True)
+    warmup_power = scalars.checked("warmup_power", warmup_power, "a finite number > 0", lambda n: n > 0)
+    warmup_from = scalars.checked("warmup_from", warmup_from, traced=True)
+    if decay_steps is not None:
+        wanted = "a finite number > 0, or None"
+        decay_steps = scalars.checked("decay_steps", decay_steps, wanted, lambda n: n > 0, traced=True)
+    if end_learning_rate is not None:
+        wanted = "a finite number >= 0, or None"
+        end_learning_rate = scalars.checked("end_learning_rate", end_learning_rate, wanted)
+    if not callable(decay):
+        named = decays.make_decay(decay, power, end_factor)
+    _check_length(warmup_steps, total_steps, start_step)
+    _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate)
+    _check_ramp(peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate)
+    peak, lowest, begin = (scalars.in_fp32(value) for value in (peak_learning_rate, warmup_from, start_step))
 
     def schedule(count: jax.Array) -> jax.Array:
         t = jnp.asarray(count, jnp.float32) + first_step
         w = jnp.asarray(warmup_steps, jnp.float32)
-        climbed = jnp.clip((t - start_step) / jnp.maximum(w, jnp.finfo(jnp.float32).tiny), 0.0, 1.0)
+        climbed = jnp.clip((t - begin) / jnp.maximum(w, jnp.finfo(jnp.float32).tiny), 0.0, 1.0)
         ramp = climbed if warmup_power == 1 else climbed**warmup_power
-        rising = warmup_from + (peak - warmup_from) * ramp
-        origin = start_step + w if decay_from == "warmup_end" else 0
-        if named is None:
-            falling = peak * decay(t - origin)  # type: ignore[operator]
+        rising = lowest + (peak - lowest) * ramp
+        origin = begin + w if decay_from == "warmup_end" else 0.0
+        if callable(decay):
+            falling = peak * _factor(decay, t - origin)
         else:
-            length = total_steps + first_step - origin if decay_steps is None else decay_steps
+            length = float(total_steps) + first_step - origin if decay_steps is None else scalars.in_fp32(decay_steps)
             # A warmup that is traced may fill the run: then nothing is left to fall, and 0 / 0 would be no number.
             factor = named((t - origin) / jnp.maximum(length, jnp.finfo(jnp.float32).tiny))
-            if end_learning_rate is None:
-                falling = peak * factor
-            else:
-                falling = end_learning_rate + (peak - end_learning_rate) * factor
-        return jnp.where(t - start_step < w, rising, falling)
+            end = 0.0 if end_learning_rate is None else float(end_learning_rate)
+            falling = end + (peak - end) * factor
+        return jnp.where(t - begin < w, rising, falling)
 
     return schedule
+
+
+def _factor(decay: decays.DecayFn, steps: jax.Array) -> jax.Array:
+    """Return what a decay function gives, in fp32; raise ValueError if that is no number for each step."""
+    found = decay(steps)
+    try:
+        factor = jnp.asarray(found).astype(jnp.float32)
+    except (TypeError, ValueError):
+        factor = None
+    if factor is None or factor.shape not in ((), steps.shape):
+        raise ValueError(f"decay = {decay!r}: it gives {found!r}; return a factor of the peak, one number")
+    return factor
 
 
 def legw_schedule(
@@ -193,15 +190,8 @@ def legw_schedule(
     )
 
 
-def _check(peak_learning_rate, warmup_steps, total_steps: int, first_step: int, start_step: int) -> None:
-    units.require_number("peak_learning_rate", peak_learning_rate, traced=True)
-    units.require_number("warmup_steps", warmup_steps, traced=True)
-    if not isinstance(total_steps, numbers.Integral) or isinstance(total_steps, bool) or total_steps < 1:
-        raise ValueError(f"total_steps = {total_steps!r}: give a whole number >= 1")
-    if first_step not in (0, 1):
-        raise ValueError(f"first_step = {first_step!r}: use 0 or 1")
-    if not scalars.is_number(start_step) or not math.isfinite(start_step):
-        raise ValueError(f"start_step = {start_step!r}: give a step")
+def _check_length(warmup_steps: Any, total_steps: int, start_step: Any) -> None:
+    """Raise ValueError unless the warmup ends before training does."""
     if scalars.is_number(warmup_steps) and not start_step + float(warmup_steps) < total_steps:
         begun = "" if start_step == 0 else f" from step {start_step}"
         raise ValueError(
@@ -210,45 +200,34 @@ def _check(peak_learning_rate, warmup_steps, total_steps: int, first_step: int, 
         )
 
 
-def _check_decay(warmup_power, warmup_from, decay_from, decay_steps, end_learning_rate, end_factor, decay) -> None:
-    if not scalars.is_number(warmup_power) or not 0 < warmup_power < math.inf:
-        raise ValueError(f"warmup_power = {warmup_power!r}: give a finite number > 0")
-    units.require_number("warmup_from", warmup_from, traced=True)
-    if decay_from not in DECAY_ORIGINS:
+def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate) -> None:
+    """Raise ValueError for arguments that do not go with the decay; `make_decay` checks those of its own."""
+    if not isinstance(decay_from, str) or decay_from not in DECAY_ORIGINS:
         raise ValueError(f"decay_from = {decay_from!r}: use one of {', '.join(DECAY_ORIGINS)}")
-    if decay_steps is not None and not scalars.is_traced(decay_steps) and not 0 < float(decay_steps) < math.inf:
-        raise ValueError(f"decay_steps = {decay_steps!r}: give a finite number > 0, or None")
-    if end_learning_rate is None:
-        return
-    if not scalars.is_number(end_learning_rate) or not 0 <= end_learning_rate < math.inf:
-        raise ValueError(f"end_learning_rate = {end_learning_rate!r}: give a finite number >= 0, or None")
-    if end_factor != 0 or callable(decay):
+    if end_learning_rate is not None and (callable(decay) or end_factor != 0):
         other = "a decay function has an end of its own" if callable(decay) else f"end_factor = {end_factor!r}"
         raise ValueError(f"end_learning_rate = {end_learning_rate!r} and {other}: give one of the two")
-
-
-def _check_ignored(decay, power, end_factor, decay_from, decay_steps, end_learning_rate) -> None:
-    """Raise ValueError for an argument that the decay does not look at; `make_decay` checks those of its own."""
     unused: dict[str, tuple[Any, Any]] = {}
     if callable(decay) or decay == "constant":
         unused = {"decay_steps": (decay_steps, None), "end_learning_rate": (end_learning_rate, None)}
     if callable(decay):
-        unused |= {"power": (power, 1), "end_factor": (end_factor, 0)}
+        unused |= {"power": (scalars.known(power), 1), "end_factor": (scalars.known(end_factor), 0)}
     elif decay == "constant":
         unused["decay_from"] = (decay_from, "warmup_end")
     for name, (value, default) in unused.items():
-        if value is not default and value != default:
+        if not isinstance(value, (int, float, str, type(None))) or value != default:
             what = "a decay function" if callable(decay) else "decay = 'constant'"
             raise ValueError(f"{name} = {value!r} with {what}: it would have no effect; leave it {default!r}")
 
 
-def _check_ramp(peak_learning_rate, warmup_steps, warmup_power, warmup_from, end_learning_rate) -> None:
+def _check_ramp(peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate) -> None:
     """Raise ValueError for a ramp that is not there, or that ends below its start or below the end of the decay."""
-    if scalars.is_number(warmup_steps) and warmup_steps == 0:
+    if scalars.is_number(warmup_steps) and start_step + warmup_steps <= 0:
         for name, value, default in (("warmup_power", warmup_power, 1), ("warmup_from", warmup_from, 0)):
             if scalars.is_number(value) and value != default:
+                begun = "" if start_step == 0 else f" from step {start_step}"
                 raise ValueError(
-                    f"{name} = {value!r} with warmup_steps = 0: there is no ramp; leave it {default}, or give warmup_steps"
+                    f"{name} = {value!r} with warmup_steps = {warmup_steps}{begun}: there is no ramp; leave it {default}, or give warmup_steps"
                 )
     for name, value in (("warmup_from", warmup_from), ("end_learning_rate", end_learning_rate)):
         if scalars.is_number(value) and scalars.is_number(peak_learning_rate) and peak_learning_rate < value:

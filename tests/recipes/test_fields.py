@@ -1,5 +1,6 @@
 """What a config's fields say arrives where it is used."""
 
+import dataclasses
 import math
 import pathlib
 
@@ -228,3 +229,10 @@ def test_a_peak_below_its_floor_is_refused_with_the_field(field):
         ValueError, match=rf"^config\.schedule\.{field} = 0\.5: the peak at batch 64 is 0\.01, below it"
     ):
         schedules.resolve(ScheduleConfig(**{field: 0.5}), 64, 6400, 4.0)
+
+
+def test_a_ramp_that_is_over_before_the_first_step_is_refused():
+    config = ScheduleConfig(warmup_steps=5.0, start_step=-5, warmup_power=2.0)
+    with pytest.raises(ValueError, match=r"^config\.schedule\.warmup_steps = 5\.0: no step of warmup at batch 64"):
+        schedules.resolve(config, 64, 6400, 4.0)
+    assert schedules.resolve(dataclasses.replace(config, start_step=-4), 64, 6400, 4.0).warmup_steps == 5

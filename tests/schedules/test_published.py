@@ -1,13 +1,16 @@
 """The schedules of published code against their formulas in float64, at every step of a run."""
 
 import math
+from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import lbopt
+from lbopt.schedules import units
 
 NUM_EXAMPLES = 1_281_167
 
@@ -154,6 +157,7 @@ GOOD = {"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20}
             "warmup_steps = 5 from step 15 of 20 steps: warmup must end",
         ),
         (lambda: lbopt.warmup_schedule(**GOOD, warmup_power=0.0), r"warmup_power = 0\.0"),
+        (lambda: lbopt.warmup_schedule(**GOOD, start_step=-5, warmup_from=0.05), "from step -5: there is no ramp"),
         (lambda: lbopt.warmup_schedule(**GOOD, warmup_from=-1.0), r"warmup_from = -1\.0"),
         (lambda: lbopt.warmup_schedule(**GOOD, decay_from="end"), "decay_from = 'end': use one of warmup_end, start"),
         (lambda: lbopt.warmup_schedule(**GOOD, decay_steps=0), "decay_steps = 0"),
@@ -171,10 +175,13 @@ GOOD = {"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20}
         (lambda: lbopt.exponential_schedule(1.0, 0.0, 100), r"steps_per_decay = 0\.0"),
         (lambda: lbopt.exponential_schedule(1.0, 5.0, 100, 1.5), r"decay_rate = 1\.5"),
         (lambda: lbopt.step_schedule(1.0, (5, 3), 100), r"boundaries = \(5, 3\): give one or more ascending steps"),
+        (lambda: lbopt.step_schedule(1.0, (5, math.nan), 100), r"boundaries = nan"),
+        (lambda: lbopt.step_schedule(1.0, (5, 100), 100), r"boundaries = \(5, 100\): step 100 is not one of the 100"),
+        (lambda: lbopt.exponential_schedule(1.0, 120.5, 100), r"steps_per_decay = 120\.5: step 120\.5 is not one of"),
         (lambda: lbopt.step_schedule(1.0, (), 100), r"boundaries = \(\)"),
         (lambda: lbopt.step_schedule(1.0, (5,), 100, 0.0), r"factor = 0\.0"),
         (lambda: lbopt.mixed_batch_schedule(), r"phases = \(\)"),
-        (lambda: lbopt.mixed_batch_schedule((optax.constant_schedule(1.0), 0)), "a length is 0"),
+        (lambda: lbopt.mixed_batch_schedule((optax.constant_schedule(1.0), 0)), "the length of a phase = 0"),
         (
             lambda: lbopt.mixed_batch_schedule(optax.constant_schedule(1.0), 5),
             r"is not a \(schedule, number of steps\)",
@@ -187,3 +194,78 @@ GOOD = {"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20}
 def test_bad_arguments_are_named(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+NUMBERS = {
+    lbopt.warmup_schedule: {
+        **GOOD,
+        **{"power": 2, "end_factor": 0, "first_step": 1, "warmup_power": 2, "warmup_from": 0, "start_step": 0},
+        **{"decay_steps": 9, "end_learning_rate": 0},
+    },
+    lbopt.legw_schedule: {
+        **{"base_learning_rate": 1, "base_batch_size": 8, "base_warmup_epochs": 1, "global_batch_size": 16},
+        **{"num_examples": 64, "num_epochs": 9, "power": 2, "end_factor": 0, "first_step": 1},
+    },
+    lbopt.mlperf_schedule: {
+        **{"base_learning_rate": 1, "warmup_steps": 5, "train_steps": 20, "end_learning_rate": 0, "power": 2},
+    },
+    lbopt.albert_schedule: {
+        **{"base_learning_rate": 1, "warmup_steps": 5, "total_steps": 20, "start_warmup_step": -1, "power": 2},
+        "end_learning_rate": 0,
+    },
+    lbopt.exponential_schedule: {
+        **{"base_learning_rate": 1, "steps_per_decay": 3, "total_steps": 20, "decay_rate": 1, "warmup_steps": 5},
+    },
+    lbopt.step_schedule: {"base_learning_rate": 1, "boundaries": (9,), "total_steps": 20, "factor": 1},
+    lbopt.scale_learning_rate: {"base_learning_rate": 1, "base_batch_size": 8, "global_batch_size": 16},
+    units.Units: {"num_examples": 64, "global_batch_size": 16},
+}
+NO_NUMBERS = (
+    True,
+    np.True_,
+    "5",
+    [5],
+    np.array([5]),
+    math.nan,
+    1e300,
+    -(10**40),
+    1j,
+    np.array(1j),
+    np.array(None),
+    len,
+)
+
+
+@pytest.mark.parametrize("build", NUMBERS, ids=lambda build: build.__name__)
+def test_what_is_no_number_is_refused_by_its_own_name(build):
+    for argument, good in NUMBERS[build].items():
+        for bad in NO_NUMBERS:
+            if argument == "boundaries" and not np.isscalar(bad):
+                continue
+            with pytest.raises(ValueError, match=rf"^{argument} = .*(give|use) ") as said:
+                build(**{**NUMBERS[build], argument: bad})
+            assert "\n" not in str(said.value)
+        if argument != "boundaries":
+            build(**{**NUMBERS[build], argument: np.int8(good) if isinstance(good, int) else Fraction(good)})
+
+
+def test_numbers_of_any_kind_give_the_same_rates():
+    rates = []
+    for kind in (int, Fraction, np.int8, jnp.int32, lambda n: jnp.asarray(n, jnp.bfloat16)):
+        numbers = {name: kind(n) for name, n in NUMBERS[lbopt.warmup_schedule].items() if name not in GOOD}
+        rates.append(table(lbopt.warmup_schedule(kind(3), kind(5), 20, **numbers), 25))
+        assert np.array_equal(rates[0], rates[-1]), kind
+    narrow = units.Units(np.int32(NUM_EXAMPLES), np.int32(512))
+    assert (narrow.steps(5000), narrow.warmup_steps(5000)) == (12511397, 12511396)
+
+
+def test_a_rate_is_fp32_whatever_a_decay_function_or_a_traced_argument_is():
+    def rate(floor):
+        return lbopt.warmup_schedule(0.5, 5, 20, decay=lambda t: np.float64(0.5), warmup_from=floor)(7)
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        for dtype in (jnp.bfloat16, jnp.float64, jnp.int32):
+            assert jax.eval_shape(rate, jax.ShapeDtypeStruct((), dtype)).dtype == jnp.float32
+    for bad in ("0.5", None, np.zeros(2)):
+        with pytest.raises(ValueError, match=r"^decay = .* it gives .*; return a factor of the peak, one number"):
+            lbopt.warmup_schedule(0.5, 5, 20, decay=lambda t, bad=bad: bad)(7)

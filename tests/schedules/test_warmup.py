@@ -105,19 +105,6 @@ def test_arrays_of_one_number_are_checked_like_numbers(argument, value, kind):
         )
 
 
-def test_arrays_of_one_number_give_the_rates_of_numbers():
-    numbers = {
-        "peak_learning_rate": 0.5,
-        "warmup_steps": 6,
-        "total_steps": 20,
-        "end_learning_rate": 0.125,
-        "power": 2.0,
-    }
-    arrays = {name: np.array(number) for name, number in numbers.items()}
-    ours, theirs = (jax.vmap(lbopt.warmup_schedule(**given))(jnp.arange(25)) for given in (arrays, numbers))
-    assert np.array_equal(ours, theirs)
-
-
 @pytest.mark.parametrize("options", [{}, {"decay": "cosine"}, {"power": 0.5}, {"first_step": 1}])
 def test_a_traced_warmup_that_fills_the_run_gives_numbers(options):
     def rates(warmup, counts):
