@@ -501,11 +501,13 @@ def _read_one(folder: Any, name: str, like: jax.Array) -> jax.Array:
 def check_name(workdir: str) -> None:
     """Raise UserError for a workdir in which Orbax would save what it cannot find again: it looks for patterns, not for names.
 
+    It would also put what a killed run has left in `runs/axb` into the checkpoints of `runs/a*b`.
+
     >>> check_name("runs/batch=1024 (second)")
     """
-    if re.search(r"\[.*\]|\\", workdir):
+    if re.search(r"\[.*\]|[*?\\]", workdir, re.DOTALL):
         raise UserError(
-            f"--workdir = {workdir!r}: no checkpoint can be read in a path with [...] or a backslash; use another name"
+            f"--workdir = {workdir!r}: no checkpoint can be read in a path with * ? [...] or a backslash; use another name"
         )
 
 
