@@ -17,6 +17,8 @@ GivenPath = str | os.PathLike[str]
 
 _SCHEMES = "abfss?|az|file|ftps?|gcs|gs|hdfs|hf|https?|s3[an]?|sftp|ssh|wasbs?"
 _ADDRESS = re.compile(rf".*://.*|\w[\w+.-]+:/.*|({_SCHEMES}):.*|(.*/)?({_SCHEMES}):(/.*)?", re.IGNORECASE | re.DOTALL)
+_LONGEST_NAME, _LONGEST = 255, 4095
+"""Bytes of a file's name, and of a path, on Linux (limits.h)."""
 _BUCKET = re.compile(r"gs://[^/]+(/(?!\.{1,2}(/|$))[^/]+)+/*", re.DOTALL)
 """A folder of a bucket: no part of the path is empty, "." or ".."."""
 
@@ -40,12 +42,15 @@ def local(path: GivenPath, field: str) -> pathlib.Path:
       field: The flag, field or argument, for the message.
 
     Raises:
-      UserError: If it is an address, has a null character, or begins with the home of nobody.
+      UserError: If it is an address, has a null character, is too long, or begins with the home of nobody.
     """
     text = os.fspath(path)
     fix = "give a path of this machine (a mounted bucket has one), not an address"
     require(not is_address(text), field, text, fix)
     require("\0" not in text, field, text, "a path has no null character; leave it out")
+    parts = [len(part.encode(errors="replace")) for part in text.split("/")]
+    fix = f"names have {_LONGEST_NAME} bytes at most, and paths {_LONGEST}; use a shorter one"
+    require(max(parts) <= _LONGEST_NAME and sum(parts) + len(parts) - 1 <= _LONGEST, field, text, fix)
     try:
         return pathlib.Path(text).expanduser()
     except RuntimeError as error:
@@ -109,11 +114,12 @@ def writable(path: GivenPath, field: str) -> pathlib.Path:
       UserError: If it is none of `local`, or cannot be written.
     """
     file = local(path, field)
-    there = file.exists()
+    real = os.path.realpath(file)  # what a link leads to may not be there yet
+    there = os.path.exists(real)
     try:
-        file.open("a").close()
+        open(real, "a").close()
         if not there:
-            file.unlink()
+            os.unlink(real)
     except OSError as error:
         fix = "give a file in a folder that exists and is yours"
         raise UserError(f"{field} = {os.fspath(path)!r}: it cannot be written ({error.strerror}); {fix}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import logging
 import os
@@ -10,7 +11,7 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lbopt import __version__, paths
 from lbopt.cli import streams
@@ -69,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
             place = places.find(places.given_flags(argv[1:]), os.environ)
             if place is not None:
                 return guard.run(place, argv, saves=name in RESUMED)
-        _run(name, argv[1:], job)
+        with _refusals_of_files():
+            _run(name, argv[1:], job)
     except (UserError, EnvironmentProblem, Preempted) as error:
         line = one_line(str(error))
         if not isinstance(error, Preempted) or job.index == 0:  # all of a job stop together: one says so
@@ -95,6 +97,23 @@ def _run(name: str, argv: Sequence[str], job: member.Alone) -> None:
         command.run(list(argv), job)
     else:
         command.run(list(argv))
+
+
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENAMETOOLONG)
+
+
+@contextlib.contextmanager
+def _refusals_of_files() -> Iterator[None]:
+    """Turn what the operating system refuses for a file into `EnvironmentProblem`: any look at a path may meet it.
+
+    `Path.is_file` raises it for a file below a folder that may not be entered, or where a shared disk is gone.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSALS or error.filename is None:
+            raise
+        raise EnvironmentProblem(f"{error.filename}: {error.strerror}; mend that, or give another path") from error
 
 
 def _check_xla_flags() -> None:

@@ -8,14 +8,14 @@ import re
 from lbopt.data.records import default_data_dir
 from lbopt.errors import require
 
-_NAME = re.compile(r"\w[\w.-]*")
+_NAME = re.compile(r"\w[\w.-]{0,59}")
 
 
 def store_folder(name: str, data_dir: str | None = None, field: str = "config.data.builder") -> pathlib.Path:
     """Return the folder of the token store that `lbopt prepare text --name=NAME` makes.
 
     Args:
-      name: letters, digits, "_", "-" and ".".
+      name: at most 60 letters, digits, "_", "-" and ".".
       data_dir: see `default_data_dir`.
       field: that has the name, for the message.
 
@@ -25,7 +25,7 @@ def store_folder(name: str, data_dir: str | None = None, field: str = "config.da
     >>> store_folder("books", "/data").as_posix()
     '/data/lbopt_text/books'
     """
-    fix = "give a plain name: letters, digits, '_', '-' and '.'"
+    fix = "give a plain name: at most 60 letters, digits, '_', '-' and '.'"
     require(_NAME.fullmatch(name), field, name, fix)
     return default_data_dir(data_dir) / "lbopt_text" / name
 

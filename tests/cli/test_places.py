@@ -6,6 +6,7 @@ The tables come from the parsers, the dataclasses and the signatures: what is ne
 import ast
 import contextlib
 import dataclasses
+import errno
 import importlib
 import inspect
 import operator
@@ -232,7 +233,9 @@ def test_what_is_no_address_is_taken(tmp_path, monkeypatch):
         assert paths.local(path, "--workdir") == pathlib.Path(path)
     assert paths.local("~/run/", "--workdir") == tmp_path / "run"
     assert paths.local_or_bucket("gs://bucket/run//", "--workdir") == "gs://bucket/run"
-    for path, fix in (("~nobody-here/run", "write the path out"), ("a\0b", "null character")):
+    too_long = (("n" * 256, "255 bytes at most"), ("a/" + "\u00e9" * 128, "use a shorter"), ("d/" * 2048, "paths 4095"))
+    assert paths.local("n" * 255 + "/d" * 1920, "--workdir").parts[-1] == "d"
+    for path, fix in (("~nobody-here/run", "write the path out"), ("a\0b", "null character"), *too_long):
         with pytest.raises(UserError, match=fix):
             paths.local(path, "--workdir")
     for path in ("gs://bucket/run[1]", "gs://bucket/run*"):
@@ -241,6 +244,31 @@ def test_what_is_no_address_is_taken(tmp_path, monkeypatch):
     for path in ("gs://bucket//run", "gs://bucket/./run", "gs://bucket/.."):
         with pytest.raises(UserError, match="give a folder, or gs://BUCKET/FOLDER"):
             paths.local_or_bucket(path, "--workdir")
+
+
+@pytest.mark.parametrize("command", ["train", "recipes", "plan", "prepare"])
+def test_a_folder_that_may_not_be_entered(command, lbopt, monkeypatch, configs):
+    """As root nothing is refused, so its place is taken by a look at a path that is."""
+
+    def refuse(path, **_):
+        if "locked" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **_)
+
+    stat = pathlib.Path.stat
+    monkeypatch.setattr(pathlib.Path, "stat", refuse)
+    flags = {"recipes": ["--configs=locked/a"], "prepare": ["ptb", "--data_dir=locked/a"]}
+    flags["train"] = [f"--config={configs / 'digits_cnn.py'}:smoke", "--workdir=locked/a"]
+    code, out, err = lbopt(command, *flags.get(command, ["--config=locked/a.py"]))
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert re.search("locked/a.*: Permission denied; mend that, or give another path", err)
+
+
+def test_what_a_link_leads_to_is_looked_at_and_left_as_it_was(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "link").symlink_to("missing")
+    assert paths.writable(folder / "link", "--output") == folder / "link"
+    assert [entry.name for entry in folder.iterdir()] == ["link"]
 
 
 def test_files_for_folders_and_folders_for_files(lbopt, tmp_path_factory, configs):
