@@ -105,7 +105,7 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
         out of the average; `nnx.state(model)` for an NNX model. None leaves the result as it is kept.
 
     Raises:
-      ValueError: if the state holds no average, or several, or one of other parameters than `like`.
+      ValueError: if the state holds no average, or several, or one of other parameters or shapes than `like`.
     """
     found = list(per_path.find_states(opt_state, (EmaState,)))
     if len(found) != 1:
@@ -113,10 +113,20 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
             f"opt_state holds {len(found)} averages of the parameters: put one lbopt.track_ema last in the chain"
         )
     ema = found[0].ema
-    if like is None:
-        return ema
+    if like is None:  # a copy: later updates change the variables of Flax NNX that hold the state
+        return jax.tree.map(lambda average: average, ema)
     averages = dict(zip(tree.leaf_names(ema), jax.tree.leaves(ema), strict=True))
     unknown = sorted(averages.keys() - set(tree.leaf_names(like)))
     if unknown:
         raise ValueError(f"like has no parameter at {tree.some(unknown)}: give the parameters that are averaged")
-    return tree.map_with_name(lambda name, p: averages[name].astype(p.dtype) if name in averages else p, like)
+
+    def average(name: str, p: Any) -> Any:
+        if name not in averages:
+            return p
+        if jnp.shape(p) != averages[name].shape:
+            raise ValueError(
+                f"like at {name!r} has shape {jnp.shape(p)}, the average has {averages[name].shape}: give the parameters that are averaged"
+            )
+        return averages[name].astype(p.dtype)
+
+    return tree.map_with_name(average, like)

@@ -157,7 +157,10 @@ def test_metrics_and_averages_come_out_of_the_state_of_an_nnx_optimizer():
         expected = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, before, nnx.to_pure_dict(after))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5), nnx.to_pure_dict(averaged), expected)
     kept = {name: float(value) for name, value in metrics.items()}
+    averaged = lbopt.ema_params(optimizer.opt_state)
+    numbers = [float(leaf.sum()) for leaf in jax.tree.leaves(averaged)]
     optimizer.update(model, grads)
+    assert [float(leaf.sum()) for leaf in jax.tree.leaves(averaged)] == numbers
     assert {name: float(value) for name, value in metrics.items()} == kept
 
 
@@ -165,6 +168,8 @@ def test_an_average_of_other_parameters_is_refused():
     tx = lbopt.track_ema()
     with pytest.raises(ValueError, match="like has no parameter at a/bias"):
         lbopt.ema_params(tx.init(PARAMS), like={"a": {"kernel": PARAMS["a"]["kernel"]}, "b": PARAMS["b"]})
+    with pytest.raises(ValueError, match=r"like at 'a/bias' has shape \(1, .*: give the parameters that are averaged"):
+        lbopt.ema_params(tx.init(PARAMS), like=jax.tree.map(lambda leaf: leaf[None], PARAMS))
 
 
 def test_metrics_come_out_of_what_orbax_restored_without_a_target(tmp_path):
