@@ -21,7 +21,12 @@ _SHIFTS = ("bias", "b", "beta", "offset")
 _GAINS = ("scale", "gamma", "weight", "w", "kernel")
 _NORM_NAMES = {"scale", "gamma"}
 _WEIGHT_NAMES = {"kernel", "embedding"}
-_WEIGHT_NORM_GAINS = {"g", "weight_g", "original0"}  # Equinox and Haiku; PyTorch's old and new weight norm
+_FILTER_GAINS = {
+    "g",
+    "gain",
+    "weight_g",
+    "original0",
+}  # of each filter: weight norm in Equinox and PyTorch, scaled weight standardization
 _NORM_WORD = re.compile(r"(?<!de)(?<!un)norms?$|normali[sz]ations?$|^((bn|ln|gn|grn)s?|rms)$")
 # What follows a norm's name in `norm_proj` and `adaLN_modulation` may be the layer that it feeds: a matrix there is a weight.
 _LAYER_WORDS = {"proj", "projection", "linear", "dense", "fc", "modulation"}
@@ -34,7 +39,7 @@ def leaf_role(name: str, leaf: Any) -> Role:
     """Say what a leaf is to an optimizer, by its name and rank: `bias`, `norm`, `vector` or `weight`.
 
     A last part `scale` or `gamma`, or a direct parent that is a normalization module (`BatchNorm_0`, `layernorm_before`, `bn_init`, ...), makes
-    it a norm; a last part `bias`, `b`, `beta`, `offset`, or one with the word bias in it (`gate_up_proj_bias`, `bias_ih`), is a bias; a matrix called
+    it a norm; a last part `bias`, `b`, `beta`, `offset`, or one with the word bias in it (`gate_up_proj_bias`, `bias_ih`), is a bias, and so is `b1` beside `w1`; a matrix called
     `kernel` or `embedding` is a weight wherever it is. A leaf with fewer than two dimensions whose name says nothing is a `vector`: in practice a
     shift or a gain under another name. `select_roles` sees the whole tree and knows more: the classes of modules (Equinox, NNX), and that
     a gain and a shift of one shape belong to a norm, as in a list of layers.
@@ -45,7 +50,7 @@ def leaf_role(name: str, leaf: Any) -> Role:
     >>> leaf_role("BatchNorm_0/scale", np.zeros(3)), leaf_role("prelu/slope", np.zeros(3))
     ('norm', 'vector')
     """
-    return _role(_named_parts(name.split("/")), jnp.shape(leaf), {}, None)
+    return _role(_named_parts(name), jnp.shape(leaf), {}, None)
 
 
 def tree_roles(params: types.Params) -> types.PyTree:
@@ -53,7 +58,7 @@ def tree_roles(params: types.Params) -> types.PyTree:
     leaves: list[tuple[Any, Any]]
     structure: Any
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-    parts = [_named_parts(tree.path_name(path).split("/")) for path, _ in leaves]
+    parts = [_named_parts(tree.path_name(path)) for path, _ in leaves]
     siblings: dict[tuple[str, ...], dict[str, tuple[int, ...]]] = {}
     for (*parents, last), (_, leaf) in zip(parts, leaves, strict=True):
         siblings.setdefault(tuple(parents), {})[last] = jnp.shape(leaf)
@@ -71,11 +76,13 @@ def _role(
     is_matrix = len(shape) >= 2
     if last in _WEIGHT_NAMES and is_matrix:
         return "weight"
-    if last in _NORM_NAMES or (last in _WEIGHT_NORM_GAINS and (not is_matrix or 1 in shape)):
+    if last in _NORM_NAMES or (last in _FILTER_GAINS and (not is_matrix or 1 in shape)):
         return "norm"
     if _in_norm(parents, last, shape, siblings, module):
         return "norm"
-    if last in _SHIFTS or _is_bias(_words(last)):
+    if (last in _SHIFTS and not _is_factor(parents, last, siblings)) or _is_bias(_words(last)):
+        return "bias"
+    if last.startswith("b") and {"w" + last[1:], "W" + last[1:]} & siblings.keys():  # w1 and b1, W_Q and b_Q
         return "bias"
     return "weight" if is_matrix else "vector"
 
@@ -105,6 +112,11 @@ def _is_bias(words: list[str]) -> bool:
     return bool(ends) and short and not _TABLE_WORDS & set(words)
 
 
+def _is_factor(parents: list[str], last: str, siblings: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether `b` is the second matrix of a low-rank pair (LoRA)."""
+    return last == "b" and ("a" in siblings or any("lora" in _words(parent) for parent in parents))
+
+
 def _words(name: str) -> list[str]:
     """Split a name where its case, its digits or its underscores do.
 
@@ -114,8 +126,9 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
 
 
-def _named_parts(parts: list[str]) -> list[str]:
-    """Cut off what only numbers the arrays inside a named leaf (`weight/0` in Haliax), unless nothing else is left."""
+def _named_parts(name: str) -> list[str]:
+    """Split a path, also one in PyTorch's spelling (`layer.0.weight`), and cut off what only numbers the arrays inside a named leaf (`weight/0`)."""
+    parts = re.split(r"[/.]", name)
     named = len(parts)
     while named > 1 and parts[named - 1].isdigit():
         named -= 1
@@ -147,17 +160,21 @@ class RoleMask:
 
     def __call__(self, params: types.Params) -> types.PyTree:
         """Return a bool per leaf."""
-        if tree.leaf_names(params) == [""]:
-            raise ValueError(
-                f"{self!r} needs a tree of named parameters; inside optax.inject_hyperparams, name the mask in "
-                "static_args, or it is taken for a schedule"
-            )
+        _require_names(self, params)
         return jax.tree.map(lambda role: role in self.roles, tree_roles(params))
 
     def __repr__(self) -> str:
         if self.roles == ("weight",):
             return "weights_only"
         return f"select_roles({', '.join(repr(role) for role in self.roles)})"
+
+
+def _require_names(mask: RoleMask | PathMask, params: types.Params) -> None:
+    if tree.leaf_names(params) == [""]:
+        raise ValueError(
+            f"{mask!r} needs a tree of named parameters; inside optax.inject_hyperparams, name the mask in "
+            "static_args, or it is taken for a schedule"
+        )
 
 
 def select_roles(*roles: Role) -> RoleMask:
@@ -174,7 +191,7 @@ def select_roles(*roles: Role) -> RoleMask:
     {'bias': True, 'kernel': True, 'scale': False}
     """
     if not roles or not all(isinstance(role, str) and role in ROLES for role in roles):
-        raise ValueError(f"roles = {roles!r}: give one or more of {', '.join(ROLES)}")
+        raise ValueError(f"roles = {tree.said(roles)}: give one or more of {', '.join(ROLES)}")
     return RoleMask(tuple(role for role in ROLES if role in roles))
 
 
@@ -205,6 +222,7 @@ class PathMask:
 
     def __call__(self, params: types.Params) -> types.PyTree:
         """Return a bool per leaf."""
+        _require_names(self, params)
         names = tree.leaf_names(params)
         for pattern in self.patterns:
             if not any(re.search(pattern, name) for name in names):
@@ -285,7 +303,12 @@ def resolve_mask(
     if mask is None or isinstance(mask, bool):
         selected = jax.tree.map(lambda _: mask is not False, params)
     else:
-        selected = mask(stacks.one_layer(params, stacked)) if tree.is_function(mask) else mask
+        selected = mask
+        if tree.is_function(mask):
+            tree.check_takes(
+                mask, 1, argument, "the parameters and returns a pytree of bools (by path: lbopt.select_paths)"
+            )
+            selected = mask(stacks.one_layer(params, stacked))
         selected = tree.spread(selected, params, argument)
         tree.map_with_name(lambda name, chosen: _check_bool(name, chosen, argument), selected)
         names = tree.leaf_names(params)
@@ -334,7 +357,7 @@ class Split(NamedTuple):
 
 def _check_bool(name: str, chosen: Any, argument: str) -> None:
     if not isinstance(chosen, (bool, np.bool_)):
-        raise ValueError(f"{argument} at {name!r} is {chosen!r}: give True or False")
+        raise ValueError(f"{argument} at {name!r} is {tree.said(chosen)}: give True or False")
 
 
 class Notes(list[tuple[str, types.PyTree]]):

@@ -24,7 +24,7 @@ class LayerAxes(int):
     axes: tuple[int, ...]
 
     def __new__(cls, axes: int | tuple[int, ...] = ()) -> LayerAxes:
-        chosen = tuple(range(axes)) if isinstance(axes, (int, np.integer, np.bool_)) else tuple(sorted(axes))
+        chosen = tuple(range(axes)) if isinstance(axes, (int, np.integer, np.bool_)) else tuple(sorted(set(axes)))
         self = super().__new__(cls, len(chosen))
         self.axes = chosen
         return self
@@ -54,15 +54,25 @@ class StackedPaths:
     patterns: tuple[str, ...] = ()
     axes: LayerAxes = LayerAxes(1)  # noqa: RUF009 - it does not change
 
-    def __call__(self, name: str, leaf: Any) -> LayerAxes:
+    def __call__(self, name: str, leaf: Any = None) -> LayerAxes:
         """Return the axes that count layers."""
         del leaf
+        if not isinstance(name, str):
+            raise ValueError(
+                f"{self!r} needs the name of a parameter; inside optax.inject_hyperparams, name stacked in static_args, or it is taken for a schedule"
+            )
         if self.found is not None:
             return self.found.get(name, LayerAxes(0))
         return self.axes if any(re.search(pattern, name) for pattern in self.patterns) else LayerAxes(0)
 
     def check(self, params: types.Params) -> None:
-        """Raise ValueError if leaves of one stack, whose paths begin alike up to the end of the match, differ in the number of layers."""
+        """Raise ValueError if a pattern matches nothing, or if leaves of one stack, whose paths begin alike up to the end of the match, differ in the number of layers."""
+        names = tree.leaf_names(params)
+        idle = [pattern for pattern in self.patterns if not any(re.search(pattern, name) for name in names)]
+        if idle and len(idle) < len(self.patterns):
+            raise ValueError(
+                f"stacked = {self!r}: {idle[0]!r} matches none of the {len(names)} parameters ({tree.some(names)}): mend it, or leave it out"
+            )
         seen: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, leaf in tree.by_name(params).items():
             match = next(filter(None, (re.search(pattern, name) for pattern in self.patterns)), None)
@@ -154,10 +164,12 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
     if tree.is_function(stacked):
         if isinstance(stacked, StackedPaths):
             stacked.check(params)
-        counts = tree.map_with_name(stacked, params)
+        tree.check_takes(
+            stacked, 2, "stacked", "the path and the leaf and returns a bool or the number of leading layer axes"
+        )
+        counts = tree.map_with_name(lambda name, leaf: _layer_axes(name, stacked(name, leaf), leaf), params)
     else:
-        counts = tree.spread(stacked, params, "stacked")
-    counts = tree.map_with_name(_layer_axes, counts, params)
+        counts = tree.map_with_name(_layer_axes, tree.spread(stacked, params, "stacked"), params)
     if jax.tree.leaves(params) and not any(jax.tree.leaves(counts)):
         raise ValueError(
             f"stacked = {stacked!r} marks none of the parameters ({tree.some(tree.leaf_names(params))}): pass stacked=None if there are no stacks"
@@ -167,10 +179,11 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
 
 def _layer_axes(name: str, count: Any, leaf: Any) -> LayerAxes:
     if not isinstance(count, (bool, int, np.bool_, np.integer)) or count < 0:
-        raise ValueError(f"stacked at {name!r} is {count!r}: give a bool or the number of leading layer axes")
+        raise ValueError(f"stacked at {name!r} is {tree.said(count)}: give a bool or the number of leading layer axes")
     axes = count if isinstance(count, LayerAxes) else LayerAxes(int(count))
-    if axes and axes.axes[-1] >= jnp.ndim(leaf):
-        which = f"{int(axes)}" if axes.leads else f"along axis {axes.axes[-1]}"
+    wrong = [axis for axis in axes.axes if not 0 <= axis < jnp.ndim(leaf)]
+    if wrong:
+        which = f"{int(axes)}" if axes.leads else f"along axis {wrong[0]}"
         raise ValueError(
             f"stacked at {name!r} is {which}, but the leaf has shape {jnp.shape(leaf)}: it has no such {'leading ' * axes.leads}axis of layers"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -32,7 +33,8 @@ def path_parts(path: tuple[Any, ...]) -> tuple[str, ...]:
 def _key_name(key: Any) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
-            return str(getattr(key, attribute))
+            name = getattr(key, attribute)
+            return "/".join(map(str, name)) if isinstance(name, tuple) else str(name)  # flax.traverse_util.flatten_dict
     return str(key)
 
 
@@ -60,6 +62,29 @@ def is_function(given: Any) -> bool:
     """Return whether an argument is a function to call, and not a pytree that is callable, as every Equinox module is."""
     values = [] if isinstance(given, jax.tree_util.Partial) else jax.tree.leaves(given)
     return callable(given) and all(callable(value) for value in values)
+
+
+def check_takes(fn: Callable[..., Any], number: int, argument: str, what: str) -> None:
+    """Raise ValueError unless a function given for `argument` can be called with this number of arguments, `what` for the message."""
+    try:
+        inspect.signature(fn).bind(*range(number))
+    except TypeError as error:
+        raise ValueError(f"{argument} = {said(fn)}: give a function that takes {what}") from error
+    except ValueError:  # some of those written in C have no signature
+        return
+
+
+def said(value: Any) -> str:
+    """Return a value in one short line, for messages.
+
+    >>> import numpy as np
+    >>> said(True), said(np.zeros((1000, 2)))
+    ('True', 'an array of shape (1000, 2)')
+    """
+    if getattr(value, "shape", ()):
+        return f"an array of shape {value.shape}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def spread(given: types.PyTree, params: types.Params, argument: str) -> types.PyTree:
@@ -140,9 +165,9 @@ def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError("patterns = (): give at least one regular expression")
     for pattern in patterns:
         try:
-            re.compile(pattern)
+            re.compile(pattern).search("")
         except (re.error, TypeError) as error:
-            raise ValueError(f"pattern = {pattern!r}: not a regular expression ({error})") from error
+            raise ValueError(f"pattern = {said(pattern)}: not a regular expression ({error})") from error
     return patterns
 
 

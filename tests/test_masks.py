@@ -137,6 +137,10 @@ def test_normalization_without_a_parent_is_never_a_weight(module):
         ("net/~/linear_1/w", 2, "weight"),
         ("multi_head_attention/query/b", 1, "bias"),
         ("relative_attention_bias", 2, "weight"),
+        ("q_einsum/lora/b", 3, "weight"),
+        ("stem/gain", 1, "norm"),
+        ("encoder.layer.0.LayerNorm.weight", 2, "norm"),
+        ("encoder.layer.0.output.dense.weight", 2, "weight"),
     ],
 )
 def test_role_of_a_name(name, ndim, role):
@@ -238,6 +242,8 @@ def test_resolve_mask_of_an_empty_tree():
         ({"dense": {"kernel": True}}, "my_mask has another structure than params .*dense/bias"),
         ({"dense": {"kernel": True, "bias": 1}}, "my_mask at 'dense/bias' is 1: give True or False"),
         ([True, True], "my_mask has another structure"),
+        (nnx.PathContains("kernel"), "my_mask = PathContains.*: give a function that takes the parameters and returns"),
+        (PARAMS, "my_mask at 'dense/bias' is an array of shape .3,.: give True or False$"),
         ({"dense": True, "head": True}, "my_mask has another structure than params .*differ at head.: give one value"),
         ({"dense": {"kernel": {"a": True}, "bias": True}}, "differ at dense/kernel, dense/kernel/a"),
         ({"dense": {"kernel": None, "bias": True}}, "differ at dense/kernel"),
@@ -313,6 +319,7 @@ def test_excluding_is_selecting_the_others():
         (lambda: lbopt.exclude_paths(r".")(NET), "selects no parameter .*False for none"),
         (lambda: lbopt.select_paths(), "give at least one regular expression"),
         (lambda: lbopt.select_paths("("), r"pattern = '\(': not a regular expression"),
+        (lambda: lbopt.select_paths(b"kernel"), "pattern = b'kernel': not a regular expression"),
         (lambda: lbopt.select_roles("weights"), "give one or more of bias, norm, vector, weight"),
         (lambda: lbopt.exclude_roles("bias", "norm", "vector", "weight"), "give one or more of"),
         (
@@ -417,6 +424,32 @@ def test_a_gain_and_a_shift_of_one_shape_are_a_norm_whatever_their_module_is_cal
     }
     expected = ["weight", "bias", "norm", "norm", "norm", "norm", "weight", "bias", "weight", "bias", "norm"]
     assert role_names(shapes) == dict(zip(shapes, expected, strict=True))
+
+
+def test_neighbours_tell_shifts_from_second_factors():
+    shapes = {
+        "mlp/w1": (3, 4),
+        "mlp/b1": (2, 4),
+        "attention/W_Q": (2, 3, 3),
+        "attention/b_Q": (2, 3),
+        "adapter/a": (3, 2),
+        "adapter/b": (2, 3),
+        "state_space/B_re": (2, 3),
+        "conv/weight": (4, 3, 3, 3),
+        "conv/gain": (4, 1, 1, 1),
+    }
+    expected = ["weight", "bias", "weight", "bias", "weight", "weight", "weight", "weight", "norm"]
+    assert role_names(shapes) == dict(zip(shapes, expected, strict=True))
+
+
+def test_flat_dictionaries_have_the_roles_of_nested_ones():
+    nested = {
+        "blocks": {"0": {"weight": np.zeros((2, 3)), "bias": np.zeros((2, 3))}, "1": {"weight": np.zeros((3, 3))}}
+    }
+    expected = ["norm", "norm", "weight"]
+    for flat in (nested, *(flax.traverse_util.flatten_dict(nested, sep=separator) for separator in ("/", ".", None))):
+        assert jax.tree.leaves(masks.tree_roles(flat)) == expected
+    assert tree.leaf_names(flat) == ["blocks/0/bias", "blocks/0/weight", "blocks/1/weight"]
 
 
 def module(name, *fields):

@@ -47,6 +47,13 @@ def test_resolve_stacked(stacked, expected):
         (lambda name, leaf: -1, "is -1: give a bool or the number"),
         (lbopt.stacked_paths("encoder"), r"stacked = stacked_paths\('encoder'\) marks none of the parameters"),
         ({"layers": True}, "stacked has another structure than params"),
+        (
+            lbopt.stacked_paths("^layers/", "^blocks/"),
+            r"'\^blocks/' matches none of the 4 parameters \(head/kernel, .*leave it out",
+        ),
+        (lambda name, leaf: None, "stacked at 'head/kernel' is None: give a bool"),
+        (lambda params: True, "stacked = <function .*: give a function that takes the path and the leaf"),
+        (lambda name, leaf: stacks.LayerAxes((-1,)), r"is along axis -1, but the leaf has shape \(4, 2\)"),
     ],
 )
 def test_resolve_stacked_refuses(stacked, message):

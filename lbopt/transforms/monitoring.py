@@ -74,9 +74,10 @@ def monitor_layers(
         if per_path.is_placeholder(params):
             return LayerNormsState(per_path.UNKNOWN, per_path.UNKNOWN, per_path.UNKNOWN)
         tree.check_inexact(params, "monitor_layers: the parameter")
+        layers = stacks.resolve_stacked(stacked, params)
+        masks.note("stacked", layers)
 
         def zeros() -> dict[str, jax.Array]:
-            layers = stacks.resolve_stacked(stacked, params)
             zero = lambda p, axes: jnp.zeros(axes.layers(p.shape), tree.real_dtype(p.dtype))  # noqa: E731
             return per_path.collect(params, jax.tree.map(zero, params, layers))
 

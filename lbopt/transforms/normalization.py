@@ -48,6 +48,11 @@ def normalize_gradients(
     """
     arguments.require_choice("per", per, PER)
 
+    def init_fn(params: types.Params) -> optax.EmptyState:
+        if per == "layer":
+            masks.note("stacked", stacks.resolve_stacked(stacked, params))
+        return optax.EmptyState()
+
     def update_fn(updates: optax.Updates, state: optax.EmptyState, params: types.Params | None = None):
         del params
         tree.check_inexact(updates, "the gradient")
@@ -62,7 +67,7 @@ def normalize_gradients(
 
         return jax.tree.map(normalize, updates, layers, split.leaves), state
 
-    return optax.GradientTransformation(optax.init_empty_state, update_fn)
+    return optax.GradientTransformation(init_fn, update_fn)
 
 
 def _divided(u: jax.Array, norm: jax.Array) -> jax.Array:

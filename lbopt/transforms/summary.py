@@ -18,7 +18,10 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
     Args:
       params: arrays or `jax.ShapeDtypeStruct`s.
       tx: any Optax transformation; lbopt's transforms in it are found under chains, `masked`, `multi_transform` and
-        the other wrappers.
+        the other wrappers. `-` stands for what they do not say, as of the decay of `optax.adamw`.
+
+    Raises:
+      ValueError: if `tx` is no transformation.
 
     >>> import jax, lbopt
     >>> shapes = {"dense": {"kernel": jax.ShapeDtypeStruct((3, 4), "float32"), "bias": jax.ShapeDtypeStruct((4,), "float32")}}
@@ -28,6 +31,10 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
     dense/kernel  (3, 4)  weight  yes      yes      -
     2 parameters (16 numbers): 1 decayed (12), 1 adapted (12)
     """
+    if not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise ValueError(
+            f"tx is of type {type(tx).__name__}: give an Optax transformation, summarize_masks(params, tx); of an nnx.Optimizer its tx"
+        )
     with masks.listening() as notes:
         jax.eval_shape(tx.init, params)
     chosen: dict[str, dict[str, Any]] = {
@@ -40,11 +47,11 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
             seen[name] = max(value, seen.get(name, value))
     lines: list[tuple[str, ...]] = [("parameter", "shape", "role", "decayed", "adapted", "layers")]
     sizes = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = tree.path_name(path)
-        axes = chosen["stacked"].get(name, stacks.LayerAxes(0))
+    layer_axes = tree.map_with_name(lambda name, _: chosen["stacked"].get(name, stacks.LayerAxes(0)), params)
+    roles = masks.tree_roles(stacks.one_layer(params, layer_axes))
+    columns = (tree.leaf_names(params), *map(jax.tree.leaves, (params, layer_axes, roles)))
+    for name, leaf, axes, role in zip(*columns, strict=True):
         sizes[name] = int(np.prod(leaf.shape))
-        role = masks.leaf_role(name, jax.ShapeDtypeStruct(axes.one(leaf.shape), leaf.dtype))
         answers = (_yes(chosen[argument].get(name)) for argument in ("weight_decay_mask", "trust_ratio_mask"))
         layers = " x ".join(str(size) for size in axes.layers(leaf.shape)) or "-"
         lines.append((printable(name), str(tuple(leaf.shape)), role, *answers, layers))
@@ -63,5 +70,7 @@ def _yes(choice: bool | None) -> str:
 
 
 def _count(word: str, chosen: Mapping[str, bool], sizes: Mapping[str, int]) -> str:
+    if not chosen:
+        return f"- {word}"
     names = [name for name, value in chosen.items() if value]
     return f"{len(names)} {word} ({sum(sizes[name] for name in names):,})"

@@ -112,6 +112,31 @@ def test_a_summary_is_the_same_whatever_was_traced_before(capsys):
             assert [summary(tx), summary(tx)] == [expected, expected]
 
 
+def test_a_summary_shows_the_roles_that_masks_see_and_all_stacks(capsys):
+    stack = {"weight": jnp.ones((2, 3)), "bias": jnp.ones((2, 3))}
+    params = {"blocks": [stack, {"weight": jnp.ones((2, 3, 3))}]}
+    stacked = lbopt.stacked_paths("^blocks/")
+    adam = optax.adamw(0.1)
+    for tx in (
+        lbopt.lamb(0.1, stacked=stacked, weight_decay_mask=lbopt.exclude_roles("norm")),
+        optax.chain(adam, lbopt.monitor_layers(stacked)),
+        optax.chain(lbopt.normalize_gradients(stacked=stacked), adam),
+    ):
+        lbopt.summarize_masks(params, tx)
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert [(line[-4], line[-1]) for line in lines[1:-1]] == [("norm", "2"), ("norm", "2"), ("weight", "2")]
+    assert lines[-1][-4:] == ["-", "decayed,", "-", "adapted"], "the decay of optax.adamw is not known"
+    with pytest.raises(ValueError, match="tx is of type dict: give an Optax transformation"):
+        lbopt.summarize_masks(adam, params)
+
+
+@pytest.mark.parametrize("argument", ["trust_ratio_mask", "stacked"])
+def test_what_is_taken_for_a_schedule_says_so(argument):
+    given = lbopt.select_paths("kernel") if argument == "trust_ratio_mask" else lbopt.stacked_paths("kernel")
+    with pytest.raises(ValueError, match=r"inside optax\.inject_hyperparams, name .* in static_args"):
+        optax.inject_hyperparams(lbopt.lamb)(0.1, **{argument: given}).init(PARAMS)
+
+
 def jitted(tx):
     """Its own program is traced once for all who call it."""
     return optax.GradientTransformation(jax.jit(tx.init), tx.update)
