@@ -18,7 +18,7 @@ class LayerAxes(int):
     """How many axes of a leaf count layers, and which.
 
     Attributes:
-      axes: the axes, ascending; the first ones if only their number was said.
+      axes: the axes, ascending; the first ones if only their number was said. Below 0 they count from the end, until `resolve_stacked` knows the leaf.
     """
 
     axes: tuple[int, ...]
@@ -76,14 +76,14 @@ class StackedPaths:
         seen: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, leaf in tree.by_name(params).items():
             match = next(filter(None, (re.search(pattern, name) for pattern in self.patterns)), None)
-            if match is None or jnp.ndim(leaf) <= max(self.axes.axes):
+            if match is None or not _has_axes(leaf, self.axes):
                 continue
             layers = self.axes.layers(jnp.shape(leaf))
             other, wanted = seen.setdefault(name[: match.end()], (name, layers))
             if layers != wanted:
                 raise ValueError(
                     f"stacked = {self!r}: axis {self.axes.axes[0]} has size {wanted[0]} at {other!r} and {layers[0]} at {name!r}: the leaves of a stack "
-                    f"have as many layers each; say which axis counts them, stacked_paths(..., axis={1 - min(self.axes.axes[0], 1)})"
+                    f"have as many layers each; say which axis counts them, stacked_paths(..., axis={int(self.axes.axes[0] == 0)})"
                 )
 
     def __repr__(self) -> str:
@@ -98,19 +98,19 @@ def stacked_paths(*patterns: str, axis: int = 0) -> StackedPaths:
 
     Args:
       *patterns: searched (`re.search`) in the full path.
-      axis: the axis that counts layers, >= 0: 1 for `nn.scan(..., variable_axes={"params": 1})`, MaxText's default.
+      axis: the axis that counts layers: 1 for `nn.scan(..., variable_axes={"params": 1})`, MaxText's default; -1 for the last axis of each leaf.
 
     Returns:
       A value for `stacked`. Applied to parameters it raises ValueError if the leaves of a stack differ in the number of layers.
 
     Raises:
-      ValueError: for no pattern, one that is no regular expression, or an axis below 0.
+      ValueError: for no pattern, one that is no regular expression, or an axis that is no number.
 
     >>> stacked_paths(r"encoder/layers/")("encoder/layers/Dense_0/kernel", None)
     1
     """
-    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool) or axis < 0:
-        raise ValueError(f"axis = {axis!r}: give the number of the axis that counts layers, 0 or more")
+    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool):
+        raise ValueError(f"axis = {axis!r}: give the number of the axis that counts layers")
     return StackedPaths(None, tree.check_patterns(patterns), LayerAxes((int(axis),)))
 
 
@@ -125,16 +125,31 @@ def stacked_from_metadata(boxed: types.PyTree, axis_name: str = "layers") -> Sta
       axis_name: the name of the layer axis.
 
     Raises:
-      ValueError: if no leaf has such an axis.
+      ValueError: if no leaf has such an axis, or if Flax wrote it in another place than it is in.
     """
-    found = {}
+    found, shapes = {}, {}
     for path, box in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda node: _axis_names(node) is not None):
         axes = tuple(axis for axis, name in enumerate(_axis_names(box) or ()) if name == axis_name)
         if axes:
             found[tree.path_name(path)] = LayerAxes(axes)
+            shapes[tree.path_name(path)] = jnp.shape(jax.tree.leaves(box)[0])
     if not found:
         raise ValueError(f"axis_name = {axis_name!r}: no leaf's metadata names that axis; pass the boxed parameters")
+    _check_places(found, shapes, axis_name)
     return StackedPaths(found)
+
+
+def _check_places(found: Mapping[str, LayerAxes], shapes: Mapping[str, tuple[int, ...]], axis_name: str) -> None:
+    """Raise ValueError for the names of layers along axis -1: Flax writes them before the last axis, not behind it."""
+    if not all(axes.axes == (len(shapes[name]) - 2,) for name, axes in found.items()):
+        return
+    places = {axes.axes for axes in found.values()}
+    sizes, last = ({shape[axis] for shape in shapes.values()} for axis in (-2, -1))
+    if len(places) > 1 or (places != {(0,)} and len(sizes) > 1 and len(last) == 1):
+        raise ValueError(
+            f"axis_name = {axis_name!r}: the metadata name the axis before the last of every leaf, where Flax puts the names of axis -1 by mistake; "
+            "give Flax that axis as a number >= 0, or say here lbopt.stacked_paths(..., axis=-1)"
+        )
 
 
 def _axis_names(node: Any) -> tuple[Any, ...] | None:
@@ -181,13 +196,16 @@ def _layer_axes(name: str, count: Any, leaf: Any) -> LayerAxes:
     if not isinstance(count, (bool, int, np.bool_, np.integer)) or count < 0:
         raise ValueError(f"stacked at {name!r} is {tree.said(count)}: give a bool or the number of leading layer axes")
     axes = count if isinstance(count, LayerAxes) else LayerAxes(int(count))
-    wrong = [axis for axis in axes.axes if not 0 <= axis < jnp.ndim(leaf)]
-    if wrong:
-        which = f"{int(axes)}" if axes.leads else f"along axis {wrong[0]}"
+    if not _has_axes(leaf, axes):
+        which = f"{int(axes)}" if axes.leads else f"along axis {axes.axes[0] if axes.axes[0] < 0 else axes.axes[-1]}"
         raise ValueError(
             f"stacked at {name!r} is {which}, but the leaf has shape {jnp.shape(leaf)}: it has no such {'leading ' * axes.leads}axis of layers"
         )
-    return axes
+    return axes if axes.leads else LayerAxes(tuple(axis % jnp.ndim(leaf) for axis in axes.axes))
+
+
+def _has_axes(leaf: Any, axes: LayerAxes) -> bool:
+    return all(-jnp.ndim(leaf) <= axis < jnp.ndim(leaf) for axis in axes.axes)
 
 
 def leading(stacked: types.Stacked, params: types.Params, who: str) -> list[int]:

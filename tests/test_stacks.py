@@ -53,7 +53,7 @@ def test_resolve_stacked(stacked, expected):
         ),
         (lambda name, leaf: None, "stacked at 'head/kernel' is None: give a bool"),
         (lambda params: True, "stacked = <function .*: give a function that takes the path and the leaf"),
-        (lambda name, leaf: stacks.LayerAxes((-1,)), r"is along axis -1, but the leaf has shape \(4, 2\)"),
+        (lambda name, leaf: stacks.LayerAxes((-3,)), r"is along axis -3, but the leaf has shape \(4, 2\)"),
     ],
 )
 def test_resolve_stacked_refuses(stacked, message):
@@ -106,6 +106,27 @@ def test_metadata_without_the_axis_or_with_it_elsewhere():
     assert lbopt.stacked_from_metadata(behind)("layers/Dense_0/kernel", None).axes == (1,)
 
 
+def test_names_that_flax_wrote_before_the_last_axis_are_refused():
+    def boxed(axis, *shapes):
+        boxes = {}
+        for number, shape in enumerate(shapes):
+            names = ["in", "out"][-len(shape) :]
+            names.insert(axis, "layers")  # as Flax does, also for -1
+            shape = np.insert(shape, axis % (len(shape) + 1), 3)
+            boxes[f"leaf{number}"] = nn.Partitioned(np.zeros(shape), tuple(names))
+        return boxes
+
+    for shapes in ([(4, 4), (4,)], [(4, 5), (5, 4)]):
+        with pytest.raises(ValueError, match=r"where Flax puts the names of axis -1 by mistake.*axis=-1\)"):
+            lbopt.stacked_from_metadata(boxed(-1, *shapes))
+        for axis in (0, 1):
+            stacked = lbopt.stacked_from_metadata(boxed(axis, *shapes))
+            assert {axes.axes for axes in stacked.found.values()} == {(axis,)}
+    last = {"layers": {"kernel": np.zeros((4, 5, 3)), "bias": np.zeros((5, 3))}, "head": np.zeros(2)}
+    axes = stacks.resolve_stacked(lbopt.stacked_paths("^layers/", axis=-1), last)
+    assert [leaf.axes for leaf in jax.tree.leaves(axes)] == [(), (1,), (2,)]
+
+
 MOVED = {  # axis 1 counts the layers
     "layers": {"kernel": np.zeros((2, 3, 4)), "bias": np.zeros((4, 3))},
     "head": {"kernel": np.zeros((4, 2))},
@@ -151,8 +172,8 @@ def test_layers_along_another_axis_are_what_they_are_along_the_first(name):
 
 
 def test_the_axis_of_the_layers_is_checked():
-    with pytest.raises(ValueError, match=r"axis = -1: give the number of the axis"):
-        lbopt.stacked_paths("^layers/", axis=-1)
+    with pytest.raises(ValueError, match=r"axis = True: give the number of the axis"):
+        lbopt.stacked_paths("^layers/", axis=True)
     disagree = {"layers": {"kernel": np.zeros((2, 3, 4)), "bias": np.zeros((4, 3))}}
     with pytest.raises(ValueError, match=r"size 4 at 'layers/bias' and 2 at 'layers/kernel'.*axis=1\)"):
         stacks.resolve_stacked(FIRST, disagree)
