@@ -106,9 +106,9 @@ def _in_norm(
 
 
 def _is_bias(words: list[str]) -> bool:
-    """Return whether a name says bias: at its end (`in_proj_bias`), or before an index in letters (`bias_ih_l0`, `pos_bias_u`)."""
+    """Return whether a name says bias: at its end (`in_proj_bias`), or before an index in letters (`bias_ih_l0_reverse`, `pos_bias_u`)."""
     ends = {place for place, word in enumerate(words) if word in ("bias", "biases")}
-    short = all(len(word) <= 2 for word in words[max(ends, default=len(words)) + 1 :])
+    short = all(len(word) <= 2 or word == "reverse" for word in words[max(ends, default=len(words)) + 1 :])
     return bool(ends) and short and not _TABLE_WORDS & set(words)
 
 

@@ -110,7 +110,7 @@ def stacked_paths(*patterns: str, axis: int = 0) -> StackedPaths:
     1
     """
     if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool):
-        raise ValueError(f"axis = {axis!r}: give the number of the axis that counts layers")
+        raise ValueError(f"axis = {tree.said(axis)}: give the number of the axis that counts layers")
     return StackedPaths(None, tree.check_patterns(patterns), LayerAxes((int(axis),)))
 
 
@@ -134,7 +134,9 @@ def stacked_from_metadata(boxed: types.PyTree, axis_name: str = "layers") -> Sta
             found[tree.path_name(path)] = LayerAxes(axes)
             shapes[tree.path_name(path)] = jnp.shape(jax.tree.leaves(box)[0])
     if not found:
-        raise ValueError(f"axis_name = {axis_name!r}: no leaf's metadata names that axis; pass the boxed parameters")
+        raise ValueError(
+            f"axis_name = {tree.said(axis_name)}: no leaf's metadata names that axis; pass the boxed parameters"
+        )
     _check_places(found, shapes, axis_name)
     return StackedPaths(found)
 

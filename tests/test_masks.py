@@ -122,7 +122,7 @@ def test_normalization_without_a_parent_is_never_a_weight(module):
         ("experts/gate_up_proj_bias", 2, "bias"),
         ("attention/r_w_bias", 2, "bias"),
         ("attention/in_proj_bias", 1, "bias"),
-        ("lstm/bias_ih_l0", 2, "bias"),
+        ("lstm/bias_ih_l0_reverse", 2, "bias"),
         ("attention/pos_bias_u", 2, "bias"),
         ("bias_projection/weight", 2, "weight"),
         ("relative_position_bias_table", 2, "weight"),

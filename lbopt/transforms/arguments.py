@@ -32,13 +32,13 @@ def require_scalar(argument: str, value: Any) -> None:
         and getattr(value, "ndim", 0) == 0
         and (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer))
     ):
-        raise ValueError(f"{argument} = {value!r}: give a number")
+        raise ValueError(f"{argument} = {tree.said(value)}: give a number")
 
 
 def require_flag(argument: str, value: Any) -> bool:
     """Return a bool, or raise ValueError for anything else: what a flag says must be known when the transform is built."""
     if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"{argument} = {value!r}: give True or False")
+        raise ValueError(f"{argument} = {tree.said(value)}: give True or False")
     return bool(value)
 
 
@@ -47,13 +47,13 @@ def require_at_least(argument: str, value: Any, low: float) -> None:
     require_scalar(argument, value)
     value = scalars.known(value)
     if is_number(value) and not (math.isfinite(value) and value >= low):
-        raise ValueError(f"{argument} = {value!r}: give a finite number >= {low:g}")
+        raise ValueError(f"{argument} = {tree.said(value)}: give a finite number >= {low:g}")
 
 
 def require_whole(argument: str, value: Any, low: int) -> None:
     """Raise ValueError unless the value is a whole number, known now, of at least `low`."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{argument} = {value!r}: give a whole number >= {low}")
+        raise ValueError(f"{argument} = {tree.said(value)}: give a whole number >= {low}")
 
 
 def require_above(argument: str, value: Any, low: float) -> None:
@@ -61,7 +61,7 @@ def require_above(argument: str, value: Any, low: float) -> None:
     require_scalar(argument, value)
     value = scalars.known(value)
     if is_number(value) and not (math.isfinite(value) and value > low):
-        raise ValueError(f"{argument} = {value!r}: give a finite number > {low:g}")
+        raise ValueError(f"{argument} = {tree.said(value)}: give a finite number > {low:g}")
 
 
 def require_decay_rate(argument: str, value: Any) -> None:
@@ -69,7 +69,7 @@ def require_decay_rate(argument: str, value: Any) -> None:
     require_scalar(argument, value)
     value = scalars.known(value)
     if is_number(value) and not 0 <= value < 1:
-        raise ValueError(f"{argument} = {value!r}: give a number in [0, 1)")
+        raise ValueError(f"{argument} = {tree.said(value)}: give a number in [0, 1)")
 
 
 def require_bounds(argument: str, bounds: tuple[float, float] | None, low: float | None = 0.0) -> None:
@@ -86,13 +86,15 @@ def require_bounds(argument: str, bounds: tuple[float, float] | None, low: float
         or not bounds[0] <= bounds[1]
         or (low is not None and not low <= bounds[0])
     ):
-        raise ValueError(f"{argument} = {bounds!r}: give (low, high) with {least}low <= high, or None for no bounds")
+        raise ValueError(
+            f"{argument} = {tree.said(bounds)}: give (low, high) with {least}low <= high, or None for no bounds"
+        )
 
 
 def require_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
     """Raise ValueError unless the value is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{argument} = {value!r}: use one of {', '.join(str(choice) for choice in choices)}")
+        raise ValueError(f"{argument} = {tree.said(value)}: use one of {', '.join(str(choice) for choice in choices)}")
 
 
 def require_float_dtype(argument: str, dtype: Any) -> None:
@@ -108,7 +110,7 @@ def require_float_dtype(argument: str, dtype: Any) -> None:
         known = False
     if not known:
         raise ValueError(
-            f"{argument} = {dtype!r}: give a floating-point dtype of 16 bits or more (float32, bfloat16), or None for fp32"
+            f"{argument} = {tree.said(dtype)}: give a floating-point dtype of 16 bits or more (float32, bfloat16), or None for fp32"
         )
 
 

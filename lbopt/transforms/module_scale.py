@@ -83,10 +83,13 @@ def resolve_labels(labels: Labels, params: types.Params) -> types.PyTree:
                 f"labels: module {sorted(unused)[0]!r} has no parameter of {tree.some(tree.leaf_names(params))}"
             )
         return chosen
-    chosen = tree.spread(labels(params) if tree.is_function(labels) else labels, params, "labels")  # type: ignore[operator]
+    if tree.is_function(labels):
+        tree.check_takes(labels, 1, "labels", "the parameters and returns a pytree of names")  # type: ignore[arg-type]
+        labels = labels(params)  # type: ignore[operator]
+    chosen = tree.spread(labels, params, "labels")
     for name, label in zip(tree.leaf_names(chosen), jax.tree.leaves(chosen), strict=True):
         if not isinstance(label, str):
-            raise ValueError(f"labels at {name!r} is {label!r}: give the name of a module")
+            raise ValueError(f"labels at {name!r} is {tree.said(label)}: give the name of a module")
     return chosen
 
 

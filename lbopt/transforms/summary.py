@@ -70,7 +70,7 @@ def _yes(choice: bool | None) -> str:
 
 
 def _count(word: str, chosen: Mapping[str, bool], sizes: Mapping[str, int]) -> str:
-    if not chosen:
+    if not chosen.keys() & sizes.keys():
         return f"- {word}"
-    names = [name for name, value in chosen.items() if value]
+    names = [name for name in sizes if chosen.get(name)]
     return f"{len(names)} {word} ({sum(sizes[name] for name in names):,})"

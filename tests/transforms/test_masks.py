@@ -126,6 +126,9 @@ def test_a_summary_shows_the_roles_that_masks_see_and_all_stacks(capsys):
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         assert [(line[-4], line[-1]) for line in lines[1:-1]] == [("norm", "2"), ("norm", "2"), ("weight", "2")]
     assert lines[-1][-4:] == ["-", "decayed,", "-", "adapted"], "the decay of optax.adamw is not known"
+    pairs = optax.LookaheadParams.init_synced(params)
+    lbopt.summarize_masks(pairs, optax.lookahead(lbopt.lamb(0.1), 5, 0.5))
+    assert capsys.readouterr().out.endswith("6 parameters (60 numbers): - decayed, - adapted\n")
     with pytest.raises(ValueError, match="tx is of type dict: give an Optax transformation"):
         lbopt.summarize_masks(adam, params)
 
