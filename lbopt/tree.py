@@ -173,6 +173,8 @@ def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 def wide_dtype(dtype: Any) -> Any:
     """Return fp32, or the dtype itself where it is wider: the precision of norms, moments and accumulators."""
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return jnp.dtype(jnp.float32)  # JAX promotes none of 8 bits or less
     with jax.numpy_dtype_promotion("standard"):  # widening is meant, also where a program forbids it by accident
         return jnp.promote_types(dtype, jnp.float32)
 

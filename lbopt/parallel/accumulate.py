@@ -168,15 +168,29 @@ def _joined(averaged: types.PyTree, others: types.PyTree) -> types.PyTree:
 
 
 def _with_dtypes_of(old: types.PyTree, new: types.PyTree) -> types.PyTree:
-    """Return the new state in the old one's dtypes, so that a step takes what it returned without a second compilation.
+    """Return the new state in the old one's containers and dtypes, so that a step takes what it returned without a second compilation.
 
-    Only between dtypes of one kind: what a loss turned from an integer into a float stays one.
+    Only between dtypes of one kind: what a loss turned from an integer into a float stays one. There may be leaves that were not there.
+
+    Raises:
+      UserError: for a leaf that the new state lacks, or that has another shape there.
     """
-    new = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), new)
-    structure: Any = jax.tree.structure(old)
-    if structure != jax.tree.structure(new):
-        return new
-    return jax.tree.map(lambda was, now: now.astype(was.dtype) if _alike(was, now) else now, old, new)
+    before, after = tree.by_name(old), tree.by_name(new)
+    for name, was in before.items():
+        if name not in after:
+            raise UserError(
+                f"model_state/{name}: not in the state that the loss returns; return every leaf, changed or not"
+            )
+        if jnp.shape(after[name]) != was.shape:
+            raise UserError(
+                f"model_state/{name}: shape {was.shape}, but {jnp.shape(after[name])} in the state that the loss returns; keep the shape"
+            )
+    leaves = [_like(before.get(name), jnp.asarray(now)) for name, now in after.items()]
+    return jax.tree.unflatten(jax.tree.structure(old if before.keys() == after.keys() else new), leaves)
+
+
+def _like(was: Any, now: jax.Array) -> jax.Array:
+    return now.astype(was.dtype if was is not None and _alike(was, now) else now.dtype)
 
 
 def _alike(one: jax.Array, other: jax.Array) -> bool:

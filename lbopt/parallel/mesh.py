@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
 from collections.abc import Sequence
 
@@ -119,6 +120,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+@functools.lru_cache(maxsize=16)
 def sharded(mesh: Mesh) -> NamedSharding:
     """Return the sharding of a global batch: leading axis over `data`."""
     return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
@@ -166,6 +168,14 @@ def check_batch(batch: types.Batch) -> int:
             raise UserError(
                 f"batch/{name}: dtype {dtype}; encode it as numbers of one shape, or leave it out of the batch"
             )
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            try:
+                jax.typeof(leaf)
+            except (TypeError, ValueError) as error:
+                raise UserError(
+                    f"batch/{name}: {type(leaf).__name__} of dtype {dtype}, which JAX does not take; give a plain np.asarray of a native "
+                    "dtype of at most 64 bits"
+                ) from error
         if not shape:
             raise UserError(
                 f"batch/{name}: a scalar; give one value per example, np.full(batch_size, {name.split('/')[-1]})"

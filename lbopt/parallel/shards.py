@@ -220,7 +220,7 @@ def check_placed(state: TrainState, sharding: TrainState) -> None:
     ):
         if getattr(leaf, "committed", False) and not leaf.sharding.is_equivalent_to(where, leaf.ndim):
             raise UserError(
-                f"{name}: it does not lie where shard_update needs it; use jax.device_put(state, step.state_sharding(state))"
+                f"{name}: it lies as {leaf.sharding}, and the step needs it elsewhere; use jax.device_put(state, step.state_sharding(state))"
             )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import types
+from lbopt import tree, types
 from lbopt.errors import UserError
 
 
@@ -49,21 +49,30 @@ class TrainState(flax.struct.PyTreeNode):
           seed: a number, or a random key (`jax.random.key` or `jax.random.PRNGKey`), from which the keys of the steps are derived.
 
         Raises:
-          UserError: if the key is not of JAX's default kind.
+          UserError: for a seed that is none, a key that is not of JAX's default kind, or a leaf that is no array of numbers or keys.
         """
         _, step_root = split_seed(seed)
-        params, model_state = jax.tree.map(_strong, (params, model_state))
+        params = tree.map_with_name(lambda name, x: _strong(f"params/{name}", x), params)
+        model_state = tree.map_with_name(lambda name, x: _strong(f"model_state/{name}", x), model_state)
         return cls(jnp.zeros((), jnp.int32), params, model_state, tx.init(params), jax.random.key_data(step_root))
 
     def step_key(self) -> jax.Array:
         """Return the random key of the coming step."""
-        return jax.random.fold_in(jax.random.wrap_key_data(self.rng), self.step)
+        return jax.random.fold_in(_key(self.rng), self.step)
 
 
-def _strong(x: Any) -> Any:
+def _strong(name: str, x: Any) -> Any:
     """Give a Python number, or an array made of one, a dtype of its own: an update would, and the step be compiled twice."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    try:
+        jax.typeof(x)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{name} = {' '.join(repr(x).split())[:80]}: not an array that JAX takes; leave it out, or give it to the model otherwise"
+        ) from error
     weak = isinstance(x, bool | int | float | complex) or getattr(x, "weak_type", False)
-    return jnp.array(x, jnp.result_type(x)) if weak and not isinstance(x, jax.ShapeDtypeStruct) else x
+    return jnp.array(x, jnp.result_type(x)) if weak else x
 
 
 def split_seed(seed: int | jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,9 +82,16 @@ def split_seed(seed: int | jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _key(seed: Any) -> jax.Array:
-    if jnp.ndim(seed) == 1 and seed.dtype == jnp.uint32:
+    dtype, shape = getattr(seed, "dtype", None), getattr(seed, "shape", ())
+    if dtype == jnp.uint32 and shape == jax.random.key_data(jax.random.key(0)).shape:
         return jax.random.wrap_key_data(seed)
-    if not jnp.issubdtype(getattr(seed, "dtype", int), jax.dtypes.prng_key):
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    number = isinstance(seed, int) or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
+    if shape or not (typed or number):
+        raise UserError(
+            f"seed = {' '.join(repr(seed).split())[:80]}: give a whole number, or one random key (jax.random.key)"
+        )
+    if not typed:
         return jax.random.key(seed)
     kind, default = (jax.random.key_impl(key) for key in (seed, jax.random.key(0)))
     if kind != default:

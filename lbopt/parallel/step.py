@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lbopt import replicas, types
 from lbopt.aggregators import protocol
@@ -192,8 +192,9 @@ class Step:
         self._compiled, self.mesh, self._shard_update = compiled, mesh, shard_update
         self._num_microsteps, self._arrange = num_microsteps, arrange
         self.aggregation = aggregation
+        self._parts = sharded(mesh)
         self._last_seen: Any = None
-        self._checked = False
+        self._checked = self._looked = False
 
     def __call__(self, *arguments: Any) -> Any:
         """Run on (..., batch); the batch is the global one."""
@@ -239,14 +240,21 @@ class Step:
 
         An array's type names its mesh: the next call, with what this one returns, would compile the step a second time.
         """
-        if all(self._lies_here(leaf) for leaf in jax.tree.leaves(arguments)):
+        if self._looked and all(self._lies_here(leaf) for leaf in jax.tree.leaves(arguments)):
             return arguments
 
         def put(leaf: Any, where: Any) -> Any:
+            if isinstance(leaf, bool | int | float | complex | np.generic):
+                leaf = np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.result_type(leaf)))
             return jax.device_put(leaf, where) if self._may_put(leaf, where) else leaf
 
         states = [self.state_sharding(a) if isinstance(a, TrainState) else replicated(self.mesh) for a in arguments]
-        return jax.tree.map(put, arguments, jax.tree.broadcast(states, arguments))
+        arguments = jax.tree.map(put, arguments, jax.tree.broadcast(states, arguments))
+        if not self._looked:
+            for argument, where in zip(arguments, states, strict=True):
+                shards.check_placed(argument, jax.tree.broadcast(where, argument))
+            self._looked = True
+        return arguments
 
     def _lies_here(self, leaf: Any) -> bool:
         return getattr(getattr(leaf, "sharding", None), "mesh", None) is self.mesh  # meshes are interned
@@ -257,9 +265,7 @@ class Step:
             return True
         if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer) or self._lies_here(leaf):
             return False
-        if not leaf.committed or where.is_equivalent_to(leaf.sharding, leaf.ndim):
-            return True
-        return isinstance(leaf.sharding, SingleDeviceSharding) and not self._shard_update
+        return not leaf.committed or not self._shard_update or where.is_equivalent_to(leaf.sharding, leaf.ndim)
 
     def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *rest, batch = arguments
@@ -272,7 +278,17 @@ class Step:
             rows = 1 if self.aggregation is None else self.aggregation.rows
             check_divisible(size, self.mesh, self._num_microsteps, rows)
             self._last_seen = seen
-        return (*rest, self._arrange(batch))
+        return (*rest, self._in_parts(self._arrange(batch)))
+
+    def _in_parts(self, batch: types.Batch) -> types.Batch:
+        """Lay out a batch of which an array does not lie so on the mesh: its type would be another one, as of a state's arrays."""
+        leaves = jax.tree.leaves(batch)
+        if all(getattr(leaf, "sharding", None) == self._parts for leaf in leaves) or jax.process_count() > 1:
+            return batch
+        arrays = all(
+            isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves
+        )
+        return jax.device_put(batch, self._parts) if arrays else batch
 
 
 def make_train_step(
@@ -517,6 +533,8 @@ def _as_it_is(batch: types.Batch) -> types.Batch:
 def _by_replica(mesh: Mesh) -> Callable[[types.Batch], types.Batch]:
     def split(x: Any) -> Any:
         shape = (mesh.size, x.shape[0] // mesh.size, *x.shape[1:])
-        return jax.ShapeDtypeStruct(shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x.reshape(shape)
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+        return (np.asarray(x) if isinstance(x, np.ndarray) else x).reshape(shape)
 
     return lambda batch: jax.tree.map(split, batch)

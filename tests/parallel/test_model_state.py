@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.core import FrozenDict, freeze
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lbopt
+from lbopt.errors import UserError
+from lbopt.parallel.accumulate import make_gradient_fn
 
 pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 STEPS = 2
@@ -36,6 +39,7 @@ def first_state():
         "other_key": jax.random.split(jax.random.key(1, impl="rbg"), 2),
         "half": jnp.zeros(3, jnp.float16),
         "promoted": jnp.zeros(3, jnp.bfloat16),
+        "eighth": jnp.zeros(3, jnp.float8_e4m3fn),
         "complex": jnp.zeros(2, jnp.complex64),
         "python": (0, 1.5, True),
         "nothing": [None, {}, np.zeros(2, jax.dtypes.float0)],
@@ -50,6 +54,7 @@ def next_state(state, mean):
         "other_key": jax.vmap(jax.random.fold_in, (0, None))(state["other_key"], 7),
         "half": state["half"] + 1,
         "promoted": state["promoted"] + jnp.float32(mean),
+        "eighth": (state["eighth"].astype(jnp.float32) + 1).astype(jnp.float8_e4m3fn),
         "complex": state["complex"] + 1j,
         "python": (state["python"][0] + 1, state["python"][1] * 2, False),
         "nothing": state["nothing"],
@@ -99,14 +104,28 @@ ELSEWHERE = {
     "fresh": lambda tree: tree,
     "restored as NumPy's": lambda tree: jax.tree.map(np.asarray, tree),
     "committed to a device": lambda tree: jax.device_put(tree, jax.devices()[0]),
+    "restored with Python's and NumPy's numbers": lambda tree: tree.replace(
+        step=0, opt_state=jax.tree.map(lambda x: x if x.ndim else np.int64(x), tree.opt_state)
+    ),
+    "on fewer devices": lambda tree: jax.device_put(
+        tree, NamedSharding(Mesh(jax.devices()[:2], "data"), PartitionSpec())
+    ),
     "on a mesh of another name": lambda tree: jax.device_put(
         tree, NamedSharding(Mesh(jax.devices()[:4], "batch"), PartitionSpec())
     ),
 }
 
 
+LAYOUTS = [
+    ((jax.devices()[:4], "data"), PartitionSpec("data")),
+    ((jax.devices()[:4], "data"), PartitionSpec()),
+    ((jax.devices()[3::-1], "data"), PartitionSpec("data")),  # JAX takes the devices' parts for each other's, or dies
+    ((jax.devices()[:2], "batch"), PartitionSpec(None, "batch")),
+]
+
+
 @pytest.mark.parametrize("option", ["jit", "pmap", "reduced in bf16", "scattered"])
-def test_a_state_that_nobody_placed_is_traced_once(option):
+def test_a_state_or_a_batch_that_nobody_placed_is_traced_once(option):
     traces, tx = [], optax.adam(0.1)
 
     def loss_fn(params, state, batch, rng):
@@ -117,17 +136,57 @@ def test_a_state_that_nobody_placed_is_traced_once(option):
         traces.append(None)
         return {"sum": (jnp.sum(batch["x"] @ params["w"]), len(batch["x"]))}
 
-    mesh, batch = lbopt.make_mesh(4), {"x": np.ones((16, 4), np.float32)}
+    mesh, batch = lbopt.make_mesh(4), {"x": np.arange(64, dtype=np.float32).reshape(16, 4)}
     step = lbopt.make_train_step(loss_fn, tx, mesh, donate=False, **OPTIONS[option])
     evaluate = lbopt.make_eval_step(metric_fn, mesh, OPTIONS[option].get("backend", "jit"))
     for name, put in ELSEWHERE.items():
-        if option == "scattered" and name != "fresh" and "NumPy" not in name:
+        if option == "scattered" and ("on " in name or "device" in name):
             continue  # there the user chose where it lies, and is told that it is not the place
         state = put(lbopt.TrainState.create({"w": jnp.ones((4, 4))}, {}, tx))
         for _ in range(2):
             evaluate(state.params, state.model_state, batch)
             state, _ = jax.block_until_ready(step(state, batch))
         assert len(traces) == 2, f"{name}: the steps were traced {len(traces)} times"
+    for where in (None, jax.devices()[1], *(NamedSharding(Mesh(*of), spec) for of, spec in LAYOUTS)):
+        elsewhere = jax.tree.map(jnp.asarray, batch) if where is None else jax.device_put(batch, where)
+        assert evaluate(state.params, {}, elsewhere)["sum"] == evaluate(state.params, {}, batch)["sum"], where
+        state, _ = jax.block_until_ready(step(state, elsewhere))
+    assert len(traces) == 2, f"batches that lie otherwise: the steps were traced {len(traces)} times"
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda state: {}, "count: not in the state that the loss returns"),
+        (lambda state: None, "count: not in the state that the loss returns"),
+        (lambda state: {**state, "each": state["each"][:4]}, r"each: shape \(8,\), but \(4,\) in the state"),
+    ],
+)
+def test_a_state_that_comes_back_short_is_refused_by_leaf(returned, message):
+    def loss_fn(params, state, batch, rng):
+        return jnp.sum(params["w"]), (returned(state), {"loss": (0.0, 1.0)})
+
+    state = lbopt.TrainState.create({"w": jnp.ones(2)}, {"count": jnp.zeros(()), "each": jnp.zeros(8)}, optax.sgd(0.1))
+    for options in ({}, {"backend": "pmap", "num_microsteps": 2}):
+        step = lbopt.make_train_step(loss_fn, optax.sgd(0.1), lbopt.make_mesh(4), **options)
+        with pytest.raises(UserError, match=f"^model_state/{message}"):
+            step.lower(state, {"x": np.ones((8, 2), np.float32)})
+
+
+def test_a_state_comes_back_in_its_own_containers():
+    def loss_fn(params, state, batch, rng):
+        return jnp.sum(params["w"]), ({"count": dict(state["count"]), "new": 1}, {"loss": (0.0, 1.0)})
+
+    gradients = make_gradient_fn(loss_fn)
+    arguments = {"w": jnp.ones(2)}, {"count": freeze({"a": jnp.zeros(2)})}, {}, jax.random.key(0)
+    assert not isinstance(
+        jax.eval_shape(gradients, *arguments)[1]["count"], FrozenDict
+    )  # a leaf came in: it is another one
+    arguments[1]["new"] = jnp.zeros((), jnp.int32)
+    found = jax.eval_shape(gradients, *arguments)[1]
+    assert isinstance(found["count"], FrozenDict)
+    assert found["new"].dtype == jnp.int32
+    assert not found["new"].weak_type
 
 
 @pytest.mark.parametrize(

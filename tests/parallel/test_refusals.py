@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import lbopt
 from lbopt.errors import UserError
@@ -81,6 +81,9 @@ BAD_BATCHES = {
     "batch/t: dtype <U1; encode it as numbers": {"t": np.array(["a"] * 8)},
     "batch/t: dtype object; encode it as numbers": {"t": np.array([[1], [1, 2]] * 4, dtype=object)},
     r"batch/t: dtype datetime64\[s\]": {"t": np.zeros(8, "datetime64[s]")},
+    "batch/t: ndarray of dtype >f4, which JAX does not take": {"t": np.zeros(8, ">f4")},
+    "batch/t: ndarray of dtype .*'<i4'.*, which JAX does not take": {"t": np.zeros(8, [("one", "<i4")])},
+    "batch/t: MaskedArray of dtype float64": {"t": np.ma.zeros(8)},
     "batch/t: 4 examples, batch/a has 8; give all arrays the same leading axis": {"t": np.zeros(4)},
 }
 
@@ -133,3 +136,28 @@ def test_a_parameter_without_a_gradient_is_named(leaf, options):
     first = state().replace(params={"w": jnp.zeros(8), "table": {"ids": leaf}})
     with pytest.raises(UserError, match=r"^params/table/ids: .* has no gradient; keep it in the model state"):
         step(first, {"x": np.zeros((8, 2), np.float32)})
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "pmap"}, {"shard_update": True}])
+def test_a_state_that_was_split_over_the_mesh_is_named(options):
+    mesh = lbopt.make_mesh(4)
+    split = {"w": jax.device_put(jnp.zeros(8), NamedSharding(mesh, PartitionSpec("data")))}
+    step = lbopt.make_train_step(never, optax.sgd(0.1), mesh, **options)
+    with pytest.raises(UserError, match=r"^params/w: it lies as NamedSharding"):
+        step(state().replace(params=split), {"x": np.zeros((8, 2), np.float32)})
+
+
+@pytest.mark.parametrize(
+    "seed", [1.5, "a", None, jax.random.split(jax.random.key(0)), np.zeros(3, np.uint32), np.zeros((2, 2), np.uint32)]
+)
+def test_a_seed_that_is_none_is_refused_in_one_line(seed):
+    with pytest.raises(UserError, match=r"^seed = .*: give a whole number, or one random key") as said:
+        lbopt.TrainState.create({}, {}, optax.sgd(0.1), seed)
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("bad", ["name", object(), np.array("a"), np.array(None)])
+def test_a_leaf_that_is_no_array_is_named_where_the_state_is_made(bad):
+    for where, leaves in (("params/a/b", ({"a": {"b": bad}}, {})), ("model_state/a/b", ({}, {"a": {"b": bad}}))):
+        with pytest.raises(UserError, match=f"^{where} = .*: not an array that JAX takes"):
+            lbopt.TrainState.create(*leaves, optax.sgd(0.1))
