@@ -94,6 +94,8 @@ class Checkpoints:
         steps = self._steps_seen_by_all()
         if not steps and read_only:
             raise UserError(f"--workdir = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one")
+        for step in steps:
+            self._check_description(step)
         self._metrics = self._job.from_first("metrics of checkpoints", [[s, self._read_metrics(s)] for s in steps])
         self._metrics = {step: metrics for step, metrics in self._metrics if metrics}
         options = ocp.CheckpointManagerOptions(
@@ -136,6 +138,16 @@ class Checkpoints:
             f"{self._folder}: process 0 sees checkpoints of the steps {seen[0]}, process {others[0]} of {seen[others[0]]}; "
             "mount it so that all hosts see the same, then run the same command again"
         )
+
+    def _check_description(self, step: int) -> None:
+        """Raise EnvironmentProblem if Orbax, which reads this file of every checkpoint when it opens the folder, would wait for it."""
+        file = self._folder / str(step) / "_CHECKPOINT_METADATA"
+        if self._local:
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    check_regular(file.stat().st_mode, str(file))
+            except OSError as error:
+                raise EnvironmentProblem(_unreadable(self._folder, step, f"{file.name} is {error.strerror}")) from error
 
     def steps(self) -> list[int]:
         """Return the steps of all whole checkpoints, ascending."""

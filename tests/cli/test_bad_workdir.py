@@ -344,13 +344,26 @@ def test_studies_that_differ_say_where_in_short(refused, study, configs):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "metrics.jsonl", "checkpoints/16/seal/metadata", "checkpoints/16/default/_METADATA"]
+    "name",
+    [
+        "config.json",
+        "metrics.jsonl",
+        "checkpoints/16/seal/metadata",
+        "checkpoints/16/default/_METADATA",
+        "checkpoints/16/_CHECKPOINT_METADATA",
+    ],
 )
 def test_a_fifo_in_the_place_of_a_file(name, refused, lbopt, small, workdir):
     """Whoever opens it to read waits for one who writes, without end."""
     (workdir / name).unlink()
     os.mkfifo(workdir / name)
-    if "/" in name:
+    if name.endswith("_CHECKPOINT_METADATA"):  # Orbax reads it of every checkpoint when it opens the folder
+        err = refused(3, "evaluate", *small, f"--workdir={workdir}")
+        assert (
+            f"{workdir / 'checkpoints' / '16'} cannot be read (_CHECKPOINT_METADATA is a FIFO, not a regular file)"
+            in err
+        )
+    elif "/" in name:
         code, _, err = lbopt("evaluate", *small, f"--workdir={workdir}")
         assert code == 0, err
         assert "a FIFO, not a regular file" in err
