@@ -189,11 +189,11 @@ def check_inexact(leaves: types.PyTree, what: str) -> None:
 
     def check(name: str, leaf: Any) -> None:
         dtype = getattr(leaf, "dtype", None)
-        if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
+        if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             kind = "float0 (the gradient of an integer)" if dtype == jax.dtypes.float0 else dtype
-            raise ValueError(
-                f"{what} at {name!r} is {kind}, not a floating-point array: take the leaf out with optax.masked"
-            )
+            is_number = dtype is None and isinstance(leaf, (float, complex))
+            fix = "make it one with jnp.asarray" if is_number else "take the leaf out with optax.masked"
+            raise ValueError(f"{what} at {name!r} is {kind or type(leaf).__name__}, not a floating-point array: {fix}")
 
     map_with_name(check, leaves)
 
@@ -263,13 +263,17 @@ def squares(leaves: Iterable[jax.Array], layer_axes: tuple[int, ...] = ()) -> Sq
 
 def _scaled_square_norm(x: jax.Array, scale: float, layer_axes: tuple[int, ...]) -> jax.Array:
     wide = x.astype(wide_dtype(x.dtype))
-    scaled = map_parts(lambda part: part * scale, wide)  # times a complex number infinity is not a number
-    return square_norm(scaled, layer_axes)
+    return square_norm(scaled(wide, scale), layer_axes)  # times a complex number infinity is not a number
 
 
 def map_parts(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """Apply `fn` to an array, or to the real and the imaginary parts of a complex one."""
     return jax.lax.complex(fn(x.real), fn(x.imag)) if jnp.iscomplexobj(x) else fn(x)
+
+
+def scaled(x: jax.Array, factor: float | jax.Array) -> jax.Array:
+    """Return a real or complex array times a real number, in the array's dtype; strict promotion multiplies neither a complex one nor another dtype."""
+    return map_parts(lambda part: part * jnp.asarray(factor, part.dtype), x)
 
 
 def l2_norm(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None) -> jax.Array:

@@ -22,10 +22,11 @@ from lbopt.scalars import is_number
 def require_scalar(argument: str, value: Any) -> None:
     """Raise ValueError unless the value is a number or a (traced) real scalar array of fp32 or wider."""
     dtype = getattr(value, "dtype", None)
-    if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+    narrow = dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    if narrow or (dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)):  # of the parameters, if injected
         raise ValueError(
-            f"{argument} has dtype {dtype}, in which 0.999 is 1: give a Python number or fp32; with optax.inject_hyperparams pass "
-            "hyperparam_dtype=jnp.float32"
+            f"{argument} has dtype {dtype}{', in which 0.999 is 1' if narrow else ''}: give a Python number or fp32; "
+            "with optax.inject_hyperparams pass hyperparam_dtype=jnp.float32"
         )
     if not is_number(value) and not (
         dtype is not None
@@ -123,17 +124,13 @@ def require_float_leaves(params: types.Params, transform: str, **real: Any) -> N
       real: argument -> value, of which a complex leaf allows none but None.
     """
 
+    tree.check_inexact(params, f"{transform}: the parameter")
+    given = [argument for argument, value in real.items() if value is not None]
+
     def check(name: str, leaf: Any) -> None:
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
+        if given and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ValueError(
-                f"{transform}: the parameter at {name!r} is {dtype or type(leaf).__name__}, not a floating-point array: "
-                "take it out with optax.masked"
-            )
-        given = [argument for argument, value in real.items() if value is not None]
-        if given and jnp.issubdtype(dtype, jnp.complexfloating):
-            raise ValueError(
-                f"{given[0]} = {real[given[0]]!r}: the parameter at {name!r} is {dtype}; pass None, or take it out with optax.masked"
+                f"{given[0]} = {real[given[0]]!r}: the parameter at {name!r} is {leaf.dtype}; pass None, or take it out with optax.masked"
             )
 
     tree.map_with_name(check, params)

@@ -89,4 +89,4 @@ def scale_to(
 ) -> optax.Updates:
     """Return the updates times min(1, max_norm / (norm + eps))."""
     scale = max_norm / jnp.maximum(norm + eps, max_norm)
-    return jax.tree.map(lambda u: (u.astype(tree.wide_dtype(u.dtype)) * scale).astype(u.dtype), updates)
+    return jax.tree.map(lambda u: tree.scaled(u.astype(tree.wide_dtype(u.dtype)), scale).astype(u.dtype), updates)

@@ -83,7 +83,7 @@ def track_ema(
         def average(ema: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:
             wide = tree.wide_dtype(ema.dtype)
             new = precision.applied(p, u).astype(wide)
-            return (d * ema.astype(wide) + (1 - d) * new).astype(ema.dtype)
+            return (tree.scaled(ema.astype(wide), d) + tree.scaled(new, 1 - d)).astype(ema.dtype)
 
         return updates, EmaState(optax.safe_increment(state.count), jax.tree.map(average, state.ema, params, updates))
 

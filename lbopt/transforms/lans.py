@@ -108,7 +108,7 @@ def scale_by_lans(
         follow, look = tree.unzip_pairs(updates, jax.tree.map(directions, updates, mu, nu))
         follow, of_momentum = ratio.update(follow, state.of_momentum, params)
         look, of_gradient = ratio.update(look, state.of_gradient, params)
-        out = jax.tree.map(lambda f, k: (b1 * f + (1 - b1) * k).astype(f.dtype), follow, look)
+        out = jax.tree.map(lambda f, k: (tree.scaled(f, b1) + tree.scaled(k, 1 - b1)).astype(f.dtype), follow, look)
         return out, LansState(moments.LambMomentsState(count, mu, nu), of_momentum, of_gradient)
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -137,6 +137,7 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
         **extra_args: Any,
     ) -> tuple[optax.Updates, ModuleScaleState]:
         del params, extra_args
+        tree.check_inexact(updates, "the gradient")
         if agvm_scale is None or agvm_phi is None or set(agvm_scale) != set(state.scale):
             raise ValueError(
                 f"scale_by_agvm: update needs agvm_scale and agvm_phi of the modules {sorted(state.scale)}; "
@@ -145,7 +146,11 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
         modules = resolve_labels(labels, updates)
         if agvm_modules is not None:
             agvm_modules.check(modules)
-        scaled = jax.tree.map(lambda u, module: (u * agvm_scale[module]).astype(u.dtype), updates, modules)
-        return scaled, ModuleScaleState(dict(agvm_scale), dict(agvm_phi))
+
+        def scale(u: jax.Array, module: str) -> jax.Array:
+            wide = tree.wide_dtype(u.dtype)
+            return (u.astype(wide) * jnp.asarray(agvm_scale[module], wide)).astype(u.dtype)
+
+        return jax.tree.map(scale, updates, modules), ModuleScaleState(dict(agvm_scale), dict(agvm_phi))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

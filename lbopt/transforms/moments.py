@@ -136,14 +136,14 @@ def next_moments(
 
     def first(g: jax.Array, m: jax.Array) -> jax.Array:
         wide = tree.wide_dtype(m.dtype)
-        new = b1 * m.astype(wide) + (1 - b1 if grad_averaging else 1) * g.astype(wide)
-        return (new / _one_minus_power(b1, count, wide) if divide_state else new).astype(m.dtype)
+        new = tree.scaled(m.astype(wide), b1) + tree.scaled(g.astype(wide), 1 - b1 if grad_averaging else 1)
+        return (_undone(new, b1, count) if divide_state else new).astype(m.dtype)
 
     def second(g: jax.Array, v: jax.Array) -> jax.Array:
         wide = tree.wide_dtype(v.dtype)
         square = tree.square(g if jnp.iscomplexobj(g) else g.astype(wide)).astype(wide)
         new = b2 * v.astype(wide) + (1 - b2) * square
-        return (new / _one_minus_power(b2, count, wide) if divide_state else new).astype(v.dtype)
+        return (_undone(new, b2, count) if divide_state else new).astype(v.dtype)
 
     return jax.tree.map(first, updates, state.mu), jax.tree.map(second, updates, state.nu)
 
@@ -164,13 +164,13 @@ def debiased(
     """Return both moments in fp32 or wider, divided by 1 - b^t if asked."""
     m, v = (x.astype(tree.wide_dtype(x.dtype)) for x in (m, v))
     if debias:
-        m, v = m / _one_minus_power(b1, count, m.dtype), v / _one_minus_power(b2, count, v.dtype)
+        m, v = _undone(m, b1, count), _undone(v, b2, count)
     return m, v
 
 
 def divided(x: jax.Array, below: jax.Array) -> jax.Array:
     """Return x / below, and x where below is 0: with eps = 0 a gradient that was always 0 gives 0 and not NaN."""
-    return x / jnp.where(below > 0, below, 1)
+    return tree.map_parts(lambda part: part / jnp.where(below > 0, below, 1), x)
 
 
 class LarsMomentumState(NamedTuple):
@@ -251,11 +251,11 @@ def scale_by_lars_momentum(
 
         def accumulate(u: jax.Array, vel: jax.Array) -> jax.Array:
             wide = tree.wide_dtype(vel.dtype)
-            return (momentum * vel.astype(wide) + weight * u.astype(wide)).astype(vel.dtype)
+            return (tree.scaled(vel.astype(wide), momentum) + tree.scaled(u.astype(wide), weight)).astype(vel.dtype)
 
         def output(u: jax.Array, vel: jax.Array) -> jax.Array:
             wide = tree.wide_dtype(vel.dtype)
-            return (u.astype(wide) + momentum * vel.astype(wide) if nesterov else vel).astype(u.dtype)
+            return (u.astype(wide) + tree.scaled(vel.astype(wide), momentum) if nesterov else vel).astype(u.dtype)
 
         velocity = jax.tree.map(accumulate, updates, state.momentum)
         return jax.tree.map(output, updates, velocity), LarsMomentumState(velocity, count)
@@ -267,9 +267,13 @@ def _zeros(params: types.Params, dtype: Any = None) -> types.PyTree:
     return jax.tree.map(lambda p: jnp.zeros_like(p, dtype or tree.wide_dtype(p.dtype)), params)
 
 
+def _undone(x: jax.Array, decay: float | jax.Array, count: jax.Array) -> jax.Array:
+    """Return x / (1 - decay^count)."""
+    return tree.map_parts(lambda part: part / _one_minus_power(decay, count, part.dtype), x)
+
+
 def _one_minus_power(decay: float | jax.Array, count: jax.Array, dtype) -> jax.Array:
     """Return 1 - decay^count to full precision; the logarithm of a plain number is taken in float64."""
-    dtype = tree.real_dtype(dtype)
     if isinstance(decay, numbers.Real):
         log_decay = jnp.asarray(math.log(float(decay)) if float(decay) > 0 else -math.inf, dtype)
     else:

@@ -71,4 +71,5 @@ def normalize_gradients(
 
 
 def _divided(u: jax.Array, norm: jax.Array) -> jax.Array:
-    return (u.astype(tree.wide_dtype(u.dtype)) / jnp.where(norm > 0, norm, 1)).astype(u.dtype)
+    wide = u.astype(tree.wide_dtype(u.dtype))
+    return tree.map_parts(lambda x: x / jnp.where(norm > 0, norm, 1), wide).astype(u.dtype)

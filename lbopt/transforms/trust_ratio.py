@@ -172,7 +172,7 @@ class _Plan:
         return norm(self._measured(g, w, y), self.layer_axes.axes, self.axis_name)
 
     def decay(self, w: jax.Array) -> jax.Array:
-        return jnp.asarray(self.options.weight_decay, tree.real_dtype(w.dtype)) * w
+        return tree.scaled(w, self.options.weight_decay)
 
     def decayed_update(self, g: jax.Array, w: jax.Array) -> jax.Array:
         """Return what enters the transform inside: the update, with the decay if it goes there, clamped."""
@@ -218,7 +218,7 @@ class _Plan:
 
     def finish(self, y: jax.Array, w: jax.Array, ratio: jax.Array | None) -> jax.Array:
         """Return the direction times the ratio, plus the decay where that stays outside."""
-        out = y if ratio is None else ratio * y
+        out = y if ratio is None else tree.scaled(y, ratio)
         late = self.decayed and self.options.weight_decay_placement in ("outside", "decoupled")
         return out + self.decay(w) if late else out
 

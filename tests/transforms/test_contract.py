@@ -255,10 +255,18 @@ def test_inject_hyperparams_keeps_the_default_masks():
     assert_close(updates, run(factory(**options), tree_of(0), steps=1)[0], 2e-6)
 
 
-def test_inject_hyperparams_takes_no_callable_mask_for_a_schedule():
-    injected = optax.inject_hyperparams(lbopt.lamb)(0.1, weight_decay=0.1, trust_ratio_mask=lbopt.weights_only)
-    with pytest.raises(ValueError, match="name the mask in static_args"):
-        run(injected, tree_of(0), steps=1)
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("trust_ratio_mask", lbopt.weights_only),
+        ("weight_decay_mask", lbopt.exclude_paths("bias")),
+        ("stacked", lbopt.stacked_paths("kernel")),
+    ],
+)
+def test_inject_hyperparams_takes_no_callable_of_ours_for_a_schedule(argument, value):
+    injected = optax.inject_hyperparams(lbopt.lamb)(0.1, weight_decay=0.1, **{argument: value})
+    with pytest.raises(ValueError, match=r"name (the mask|stacked) in static_args"):
+        injected.init(tree_of(0))
 
 
 # The first number of the table's row has no bearing on the update of these.
@@ -455,12 +463,20 @@ def test_complex_leaves_beside_real_ones_equal_optax(name):
 
 
 @each
-@pytest.mark.parametrize("kind", [jax.dtypes.float0, np.int32], ids=["float0", "int32"])
-def test_leaves_that_are_no_floats_are_refused_by_name(name, kind):
-    tx, params = make(name), {"kernel": jnp.ones((4, 4)), "steps": jnp.zeros((), jnp.int32)}
-    gradient = {"kernel": jnp.ones((4, 4)), "steps": np.zeros((), kind)}
-    with pytest.raises(ValueError, match=r"at 'steps' is .*not a floating-point array: take"):
-        tx.update(gradient, tx.init(params), params)
+@pytest.mark.parametrize(
+    ("param", "gradient", "fix"),
+    [
+        (np.int32(0), np.zeros((), jax.dtypes.float0), "take the leaf out"),
+        (np.int32(0), np.int32(0), "take the leaf out"),
+        (1.0, 1.0, "make it one with jnp.asarray"),
+        (np.float32(1), 1.0, "make it one with jnp.asarray"),
+    ],
+    ids=["float0", "int32", "number", "numeric_gradient"],
+)
+def test_leaves_that_are_no_floating_point_arrays_are_refused_by_name(name, param, gradient, fix):
+    tx, params = make(name), {"kernel": jnp.ones((4, 4)), "steps": param}
+    with pytest.raises(ValueError, match=rf"at 'steps' is .*not a floating-point array: {fix}"):
+        tx.update({"kernel": jnp.ones((4, 4)), "steps": gradient}, tx.init(params), params)
 
 
 @pytest.mark.parametrize(
@@ -492,9 +508,9 @@ def test_injected_numbers_in_bf16_are_refused_and_those_in_fp32_kept(name):
     factory, options, static, _ = TABLE[name]
     numbers = [key for key, value in options.items() if isinstance(value, float)]
     params = tree_of(0, jnp.bfloat16)
-    if numbers:
-        with pytest.raises(ValueError, match=r"has dtype bfloat16.*hyperparam_dtype=jnp.float32"):
-            optax.inject_hyperparams(factory, static_args=static)(**options).init(params)
+    for dtype in (jnp.bfloat16, jnp.complex64) if numbers else ():
+        with pytest.raises(ValueError, match=rf"has dtype {dtype.dtype}.*hyperparam_dtype=jnp.float32"):
+            optax.inject_hyperparams(factory, static_args=static)(**options).init(tree_of(0, dtype))
     wide = optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(**options)
     updates, _ = run(wide, params, steps=1)
     assert_close(updates, run(make(name), params, steps=1)[0], 2**-8)
@@ -509,6 +525,10 @@ def test_strict_promotion_changes_nothing(name):
     expected = tx.update(gradient, tx.init(params), params)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         assert_identical(tx.update(gradient, tx.init(params), params), expected)
+        for dtype in (jnp.float8_e5m2, jnp.float4_e2m1fn, *[jnp.complex64][name in REAL_ONLY :]):
+            params = jax.tree.map(lambda p, dtype=dtype: jax.ShapeDtypeStruct(p.shape, dtype), params)
+            state = jax.eval_shape(tx.init, params)
+            assert kinds(jax.eval_shape(tx.update, params, state, params)) == kinds((params, state))
 
 
 class Named:

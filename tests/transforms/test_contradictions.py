@@ -178,10 +178,11 @@ def test_masks_without_a_leaf_in_common_leave_nothing_to_adapt():
 
 
 @pytest.mark.parametrize("build", BUILD)
-@pytest.mark.parametrize("leaf", [jnp.ones(3, jnp.int32), jnp.ones(3, bool), 1.0], ids=["int", "bool", "float"])
-def test_leaves_that_are_no_floating_point_arrays(build, leaf):
-    params = {"dense": {"kernel": jnp.ones((2, 3)), "count": leaf}}
-    with pytest.raises(ValueError, match=r"the parameter at 'dense/count' is .*: take it out with optax.masked"):
+def test_leaves_that_are_no_floating_point_arrays(build):
+    params = {"dense": {"kernel": jnp.ones((2, 3)), "count": jnp.ones(3, bool)}}
+    with pytest.raises(
+        ValueError, match=r"the parameter at 'dense/count' is bool, .*: take the leaf out with optax.masked"
+    ):
         build(0.1).init(params)
     mask = {"dense": {"kernel": True, "count": False}}
     optax.masked(build(0.1), mask).init(params)
