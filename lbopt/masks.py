@@ -21,12 +21,7 @@ _SHIFTS = ("bias", "b", "beta", "offset")
 _GAINS = ("scale", "gamma", "weight", "w", "kernel")
 _NORM_NAMES = {"scale", "gamma"}
 _WEIGHT_NAMES = {"kernel", "embedding"}
-_FILTER_GAINS = {
-    "g",
-    "gain",
-    "weight_g",
-    "original0",
-}  # of each filter: weight norm in Equinox and PyTorch, scaled weight standardization
+_FILTER_GAINS = {"g", "weight_g", "original0"}  # weight norm in Equinox, Haiku and PyTorch
 _NORM_WORD = re.compile(r"(?<!de)(?<!un)norms?$|normali[sz]ations?$|^((bn|ln|gn|grn)s?|rms)$")
 # What follows a norm's name in `norm_proj` and `adaLN_modulation` may be the layer that it feeds: a matrix there is a weight.
 _LAYER_WORDS = {"proj", "projection", "linear", "dense", "fc", "modulation"}
@@ -77,6 +72,8 @@ def _role(
     if last in _WEIGHT_NAMES and is_matrix:
         return "weight"
     if last in _NORM_NAMES or (last in _FILTER_GAINS and (not is_matrix or 1 in shape)):
+        return "norm"
+    if last == "gain" and is_matrix and 1 in shape:  # one per filter, in scaled weight standardization
         return "norm"
     if _in_norm(parents, last, shape, siblings, module):
         return "norm"
