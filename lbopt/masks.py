@@ -77,7 +77,7 @@ def _role(
         return "norm"
     if _in_norm(parents, last, shape, siblings, module):
         return "norm"
-    if (last in _SHIFTS and not _is_factor(parents, last, siblings)) or _is_bias(_words(last)):
+    if (last in _SHIFTS and not (is_matrix and _is_factor(parents, last, siblings))) or _is_bias(_words(last)):
         return "bias"
     if last.startswith("b") and {"w" + last[1:], "W" + last[1:]} & siblings.keys():  # w1 and b1, W_Q and b_Q
         return "bias"

@@ -138,6 +138,7 @@ def test_normalization_without_a_parent_is_never_a_weight(module):
         ("multi_head_attention/query/b", 1, "bias"),
         ("relative_attention_bias", 2, "weight"),
         ("q_einsum/lora/b", 3, "weight"),
+        ("lora/shift/b", 1, "bias"),
         ("stem/gain", 1, "vector"),
         ("encoder.layer.0.LayerNorm.weight", 2, "norm"),
         ("encoder.layer.0.output.dense.weight", 2, "weight"),
