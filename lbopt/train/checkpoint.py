@@ -5,8 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import functools
 import math
+import os
 import pathlib
 import re
 import shutil
@@ -47,6 +49,7 @@ _NOT_DAMAGE = (
     *("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
     *("ABORTED", "CANCELLED"),
 )
+_WRONG_KIND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _CLIENTS = ("gcsfs", "aiohttp", "google")
 """Who raise when a bucket does not answer."""
 
@@ -94,28 +97,15 @@ class Checkpoints:
         steps = self._steps_seen_by_all()
         if not steps and read_only:
             raise UserError(f"--workdir = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one")
-        for step in steps:
-            self._check_description(step)
         self._metrics = self._job.from_first("metrics of checkpoints", [[s, self._read_metrics(s)] for s in steps])
         self._metrics = {step: metrics for step, metrics in self._metrics if metrics}
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=_Policy(self._kept),
-            enable_async_checkpointing=not read_only,
-            async_options=_BLOCKING_MKDIR,
-            read_only=read_only,
-            create=not read_only and self._job.count == 1,
-            multiprocessing_options=_by_messages(),
-            cleanup_tmp_directories=not read_only,
-        )
         if self._job.count > 1:
             if self._job.index == 0 and not read_only:
                 with self._writing():
                     self._folder.mkdir(parents=True, exist_ok=True)
             self._job.together("folder of checkpoints", True)
-        try:
-            self._manager = ocp.CheckpointManager(self._folder, options=options)
-        except Exception as error:  # whatever the storage layers raise
-            raise EnvironmentProblem(f"{self._folder} cannot be read ({reason_of(error)}); mend it") from error
+        self._manager = self._opened()
+        self._no_folders = {step for step in steps if self._local and not os.path.isdir(self._folder / str(step))}
         self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
         self._loops = contextlib.ExitStack()
         self._loops.enter_context(finishing())  # Orbax's threads, too, make event loops
@@ -124,7 +114,7 @@ class Checkpoints:
         self._compiled: concurrent.futures.Future[Any] | None = None
         self._shapes: list[jax.ShapeDtypeStruct] = []
         self._copies: bool | None = None  # not known until a step has shown what it uses
-        self._saved_step = self._manager.latest_step()
+        self._saved_step = self.latest_step()
         self._was_read_back = False
 
     def _steps_seen_by_all(self) -> list[int]:
@@ -139,23 +129,29 @@ class Checkpoints:
             "mount it so that all hosts see the same, then run the same command again"
         )
 
-    def _check_description(self, step: int) -> None:
-        """Raise EnvironmentProblem if Orbax, which reads this file of every checkpoint when it opens the folder, would wait for it."""
-        file = self._folder / str(step) / "_CHECKPOINT_METADATA"
-        if self._local:
-            try:
-                with contextlib.suppress(FileNotFoundError):
-                    check_regular(file.stat().st_mode, str(file))
-            except OSError as error:
-                raise EnvironmentProblem(_unreadable(self._folder, step, f"{file.name} is {error.strerror}")) from error
+    def _opened(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=_Policy(self._kept),
+            enable_async_checkpointing=not self._read_only,
+            async_options=_BLOCKING_MKDIR,
+            read_only=self._read_only,
+            create=not self._read_only and self._job.count == 1,
+            multiprocessing_options=_by_messages(),
+            cleanup_tmp_directories=not self._read_only,
+            lightweight_initialize=True,  # or it reads a file of each checkpoint, and a FIFO in its place without end
+        )
+        try:
+            return ocp.CheckpointManager(self._folder, options=options)
+        except Exception as error:  # whatever the storage layers raise
+            raise EnvironmentProblem(f"{self._folder} cannot be read ({reason_of(error)}); mend it") from error
 
     def steps(self) -> list[int]:
-        """Return the steps of all whole checkpoints, ascending."""
-        return sorted(self._manager.all_steps())
+        """Return the steps of all checkpoints, ascending: also of a file or a link to nothing in the place of one."""
+        return sorted(self._no_folders.union(self._manager.all_steps()))
 
     def latest_step(self) -> int | None:
-        """Return the step of the newest whole checkpoint, None if there is none."""
-        return self._manager.latest_step()
+        """Return the step of the newest checkpoint, None if there is none."""
+        return max(self.steps(), default=None)
 
     def best_step(self) -> int | None:
         """Return the step of the best checkpoint by the metric, None if none has one."""
@@ -341,7 +337,8 @@ class Checkpoints:
                 reason = str(problem).partition("; remove that folder")[0]
                 say(f"{reason}{where}; going back to step {step}")
             if damaged and not self._read_only:
-                self._manager.reload()
+                self._manager.close()
+                self._manager = self._opened()
             self._saved_step = step
             return state
         if damaged:
@@ -363,6 +360,7 @@ class Checkpoints:
         if self._job.index == 0:
             with self._writing():
                 bucket.move(self._folder / str(step), target)
+        self._no_folders.discard(step)
         self._metrics.pop(step, None)
         self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
         self._job.together("damaged checkpoint set aside", step)
@@ -466,14 +464,18 @@ def _by_messages() -> ocp.options.MultiprocessingOptions:
 
 
 def _check_files(checkpoint: Any) -> None:
-    """Raise `ValueError` if a checkpoint in a folder holds what is neither a file nor a folder: a reader would wait for it."""
+    """Raise `ValueError` if a checkpoint in a folder is none, or holds what is neither a file nor a folder: a reader would wait for it."""
     if isinstance(checkpoint, pathlib.Path):
+        if not os.path.isdir(checkpoint):
+            raise ValueError("it is no folder")
         for file in checkpoint.rglob("*"):
             try:
                 check_regular(file.stat().st_mode, str(file))
             except FileNotFoundError:
                 continue  # what is read will be missed by name
             except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ELOOP):
+                    raise
                 raise ValueError(f"{file.relative_to(checkpoint)} is {error.strerror}") from error
 
 
@@ -537,7 +539,7 @@ def _has_room(leaves: Sequence[jax.Array]) -> bool:
 
 def _is_damage(error: Exception) -> bool:
     """Return whether what was read is wrong; else it could not be read."""
-    cannot = isinstance(error, OSError | MemoryError) and not isinstance(error, FileNotFoundError)
+    cannot = isinstance(error, OSError | MemoryError) and not isinstance(error, _WRONG_KIND)
     cannot = cannot or type(error).__module__.partition(".")[0] in _CLIENTS
     return not cannot and not any(word in str(error) for word in _NOT_DAMAGE)
 
@@ -578,9 +580,8 @@ def is_begun(workdir: pathlib.Path) -> bool:
 def steps_on_disk(folder: pathlib.Path) -> list[int]:
     """Return the steps that have a checkpoint, ascending."""
     try:
-        return sorted(
-            int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal() and bucket.is_whole(entry)
-        )
+        entries = [entry for entry in folder.iterdir() if re.fullmatch("0|[1-9][0-9]*", entry.name)]
+        return sorted(int(entry.name) for entry in entries if bucket.is_whole(entry))
     except FileNotFoundError:
         return []
     except Exception as error:  # whatever the storage layers raise

@@ -66,7 +66,22 @@ def delete_metadata(folder):
     (folder / "default" / "_METADATA").unlink()
 
 
-DAMAGES = [truncate, empty, zero, delete_data, delete_manifests, delete_metadata]
+def put_a_folder_in_the_place_of_the_seal(folder):
+    (folder / "seal" / "metadata").unlink()
+    (folder / "seal" / "metadata").mkdir()
+
+
+def link_to_nothing(folder):
+    shutil.rmtree(folder)
+    folder.symlink_to("nowhere")
+
+
+def link_in_a_loop(folder):
+    shutil.rmtree(folder)
+    folder.symlink_to(folder.name)
+
+
+DAMAGES = [truncate, empty, zero, delete_data, delete_manifests, delete_metadata, link_to_nothing]
 
 
 def fingerprint(folder):
@@ -161,9 +176,12 @@ def test_a_run_goes_back_to_the_one_before(train, reference, bits, saved_state, 
     assert bits(saved_state(tmp_path)) == bits(saved_state(reference()))
 
 
-def test_a_step_damaged_twice_is_set_aside_twice(workdir):
+@pytest.mark.parametrize(
+    "damage", [delete_data, put_a_folder_in_the_place_of_the_seal, link_to_nothing, link_in_a_loop]
+)
+def test_a_step_damaged_twice_is_set_aside_twice(damage, workdir):
     for _ in range(2):
-        delete_data(workdir / "checkpoints" / "6")
+        damage(workdir / "checkpoints" / "6")
         with Checkpoints(workdir) as checkpoints:
             assert int(checkpoints.restore_newest(lambda step: shapes()).step) == 3
             checkpoints.save(make_state(6), {"eval/accuracy": 0.6})
