@@ -10,6 +10,7 @@ import os
 import pathlib
 import sys
 import typing
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,15 @@ from absl import flags
 from ml_collections import config_flags
 
 from lbopt import paths
+from lbopt.config import checks
 from lbopt.errors import UserError
 from lbopt.shown import shell_line, show
 
 _OVERRIDE = ("--config.", "-config.")
 _LOCAL = ("configs", "data_dir", "folder", "job_secret_file", "manual_dir", "output", "vocab")
 """Flags that take a path of this machine. `--workdir` takes one or a bucket's, `--config` has a row behind it."""
+_beside: dict[str, str] = {}
+"""Modules that configs of this process have imported from beside them -> that folder."""
 
 
 def parse(
@@ -106,7 +110,9 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
 def call_get_config(flag: str) -> Any:
     """Import a config file and call its `get_config(arg)`; the flag is `FILE` or `FILE:ARG`, and FILE may have colons too."""
     path, argument = split_row(flag)
-    return _from_config_file(flag, path, lambda module: module.get_config(argument))
+    config = _from_config_file(flag, path, lambda module: module.get_config(argument))
+    checks.check_fields(config)
+    return config
 
 
 def split_row(flag: str) -> tuple[str, str]:
@@ -132,12 +138,19 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     file = paths.local(path, "--config")
     if not file.is_file():
         raise UserError(f"--config = {flag!r}: there is no file {path!r} here ({pathlib.Path.cwd()})")
-    spec = importlib.util.spec_from_file_location(f"lbopt_config_{file.stem}", file)
-    if spec is None or spec.loader is None:
+    if file.suffix != ".py":
         raise UserError(f"--config = {flag!r}: give a Python file (.py)")
+    beside = str(file.resolve().parent)
+    spec = importlib.util.spec_from_file_location(f"lbopt_config_{file.stem}_{zlib.crc32(os.fsencode(beside)):x}", file)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their annotations up there
-    beside = str(file.resolve().parent)
+    # Another folder may have modules of the same names.
+    for name in [name for name, folder in _beside.items() if folder != beside]:
+        sys.modules.pop(name, None)
+        del _beside[name]
+    before = set(sys.modules)
     sys.path.insert(0, beside)
     try:
         spec.loader.exec_module(module)
@@ -149,6 +162,12 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     finally:
         with contextlib.suppress(ValueError):  # the config may have taken it out
             sys.path.remove(beside)
+        new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
+        _beside.update((name, beside) for name in new if _lies_in(beside, sys.modules[name]))
+
+
+def _lies_in(folder: str, module: Any) -> bool:
+    return str(getattr(module, "__file__", None) or "").startswith(folder + os.sep)
 
 
 def command_line(command: str, argv: Sequence[str]) -> str:

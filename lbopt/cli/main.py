@@ -177,6 +177,11 @@ def run() -> None:
     """Entry point of the `lbopt` command."""
     streams.outlive_readers()
     try:
-        sys.exit(streams.exit_code(main(sys.argv[1:])))
+        code = main(sys.argv[1:])
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = 130
+    except SystemExit as ended:  # of --help, or of a process that did the work
+        if not isinstance(ended.code, int | None):
+            raise
+        code = ended.code or 0
+    sys.exit(streams.exit_code(code))

@@ -36,6 +36,25 @@ def check_types(config: Any, prefix: str = "config") -> None:
                     check_types(item, f"{name}[{index}]")
 
 
+def check_fields(config: Any, prefix: str = "config") -> None:
+    """Raise `UserError` for a field that a config file's own class adds to lbopt's: it would be saved, and could not be read.
+
+    Args:
+      config: What a config file gives; what is none of lbopt's is left to others.
+      prefix: What the message calls it.
+    """
+    ours = next((kind for kind in type(config).__mro__ if kind.__module__.startswith("lbopt.")), None)
+    if ours is None or not dataclasses.is_dataclass(ours):
+        return
+    known = {field.name for field in dataclasses.fields(ours)}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        fix = f"{ours.__name__} has no such field, and no command could read it back; take it out"
+        require(field.name in known, f"{prefix}.{field.name}", value, fix)
+        for item in value if isinstance(value, tuple) else (value,):
+            check_fields(item, f"{prefix}.{field.name}")
+
+
 def _matches(value: Any, hint: Any) -> bool:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, python_types.UnionType):

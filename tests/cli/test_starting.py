@@ -29,15 +29,41 @@ def get_config(arg: str = ""):
 """
 
 
-@pytest.mark.parametrize("name", ["mine.py", "a:b c/mine.py", "json.py"])
-def test_a_config_imports_what_lies_beside_it_and_has_annotations_of_its_own(name, tmp_path):
-    file = tmp_path / name
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(MINE)
-    (file.parent / "size_beside.py").write_text("SIZE = 3\n")
-    assert call_get_config(str(file)).size == 3
-    assert call_get_config(f"{file}:four").size == 7
-    assert config_rows(str(file)) == ["small"]
+def test_a_config_imports_what_lies_beside_it_and_has_annotations_of_its_own(tmp_path):
+    """Each folder has a module of the same name; all are read in one process, as `lbopt recipes` does."""
+    for size, name in enumerate(["mine.py", "a:b c/mine.py", "json.py"]):
+        file = tmp_path / str(size) / name
+        file.parent.mkdir(parents=True)
+        file.write_text(MINE)
+        (file.parent / "size_beside.py").write_text(f"SIZE = {size}\n")
+        assert call_get_config(str(file)).size == size
+        assert call_get_config(f"{file}:four").size == size + 4
+        assert config_rows(str(file)) == ["small"]
+
+
+OWN_FIELD = """
+import dataclasses
+from lbopt.config import data, train
+
+@dataclasses.dataclass
+class Mine(data.DataConfig):
+    extra: int = 3
+
+def get_config(arg: str = ""):
+    return train.TrainConfig(data=Mine())
+"""
+
+
+def test_a_field_that_no_command_could_read_back_is_refused(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_FIELD)
+    with pytest.raises(UserError, match=r"^config.data.extra = 3: DataConfig has no such field"):
+        call_get_config(str(tmp_path / "own.py"))
+
+
+def test_a_config_that_is_not_python_is_refused(tmp_path):
+    (tmp_path / "junk.so").write_bytes(b"\x7fELF")
+    with pytest.raises(UserError, match=r"junk.so': give a Python file \(.py\)"):
+        call_get_config(str(tmp_path / "junk.so"))
 
 
 def test_a_config_that_fails_is_told_of_in_one_line(tmp_path):

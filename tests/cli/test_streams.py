@@ -86,15 +86,26 @@ def test_a_run_outlives_its_terminal(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("into", "code", "err"),
+    ("asked", "into", "code", "err"),
     [
-        ("| head -1", 0, ""),
-        (">&-", 0, ""),
-        ("> /dev/full", 3, "lbopt: standard output cannot be written (No space left on device); free space, "),
+        ("recipes", "| head -1", 0, ""),
+        ("recipes", ">&-", 0, ""),
+        (
+            "recipes",
+            "> /dev/full",
+            3,
+            "lbopt: standard output cannot be written (No space left on device); free space, ",
+        ),
+        (
+            "--help",
+            "> /dev/full",
+            3,
+            "lbopt: standard output cannot be written (No space left on device); free space, ",
+        ),
     ],
 )
-def test_a_list_outlives_its_reader(into, code, err, configs):
-    command = [*LBOPT, "recipes", f"--configs={configs / 'sweeps'}"]
+def test_a_list_outlives_its_reader(asked, into, code, err, configs):
+    command = [*LBOPT, asked, f"--configs={configs / 'sweeps'}"]
     done = subprocess.run(
         ["bash", "-c", f'"$@" {into}; exit ${{PIPESTATUS[0]}}', "bash", *command], capture_output=True, text=True
     )
