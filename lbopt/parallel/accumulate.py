@@ -12,7 +12,7 @@ from jax.interpreters import partial_eval
 
 from lbopt import replicas, tree, types
 from lbopt.errors import UserError
-from lbopt.parallel import reduction
+from lbopt.parallel import loss_form, reduction
 
 GradientFn = Callable[
     [types.Params, types.ModelState, types.Batch, jax.Array], tuple[types.Params, types.ModelState, types.Metrics]
@@ -55,7 +55,8 @@ def make_gradient_fn(
     """
 
     def objective(params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array):
-        return loss_fn(_cast(params, compute_dtype), model_state, _cast(batch, compute_dtype), rng)
+        returned = loss_fn(_cast(params, compute_dtype), model_state, _cast(batch, compute_dtype), rng)
+        return loss_form.checked(returned)
 
     def whole(params, model_state, batch, rng):
         _check_trainable(params)

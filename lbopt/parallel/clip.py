@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -34,7 +35,8 @@ class GradientClip:
 
     def __post_init__(self) -> None:
         fix = "give a finite number > 0, or leave the clip out"
-        require(0 < self.max_norm < math.inf, "max_grad_norm", self.max_norm, fix)
+        number = isinstance(self.max_norm, numbers.Real)
+        require(number and 0 < self.max_norm < math.inf, "max_grad_norm", self.max_norm, fix)
         require_choice("clip_stage", self.stage, STAGES)
 
 

@@ -106,6 +106,7 @@ def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
       mapped: the step maps replicas or splits its update, so that every device is a replica.
       by_compiler: the "jit" backend. Its mapped functions need Auto axes.
     """
+    require(isinstance(mesh, Mesh), "mesh", mesh, "use lbopt.make_mesh()")
     names, types_of_axes = mesh.axis_names, mesh.axis_types
     fix = f"use lbopt.make_mesh(), or Mesh(mesh.devices.ravel(), ({DATA_AXIS!r},))"
     require(DATA_AXIS in names, "mesh.axis_names", names, f"the batch is split along an axis {DATA_AXIS!r}; {fix}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -16,7 +18,7 @@ from lbopt.aggregators import protocol
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState
 from lbopt.errors import UserError, require, require_choice
 from lbopt.job import pulse
-from lbopt.parallel import accumulate, clip as clips, reduction, shards
+from lbopt.parallel import accumulate, clip as clips, loss_form, reduction, shards
 from lbopt.parallel.aggregation import Aggregation, make_aggregation
 from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, check_batch, check_divisible, check_mesh, replicated, sharded, torus_grid
@@ -365,11 +367,20 @@ def make_train_step(
       under "jit" and per replica under "pmap".
 
     Raises:
-      UserError: for an unknown backend, for `shard_update` under "pmap", or when called with a batch that does not split
-        evenly or, with `shard_update`, a state that lies elsewhere.
+      UserError: for an unknown backend, an argument of another type, or `shard_update` under "pmap"; or when called with
+        a batch that does not split evenly, with a `loss_fn` that returns something else (see `lbopt.types.LossFn`), or,
+        with `shard_update`, with a state that lies elsewhere.
     """
     require_choice("backend", backend, BACKENDS)
-    require(num_microsteps >= 1, "num_microsteps", num_microsteps, "give a number >= 1")
+    counts = isinstance(num_microsteps, numbers.Integral) and not isinstance(num_microsteps, bool)
+    require(counts and num_microsteps >= 1, "num_microsteps", num_microsteps, "give a number >= 1")
+    require(callable(loss_fn), "loss_fn", loss_fn, "give a function (params, model_state, batch, rng)")
+    pair = all(callable(getattr(tx, name, None)) for name in ("init", "update"))
+    require(pair, "tx", tx, "give an Optax transformation")
+    known = aggregator is None or isinstance(aggregator, Aggregator)
+    require(known, "aggregator", aggregator, "give one of lbopt.aggregators, lbopt.aps() for instance, or None")
+    _require_float("compute_dtype", compute_dtype)
+    _require_float("reduce_dtype", reduce_dtype)
     clip = None if max_grad_norm is None else GradientClip(max_grad_norm, clip_stage)
     if measure_noise and num_microsteps * replicas_per_device * mesh.size == 1:
         raise UserError(
@@ -428,6 +439,15 @@ def make_train_step(
         return Step(compiled(replicated(mesh)), mesh, num_microsteps, _as_it_is)
     by_shapes = _OnceShapesAreKnown(compiled, lambda state: _state_sharding(mesh, state, shard_update, aggregation))
     return Step(by_shapes, mesh, num_microsteps, _as_it_is, shard_update, aggregation)
+
+
+def _require_float(field: str, dtype: Any) -> None:
+    """Raise `UserError` unless it is None or a floating-point dtype."""
+    try:
+        good = dtype is None or jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:
+        good = False
+    require(good, field, dtype, "give a floating-point dtype, jnp.bfloat16 for instance, or None")
 
 
 def _pmapped(step: StepFn, mesh: Mesh, aggregation: Aggregation | None, donated: tuple[int, ...]) -> Any:
@@ -502,17 +522,22 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
       UserError: as `make_train_step`.
     """
     require_choice("backend", backend, BACKENDS)
+    require(callable(metric_fn), "metric_fn", metric_fn, "give a function (params, model_state, batch)")
     check_mesh(mesh, backend == "pmap", backend != "pmap")
+
+    def checked(params, model_state, batch):
+        return loss_form.checked_metrics(metric_fn(params, model_state, batch), "metric_fn")
+
     if backend == "pmap":
 
         def summed(params, model_state, batch):
-            return jax.lax.psum(metric_fn(params, model_state, batch), DATA_AXIS)
+            return jax.lax.psum(checked(params, model_state, batch), DATA_AXIS)
 
         step = _stating(summed, mesh, DATA_AXIS)
         mapped = jax.pmap(step, DATA_AXIS, in_axes=(None, None, 0), out_axes=None, devices=list(mesh.devices.flat))
         return Step(mapped, mesh, 1, _by_replica(mesh))
     inputs = (replicated(mesh), replicated(mesh), sharded(mesh))
-    compiled = jax.jit(_stating(metric_fn, mesh, None), in_shardings=inputs, out_shardings=replicated(mesh))
+    compiled = jax.jit(_stating(checked, mesh, None), in_shardings=inputs, out_shardings=replicated(mesh))
     return Step(compiled, mesh, 1, _as_it_is)
 
 

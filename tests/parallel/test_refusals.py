@@ -161,3 +161,61 @@ def test_a_leaf_that_is_no_array_is_named_where_the_state_is_made(bad):
     for where, leaves in (("params/a/b", ({"a": {"b": bad}}, {})), ("model_state/a/b", ({}, {"a": {"b": bad}}))):
         with pytest.raises(UserError, match=f"^{where} = .*: not an array that JAX takes"):
             lbopt.TrainState.create(*leaves, optax.sgd(0.1))
+
+
+GOOD = {"n": (jnp.zeros(()), 8)}
+
+
+@pytest.mark.parametrize("backend", ["jit", "pmap"])
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (lambda loss: loss, "loss_fn: it returns array; return .loss, .model_state, metrics"),
+        (lambda loss: (loss, GOOD), r"loss_fn: it returns tuple\(array, dict\); return"),
+        (lambda loss: (loss, ({}, GOOD, 1)), r"loss_fn: it returns tuple\(array, tuple\(dict, dict, int\)\); return"),
+        (lambda loss: (loss[None], ({}, GOOD)), r"loss_fn: the loss is float32\[1\]; return one floating-point number"),
+        (lambda loss: (loss.astype(int), ({}, GOOD)), r"loss_fn: the loss is int32\[\]; return one floating"),
+        (lambda loss: (loss + 1j, ({}, GOOD)), r"loss_fn: the loss is complex64\[\]; return one floating"),
+        (lambda loss: ("0.5", ({}, GOOD)), "loss_fn: the loss is str; return one floating"),
+        (lambda loss: (loss, ({}, [loss, 1])), r"loss_fn: the metrics are list\(array, int\); return {name:"),
+        (lambda loss: (loss, ({}, {"loss": loss})), "loss_fn: metrics/loss is array; give .sum over examples"),
+        (lambda loss: (loss, ({}, {"loss": (loss, None)})), r"loss_fn: metrics/loss is tuple\(array, NoneType\)"),
+        (lambda loss: (loss, ({}, {"a": {"b": (loss, 1)}})), "loss_fn: metrics/a is dict; give .sum over examples"),
+    ],
+)
+def test_what_is_no_loss_is_refused_in_one_line(backend, form, message):
+    def loss_fn(params, model_state, batch, rng):
+        return form(jnp.vdot(params["w"], params["w"]) + batch["x"].sum())
+
+    step = lbopt.make_train_step(loss_fn, optax.sgd(0.1), lbopt.make_mesh(4), backend)
+    with pytest.raises(UserError, match=f"^{message}") as said:
+        step.lower(state(), {"x": np.zeros((8, 2), np.float32)})
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("backend", ["jit", "pmap"])
+def test_evaluation_refuses_metrics_that_do_not_add_up(backend):
+    step = lbopt.make_eval_step(lambda params, model_state, batch: {"n": batch["x"].sum()}, lbopt.make_mesh(4), backend)
+    with pytest.raises(UserError, match=r"^metric_fn: metrics/n is array; give .sum over examples, number of examples"):
+        step.lower({}, {}, {"x": np.zeros((8, 2), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"loss_fn": {}}, "loss_fn = {}: give a function"),
+        ({"tx": 0.1}, "tx = 0.1: give an Optax transformation"),
+        ({"mesh": None}, r"mesh = None: use lbopt.make_mesh\(\)"),
+        ({"num_microsteps": 2.0}, "num_microsteps = 2.0: give a number >= 1"),
+        ({"num_microsteps": True}, "num_microsteps = True: give a number >= 1"),
+        ({"compute_dtype": jnp.int8}, "compute_dtype = .*int8.*: give a floating-point dtype"),
+        ({"reduce_dtype": "fp33"}, "reduce_dtype = 'fp33': give a floating-point dtype"),
+        ({"aggregator": lbopt.aps}, "aggregator = .*aps.*: give one of lbopt.aggregators"),
+        ({"max_grad_norm": "1"}, "max_grad_norm = '1': give a finite number > 0"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(changed, message):
+    arguments = {"loss_fn": never, "tx": optax.sgd(0.1), "mesh": lbopt.make_mesh(4), **changed}
+    with pytest.raises(UserError, match=f"^{message}") as said:
+        lbopt.make_train_step(**arguments)
+    assert "\n" not in str(said.value)

@@ -139,6 +139,23 @@ def test_metrics_are_sums_over_the_global_batch(backend, num_microsteps, problem
     np.testing.assert_array_equal(metrics["accuracy"], (np.sum(logits.argmax(-1) == batch["label"]), 32))
 
 
+@pytest.mark.parametrize(("backend", "num_microsteps"), [("jit", 2), ("pmap", 1), ("pmap", 2)])
+def test_narrow_weights_do_not_wrap(backend, num_microsteps):
+    def counted(batch):
+        x = batch["x"]
+        return {"n": (x.sum(dtype=jnp.bfloat16), x.sum(dtype=jnp.uint8)), "any": (x.any(), True)}
+
+    def loss_fn(params, model_state, batch, rng):
+        return params["w"], (model_state, counted(batch))
+
+    mesh, batch = lbopt.make_mesh(4), {"x": np.full((8, 25), 1, np.uint8)}
+    state, tx = lbopt.TrainState.create({"w": jnp.ones(())}, {}, optax.sgd(0.1)), optax.sgd(0.1)
+    step = lbopt.make_train_step(loss_fn, tx, mesh, backend, num_microsteps=num_microsteps)
+    _, metrics = jax.block_until_ready(step(state, batch))
+    parts = num_microsteps * (4 if backend == "pmap" else 1)
+    assert metrics == {"n": (200, 200), "any": (parts, parts)}
+
+
 def test_pjit_is_jit(problem, batches):
     loss_fn, create = problem(Perceptron())
     tx = OPTIMIZERS["lamb"]()
