@@ -19,6 +19,8 @@ _SCHEMES = "abfss?|az|file|ftps?|gcs|gs|hdfs|hf|https?|s3[an]?|sftp|ssh|wasbs?"
 _ADDRESS = re.compile(rf".*://.*|\w[\w+.-]+:/.*|({_SCHEMES}):.*|(.*/)?({_SCHEMES}):(/.*)?", re.IGNORECASE | re.DOTALL)
 _LONGEST_NAME, _LONGEST = 255, 4095
 """Bytes of a file's name, and of a path, on Linux (limits.h)."""
+_DEEPEST = 500
+"""Folders in folders: `pathlib` makes them by recursion."""
 _BUCKET = re.compile(r"gs://[^/]+(/(?!\.{1,2}(/|$))[^/]+)+/*", re.DOTALL)
 """A folder of a bucket: no part of the path is empty, "." or ".."."""
 
@@ -35,14 +37,14 @@ def is_address(path: GivenPath) -> bool:
 
 
 def local(path: GivenPath, field: str) -> pathlib.Path:
-    """Return a path of this machine, with `~` expanded.
+    """Return a path of this machine, with a `~` at its beginning expanded.
 
     Args:
       path: What the user gave.
       field: The flag, field or argument, for the message.
 
     Raises:
-      UserError: If it is an address, has a null character, is too long, or begins with the home of nobody.
+      UserError: If it is an address, has a null character, is too long, is too deep, or begins with the home of nobody.
     """
     text = os.fspath(path)
     fix = "give a path of this machine (a mounted bucket has one), not an address"
@@ -51,8 +53,12 @@ def local(path: GivenPath, field: str) -> pathlib.Path:
     parts = [len(part.encode(errors="replace")) for part in text.split("/")]
     fix = f"names have {_LONGEST_NAME} bytes at most, and paths {_LONGEST}; use a shorter one"
     require(max(parts) <= _LONGEST_NAME and sum(parts) + len(parts) - 1 <= _LONGEST, field, text, fix)
+    require(len(parts) <= _DEEPEST, field, text, f"it has more than {_DEEPEST} folders in folders; use fewer")
+    path = pathlib.Path(text)
+    if not text.startswith("~") and path.parts[:1] and path.parts[0].startswith("~"):  # ./~ is no home
+        return pathlib.Path.cwd() / path
     try:
-        return pathlib.Path(text).expanduser()
+        return path.expanduser()
     except RuntimeError as error:
         raise UserError(f"{field} = {text!r}: {error}; write the path out") from error
 

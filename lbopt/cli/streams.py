@@ -69,7 +69,7 @@ def outlive_readers() -> None:
             os.fstat(descriptor)
         except OSError:
             lead_nowhere(descriptor)
-    sys.stdout, sys.stderr = _stream(1, sys.stdout, "strict"), _stream(2, sys.stderr, "backslashreplace")
+    sys.stdout, sys.stderr = _stream(1, sys.stdout), _stream(2, sys.stderr)
 
 
 def lead_nowhere(descriptor: int) -> None:
@@ -81,14 +81,14 @@ def lead_nowhere(descriptor: int) -> None:
     os.set_inheritable(descriptor, True)
 
 
-def _stream(descriptor: int, before: TextIO | None, errors: str) -> TextIO:
+def _stream(descriptor: int, before: TextIO | None) -> TextIO:
     with contextlib.suppress(OSError, ValueError):
         if before is not None:
             before.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(Outliving(descriptor)),
         encoding=getattr(before, "encoding", None) or "utf-8",
-        errors=getattr(before, "errors", None) or errors,
+        errors="backslashreplace",  # a letter that a terminal does not have ends no command
         line_buffering=descriptor == 2 or os.isatty(descriptor),
     )
 

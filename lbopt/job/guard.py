@@ -28,6 +28,8 @@ from lbopt.shown import one_line
 
 _RETRY_S = 0.2
 _FIRST_WORD_S = 10.0
+_SENDING_S = SILENT_S / 2
+"""How long hub and child may leave unread what they are told: who waits for longer hears nobody."""
 _TRACEBACK_S = 3.0
 _LEAVING_S = 3.0
 _PR_SET_PDEATHSIG = 1
@@ -73,7 +75,7 @@ def _open_hub(place: Place, secret: bytes, signals: _Signals) -> Hub:
         except EnvironmentProblem:
             with contextlib.suppress(OSError, EnvironmentProblem):
                 wire = _greeted(socket.create_connection((place.host, place.port), timeout=1), place, secret, signals)
-                wire.receive()
+                _next(wire, signals)
                 wire.close()
             raise
 
@@ -171,7 +173,7 @@ def _greeted(connection: socket.socket, place: Place, secret: bytes, signals: _S
         wire.close()
         raise
     secrets.trust(wire, secret, asked["nonce"], nonce, is_hub=False)
-    wire.settimeout(None)
+    wire.settimeout(_SENDING_S)
     wire.send(here=True)
     return wire
 
@@ -237,7 +239,7 @@ class _Guard:
                 except ValueError:
                     return self._hub_is_gone(CHANGED)
                 if messages is None:
-                    return self._hub_is_gone("it was killed, or its machine ended")
+                    return self._hub_is_gone("it was killed, it stands still, or its machine ended")
                 self._heard = time.monotonic()
                 for message in messages:
                     code = self._from_hub(message)
@@ -309,6 +311,7 @@ class _Guard:
         self._spoke = time.monotonic()
         ours, theirs = socket.socketpair()
         self._member = Wire(ours)
+        self._member.settimeout(_SENDING_S)
         self._selector.register(self._member, selectors.EVENT_READ)
         environment = {**os.environ, member.VARIABLE: member.describe(self._place, theirs.fileno(), self._everywhere)}
         self._child = subprocess.Popen(

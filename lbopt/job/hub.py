@@ -180,7 +180,7 @@ class Hub:
 
     def _hear(self, wire: QueuedWire) -> None:
         if wire not in self._strangers and wire not in self._indices:
-            self._forget(wire)  # told that it comes too late, or forgotten in this turn
+            self._forget(wire)  # refused, or forgotten in this turn
             return
         why = "it was killed, or its machine ended"
         try:
@@ -224,6 +224,9 @@ class Hub:
                     wire.send(refused="secret")
                 self._close(wire)
                 return
+            if self._is_of_the_next_job(messages[0]["index"]):
+                self._forget(wire)  # it tries again
+                return
             stranger.hello = messages[0]
             nonce = stranger.hello["nonce"]
             wire.send(**secrets.reply(self._secret, stranger.asked, nonce))
@@ -242,8 +245,6 @@ class Hub:
         elif count != self._place.count:
             line = f"--num_processes = {count}: so says {name}, process 0 says {self._place.count}; give all the same"
             self._refuse(process, line)
-        elif there is not None and there.done and self._started:
-            self._refuse(process, f"{name} comes too late: the job is over")
         elif there is not None:
             line = f"--process_id = {index}: {name} and {there.name} have the same; give each process its own"
             self._refuse(process, line)
@@ -254,6 +255,11 @@ class Hub:
                 self._start()
             for message in messages:
                 self._answer(index, process, message)
+
+    def _is_of_the_next_job(self, index: int) -> bool:
+        """Return whether this job has had all its processes and is at its end, or has heard that this one is done."""
+        there = self._processes.get(index)
+        return self._started and bool(self._failures or self._told or (there and there.done))
 
     def _start(self) -> None:
         self._started = True

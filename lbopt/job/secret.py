@@ -52,7 +52,7 @@ def find(flags: Mapping[str, str], environ: MutableMapping[str, str]) -> bytes:
     said = environ.pop(VARIABLE, None)
     if FILE_FLAG in flags:
         return _read(f"--{FILE_FLAG}", flags[FILE_FLAG])
-    if file := environ.get(FILE_VARIABLE):
+    if (file := environ.get(FILE_VARIABLE)) is not None:
         if said:
             raise UserError(f"{VARIABLE} and {FILE_VARIABLE} are both set; unset one of them")
         return _read(FILE_VARIABLE, file)

@@ -82,7 +82,7 @@ class Wire:
         self._keys, self._most_bytes = (sending, receiving), MOST_BYTES
 
     def send(self, **message: Any) -> bool:
-        """Send a message; False if nobody is at the other end any more."""
+        """Send a message; False if nobody is at the other end any more, or takes it within the connection's timeout: that is its end."""
         line = encode(**message)
         with self._sending:
             return self._send(line)
@@ -90,6 +90,10 @@ class Wire:
     def _send(self, line: Line) -> bool:
         try:
             self._socket.sendall(self._code(line) + line.data)
+        except TimeoutError:  # nothing can come after a part of a line
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            return False
         except OSError:
             return False
         return True

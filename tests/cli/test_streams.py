@@ -55,6 +55,13 @@ def test_a_stream_that_does_not_block_loses_nothing():
         assert slow.communicate()[0] == f"{len(text)}\n"
 
 
+def test_a_letter_that_an_encoding_does_not_have_is_written_as_an_escape():
+    with open(os.devnull, "w", encoding="ascii", errors="strict") as before:
+        written = streams._stream(1, before)
+        assert (written.encoding, written.errors) == ("ascii", "backslashreplace")
+        written.detach()
+
+
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "closed", None])
 def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
     """In a program that calls the library, standard error is what that program has."""

@@ -1,5 +1,6 @@
 """The hub by itself: what it does with who is silent, late, or none of ours."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -14,8 +15,8 @@ import pytest
 from jobs import free_ports
 
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.job import hub as hubs, secret as secrets, wire as wires
-from lbopt.job.guard import _Guard, _Signals
+from lbopt.job import guard as guards_of, hub as hubs, secret as secrets, wire as wires
+from lbopt.job.guard import _connect, _greeted, _Guard, _Signals
 from lbopt.job.hub import Hub
 from lbopt.job.member import Member
 from lbopt.job.place import Place, find
@@ -395,6 +396,35 @@ def test_who_was_started_twice_does_not_end_a_job_at_work(place):
     for index, guard in enumerate(guards):
         guard.wire.send(say="still there", round=0, value=index)
     assert guards[0].wait_for("values")["values"] == [0, 1]
+
+
+def test_who_comes_while_a_job_ends_is_of_the_next(place):
+    """As the next command of a script does, on a host that is done before others: it was told that two have one id."""
+    hub, guards = begin(place)
+    guards[1].wire.send(done=True)
+    while not hub._processes[1].done:
+        time.sleep(0.01)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        later = pool.submit(_connect, dataclasses.replace(place, index=1), SECRET, None, _Signals())
+        time.sleep(0.5)
+        assert not later.done()
+        guards[0].wire.send(done=True)
+        hub.join(10)
+        Hub(place, SECRET)
+        later.result(10)
+        Guard(place, 0).wait_for("started")
+
+
+def test_a_hub_that_reads_nothing_holds_up_no_guard(place, monkeypatch):
+    monkeypatch.setattr(guards_of, "_SENDING_S", 0.3)
+    hub = Hub(place, SECRET)
+    wire = _greeted(socket.create_connection((place.host, place.port)), place, SECRET, _Signals())
+    ended = threading.Event()
+    monkeypatch.setattr(hub, "_turn", lambda timeout_s: ended.wait())
+    time.sleep(0.6)
+    assert not wire.send(say="key", round=0, value="x" * (1 << 25))
+    assert wire.receive() is None
+    ended.set()
 
 
 @pytest.mark.parametrize(

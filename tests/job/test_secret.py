@@ -56,8 +56,10 @@ def test_a_file_that_is_none(tmp_path, make, said):
     assert WORDS not in str(caught.value)
 
 
-def test_a_flag_without_a_value_is_no_file():
+def test_what_has_no_value_is_no_file():
     """As --job_secret_file=$UNSET gives it: the secret of somebody else's job would be taken."""
+    with pytest.raises(UserError, match=r"LBOPT_JOB_SECRET_FILE = '': .*name a file with the job's secret"):
+        secret.find({}, {"LBOPT_JOB_SECRET_FILE": ""})
     with pytest.raises(UserError, match=r"--job_secret_file = '': .*name a file with the job's secret"):
         secret.find({"job_secret_file": ""}, {"LBOPT_JOB_SECRET": WORDS})
 
