@@ -42,5 +42,8 @@ class Unset:
     def __repr__(self) -> str:
         return "<from the variant>"
 
+    def __reduce__(self) -> str:
+        return "UNSET"  # the one of the process that reads it, which arguments are compared with
+
 
 UNSET = Unset()

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from lbopt import tree, types
 from lbopt.aggregators.group import Group
 from lbopt.aggregators.wire import WireBytes, ring_bytes
-from lbopt.transforms import per_path
+from lbopt.transforms import arguments, per_path
 from lbopt.transforms.skipping import SkipState
 
 
@@ -269,8 +269,13 @@ def as_optax(
             raise ValueError(f"{aggregator.name} needs Adam's second moment: call update(..., second_moment=nu)")
         _check_rows(grads, params, num_replicas)
         shapes = jax.tree.map(lambda row: jax.ShapeDtypeStruct(row.shape[1:], row.dtype), grads)
-        containers = jax.tree.structure(jax.eval_shape(lambda p: aggregator.init(p, num_replicas).local, shapes))
-        state = state._replace(local=jax.tree.unflatten(containers, jax.tree.leaves(state.local)))
+        arguments.require_state(state, AggregatorState, aggregator.name)
+        first = jax.eval_shape(lambda p: aggregator.init(p, num_replicas), shapes)
+        if [jnp.shape(x) for x in jax.tree.leaves(state)] != [x.shape for x in jax.tree.leaves(first)]:
+            raise ValueError(
+                f"{aggregator.name}: its state is of other parameters or replicas: call init again, or lbopt.aggregators.protocol.rebuilt for another number of replicas"
+            )
+        state = state._replace(local=jax.tree.unflatten(jax.tree.structure(first.local), jax.tree.leaves(state.local)))
         seen = Extra(extra.get("second_moment"))
         inside = lambda rows, state, seen: tuple(aggregator.update(rows, state, Group(num_replicas, axis), seen))  # noqa: E731
         if mesh is not None:

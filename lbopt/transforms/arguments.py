@@ -136,6 +136,15 @@ def require_float_leaves(params: types.Params, transform: str, **real: Any) -> N
     tree.map_with_name(check, params)
 
 
+def require_state(state: Any, kind: type, transform: str) -> None:
+    """Raise ValueError unless a state has its own type: Orbax without a target restores dictionaries."""
+    if not isinstance(state, kind):
+        raise ValueError(
+            f"{transform}: its state is a {type(state).__name__}, not {kind.__name__}: give what tx.init returned, or restore "
+            "a checkpoint with jax.eval_shape(tx.init, params) as its target"
+        )
+
+
 def require_params(params: Any, transform: str) -> None:
     """Raise ValueError if `params` was not given to an update that needs it."""
     if params is None:

@@ -77,6 +77,8 @@ def track_ema(
     ) -> tuple[optax.Updates, EmaState]:
         arguments.require_params(params, "track_ema")
         tree.check_updates(updates, params)
+        arguments.require_state(state, EmaState, "track_ema")
+        tree.check_updates(updates, state.ema)
         t = state.count.astype(jnp.float32)
         d = jnp.minimum(decay, (1 + t) / (10 + t)) if ramp else decay
 

@@ -97,6 +97,8 @@ def scale_by_lans(
     ) -> tuple[optax.Updates, LansState]:
         arguments.require_params(params, "scale_by_lans")
         tree.check_updates(updates, params)
+        arguments.require_state(state, LansState, "scale_by_lans")
+        tree.check_updates(updates, state.moments.mu)
         count = optax.safe_increment(state.moments.count)
         mu, nu = moments.next_moments(updates, state.moments, b1, b2, count)
 

@@ -63,6 +63,7 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
     ) -> tuple[optax.Updates, LearningRateState]:
         del params
         tree.check_inexact(updates, "the gradient")
+        arguments.require_state(state, LearningRateState, "scale_by_learning_rate")
         rate = learning_rate(state.schedule_count) if callable(learning_rate) else learning_rate
 
         def scale(u: jax.Array) -> jax.Array:

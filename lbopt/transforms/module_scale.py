@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import tree, types
-from lbopt.transforms import per_path
+from lbopt.transforms import arguments, per_path
 
 Labels = types.PyTree | Mapping[str, str] | Callable[[types.Params], types.PyTree]
 """The module of each parameter: {module: regular expression} (the first that is found in the path), a pytree of strings like the
@@ -138,6 +138,7 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
     ) -> tuple[optax.Updates, ModuleScaleState]:
         del params, extra_args
         tree.check_inexact(updates, "the gradient")
+        arguments.require_state(state, ModuleScaleState, "scale_by_agvm")
         if agvm_scale is None or agvm_phi is None or set(agvm_scale) != set(state.scale):
             raise ValueError(
                 f"scale_by_agvm: update needs agvm_scale and agvm_phi of the modules {sorted(state.scale)}; "

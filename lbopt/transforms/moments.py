@@ -92,6 +92,7 @@ def scale_by_lamb_moments(
         updates: optax.Updates, state: LambMomentsState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LambMomentsState]:
         del params
+        arguments.require_state(state, LambMomentsState, "scale_by_lamb_moments")
         tree.check_updates(updates, state.mu)
         count = optax.safe_increment(state.count)
         mu, nu = next_moments(updates, state, b1, b2, count, grad_averaging, debias == "in_state")
@@ -243,6 +244,7 @@ def scale_by_lars_momentum(
         updates: optax.Updates, state: LarsMomentumState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LarsMomentumState]:
         del params
+        arguments.require_state(state, LarsMomentumState, "scale_by_lars_momentum")
         tree.check_updates(updates, state.momentum)
         weight = 1 - dampening if damped else 1
         count = state.count

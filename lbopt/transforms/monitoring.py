@@ -12,6 +12,7 @@ import optax
 from lbopt import masks, stacks, tree, types
 from lbopt.transforms import arguments, per_path, precision
 from lbopt.transforms.clipping import ClipState
+from lbopt.transforms.lans import LansState
 from lbopt.transforms.learning_rate import LearningRateState
 from lbopt.transforms.module_scale import ModuleScaleState
 from lbopt.transforms.noise_scale import NoiseScaleState
@@ -150,6 +151,9 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
             metrics.update(_under_free_names(group, metrics))
         if isinstance(node, (SkipState, TrustRatioState)):
             visit(node.inner)
+        elif isinstance(node, LansState):
+            visit(node.of_momentum)
+            visit(node.of_gradient)
 
     def visit(state: Any) -> None:
         for node in per_path.find_states(state, _GROUPS):
@@ -203,6 +207,7 @@ _GROUPS: dict[type, Callable[[Any], list[Group]]] = {
     LayerNormsState: _norms,
     NoiseScaleState: _noise,
     ModuleScaleState: _scales,
+    LansState: lambda state: [],  # its two ratios in their order, which a dictionary of its fields turns round
 }
 
 

@@ -121,6 +121,7 @@ def track_noise_scale(global_batch_size: int, decay: float = 0.95) -> optax.Grad
                 "make_train_step(..., measure_noise=True) passes them"
             )
         tree.check_inexact(updates, "the gradient")
+        arguments.require_state(state, NoiseScaleState, "track_noise_scale")
         big = sum((tree.square_norm(leaf) for leaf in jax.tree.leaves(updates)), jnp.zeros(()))
         estimate = estimate_noise(small_square_norm, big, num_small, global_batch_size)
         keep = jnp.where(state.count == 0, 0.0, decay)

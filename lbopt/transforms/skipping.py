@@ -100,6 +100,7 @@ def skip_bad_updates(
     def update_fn(
         updates: optax.Updates, state: SkipState, params: types.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, SkipState]:
+        arguments.require_state(state, SkipState, "skip_bad_updates")
         norm = clipping.global_norm(updates, axis_name, sharded_mask).astype(jnp.float32)
         nonfinite, spike = ~jnp.isfinite(norm), jnp.zeros((), bool)
         if spike_factor is not None:

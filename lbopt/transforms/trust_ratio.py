@@ -353,6 +353,7 @@ def scale_by_layerwise_trust_ratio(
     ) -> tuple[optax.Updates, TrustRatioState]:
         arguments.require_params(params, "scale_by_layerwise_trust_ratio")
         tree.check_updates(updates, params)
+        arguments.require_state(state, TrustRatioState, "scale_by_layerwise_trust_ratio")
         plans, rate = options.plans(params), options.rate(state.schedule_count)
         wide = jax.tree.map(lambda u, p: u.astype(tree.wide_dtype(p.dtype)), updates, params)
         weights = jax.tree.map(lambda p: p.astype(tree.wide_dtype(p.dtype)), params)

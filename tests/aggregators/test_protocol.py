@@ -230,6 +230,20 @@ def test_gradients_have_to_be_rows(gradients, params):
         tx.update(rows["body"], state, params)
 
 
+@pytest.mark.parametrize("name", ["agvm", "ef", "econtrol", "powersgd"])
+def test_a_state_without_its_type_or_of_others_is_refused(name, gradients, params):
+    tx, rows = protocol.as_optax(ALL[name], 8), gradients(1)[0]
+    with pytest.raises(ValueError, match=r"its state is a dict, not AggregatorState"):
+        tx.update(rows, tx.init(params)._asdict(), params)
+    if name != "agvm":  # which keeps nothing of a replica or a parameter
+        for other in (
+            tx.init(jax.tree.map(lambda p: p[..., :1], params)),
+            protocol.as_optax(ALL[name], 4).init(params),
+        ):
+            with pytest.raises(ValueError, match="its state is of other parameters or replicas"):
+                tx.update(rows, other, params)
+
+
 @pytest.mark.parametrize(
     "name",
     ["ef topk", "ef sign", "ef21", "econtrol", "powersgd"],

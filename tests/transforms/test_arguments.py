@@ -1,11 +1,15 @@
 """Bad arguments raise ValueError, at the earliest possible moment, and the message names the argument."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import lbopt
+from lbopt.types import UNSET
 
 NAN, INF = float("nan"), float("inf")
 TRUST, MOMENTS = lbopt.scale_by_layerwise_trust_ratio, lbopt.scale_by_lamb_moments
@@ -119,3 +123,8 @@ def test_traced_values_are_let_through():
 
     traced = jax.jit(first_update)(0.1, 0.2, 0.9)
     assert np.allclose(traced, first_update(0.1, 0.2, 0.9), rtol=1e-6, atol=0)
+
+
+def test_what_was_not_given_stays_so_in_another_process():
+    """A sweep that pickles a transform, or a copy of its arguments, has its defaults."""
+    assert pickle.loads(pickle.dumps(UNSET)) is copy.deepcopy(UNSET) is UNSET

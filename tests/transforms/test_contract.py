@@ -386,6 +386,25 @@ def test_params_none(name):
         assert_identical(tx.update(gradient, tx.init(params), None), tx.update(gradient, tx.init(params), params))
 
 
+def without_types(state):
+    """Return a state as Orbax restores it without a target: dictionaries and lists."""
+    if hasattr(state, "_asdict"):
+        return {name: without_types(part) for name, part in state._asdict().items()}
+    return [without_types(part) for part in state] if isinstance(state, tuple) else state
+
+
+@each
+def test_a_state_without_its_types_or_of_other_parameters_is_refused_in_one_line(name):
+    tx, params, gradient = make(name), tree_of(0), tree_of(100)
+    state = tx.init(params)
+    if name not in ("clip", "normalize", "add_weight_decay", "monitor"):  # which read nothing of it
+        with pytest.raises(ValueError, match=r"its state is a dict, not \w+State: .*as its target$"):
+            tx.update(gradient, without_types(state), params)
+    if any(leaf.shape == params["first"]["kernel"].shape for leaf in jax.tree.leaves(state)):
+        with pytest.raises(ValueError, match=r"updates at 'last/bias' have shape \(3,\), the parameter has \(1,\)"):
+            tx.update(gradient, tx.init({**params, "last": {**params["last"], "bias": jnp.ones(1)}}), params)
+
+
 @each
 def test_input_trees_are_not_changed(name):
     tx, params, gradient = make(name), tree_of(0), tree_of(100)

@@ -173,7 +173,9 @@ def test_an_average_of_other_parameters_is_refused():
 
 
 def test_metrics_come_out_of_what_orbax_restored_without_a_target(tmp_path):
-    tx = optax.chain(lbopt.skip_bad_updates(lbopt.lamb(optax.constant_schedule(0.5))), lbopt.monitor_layers())
+    lans = lbopt.lans(0.5, weight_decay=0.1)  # its fields are in another order than their names
+    guarded = lbopt.skip_bad_updates(lbopt.lamb(optax.constant_schedule(0.5)))
+    tx = optax.chain(guarded, lans, lbopt.monitor_layers())
     _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", state)
