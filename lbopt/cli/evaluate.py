@@ -20,6 +20,7 @@ from lbopt.recipes import build
 from lbopt.shown import show
 from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, restore_chosen
+from lbopt.train.loop import check_vocabulary
 from lbopt.train.progress import said_by_first
 from lbopt.train.run import Run
 from lbopt.train.writers import finite
@@ -77,6 +78,7 @@ def _restore(config: TrainConfig, folder: str, which: str, job: Alone) -> tuple[
     if saved is None:
         raise UserError(f"--workdir = {folder!r}: no run is there; run lbopt train first")
     plan = build.build(with_vocabulary(_as_saved(config, saved), folder), trains=False)
+    check_vocabulary(plan, workdir)
     with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True, job=job) as checkpoints:
         shapes = lambda step: plan.phase_at(step).shapes()  # noqa: E731
         return plan, restore_chosen(checkpoints, which, shapes, said_by_first(job))

@@ -22,6 +22,7 @@ from lbopt.recipes import build, initial, language_model, networks
 from lbopt.shown import show
 from lbopt.train import bucket, environment, workdir as workdirs
 from lbopt.train.checkpoint import Checkpoints, restore_chosen
+from lbopt.train.loop import check_vocabulary
 from lbopt.train.progress import said_by_first
 from lbopt.train.run import Run
 
@@ -50,6 +51,7 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
         fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"
         require(config.model.name in HUGGINGFACE_MODELS, "config.model.name", config.model.name, fix)
     plan = build.build(on_one_device(with_vocabulary(config, str(workdir))), trains=False)
+    check_vocabulary(plan, workdir)
     state = _restore(plan, workdir, given.get("checkpoint", "latest"))
     averaged = config.optimizer.ema_decay is not None
     if averaged:

@@ -19,7 +19,7 @@ from lbopt.config.phase import as_of_phase2
 from lbopt.config.train import TrainConfig
 from lbopt.data.arrays import Dataset
 from lbopt.data.batches import TrainBatches
-from lbopt.data.vocabulary import TextNormalization
+from lbopt.data.vocabulary import Vocabulary
 from lbopt.errors import UserError, require, require_choice
 from lbopt.parallel import mesh as meshes, shards, step as steps
 from lbopt.parallel.aggregation import Aggregation
@@ -133,7 +133,7 @@ def _build_phase(
         first_step=first_step,
         first_example=first_example,
         vocabulary=problem.vocabulary,
-        check_start=lambda: _check_start(config, shapes(), problem.vocabulary.normalization),
+        check_start=lambda: _check_start(config, shapes(), problem.vocabulary),
         enter=_entering(tx, train_step, keep_optimizer) if before else None,
         damaged=lambda: _damaged(train, validation),
         target=_target(config),
@@ -272,10 +272,10 @@ def _read_initial(config: TrainConfig, shapes: TrainState) -> tuple[types.Params
     return params, initial.merged(known, stats, config.model, place)[0]
 
 
-def _check_start(config: TrainConfig, shapes: TrainState, normalization: TextNormalization | None) -> None:
+def _check_start(config: TrainConfig, shapes: TrainState, vocabulary: Vocabulary) -> None:
     """Look at what the run starts from before anything is compiled."""
     if config.init_from is not None:
-        initial.check_text(config.init_from, normalization)
+        initial.check_text(config.init_from, vocabulary)
         _read_initial(config, shapes)
 
 

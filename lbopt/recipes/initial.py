@@ -6,7 +6,7 @@ import contextlib
 import json
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 import jax
@@ -14,7 +14,15 @@ import numpy as np
 
 from lbopt import tree, typed_json, types
 from lbopt.config.model import ModelConfig
-from lbopt.data.vocabulary import VOCABULARY, Normalization, TextNormalization, stated_normalization
+from lbopt.data.vocabulary import (
+    VOCABULARY,
+    Normalization,
+    TextNormalization,
+    Vocabulary,
+    find_vocabulary,
+    read_vocabulary,
+    stated_normalization,
+)
 from lbopt.errors import EnvironmentProblem, UserError, brief, require
 from lbopt.interchange import files, huggingface, native
 from lbopt.models import bert
@@ -107,16 +115,18 @@ def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
     return dict(variables), getattr(network, "activation", None)
 
 
-def check_text(place: str, normalization: TextNormalization | None) -> None:
-    """Raise `UserError` if it is known that what a run starts from was trained on text that was changed in another way.
+def check_text(place: str, vocabulary: Vocabulary) -> None:
+    """Raise `UserError` if it is known that what a run starts from was trained on text that was changed or cut in another way.
 
     Args:
       place: see `read`.
-      normalization: that of the run's data; None if they are no pieces of text.
+      vocabulary: that of the run's data.
     """
-    if normalization is None:
-        return
     with opened(place) as path:
+        if vocabulary.pieces and path.is_dir():
+            _check_pieces(path, place, vocabulary.pieces)
+        if (normalization := vocabulary.normalization) is None:
+            return
         with _naming(place):
             stated, source = _stated_text(path)
         known = TextNormalization(**stated)
@@ -127,6 +137,22 @@ def check_text(place: str, normalization: TextNormalization | None) -> None:
                 f"config.init_from = {place!r}: {source} says {names[0]} = {theirs}, and the data have {ours}; cut text as the "
                 "network knows it: prepare it with this vocabulary, or leave config.data.lowercase and vocab_file None"
             )
+
+
+def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
+    """Raise `UserError` if a piece has another number in the vocabulary beside a network; [unused...] may have become any."""
+    file, theirs = find_vocabulary(path), []
+    if file is not None:
+        with contextlib.suppress(UserError):  # of one that lbopt cannot read nothing is known
+            theirs = read_vocabulary(file)
+    pairs = list(zip(theirs, ours, strict=False))
+    wrong = [number for number, (a, b) in enumerate(pairs) if a != b and not re.fullmatch(r"\[unused\d+\]", a)]
+    if wrong:
+        said = " and the data have ".join(map(brief, pairs[wrong[0]]))
+        raise UserError(
+            f"config.init_from = {brief(place)}: piece {wrong[0]} is {said} ({len(wrong)} differ); prepare the data with {file}, or "
+            "start from a network that learned their vocabulary"
+        )
 
 
 def _stated_text(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path | None]:

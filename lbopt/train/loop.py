@@ -13,7 +13,7 @@ import jax
 
 from lbopt import metrics as metric_pairs, types
 from lbopt.data.batches import train_iterator
-from lbopt.errors import Preempted, UserError, require
+from lbopt.errors import EnvironmentProblem, Preempted, UserError, require
 from lbopt.job.member import STARTING, Alone
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
@@ -95,15 +95,25 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
 
 def _keep_vocabulary(run: Run, workdir: pathlib.Path) -> None:
     """Write the vocabulary into a workdir; refuse to go on with another one."""
+    check_vocabulary(run, workdir)
+    for name, content in run.vocabulary.files().items():
+        if not (workdir / name).exists():
+            workdirs.write_text(workdir / name, content)
+
+
+def check_vocabulary(run: Run, workdir: pathlib.Path) -> None:
+    """Raise `UserError` if the data of a run have another vocabulary than the one that its workdir keeps."""
     for name, content in run.vocabulary.files().items():
         file = workdir / name
-        if not file.exists():
-            workdirs.write_text(file, content)
-            continue
-        with workdirs.writing(file):
-            kept = read_regular(file)
-        fix = f"the run there began with another {name} than its data have now; use the data of then, or another --workdir"
-        require(kept == content.encode("utf-8", "backslashreplace"), "--workdir", str(workdir), fix)
+        if file.exists():
+            try:
+                kept = read_regular(file)
+            except OSError as error:
+                raise EnvironmentProblem(
+                    f"{file} cannot be read ({error.strerror}); mend it, or use another --workdir"
+                ) from error
+            fix = f"the run there began with another {name} than its data have now; use the data of then, or another --workdir"
+            require(kept == content.encode("utf-8", "backslashreplace"), "--workdir", str(workdir), fix)
 
 
 def _say_if_broken(history: History, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from lbopt.cli import main
 from lbopt.cli.arguments import load_config
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
-from lbopt.data.vocabulary import UNCASED
+from lbopt.data.vocabulary import UNCASED, Vocabulary
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.interchange import huggingface, native
 from lbopt.models import bert
@@ -128,6 +128,16 @@ def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, lea
         load(file, places["safetensors"]).check_start()
 
 
+def test_words_with_other_numbers_are_refused(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[unused1]\nthe\nof\n")
+    initial.check_text(str(tmp_path), Vocabulary(("[PAD]", "leukemia", "the", "of", "more")))
+    said = r"^config.init_from = .*: piece 2 is 'the' and the data have 'of' \(2 differ\); prepare the data with .*vocab.txt"
+    with pytest.raises(UserError, match=said):
+        initial.check_text(str(tmp_path), Vocabulary(("[PAD]", "[unused1]", "of", "the"), UNCASED))
+    (tmp_path / "vocab.txt").write_text("the\nthe\n")  # of one that is not read nothing is known
+    initial.check_text(str(tmp_path), Vocabulary(("the", "of"), UNCASED))
+
+
 def test_a_run_does_not_go_on_with_another_vocabulary(file, learned, tmp_path, capsys):
     workdir = shutil.copytree(learned, tmp_path / "run")
     for name in ("tokenizer_config.json", "vocab.txt"):
@@ -136,6 +146,13 @@ def test_a_run_does_not_go_on_with_another_vocabulary(file, learned, tmp_path, c
         capsys.readouterr()
         assert main.main(["train", f"--config={file}", f"--workdir={workdir}"]) == 2
         assert f"--workdir = '{workdir}': the run there began with another {name}" in capsys.readouterr().err
+        if name == "vocab.txt":
+            for command in (
+                ["evaluate", f"--config={file}"],
+                ["export", "--format=huggingface", f"--output={tmp_path}/out"],
+            ):
+                assert main.main([*command, f"--workdir={workdir}"]) == 2
+                assert "the run there began with another vocab.txt" in capsys.readouterr().err
         (workdir / name).unlink()  # as if an earlier version had begun
         assert main.main(["train", f"--config={file}", f"--workdir={workdir}"]) == 0
         assert (workdir / name).read_text() == before
