@@ -27,7 +27,9 @@ Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer that a program can take further."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Finite = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+"""A number with which a program can compute: its square is finite too."""
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e308)]
 Exponent = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 _Kind = TypeVar("_Kind")
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
-from lbopt.typed_json import Exponent, Int, Positive, Size, convert
+import msgspec
 
-_Number = Int | float | None
+from lbopt.typed_json import Exponent, Finite, Int, Positive, Size, convert
+
+_Number = Finite | None
 _Numbers = list[_Number]
 _Perplexity = Positive | None
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)] | None
 
 
 class _Curve(TypedDict, total=False):
@@ -42,16 +45,16 @@ class _Always(TypedDict):
     global_batch_size: Size
     fidelity: Positive
     steps: Positive
-    warmup_steps: float
-    learning_rate: float
+    warmup_steps: Finite
+    learning_rate: Finite
     learning_rate_factor: Positive
-    warmup_factor: float
-    weight_decay_factor: float
+    warmup_factor: Finite
+    weight_decay_factor: Finite
     seed: Int
-    train_accuracy: _Number
-    validation_accuracy: _Number
+    train_accuracy: _Share
+    validation_accuracy: _Share
     validation_loss: _Number
-    test_accuracy: _Number
+    test_accuracy: _Share
     diverged: bool | Literal[0, 1]
 
 
@@ -62,9 +65,9 @@ class Line(_Always, total=False):
     optimizer: str
     scaling_rule: str
     warmup_rule: str
-    weight_decay: float
-    steps_run: float
-    examples_seen: float
+    weight_decay: Finite
+    steps_run: Finite
+    examples_seen: Finite
     train_loss: _Number
     test_loss: _Number
     train_perplexity: _Perplexity
@@ -81,11 +84,11 @@ class Line(_Always, total=False):
     evaluations: dict[str, _Numbers] | None
     probes: dict[str, _Numbers | dict[str, _Numbers]] | None
     noise_scale: _Number
-    seconds: float
+    seconds: Finite
 
 
 class _Series(TypedDict):
-    step: list[float]
+    step: list[Finite]
 
 
 REQUIRED = tuple(_Always.__annotations__)

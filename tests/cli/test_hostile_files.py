@@ -18,13 +18,14 @@ from lbopt.recipes import initial
 from lbopt.report import page
 from lbopt.sweep.parts import Parts
 from lbopt.sweep.results import read_results
+from lbopt.sweep.row import check_row
 from lbopt.train import bucket, seal as seals, workdir as workdirs
 from lbopt.train.mllog import MlperfLog
 from lbopt.train.seal import Seal
 from lbopt.train.writers import read_lines
 
 MISSING = object()
-VALUES = (MISSING, None, [], {}, "hostile", 7, -1, 1.5, True, ["x"], {"x": None}, 1e30, 10**30)
+VALUES = (MISSING, None, [], {}, "hostile", 7, -1, 1.5, True, ["x"], {"x": None}, 1e30, 10**30, 2**63 - 1, float("inf"))
 DEEP = "[" * 10**5
 
 
@@ -182,6 +183,14 @@ def test_results(study, tmp_path, report):
     for path, value, edited in some(accepted, 8):
         file.write_text("".join(json.dumps(row) + "\n" for row in edited))
         report(folder, path, value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("steps", float("inf")), ("test_accuracy", 2**63 - 1), ("distance", 1e300)]
+)
+def test_numbers_of_which_no_figure_can_be_drawn(field, value, study):
+    with pytest.raises(ValueError, match=f"{field}: expected "):
+        check_row({**rows_of(study)[1][0], field: value})
 
 
 def test_metrics(trained, tmp_path, report):
