@@ -143,18 +143,45 @@ def _check_jax() -> None:
     try:
         import jax
     except ValueError as error:
-        said = str(error).upper()
-        names = [name for name in os.environ if name.startswith("JAX_") and name in said]
-        if not names:
+        named = [name for name in os.environ if _names(str(error), name)]
+        if not named:
             raise
         raise EnvironmentProblem(
-            f"{names[0]} = {os.environ[names[0]]!r}: JAX does not take it; unset it, or give another value"
+            f"{named[0]} = {os.environ[named[0]]!r}: JAX does not take it; unset it, or give another value"
         ) from error
-    cache = jax.config.values["jax_compilation_cache_dir"]
+    values = jax.config.values
+    cache = values["jax_compilation_cache_dir"]
     if cache and paths.is_address(cache) and not re.match("(gs|s3)://[^/]", cache):
         raise EnvironmentProblem(f"JAX_COMPILATION_CACHE_DIR = {cache!r}: give a folder of this machine, or gs://...")
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        raise EnvironmentProblem("JAX_DISABLE_JIT is set, and steps are compiled here; unset it")
+    for name, ends, why in _UNUSABLE:
+        value = values.get(name)
+        if value and ends in (None, value):
+            raise EnvironmentProblem(f"{name.upper()} = {value}: {why}; unset it")
+    if dump := values.get("jax_dump_ir_to"):
+        try:
+            paths.local(dump, "JAX_DUMP_IR_TO").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"JAX_DUMP_IR_TO = {dump!r}: {error.strerror}; unset it, or give a folder"
+            ) from error
+
+
+_UNUSABLE = (
+    ("jax_disable_jit", None, "steps are compiled here"),
+    ("jax_no_execution", None, "steps are run here"),
+    ("jax_no_tracing", None, "steps are compiled here"),
+    ("jax_transfer_guard", "disallow_explicit", "batches have to come onto the devices"),
+    ("jax_array_garbage_collection_guard", "fatal", "JAX itself would end the process"),
+    ("jax_random_seed_offset", None, "seeds are those of the config"),
+)
+"""Settings of JAX, the value that cannot be (None: any but the default), and why."""
+
+
+def _names(said: str, name: str) -> bool:
+    """Return whether what JAX says about its settings is about a variable; of a number it says only that it is none."""
+    if not name.startswith(("JAX_", "JAX2TF_")):
+        return f"'{name}'" in said
+    return name in said.upper().replace(".", "_") or f"base 10: {os.environ[name]!r}" in said
 
 
 def _leave(job: member.Alone, code: int, line: str) -> None:

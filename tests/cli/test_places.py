@@ -236,7 +236,12 @@ def test_what_is_no_address_is_taken(tmp_path, monkeypatch):
     assert paths.local_or_bucket("gs://bucket/run//", "--workdir") == "gs://bucket/run"
     too_long = (("n" * 256, "255 bytes at most"), ("a/" + "\u00e9" * 128, "use a shorter"), ("d/" * 2048, "paths 4095"))
     assert paths.local("n" * 255 + f"/{'d' * 31}" * 120, "--workdir").parts[-1] == "d" * 31
-    for path, fix in (("d/" * 600, "than 500 folders"), ("~nobody-here/run", "write the path out"), ("a\0b", "null character"), *too_long):
+    for path, fix in (
+        ("d/" * 600, "than 500 folders"),
+        ("~nobody-here/run", "write the path out"),
+        ("a\0b", "null character"),
+        *too_long,
+    ):
         with pytest.raises(UserError, match=fix):
             paths.local(path, "--workdir")
     for path in ("gs://bucket/run[1]", "gs://bucket/run*"):

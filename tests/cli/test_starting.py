@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from lbopt import __version__
@@ -85,7 +86,7 @@ def test_version(capsys):
         ("JAX_ENABLE_X64", "maybe"),
         ("JAX_DEFAULT_PRNG_IMPL", "nope"),
         ("JAX_NUM_CPU_DEVICES", "abc"),
-        ("JAX_DISABLE_JIT", "1"),
+        ("JAX_NO_EXECUTION", "1"),
         ("XLA_FLAGS", "--xla_force_host_platform_device_count=2 --xla_nope=1"),
     ],
 )
@@ -96,6 +97,41 @@ def test_a_setting_that_jax_does_not_take_is_named(name, value):
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"lbopt doctor: {name} ")
     assert "unset it" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("CHECK_VMA", "nope", "invalid truth value 'nope' for environment 'CHECK_VMA'"),
+        ("JAX_SERIALIZATION_VERSION", "nope", "invalid literal for int() with base 10: 'nope'"),
+        ("JAX_DEFAULT_DEVICE", "nope", "jax.default_device must be passed either a Device object ... got: 'nope'"),
+    ],
+)
+def test_a_setting_is_known_by_what_jax_says(name, value, said, monkeypatch):
+    monkeypatch.setenv(name, value)
+    assert [one for one in os.environ if main._names(said, one)] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("jax_dump_ir_to", "/dev/null/dumped", "'/dev/null/dumped': Not a directory; unset it, or give a folder"),
+        ("jax_random_seed_offset", 3, "3: seeds are those of the config; unset it"),
+        (
+            "jax_transfer_guard",
+            "disallow_explicit",
+            "disallow_explicit: batches have to come onto the devices; unset it",
+        ),
+    ],
+)
+def test_a_setting_with_which_nothing_would_run_is_named(name, value, said):
+    before = jax.config.values[name]
+    jax.config.update(name, value)
+    try:
+        with pytest.raises(EnvironmentProblem, match=f"^{name.upper()} = {said}$"):
+            main._check_jax()
+    finally:
+        jax.config.update(name, before)
 
 
 @pytest.mark.parametrize(
