@@ -26,6 +26,7 @@ from lbopt.data.records import default_data_dir, prepare_command
 from lbopt.data.text import Document
 from lbopt.data.vocabulary import UNCASED, Normalization, TextNormalization, read_vocabulary, save_vocabulary
 from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.regular import open_regular
 
 FORMAT = 1
 """Of a store on disk; one of another format is not read."""
@@ -255,6 +256,8 @@ def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) 
         tokens = _map(folder / "tokens.bin", np.dtype(found["token_dtype"]), found["tokens"])
         sentences = _map(folder / "sentences.bin", _INT64, found["sentences"])
         documents = _map(folder / "documents.bin", _INT64, found["documents"] + 1)
+    if documents[0] != 0 or documents[-1] != found["tokens"] or np.any(documents[1:] <= documents[:-1]):
+        raise EnvironmentProblem(f"{folder / 'documents.bin'} is damaged; copy the whole folder again")
     pieces = read_vocabulary(folder / "vocab.txt")
     normalization = TextNormalization(**found.get("normalization", {}))  # earlier versions lowercased all text
     return TokenStore(tokens, sentences, documents, None, tuple(pieces), found["made_from"], normalization)
@@ -321,7 +324,8 @@ def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _to_disk(file: IO[bytes]) -> None:

@@ -144,6 +144,7 @@ def test_config_json_of_a_study(study, tmp_path, report):
         (("config", "arms"), []),
         (("config", "global_batch_sizes"), []),
         (("config", "search", "method"), "hostile"),
+        (("config", "train", "num_epochs"), float("nan")),
         (("config", "search", "learning_rate_factors"), []),
         (("config", "arms", 0, "schedule"), MISSING),
         (("config", "final_seeds"), MISSING),

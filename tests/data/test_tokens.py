@@ -200,6 +200,24 @@ def test_another_vocabulary_file_is_noticed(tmp_path):
         open_store(tmp_path / "store")
 
 
+@pytest.mark.parametrize("device", ["/dev/zero", None])
+def test_no_fifo_and_no_device_is_read_in_the_place_of_the_vocabulary(device, tmp_path):
+    write(tmp_path / "store", make_documents())
+    file = tmp_path / "store/vocab.txt"
+    file.unlink()
+    file.symlink_to(device) if device else os.mkfifo(file)
+    with pytest.raises(EnvironmentProblem, match=r"cannot be read: .*, not a regular file"):
+        open_store(tmp_path / "store")
+
+
+def test_documents_that_do_not_follow_each_other_are_damaged(tmp_path):
+    write(tmp_path / "store", make_documents())
+    file = tmp_path / "store/documents.bin"
+    file.write_bytes(bytes(file.stat().st_size - 8) + file.read_bytes()[-8:])
+    with pytest.raises(EnvironmentProblem, match=r"documents.bin is damaged; copy the whole folder again"):
+        open_store(tmp_path / "store")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', "{}"])
 def test_a_damaged_description_is_named(tmp_path, text):
     write(tmp_path / "store", make_documents())

@@ -81,6 +81,8 @@ def _check_saved(config: Mapping[str, Any]) -> None:
         require(names and len(set(names)) == len(names), "config.arms", names, "one arm or more, each of its own name")
         ascending = sizes and sizes[0] > 0 and sizes == sorted(set(sizes))
         require(ascending, "config.global_batch_sizes", sizes, "one size or more, ascending")
+        epochs, fix = study.train.num_epochs, "give a number of epochs, or None"
+        require(epochs is None or 1e-9 < epochs < 1e9, "config.train.num_epochs", epochs, fix)
         for search in (study.search, *(arm.search for arm in study.arms if arm.search)):
             validate_search(search, "config.search")
     except UserError as error:
