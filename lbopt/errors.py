@@ -33,8 +33,11 @@ class Preempted(RuntimeError):
 
 
 def brief(value: Any, most: int = 300) -> str:
-    """Return the `repr` of a value; of one that is long, a file's for instance, the beginning and the end."""
-    text = repr(value)
+    """Return the `repr` of a value in one line; the shape of an array; the beginning and the end of what is long, a file's for instance."""
+    shape = getattr(value, "shape", None)
+    if shape and hasattr(value, "dtype"):
+        return f"an array of shape {shape}"
+    text = " ".join(line.strip() for line in repr(value).splitlines())
     return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 6 :]}"
 
 

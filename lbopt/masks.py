@@ -287,14 +287,14 @@ def resolve_mask(
         from `params`, or if a leaf of it is not a bool.
     """
     if isinstance(mask, str):
-        raise ValueError(f"{argument} = {mask!r}: {_meant(mask)}")
+        raise ValueError(f"{argument} = {tree.said(mask)}: {_meant(mask)}")
     if isinstance(mask, (int, float)) and not isinstance(mask, bool):
-        raise ValueError(f"{argument} = {mask!r}: give True, False, None, a pytree of bools, or a callable")
+        raise ValueError(f"{argument} = {tree.said(mask)}: give True, False, None, a pytree of bools, or a callable")
     if isinstance(mask, types.Unset):
         mask = weights_only
     if isinstance(mask, (RoleMask, PathMask)) and tree.leaf_names(params) == [""]:
         raise ValueError(
-            f"{argument} = {mask!r}: params are one array of shape {jnp.shape(params)} without a name: put it into a dict, "
+            f"{argument} = {tree.said(mask)}: params are one array of shape {jnp.shape(params)} without a name: put it into a dict, "
             f'{{"kernel": array}}, or pass {argument}=None (touch it) or {argument}=False (leave it)'
         )
     if mask is None or isinstance(mask, bool):
@@ -320,7 +320,7 @@ def resolve_mask(
 def _meant(mask: str) -> str:
     if mask == "as_weight_decay":
         return "only lbopt.lamb and lbopt.lars know it; pass the mask of the decay again"
-    return f"for a pattern say lbopt.select_paths({mask!r})"
+    return f"for a pattern say lbopt.select_paths({tree.said(mask)})"
 
 
 def resolve_split(sharded_mask: types.Mask, axis_name: types.AxisName, params: types.Params) -> Split:

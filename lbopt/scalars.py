@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_LARGEST = float(np.finfo(np.float32).max)
+from lbopt import tree
+
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_number(value: Any) -> bool:
@@ -67,8 +69,8 @@ def checked(
     value = known(value)
     if traced and is_traced(value):
         return value
-    if not is_number(value) or not abs(value) <= _LARGEST or not fits(value):
-        raise ValueError(f"{argument} = {value!r}: give {wanted}")
+    if not is_number(value) or not abs(value) <= LARGEST or not fits(value):
+        raise ValueError(f"{argument} = {tree.said(value)}: give {wanted}")
     return value
 
 

@@ -176,7 +176,7 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
         return jax.tree.map(lambda _: LayerAxes(0), params)
     if isinstance(stacked, (str, bool, int)):
         raise ValueError(
-            f"stacked = {stacked!r}: give a predicate (path, leaf) -> bool, for instance lbopt.stacked_paths('^layers/'), or None"
+            f"stacked = {tree.said(stacked)}: give a predicate (path, leaf) -> bool, for instance lbopt.stacked_paths('^layers/'), or None"
         )
     if tree.is_function(stacked):
         if isinstance(stacked, StackedPaths):
@@ -189,7 +189,7 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
         counts = tree.map_with_name(_layer_axes, tree.spread(stacked, params, "stacked"), params)
     if jax.tree.leaves(params) and not any(jax.tree.leaves(counts)):
         raise ValueError(
-            f"stacked = {stacked!r} marks none of the parameters ({tree.some(tree.leaf_names(params))}): pass stacked=None if there are no stacks"
+            f"stacked = {tree.said(stacked)} marks none of the parameters ({tree.some(tree.leaf_names(params))}): pass stacked=None if there are no stacks"
         )
     return counts
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lbopt import types
+from lbopt import errors, types
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -81,10 +81,7 @@ def said(value: Any) -> str:
     >>> said(True), said(np.zeros((1000, 2)))
     ('True', 'an array of shape (1000, 2)')
     """
-    if getattr(value, "shape", ()):
-        return f"an array of shape {value.shape}"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return errors.brief(value)
 
 
 def spread(given: types.PyTree, params: types.Params, argument: str) -> types.PyTree:

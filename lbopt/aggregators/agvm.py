@@ -93,7 +93,7 @@ def agvm(
     if stop is not None:
         arguments.require_whole("stop", stop, start)
     if not arguments.is_number(alpha) or not 0 <= alpha <= 1:
-        raise ValueError(f"alpha = {alpha!r}: give a number in [0, 1]")
+        raise ValueError(f"alpha = {tree.said(alpha)}: give a number in [0, 1]")
     arguments.require_bounds("clip", clip)
     arguments.require_above("eps", eps, 0)
     arguments.require_at_least("adam_eps", adam_eps, 0)
@@ -109,7 +109,7 @@ def agvm(
             return AggregatorState(shared=per_path.UNKNOWN)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
         if anchor not in modules:
-            raise ValueError(f"anchor = {anchor!r}: use one of the modules {sorted(modules)}")
+            raise ValueError(f"anchor = {tree.said(anchor)}: use one of the modules {sorted(modules)}")
         ones = {module: jnp.ones((), jnp.float32) for module in modules}
         nans = {module: jnp.full((), jnp.nan, jnp.float32) for module in modules}
         return AggregatorState(shared=AgvmState(jnp.zeros((), jnp.int32), ones, nans))

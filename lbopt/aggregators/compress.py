@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lbopt import tree
 from lbopt.aggregators import wire
 from lbopt.aggregators.group import Group, Shares, largest, matrix_width
 from lbopt.aggregators.quantize import Format, quantize
@@ -100,7 +101,7 @@ class Compressor:
 def require_compressor(value: Any) -> None:
     """Raise ValueError unless the value is a `Compressor`."""
     if not isinstance(value, Compressor):
-        raise ValueError(f"compressor = {value!r}: give one of lbopt.aggregators.compress, such as topk(0.01)")
+        raise ValueError(f"compressor = {tree.said(value)}: give one of lbopt.aggregators.compress, such as topk(0.01)")
 
 
 def identity() -> Compressor:
@@ -302,14 +303,14 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
 def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     """Return n -> k."""
     if (fraction is None) == (k is None):
-        raise ValueError(f"fraction = {fraction!r}, k = {k!r}: give one of both")
+        raise ValueError(f"fraction = {tree.said(fraction)}, k = {tree.said(k)}: give one of both")
     if k is not None:
         arguments.require_whole("k", k, 1)
         wanted = int(k)
         return lambda n: min(n, wanted)
     part = fraction
     if not arguments.is_number(part) or part is None or not 0 < part <= 1:
-        raise ValueError(f"fraction = {part!r}: give a number in (0, 1]")
+        raise ValueError(f"fraction = {tree.said(part)}: give a number in (0, 1]")
     return lambda n: min(n, max(1, math.ceil(part * n - 1e-9)))
 
 

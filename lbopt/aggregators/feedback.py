@@ -171,6 +171,7 @@ def _feedback(
       averaged: (gradient, memory, whether it is the first step) -> what takes the gradient's place.
       dense_start: let the estimate begin as the first gradient.
     """
+    dense_start = arguments.require_flag("dense_start", dense_start)
     mirrors = "estimate" in kept
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:

@@ -249,8 +249,9 @@ def as_optax(
         without that axis.
     """
     devices = 1 if mesh is None else mesh.size
-    if num_replicas < 1 or num_replicas % devices:
-        raise ValueError(f"num_replicas = {num_replicas!r}: give a multiple of the {devices} devices of the mesh")
+    arguments.require_whole("num_replicas", num_replicas, 1)
+    if num_replicas % devices:
+        raise ValueError(f"num_replicas = {num_replicas}: give a multiple of the {devices} devices of the mesh")
     if mesh is not None and (len(mesh.axis_names) != 1 or mesh.axis_types != (AxisType.Auto,)):
         raise ValueError(f"mesh = {mesh!r}: give one with a single axis of AxisType.Auto, as lbopt.make_mesh makes")
     axis = None if mesh is None else mesh.axis_names[0]

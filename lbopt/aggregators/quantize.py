@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lbopt import tree
 from lbopt.transforms import arguments
 
 Overflow = Literal["inf", "saturate", "cpd"]
@@ -50,7 +51,7 @@ class Format:
         for name, low, high in (("exponent_bits", 2, _EXPONENT), ("mantissa_bits", 0, _MANTISSA)):
             value = getattr(self, name)
             if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not low <= value <= high:
-                raise ValueError(f"{name} = {value!r}: give a whole number from {low} to {high}")
+                raise ValueError(f"{name} = {tree.said(value)}: give a whole number from {low} to {high}")
 
     @property
     def bits(self) -> int:
@@ -138,7 +139,9 @@ def float_quantize(
     to = Format(exponent_bits, mantissa_bits)
     arguments.require_choice("rounding", rounding, ROUNDINGS)
     if (rounding == "stochastic") != (key is not None):
-        raise ValueError(f"key = {key!r}: stochastic rounding draws from a key of jax.random, and nothing else does")
+        raise ValueError(
+            f"key = {tree.said(key)}: stochastic rounding draws from a key of jax.random, and nothing else does"
+        )
     noise = None if key is None else jax.random.bits(key, jnp.shape(x), jnp.uint32)
     return quantize(x, to, overflow, noise)
 

@@ -10,12 +10,12 @@ from typing import Any
 from lbopt.cli import arguments
 from lbopt.config import TrainConfig, checks
 from lbopt.config.model import BATCH_NORMED
+from lbopt.config.optimizer import resolve_clip
 from lbopt.config.parallel import ParallelConfig
 from lbopt.job.member import STARTING, Alone
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.recipes import build
-from lbopt.recipes.optimizers import resolve_clip
 from lbopt.shown import show
 from lbopt.train import bucket, environment, loop, workdir as workdirs
 from lbopt.train.checkpoint import check_name, is_begun

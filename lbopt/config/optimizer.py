@@ -71,6 +71,15 @@ class OptimizerConfig:
     monitor_layers: bool = False
 
 
+def resolve_clip(config: OptimizerConfig) -> float | None:
+    """Return the norm that gradients are clipped to, the config's or the variant's; None for no clipping."""
+    if config.clip_stage == "none":
+        return None
+    if config.max_grad_norm is None and config.name in VARIANTS:
+        return VARIANTS[config.name][config.variant].options.get("max_grad_norm")
+    return config.max_grad_norm
+
+
 def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
     """Check the optimizer's fields."""
     require_choice(f"{prefix}.name", optimizer.name, OPTIMIZERS)
@@ -105,7 +114,11 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
             optimizer.max_grad_norm,
             "give a number > 0, or None for the variant's; clip_stage='none' switches clipping off",
         )
-    require_choice(f"{prefix}.clip_stage", optimizer.clip_stage, CLIP_STAGES)
+    stage = optimizer.clip_stage
+    require_choice(f"{prefix}.clip_stage", stage, CLIP_STAGES)
+    idle = stage in ("replica", "mean") and resolve_clip(optimizer) is None
+    fix = "nothing is clipped; set max_grad_norm, or leave it 'accumulated'"
+    require(not idle, f"{prefix}.clip_stage", stage, fix)
     for field in ("mu_dtype", "nu_dtype"):
         require_choice(f"{prefix}.{field}", getattr(optimizer, field), DTYPES)
     _validate_guards(optimizer, prefix)

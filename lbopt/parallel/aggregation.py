@@ -9,6 +9,7 @@ device of a slice sends the same.
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import jax
@@ -47,7 +48,8 @@ class Aggregation:
     def __init__(
         self, aggregator: Aggregator, mesh: Mesh | None, replicas_per_device: int = 1, over: str | int = "replicas"
     ):
-        require(replicas_per_device >= 1, "replicas_per_device", replicas_per_device, "give a number >= 1")
+        whole = isinstance(replicas_per_device, numbers.Integral) and not isinstance(replicas_per_device, bool)
+        require(whole and replicas_per_device >= 1, "replicas_per_device", replicas_per_device, "give a number >= 1")
         self.aggregator, self.rows = aggregator, replicas_per_device
         self._within = _devices_summed_first(mesh, over)
         fix = "devices that are summed first have one replica each; use replicas_per_device=1"

@@ -381,7 +381,12 @@ def make_train_step(
     require(known, "aggregator", aggregator, "give one of lbopt.aggregators, lbopt.aps() for instance, or None")
     _require_float("compute_dtype", compute_dtype)
     _require_float("reduce_dtype", reduce_dtype)
+    flags = {"measure_noise": measure_noise, "shard_update": shard_update, "reduce_scatter": reduce_scatter}
+    for field, value in {**flags, "donate": donate, "key_per_replica": key_per_replica}.items():
+        require(isinstance(value, bool | np.bool_), field, value, "give True or False")
     clip = None if max_grad_norm is None else GradientClip(max_grad_norm, clip_stage)
+    fix = "nothing is clipped; give max_grad_norm too, or leave it out"
+    require(clip is not None or clip_stage in ("accumulated", "none"), "clip_stage", clip_stage, fix)
     if measure_noise and num_microsteps * replicas_per_device * mesh.size == 1:
         raise UserError(
             "measure_noise = True: one replica and one microstep make one gradient; use num_microsteps >= 2"
@@ -445,7 +450,7 @@ def _require_float(field: str, dtype: Any) -> None:
     """Raise `UserError` unless it is None or a floating-point dtype."""
     try:
         good = dtype is None or jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
-    except TypeError:
+    except (TypeError, ValueError):
         good = False
     require(good, field, dtype, "give a floating-point dtype, jnp.bfloat16 for instance, or None")
 

@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from lbopt import types
+from lbopt.config.optimizer import resolve_clip
 from lbopt.config.parallel import ParallelConfig
 from lbopt.config.phase import as_of_phase2
 from lbopt.config.train import TrainConfig
@@ -221,7 +222,7 @@ def make_step(
         mesh,
         parallel.backend,  # type: ignore[arg-type]
         parallel.num_microsteps,
-        max_grad_norm=None if stage in ("accumulated", "none") else optimizers.resolve_clip(config.optimizer),
+        max_grad_norm=None if stage in ("accumulated", "none") else resolve_clip(config.optimizer),
         clip_stage=stage,
         measure_noise=measured,
         key_per_replica=False,

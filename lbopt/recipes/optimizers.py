@@ -8,7 +8,7 @@ import jax
 import optax
 
 from lbopt import masks, types
-from lbopt.config.optimizer import OptimizerConfig
+from lbopt.config.optimizer import OptimizerConfig, resolve_clip
 from lbopt.errors import UserError
 from lbopt.transforms import (
     clipping,
@@ -70,15 +70,6 @@ def make_optimizer(
     if config.skip_limit is None:
         return tx
     return skipping.skip_bad_updates(tx, config.skip_limit, config.spike_factor)
-
-
-def resolve_clip(config: OptimizerConfig) -> float | None:
-    """Return the norm that gradients are clipped to, the config's or the variant's; None for no clipping."""
-    if config.clip_stage == "none":
-        return None
-    if config.max_grad_norm is None and config.name in VARIANTS:
-        return VARIANTS[config.name][config.variant].options.get("max_grad_norm")
-    return config.max_grad_norm
 
 
 def _clip_eps(config: OptimizerConfig) -> float:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import scalars
+from lbopt import scalars, tree
 
 DecayFn = Callable[[jax.Array], jax.Array]
 """Progress after warmup, in [0, 1] -> factor of the peak learning rate; `exponential_factor` and `step_factor` take steps."""
@@ -38,7 +38,7 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
     [1.0, 0.25, 0.0]
     """
     if not isinstance(decay, str) or decay not in DECAYS:
-        raise ValueError(f"decay = {decay!r}: use one of {', '.join(DECAYS)}")
+        raise ValueError(f"decay = {tree.said(decay)}: use one of {', '.join(DECAYS)}")
     power = scalars.checked("power", power, "a finite number > 0", lambda n: n > 0)
     end_factor = scalars.checked("end_factor", end_factor, "a number in [0, 1]", lambda n: 0 <= n <= 1)
     if power != 1 and decay != "polynomial":
@@ -65,7 +65,7 @@ def exponential_factor(decay_rate: float, steps_per_decay: float, staircase: boo
     steps_per_decay = float(scalars.checked("steps_per_decay", steps_per_decay, "a finite number > 0", lambda n: n > 0))
     decay_rate = float(scalars.checked("decay_rate", decay_rate, "a number in (0, 1]", lambda n: 0 < n <= 1))
     if not isinstance(staircase, (bool, np.bool_)):
-        raise ValueError(f"staircase = {staircase!r}: give True or False")
+        raise ValueError(f"staircase = {tree.said(staircase)}: give True or False")
 
     def factor(steps: jax.Array) -> jax.Array:
         # A hair above the quotient: in fp32 a whole number of stairs may come out just below it.
@@ -85,7 +85,7 @@ def step_factor(factor: float, boundaries: tuple[float, ...]) -> DecayFn:
     given = boundaries if isinstance(boundaries, (tuple, list)) or getattr(boundaries, "ndim", 0) == 1 else ()
     steps = [float(scalars.checked("boundaries", boundary, wanted)) for boundary in given]
     if not steps or steps != sorted(steps):
-        raise ValueError(f"boundaries = {boundaries!r}: give {wanted}")
+        raise ValueError(f"boundaries = {tree.said(boundaries)}: give {wanted}")
     factor = scalars.checked("factor", factor, "a number in (0, 1]", lambda n: 0 < n <= 1)
 
     def passed(t: jax.Array) -> jax.Array:

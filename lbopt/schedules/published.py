@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import optax
 
-from lbopt import scalars
+from lbopt import scalars, tree
 from lbopt.schedules import decay as decays
 from lbopt.schedules.warmup import warmup_schedule
 
@@ -193,7 +193,7 @@ def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
         raise ValueError("phases = (): give at least one (schedule, steps)")
     for phase in phases:
         if not isinstance(phase, tuple) or len(phase) != 2 or not callable(phase[0]):
-            raise ValueError(f"phases: {phase!r} is not a (schedule, number of steps)")
+            raise ValueError(f"phases: {tree.said(phase)} is not a (schedule, number of steps)")
     lengths = [scalars.whole("the length of a phase", length) for _, length in phases]
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths) - 1)]
     return optax.join_schedules([schedule for schedule, _ in phases], ends)
@@ -203,7 +203,7 @@ def _check_reached(argument: str, value: Any, stair: Any, total_steps: int) -> N
     """Raise ValueError for a stair that the run does not reach."""
     if scalars.known(stair) >= scalars.whole("total_steps", total_steps):
         raise ValueError(
-            f"{argument} = {value!r}: step {scalars.known(stair):g} is not one of the {total_steps} of the run, so it would have no effect; "
+            f"{argument} = {tree.said(value)}: step {scalars.known(stair):g} is not one of the {total_steps} of the run, so it would have no effect; "
             "leave it out, or train for longer"
         )
 

@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 
 import jax
 
-from lbopt import scalars
+from lbopt import scalars, tree
 
 ScalingRule = Literal["sqrt", "linear", "none"]
 Rate = TypeVar("Rate", float, jax.Array)
@@ -34,7 +34,7 @@ def scale_learning_rate(
     (0.2, 0.4)
     """
     if not isinstance(rule, str) or rule not in EXPONENTS:
-        raise ValueError(f"rule = {rule!r}: use one of {', '.join(EXPONENTS)}")
+        raise ValueError(f"rule = {tree.said(rule)}: use one of {', '.join(EXPONENTS)}")
     sizes = {"base_batch_size": base_batch_size, "global_batch_size": global_batch_size}
     base, size = (scalars.checked(name, size, "a number >= 1", lambda n: n >= 1) for name, size in sizes.items())
     rate = scalars.checked("base_learning_rate", base_learning_rate, traced=True)

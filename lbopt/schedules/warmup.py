@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import scalars
+from lbopt import scalars, tree
 from lbopt.schedules import decay as decays, plan, scaling
 
 DecayFrom = Literal["warmup_end", "start"]
@@ -125,7 +125,9 @@ def _factor(decay: decays.DecayFn, steps: jax.Array) -> jax.Array:
     except (TypeError, ValueError):
         factor = None
     if factor is None or factor.shape not in ((), steps.shape):
-        raise ValueError(f"decay = {decay!r}: it gives {found!r}; return a factor of the peak, one number")
+        raise ValueError(
+            f"decay = {tree.said(decay)}: it gives {tree.said(found)}; return a factor of the peak, one number"
+        )
     return factor
 
 
@@ -203,10 +205,10 @@ def _check_length(warmup_steps: Any, total_steps: int, start_step: Any) -> None:
 def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate) -> None:
     """Raise ValueError for arguments that do not go with the decay; `make_decay` checks those of its own."""
     if not isinstance(decay_from, str) or decay_from not in DECAY_ORIGINS:
-        raise ValueError(f"decay_from = {decay_from!r}: use one of {', '.join(DECAY_ORIGINS)}")
+        raise ValueError(f"decay_from = {tree.said(decay_from)}: use one of {', '.join(DECAY_ORIGINS)}")
     if end_learning_rate is not None and (callable(decay) or end_factor != 0):
-        other = "a decay function has an end of its own" if callable(decay) else f"end_factor = {end_factor!r}"
-        raise ValueError(f"end_learning_rate = {end_learning_rate!r} and {other}: give one of the two")
+        other = "a decay function has an end of its own" if callable(decay) else f"end_factor = {tree.said(end_factor)}"
+        raise ValueError(f"end_learning_rate = {tree.said(end_learning_rate)} and {other}: give one of the two")
     unused: dict[str, tuple[Any, Any]] = {}
     if callable(decay) or decay == "constant":
         unused = {"decay_steps": (decay_steps, None), "end_learning_rate": (end_learning_rate, None)}
@@ -217,7 +219,7 @@ def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning
     for name, (value, default) in unused.items():
         if not isinstance(value, (int, float, str, type(None))) or value != default:
             what = "a decay function" if callable(decay) else "decay = 'constant'"
-            raise ValueError(f"{name} = {value!r} with {what}: it would have no effect; leave it {default!r}")
+            raise ValueError(f"{name} = {tree.said(value)} with {what}: it would have no effect; leave it {default!r}")
 
 
 def _check_ramp(peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate) -> None:

@@ -6,7 +6,6 @@ whose values nobody can look at yet.
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +46,7 @@ def require_at_least(argument: str, value: Any, low: float) -> None:
     """Raise ValueError unless a plain number is finite and at least `low`."""
     require_scalar(argument, value)
     value = scalars.known(value)
-    if is_number(value) and not (math.isfinite(value) and value >= low):
+    if is_number(value) and not (abs(value) <= scalars.LARGEST and value >= low):
         raise ValueError(f"{argument} = {tree.said(value)}: give a finite number >= {low:g}")
 
 
@@ -61,7 +60,7 @@ def require_above(argument: str, value: Any, low: float) -> None:
     """Raise ValueError unless a plain number is finite and above `low`."""
     require_scalar(argument, value)
     value = scalars.known(value)
-    if is_number(value) and not (math.isfinite(value) and value > low):
+    if is_number(value) and not (abs(value) <= scalars.LARGEST and value > low):
         raise ValueError(f"{argument} = {tree.said(value)}: give a finite number > {low:g}")
 
 
@@ -107,7 +106,7 @@ def require_float_dtype(argument: str, dtype: Any) -> None:
         )
     try:
         known = dtype is None or (jnp.issubdtype(jnp.dtype(dtype), jnp.floating) and jnp.finfo(dtype).bits >= 16)
-    except TypeError:
+    except (TypeError, ValueError):
         known = False
     if not known:
         raise ValueError(

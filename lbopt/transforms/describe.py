@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from lbopt import masks
+from lbopt import masks, tree
 from lbopt.shown import show
 from lbopt.transforms.variants import VARIANTS, Variant
 
@@ -35,7 +35,7 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
     ...
     """
     if optimizer is not None and optimizer not in VARIANTS:
-        raise ValueError(f"optimizer = {optimizer!r}: use one of {', '.join(VARIANTS)}")
+        raise ValueError(f"optimizer = {tree.said(optimizer)}: use one of {', '.join(VARIANTS)}")
     rows = [row for name in VARIANTS if optimizer in (None, name) for row in VARIANTS[name].values()]
     if variant is None:
         show(*"\n\n".join(variants_table(name) for name in VARIANTS if optimizer in (None, name)).split("\n"))
@@ -43,7 +43,7 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
     found = [row for row in rows if row.name == variant]
     if not found:
         names = "; ".join(f"{name}: {', '.join(VARIANTS[name])}" for name in VARIANTS if optimizer in (None, name))
-        raise ValueError(f"variant = {variant!r}: use one of ({names})")
+        raise ValueError(f"variant = {tree.said(variant)}: use one of ({names})")
     show(*"\n\n".join(map(_page, found)).split("\n"))
 
 

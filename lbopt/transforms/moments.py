@@ -81,7 +81,7 @@ def scale_by_lamb_moments(
       stand still for ever. Squares below 1e-38 are 0 in both, which an eps above 1e-12 covers.
     """
     check_moments(b1, b2, eps, eps_root, mu_dtype, nu_dtype)
-    if debias != "in_state":
+    if not isinstance(debias, str) or debias != "in_state":
         debias = arguments.require_flag("debias", debias)
     grad_averaging = arguments.require_flag("grad_averaging", grad_averaging)
 

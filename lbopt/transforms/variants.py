@@ -15,7 +15,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from lbopt import masks, types
+from lbopt import masks, tree, types
+from lbopt.transforms import arguments
 
 AS_DECAYED = "as_weight_decay"
 """A `trust_ratio_mask`: the leaves that `weight_decay_mask` selects."""
@@ -362,7 +363,7 @@ def choose(optimizer: str, variant: str, **given: Any) -> dict[str, Any]:
     """
     rows = VARIANTS[optimizer]
     if not isinstance(variant, str) or variant not in rows:
-        raise ValueError(f"variant = {variant!r}: use one of {', '.join(rows)}")
+        raise ValueError(f"variant = {tree.said(variant)}: use one of {', '.join(rows)}")
     return {**rows[variant].options, **{name: value for name, value in given.items() if value is not types.UNSET}}
 
 
@@ -383,7 +384,7 @@ def check_adaptation(row: Mapping[str, Any], optimizer: str, variant: str) -> No
             'trust_ratio_mask = "as_weight_decay" with weight_decay_mask = False: no leaf would be adapted; '
             "pass trust_ratio_mask too"
         )
-    if row["adapt_undecayed"]:
+    if arguments.require_flag("adapt_undecayed", row["adapt_undecayed"]):
         return
     if row["weight_decay_mask"] is False and row["trust_ratio_mask"] is not False:
         raise ValueError(

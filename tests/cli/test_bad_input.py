@@ -99,12 +99,16 @@ COMMAND_LINES = {
         field("optimizer.clip_stage", "replicas"),
         ["config.optimizer.clip_stage", "'replicas'", "replica"],
     ),
+    "a stage of no clip": (field("optimizer.clip_stage", "mean"), ["config.optimizer.clip_stage", "max_grad_norm"]),
     "average of 1": (field("optimizer.ema_decay", 1.0), ["config.optimizer.ema_decay", "1.0"]),
     "negative limit": (field("optimizer.skip_limit", -1), ["config.optimizer.skip_limit", "-1"]),
     "spikes without a limit": (field("optimizer.spike_factor", 5.0), ["config.optimizer.spike_factor", "skip_limit"]),
     "spikes behind a clip": (
         train(
-            "--config.optimizer.spike_factor=5", "--config.optimizer.skip_limit=5", "--config.optimizer.clip_stage=mean"
+            "--config.optimizer.spike_factor=5",
+            "--config.optimizer.skip_limit=5",
+            "--config.optimizer.clip_stage=mean",
+            "--config.optimizer.max_grad_norm=1",
         ),
         ["config.optimizer.spike_factor", "clip_stage='mean'"],
     ),

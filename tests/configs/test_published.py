@@ -16,9 +16,9 @@ import pytest
 
 from lbopt.cli import arguments
 from lbopt.config import TrainConfig
+from lbopt.config.optimizer import resolve_clip
 from lbopt.models import efficientnet, resnet
 from lbopt.recipes import schedule as schedules
-from lbopt.recipes.optimizers import resolve_clip
 from lbopt.transforms.variants import VARIANTS
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"

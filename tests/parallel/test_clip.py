@@ -142,6 +142,8 @@ def test_refusals(problem):
     mesh = lbopt.make_mesh(1)
     with pytest.raises(UserError, match="clip_stage = 'inside': "):
         lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, max_grad_norm=1.0, clip_stage="inside")
+    with pytest.raises(UserError, match="clip_stage = 'replica': nothing is clipped"):
+        lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, clip_stage="replica")
     for norm in (0, float("inf"), float("nan")):
         with pytest.raises(UserError, match=f"max_grad_norm = {norm}: give a finite number > 0"):
             lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, max_grad_norm=norm)

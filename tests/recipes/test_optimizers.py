@@ -7,7 +7,8 @@ import optax
 import pytest
 
 from lbopt.config import OptimizerConfig
-from lbopt.recipes.optimizers import make_optimizer, resolve_clip
+from lbopt.config.optimizer import resolve_clip
+from lbopt.recipes.optimizers import make_optimizer
 from lbopt.transforms.lamb import lamb
 from lbopt.transforms.lans import lans
 from lbopt.transforms.lars import lars

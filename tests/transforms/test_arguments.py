@@ -128,3 +128,32 @@ def test_traced_values_are_let_through():
 def test_what_was_not_given_stays_so_in_another_process():
     """A sweep that pickles a transform, or a copy of its arguments, has its defaults."""
     assert pickle.loads(pickle.dumps(UNSET)) is copy.deepcopy(UNSET) is UNSET
+
+
+TABLE_OF_NUMBERS = np.arange(2000.0).reshape(40, 50)
+SHOWN = {
+    "variant": lambda bad: lbopt.lamb(0.1, debias=bad),
+    "flag": lambda bad: lbopt.lamb(0.1, adapt_undecayed=bad),
+    "number": lambda bad: lbopt.legw_schedule(bad, 256, 1.0, 512, 2560, 8),
+    "choice": lambda bad: lbopt.warmup_schedule(0.1, 2, 10, bad),
+    "bits": lambda bad: lbopt.aps(bad, 3),
+    "dtype": lambda bad: lbopt.track_ema(ema_dtype=bad),
+    "argument of a step": lambda bad: lbopt.make_train_step(bad, lbopt.lamb(0.1), lbopt.make_mesh(1)),
+    "devices": lbopt.make_mesh,
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize(
+    "bad", [TABLE_OF_NUMBERS, [TABLE_OF_NUMBERS] * 30, "a\nb" * 900], ids=["array", "list", "text"]
+)
+def test_a_message_shows_a_long_value_in_one_short_line(name, bad):
+    with pytest.raises(ValueError, match=r"^[a-z_]+ ") as caught:
+        SHOWN[name](bad)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 500
+
+
+def test_a_number_beyond_all_floats_is_refused():
+    with pytest.raises(ValueError, match=r"^learning_rate = 1000"):
+        lbopt.lamb(10**400)
