@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt import types
+from lbopt.errors import UserError
 
 
 def summed(values: jax.Array, mask: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
@@ -50,6 +51,10 @@ def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
     totals: dict[str, np.ndarray] = {}
     for batch in batches:
         for name, pair in batch.items():
+            if not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise UserError(
+                    f"metrics/{name}: a {type(pair).__name__}; give (sum over examples, number of examples)"
+                )
             totals[name] = totals.get(name, np.zeros(2)) + np.asarray([float(part) for part in pair])
     return {name: _finish(name, float(total / count)) for name, (total, count) in totals.items()}
 

@@ -529,20 +529,17 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
     require_choice("backend", backend, BACKENDS)
     require(callable(metric_fn), "metric_fn", metric_fn, "give a function (params, model_state, batch)")
     check_mesh(mesh, backend == "pmap", backend != "pmap")
-
-    def checked(params, model_state, batch):
-        return loss_form.checked_metrics(metric_fn(params, model_state, batch), "metric_fn")
-
     if backend == "pmap":
 
         def summed(params, model_state, batch):
-            return jax.lax.psum(checked(params, model_state, batch), DATA_AXIS)
+            metrics = loss_form.checked_metrics(metric_fn(params, model_state, batch), "metric_fn")
+            return jax.lax.psum(metrics, DATA_AXIS)
 
         step = _stating(summed, mesh, DATA_AXIS)
         mapped = jax.pmap(step, DATA_AXIS, in_axes=(None, None, 0), out_axes=None, devices=list(mesh.devices.flat))
         return Step(mapped, mesh, 1, _by_replica(mesh))
     inputs = (replicated(mesh), replicated(mesh), sharded(mesh))
-    compiled = jax.jit(_stating(checked, mesh, None), in_shardings=inputs, out_shardings=replicated(mesh))
+    compiled = jax.jit(_stating(metric_fn, mesh, None), in_shardings=inputs, out_shardings=replicated(mesh))
     return Step(compiled, mesh, 1, _as_it_is)
 
 
