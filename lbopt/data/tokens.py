@@ -325,7 +325,7 @@ def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
 
 def _sha256(path: Path) -> str:
     with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # IO has no readinto
 
 
 def _to_disk(file: IO[bytes]) -> None:
