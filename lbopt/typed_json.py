@@ -30,6 +30,7 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Finite = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 """A number with which a program can compute: its square is finite too."""
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e308)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Exponent = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 _Kind = TypeVar("_Kind")
 

@@ -12,6 +12,7 @@ from lbopt import paths
 from lbopt.data.text import WordPiece, learn_wordpiece, split_paragraphs, split_prose
 from lbopt.data.tokens import StoreWriter
 from lbopt.errors import EnvironmentProblem, require
+from lbopt.regular import open_regular
 
 MAX_ALPHABET = 1000
 """Characters of a learned vocabulary: those that occur here and there in an encyclopedia would take thousands of pieces."""
@@ -95,7 +96,8 @@ def _files(paths: Sequence[Path], folder: str) -> Iterator[list[str]]:
     found = False
     for path in paths:
         try:
-            text = path.read_text("utf-8")
+            with open_regular(path, "r", encoding="utf-8") as stream:
+                text = stream.read()
         except (OSError, UnicodeDecodeError) as error:
             raise EnvironmentProblem(f"{path} cannot be read as UTF-8 text ({error}); convert or remove it") from error
         if sentences := _sentences(text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 from lbopt import paths
 from lbopt.data.damaged import DamagedRecord
 from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.regular import check_regular
 from lbopt.shown import shell_line
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -60,6 +62,9 @@ class TfdsFolder:
         self.folder = _find(builder, data_dir)
         tfds = _tfds()
         try:
+            for file in self.folder.iterdir():  # TFDS would wait for a FIFO in the place of one
+                with contextlib.suppress(FileNotFoundError):
+                    check_regular(file.stat().st_mode, str(file))
             self._builder = tfds.builder_from_directory(self.folder)
         except Exception as error:  # whatever TFDS raises for damaged descriptions
             raise EnvironmentProblem(

@@ -26,7 +26,7 @@ from lbopt.data.records import default_data_dir, prepare_command
 from lbopt.data.text import Document
 from lbopt.data.vocabulary import UNCASED, Normalization, TextNormalization, read_vocabulary, save_vocabulary
 from lbopt.errors import EnvironmentProblem, UserError, require
-from lbopt.regular import open_regular
+from lbopt.regular import read_regular
 
 FORMAT = 1
 """Of a store on disk; one of another format is not read."""
@@ -324,8 +324,7 @@ def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
 
 
 def _sha256(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # IO has no readinto
+    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 def _to_disk(file: IO[bytes]) -> None:

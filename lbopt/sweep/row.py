@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
-import msgspec
-
-from lbopt.typed_json import Exponent, Finite, Int, Positive, Size, convert
+from lbopt.typed_json import Exponent, Finite, Int, Positive, Share, Size, convert
 
 _Number = Finite | None
 _Numbers = list[_Number]
 _Perplexity = Positive | None
-_Share = Annotated[float, msgspec.Meta(ge=0, le=1)] | None
+_Share = Share | None
 
 
 class _Curve(TypedDict, total=False):

@@ -1,5 +1,7 @@
 """From articles and books to a store whose text is what was put in."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -115,6 +117,10 @@ def test_files_that_are_not_text_are_named(tmp_path):
     (tmp_path / "a.txt").unlink()
     (tmp_path / "b.txt").mkdir()
     with pytest.raises(EnvironmentProblem, match=r"b.txt cannot be read"):
+        list(folder_documents(tmp_path))
+    (tmp_path / "b.txt").rmdir()
+    os.mkfifo(tmp_path / "b.txt")
+    with pytest.raises(EnvironmentProblem, match=r"b.txt cannot be read .* a FIFO"):
         list(folder_documents(tmp_path))
 
 

@@ -1,6 +1,7 @@
 """Records read straight from their messages are those that TFDS makes of them."""
 
 import json
+import os
 import pickle
 import shutil
 
@@ -80,4 +81,8 @@ def test_another_format_is_refused(root, tmp_path):
         TfdsFolder("mixed", str(tmp_path))
     file.write_text("{")
     with pytest.raises(EnvironmentProblem, match="is damaged"):
+        TfdsFolder("mixed", str(tmp_path))
+    (folder / "features.json").unlink()
+    os.mkfifo(folder / "features.json")
+    with pytest.raises(EnvironmentProblem, match=r"is damaged .* a FIFO, not a regular file"):
         TfdsFolder("mixed", str(tmp_path))
