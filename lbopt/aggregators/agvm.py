@@ -28,7 +28,7 @@ class AgvmState(NamedTuple):
     Attributes:
       count: int32 scalar, steps so far.
       scale: module -> fp32 scalar, the running mean of its factor.
-      phi: module -> fp32 scalar, when it was last measured; not a number before.
+      phi: module -> fp32 scalar, when it was last measured; 1 before, and where a half is zero.
     """
 
     count: jax.Array  # type: ignore[assignment]
@@ -111,8 +111,7 @@ def agvm(
         if anchor not in modules:
             raise ValueError(f"anchor = {tree.said(anchor)}: use one of the modules {sorted(modules)}")
         ones = {module: jnp.ones((), jnp.float32) for module in modules}
-        nans = {module: jnp.full((), jnp.nan, jnp.float32) for module in modules}
-        return AggregatorState(shared=AgvmState(jnp.zeros((), jnp.int32), ones, nans))
+        return AggregatorState(shared=AgvmState(jnp.zeros((), jnp.int32), ones, dict(ones)))
 
     def preconditioned(gradient: types.PyTree, nu: types.PyTree, num_replicas: int) -> types.PyTree:
         if adam_b2 is None:
@@ -141,7 +140,7 @@ def agvm(
                 for module, value in found.items()
             }
             moved = {module: scale[module] + (1 - alpha) * (goal[module] - scale[module]) for module in found}
-            return mean, moved, found
+            return mean, *jax.tree.map(lambda x: x.astype(jnp.float32), (moved, found))
 
         def plain() -> tuple[Any, ...]:
             return group.mean(grads), scale, before

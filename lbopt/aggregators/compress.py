@@ -145,7 +145,7 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
     def decompress(message: Message, known: Known) -> jax.Array:
         values, places = message["values"], message["places"]
         lead = values.shape[:-1]
-        rows = jnp.arange(math.prod(lead))[:, None]
+        rows = jnp.arange(math.prod(lead), dtype=jnp.int32)[:, None]
         flat = jnp.zeros((len(rows), known.size), values.dtype)
         flat = flat.at[rows, places.reshape(len(rows), -1)].set(values.reshape(len(rows), -1), unique_indices=True)
         return known.shaped(flat.reshape(*lead, known.size))
@@ -153,7 +153,7 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
     def sum(messages: Message, known: Known) -> jax.Array:
         """Add one replica's numbers after another's, in place."""
         layers = messages["values"].shape[1]
-        first = known.size * jnp.arange(layers)[:, None]
+        first = known.size * jnp.arange(layers, dtype=jnp.int32)[:, None]
 
         def add(total: jax.Array, one: Message) -> tuple[jax.Array, None]:
             places = (first + one["places"]).reshape(-1)

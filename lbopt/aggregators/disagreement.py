@@ -69,7 +69,7 @@ def phi_modules(labels: types.PyTree, one: types.Params, other: types.Params) ->
 
 def square_norm(gradient: types.PyTree) -> jax.Array:
     """Return the sum of squares of all elements, an fp32 (or wider) scalar."""
-    return sum((tree.square_norm(leaf) for leaf in jax.tree.leaves(gradient)), jnp.zeros(()))
+    return tree.total(map(tree.square_norm, jax.tree.leaves(gradient)))
 
 
 def _unit(gradient: types.PyTree) -> types.PyTree:

@@ -70,6 +70,7 @@ def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: st
         plan.check_start()
     job.doing("tracing the step", patience=STARTING)
     for phase in plan.phases():
+        phase.check_memory()
         phase.lower()
     compare, data = comparison(config, num_devices=plan.mesh.size), checks.to_json(config)
     with workdirs.open_workdir(folder, "train", data, compare, plan.mesh.size, command, job) as workdir:

@@ -4,7 +4,7 @@
 import dataclasses
 import math
 
-from lbopt.config.checks import at_least, in_range
+from lbopt.config.checks import LARGEST, at_least, in_range
 from lbopt.errors import require, require_choice
 from lbopt.transforms.trust_ratio import CLIP_MODES
 from lbopt.transforms.variants import VARIANTS
@@ -91,10 +91,10 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
         require_choice(f"{prefix}.variant", optimizer.variant, tuple(VARIANTS[optimizer.name]))
     coefficient = optimizer.trust_coefficient
     require(
-        coefficient is None or 0 < coefficient < math.inf,
+        coefficient is None or 0 < coefficient < LARGEST,
         f"{prefix}.trust_coefficient",
         coefficient,
-        "give a number > 0, or None for the variant's",
+        "give a number > 0 (and below 2^31), or None for the variant's",
     )
     if optimizer.trust_ratio_eps is not None:
         at_least(f"{prefix}.trust_ratio_eps", optimizer.trust_ratio_eps, 0)

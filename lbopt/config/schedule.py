@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
-import math
 from typing import Any
 
 from lbopt.config.checks import LARGEST, at_least
@@ -70,10 +69,15 @@ def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:
     at_least(f"{prefix}.base_batch_size", schedule.base_batch_size, 1)
     at_least(f"{prefix}.base_learning_rate", schedule.base_learning_rate, 0)
     at_least(f"{prefix}.base_warmup_epochs", schedule.base_warmup_epochs, 0)
-    require(0 < schedule.power < math.inf, f"{prefix}.power", schedule.power, "give a number > 0")
+    require(0 < schedule.power < LARGEST, f"{prefix}.power", schedule.power, "give a number > 0 (and below 2^31)")
     require(0 <= schedule.end_factor <= 1, f"{prefix}.end_factor", schedule.end_factor, "give a number in [0, 1]")
     require(schedule.first_step in (0, 1), f"{prefix}.first_step", schedule.first_step, "use 0 or 1")
-    require(0 < schedule.warmup_power < math.inf, f"{prefix}.warmup_power", schedule.warmup_power, "give a number > 0")
+    require(
+        0 < schedule.warmup_power < LARGEST,
+        f"{prefix}.warmup_power",
+        schedule.warmup_power,
+        "give a number > 0 (and below 2^31)",
+    )
     require(abs(schedule.start_step) < LARGEST, f"{prefix}.start_step", schedule.start_step, "give a step below 2^31")
     at_least(f"{prefix}.warmup_from", schedule.warmup_from, 0)
     require_choice(f"{prefix}.decay_from", schedule.decay_from, DECAY_ORIGINS)

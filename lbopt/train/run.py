@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +15,7 @@ from lbopt.data.arrays import Dataset
 from lbopt.data.batches import TrainBatches
 from lbopt.data.damaged import DAMAGED
 from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
-from lbopt.errors import require_choice
+from lbopt.errors import UserError, require_choice
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import Step
 
@@ -145,3 +147,19 @@ class Run:
         one.pop(DAMAGED, None)
         shape = lambda x: jax.ShapeDtypeStruct((self.global_batch_size, *x.shape[1:]), x.dtype)  # noqa: E731
         return self.train_step.lower(self.shapes(), jax.tree.map(shape, one))
+
+    def check_memory(self) -> None:
+        """Raise `UserError` if the state of training is larger than the memory here: on a CPU, XLA would wait without end.
+
+        What a step needs beside it is not counted.
+        """
+        shapes, devices = jax.tree.leaves(self.shapes()), self.mesh.local_devices
+        each = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in shapes)
+        of_device = (devices[0].memory_stats() or {}).get("bytes_limit")
+        of_host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        needed, there = (each * len(devices), of_host) if of_device is None else (each, of_device)
+        if needed > there:
+            raise UserError(
+                f"config.model: parameters and optimizer state take {needed / 1e9:,.0f} GB, the memory has {there / 1e9:,.0f} GB; "
+                "use a smaller model, or more devices with config.parallel.shard_update"
+            )

@@ -24,7 +24,7 @@ class ModuleScaleState(NamedTuple):
 
     Attributes:
       scale: module -> fp32 scalar.
-      phi: module -> fp32 scalar, the disagreement of the replicas' halves when it was last measured; not a number before.
+      phi: module -> fp32 scalar, the disagreement of the replicas' halves when it was last measured; 1 before.
     """
 
     scale: dict[str, jax.Array]
@@ -124,7 +124,7 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
             return ModuleScaleState(per_path.UNKNOWN, per_path.UNKNOWN)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
         ones = {module: jnp.ones((), jnp.float32) for module in modules}
-        return ModuleScaleState(ones, {module: jnp.full((), jnp.nan, jnp.float32) for module in modules})
+        return ModuleScaleState(ones, dict(ones))
 
     def update_fn(
         updates: optax.Updates,

@@ -103,7 +103,7 @@ def track_noise_scale(global_batch_size: int, decay: float = 0.95) -> optax.Grad
 
     def init_fn(params: types.Params) -> NoiseScaleState:
         del params
-        return NoiseScaleState(jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros(()))
+        return NoiseScaleState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
     def update_fn(
         updates: optax.Updates,
@@ -122,11 +122,14 @@ def track_noise_scale(global_batch_size: int, decay: float = 0.95) -> optax.Grad
             )
         tree.check_inexact(updates, "the gradient")
         arguments.require_state(state, NoiseScaleState, "track_noise_scale")
-        big = sum((tree.square_norm(leaf) for leaf in jax.tree.leaves(updates)), jnp.zeros(()))
-        estimate = estimate_noise(small_square_norm, big, num_small, global_batch_size)
+        big = tree.total(map(tree.square_norm, jax.tree.leaves(updates)))
+        small = jnp.asarray(small_square_norm, big.dtype)
+        estimate = NoiseEstimate(
+            *(x.astype(jnp.float32) for x in estimate_noise(small, big, num_small, global_batch_size))
+        )
         keep = jnp.where(state.count == 0, 0.0, decay)
         means = (keep * old + (1 - keep) * new for old, new in zip(state[1:], estimate, strict=True))
-        after = NoiseScaleState(optax.safe_increment(state.count), *(mean.astype(jnp.float32) for mean in means))
+        after = NoiseScaleState(optax.safe_increment(state.count), *means)
         is_known = jnp.isfinite(estimate.square_norm) & jnp.isfinite(estimate.trace)
         return updates, jax.tree.map(lambda new, old: jnp.where(is_known, new, old), after, state)
 

@@ -95,7 +95,8 @@ def skip_bad_updates(
         def zero() -> jax.Array:
             return jnp.zeros((), jnp.int32)
 
-        return SkipState(zero(), zero(), zero(), jnp.zeros((), bool), jnp.zeros(()), zero(), inner.init(params))
+        norm = jnp.zeros((), jnp.float32)
+        return SkipState(zero(), zero(), zero(), jnp.zeros((), bool), norm, zero(), inner.init(params))
 
     def update_fn(
         updates: optax.Updates, state: SkipState, params: types.Params | None = None, **extra_args: Any

@@ -183,6 +183,7 @@ class _Plan:
         """Return the ratio, of a shape that multiplies `y`, from incoming update, weight and outgoing direction."""
         options = self.options
         weight_norm = tree.l2_norm(w, self.layer_axes.axes, self.axis_name)
+        rate = None if rate is None else jnp.asarray(rate, weight_norm.dtype)
         if self.decayed and options.weight_decay_placement == "decoupled":
             weight_norm = weight_norm * jnp.abs(1 - rate * jnp.asarray(options.weight_decay, weight_norm.dtype))
         decay_norm = jnp.asarray(options.weight_decay, weight_norm.dtype) * weight_norm

@@ -91,12 +91,22 @@ RANKED = {
 }
 
 
+@pytest.mark.parametrize("x64", [False, True], ids=["fp32", "x64"])
 @pytest.mark.parametrize("name", RANKED)
-def test_no_rank_is_promoted_implicitly(name, gradients, params):
+def test_nothing_is_promoted_implicitly(name, x64, gradients, params):
     tx, rows = protocol.as_optax(RANKED[name], 8), gradients(1)[0]
-    step = lambda params, rows: tx.update(rows, tx.init(params), params, second_moment=params)  # noqa: E731
-    with jax.numpy_rank_promotion("raise"):
-        jax.eval_shape(step, params, rows)
+    step = lambda params, state, rows: tx.update(rows, state, params, second_moment=params)  # noqa: E731
+    kinds = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]  # noqa: E731
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"), jax.enable_x64(x64):
+        state = jax.eval_shape(tx.init, params)
+        (updates, _), after = jax.eval_shape(step, params, state, rows)
+        assert kinds((updates, after)) == kinds((params, state))
+
+
+def test_agvm_starts_without_nan(params):
+    """JAX's search for the first one (jax_debug_nans) would end there."""
+    with jax.debug_nans(True):
+        lbopt.aggregate(ALL["agvm"], behind("agvm"), 8).init(params)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -548,6 +548,13 @@ def test_strict_promotion_changes_nothing(name):
             params = jax.tree.map(lambda p, dtype=dtype: jax.ShapeDtypeStruct(p.shape, dtype), params)
             state = jax.eval_shape(tx.init, params)
             assert kinds(jax.eval_shape(tx.update, params, state, params)) == kinds((params, state))
+        with jax.enable_x64(True):
+            params = {**tree_of(0, jnp.float64), "norm": tree_of(0)["norm"]}
+            state = jax.eval_shape(tx.init, params)
+            after = jax.eval_shape(tx.update, params, state, params)
+            assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [
+                leaf.dtype for leaf in jax.tree.leaves((params, state))
+            ]
 
 
 class Named:
