@@ -96,6 +96,9 @@ _SERIES = ("curve", "evaluations", "probes")
 def check_row(row: Mapping[str, Any]) -> None:
     """Raise `ValueError` naming a field of a finished trial that is of another type."""
     convert(row, Line)
+    for name in ("validation_loss", "validation_accuracy"):
+        if row[name] is None and not row["diverged"]:
+            raise ValueError(f"{name}: expected a number, as the trial did not diverge")
     for name in _SERIES:
         series = row.get(name) or {}
         if series:

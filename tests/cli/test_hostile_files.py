@@ -187,9 +187,10 @@ def test_results(study, tmp_path, report):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("steps", float("inf")), ("test_accuracy", 2**63 - 1), ("distance", 1e300)]
+    ("field", "value"),
+    [("steps", float("inf")), ("test_accuracy", 2**63 - 1), ("distance", 1e300), ("validation_loss", None)],
 )
-def test_numbers_of_which_no_figure_can_be_drawn(field, value, study):
+def test_numbers_with_which_no_study_goes_on(field, value, study):
     with pytest.raises(ValueError, match=f"{field}: expected "):
         check_row({**rows_of(study)[1][0], field: value})
 
