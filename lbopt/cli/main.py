@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import traceback
@@ -93,6 +94,8 @@ def _run(name: str, argv: Sequence[str], job: member.Alone) -> None:
     command = importlib.import_module(f"lbopt.cli.{name}")
     if name in (*RESUMED, "evaluate", "export"):
         importlib.import_module("lbopt.cli.compiled").keep()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see run
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if name in TOGETHER:
         command.run(list(argv), job)
     else:
@@ -203,9 +206,13 @@ def _check_folder() -> None:
 def run() -> None:
     """Entry point of the `lbopt` command."""
     streams.outlive_readers()
+    # Libraries that are interrupted while they are imported abort, or say much; of a member its guard wants to hear.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and member.VARIABLE not in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         code = main(sys.argv[1:])
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # asked twice, it does not wait for JAX to end in order
         code = 130
     except SystemExit as ended:  # of --help, or of a process that did the work
         if not isinstance(ended.code, int | None):

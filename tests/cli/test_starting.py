@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import jax
 import pytest
 
 from lbopt import __version__
-from lbopt.cli import main
+from lbopt.cli import main, recipes
 from lbopt.cli.arguments import call_get_config, config_rows
 from lbopt.errors import EnvironmentProblem, UserError
 
@@ -73,6 +74,22 @@ def test_a_config_that_fails_is_told_of_in_one_line(tmp_path):
         call_get_config(f"{tmp_path / 'bad.py'}:row")
     with pytest.raises(UserError, match="there is no file"):
         call_get_config(f"{tmp_path / 'none.py'}:row")
+
+
+def test_an_interrupt_while_libraries_are_imported_ends_the_process(monkeypatch):
+    """NumPy turned it into an ImportError with its traceback, and absl aborted."""
+    handlers = []
+    monkeypatch.setattr(main.streams, "outlive_readers", lambda: None)
+    monkeypatch.setattr(main, "_check_folder", lambda: handlers.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setattr(recipes, "run", lambda argv: handlers.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setattr(sys, "argv", ["lbopt", "recipes"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit):
+            main.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handlers == [signal.SIG_DFL, signal.default_int_handler]
 
 
 def test_version(capsys):
