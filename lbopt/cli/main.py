@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
             place = places.find(places.given_flags(argv[1:]), os.environ)
             if place is not None:
                 return guard.run(place, argv, saves=name in RESUMED)
-        with _refusals_of_files():
+        with _refusals_of_the_system():
             _run(name, argv[1:], job)
     except (UserError, EnvironmentProblem, Preempted) as error:
         line = one_line(str(error))
@@ -106,8 +106,8 @@ _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, er
 
 
 @contextlib.contextmanager
-def _refusals_of_files() -> Iterator[None]:
-    """Turn what the operating system refuses for a file into `EnvironmentProblem`: any look at a path may meet it.
+def _refusals_of_the_system() -> Iterator[None]:
+    """Turn into `EnvironmentProblem` what may be refused anywhere: memory, and files, which any look at a path may meet.
 
     `Path.is_file` raises it for a file below a folder that may not be entered, or where a shared disk is gone.
     """
@@ -117,6 +117,18 @@ def _refusals_of_files() -> Iterator[None]:
         if error.errno not in _REFUSALS or error.filename is None:
             raise
         raise EnvironmentProblem(f"{error.filename}: {error.strerror}; mend that, or give another path") from error
+    except MemoryError as error:
+        said = f" ({error})" if str(error) else ""
+        raise EnvironmentProblem(
+            f"this process has too little memory{said}; free some, or raise its limit (ulimit -v)"
+        ) from error
+    except RuntimeError as error:
+        if type(error).__name__ != "JaxRuntimeError" or "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise EnvironmentProblem(
+            f"the devices have too little memory ({str(error).splitlines()[0][:200]}); raise config.parallel.num_microsteps, "
+            "lower config.eval_global_batch_size, or take more devices"
+        ) from error
 
 
 def _check_xla_flags() -> None:

@@ -24,7 +24,7 @@ import pytest
 
 import lbopt as package
 from lbopt import paths
-from lbopt.cli import arguments
+from lbopt.cli import arguments, train
 from lbopt.config import DataConfig, TrainConfig, checks
 from lbopt.data import pieces
 from lbopt.errors import EnvironmentProblem, UserError
@@ -268,6 +268,23 @@ def test_a_folder_that_may_not_be_entered(command, lbopt, monkeypatch, configs):
     code, out, err = lbopt(command, *flags.get(command, ["--config=locked/a.py"]))
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert re.search("locked/a.*: Permission denied; mend that, or give another path", err)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError("std::bad_alloc"), "this process has too little memory (std::bad_alloc); free some, or raise"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore"),
+            "the devices have too little memory (RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.); raise config.",
+        ),
+    ],
+)
+def test_memory_that_does_not_suffice_is_one_line(error, said, lbopt, monkeypatch, configs):
+    monkeypatch.setattr(train, "run", mock.Mock(side_effect=error))
+    code, out, err = lbopt("train", f"--config={configs / 'digits_cnn.py'}:smoke", "--workdir=run")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert err.startswith(f"lbopt train: {said}")
 
 
 def test_what_a_link_leads_to_is_looked_at_and_left_as_it_was(tmp_path_factory):
