@@ -110,8 +110,8 @@ def agvm(
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
         if anchor not in modules:
             raise ValueError(f"anchor = {tree.said(anchor)}: use one of the modules {sorted(modules)}")
-        ones = {module: jnp.ones((), jnp.float32) for module in modules}
-        return AggregatorState(shared=AgvmState(jnp.zeros((), jnp.int32), ones, dict(ones)))
+        scale, phi = ({module: jnp.ones((), jnp.float32) for module in modules} for _ in range(2))  # donated apart
+        return AggregatorState(shared=AgvmState(jnp.zeros((), jnp.int32), scale, phi))
 
     def preconditioned(gradient: types.PyTree, nu: types.PyTree, num_replicas: int) -> types.PyTree:
         if adam_b2 is None:

@@ -123,8 +123,8 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
         if per_path.is_placeholder(params):
             return ModuleScaleState(per_path.UNKNOWN, per_path.UNKNOWN)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
-        ones = {module: jnp.ones((), jnp.float32) for module in modules}
-        return ModuleScaleState(ones, dict(ones))
+        scale, phi = ({module: jnp.ones((), jnp.float32) for module in modules} for _ in range(2))  # donated apart
+        return ModuleScaleState(scale, phi)
 
     def update_fn(
         updates: optax.Updates,

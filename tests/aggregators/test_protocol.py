@@ -106,7 +106,9 @@ def test_nothing_is_promoted_implicitly(name, x64, gradients, params):
 def test_agvm_starts_without_nan(params):
     """JAX's search for the first one (jax_debug_nans) would end there."""
     with jax.debug_nans(True):
-        lbopt.aggregate(ALL["agvm"], behind("agvm"), 8).init(params)
+        state = lbopt.aggregate(ALL["agvm"], behind("agvm"), 8).init(params)
+    leaves = jax.tree.leaves(state)
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)  # no buffer is donated twice
 
 
 @pytest.mark.parametrize("name", ALL)
