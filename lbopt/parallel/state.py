@@ -54,11 +54,24 @@ class TrainState(flax.struct.PyTreeNode):
         _, step_root = split_seed(seed)
         params = tree.map_with_name(lambda name, x: _strong(f"params/{name}", x), params)
         model_state = tree.map_with_name(lambda name, x: _strong(f"model_state/{name}", x), model_state)
-        return cls(jnp.zeros((), jnp.int32), params, model_state, tx.init(params), jax.random.key_data(step_root))
+        arrays = apart((params, model_state, tx.init(params)))
+        return cls(jnp.zeros((), jnp.int32), *arrays, jax.random.key_data(step_root))
 
     def step_key(self) -> jax.Array:
         """Return the random key of the coming step."""
         return jax.random.fold_in(_key(self.rng), self.step)
+
+
+def apart(arrays: Any) -> Any:
+    """Copy arrays that are there more than once, as tied weights or where an average starts at the parameters: a step donates each."""
+    seen: set[int] = set()
+
+    def own(x: Any) -> Any:
+        again = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and id(x) in seen
+        seen.add(id(x))
+        return x.copy() if again else x
+
+    return jax.tree.map(own, arrays)
 
 
 def _strong(name: str, x: Any) -> Any:

@@ -22,7 +22,7 @@ from lbopt.parallel import accumulate, clip as clips, loss_form, reduction, shar
 from lbopt.parallel.aggregation import Aggregation, make_aggregation
 from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, check_batch, check_divisible, check_mesh, replicated, sharded, torus_grid
-from lbopt.parallel.state import TrainState
+from lbopt.parallel.state import TrainState, apart
 
 Backend = Literal["jit", "pjit", "pmap"]
 BACKENDS = ("jit", "pjit", "pmap")
@@ -234,7 +234,7 @@ class Step:
         Raises:
           UserError: see `with_aggregator_state`.
         """
-        state = self.with_aggregator_state(state)
+        state = apart(self.with_aggregator_state(state))
         return jax.device_put(state, self.state_sharding(state))
 
     def _on_mesh(self, arguments: list[Any]) -> list[Any]:
@@ -271,6 +271,11 @@ class Step:
 
     def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *rest, batch = arguments
+        for state in rest:
+            if isinstance(state, TrainState) and _is_deleted(state.step):
+                raise UserError(
+                    "state: an earlier step took its arrays; give the state that step returned, or use make_train_step(donate=False)"
+                )
         if self.aggregation is not None and not self._checked:
             self.aggregation.check(rest[0])
             self._checked = True
@@ -291,6 +296,10 @@ class Step:
             isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves
         )
         return jax.device_put(batch, self._parts) if arrays else batch
+
+
+def _is_deleted(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
 
 
 def make_train_step(

@@ -2,11 +2,13 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import lbopt
+from lbopt.errors import UserError
 from lbopt.parallel import mesh as meshes
 
 BACKENDS = ["jit", "pmap"]
@@ -33,6 +35,18 @@ def test_donation_deletes_the_old_state(backend, problem, batches):
     assert len(arrays) == 3 * len(jax.tree.leaves(state.params)) + 1  # parameters, two moments, the key
     assert all(leaf.is_deleted() for leaf in arrays)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new_state))
+
+
+def test_arrays_that_are_in_a_state_twice_are_copied_and_a_state_taken_twice_is_refused():
+    def loss_fn(params, model_state, batch, rng):
+        return jnp.mean(batch @ params["in"] @ params["out"]), (model_state, {})
+
+    tx, tied = optax.contrib.schedule_free_sgd(0.1), jnp.ones((2, 2))  # its average starts at the parameters
+    state = lbopt.TrainState.create({"in": tied, "out": tied}, {"before": tied}, tx)
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1))
+    jax.block_until_ready(step(state, jnp.ones((4, 2))))
+    with pytest.raises(UserError, match="an earlier step took its arrays"):
+        step(state, jnp.ones((4, 2)))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
