@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import secrets
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -39,7 +40,7 @@ def new_folder(path: paths.GivenPath, field: str = "directory") -> Iterator[path
       EnvironmentProblem: if it cannot be written.
     """
     place = require_new(path, field)
-    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+    partial = place.with_name(f".{place.name}.{secrets.randbits(32)}.partial")  # containers have all the same pid
     try:
         partial.mkdir(parents=True)
         yield partial

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ def save_safetensors(
       metadata: strings to keep beside them; `format` is ours.
     """
     place = paths.local(file, "file")
-    partial = place.with_name(f".{place.name}.{os.getpid()}")
+    partial = place.with_name(f".{place.name}.{secrets.randbits(32)}")
     arrays = {name: np.asarray(leaf) for name, leaf in names.flatten(variables).items()}
     try:
         files.write(partial, arrays, {**(metadata or {}), "format": FORMAT})

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import socket
 import tempfile
 import time
@@ -282,7 +283,7 @@ def write_text(file: pathlib.Path, text: str) -> None:
 
 def write_bytes(file: pathlib.Path, data: bytes) -> None:
     """Write a file whole or not at all."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    partial = file.with_name(f".{file.name}.{secrets.randbits(32)}")  # containers on one disk have all the same pid
     with writing(file):
         try:
             with open(partial, "wb") as stream:

@@ -261,4 +261,9 @@ def test_nothing_is_overwritten_and_nothing_is_left_by_a_failure(tmp_path):
     (tmp_path / "empty").mkdir()
     with folders.new_folder(tmp_path / "empty") as partial:
         (partial / "whole").write_text("whole")
+        with (
+            pytest.raises(ZeroDivisionError),
+            folders.new_folder(tmp_path / "empty"),
+        ):  # of a container with the same pid
+            raise ZeroDivisionError
     assert (tmp_path / "empty" / "whole").read_text() == "whole"

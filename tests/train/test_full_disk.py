@@ -18,6 +18,7 @@ from long_form import in_the_long_form, rounds
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep.results import Results, read_results
+from lbopt.train import workdir
 from lbopt.train.checkpoint import Checkpoints
 from lbopt.train.writers import MetricsWriter, read_lines
 
@@ -54,6 +55,19 @@ def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
     assert "cannot be written (File too large)" in last
     assert [line for line in done.stderr.splitlines() if not line.startswith(("starting at ", "step "))] == [last]
     assert len(read_lines(workdir / "metrics.jsonl")) > 10
+
+
+def test_two_that_write_one_file_at_once_do_not_meet(tmp_path, monkeypatch):
+    """Containers have all the same pid: the name of a partial file was that of another's."""
+
+    def fsync(descriptor):
+        monkeypatch.setattr(workdir.os, "fsync", before)
+        workdir.write_bytes(tmp_path / "file.json", b"other")
+
+    before = os.fsync
+    monkeypatch.setattr(workdir.os, "fsync", fsync)
+    workdir.write_bytes(tmp_path / "file.json", b"one")
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file.json", "one")]
 
 
 # Which file is the first to be too large: a line has one long number, an event a frame around every scalar.
