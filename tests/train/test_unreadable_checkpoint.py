@@ -18,6 +18,7 @@ from lbopt.cli import main
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import checkpoint
 from lbopt.train.checkpoint import Checkpoints, Damaged
+from lbopt.train.variables import read_variables
 
 
 def make_state(step=0):
@@ -336,7 +337,9 @@ def test_many_damaged_arrays_are_one_line(tmp_path, capfd):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(make(1), None)
         checkpoints.wait()
-    for file in data_files(tmp_path):
+    shutil.copytree(tmp_path, tmp_path / "without")
+    shutil.rmtree(tmp_path / "without" / "checkpoints" / "1" / "default" / "ocdbt.process_0")
+    for file in data_files(tmp_path / "checkpoints"):
         file.write_bytes(b"x" * file.stat().st_size)
     capfd.readouterr()
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
@@ -344,5 +347,9 @@ def test_many_damaged_arrays_are_one_line(tmp_path, capfd):
             with pytest.raises(Damaged):
                 checkpoints.restore(shapes(make), 1)
             gc.collect()
+    for _ in range(5):
+        with pytest.raises(EnvironmentProblem):
+            read_variables(tmp_path / "without")
+        gc.collect()
     time.sleep(0.5)
     assert not [line for line in capfd.readouterr().err.splitlines() if not line.startswith("WARNING:absl:")]
