@@ -271,6 +271,9 @@ class Step:
 
     def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *rest, batch = arguments
+        if len(rest) == 1 and not isinstance(rest[0], TrainState):  # evaluation has two: params and model_state
+            fix = "give a lbopt.TrainState; restore a checkpoint with one, or its jax.eval_shape, as the target"
+            raise UserError(f"state = a {type(rest[0]).__name__}: {fix}")
         for state in rest:
             if isinstance(state, TrainState) and _is_deleted(state.step):
                 raise UserError(

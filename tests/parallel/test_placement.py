@@ -45,6 +45,10 @@ def test_arrays_that_are_in_a_state_twice_are_copied_and_a_state_taken_twice_is_
     state = lbopt.TrainState.create({"in": tied, "out": tied}, {"before": tied}, tx)
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1))
     jax.block_until_ready(step(state, jnp.ones((4, 2))))
+    with pytest.raises(
+        UserError, match=r"^state = a dict: give a lbopt.TrainState"
+    ):  # as Orbax gives it without a target
+        step({"params": state.params, "opt_state": []}, jnp.ones((4, 2)))
     with pytest.raises(UserError, match="an earlier step took its arrays"):
         step(state, jnp.ones((4, 2)))
 
