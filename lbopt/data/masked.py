@@ -11,7 +11,7 @@ from lbopt.data.draws import Draws
 from lbopt.data.pieces import CLS, MASK, PAD, SEP, UNK
 from lbopt.data.text import Document, SpecialIds
 from lbopt.data.tokens import TokenStore, gather_documents
-from lbopt.errors import require
+from lbopt.errors import EnvironmentProblem, require
 
 MASKED_FRACTION = 0.15
 """Of a sequence's tokens that are predicted (arXiv 1810.04805, section 3.1)."""
@@ -182,6 +182,9 @@ class MaskedLMDataset:
         in_second = (place > middle) & (place <= end)
         source = np.where(in_second, second[:, None] + place - middle - 1, start[:, None] + place - 1)
         ids = self._tokens[np.clip(source, 0, len(self._tokens) - 1)]
+        if ids.max(initial=0) >= self._vocab_size:
+            fix = f"the text has a token {ids.max()}: the store is damaged; copy its whole folder again"
+            raise EnvironmentProblem(f"config.data.vocab_size = {self._vocab_size}: {fix}")
         ids = np.where(
             (place == middle) | (place == end), self._special.sep, np.where(place == 0, self._special.cls, ids)
         )

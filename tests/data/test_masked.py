@@ -10,9 +10,9 @@ from lbopt.data.pieces import CLS, MASK, PAD, SEP
 from lbopt.data.pydoc import load_topics
 from lbopt.data.text import Document, SpecialIds
 from lbopt.data.tokens import StoreWriter, gather_documents, open_store, split_store
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem, UserError
 
-LENGTH, VOCABULARY, PREDICTIONS = 24, 50_000, 4
+LENGTH, VOCABULARY, PREDICTIONS = 24, 70_000, 4
 SIZES = (400, 90, 1000, 2, 37)
 
 
@@ -250,6 +250,12 @@ def test_what_does_not_fit_is_refused():
     assert len(MaskedLMDataset(two, 5, VOCABULARY, 1)) == 8
     with pytest.raises(UserError, match="at least two"):
         MaskedLMDataset(two[:1], 10, VOCABULARY, 1)
+
+
+def test_tokens_that_are_in_no_vocabulary_are_damage():
+    documents = [Document(np.array([7, 8, 65535]), np.array([0])), Document(np.array([7, 8]), np.array([0]))]
+    with pytest.raises(EnvironmentProblem, match=r"config.data.vocab_size = 60000: the text has a token 65535"):
+        MaskedLMDataset(documents, LENGTH, 60_000, PREDICTIONS).take(np.arange(2))
 
 
 def cut_in_lists(documents, room):
