@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lbopt import types
+from lbopt.errors import UserError
 
 
 class Model(NamedTuple):
@@ -59,6 +60,8 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     draws for the batch it sees: train with `make_train_step(key_per_replica=True)`, the default. `nnx.BatchNorm` normalizes
     over that batch too: where replicas are mapped, each over its own examples; running statistics are averaged.
     """
+    if isinstance(build, nnx.Module):
+        raise UserError(f"build = {type(build).__name__}(...): give what makes the module, lambda rngs: ..., not one")
     module = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
     graph, _, streams, _ = nnx.split(module, nnx.Param, nnx.RngState, ...)
     blank = nnx.to_pure_dict(streams)

@@ -37,6 +37,7 @@ class Aggregation:
       mesh: of one axis; None for a step that one device runs alone.
       replicas_per_device: so many replicas on each device, one after another.
       over: "replicas", "slices", or the number of neighbouring devices whose gradients are summed first.
+      pmapped: whether `jax.pmap` over the mesh runs the step: what it returns lies on that mesh.
 
     Attributes:
       num_replicas: between which the aggregator stands.
@@ -46,7 +47,12 @@ class Aggregation:
     """
 
     def __init__(
-        self, aggregator: Aggregator, mesh: Mesh | None, replicas_per_device: int = 1, over: str | int = "replicas"
+        self,
+        aggregator: Aggregator,
+        mesh: Mesh | None,
+        replicas_per_device: int = 1,
+        over: str | int = "replicas",
+        pmapped: bool = False,
     ):
         whole = isinstance(replicas_per_device, numbers.Integral) and not isinstance(replicas_per_device, bool)
         require(whole and replicas_per_device >= 1, "replicas_per_device", replicas_per_device, "give a number >= 1")
@@ -58,6 +64,7 @@ class Aggregation:
         self.num_replicas = devices * self.rows // self._within
         self._mesh = None if mesh is None else _two_axes(mesh, self._within)
         self._in_parts = self._within > 1 and aggregator.takes_parts
+        self._pmapped_on = mesh if pmapped else None
 
     @staticmethod
     def check_over(mesh: Mesh, over: str | int) -> None:
@@ -110,11 +117,14 @@ class Aggregation:
 
     def sharding(self, state: AggregatorState) -> AggregatorState:
         """Return where each array of its state (or of the shapes) lies."""
-        mesh = self._mesh
+        mesh, specs = self._mesh, self._specs()
+        if self._pmapped_on is not None:
+            mesh = self._pmapped_on
+            specs = AggregatorState(PartitionSpec(mesh.axis_names[0]), PartitionSpec(), PartitionSpec())
         assert mesh is not None
         lie = [
             jax.tree.map(lambda _, spec=spec: NamedSharding(mesh, spec), part)
-            for spec, part in zip(self._specs(), state, strict=True)
+            for spec, part in zip(specs, state, strict=True)
         ]
         return AggregatorState(*lie)
 
@@ -217,7 +227,7 @@ def make_aggregation(
         fix = "under pmap a device is one replica; use backend='jit'"
         require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
         require(over == "replicas", "aggregate_over", over, "use backend='jit'")
-    return Aggregation(aggregator, mesh, replicas_per_device, over)
+    return Aggregation(aggregator, mesh, replicas_per_device, over, backend == "pmap")
 
 
 def _devices_summed_first(mesh: Mesh | None, over: Any) -> int:

@@ -10,6 +10,7 @@ from flax import nnx
 import lbopt
 from lbopt import losses, metrics
 from lbopt.data.digits import load_digits
+from lbopt.errors import UserError
 from lbopt.models import seam
 
 
@@ -81,6 +82,11 @@ class Dropped(nnx.Module):
             return x * self.weights
         in_turn = nnx.scan(lambda x, dropout: dropout(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
         return in_turn(self.dropout(x), self.stack) * self.weights
+
+
+def test_a_module_in_the_place_of_what_makes_it_is_refused():
+    with pytest.raises(UserError, match=r"build = Dropped\(\.\.\.\): give what makes the module"):
+        seam.from_nnx(Dropped(nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize(
