@@ -12,6 +12,8 @@ import os
 import pathlib
 import re
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,8 +45,6 @@ _LOOKS, _PAUSE_S = 120, 0.5
 _MARGIN_BYTES = 1 << 17
 """For what is saved beside the arrays."""
 ARRAYS, _SEAL = "default", "seal"
-_BLOCKING_MKDIR = ocp.AsyncOptions(create_directories_asynchronously=False)
-"""By default Orbax makes folders in a thread, and if that fails the threads that fill them wait for them for minutes."""
 _NOT_DAMAGE = (
     *("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
     *("ABORTED", "CANCELLED"),
@@ -133,7 +133,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_Policy(self._kept),
             enable_async_checkpointing=not self._read_only,
-            async_options=_BLOCKING_MKDIR,
+            async_options=_in_background(),
             read_only=self._read_only,
             create=not self._read_only and self._job.count == 1,
             multiprocessing_options=_by_messages(),
@@ -447,6 +447,25 @@ class _Policy(checkpoint_managers.PreservationPolicy):
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         del context
         return self.kept([checkpoint.step for checkpoint in checkpoints])
+
+
+def _in_background() -> ocp.AsyncOptions:
+    """Let no thread wait for what has failed.
+
+    By default Orbax makes folders in a thread, and if that fails the threads that fill them wait for them for minutes. And a process
+    whose save has failed waits for the others before it says so, while they wait for it.
+    """
+
+    def wait(*, key: str, timeout_ms: int) -> None:
+        if (error := sys.exc_info()[1]) is not None and threading.current_thread() is not threading.main_thread():
+            raise error
+        barrier(key=key, timeout_ms=timeout_ms)
+
+    count = jax.process_count()
+    if count == 1:
+        return ocp.AsyncOptions(create_directories_asynchronously=False)
+    barrier = ocp.multihost.get_barrier_sync_fn(processes=set(range(count)))
+    return ocp.AsyncOptions(create_directories_asynchronously=False, barrier_sync_fn=wait)
 
 
 def _by_messages() -> ocp.options.MultiprocessingOptions:

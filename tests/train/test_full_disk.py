@@ -1,5 +1,6 @@
 """A disk that takes no more ends the work with exit code 3 and one line, and nothing that was whole is damaged."""
 
+import concurrent.futures
 import contextlib
 import errno
 import json
@@ -18,7 +19,7 @@ from long_form import in_the_long_form, rounds
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep.results import Results, read_results
-from lbopt.train import workdir
+from lbopt.train import checkpoint, workdir
 from lbopt.train.checkpoint import Checkpoints
 from lbopt.train.writers import MetricsWriter, read_lines
 
@@ -138,6 +139,29 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
             checkpoints.save(state, None)
         assert not list((tmp_path / "checkpoints").iterdir())
         assert checkpoints.steps() == []
+
+
+def test_a_process_whose_save_has_failed_waits_for_nobody(monkeypatch):
+    """Others wait for it: of two processes with one full disk neither came to an end. Orbax meets them in a `finally`."""
+    waited = []
+    monkeypatch.setattr(checkpoint.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        checkpoint.ocp.multihost, "get_barrier_sync_fn", lambda processes: lambda **key: waited.append(key)
+    )
+    wait = checkpoint._in_background().barrier_sync_fn
+
+    def finalize(error):
+        try:
+            if error:
+                raise error
+        finally:
+            wait(key="saved", timeout_ms=1000)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        pool.submit(finalize, None).result()
+        with pytest.raises(OSError, match="full"):
+            pool.submit(finalize, OSError("full")).result()
+    assert len(waited) == 1
 
 
 FAILING_DISK = pathlib.Path(__file__).with_name("failing_disk.py")
