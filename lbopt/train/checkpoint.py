@@ -116,6 +116,7 @@ class Checkpoints:
         self._copies: bool | None = None  # not known until a step has shown what it uses
         self._saved_step = self.latest_step()
         self._was_read_back = False
+        self._generator = _generator()
 
     def _steps_seen_by_all(self) -> list[int]:
         for _ in range(_LOOKS):
@@ -225,7 +226,7 @@ class Checkpoints:
     ) -> None:
         before()
         rows = replica_rows.count(state), replica_rows.parts_of(state)
-        seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}), *rows, earlier.NOW)
+        seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}), *rows, earlier.NOW, self._generator)
         items = {ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
         self._manager.save(step, args=ocp.args.Composite(**items))
         if not self._was_read_back:
@@ -284,10 +285,13 @@ class Checkpoints:
         """
         problem: tuple[str, bool] | None = None
         wanted: dict[str, str] = {}
-        state, parts = like, None
+        state, parts, generator = like, None, None
         try:
             _check_files(self._folder / str(step))
             seal = read_seal(self._folder, step)
+            generator = None if self._read_only else seal.generator
+            if generator not in (None, self._generator):
+                raise ValueError(f"its random keys are those of {generator}")
             parts, place = seal.parts, self._folder / str(step) / ARRAYS
             shapes = replica_rows.shapes_for(like, seal.replicas, parts)
             if seal.layout == earlier.NESTED:
@@ -297,7 +301,7 @@ class Checkpoints:
                 wanted, found = seal.sums, _read_arrays(place, shapes)
             state = replica_rows.as_now(found)
         except Exception as error:  # whatever the storage layers raise
-            other = _of_another_generator(self._folder / str(step), like)
+            other = _of_another_generator(self._folder / str(step), like, generator)
             problem = (other or _unreadable(self._folder, step, reason_of(error)), other is None and _is_damage(error))
         problems = [each for each in self._job.together(f"restored {step}", problem) if each is not None]
         if not problems:
@@ -569,17 +573,27 @@ def _unreadable(folder: pathlib.Path, step: int, reason: str) -> str:
     return f"checkpoint {folder / str(step)} cannot be read ({reason}); remove that folder {fix}"
 
 
-def _of_another_generator(checkpoint: pathlib.Path, like: TrainState) -> str | None:
-    """Return what to say where a checkpoint's random keys are of another size than those of this process; None where that is not so."""
+def _generator() -> str:
+    return str(jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]
+
+
+def _of_another_generator(checkpoint: pathlib.Path, like: TrainState, generator: str | None) -> str | None:
+    """Return what to say where a checkpoint's random keys are not of the generator of this process; None where they are.
+
+    Args:
+      checkpoint: its folder.
+      like: shapes of this process.
+      generator: name of the checkpoint's generator; None if it does not say, and the size of the keys decides.
+    """
     try:
         saved = described(checkpoint / ARRAYS)["rng"].shape
     except Exception:  # whatever the storage layers raise: something else is wrong
         return None
-    if saved == like.rng.shape:
+    if saved == like.rng.shape and generator in (None, _generator()):
         return None
-    name = {(2,): "threefry2x32", (4,): "rbg (or unsafe_rbg)"}.get(saved, "what it was")
+    name = generator or {(2,): "threefry2x32", (4,): "rbg (or unsafe_rbg)"}.get(saved, "what it was")
     return (
-        f"jax_default_prng_impl = {jax.config.jax_default_prng_impl!r}: "  # type: ignore[attr-defined]
+        f"jax_default_prng_impl = {_generator()!r}: "
         f"checkpoint {checkpoint} has the random keys of another generator; set JAX_DEFAULT_PRNG_IMPL to {name}"
     )
 

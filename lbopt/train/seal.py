@@ -27,6 +27,7 @@ class Seal:
         `BEFORE_AGGREGATORS` if it was saved when states had no place for any.
       parts: into how many parts each replica's memory of a leaf was cut (see `lbopt.parallel.parts`); None if that was not said yet.
       layout: how the optimizer's state is laid out, `earlier.NESTED` or `earlier.NOW`.
+      generator: JAX's name of the generator of its random keys; None if that was not said yet.
     """
 
     step: int
@@ -35,6 +36,7 @@ class Seal:
     replicas: int | None = BEFORE_AGGREGATORS
     parts: int | None = None
     layout: int = earlier.NESTED
+    generator: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data that knows whether it has been changed; a metric that is not finite is NaN or Infinity, as Python writes it."""
@@ -52,6 +54,7 @@ class _Saved:
     replicas: int | None = BEFORE_AGGREGATORS
     parts: int | None = None
     layout: int = earlier.NESTED
+    generator: str | None = None
 
 
 def read(data: Any) -> Seal:

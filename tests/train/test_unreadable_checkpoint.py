@@ -145,7 +145,9 @@ def test_one_of_another_model_is_not_taken(workdir):
         checkpoints.restore(shapes(other), 6)
 
 
-@pytest.mark.parametrize(("generator", "other"), [("threefry2x32", "rbg"), ("rbg", "threefry2x32")])
+@pytest.mark.parametrize(
+    ("generator", "other"), [("threefry2x32", "rbg"), ("rbg", "threefry2x32"), ("rbg", "unsafe_rbg")]
+)
 def test_one_with_random_keys_of_another_generator_names_the_variable(generator, other, tmp_path):
     with jax.default_prng_impl(generator), Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(make_state(3), {})
