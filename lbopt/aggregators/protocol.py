@@ -73,6 +73,7 @@ class Aggregator:
       takes_parts: whether it may be given parts of leaves in the place of leaves: each device of a slice then sends the part
         that it has summed up. The state's `local` and `mirrored` are then trees like the parameters, or several of them.
       compresses: whether it is there to send less.
+      takes_complex: whether parameters may be complex.
     """
 
     name: str
@@ -83,6 +84,20 @@ class Aggregator:
     check_chain: Callable[[Any, types.Params], None] = lambda opt_state, params: None
     takes_parts: bool = False
     compresses: bool = True
+    takes_complex: bool = False
+
+    def first_state(self, params: types.Params, num_replicas: int) -> AggregatorState:
+        """Return what `init` returns.
+
+        Raises:
+          ValueError: naming the parameter, if it is complex and the aggregator takes real ones only.
+        """
+        for name, leaf in zip(tree.leaf_names(params), jax.tree.leaves(params), strict=True):
+            if not self.takes_complex and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+                raise ValueError(
+                    f"{self.name} at {name!r}: {leaf.dtype}, and it takes real parameters; keep the two parts as real ones, or use mean()"
+                )
+        return self.init(params, num_replicas)
 
 
 def mean() -> Aggregator:
@@ -97,7 +112,13 @@ def mean() -> Aggregator:
         return WireBytes(ring, ring)
 
     return Aggregator(
-        "mean()", lambda params, num_replicas: AggregatorState(), update, sent, takes_parts=True, compresses=False
+        "mean()",
+        lambda params, num_replicas: AggregatorState(),
+        update,
+        sent,
+        takes_parts=True,
+        compresses=False,
+        takes_complex=True,
     )
 
 
@@ -262,7 +283,7 @@ def as_optax(
             return AggregatorState(per_path.UNKNOWN, mirrored, per_path.UNKNOWN)
         if num_replicas == devices:
             warn_if_it_loses(aggregator, params, num_replicas)
-        state = aggregator.init(params, num_replicas)
+        state = aggregator.first_state(params, num_replicas)
         return state._replace(local=_in_lists(state.local))
 
     def update_fn(grads: types.PyTree, state: AggregatorState, params: types.Params | None = None, **extra: Any) -> Any:
@@ -271,7 +292,7 @@ def as_optax(
         _check_rows(grads, params, num_replicas)
         shapes = jax.tree.map(lambda row: jax.ShapeDtypeStruct(row.shape[1:], row.dtype), grads)
         arguments.require_state(state, AggregatorState, aggregator.name)
-        first = jax.eval_shape(lambda p: aggregator.init(p, num_replicas), shapes)
+        first = jax.eval_shape(lambda p: aggregator.first_state(p, num_replicas), shapes)
         if [jnp.shape(x) for x in jax.tree.leaves(state)] != [x.shape for x in jax.tree.leaves(first)]:
             raise ValueError(
                 f"{aggregator.name}: its state is of other parameters or replicas: call init again, or lbopt.aggregators.protocol.rebuilt for another number of replicas"

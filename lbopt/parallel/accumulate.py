@@ -41,8 +41,8 @@ def make_gradient_fn(
       each_microstep: applied to the gradient of every microstep before it is added up; its metrics join the others.
 
     Returns:
-      A `GradientFn`. Gradients have the dtype of the parameters and belong to the mean over the batch; metrics are
-      sums over it. Every microstep starts from the same model_state and their results are averaged, exactly as batch
+      A `GradientFn`. Gradients have the dtype of the parameters and belong to the mean over the batch; those of complex parameters
+      are the conjugates of `jax.grad`'s, so that the loss falls against them, as Optax's transforms expect. Metrics are sums over the batch. Every microstep starts from the same model_state and their results are averaged, exactly as batch
       statistics of replica groups are. Leaves of model_state that have no mean (integers, bools, random keys) are those of
       the last microstep. All leaves keep the dtype they came with.
 
@@ -61,6 +61,7 @@ def make_gradient_fn(
     def whole(params, model_state, batch, rng):
         _check_trainable(params)
         grads, (new_model_state, metrics) = jax.grad(objective, has_aux=True)(params, model_state, batch, rng)
+        grads = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grads)
         if each_microstep is not None:
             grads, of_gradient = each_microstep(grads)
             metrics = {**metrics, **of_gradient}

@@ -78,7 +78,7 @@ class Aggregation:
           UserError: if the aggregator does not fit the parameters or the number of replicas.
         """
         try:
-            return self.aggregator.init(self._parts_of(params), self.num_replicas)
+            return self.aggregator.first_state(self._parts_of(params), self.num_replicas)
         except ValueError as error:
             raise UserError(f"aggregator = {self.aggregator.name}: {error}") from error
 

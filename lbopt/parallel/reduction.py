@@ -11,7 +11,7 @@ from lbopt import tree, types
 
 
 def mean(axis_name: str, dtype: Any, grads: types.Params) -> types.Params:
-    """Within a mapped function: sum over replicas in `dtype` (None: their own) and divide in fp32 or wider."""
+    """Within a mapped function: sum over replicas in `dtype` (None: their own; complex numbers part by part) and divide in fp32 or wider."""
     if dtype is None:
         return jax.lax.pmean(grads, axis_name)
     count = jax.lax.axis_size(axis_name)
@@ -20,7 +20,7 @@ def mean(axis_name: str, dtype: Any, grads: types.Params) -> types.Params:
         total = jax.lax.psum(x.astype(dtype), axis_name)
         return (total.astype(tree.wide_dtype(x.dtype)) / count).astype(x.dtype)
 
-    return jax.tree.map(one, grads)
+    return jax.tree.map(lambda x: tree.map_parts(one, x), grads)
 
 
 def stacked(grads: types.Params) -> types.Params:

@@ -155,9 +155,9 @@ def scatter_mean(mesh: Mesh, stacked: types.PyTree, dtype: Any) -> types.PyTree:
     Args:
       mesh: of one axis.
       stacked: arrays [devices, ...], each row on its device.
-      dtype: to sum in; None for the arrays' own.
+      dtype: to sum in, complex numbers part by part; None for the arrays' own.
     """
-    return jax.tree.map(lambda x: _scatter_one(mesh, x, dtype), stacked)
+    return jax.tree.map(lambda x: tree.map_parts(lambda part: _scatter_one(mesh, part, dtype), x), stacked)
 
 
 def _scatter_one(mesh: Mesh, stacked: jax.Array, dtype: Any) -> jax.Array:

@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import lbopt
+from lbopt.aggregators import protocol as aggregators
 from lbopt.models import cnn, lstm
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -180,3 +181,43 @@ def test_the_step_is_a_pure_function(num_devices, backend, problem, batches):
     assert any(
         jnp.any(a != b) for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(state.params), strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_microsteps": 2},
+        {"backend": "pmap", "reduce_dtype": jnp.float32},
+        {"shard_update": True, "reduce_scatter": True, "reduce_dtype": jnp.float32},
+        {"aggregator": aggregators.mean(), "max_grad_norm": 1.0},
+        {"max_grad_norm": 1.0, "clip_stage": "mean", "num_microsteps": 2, "measure_noise": True},
+    ],
+    ids=["microsteps", "pmap in fp32", "scattered", "aggregated", "measured"],
+)
+def test_complex_parameters_train_as_their_two_parts_do(options):
+    draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape, jnp.complex64)  # noqa: E731
+    batch = {"x": draw(0, 16, 4), "y": draw(1, 16, 4)}
+
+    def loss_of(weights, batch):
+        apart = batch["x"] @ weights - batch["y"]
+        loss = jnp.mean(jnp.square(apart.real) + jnp.square(apart.imag))
+        return loss, ({}, {"loss": (loss, jnp.ones(()))})
+
+    whole = {"w": draw(2, 4, 4)}
+    pair = {"re": whole["w"].real, "im": whole["w"].imag}
+    forms = [
+        (whole, lambda params, _, batch, rng: loss_of(params["w"], batch)),
+        (pair, lambda params, _, batch, rng: loss_of(jax.lax.complex(params["re"], params["im"]), batch)),
+    ]
+    ends, losses_seen = [], []
+    tracks = lbopt.track_noise_scale(16) if "measure_noise" in options else optax.identity()
+    tx = optax.chain(tracks, optax.sgd(0.05, momentum=0.9))
+    for params, loss_fn in forms:
+        step = make_step(loss_fn, tx, 4, **{"backend": "jit", **options})
+        state = step.place(lbopt.TrainState.create(params, {}, tx, seed=0))
+        for _ in range(10):
+            state, metrics = jax.block_until_ready(step(state, batch))
+            losses_seen.append(float(metrics["loss"][0] / metrics["loss"][1]))
+        ends.append(jax.tree.map(np.asarray, state.params))
+    np.testing.assert_allclose(ends[0]["w"], ends[1]["re"] + 1j * ends[1]["im"], rtol=1e-5, atol=1e-6)
+    assert losses_seen[9] < 0.7 * losses_seen[0]
