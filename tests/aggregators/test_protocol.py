@@ -4,7 +4,7 @@ import sys
 import types
 import warnings
 
-import flax.linen
+import boxes
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,10 +125,17 @@ def test_state_keeps_its_shapes_and_dtypes(name, gradients, params, run):
 @pytest.mark.parametrize("name", ALL)
 def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(name, gradients, params):
     tx = protocol.as_optax(ALL[name], 8)
-    boxed = jax.tree.map(lambda p: flax.linen.Partitioned(p, ("x",) * p.ndim), params)
-    state = jax.eval_shape(tx.init, boxed)
-    for spec, leaf in zip(jax.tree.leaves(flax.linen.get_partition_spec(state)), jax.tree.leaves(state), strict=True):
-        assert len(spec) in (0, leaf.ndim)
+    for kind in boxes.KINDS:
+        inside = boxes.boxed(kind, params)
+        state = jax.eval_shape(tx.init, inside)
+        boxes.check_ranks(kind, state)
+        rows = jax.tree.map(lambda p: jax.ShapeDtypeStruct((8, *p.shape), p.dtype), inside)
+        extra = {"second_moment": inside} if name == "agvm" else {}
+        after = jax.eval_shape(tx.update, rows, state, inside, **extra)[1]
+        assert (jax.tree.leaves(after), jax.tree.structure(after)) == (
+            jax.tree.leaves(state),
+            jax.tree.structure(state),
+        )
     mapped = optax.tree_utils.tree_map_params(
         tx,
         lambda leaf, p: leaf.shape == p.shape,
@@ -302,3 +309,18 @@ def test_updates_that_only_wait_are_remembered(gradients, params):
         counts.append(int(state[0].shared))
     assert int(state[1].inner_opt_state.skipped_spikes) == 1
     assert counts == [1, 2, 3, 4, 5, 5, 6, 7]  # the sixth update is skipped
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_complex_parameters_are_averaged_or_refused_by_name(name):
+    params = {"body": {"w": jnp.zeros((4, 3))}, "head": {"w": jnp.zeros(3, jnp.complex64)}}
+    tx = lbopt.aggregate(ALL[name], behind(name), 2)
+    if name != "mean":
+        with pytest.raises(ValueError, match=r"at 'head/w': complex64, and it takes real parameters"):
+            tx.init(params)
+        return
+    rows = jax.tree.map(
+        lambda p: jnp.stack([p + 1, p + 1 + 2 * jnp.asarray(1j, jnp.complex64)]).astype(p.dtype), params
+    )
+    (updates, _), _ = protocol.as_optax(ALL[name], 2).update(rows, protocol.as_optax(ALL[name], 2).init(params))
+    np.testing.assert_array_equal(updates["head"]["w"], [1 + 1j] * 3)

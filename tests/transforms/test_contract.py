@@ -2,14 +2,13 @@
 
 import functools
 
-import flax.linen
+import boxes
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from compiling import QUICKLY
-from flax import nnx
 from jax.sharding import PartitionSpec
 
 import lbopt
@@ -557,56 +556,30 @@ def test_strict_promotion_changes_nothing(name):
             ]
 
 
-class Named:
-    """Like Haliax's: an array that knows the names of its axes."""
-
-    def __init__(self, array, names):
-        self.array, self.names = array, names
-
-    def spec(self):
-        return PartitionSpec(*self.names)
-
-
-jax.tree_util.register_pytree_node(
-    Named, lambda node: ((node.array,), node.names), lambda names, children: Named(*children, names)
-)
-AXES = ("a", "b", "c")
-BOXES = {
-    "Partitioned": lambda leaf: flax.linen.Partitioned(leaf, AXES[: leaf.ndim]),
-    "LogicallyPartitioned": lambda leaf: flax.linen.LogicallyPartitioned(leaf, AXES[: leaf.ndim]),
-    "nnx.Param": lambda leaf: nnx.Param(leaf, out_sharding=AXES[: leaf.ndim]),
-    "Named": lambda leaf: Named(leaf, AXES[: leaf.ndim]),
+SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
+OF_A_STEP = {
+    "noise_scale": (lbopt.track_noise_scale(64), {"small_square_norm": SCALAR, "num_small": SCALAR}),
+    "agvm": (lbopt.scale_by_agvm({"all": ""}), {"agvm_scale": {"all": SCALAR}, "agvm_phi": {"all": SCALAR}}),
 }
+"""Transforms whose update needs what the step measures."""
 
 
-def specs_of_named(shapes):
-    is_named = lambda node: isinstance(node, Named)  # noqa: E731
-    return jax.tree.map(lambda node: node.spec() if is_named(node) else PartitionSpec(), shapes, is_leaf=is_named)
-
-
-def check_ranks(tx, params, grads, specs_of):
-    """See that no leaf of a state gets more axes from its containers than it has, and that an update keeps all as it is."""
-    shapes = jax.eval_shape(tx.init, params)
-    for spec, leaf in zip(jax.tree.leaves(specs_of(shapes)), jax.tree.leaves(shapes), strict=True):
-        assert len(spec) <= leaf.ndim
-    after = jax.eval_shape(tx.update, grads, shapes, params)[1]
-    assert (jax.tree.leaves(after), jax.tree.structure(after)) == (jax.tree.leaves(shapes), jax.tree.structure(shapes))
-
-
-@each
-@pytest.mark.parametrize("kind", BOXES)
+@pytest.mark.parametrize("name", [*TABLE, *OF_A_STEP])
+@pytest.mark.parametrize("kind", boxes.KINDS)
 def test_the_state_of_parameters_in_boxes_can_be_sharded_as_they_are(name, kind):
-    with nnx.use_eager_sharding(False):
-        params = jax.tree.map(BOXES[kind], tree_of(0))
-    specs = {"nnx.Param": nnx.get_partition_spec, "Named": specs_of_named}
-    check_ranks(make(name), params, params, specs.get(kind, flax.linen.get_partition_spec))
+    tx, extra = (make(name), {}) if name in TABLE else OF_A_STEP[name]
+    params = boxes.boxed(kind, tree_of(0))
+    shapes = jax.eval_shape(tx.init, params)
+    boxes.check_ranks(kind, shapes)
+    after = jax.eval_shape(tx.update, params, shapes, params, **extra)[1]
+    assert (jax.tree.leaves(after), jax.tree.structure(after)) == (jax.tree.leaves(shapes), jax.tree.structure(shapes))
 
 
 @each
 def test_tree_map_params_finds_what_is_like_the_parameters(name):
     tx, params = make(name), tree_of(0)
     state = jax.eval_shape(tx.init, params)
-    specs = jax.tree.map(lambda p: PartitionSpec(*AXES[: p.ndim]), params)
+    specs = jax.tree.map(lambda p: PartitionSpec(*boxes.AXES[: p.ndim]), params)
     mapped = optax.tree_utils.tree_map_params(
         tx, lambda leaf, p: leaf.shape == p.shape, state, params, transform_non_params=lambda _: None
     )
