@@ -11,6 +11,7 @@ import optax
 
 from lbopt import tree, types
 from lbopt.errors import UserError
+from lbopt.transforms import ema
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -55,6 +56,7 @@ class TrainState(flax.struct.PyTreeNode):
         params = tree.map_with_name(lambda name, x: _strong(f"params/{name}", x), params)
         model_state = tree.map_with_name(lambda name, x: _strong(f"model_state/{name}", x), model_state)
         arrays = apart((params, model_state, tx.init(params)))
+        ema.warn_of_microsteps(arrays[2])
         return cls(jnp.zeros((), jnp.int32), *arrays, jax.random.key_data(step_root))
 
     def step_key(self) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -108,12 +109,15 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
 
     Raises:
       ValueError: if the state holds no average, or several, or one of other parameters or shapes than `like`.
+
+    Warns where `optax.MultiSteps` or `optax.apply_every` is beside the average and not around it: it then takes a step with every microstep.
     """
     found = list(per_path.find_states(opt_state, (EmaState,)))
     if len(found) != 1:
         raise ValueError(
             f"opt_state holds {len(found)} averages of the parameters: put one lbopt.track_ema last in the chain"
         )
+    warn_of_microsteps(opt_state)
     ema = found[0].ema
     if like is None:  # a copy: later updates change the variables of Flax NNX that hold the state
         return jax.tree.map(lambda average: average, ema)
@@ -132,3 +136,15 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
         return averages[name].astype(p.dtype)
 
     return tree.map_with_name(average, like)
+
+
+def warn_of_microsteps(opt_state: Any) -> None:
+    """Warn if microsteps are gathered beside an average of the parameters, which then takes a step with each of them."""
+    gathers = list(per_path.find_states(opt_state, (optax.MultiStepsState, optax.ApplyEvery)))
+    around = [getattr(state, "inner_opt_state", ()) for state in gathers]
+    averages, inside = (list(per_path.find_states(states, (EmaState,))) for states in (opt_state, around))
+    if gathers and len(inside) < len(averages):
+        warnings.warn(
+            "track_ema: microsteps are gathered beside it, so its decay is that of a microstep: put optax.MultiSteps around the whole chain",
+            stacklevel=3,
+        )

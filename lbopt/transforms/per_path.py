@@ -60,7 +60,7 @@ def find_states(opt_state: Any, kinds: Collection[type]) -> Iterator[Any]:
 
 
 def _typed(kind: Any, fields: Mapping[Any, Any]) -> Any:
-    optional = {**kind._field_defaults, "inner": ()}  # what is empty has no entry there
+    optional = {**kind._field_defaults, "inner": (), "skip_state": ()}  # what is empty has no entry there
     needed = set(kind._fields) - set(optional)
     present = {name for name in fields if fields[name] is not None}
     if not needed <= present <= set(kind._fields):

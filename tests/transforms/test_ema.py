@@ -1,5 +1,8 @@
 """The average of the parameters against NumPy."""
 
+import warnings
+
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,3 +87,26 @@ def test_leaves_that_were_masked_out_come_from_the_parameters():
     average = lbopt.ema_params(state, like=params)
     assert np.array_equal(average["w"], np.full(3, 1.5))
     assert np.array_equal(average["frozen"], np.full(2, 7.0))
+
+
+@pytest.mark.parametrize(
+    ("tx", "beside"),
+    [
+        (optax.chain(optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(), lbopt.track_ema()), True),
+        (optax.chain(optax.apply_every(2), optax.sgd(0.1), lbopt.track_ema()), True),
+        (optax.MultiSteps(optax.chain(optax.sgd(0.1), lbopt.track_ema()), 2).gradient_transformation(), False),
+        (optax.chain(optax.sgd(0.1), lbopt.track_ema()), False),
+    ],
+)
+def test_an_average_of_microsteps_is_told(tx, beside):
+    params = {"w": jnp.ones(2)}
+    typeless = flax.serialization.to_state_dict(tx.init(params))
+    for ask in (
+        lambda: lbopt.ema_params(tx.init(params)),
+        lambda: lbopt.ema_params(typeless, params),
+        lambda: lbopt.TrainState.create(params, {}, tx),
+    ):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            ask()
+        assert ["microsteps are gathered beside it" in str(one.message) for one in said] == [True] * beside
