@@ -16,7 +16,7 @@ from lbopt.config.model import BATCH_NORMED, ModelConfig
 from lbopt.data.arrays import Dataset, Splits
 from lbopt.data.damaged import DAMAGED
 from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
-from lbopt.errors import UserError, require
+from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.models import norm, seam
 from lbopt.recipes import classification, language_model, masked_lm, networks, question_answering, sources
 from lbopt.recipes.task import Task, means_of
@@ -97,6 +97,10 @@ def make_problem(
     try:
         shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
     except ValueError as error:
+        if "jax_numpy_dtype_promotion" in str(error):
+            raise EnvironmentProblem(
+                f"JAX_NUMPY_DTYPE_PROMOTION = 'strict': config.model.name = {model.name!r} computes in two precisions; unset it"
+            ) from error
         raise UserError(_by_field(str(error))) from error
     loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
     names = task.metric_names or _metric_names(task, shapes, source.splits.validation)

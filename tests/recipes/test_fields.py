@@ -12,7 +12,7 @@ from lbopt.cli.arguments import call_get_config
 from lbopt.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from lbopt.config.data import DataConfig
 from lbopt.config.schedule import validate_schedule
-from lbopt.errors import UserError
+from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.recipes import build, schedule as schedules
 from lbopt.recipes.problem import make_problem
 from lbopt.transforms.ema import ema_params
@@ -236,3 +236,9 @@ def test_a_ramp_that_is_over_before_the_first_step_is_refused():
     with pytest.raises(ValueError, match=r"^config\.schedule\.warmup_steps = 5\.0: no step of warmup at batch 64"):
         schedules.resolve(config, 64, 6400, 4.0)
     assert schedules.resolve(dataclasses.replace(config, start_step=-4), 64, 6400, 4.0).warmup_steps == 5
+
+
+def test_a_model_of_two_precisions_under_strict_promotion_names_the_variable():
+    said = "JAX_NUMPY_DTYPE_PROMOTION = 'strict': config.model.name = 'cnn' computes in two precisions; unset it"
+    with jax.numpy_dtype_promotion("strict"), pytest.raises(EnvironmentProblem, match=said):
+        problem_of(dtype="bfloat16")
