@@ -12,7 +12,20 @@ import lbopt
 PACKAGE = pathlib.Path(__file__).parents[1] / "lbopt"
 
 LEVELS = {
-    0: {"errors", "types", "tree", "masks", "stacks", "replicas", "scalars", "regular", "typed_json", "shown", "paths"},
+    0: {
+        "errors",
+        "types",
+        "tree",
+        "masks",
+        "stacks",
+        "replicas",
+        "scalars",
+        "regular",
+        "typed_json",
+        "shown",
+        "paths",
+        "unfinished",
+    },
     1: {"job", "transforms", "schedules", "losses", "metrics", "models", "aggregators", "config"},
     2: {"parallel", "data", "interchange"},
     3: {"train", "evaluation"},

@@ -6,12 +6,10 @@ import contextlib
 import json
 import os
 import pathlib
-import secrets
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
-from lbopt import paths
+from lbopt import paths, unfinished
 from lbopt.errors import EnvironmentProblem, UserError
 
 
@@ -35,24 +33,24 @@ def require_new(path: paths.GivenPath, field: str) -> pathlib.Path:
 def new_folder(path: paths.GivenPath, field: str = "directory") -> Iterator[pathlib.Path]:
     """Yield a hidden folder beside `path`; it is renamed to `path` at the end, and removed if that is not reached.
 
+    What killed processes have left beside `path` is removed.
+
     Raises:
       UserError: if something is at `path`.
       EnvironmentProblem: if it cannot be written.
     """
     place = require_new(path, field)
-    partial = place.with_name(f".{place.name}.{secrets.randbits(32)}.partial")  # containers have all the same pid
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        for file in partial.iterdir():
-            _flush(file)
-        os.replace(partial, place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.folder(place) as partial:
+            yield partial
+            for file in partial.iterdir():
+                _flush(file)
+            os.replace(partial, place)
     except OSError as error:
         raise EnvironmentProblem(
             f"{field} = {str(path)!r}: cannot be written ({error.strerror or error}); free space or use another folder"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_json(file: pathlib.Path, data: Any) -> None:

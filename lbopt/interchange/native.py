@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import paths, typed_json, types
-from lbopt.errors import UserError, brief
+from lbopt import paths, typed_json, types, unfinished
+from lbopt.errors import EnvironmentProblem, UserError, brief
 from lbopt.interchange import files, names
 
 FORMAT = "lbopt"
@@ -27,15 +26,20 @@ def save_safetensors(
       file: to write; one that is there is replaced when the new one is whole.
       variables: {"params": ..., "batch_stats": ...}.
       metadata: strings to keep beside them; `format` is ours.
+
+    Raises:
+      EnvironmentProblem: if it cannot be written.
     """
     place = paths.local(file, "file")
-    partial = place.with_name(f".{place.name}.{secrets.randbits(32)}")
     arrays = {name: np.asarray(leaf) for name, leaf in names.flatten(variables).items()}
     try:
-        files.write(partial, arrays, {**(metadata or {}), "format": FORMAT})
-        os.replace(partial, place)
-    finally:
-        partial.unlink(missing_ok=True)
+        with unfinished.folder(place) as room:
+            files.write(room / place.name, arrays, {**(metadata or {}), "format": FORMAT})
+            os.replace(room / place.name, place)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"file = {str(file)!r}: cannot be written ({error.strerror}); free space or use another folder"
+        ) from error
 
 
 def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, str]]:

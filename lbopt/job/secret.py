@@ -16,11 +16,12 @@ import hmac
 import json
 import os
 import pathlib
+import re
 import secrets
 from collections.abc import Mapping, MutableMapping
 from typing import Any, cast
 
-from lbopt import paths
+from lbopt import paths, unfinished
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.job.wire import Keys, Wire
 from lbopt.regular import open_regular
@@ -87,9 +88,10 @@ def _own(environ: Mapping[str, str]) -> bytes:
     path = pathlib.Path("~/.config/lbopt/job_secret")
     try:
         path = paths.of_user(environ, "XDG_CONFIG_HOME", ".config") / "lbopt" / "job_secret"
+        unfinished.remove(path.parent, re.compile(r"\.job_secret\.\d+(\.[0-9a-f]{8})?"))
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = path.with_name(f".job_secret.{os.getpid()}.{secrets.token_hex(4)}")
+            part = unfinished.beside(path)
             try:
                 descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(descriptor, "w") as stream:

@@ -8,19 +8,16 @@ import json
 import os
 import pathlib
 import re
-import secrets
 import socket
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NotRequired, TypedDict
 
-from lbopt import paths, typed_json
+from lbopt import paths, typed_json, unfinished
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job.member import Alone
-from lbopt.regular import open_regular
 from lbopt.train import bucket, environment
 from lbopt.train.shard import Shard, at_the_door
 
@@ -29,7 +26,6 @@ KINDS = {"train": "training run", "sweep": "sweep"}
 
 _LEFTOVER = re.compile(r"\..+\.(json|jsonl|txt|csv|html|png)\.\d+|\.seen-by-all-[0-9a-f]{32}")
 """Names of files that `write_bytes` has not finished, and that `check_shared` looks at."""
-_YOUNG_S = 60.0
 _RESTORE = "restore it or use another --workdir"
 
 
@@ -283,12 +279,11 @@ def write_text(file: pathlib.Path, text: str) -> None:
 
 def write_bytes(file: pathlib.Path, data: bytes) -> None:
     """Write a file whole or not at all."""
-    partial = file.with_name(f".{file.name}.{secrets.randbits(32)}")  # containers on one disk have all the same pid
+    partial = unfinished.beside(file)
     with writing(file):
         try:
             with open(partial, "wb") as stream:
-                with contextlib.suppress(OSError):  # for remove_leftovers; some file systems have no locks
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                unfinished.lock(stream.fileno())
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -299,17 +294,8 @@ def write_bytes(file: pathlib.Path, data: bytes) -> None:
 
 
 def remove_leftovers(folder: pathlib.Path) -> None:
-    """Remove the partial files that killed processes have left in a workdir.
-
-    A process that is at work, on any host that sees the locks of this folder, holds a lock on its partial file. One that began
-    within the last minute may not have got it yet: young files stay.
-    """
-    with contextlib.suppress(OSError):  # they are in nobody's way
-        for file in list(folder.iterdir()):
-            if _LEFTOVER.fullmatch(file.name) and file.is_file() and time.time() - file.stat().st_mtime > _YOUNG_S:
-                with contextlib.suppress(OSError), open_regular(file, "r+b") as stream:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    file.unlink()
+    """Remove the partial files that killed processes have left in a workdir."""
+    unfinished.remove(folder, _LEFTOVER)
 
 
 @contextlib.contextmanager

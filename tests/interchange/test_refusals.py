@@ -1,6 +1,8 @@
 """Folders that are not read: one line that names the file or the field, the value and the fix, before anything is built."""
 
+import fcntl
 import json
+import os
 import pickle
 
 import numpy as np
@@ -10,8 +12,8 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 import lbopt
-from lbopt.errors import UserError
-from lbopt.interchange import folders, huggingface
+from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.interchange import folders, huggingface, native
 from lbopt.models.bert import Bert
 from lbopt.models.cnn import CNN
 from lbopt.models.efficientnet import EfficientNet
@@ -267,3 +269,29 @@ def test_nothing_is_overwritten_and_nothing_is_left_by_a_failure(tmp_path):
         ):  # of a container with the same pid
             raise ZeroDivisionError
     assert (tmp_path / "empty" / "whole").read_text() == "whole"
+
+
+def test_what_killed_processes_have_left_is_removed(tmp_path):
+    """Not what a process is at work in, nor what is young or another's."""
+    ours, held, young, other = (tmp_path / f".new.{n}.partial" for n in ("1", "2", "3", "x"))
+    for folder in (ours, held, young, other):
+        folder.mkdir()
+        (folder / "half").write_text("half")
+    for folder in (ours, held, other):
+        os.utime(folder, (0, 0))
+    descriptor = os.open(held, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with folders.new_folder(tmp_path / "new") as partial:
+            os.utime(partial, (0, 0))
+            with pytest.raises(ZeroDivisionError), folders.new_folder(tmp_path / "new"):
+                raise ZeroDivisionError
+            (partial / "whole").write_text("whole")
+    finally:
+        os.close(descriptor)
+    left = [".new.2.partial", ".new.3.partial", ".new.x.partial", "new"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == left
+    native.save_safetensors(tmp_path / "new" / "w", {"params": {"w": np.zeros(2)}})
+    assert sorted(entry.name for entry in (tmp_path / "new").iterdir()) == ["w", "whole"]
+    with pytest.raises(EnvironmentProblem, match=r"w/x': cannot be written \(Not a directory\)"):
+        native.save_safetensors(tmp_path / "new" / "w" / "x", {"params": {"w": np.zeros(2)}})

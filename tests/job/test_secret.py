@@ -73,7 +73,10 @@ def test_a_variable_that_is_none(value):
 
 
 def test_all_of_one_home_have_one(tmp_path):
-    """Whoever asks first makes it, for its user alone."""
+    """Whoever asks first makes it, for its user alone; what a killed process left is removed."""
+    (tmp_path / "config" / "lbopt").mkdir(parents=True)
+    (tmp_path / "config" / "lbopt" / ".job_secret.99").touch()
+    os.utime(tmp_path / "config" / "lbopt" / ".job_secret.99", (0, 0))
     code = "import os, sys; from lbopt.job import secret; sys.stdout.buffer.write(secret.find({}, os.environ))"
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "PYTHONPATH": os.pathsep.join(sys.path)}
     started = [subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE) for _ in range(3)]
