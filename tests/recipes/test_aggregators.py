@@ -123,7 +123,7 @@ def test_a_field_that_is_wrong_is_named(overrides, said):
             "config.parallel.reduce_scatter = True: config.aggregator.name = 'ef'",
         ),
         (
-            ("optimizer.clip_stage=mean",),
+            ("optimizer.max_grad_norm=1.0", "optimizer.clip_stage=mean"),
             "config.optimizer.clip_stage = 'mean': an aggregator takes the mean once a step",
         ),
         (
