@@ -270,6 +270,10 @@ def as_optax(
         without that axis.
     """
     devices = 1 if mesh is None else mesh.size
+    if not isinstance(aggregator, Aggregator):
+        raise ValueError(
+            f"aggregator = {tree.said(aggregator)}: give one of lbopt.aggregators, lbopt.aps() for instance"
+        )
     arguments.require_whole("num_replicas", num_replicas, 1)
     if num_replicas % devices:
         raise ValueError(f"num_replicas = {num_replicas}: give a multiple of the {devices} devices of the mesh")
@@ -366,6 +370,7 @@ def aggregate(
     >>> print(updates["w"])
     [-1.  -1.5]
     """
+    arguments.require_transformation("tx", tx)
     first, second = as_optax(aggregator, num_replicas, mesh), optax.with_extra_args_support(tx)
 
     def init_fn(params: types.Params) -> tuple[AggregatorState, Any]:

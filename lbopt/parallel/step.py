@@ -22,7 +22,7 @@ from lbopt.parallel import accumulate, clip as clips, loss_form, reduction, shar
 from lbopt.parallel.aggregation import Aggregation, make_aggregation
 from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, check_batch, check_divisible, check_mesh, replicated, sharded, torus_grid
-from lbopt.parallel.state import TrainState, apart
+from lbopt.parallel.state import TrainState, apart, require_tx
 
 Backend = Literal["jit", "pjit", "pmap"]
 BACKENDS = ("jit", "pjit", "pmap")
@@ -387,8 +387,7 @@ def make_train_step(
     counts = isinstance(num_microsteps, numbers.Integral) and not isinstance(num_microsteps, bool)
     require(counts and num_microsteps >= 1, "num_microsteps", num_microsteps, "give a number >= 1")
     require(callable(loss_fn), "loss_fn", loss_fn, "give a function (params, model_state, batch, rng)")
-    pair = all(callable(getattr(tx, name, None)) for name in ("init", "update"))
-    require(pair, "tx", tx, "give an Optax transformation")
+    require_tx(tx)
     known = aggregator is None or isinstance(aggregator, Aggregator)
     require(known, "aggregator", aggregator, "give one of lbopt.aggregators, lbopt.aps() for instance, or None")
     _require_float("compute_dtype", compute_dtype)

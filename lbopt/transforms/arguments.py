@@ -97,6 +97,12 @@ def require_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
         raise ValueError(f"{argument} = {tree.said(value)}: use one of {', '.join(str(choice) for choice in choices)}")
 
 
+def require_transformation(argument: str, value: Any) -> None:
+    """Raise ValueError unless it is what Optax chains: a pair of `init` and `update`."""
+    if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
+        raise ValueError(f"{argument} = {tree.said(value)}: give an Optax transformation")
+
+
 def require_float_dtype(argument: str, dtype: Any) -> None:
     """Raise ValueError unless the value is None or names a floating-point dtype of at least 16 bits."""
     if isinstance(dtype, (jax.Array, np.ndarray, np.generic)):

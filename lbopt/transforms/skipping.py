@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import tree, types
+from lbopt import types
 from lbopt.transforms import arguments, clipping
 
 
@@ -83,8 +83,7 @@ def skip_bad_updates(
       A gradient of 1e20 is finite, and so is its norm here. The second moments of `optax.scale_by_adam` become infinite by it, and stay
       so; those of `lamb`, `lans` and `scale_by_lamb_moments` do not.
     """
-    if not (hasattr(inner, "init") and hasattr(inner, "update")):
-        raise ValueError(f"inner = {tree.said(inner)}: give the optimizer to guard")
+    arguments.require_transformation("inner", inner)
     arguments.require_at_least("max_consecutive", max_consecutive, 0)
     arguments.require_at_least("warmup_updates", warmup_updates, 0)
     arguments.require_decay_rate("norm_decay", norm_decay)

@@ -338,6 +338,7 @@ def scale_by_layerwise_trust_ratio(
         near_one=_near_one,
     )
     through = optax.identity() if inner is None else inner
+    arguments.require_transformation("inner", through)
 
     def init_fn(params: types.Params) -> TrustRatioState:
         count = jnp.zeros((), jnp.int32) if options.needs_rate else None

@@ -98,7 +98,17 @@ CONTRADICTIONS = {
     "dampening_as_text": (lambda: lbopt.lars(0.1, dampening="average"), "dampening = 'average': give a number"),
     "variant_as_list": (lambda: lbopt.lamb(0.1, variant=["albert"]), r"variant = \['albert'\]: use one of paper"),
     "ramp": (lambda: lbopt.track_ema(ramp="no"), "ramp = 'no': give True or False"),
-    "guard_nothing": (lambda: lbopt.skip_bad_updates(None), "inner = None: give the optimizer to guard"),
+    "guard_nothing": (lambda: lbopt.skip_bad_updates(None), "inner = None: give an Optax transformation"),
+    "ratio_of_nothing": (lambda: lbopt.scale_by_layerwise_trust_ratio(inner=optax.sgd), "inner = <function sgd"),
+    "aggregate_before_nothing": (
+        lambda: lbopt.aggregate(lbopt.aps(), 0.1, 2),
+        "tx = 0.1: give an Optax transformation",
+    ),
+    "aggregate_by_nothing": (
+        lambda: lbopt.aggregate(optax.sgd(0.1), optax.sgd(0.1), 2),
+        "give one of lbopt.aggregators",
+    ),
+    "state_of_nothing": (lambda: lbopt.TrainState.create({}, {}, None), "tx = None: give an Optax transformation"),
     "spike_as_text": (
         lambda: lbopt.skip_bad_updates(optax.sgd(0.1), spike_factor="3"),
         "spike_factor = '3': give a number",
