@@ -329,7 +329,7 @@ def make_train_step(
     Args:
       loss_fn: (params, model_state, batch, rng) -> (mean loss, (new model_state, metrics)). Under "jit" it sees the
         global batch, under "pmap" one replica's part.
-      tx: any Optax transformation.
+      tx: any Optax transformation. Of complex parameters it gets the conjugate of `jax.grad`'s gradient, against which the loss falls.
       mesh: from `make_mesh`, or your own with an axis `data`. Under plain "jit" it may have other axes, for sharding within the
         loss; where replicas are mapped or the update is sharded it has no other.
       backend: "jit" ("pjit" is the same) lets the compiler place the gradient reduction; "pmap" maps replicas and
