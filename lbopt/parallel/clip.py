@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lbopt import replicas, types
+from lbopt import replicas, scalars, types
 from lbopt.errors import require, require_choice
 from lbopt.parallel import reduction
 from lbopt.transforms import clipping
@@ -35,6 +35,7 @@ class GradientClip:
 
     def __post_init__(self) -> None:
         fix = "give a finite number > 0, or leave the clip out"
+        object.__setattr__(self, "max_norm", scalars.known(self.max_norm))
         number = isinstance(self.max_norm, numbers.Real)
         require(number and 0 < self.max_norm < math.inf, "max_grad_norm", self.max_norm, fix)
         require_choice("clip_stage", self.stage, STAGES)

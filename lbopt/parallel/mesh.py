@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import numbers
 import os
 from collections.abc import Sequence
 
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lbopt import tree, types
+from lbopt import scalars, tree, types
 from lbopt.errors import EnvironmentProblem, UserError, brief, require, require_choice
 
 DATA_AXIS = "data"
@@ -41,10 +40,10 @@ def make_mesh(
     {'data': 1}
     """
     available = list(available_devices() if devices is None else devices)
-    wanted = len(available) if num_devices is None else num_devices
-    if not isinstance(wanted, numbers.Integral) or not 1 <= wanted <= len(available):
+    wanted = len(available) if num_devices is None else scalars.known(num_devices)
+    if not isinstance(wanted, int) or not 1 <= wanted <= len(available):
         raise UserError(
-            f"num_devices = {brief(wanted)}: give 1 to {len(available)}, there are {len(available)} devices here"
+            f"num_devices = {brief(wanted)}: give a whole number from 1 to {len(available)}, there are {len(available)} devices here"
         )
     require_choice("order", order, ("given", "torus"))
     if order == "torus":

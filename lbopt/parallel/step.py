@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lbopt import replicas, types
+from lbopt import replicas, scalars, types
 from lbopt.aggregators import protocol
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState
 from lbopt.errors import UserError, require, require_choice
@@ -384,7 +383,8 @@ def make_train_step(
         with `shard_update`, with a state that lies elsewhere.
     """
     require_choice("backend", backend, BACKENDS)
-    counts = isinstance(num_microsteps, numbers.Integral) and not isinstance(num_microsteps, bool)
+    num_microsteps, replicas_per_device = map(scalars.known, (num_microsteps, replicas_per_device))
+    counts = isinstance(num_microsteps, int) and not isinstance(num_microsteps, bool)
     require(counts and num_microsteps >= 1, "num_microsteps", num_microsteps, "give a number >= 1")
     require(callable(loss_fn), "loss_fn", loss_fn, "give a function (params, model_state, batch, rng)")
     require_tx(tx)
@@ -394,7 +394,8 @@ def make_train_step(
     _require_float("reduce_dtype", reduce_dtype)
     flags = {"measure_noise": measure_noise, "shard_update": shard_update, "reduce_scatter": reduce_scatter}
     for field, value in {**flags, "donate": donate, "key_per_replica": key_per_replica}.items():
-        require(isinstance(value, bool | np.bool_), field, value, "give True or False")
+        is_flag = isinstance(value, bool | np.bool_ | int) and value in (0, 1)
+        require(is_flag, field, value, "give True or False")
     clip = None if max_grad_norm is None else GradientClip(max_grad_norm, clip_stage)
     fix = "nothing is clipped; give max_grad_norm too, or leave it out"
     require(clip is not None or clip_stage in ("accumulated", "none"), "clip_stage", clip_stage, fix)

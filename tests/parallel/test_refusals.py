@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import lbopt
+from lbopt.aggregators.protocol import mean
 from lbopt.data.arrays import ArrayDataset
 from lbopt.errors import UserError
 from lbopt.parallel.mesh import check_divisible, put_batch
@@ -214,6 +215,7 @@ def test_evaluation_refuses_metrics_that_do_not_add_up(backend):
         ({"reduce_dtype": "fp33"}, "reduce_dtype = 'fp33': give a floating-point dtype"),
         ({"aggregator": lbopt.aps}, "aggregator = .*aps.*: give one of lbopt.aggregators"),
         ({"max_grad_norm": "1"}, "max_grad_norm = '1': give a finite number > 0"),
+        ({"donate": "no"}, "donate = 'no': give True or False"),
     ],
 )
 def test_an_argument_of_another_type_is_named(changed, message):
@@ -221,3 +223,19 @@ def test_an_argument_of_another_type_is_named(changed, message):
     with pytest.raises(UserError, match=f"^{message}") as said:
         lbopt.make_train_step(**arguments)
     assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_arrays_of_one_number_are_numbers(kind):
+    step = lbopt.make_train_step(
+        lambda params, model_state, batch, rng: (params["w"].sum() + batch["x"].sum(), ({}, {})),
+        optax.sgd(0.1),
+        lbopt.make_mesh(kind(2)),
+        num_microsteps=kind(2),
+        max_grad_norm=kind(1),
+        aggregator=mean(),
+        replicas_per_device=kind(1),
+        donate=0,
+    )
+    after, _ = step(step.place(state()), {"x": np.zeros((8, 2), np.float32)})
+    assert float(jnp.linalg.norm(after.params["w"])) == pytest.approx(0.1)
