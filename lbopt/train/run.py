@@ -155,10 +155,10 @@ class Run:
         """
         shapes, devices = jax.tree.leaves(self.shapes()), self.mesh.local_devices
         each = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in shapes)
-        of_device = (devices[0].memory_stats() or {}).get("bytes_limit")
-        of_host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        needed, there = (each * len(devices), of_host) if of_device is None else (each, of_device)
-        if needed > there:
+        needed, there = each, (devices[0].memory_stats() or {}).get("bytes_limit")
+        if devices[0].platform == "cpu":  # all of them share the host's
+            needed, there = each * len(devices), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if there is not None and needed > there:
             raise UserError(
                 f"config.model: parameters and optimizer state take {needed / 1e9:,.0f} GB, the memory has {there / 1e9:,.0f} GB; "
                 "use a smaller model, or more devices with config.parallel.shard_update"

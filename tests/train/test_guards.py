@@ -1,12 +1,16 @@
 """What a run logs of the optimizer, and how it ends when only broken gradients come."""
 
+import contextlib
 import types
 
 import jax
 import numpy as np
+import pytest
 
+from lbopt.errors import UserError
 from lbopt.report.training import write_training_report
 from lbopt.train.loop import History, _Session
+from lbopt.train.run import Run
 from lbopt.train.workdir import read_config
 
 GUARDED = ("--config.optimizer.skip_limit=2",)
@@ -74,3 +78,16 @@ def test_stalled_weights_are_told_of_once():
         _Session._check_stalled(loop, step, {"stalled/a/kernel": share, "stalled/b[2]": 0.1, "learning_rate": 1.0})
     (line,) = said
     assert line.startswith("warning: at step 2 the update left 97% of the weights of a/kernel as they were")
+
+
+@pytest.mark.parametrize(
+    ("stats", "refused"), [(None, False), ({"bytes_limit": 2**50}, False), ({"bytes_limit": 2**20}, True)]
+)
+def test_a_state_has_to_fit_the_memory_of_a_device_that_says_it(stats, refused):
+    """One that says nothing has its own: the host's is smaller than that of its eight devices together."""
+    device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
+    whole = jax.ShapeDtypeStruct((2**40,), "float32", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    state = {"w": whole if stats is None else jax.ShapeDtypeStruct((2**20,), "float32", sharding=whole.sharding)}
+    run = types.SimpleNamespace(shapes=lambda: state, mesh=types.SimpleNamespace(local_devices=[device] * 8))
+    with pytest.raises(UserError, match=r"^config\.model: ") if refused else contextlib.nullcontext():
+        Run.check_memory(run)
