@@ -165,14 +165,16 @@ def _check_jax() -> None:
             f"{named[0]} = {os.environ[named[0]]!r}: JAX does not take it; unset it, or give another value"
         ) from error
     values = jax.config.values
-    cache = values["jax_compilation_cache_dir"]
-    if cache and paths.is_address(cache) and not re.match("(gs|s3)://[^/]", cache):
-        raise EnvironmentProblem(f"JAX_COMPILATION_CACHE_DIR = {cache!r}: give a folder of this machine, or gs://...")
+    for name in ("jax_compilation_cache_dir", "jax_dump_ir_to"):
+        place = values.get(name)
+        if place and paths.is_address(place) and not re.match(_BUCKETS, place):
+            raise EnvironmentProblem(f"{name.upper()} = {place!r}: give a folder of this machine, or gs://...")
     for name, ends, why in _UNUSABLE:
         value = values.get(name)
         if value and ends in (None, value):
             raise EnvironmentProblem(f"{name.upper()} = {value}: {why}; unset it")
-    if dump := values.get("jax_dump_ir_to"):
+    dump = values.get("jax_dump_ir_to")
+    if dump and not re.match(_BUCKETS, dump):
         try:
             paths.local(dump, "JAX_DUMP_IR_TO").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -181,6 +183,7 @@ def _check_jax() -> None:
             ) from error
 
 
+_BUCKETS = "(gs|s3)://[^/]"
 _UNUSABLE = (
     ("jax_disable_jit", None, "steps are compiled here"),
     ("jax_no_execution", None, "steps are run here"),

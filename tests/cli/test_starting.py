@@ -133,6 +133,7 @@ def test_a_setting_is_known_by_what_jax_says(name, value, said, monkeypatch):
     ("name", "value", "said"),
     [
         ("jax_dump_ir_to", "/dev/null/dumped", "'/dev/null/dumped': Not a directory; unset it, or give a folder"),
+        ("jax_dump_ir_to", "gs:/one/slash", "'gs:/one/slash': give a folder of this machine, or gs://..."),
         ("jax_random_seed_offset", 3, "3: seeds are those of the config; unset it"),
         (
             "jax_transfer_guard",
@@ -149,6 +150,15 @@ def test_a_setting_with_which_nothing_would_run_is_named(name, value, said):
             main._check_jax()
     finally:
         jax.config.update(name, before)
+
+
+def test_jax_may_dump_into_a_bucket():
+    before = jax.config.values["jax_dump_ir_to"]
+    jax.config.update("jax_dump_ir_to", "gs://bucket/dumped")
+    try:
+        main._check_jax()
+    finally:
+        jax.config.update("jax_dump_ir_to", before)
 
 
 @pytest.mark.parametrize(
