@@ -90,8 +90,9 @@ class Aggregator:
         """Return what `init` returns.
 
         Raises:
-          ValueError: naming the parameter, if it is complex and the aggregator takes real ones only.
+          ValueError: naming the parameter, if it is no floating-point array, or complex and the aggregator takes real ones only.
         """
+        tree.check_inexact(params, "the parameter")
         for name, leaf in zip(tree.leaf_names(params), jax.tree.leaves(params), strict=True):
             if not self.takes_complex and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
                 raise ValueError(

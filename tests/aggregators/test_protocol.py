@@ -247,6 +247,8 @@ def test_gradients_have_to_be_rows(gradients, params):
         protocol.as_optax(protocol.mean(), 8).update(params, state[0])
     with pytest.raises(ValueError, match="gradients has another structure than params"):
         tx.update(rows["body"], state, params)
+    with pytest.raises(ValueError, match=r"the parameter at 'scale' is float, .*: make it one with jnp.asarray"):
+        tx.init({"scale": 1.0})
 
 
 @pytest.mark.parametrize("name", ["agvm", "ef", "econtrol", "powersgd"])
