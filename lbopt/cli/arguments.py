@@ -167,7 +167,10 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
 
 
 def _lies_in(folder: str, module: Any) -> bool:
-    return str(getattr(module, "__file__", None) or "").startswith(folder + os.sep)
+    """Return whether a module came from a folder, and not from another place of the path inside it, as a `.venv` is."""
+    file = str(getattr(module, "__file__", None) or "")
+    places = [place for place in (folder, *sys.path) if file.startswith(place.rstrip(os.sep) + os.sep)]
+    return max(places, key=len, default=None) == folder
 
 
 def command_line(command: str, argv: Sequence[str]) -> str:

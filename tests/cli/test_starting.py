@@ -43,6 +43,19 @@ def test_a_config_imports_what_lies_beside_it_and_has_annotations_of_its_own(tmp
         assert config_rows(str(file)) == ["small"]
 
 
+def test_a_config_shares_what_is_installed_in_a_folder_beside_it(tmp_path, monkeypatch):
+    """Modules in C, as NumPy's, cannot be imported a second time."""
+    for name, text in {
+        "one/.venv/installed_once.py": "IT = object()\n",
+        "one/mine.py": "import installed_once\ndef get_config(arg): return installed_once.IT\n",
+        "two/mine.py": "import installed_once\ndef get_config(arg): return installed_once.IT\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "one/.venv")])
+    assert call_get_config(str(tmp_path / "one/mine.py")) is call_get_config(str(tmp_path / "two/mine.py"))
+
+
 OWN_FIELD = """
 import dataclasses
 from lbopt.config import data, train
