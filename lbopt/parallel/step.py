@@ -237,12 +237,14 @@ class Step:
         return jax.device_put(state, self.state_sharding(state))
 
     def _on_mesh(self, arguments: list[Any]) -> list[Any]:
-        """Lay out what does not lie on the mesh, like a state that nobody placed.
+        """Lay out what does not lie on the mesh, like a state that nobody placed, and copy what is in a state twice.
 
         An array's type names its mesh: the next call, with what this one returns, would compile the step a second time.
         """
-        if self._looked and all(self._lies_here(leaf) for leaf in jax.tree.leaves(arguments)):
+        leaves = jax.tree.leaves(arguments)
+        if self._looked and all(map(self._lies_here, leaves)) and len(set(map(id, leaves))) == len(leaves):
             return arguments
+        arguments = [apart(a) if isinstance(a, TrainState) else a for a in arguments]
 
         def put(leaf: Any, where: Any) -> Any:
             if isinstance(leaf, bool | int | float | complex | np.generic):
