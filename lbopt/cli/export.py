@@ -72,8 +72,6 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
             native.save_safetensors(folder / files.WEIGHTS, variables, metadata)
     else:
         _save_huggingface(output, config, plan, variables, metadata)
-        for name, content in plan.vocabulary.files().items():
-            workdirs.write_text(output / name, content)
     show(str(output))
 
 
@@ -107,7 +105,7 @@ def _save_huggingface(
 ) -> None:
     network = networks.make_network(config.model, *outputs_and_head(variables["params"]))
     side = plan.batches.piece(0, 0, 1)["image"].shape[1] if config.model.name == "efficientnet" else None
-    huggingface.save_huggingface(output, network, variables, side, metadata, "--output")
+    huggingface.save_huggingface(output, network, variables, side, metadata, "--output", plan.vocabulary.files())
 
 
 def outputs_and_head(params: Mapping[str, Any]) -> tuple[int, str]:

@@ -76,6 +76,7 @@ def save_huggingface(
     image_size: int | None = None,
     metadata: Mapping[str, str] | None = None,
     field: str = "directory",
+    beside: Mapping[str, str] | None = None,
 ) -> None:
     """Write a folder that `transformers`' `from_pretrained` and `load_huggingface` read.
 
@@ -86,6 +87,7 @@ def save_huggingface(
       image_size: EfficientNet: side of the images it is for, on which its padding depends.
       metadata: strings for the header of the safetensors file.
       field: what messages call `directory`.
+      beside: names and texts of further files.
 
     Raises:
       UserError: if something is there, or if `transformers` has no such network.
@@ -105,6 +107,8 @@ def save_huggingface(
     with folders.new_folder(directory, field) as folder:
         files.write(folder / files.WEIGHTS, arrays, {**(metadata or {}), "format": "pt"})
         folders.write_json(folder / "config.json", config)
+        for name, text in (beside or {}).items():
+            (folder / name).write_text(text, "utf-8")
 
 
 def _to_theirs(

@@ -13,6 +13,7 @@ import transformers
 import lbopt as lbopt_package
 from lbopt.cli import export, main
 from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig, checks
+from lbopt.data import vocabulary
 from lbopt.interchange import native
 from lbopt.models.bert import stack_layers
 from lbopt.recipes import build, networks
@@ -165,7 +166,8 @@ def test_a_folder_for_transformers(name, tmp_path):
     """What the command does after a run on data that are not embedded."""
     model, inputs, outputs, head = MODELS[name]
     variables = torch_side.randomized_variables(networks.make_network(model, outputs, head), inputs)
-    plan = types.SimpleNamespace(batches=types.SimpleNamespace(piece=lambda *numbers: IMAGES))
+    batches = types.SimpleNamespace(piece=lambda *numbers: IMAGES)
+    plan = types.SimpleNamespace(batches=batches, vocabulary=vocabulary.NO_VOCABULARY)
     export._save_huggingface(tmp_path / "out", TrainConfig(model=model), plan, variables, {"recipe": "x"})
     loaded, back = lbopt_package.load_huggingface(tmp_path / "out")
     assert export.outputs_and_head(back["params"]) == (outputs, head)

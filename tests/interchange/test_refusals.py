@@ -239,6 +239,9 @@ def test_variables_of_another_module(tmp_path):
     refused(lambda: save(module.clone(num_layers=2), variables), "variables = 'params/layer1/", "missing")
     refused(lambda: save(module, {**variables, "other": {"a": np.zeros(1)}}), "variables = 'other/a'", "no such")
     refused(lambda: save(module.clone(vocab_size=21), variables), "params/prediction_bias", "(20,)", "(21,)")
+    beside = {"no folder/vocab.txt": ""}  # the last file that is written
+    with pytest.raises(EnvironmentProblem, match=r"--output.* cannot be written"):
+        huggingface.save_huggingface(tmp_path / "out", module, variables, None, None, "--output", beside)
     assert not list(tmp_path.iterdir())
 
 
