@@ -545,13 +545,15 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
     check_mesh(mesh, backend == "pmap", backend != "pmap")
     if backend == "pmap":
 
-        def summed(params, model_state, batch):
-            metrics = loss_form.checked_metrics(metric_fn(params, model_state, batch), "metric_fn")
+        def summed(params, model_state, given):
+            metrics = loss_form.checked_metrics(metric_fn(params, model_state, given["batch"]), "metric_fn")
             return jax.lax.psum(metrics, DATA_AXIS)
 
         step = _stating(summed, mesh, DATA_AXIS)
-        mapped = jax.pmap(step, DATA_AXIS, in_axes=(None, None, 0), out_axes=None, devices=list(mesh.devices.flat))
-        return Step(mapped, mesh, 1, _by_replica(mesh))
+        # Of three numbers and Nones jax 0.10.2 takes one for each leaf where there are three leaves.
+        axes, split = (None, None, {"batch": 0}), _by_replica(mesh)
+        mapped = jax.pmap(step, DATA_AXIS, in_axes=axes, out_axes=None, devices=list(mesh.devices.flat))
+        return Step(mapped, mesh, 1, lambda batch: {"batch": split(batch)})
     inputs = (replicated(mesh), replicated(mesh), sharded(mesh))
     compiled = jax.jit(_stating(metric_fn, mesh, None), in_shardings=inputs, out_shardings=replicated(mesh))
     return Step(compiled, mesh, 1, _as_it_is)

@@ -231,6 +231,17 @@ def test_an_evaluation_takes_a_state_of_all_kinds(backend):
     assert [int(part) for part in found["seen"]] == [5, 8]
 
 
+def test_an_evaluation_of_three_arrays_under_pmap():
+    """JAX took each of them for one of the three arguments."""
+    step = lbopt.make_eval_step(
+        lambda params, state, batch: {"sum": (batch["x"].sum() + batch["y"].sum() + params["w"], 1.0)},
+        lbopt.make_mesh(4),
+        "pmap",
+    )
+    found = step({"w": jnp.ones(())}, {}, {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)})
+    assert [float(part) for part in found["sum"]] == [16, 4]
+
+
 @pytest.mark.parametrize(("counted", "num_microsteps"), [(True, 2), (True, 1), (False, 2)])
 def test_a_mean_over_what_is_counted_in_the_batch_is_warned_of_in_microsteps(counted, num_microsteps):
     def loss_fn(params, state, batch, rng):
