@@ -87,8 +87,7 @@ class Checkpoints:
         job: Alone | None = None,
     ):
         root = bucket.root_of(workdir)
-        if not read_only:
-            check_name(str(root))
+        check_name(str(root), read_only)
         self._folder = root / "checkpoints"
         self._aside = root / "damaged"
         self._local = isinstance(root, pathlib.Path)
@@ -535,14 +534,14 @@ def _read_one(folder: Any, name: str, like: jax.Array) -> jax.Array:
         return reader.restore(folder, args=ocp.args.PyTreeRestore(shape, where, partial_restore=True))[name]
 
 
-def check_name(workdir: str) -> None:
+def check_name(workdir: str, read_only: bool = False) -> None:
     """Raise UserError for a workdir in which Orbax would save what it cannot find again: it looks for patterns, not for names.
 
-    It would also put what a killed run has left in `runs/axb` into the checkpoints of `runs/a*b`.
+    It would also put what a killed run has left in `runs/axb` into the checkpoints of `runs/a*b`. With a backslash nothing can be read.
 
     >>> check_name("runs/batch=1024 (second)")
     """
-    if re.search(r"\[.*\]|[*?\\]", workdir, re.DOTALL):
+    if re.search(r"\\" if read_only else r"\[.*\]|[*?\\]", workdir, re.DOTALL):
         raise UserError(
             f"--workdir = {workdir!r}: no checkpoint can be read in a path with * ? [...] or a backslash; use another name"
         )
