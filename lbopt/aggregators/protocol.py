@@ -151,8 +151,8 @@ def keep_finite(aggregator: Aggregator) -> Aggregator:
 def remembered(new: AggregatorState, old: AggregatorState, opt_state: Any, old_opt_state: Any) -> AggregatorState:
     """Return what an aggregator remembers after a step: nothing new if the optimizer skipped the update.
 
-    What error feedback counts as said has to have been applied; a spike that `lbopt.skip_bad_updates` leaves out would else come back with the
-    next messages. Without that transform it is the new state.
+    What error feedback counts as said has to have been applied; what `lbopt.skip_bad_updates` or `optax.apply_if_finite` leaves out would else
+    come back with the next messages. Without them it is the new state.
 
     Args:
       new: after the aggregation.
@@ -168,10 +168,13 @@ def remembered(new: AggregatorState, old: AggregatorState, opt_state: Any, old_o
 
 
 def _skips(opt_state: Any) -> list[jax.Array]:
-    """Return how many updates each `lbopt.skip_bad_updates` of an optimizer has left out."""
-    is_skip = lambda state: isinstance(state, SkipState)  # noqa: E731
-    guards = [state for state in jax.tree.leaves(opt_state, is_leaf=is_skip) if is_skip(state)]
-    return [guard.skipped_nonfinite + guard.skipped_spikes for guard in guards]
+    """Return how many updates each `lbopt.skip_bad_updates` and `optax.apply_if_finite` of an optimizer has left out."""
+    is_guard = lambda state: isinstance(state, (SkipState, optax.ApplyIfFiniteState))  # noqa: E731
+    guards = [state for state in jax.tree.leaves(opt_state, is_leaf=is_guard) if is_guard(state)]
+    return [
+        guard.skipped_nonfinite + guard.skipped_spikes if isinstance(guard, SkipState) else guard.total_notfinite
+        for guard in guards
+    ]
 
 
 def wide(rows: types.PyTree) -> types.PyTree:

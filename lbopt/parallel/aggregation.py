@@ -179,8 +179,8 @@ class Aggregation:
         return found._replace(updates=jax.tree.map(whole, found.updates, rows))
 
     def _specs(self) -> AggregatorState:
-        split = WITHIN_AXIS if self._in_parts else None
-        return AggregatorState(PartitionSpec(REPLICA_AXIS, split), PartitionSpec(split), PartitionSpec())
+        split = (WITHIN_AXIS,) if self._in_parts else ()  # of a scalar there is no axis to name
+        return AggregatorState(PartitionSpec(REPLICA_AXIS, *split), PartitionSpec(*split), PartitionSpec())
 
     def _parts_of(self, params: types.Params) -> types.Params:
         """Return what the aggregator takes for parameters: leaves, or rows of the parts that devices have."""

@@ -12,14 +12,13 @@ from lbopt.aggregators.group import matrix_width, row_padding
 
 def shape_of_rows(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
     """Return the shape that `as_rows` gives: [m, n] of a matrix, [m] of what is small or narrow; the devices divide m."""
-    width = matrix_width(shape)
-    if width:
+    size, width = math.prod(shape), matrix_width(shape)
+    if size and width:
         height = math.prod(shape) // width
         padding = row_padding(height, devices)
         if padding is not None:
             return height + padding, width
-    size = math.prod(shape)
-    return (size + -size % devices,)
+    return (max(size, 1) + -max(size, 1) % devices,)  # also of a leaf without numbers each has a part
 
 
 def as_rows(x: jax.Array, devices: int) -> jax.Array:

@@ -299,6 +299,15 @@ def test_what_the_optimizer_skips_leaves_nothing_behind(name, gradients, params)
     assert protocol.remembered(after, unguarded, skips.inner, skips.inner) is after
 
 
+def test_what_optax_skips_leaves_nothing_behind(gradients, params):
+    tx = lbopt.aggregate(lbopt.ef(compress.topk(0.2)), optax.apply_if_finite(optax.sgd(0.1), 3), 8)
+    update, (first, second) = jax.jit(tx.update), gradients(2)
+    _, plain = update(first, tx.init(params), params)
+    _, after = update(jax.tree.map(lambda g: jnp.nan * g, second), plain, params)
+    assert int(after[1].total_notfinite) == 1
+    jax.tree.map(np.testing.assert_array_equal, after[0], plain[0])
+
+
 def test_updates_that_only_wait_are_remembered(gradients, params):
     """Of microsteps that Optax adds up, the optimizer skips one in two or none; a skip before is none of theirs."""
     inner = lbopt.skip_bad_updates(optax.sgd(0.1), 5, spike_factor=20.0, warmup_updates=1)

@@ -141,6 +141,21 @@ def test_devices_that_are_summed_first(mlp, trajectory, batches, relative_gap):
     assert relative_gap(plain[0], plain[-1], trained(mlp, trajectory, batches, "mean", 4, aggregate_over=4)[-1]) < 1e-5
 
 
+@pytest.mark.parametrize("options", [{}, {"backend": "pmap"}, {"aggregate_over": 2}], ids=str)
+def test_leaves_without_axes_or_without_numbers(options):
+    def loss_fn(params, model_state, batch, rng):
+        each = params["scale"] * (batch["x"] @ params["w"]) ** 2
+        return jnp.mean(each) + params["none"].sum(), (model_state, {"loss": (jnp.sum(each), len(each))})
+
+    tx, batch = optax.sgd(0.1), {"x": np.arange(8.0, dtype=np.float32).reshape(4, 2)}
+    params = {"scale": jnp.float32(0.5), "w": jnp.array([0.1, 0.2]), "none": jnp.zeros((0, 3))}
+    ends = []
+    for more in ({}, {"aggregator": lbopt.ef21(compress.identity()), **options}):
+        step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), donate=False, **more)
+        ends.append(step(step.place(lbopt.TrainState.create(params, {}, tx)), batch)[0].params)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), *ends)
+
+
 def test_a_broken_gradient_is_forgotten_by_all_parts(mlp, batches):
     """Also where only one device's part has the number that is not finite."""
     loss_fn, state_of = mlp
