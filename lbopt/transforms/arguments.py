@@ -35,6 +35,18 @@ def require_scalar(argument: str, value: Any) -> None:
         raise ValueError(f"{argument} = {tree.said(value)}: give a number")
 
 
+def rate_at(learning_rate: Any, count: Any) -> Any:
+    """Return the learning rate of an update; raise ValueError if a schedule gives anything but one real number."""
+    if not callable(learning_rate):
+        return learning_rate
+    rate = learning_rate(count)
+    dtype = getattr(rate, "dtype", jnp.float32 if is_number(rate) else None)
+    real = dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer))
+    if not real or jnp.shape(rate):
+        raise ValueError(f"learning_rate = {tree.said(learning_rate)}: it gives {tree.said(rate)}; return one number")
+    return rate
+
+
 def require_flag(argument: str, value: Any) -> bool:
     """Return a bool, or raise ValueError for anything else: what a flag says must be known when the transform is built."""
     if not isinstance(value, (bool, np.bool_)):

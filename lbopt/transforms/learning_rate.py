@@ -39,7 +39,7 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
       A transform whose state is `LearningRateState`.
 
     Raises:
-      ValueError: if a plain number is negative or not finite.
+      ValueError: if a plain number is negative or not finite, or if a schedule does not give one number.
 
     >>> import jax.numpy as jnp
     >>> tx = optax.inject_hyperparams(scale_by_learning_rate)(learning_rate=0.5)
@@ -64,7 +64,7 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
         del params
         tree.check_inexact(updates, "the gradient")
         arguments.require_state(state, LearningRateState, "scale_by_learning_rate")
-        rate = learning_rate(state.schedule_count) if callable(learning_rate) else learning_rate
+        rate = arguments.rate_at(learning_rate, state.schedule_count)
 
         def scale(u: jax.Array) -> jax.Array:
             wide = tree.wide_dtype(u.dtype)

@@ -95,9 +95,7 @@ class _Options:
 
     def rate(self, count: jax.Array | None) -> Any:
         """Return the learning rate of this update; None where it is not looked at."""
-        if callable(self.learning_rate):
-            return None if count is None else self.learning_rate(count)
-        return self.learning_rate
+        return None if callable(self.learning_rate) and count is None else arguments.rate_at(self.learning_rate, count)
 
     def plans(self, params: types.Params) -> types.PyTree:
         """Return a `_Plan` per leaf of `params`."""

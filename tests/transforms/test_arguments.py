@@ -71,6 +71,16 @@ def test_bad_value_of_another_kind(build, argument, options):
         build(**options)
 
 
+@pytest.mark.parametrize("options", [{}, {"weight_decay_placement": "decoupled"}], ids=["applied", "looked_at"])
+@pytest.mark.parametrize(
+    "rate", [np.full(1, 0.1), jnp.ones(3), None, "0.1", 1j], ids=["one", "three", "none", "text", "complex"]
+)
+def test_a_schedule_that_does_not_give_one_number_is_refused(rate, options):
+    tx = lbopt.lamb(lambda count: rate, **options)
+    with pytest.raises(ValueError, match=r"^learning_rate = .*: it gives .*; return one number"):
+        tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+
+
 @pytest.mark.parametrize("build", [lbopt.lamb, lbopt.lars])
 def test_unknown_variant_lists_the_known_ones(build):
     with pytest.raises(ValueError, match=r"^variant = 'mine': use one of paper, .*optax, .*timm"):
