@@ -53,6 +53,12 @@ def current() -> Replicas | None:
     return _CURRENT.value
 
 
+def mapped() -> int:
+    """Return into how many replicas' parts the batch was split before the traced function saw one of them."""
+    here = current()
+    return 1 if here is None else here.rows * (here.count if here.axis_name else 1)
+
+
 @contextlib.contextmanager
 def tracing_for(
     count: int, axis_name: str | None = None, grid: tuple[int, int] | None = None, own_keys: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import partial_eval
 
 from lbopt import replicas, tree, types
@@ -69,6 +70,18 @@ def make_gradient_fn(
 
     warned: list[bool] = []
 
+    def of_replica(*arguments):
+        number = replicas.mapped()
+        if number == 1 or warned:
+            return whole(*arguments)
+        program, like = jax.make_jaxpr(whole, return_shape=True)(*arguments)
+        warned.append(True)
+        if _weight_depends_on_batch(program.jaxpr, arguments, like):
+            _warn_of_weights(f"{number} replicas are mapped", "replicas")
+        # The program that was looked at, not the loss again: it would be traced twice.
+        results = jax.tree.unflatten(jax.tree.structure(like), jaxpr_as_fun(program)(*jax.tree.leaves(arguments)))
+        return jax.tree.map(lambda x, was: x if isinstance(x, jax.Array) else jnp.asarray(x, was.dtype), results, like)
+
     def in_parts(params, model_state, batch, rng):
         parts = jax.tree.map(lambda x: _deal(x, num_microsteps), batch)
         keys = jax.vmap(lambda i: jax.random.fold_in(rng, i))(jnp.arange(num_microsteps))
@@ -76,7 +89,7 @@ def make_gradient_fn(
         program, first = jax.make_jaxpr(whole, return_shape=True)(*one)
         if not warned and _weight_depends_on_batch(program.jaxpr, one, first):
             warned.append(True)
-            _warn_of_weights(num_microsteps)
+            _warn_of_weights(f"num_microsteps = {num_microsteps}", "microsteps")
         averaged, _ = _by_mean(first[1])
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _accumulator_dtype(x.dtype)), (first[0], averaged, first[2]))
 
@@ -93,7 +106,7 @@ def make_gradient_fn(
         new_model_state = _joined(jax.tree.map(mean, total, averaged), last)
         return jax.tree.map(mean, grads, params), new_model_state, metrics
 
-    return whole if num_microsteps == 1 else in_parts
+    return of_replica if num_microsteps == 1 else in_parts
 
 
 def by_rows(gradient_fn: GradientFn, num_rows: int, axis_name: str | None) -> GradientFn:
@@ -136,9 +149,9 @@ def _weight_depends_on_batch(program: Any, arguments: tuple[Any, ...], results: 
     return any(needed[before : before + len(jax.tree.leaves(arguments[2]))])
 
 
-def _warn_of_weights(num_microsteps: int) -> None:
+def _warn_of_weights(why: str, parts: str) -> None:
     warnings.warn(
-        f"num_microsteps = {num_microsteps}: the weight of the metric 'loss' depends on what is in the batch, and microsteps count alike; "
+        f"{why}: the weight of the metric 'loss' depends on what is in the batch, and {parts} count alike; "
         "if the loss divides by that weight (a mean over tokens), its gradient is not that of the whole batch: divide by a constant, "
         "for instance len(batch) times the mean number of tokens of an example",
         stacklevel=2,

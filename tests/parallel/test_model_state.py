@@ -242,8 +242,20 @@ def test_an_evaluation_of_three_arrays_under_pmap():
     assert [float(part) for part in found["sum"]] == [16, 4]
 
 
-@pytest.mark.parametrize(("counted", "num_microsteps"), [(True, 2), (True, 1), (False, 2)])
-def test_a_mean_over_what_is_counted_in_the_batch_is_warned_of_in_microsteps(counted, num_microsteps):
+@pytest.mark.parametrize(
+    ("counted", "options", "why"),
+    [
+        (True, {"num_microsteps": 2}, "num_microsteps = 2"),
+        (True, {}, None),
+        (False, {"num_microsteps": 2}, None),
+        (True, {"backend": "pmap"}, "4 replicas are mapped"),
+        (True, {"reduce_dtype": jnp.float32}, "4 replicas are mapped"),
+        (True, {"aggregator": lbopt.aps(), "replicas_per_device": 2}, "8 replicas are mapped"),
+        (False, {"backend": "pmap"}, None),
+    ],
+    ids=str,
+)
+def test_a_mean_over_what_is_counted_in_the_batch_is_warned_of_in_parts(counted, options, why):
     def loss_fn(params, state, batch, rng):
         each = batch["x"] @ params["w"]
         weight = batch["tokens"] if counted else jnp.ones_like(batch["tokens"])
@@ -251,11 +263,11 @@ def test_a_mean_over_what_is_counted_in_the_batch_is_warned_of_in_microsteps(cou
         return total / count, (state, {"loss": (total, count), "tokens": (jnp.sum(batch["tokens"]), count)})
 
     tx, batch = optax.sgd(0.1), {"x": np.ones((8, 2), np.float32), "tokens": np.arange(8, dtype=np.float32)}
-    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), num_microsteps=num_microsteps)
-    state = lbopt.TrainState.create({"w": jnp.zeros(2)}, {}, tx)
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), **options)
+    state = step.place(lbopt.TrainState.create({"w": jnp.zeros(2)}, {}, tx))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         state, _ = jax.block_until_ready(step(state, batch))
         step(state, batch)
-    messages = [str(each.message) for each in said if "num_microsteps = 2: the weight" in str(each.message)]
-    assert len(messages) == (counted and num_microsteps > 1)
+    messages = [str(each.message) for each in said if "the weight of the metric 'loss'" in str(each.message)]
+    assert [message.split(":")[0] for message in messages] == ([] if why is None else [why])
