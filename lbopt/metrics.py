@@ -16,7 +16,12 @@ def summed(values: jax.Array, mask: jax.Array | None = None) -> tuple[jax.Array,
     """Return (sum, count) of per-example values in fp32, over the examples where `mask` is True.
 
     Masked-out values do not count even where they are NaN.
+
+    Raises:
+      UserError: for complex values, whose imaginary part fp32 would drop.
     """
+    if jnp.iscomplexobj(values):
+        raise UserError(f"values = {values.dtype}: give real ones, jnp.abs(values) for instance")
     values = values.astype(jnp.float32)
     if mask is None:
         return jnp.sum(values), jnp.asarray(values.size, jnp.float32)
@@ -55,6 +60,9 @@ def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
                 raise UserError(
                     f"metrics/{name}: a {type(pair).__name__}; give (sum over examples, number of examples)"
                 )
+            if any(np.shape(part) or np.iscomplexobj(part) for part in pair):
+                kind = " and ".join(f"{np.asarray(part).dtype}{list(np.shape(part))}" for part in pair)
+                raise UserError(f"metrics/{name}: {kind}; give one real number each, under a name of its own")
             totals[name] = totals.get(name, np.zeros(2)) + np.asarray([float(part) for part in pair])
     return {name: _finish(name, float(total / count)) for name, (total, count) in totals.items()}
 

@@ -1,5 +1,7 @@
 """Metric sums and losses against float64 NumPy."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,3 +153,11 @@ def test_means_of_no_batches_is_empty():
 
 def test_means_takes_metrics_that_only_some_batches_have():
     assert metrics.means([{"a": (1.0, 2.0)}, {"b": (3.0, 3.0)}, {"a": (1.0, 2.0)}]) == {"a": 0.5, "b": 1.0}
+
+
+def test_complex_numbers_and_arrays_are_no_metrics():
+    with pytest.raises(UserError, match=r"^values = complex64: give real ones, jnp.abs"):
+        metrics.summed(jnp.array([3 + 4j]))
+    for total, kind in ((jnp.asarray(3 + 4j), "complex64[]"), (np.ones(3, np.float32), "float32[3]")):
+        with pytest.raises(UserError, match=f"^metrics/a: {re.escape(kind)} and int.*; give one real number each"):
+            metrics.means([{"a": (total, 3)}])

@@ -121,7 +121,11 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
     ema = found[0].ema
     if like is None:  # a copy: later updates change the variables of Flax NNX that hold the state
         return jax.tree.map(lambda average: average, ema)
-    averages = dict(zip(tree.leaf_names(ema), jax.tree.leaves(ema), strict=True))
+    names = tree.leaf_names(ema)
+    averages = dict(zip(names, jax.tree.leaves(ema), strict=True))
+    if len(averages) < len(names):
+        twice = next(name for name in averages if names.count(name) > 1)
+        raise ValueError(f"like: two of the averages are called {twice!r}; call ema_params without like")
     unknown = sorted(averages.keys() - set(tree.leaf_names(like)))
     if unknown:
         raise ValueError(f"like has no parameter at {tree.some(unknown)}: give the parameters that are averaged")

@@ -110,3 +110,11 @@ def test_an_average_of_microsteps_is_told(tx, beside):
             warnings.simplefilter("always")
             ask()
         assert ["microsteps are gathered beside it" in str(one.message) for one in said] == [True] * beside
+
+
+def test_two_parameters_of_one_name_are_told_apart_or_refused():
+    params = {"a/b": jnp.zeros(2), "a": {"b": jnp.ones(2)}}
+    state = lbopt.track_ema().init(params)
+    assert float(lbopt.ema_params(state)["a"]["b"][0]) == 1
+    with pytest.raises(ValueError, match="two of the averages are called 'a/b'; call ema_params without like"):
+        lbopt.ema_params(state, like=params)
