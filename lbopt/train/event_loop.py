@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 
 class _Finishing(asyncio.SelectorEventLoop):
@@ -23,6 +24,11 @@ class _Finishing(asyncio.SelectorEventLoop):
                     if not task.cancelled():
                         task.exception()  # now it has been looked at
         super().close()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Pass over tasks that failed as others had before them, whose failure is the one that is raised."""
+        if "never retrieved" not in context["message"]:
+            super().call_exception_handler(context)
 
 
 class _Policy(asyncio.DefaultEventLoopPolicy):

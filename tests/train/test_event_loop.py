@@ -1,6 +1,7 @@
 """An event loop that is closed while its tasks are at work."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -46,3 +47,22 @@ def test_other_loops_are_as_before():
     with finishing():
         assert asyncio.get_event_loop_policy() is not before
     assert asyncio.get_event_loop_policy() is before
+
+
+def test_two_that_fail_at_once_are_one_failure(caplog):
+    """The second had ended before the loop was closed, and asyncio printed its traceback when it was forgotten."""
+
+    async def fail():
+        raise OSError("full")
+
+    async def both():
+        tasks = [asyncio.create_task(fail()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await tasks[0]
+
+    gc.collect()
+    caplog.clear()
+    with finishing(), pytest.raises(OSError, match="full"):
+        asyncio.run(both())
+    gc.collect()
+    assert caplog.records == []
