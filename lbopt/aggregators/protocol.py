@@ -58,7 +58,7 @@ class Extra(NamedTuple):
     second_moment: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Aggregator:
     """Turns the gradients of replicas into one update; `make_train_step` takes it, and `as_optax` makes Optax take it.
 
@@ -85,6 +85,9 @@ class Aggregator:
     takes_parts: bool = False
     compresses: bool = True
     takes_complex: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
 
     def first_state(self, params: types.Params, num_replicas: int) -> AggregatorState:
         """Return what `init` returns.
