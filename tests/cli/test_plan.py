@@ -83,7 +83,7 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
         ([], "--topology is missing"),
         (["--topology=v3:2x2", "--config.global_batch_size=60"], "global_batch_size = 60: 8 devices x 1 microsteps"),
         (["--topology=v3:2x2", "--config.parallel.backend=pmap"], "config.parallel.backend = 'pmap': a plan compiles one program"),
-        (["--topology=v3:2x2", "--config.parallel.num_devices=9"], "config.parallel.num_devices = 9: give 1 to 8"),
+        (["--topology=v3:2x2", "--config.parallel.num_devices=9"], "config.parallel.num_devices = 9: give a whole number from 1 to 8"),
         (["--topology=v3:2x2", "--output=/nowhere/plan.json"], "--output = '/nowhere/plan.json': it cannot be written"),
         (["--topology=v3:2x2", "--output=/"], "--output = '/': it cannot be written (Is a directory)"),
         (["--topology=v3:2x2", "--breakdown=some"], "--breakdown = 'some': give true or false"),
