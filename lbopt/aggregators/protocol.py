@@ -99,7 +99,7 @@ class Aggregator:
         for name, leaf in zip(tree.leaf_names(params), jax.tree.leaves(params), strict=True):
             if not self.takes_complex and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
                 raise ValueError(
-                    f"{self.name} at {name!r}: {leaf.dtype}, and it takes real parameters; keep the two parts as real ones, or use mean()"
+                    f"the parameter at {name!r} is {leaf.dtype}: {self.name} takes real ones; keep its two parts, or use lbopt.aggregators.protocol.mean()"
                 )
         return self.init(params, num_replicas)
 
