@@ -82,7 +82,13 @@ def get_config(arg: str = "32768") -> TrainConfig:
 def _single(row: str) -> TrainConfig:
     batch = int(row)
     total, f1, time, cores = PUBLISHED[row]
-    config = _bert(row, batch, steps=math.ceil(0.9 * total), then=total - math.ceil(0.9 * total), then_batch=batch)
+    config = _bert(
+        row,
+        batch,
+        steps=math.ceil(0.9 * total),
+        then=total - math.ceil(0.9 * total),
+        then_batch=batch,
+    )
     config.schedule = ScheduleConfig(
         5e-3,
         base_batch_size=32768,
@@ -95,7 +101,9 @@ def _single(row: str) -> TrainConfig:
     )
     assert config.phase2 is not None
     assert config.num_steps is not None
-    config.phase2.schedule = _rest_of_the_line(5e-3 * math.sqrt(batch / 32768), config.num_steps, total)
+    config.phase2.schedule = _rest_of_the_line(
+        5e-3 * math.sqrt(batch / 32768), config.num_steps, total
+    )
     split = "[recalled 80%]" if row == "32768" else "our own choice"
     config.about = About(
         paper=_PAPER,
@@ -177,7 +185,11 @@ def _bert(row: str, batch: int, steps: int, then: int, then_batch: int) -> Train
         global_batch_size=batch,
         num_steps=steps,
         data=DataConfig(
-            "text_mlm", builder="wikipedia_books", sequence_length=128, max_predictions=20, vocab_size=30522
+            "text_mlm",
+            builder="wikipedia_books",
+            sequence_length=128,
+            max_predictions=20,
+            vocab_size=30522,
         ),
         model=ModelConfig("bert", size="large", dtype="bfloat16", activation="gelu_tanh"),
         parallel=ParallelConfig(shard_update=batch >= 8192, reduce_dtype="float32"),
@@ -205,7 +217,11 @@ def _smoke() -> TrainConfig:
     config.global_batch_size, config.num_steps = 16, 4
     config.data = DataConfig("pydoc_mlm", sequence_length=32, max_predictions=5)
     config.model = ModelConfig("bert", size="tiny", max_length=64)
-    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.decay_steps = 16, 2, 7
+    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.decay_steps = (
+        16,
+        2,
+        7,
+    )
     config.phase2 = PhaseConfig(
         num_steps=3,
         global_batch_size=8,

@@ -43,10 +43,62 @@ from lbopt.errors import require_choice
 _REACHED = "masked-LM accuracy"
 TABLE = {
     # batch: rate, b1, b2, decay, warmup, its start, steps, evaluation; then target, result, hardware, time
-    "256": (3.5e-4, 0.9, 0.999, 0.01, 0, 0, 13700, 1953, 0.712, "step 11718 of 13700", "TPU v4-16", "2734 s"),
-    "448": (4e-4, 0.9, 0.999, 0.01, 0, 0, 8103, 1116, 0.712, "~6-7 evaluations", "TPU v3-32", "3100-3700 s"),
-    "440": (4e-4, 0.9, 0.999, 0.01, 0, 0, 8103, 1136, 0.712, "~6-7 evaluations", "gpu-8", "11600-13800 s"),
-    "3072": (1.5e-3, 0.9, 0.999, 0.01, 100, 0, 1141, 163, 0.712, "step 978-1141 of 1141", "TPU v4-128", "324-378 s"),
+    "256": (
+        3.5e-4,
+        0.9,
+        0.999,
+        0.01,
+        0,
+        0,
+        13700,
+        1953,
+        0.712,
+        "step 11718 of 13700",
+        "TPU v4-16",
+        "2734 s",
+    ),
+    "448": (
+        4e-4,
+        0.9,
+        0.999,
+        0.01,
+        0,
+        0,
+        8103,
+        1116,
+        0.712,
+        "~6-7 evaluations",
+        "TPU v3-32",
+        "3100-3700 s",
+    ),
+    "440": (
+        4e-4,
+        0.9,
+        0.999,
+        0.01,
+        0,
+        0,
+        8103,
+        1136,
+        0.712,
+        "~6-7 evaluations",
+        "gpu-8",
+        "11600-13800 s",
+    ),
+    "3072": (
+        1.5e-3,
+        0.9,
+        0.999,
+        0.01,
+        100,
+        0,
+        1141,
+        163,
+        0.712,
+        "step 978-1141 of 1141",
+        "TPU v4-128",
+        "324-378 s",
+    ),
     "8192": (
         2.88293e-3,
         0.88,
@@ -110,7 +162,9 @@ def get_config(arg: str = "8192") -> TrainConfig:
 
 
 def _row(row: str) -> TrainConfig:
-    rate, b1, b2, decay, warmup, start, steps, evaluation, target, result, hardware, time = TABLE[row]
+    rate, b1, b2, decay, warmup, start, steps, evaluation, target, result, hardware, time = TABLE[
+        row
+    ]
     batch = int(row)
     return TrainConfig(
         name=f"bert_mlperf:{row}",
@@ -128,7 +182,13 @@ def _row(row: str) -> TrainConfig:
         ),
         global_batch_size=batch,
         num_steps=steps,
-        data=DataConfig("text_mlm", builder="wikipedia", sequence_length=512, max_predictions=76, vocab_size=30522),
+        data=DataConfig(
+            "text_mlm",
+            builder="wikipedia",
+            sequence_length=512,
+            max_predictions=76,
+            vocab_size=30522,
+        ),
         model=ModelConfig(
             "bert",
             size="large",
@@ -175,7 +235,11 @@ def _smoke() -> TrainConfig:
     config.global_batch_size, config.num_steps, config.init_from = 16, 6, None
     config.data = DataConfig("pydoc_mlm", sequence_length=32, max_predictions=5)
     config.model = ModelConfig("bert", size="tiny", max_length=64)
-    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.start_step = 16, 3, -1
+    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.start_step = (
+        16,
+        3,
+        -1,
+    )
     config.checkpoint = CheckpointConfig(every_steps=2)
     config.eval_global_batch_size, config.eval_every_steps, config.log_every_steps = 16, 3, 1
     return config

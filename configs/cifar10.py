@@ -38,7 +38,12 @@ from lbopt.config import (
 from lbopt.errors import require_choice
 
 NUM_EXAMPLES = 45_000
-LEGW = {"base_batch_size": 512, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.1}
+LEGW = {
+    "base_batch_size": 512,
+    "scaling_rule": "sqrt",
+    "warmup_rule": "legw",
+    "base_warmup_epochs": 0.1,
+}
 OPTIMIZERS = {
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.01, **LEGW)),
     "momentum": (OptimizerConfig("momentum", weight_decay=5e-4), ScheduleConfig(0.1, **LEGW)),
@@ -94,8 +99,16 @@ def _smoke() -> TrainConfig:
     config.name = "cifar10:smoke"
     config.about = About(paper=_PAPER, note="Tiny: our own choice throughout.")
     config.global_batch_size, config.num_steps = 16, 4
-    config.data.builder, config.data.train_crop, config.data.image_size = "generated_images", "resized", 16
-    config.data.train_split, config.data.validation_split, config.data.test_split = "train", "validation", "validation"
+    config.data.builder, config.data.train_crop, config.data.image_size = (
+        "generated_images",
+        "resized",
+        16,
+    )
+    config.data.train_split, config.data.validation_split, config.data.test_split = (
+        "train",
+        "validation",
+        "validation",
+    )
     config.model.width_coefficient = 0.125
     config.schedule.base_batch_size, config.schedule.warmup_steps = 16, 1
     config.parallel.num_microsteps = 1

@@ -9,15 +9,33 @@ Hardware and time: seconds on a CPU.
 
 import copy
 
-from lbopt.config import About, CheckpointConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import (
+    About,
+    CheckpointConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from lbopt.errors import UserError, require_choice
 
 EPOCHS = {"base_batch_size": 64, "warmup_rule": "epochs", "base_warmup_epochs": 1.0}
-LEGW = {"base_batch_size": 64, "warmup_rule": "legw", "base_warmup_epochs": 0.25, "scaling_rule": "sqrt"}
+LEGW = {
+    "base_batch_size": 64,
+    "warmup_rule": "legw",
+    "base_warmup_epochs": 0.25,
+    "scaling_rule": "sqrt",
+}
 OPTIMIZERS = {
-    "momentum": (OptimizerConfig("momentum", weight_decay=1e-4), ScheduleConfig(0.05, scaling_rule="linear", **EPOCHS)),
+    "momentum": (
+        OptimizerConfig("momentum", weight_decay=1e-4),
+        ScheduleConfig(0.05, scaling_rule="linear", **EPOCHS),
+    ),
     "adam": (OptimizerConfig("adam"), ScheduleConfig(0.008, scaling_rule="sqrt", **EPOCHS)),
-    "adamw": (OptimizerConfig("adamw", weight_decay=0.01), ScheduleConfig(0.008, scaling_rule="sqrt", **EPOCHS)),
+    "adamw": (
+        OptimizerConfig("adamw", weight_decay=0.01),
+        ScheduleConfig(0.008, scaling_rule="sqrt", **EPOCHS),
+    ),
     "lars": (OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **LEGW)),
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
 }
@@ -37,7 +55,9 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     name, _, size = (arg or "lamb-256").partition("-")
     require_choice("--config row", name, OPTIMIZERS)
     if not size.isdecimal():
-        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke")
+        raise UserError(
+            f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke"
+        )
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     status = "measured here" if size in MEASURED else "not yet run"
     return TrainConfig(

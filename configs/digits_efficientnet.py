@@ -12,10 +12,23 @@ Hardware and time: about two minutes of CPU time a run. Test accuracy of one run
 
 import copy
 
-from lbopt.config import About, CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import (
+    About,
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from lbopt.errors import UserError, require_choice
 
-LEGW = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.25}
+LEGW = {
+    "base_batch_size": 64,
+    "scaling_rule": "sqrt",
+    "warmup_rule": "legw",
+    "base_warmup_epochs": 0.25,
+}
 OPTIMIZERS = {
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.01, **LEGW)),
 }
@@ -35,7 +48,9 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     name, _, size = (arg or "lamb-256").partition("-")
     require_choice("--config row", name, OPTIMIZERS)
     if not size.isdecimal():
-        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-512, or smoke")
+        raise UserError(
+            f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-512, or smoke"
+        )
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"digits_efficientnet:{name}-{size}",

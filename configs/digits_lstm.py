@@ -13,10 +13,22 @@ Hardware and time: seconds on a CPU. Validation accuracy of one run each (2-core
 
 import copy
 
-from lbopt.config import About, CheckpointConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import (
+    About,
+    CheckpointConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from lbopt.errors import UserError, require_choice
 
-LEGW = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.25}
+LEGW = {
+    "base_batch_size": 64,
+    "scaling_rule": "sqrt",
+    "warmup_rule": "legw",
+    "base_warmup_epochs": 0.25,
+}
 OPTIMIZERS = {
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
     "adamw": (OptimizerConfig("adamw", weight_decay=0.01), ScheduleConfig(0.008, **LEGW)),
@@ -37,12 +49,15 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     name, _, size = (arg or "lamb-256").partition("-")
     require_choice("--config row", name, OPTIMIZERS)
     if not size.isdecimal():
-        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke")
+        raise UserError(
+            f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke"
+        )
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"digits_lstm:{name}-{size}",
         about=About(
-            paper="LEGW 1901.08256, LAMB 1904.00962", status="measured here" if size in MEASURED else "not yet run"
+            paper="LEGW 1901.08256, LAMB 1904.00962",
+            status="measured here" if size in MEASURED else "not yet run",
         ),
         global_batch_size=int(size),
         num_epochs=20.0,

@@ -13,10 +13,22 @@ Hardware and time: about 45 s of CPU time a run. Test accuracy of one run each (
 
 import copy
 
-from lbopt.config import About, CheckpointConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import (
+    About,
+    CheckpointConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from lbopt.errors import UserError, require_choice
 
-LEGW = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.25}
+LEGW = {
+    "base_batch_size": 64,
+    "scaling_rule": "sqrt",
+    "warmup_rule": "legw",
+    "base_warmup_epochs": 0.25,
+}
 OPTIMIZERS = {
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
     "lars": (OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **LEGW)),
@@ -37,7 +49,9 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     name, _, size = (arg or "lamb-256").partition("-")
     require_choice("--config row", name, OPTIMIZERS)
     if not size.isdecimal():
-        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke")
+        raise UserError(
+            f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke"
+        )
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"digits_resnet:{name}-{size}",
@@ -47,7 +61,9 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
         ),
         global_batch_size=int(size),
         num_epochs=20.0,
-        model=ModelConfig("resnet", size="18", stem="conv3", width_coefficient=0.25, batch_norm_momentum=0.8),
+        model=ModelConfig(
+            "resnet", size="18", stem="conv3", width_coefficient=0.25, batch_norm_momentum=0.8
+        ),
         optimizer=optimizer,
         schedule=schedule,
         checkpoint=CheckpointConfig(every_steps=20),

@@ -96,7 +96,9 @@ def get_config(arg: str = LARGEST) -> TrainConfig:
 
 def _set_rmsprop(config: TrainConfig) -> None:
     config.model.batch_norm_scope = f"examples:{RMSPROP_SPANS[config.global_batch_size]}"
-    config.optimizer = OptimizerConfig("rmsprop", rmsprop_decay=0.9, momentum=0.9, eps=1e-3, ema_decay=0.9999)
+    config.optimizer = OptimizerConfig(
+        "rmsprop", rmsprop_decay=0.9, momentum=0.9, eps=1e-3, ema_decay=0.9999
+    )
     config.schedule = ScheduleConfig(
         0.016,
         base_batch_size=256,
@@ -114,7 +116,9 @@ def _set_rmsprop(config: TrainConfig) -> None:
 def _set_lars(config: TrainConfig, rate_per_256: float, warmup_epochs: float) -> None:
     units = Units(NUM_EXAMPLES, config.global_batch_size)
     config.model.batch_norm_scope = "examples:128"
-    config.optimizer = OptimizerConfig("lars", "tpu", weight_decay=1e-5, momentum=0.9, ema_decay=0.9999)
+    config.optimizer = OptimizerConfig(
+        "lars", "tpu", weight_decay=1e-5, momentum=0.9, ema_decay=0.9999
+    )
     config.schedule = ScheduleConfig(
         rate_per_256,
         base_batch_size=256,
@@ -201,7 +205,11 @@ def _smoke() -> TrainConfig:
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
     config.global_batch_size, config.num_epochs = 16, 1.0
     config.data.builder, config.data.image_size = "generated_images", 32
-    config.model.size, config.model.width_coefficient, config.model.depth_coefficient = "b0", 0.25, 0.1
+    config.model.size, config.model.width_coefficient, config.model.depth_coefficient = (
+        "b0",
+        0.25,
+        0.1,
+    )
     config.model.dtype, config.model.fold_examples = "float32", 2
     config.model.batch_norm_scope = "examples:8"
     config.schedule.base_batch_size, config.schedule.base_learning_rate = 16, 1.0

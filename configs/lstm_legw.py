@@ -40,7 +40,15 @@ RESULTS = {
     "ptb-small": "perplexity ~116 [recalled 50%]",
     "ptb-large": "perplexity ~78 [recalled 50%]",
 }
-ROWS = ("mnist-128", "mnist-8192", "ptb-small-20", "ptb-small-640", "ptb-large-20", "ptb-large-640", "smoke")
+ROWS = (
+    "mnist-128",
+    "mnist-8192",
+    "ptb-small-20",
+    "ptb-small-640",
+    "ptb-large-20",
+    "ptb-large-640",
+    "smoke",
+)
 _PAPER = "LEGW 1901.08256"
 
 
@@ -103,7 +111,12 @@ def _mnist(batch: int) -> TrainConfig:
 
 
 def _ptb_small(batch: int) -> TrainConfig:
-    decay = {"decay": "step", "decay_rate": 0.5, "decay_from": "start", "stair_epochs": tuple(map(float, range(4, 13)))}
+    decay = {
+        "decay": "step",
+        "decay_rate": 0.5,
+        "decay_from": "start",
+        "stair_epochs": tuple(map(float, range(4, 13))),
+    }
     return _ptb("small", batch, 13.0, 20, _legw(20.0, 20, 0.05, **decay))
 
 
@@ -111,7 +124,9 @@ def _ptb_large(batch: int) -> TrainConfig:
     return _ptb("large", batch, 55.0, 35, _legw(20.0, 20, 0.05, power=2.0))
 
 
-def _ptb(size: str, batch: int, num_epochs: float, length: int, schedule: ScheduleConfig) -> TrainConfig:
+def _ptb(
+    size: str, batch: int, num_epochs: float, length: int, schedule: ScheduleConfig
+) -> TrainConfig:
     return TrainConfig(
         about=About(
             paper=f"{_PAPER}, LSTM 1409.2329",

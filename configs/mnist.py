@@ -66,7 +66,8 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
             paper="The Limit of the Batch Size 2006.08517, fastalgo/mnist_tpu",
             published_result=f"test accuracy {percent:.2f} %, selected on the test set",
             note="Own choice: network, intervals. Recalled or read besides: origin and end of the decay, first update at rate 0, constants that section 6.1 "
-            "does not give" + ("; clip of each replica's gradient [recalled 97%]." if name == "lamb" else "."),
+            "does not give"
+            + ("; clip of each replica's gradient [recalled 97%]." if name == "lamb" else "."),
         ),
         global_batch_size=int(batch),
         num_steps=steps,

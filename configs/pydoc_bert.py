@@ -12,10 +12,23 @@ Hardware and time: about ten minutes of CPU time a run. On the test part, one ru
 
 import copy
 
-from lbopt.config import About, CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import (
+    About,
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from lbopt.errors import UserError, require_choice
 
-LEGW = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 1.0}
+LEGW = {
+    "base_batch_size": 64,
+    "scaling_rule": "sqrt",
+    "warmup_rule": "legw",
+    "base_warmup_epochs": 1.0,
+}
 OPTIMIZERS = {
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.01, **LEGW)),
 }
@@ -34,7 +47,9 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     name, _, size = (arg or "lamb-256").partition("-")
     require_choice("--config row", name, OPTIMIZERS)
     if not size.isdecimal():
-        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-512, or smoke")
+        raise UserError(
+            f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-512, or smoke"
+        )
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"pydoc_bert:{name}-{size}",
@@ -45,7 +60,9 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
         global_batch_size=int(size),
         num_epochs=100.0,
         data=DataConfig("pydoc_mlm"),
-        model=ModelConfig("bert", size="tiny", max_length=64, dropout_rate=0.0, attention_dropout_rate=0.0),
+        model=ModelConfig(
+            "bert", size="tiny", max_length=64, dropout_rate=0.0, attention_dropout_rate=0.0
+        ),
         optimizer=optimizer,
         schedule=schedule,
         checkpoint=CheckpointConfig(every_steps=200),

@@ -11,10 +11,23 @@ Hardware and time: about eight minutes of CPU time. Perplexity on the test part 
 
 import copy
 
-from lbopt.config import About, CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import (
+    About,
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from lbopt.errors import UserError, require_choice
 
-LEGW = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.5}
+LEGW = {
+    "base_batch_size": 64,
+    "scaling_rule": "sqrt",
+    "warmup_rule": "legw",
+    "base_warmup_epochs": 0.5,
+}
 OPTIMIZERS = {
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01, b2=0.99), ScheduleConfig(0.02, **LEGW)),
 }
@@ -33,7 +46,9 @@ def get_config(arg: str = "lamb-64") -> TrainConfig:
     name, _, size = (arg or "lamb-64").partition("-")
     require_choice("--config row", name, OPTIMIZERS)
     if not size.isdecimal():
-        raise UserError(f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-256, or smoke")
+        raise UserError(
+            f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-256, or smoke"
+        )
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"pydoc_lstm:{name}-{size}",

@@ -102,7 +102,12 @@ def _you() -> TrainConfig:
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="all_classes")
     config.optimizer = OptimizerConfig("lamb", "you_rn50", weight_decay=1.5, clip_stage="replica")
     config.schedule = ScheduleConfig(
-        0.04, base_batch_size=32768, scaling_rule="none", warmup_rule="none", warmup_steps=782, first_step=0
+        0.04,
+        base_batch_size=32768,
+        scaling_rule="none",
+        warmup_rule="none",
+        warmup_steps=782,
+        first_step=0,
     )
     config.target_metric, config.target_value = "eval/accuracy", 0.7633667
     return config

@@ -150,7 +150,12 @@ def _first() -> TrainConfig:
     )
     config.num_steps = 125_000
     config.optimizer = OptimizerConfig(
-        "lars", "nvcaffe", weight_decay=1e-4, momentum=0.9, trust_coefficient=0.001, trust_ratio_clip_mode="scale"
+        "lars",
+        "nvcaffe",
+        weight_decay=1e-4,
+        momentum=0.9,
+        trust_coefficient=0.001,
+        trust_ratio_clip_mode="scale",
     )
     config.schedule = ScheduleConfig(
         9.0,

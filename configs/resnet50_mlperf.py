@@ -84,30 +84,114 @@ TABLE = {
         "26.9-28.7 s",
         num_epochs=92,
     ),
-    "32768": Entry(32768, 29.0, 18, 0.929, 1e-4, 64, "flax", "top-1 >= 75.9 % by epoch 60-64", num_epochs=64),
+    "32768": Entry(
+        32768, 29.0, 18, 0.929, 1e-4, 64, "flax", "top-1 >= 75.9 % by epoch 60-64", num_epochs=64
+    ),
     "jax-16384": Entry(16384, 25.0, 5, 0.9, 2e-4, 64, "flax", "-", num_epochs=56),
     "jax-8192": Entry(8192, 10.0, 5, 0.9, 2e-4, 64, "flax", "-", num_epochs=56),
     "65536-tf": Entry(
-        65536, 24.699, 31, 0.951807, 1e-4, 64, "tpu", f"{_TARGET} 84-88", "TPU v3-8192", "27.3-29.2 s", decay_steps=1133
+        65536,
+        24.699,
+        31,
+        0.951807,
+        1e-4,
+        64,
+        "tpu",
+        f"{_TARGET} 84-88",
+        "TPU v3-8192",
+        "27.3-29.2 s",
+        decay_steps=1133,
     ),
     "v0.6-32768": Entry(
-        32768, 31.2, 25, 0.9, 1e-4, 128, "contrib_2018", "0.7607 at epoch 72", "TPU v3-2048", "77.0 s", decay_steps=2007
+        32768,
+        31.2,
+        25,
+        0.9,
+        1e-4,
+        128,
+        "contrib_2018",
+        "0.7607 at epoch 72",
+        "TPU v3-2048",
+        "77.0 s",
+        decay_steps=2007,
     ),
     "4096": Entry(
-        4096, 13.0, 2, 0.9, 2e-4, 128, "mlperf_tf2", f"{_TARGET} 38", "TPU v3-32", "1713-1728 s", decay_steps=12169
+        4096,
+        13.0,
+        2,
+        0.9,
+        2e-4,
+        128,
+        "mlperf_tf2",
+        f"{_TARGET} 38",
+        "TPU v3-32",
+        "1713-1728 s",
+        decay_steps=12169,
     ),
-    "2048": Entry(2048, 8.5, 5, 0.9, 2e-4, 128, "tpu", f"{_TARGET} 38", "TPU v4-16", "~1846 s", decay_steps=22530),
+    "2048": Entry(
+        2048,
+        8.5,
+        5,
+        0.9,
+        2e-4,
+        128,
+        "tpu",
+        f"{_TARGET} 38",
+        "TPU v4-16",
+        "~1846 s",
+        decay_steps=22530,
+    ),
     "2496": Entry(
-        2496, 9.5, 5, 0.9, 2e-4, 312, "mlperf_tf2", f"{_TARGET} 39-43", "gpu-8", "~5310 s", decay_steps=17956
+        2496,
+        9.5,
+        5,
+        0.9,
+        2e-4,
+        312,
+        "mlperf_tf2",
+        f"{_TARGET} 39-43",
+        "gpu-8",
+        "~5310 s",
+        decay_steps=17956,
     ),
     "8192": Entry(
-        8192, 17.0, 5, 0.9, 2e-4, 128, "tpu", f"{_TARGET} 42-46", "TPU v4-128", "258-294 s", decay_steps=6720
+        8192,
+        17.0,
+        5,
+        0.9,
+        2e-4,
+        128,
+        "tpu",
+        f"{_TARGET} 42-46",
+        "TPU v4-128",
+        "258-294 s",
+        decay_steps=6720,
     ),
     "v1.0-32768": Entry(
-        32768, 29.0, 18, 0.929, 1e-4, 64, "tpu", f"{_TARGET} 60", "TPU v4-4096", "17.0 s", decay_steps=1653
+        32768,
+        29.0,
+        18,
+        0.929,
+        1e-4,
+        64,
+        "tpu",
+        f"{_TARGET} 60",
+        "TPU v4-4096",
+        "17.0 s",
+        decay_steps=1653,
     ),
     "55296": Entry(
-        55296, 25.67, 29, 0.94053, 1e-4, 64, "tpu", f"{_TARGET} 76-80", "TPU v4-6912", "13.3-14.0 s", decay_steps=1190
+        55296,
+        25.67,
+        29,
+        0.94053,
+        1e-4,
+        64,
+        "tpu",
+        f"{_TARGET} 76-80",
+        "TPU v4-6912",
+        "13.3-14.0 s",
+        decay_steps=1190,
     ),
 }
 TOPOLOGIES = {
@@ -166,7 +250,9 @@ def _row(row: str) -> TrainConfig:
             batch_norm_scope=f"examples:{entry.span}",
         ),
         # contrib_2018 takes the decay into its ratio only: the loss holds the term itself.
-        loss=LossConfig(label_smoothing=0.1, l2=entry.weight_decay if entry.variant == "contrib_2018" else 0.0),
+        loss=LossConfig(
+            label_smoothing=0.1, l2=entry.weight_decay if entry.variant == "contrib_2018" else 0.0
+        ),
         optimizer=OptimizerConfig(
             "lars",
             entry.variant,
@@ -212,7 +298,9 @@ def _epoch(entry: Entry) -> float:
     """Return the steps of an epoch as the row's code rounds them: the JAX code up over four epochs, TF2 down."""
     if entry.variant == "flax":
         return math.ceil(4 * NUM_EXAMPLES / entry.batch) / 4
-    return NUM_EXAMPLES // entry.batch if entry.variant == "mlperf_tf2" else NUM_EXAMPLES / entry.batch
+    return (
+        NUM_EXAMPLES // entry.batch if entry.variant == "mlperf_tf2" else NUM_EXAMPLES / entry.batch
+    )
 
 
 def _note(row: str, entry: Entry) -> str:
@@ -237,7 +325,11 @@ def _smoke() -> TrainConfig:
     config.model.size, config.model.width_coefficient = "18", 0.125
     config.model.dtype, config.model.fold_columns = "float32", False
     config.model.batch_norm_scope = "examples:8"
-    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.decay_steps = 16, 3.5, 9.5
+    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.decay_steps = (
+        16,
+        3.5,
+        9.5,
+    )
     config.schedule.base_learning_rate = 1.0
     config.checkpoint = CheckpointConfig(every_steps=2)
     config.eval_global_batch_size, config.eval_every_epochs, config.log_every_steps = 16, 1.0, 1

@@ -76,7 +76,10 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
         ),
         # large-lamb scores the runs of configs/bert_large_lamb.py; folders of Transformers have the exact one.
         model=ModelConfig(
-            "bert", size=size, dtype="bfloat16", activation="gelu_tanh" if row == "large-lamb" else "gelu"
+            "bert",
+            size=size,
+            dtype="bfloat16",
+            activation="gelu_tanh" if row == "large-lamb" else "gelu",
         ),
         optimizer=_optimizer(name),
         schedule=ScheduleConfig(
@@ -108,7 +111,12 @@ def _smoke() -> TrainConfig:
     config = get_config("large-lamb")
     config.name = "squad:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_epochs, config.num_steps, config.init_from = 8, 1.0, 6, None
+    config.global_batch_size, config.num_epochs, config.num_steps, config.init_from = (
+        8,
+        1.0,
+        6,
+        None,
+    )
     config.data.builder, config.data.vocab_size, config.data.vocab_file = "pydoc_squad", 1024, None
     config.data.sequence_length, config.data.doc_stride, config.data.max_query_length = 64, 16, 16
     config.model = ModelConfig("bert", size="tiny", max_length=64)

@@ -12,7 +12,10 @@ SMOOTHING_RULES = ("all_classes", "other_classes")
 
 
 def softmax_cross_entropy(
-    logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0, smoothing_rule: str = "all_classes"
+    logits: jax.Array,
+    labels: jax.Array,
+    label_smoothing: float = 0.0,
+    smoothing_rule: str = "all_classes",
 ) -> jax.Array:
     """Return the cross entropy of each example, computed in fp32 whatever the dtype of the logits.
 
@@ -35,7 +38,11 @@ def softmax_cross_entropy(
     classes = logits.shape[-1]
     one_hot = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
     require_choice("smoothing_rule", smoothing_rule, SMOOTHING_RULES)
-    uniform = label_smoothing if smoothing_rule == "all_classes" else label_smoothing * classes / (classes - 1)
+    uniform = (
+        label_smoothing
+        if smoothing_rule == "all_classes"
+        else label_smoothing * classes / (classes - 1)
+    )
     target = one_hot * (1 - uniform) + uniform / classes
     return -jnp.sum(target * log_p, axis=-1)
 

@@ -27,7 +27,9 @@ _NORM_WORD = re.compile(r"(?<!de)(?<!un)norms?$|normali[sz]ations?$|^((bn|ln|gn|
 _LAYER_WORDS = {"proj", "projection", "linear", "dense", "fc", "modulation"}
 _TABLE_WORDS = {"relative", "rel", "relpos", "table"}  # biases that are looked up by distance
 _NORM_CLASS = re.compile(r"(Norm|Normalization)(\dd)?$")
-_LAYER_CLASS = re.compile(r"(Linear|Dense|Conv|ConvTranspose|Embed|Embedding|Einsum|LinearGeneral|DenseGeneral)(\dd)?$")
+_LAYER_CLASS = re.compile(
+    r"(Linear|Dense|Conv|ConvTranspose|Embed|Embedding|Einsum|LinearGeneral|DenseGeneral)(\dd)?$"
+)
 
 
 def leaf_role(name: str, leaf: Any) -> Role:
@@ -64,7 +66,10 @@ def tree_roles(params: types.Params) -> types.PyTree:
 
 
 def _role(
-    parts: list[str], shape: tuple[int, ...], siblings: Mapping[str, tuple[int, ...]], module: type | None
+    parts: list[str],
+    shape: tuple[int, ...],
+    siblings: Mapping[str, tuple[int, ...]],
+    module: type | None,
 ) -> Role:
     """Return the role of a leaf beside `siblings`, the shapes of the arrays of its module."""
     *parents, last = parts
@@ -73,19 +78,29 @@ def _role(
         return "weight"
     if last in _NORM_NAMES or (last in _FILTER_GAINS and (not is_matrix or 1 in shape)):
         return "norm"
-    if last == "gain" and is_matrix and 1 in shape:  # one per filter, in scaled weight standardization
+    if (
+        last == "gain" and is_matrix and 1 in shape
+    ):  # one per filter, in scaled weight standardization
         return "norm"
     if _in_norm(parents, last, shape, siblings, module):
         return "norm"
-    if (last in _SHIFTS and not (is_matrix and _is_factor(parents, last, siblings))) or _is_bias(_words(last)):
+    if (last in _SHIFTS and not (is_matrix and _is_factor(parents, last, siblings))) or _is_bias(
+        _words(last)
+    ):
         return "bias"
-    if last.startswith("b") and {"w" + last[1:], "W" + last[1:]} & siblings.keys():  # w1 and b1, W_Q and b_Q
+    if (
+        last.startswith("b") and {"w" + last[1:], "W" + last[1:]} & siblings.keys()
+    ):  # w1 and b1, W_Q and b_Q
         return "bias"
     return "weight" if is_matrix else "vector"
 
 
 def _in_norm(
-    parents: list[str], last: str, shape: tuple[int, ...], siblings: Mapping[str, tuple[int, ...]], module: type | None
+    parents: list[str],
+    last: str,
+    shape: tuple[int, ...],
+    siblings: Mapping[str, tuple[int, ...]],
+    module: type | None,
 ) -> bool:
     """Return whether a leaf belongs to a normalization: by its module's class, else by its neighbours, else by its parent's name."""
     classes = [] if module is None else [kind.__name__ for kind in module.__mro__]
@@ -105,7 +120,9 @@ def _in_norm(
 def _is_bias(words: list[str]) -> bool:
     """Return whether a name says bias: at its end (`in_proj_bias`), or before an index in letters (`bias_ih_l0_reverse`, `pos_bias_u`)."""
     ends = {place for place, word in enumerate(words) if word in ("bias", "biases")}
-    short = all(len(word) <= 2 or word == "reverse" for word in words[max(ends, default=len(words)) + 1 :])
+    short = all(
+        len(word) <= 2 or word == "reverse" for word in words[max(ends, default=len(words)) + 1 :]
+    )
     return bool(ends) and short and not _TABLE_WORDS & set(words)
 
 
@@ -227,7 +244,10 @@ class PathMask:
                     f"{self!r}: {pattern!r} matches none of the {len(names)} parameters ({tree.some(names)})"
                 )
         hit = tree.map_with_name(
-            lambda name, _: any(re.search(pattern, name) for pattern in self.patterns) == self.chosen, params
+            lambda name, _: (
+                any(re.search(pattern, name) for pattern in self.patterns) == self.chosen
+            ),
+            params,
         )
         if len(set(jax.tree.leaves(hit))) == 1:
             raise ValueError(
@@ -267,7 +287,10 @@ def exclude_paths(*patterns: str) -> PathMask:
 
 
 def resolve_mask(
-    mask: types.Mask | types.Unset, params: types.Params, argument: str, stacked: types.PyTree = None
+    mask: types.Mask | types.Unset,
+    params: types.Params,
+    argument: str,
+    stacked: types.PyTree = None,
 ) -> types.PyTree:
     """Turn a mask in any accepted form into a pytree of bools shaped like `params`.
 
@@ -289,7 +312,9 @@ def resolve_mask(
     if isinstance(mask, str):
         raise ValueError(f"{argument} = {tree.said(mask)}: {_meant(mask)}")
     if isinstance(mask, (int, float)) and not isinstance(mask, bool):
-        raise ValueError(f"{argument} = {tree.said(mask)}: give True, False, None, a pytree of bools, or a callable")
+        raise ValueError(
+            f"{argument} = {tree.said(mask)}: give True, False, None, a pytree of bools, or a callable"
+        )
     if isinstance(mask, types.Unset):
         mask = weights_only
     if isinstance(mask, (RoleMask, PathMask)) and tree.leaf_names(params) == [""]:
@@ -303,7 +328,10 @@ def resolve_mask(
         selected = mask
         if tree.is_function(mask):
             tree.check_takes(
-                mask, 1, argument, "the parameters and returns a pytree of bools (by path: lbopt.select_paths)"
+                mask,
+                1,
+                argument,
+                "the parameters and returns a pytree of bools (by path: lbopt.select_paths)",
             )
             selected = mask(stacks.one_layer(params, stacked))
         selected = tree.spread(selected, params, argument)
@@ -323,7 +351,9 @@ def _meant(mask: str) -> str:
     return f"for a pattern say lbopt.select_paths({tree.said(mask)})"
 
 
-def resolve_split(sharded_mask: types.Mask, axis_name: types.AxisName, params: types.Params) -> Split:
+def resolve_split(
+    sharded_mask: types.Mask, axis_name: types.AxisName, params: types.Params
+) -> Split:
     """Return which leaves are split over `axis_name`; none without one.
 
     Raises:
@@ -331,7 +361,9 @@ def resolve_split(sharded_mask: types.Mask, axis_name: types.AxisName, params: t
     """
     if axis_name is None:
         if sharded_mask is not None:
-            raise ValueError("sharded_mask without axis_name: name the mapped axis over which those leaves are split")
+            raise ValueError(
+                "sharded_mask without axis_name: name the mapped axis over which those leaves are split"
+            )
         return Split(jax.tree.map(lambda _: False, params), None)
     return Split(resolve_mask(sharded_mask, params, "sharded_mask"), axis_name)
 

@@ -61,9 +61,15 @@ def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
                     f"metrics/{name}: a {type(pair).__name__}; give (sum over examples, number of examples)"
                 )
             if any(np.shape(part) or np.iscomplexobj(part) for part in pair):
-                kind = " and ".join(f"{np.asarray(part).dtype}{list(np.shape(part))}" for part in pair)
-                raise UserError(f"metrics/{name}: {kind}; give one real number each, under a name of its own")
-            totals[name] = totals.get(name, np.zeros(2)) + np.asarray([float(part) for part in pair])
+                kind = " and ".join(
+                    f"{np.asarray(part).dtype}{list(np.shape(part))}" for part in pair
+                )
+                raise UserError(
+                    f"metrics/{name}: {kind}; give one real number each, under a name of its own"
+                )
+            totals[name] = totals.get(name, np.zeros(2)) + np.asarray(
+                [float(part) for part in pair]
+            )
     return {name: _finish(name, float(total / count)) for name, (total, count) in totals.items()}
 
 

@@ -16,7 +16,9 @@ from lbopt.errors import UserError, require
 GivenPath = str | os.PathLike[str]
 
 _SCHEMES = "abfss?|az|file|ftps?|gcs|gs|hdfs|hf|https?|s3[an]?|sftp|ssh|wasbs?"
-_ADDRESS = re.compile(rf".*://.*|\w[\w+.-]+:/.*|({_SCHEMES}):.*|(.*/)?({_SCHEMES}):(/.*)?", re.IGNORECASE | re.DOTALL)
+_ADDRESS = re.compile(
+    rf".*://.*|\w[\w+.-]+:/.*|({_SCHEMES}):.*|(.*/)?({_SCHEMES}):(/.*)?", re.IGNORECASE | re.DOTALL
+)
 _LONGEST_NAME, _LONGEST = 255, 4095
 """Bytes of a file's name, and of a path, on Linux (limits.h)."""
 _DEEPEST = 500
@@ -52,10 +54,19 @@ def local(path: GivenPath, field: str) -> pathlib.Path:
     require("\0" not in text, field, text, "a path has no null character; leave it out")
     parts = [len(part.encode(errors="replace")) for part in text.split("/")]
     fix = f"names have {_LONGEST_NAME} bytes at most, and paths {_LONGEST}; use a shorter one"
-    require(max(parts) <= _LONGEST_NAME and sum(parts) + len(parts) - 1 <= _LONGEST, field, text, fix)
-    require(len(parts) <= _DEEPEST, field, text, f"it has more than {_DEEPEST} folders in folders; use fewer")
+    require(
+        max(parts) <= _LONGEST_NAME and sum(parts) + len(parts) - 1 <= _LONGEST, field, text, fix
+    )
+    require(
+        len(parts) <= _DEEPEST,
+        field,
+        text,
+        f"it has more than {_DEEPEST} folders in folders; use fewer",
+    )
     path = pathlib.Path(text)
-    if not text.startswith("~") and path.parts[:1] and path.parts[0].startswith("~"):  # ./~ is no home
+    if (
+        not text.startswith("~") and path.parts[:1] and path.parts[0].startswith("~")
+    ):  # ./~ is no home
         return pathlib.Path.cwd() / path
     try:
         return path.expanduser()
@@ -81,7 +92,9 @@ def local_or_bucket(path: GivenPath, field: str) -> str:
         local(text, field)
         return text
     require(_BUCKET.fullmatch(text), field, text, "give a folder, or gs://BUCKET/FOLDER")
-    fix = "clients of buckets take a name with * ? [ ] or a backslash for a pattern; use another name"
+    fix = (
+        "clients of buckets take a name with * ? [ ] or a backslash for a pattern; use another name"
+    )
     require(not re.search(r"[*?\[\]\\]", text), field, text, fix)
     return text.rstrip("/")
 
@@ -128,5 +141,7 @@ def writable(path: GivenPath, field: str) -> pathlib.Path:
             os.unlink(real)
     except OSError as error:
         fix = "give a file in a folder that exists and is yours"
-        raise UserError(f"{field} = {os.fspath(path)!r}: it cannot be written ({error.strerror}); {fix}") from error
+        raise UserError(
+            f"{field} = {os.fspath(path)!r}: it cannot be written ({error.strerror}); {fix}"
+        ) from error
     return file

@@ -61,7 +61,10 @@ def mapped() -> int:
 
 @contextlib.contextmanager
 def tracing_for(
-    count: int, axis_name: str | None = None, grid: tuple[int, int] | None = None, own_keys: bool = False
+    count: int,
+    axis_name: str | None = None,
+    grid: tuple[int, int] | None = None,
+    own_keys: bool = False,
 ) -> Iterator[None]:
     """State the replicas while a step function is traced, for instance in a step of one's own."""
     with _CURRENT(Replicas(count, axis_name, grid, own_keys)):

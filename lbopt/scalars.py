@@ -30,9 +30,15 @@ def known(value: Any) -> Any:
     """
     if isinstance(value, numbers.Rational) and not isinstance(value, numbers.Integral):
         return float(value)
-    if not isinstance(value, (np.ndarray, np.generic, jax.Array)) or isinstance(value, jax.core.Tracer):
+    if not isinstance(value, (np.ndarray, np.generic, jax.Array)) or isinstance(
+        value, jax.core.Tracer
+    ):
         return value
-    if value.ndim or not jnp.issubdtype(value.dtype, jnp.number) or jnp.issubdtype(value.dtype, jnp.complexfloating):
+    if (
+        value.ndim
+        or not jnp.issubdtype(value.dtype, jnp.number)
+        or jnp.issubdtype(value.dtype, jnp.complexfloating)
+    ):
         return value
     kind = int if jnp.issubdtype(value.dtype, jnp.integer) else float
     return kind(jax.device_get(value))
@@ -40,7 +46,11 @@ def known(value: Any) -> Any:
 
 def is_traced(value: Any) -> bool:
     """Return whether a value is a real scalar array whose number is not known yet."""
-    real = isinstance(value, jax.core.Tracer) and value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.number)
+    real = (
+        isinstance(value, jax.core.Tracer)
+        and value.ndim == 0
+        and jnp.issubdtype(value.dtype, jnp.number)
+    )
     return real and not jnp.issubdtype(value.dtype, jnp.complexfloating)
 
 
@@ -80,7 +90,9 @@ def whole(argument: str, value: Any, low: int = 1) -> int:
     >>> whole("num_steps", np.int32(3))
     3
     """
-    return checked(argument, value, f"a whole number >= {low}", lambda n: isinstance(n, int) and n >= low)
+    return checked(
+        argument, value, f"a whole number >= {low}", lambda n: isinstance(n, int) and n >= low
+    )
 
 
 def in_fp32(value: Any) -> Any:

@@ -22,7 +22,9 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(letter if letter in keep or _is_visible(letter) else repr(letter)[1:-1] for letter in text)
+    return "".join(
+        letter if letter in keep or _is_visible(letter) else repr(letter)[1:-1] for letter in text
+    )
 
 
 def one_line(text: str) -> str:
@@ -32,7 +34,9 @@ def one_line(text: str) -> str:
     'runs/a b: it is missing;\\x1b[2J make it'
     """
     line = printable(" ".join(text.split()))
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    return (
+        line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    )
 
 
 def shell_line(words: Iterable[str]) -> str:
@@ -68,7 +72,8 @@ def _shell_word(word: str) -> str:
     if all(map(_is_visible, word)):
         return shlex.quote(word)
     letters = (
-        "\\" + letter if letter in "\\'" else letter if _is_visible(letter) else _as_bytes(letter) for letter in word
+        "\\" + letter if letter in "\\'" else letter if _is_visible(letter) else _as_bytes(letter)
+        for letter in word
     )
     return f"$'{''.join(letters)}'"
 

@@ -24,7 +24,11 @@ class LayerAxes(int):
     axes: tuple[int, ...]
 
     def __new__(cls, axes: int | tuple[int, ...] = ()) -> LayerAxes:
-        chosen = tuple(range(axes)) if isinstance(axes, (int, np.integer, np.bool_)) else tuple(sorted(set(axes)))
+        chosen = (
+            tuple(range(axes))
+            if isinstance(axes, (int, np.integer, np.bool_))
+            else tuple(sorted(set(axes)))
+        )
         self = super().__new__(cls, len(chosen))
         self.axes = chosen
         return self
@@ -63,19 +67,29 @@ class StackedPaths:
             )
         if self.found is not None:
             return self.found.get(name, LayerAxes(0))
-        return self.axes if any(re.search(pattern, name) for pattern in self.patterns) else LayerAxes(0)
+        return (
+            self.axes
+            if any(re.search(pattern, name) for pattern in self.patterns)
+            else LayerAxes(0)
+        )
 
     def check(self, params: types.Params) -> None:
         """Raise ValueError if a pattern matches nothing, or if leaves of one stack, whose paths begin alike up to the end of the match, differ in the number of layers."""
         names = tree.leaf_names(params)
-        idle = [pattern for pattern in self.patterns if not any(re.search(pattern, name) for name in names)]
+        idle = [
+            pattern
+            for pattern in self.patterns
+            if not any(re.search(pattern, name) for name in names)
+        ]
         if idle and len(idle) < len(self.patterns):
             raise ValueError(
                 f"stacked = {self!r}: {idle[0]!r} matches none of the {len(names)} parameters ({tree.some(names)}): mend it, or leave it out"
             )
         seen: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, leaf in tree.by_name(params).items():
-            match = next(filter(None, (re.search(pattern, name) for pattern in self.patterns)), None)
+            match = next(
+                filter(None, (re.search(pattern, name) for pattern in self.patterns)), None
+            )
             if match is None or not _has_axes(leaf, self.axes):
                 continue
             layers = self.axes.layers(jnp.shape(leaf))
@@ -110,7 +124,9 @@ def stacked_paths(*patterns: str, axis: int = 0) -> StackedPaths:
     1
     """
     if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool):
-        raise ValueError(f"axis = {tree.said(axis)}: give the number of the axis that counts layers")
+        raise ValueError(
+            f"axis = {tree.said(axis)}: give the number of the axis that counts layers"
+        )
     return StackedPaths(None, tree.check_patterns(patterns), LayerAxes((int(axis),)))
 
 
@@ -128,7 +144,9 @@ def stacked_from_metadata(boxed: types.PyTree, axis_name: str = "layers") -> Sta
       ValueError: if no leaf has such an axis, or if Flax wrote it in another place than it is in.
     """
     found, shapes = {}, {}
-    for path, box in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda node: _axis_names(node) is not None):
+    for path, box in jax.tree_util.tree_leaves_with_path(
+        boxed, is_leaf=lambda node: _axis_names(node) is not None
+    ):
         axes = tuple(axis for axis, name in enumerate(_axis_names(box) or ()) if name == axis_name)
         if axes:
             found[tree.path_name(path)] = LayerAxes(axes)
@@ -141,7 +159,9 @@ def stacked_from_metadata(boxed: types.PyTree, axis_name: str = "layers") -> Sta
     return StackedPaths(found)
 
 
-def _check_places(found: Mapping[str, LayerAxes], shapes: Mapping[str, tuple[int, ...]], axis_name: str) -> None:
+def _check_places(
+    found: Mapping[str, LayerAxes], shapes: Mapping[str, tuple[int, ...]], axis_name: str
+) -> None:
     """Raise ValueError for the names of layers along axis -1: Flax writes them before the last axis, not behind it."""
     if not all(axes.axes == (len(shapes[name]) - 2,) for name, axes in found.items()):
         return
@@ -158,7 +178,12 @@ def _axis_names(node: Any) -> tuple[Any, ...] | None:
     """Return the names of a box's axes; None for what is no box."""
     if hasattr(node, "get_metadata"):
         metadata = node.get_metadata()
-        return tuple(metadata.get("out_sharding") or metadata.get("sharding_names") or metadata.get("sharding") or ())
+        return tuple(
+            metadata.get("out_sharding")
+            or metadata.get("sharding_names")
+            or metadata.get("sharding")
+            or ()
+        )
     return tuple(node.names) if hasattr(node, "names") and hasattr(node, "unbox") else None
 
 
@@ -182,9 +207,14 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
         if isinstance(stacked, StackedPaths):
             stacked.check(params)
         tree.check_takes(
-            stacked, 2, "stacked", "the path and the leaf and returns a bool or the number of leading layer axes"
+            stacked,
+            2,
+            "stacked",
+            "the path and the leaf and returns a bool or the number of leading layer axes",
         )
-        counts = tree.map_with_name(lambda name, leaf: _layer_axes(name, stacked(name, leaf), leaf), params)
+        counts = tree.map_with_name(
+            lambda name, leaf: _layer_axes(name, stacked(name, leaf), leaf), params
+        )
     else:
         counts = tree.map_with_name(_layer_axes, tree.spread(stacked, params, "stacked"), params)
     if jax.tree.leaves(params) and not any(jax.tree.leaves(counts)):
@@ -196,10 +226,16 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
 
 def _layer_axes(name: str, count: Any, leaf: Any) -> LayerAxes:
     if not isinstance(count, (bool, int, np.bool_, np.integer)) or count < 0:
-        raise ValueError(f"stacked at {name!r} is {tree.said(count)}: give a bool or the number of leading layer axes")
+        raise ValueError(
+            f"stacked at {name!r} is {tree.said(count)}: give a bool or the number of leading layer axes"
+        )
     axes = count if isinstance(count, LayerAxes) else LayerAxes(int(count))
     if not _has_axes(leaf, axes):
-        which = f"{int(axes)}" if axes.leads else f"along axis {axes.axes[0] if axes.axes[0] < 0 else axes.axes[-1]}"
+        which = (
+            f"{int(axes)}"
+            if axes.leads
+            else f"along axis {axes.axes[0] if axes.axes[0] < 0 else axes.axes[-1]}"
+        )
         raise ValueError(
             f"stacked at {name!r} is {which}, but the leaf has shape {jnp.shape(leaf)}: it has no such {'leading ' * axes.leads}axis of layers"
         )

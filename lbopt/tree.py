@@ -25,7 +25,11 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 def path_parts(path: tuple[Any, ...]) -> tuple[str, ...]:
     """Return the names of the keys on a path, the inside of a box left out."""
-    if len(path) > 1 and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
+    if (
+        len(path) > 1
+        and isinstance(path[-1], jax.tree_util.GetAttrKey)
+        and path[-1].name == "value"
+    ):
         path = path[:-1]  # the inside of a box: flax.linen.Partitioned, the variables of flax.nnx
     return tuple(_key_name(key) for key in path)
 
@@ -34,13 +38,17 @@ def _key_name(key: Any) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             name = getattr(key, attribute)
-            return "/".join(map(str, name)) if isinstance(name, tuple) else str(name)  # flax.traverse_util.flatten_dict
+            return (
+                "/".join(map(str, name)) if isinstance(name, tuple) else str(name)
+            )  # flax.traverse_util.flatten_dict
     return str(key)
 
 
 def map_with_name(fn: Callable[..., Any], tree: types.PyTree, *rest: types.PyTree) -> types.PyTree:
     """Map `fn(name, leaf, *rest_leaves)` over a tree; `name` is `path_name` of the leaf."""
-    return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest
+    )
 
 
 def leaf_names(tree: types.PyTree) -> list[str]:
@@ -98,9 +106,16 @@ def spread(given: types.PyTree, params: types.Params, argument: str) -> types.Py
     """
     values = {path_parts(path): value for path, value in jax.tree_util.tree_leaves_with_path(given)}
     leaves = [path_parts(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    starts = [next((leaf[:n] for n in range(len(leaf), -1, -1) if leaf[:n] in values), None) for leaf in leaves]
+    starts = [
+        next((leaf[:n] for n in range(len(leaf), -1, -1) if leaf[:n] in values), None)
+        for leaf in leaves
+    ]
     without = [leaf for leaf, start in zip(leaves, starts, strict=True) if start is None]
-    astray = [place for place in values.keys() - set(starts) if not any(_meet(place, hole) for hole in _holes(params))]
+    astray = [
+        place
+        for place in values.keys() - set(starts)
+        if not any(_meet(place, hole) for hole in _holes(params))
+    ]
     if without or astray:
         names = sorted("/".join(parts) for parts in (*without, *astray))
         raise ValueError(
@@ -164,7 +179,9 @@ def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
         try:
             re.compile(pattern).search("")
         except (re.error, TypeError) as error:
-            raise ValueError(f"pattern = {said(pattern)}: not a regular expression ({error})") from error
+            raise ValueError(
+                f"pattern = {said(pattern)}: not a regular expression ({error})"
+            ) from error
     return patterns
 
 
@@ -172,7 +189,9 @@ def wide_dtype(dtype: Any) -> Any:
     """Return fp32, or the dtype itself where it is wider: the precision of norms, moments and accumulators."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         return jnp.dtype(jnp.float32)  # JAX promotes none of 8 bits or less
-    with jax.numpy_dtype_promotion("standard"):  # widening is meant, also where a program forbids it by accident
+    with jax.numpy_dtype_promotion(
+        "standard"
+    ):  # widening is meant, also where a program forbids it by accident
         return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -195,13 +214,21 @@ def check_inexact(leaves: types.PyTree, what: str) -> None:
         if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             kind = "float0 (the gradient of an integer)" if dtype == jax.dtypes.float0 else dtype
             is_number = dtype is None and isinstance(leaf, (float, complex))
-            fix = "make it one with jnp.asarray" if is_number else "take the leaf out with optax.masked"
-            raise ValueError(f"{what} at {name!r} is {kind or type(leaf).__name__}, not a floating-point array: {fix}")
+            fix = (
+                "make it one with jnp.asarray"
+                if is_number
+                else "take the leaf out with optax.masked"
+            )
+            raise ValueError(
+                f"{what} at {name!r} is {kind or type(leaf).__name__}, not a floating-point array: {fix}"
+            )
 
     map_with_name(check, leaves)
 
 
-def square_norm(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None) -> jax.Array:
+def square_norm(
+    x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None
+) -> jax.Array:
     """Return the sum of squares, of |x|^2 for complex numbers, in fp32 or wider whatever the dtype of `x`.
 
     Args:
@@ -266,7 +293,9 @@ def squares(leaves: Iterable[jax.Array], layer_axes: tuple[int, ...] = ()) -> Sq
 
 def _scaled_square_norm(x: jax.Array, scale: float, layer_axes: tuple[int, ...]) -> jax.Array:
     wide = x.astype(wide_dtype(x.dtype))
-    return square_norm(scaled(wide, scale), layer_axes)  # times a complex number infinity is not a number
+    return square_norm(
+        scaled(wide, scale), layer_axes
+    )  # times a complex number infinity is not a number
 
 
 def map_parts(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -279,7 +308,9 @@ def scaled(x: jax.Array, factor: float | jax.Array) -> jax.Array:
     return map_parts(lambda part: part * jnp.asarray(factor, part.dtype), x)
 
 
-def l2_norm(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None) -> jax.Array:
+def l2_norm(
+    x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None
+) -> jax.Array:
     """Return the L2 norm, or one per layer of a stack, in fp32 or wider whatever the dtype; see `square_norm` for the arguments.
 
     In fp32 it is right from 1e-33 to 1e34 (`Squares`), for the price of a second sum in the same pass. `optax.scale_by_trust_ratio` and
@@ -294,7 +325,9 @@ def global_norm(gradient: types.PyTree) -> jax.Array:
     return squares(jax.tree.leaves(gradient)).norm()
 
 
-def norm_near_one(x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None) -> jax.Array:
+def norm_near_one(
+    x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None
+) -> jax.Array:
     """Return `l2_norm` by one sum, right in fp32 from 1e-27 to 6e10: of what is computed on the way, as the directions of Adam.
 
     XLA computes such directions again in the pass that applies them; with two sums it writes them to memory in between, and
@@ -311,4 +344,6 @@ def unzip_pairs(like: types.PyTree, pairs: types.PyTree) -> tuple[types.PyTree, 
     """Turn a tree of pairs into a pair of trees; `like` has the structure above the pairs."""
     structure: Any = jax.tree.structure(like)
     flat = structure.flatten_up_to(pairs)
-    return structure.unflatten([first for first, _ in flat]), structure.unflatten([second for _, second in flat])
+    return structure.unflatten([first for first, _ in flat]), structure.unflatten(
+        [second for _, second in flat]
+    )

@@ -149,7 +149,9 @@ def _parse(data: bytes) -> Any:
         found = _parsed(data)
     except RecursionError as error:
         raise ValueError(f"nested deeper than {DEEPEST}") from error
-    brackets = data.count(b"[") + data.count(b"{")  # most of ours have fewer than are allowed in one another
+    brackets = data.count(b"[") + data.count(
+        b"{"
+    )  # most of ours have fewer than are allowed in one another
     if brackets > DEEPEST and _is_deeper_than(found, DEEPEST):
         raise ValueError(f"nested deeper than {DEEPEST}")
     return found
@@ -169,7 +171,9 @@ def _parsed(data: bytes) -> Any:
 def _is_deeper_than(data: Any, most: int) -> bool:
     level = [data]
     for _ in range(most + 1):
-        level = [child for group in level for child in _children(group) if isinstance(child, dict | list)]
+        level = [
+            child for group in level for child in _children(group) if isinstance(child, dict | list)
+        ]
         if not level:
             return False
     return True

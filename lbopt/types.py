@@ -29,7 +29,9 @@ Stacked = None | PyTree | Callable[[str, Any], bool | int]
 AxisName = str | tuple[str, ...] | None
 """A mapped axis, or several, of `shard_map` or `pmap`; None outside of them."""
 
-LossFn = Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]]
+LossFn = Callable[
+    [Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]
+]
 """(params, model_state, batch, rng) -> (mean loss, (new model_state, metrics))."""
 
 MetricFn = Callable[[Params, ModelState, Batch], Metrics]

@@ -20,7 +20,9 @@ def main(argv: list[str]) -> int:
     known = [*recipes(), *studies()]
     wanted = [flag for flag in known if not argv or any(text in flag for text in argv)]
     if not wanted:
-        print(f"nothing that names a pod has {' or '.join(map(repr, argv))} in its name; known are: {', '.join(known)}")
+        print(
+            f"nothing that names a pod has {' or '.join(map(repr, argv))} in its name; known are: {', '.join(known)}"
+        )
         return 2
     failed = []
     for flag in wanted:
@@ -50,8 +52,14 @@ def studies() -> list[str]:
     from lbopt.cli import arguments
     from lbopt.config import SweepConfig
 
-    configs = {str(file): arguments.call_get_config(str(file)) for file in sorted(STUDIES.glob("*.py"))}
-    return [file for file, config in configs.items() if isinstance(config, SweepConfig) and config.about.topology]
+    configs = {
+        str(file): arguments.call_get_config(str(file)) for file in sorted(STUDIES.glob("*.py"))
+    }
+    return [
+        file
+        for file, config in configs.items()
+        if isinstance(config, SweepConfig) and config.about.topology
+    ]
 
 
 def plan_file(flag: str) -> pathlib.Path:
@@ -81,7 +89,10 @@ def table() -> list[str]:
     """Return the table of all plans in Markdown."""
     order = {flag: number for number, flag in enumerate(recipes())}
     plans = [json.loads(file.read_text()) for file in FOLDER.glob("*.json")]
-    plans = sorted((found for found in plans if found["recipe"] in order), key=lambda found: order[found["recipe"]])
+    plans = sorted(
+        (found for found in plans if found["recipe"] in order),
+        key=lambda found: order[found["recipe"]],
+    )
     rows = [HEADER, ("---",) * len(HEADER), *map(_row, plans)]
     return [f"| {' | '.join(row)} |" for row in rows]
 
@@ -96,7 +107,9 @@ def _row(found: dict) -> tuple[str, ...]:
     ]
     held = f"{found['hbm_bytes_per_device'] / 2**30:.1f} of {found['hbm_limit_bytes'] / 2**30:.1f}"
     published = found["published_seconds"]
-    recalled = " [recalled]" if "recalled" in (found["published_source"] or "").split(":")[-1] else ""
+    recalled = (
+        " [recalled]" if "recalled" in (found["published_source"] or "").split(":")[-1] else ""
+    )
     return (
         f"`{found['recipe'].removeprefix('configs/')}`",
         f"{found['topology']}, {found['num_devices']:,}",

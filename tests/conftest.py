@@ -61,7 +61,11 @@ def most_quickly_compiled(quick_options, quickly_compiled):
     """Compile faster still, for tests that look at no number closely: all is rounded otherwise."""
 
     def options(*given, env_options_overrides=None, **named):
-        return whole(*given, env_options_overrides={**quick_options, **(env_options_overrides or {})}, **named)
+        return whole(
+            *given,
+            env_options_overrides={**quick_options, **(env_options_overrides or {})},
+            **named,
+        )
 
     whole = compiler.get_compile_options
     jax.clear_caches()

@@ -67,7 +67,12 @@ CONFINED = {
         "data/prepare/generated_images.py",
     },
     "optuna": {"sweep/search/adaptive.py"},
-    "scipy": {"plan/bounds.py", "sweep/findings/differences.py", "sweep/fits.py", "sweep/search/sampled.py"},
+    "scipy": {
+        "plan/bounds.py",
+        "sweep/findings/differences.py",
+        "sweep/fits.py",
+        "sweep/search/sampled.py",
+    },
     "tokenizers": {"data/text.py"},
     "matplotlib": {"report/page.py", "sweep/report/figures/style.py"},
     "ml_collections": {"cli/arguments.py"},
@@ -160,7 +165,11 @@ def test_the_core_can_be_vendored_alone():
 def test_public_names_are_imported_when_they_are_used():
     assert all(callable(getattr(lbopt, name)) for name in lbopt.__all__)
     said = subprocess.run(
-        [sys.executable, "-c", "import sys, lbopt, lbopt.cli.main; print('jax' in sys.modules, 'lamb' in dir(lbopt))"],
+        [
+            sys.executable,
+            "-c",
+            "import sys, lbopt, lbopt.cli.main; print('jax' in sys.modules, 'lamb' in dir(lbopt))",
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -174,5 +183,7 @@ def test_a_start_waits_for_no_library_that_it_does_not_need():
         "import sys; from lbopt.cli import train; from lbopt.train import board; from lbopt.data.digits import load_digits; "
         "load_digits(); print(sorted({'sklearn', 'torch', 'transformers', 'matplotlib', 'tensorflow'} & set(sys.modules)))"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert said.stdout == "[]\n"

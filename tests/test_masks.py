@@ -50,9 +50,17 @@ MODULES = {
     "dense": (nn.Dense(3), (np.zeros((2, 4)),), {"weight": 1, "bias": 1}),
     "conv": (nn.Conv(3, (3, 3)), (np.zeros((2, 5, 5, 4)),), {"weight": 1, "bias": 1}),
     "embed": (nn.Embed(5, 3), (np.zeros((2,), int),), {"weight": 1}),
-    "attention": (nn.MultiHeadDotProductAttention(2), (np.zeros((2, 5, 4)),), {"weight": 4, "bias": 4}),
+    "attention": (
+        nn.MultiHeadDotProductAttention(2),
+        (np.zeros((2, 5, 4)),),
+        {"weight": 4, "bias": 4},
+    ),
     "lstm": (nn.RNN(nn.LSTMCell(3)), (np.zeros((2, 5, 4)),), {"weight": 8, "bias": 4}),
-    "optimized_lstm": (nn.RNN(nn.OptimizedLSTMCell(3)), (np.zeros((2, 5, 4)),), {"weight": 8, "bias": 4}),
+    "optimized_lstm": (
+        nn.RNN(nn.OptimizedLSTMCell(3)),
+        (np.zeros((2, 5, 4)),),
+        {"weight": 8, "bias": 4},
+    ),
     "prelu": (nn.PReLU(), (np.zeros((2, 4), np.float32),), {"vector": 1}),
     "network": (Network(), (np.zeros((2, 8, 8, 3)),), {"weight": 3, "bias": 2, "norm": 13}),
 }
@@ -192,14 +200,22 @@ class Net:
     ("mask", "params", "expected"),
     [
         (per_variable(NNX), NNX, [False, True]),
-        (lambda params: nnx.map_state(lambda path, v: path[-1] == "kernel", params), NNX, [False, True]),
+        (
+            lambda params: nnx.map_state(lambda path, v: path[-1] == "kernel", params),
+            NNX,
+            [False, True],
+        ),
         ({"kernel": True, "bias": False}, NNX, [False, True]),
         (Net(True, False), Net(jnp.ones((2, 3)), jnp.ones(3)), [True, False]),
         (Net(True, False, nn.gelu), Net(jnp.ones((2, 3)), jnp.ones(3)), [True, False]),
         (lambda params: Net(True, False), Net(jnp.ones((2, 3)), jnp.ones(3)), [True, False]),
         (jax.tree_util.Partial(lambda value, params: {"dense": value}, True), PARAMS, [True, True]),
         ({"dense": True}, PARAMS, [True, True]),
-        ({"stem": False, "dense": [True, False]}, {"stem": PARAMS, "dense": (1.0, 2.0)}, [True, False, False, False]),
+        (
+            {"stem": False, "dense": [True, False]},
+            {"stem": PARAMS, "dense": (1.0, 2.0)},
+            [True, False, False, False],
+        ),
         (KERNEL, flax.core.freeze(PARAMS), [False, True]),
         (flax.core.freeze(KERNEL), PARAMS, [False, True]),
         (KERNEL, BOXED, [False, True]),
@@ -213,7 +229,9 @@ def test_a_mask_gives_a_value_per_leaf_or_per_subtree_at_the_same_names(mask, pa
     assert jax.tree.structure(selected) == jax.tree.structure(params)
     assert jax.tree.leaves(selected) == expected
     if not tree.is_function(mask):
-        as_stacks = stacks.resolve_stacked(jax.tree.map(int, mask), jax.tree.map(lambda _: jnp.ones((2, 3)), params))
+        as_stacks = stacks.resolve_stacked(
+            jax.tree.map(int, mask), jax.tree.map(lambda _: jnp.ones((2, 3)), params)
+        )
         assert jax.tree.leaves(as_stacks) == expected
 
 
@@ -228,7 +246,9 @@ def test_labels_are_a_tree_like_a_mask(labels):
 def test_resolve_mask_leaves_out_what_optax_masked_took():
     params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": optax.MaskedNode()}}
     for mask in (None, True, masks.weights_only):
-        assert masks.resolve_mask(mask, params, "mask") == {"dense": {"kernel": True, "bias": optax.MaskedNode()}}
+        assert masks.resolve_mask(mask, params, "mask") == {
+            "dense": {"kernel": True, "bias": optax.MaskedNode()}
+        }
 
 
 def test_resolve_mask_of_an_empty_tree():
@@ -238,15 +258,30 @@ def test_resolve_mask_of_an_empty_tree():
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        ({"dense": {"kernel": False, "bias": False}}, "my_mask selects none of the 2 parameters .*pass my_mask=False"),
+        (
+            {"dense": {"kernel": False, "bias": False}},
+            "my_mask selects none of the 2 parameters .*pass my_mask=False",
+        ),
         (lambda params: jax.tree.map(lambda _: False, params), "my_mask selects none"),
         ({"dense": {"kernel": True}}, "my_mask has another structure than params .*dense/bias"),
-        ({"dense": {"kernel": True, "bias": 1}}, "my_mask at 'dense/bias' is 1: give True or False"),
+        (
+            {"dense": {"kernel": True, "bias": 1}},
+            "my_mask at 'dense/bias' is 1: give True or False",
+        ),
         ([True, True], "my_mask has another structure"),
-        (nnx.PathContains("kernel"), "my_mask = PathContains.*: give a function that takes the parameters and returns"),
+        (
+            nnx.PathContains("kernel"),
+            "my_mask = PathContains.*: give a function that takes the parameters and returns",
+        ),
         (PARAMS, "my_mask at 'dense/bias' is an array of shape .3,.: give True or False$"),
-        ({"dense": True, "head": True}, "my_mask has another structure than params .*differ at head.: give one value"),
-        ({"dense": {"kernel": {"a": True}, "bias": True}}, "differ at dense/kernel, dense/kernel/a"),
+        (
+            {"dense": True, "head": True},
+            "my_mask has another structure than params .*differ at head.: give one value",
+        ),
+        (
+            {"dense": {"kernel": {"a": True}, "bias": True}},
+            "differ at dense/kernel, dense/kernel/a",
+        ),
         ({"dense": {"kernel": None, "bias": True}}, "differ at dense/kernel"),
     ],
 )
@@ -270,12 +305,20 @@ def test_masks_see_one_layer_of_a_stack():
 
     layers = {"layers": {"kernel": 1, "bias": 1, "gain": 1}, "head": {"kernel": 0}}
     chosen = masks.resolve_mask(look, STACKED, "mask", jax.tree.map(stacks.LayerAxes, layers))
-    assert seen == {"layers": {"kernel": (2, 4), "bias": (4,), "gain": (4,)}, "head": {"kernel": (4, 2)}}
-    assert chosen == {"layers": {"kernel": True, "bias": False, "gain": False}, "head": {"kernel": True}}
-    assert masks.resolve_mask(masks.weights_only, STACKED, "mask")["layers"]["gain"], "without the stack it is a matrix"
-    assert not masks.resolve_mask(masks.weights_only, STACKED, "mask", jax.tree.map(stacks.LayerAxes, layers))[
-        "layers"
-    ]["gain"]
+    assert seen == {
+        "layers": {"kernel": (2, 4), "bias": (4,), "gain": (4,)},
+        "head": {"kernel": (4, 2)},
+    }
+    assert chosen == {
+        "layers": {"kernel": True, "bias": False, "gain": False},
+        "head": {"kernel": True},
+    }
+    assert masks.resolve_mask(masks.weights_only, STACKED, "mask")["layers"]["gain"], (
+        "without the stack it is a matrix"
+    )
+    assert not masks.resolve_mask(
+        masks.weights_only, STACKED, "mask", jax.tree.map(stacks.LayerAxes, layers)
+    )["layers"]["gain"]
 
 
 NET = {
@@ -286,7 +329,11 @@ NET = {
 
 
 def chosen_by(mask):
-    return {name for name, chosen in zip(tree.leaf_names(NET), jax.tree.leaves(mask(NET)), strict=True) if chosen}
+    return {
+        name
+        for name, chosen in zip(tree.leaf_names(NET), jax.tree.leaves(mask(NET)), strict=True)
+        if chosen
+    }
 
 
 @pytest.mark.parametrize(
@@ -307,16 +354,29 @@ def test_masks_by_role_and_by_path(mask, expected):
 
 
 def test_excluding_is_selecting_the_others():
-    assert lbopt.exclude_roles("norm", "bias", "vector") == lbopt.weights_only == lbopt.select_roles("weight")
+    assert (
+        lbopt.exclude_roles("norm", "bias", "vector")
+        == lbopt.weights_only
+        == lbopt.select_roles("weight")
+    )
     assert repr(lbopt.exclude_roles("vector", "bias", "norm")) == "weights_only"
 
 
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (lambda: lbopt.select_paths(r"kernel", r"attention")(NET), "'attention' matches none of the 5 parameters"),
-        (lambda: lbopt.exclude_paths(r"BatchNorm")(NET), "'BatchNorm' matches none of the 5 parameters"),
-        (lambda: lbopt.select_paths(r".")(NET), "selects every parameter .*pass None for every leaf"),
+        (
+            lambda: lbopt.select_paths(r"kernel", r"attention")(NET),
+            "'attention' matches none of the 5 parameters",
+        ),
+        (
+            lambda: lbopt.exclude_paths(r"BatchNorm")(NET),
+            "'BatchNorm' matches none of the 5 parameters",
+        ),
+        (
+            lambda: lbopt.select_paths(r".")(NET),
+            "selects every parameter .*pass None for every leaf",
+        ),
         (lambda: lbopt.exclude_paths(r".")(NET), "selects no parameter .*False for none"),
         (lambda: lbopt.select_paths(), "give at least one regular expression"),
         (lambda: lbopt.select_paths("("), r"pattern = '\(': not a regular expression"),
@@ -343,7 +403,9 @@ def role_names(names):
         for parent in parents:
             inside = inside.setdefault(parent, {})
         inside[last] = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return dict(zip(tree.leaf_names(params), jax.tree.leaves(masks.tree_roles(params)), strict=True))
+    return dict(
+        zip(tree.leaf_names(params), jax.tree.leaves(masks.tree_roles(params)), strict=True)
+    )
 
 
 # Families whose PyTorch names differ most: norms before and after, in lists, called by their place; biases of experts and of relative attention.
@@ -393,7 +455,14 @@ def of_pytorch(module, name):
 def test_roles_of_hugging_faces_pytorch_names(family):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(family)
-    for depth in ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "n_layers"):
+    for depth in (
+        "num_hidden_layers",
+        "n_layer",
+        "num_layers",
+        "encoder_layers",
+        "decoder_layers",
+        "n_layers",
+    ):
         if isinstance(getattr(config, depth, None), int):
             setattr(config, depth, 1)
     with torch.device("meta"):
@@ -406,7 +475,9 @@ def test_roles_of_hugging_faces_pytorch_names(family):
     stacks_of_two = {name: (2, *shape) for name, shape in shapes.items()}
     for names in (shapes, stacks_of_two):
         roles = role_names(names)
-        assert not {name: roles[name] for name, role in expected.items() if role not in (None, roles[name])}
+        assert not {
+            name: roles[name] for name, role in expected.items() if role not in (None, roles[name])
+        }
 
 
 def test_a_gain_and_a_shift_of_one_shape_are_a_norm_whatever_their_module_is_called():
@@ -423,7 +494,19 @@ def test_a_gain_and_a_shift_of_one_shape_are_a_norm_whatever_their_module_is_cal
         "bias": (2,),
         "scale": (2,),
     }
-    expected = ["weight", "bias", "norm", "norm", "norm", "norm", "weight", "bias", "weight", "bias", "norm"]
+    expected = [
+        "weight",
+        "bias",
+        "norm",
+        "norm",
+        "norm",
+        "norm",
+        "weight",
+        "bias",
+        "weight",
+        "bias",
+        "norm",
+    ]
     assert role_names(shapes) == dict(zip(shapes, expected, strict=True))
 
 
@@ -445,10 +528,16 @@ def test_neighbours_tell_shifts_from_second_factors():
 
 def test_flat_dictionaries_have_the_roles_of_nested_ones():
     nested = {
-        "blocks": {"0": {"weight": np.zeros((2, 3)), "bias": np.zeros((2, 3))}, "1": {"weight": np.zeros((3, 3))}}
+        "blocks": {
+            "0": {"weight": np.zeros((2, 3)), "bias": np.zeros((2, 3))},
+            "1": {"weight": np.zeros((3, 3))},
+        }
     }
     expected = ["norm", "norm", "weight"]
-    for flat in (nested, *(flax.traverse_util.flatten_dict(nested, sep=separator) for separator in ("/", ".", None))):
+    for flat in (
+        nested,
+        *(flax.traverse_util.flatten_dict(nested, sep=separator) for separator in ("/", ".", None)),
+    ):
         assert jax.tree.leaves(masks.tree_roles(flat)) == expected
     assert tree.leaf_names(flat) == ["blocks/0/bias", "blocks/0/weight", "blocks/1/weight"]
 
@@ -465,11 +554,17 @@ def test_roles_of_module_objects_come_from_their_classes():
     box = module("Box", "value")
     matrix, vector = np.zeros((2, 3)), np.zeros(3)
     params = net(
-        [layer_norm(matrix), linear(matrix, vector), weight_norm(linear(matrix, vector), np.zeros((2, 1)))],
+        [
+            layer_norm(matrix),
+            linear(matrix, vector),
+            weight_norm(linear(matrix, vector), np.zeros((2, 1))),
+        ],
         linear(matrix, None),
         layer_norm(box(matrix)),
     )
-    assert dict(zip(tree.leaf_names(params), jax.tree.leaves(masks.tree_roles(params)), strict=True)) == {
+    assert dict(
+        zip(tree.leaf_names(params), jax.tree.leaves(masks.tree_roles(params)), strict=True)
+    ) == {
         "layers/0/weight": "norm",
         "layers/1/weight": "weight",
         "layers/1/bias": "bias",
@@ -484,10 +579,20 @@ def test_roles_of_module_objects_come_from_their_classes():
 
 def test_roles_of_nnx_modules_and_of_their_state():
     rngs = nnx.Rngs(0)
-    net = nnx.List([nnx.Linear(2, 3, rngs=rngs), nnx.LayerNorm(3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)])
-    expected = {"0/bias": "bias", "0/kernel": "weight", "1/bias": "norm", "1/scale": "norm", "2/bias": "norm"}
+    net = nnx.List(
+        [nnx.Linear(2, 3, rngs=rngs), nnx.LayerNorm(3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)]
+    )
+    expected = {
+        "0/bias": "bias",
+        "0/kernel": "weight",
+        "1/bias": "norm",
+        "1/scale": "norm",
+        "2/bias": "norm",
+    }
     for params in (nnx.state(net, nnx.Param), nnx.split(net, nnx.Param, ...)[1].to_pure_dict()):
-        roles = dict(zip(tree.leaf_names(params), jax.tree.leaves(masks.tree_roles(params)), strict=True))
+        roles = dict(
+            zip(tree.leaf_names(params), jax.tree.leaves(masks.tree_roles(params)), strict=True)
+        )
         assert roles == {**expected, "2/scale": "norm"}
 
 
@@ -510,7 +615,8 @@ def test_a_bare_array_says_what_to_do(argument):
     array = jnp.ones((2, 3))
     others = {"trust_ratio_mask": None, "weight_decay_mask": None} | {argument: lbopt.weights_only}
     with pytest.raises(
-        ValueError, match=rf"^{argument} = weights_only: params are one array of shape \(2, 3\) .*{argument}=None"
+        ValueError,
+        match=rf"^{argument} = weights_only: params are one array of shape \(2, 3\) .*{argument}=None",
     ) as caught:
         lbopt.lamb(0.1, weight_decay=0.1, **others).init(array)
     assert "\n" not in str(caught.value)

@@ -23,7 +23,9 @@ def reference_losses(logits, labels, smoothing):
 @pytest.fixture
 def examples():
     rng = np.random.default_rng(0)
-    return (3 * rng.standard_normal((64, 10))).astype(np.float32), rng.integers(0, 10, 64).astype(np.int32)
+    return (3 * rng.standard_normal((64, 10))).astype(np.float32), rng.integers(0, 10, 64).astype(
+        np.int32
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
@@ -32,14 +34,18 @@ def test_cross_entropy(smoothing, examples):
     got = losses.softmax_cross_entropy(jnp.asarray(logits), labels, smoothing)
     assert got.shape == (64,)
     assert got.dtype == jnp.float32
-    np.testing.assert_allclose(got, reference_losses(logits, labels, smoothing), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        got, reference_losses(logits, labels, smoothing), rtol=2e-6, atol=1e-6
+    )
 
 
 def test_label_smoothing_is_zero_by_default_and_changes_the_loss(examples):
     logits, labels = examples
     plain, smooth = reference_losses(logits, labels, 0.0), reference_losses(logits, labels, 0.1)
     assert np.abs(plain - smooth).max() > 0.1
-    np.testing.assert_allclose(losses.softmax_cross_entropy(jnp.asarray(logits), labels), plain, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        losses.softmax_cross_entropy(jnp.asarray(logits), labels), plain, rtol=2e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -48,7 +54,9 @@ def test_cross_entropy_of_narrow_logits_is_computed_in_fp32(dtype, examples):
     narrow = jnp.asarray(logits, dtype)
     got = losses.softmax_cross_entropy(narrow, labels, 0.1)
     assert got.dtype == jnp.float32
-    np.testing.assert_allclose(got, reference_losses(np.asarray(narrow, np.float64), labels, 0.1), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        got, reference_losses(np.asarray(narrow, np.float64), labels, 0.1), rtol=2e-6, atol=1e-6
+    )
 
 
 def test_smoothing_on_the_other_classes_leaves_the_right_one_alone(examples):
@@ -73,8 +81,12 @@ def test_the_penalty_is_half_the_squares_of_all_but_normalisation():
     got = losses.l2_penalty(jax.tree.map(jnp.asarray, params), 0.25)
     assert got.dtype == jnp.float32
     assert float(got) == pytest.approx(wanted, rel=1e-6)
-    grads = jax.grad(losses.l2_penalty)(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params), 0.25)
-    np.testing.assert_allclose(grads["Dense_0"]["bias"], 0.25 * params["Dense_0"]["bias"], rtol=1e-6)
+    grads = jax.grad(losses.l2_penalty)(
+        jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params), 0.25
+    )
+    np.testing.assert_allclose(
+        grads["Dense_0"]["bias"], 0.25 * params["Dense_0"]["bias"], rtol=1e-6
+    )
     assert not np.any(grads["BatchNorm_0"]["bias"])
 
 
@@ -83,13 +95,19 @@ def test_cross_entropy_of_large_logits_is_finite(size):
     logits = jnp.array([[size, 0.0, 0.0]])
     got = losses.softmax_cross_entropy(logits, jnp.array([1]))
     np.testing.assert_allclose(got, reference_losses(logits, [1], 0.0), rtol=2e-6)
-    assert np.all(np.isfinite(jax.grad(lambda z: losses.softmax_cross_entropy(z, jnp.array([1])).sum())(logits)))
+    assert np.all(
+        np.isfinite(
+            jax.grad(lambda z: losses.softmax_cross_entropy(z, jnp.array([1])).sum())(logits)
+        )
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_gradient_is_probability_minus_target(smoothing, examples):
     logits, labels = examples
-    got = jax.grad(lambda z: losses.softmax_cross_entropy(z, labels, smoothing).sum())(jnp.asarray(logits))
+    got = jax.grad(lambda z: losses.softmax_cross_entropy(z, labels, smoothing).sum())(
+        jnp.asarray(logits)
+    )
     wide = np.exp(logits.astype(np.float64))
     target = np.eye(10)[labels] * (1 - smoothing) + smoothing / 10
     np.testing.assert_allclose(got, wide / wide.sum(-1, keepdims=True) - target, atol=1e-6)
@@ -114,7 +132,9 @@ def test_summed_keeps_a_counted_nan():
 
 
 def test_summed_adds_in_fp32():
-    total, count = metrics.summed(jnp.ones(1000, jnp.bfloat16))  # every count above 256 needs more than bf16's 8 bits
+    total, count = metrics.summed(
+        jnp.ones(1000, jnp.bfloat16)
+    )  # every count above 256 needs more than bf16's 8 bits
     assert (float(total), float(count)) == (1000.0, 1000.0)
     assert float(metrics.summed(jnp.ones(1001, bool), jnp.ones(1001, bool))[0]) == 1001.0
 
@@ -129,15 +149,27 @@ def test_classification(masked, examples):
     logits, labels = examples
     mask = np.arange(64) % 3 > 0 if masked else np.ones(64, bool)
     each = losses.softmax_cross_entropy(jnp.asarray(logits), labels)
-    got = metrics.classification(jnp.asarray(logits), labels, each, jnp.asarray(mask) if masked else None)
+    got = metrics.classification(
+        jnp.asarray(logits), labels, each, jnp.asarray(mask) if masked else None
+    )
     assert set(got) == {"loss", "accuracy"}
-    np.testing.assert_allclose(got["loss"], (reference_losses(logits, labels, 0.0)[mask].sum(), mask.sum()), rtol=1e-5)
-    np.testing.assert_array_equal(got["accuracy"], ((logits.argmax(-1) == labels)[mask].sum(), mask.sum()))
+    np.testing.assert_allclose(
+        got["loss"], (reference_losses(logits, labels, 0.0)[mask].sum(), mask.sum()), rtol=1e-5
+    )
+    np.testing.assert_array_equal(
+        got["accuracy"], ((logits.argmax(-1) == labels)[mask].sum(), mask.sum())
+    )
 
 
 def test_means_divides_once():
-    batches = [{"loss": (3.0, 1.0), "accuracy": (1.0, 1.0)}, {"loss": (1.0, 3.0), "accuracy": (0.0, 3.0)}]
-    assert metrics.means(batches) == {"loss": 1.0, "accuracy": 0.25}  # the mean of the batch means would be 5/3 and 1/2
+    batches = [
+        {"loss": (3.0, 1.0), "accuracy": (1.0, 1.0)},
+        {"loss": (1.0, 3.0), "accuracy": (0.0, 3.0)},
+    ]
+    assert metrics.means(batches) == {
+        "loss": 1.0,
+        "accuracy": 0.25,
+    }  # the mean of the batch means would be 5/3 and 1/2
 
 
 def test_means_adds_in_float64():
@@ -152,12 +184,20 @@ def test_means_of_no_batches_is_empty():
 
 
 def test_means_takes_metrics_that_only_some_batches_have():
-    assert metrics.means([{"a": (1.0, 2.0)}, {"b": (3.0, 3.0)}, {"a": (1.0, 2.0)}]) == {"a": 0.5, "b": 1.0}
+    assert metrics.means([{"a": (1.0, 2.0)}, {"b": (3.0, 3.0)}, {"a": (1.0, 2.0)}]) == {
+        "a": 0.5,
+        "b": 1.0,
+    }
 
 
 def test_complex_numbers_and_arrays_are_no_metrics():
     with pytest.raises(UserError, match=r"^values = complex64: give real ones, jnp.abs"):
         metrics.summed(jnp.array([3 + 4j]))
-    for total, kind in ((jnp.asarray(3 + 4j), "complex64[]"), (np.ones(3, np.float32), "float32[3]")):
-        with pytest.raises(UserError, match=f"^metrics/a: {re.escape(kind)} and int.*; give one real number each"):
+    for total, kind in (
+        (jnp.asarray(3 + 4j), "complex64[]"),
+        (np.ones(3, np.float32), "float32[3]"),
+    ):
+        with pytest.raises(
+            UserError, match=f"^metrics/a: {re.escape(kind)} and int.*; give one real number each"
+        ):
             metrics.means([{"a": (total, 3)}])

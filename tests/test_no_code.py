@@ -9,7 +9,18 @@ from lbopt.cli import main
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted([*(ROOT / "lbopt").rglob("*.py"), *(ROOT / "tpu").rglob("*.py")])
-MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "torch", "tarfile", "zipfile"}
+MODULES = {
+    "pickle",
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "torch",
+    "tarfile",
+    "zipfile",
+}
 CALLS = {"eval", "exec", "compile"}
 ATTRIBUTES = {"load": {"np", "numpy", "yaml", "torch", "joblib"}, "unpack_archive": {"shutil"}}
 LOADS_CONFIGS = "lbopt/cli/arguments.py"
@@ -40,12 +51,16 @@ def calls(tree):
 def test_no_file_of_ours_can_run_what_it_reads(file):
     tree = ast.parse(file.read_text())
     assert not set(imports(tree)) & MODULES
-    found = set(calls(tree)) - ({"exec_module"} if str(file.relative_to(ROOT)) == LOADS_CONFIGS else set())
+    found = set(calls(tree)) - (
+        {"exec_module"} if str(file.relative_to(ROOT)) == LOADS_CONFIGS else set()
+    )
     assert not found
 
 
 def around(folder):
-    return {file: file.stat().st_mtime_ns for file in folder.rglob("*") if "inside" not in file.parts}
+    return {
+        file: file.stat().st_mtime_ns for file in folder.rglob("*") if "inside" not in file.parts
+    }
 
 
 def test_the_name_of_a_recipe_is_no_path(tmp_path):
@@ -54,7 +69,11 @@ def test_the_name_of_a_recipe_is_no_path(tmp_path):
     before = around(tmp_path)
     config = f"--config={ROOT / 'configs' / 'digits_cnn.py'}:smoke"
     for name in ("../../evil", "/tmp/evil-recipe"):
-        flags = [f"--config.name={name}", "--config.num_steps=8", f"--workdir={workdir / 'run'}{len(name)}"]
+        flags = [
+            f"--config.name={name}",
+            "--config.num_steps=8",
+            f"--workdir={workdir / 'run'}{len(name)}",
+        ]
         assert main.main(["train", config, *flags]) == 0
         assert main.main(["report", flags[-1]]) == 0
     assert around(tmp_path).keys() == before.keys()
@@ -66,7 +85,15 @@ def test_the_name_of_a_corpus_is_no_path(name, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("Some words. And more of them.\n\nA second article.\n")
     (tmp_path / "inside").mkdir()
     before = around(tmp_path)
-    code = main.main(["prepare", "text", f"--folder={tmp_path}", f"--name={name}", f"--data_dir={tmp_path / 'inside'}"])
+    code = main.main(
+        [
+            "prepare",
+            "text",
+            f"--folder={tmp_path}",
+            f"--name={name}",
+            f"--data_dir={tmp_path / 'inside'}",
+        ]
+    )
     assert code == 2
     assert "name" in capsys.readouterr().err
     assert around(tmp_path).keys() == before.keys()

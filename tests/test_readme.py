@@ -26,7 +26,9 @@ def test_the_example_trains():
     space = {}
     exec(code, space)
     assert space["accuracy"] > 0.95
-    assert {"learning_rate", "trust_ratio/head/kernel"} <= set(lbopt.optimizer_metrics(space["opt_state"]))
+    assert {"learning_rate", "trust_ratio/head/kernel"} <= set(
+        lbopt.optimizer_metrics(space["opt_state"])
+    )
 
 
 def test_every_exported_name_is_in_the_readme():
@@ -56,9 +58,14 @@ def test_the_table_is_the_shipped_study():
     header = f"| test accuracy, % | {' | '.join(sizes)} | limit |"
     start = README.splitlines().index(header)
     assert README.splitlines()[start + 2 : start + 2 + len(expected)] == expected
-    best, *others = sorted((arm["points"][-1] for arm in study["arms"]), key=lambda point: -point["test_accuracy_mean"])
+    best, *others = sorted(
+        (arm["points"][-1] for arm in study["arms"]), key=lambda point: -point["test_accuracy_mean"]
+    )
     ahead = 100 * (best["test_accuracy_mean"] - others[0]["test_accuracy_mean"])
-    assert f"{100 * best['test_accuracy_mean']:.1f} %, {ahead:.1f} points more than the next arm" in README
+    assert (
+        f"{100 * best['test_accuracy_mean']:.1f} %, {ahead:.1f} points more than the next arm"
+        in README
+    )
     assert f"worst seed ({100 * best['test_accuracy_min']:.1f})" in README
 
 
@@ -78,14 +85,20 @@ def test_the_summary_of_masks_is_what_is_printed(capsys):
         "layers": {"kernel": (24, 64, 64), "bias": (24, 64), "ln_gain": (24, 64)},
     }
     params = jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, "float32"), shapes, is_leaf=lambda node: isinstance(node, tuple)
+        lambda shape: jax.ShapeDtypeStruct(shape, "float32"),
+        shapes,
+        is_leaf=lambda node: isinstance(node, tuple),
     )
-    lbopt.summarize_masks(params, lbopt.lamb(0.1, weight_decay=0.01, stacked=lbopt.stacked_paths("^layers/")))
+    lbopt.summarize_masks(
+        params, lbopt.lamb(0.1, weight_decay=0.01, stacked=lbopt.stacked_paths("^layers/"))
+    )
     assert capsys.readouterr().out in README
 
 
 def test_the_scaling_plan_is_what_is_printed(capsys):
-    lbopt.scaling_plan((512, 4096, 32768), 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
+    lbopt.scaling_plan(
+        (512, 4096, 32768), 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90
+    )
     assert capsys.readouterr().out in README
 
 
@@ -116,7 +129,9 @@ def test_the_verdicts_on_claims_are_those_of_the_studies(claim):
     """A cell of the table begins with the verdict, or says that the study does not ask; all its numbers are in the study's sentence."""
     (line,) = (line for line in README.splitlines() if line.startswith(f"| {VERDICTS[claim]} |"))
     cells = line.strip("| ").split(" | ")[1:]
-    for study, cell in zip(("digits_limit", "digits_lstm_legw", "pydoc_lm_legw"), cells, strict=True):
+    for study, cell in zip(
+        ("digits_limit", "digits_lstm_legw", "pydoc_lm_legw"), cells, strict=True
+    ):
         found = {one["claim"]: one for one in summary_of(study)["claims"]}
         if claim not in found:
             assert cell == "not searched"
@@ -148,8 +163,15 @@ def test_the_summaries_are_of_the_configs_as_they_are(study, config):
     )
     cells = [(arm.name, size) for arm in made.arms for size in made.global_batch_sizes]
     assert summary["complete"]
-    assert [(arm["arm"], point["global_batch_size"]) for arm in summary["arms"] for point in arm["points"]] == cells
-    runs = [search_cost(made.arm_search(index)).trials + len(made.final_seeds) for index in range(len(made.arms))]
+    assert [
+        (arm["arm"], point["global_batch_size"])
+        for arm in summary["arms"]
+        for point in arm["points"]
+    ] == cells
+    runs = [
+        search_cost(made.arm_search(index)).trials + len(made.final_seeds)
+        for index in range(len(made.arms))
+    ]
     assert summary["num_trials"] == sum(runs) * len(made.global_batch_sizes)
     assert re.search(rf"\| [^|]*\b{summary['num_trials']:,}\b[^|]* \| [^|]*\d+ (min|s)\b", README)
     assert made.about.status == "measured here"
@@ -157,7 +179,9 @@ def test_the_summaries_are_of_the_configs_as_they_are(study, config):
 
 def test_the_ablations_are_those_of_the_studies():
     """What each step adds, and that none is told to help where every arm is tuned."""
-    plain, searched = (summary_of(f"waterfall_digits{row}")["waterfall"]["steps"] for row in ("", "-searched"))
+    plain, searched = (
+        summary_of(f"waterfall_digits{row}")["waterfall"]["steps"] for row in ("", "-searched")
+    )
     assert (
         f"has {100 * plain[0]['mean']:.1f} %; polynomial decay adds {plain[1]['gain']:.1f} points, LEGW {plain[2]['gain']:.1f}"
         in README
@@ -167,13 +191,23 @@ def test_the_ablations_are_those_of_the_studies():
     assert f"the same bare momentum has {100 * searched[0]['mean']:.1f} %" in README
     assert [step["arm"] for step in searched[1:] if step["told_apart"]] == ["+ label smoothing"]
     low, high = -searched[-1]["gain_high"], -searched[-1]["gain_low"]
-    assert f"label smoothing costs {-searched[-1]['gain']:.1f} points ({low:.2f} to {high:.1f})" in README
+    assert (
+        f"label smoothing costs {-searched[-1]['gain']:.1f} points ({low:.2f} to {high:.1f})"
+        in README
+    )
 
 
 def test_the_laws_of_diffusion_are_those_of_the_study():
-    points = [(arm["arm"], point) for arm in summary_of("diffusion_digits")["arms"] for point in arm["points"]]
+    points = [
+        (arm["arm"], point)
+        for arm in summary_of("diffusion_digits")["arms"]
+        for point in arm["points"]
+    ]
     others = [point["diffusion"]["log_r2"] >= 0.95 for arm, point in points if "LAMB" not in arm]
-    assert f"(R^2 of at least 0.95) in {sum(others)} of {len(others)} cells, at batch 16 in all" in README
+    assert (
+        f"(R^2 of at least 0.95) in {sum(others)} of {len(others)} cells, at batch 16 in all"
+        in README
+    )
     assert all(
         point["diffusion"]["log_r2"] >= 0.95
         for arm, point in points
@@ -181,9 +215,14 @@ def test_the_laws_of_diffusion_are_those_of_the_study():
     )
     lamb = [point["diffusion"] for arm, point in points if "LAMB" in arm]
     exponents, fits = ([one[name] for one in lamb] for name in ("exponent", "power_r2"))
-    assert f"t^{min(exponents):.2f} to t^{max(exponents):.2f} (R^2 {min(fits):.3f} to {max(fits):.3f})" in README
+    assert (
+        f"t^{min(exponents):.2f} to t^{max(exponents):.2f} (R^2 {min(fits):.3f} to {max(fits):.3f})"
+        in README
+    )
     (claim,) = (
-        one for one in summary_of("digits_limit-target")["claims"] if one["claim"] == "diffusion_is_logarithmic"
+        one
+        for one in summary_of("digits_limit-target")["claims"]
+        if one["claim"] == "diffusion_is_logarithmic"
     )
     assert "in 24 of 35 cells" in claim["sentence"]
     assert claim["verdict"] == "held"
@@ -197,26 +236,43 @@ def test_the_table_of_bits_is_the_study():
         arm["arm"]: [100 * point["test_accuracy_mean"] for point in arm["points"]]
         for arm in summary_of("precision_digits")["arms"]
     }
-    (header,) = (line for line in README.splitlines() if line.startswith("| test accuracy, % | 3 bits"))
-    forms = [re.findall(r"(\d+)(?: bits)?(?: \((\w+)\))?", cell)[0] for cell in header.strip("| ").split(" | ")[1:]]
+    (header,) = (
+        line for line in README.splitlines() if line.startswith("| test accuracy, % | 3 bits")
+    )
+    forms = [
+        re.findall(r"(\d+)(?: bits)?(?: \((\w+)\))?", cell)[0]
+        for cell in header.strip("| ").split(" | ")[1:]
+    ]
     for place, size in enumerate((64, 256, 1024)):
         for told, suffix in (("APS", ", APS"), ("without", "")):
-            names = [f"{bits} bits ({form}){suffix}" if form else f"{bits} bits" for bits, form in forms]
+            names = [
+                f"{bits} bits ({form}){suffix}" if form else f"{bits} bits" for bits, form in forms
+            ]
             means = " | ".join(f"{arms[name][place]:.2f}" for name in names)
             assert f"| batch {size:,}, {told} | {means} |" in README
-    (found,) = (text for text in summary_of("precision_digits")["findings"] if text.startswith("At batch 1024"))
+    (found,) = (
+        text
+        for text in summary_of("precision_digits")["findings"]
+        if text.startswith("At batch 1024")
+    )
     assert '"4 bits (e3m0), APS" (-2.61 to +4.16 points)' in found
     assert re.search(
-        r'the seeds tell "16 bits \(e8m7\), APS" apart from 4 bits \(e3m0\), 3 bits \(e2m0\) and "3 bits', found
+        r'the seeds tell "16 bits \(e8m7\), APS" apart from 4 bits \(e3m0\), 3 bits \(e2m0\) and "3 bits',
+        found,
     )
-    same = {arm["arm"]: arm["points"][-1]["test_accuracy_mean"] for arm in summary_of("precision_digits-same")["arms"]}
+    same = {
+        arm["arm"]: arm["points"][-1]["test_accuracy_mean"]
+        for arm in summary_of("precision_digits-same")["arms"]
+    }
     whole, bare = (100 * same[f"4 bits (e3m0){suffix}"] for suffix in (", APS", ""))
     assert f"the picture is the same: {whole:.2f} % and, without APS, {bare:.2f} %" in README
 
 
 def test_the_critical_batches_are_those_of_the_study():
     summary = summary_of("digits_limit-target")
-    (claim,) = (one for one in summary["claims"] if one["claim"] == "noise_scale_predicts_critical_batch")
+    (claim,) = (
+        one for one in summary["claims"] if one["claim"] == "noise_scale_predicts_critical_batch"
+    )
     assert "they are 2.94 to 10.4 times" in README
     assert "hardly related (correlation 0.30, p 0.34)" in README
     assert {"2.94", "10.4", "0.30", "0.34"} <= set(numbers_in(claim["sentence"]))

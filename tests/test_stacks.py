@@ -23,9 +23,15 @@ ONLY_LAYERS = {"layers": {"kernel": 1, "bias": 1}, "head": {"kernel": 0, "scale"
         (None, {"layers": {"kernel": 0, "bias": 0}, "head": {"kernel": 0, "scale": 0}}),
         (lambda name, leaf: name.startswith("layers/"), ONLY_LAYERS),
         (lambda name, leaf: leaf.ndim == 3, {**ONLY_LAYERS, "layers": {"kernel": 1, "bias": 0}}),
-        (lambda name, leaf: 2 if leaf.ndim == 3 else 0, {**ONLY_LAYERS, "layers": {"kernel": 2, "bias": 0}}),
+        (
+            lambda name, leaf: 2 if leaf.ndim == 3 else 0,
+            {**ONLY_LAYERS, "layers": {"kernel": 2, "bias": 0}},
+        ),
         (lbopt.stacked_paths(r"^layers/"), ONLY_LAYERS),
-        ({"layers": {"kernel": True, "bias": True}, "head": {"kernel": False, "scale": False}}, ONLY_LAYERS),
+        (
+            {"layers": {"kernel": True, "bias": True}, "head": {"kernel": False, "scale": False}},
+            ONLY_LAYERS,
+        ),
     ],
 )
 def test_resolve_stacked(stacked, expected):
@@ -45,15 +51,24 @@ def test_resolve_stacked(stacked, expected):
         ),
         (lambda name, leaf: "yes", "stacked at 'head/kernel' is 'yes': give a bool or the number"),
         (lambda name, leaf: -1, "is -1: give a bool or the number"),
-        (lbopt.stacked_paths("encoder"), r"stacked = stacked_paths\('encoder'\) marks none of the parameters"),
+        (
+            lbopt.stacked_paths("encoder"),
+            r"stacked = stacked_paths\('encoder'\) marks none of the parameters",
+        ),
         ({"layers": True}, "stacked has another structure than params"),
         (
             lbopt.stacked_paths("^layers/", "^blocks/"),
             r"'\^blocks/' matches none of the 4 parameters \(head/kernel, .*leave it out",
         ),
         (lambda name, leaf: None, "stacked at 'head/kernel' is None: give a bool"),
-        (lambda params: True, "stacked = <function .*: give a function that takes the path and the leaf"),
-        (lambda name, leaf: stacks.LayerAxes((-3,)), r"is along axis -3, but the leaf has shape \(4, 2\)"),
+        (
+            lambda params: True,
+            "stacked = <function .*: give a function that takes the path and the leaf",
+        ),
+        (
+            lambda name, leaf: stacks.LayerAxes((-3,)),
+            r"is along axis -3, but the leaf has shape \(4, 2\)",
+        ),
     ],
 )
 def test_resolve_stacked_refuses(stacked, message):
@@ -100,7 +115,9 @@ def test_metadata_of_a_scanned_flax_model():
 
 def test_metadata_without_the_axis_or_with_it_elsewhere():
     boxed = Stack().init(jax.random.key(0), jnp.zeros((1, 4)))["params"]
-    with pytest.raises(ValueError, match="axis_name = 'stages': no leaf's metadata names that axis"):
+    with pytest.raises(
+        ValueError, match="axis_name = 'stages': no leaf's metadata names that axis"
+    ):
         lbopt.stacked_from_metadata(boxed, "stages")
     behind = Stack(axis=1).init(jax.random.key(0), jnp.zeros((1, 4)))["params"]
     assert lbopt.stacked_from_metadata(behind)("layers/Dense_0/kernel", None).axes == (1,)
@@ -117,12 +134,17 @@ def test_names_that_flax_wrote_before_the_last_axis_are_refused():
         return boxes
 
     for shapes in ([(4, 4), (4,)], [(4, 5), (5, 4)]):
-        with pytest.raises(ValueError, match=r"where Flax puts the names of axis -1 by mistake.*axis=-1\)"):
+        with pytest.raises(
+            ValueError, match=r"where Flax puts the names of axis -1 by mistake.*axis=-1\)"
+        ):
             lbopt.stacked_from_metadata(boxed(-1, *shapes))
         for axis in (0, 1):
             stacked = lbopt.stacked_from_metadata(boxed(axis, *shapes))
             assert {axes.axes for axes in stacked.found.values()} == {(axis,)}
-    last = {"layers": {"kernel": np.zeros((4, 5, 3)), "bias": np.zeros((5, 3))}, "head": np.zeros(2)}
+    last = {
+        "layers": {"kernel": np.zeros((4, 5, 3)), "bias": np.zeros((5, 3))},
+        "head": np.zeros(2),
+    }
     axes = stacks.resolve_stacked(lbopt.stacked_paths("^layers/", axis=-1), last)
     assert [leaf.axes for leaf in jax.tree.leaves(axes)] == [(), (1,), (2,)]
 
@@ -136,7 +158,9 @@ SECOND = lbopt.stacked_paths("^layers/", axis=1)
 ON_STACKS = {
     "lamb": lambda stacked: lbopt.lamb(0.1, weight_decay=0.1, max_grad_norm=1.0, stacked=stacked),
     "lars": lambda stacked: lbopt.lars(0.1, weight_decay=0.1, stacked=stacked),
-    "lars_flax": lambda stacked: lbopt.lars(0.1, weight_decay=0.1, variant="flax", nesterov=True, stacked=stacked),
+    "lars_flax": lambda stacked: lbopt.lars(
+        0.1, weight_decay=0.1, variant="flax", nesterov=True, stacked=stacked
+    ),
     "lans": lambda stacked: lbopt.lans(0.1, weight_decay=0.1, stacked=stacked),
     "normalize": lambda stacked: lbopt.normalize_gradients(stacked=stacked),
     "monitor": lambda stacked: lbopt.monitor_layers(stacked),
@@ -147,11 +171,15 @@ ON_STACKS = {
 def test_layers_along_another_axis_are_what_they_are_along_the_first(name):
     rng = np.random.default_rng(0)
     moved, gradient = (
-        jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.bfloat16), MOVED) for _ in range(2)
+        jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.bfloat16), MOVED)
+        for _ in range(2)
     )
 
     def front(tree):
-        return {**tree, "layers": jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), tree["layers"])}
+        return {
+            **tree,
+            "layers": jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), tree["layers"]),
+        }
 
     def run(stacked, params, grads):
         tx = ON_STACKS[name](stacked)
@@ -175,13 +203,25 @@ def test_the_axis_of_the_layers_is_checked():
     with pytest.raises(ValueError, match=r"axis = True: give the number of the axis"):
         lbopt.stacked_paths("^layers/", axis=True)
     disagree = {"layers": {"kernel": np.zeros((2, 3, 4)), "bias": np.zeros((4, 3))}}
-    with pytest.raises(ValueError, match=r"size 4 at 'layers/bias' and 2 at 'layers/kernel'.*axis=1\)"):
+    with pytest.raises(
+        ValueError, match=r"size 4 at 'layers/bias' and 2 at 'layers/kernel'.*axis=1\)"
+    ):
         stacks.resolve_stacked(FIRST, disagree)
-    several = {"encoder": {"layers": {"kernel": np.zeros((2, 3))}}, "decoder": {"layers": {"kernel": np.zeros((6, 3))}}}
-    assert jax.tree.leaves(stacks.resolve_stacked(lbopt.stacked_paths("layers/"), several)) == [1, 1]
-    with pytest.raises(ValueError, match=r"stacked at 'a' is along axis 1, but the leaf has shape \(3,\)"):
+    several = {
+        "encoder": {"layers": {"kernel": np.zeros((2, 3))}},
+        "decoder": {"layers": {"kernel": np.zeros((6, 3))}},
+    }
+    assert jax.tree.leaves(stacks.resolve_stacked(lbopt.stacked_paths("layers/"), several)) == [
+        1,
+        1,
+    ]
+    with pytest.raises(
+        ValueError, match=r"stacked at 'a' is along axis 1, but the leaf has shape \(3,\)"
+    ):
         stacks.resolve_stacked(lbopt.stacked_paths("", axis=1), {"a": np.zeros(3)})
-    with pytest.raises(ValueError, match=r"powersgd: stacked at 'layers/bias' says that axis 1 counts layers"):
+    with pytest.raises(
+        ValueError, match=r"powersgd: stacked at 'layers/bias' says that axis 1 counts layers"
+    ):
         lbopt.powersgd(1, stacked=SECOND).init(MOVED, 2)
 
 
@@ -194,7 +234,9 @@ def test_the_axis_is_read_from_the_metadata_of_nnx():
     with nnx.use_eager_sharding(False):
 
         @nnx.split_rngs(splits=3)
-        @nnx.vmap(axis_size=3, in_axes=0, out_axes=1, transform_metadata={nnx.PARTITION_NAME: "layers"})
+        @nnx.vmap(
+            axis_size=3, in_axes=0, out_axes=1, transform_metadata={nnx.PARTITION_NAME: "layers"}
+        )
         def make(rngs):
             return Block(rngs)
 

@@ -23,7 +23,9 @@ def test_l2_norm_of_bf16_is_the_fp32_norm_of_its_values():
     norm = tree.l2_norm(x)
     assert norm.dtype == jnp.float32
     assert abs(norm - exact) <= 1e-6 * exact
-    assert abs(float(jnp.linalg.norm(x)) - exact) > 1e-4 * exact, "this case cannot tell narrow norms from wide ones"
+    assert abs(float(jnp.linalg.norm(x)) - exact) > 1e-4 * exact, (
+        "this case cannot tell narrow norms from wide ones"
+    )
 
 
 def test_l2_norm_of_fp16_does_not_overflow():
@@ -45,7 +47,9 @@ SIZES = {
 @pytest.mark.parametrize("sizes", SIZES)
 def test_norms_whose_squares_no_fp32_number_holds(sizes, dtype):
     rng = np.random.default_rng(5)
-    x = rng.normal(size=(4, 3, 5)) + (1j * rng.normal(size=(4, 3, 5)) if dtype == "complex64" else 0)
+    x = rng.normal(size=(4, 3, 5)) + (
+        1j * rng.normal(size=(4, 3, 5)) if dtype == "complex64" else 0
+    )
     x = jnp.asarray(x * np.resize(SIZES[sizes], 4)[:, None, None], dtype)
     exact = np.asarray(x, np.complex128 if dtype == "complex64" else np.float64)
     per_layer = np.sqrt(np.sum(np.abs(exact) ** 2, (1, 2), keepdims=True))
@@ -54,10 +58,15 @@ def test_norms_whose_squares_no_fp32_number_holds(sizes, dtype):
             (wrap(tree.l2_norm)(x), np.linalg.norm(exact)),
             (wrap(lambda x: tree.l2_norm(x, (0,)))(x), per_layer),
             (wrap(tree.global_norm)({"a": x[:1], "b": [x[1], x[2:]]}), np.linalg.norm(exact)),
-            (jax.vmap(lambda x: tree.l2_norm(x, (), "layer"), axis_name="layer")(x), np.linalg.norm(exact)),
+            (
+                jax.vmap(lambda x: tree.l2_norm(x, (), "layer"), axis_name="layer")(x),
+                np.linalg.norm(exact),
+            ),
         ):
             assert found.dtype == jnp.float32
-            np.testing.assert_allclose(np.asarray(found, np.float64), np.broadcast_to(expected, found.shape), 1e-6, 0)
+            np.testing.assert_allclose(
+                np.asarray(found, np.float64), np.broadcast_to(expected, found.shape), 1e-6, 0
+            )
 
 
 @pytest.mark.parametrize("size", [1e-8, 1.0, 3e4, 1e8])
@@ -70,7 +79,9 @@ def test_ordinary_norms_are_the_roots_of_plain_sums_to_the_last_bit(size):
 def test_norms_of_what_is_not_finite_are_not_finite():
     for bad in (np.inf, -np.inf, np.nan, complex(0, np.inf)):
         assert not np.isfinite(tree.l2_norm(jnp.asarray([1.0, bad])))
-    assert tree.l2_norm(jnp.zeros((0, 3))) == tree.global_norm({}) == tree.l2_norm(jnp.zeros(2)) == 0
+    assert (
+        tree.l2_norm(jnp.zeros((0, 3))) == tree.global_norm({}) == tree.l2_norm(jnp.zeros(2)) == 0
+    )
 
 
 @pytest.mark.parametrize("narrow", [jnp.bfloat16, jnp.float16, jnp.float32])
@@ -108,7 +119,9 @@ def test_norm_of_a_stack_is_one_per_layer():
 
 def test_norm_of_parts_is_summed_over_the_axis():
     x = np.float32(np.random.default_rng(4).normal(size=(4, 6)))
-    norms = jax.vmap(lambda part: tree.l2_norm(part, axis_name="parts"), axis_name="parts")(jnp.asarray(x))
+    norms = jax.vmap(lambda part: tree.l2_norm(part, axis_name="parts"), axis_name="parts")(
+        jnp.asarray(x)
+    )
     assert np.allclose(norms, np.linalg.norm(x), rtol=1e-6)
 
 

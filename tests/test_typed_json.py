@@ -12,7 +12,8 @@ DEEP = 10**5
 
 
 @pytest.mark.parametrize(
-    "nested", ["[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "[" * 900 + "NaN" + "]" * 900]
+    "nested",
+    ["[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "[" * 900 + "NaN" + "]" * 900],
 )
 def test_deep_nesting_is_refused(nested):
     with pytest.raises(ValueError, match="nested deeper than 64"):
@@ -24,7 +25,9 @@ def test_as_deep_as_is_allowed():
     assert typed_json.decode(nested.encode()) == json.loads(nested)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\x00", b"\x00\x00", b"[1,]", b"9" * 5000, b'{"a" 1}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\xff\xfe\x00", b"\x00\x00", b"[1,]", b"9" * 5000, b'{"a" 1}']
+)
 def test_what_is_no_json(data):
     with pytest.raises(ValueError, match=r"^not JSON: ") as refused:
         typed_json.decode(data)
@@ -32,7 +35,15 @@ def test_what_is_no_json(data):
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a": Infinity, "b": -Infinity}', '"\\udcff"', "1e999", str(10**30), '{"a": 1, "a": 2}', "1.0"]
+    "text",
+    [
+        '{"a": Infinity, "b": -Infinity}',
+        '"\\udcff"',
+        "1e999",
+        str(10**30),
+        '{"a": 1, "a": 2}',
+        "1.0",
+    ],
 )
 def test_what_python_writes_is_read_as_python_reads_it(text):
     assert typed_json.decode(text.encode()) == json.loads(text)

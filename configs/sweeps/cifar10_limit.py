@@ -31,12 +31,23 @@ def get_config(arg: str = "") -> SweepConfig:
     """Return the study; `smoke` is a tiny one that takes the same path."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
-    legw = {"base_batch_size": 512, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.1}
-    linear = {"base_batch_size": 512, "scaling_rule": "linear", "warmup_rule": "epochs", "base_warmup_epochs": 2.0}
+    legw = {
+        "base_batch_size": 512,
+        "scaling_rule": "sqrt",
+        "warmup_rule": "legw",
+        "base_warmup_epochs": 0.1,
+    }
+    linear = {
+        "base_batch_size": 512,
+        "scaling_rule": "linear",
+        "warmup_rule": "epochs",
+        "base_warmup_epochs": 2.0,
+    }
     config = SweepConfig(
         name="cifar10_limit",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517, ResNet 1512.03385", note="Own choice throughout, not tuned."
+            paper="The Limit of the Batch Size 2006.08517, ResNet 1512.03385",
+            note="Own choice throughout, not tuned.",
         ),
         train=TrainConfig(
             name="cifar10_limit",
@@ -56,10 +67,26 @@ def get_config(arg: str = "") -> SweepConfig:
             eval_global_batch_size=1000,
         ),
         arms=(
-            Arm("Momentum + linear", OptimizerConfig("momentum", weight_decay=5e-4), ScheduleConfig(0.1, **linear)),
-            Arm("Momentum + LEGW", OptimizerConfig("momentum", weight_decay=5e-4), ScheduleConfig(0.1, **legw)),
-            Arm("LARS + LEGW", OptimizerConfig("lars", weight_decay=5e-4), ScheduleConfig(5.0, **legw)),
-            Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.01, **legw)),
+            Arm(
+                "Momentum + linear",
+                OptimizerConfig("momentum", weight_decay=5e-4),
+                ScheduleConfig(0.1, **linear),
+            ),
+            Arm(
+                "Momentum + LEGW",
+                OptimizerConfig("momentum", weight_decay=5e-4),
+                ScheduleConfig(0.1, **legw),
+            ),
+            Arm(
+                "LARS + LEGW",
+                OptimizerConfig("lars", weight_decay=5e-4),
+                ScheduleConfig(5.0, **legw),
+            ),
+            Arm(
+                "LAMB + LEGW",
+                OptimizerConfig("lamb", weight_decay=0.01),
+                ScheduleConfig(0.01, **legw),
+            ),
         ),
         global_batch_sizes=(200, 1000, 5000, 15000, 45000),
         search=SearchConfig(

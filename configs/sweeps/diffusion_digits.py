@@ -29,7 +29,12 @@ def get_config(arg: str = "") -> SweepConfig:
     """Return the study at equal steps, at equal epochs, or a tiny one."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
-    constant = {"base_batch_size": 64, "warmup_rule": "legw", "base_warmup_epochs": 0.25, "decay": "constant"}
+    constant = {
+        "base_batch_size": 64,
+        "warmup_rule": "legw",
+        "base_warmup_epochs": 0.25,
+        "decay": "constant",
+    }
     cnn = ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)
     momentum = OptimizerConfig("momentum")
     config = SweepConfig(
@@ -38,14 +43,29 @@ def get_config(arg: str = "") -> SweepConfig:
             paper="1705.08741, The Limit of the Batch Size 2006.08517",
             status="not yet run" if arg == "smoke" else "measured here",
         ),
-        train=TrainConfig(name="diffusion_digits", num_epochs=50.0, model=ModelConfig("mlp", (128,))),
+        train=TrainConfig(
+            name="diffusion_digits", num_epochs=50.0, model=ModelConfig("mlp", (128,))
+        ),
         arms=(
             Arm("MLP, momentum", momentum, ScheduleConfig(0.1, scaling_rule="sqrt", **constant)),
-            Arm("CNN, momentum", momentum, ScheduleConfig(0.1, scaling_rule="sqrt", **constant), model=cnn),
             Arm(
-                "CNN, Adam", OptimizerConfig("adam"), ScheduleConfig(0.004, scaling_rule="sqrt", **constant), model=cnn
+                "CNN, momentum",
+                momentum,
+                ScheduleConfig(0.1, scaling_rule="sqrt", **constant),
+                model=cnn,
             ),
-            Arm("CNN, LAMB", OptimizerConfig("lamb"), ScheduleConfig(0.01, scaling_rule="sqrt", **constant), model=cnn),
+            Arm(
+                "CNN, Adam",
+                OptimizerConfig("adam"),
+                ScheduleConfig(0.004, scaling_rule="sqrt", **constant),
+                model=cnn,
+            ),
+            Arm(
+                "CNN, LAMB",
+                OptimizerConfig("lamb"),
+                ScheduleConfig(0.01, scaling_rule="sqrt", **constant),
+                model=cnn,
+            ),
         ),
         global_batch_sizes=(16, 128, 1024),
         search=SearchConfig(learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0)),
@@ -53,7 +73,11 @@ def get_config(arg: str = "") -> SweepConfig:
         measure=MeasureConfig(distance=True),
     )
     if arg == "smoke":
-        config.train.num_steps, config.arms, config.global_batch_sizes = 10, config.arms[:1], (128, 1024)
+        config.train.num_steps, config.arms, config.global_batch_sizes = (
+            10,
+            config.arms[:1],
+            (128, 1024),
+        )
         config.final_seeds = (100, 101)
     elif not arg:
         config.train.num_steps = 1000

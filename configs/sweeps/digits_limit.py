@@ -29,12 +29,21 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg:
         require_choice("--config row", arg, ROWS[1:])
     epochs = {"base_batch_size": 64, "warmup_rule": "epochs", "base_warmup_epochs": 1.0}
-    legw = {"base_batch_size": 64, "warmup_rule": "legw", "base_warmup_epochs": 0.25, "scaling_rule": "sqrt"}
+    legw = {
+        "base_batch_size": 64,
+        "warmup_rule": "legw",
+        "base_warmup_epochs": 0.25,
+        "scaling_rule": "sqrt",
+    }
     config = SweepConfig(
         name="digits_limit",
-        about=About(paper="LEGW 1901.08256, The Limit of the Batch Size 2006.08517", status="measured here"),
+        about=About(
+            paper="LEGW 1901.08256, The Limit of the Batch Size 2006.08517", status="measured here"
+        ),
         train=TrainConfig(
-            name="digits_limit", num_epochs=20.0, model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)
+            name="digits_limit",
+            num_epochs=20.0,
+            model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8),
         ),
         arms=(
             Arm(
@@ -42,14 +51,26 @@ def get_config(arg: str = "") -> SweepConfig:
                 OptimizerConfig("momentum", weight_decay=1e-4),
                 ScheduleConfig(0.05, scaling_rule="linear", **epochs),
             ),
-            Arm("Adam + sqrt", OptimizerConfig("adam"), ScheduleConfig(0.008, scaling_rule="sqrt", **epochs)),
+            Arm(
+                "Adam + sqrt",
+                OptimizerConfig("adam"),
+                ScheduleConfig(0.008, scaling_rule="sqrt", **epochs),
+            ),
             Arm(
                 "AdamW + sqrt",
                 OptimizerConfig("adamw", weight_decay=0.01),
                 ScheduleConfig(0.008, scaling_rule="sqrt", **epochs),
             ),
-            Arm("LARS + LEGW", OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **legw)),
-            Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
+            Arm(
+                "LARS + LEGW",
+                OptimizerConfig("lars", weight_decay=1e-4),
+                ScheduleConfig(4.0, **legw),
+            ),
+            Arm(
+                "LAMB + LEGW",
+                OptimizerConfig("lamb", weight_decay=0.01),
+                ScheduleConfig(0.02, **legw),
+            ),
         ),
         global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
         search=SearchConfig(learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0), seeds=(0, 1)),
@@ -63,8 +84,15 @@ def get_config(arg: str = "") -> SweepConfig:
         for arm in config.arms:
             arm.schedule.decay = "constant"
     if arg == "smoke":
-        config.name, config.train.num_epochs, config.about.status = "digits_limit:smoke", 8.0, "not yet run"
+        config.name, config.train.num_epochs, config.about.status = (
+            "digits_limit:smoke",
+            8.0,
+            "not yet run",
+        )
         config.arms, config.global_batch_sizes = config.arms[-2:], (128, 1024)
-        config.search, config.final_seeds = SearchConfig(learning_rate_factors=(0.5, 1.0)), (100, 101)
+        config.search, config.final_seeds = (
+            SearchConfig(learning_rate_factors=(0.5, 1.0)),
+            (100, 101),
+        )
         config.measure.num_probes = 2
     return config

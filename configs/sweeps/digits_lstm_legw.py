@@ -30,17 +30,33 @@ def get_config(arg: str = "") -> SweepConfig:
     """Return the study; `smoke` is a tiny one that takes the same path."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
-    legw = {"base_batch_size": 64, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.5}
-    linear = {"base_batch_size": 64, "scaling_rule": "linear", "warmup_rule": "epochs", "base_warmup_epochs": 2.0}
+    legw = {
+        "base_batch_size": 64,
+        "scaling_rule": "sqrt",
+        "warmup_rule": "legw",
+        "base_warmup_epochs": 0.5,
+    }
+    linear = {
+        "base_batch_size": 64,
+        "scaling_rule": "linear",
+        "warmup_rule": "epochs",
+        "base_warmup_epochs": 2.0,
+    }
     momentum = OptimizerConfig("momentum", max_grad_norm=1.0)
     config = SweepConfig(
         name="digits_lstm_legw",
         about=About(paper="LEGW 1901.08256", status="measured here"),
-        train=TrainConfig(name="digits_lstm_legw", num_epochs=40.0, model=ModelConfig("lstm", hidden=64)),
+        train=TrainConfig(
+            name="digits_lstm_legw", num_epochs=40.0, model=ModelConfig("lstm", hidden=64)
+        ),
         arms=(
             Arm("Momentum + LEGW", momentum, ScheduleConfig(0.4, **legw)),
             Arm("Momentum + linear", momentum, ScheduleConfig(0.3, **linear)),
-            Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
+            Arm(
+                "LAMB + LEGW",
+                OptimizerConfig("lamb", weight_decay=0.01),
+                ScheduleConfig(0.02, **legw),
+            ),
         ),
         global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
         search=SearchConfig(
@@ -52,8 +68,16 @@ def get_config(arg: str = "") -> SweepConfig:
         measure=MeasureConfig(num_probes=12, probe_parts=8),
     )
     if arg == "smoke":
-        config.name, config.about.status, config.train.num_epochs = "digits_lstm_legw:smoke", "not yet run", 4.0
-        config.train.model.hidden, config.global_batch_sizes, config.final_seeds = 8, (256, 1024), (100, 101)
+        config.name, config.about.status, config.train.num_epochs = (
+            "digits_lstm_legw:smoke",
+            "not yet run",
+            4.0,
+        )
+        config.train.model.hidden, config.global_batch_sizes, config.final_seeds = (
+            8,
+            (256, 1024),
+            (100, 101),
+        )
         config.search = SearchConfig(learning_rate_factors=(1.0,), warmup_factors=(0.5, 1.0))
         config.measure.num_probes, config.arms = 2, config.arms[::2]
         for arm in config.arms:

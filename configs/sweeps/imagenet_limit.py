@@ -35,8 +35,18 @@ def get_config(arg: str = "") -> SweepConfig:
     """Return the study; `smoke` is a tiny one that takes the same path."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
-    legw = {"base_batch_size": 4096, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.2}
-    linear = {"base_batch_size": 4096, "scaling_rule": "linear", "warmup_rule": "legw", "base_warmup_epochs": 0.2}
+    legw = {
+        "base_batch_size": 4096,
+        "scaling_rule": "sqrt",
+        "warmup_rule": "legw",
+        "base_warmup_epochs": 0.2,
+    }
+    linear = {
+        "base_batch_size": 4096,
+        "scaling_rule": "linear",
+        "warmup_rule": "legw",
+        "base_warmup_epochs": 0.2,
+    }
     config = SweepConfig(
         name="imagenet_limit",
         about=About(
@@ -71,13 +81,21 @@ def get_config(arg: str = "") -> SweepConfig:
             eval_global_batch_size=8192,
         ),
         arms=(
-            Arm("Momentum + linear", OptimizerConfig("momentum", weight_decay=1e-4), ScheduleConfig(1.6, **linear)),
+            Arm(
+                "Momentum + linear",
+                OptimizerConfig("momentum", weight_decay=1e-4),
+                ScheduleConfig(1.6, **linear),
+            ),
             Arm(
                 "LARS + LEGW",
                 OptimizerConfig("lars", "nus", weight_decay=1e-4),
                 ScheduleConfig(11.3, power=2.0, **legw),
             ),
-            Arm("LAMB + LEGW", OptimizerConfig("lamb", "nus", weight_decay=1.5), ScheduleConfig(0.01414, **legw)),
+            Arm(
+                "LAMB + LEGW",
+                OptimizerConfig("lamb", "nus", weight_decay=1.5),
+                ScheduleConfig(0.01414, **legw),
+            ),
         ),
         global_batch_sizes=(4096, 16384, 65536, 262144, 819200),
         search=SearchConfig(
@@ -106,7 +124,12 @@ def _make_small(config: SweepConfig) -> None:
         "train",
         "validation",
     )
-    model.size, model.width_coefficient, model.dtype, model.fold_columns = "18", 0.125, "float32", False
+    model.size, model.width_coefficient, model.dtype, model.fold_columns = (
+        "18",
+        0.125,
+        "float32",
+        False,
+    )
     model.batch_norm_scope = "examples:4"
     config.arms, config.global_batch_sizes, config.final_seeds = config.arms[2:], (16, 32), (100,)
     config.search = SearchConfig(learning_rate_factors=(1.0,))

@@ -68,7 +68,9 @@ def get_config(arg: str = "") -> SweepConfig:
             _arm("LAMB + LEGW", "lamb", OptimizerConfig("lamb", "you_mnist", weight_decay=0.01)),
         ),
         global_batch_sizes=(960, 3840, 15000, 30000, 60000),
-        search=SearchConfig("halton", learning_rate_range=(0.25, 4.0), warmup_range=(0.5, 2.0), num_candidates=16),
+        search=SearchConfig(
+            "halton", learning_rate_range=(0.25, 4.0), warmup_range=(0.5, 2.0), num_candidates=16
+        ),
         final_seeds=(100, 101, 102, 103, 104),
         microstep_size=8000,
         measure=MeasureConfig(num_probes=6, probe_part_size=64),
@@ -95,7 +97,11 @@ def _arm(name: str, optimizer_name: str, optimizer: OptimizerConfig) -> Arm:
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.name, config.train.data, config.train.num_epochs = "mnist_limit:smoke", DataConfig("digits"), 16.0
+    config.name, config.train.data, config.train.num_epochs = (
+        "mnist_limit:smoke",
+        DataConfig("digits"),
+        16.0,
+    )
     config.train.model, config.global_batch_sizes, config.final_seeds = (
         ModelConfig("cnn", (4, 8), 16),
         (512, 1024),

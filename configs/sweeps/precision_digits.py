@@ -35,7 +35,9 @@ def get_config(arg: str = "") -> SweepConfig:
     lamb = OptimizerConfig("lamb", weight_decay=0.01)
     # Replicas that one device has in turn normalize their own examples.
     model = ModelConfig("cnn", (16, 32), 64, batch_norm_scope="local", batch_norm_momentum=0.8)
-    legw = ScheduleConfig(0.02, base_batch_size=64, warmup_rule="legw", base_warmup_epochs=0.25, scaling_rule="sqrt")
+    legw = ScheduleConfig(
+        0.02, base_batch_size=64, warmup_rule="legw", base_warmup_epochs=0.25, scaling_rule="sqrt"
+    )
 
     def reduced(exponent_bits: int, mantissa_bits: int, shift: bool) -> Arm:
         name = f"{1 + exponent_bits + mantissa_bits} bits (e{exponent_bits}m{mantissa_bits}){', APS' * shift}"
@@ -50,11 +52,14 @@ def get_config(arg: str = "") -> SweepConfig:
         )
         return Arm(name, lamb, legw, aggregator=aggregator)
 
-    whole = Arm("32 bits", lamb, legw, aggregator=AggregatorConfig("mean", replicas_per_device=REPLICAS))
+    whole = Arm(
+        "32 bits", lamb, legw, aggregator=AggregatorConfig("mean", replicas_per_device=REPLICAS)
+    )
     config = SweepConfig(
         name=f"precision_digits{':' * bool(arg)}{arg}",
         about=About(
-            paper="Auto-Precision Scaling 1911.08907", status="not yet run" if arg == "smoke" else "measured here"
+            paper="Auto-Precision Scaling 1911.08907",
+            status="not yet run" if arg == "smoke" else "measured here",
         ),
         train=TrainConfig(name="precision_digits", num_epochs=20.0, model=model),
         arms=(whole, *(reduced(*form, shift) for form in FORMATS for shift in (True, False))),
@@ -63,6 +68,13 @@ def get_config(arg: str = "") -> SweepConfig:
         final_seeds=(100, 101, 102, 103, 104),
     )
     if arg == "smoke":
-        config.train.num_epochs, config.arms, config.global_batch_sizes = 8.0, config.arms[:3], (128, 1024)
-        config.search, config.final_seeds = SearchConfig(learning_rate_factors=(0.5, 1.0)), (100, 101)
+        config.train.num_epochs, config.arms, config.global_batch_sizes = (
+            8.0,
+            config.arms[:3],
+            (128, 1024),
+        )
+        config.search, config.final_seeds = (
+            SearchConfig(learning_rate_factors=(0.5, 1.0)),
+            (100, 101),
+        )
     return config

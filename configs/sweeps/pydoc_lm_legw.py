@@ -31,8 +31,18 @@ def get_config(arg: str = "") -> SweepConfig:
     """Return the study; `smoke` is a tiny one that takes the same path."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
-    legw = {"base_batch_size": 16, "scaling_rule": "sqrt", "warmup_rule": "legw", "base_warmup_epochs": 0.05}
-    linear = {"base_batch_size": 16, "scaling_rule": "linear", "warmup_rule": "epochs", "base_warmup_epochs": 0.5}
+    legw = {
+        "base_batch_size": 16,
+        "scaling_rule": "sqrt",
+        "warmup_rule": "legw",
+        "base_warmup_epochs": 0.05,
+    }
+    linear = {
+        "base_batch_size": 16,
+        "scaling_rule": "linear",
+        "warmup_rule": "epochs",
+        "base_warmup_epochs": 0.5,
+    }
     descent = OptimizerConfig("momentum", momentum=0.0, max_grad_norm=0.25)
     config = SweepConfig(
         name="pydoc_lm_legw",
@@ -46,10 +56,16 @@ def get_config(arg: str = "") -> SweepConfig:
         arms=(
             Arm("SGD + LEGW", descent, ScheduleConfig(16.0, **legw)),
             Arm("SGD + linear", descent, ScheduleConfig(16.0, **linear)),
-            Arm("LAMB + LEGW", OptimizerConfig("lamb", weight_decay=0.01, b2=0.99), ScheduleConfig(0.02, **legw)),
+            Arm(
+                "LAMB + LEGW",
+                OptimizerConfig("lamb", weight_decay=0.01, b2=0.99),
+                ScheduleConfig(0.02, **legw),
+            ),
         ),
         global_batch_sizes=(16, 32, 64, 128, 256),
-        search=SearchConfig(learning_rate_factors=(0.25, 0.5, 1.0, 2.0), warmup_factors=(0.25, 0.5, 1.0, 2.0, 4.0)),
+        search=SearchConfig(
+            learning_rate_factors=(0.25, 0.5, 1.0, 2.0), warmup_factors=(0.25, 0.5, 1.0, 2.0, 4.0)
+        ),
         final_seeds=(100, 101, 102, 103, 104),
         limit_points=5.0,
         measure=MeasureConfig(num_probes=4, probe_parts=8),
@@ -57,9 +73,16 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg == "smoke":
         config.name, config.about.status = "pydoc_lm_legw:smoke", "not yet run"
         config.train.num_epochs, config.train.model.width_coefficient = 0.25, 0.02
-        config.global_batch_sizes, config.final_seeds, config.arms = (64, 128), (100, 101), config.arms[::2]
+        config.global_batch_sizes, config.final_seeds, config.arms = (
+            (64, 128),
+            (100, 101),
+            config.arms[::2],
+        )
         config.search = SearchConfig(
-            "successive_halving", learning_rate_range=(0.25, 4.0), num_candidates=3, min_fidelity=1 / 3
+            "successive_halving",
+            learning_rate_range=(0.25, 4.0),
+            num_candidates=3,
+            min_fidelity=1 / 3,
         )
         config.measure.num_probes = 1
         for arm in config.arms:

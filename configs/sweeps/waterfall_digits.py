@@ -63,10 +63,13 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name=f"waterfall_digits{':' * bool(arg)}{arg}",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517", status="measured here" if arg in ROWS[:3] else "not yet run"
+            paper="The Limit of the Batch Size 2006.08517",
+            status="measured here" if arg in ROWS[:3] else "not yet run",
         ),
         train=TrainConfig(
-            name="waterfall_digits", num_epochs=20.0, model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)
+            name="waterfall_digits",
+            num_epochs=20.0,
+            model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8),
         ),
         arms=tuple(arms),
         global_batch_sizes=(64, 1024),
@@ -76,7 +79,11 @@ def get_config(arg: str = "") -> SweepConfig:
         measure=MeasureConfig(num_probes=0),
     )
     if arg == "smoke":
-        config.train.num_epochs, config.global_batch_sizes, config.final_seeds = 6.0, (512, 1024), (100, 101)
+        config.train.num_epochs, config.global_batch_sizes, config.final_seeds = (
+            6.0,
+            (512, 1024),
+            (100, 101),
+        )
         config.arms[-1].search = SearchConfig(learning_rate_factors=(1.0, 2.0))
     return config
 
@@ -86,7 +93,13 @@ def _arms(order: tuple[str, ...]) -> list[Arm]:
         Arm(
             "momentum, linear",
             OptimizerConfig("momentum", weight_decay=1e-4),
-            ScheduleConfig(0.05, base_batch_size=64, scaling_rule="linear", warmup_rule="none", decay="constant"),
+            ScheduleConfig(
+                0.05,
+                base_batch_size=64,
+                scaling_rule="linear",
+                warmup_rule="none",
+                decay="constant",
+            ),
             loss=LossConfig(),
             search=AS_IT_IS,
         )
@@ -104,21 +117,37 @@ def _decay(arm: Arm) -> None:
 
 
 def _legw(arm: Arm) -> None:
-    arm.schedule.scaling_rule, arm.schedule.warmup_rule, arm.schedule.base_warmup_epochs = "sqrt", "legw", 0.25
+    arm.schedule.scaling_rule, arm.schedule.warmup_rule, arm.schedule.base_warmup_epochs = (
+        "sqrt",
+        "legw",
+        0.25,
+    )
 
 
 def _adam(arm: Arm) -> None:
     if arm.optimizer.name == "momentum":
-        arm.optimizer, arm.schedule.base_learning_rate = OptimizerConfig("adamw", weight_decay=0.01), 0.008
+        arm.optimizer, arm.schedule.base_learning_rate = (
+            OptimizerConfig("adamw", weight_decay=0.01),
+            0.008,
+        )
     else:
-        arm.optimizer, arm.schedule.base_learning_rate = OptimizerConfig("lamb", weight_decay=0.01), 0.02
+        arm.optimizer, arm.schedule.base_learning_rate = (
+            OptimizerConfig("lamb", weight_decay=0.01),
+            0.02,
+        )
 
 
 def _trust(arm: Arm) -> None:
     if arm.optimizer.name == "momentum":
-        arm.optimizer, arm.schedule.base_learning_rate = OptimizerConfig("lars", weight_decay=1e-4), 4.0
+        arm.optimizer, arm.schedule.base_learning_rate = (
+            OptimizerConfig("lars", weight_decay=1e-4),
+            4.0,
+        )
     else:
-        arm.optimizer, arm.schedule.base_learning_rate = OptimizerConfig("lamb", weight_decay=0.01), 0.02
+        arm.optimizer, arm.schedule.base_learning_rate = (
+            OptimizerConfig("lamb", weight_decay=0.01),
+            0.02,
+        )
 
 
 def _smoothing(arm: Arm) -> None:

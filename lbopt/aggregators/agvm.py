@@ -109,8 +109,12 @@ def agvm(
             return AggregatorState(shared=per_path.UNKNOWN)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
         if anchor not in modules:
-            raise ValueError(f"anchor = {tree.said(anchor)}: use one of the modules {sorted(modules)}")
-        scale, phi = ({module: jnp.ones((), jnp.float32) for module in modules} for _ in range(2))  # donated apart
+            raise ValueError(
+                f"anchor = {tree.said(anchor)}: use one of the modules {sorted(modules)}"
+            )
+        scale, phi = (
+            {module: jnp.ones((), jnp.float32) for module in modules} for _ in range(2)
+        )  # donated apart
         return AggregatorState(shared=AgvmState(jnp.zeros((), jnp.int32), scale, phi))
 
     def preconditioned(gradient: types.PyTree, nu: types.PyTree, num_replicas: int) -> types.PyTree:
@@ -118,12 +122,16 @@ def agvm(
             return gradient
 
         def one(a: jax.Array, v: jax.Array) -> jax.Array:
-            mixed = adam_b2 * v.astype(a.dtype) + (1 - adam_b2) * tree.square(squarable(a / num_replicas))
+            mixed = adam_b2 * v.astype(a.dtype) + (1 - adam_b2) * tree.square(
+                squarable(a / num_replicas)
+            )
             return a / (jnp.sqrt(mixed) + adam_eps)
 
         return jax.tree.map(one, gradient, nu)
 
-    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+    def update(
+        rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
+    ) -> Aggregated:
         count, scale, before = state.shared
         grads, total = protocol.wide(rows), group.num_replicas
         modules = resolve_labels(labels, rows)
@@ -131,15 +139,22 @@ def agvm(
 
         def measured() -> tuple[Any, ...]:
             mean, *halves = _mean_and_halves(group, grads)
-            found = phi_modules(modules, *(preconditioned(half, extra.second_moment, total) for half in halves))
+            found = phi_modules(
+                modules, *(preconditioned(half, extra.second_moment, total) for half in halves)
+            )
             found = {
                 module: jnp.where(jnp.isnan(value), 1.0, value) for module, value in found.items()
             }  # cos of 0 is 0
             goal = {
-                module: jnp.sqrt(jnp.clip((found[anchor] + eps) / (value + eps), *(clip or (None, None))))
+                module: jnp.sqrt(
+                    jnp.clip((found[anchor] + eps) / (value + eps), *(clip or (None, None)))
+                )
                 for module, value in found.items()
             }
-            moved = {module: scale[module] + (1 - alpha) * (goal[module] - scale[module]) for module in found}
+            moved = {
+                module: scale[module] + (1 - alpha) * (goal[module] - scale[module])
+                for module in found
+            }
             return mean, *jax.tree.map(lambda x: x.astype(jnp.float32), (moved, found))
 
         def plain() -> tuple[Any, ...]:
@@ -166,7 +181,9 @@ def agvm(
     )
 
 
-def _mean_and_halves(group: Group, grads: types.PyTree) -> tuple[types.PyTree, types.PyTree, types.PyTree]:
+def _mean_and_halves(
+    group: Group, grads: types.PyTree
+) -> tuple[types.PyTree, types.PyTree, types.PyTree]:
     """Return the means over all replicas, the first half and the second, by one reduction of the sum and the difference of the halves.
 
     The sum is added up as the plain mean's is, so that nothing changes where all scales stay 1.
@@ -178,7 +195,9 @@ def _mean_and_halves(group: Group, grads: types.PyTree) -> tuple[types.PyTree, t
         return x * sign.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
 
     # Without the barrier XLA moves the sum, which a plain step has too, out of the condition, and takes it here once more.
-    sums, differences = jax.lax.optimization_barrier(group.sum((grads, jax.tree.map(signed, grads))))
+    sums, differences = jax.lax.optimization_barrier(
+        group.sum((grads, jax.tree.map(signed, grads)))
+    )
     first = jax.tree.map(lambda a, b: (a + b) / total, sums, differences)
     second = jax.tree.map(lambda a, b: (a - b) / total, sums, differences)
     return jax.tree.map(lambda x: x / total, sums), first, second
@@ -192,7 +211,9 @@ def _check_chain(opt_state: Any, params: types.Params) -> None:
     """See that the scale is applied, and that nothing changes the update afterwards."""
     order = _links(opt_state, jax.tree.structure(params))
     if optax.MultiStepsState in order:
-        raise ValueError("optax.MultiSteps hands nothing on to scale_by_agvm: use num_microsteps of make_train_step")
+        raise ValueError(
+            "optax.MultiSteps hands nothing on to scale_by_agvm: use num_microsteps of make_train_step"
+        )
     if ModuleScaleState not in order:
         raise ValueError(
             "agvm finds a scale that nobody applies: put lbopt.scale_by_agvm(labels) last in the optimizer's chain"
@@ -212,7 +233,11 @@ def _links(state: Any, like_params: Any) -> list[type]:
       like_params: the structure of the parameters. In a state what has it too, a moment or a sum of gradients, is no link.
     """
     inner = functools.partial(_links, like_params=like_params)
-    if state is None or jax.tree_util.all_leaves([state]) or jax.tree.structure(state) == like_params:
+    if (
+        state is None
+        or jax.tree_util.all_leaves([state])
+        or jax.tree.structure(state) == like_params
+    ):
         return []
     if isinstance(state, dict):
         return [kind for part in state.values() for kind in inner(part)]

@@ -81,7 +81,10 @@ def aps(
         """Return random bits for the leaves [r, ...] of one replica; they do not depend on how leaves are sent."""
         if rounding != "stochastic":
             return [None] * len(leaves)
-        return [jax.random.bits(jax.random.fold_in(key, n), x.shape[1:], jnp.uint32) for n, x in enumerate(leaves)]
+        return [
+            jax.random.bits(jax.random.fold_in(key, n), x.shape[1:], jnp.uint32)
+            for n, x in enumerate(leaves)
+        ]
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:
         del params, num_replicas
@@ -92,17 +95,27 @@ def aps(
         known = largest(group, grads)
         return [jnp.where(x > 0, highest - ceil_log2(x * group.num_replicas), 0) for x in known]
 
-    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+    def update(
+        rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
+    ) -> Aggregated:
         del extra
         leaves, structure = jax.tree.flatten(rows)
         layers = stacks.leading(stacked, jax.tree.map(lambda x: x[0], rows), "aps")
-        grads = [protocol.as_layers(x, axes).astype(jnp.float32) for x, axes in zip(leaves, layers, strict=True)]
+        grads = [
+            protocol.as_layers(x, axes).astype(jnp.float32)
+            for x, axes in zip(leaves, layers, strict=True)
+        ]
         key = group.key(_SEED, state.shared)
         if shift:
             by = shifts(grads, group)
             grads = [ldexp(g, s) for g, s in zip(grads, by, strict=True)]
-        drawn = jax.vmap(lambda number: draws(jax.random.fold_in(key, number), grads))(group.numbers())
-        said = [quantize(g, to, overflow, noise).astype(dtype) for g, noise in zip(grads, drawn, strict=True)]
+        drawn = jax.vmap(lambda number: draws(jax.random.fold_in(key, number), grads))(
+            group.numbers()
+        )
+        said = [
+            quantize(g, to, overflow, noise).astype(dtype)
+            for g, noise in zip(grads, drawn, strict=True)
+        ]
         shares = Shares(said, group.num_devices)
         totals = [_added(group.exchange(x), to, overflow, accumulate) for x in shares.pack(said)]
         if accumulate == "fp32":
@@ -110,11 +123,19 @@ def aps(
             if rounding == "stochastic":
                 last = draws(jax.random.fold_in(key, group.num_replicas), grads)
                 noises = [group.piece(x[0]) for x in shares.pack([x[None] for x in last])]
-            totals = [quantize(x, to, overflow, noise) for x, noise in zip(totals, noises, strict=True)]
-        sums = [x.astype(jnp.float32) for x in shares.unpack([group.join(x.astype(dtype)) for x in totals])]
+            totals = [
+                quantize(x, to, overflow, noise) for x, noise in zip(totals, noises, strict=True)
+            ]
+        sums = [
+            x.astype(jnp.float32)
+            for x in shares.unpack([group.join(x.astype(dtype)) for x in totals])
+        ]
         if shift:
             sums = [ldexp(x, -s) for x, s in zip(sums, by, strict=True)]
-        updates = [x.reshape(leaf.shape[1:]) / group.num_replicas for x, leaf in zip(sums, leaves, strict=True)]
+        updates = [
+            x.reshape(leaf.shape[1:]) / group.num_replicas
+            for x, leaf in zip(sums, leaves, strict=True)
+        ]
         updates = protocol.like(jax.tree.unflatten(structure, updates), rows)
         return Aggregated(updates, AggregatorState(shared=state.shared + 1), {})
 
@@ -123,9 +144,13 @@ def aps(
         leaves = zip(jax.tree.leaves(params), layers, strict=True)
         maxima = sum(protocol.vectors(jnp.shape(p), axes)[0] for p, axes in leaves) if shift else 0
         twice = 2 * wire.scattered(dtype.itemsize * wire.elements(params), num_replicas)
-        return WireBytes(twice + wire.reduced(wire.FP32 * maxima, num_replicas), ring_bytes(params, num_replicas))
+        return WireBytes(
+            twice + wire.reduced(wire.FP32 * maxima, num_replicas), ring_bytes(params, num_replicas)
+        )
 
-    name = f"aps({exponent_bits}, {mantissa_bits}, {accumulate!r}{'' if shift else ', shift=False'})"
+    name = (
+        f"aps({exponent_bits}, {mantissa_bits}, {accumulate!r}{'' if shift else ', shift=False'})"
+    )
     return Aggregator(name, init, update, sent, takes_parts=stacked is None)
 
 
@@ -142,7 +167,9 @@ def _added(pieces: jax.Array, to: Format, overflow: Overflow, accumulate: Accumu
     def same(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
         return q(total + x.astype(jnp.float32)), None
 
-    def kahan(carry: tuple[jax.Array, jax.Array], x: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def kahan(
+        carry: tuple[jax.Array, jax.Array], x: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], None]:
         total, lost = carry
         y = q(x.astype(jnp.float32) - lost)
         after = q(total + y)

@@ -101,7 +101,9 @@ class Compressor:
 def require_compressor(value: Any) -> None:
     """Raise ValueError unless the value is a `Compressor`."""
     if not isinstance(value, Compressor):
-        raise ValueError(f"compressor = {tree.said(value)}: give one of lbopt.aggregators.compress, such as topk(0.01)")
+        raise ValueError(
+            f"compressor = {tree.said(value)}: give one of lbopt.aggregators.compress, such as topk(0.01)"
+        )
 
 
 def identity() -> Compressor:
@@ -147,7 +149,9 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
         lead = values.shape[:-1]
         rows = jnp.arange(math.prod(lead), dtype=jnp.int32)[:, None]
         flat = jnp.zeros((len(rows), known.size), values.dtype)
-        flat = flat.at[rows, places.reshape(len(rows), -1)].set(values.reshape(len(rows), -1), unique_indices=True)
+        flat = flat.at[rows, places.reshape(len(rows), -1)].set(
+            values.reshape(len(rows), -1), unique_indices=True
+        )
         return known.shaped(flat.reshape(*lead, known.size))
 
     def sum(messages: Message, known: Known) -> jax.Array:
@@ -163,7 +167,15 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
         return jax.lax.scan(add, zeros, messages)[0].reshape(layers, *known.shape)
 
     name = f"topk({fraction})" if k is None else f"topk(k={k})"
-    return Compressor(name, compress, decompress, "gather", lambda n: 8.0 * count(n), lambda n: count(n) / n, sum=sum)
+    return Compressor(
+        name,
+        compress,
+        decompress,
+        "gather",
+        lambda n: 8.0 * count(n),
+        lambda n: count(n) / n,
+        sum=sum,
+    )
 
 
 def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
@@ -196,10 +208,14 @@ def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
     def decompress(message: Message, known: Known) -> jax.Array:
         values = message["payload"]
         blank = jnp.zeros((*values.shape[:-1], known.size), values.dtype)
-        return known.shaped(blank.at[..., places(known.size, known.key)].set(values, unique_indices=True))
+        return known.shaped(
+            blank.at[..., places(known.size, known.key)].set(values, unique_indices=True)
+        )
 
     name = f"randk({fraction})" if k is None else f"randk(k={k})"
-    return Compressor(name, compress, decompress, "sum", lambda n: 4.0 * count(n), lambda n: count(n) / n)
+    return Compressor(
+        name, compress, decompress, "sum", lambda n: 4.0 * count(n), lambda n: count(n) / n
+    )
 
 
 def sign() -> Compressor:
@@ -224,7 +240,15 @@ def sign() -> Compressor:
     def sum(messages: Message, known: Known) -> jax.Array:
         return decompress(messages, known).sum(0)
 
-    return Compressor("sign()", compress, decompress, "gather", lambda n: -(-n // 8) + 4.0, lambda n: 1 / n, sum=sum)
+    return Compressor(
+        "sign()",
+        compress,
+        decompress,
+        "gather",
+        lambda n: -(-n // 8) + 4.0,
+        lambda n: 1 / n,
+        sum=sum,
+    )
 
 
 _BIT = np.arange(8, dtype=np.uint8)
@@ -238,9 +262,13 @@ def _packed(positive: jax.Array, known: Known) -> jax.Array:
     lead, length = positive.shape[: positive.ndim - len(known.shape)], -(-known.size // 8)
     matrix = _eighths(known.shape)
     if not matrix:
-        positive = jnp.pad(known.flat(positive), [(0, 0)] * len(lead) + [(0, 8 * length - known.size)])
+        positive = jnp.pad(
+            known.flat(positive), [(0, 0)] * len(lead) + [(0, 8 * length - known.size)]
+        )
     eighths = positive.reshape(*lead, 8, *(matrix or (length,)))
-    return (eighths.astype(jnp.uint8) << _bits(len(lead), eighths.ndim)).sum(len(lead), dtype=jnp.uint8)
+    return (eighths.astype(jnp.uint8) << _bits(len(lead), eighths.ndim)).sum(
+        len(lead), dtype=jnp.uint8
+    )
 
 
 def _unpacked(packed: jax.Array, known: Known) -> jax.Array:
@@ -296,7 +324,13 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
     size = float(dtype.itemsize)
     name = f"cast({exponent_bits}, {mantissa_bits})"
     return Compressor(
-        name, compress, decompress, "exchange", lambda n: size * n, lambda n: 1 - 4.0 ** -(mantissa_bits + 1), True
+        name,
+        compress,
+        decompress,
+        "exchange",
+        lambda n: size * n,
+        lambda n: 1 - 4.0 ** -(mantissa_bits + 1),
+        True,
     )
 
 
@@ -314,7 +348,9 @@ def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     return lambda n: min(n, max(1, math.ceil(part * n - 1e-9)))
 
 
-def known_of(compressor: Compressor, group: Group, leaves: list[jax.Array], keys: list[jax.Array]) -> list[Known]:
+def known_of(
+    compressor: Compressor, group: Group, leaves: list[jax.Array], keys: list[jax.Array]
+) -> list[Known]:
     """Return what all replicas know of each leaf [r, layers, *shape]; the largest numbers take a small all-reduce."""
     shapes = [x.shape[2:] for x in leaves]
     if not compressor.scaled:
@@ -322,7 +358,9 @@ def known_of(compressor: Compressor, group: Group, leaves: list[jax.Array], keys
     return [Known(*one) for one in zip(shapes, keys, largest(group, leaves), strict=True)]
 
 
-def mean(compressor: Compressor, group: Group, messages: list[Message], known: list[Known]) -> list[jax.Array]:
+def mean(
+    compressor: Compressor, group: Group, messages: list[Message], known: list[Known]
+) -> list[jax.Array]:
     """Return the mean over all replicas of what their messages say.
 
     Args:
@@ -335,8 +373,12 @@ def mean(compressor: Compressor, group: Group, messages: list[Message], known: l
       [layers, *shape] of each leaf, fp32 or wider.
     """
     if compressor.sum is not None:
-        said = {name: _gathered(group, [message[name] for message in messages]) for name in messages[0]}
-        each = [{name: arrays[leaf] for name, arrays in said.items()} for leaf in range(len(messages))]
+        said = {
+            name: _gathered(group, [message[name] for message in messages]) for name in messages[0]
+        }
+        each = [
+            {name: arrays[leaf] for name, arrays in said.items()} for leaf in range(len(messages))
+        ]
         return [compressor.sum(*one) / group.num_replicas for one in zip(each, known, strict=True)]
     if compressor.route == "sum":
         summed = group.mean(messages)

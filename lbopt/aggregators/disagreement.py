@@ -48,7 +48,9 @@ def phi_layers(one: types.Params, other: types.Params) -> dict[str, jax.Array]:
     return {name: phi(ours, theirs) for name, ours, theirs in leaves}
 
 
-def phi_modules(labels: types.PyTree, one: types.Params, other: types.Params) -> dict[str, jax.Array]:
+def phi_modules(
+    labels: types.PyTree, one: types.Params, other: types.Params
+) -> dict[str, jax.Array]:
     """Return `phi` of each module.
 
     Args:

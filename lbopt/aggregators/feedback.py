@@ -67,7 +67,10 @@ def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
 
 
 def ef21(
-    compressor: Compressor, momentum: float = 0.0, dense_start: bool = False, stacked: types.Stacked = None
+    compressor: Compressor,
+    momentum: float = 0.0,
+    dense_start: bool = False,
+    stacked: types.Stacked = None,
 ) -> Aggregator:
     r"""EF21: replicas say how their gradient differs from what the others believe it is.
 
@@ -110,7 +113,10 @@ def ef21(
 
 
 def econtrol(
-    compressor: Compressor, eta: float = 0.1, dense_start: bool = False, stacked: types.Stacked = None
+    compressor: Compressor,
+    eta: float = 0.1,
+    dense_start: bool = False,
+    stacked: types.Stacked = None,
 ) -> Aggregator:
     r"""EControl: EF21 with so much error feedback as `eta` says.
 
@@ -146,7 +152,9 @@ def econtrol(
         return Memory(memory.error + (g - estimate), estimate)
 
     name = f"econtrol({compressor.name}, eta={eta:g})"
-    return _feedback(name, compressor, stacked, said, remembered, ("error", "estimate"), None, dense_start)
+    return _feedback(
+        name, compressor, stacked, said, remembered, ("error", "estimate"), None, dense_start
+    )
 
 
 def _feedback(
@@ -176,9 +184,13 @@ def _feedback(
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:
         memory = Memory(**{field: protocol.zero_rows(params, num_replicas) for field in kept})
-        return AggregatorState(memory, protocol.zeros(params) if mirrors else (), jnp.zeros((), jnp.int32))
+        return AggregatorState(
+            memory, protocol.zeros(params) if mirrors else (), jnp.zeros((), jnp.int32)
+        )
 
-    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+    def update(
+        rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
+    ) -> Aggregated:
         del extra
         structure = jax.tree.structure(rows)
         layers = stacks.leading(stacked, jax.tree.map(lambda x: x[0], rows), name)
@@ -189,13 +201,17 @@ def _feedback(
         root = group.key(_SEED, count)
         keys = [jax.random.fold_in(root, leaf) for leaf in range(len(leaves))]
         if averaged is not None:
-            grads = [averaged(g, memory, count == 0) for g, memory in zip(grads, memories, strict=True)]
+            grads = [
+                averaged(g, memory, count == 0) for g, memory in zip(grads, memories, strict=True)
+            ]
         mean = [
             x.reshape(g.shape[1:])
             for x, g in zip(jax.tree.leaves(state.mirrored), grads if mirrors else [], strict=True)
         ]
 
-        def step(memories: list[Memory], mean: list[jax.Array]) -> tuple[list[Memory], list[jax.Array]]:
+        def step(
+            memories: list[Memory], mean: list[jax.Array]
+        ) -> tuple[list[Memory], list[jax.Array]]:
             wanted = [said(g, memory) for g, memory in zip(grads, memories, strict=True)]
             known = compressors.known_of(compressor, group, wanted, keys)
             messages = [compressor.compress(*one) for one in zip(wanted, known, strict=True)]
@@ -204,7 +220,9 @@ def _feedback(
             memories = [remembered(*one) for one in zip(grads, memories, own, strict=True)]
             return memories, [a + b for a, b in zip(mean, heard, strict=True)] if mirrors else heard
 
-        def whole(memories: list[Memory], mean: list[jax.Array]) -> tuple[list[Memory], list[jax.Array]]:
+        def whole(
+            memories: list[Memory], mean: list[jax.Array]
+        ) -> tuple[list[Memory], list[jax.Array]]:
             told = [memory._replace(estimate=g) for g, memory in zip(grads, memories, strict=True)]
             if averaged is not None:
                 told = [memory._replace(velocity=g) for g, memory in zip(grads, told, strict=True)]
@@ -222,9 +240,14 @@ def _feedback(
 
     def sent(params: types.Params, num_replicas: int) -> WireBytes:
         layers = stacks.leading(stacked, params, name)
-        shapes = [protocol.vectors(jnp.shape(p), axes) for p, axes in zip(jax.tree.leaves(params), layers, strict=True)]
+        shapes = [
+            protocol.vectors(jnp.shape(p), axes)
+            for p, axes in zip(jax.tree.leaves(params), layers, strict=True)
+        ]
         sizes = [n for count, n in shapes for _ in range(count)]
-        return WireBytes(compressor.wire_bytes(sizes, num_replicas), ring_bytes(params, num_replicas))
+        return WireBytes(
+            compressor.wire_bytes(sizes, num_replicas), ring_bytes(params, num_replicas)
+        )
 
     return Aggregator(name, init, update, sent, takes_parts=stacked is None)
 
@@ -234,7 +257,11 @@ def _as_layers(memory: Memory, grads: list[jax.Array]) -> list[Memory]:
 
     def layers(field: Any) -> list[Any]:
         leaves = jax.tree.leaves(field)
-        return [x.reshape(g.shape) for x, g in zip(leaves, grads, strict=True)] if leaves else [()] * len(grads)
+        return (
+            [x.reshape(g.shape) for x, g in zip(leaves, grads, strict=True)]
+            if leaves
+            else [()] * len(grads)
+        )
 
     return [Memory(*of_leaf) for of_leaf in zip(*map(layers, memory), strict=True)]
 
@@ -243,6 +270,8 @@ def _as_parameters(memories: list[Memory], leaves: list[jax.Array], structure: A
     def tree(field: tuple[Any, ...]) -> Any:
         if any(isinstance(x, tuple) for x in field):
             return ()
-        return jax.tree.unflatten(structure, [x.reshape(leaf.shape) for x, leaf in zip(field, leaves, strict=True)])
+        return jax.tree.unflatten(
+            structure, [x.reshape(leaf.shape) for x, leaf in zip(field, leaves, strict=True)]
+        )
 
     return Memory(*map(tree, zip(*memories, strict=True)))

@@ -50,7 +50,11 @@ class Group:
     def key(self, seed: int, count: jax.Array) -> jax.Array:
         """Return the key of a step, the same for all replicas; each part of their gradients has its own."""
         key = jax.random.fold_in(jax.random.key(seed), count)
-        return key if self.part_axis is None else jax.random.fold_in(key, jax.lax.axis_index(self.part_axis))
+        return (
+            key
+            if self.part_axis is None
+            else jax.random.fold_in(key, jax.lax.axis_index(self.part_axis))
+        )
 
     def sum(self, rows: types.PyTree) -> types.PyTree:
         """Sum arrays [r, ...] over all replicas, in their own dtype."""
@@ -73,7 +77,9 @@ class Group:
 
     def gather(self, rows: jax.Array) -> jax.Array:
         """Return the rows [R, ...] of all replicas, in order."""
-        return rows if self.axis_name is None else jax.lax.all_gather(rows, self.axis_name, tiled=True)
+        return (
+            rows if self.axis_name is None else jax.lax.all_gather(rows, self.axis_name, tiled=True)
+        )
 
     def exchange(self, rows: jax.Array) -> jax.Array:
         """Give each device an equal piece of every replica's array: [r, m, ...] -> [R, piece of m, ...], in the replicas' order.
@@ -83,8 +89,12 @@ class Group:
         """
         if self.axis_name is None:
             return rows
-        if len(rows) == 1:  # a leading axis of one would be moved for the TPU's sake, and all numbers with it
-            pieces = _as_written(lambda x: jax.lax.all_to_all(x, self.axis_name, 0, 0, tiled=True), rows[0])
+        if (
+            len(rows) == 1
+        ):  # a leading axis of one would be moved for the TPU's sake, and all numbers with it
+            pieces = _as_written(
+                lambda x: jax.lax.all_to_all(x, self.axis_name, 0, 0, tiled=True), rows[0]
+            )
             return pieces.reshape(self.num_replicas, -1, *rows.shape[2:])
         return _as_written(lambda x: jax.lax.all_to_all(x, self.axis_name, 1, 0, tiled=True), rows)
 
@@ -93,7 +103,9 @@ class Group:
         if self.axis_name is None:
             return array
         height = len(array) // self.num_devices
-        return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index(self.axis_name) * height, height)
+        return jax.lax.dynamic_slice_in_dim(
+            array, jax.lax.axis_index(self.axis_name) * height, height
+        )
 
     def join(self, piece: jax.Array) -> jax.Array:
         """Undo the cutting of `exchange`: every device's [piece of m, ...] -> [m, ...] on all of them."""
@@ -141,9 +153,13 @@ class Shares:
                 continue
             # What the tiles of a TPU do not divide comes last, so that the others stay on theirs.
             ragged = [number for number in numbers if heights[number] % _TILE_ROWS]
-            self._stacks.append((width, [*(n for n in numbers if n not in ragged), *ragged], padding))
+            self._stacks.append(
+                (width, [*(n for n in numbers if n not in ragged), *ragged], padding)
+            )
         if flat:
-            self._stacks.append((0, flat, -sum(self._height(number, 0) for number in flat) % num_devices))
+            self._stacks.append(
+                (0, flat, -sum(self._height(number, 0) for number in flat) % num_devices)
+            )
 
     def _height(self, number: int, width: int) -> int:
         return math.prod(self._shapes[number]) // (width or 1)
@@ -154,7 +170,9 @@ class Shares:
         packed = []
         for width, numbers, padding in self._stacks:
             tail = (width,) if width else ()
-            rows = [leaves[i].reshape(len(leaves[i]), self._height(i, width), *tail) for i in numbers]
+            rows = [
+                leaves[i].reshape(len(leaves[i]), self._height(i, width), *tail) for i in numbers
+            ]
             if padding:
                 rows.append(jnp.zeros((len(rows[0]), padding, *tail), rows[0].dtype))
             packed.append(_joined(rows))
@@ -202,5 +220,8 @@ def _joined(arrays: list[jax.Array]) -> jax.Array:
 def largest(group: Group, layers: list[jax.Array]) -> list[jax.Array]:
     """Return the largest magnitudes [layers, 1, ...] fp32 over all replicas of arrays [r, layers, ...], by one small all-reduce."""
     return group.max(
-        [jnp.abs(x).max(tuple(range(2, x.ndim)), keepdims=True, initial=0).astype(jnp.float32) for x in layers]
+        [
+            jnp.abs(x).max(tuple(range(2, x.ndim)), keepdims=True, initial=0).astype(jnp.float32)
+            for x in layers
+        ]
     )

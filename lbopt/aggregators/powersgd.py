@@ -85,7 +85,8 @@ def powersgd(
     def planned(params: types.Params) -> list[_Plan]:
         layers = stacks.leading(stacked, params, "powersgd")
         return [
-            _plan(jnp.shape(p), axes, rank, min_rate) for p, axes in zip(jax.tree.leaves(params), layers, strict=True)
+            _plan(jnp.shape(p), axes, rank, min_rate)
+            for p, axes in zip(jax.tree.leaves(params), layers, strict=True)
         ]
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:
@@ -95,12 +96,18 @@ def powersgd(
         right, local = list(left), list(left)
         for leaf, plan in enumerate(plans):
             if plan.rank:
-                left[leaf] = jax.random.normal(keys[leaf, 0], (plan.layers, plan.m, plan.rank), jnp.float32)
-                right[leaf] = jax.random.normal(keys[leaf, 1], (plan.layers, plan.n, plan.rank), jnp.float32)
+                left[leaf] = jax.random.normal(
+                    keys[leaf, 0], (plan.layers, plan.m, plan.rank), jnp.float32
+                )
+                right[leaf] = jax.random.normal(
+                    keys[leaf, 1], (plan.layers, plan.n, plan.rank), jnp.float32
+                )
                 local[leaf] = jnp.zeros((num_replicas, plan.layers, plan.m, plan.n), jnp.float32)
         return AggregatorState(local, (), PowerSgdState(jnp.zeros((), jnp.int32), left, right))
 
-    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+    def update(
+        rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
+    ) -> Aggregated:
         del extra
         leaves, structure = jax.tree.flatten(protocol.wide(rows))
         plans = planned(jax.tree.map(lambda x: x[0], rows))
@@ -110,7 +117,9 @@ def powersgd(
         def whole(local: list[Any], left: list[Any], right: list[Any]) -> tuple[Any, ...]:
             return group.mean(leaves), local, left, right
 
-        def step(transposed: bool, local: list[Any], left: list[Any], right: list[Any]) -> tuple[Any, ...]:
+        def step(
+            transposed: bool, local: list[Any], left: list[Any], right: list[Any]
+        ) -> tuple[Any, ...]:
             ours, theirs = (right, left) if transposed else (left, right)
             ours, theirs, local, out = list(ours), list(theirs), list(local), list(leaves)
 
@@ -129,11 +138,18 @@ def powersgd(
                 theirs[leaf] = out[leaf]
                 out[leaf] = product(ours[leaf], theirs[leaf])
             left, right = (theirs, ours) if transposed else (ours, theirs)
-            return [x.reshape(row.shape[1:]) for x, row in zip(out, leaves, strict=True)], local, left, right
+            return (
+                [x.reshape(row.shape[1:]) for x, row in zip(out, leaves, strict=True)],
+                local,
+                left,
+                right,
+            )
 
         def compressed(*given: Any) -> tuple[Any, ...]:
             odd = (count - start) % 2 == 1
-            return jax.lax.cond(odd, functools.partial(step, True), functools.partial(step, False), *given)
+            return jax.lax.cond(
+                odd, functools.partial(step, True), functools.partial(step, False), *given
+            )
 
         given = list(state.local), list(left), list(right)
         if not chosen:
@@ -143,11 +159,17 @@ def powersgd(
         else:
             updates, local, left, right = jax.lax.cond(count < start, whole, compressed, *given)
         updates = protocol.like(jax.tree.unflatten(structure, updates), rows)
-        return Aggregated(updates, AggregatorState(local, (), PowerSgdState(count + 1, left, right)), {})
+        return Aggregated(
+            updates, AggregatorState(local, (), PowerSgdState(count + 1, left, right)), {}
+        )
 
     def sent(params: types.Params, num_replicas: int) -> WireBytes:
-        words = sum(p.layers * (p.rank * (p.m + p.n) / 2 if p.rank else p.m * p.n) for p in planned(params))
-        return WireBytes(wire.reduced(wire.FP32 * words, num_replicas), ring_bytes(params, num_replicas))
+        words = sum(
+            p.layers * (p.rank * (p.m + p.n) / 2 if p.rank else p.m * p.n) for p in planned(params)
+        )
+        return WireBytes(
+            wire.reduced(wire.FP32 * words, num_replicas), ring_bytes(params, num_replicas)
+        )
 
     return Aggregator(f"powersgd({rank})", init, update, sent)
 

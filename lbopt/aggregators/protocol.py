@@ -107,7 +107,9 @@ class Aggregator:
 def mean() -> Aggregator:
     """Return the plain mean, summed in fp32 or wider: what `make_train_step(..., reduce_dtype=jnp.float32)` does."""
 
-    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+    def update(
+        rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
+    ) -> Aggregated:
         del extra
         return Aggregated(like(group.mean(wide(rows)), rows), state, {})
 
@@ -139,19 +141,27 @@ def keep_finite(aggregator: Aggregator) -> Aggregator:
       An `Aggregator` with the same state, updates and bytes.
     """
 
-    def update(rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra) -> Aggregated:
+    def update(
+        rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
+    ) -> Aggregated:
         found = aggregator.update(rows, state, group, extra)
         leaves = jax.tree.leaves(rows)
-        broken = sum(jnp.any(~jnp.isfinite(x), tuple(range(1, x.ndim))).astype(jnp.int32) for x in leaves)
+        broken = sum(
+            jnp.any(~jnp.isfinite(x), tuple(range(1, x.ndim))).astype(jnp.int32) for x in leaves
+        )
         sound = group.sum_with_parts(broken) == 0
         kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), found.state, state)
-        updates = jax.tree.map(lambda x: jnp.where(sound, x, jnp.nan).astype(x.dtype), found.updates)
+        updates = jax.tree.map(
+            lambda x: jnp.where(sound, x, jnp.nan).astype(x.dtype), found.updates
+        )
         return found._replace(updates=updates, state=kept)
 
     return dataclasses.replace(aggregator, update=update)
 
 
-def remembered(new: AggregatorState, old: AggregatorState, opt_state: Any, old_opt_state: Any) -> AggregatorState:
+def remembered(
+    new: AggregatorState, old: AggregatorState, opt_state: Any, old_opt_state: Any
+) -> AggregatorState:
     """Return what an aggregator remembers after a step: nothing new if the optimizer skipped the update.
 
     What error feedback counts as said has to have been applied; what `lbopt.skip_bad_updates` or `optax.apply_if_finite` leaves out would else
@@ -175,7 +185,9 @@ def _skips(opt_state: Any) -> list[jax.Array]:
     is_guard = lambda state: isinstance(state, (SkipState, optax.ApplyIfFiniteState))  # noqa: E731
     guards = [state for state in jax.tree.leaves(opt_state, is_leaf=is_guard) if is_guard(state)]
     return [
-        guard.skipped_nonfinite + guard.skipped_spikes if isinstance(guard, SkipState) else guard.total_notfinite
+        guard.skipped_nonfinite + guard.skipped_spikes
+        if isinstance(guard, SkipState)
+        else guard.total_notfinite
         for guard in guards
     ]
 
@@ -192,7 +204,9 @@ def like(updates: types.PyTree, rows: types.PyTree) -> types.PyTree:
 
 def zero_rows(params: types.Params, num_replicas: int) -> types.PyTree:
     """Return zeros [replicas, *shape] for every leaf, in fp32 or wider."""
-    return jax.tree.map(lambda p: jnp.zeros((num_replicas, *jnp.shape(p)), tree.wide_dtype(p.dtype)), params)
+    return jax.tree.map(
+        lambda p: jnp.zeros((num_replicas, *jnp.shape(p)), tree.wide_dtype(p.dtype)), params
+    )
 
 
 def zeros(params: types.Params) -> types.PyTree:
@@ -208,7 +222,9 @@ def vectors(shape: tuple[int, ...], layer_axes: int) -> tuple[int, int]:
 def as_layers(rows: jax.Array, layer_axes: int) -> jax.Array:
     """Return gradients [r, *shape] of a leaf as [r, layers, *shape of a layer], in fp32 or wider."""
     layers = math.prod(rows.shape[1 : 1 + layer_axes])
-    return rows.astype(tree.wide_dtype(rows.dtype)).reshape(len(rows), layers, *rows.shape[1 + layer_axes :])
+    return rows.astype(tree.wide_dtype(rows.dtype)).reshape(
+        len(rows), layers, *rows.shape[1 + layer_axes :]
+    )
 
 
 def rebuilt(state: AggregatorState, num_replicas: int) -> AggregatorState:
@@ -226,9 +242,9 @@ def rebuilt(state: AggregatorState, num_replicas: int) -> AggregatorState:
     """
 
     def spread(x: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(x.astype(tree.wide_dtype(x.dtype)).mean(0), (num_replicas, *x.shape[1:])).astype(
-            x.dtype
-        )
+        return jnp.broadcast_to(
+            x.astype(tree.wide_dtype(x.dtype)).mean(0), (num_replicas, *x.shape[1:])
+        ).astype(x.dtype)
 
     return state._replace(local=jax.tree.map(spread, state.local))
 
@@ -283,9 +299,13 @@ def as_optax(
         )
     arguments.require_whole("num_replicas", num_replicas, 1)
     if num_replicas % devices:
-        raise ValueError(f"num_replicas = {num_replicas}: give a multiple of the {devices} devices of the mesh")
+        raise ValueError(
+            f"num_replicas = {num_replicas}: give a multiple of the {devices} devices of the mesh"
+        )
     if mesh is not None and (len(mesh.axis_names) != 1 or mesh.axis_types != (AxisType.Auto,)):
-        raise ValueError(f"mesh = {mesh!r}: give one with a single axis of AxisType.Auto, as lbopt.make_mesh makes")
+        raise ValueError(
+            f"mesh = {mesh!r}: give one with a single axis of AxisType.Auto, as lbopt.make_mesh makes"
+        )
     axis = None if mesh is None else mesh.axis_names[0]
 
     def init_fn(params: types.Params) -> AggregatorState:
@@ -297,25 +317,42 @@ def as_optax(
         state = aggregator.first_state(params, num_replicas)
         return state._replace(local=_in_lists(state.local))
 
-    def update_fn(grads: types.PyTree, state: AggregatorState, params: types.Params | None = None, **extra: Any) -> Any:
+    def update_fn(
+        grads: types.PyTree,
+        state: AggregatorState,
+        params: types.Params | None = None,
+        **extra: Any,
+    ) -> Any:
         if aggregator.needs_second_moment and extra.get("second_moment") is None:
-            raise ValueError(f"{aggregator.name} needs Adam's second moment: call update(..., second_moment=nu)")
+            raise ValueError(
+                f"{aggregator.name} needs Adam's second moment: call update(..., second_moment=nu)"
+            )
         _check_rows(grads, params, num_replicas)
         shapes = jax.tree.map(lambda row: jax.ShapeDtypeStruct(row.shape[1:], row.dtype), grads)
         arguments.require_state(state, AggregatorState, aggregator.name)
         first = jax.eval_shape(lambda p: aggregator.first_state(p, num_replicas), shapes)
-        if [jnp.shape(x) for x in jax.tree.leaves(state)] != [x.shape for x in jax.tree.leaves(first)]:
+        if [jnp.shape(x) for x in jax.tree.leaves(state)] != [
+            x.shape for x in jax.tree.leaves(first)
+        ]:
             raise ValueError(
                 f"{aggregator.name}: its state is of other parameters or replicas: call init again, or lbopt.aggregators.protocol.rebuilt for another number of replicas"
             )
-        state = state._replace(local=jax.tree.unflatten(jax.tree.structure(first.local), jax.tree.leaves(state.local)))
+        state = state._replace(
+            local=jax.tree.unflatten(jax.tree.structure(first.local), jax.tree.leaves(state.local))
+        )
         seen = Extra(extra.get("second_moment"))
-        inside = lambda rows, state, seen: tuple(aggregator.update(rows, state, Group(num_replicas, axis), seen))  # noqa: E731
+        inside = lambda rows, state, seen: tuple(
+            aggregator.update(rows, state, Group(num_replicas, axis), seen)
+        )  # noqa: E731
         if mesh is not None:
             rows, whole = PartitionSpec(axis), PartitionSpec()
             states = AggregatorState(rows, whole, whole)
             inside = jax.shard_map(
-                inside, mesh=mesh, in_specs=(rows, states, whole), out_specs=(whole, states, whole), check_vma=False
+                inside,
+                mesh=mesh,
+                in_specs=(rows, states, whole),
+                out_specs=(whole, states, whole),
+                check_vma=False,
             )
         updates, new_state, aux = inside(grads, state, seen)
         return (updates, aux), new_state._replace(local=_in_lists(new_state.local))
@@ -327,7 +364,9 @@ def _in_lists(memory: Any) -> Any:
     """Return what replicas remember with a plain list of leaves in the place of each tree like the parameters."""
     if not hasattr(memory, "_asdict"):
         return memory
-    return memory._replace(**{name: jax.tree.leaves(kept) for name, kept in memory._asdict().items()})
+    return memory._replace(
+        **{name: jax.tree.leaves(kept) for name, kept in memory._asdict().items()}
+    )
 
 
 def _check_rows(grads: types.PyTree, params: types.Params | None, num_replicas: int) -> None:
@@ -339,7 +378,9 @@ def _check_rows(grads: types.PyTree, params: types.Params | None, num_replicas: 
         shape = jnp.shape(row)
         if shape[:1] != (num_replicas,) or (like is not None and shape[1:] != jnp.shape(like)):
             wanted = f"({num_replicas}, ...)" if like is None else (num_replicas, *jnp.shape(like))
-            raise ValueError(f"gradients at {name!r} have shape {shape}: give one row per replica, {wanted}")
+            raise ValueError(
+                f"gradients at {name!r} have shape {shape}: give one row per replica, {wanted}"
+            )
 
 
 def _kind() -> Any:
@@ -351,7 +392,10 @@ def _kind() -> Any:
 
 
 def aggregate(
-    aggregator: Aggregator, tx: optax.GradientTransformation, num_replicas: int, mesh: Mesh | None = None
+    aggregator: Aggregator,
+    tx: optax.GradientTransformation,
+    num_replicas: int,
+    mesh: Mesh | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Put an aggregator before an optimizer: one transformation of gradients with a leading axis of replicas.
 
@@ -384,7 +428,12 @@ def aggregate(
         aggregator.check_chain(jax.eval_shape(tx.init, params), params)
         return first.init(params), second.init(params)
 
-    def update_fn(grads: types.PyTree, state: tuple[Any, Any], params: types.Params | None = None, **extra: Any) -> Any:
+    def update_fn(
+        grads: types.PyTree,
+        state: tuple[Any, Any],
+        params: types.Params | None = None,
+        **extra: Any,
+    ) -> Any:
         if aggregator.needs_second_moment and extra.get("second_moment") is None:
             extra = {**extra, "second_moment": second_moment_of(state[1])}
         (updates, aux), aggregator_state = first.update(grads, state[0], params, **extra)
@@ -404,7 +453,11 @@ def second_moment_of(opt_state: Any) -> types.PyTree:
     try:
         found = optax.tree_utils.tree_get(opt_state, "nu")
     except KeyError as error:
-        raise ValueError("the optimizer's state has several nu: give second_moment by hand") from error
+        raise ValueError(
+            "the optimizer's state has several nu: give second_moment by hand"
+        ) from error
     if found is None:
-        raise ValueError("the optimizer keeps no second moment (nu): use adam, adamw, lamb or lans, or leave adam out")
+        raise ValueError(
+            "the optimizer keeps no second moment (nu): use adam, adamw, lamb or lans, or leave adam out"
+        )
     return found

@@ -50,8 +50,14 @@ class Format:
     def __post_init__(self) -> None:
         for name, low, high in (("exponent_bits", 2, _EXPONENT), ("mantissa_bits", 0, _MANTISSA)):
             value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not low <= value <= high:
-                raise ValueError(f"{name} = {tree.said(value)}: give a whole number from {low} to {high}")
+            if (
+                not isinstance(value, (int, np.integer))
+                or isinstance(value, bool)
+                or not low <= value <= high
+            ):
+                raise ValueError(
+                    f"{name} = {tree.said(value)}: give a whole number from {low} to {high}"
+                )
 
     @property
     def bits(self) -> int:
@@ -93,7 +99,9 @@ class Format:
         ['float8_e5m2', 'float8_e4m3', 'float8_e5m2', 'float32', 'bfloat16']
         """
         exponent = self.exponent_bits + (overflow == "cpd")
-        fitting = [jnp.dtype(name) for name, e, m in _CARRIERS if exponent <= e and self.mantissa_bits <= m]
+        fitting = [
+            jnp.dtype(name) for name, e, m in _CARRIERS if exponent <= e and self.mantissa_bits <= m
+        ]
         return min(fitting, key=lambda dtype: dtype.itemsize, default=np.dtype(np.float32))
 
 
@@ -146,7 +154,9 @@ def float_quantize(
     return quantize(x, to, overflow, noise)
 
 
-def quantize(x: jax.Array, to: Format, overflow: Overflow = "inf", noise: jax.Array | None = None) -> jax.Array:
+def quantize(
+    x: jax.Array, to: Format, overflow: Overflow = "inf", noise: jax.Array | None = None
+) -> jax.Array:
     """Do what `float_quantize` does, with the random uint32 bits of stochastic rounding, or None, given."""
     arguments.require_choice("overflow", overflow, OVERFLOWS)
     x = jnp.asarray(x)
@@ -160,13 +170,17 @@ def quantize(x: jax.Array, to: Format, overflow: Overflow = "inf", noise: jax.Ar
     return jax.lax.bitcast_convert_type(signed, jnp.float32).astype(x.dtype)
 
 
-def _rounded(magnitude: jax.Array, to: Format, overflow: Overflow, noise: jax.Array | None) -> jax.Array:
+def _rounded(
+    magnitude: jax.Array, to: Format, overflow: Overflow, noise: jax.Array | None
+) -> jax.Array:
     """Return the bits of the rounded magnitudes, uint32 in and out; what is not finite is left to the caller."""
     field = magnitude >> _MANTISSA  # the biased exponent, 0 for subnormal numbers
     exponent = jnp.maximum(field, 1)
     mantissa = (magnitude & (_ONE - 1)) | jnp.where(field > 0, _ONE, np.uint32(0))
     lowest = np.uint32(to.min_exponent + _BIAS)
-    below = jnp.where(exponent < lowest, lowest - exponent, np.uint32(0))  # binades under the format's normal numbers
+    below = jnp.where(
+        exponent < lowest, lowest - exponent, np.uint32(0)
+    )  # binades under the format's normal numbers
     if overflow == "cpd":
         lost = jnp.minimum(below, 31)
         mantissa = jnp.where(field > 0, (mantissa >> lost) << lost, np.uint32(0))

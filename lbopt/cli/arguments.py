@@ -52,7 +52,11 @@ def parse(
         width = max(map(len, defined), default=0) + 2
         show(*(f"  --{name:<{width}}{text}" for name, text in defined.items()))
         raise SystemExit(0)
-    overrides = [argument for argument in argv if argument.startswith(_OVERRIDE)] if "config" in defined else []
+    overrides = (
+        [argument for argument in argv if argument.startswith(_OVERRIDE)]
+        if "config" in defined
+        else []
+    )
     values = flags.FlagValues()
     for name, text in defined.items():
         flags.DEFINE_string(name, None, text, flag_values=values)
@@ -89,19 +93,28 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
     if not isinstance(config, expected):
         kinds = expected if isinstance(expected, tuple) else (expected,)
         needed = " or a ".join(kind.__name__ for kind in kinds)
-        raise UserError(f"--config = {flag!r}: it gives a {type(config).__name__}, this command needs a {needed}")
+        raise UserError(
+            f"--config = {flag!r}: it gives a {type(config).__name__}, this command needs a {needed}"
+        )
     for override in overrides:
         _check_override(config, override)
     # A tuple given twice would be taken for its parts; of two values the last one counts, as with every flag.
-    overrides = list({override.lstrip("-").partition("=")[0]: override for override in overrides}.values())
+    overrides = list(
+        {override.lstrip("-").partition("=")[0]: override for override in overrides}.values()
+    )
     overrides = [override for override in overrides if not _set_to_none(config, override)]
     values = flags.FlagValues()
-    holder = config_flags.DEFINE_config_dataclass("config", config, flag_values=values, sys_argv=list(overrides))
+    holder = config_flags.DEFINE_config_dataclass(
+        "config", config, flag_values=values, sys_argv=list(overrides)
+    )
     try:
         values(["lbopt", *overrides])
     except (flags.Error, ValueError, TypeError, LookupError) as error:
         raise UserError(f"{error}; give a value of the field's type") from error
-    except (RecursionError, MemoryError) as error:  # Python's parser says no more of brackets in brackets
+    except (
+        RecursionError,
+        MemoryError,
+    ) as error:  # Python's parser says no more of brackets in brackets
         name = max(overrides, key=len).partition("=")[0]
         raise UserError(f"{name}: nested too deeply; give a value of the field's type") from error
     return holder.value
@@ -131,17 +144,23 @@ def split_row(flag: str) -> tuple[str, str]:
 
 def config_rows(path: str) -> list[str]:
     """Return the rows that a config file lists in `ROWS`; one without a list has only its default row, ""."""
-    return _from_config_file(path, path, lambda module: [str(row) for row in getattr(module, "ROWS", ("",))])
+    return _from_config_file(
+        path, path, lambda module: [str(row) for row in getattr(module, "ROWS", ("",))]
+    )
 
 
 def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     file = paths.local(path, "--config")
     if not file.is_file():
-        raise UserError(f"--config = {flag!r}: there is no file {path!r} here ({pathlib.Path.cwd()})")
+        raise UserError(
+            f"--config = {flag!r}: there is no file {path!r} here ({pathlib.Path.cwd()})"
+        )
     if file.suffix != ".py":
         raise UserError(f"--config = {flag!r}: give a Python file (.py)")
     beside = str(file.resolve().parent)
-    spec = importlib.util.spec_from_file_location(f"lbopt_config_{file.stem}_{zlib.crc32(os.fsencode(beside)):x}", file)
+    spec = importlib.util.spec_from_file_location(
+        f"lbopt_config_{file.stem}_{zlib.crc32(os.fsencode(beside)):x}", file
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -158,7 +177,9 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"--config = {flag!r}: {type(error).__name__}: {error}; mend {path}") from error
+        raise UserError(
+            f"--config = {flag!r}: {type(error).__name__}: {error}; mend {path}"
+        ) from error
     finally:
         with contextlib.suppress(ValueError):  # the config may have taken it out
             sys.path.remove(beside)
@@ -169,7 +190,9 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
 def _lies_in(folder: str, module: Any) -> bool:
     """Return whether a module came from a folder, and not from another place of the path inside it, as a `.venv` is."""
     file = str(getattr(module, "__file__", None) or "")
-    places = [place for place in (folder, *sys.path) if file.startswith(place.rstrip(os.sep) + os.sep)]
+    places = [
+        place for place in (folder, *sys.path) if file.startswith(place.rstrip(os.sep) + os.sep)
+    ]
     return max(places, key=len, default=None) == folder
 
 
@@ -194,7 +217,9 @@ def _may_be_none(config: Any, field: str) -> bool:
 
 
 def _may_be_group(config: Any, field: str) -> bool:
-    return any(map(dataclasses.is_dataclass, typing.get_args(typing.get_type_hints(type(config))[field])))
+    return any(
+        map(dataclasses.is_dataclass, typing.get_args(typing.get_type_hints(type(config))[field]))
+    )
 
 
 def _check_override(config: Any, override: str) -> None:
@@ -204,7 +229,11 @@ def _check_override(config: Any, override: str) -> None:
         raise UserError(f"--{name} has no value: write --{name}=VALUE")
     above, node, path = None, config, "config"
     for part in name.split(".")[1:]:
-        known = [field.name for field in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
+        known = (
+            [field.name for field in dataclasses.fields(node)]
+            if dataclasses.is_dataclass(node)
+            else []
+        )
         if part not in known:
             near = difflib.get_close_matches(part.partition("[")[0], known, n=1)
             if node is None and _may_be_group(above, path.rpartition(".")[2]):
@@ -212,5 +241,7 @@ def _check_override(config: Any, override: str) -> None:
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
             raise UserError(f"--{name}: {path} has no field {part!r}; {hint}")
         above, node, path = node, getattr(node, part), f"{path}.{part}"
-    if dataclasses.is_dataclass(node) and not (override.endswith(f".{part}=None") and _may_be_none(above, part)):
+    if dataclasses.is_dataclass(node) and not (
+        override.endswith(f".{part}=None") and _may_be_none(above, part)
+    ):
         raise UserError(f"--{name}: it is a group of fields; give --{name}.FIELD=VALUE")

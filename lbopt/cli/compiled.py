@@ -27,7 +27,9 @@ def keep() -> None:
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
-    with contextlib.suppress(OSError):  # where there is no home, programs are compiled at every start
+    with contextlib.suppress(
+        OSError
+    ):  # where there is no home, programs are compiled at every start
         folder = paths.of_user(os.environ, "XDG_CACHE_HOME", ".cache") / "lbopt" / "compiled"
         folder.mkdir(parents=True, exist_ok=True)
         _remove_torn(folder)

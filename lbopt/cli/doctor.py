@@ -34,7 +34,9 @@ def run(argv: Sequence[str], job: Alone) -> None:
             failed += 1
             show(f"WRONG {name:<12}{one_line(str(error))}")
     if failed:
-        raise EnvironmentProblem(f"{failed} of {len(CHECKS)} checks failed; mend what is marked WRONG above")
+        raise EnvironmentProblem(
+            f"{failed} of {len(CHECKS)} checks failed; mend what is marked WRONG above"
+        )
 
 
 def _python() -> str:
@@ -50,9 +52,15 @@ def _versions() -> str:
     absent = [name for name, version in versions.items() if version is None]
     missing = [name for name in absent if name not in environment.OF_EXTRAS]
     if missing:
-        raise EnvironmentProblem(f"not installed: {', '.join(missing)}; run pip install -e . in the checkout")
-    found = [f"{name} {version}" for name, version in versions.items() if name not in ("python", *absent)]
-    return ", ".join([*found, *(f"no {name} (extra {environment.OF_EXTRAS[name]})" for name in absent)])
+        raise EnvironmentProblem(
+            f"not installed: {', '.join(missing)}; run pip install -e . in the checkout"
+        )
+    found = [
+        f"{name} {version}" for name, version in versions.items() if name not in ("python", *absent)
+    ]
+    return ", ".join(
+        [*found, *(f"no {name} (extra {environment.OF_EXTRAS[name]})" for name in absent)]
+    )
 
 
 def _devices() -> str:
@@ -73,7 +81,9 @@ def _collectives() -> str:
     ones = jax.device_put(np.ones(mesh.size, np.float32), meshes.sharded(mesh))
     total = float(jax.jit(jnp.sum, out_shardings=meshes.replicated(mesh))(ones))
     if total != mesh.size:
-        raise EnvironmentProblem(f"the sum over {mesh.size} devices came out as {total}: restart the devices' runtime")
+        raise EnvironmentProblem(
+            f"the sum over {mesh.size} devices came out as {total}: restart the devices' runtime"
+        )
     return f"sum over {mesh.size} devices is right"
 
 
@@ -81,7 +91,11 @@ def _data() -> str:
     from lbopt.data import digits, records
 
     splits = digits.load_digits()
-    embedded = "digits " + "/".join(str(len(split)) for split in splits) + " examples (train/validation/test)"
+    embedded = (
+        "digits "
+        + "/".join(str(len(split)) for split in splits)
+        + " examples (train/validation/test)"
+    )
     root = records.default_data_dir()
     places = ("*/*/dataset_info.json", "*/*/*/dataset_info.json", "lbopt_text/*/store.json")
     found = sorted(file.parent.relative_to(root) for place in places for file in root.glob(place))
@@ -98,7 +112,9 @@ def _figures() -> str:
 def _disk() -> str:
     free = shutil.disk_usage(os.getcwd()).free
     if free < _ENOUGH_DISK_BYTES:
-        raise EnvironmentProblem(f"{free / 2**30:.1f} GiB free in {os.getcwd()}: free some, checkpoints need room")
+        raise EnvironmentProblem(
+            f"{free / 2**30:.1f} GiB free in {os.getcwd()}: free some, checkpoints need room"
+        )
     return f"{free / 2**30:.0f} GiB free here"
 
 

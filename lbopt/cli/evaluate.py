@@ -79,7 +79,9 @@ def _restore(config: TrainConfig, folder: str, which: str, job: Alone) -> tuple[
         raise UserError(f"--workdir = {folder!r}: no run is there; run lbopt train first")
     plan = build.build(with_vocabulary(_as_saved(config, saved), folder), trains=False)
     check_vocabulary(plan, workdir)
-    with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True, job=job) as checkpoints:
+    with Checkpoints(
+        workdir, plan.keep_checkpoints, plan.best_metric, read_only=True, job=job
+    ) as checkpoints:
         shapes = lambda step: plan.phase_at(step).shapes()  # noqa: E731
         return plan, restore_chosen(checkpoints, which, shapes, said_by_first(job))
 
@@ -91,5 +93,7 @@ def _as_saved(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
     found.eval_global_batch_size = config.eval_global_batch_size
     if found.phase2 is not None and config.phase2 is not None:
         found.phase2.eval_global_batch_size = config.phase2.eval_global_batch_size
-    found.data = dataclasses.replace(found.data, **{name: getattr(config.data, name) for name in OF_THE_HOST})
+    found.data = dataclasses.replace(
+        found.data, **{name: getattr(config.data, name) for name in OF_THE_HOST}
+    )
     return found

@@ -49,7 +49,9 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
     config = _saved_config(workdir)
     if given["format"] == "huggingface":
         fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"
-        require(config.model.name in HUGGINGFACE_MODELS, "config.model.name", config.model.name, fix)
+        require(
+            config.model.name in HUGGINGFACE_MODELS, "config.model.name", config.model.name, fix
+        )
     plan = build.build(on_one_device(with_vocabulary(config, str(workdir))), trains=False)
     check_vocabulary(plan, workdir)
     state = _restore(plan, workdir, given.get("checkpoint", "latest"))
@@ -65,7 +67,9 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
     }
     if plan.vocabulary.normalization is not None:
         metadata[initial.TEXT] = json.dumps(plan.vocabulary.normalization._asdict())
-    kept = {name: value for name, value in state.model_state.items() if name != language_model.CARRY}
+    kept = {
+        name: value for name, value in state.model_state.items() if name != language_model.CARRY
+    }
     variables = jax.device_get({"params": state.params, **kept})
     if given["format"] == "safetensors":
         with folders.new_folder(output, "--output") as folder:
@@ -92,8 +96,12 @@ def on_one_device(config: TrainConfig) -> TrainConfig:
 
 
 def _restore(plan: Run, workdir: pathlib.Path, which: str) -> TrainState:
-    with Checkpoints(workdir, plan.keep_checkpoints, plan.best_metric, read_only=True) as checkpoints:
-        return restore_chosen(checkpoints, which, lambda step: plan.shapes(), said_by_first(Alone()))
+    with Checkpoints(
+        workdir, plan.keep_checkpoints, plan.best_metric, read_only=True
+    ) as checkpoints:
+        return restore_chosen(
+            checkpoints, which, lambda step: plan.shapes(), said_by_first(Alone())
+        )
 
 
 def _save_huggingface(
@@ -104,8 +112,14 @@ def _save_huggingface(
     metadata: Mapping[str, str],
 ) -> None:
     network = networks.make_network(config.model, *outputs_and_head(variables["params"]))
-    side = plan.batches.piece(0, 0, 1)["image"].shape[1] if config.model.name == "efficientnet" else None
-    huggingface.save_huggingface(output, network, variables, side, metadata, "--output", plan.vocabulary.files())
+    side = (
+        plan.batches.piece(0, 0, 1)["image"].shape[1]
+        if config.model.name == "efficientnet"
+        else None
+    )
+    huggingface.save_huggingface(
+        output, network, variables, side, metadata, "--output", plan.vocabulary.files()
+    )
 
 
 def outputs_and_head(params: Mapping[str, Any]) -> tuple[int, str]:

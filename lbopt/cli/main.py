@@ -58,7 +58,9 @@ def main(argv: Sequence[str]) -> int:
         show(f"lbopt {__version__}")
         return 0
     name = argv[0]
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax narrates every save there; what matters is raised
+    logging.getLogger("absl").setLevel(
+        logging.CRITICAL
+    )  # orbax narrates every save there; what matters is raised
     job = member.join()
     try:
         require_choice("command", name, COMMANDS)
@@ -75,7 +77,9 @@ def main(argv: Sequence[str]) -> int:
             _run(name, argv[1:], job)
     except (UserError, EnvironmentProblem, Preempted) as error:
         line = one_line(str(error))
-        if not isinstance(error, Preempted) or job.index == 0:  # all of a job stop together: one says so
+        if (
+            not isinstance(error, Preempted) or job.index == 0
+        ):  # all of a job stop together: one says so
             print(one_line(f"lbopt {name}: {line}"), file=sys.stderr, flush=True)
         if not isinstance(error, Preempted):
             _leave(job, error.exit_code, line)
@@ -102,7 +106,15 @@ def _run(name: str, argv: Sequence[str], job: member.Alone) -> None:
         command.run(list(argv))
 
 
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENAMETOOLONG)
+_REFUSALS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENOTCONN,
+    errno.ENAMETOOLONG,
+)
 
 
 @contextlib.contextmanager
@@ -116,7 +128,9 @@ def _refusals_of_the_system() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _REFUSALS or error.filename is None:
             raise
-        raise EnvironmentProblem(f"{error.filename}: {error.strerror}; mend that, or give another path") from error
+        raise EnvironmentProblem(
+            f"{error.filename}: {error.strerror}; mend that, or give another path"
+        ) from error
     except MemoryError as error:
         said = f" ({error})" if str(error) else ""
         raise EnvironmentProblem(
@@ -138,18 +152,26 @@ def _check_xla_flags() -> None:
         return
     with contextlib.suppress(OSError, subprocess.SubprocessError):  # then XLA itself may speak
         ended = subprocess.run(
-            [sys.executable, "-c", _READ_FLAGS], capture_output=True, text=True, errors="replace", timeout=_READING_S
+            [sys.executable, "-c", _READ_FLAGS],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_READING_S,
         )
         if ended.returncode and "parse_flags_from_env" in ended.stderr:
             found = _REFUSED.search(ended.stderr)
             said = f" ({found[0]})" if found else ""
-            raise EnvironmentProblem(f"XLA_FLAGS = {flags!r}: XLA does not take it{said}; take that out, or unset it")
+            raise EnvironmentProblem(
+                f"XLA_FLAGS = {flags!r}: XLA does not take it{said}; take that out, or unset it"
+            )
 
 
 _DEVICES = re.compile(r"--xla_force_host_platform_device_count=\d{1,4}")
 """What is used everywhere, and needs no look."""
 _READ_FLAGS = "from jaxlib._jax import CompileOptions; CompileOptions().executable_build_options.debug_options"
-_REFUSED = re.compile(r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*|Could not open file \".*?\"")
+_REFUSED = re.compile(
+    r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*|Could not open file \".*?\""
+)
 _READING_S = 60
 
 
@@ -168,7 +190,9 @@ def _check_jax() -> None:
     for name in ("jax_compilation_cache_dir", "jax_dump_ir_to"):
         place = values.get(name)
         if place and paths.is_address(place) and not re.match(_BUCKETS, place):
-            raise EnvironmentProblem(f"{name.upper()} = {place!r}: give a folder of this machine, or gs://...")
+            raise EnvironmentProblem(
+                f"{name.upper()} = {place!r}: give a folder of this machine, or gs://..."
+            )
     for name, ends, why in _UNUSABLE:
         value = values.get(name)
         if value and ends in (None, value):
@@ -215,19 +239,26 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError as error:
-        raise EnvironmentProblem("the current folder has been removed; change to another one") from error
+        raise EnvironmentProblem(
+            "the current folder has been removed; change to another one"
+        ) from error
 
 
 def run() -> None:
     """Entry point of the `lbopt` command."""
     streams.outlive_readers()
     # Libraries that are interrupted while they are imported abort, or say much; of a member its guard wants to hear.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and member.VARIABLE not in os.environ:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        and member.VARIABLE not in os.environ
+    ):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         code = main(sys.argv[1:])
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # asked twice, it does not wait for JAX to end in order
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # asked twice, it does not wait for JAX to end in order
         code = 130
     except SystemExit as ended:  # of --help, or of a process that did the work
         if not isinstance(ended.code, int | None):

@@ -48,7 +48,10 @@ class Column:
 
 def run(argv: Sequence[str]) -> None:
     """Compile a recipe's steps for a pod and print what they cost; nothing is run."""
-    argv = [f"{argument}=true" if argument in ("--breakdown", "-breakdown") else argument for argument in argv]
+    argv = [
+        f"{argument}=true" if argument in ("--breakdown", "-breakdown") else argument
+        for argument in argv
+    ]
     given, overrides = arguments.parse("plan", argv, FLAGS, required=("config",))
     flag = given["config"]
     options = {
@@ -79,7 +82,10 @@ def run(argv: Sequence[str]) -> None:
         show(*table.breakdown(plan))
     _advise(plan)
     labels = [column.label for column in columns]
-    others = [make_plan(other.config, flag, other.topology, options["evaluation"], say) for other in columns[1:]]
+    others = [
+        make_plan(other.config, flag, other.topology, options["evaluation"], say)
+        for other in columns[1:]
+    ]
     if others:
         show("", *table.comparison([plan, *others], labels))
     if output is not None:
@@ -100,7 +106,9 @@ def _plan_study(
     """Compile the step of every cell of a study."""
     for flag in ("compare", "breakdown"):
         if flag in given:
-            raise UserError(f"--{flag} = {given[flag]!r}: not for a study; plan a recipe, or leave it out")
+            raise UserError(
+                f"--{flag} = {given[flag]!r}: not for a study; plan a recipe, or leave it out"
+            )
     topology = topologies.open_topology(name)
     if len(topology.devices) > SURE and _CHILD not in os.environ:
         _in_a_child(argv)
@@ -115,15 +123,21 @@ def _write(output: pathlib.Path, written: dict[str, Any]) -> None:
     try:
         output.write_text(json.dumps(written, indent=1) + "\n")
     except OSError as error:
-        raise EnvironmentProblem(f"--output = {output}: it could not be written ({error.strerror})") from error
+        raise EnvironmentProblem(
+            f"--output = {output}: it could not be written ({error.strerror})"
+        ) from error
     show("", f"written to {output}")
 
 
 def _in_a_child(argv: Sequence[str]) -> None:
     """Run the command in another process, which the compiler may take down with it."""
-    done = subprocess.run([sys.executable, "-m", "lbopt", "plan", *argv], env={**os.environ, _CHILD: "1"}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "lbopt", "plan", *argv], env={**os.environ, _CHILD: "1"}, check=False
+    )
     if done.returncode == -signal.SIGKILL:
-        raise EnvironmentProblem("the process that plans was killed, most likely for want of memory: give it more")
+        raise EnvironmentProblem(
+            "the process that plans was killed, most likely for want of memory: give it more"
+        )
     if done.returncode < 0:
         raise EnvironmentProblem(
             f"the TPU compiler itself crashed (signal {-done.returncode}): it is made for up to {SURE} devices; give a smaller "

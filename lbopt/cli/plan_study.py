@@ -57,7 +57,9 @@ class CellPlan(NamedTuple):
         return self.full_runs * self.plan.seconds if self.plan.fits else None
 
 
-def plan_study(config: SweepConfig, flag: str, topology: Topology, with_evaluation: bool, say: Say) -> list[CellPlan]:
+def plan_study(
+    config: SweepConfig, flag: str, topology: Topology, with_evaluation: bool, say: Say
+) -> list[CellPlan]:
     """Compile the step of every cell for a pod; nothing is run.
 
     Args:
@@ -91,7 +93,16 @@ def plan_study(config: SweepConfig, flag: str, topology: Topology, with_evaluati
 
             plan = make_plan(train, flag, topology, with_evaluation, tell)
             cost = search_cost(config.arm_search(index))
-            cells.append(CellPlan(arm.name, size, train.parallel.num_microsteps, plan, cost, len(config.final_seeds)))
+            cells.append(
+                CellPlan(
+                    arm.name,
+                    size,
+                    train.parallel.num_microsteps,
+                    plan,
+                    cost,
+                    len(config.final_seeds),
+                )
+            )
     return cells
 
 
@@ -110,20 +121,31 @@ def lines(cells: list[CellPlan]) -> list[str]:
     seconds = [cell.seconds for cell in cells]
     known = [one for one in seconds if one is not None]
     total = f"all runs one after another take {sum(known) / 3600:.1f} h by these steps"
-    left_out = f"; {len(seconds) - len(known)} cells do not fit and are not counted" * (len(known) < len(seconds))
+    left_out = f"; {len(seconds) - len(known)} cells do not fit and are not counted" * (
+        len(known) < len(seconds)
+    )
     runs = sum(cell.search.trials + cell.num_final for cell in cells)
     return [*table, "", f"{runs} runs; {total}{left_out}"]
 
 
 def _cells(row: tuple[str, ...], widths: list[int]) -> list[str]:
-    return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+    return [
+        row[0].ljust(widths[0]),
+        *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+    ]
 
 
 def _row(cell: CellPlan) -> tuple[str, ...]:
     plan = cell.plan
     (phase,) = plan.phases
     memory = f"{max(step.hbm_bytes for step in plan.compiled) / 2**30:.1f}"
-    start = cell.arm, str(cell.global_batch_size), str(cell.num_microsteps), f"{plan.num_steps:,}", memory
+    start = (
+        cell.arm,
+        str(cell.global_batch_size),
+        str(cell.num_microsteps),
+        f"{plan.num_steps:,}",
+        memory,
+    )
     if not plan.fits or cell.seconds is None:
         return *start, "does not fit", "-", "-", f"{cell.full_runs:.3g}", "-"
     return (

@@ -18,8 +18,12 @@ from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.shown import show
 from lbopt.train.progress import Progress, say
 
-_DATA_DIR = {"data_dir": "folder of data sets; $TFDS_DATA_DIR or ~/tensorflow_datasets if it is not given"}
-_MANUAL_DIR = {"manual_dir": "where files fetched by hand are; DATA_DIR/downloads/manual if it is not given"}
+_DATA_DIR = {
+    "data_dir": "folder of data sets; $TFDS_DATA_DIR or ~/tensorflow_datasets if it is not given"
+}
+_MANUAL_DIR = {
+    "manual_dir": "where files fetched by hand are; DATA_DIR/downloads/manual if it is not given"
+}
 _TEXT_FLAGS = {
     "name": "what config.data.builder will call it",
     "tfds": "a prepared data set of articles, for instance wikipedia/20230601.en",
@@ -52,7 +56,9 @@ _REPORT_EVERY_S = 10.0
 def run(argv: Sequence[str]) -> None:
     """Make a data set that training can read, or say what has to be fetched by hand."""
     if not argv:
-        raise UserError("DATASET is missing: write lbopt prepare DATASET; lbopt prepare --help lists some")
+        raise UserError(
+            "DATASET is missing: write lbopt prepare DATASET; lbopt prepare --help lists some"
+        )
     if argv[0] in ("-h", "--help"):
         show(*_usage().split("\n"))
         return
@@ -95,7 +101,9 @@ def _source(source: Source, argv: Sequence[str]) -> None:
 
 def _show(prepared: datasets.Prepared) -> None:
     folder = prepared.folder.folder
-    sizes = ", ".join(f"{split} {size}" for split, size in sorted(prepared.folder.num_examples.items()))
+    sizes = ", ".join(
+        f"{split} {size}" for split, size in sorted(prepared.folder.num_examples.items())
+    )
     show(f"{folder}{'' if prepared.made else ' is there already'}")
     show(f"config.data.builder = {prepared.name!r}; records: {sizes}")
 
@@ -111,7 +119,12 @@ def _text(argv: Sequence[str]) -> None:
             left_out = _write_store(store, given, lowercase)
     opened = open_store(store)
     fix = f"{store} is there already, and its text is {opened.normalization}; leave the flag out, or use another --name"
-    require(lowercase in (None, opened.normalization.do_lower_case), "--lowercase", given.get("lowercase"), fix)
+    require(
+        lowercase in (None, opened.normalization.do_lower_case),
+        "--lowercase",
+        given.get("lowercase"),
+        fix,
+    )
     show(f"{store}{' is there already' if there else ''}")
     if left_out:
         show(f"{left_out} damaged articles were left out")
@@ -161,7 +174,9 @@ def _vocabulary(file: str | None, size: str | None, lowercase: bool | None) -> W
 
 
 def _whole(flag: str, text: str, least: int) -> int:
-    require(text.isdecimal() and int(text) >= least, flag, text, f"give a whole number, {least} or more")
+    require(
+        text.isdecimal() and int(text) >= least, flag, text, f"give a whole number, {least} or more"
+    )
     return int(text)
 
 

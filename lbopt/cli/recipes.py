@@ -18,7 +18,16 @@ FLAGS = {
     "config": "FILE[:ROW] to show in full, instead of the table",
     "configs": "folder of config files (default: configs/ here or beside the package)",
 }
-HEADER = ("config", "batch", "optimizer", "source", "published result", "hardware", "time", "status")
+HEADER = (
+    "config",
+    "batch",
+    "optimizer",
+    "source",
+    "published result",
+    "hardware",
+    "time",
+    "status",
+)
 HINT = "lbopt recipes --config=CONFIG shows a row in full; lbopt train --config=CONFIG --workdir=DIR runs it"
 _WIDTH = 100
 """Of the text beside the names in a row shown in full."""
@@ -34,7 +43,9 @@ def run(argv: Sequence[str]) -> None:
         _print_table(_folder(given.get("configs")))
         return
     if "configs" in given:
-        raise UserError(f"--configs = {given['configs']!r} beside --config = {flag!r}: give one of the two")
+        raise UserError(
+            f"--configs = {given['configs']!r} beside --config = {flag!r}: give one of the two"
+        )
     _print_row(flag)
 
 
@@ -60,8 +71,14 @@ def _print_row(flag: str) -> None:
     widest = max(map(len, fields))
     for name, text in fields.items():
         # The command stays one line, to be copied.
-        parts = [text] if name == "command" else textwrap.wrap(text, _WIDTH, break_on_hyphens=False) or ["-"]
-        show(f"{name:<{widest}}  {parts[0]}", *(f"{' ' * (widest + 2)}{part}" for part in parts[1:]))
+        parts = (
+            [text]
+            if name == "command"
+            else textwrap.wrap(text, _WIDTH, break_on_hyphens=False) or ["-"]
+        )
+        show(
+            f"{name:<{widest}}  {parts[0]}", *(f"{' ' * (widest + 2)}{part}" for part in parts[1:])
+        )
 
 
 def _folder(given: str | None) -> pathlib.Path:
@@ -87,7 +104,9 @@ def _rows(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
 
 def _describe(flag: str, config: Any) -> tuple[str, ...]:
     if not isinstance(config, (SweepConfig, TrainConfig)):
-        raise UserError(f"{flag}: get_config gives a {type(config).__name__}; return a TrainConfig or a SweepConfig")
+        raise UserError(
+            f"{flag}: get_config gives a {type(config).__name__}; return a TrainConfig or a SweepConfig"
+        )
     try:
         config.validate()
     except UserError as error:
@@ -99,4 +118,12 @@ def _describe(flag: str, config: Any) -> tuple[str, ...]:
         in_phases = [str(phase.global_batch_size) for phase in config.phases()]
         batch, optimizer = "/".join(dict.fromkeys(in_phases)), config.optimizer.name
     about = config.about
-    return batch, optimizer, about.paper, about.published_result, about.hardware, about.time, about.status
+    return (
+        batch,
+        optimizer,
+        about.paper,
+        about.published_result,
+        about.hardware,
+        about.time,
+        about.status,
+    )

@@ -27,7 +27,9 @@ def run(argv: Sequence[str]) -> None:
 def _report(folder: str) -> None:
     saved = workdirs.read_config(folder)
     if saved is None:
-        raise UserError(f"--workdir = {folder!r}: no run or study is there; run lbopt train or lbopt sweep first")
+        raise UserError(
+            f"--workdir = {folder!r}: no run or study is there; run lbopt train or lbopt sweep first"
+        )
     workdir = workdirs.absolute(folder)
     workdirs.make_writable(workdir)
     workdirs.remove_leftovers(workdir)

@@ -64,8 +64,12 @@ def run(argv: Sequence[str], job: Alone) -> None:
         on_mesh.check_cells(cells)
 
     def compare(saved: dict[str, Any]) -> list[str]:
-        found = checks.differences(_core(ours), _core(checks.completed(SweepConfig, saved["config"])))
-        return sorted(found, key=lambda said: not said.startswith("name ")) + _other_candidates(config, saved)
+        found = checks.differences(
+            _core(ours), _core(checks.completed(SweepConfig, saved["config"]))
+        )
+        return sorted(found, key=lambda said: not said.startswith("name ")) + _other_candidates(
+            config, saved
+        )
 
     num_devices = jax.device_count() if together else 1
     study = given["workdir"]
@@ -76,11 +80,15 @@ def run(argv: Sequence[str], job: Alone) -> None:
             others.refuse_others(shard, compare)
             others.fetch()
         alone = None if others else shard  # in a bucket each shard has a folder of its own
-        with workdirs.open_workdir(folder, "sweep", ours, compare, num_devices, command, job, alone) as workdir:
+        with workdirs.open_workdir(
+            folder, "sweep", ours, compare, num_devices, command, job, alone
+        ) as workdir:
             part = shard.part_of(trials.dealt(cells, config)) if shard else cells
             rows = runner.run_sweep(config, part, workdir, watch)
             if job.index == 0 and not rows:
-                show(f"shard {shard} has none of the {len(cells)} cells of the study: nothing to do")
+                show(
+                    f"shard {shard} has none of the {len(cells)} cells of the study: nothing to do"
+                )
             elif job.index == 0:
                 job.doing("writing the report", patience=STARTING)
                 _finish(workdir, shard, others)
@@ -95,7 +103,9 @@ def _shard(given: dict[str, str]) -> Shard | None:
 def _finish(workdir: pathlib.Path, shard: Shard | None, others: parts.Parts | None) -> None:
     """Write the report of all that is finished, in a bucket to where the whole study is."""
     if others is None or shard is None:
-        with at_the_door(workdir) if shard else contextlib.nullcontext():  # an older report never comes last
+        with (
+            at_the_door(workdir) if shard else contextlib.nullcontext()
+        ):  # an older report never comes last
             _report(workdir, shard)
         return
     bucket.copy_changes(workdir)  # first: who reads the others' last sees all of them
@@ -109,7 +119,13 @@ def _report(workdir: pathlib.Path, shard: Shard | None) -> bool:
     saved = workdirs.read_config(workdir, "sweep")
     assert saved is not None
     file, summary = report.write_sweep_report(workdir, saved)
-    show(*report.terminal_table(summary).split("\n"), "", *summary["findings"], "", bucket.shown(file))
+    show(
+        *report.terminal_table(summary).split("\n"),
+        "",
+        *summary["findings"],
+        "",
+        bucket.shown(file),
+    )
     if shard and not summary["complete"]:
         show(f"shard {shard} is finished; the others are not: the last one writes the whole report")
     return bool(summary["complete"])
@@ -129,8 +145,12 @@ def _other_candidates(config: SweepConfig, saved: dict[str, Any]) -> list[str]:
 
 def _core(config: dict[str, Any]) -> dict[str, Any]:
     """Leave out what changes no result: how a machine is used, and where data lie on it."""
-    kept = {name: value for name, value in copy.deepcopy(config).items() if name not in NOT_COMPARED}
+    kept = {
+        name: value for name, value in copy.deepcopy(config).items() if name not in NOT_COMPARED
+    }
     for owner in (kept.get("train"), *kept.get("arms", ())):
         if isinstance(owner, dict) and isinstance(owner.get("data"), dict):
-            owner["data"] = {name: value for name, value in owner["data"].items() if name not in OF_THE_HOST}
+            owner["data"] = {
+                name: value for name, value in owner["data"].items() if name not in OF_THE_HOST
+            }
     return kept

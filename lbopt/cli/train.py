@@ -33,7 +33,11 @@ OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_re
 MAY_CHANGE = (
     "about",
     *(f"data.{name}" for name in OF_THE_HOST),
-    *(f"parallel.{field.name}" for field in dataclasses.fields(ParallelConfig) if field.name != "num_microsteps"),
+    *(
+        f"parallel.{field.name}"
+        for field in dataclasses.fields(ParallelConfig)
+        if field.name != "num_microsteps"
+    ),
     "eval_global_batch_size",
     "phase2.eval_global_batch_size",
     "checkpoint.keep",
@@ -47,7 +51,9 @@ def run(argv: Sequence[str], job: Alone) -> None:
     given, overrides = arguments.parse("train", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, TrainConfig)
     with PreemptionWatch(job) as watch:
-        job.same("config", {"config": checks.to_json(config), "versions": environment.versions()}, "")
+        job.same(
+            "config", {"config": checks.to_json(config), "versions": environment.versions()}, ""
+        )
         processes.start(job)
         with bucket.opened(given["workdir"], job) as folder:
             lines = _train(config, folder, watch, arguments.command_line("train", argv))
@@ -55,11 +61,21 @@ def run(argv: Sequence[str], job: Alone) -> None:
     if job.index:
         return
     for last in lines[-1:]:
-        show(json.dumps({name: value for name, value in last.items() if not is_per_layer(name.removeprefix("train/"))}))
+        show(
+            json.dumps(
+                {
+                    name: value
+                    for name, value in last.items()
+                    if not is_per_layer(name.removeprefix("train/"))
+                }
+            )
+        )
     show(where)
 
 
-def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: str) -> list[dict[str, Any]]:
+def _train(
+    config: TrainConfig, folder: str, watch: PreemptionWatch, command: str
+) -> list[dict[str, Any]]:
     """Train in a local folder and return the lines of its metrics."""
     job = watch.job
     check_name(str(bucket.root_of(workdirs.absolute(folder))))
@@ -73,7 +89,9 @@ def _train(config: TrainConfig, folder: str, watch: PreemptionWatch, command: st
         phase.check_memory()
         phase.lower()
     compare, data = comparison(config, num_devices=plan.mesh.size), checks.to_json(config)
-    with workdirs.open_workdir(folder, "train", data, compare, plan.mesh.size, command, job) as workdir:
+    with workdirs.open_workdir(
+        folder, "train", data, compare, plan.mesh.size, command, job
+    ) as workdir:
         loop.train(plan, workdir, watch)
         return read_lines(workdir / "metrics.jsonl") if job.index == 0 else []
 
@@ -107,9 +125,13 @@ def comparison(
         )
         # Parts of the gradient that devices of a slice have are padded to as many as there are.
         by_parts = config.aggregator.over != "replicas"
-        by_clip = config.optimizer.clip_stage == "replica" and resolve_clip(config.optimizer) is not None
+        by_clip = (
+            config.optimizer.clip_stage == "replica" and resolve_clip(config.optimizer) is not None
+        )
         if num_devices is not None and (by_norm or by_clip or by_parts):
-            found += checks.differences({"num_devices": num_devices}, {"num_devices": saved.get("num_devices")})
+            found += checks.differences(
+                {"num_devices": num_devices}, {"num_devices": saved.get("num_devices")}
+            )
         return found
 
     return compare

@@ -11,4 +11,8 @@ from lbopt.config.phase import PhaseConfig as PhaseConfig
 from lbopt.config.schedule import ScheduleConfig as ScheduleConfig
 from lbopt.config.search import SearchConfig as SearchConfig
 from lbopt.config.sweep import Arm as Arm, SweepConfig as SweepConfig
-from lbopt.config.train import About as About, CheckpointConfig as CheckpointConfig, TrainConfig as TrainConfig
+from lbopt.config.train import (
+    About as About,
+    CheckpointConfig as CheckpointConfig,
+    TrainConfig as TrainConfig,
+)

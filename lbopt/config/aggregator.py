@@ -83,7 +83,12 @@ def validate_aggregator(aggregator: AggregatorConfig, prefix: str) -> None:
     at_least(f"{prefix}.replicas_per_device", aggregator.replicas_per_device, 1)
     over = aggregator.over
     known = over in ("replicas", "slices") or (over.isdecimal() and int(over) >= 1)
-    require(known, f"{prefix}.over", over, "use 'replicas', 'slices', or a number of devices such as '8'")
+    require(
+        known,
+        f"{prefix}.over",
+        over,
+        "use 'replicas', 'slices', or a number of devices such as '8'",
+    )
     if aggregator.name == "none":
         fix = f"only an aggregator sees replicas; set {prefix}.name, or leave it at its default"
         rows = aggregator.replicas_per_device
@@ -96,24 +101,41 @@ def validate_aggregator(aggregator: AggregatorConfig, prefix: str) -> None:
         ("rounding", ROUNDINGS),
     ):
         require_choice(f"{prefix}.{field}", getattr(aggregator, field), choices)
-    require(0 < aggregator.fraction <= 1, f"{prefix}.fraction", aggregator.fraction, "give a number in (0, 1]")
+    require(
+        0 < aggregator.fraction <= 1,
+        f"{prefix}.fraction",
+        aggregator.fraction,
+        "give a number in (0, 1]",
+    )
     in_range(f"{prefix}.momentum", aggregator.momentum, 0, 1)
     at_least(f"{prefix}.eta", aggregator.eta, 0)
     for field, low, high in (("exponent_bits", 2, 8), ("mantissa_bits", 0, 23)):
         value = getattr(aggregator, field)
-        require(low <= value <= high, f"{prefix}.{field}", value, f"give a whole number from {low} to {high}")
+        require(
+            low <= value <= high,
+            f"{prefix}.{field}",
+            value,
+            f"give a whole number from {low} to {high}",
+        )
     at_least(f"{prefix}.rank", aggregator.rank, 1)
     require(aggregator.min_rate > 0, f"{prefix}.min_rate", aggregator.min_rate, "give a number > 0")
     at_least(f"{prefix}.interval_steps", aggregator.interval_steps, 1)
     for field in ("start_step", "stop_step"):
         if getattr(aggregator, field) is not None:
             at_least(f"{prefix}.{field}", getattr(aggregator, field), 0)
-    require(0 <= aggregator.alpha <= 1, f"{prefix}.alpha", aggregator.alpha, "give a number in [0, 1]")
+    require(
+        0 <= aggregator.alpha <= 1, f"{prefix}.alpha", aggregator.alpha, "give a number in [0, 1]"
+    )
     if aggregator.name == "agvm":
         names = [name for name, _ in aggregator.modules]
         fix = "name the modules of the model, for instance (('head', '^head/'), ('body', ''))"
         require(len(names) > 0, f"{prefix}.modules", aggregator.modules, fix)
-        require(len(names) == len(set(names)), f"{prefix}.modules", aggregator.modules, "use each name once")
+        require(
+            len(names) == len(set(names)),
+            f"{prefix}.modules",
+            aggregator.modules,
+            "use each name once",
+        )
         try:
             check_patterns(tuple(pattern for _, pattern in aggregator.modules))
         except ValueError as error:
@@ -124,6 +146,14 @@ def validate_aggregator(aggregator: AggregatorConfig, prefix: str) -> None:
         start, stop = aggregator.start_step, aggregator.stop_step
         start = AGVM_START_STEP if start is None else start
         require(
-            stop is None or stop >= start, f"{prefix}.stop_step", stop, f"it begins at step {start}; use at least that"
+            stop is None or stop >= start,
+            f"{prefix}.stop_step",
+            stop,
+            f"it begins at step {start}; use at least that",
         )
-        require(aggregator.anchor in names, f"{prefix}.anchor", aggregator.anchor, f"use one of the modules {names}")
+        require(
+            aggregator.anchor in names,
+            f"{prefix}.anchor",
+            aggregator.anchor,
+            f"use one of the modules {names}",
+        )

@@ -43,7 +43,9 @@ def check_fields(config: Any, prefix: str = "config") -> None:
       config: What a config file gives; what is none of lbopt's is left to others.
       prefix: What the message calls it.
     """
-    ours = next((kind for kind in type(config).__mro__ if kind.__module__.startswith("lbopt.")), None)
+    ours = next(
+        (kind for kind in type(config).__mro__ if kind.__module__.startswith("lbopt.")), None
+    )
     if ours is None or not dataclasses.is_dataclass(ours):
         return
     known = {field.name for field in dataclasses.fields(ours)}
@@ -63,7 +65,9 @@ def _matches(value: Any, hint: Any) -> bool:
         if not isinstance(value, (tuple, list)):
             return False
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
-        return len(kinds) == len(value) and all(_matches(item, kind) for item, kind in zip(value, kinds, strict=True))
+        return len(kinds) == len(value) and all(
+            _matches(item, kind) for item, kind in zip(value, kinds, strict=True)
+        )
     if hint in (int, float):
         allowed = (int,) if hint is int else (int, float)
         return isinstance(value, allowed) and not isinstance(value, bool)
@@ -96,26 +100,41 @@ def from_json(kind: type, data: Any, written_by: str = "?", prefix: str = "confi
     """
     hints = typing.get_type_hints(kind)
     if not isinstance(data, dict):
-        raise UserError(f"{prefix} = {data!r}: not a group of fields; use the file that lbopt {written_by} wrote")
+        raise UserError(
+            f"{prefix} = {data!r}: not a group of fields; use the file that lbopt {written_by} wrote"
+        )
     for name in data:
         if name not in hints:
             raise UserError(
                 f"{prefix}.{name} = {data[name]!r}: this lbopt has no such field; use lbopt {written_by}, which wrote it"
             )
-    return kind(**{name: _revive(hints[name], value, written_by, f"{prefix}.{name}") for name, value in data.items()})
+    return kind(
+        **{
+            name: _revive(hints[name], value, written_by, f"{prefix}.{name}")
+            for name, value in data.items()
+        }
+    )
 
 
 def _revive(hint: Any, value: Any, written_by: str, prefix: str) -> Any:
     """Turn lists into tuples and groups of fields into dataclasses, as the declared type says."""
     for option in (
-        typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, python_types.UnionType) else (hint,)
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (typing.Union, python_types.UnionType)
+        else (hint,)
     ):
         if dataclasses.is_dataclass(option) and isinstance(option, type) and value is not None:
             return from_json(option, value, written_by, prefix)
         if typing.get_origin(option) is tuple and isinstance(value, list):
             kinds = typing.get_args(option)
-            kinds = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds + (Any,) * (len(value) - len(kinds))
-            return tuple(_revive(*pair, written_by, prefix) for pair in zip(kinds, value, strict=False))
+            kinds = (
+                kinds[:1] * len(value)
+                if kinds[-1] is Ellipsis
+                else kinds + (Any,) * (len(value) - len(kinds))
+            )
+            return tuple(
+                _revive(*pair, written_by, prefix) for pair in zip(kinds, value, strict=False)
+            )
     return value
 
 
@@ -136,7 +155,9 @@ def completed(kind: type, data: Any) -> Any:
     for field in dataclasses.fields(kind):
         if field.name not in data and field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-            found[field.name] = to_json(default) if dataclasses.is_dataclass(default) else list(default)
+            found[field.name] = (
+                to_json(default) if dataclasses.is_dataclass(default) else list(default)
+            )
         elif field.name not in data and field.default is not dataclasses.MISSING:
             found[field.name] = json.loads(json.dumps(field.default))
         elif field.name in data:
@@ -147,7 +168,11 @@ def completed(kind: type, data: Any) -> Any:
 def _completed_value(hint: Any, value: Any) -> Any:
     for option in (hint, *typing.get_args(hint)):
         if dataclasses.is_dataclass(option) and isinstance(option, type):
-            return [completed(option, one) for one in value] if isinstance(value, list) else completed(option, value)
+            return (
+                [completed(option, one) for one in value]
+                if isinstance(value, list)
+                else completed(option, value)
+            )
     return value
 
 
@@ -159,7 +184,10 @@ def without(data: Any, names: Collection[str]) -> Any:
     """
     if not isinstance(data, dict):
         return data
-    inner = {key: [name.removeprefix(f"{key}.") for name in names if name.startswith(f"{key}.")] for key in data}
+    inner = {
+        key: [name.removeprefix(f"{key}.") for name in names if name.startswith(f"{key}.")]
+        for key in data
+    }
     return {key: without(value, inner[key]) for key, value in data.items() if key not in names}
 
 
@@ -172,7 +200,9 @@ def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
     if isinstance(ours, dict) and isinstance(theirs, dict):
         found = []
         for key in sorted(set(ours) | set(theirs)):
-            found += differences(ours.get(key), theirs.get(key), f"{prefix}.{key}" if prefix else key)
+            found += differences(
+                ours.get(key), theirs.get(key), f"{prefix}.{key}" if prefix else key
+            )
         return found
     if _are_groups(ours) and _are_groups(theirs) and len(ours) == len(theirs):
         pairs = enumerate(zip(ours, theirs, strict=True))
@@ -181,7 +211,9 @@ def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
 
 
 def _are_groups(value: Any) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(isinstance(item, dict) for item in value)
+    return (
+        isinstance(value, list) and len(value) > 0 and all(isinstance(item, dict) for item in value)
+    )
 
 
 def _shown(value: Any) -> str:

@@ -139,29 +139,57 @@ def _validate_images(data: DataConfig, prefix: str) -> None:
     require_choice(f"{prefix}.interpolation", data.interpolation, INTERPOLATIONS)
     require_choice(f"{prefix}.augmentation", data.augmentation, AUGMENTATIONS)
     require(
-        not data.space_to_depth or (data.train_crop == "resized" and (data.image_size or 1) % 2 == 0),
+        not data.space_to_depth
+        or (data.train_crop == "resized" and (data.image_size or 1) % 2 == 0),
         f"{prefix}.space_to_depth",
         data.space_to_depth,
         "only for train_crop='resized' and an even image_size; the stem folds other images itself",
     )
     low, high = data.crop_area
-    require(0 < low <= high <= 1, f"{prefix}.crop_area", data.crop_area, "give (low, high) with 0 < low <= high <= 1")
+    require(
+        0 < low <= high <= 1,
+        f"{prefix}.crop_area",
+        data.crop_area,
+        "give (low, high) with 0 < low <= high <= 1",
+    )
     low, high = data.crop_ratio
-    require(0 < low <= high < 100, f"{prefix}.crop_ratio", data.crop_ratio, "give (low, high) with 0 < low <= high")
-    require(0 < data.eval_fraction <= 1, f"{prefix}.eval_fraction", data.eval_fraction, "give a number in (0, 1]")
+    require(
+        0 < low <= high < 100,
+        f"{prefix}.crop_ratio",
+        data.crop_ratio,
+        "give (low, high) with 0 < low <= high",
+    )
+    require(
+        0 < data.eval_fraction <= 1,
+        f"{prefix}.eval_fraction",
+        data.eval_fraction,
+        "give a number in (0, 1]",
+    )
     at_least(f"{prefix}.randaugment_layers", data.randaugment_layers, 0)
     in_range(f"{prefix}.randaugment_magnitude", data.randaugment_magnitude, 0, 31)
     for field in ("pixel_mean", "pixel_std"):
         value = getattr(data, field)
-        require(len(value) in (1, 3), f"{prefix}.{field}", value, "give one number, or three: red, green, blue")
+        require(
+            len(value) in (1, 3),
+            f"{prefix}.{field}",
+            value,
+            "give one number, or three: red, green, blue",
+        )
     fix = f"{prefix}.pixel_std = {data.pixel_std!r} is not as long; give one number for both, or three for both"
-    require(len(data.pixel_mean) == len(data.pixel_std), f"{prefix}.pixel_mean", data.pixel_mean, fix)
+    require(
+        len(data.pixel_mean) == len(data.pixel_std), f"{prefix}.pixel_mean", data.pixel_mean, fix
+    )
     require(min(data.pixel_std) > 0, f"{prefix}.pixel_std", data.pixel_std, "give numbers > 0")
 
 
 def _validate_text(data: DataConfig, prefix: str) -> None:
     length = data.sequence_length
-    require(1 <= length <= LONGEST, f"{prefix}.sequence_length", length, f"give a number in [1, {LONGEST}]")
+    require(
+        1 <= length <= LONGEST,
+        f"{prefix}.sequence_length",
+        length,
+        f"give a number in [1, {LONGEST}]",
+    )
     require(
         1 <= data.vocab_size <= LARGEST_VOCABULARY,
         f"{prefix}.vocab_size",
@@ -176,7 +204,9 @@ def _validate_text(data: DataConfig, prefix: str) -> None:
             f"give a number in [1, {length}], the sequence_length",
         )
     fix = "only squad cuts its text in training; other data know how theirs was cut: leave it None"
-    require(data.lowercase is None or data.name == "squad", f"{prefix}.lowercase", data.lowercase, fix)
+    require(
+        data.lowercase is None or data.name == "squad", f"{prefix}.lowercase", data.lowercase, fix
+    )
     for field in ("max_query_length", "doc_stride", "max_answer_length"):
         at_least(f"{prefix}.{field}", getattr(data, field), 1)
     require(

@@ -98,8 +98,18 @@ def validate_model(model: ModelConfig, prefix: str) -> None:
         model.widths,
         f"give at least one width, each in [1, {WIDEST}]",
     )
-    require(1 <= model.hidden <= WIDEST, f"{prefix}.hidden", model.hidden, f"give a width in [1, {WIDEST}]")
-    for field in ("batch_norm_momentum", "dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
+    require(
+        1 <= model.hidden <= WIDEST,
+        f"{prefix}.hidden",
+        model.hidden,
+        f"give a width in [1, {WIDEST}]",
+    )
+    for field in (
+        "batch_norm_momentum",
+        "dropout_rate",
+        "attention_dropout_rate",
+        "stochastic_depth_rate",
+    ):
         if getattr(model, field) is not None:
             in_range(f"{prefix}.{field}", getattr(model, field), 0, 1)
     _validate_size(model, prefix)
@@ -109,10 +119,20 @@ def _validate_size(model: ModelConfig, prefix: str) -> None:
     if model.name in SIZES:
         require_choice(f"{prefix}.size", model.size, SIZES[model.name])
     else:
-        require(not model.size, f"{prefix}.size", model.size, f"{model.name!r} has no published sizes; leave it empty")
+        require(
+            not model.size,
+            f"{prefix}.size",
+            model.size,
+            f"{model.name!r} has no published sizes; leave it empty",
+        )
     for field in ("width_coefficient", "depth_coefficient"):
         value = getattr(model, field)
-        require(value is None or 0 < value <= 64, f"{prefix}.{field}", value, "give a number in (0, 64], or None")
+        require(
+            value is None or 0 < value <= 64,
+            f"{prefix}.{field}",
+            value,
+            "give a number in (0, 64], or None",
+        )
     require_choice(f"{prefix}.stem", model.stem, STEMS)
     require_choice(f"{prefix}.batch_norm_running_from", model.batch_norm_running_from, RUNNING_FROM)
     require_choice(f"{prefix}.remat", model.remat, REMATS)

@@ -99,7 +99,9 @@ def validate_optimizer(optimizer: OptimizerConfig, prefix: str) -> None:
     if optimizer.trust_ratio_eps is not None:
         at_least(f"{prefix}.trust_ratio_eps", optimizer.trust_ratio_eps, 0)
     if optimizer.trust_ratio_clip_mode is not None:
-        require_choice(f"{prefix}.trust_ratio_clip_mode", optimizer.trust_ratio_clip_mode, CLIP_MODES)
+        require_choice(
+            f"{prefix}.trust_ratio_clip_mode", optimizer.trust_ratio_clip_mode, CLIP_MODES
+        )
     bounds = optimizer.trust_ratio_bounds
     require(
         bounds is None or (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf),
@@ -131,7 +133,9 @@ def _validate_guards(optimizer: OptimizerConfig, prefix: str) -> None:
         at_least(f"{prefix}.skip_limit", optimizer.skip_limit, 0)
     if optimizer.spike_factor is not None:
         factor = optimizer.spike_factor
-        require(1 < factor < math.inf, f"{prefix}.spike_factor", factor, "give a number > 1, or None")
+        require(
+            1 < factor < math.inf, f"{prefix}.spike_factor", factor, "give a number > 1, or None"
+        )
         require(
             optimizer.skip_limit is not None,
             f"{prefix}.spike_factor",

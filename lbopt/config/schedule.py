@@ -69,16 +69,33 @@ def validate_schedule(schedule: ScheduleConfig, prefix: str) -> None:
     at_least(f"{prefix}.base_batch_size", schedule.base_batch_size, 1)
     at_least(f"{prefix}.base_learning_rate", schedule.base_learning_rate, 0)
     at_least(f"{prefix}.base_warmup_epochs", schedule.base_warmup_epochs, 0)
-    require(0 < schedule.power < LARGEST, f"{prefix}.power", schedule.power, "give a number > 0 (and below 2^31)")
-    require(0 <= schedule.end_factor <= 1, f"{prefix}.end_factor", schedule.end_factor, "give a number in [0, 1]")
-    require(schedule.first_step in (0, 1), f"{prefix}.first_step", schedule.first_step, "use 0 or 1")
+    require(
+        0 < schedule.power < LARGEST,
+        f"{prefix}.power",
+        schedule.power,
+        "give a number > 0 (and below 2^31)",
+    )
+    require(
+        0 <= schedule.end_factor <= 1,
+        f"{prefix}.end_factor",
+        schedule.end_factor,
+        "give a number in [0, 1]",
+    )
+    require(
+        schedule.first_step in (0, 1), f"{prefix}.first_step", schedule.first_step, "use 0 or 1"
+    )
     require(
         0 < schedule.warmup_power < LARGEST,
         f"{prefix}.warmup_power",
         schedule.warmup_power,
         "give a number > 0 (and below 2^31)",
     )
-    require(abs(schedule.start_step) < LARGEST, f"{prefix}.start_step", schedule.start_step, "give a step below 2^31")
+    require(
+        abs(schedule.start_step) < LARGEST,
+        f"{prefix}.start_step",
+        schedule.start_step,
+        "give a step below 2^31",
+    )
     at_least(f"{prefix}.warmup_from", schedule.warmup_from, 0)
     require_choice(f"{prefix}.decay_from", schedule.decay_from, DECAY_ORIGINS)
     _validate_end(schedule, prefix)
@@ -98,17 +115,29 @@ def _validate_no_idle_field(schedule: ScheduleConfig, prefix: str) -> None:
     for name, default in idle.items():
         value = getattr(schedule, name)
         what = "no warmup" if name.startswith("warmup") else f"decay = {schedule.decay!r}"
-        require(value == default, f"{prefix}.{name}", value, f"has no effect with {what}; leave it {default}")
+        require(
+            value == default,
+            f"{prefix}.{name}",
+            value,
+            f"has no effect with {what}; leave it {default}",
+        )
     if schedule.decay == "constant":
         fix = "has no effect with decay = 'constant'; leave it 'warmup_end'"
-        require(schedule.decay_from == "warmup_end", f"{prefix}.decay_from", schedule.decay_from, fix)
+        require(
+            schedule.decay_from == "warmup_end", f"{prefix}.decay_from", schedule.decay_from, fix
+        )
 
 
 def _validate_end(schedule: ScheduleConfig, prefix: str) -> None:
     if schedule.warmup_steps is not None:
         at_least(f"{prefix}.warmup_steps", schedule.warmup_steps, 0)
     steps = schedule.decay_steps
-    require(steps is None or 0 < steps < LARGEST, f"{prefix}.decay_steps", steps, "give a number > 0, or None")
+    require(
+        steps is None or 0 < steps < LARGEST,
+        f"{prefix}.decay_steps",
+        steps,
+        "give a number > 0, or None",
+    )
     require(
         steps is None or schedule.decay in ("polynomial", "cosine"),
         f"{prefix}.decay_steps",
@@ -118,13 +147,21 @@ def _validate_end(schedule: ScheduleConfig, prefix: str) -> None:
     stairs, rate = schedule.stair_epochs, schedule.decay_rate
     require(0 < rate <= 1, f"{prefix}.decay_rate", rate, "give a number in (0, 1]")
     require(
-        len(stairs) > 0 and list(stairs) == sorted(stairs) and stairs[0] > 0 and stairs[-1] < LARGEST,
+        len(stairs) > 0
+        and list(stairs) == sorted(stairs)
+        and stairs[0] > 0
+        and stairs[-1] < LARGEST,
         f"{prefix}.stair_epochs",
         stairs,
         "give ascending epochs > 0",
     )
     if schedule.decay == "exponential":
-        require(len(stairs) == 1, f"{prefix}.stair_epochs", stairs, "give one number for an exponential decay")
+        require(
+            len(stairs) == 1,
+            f"{prefix}.stair_epochs",
+            stairs,
+            "give one number for an exponential decay",
+        )
     if schedule.end_learning_rate is not None:
         at_least(f"{prefix}.end_learning_rate", schedule.end_learning_rate, 0)
         require(

@@ -69,7 +69,9 @@ class SearchConfig:
         >>> SearchConfig("hyperband").has_rungs, SearchConfig("optuna").has_rungs, SearchConfig("halton").has_rungs
         (True, False, False)
         """
-        return self.method in ("successive_halving", "hyperband") or (self.method == "optuna" and self.pruner != "none")
+        return self.method in ("successive_halving", "hyperband") or (
+            self.method == "optuna" and self.pruner != "none"
+        )
 
 
 def validate_search(search: SearchConfig, prefix: str) -> None:
@@ -104,7 +106,12 @@ def require_seeds(field: str, values: tuple[int, ...]) -> None:
     Raises:
       UserError: naming the field, its value and the fix.
     """
-    require(len(values) > 0 and len(set(values)) == len(values), field, values, "give at least one seed, none twice")
+    require(
+        len(values) > 0 and len(set(values)) == len(values),
+        field,
+        values,
+        "give at least one seed, none twice",
+    )
     for seed in values:
         require_seed(field, seed)
 
@@ -127,7 +134,9 @@ def _ascending(values: tuple[float, ...]) -> bool:
 def _validate_ranges(search: SearchConfig, prefix: str) -> None:
     for name in ("learning_rate_range", "warmup_range", "weight_decay_range"):
         low, high = ends = getattr(search, name)
-        require(low <= high < LARGEST, f"{prefix}.{name}", ends, "give (low, high) with low <= high")
+        require(
+            low <= high < LARGEST, f"{prefix}.{name}", ends, "give (low, high) with low <= high"
+        )
         switched_off = low == high == 0 and name != "learning_rate_range"
         fix = "factors are drawn uniformly in their logarithm; give a lower end > 0"
         require(low > 0 or switched_off, f"{prefix}.{name}", ends, fix)
@@ -140,7 +149,12 @@ def _validate_ranges(search: SearchConfig, prefix: str) -> None:
 def _validate_rungs(search: SearchConfig, prefix: str) -> None:
     at_least(f"{prefix}.eta", search.eta, 2)
     shortest = search.min_fidelity
-    require(SHORTEST <= shortest <= 1, f"{prefix}.min_fidelity", shortest, f"give a number in [{SHORTEST:g}, 1]")
+    require(
+        SHORTEST <= shortest <= 1,
+        f"{prefix}.min_fidelity",
+        shortest,
+        f"give a number in [{SHORTEST:g}, 1]",
+    )
     fix = f"there is no shorter run between it and the full one; give at most 1 / eta = {1 / search.eta:g}"
     enough = not search.has_rungs or search.eta * shortest <= 1 + 1e-9
     require(enough, f"{prefix}.min_fidelity", shortest, fix)

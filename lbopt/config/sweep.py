@@ -116,16 +116,31 @@ class SweepConfig:
         validate_search(self.search, "config.search")
         validate_measure(self.measure, "config.measure")
         require_seeds("config.final_seeds", self.final_seeds)
-        searched = {seed for index in range(len(self.arms)) for seed in self.arm_search(index).seeds}
+        searched = {
+            seed for index in range(len(self.arms)) for seed in self.arm_search(index).seeds
+        }
         both = sorted(searched & set(self.final_seeds))
         fix = f"seeds {both} also choose the candidate; use others, so that the test is fresh"
         require(not both, "config.final_seeds", self.final_seeds, fix)
-        require(0 < self.limit_points <= 100, "config.limit_points", self.limit_points, "give a number in (0, 100]")
+        require(
+            0 < self.limit_points <= 100,
+            "config.limit_points",
+            self.limit_points,
+            "give a number in (0, 100]",
+        )
         for field, low in (("trials_per_program", 1), ("num_workers", 0)):
-            require(getattr(self, field) >= low, f"config.{field}", getattr(self, field), f"give a number >= {low}")
+            require(
+                getattr(self, field) >= low,
+                f"config.{field}",
+                getattr(self, field),
+                f"give a number >= {low}",
+            )
         if self.microstep_size is not None:
             checks.at_least("config.microstep_size", self.microstep_size, 1)
-            parts, fix = self.train.parallel.num_microsteps, "config.microstep_size says how many; leave it 1"
+            parts, fix = (
+                self.train.parallel.num_microsteps,
+                "config.microstep_size says how many; leave it 1",
+            )
             require(parts == 1, "config.train.parallel.num_microsteps", parts, fix)
         for index in range(len(self.arms)):
             self._validate_trials(index)
@@ -133,7 +148,9 @@ class SweepConfig:
     def _validate_arms(self) -> None:
         names = [arm.name for arm in self.arms]
         require(len(names) > 0, "config.arms", names, "give at least one arm")
-        require(len(set(names)) == len(names), "config.arms", names, "give every arm a name of its own")
+        require(
+            len(set(names)) == len(names), "config.arms", names, "give every arm a name of its own"
+        )
         for index, arm in enumerate(self.arms):
             require_name(f"config.arms[{index}].name", arm.name)
             validate_optimizer(arm.optimizer, f"config.arms[{index}].optimizer")
@@ -141,16 +158,28 @@ class SweepConfig:
             if arm.search is not None:
                 validate_search(arm.search, f"config.arms[{index}].search")
         for name in self.waterfall:
-            require(name in names, "config.waterfall", self.waterfall, f"there is no arm {name!r}; use {names}")
+            require(
+                name in names,
+                "config.waterfall",
+                self.waterfall,
+                f"there is no arm {name!r}; use {names}",
+            )
         repeated = len(set(self.waterfall)) < len(self.waterfall)
         require(
-            not repeated and len(self.waterfall) != 1, "config.waterfall", self.waterfall, "name two or more arms once"
+            not repeated and len(self.waterfall) != 1,
+            "config.waterfall",
+            self.waterfall,
+            "name two or more arms once",
         )
 
     def _validate_trials(self, index: int) -> None:
         """Check what the trials of an arm train, as a run of its own."""
         arm, trained = self.arms[index], self.arm_train(index)
-        own = ("optimizer", "schedule", *(name for name in _OVERRIDES if getattr(arm, name) is not None))
+        own = (
+            "optimizer",
+            "schedule",
+            *(name for name in _OVERRIDES if getattr(arm, name) is not None),
+        )
         changed = {name: f"config.arms[{index}].{name}" for name in own}
         try:
             trained.validate()
@@ -163,7 +192,12 @@ class SweepConfig:
         require(limit is None, f"config.arms[{index}].optimizer.skip_limit", limit, fix)
         for field in ("phase2", "init_from"):
             fix = "a trial is one phase from fresh parameters; leave it None"
-            require(getattr(trained, field) is None, f"config.train.{field}", getattr(trained, field), fix)
+            require(
+                getattr(trained, field) is None,
+                f"config.train.{field}",
+                getattr(trained, field),
+                fix,
+            )
         if self.trial_devices == "all":
             return
         over, fix = (
@@ -173,7 +207,9 @@ class SweepConfig:
         require(over == "replicas", "config.train.aggregator.over", over, fix)
         alone = trained.parallel
         require(
-            alone.backend in ("jit", "pjit") and alone.num_devices in (None, 1) and not alone.shard_update,
+            alone.backend in ("jit", "pjit")
+            and alone.num_devices in (None, 1)
+            and not alone.shard_update,
             "config.train.parallel",
             dataclasses.asdict(alone),
             "a trial has one device; leave it at its defaults, or set config.trial_devices='all'",
@@ -187,7 +223,9 @@ class SweepConfig:
         """Return what the trials of the arm at this place in `arms` train, but for batch size, seed and what is searched."""
         arm = self.arms[index]
         changes = {name: value for name in _OVERRIDES if (value := getattr(arm, name)) is not None}
-        return dataclasses.replace(self.train, optimizer=arm.optimizer, schedule=arm.schedule, **changes)
+        return dataclasses.replace(
+            self.train, optimizer=arm.optimizer, schedule=arm.schedule, **changes
+        )
 
     def cell_train(self, index: int, global_batch_size: int, num_devices: int = 1) -> TrainConfig:
         """Return the config of an arm's runs at a batch size, at the rate and with the warmup that its rules give.
@@ -205,7 +243,9 @@ class SweepConfig:
             return train
         replicas = num_devices * train.aggregator.replicas_per_device
         parts = _fewest_parts(global_batch_size, self.microstep_size, replicas)
-        return dataclasses.replace(train, parallel=dataclasses.replace(train.parallel, num_microsteps=parts))
+        return dataclasses.replace(
+            train, parallel=dataclasses.replace(train.parallel, num_microsteps=parts)
+        )
 
 
 def _fewest_parts(size: int, largest: int, num_devices: int) -> int:
@@ -230,5 +270,9 @@ def _as_of_study(message: str, changed: dict[str, str]) -> str:
 
 
 def _ascending(field: str, values: tuple) -> None:
-    ok = len(values) > 0 and 0 < min(values) <= max(values) < LARGEST and list(values) == sorted(set(values))
+    ok = (
+        len(values) > 0
+        and 0 < min(values) <= max(values) < LARGEST
+        and list(values) == sorted(set(values))
+    )
     require(ok, field, values, "give at least one positive number, ascending, none twice")

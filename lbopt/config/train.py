@@ -136,7 +136,12 @@ class TrainConfig:
           UserError: naming the field, its value and the fix.
         """
         checks.check_types(self)
-        for field in ("global_batch_size", "eval_global_batch_size", "log_every_steps", "eval_every_steps"):
+        for field in (
+            "global_batch_size",
+            "eval_global_batch_size",
+            "log_every_steps",
+            "eval_every_steps",
+        ):
             at_least(f"config.{field}", getattr(self, field), 1)
         require_seed("config.seed", self.seed)
         require_name("config.name", self.name)
@@ -185,7 +190,9 @@ class TrainConfig:
             global_batch_size=second.global_batch_size,
             eval_global_batch_size=second.eval_global_batch_size,
             data=dataclasses.replace(
-                self.data, sequence_length=second.sequence_length, max_predictions=second.max_predictions
+                self.data,
+                sequence_length=second.sequence_length,
+                max_predictions=second.max_predictions,
             ),
             model=dataclasses.replace(self.model, remat=second.remat),
             schedule=second.schedule,
@@ -196,7 +203,12 @@ class TrainConfig:
 
 def _validate_second_phase(config: TrainConfig) -> None:
     assert config.phase2 is not None
-    require(config.num_steps, "config.num_steps", config.num_steps, "say how many steps the first of two phases has")
+    require(
+        config.num_steps,
+        "config.num_steps",
+        config.num_steps,
+        "say how many steps the first of two phases has",
+    )
     validate_phase(config.phase2, "config.phase2")
     try:
         config.phases()[1].validate()
@@ -219,19 +231,33 @@ def _validate_aggregated(config: TrainConfig) -> None:
     require(stage != "mean", "config.optimizer.clip_stage", stage, fix)
     if config.aggregator.of_adam and name == "agvm":
         fix = "AGVM needs the second moment whole; leave it False"
-        require(not parallel.shard_update, "config.parallel.shard_update", parallel.shard_update, fix)
+        require(
+            not parallel.shard_update, "config.parallel.shard_update", parallel.shard_update, fix
+        )
     if parallel.backend == "pmap":
         for field, value in (("replicas_per_device", 1), ("over", "replicas")):
             given = getattr(config.aggregator, field)
-            require(given == value, f"config.aggregator.{field}", given, "use config.parallel.backend='jit'")
+            require(
+                given == value,
+                f"config.aggregator.{field}",
+                given,
+                "use config.parallel.backend='jit'",
+            )
 
 
 def _validate_target(config: TrainConfig) -> None:
     name = config.target_metric
     known = not name or name.startswith("eval/")
-    require(known, "config.target_metric", name, "name a metric of the evaluation, for instance 'eval/accuracy'")
+    require(
+        known,
+        "config.target_metric",
+        name,
+        "name a metric of the evaluation, for instance 'eval/accuracy'",
+    )
     stop = config.stop_at_target
-    require(name or not stop, "config.stop_at_target", stop, "set target_metric and target_value too")
+    require(
+        name or not stop, "config.stop_at_target", stop, "set target_metric and target_value too"
+    )
 
 
 def _validate_state(config: TrainConfig) -> None:
@@ -239,11 +265,18 @@ def _validate_state(config: TrainConfig) -> None:
     if not config.data.carry_state:
         return
     two = config.phase2
-    require(two is None, "config.phase2", two, "the state of text belongs to one batch size; leave it None")
+    require(
+        two is None,
+        "config.phase2",
+        two,
+        "the state of text belongs to one batch size; leave it None",
+    )
     parallel = config.parallel
     fix = "the state of text goes from step to step, and only a whole batch under 'jit' has it; leave it at its default"
     require(parallel.backend in ("jit", "pjit"), "config.parallel.backend", parallel.backend, fix)
-    require(parallel.num_microsteps == 1, "config.parallel.num_microsteps", parallel.num_microsteps, fix)
+    require(
+        parallel.num_microsteps == 1, "config.parallel.num_microsteps", parallel.num_microsteps, fix
+    )
     for field in ("reduce_dtype", "reduce_scatter"):
         value = getattr(parallel, field)
         require(not value, f"config.parallel.{field}", value, fix)

@@ -97,7 +97,9 @@ def _most_likely_weights(components: np.ndarray) -> np.ndarray:
 
 def pydoc_unigram_accuracy(config: DataConfig) -> tuple[float, float]:
     """Return the baseline of masked tokens on the validation and the test part."""
-    splits: Splits = pydoc.load_masked_lm(config.vocab_size, config.sequence_length, config.max_predictions)
+    splits: Splits = pydoc.load_masked_lm(
+        config.vocab_size, config.sequence_length, config.max_predictions
+    )
     corpus = pydoc.load_topics(config.vocab_size)
     tokens = np.concatenate([document.tokens for document in corpus.train])
     return unigram_accuracy(tokens, splits.validation), unigram_accuracy(tokens, splits.test)
@@ -118,7 +120,9 @@ def pydoc_trigram_perplexity(config: DataConfig) -> tuple[float, float]:
 def bits_per_character(perplexity: float, vocab_size: int) -> float:
     """Return what a perplexity on the test part is in bits per character: comparable over vocabularies."""
     num_tokens = sum(len(document.tokens) + 1 for document in pydoc.load_topics(vocab_size).test)
-    num_characters = sum(len(sentence) + 1 for topic in pydoc.split_topics()[2] for sentence in topic)
+    num_characters = sum(
+        len(sentence) + 1 for topic in pydoc.split_topics()[2] for sentence in topic
+    )
     return math.log2(perplexity) * num_tokens / num_characters
 
 
@@ -134,7 +138,9 @@ def main() -> None:
         masked = [100 * value for value in pydoc_unigram_accuracy(config)]
         following = pydoc_trigram_perplexity(config)
         bits = bits_per_character(following[1], size)
-        show(f"{size:6}{masked[0]:12.2f}{masked[1]:6.2f}{'':12}{following[0]:10.2f}{following[1]:7.2f}{'':6}{bits:.3f}")
+        show(
+            f"{size:6}{masked[0]:12.2f}{masked[1]:6.2f}{'':12}{following[0]:10.2f}{following[1]:7.2f}{'':6}{bits:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -82,7 +82,9 @@ class TrainBatches:
         first_example: int = 0,
     ):
         if global_batch_size % num_parts:
-            raise ValueError(f"global_batch_size = {global_batch_size}: {num_parts} devices do not divide it")
+            raise ValueError(
+                f"global_batch_size = {global_batch_size}: {num_parts} devices do not divide it"
+            )
         self.dataset, self._seed, self._num_steps = dataset, seed, num_steps
         self._global_batch_size, self._first_example = global_batch_size, first_example
         self._rows = rows_of(parts, num_parts, global_batch_size)
@@ -149,7 +151,10 @@ class EvalBatches:
 
 
 def eval_batches(
-    dataset: Dataset, global_batch_size: int, multiple_of: int = 1, parts: Sequence[int] | None = None
+    dataset: Dataset,
+    global_batch_size: int,
+    multiple_of: int = 1,
+    parts: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
     """Iterate over `EvalBatches`, reading ahead."""
     return read(EvalBatches(dataset, global_batch_size, multiple_of, parts))
@@ -169,7 +174,9 @@ def read(batches: Batches, start: int = 0) -> Iterator[Batch]:
     options = grain.ReadOptions(num_threads=reading.threads, prefetch_buffer_size=each)
     source = grain.MapDataset.source(pieces)[start * len(pieces.bounds) :].to_iter_dataset(options)
     if reading.processes:
-        if not flags.FLAGS.is_parsed():  # Grain asks its own, which a program without absl.app never parses
+        if (
+            not flags.FLAGS.is_parsed()
+        ):  # Grain asks its own, which a program without absl.app never parses
             flags.FLAGS.mark_as_parsed()
         workers = grain.MultiprocessingOptions(reading.processes, per_worker_buffer_size=1)
         source = source.mp_prefetch(workers, worker_init_fn=_in_a_worker)
@@ -222,7 +229,10 @@ def _joined(pieces: Iterable[Batch], size: int, dataset: Dataset) -> Batch:
         if stop - filled == size:
             return piece
         if not batch:
-            batch = {name: np.empty((size, *array.shape[1:]), array.dtype) for name, array in piece.items()}
+            batch = {
+                name: np.empty((size, *array.shape[1:]), array.dtype)
+                for name, array in piece.items()
+            }
         for name, array in piece.items():
             batch[name][filled:stop] = array
         filled = stop

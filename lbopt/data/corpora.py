@@ -20,7 +20,14 @@ MAX_ALPHABET = 1000
 _BATCH_CHARACTERS = 2_000_000
 """Text that is encoded at a time: enough to keep all cores busy, some 100 MB while it lasts."""
 _LAST_SECTIONS = frozenset(
-    ("see also", "references", "notes and references", "references and notes", "further reading", "external links")
+    (
+        "see also",
+        "references",
+        "notes and references",
+        "references and notes",
+        "further reading",
+        "external links",
+    )
 )
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _NEW_LINE = re.compile(r"\s*\n\s*(?![a-z])")
@@ -99,7 +106,9 @@ def _files(paths: Sequence[Path], folder: str) -> Iterator[list[str]]:
             with open_regular(path, "r", encoding="utf-8") as stream:
                 text = stream.read()
         except (OSError, UnicodeDecodeError) as error:
-            raise EnvironmentProblem(f"{path} cannot be read as UTF-8 text ({error}); convert or remove it") from error
+            raise EnvironmentProblem(
+                f"{path} cannot be read as UTF-8 text ({error}); convert or remove it"
+            ) from error
         if sentences := _sentences(text):
             found = True
             yield sentences
@@ -110,7 +119,9 @@ def _sentences(text: str) -> list[str]:
     return [sentence for paragraph in split_paragraphs(text) for sentence in split_prose(paragraph)]
 
 
-def learn_vocabulary(documents: Iterable[Sequence[str]], vocab_size: int, max_sentences: int = 200_000) -> WordPiece:
+def learn_vocabulary(
+    documents: Iterable[Sequence[str]], vocab_size: int, max_sentences: int = 200_000
+) -> WordPiece:
     """Learn a vocabulary from a sample of a corpus.
 
     Args:

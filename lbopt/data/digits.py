@@ -34,7 +34,10 @@ def load_digits(image_size: int | None = None) -> Splits:
     scans = _read()
     order = np.argsort(np.random.Philox(key=_SPLIT_KEY).random_raw(len(scans)), kind="stable")
     images, labels = np.split(scans[order], [SIDE * SIDE], axis=1)
-    images, labels = (images / 16).astype(np.float32).reshape(-1, SIDE, SIDE), labels[:, 0].astype(np.int32)
+    images, labels = (
+        (images / 16).astype(np.float32).reshape(-1, SIDE, SIDE),
+        labels[:, 0].astype(np.int32),
+    )
     images = np.kron(images, np.ones((1, *[(image_size or SIDE) // SIDE] * 2), np.float32))
     edges = np.cumsum([NUM_TRAIN, NUM_VALIDATION])
     parts = zip(np.split(images, edges), np.split(labels, edges), strict=True)
@@ -50,5 +53,7 @@ def _read() -> np.ndarray:
         )
     file = pathlib.Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not file.is_file():
-        raise EnvironmentProblem(f"data.name = 'digits': {file} is missing; install scikit-learn anew")
+        raise EnvironmentProblem(
+            f"data.name = 'digits': {file} is missing; install scikit-learn anew"
+        )
     return np.loadtxt(file, delimiter=",")

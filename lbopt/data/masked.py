@@ -50,7 +50,9 @@ class _Chunks:
         usable = store.stops - store.starts >= 2
         self._starts, self._stops = store.starts[usable], store.stops[usable]
         self._sentences, self._room = store.sentences, room
-        self.before = np.concatenate([[0], np.cumsum((self._stops - self._starts + room - 2) // room)])
+        self.before = np.concatenate(
+            [[0], np.cumsum((self._stops - self._starts + room - 2) // room)]
+        )
 
     @property
     def num_documents(self) -> int:
@@ -130,7 +132,11 @@ class MaskedLMDataset:
             "the second segment is taken from another document; give at least two",
         )
         self._tokens, self._special = store.tokens, special
-        self._length, self._vocab_size, self._max_predictions = sequence_length, vocab_size, max_predictions
+        self._length, self._vocab_size, self._max_predictions = (
+            sequence_length,
+            vocab_size,
+            max_predictions,
+        )
 
     def __len__(self) -> int:
         return int(self._chunks.before[-1])
@@ -142,7 +148,9 @@ class MaskedLMDataset:
         Exact up to `MEAN_OVER` examples; of larger data sets, the mean over so many that are evenly spaced.
         """
         count = min(len(self), MEAN_OVER)
-        return float(self.take(np.arange(count) * len(self) // count)["masked_weights"].sum() / count)
+        return float(
+            self.take(np.arange(count) * len(self) // count)["masked_weights"].sum() / count
+        )
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the examples at `indices` as evaluation sees them: the same every time."""
@@ -152,7 +160,8 @@ class MaskedLMDataset:
         """Return the examples at `indices`, each as training sees it in its epoch."""
         starts = range(0, max(len(indices), 1), _BLOCK)
         blocks = [
-            self._block(indices[start : start + _BLOCK], epochs[start : start + _BLOCK], seed) for start in starts
+            self._block(indices[start : start + _BLOCK], epochs[start : start + _BLOCK], seed)
+            for start in starts
         ]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
@@ -180,13 +189,17 @@ class MaskedLMDataset:
         middle = first_length + 1
         end = middle + second_length + 1
         in_second = (place > middle) & (place <= end)
-        source = np.where(in_second, second[:, None] + place - middle - 1, start[:, None] + place - 1)
+        source = np.where(
+            in_second, second[:, None] + place - middle - 1, start[:, None] + place - 1
+        )
         ids = self._tokens[np.clip(source, 0, len(self._tokens) - 1)]
         if ids.max(initial=0) >= self._vocab_size:
             fix = f"the text has a token {ids.max()}: the store is damaged; copy its whole folder again"
             raise EnvironmentProblem(f"config.data.vocab_size = {self._vocab_size}: {fix}")
         ids = np.where(
-            (place == middle) | (place == end), self._special.sep, np.where(place == 0, self._special.cls, ids)
+            (place == middle) | (place == end),
+            self._special.sep,
+            np.where(place == 0, self._special.cls, ids),
         )
         return {
             "input_ids": np.where(place > end, self._special.pad, ids).astype(np.int32),
@@ -208,15 +221,23 @@ class MaskedLMDataset:
         """Choose tokens to predict, and hide most of them."""
         special = np.logical_or.reduce([ids == token for token in self._special])
         wanted = np.round(MASKED_FRACTION * np.sum(ids != self._special.pad, 1))
-        wanted = np.minimum(np.maximum(wanted, 1), np.minimum(self._max_predictions, np.sum(~special, 1)))
+        wanted = np.minimum(
+            np.maximum(wanted, 1), np.minimum(self._max_predictions, np.sum(~special, 1))
+        )
         places = _smallest_first(order, special)[:, : self._max_predictions]
         used = np.arange(places.shape[1])[None] < wanted[:, None]
         places = np.sort(np.where(used, places, self._length), 1)
         positions = np.where(used, places, 0)
         labels = np.where(used, np.take_along_axis(ids, positions, 1), self._special.pad)
         others = _not_special(_below(tokens, self._vocab_size - len(self._special)), self._special)
-        shown = np.where(changes < REPLACED_BY_MASK, self._special.mask, np.where(changes < REPLACED, others, labels))
-        hidden = np.concatenate([ids, np.zeros((len(ids), 1), ids.dtype)], 1)  # what is not used goes behind the end
+        shown = np.where(
+            changes < REPLACED_BY_MASK,
+            self._special.mask,
+            np.where(changes < REPLACED, others, labels),
+        )
+        hidden = np.concatenate(
+            [ids, np.zeros((len(ids), 1), ids.dtype)], 1
+        )  # what is not used goes behind the end
         np.put_along_axis(hidden, places, shown.astype(ids.dtype), 1)
         return {
             "input_ids": hidden[:, :-1],
@@ -233,7 +254,9 @@ def uniform_draws(indices: np.ndarray, epochs: np.ndarray, seed: int, count: int
     """
     draws = Draws(_STREAM)
     examples = zip(indices.tolist(), epochs.tolist(), strict=True)
-    words = [draws.at(seed, epoch, index).bit_generator.random_raw(count) for index, epoch in examples]
+    words = [
+        draws.at(seed, epoch, index).bit_generator.random_raw(count) for index, epoch in examples
+    ]
     return (np.stack(words) >> np.uint64(11)) * 2.0**-53
 
 

@@ -11,7 +11,9 @@ from lbopt.errors import require
 _NAME = re.compile(r"\w[\w.-]{0,59}")
 
 
-def store_folder(name: str, data_dir: str | None = None, field: str = "config.data.builder") -> pathlib.Path:
+def store_folder(
+    name: str, data_dir: str | None = None, field: str = "config.data.builder"
+) -> pathlib.Path:
     """Return the folder of the token store that `lbopt prepare text --name=NAME` makes.
 
     Args:

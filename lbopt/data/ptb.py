@@ -41,7 +41,9 @@ def missing_files(folder: paths.GivenPath) -> list[str]:
     return [name for name in FILES.values() if not (paths.local(folder, "folder") / name).is_file()]
 
 
-def load_ptb(folder: paths.GivenPath, expected_vocab_size: int | None = None, data_dir: str | None = None) -> Ptb:
+def load_ptb(
+    folder: paths.GivenPath, expected_vocab_size: int | None = None, data_dir: str | None = None
+) -> Ptb:
     """Read the three files: words between white space, and `<eos>` at the end of each line.
 
     Words of the other parts that the training part does not have become `<unk>`.
@@ -64,8 +66,15 @@ def load_ptb(folder: paths.GivenPath, expected_vocab_size: int | None = None, da
     texts = {part: _read(folder / name) for part, name in FILES.items()}
     counts = collections.Counter(texts["train"])
     words = tuple(sorted(counts, key=lambda word: (-counts[word], word)))
-    fix = f"{folder / FILES['train']} has {len(words)} words; use that number, or the original files"
-    require(expected_vocab_size in (None, len(words)), "config.data.vocab_size", expected_vocab_size, fix)
+    fix = (
+        f"{folder / FILES['train']} has {len(words)} words; use that number, or the original files"
+    )
+    require(
+        expected_vocab_size in (None, len(words)),
+        "config.data.vocab_size",
+        expected_vocab_size,
+        fix,
+    )
     ids = {word: number for number, word in enumerate(words)}
     return Ptb(words, *(_numbered(texts[part], ids, name) for part, name in FILES.items()))
 
@@ -74,7 +83,9 @@ def _read(path: pathlib.Path) -> list[str]:
     try:
         lines = path.read_text("utf-8").rstrip("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise EnvironmentProblem(f"{path} cannot be read as text ({error}); get it again") from error
+        raise EnvironmentProblem(
+            f"{path} cannot be read as text ({error}); get it again"
+        ) from error
     if lines == [""]:
         raise EnvironmentProblem(f"{path} is empty; get it again")
     return [word for line in lines for word in (*line.split(), END)]

@@ -85,7 +85,9 @@ def load_masked_lm(vocab_size: int, sequence_length: int, max_predictions: int) 
     corpus = load_topics(vocab_size)
 
     def packed(documents: Iterable[Document]) -> MaskedLMDataset:
-        return MaskedLMDataset(list(documents), sequence_length, len(corpus.pieces.pieces), max_predictions)
+        return MaskedLMDataset(
+            list(documents), sequence_length, len(corpus.pieces.pieces), max_predictions
+        )
 
     return Splits(packed(corpus.train), packed(corpus.validation), packed(corpus.test))
 

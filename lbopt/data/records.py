@@ -71,7 +71,9 @@ class TfdsFolder:
                 f"{self.folder} is damaged ({' '.join(str(error).split())[:160]}); remove it and run {self._prepare}"
             ) from error
         self.features = self._builder.info.features
-        self.num_examples = {name: split.num_examples for name, split in self._builder.info.splits.items()}
+        self.num_examples = {
+            name: split.num_examples for name, split in self._builder.info.splits.items()
+        }
         kind = getattr(self._builder.info.file_format, "value", None)
         if kind != "array_record":
             raise EnvironmentProblem(
@@ -82,7 +84,12 @@ class TfdsFolder:
         """Raise `UserError` unless the records have these fields."""
         missing = [name for name in names if name not in self.features]
         have = ", ".join(sorted(self.features))
-        require(not missing, "config.data.builder", self.builder, f"its records have {have}, not {', '.join(missing)}")
+        require(
+            not missing,
+            "config.data.builder",
+            self.builder,
+            f"its records have {have}, not {', '.join(missing)}",
+        )
 
     def open(self, split: str, field: str, encoded: Sequence[str] = ()) -> Records:
         """Open a split, or a part of one in TFDS's notation ("train[:90%]").
@@ -102,7 +109,9 @@ class TfdsFolder:
         how = tfds.decode.DeserializeMethod
         method = how.RAW_BYTES if plain else how.DESERIALIZE_AND_DECODE
         try:
-            source = self._builder.as_data_source(split=split, decoders=decoders or None, deserialize_method=method)
+            source = self._builder.as_data_source(
+                split=split, decoders=decoders or None, deserialize_method=method
+            )
             records = _PlainRecords(source, tuple(self.features)) if plain else source
             size = len(records)
         except (OSError, RuntimeError) as error:
@@ -110,9 +119,18 @@ class TfdsFolder:
                 f"{self.folder}: {' '.join(str(error).split())[:160]}; remove that folder and run {self._prepare}"
             ) from error
         except Exception as error:  # TFDS's parser of splits raises what it likes
-            known = ", ".join(f"{name} ({size} records)" for name, size in sorted(self.num_examples.items()))
-            raise UserError(f"{field} = {split!r}: no split of {self.builder}; it has {known}") from error
-        require(size > 0, field, split, f"there is no record in it; {self.builder} has {self.num_examples}")
+            known = ", ".join(
+                f"{name} ({size} records)" for name, size in sorted(self.num_examples.items())
+            )
+            raise UserError(
+                f"{field} = {split!r}: no split of {self.builder}; it has {known}"
+            ) from error
+        require(
+            size > 0,
+            field,
+            split,
+            f"there is no record in it; {self.builder} has {self.num_examples}",
+        )
         return records
 
 
@@ -143,7 +161,11 @@ def _only(field: Any) -> Any:
 def _is_plain(kind: Any, encoded: bool) -> bool:
     """Whether a field is stored as single bytes or a single integer, and given out as that."""
     features = _tfds().features
-    return type(kind) is features.Image if encoded else type(kind) in (features.ClassLabel, features.Text)
+    return (
+        type(kind) is features.Image
+        if encoded
+        else type(kind) in (features.ClassLabel, features.Text)
+    )
 
 
 def read_record(records: Records, index: int, num_classes: int) -> Mapping[str, Any]:
@@ -157,7 +179,9 @@ def read_record(records: Records, index: int, num_classes: int) -> Mapping[str, 
     except Exception as error:  # whatever the storage layers raise
         raise DamagedRecord(f"it cannot be read: {' '.join(str(error).split())[:120]}") from error
     if not 0 <= int(record["label"]) < num_classes:
-        raise DamagedRecord(f"its label is {record['label']}, the classes are 0 to {num_classes - 1}")
+        raise DamagedRecord(
+            f"its label is {record['label']}, the classes are 0 to {num_classes - 1}"
+        )
     return record
 
 
@@ -179,10 +203,16 @@ def _find(builder: str, data_dir: str | None) -> pathlib.Path:
     root = default_data_dir(data_dir)
     matched = _NAME.fullmatch(builder)
     if matched is None:
-        raise UserError(f"config.data.builder = {builder!r}: write name, name/config or name/config:1.0.0")
+        raise UserError(
+            f"config.data.builder = {builder!r}: write name, name/config or name/config:1.0.0"
+        )
     folder, wanted = root / matched["path"], matched["version"]
     found = [entry for entry in _entries(folder) if _VERSION.fullmatch(entry.name)]
-    found = [entry for entry in found if (entry / "dataset_info.json").is_file() and wanted in (None, entry.name)]
+    found = [
+        entry
+        for entry in found
+        if (entry / "dataset_info.json").is_file() and wanted in (None, entry.name)
+    ]
     if not found:
         raise EnvironmentProblem(
             f"config.data.builder = {builder!r}: it is not in {root}; run {prepare_command(builder, data_dir)}, or say where it is with config.data.data_dir"

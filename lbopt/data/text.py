@@ -27,7 +27,9 @@ _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+")
 
 _OPENING = "\"'\u201c\u2018\xab(["
 """Quotation marks and brackets before a word."""
-_PROSE_END = re.compile(r"([.!?\u2026]+)[\"'\u201d\u2019\xbb)\]]*\s+(?=[" + re.escape(_OPENING) + r"]*(\S+))")
+_PROSE_END = re.compile(
+    r"([.!?\u2026]+)[\"'\u201d\u2019\xbb)\]]*\s+(?=[" + re.escape(_OPENING) + r"]*(\S+))"
+)
 _DOTTED = re.compile(r"(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}")
 
 
@@ -110,7 +112,9 @@ def split_prose(paragraph: str) -> list[str]:
         following = end[2]
         if cased and following[0].islower():
             continue
-        if end[1] == "." and _goes_on(paragraph[paragraph.rfind(" ", 0, end.start()) + 1 : end.start()], following):
+        if end[1] == "." and _goes_on(
+            paragraph[paragraph.rfind(" ", 0, end.start()) + 1 : end.start()], following
+        ):
             continue
         sentences.append(paragraph[begin : end.end()].rstrip())
         begin = end.end()
@@ -122,7 +126,11 @@ def _goes_on(word: str, following: str) -> bool:
     word = word.lstrip(_OPENING).lower()
     if word in _NEVER_LAST or (word in _BEFORE_NUMBERS and following[0].isdigit()):
         return True
-    seldom_last = word in _SELDOM_LAST or (len(word) == 1 and word.isalpha()) or _DOTTED.fullmatch(word) is not None
+    seldom_last = (
+        word in _SELDOM_LAST
+        or (len(word) == 1 and word.isalpha())
+        or _DOTTED.fullmatch(word) is not None
+    )
     return seldom_last and following.rstrip(",").lower() not in _OPENERS
 
 
@@ -147,7 +155,12 @@ class WordPiece:
         library = _tokenizers()
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
         missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
-        require(not missing, "vocabulary", len(pieces), f"it has no {' '.join(missing)}; use one of BERT's form")
+        require(
+            not missing,
+            "vocabulary",
+            len(pieces),
+            f"it has no {' '.join(missing)}; use one of BERT's form",
+        )
         self.special = SpecialIds(*(vocabulary[token] for token in SPECIAL_TOKENS))
         model = library.models.WordPiece(
             vocabulary,
@@ -176,27 +189,36 @@ class WordPiece:
     def encode_many(self, documents: Sequence[Sequence[str]]) -> list[Document]:
         """Return the tokens of documents, each a list of sentences; all cores work on them."""
         sentences = list(itertools.chain.from_iterable(documents))
-        encoded = [one.ids for one in self._tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
+        encoded = [
+            one.ids
+            for one in self._tokenizer.encode_batch_fast(sentences, add_special_tokens=False)
+        ]
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         tokens = np.fromiter(itertools.chain.from_iterable(encoded), np.int32, lengths.sum())
         begins, ends = np.cumsum(lengths) - lengths, np.cumsum([0, *map(len, documents)])
         offsets = np.append(begins, len(tokens))[ends]
         return [
             Document(tokens[start:stop], begins[first:last][lengths[first:last] > 0] - start)
-            for (start, stop), (first, last) in zip(itertools.pairwise(offsets), itertools.pairwise(ends), strict=True)
+            for (start, stop), (first, last) in zip(
+                itertools.pairwise(offsets), itertools.pairwise(ends), strict=True
+            )
         ]
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of a text [tokens] int32, and (start, stop) of each in its characters [tokens, 2] int64."""
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        return np.asarray(encoded.ids, np.int32), np.asarray(encoded.offsets, np.int64).reshape(-1, 2)
+        return np.asarray(encoded.ids, np.int32), np.asarray(encoded.offsets, np.int64).reshape(
+            -1, 2
+        )
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return tokens as text, for people."""
         return " ".join(self.pieces[token] for token in tokens).replace(f" {CONTINUED}", "")
 
 
-def learn_wordpiece(sentences: Iterable[str], vocab_size: int, max_alphabet: int | None = None) -> WordPiece:
+def learn_wordpiece(
+    sentences: Iterable[str], vocab_size: int, max_alphabet: int | None = None
+) -> WordPiece:
     """Learn a vocabulary of at most `vocab_size` pieces from training sentences.
 
     Args:
@@ -210,12 +232,21 @@ def learn_wordpiece(sentences: Iterable[str], vocab_size: int, max_alphabet: int
       EnvironmentProblem: if the `tokenizers` package is not installed.
     """
     library = _tokenizers()
-    normalizer, splitter = library.normalizers.BertNormalizer(lowercase=True), library.pre_tokenizers.BertPreTokenizer()
+    normalizer, splitter = (
+        library.normalizers.BertNormalizer(lowercase=True),
+        library.pre_tokenizers.BertPreTokenizer(),
+    )
     words: collections.Counter[str] = collections.Counter()
     for sentence in sentences:
-        words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence)))
+        words.update(
+            word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence))
+        )
     short = {word: n for word, n in words.items() if len(word) <= LONGEST_WORD}
-    return WordPiece(learn_pieces(short if max_alphabet is None else _spelt_with(short, max_alphabet), vocab_size))
+    return WordPiece(
+        learn_pieces(
+            short if max_alphabet is None else _spelt_with(short, max_alphabet), vocab_size
+        )
+    )
 
 
 def _spelt_with(words: Mapping[str, int], max_alphabet: int) -> dict[str, int]:
@@ -224,7 +255,9 @@ def _spelt_with(words: Mapping[str, int], max_alphabet: int) -> dict[str, int]:
     for word, n in words.items():
         for character in word:
             counts[character] += n
-    alphabet = set(sorted(counts, key=lambda character: (-counts[character], character))[:max_alphabet])
+    alphabet = set(
+        sorted(counts, key=lambda character: (-counts[character], character))[:max_alphabet]
+    )
     return {word: n for word, n in words.items() if alphabet.issuperset(word)}
 
 
@@ -249,7 +282,12 @@ def load_wordpiece(
     """
     pieces = read_vocabulary(path)
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]
-    require(not missing, "vocabulary", str(path), f"it has no {' '.join(missing)}; use a vocab.txt of BERT's form")
+    require(
+        not missing,
+        "vocabulary",
+        str(path),
+        f"it has no {' '.join(missing)}; use a vocab.txt of BERT's form",
+    )
     return WordPiece(pieces, decide_normalization(path, pieces, lowercase, field, say))
 
 

@@ -24,7 +24,13 @@ from lbopt import paths, typed_json
 from lbopt.data import places
 from lbopt.data.records import default_data_dir, prepare_command
 from lbopt.data.text import Document
-from lbopt.data.vocabulary import UNCASED, Normalization, TextNormalization, read_vocabulary, save_vocabulary
+from lbopt.data.vocabulary import (
+    UNCASED,
+    Normalization,
+    TextNormalization,
+    read_vocabulary,
+    save_vocabulary,
+)
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.regular import read_regular
 
@@ -69,7 +75,9 @@ class TokenStore:
         place = number if self.chosen is None else self.chosen[number]
         start, stop = self.documents[place], self.documents[place + 1]
         first, last = np.searchsorted(self.sentences, [start, stop])
-        return Document(self.tokens[start:stop].astype(np.int32), self.sentences[first:last] - start)
+        return Document(
+            self.tokens[start:stop].astype(np.int32), self.sentences[first:last] - start
+        )
 
     @property
     def starts(self) -> np.ndarray:
@@ -84,7 +92,9 @@ class TokenStore:
     def select(self, numbers: np.ndarray) -> TokenStore:
         """Return a view of some documents, by their numbers here in rising order; no token is copied."""
         chosen = np.asarray(numbers, np.int64)
-        return dataclasses.replace(self, chosen=chosen if self.chosen is None else self.chosen[chosen])
+        return dataclasses.replace(
+            self, chosen=chosen if self.chosen is None else self.chosen[chosen]
+        )
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -96,7 +106,9 @@ def gather_documents(documents: Sequence[Document]) -> TokenStore:
     """Return documents as a store in memory."""
     tokens = [document.tokens for document in documents]
     offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
-    sentences = [start + document.sentences for start, document in zip(offsets, documents, strict=False)]
+    sentences = [
+        start + document.sentences for start, document in zip(offsets, documents, strict=False)
+    ]
     largest = max((int(part.max()) for part in tokens if len(part)), default=0)
     return TokenStore(
         np.concatenate([np.zeros(0, np.int32), *tokens]).astype(token_dtype(largest + 1)),
@@ -119,7 +131,9 @@ def split_store(
     place = np.arange(1, len(store) + 1)
     validation = place % validation_every == 0
     test = ((place + 1) % test_every == 0) & ~validation
-    train, validation, test = (np.flatnonzero(part) for part in (~validation & ~test, validation, test))
+    train, validation, test = (
+        np.flatnonzero(part) for part in (~validation & ~test, validation, test)
+    )
     require(
         min(map(len, (train, validation, test))) >= 2,
         "validation_every, test_every",
@@ -154,7 +168,11 @@ class StoreWriter:
         made_from: str,
         normalization: TextNormalization = UNCASED,
     ):
-        self.folder, self.made_from, self._pieces = paths.local(folder, "store"), made_from, tuple(pieces)
+        self.folder, self.made_from, self._pieces = (
+            paths.local(folder, "store"),
+            made_from,
+            tuple(pieces),
+        )
         self._normalization = normalization
         self._dtype = token_dtype(len(self._pieces))
         self._partial = self.folder.with_name(f".{self.folder.name}.partial-{secrets.token_hex(4)}")
@@ -165,7 +183,9 @@ class StoreWriter:
         self._require_free()
         with _on_disk(self.folder):
             self._partial.mkdir(parents=True)
-            self._files = {name: (self._partial / f"{name}.bin").open("wb", _WRITE_BYTES) for name in _NAMES}
+            self._files = {
+                name: (self._partial / f"{name}.bin").open("wb", _WRITE_BYTES) for name in _NAMES
+            }
             self._write("documents", np.zeros(1, _INT64))
         return self
 
@@ -179,7 +199,9 @@ class StoreWriter:
         if not len(tokens):
             return
         if tokens.min() < 0 or tokens.max() >= len(self._pieces):
-            raise ValueError(f"token {tokens.max()} or {tokens.min()} is not in a vocabulary of {len(self._pieces)}")
+            raise ValueError(
+                f"token {tokens.max()} or {tokens.min()} is not in a vocabulary of {len(self._pieces)}"
+            )
         with _on_disk(self.folder):
             self._write("tokens", tokens.astype(self._dtype))
             self._write("sentences", (document.sentences + self.num_tokens).astype(_INT64))
@@ -199,7 +221,12 @@ class StoreWriter:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _finish(self) -> None:
-        require(self.num_documents, str(self.folder), 0, f"{self.made_from} has no text; nothing was written")
+        require(
+            self.num_documents,
+            str(self.folder),
+            0,
+            f"{self.made_from} has no text; nothing was written",
+        )
         with _on_disk(self.folder):
             for file in self._files.values():
                 _to_disk(file)
@@ -227,8 +254,15 @@ class StoreWriter:
         self._files[name].write(array.tobytes())
 
     def _require_free(self) -> None:
-        taken = self.folder.exists() and not (self.folder.is_dir() and not any(self.folder.iterdir()))
-        require(not taken, "store", str(self.folder), "there is something already; delete it or name another folder")
+        taken = self.folder.exists() and not (
+            self.folder.is_dir() and not any(self.folder.iterdir())
+        )
+        require(
+            not taken,
+            "store",
+            str(self.folder),
+            "there is something already; delete it or name another folder",
+        )
 
 
 def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) -> TokenStore:
@@ -252,15 +286,27 @@ def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) 
         )
     with _on_disk(folder, "read"):
         if _sha256(folder / "vocab.txt") != found["vocab_sha256"]:
-            raise EnvironmentProblem(f"{folder / 'vocab.txt'} is not the one of the store; copy the whole folder again")
+            raise EnvironmentProblem(
+                f"{folder / 'vocab.txt'} is not the one of the store; copy the whole folder again"
+            )
         tokens = _map(folder / "tokens.bin", np.dtype(found["token_dtype"]), found["tokens"])
         sentences = _map(folder / "sentences.bin", _INT64, found["sentences"])
         documents = _map(folder / "documents.bin", _INT64, found["documents"] + 1)
-    if documents[0] != 0 or documents[-1] != found["tokens"] or np.any(documents[1:] <= documents[:-1]):
-        raise EnvironmentProblem(f"{folder / 'documents.bin'} is damaged; copy the whole folder again")
+    if (
+        documents[0] != 0
+        or documents[-1] != found["tokens"]
+        or np.any(documents[1:] <= documents[:-1])
+    ):
+        raise EnvironmentProblem(
+            f"{folder / 'documents.bin'} is damaged; copy the whole folder again"
+        )
     pieces = read_vocabulary(folder / "vocab.txt")
-    normalization = TextNormalization(**found.get("normalization", {}))  # earlier versions lowercased all text
-    return TokenStore(tokens, sentences, documents, None, tuple(pieces), found["made_from"], normalization)
+    normalization = TextNormalization(
+        **found.get("normalization", {})
+    )  # earlier versions lowercased all text
+    return TokenStore(
+        tokens, sentences, documents, None, tuple(pieces), found["made_from"], normalization
+    )
 
 
 class _Versioned(TypedDict):
@@ -281,13 +327,17 @@ class _Description(_Versioned):
 def _read_description(folder: Path) -> dict[str, Any]:
     path = folder / "store.json"
     if not path.is_file():
-        raise EnvironmentProblem(f"config.data.builder = {folder.name!r}: {_what_is_missing(folder)}")
+        raise EnvironmentProblem(
+            f"config.data.builder = {folder.name!r}: {_what_is_missing(folder)}"
+        )
     try:
         found = typed_json.read_file(path, _Versioned)
         if found["format"] == FORMAT:
             typed_json.convert(found, _Description)
     except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"{path} cannot be read ({error}); copy the whole folder again") from error
+        raise EnvironmentProblem(
+            f"{path} cannot be read ({error}); copy the whole folder again"
+        ) from error
     if found["format"] != FORMAT:
         raise EnvironmentProblem(
             f"{path} has format {found['format']}, and this lbopt reads {FORMAT}; make the store again"
@@ -300,9 +350,7 @@ def _what_is_missing(folder: Path) -> str:
     if folder.is_dir() and any(folder.iterdir()):  # nothing is written over
         return f"{folder} has files but no store.json; copy the whole folder again, or use another name"
     command = f"text --name={folder.name} --folder=DIR"
-    return (
-        f"there is no store in {folder}; run {prepare_command(command, _given_data_dir(folder))} (or with --tfds=NAME)"
-    )
+    return f"there is no store in {folder}; run {prepare_command(command, _given_data_dir(folder))} (or with --tfds=NAME)"
 
 
 def _given_data_dir(folder: Path) -> str | None:

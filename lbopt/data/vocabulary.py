@@ -21,7 +21,11 @@ VOCABULARY, SETTINGS, TOKENIZER = "vocab.txt", "tokenizer_config.json", "tokeniz
 LONGEST_WORD = 100
 """In characters: a longer word is unknown, as to BERT."""
 _STORE, _CONFIG = "store.json", "config.json"
-_ONLY = {"do_basic_tokenize": True, "word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}
+_ONLY = {
+    "do_basic_tokenize": True,
+    "word_tokenizer_type": "basic",
+    "subword_tokenizer_type": "wordpiece",
+}
 """Settings of tokenizer_config.json that have one value here."""
 _NO_LINE = re.compile("[\n\r\ud800-\udfff]")
 _BRACKETED = re.compile(r"\[[^\[\]]+\]|<[^<>]+>")
@@ -43,7 +47,9 @@ class TextNormalization(NamedTuple):
 
     def explicit(self) -> TextNormalization:
         """Return the same without None."""
-        return self._replace(strip_accents=self.do_lower_case if self.strip_accents is None else self.strip_accents)
+        return self._replace(
+            strip_accents=self.do_lower_case if self.strip_accents is None else self.strip_accents
+        )
 
     def differences(self, other: TextNormalization) -> list[str]:
         """Return the names of the fields that mean another thing in `other`."""
@@ -90,7 +96,9 @@ NO_VOCABULARY = Vocabulary()
 
 def find_vocabulary(folder: Path) -> Path | None:
     """Return the vocabulary file of a folder: its vocab.txt, else its tokenizer.json, else None."""
-    return next((file for file in (folder / VOCABULARY, folder / TOKENIZER) if file.is_file()), None)
+    return next(
+        (file for file in (folder / VOCABULARY, folder / TOKENIZER) if file.is_file()), None
+    )
 
 
 def read_vocabulary(path: paths.GivenPath) -> list[str]:
@@ -117,7 +125,12 @@ def read_vocabulary(path: paths.GivenPath) -> list[str]:
     require(pieces, "vocabulary", str(path), "it is empty; use a file with one piece a line")
     require("" not in pieces, "vocabulary", str(path), "a line is empty; every line has one piece")
     twice = [piece for piece, count in collections.Counter(pieces).items() if count > 1]
-    require(not twice, "vocabulary", str(path), f"{brief(twice[:3])} occur more than once; each piece has one line")
+    require(
+        not twice,
+        "vocabulary",
+        str(path),
+        f"{brief(twice[:3])} occur more than once; each piece has one line",
+    )
     return pieces
 
 
@@ -128,7 +141,9 @@ def save_vocabulary(pieces: Sequence[str], path: paths.GivenPath) -> None:
       EnvironmentProblem: If the file cannot be written.
     """
     try:
-        paths.local(path, "vocabulary").write_text("".join(f"{piece}\n" for piece in pieces), "utf-8", newline="\n")
+        paths.local(path, "vocabulary").write_text(
+            "".join(f"{piece}\n" for piece in pieces), "utf-8", newline="\n"
+        )
     except OSError as error:
         raise EnvironmentProblem(f"the vocabulary {path} cannot be written: {error}") from error
 
@@ -169,11 +184,17 @@ def decide_normalization(
             words = json.dumps(lowercase), json.dumps(found.do_lower_case)
             say(f"{field} = {words[0]} counts, though {source} says do_lower_case = {words[1]}")
         found = found._replace(do_lower_case=lowercase)
-    fix = "" if lowercase is not None else f"; if that is wrong, give {flag}={json.dumps(not found.do_lower_case)}"
+    fix = (
+        ""
+        if lowercase is not None
+        else f"; if that is wrong, give {flag}={json.dumps(not found.do_lower_case)}"
+    )
     if found.do_lower_case and capitals:
         say(f"{some}, but text is lowercased: these pieces stay unused{fix}")
     if not (found.do_lower_case or capitals):
-        say(f"no piece of {path} has a capital, but text is not lowercased: words with capitals become [UNK]{fix}")
+        say(
+            f"no piece of {path} has a capital, but text is not lowercased: words with capitals become [UNK]{fix}"
+        )
     return found
 
 
@@ -262,7 +283,12 @@ class _Tokenizer(TypedDict):
 
 def _pieces_of_tokenizer(path: Path) -> list[str]:
     found = _read(path, _Tokenizer)
-    require(found is not None, "vocabulary", str(path), "no such file; use a vocab.txt or a tokenizer.json")
+    require(
+        found is not None,
+        "vocabulary",
+        str(path),
+        "no such file; use a vocab.txt or a tokenizer.json",
+    )
     assert found is not None
     model, added = found["model"], found.get("added_tokens", [])
     _check_cut(found, path)
@@ -275,11 +301,23 @@ def _pieces_of_tokenizer(path: Path) -> list[str]:
     )
     ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
     pieces = sorted(ids, key=ids.__getitem__)
-    require(pieces, "vocabulary", str(path), "it has no pieces; use a tokenizer.json of a trained BERT")
+    require(
+        pieces, "vocabulary", str(path), "it has no pieces; use a tokenizer.json of a trained BERT"
+    )
     broken = [piece for piece in pieces if not piece or _NO_LINE.search(piece)]
-    require(not broken, "vocabulary", str(path), f"{brief(broken[:3])} are no lines of text; use another vocabulary")
+    require(
+        not broken,
+        "vocabulary",
+        str(path),
+        f"{brief(broken[:3])} are no lines of text; use another vocabulary",
+    )
     numbered = [ids[piece] for piece in pieces] == list(range(len(pieces)))
-    require(numbered, "vocabulary", str(path), f"its {len(pieces)} pieces are not numbered from 0 on; save it again")
+    require(
+        numbered,
+        "vocabulary",
+        str(path),
+        f"its {len(pieces)} pieces are not numbered from 0 on; save it again",
+    )
     return pieces
 
 
@@ -339,7 +377,9 @@ def _is_workdir(folder: Path) -> bool:
 
 def _with_capitals(pieces: Sequence[str]) -> list[str]:
     """Return the pieces that lowercased text never has, those that begin words first."""
-    found = [piece for piece in pieces if piece != piece.lower() and not _BRACKETED.fullmatch(piece)]
+    found = [
+        piece for piece in pieces if piece != piece.lower() and not _BRACKETED.fullmatch(piece)
+    ]
     return sorted(found, key=lambda piece: piece.startswith(CONTINUED))
 
 

@@ -15,7 +15,9 @@ from lbopt.errors import require
 def join_documents(documents: Iterable[Document], separator: int = SEP) -> np.ndarray:
     """Return the tokens of all documents [tokens] int32, [SEP] (or another id) before each and after the last."""
     end = np.asarray([separator], np.int32)
-    return np.concatenate([end, *(part for document in documents for part in (document.tokens, end))])
+    return np.concatenate(
+        [end, *(part for document in documents for part in (document.tokens, end))]
+    )
 
 
 def make_windows(text: Sequence[Document] | np.ndarray, sequence_length: int) -> ArrayDataset:
@@ -44,7 +46,9 @@ def make_windows(text: Sequence[Document] | np.ndarray, sequence_length: int) ->
     )
     shape = (count, sequence_length)
     used = count * sequence_length
-    return ArrayDataset({"tokens": text[:used].reshape(shape), "next_tokens": text[1 : used + 1].reshape(shape)})
+    return ArrayDataset(
+        {"tokens": text[:used].reshape(shape), "next_tokens": text[1 : used + 1].reshape(shape)}
+    )
 
 
 class Lanes:
@@ -126,7 +130,10 @@ class EvalLanes:
 
     def __init__(self, text: np.ndarray, sequence_length: int):
         require(
-            len(text) >= 2, "config.data.name", len(text), "a part of the text has fewer than two tokens; use more text"
+            len(text) >= 2,
+            "config.data.name",
+            len(text),
+            "a part of the text has fewer than two tokens; use more text",
         )
         self._text, self._length = text, sequence_length
 
@@ -154,4 +161,7 @@ class EvalLanes:
         """Yield [num_lanes, sequence_length] windows step by step: row r goes on where row r of the step before ended."""
         steps = -(-len(self) // num_lanes)
         for step in range(steps):
-            yield {**self.take(np.arange(num_lanes) * steps + step), "is_first": np.full(num_lanes, step == 0)}
+            yield {
+                **self.take(np.arange(num_lanes) * steps + step),
+                "is_first": np.full(num_lanes, step == 0),
+            }

@@ -10,7 +10,9 @@ from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import Step
 
 
-def evaluate(eval_step: Step, state: TrainState, dataset: Dataset, global_batch_size: int) -> dict[str, float]:
+def evaluate(
+    eval_step: Step, state: TrainState, dataset: Dataset, global_batch_size: int
+) -> dict[str, float]:
     """Return the mean of each metric over the whole data set.
 
     The last batch is padded and masked, numerators and denominators are summed over all devices and batches, and the

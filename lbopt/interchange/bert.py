@@ -10,7 +10,15 @@ from lbopt.errors import require, require_choice
 from lbopt.interchange import fields, layouts
 from lbopt.interchange.family import Family
 from lbopt.interchange.fields import COUNT, POSITIVE, RATE, Field
-from lbopt.interchange.names import DENSE, EMBEDDING, LAYER_NORM, TURNED_DENSE, Described, Layer, Leaf
+from lbopt.interchange.names import (
+    DENSE,
+    EMBEDDING,
+    LAYER_NORM,
+    TURNED_DENSE,
+    Described,
+    Layer,
+    Leaf,
+)
 from lbopt.models.bert import Bert
 
 _THEIR_LAYER = "bert.encoder.layer.{i}"
@@ -32,7 +40,11 @@ PRETRAINING = (
     Layer("pooler", "bert.pooler.dense", DENSE),
     Layer("prediction_dense", "cls.predictions.transform.dense", DENSE),
     Layer("prediction_norm", "cls.predictions.transform.LayerNorm", LAYER_NORM),
-    Layer("", "cls.predictions", (Leaf("params", "prediction_bias", "bias", layouts.SAME, is_vector=True),)),
+    Layer(
+        "",
+        "cls.predictions",
+        (Leaf("params", "prediction_bias", "bias", layouts.SAME, is_vector=True),),
+    ),
     Layer("next_sentence", "cls.seq_relationship", DENSE),
 )
 QUESTION_ANSWERING = (Layer("span", "qa_outputs", DENSE),)
@@ -55,7 +67,12 @@ FIXED = {
     "position_embedding_type": "absolute",
     "tie_word_embeddings": True,
 }
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
 """Their name -> ours; of two names for one function, the first is written."""
 
 
@@ -65,7 +82,12 @@ def _module(config: Mapping[str, Any], head: str) -> Bert:
     require_choice("hidden_act", activation, ACTIVATIONS)
     attributes = fields.read(FIELDS, config)
     width, heads = attributes["width"], attributes["num_heads"]
-    require(width % heads == 0, "num_attention_heads", heads, f"they do not share a hidden_size of {width} evenly")
+    require(
+        width % heads == 0,
+        "num_attention_heads",
+        heads,
+        f"they do not share a hidden_size of {width} evenly",
+    )
     return Bert(head=head, activation=ACTIVATIONS[activation], **attributes)
 
 
@@ -73,7 +95,9 @@ def _config(module: Bert, params: types.Params, image_size: int | None) -> dict[
     del params, image_size
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == module.activation)
     found = {**fields.write(FIELDS, module), **FIXED, "hidden_act": activation, "pad_token_id": 0}
-    del found["position_embedding_type"]  # the one there is; newer `transformers` have no such field
+    del found[
+        "position_embedding_type"
+    ]  # the one there is; newer `transformers` have no such field
     return {**found, "intermediate_size": module.inner_width or 4 * module.width}
 
 

@@ -10,7 +10,16 @@ from lbopt import types
 from lbopt.errors import UserError, require, require_choice
 from lbopt.interchange import fields
 from lbopt.interchange.family import Family
-from lbopt.interchange.fields import COUNT, COUNTS, INDICES, ODD_COUNTS, POSITIVE, RATE, STRIDES, Field
+from lbopt.interchange.fields import (
+    COUNT,
+    COUNTS,
+    INDICES,
+    ODD_COUNTS,
+    POSITIVE,
+    RATE,
+    STRIDES,
+    Field,
+)
 from lbopt.interchange.names import BATCH_NORM, CONV, DENSE, DENSE_AS_CONV, Described, Layer, Size
 from lbopt.models import efficientnet
 from lbopt.models.efficientnet import EfficientNet
@@ -44,11 +53,20 @@ FIELDS = (
     Field("drop_connect_rate", "stochastic_depth_rate", 0.2, RATE),
 )
 STAGE_FIELDS = (
-    Field("kernel_sizes", "kernel", tuple(stage.kernel for stage in efficientnet.STAGES), ODD_COUNTS),
+    Field(
+        "kernel_sizes", "kernel", tuple(stage.kernel for stage in efficientnet.STAGES), ODD_COUNTS
+    ),
     Field("strides", "stride", tuple(stage.stride for stage in efficientnet.STAGES), STRIDES),
-    Field("expand_ratios", "expansion", tuple(stage.expansion for stage in efficientnet.STAGES), COUNTS),
+    Field(
+        "expand_ratios",
+        "expansion",
+        tuple(stage.expansion for stage in efficientnet.STAGES),
+        COUNTS,
+    ),
     Field("out_channels", "width", tuple(stage.width for stage in efficientnet.STAGES), COUNTS),
-    Field("num_block_repeats", "depth", tuple(stage.depth for stage in efficientnet.STAGES), COUNTS),
+    Field(
+        "num_block_repeats", "depth", tuple(stage.depth for stage in efficientnet.STAGES), COUNTS
+    ),
 )
 """Their defaults are the numbers of B0, and the coefficients those of B7."""
 FIXED = {"pooling_type": "mean"}
@@ -71,7 +89,12 @@ def _module(config: Mapping[str, Any]) -> EfficientNet:
     )
     blocks = sum(math.ceil(network.depth_coefficient * stage.depth) for stage in network.stages)
     padded = list(network.symmetric_blocks or ())
-    require(all(number < blocks for number in padded), "depthwise_padding", padded, f"there are {blocks} blocks")
+    require(
+        all(number < blocks for number in padded),
+        "depthwise_padding",
+        padded,
+        f"there are {blocks} blocks",
+    )
     return network
 
 
@@ -86,7 +109,8 @@ def _stages(config: Mapping[str, Any]) -> tuple[efficientnet.Stage, ...]:
             f"give {count}, one for each of out_channels",
         )
     return tuple(
-        efficientnet.Stage(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
+        efficientnet.Stage(**dict(zip(columns, row, strict=True)))
+        for row in zip(*columns.values(), strict=True)
     )
 
 
@@ -96,7 +120,9 @@ def _config(module: EfficientNet, params: types.Params, image_size: int | None) 
         require(getattr(module, name) == value, name, getattr(module, name), fix)
     module = module.clone(symmetric_blocks=_symmetric_blocks(module, image_size))
     stages = [efficientnet.Stage(*stage) for stage in module.stages]
-    columns = {field.theirs: [getattr(stage, field.ours) for stage in stages] for field in STAGE_FIELDS}
+    columns = {
+        field.theirs: [getattr(stage, field.ours) for stage in stages] for field in STAGE_FIELDS
+    }
     return {
         **fields.write(FIELDS, module),
         **columns,
@@ -115,7 +141,9 @@ def _symmetric_blocks(module: EfficientNet, image_size: int | None) -> tuple[int
     if module.symmetric_blocks is not None:
         return tuple(module.symmetric_blocks)
     if image_size is None:
-        raise UserError("image_size = None: padding follows from it; say the side of the images the network is for")
+        raise UserError(
+            "image_size = None: padding follows from it; say the side of the images the network is for"
+        )
     fix = "transformers' stem pads right and bottom only, which is right for even sides; use an even one"
     require(image_size % 2 == 0, "image_size", image_size, fix)
     return efficientnet.symmetric_blocks(module, image_size)
@@ -125,17 +153,26 @@ def _layers(module: EfficientNet, config: Mapping[str, Any]) -> Iterator[Describ
     scaled = ("width_coefficient", "depth_divisor")
     depth = ("depth_coefficient", "num_block_repeats")
     before = Size(module.scaled(module.stem_width), *scaled)
-    yield Described("stem_conv", (3, 3, Size(config.get("num_channels", 3), "num_channels"), before))
+    yield Described(
+        "stem_conv", (3, 3, Size(config.get("num_channels", 3), "num_channels"), before)
+    )
     yield Described("stem_norm", (before,))
     for number, block in enumerate(module.each_block()):
         inside = Size(before * block.expansion, "expand_ratios", *before.fields)
-        squeeze = Size(max(1, int(before * module.squeeze_ratio)), "squeeze_expansion_ratio", *before.fields)
+        squeeze = Size(
+            max(1, int(before * module.squeeze_ratio)), "squeeze_expansion_ratio", *before.fields
+        )
         width = Size(block.width, "out_channels", *scaled)
         kernel = Size(block.kernel, "kernel_sizes")
         if block.expansion != 1:
-            yield Described(f"block{number}/expand_conv", (1, 1, before, inside), ("expand_ratios", *depth))
+            yield Described(
+                f"block{number}/expand_conv", (1, 1, before, inside), ("expand_ratios", *depth)
+            )
             yield Described(f"block{number}/expand_norm", (inside,), ("expand_ratios", *depth))
-        for name, shape in (("depthwise", (kernel, kernel, 1, inside)), ("project", (1, 1, inside, width))):
+        for name, shape in (
+            ("depthwise", (kernel, kernel, 1, inside)),
+            ("project", (1, 1, inside, width)),
+        ):
             yield Described(f"block{number}/{name}_conv", shape, depth)
             yield Described(f"block{number}/{name}_norm", shape[-1:], depth)
         yield Described(f"block{number}/squeeze_excite/reduce", (inside, squeeze), depth)

@@ -32,7 +32,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _list_of(allows: Callable[[Any], bool], length: int = 0) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, (list, tuple)) and len(value) >= length and all(map(allows, value))
+    return lambda value: (
+        isinstance(value, (list, tuple)) and len(value) >= length and all(map(allows, value))
+    )
 
 
 COUNT = Kind(_is_count, "give a whole number >= 1")
@@ -40,7 +42,9 @@ COUNTS = Kind(_list_of(_is_count, 1), "give a list of whole numbers >= 1")
 ODD_COUNTS = Kind(_list_of(lambda v: _is_count(v) and v % 2 == 1, 1), "give a list of odd numbers")
 STRIDES = Kind(_list_of(lambda v: _is_count(v) and v <= 2, 1), "give a list of strides 1 and 2")
 INDICES = Kind(_list_of(lambda v: _is_count(v) or v == 0), "give a list of block numbers")
-POSITIVE = Kind(lambda value: _is_number(value) and 0 < value <= 1000, "give a number > 0, and at most 1000")
+POSITIVE = Kind(
+    lambda value: _is_number(value) and 0 < value <= 1000, "give a number > 0, and at most 1000"
+)
 RATE = Kind(lambda value: _is_number(value) and 0 <= value < 1, "give a number in [0, 1)")
 
 
@@ -82,20 +86,31 @@ def get(config: Mapping[str, Any], name: str, default: Any, kind: Kind) -> Any:
 
 def sizes(table: tuple[Field, ...], module: nn.Module) -> dict[str, Size]:
     """Return the module's attributes that are counts, with the fields that say them."""
-    return {field.ours: Size(getattr(module, field.ours), field.theirs) for field in table if field.kind is COUNT}
+    return {
+        field.ours: Size(getattr(module, field.ours), field.theirs)
+        for field in table
+        if field.kind is COUNT
+    }
 
 
 def write(table: tuple[Field, ...], module: nn.Module) -> dict[str, Any]:
     """Return fields of config.json."""
     values = {field.theirs: getattr(module, field.ours) for field in table}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
+    }
 
 
 def require_fixed(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     """Raise `UserError` unless the fields that are given have the one value that our network has."""
     for name, value in fixed.items():
         given = config.get(name, value)
-        require(given == value, name, given, f"lbopt's network has {value!r} there; give a model of that kind")
+        require(
+            given == value,
+            name,
+            given,
+            f"lbopt's network has {value!r} there; give a model of that kind",
+        )
 
 
 def num_labels(config: Mapping[str, Any]) -> Size:
@@ -103,7 +118,12 @@ def num_labels(config: Mapping[str, Any]) -> Size:
     labels = config.get("id2label")
     if labels is None:
         return Size(get(config, "num_labels", 2, COUNT), "num_labels", "id2label")
-    require(isinstance(labels, dict) and labels, "id2label", labels, "give an object with a name for each class")
+    require(
+        isinstance(labels, dict) and labels,
+        "id2label",
+        labels,
+        "give an object with a name for each class",
+    )
     return Size(len(labels), "id2label")
 
 

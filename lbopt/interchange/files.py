@@ -70,8 +70,14 @@ def weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
 
 def _shard_names(index: pathlib.Path) -> list[str]:
     names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
-        raise UserError(f"{index}: weight_map = {str(names)[:60]!r}: it names no files; save the model again")
+    if (
+        not isinstance(names, dict)
+        or not names
+        or not all(isinstance(name, str) for name in names.values())
+    ):
+        raise UserError(
+            f"{index}: weight_map = {str(names)[:60]!r}: it names no files; save the model again"
+        )
     return sorted(set(names.values()))
 
 
@@ -86,7 +92,9 @@ def is_there(path: pathlib.Path) -> bool:
         return path.exists()
     except OSError as error:
         kind = UserError if error.errno == errno.ENAMETOOLONG else EnvironmentProblem
-        raise kind(f"{brief(str(path))}: it cannot be looked for ({error.strerror}); use another path") from error
+        raise kind(
+            f"{brief(str(path))}: it cannot be looked for ({error.strerror}); use another path"
+        ) from error
 
 
 def _shard(directory: pathlib.Path, name: str) -> pathlib.Path:
@@ -117,11 +125,15 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     try:
         data = typed_json.read_file(file)
     except OSError as error:
-        raise EnvironmentProblem(f"{file}: cannot be read ({error.strerror}); mend it or use another folder") from error
+        raise EnvironmentProblem(
+            f"{file}: cannot be read ({error.strerror}); mend it or use another folder"
+        ) from error
     except ValueError as error:
         raise UserError(f"{file}: {error}; save the model again") from error
     if not isinstance(data, dict):
-        raise UserError(f"{file}: it holds a {type(data).__name__}, not an object; save the model again")
+        raise UserError(
+            f"{file}: it holds a {type(data).__name__}, not an object; save the model again"
+        )
     return data
 
 
@@ -173,7 +185,9 @@ def opened(file: pathlib.Path) -> Iterator[Any]:
             yield handle
     except (safetensors.SafetensorError, _DamagedHeaderError) as error:
         said = one_line(str(error)[:200])
-        raise UserError(f"{file}: not a whole safetensors file ({said}); fetch or save it again") from error
+        raise UserError(
+            f"{file}: not a whole safetensors file ({said}); fetch or save it again"
+        ) from error
     except OSError as error:
         raise EnvironmentProblem(
             f"{file}: cannot be read ({error.strerror or error}); mend it or use another folder"
@@ -202,13 +216,19 @@ def _check_header(file: pathlib.Path) -> None:
         raise _DamagedHeaderError(f"{len(tensors)} tensors, of {MOST_TENSORS} at most")
 
 
-def write(file: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+def write(
+    file: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
     """Write one safetensors file."""
     try:
-        whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+        whole = {
+            name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()
+        }
         file.touch()
         mode = file.stat().st_mode  # safetensors lets nobody but the owner read
         safetensors_numpy.save_file(whole, file, dict(metadata))
         file.chmod(mode)
     except (safetensors.SafetensorError, OSError) as error:
-        raise EnvironmentProblem(f"{file}: cannot be written ({error}); free space or use another folder") from error
+        raise EnvironmentProblem(
+            f"{file}: cannot be written ({error}); free space or use another folder"
+        ) from error

@@ -23,9 +23,13 @@ def require_new(path: paths.GivenPath, field: str) -> pathlib.Path:
     try:
         taken = any(place.iterdir()) if place.is_dir() else os.path.lexists(place)
     except OSError as error:
-        raise EnvironmentProblem(f"{field} = {str(path)!r}: cannot be read ({error.strerror}); use another") from error
+        raise EnvironmentProblem(
+            f"{field} = {str(path)!r}: cannot be read ({error.strerror}); use another"
+        ) from error
     if taken:
-        raise UserError(f"{field} = {str(path)!r}: something is there, and nothing is overwritten; give a new folder")
+        raise UserError(
+            f"{field} = {str(path)!r}: something is there, and nothing is overwritten; give a new folder"
+        )
     return place
 
 

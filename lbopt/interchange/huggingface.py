@@ -23,7 +23,12 @@ from lbopt.interchange.names import Tensor
 from lbopt.models.bert import unstack_layers
 from lbopt.shown import one_line
 
-FAMILIES = (bert.PRETRAINING_FAMILY, bert.QUESTION_ANSWERING_FAMILY, resnet.FAMILY, efficientnet.FAMILY)
+FAMILIES = (
+    bert.PRETRAINING_FAMILY,
+    bert.QUESTION_ANSWERING_FAMILY,
+    resnet.FAMILY,
+    efficientnet.FAMILY,
+)
 FORMER_NAMES = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 """Of layer norms, in files that were converted from TensorFlow's."""
 _SURPLUS = 1000
@@ -97,12 +102,19 @@ def save_huggingface(
     family = next((family for family in FAMILIES if family.describes(module)), None)
     if family is None:
         kind = type(module).__name__
-        raise UserError(f"module = {kind}: transformers has no such network; use format safetensors")
+        raise UserError(
+            f"module = {kind}: transformers has no such network; use format safetensors"
+        )
     if getattr(module, "scan", False):
         variables = {**variables, "params": unstack_layers(variables["params"])}
         module = module.clone(scan=False)
     described = family.config(module, variables["params"], image_size)
-    config = {"architectures": [family.architecture], "model_type": family.model_type, "dtype": "float32", **described}
+    config = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "dtype": "float32",
+        **described,
+    }
     arrays = _to_theirs(family, module, config, variables)
     with folders.new_folder(directory, field) as folder:
         files.write(folder / files.WEIGHTS, arrays, {**(metadata or {}), "format": "pt"})
@@ -112,22 +124,36 @@ def save_huggingface(
 
 
 def _to_theirs(
-    family: Family, module: nn.Module, config: Mapping[str, Any], variables: Mapping[str, types.PyTree]
+    family: Family,
+    module: nn.Module,
+    config: Mapping[str, Any],
+    variables: Mapping[str, types.PyTree],
 ) -> dict[str, np.ndarray]:
     given = names.flatten(variables)
-    wanted = {tensor.ours: tensor for tensor in names.tensors(family.table, family.layers(module, config))}
+    wanted = {
+        tensor.ours: tensor for tensor in names.tensors(family.table, family.layers(module, config))
+    }
     for name in sorted(wanted.keys() ^ given.keys()):
-        require(name in given, "variables", name, "it is missing; give all collections of this module")
         require(
-            name in wanted, "variables", name, "this module has no such variable; give the variables that belong to it"
+            name in given, "variables", name, "it is missing; give all collections of this module"
+        )
+        require(
+            name in wanted,
+            "variables",
+            name,
+            "this module has no such variable; give the variables that belong to it",
         )
     arrays = {}
     for ours, tensor in sorted(wanted.items()):
         fix = f"the module has {tensor.shape}"
-        require(given[ours].shape == tensor.shape, f"variables[{ours!r}].shape", given[ours].shape, fix)
+        require(
+            given[ours].shape == tensor.shape, f"variables[{ours!r}].shape", given[ours].shape, fix
+        )
         arrays[tensor.theirs] = tensor.layout.to_theirs(np.asarray(given[ours], np.float32))
         if tensor.theirs.endswith(".running_mean"):
-            arrays[tensor.theirs.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
+            arrays[tensor.theirs.replace("running_mean", "num_batches_tracked")] = np.zeros(
+                (), np.int64
+            )
     return arrays
 
 
@@ -143,12 +169,16 @@ def _read_config(folder: pathlib.Path) -> dict[str, Any]:
 def _family_of(config: Mapping[str, Any]) -> Family:
     given = config.get("architectures")
     known = {name: family for family in FAMILIES for name in (family.architecture, *family.also)}
-    names_given = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    names_given = (
+        [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    )
     found = [known[name] for name in names_given if name in known]
     fix = f"a folder of another architecture; lbopt reads {', '.join(family.architecture for family in FAMILIES)}"
     require(len(found) == 1, "architectures", given, fix)
     family = found[0]
-    require(config.get("model_type") == family.model_type, "model_type", config.get("model_type"), fix)
+    require(
+        config.get("model_type") == family.model_type, "model_type", config.get("model_type"), fix
+    )
     return family
 
 
@@ -162,7 +192,9 @@ def _canonical(entries: Iterable[Entry], family: Family) -> dict[str, Entry]:
         if not any(re.fullmatch(pattern, name) for pattern in family.ignored):
             if name in found:
                 twice = f"{_shown([found[name].name])} is in {found[name].file.name} too"
-                raise UserError(f"{entry.file}: {_shown([entry.name])}: {twice}; keep the right one of them")
+                raise UserError(
+                    f"{entry.file}: {_shown([entry.name])}: {twice}; keep the right one of them"
+                )
             found[name] = entry
     for alias, source in family.tied.items():
         if alias in found and source not in found:
@@ -188,7 +220,11 @@ def _checked(
     found: dict[str, Tensor] = {tensor.theirs: tensor for tensor in looked_for}
     missing = [tensor for name, tensor in found.items() if name not in entries]
     if missing:
-        count = f"{len(missing)} of {len(found)}" if len(missing) < _SURPLUS else f"{_SURPLUS} or more of the"
+        count = (
+            f"{len(missing)} of {len(found)}"
+            if len(missing) < _SURPLUS
+            else f"{_SURPLUS} or more of the"
+        )
         said = _said(missing[0].because, config)
         raise UserError(
             f"{folder}: {tree.some(sorted(tensor.theirs for tensor in missing))} missing ({count} tensors of {family.architecture}"
@@ -223,7 +259,9 @@ def _check_tensor(entry: Entry, shape: tuple[int, ...], config: Mapping[str, Any
     field = f"{entry.file}: shape of {entry.name}"
     if entry.shape != shape:
         same_rank = len(entry.shape) == len(shape)
-        wrong = [length for i, length in enumerate(shape) if not same_rank or entry.shape[i] != length]
+        wrong = [
+            length for i, length in enumerate(shape) if not same_rank or entry.shape[i] != length
+        ]
         said = _said((name for length in wrong for name in getattr(length, "fields", ())), config)
         fix = f"config.json says {shape}{said and ' by '}{said}; config.json and weights must be of one model: save it again"
         raise UserError(f"{field} = {brief(entry.shape)}: {fix}")
@@ -233,7 +271,10 @@ def _check_tensor(entry: Entry, shape: tuple[int, ...], config: Mapping[str, Any
 
 def _check_memory(shapes: Iterable[tuple[int, ...]], folder: pathlib.Path) -> None:
     """Raise `EnvironmentProblem` if the arrays cannot be held: a file with holes takes no disk for them."""
-    needed, there = 4 * sum(map(math.prod, shapes)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed, there = (
+        4 * sum(map(math.prod, shapes)),
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
     if needed > there:
         raise EnvironmentProblem(
             f"{folder}: its parameters take {needed / 1e9:.0f} GB in fp32, and this machine has {there / 1e9:.0f} GB of memory; "
@@ -244,7 +285,10 @@ def _check_memory(shapes: Iterable[tuple[int, ...]], folder: pathlib.Path) -> No
 def _said(fields_named: Iterable[str], config: Mapping[str, Any]) -> str:
     """Return what `config.json` says in some fields."""
     known = dict.fromkeys(fields_named)
-    return ", ".join(f"{name} = {brief(config[name], 60)}" if name in config else f"{name} left out" for name in known)
+    return ", ".join(
+        f"{name} = {brief(config[name], 60)}" if name in config else f"{name} left out"
+        for name in known
+    )
 
 
 def _shown(names_there: Iterable[str]) -> str:

@@ -149,7 +149,13 @@ def tensors(table: Iterable[Layer], layers: Iterable[Described]) -> Iterator[Ten
         theirs, leaves = _layer(table, path)
         for leaf in leaves:
             ours = "/".join(filter(None, (leaf.collection, path, leaf.ours)))
-            yield Tensor(ours, f"{theirs}.{leaf.theirs}", leaf.layout, shape[-1:] if leaf.is_vector else shape, because)
+            yield Tensor(
+                ours,
+                f"{theirs}.{leaf.theirs}",
+                leaf.layout,
+                shape[-1:] if leaf.is_vector else shape,
+                because,
+            )
 
 
 def _layer(table: Iterable[Layer], path: str) -> tuple[str, tuple[Leaf, ...]]:

@@ -18,7 +18,9 @@ FORMAT = "lbopt"
 
 
 def save_safetensors(
-    file: paths.GivenPath, variables: Mapping[str, types.PyTree], metadata: Mapping[str, str] | None = None
+    file: paths.GivenPath,
+    variables: Mapping[str, types.PyTree],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write variables under their names, `params/...` and `batch_stats/...`, in the precision they have.
 
@@ -54,7 +56,10 @@ def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, s
     with _opened(file) as (handle, metadata):
         keys = list(handle.keys())
         _check_names(keys, str(file))
-        flat = {name: jnp.asarray(files.tensor(handle, paths.local(file, "file"), name)) for name in keys}
+        flat = {
+            name: jnp.asarray(files.tensor(handle, paths.local(file, "file"), name))
+            for name in keys
+        }
     return names.unflatten(flat), metadata
 
 
@@ -88,4 +93,6 @@ def _check_names(keys: list[str], place: str) -> None:
         parts = name.split("/")
         above = {"/".join(parts[:end]) for end in range(1, min(len(parts), typed_json.DEEPEST))}
         if len(parts) > typed_json.DEEPEST or above & known:
-            raise UserError(f"{place}: {brief(name)} cannot be the name of an array beside the others; export it again")
+            raise UserError(
+                f"{place}: {brief(name)} cannot be the name of an array beside the others; export it again"
+            )

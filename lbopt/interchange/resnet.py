@@ -33,7 +33,11 @@ FIELDS = (
     Field("hidden_sizes", "widths", (256, 512, 1024, 2048), COUNTS),
     Field("depths", "depths", (3, 4, 6, 3), COUNTS),
 )
-FIXED = {"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False}
+FIXED = {
+    "hidden_act": "relu",
+    "downsample_in_first_stage": False,
+    "downsample_in_bottleneck": False,
+}
 LAYER_TYPES = {"bottleneck": True, "basic": False}
 EPSILON = 1e-5
 """PyTorch's default, which `transformers` has no field for."""
@@ -53,7 +57,12 @@ def _module(config: Mapping[str, Any]) -> ResNet:
     )
     bottleneck = LAYER_TYPES[layer_type]
     fix = "a bottleneck is a quarter as wide; give widths of at least 4, or layer_type basic"
-    require(min(attributes["widths"]) >= 4 or not bottleneck, "hidden_sizes", list(attributes["widths"]), fix)
+    require(
+        min(attributes["widths"]) >= 4 or not bottleneck,
+        "hidden_sizes",
+        list(attributes["widths"]),
+        fix,
+    )
     fields.get(config, "num_channels", 3, COUNT)
     return ResNet(
         bottleneck=bottleneck,
@@ -65,12 +74,12 @@ def _module(config: Mapping[str, Any]) -> ResNet:
 
 def _config(module: ResNet, params: types.Params, image_size: int | None) -> dict[str, Any]:
     del image_size
-    fix = (
-        "transformers' stem is 7 x 7 with stride 2; only 'conv7' and 'space_to_depth' are that; use format safetensors"
-    )
+    fix = "transformers' stem is 7 x 7 with stride 2; only 'conv7' and 'space_to_depth' are that; use format safetensors"
     require(module.stem != "conv3", "stem", module.stem, fix)
     fix = f"transformers' ResNet has {EPSILON} and no field for it; use format safetensors"
-    require(module.batch_norm_epsilon == EPSILON, "batch_norm_epsilon", module.batch_norm_epsilon, fix)
+    require(
+        module.batch_norm_epsilon == EPSILON, "batch_norm_epsilon", module.batch_norm_epsilon, fix
+    )
     return {
         **fields.write(FIELDS, module),
         **FIXED,

@@ -54,7 +54,9 @@ def run(place: Place, arguments: Sequence[str], saves: bool) -> int:
             line = f"{place.host} is a loopback address here, so process 0 listens on every interface; --coordinator_bind_address names one"
             _say(arguments[0], f"--coordinator_address = '{place.host}:{place.port}': {line}")
         wire = _connect(place, secret, hub, signals)
-        code = _Guard(place, wire, arguments, saves, signals, hub is not None and hub.everywhere).watch()
+        code = _Guard(
+            place, wire, arguments, saves, signals, hub is not None and hub.everywhere
+        ).watch()
     if hub is not None:
         hub.join(SILENT_S)
         if closed := hub.strangers():
@@ -74,7 +76,12 @@ def _open_hub(place: Place, secret: bytes, signals: _Signals) -> Hub:
             time.sleep(_RETRY_S)
         except EnvironmentProblem:
             with contextlib.suppress(OSError, EnvironmentProblem):
-                wire = _greeted(socket.create_connection((place.host, place.port), timeout=1), place, secret, signals)
+                wire = _greeted(
+                    socket.create_connection((place.host, place.port), timeout=1),
+                    place,
+                    secret,
+                    signals,
+                )
                 _next(wire, signals)
                 wire.close()
             raise
@@ -82,7 +89,9 @@ def _open_hub(place: Place, secret: bytes, signals: _Signals) -> Hub:
 
 def _no_such_host(place: Place) -> UserError:
     flag, host, port = place.listens
-    return UserError(f"--{flag} = '{host}:{port}': there is no host of that name; give HOST:PORT of process 0")
+    return UserError(
+        f"--{flag} = '{host}:{port}': there is no host of that name; give HOST:PORT of process 0"
+    )
 
 
 def _say(command: str, line: str) -> None:
@@ -119,7 +128,9 @@ def _connect(place: Place, secret: bytes, hub: Hub | None, signals: _Signals) ->
     until, said = time.monotonic() + place.start_timeout_s, time.monotonic() + 5
     while True:
         try:
-            connection = socket.create_connection(hub.address if hub else (place.host, place.port), timeout=5)
+            connection = socket.create_connection(
+                hub.address if hub else (place.host, place.port), timeout=5
+            )
             return _greeted(connection, place, secret, signals)
         except socket.gaierror as error:
             if error.errno != socket.EAI_AGAIN:
@@ -147,11 +158,17 @@ def _greeted(connection: socket.socket, place: Place, secret: bytes, signals: _S
       OSError: if it closes the connection: it may have had too many.
     """
     at = f"--coordinator_address: what listens at {place.host}:{place.port}"
-    nobody = EnvironmentProblem(f"{at} is no process 0 of lbopt; start process 0 there, or give another port")
+    nobody = EnvironmentProblem(
+        f"{at} is no process 0 of lbopt; start process 0 there, or give another port"
+    )
     wire = Wire(connection, MOST_HELLO_BYTES)
     try:
         asked = _next(wire, signals)
-        if asked is not None and type(asked.get("lbopt")) is int and asked["lbopt"] != secrets.PROTOCOL:
+        if (
+            asked is not None
+            and type(asked.get("lbopt")) is int
+            and asked["lbopt"] != secrets.PROTOCOL
+        ):
             raise EnvironmentProblem(
                 f"{at} has another version of lbopt than this process; install one version on all hosts"
             )
@@ -168,7 +185,9 @@ def _greeted(connection: socket.socket, place: Place, secret: bytes, signals: _S
                 f"{at} has another secret than this process; {secrets.HOW} (without either it is in each host's home folder)"
             )
         if not secrets.is_hub(secret, asked["nonce"], nonce, proof):
-            raise EnvironmentProblem(f"{at} does not know the job's secret; {secrets.HOW}, and see what listens there")
+            raise EnvironmentProblem(
+                f"{at} does not know the job's secret; {secrets.HOW}, and see what listens there"
+            )
     except BaseException:
         wire.close()
         raise
@@ -204,7 +223,13 @@ def _next(wire: Wire, signals: _Signals) -> dict[str, Any] | None:
 
 class _Guard:
     def __init__(
-        self, place: Place, wire: Wire, arguments: Sequence[str], saves: bool, signals: _Signals, everywhere: bool
+        self,
+        place: Place,
+        wire: Wire,
+        arguments: Sequence[str],
+        saves: bool,
+        signals: _Signals,
+        everywhere: bool,
     ):
         self._everywhere = everywhere
         self._place, self._hub, self._arguments, self._signals = place, wire, arguments, signals
@@ -298,7 +323,9 @@ class _Guard:
         elif "failed" in message:
             self._has_spoken = True
             code = message["failed"]
-            self._fail(code, message["line"], "said" if code in (EXIT_USER, EXIT_ENVIRONMENT) else "bug")
+            self._fail(
+                code, message["line"], "said" if code in (EXIT_USER, EXIT_ENVIRONMENT) else "bug"
+            )
         else:
             self._hub.send(**message)
 
@@ -313,7 +340,10 @@ class _Guard:
         self._member = Wire(ours)
         self._member.settimeout(_SENDING_S)
         self._selector.register(self._member, selectors.EVENT_READ)
-        environment = {**os.environ, member.VARIABLE: member.describe(self._place, theirs.fileno(), self._everywhere)}
+        environment = {
+            **os.environ,
+            member.VARIABLE: member.describe(self._place, theirs.fileno(), self._everywhere),
+        }
         self._child = subprocess.Popen(
             [sys.executable, "-m", "lbopt", *self._arguments],
             env=environment,
@@ -331,7 +361,11 @@ class _Guard:
         if self._failed is None and code == -signal.SIGTERM and not self._saves:
             self._fail(_STOPPED, "was stopped", "said")
         elif self._failed is None and code < 0:
-            self._fail(EXIT_ENVIRONMENT, _killed_by(-code), "aborted" if code == -signal.SIGABRT else "died")
+            self._fail(
+                EXIT_ENVIRONMENT,
+                _killed_by(-code),
+                "aborted" if code == -signal.SIGABRT else "died",
+            )
         elif self._failed is None:
             self._fail(code, f"ended with exit code {code}", "bug")
         return None
@@ -349,7 +383,9 @@ class _Guard:
             self._member.send(release=True)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(_LEAVING_S)
-        if not self._has_spoken or kind == "died":  # of what came of a death the child may have spoken
+        if (
+            not self._has_spoken or kind == "died"
+        ):  # of what came of a death the child may have spoken
             self._say(line)
         elif self._failed is not None:
             code = self._failed
@@ -359,7 +395,9 @@ class _Guard:
 
     def _hub_is_gone(self, why: str) -> int:
         self._kill()
-        self._say(f"process 0 of {self._place.count} ({self._place.host}:{self._place.port}) is gone: {why}")
+        self._say(
+            f"process 0 of {self._place.count} ({self._place.host}:{self._place.port}) is gone: {why}"
+        )
         return EXIT_ENVIRONMENT
 
     def _say(self, line: str) -> None:

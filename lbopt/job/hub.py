@@ -124,7 +124,11 @@ class Hub:
         try:
             self._serve_to_the_end()
         except Exception as error:
-            self._end(1, f"the hub of this job, in process 0, has failed ({type(error).__name__}: {error})", "bug")
+            self._end(
+                1,
+                f"the hub of this job, in process 0, has failed ({type(error).__name__}: {error})",
+                "bug",
+            )
             raise
         finally:
             for listener in self._listeners:
@@ -173,7 +177,11 @@ class Hub:
 
     def _make_room(self) -> None:
         """Close the oldest stranger of the address that has most: a flood from one host drives out no other's. None that has proven itself."""
-        addresses = {wire: stranger.address for wire, stranger in self._strangers.items() if stranger.hello is None}
+        addresses = {
+            wire: stranger.address
+            for wire, stranger in self._strangers.items()
+            if stranger.hello is None
+        }
         if addresses:
             busiest = Counter(addresses.values()).most_common(1)[0][0]
             self._close(next(wire for wire, address in addresses.items() if address == busiest))
@@ -193,7 +201,9 @@ class Hub:
         index = self._indices[wire]
         process = self._processes[index]
         if self._told is not None:
-            if messages is None or any("down" in message or "done" in message for message in messages):
+            if messages is None or any(
+                "down" in message or "done" in message for message in messages
+            ):
                 process.down = True
                 self._forget(wire)
         elif messages is None:
@@ -235,7 +245,9 @@ class Hub:
             del self._strangers[wire]
             self._call(wire, stranger.hello, messages[1:])
 
-    def _call(self, wire: QueuedWire, hello: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    def _call(
+        self, wire: QueuedWire, hello: dict[str, Any], messages: list[dict[str, Any]]
+    ) -> None:
         """Take the answer to the roll call of one who knows the secret."""
         index, count, now = hello["index"], hello["count"], time.monotonic()
         name = f"process {index} of {count} ({one_line(hello['where'])})"
@@ -290,7 +302,10 @@ class Hub:
             if now != (process.step, process.doing, process.pulse):
                 process.step, process.doing, process.pulse = now
                 process.since = time.monotonic()
-            process.patience, process.silent_s = message.get("patience", 1), message.get("silent_s", 0.0)
+            process.patience, process.silent_s = (
+                message.get("patience", 1),
+                message.get("silent_s", 0.0),
+            )
         elif "done" in message:
             process.done = True
             self._decide()
@@ -311,7 +326,9 @@ class Hub:
         if len({key for key, _ in said.values()}) > 1:
             keys = ", ".join(f"process {i} {k!r}" for i, (k, _) in sorted(said.items()))
             self._fail(
-                "said", EXIT_USER, f"processes of one job do different things ({keys}); start all with the same command"
+                "said",
+                EXIT_USER,
+                f"processes of one job do different things ({keys}); start all with the same command",
             )
         elif len(said) == self._place.count:
             del self._rounds[number]
@@ -346,9 +363,7 @@ class Hub:
                 self._lose(process, "it does not read what it is told")
                 return
             if now - process.heard > SILENT_S:
-                line = (
-                    f"{process.name} has not been heard of for {SILENT_S:.0f} s: its machine or its network has failed"
-                )
+                line = f"{process.name} has not been heard of for {SILENT_S:.0f} s: its machine or its network has failed"
                 self._fail("died", EXIT_ENVIRONMENT, line)
                 return
         self._look_for_hangs(working, now)
@@ -361,16 +376,24 @@ class Hub:
             line = f"{stopped.name} has stood still for {hang_s:.0f} s (--hang_timeout_s): it was {stopped.doing}"
             self._end(EXIT_ENVIRONMENT, line, "hung")
             return
-        busy = [process for process in working.values() if process.patience] or list(working.values())
+        busy = [process for process in working.values() if process.patience] or list(
+            working.values()
+        )
         if busy and all(now - process.since > hang_s * (process.patience or 1) for process in busy):
-            what = "; ".join(f"{process.name} is {process.doing}" for process in _slowest_first(working))
+            what = "; ".join(
+                f"{process.name} is {process.doing}" for process in _slowest_first(working)
+            )
             seconds = now - max(process.since for process in busy)
-            line = f"nothing has gone on for {seconds:.0f} s (--hang_timeout_s = {hang_s:.0f}): {what}"
+            line = (
+                f"nothing has gone on for {seconds:.0f} s (--hang_timeout_s = {hang_s:.0f}): {what}"
+            )
             self._end(EXIT_ENVIRONMENT, line, "hung")
 
     def _missing(self) -> str:
         missing = [str(index) for index in range(self._place.count) if index not in self._processes]
-        which = f"process {missing[0]}" if len(missing) == 1 else f"processes {', '.join(missing[:8])}"
+        which = (
+            f"process {missing[0]}" if len(missing) == 1 else f"processes {', '.join(missing[:8])}"
+        )
         return (
             f"{which}{' and more' * (len(missing) > 8)} of {self._place.count} did not come within "
             f"{self._place.start_timeout_s:.0f} s: start them, and see that they reach "
@@ -385,7 +408,11 @@ class Hub:
         """Tell all to end, process 0 last: without JAX's coordination service, which it has, the others would be aborted."""
         self._over = True
         self._told = {"code": code, "line": line, "kind": kind}
-        there = {index: process for index, process in self._processes.items() if not (process.down or process.done)}
+        there = {
+            index: process
+            for index, process in self._processes.items()
+            if not (process.down or process.done)
+        }
         for wave in ([p for i, p in there.items() if i], [p for i, p in there.items() if not i]):
             for process in wave:
                 self._send(process.wire, end=self._told)
@@ -430,6 +457,8 @@ class Hub:
 
 def _slowest_first(processes: dict[int, _Process]) -> list[_Process]:
     """Order processes by how far they are; of many that are equally far, one speaks for all."""
-    ordered = sorted(processes.values(), key=lambda process: (process.step, process.doing.startswith("in step")))
+    ordered = sorted(
+        processes.values(), key=lambda process: (process.step, process.doing.startswith("in step"))
+    )
     seen: set[tuple[int, str]] = set()
     return [p for p in ordered if (p.step, p.doing) not in seen and not seen.add((p.step, p.doing))]  # type: ignore[func-returns-value]

@@ -20,15 +20,25 @@ def listen(place: Place) -> tuple[list[socket.socket], bool]:
     the others look for process 0 at an address that cannot be known here.
     """
     flag, host, port = place.listens
-    found = dict.fromkeys((family, at) for family, *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    named = not (place.bind or is_number(host) or host.split(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback"))
-    everywhere = named and all(ipaddress.ip_address(str(at[0]).split("%")[0]).is_loopback for _, at in found)
+    found = dict.fromkeys(
+        (family, at) for family, *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    )
+    named = not (
+        place.bind
+        or is_number(host)
+        or host.split(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback")
+    )
+    everywhere = named and all(
+        ipaddress.ip_address(str(at[0]).split("%")[0]).is_loopback for _, at in found
+    )
     listeners, problem = [], None
     for family, at in {(socket.AF_INET, ("", port)): None} if everywhere else found:
         try:
             both = family == socket.AF_INET6 and at[0] == "::"
             listeners.append(
-                socket.create_server(at, family=family, backlog=max(place.count, 128), dualstack_ipv6=both)
+                socket.create_server(
+                    at, family=family, backlog=max(place.count, 128), dualstack_ipv6=both
+                )
             )
         except OSError as error:
             problem = error

@@ -27,7 +27,17 @@ def describe(place: Place, descriptor: int, everywhere: bool = False) -> str:
     """Return what a guard writes into `VARIABLE`."""
     local = list(place.local_device_ids) if place.local_device_ids else None
     bind = None if place.index or everywhere else place.jax_bind_address
-    return json.dumps([descriptor, place.index, place.count, place.jax_address, place.start_timeout_s, local, bind])
+    return json.dumps(
+        [
+            descriptor,
+            place.index,
+            place.count,
+            place.jax_address,
+            place.start_timeout_s,
+            local,
+            bind,
+        ]
+    )
 
 
 class Alone:
@@ -112,7 +122,11 @@ class Member(Alone):
     ):
         self.index, self.count = index, count
         self.jax_bind_address = jax_bind_address
-        self.jax_address, self.start_timeout_s, self.local_device_ids = jax_address, start_timeout_s, local_device_ids
+        self.jax_address, self.start_timeout_s, self.local_device_ids = (
+            jax_address,
+            start_timeout_s,
+            local_device_ids,
+        )
         self._wire = Wire(connection)
         self._round = 0
         self._said: dict[int, list[Any]] = {}
@@ -179,7 +193,9 @@ class Member(Alone):
         if self._problem is not None:
             raise self._problem
         if self._lost:
-            raise EnvironmentProblem("the guard of this process is gone; run the same command again")
+            raise EnvironmentProblem(
+                "the guard of this process is gone; run the same command again"
+            )
 
     def _listen(self) -> None:
         while (messages := self._wire.receive()) is not None:
@@ -247,5 +263,7 @@ def join() -> Alone:
         return Alone()
     descriptor, *rest = json.loads(described)
     connection = socket.socket(fileno=descriptor)
-    connection.set_inheritable(False)  # the guard hears that this process has ended, whatever it has started
+    connection.set_inheritable(
+        False
+    )  # the guard hears that this process has ended, whatever it has started
     return Member(connection, *rest)

@@ -119,9 +119,13 @@ def find(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | None:
       EnvironmentProblem: if JAX knows the cluster and fails to find the place out.
     """
     shown = {name: f"--{name}" if name in flags else VARIABLES[name] for name in FLAGS}
-    told = {name: environ[variable] for name, variable in VARIABLES.items() if environ.get(variable)} | dict(flags)
+    told = {
+        name: environ[variable] for name, variable in VARIABLES.items() if environ.get(variable)
+    } | dict(flags)
     rest: dict[str, Any] = {
-        name: _seconds(shown[name], told[name]) for name in ("start_timeout_s", "hang_timeout_s") if name in told
+        name: _seconds(shown[name], told[name])
+        for name in ("start_timeout_s", "hang_timeout_s")
+        if name in told
     }
     if "coordinator_bind_address" in told:
         rest["bind"] = _address(shown["coordinator_bind_address"], told["coordinator_bind_address"])
@@ -129,7 +133,12 @@ def find(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | None:
     if not who:
         return _detected(rest) if _may_be_one_of_many(environ) else None
     for name in _WHO:
-        require(name in told, shown[name], None, f"{shown[who[0]]} is given too; give all of {', '.join(_WHO)} or none")
+        require(
+            name in told,
+            shown[name],
+            None,
+            f"{shown[who[0]]} is given too; give all of {', '.join(_WHO)} or none",
+        )
     host, port = _address(shown["coordinator_address"], told["coordinator_address"])
     count = _number(shown["num_processes"], told["num_processes"], 1, 1 << 20)
     index = _number(shown["process_id"], told["process_id"], 0, count - 1)

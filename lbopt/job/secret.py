@@ -72,14 +72,21 @@ def _read(shown: str, given: str) -> bytes:
         raise UserError(
             f"{shown} = {given!r}: {error.strerror}; name a file with the job's secret, the same for all processes"
         ) from error
-    require(not mode & 0o077, shown, given, f"others may read it, its mode is {mode & 0o777:03o}; chmod 600 it")
+    require(
+        not mode & 0o077,
+        shown,
+        given,
+        f"others may read it, its mode is {mode & 0o777:03o}; chmod 600 it",
+    )
     return _checked(f"{shown} = {given!r}", text)
 
 
 def _checked(shown: str, text: bytes) -> bytes:
     text = text.strip()
     if not _LEAST <= len(text) <= _MOST:  # and it is not shown
-        raise UserError(f"{shown}: has {len(text)} characters; give from {_LEAST} to {_MOST}: openssl rand -hex 32")
+        raise UserError(
+            f"{shown}: has {len(text)} characters; give from {_LEAST} to {_MOST}: openssl rand -hex 32"
+        )
     return text
 
 
@@ -113,7 +120,9 @@ def challenge() -> tuple[str, dict[str, Any]]:
     return nonce, {"lbopt": PROTOCOL, "nonce": nonce}
 
 
-def answer(secret: bytes, asked: str, index: int, count: int, where: str) -> tuple[str, dict[str, Any]]:
+def answer(
+    secret: bytes, asked: str, index: int, count: int, where: str
+) -> tuple[str, dict[str, Any]]:
     """Return a guard's number and its answer to the hub's."""
     nonce, where = secrets.token_hex(32), where[:_WHERE]
     proof = _proof(secret, "guard", asked, nonce, index, count, where)
@@ -122,7 +131,9 @@ def answer(secret: bytes, asked: str, index: int, count: int, where: str) -> tup
 
 def believed(secret: bytes, asked: str, hello: Mapping[str, Any]) -> bool | None:
     """Return whether an answer was made with the secret; None if it is none at all."""
-    index, count, where, nonce = (cast(Any, hello.get(name)) for name in ("index", "count", "where", "nonce"))
+    index, count, where, nonce = (
+        cast(Any, hello.get(name)) for name in ("index", "count", "where", "nonce")
+    )
     right = type(index) is int and type(count) is int and 0 <= index < count
     if not (right and isinstance(where, str) and len(where) <= _WHERE and _is_nonce(nonce)):
         return None
@@ -146,7 +157,10 @@ def is_challenge(message: Mapping[str, Any]) -> bool:
 
 def trust(wire: Wire, secret: bytes, asked: str, nonce: str, is_hub: bool) -> None:
     """Let a connection carry codes from here on, with keys of its own for each direction."""
-    ways = [Keys(bytes.fromhex(_proof(secret, f"from the {who}", asked, nonce))) for who in ("hub", "guard")]
+    ways = [
+        Keys(bytes.fromhex(_proof(secret, f"from the {who}", asked, nonce)))
+        for who in ("hub", "guard")
+    ]
     wire.trust(*ways if is_hub else reversed(ways))
 
 
@@ -155,7 +169,9 @@ def _is_nonce(value: Any) -> bool:
 
 
 def _equal(given: Any, right: str) -> bool:
-    return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), right.encode())
+    return isinstance(given, str) and hmac.compare_digest(
+        given.encode(errors="replace"), right.encode()
+    )
 
 
 def _proof(secret: bytes, *said: str | int) -> str:

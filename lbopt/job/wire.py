@@ -67,7 +67,9 @@ class Wire:
         self._rest = bytearray()
         self._sending = threading.Lock()
         self._keys: tuple[Keys, Keys] | None = None
-        with contextlib.suppress(OSError):  # only TCP has it: there a short line would wait 40 ms for the one before it
+        with contextlib.suppress(
+            OSError
+        ):  # only TCP has it: there a short line would wait 40 ms for the one before it
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:

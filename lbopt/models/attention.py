@@ -64,18 +64,38 @@ def _forward(query_BHKQ, key_BHKS, value_BHKS, mask_BS, keep_BHQS, kept_share):
 
 
 def _backward(kept_share, residuals, gradient_BHKQ):
-    query_BHKQ, key_BHKS, value_BHKS, mask_BS, keep_BHQS, exponentials_BHQS, sums_BHQ, context_BHKQ = residuals
+    (
+        query_BHKQ,
+        key_BHKS,
+        value_BHKS,
+        mask_BS,
+        keep_BHQS,
+        exponentials_BHQS,
+        sums_BHQ,
+        context_BHKQ,
+    ) = residuals
     dtype, wide = value_BHKS.dtype, sums_BHQ.dtype
     gradient_BHKQ = gradient_BHKQ.astype(wide)
     means_BHQ = jnp.sum(gradient_BHKQ * context_BHKQ.astype(wide), 2) / sums_BHQ
     gradient_BHKQ = (gradient_BHKQ / (kept_share * sums_BHQ)[:, :, None]).astype(dtype)
     d_value_BHKS = _product("BHQS,BHKQ->BHKS", _kept(exponentials_BHQS, keep_BHQS), gradient_BHKQ)
-    d_scores_BHQS = _kept(_product("BHKQ,BHKS->BHQS", gradient_BHKQ, value_BHKS), keep_BHQS) - means_BHQ[..., None]
-    d_scores_BHQS = jnp.where(mask_BS[:, None, None, :], exponentials_BHQS.astype(wide) * d_scores_BHQS, 0)
+    d_scores_BHQS = (
+        _kept(_product("BHKQ,BHKS->BHQS", gradient_BHKQ, value_BHKS), keep_BHQS)
+        - means_BHQ[..., None]
+    )
+    d_scores_BHQS = jnp.where(
+        mask_BS[:, None, None, :], exponentials_BHQS.astype(wide) * d_scores_BHQS, 0
+    )
     d_scores_BHQS = (d_scores_BHQS * query_BHKQ.shape[2] ** -0.5).astype(dtype)
     d_query_BHKQ = _product("BHQS,BHKS->BHKQ", d_scores_BHQS, key_BHKS)
     d_key_BHKS = _product("BHQS,BHKQ->BHKS", d_scores_BHQS, query_BHKQ)
-    return d_query_BHKQ.astype(dtype), d_key_BHKS.astype(dtype), d_value_BHKS.astype(dtype), None, None
+    return (
+        d_query_BHKQ.astype(dtype),
+        d_key_BHKS.astype(dtype),
+        d_value_BHKS.astype(dtype),
+        None,
+        None,
+    )
 
 
 attend.defvjp(_forward, _backward)

@@ -115,7 +115,9 @@ class Bert(nn.Module):
         words = Embedding(self.vocab_size, self.width, name="word_embedding")
         x_BLD = self._embed(words, inputs, train)
         mask = inputs.get("attention_mask")
-        x_BLD = self._encode(x_BLD, jnp.ones(ids.shape, bool) if mask is None else mask.astype(bool), train)
+        x_BLD = self._encode(
+            x_BLD, jnp.ones(ids.shape, bool) if mask is None else mask.astype(bool), train
+        )
         if self.head == "question_answering":
             span = _dense(2, jnp.float32, "span")(x_BLD)
             return {"start_logits": span[..., 0], "end_logits": span[..., 1]}
@@ -130,7 +132,9 @@ class Bert(nn.Module):
         positions = Embedding(self.max_length, self.width, name="position_embedding")
         x_BLD = words(ids) + positions.table()[None, : ids.shape[1]]
         x_BLD = x_BLD + Embedding(self.num_segments, self.width, name="segment_embedding")(segments)
-        return Dropout(self.dropout_rate)(_norm(self.epsilon, self.dtype, "embedding_norm")(x_BLD), train)
+        return Dropout(self.dropout_rate)(
+            _norm(self.epsilon, self.dtype, "embedding_norm")(x_BLD), train
+        )
 
     def _encode(self, x_BLD: jax.Array, mask_BL: jax.Array, train: bool) -> jax.Array:
         options = (
@@ -162,12 +166,16 @@ class Bert(nn.Module):
             x_BLD, _ = layer(*options, name=f"layer{number}")(x_BLD, mask_BL)
         return x_BLD
 
-    def _predict(self, words: Embedding, x_BLD: jax.Array, positions_BP: jax.Array | None) -> jax.Array:
+    def _predict(
+        self, words: Embedding, x_BLD: jax.Array, positions_BP: jax.Array | None
+    ) -> jax.Array:
         if positions_BP is not None:
             x_BLD = jnp.take_along_axis(x_BLD, positions_BP[..., None], axis=1)
         y = ACTIVATIONS[self.activation](_dense(self.width, self.dtype, "prediction_dense")(x_BLD))
         y = _norm(self.epsilon, self.dtype, "prediction_norm")(y)
-        bias = self.param("prediction_bias", nn.initializers.zeros_init(), (self.vocab_size,), jnp.float32)
+        bias = self.param(
+            "prediction_bias", nn.initializers.zeros_init(), (self.vocab_size,), jnp.float32
+        )
         decoded = words.decode(y, self.dtype)
         return decoded + jax.lax.broadcast_to_rank(bias, decoded.ndim)
 
@@ -185,7 +193,9 @@ class Bert(nn.Module):
                 f"sequence_length = {length!r}: the model has {self.max_length} positions; use shorter sequences or more positions"
             )
         if self.width % self.num_heads:
-            raise UserError(f"num_heads = {self.num_heads!r}: they do not share a width of {self.width} evenly")
+            raise UserError(
+                f"num_heads = {self.num_heads!r}: they do not share a width of {self.width} evenly"
+            )
         if self.scan and self.remat_layers is not None:
             raise UserError(
                 f"remat_layers = {self.remat_layers!r}: a scan has one layer for all; set scan=False, or leave it out"
@@ -225,12 +235,18 @@ class Layer(nn.Module):
         """Map [B, L, D] to the same shape; the second result is for `nn.scan`."""
         width = x_BLD.shape[-1]
         attended = self._attend(x_BLD, mask_BL)
-        y = checkpoint_name(_HeadJoin(width, self.dtype, name="attention_output")(attended), "attention_output")
-        x_BLD = _norm(self.epsilon, self.dtype, "attention_norm")(x_BLD + Dropout(self.dropout_rate)(y, self.train))
+        y = checkpoint_name(
+            _HeadJoin(width, self.dtype, name="attention_output")(attended), "attention_output"
+        )
+        x_BLD = _norm(self.epsilon, self.dtype, "attention_norm")(
+            x_BLD + Dropout(self.dropout_rate)(y, self.train)
+        )
         inner_BLF = checkpoint_name(_dense(self.inner_width, self.dtype, "inner")(x_BLD), "inner")
         y = _dense(width, self.dtype, "output")(ACTIVATIONS[self.activation](inner_BLF))
         y = checkpoint_name(y, "output")
-        return _norm(self.epsilon, self.dtype, "output_norm")(x_BLD + Dropout(self.dropout_rate)(y, self.train)), None
+        return _norm(self.epsilon, self.dtype, "output_norm")(
+            x_BLD + Dropout(self.dropout_rate)(y, self.train)
+        ), None
 
     def _attend(self, x_BLD: jax.Array, mask_BL: jax.Array) -> jax.Array:
         """Map [B, L, D] to the context of every head, [B, H, K, L]."""
@@ -242,7 +258,9 @@ class Layer(nn.Module):
 
         query, key, value = project("query"), project("key"), project("value")
         shape = (self.num_heads, length, length)
-        keep, share = Dropout(self.attention_dropout_rate, name="attention_dropout").keep(batch, shape, self.train)
+        keep, share = Dropout(self.attention_dropout_rate, name="attention_dropout").keep(
+            batch, shape, self.train
+        )
         return attention.attend(query, key, value, mask_BL, keep, share)
 
 
@@ -264,8 +282,12 @@ class _HeadProjection(nn.Module):
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         """Map [B, L, D] to [B, H, K, L]."""
         width = math.prod(self.heads)
-        weight = self.param("weight", _init, (width, x_BLD.shape[-1]), jnp.float32).astype(self.dtype)
-        bias = self.param("bias", nn.initializers.zeros_init(), (width,), jnp.float32).astype(self.dtype)
+        weight = self.param("weight", _init, (width, x_BLD.shape[-1]), jnp.float32).astype(
+            self.dtype
+        )
+        bias = self.param("bias", nn.initializers.zeros_init(), (width,), jnp.float32).astype(
+            self.dtype
+        )
         y_BWL = jnp.einsum("BLD,WD->BWL", x_BLD.astype(self.dtype), weight) + bias[None, :, None]
         return y_BWL.reshape(-1, *self.heads, x_BLD.shape[1])
 
@@ -285,8 +307,12 @@ class _HeadJoin(nn.Module):
     def __call__(self, y_BHKL: jax.Array) -> jax.Array:
         """Map [B, H, K, L] to [B, L, D]."""
         heads = y_BHKL.shape[1:3]
-        kernel = self.param("kernel", _init, (math.prod(heads), self.width), jnp.float32).astype(self.dtype)
-        bias = self.param("bias", nn.initializers.zeros_init(), (self.width,), jnp.float32).astype(self.dtype)
+        kernel = self.param("kernel", _init, (math.prod(heads), self.width), jnp.float32).astype(
+            self.dtype
+        )
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.width,), jnp.float32).astype(
+            self.dtype
+        )
         y_BLD = jnp.einsum("BHKL,HKD->BLD", y_BHKL.astype(self.dtype), kernel.reshape(*heads, -1))
         return y_BLD + bias[None, None, :]
 
@@ -317,7 +343,10 @@ class Embedding(nn.Module):
     def decode(self, x: jax.Array, dtype: Any) -> jax.Array:
         """Map [..., width] to fp32 [..., size] by the transposed table, multiplied in `dtype`, added up in fp32."""
         return jnp.einsum(
-            "...D,VD->...V", x.astype(dtype), self.embedding.astype(dtype), preferred_element_type=jnp.float32
+            "...D,VD->...V",
+            x.astype(dtype),
+            self.embedding.astype(dtype),
+            preferred_element_type=jnp.float32,
         )
 
 
@@ -336,7 +365,12 @@ def stack_layers(params: types.Params) -> types.Params:
     """Turn the parameters of an unscanned network into those of a scanned one: `layer<i>/...` -> `layers/...` [layers, ...]."""
     names = layer_names(params)
     rest = {name: value for name, value in params.items() if name not in names}
-    return {**rest, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in names))}
+    return {
+        **rest,
+        "layers": jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *(params[name] for name in names)
+        ),
+    }
 
 
 def layer_names(params: types.Params) -> list[str]:
@@ -349,4 +383,7 @@ def unstack_layers(params: types.Params) -> types.Params:
     stacked = params["layers"]
     rest = {name: value for name, value in params.items() if name != "layers"}
     count = jax.tree.leaves(stacked)[0].shape[0]
-    return {**rest, **{f"layer{i}": jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(count)}}
+    return {
+        **rest,
+        **{f"layer{i}": jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(count)},
+    }

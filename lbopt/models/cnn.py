@@ -55,7 +55,9 @@ class CNN(nn.Module):
             x = convolution(x, batch_norm.sign())
             x = nn.relu(batch_norm(x, use_running_average=not train, then=_max_pool))
         x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(self.hidden, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x))
+        x = nn.relu(
+            nn.Dense(self.hidden, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x)
+        )
         return Head(self.num_classes, name="Dense_1")(x)
 
     def _packs_trials(self) -> bool:
@@ -124,7 +126,9 @@ def _trained(x: jax.Array, convolution: conv.PatchConv, batch_norm: norm.BatchNo
     return y
 
 
-def _alone(x: jax.Array, kernel: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
+def _alone(
+    x: jax.Array, kernel: jax.Array, scale: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, ...]:
     """Return a stage's output, [batch, height / 2, width / 2, out], and the mean and variance of its convolution, [out]."""
     return _normalized(_pooled, 1, x, kernel, scale, bias)
 
@@ -140,14 +144,23 @@ _stage = packed.batched_by(_alone, _together)
 
 
 def _normalized(
-    pooled: Callable[..., Any], trials: int, x: jax.Array, kernel: jax.Array, scale: jax.Array, bias: jax.Array
+    pooled: Callable[..., Any],
+    trials: int,
+    x: jax.Array,
+    kernel: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
 ) -> tuple[jax.Array, ...]:
     sign = jax.lax.stop_gradient(jnp.where(scale < 0, -1.0, 1.0))
-    top, mean, square = pooled(x, (kernel * jax.lax.broadcast_to_rank(sign, kernel.ndim)).astype(x.dtype), trials)
+    top, mean, square = pooled(
+        x, (kernel * jax.lax.broadcast_to_rank(sign, kernel.ndim)).astype(x.dtype), trials
+    )
     mean = mean * sign
     var = jnp.maximum(square - jnp.square(mean), 0)
     factor = jax.lax.rsqrt(var + norm.BatchNorm.epsilon) * scale
-    slope, shift = (jax.lax.broadcast_to_rank(each, top.ndim) for each in (factor * sign, bias - mean * factor))
+    slope, shift = (
+        jax.lax.broadcast_to_rank(each, top.ndim) for each in (factor * sign, bias - mean * factor)
+    )
     y = top.astype(factor.dtype) * slope + shift
     return nn.relu(y.astype(x.dtype)), mean, var
 
@@ -169,7 +182,9 @@ def _pooled_forward(x: jax.Array, kernel: jax.Array, trials: int) -> tuple[Any, 
 
 def _convolved(x: jax.Array, kernel: jax.Array, trials: int) -> jax.Array:
     layout = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=trials)
+    return jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=trials
+    )
 
 
 def _pooled_backward(trials: int, kept: Any, gradients: Any) -> tuple[jax.Array, jax.Array]:
@@ -181,7 +196,9 @@ def _pooled_backward(trials: int, kept: Any, gradients: Any) -> tuple[jax.Array,
     # The same, written in two ways: then a TPU's compiler has each of two convolutions compute what it takes, where one
     # array for both would be written and read by an operation that costs more than both convolutions.
     for_x, for_kernel = jnp.where(has_it, share + rest, rest), jnp.where(has_it, share, 0) + rest
-    for_x, for_kernel = (one.reshape(convolved.shape).astype(convolved.dtype) for one in (for_x, for_kernel))
+    for_x, for_kernel = (
+        one.reshape(convolved.shape).astype(convolved.dtype) for one in (for_x, for_kernel)
+    )
     _, by_x = jax.vjp(lambda x: _convolved(x, kernel, trials), x)
     _, by_kernel = jax.vjp(lambda kernel: _convolved(x, kernel, trials), kernel)
     return *by_x(for_x), *by_kernel(for_kernel)

@@ -38,14 +38,18 @@ class PatchConv(nn.Module):
         dtype = self.dtype or x.dtype
         x, kernel = x.astype(dtype), kernel.astype(dtype)
         if not self.by_patches:
-            return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            return jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
         patches, matrix = _patches(x, self.size), kernel.reshape(-1, self.features)
         return jax.lax.platform_dependent(patches, matrix, cpu=_flat_product, default=jnp.matmul)
 
 
 def _flat_product(patches: jax.Array, matrix: jax.Array) -> jax.Array:
     """Multiply as one matrix: of a stack of them XLA's CPU compiler transposes the gradient first. A TPU's does better with the stack."""
-    return (patches.reshape(-1, patches.shape[-1]) @ matrix).reshape(*patches.shape[:-1], matrix.shape[-1])
+    return (patches.reshape(-1, patches.shape[-1]) @ matrix).reshape(
+        *patches.shape[:-1], matrix.shape[-1]
+    )
 
 
 def _patches(x: jax.Array, size: int) -> jax.Array:
@@ -59,5 +63,8 @@ def _neighbours(x: jax.Array, size: int, axis: int) -> jax.Array:
     """Put beside each other, in the channels, what lies within size // 2 along an axis; zeros beyond the edges."""
     margins = [(size // 2, size // 2) if number == axis else (0, 0) for number in range(x.ndim)]
     padded = jnp.pad(x, margins)
-    shifted = [jax.lax.slice_in_dim(padded, first, first + x.shape[axis], axis=axis) for first in range(size)]
+    shifted = [
+        jax.lax.slice_in_dim(padded, first, first + x.shape[axis], axis=axis)
+        for first in range(size)
+    ]
     return jnp.concatenate(shifted, axis=-1)

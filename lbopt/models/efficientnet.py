@@ -152,8 +152,12 @@ class EfficientNet(nn.Module):
         x = folding.fold_examples(x, folded)
         padding = "SAME" if self.symmetric_blocks is None else ((0, 1), (0, 1))
         width = self.scaled(self.stem_width)
-        x = folding.Conv(width, 3, 2, padding, _normal_by_fan_out, self.dtype, examples=folded, name="stem_conv")(x)
-        x = nn.swish(norm(name="stem_norm", fold=Fold(examples=folded))(x, use_running_average=not train))
+        x = folding.Conv(
+            width, 3, 2, padding, _normal_by_fan_out, self.dtype, examples=folded, name="stem_conv"
+        )(x)
+        x = nn.swish(
+            norm(name="stem_norm", fold=Fold(examples=folded))(x, use_running_average=not train)
+        )
         blocks = self.blocks()
         for number, stage in enumerate(blocks):
             padding = self._padding(number, stage)
@@ -167,7 +171,9 @@ class EfficientNet(nn.Module):
         x = _pointwise(self.scaled(self.head_width), self.dtype, "head_conv")(x)
         x = nn.swish(norm(name="head_norm")(x, use_running_average=not train))
         x = Dropout(self.dropout_rate)(jnp.mean(x, (1, 2), dtype=jnp.float32), train)
-        return nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=_uniform_by_fan_out, name="head")(x)
+        return nn.Dense(
+            self.num_classes, dtype=jnp.float32, kernel_init=_uniform_by_fan_out, name="head"
+        )(x)
 
     def blocks(self) -> list[Stage]:
         """Return each block after scaling: stride and width are its own, `depth` its number within the stage."""
@@ -272,7 +278,9 @@ class Block(nn.Module):
         depthwise = self.shape.kernel, self.shape.stride, self.padding, self.examples, self.dtype
         y = DepthwiseConv(*depthwise, name="depthwise_conv")(y)
         y = swish(norm(name="depthwise_norm")(y, use_running_average=not train))
-        y = SqueezeExcite(max(1, int(channels * self.squeeze_ratio)), self.examples, name="squeeze_excite")(y)
+        y = SqueezeExcite(
+            max(1, int(channels * self.squeeze_ratio)), self.examples, name="squeeze_excite"
+        )(y)
         y = _pointwise(self.shape.width, self.dtype, "project_conv", self.examples)(y)
         y = norm(name="project_norm")(y, use_running_average=not train)
         if not self.skipped:
@@ -299,9 +307,13 @@ class SqueezeExcite(nn.Module):
         """Map [batch, height, width, channels] to the same shape; the gate is computed in fp32."""
         gate = jnp.mean(x, (1, 2), dtype=jnp.float32).reshape(x.shape[0], self.examples, -1)
         dense = functools.partial(nn.Dense, dtype=jnp.float32, kernel_init=_normal_by_fan_out)
-        gate = dense(gate.shape[-1], name="expand")(nn.swish(dense(self.width, name="reduce")(gate)))
+        gate = dense(gate.shape[-1], name="expand")(
+            nn.swish(dense(self.width, name="reduce")(gate))
+        )
         return x * nn.sigmoid(gate).reshape(x.shape[0], 1, 1, -1).astype(x.dtype)
 
 
 def _pointwise(width: int, dtype: Any, name: str, examples: int = 1) -> folding.Conv:
-    return folding.Conv(width, 1, 1, "VALID", _normal_by_fan_out, dtype, examples=examples, name=name)
+    return folding.Conv(
+        width, 1, 1, "VALID", _normal_by_fan_out, dtype, examples=examples, name=name
+    )

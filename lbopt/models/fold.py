@@ -57,7 +57,11 @@ def repeat(channels: jax.Array, width: int) -> jax.Array:
 
 def mean(folded: jax.Array, fold: Fold) -> jax.Array:
     """Return the mean over what is folded: [..., fold.by * channels] -> [..., channels]."""
-    return jnp.mean(folded.reshape(*folded.shape[:-1], fold.by, -1), axis=-2) if fold.by > 1 else folded
+    return (
+        jnp.mean(folded.reshape(*folded.shape[:-1], fold.by, -1), axis=-2)
+        if fold.by > 1
+        else folded
+    )
 
 
 def best_columns(width: int, channels: int) -> int:
@@ -91,7 +95,12 @@ def fold_examples(x: jax.Array, examples: int) -> jax.Array:
         return x
     here = replicas.current() or replicas.Replicas()
     part = batch // (1 if here.axis_name else here.count)
-    require(part % examples == 0, "fold_examples", examples, f"use a divisor of a replica's {part} examples, or 1")
+    require(
+        part % examples == 0,
+        "fold_examples",
+        examples,
+        f"use a divisor of a replica's {part} examples, or 1",
+    )
     x = x.reshape(batch // examples, examples, height, width, channels).transpose(0, 2, 3, 1, 4)
     return x.reshape(batch // examples, height, width, examples * channels)
 
@@ -130,12 +139,18 @@ def column_kernel(
     """
     height, width, channels_in, channels_out = kernel.shape
     folded_before = -(-before // columns_in)
-    starts = [stride * column - before + columns_in * folded_before for column in range(columns_out)]
+    starts = [
+        stride * column - before + columns_in * folded_before for column in range(columns_out)
+    ]
     folded_width = -(-(starts[-1] + width) // columns_in)
     room = columns_in * folded_width - width
     copies = [jnp.pad(kernel, ((0, 0), (start, room - start), (0, 0), (0, 0))) for start in starts]
     shape = (height, folded_width, columns_in * channels_in, columns_out * channels_out)
-    return jnp.stack(copies, axis=3).reshape(shape), stride * columns_out // columns_in, folded_before
+    return (
+        jnp.stack(copies, axis=3).reshape(shape),
+        stride * columns_out // columns_in,
+        folded_before,
+    )
 
 
 def subsample(x: jax.Array, stride: int, columns_in: int, columns_out: int) -> jax.Array:
@@ -146,7 +161,9 @@ def subsample(x: jax.Array, stride: int, columns_in: int, columns_out: int) -> j
         return fold_columns(unfold_columns(x, columns_in)[:, ::stride, ::stride], columns_out)
     channels = x.shape[-1] // columns_in
     starts = range(0, x.shape[-1], stride * channels)
-    return jnp.concatenate([x[:, ::stride, :, start : start + channels] for start in starts], axis=-1)
+    return jnp.concatenate(
+        [x[:, ::stride, :, start : start + channels] for start in starts], axis=-1
+    )
 
 
 def convolve(
@@ -220,6 +237,8 @@ class Conv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Convolve `x`: see `convolve`."""
         channels = x.shape[-1] // (self.columns_in * self.examples)
-        kernel = self.param("kernel", self.kernel_init, (self.size, self.size, channels, self.width), jnp.float32)
+        kernel = self.param(
+            "kernel", self.kernel_init, (self.size, self.size, channels, self.width), jnp.float32
+        )
         folds = self.columns_in, self.columns_out, self.examples
         return convolve(x.astype(self.dtype), kernel, self.stride, self.padding, *folds)

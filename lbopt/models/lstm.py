@@ -61,7 +61,11 @@ class Size:
     length: int
 
 
-SIZES = {"small": Size(200, 0.0, 0.1, 20), "medium": Size(650, 0.5, 0.05, 35), "large": Size(1500, 0.65, 0.04, 35)}
+SIZES = {
+    "small": Size(200, 0.0, 0.1, 20),
+    "medium": Size(650, 0.5, 0.05, 35),
+    "large": Size(1500, 0.65, 0.04, 35),
+}
 """Zaremba et al., arXiv 1409.2329, section 4.1 (medium, large), and tensorflow/models, ptb_word_lm.py (small)."""
 
 
@@ -110,7 +114,10 @@ class LSTMLanguageModel(nn.Module):
             state, x = layer(x, carry[number])
             left.append(state)
         x = Dropout(self.dropout_rate)(x, train).astype(self.dtype)
-        return {"logits": Head(self.vocab_size, uniform, uniform, name="head")(x), "carry": tuple(left)}
+        return {
+            "logits": Head(self.vocab_size, uniform, uniform, name="head")(x),
+            "carry": tuple(left),
+        }
 
 
 def make(size: str, **options: Any) -> LSTMLanguageModel:
@@ -154,13 +161,17 @@ class LSTMLayer(nn.Module):
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         """Map [batch, length, input] and (cell, hidden) to the state after it and fp32 [batch, length, hidden]."""
         kernel = self.param("kernel", self.init, (x.shape[-1], 4 * self.hidden), jnp.float32)
-        recurrent = self.param("recurrent_kernel", self.init, (self.hidden, 4 * self.hidden), jnp.float32)
+        recurrent = self.param(
+            "recurrent_kernel", self.init, (self.hidden, 4 * self.hidden), jnp.float32
+        )
         bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.hidden,), jnp.float32)
         zeros = jnp.zeros((x.shape[0], self.hidden), jnp.float32)
         start = (zeros, zeros) if state is None else state
         projected = matmul(x.astype(self.dtype), kernel) + bias[None, None, :]
 
-        def step(state: tuple[jax.Array, jax.Array], gates: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        def step(
+            state: tuple[jax.Array, jax.Array], gates: jax.Array
+        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             cell, hidden = state
             gates = gates + matmul(hidden.astype(self.dtype), recurrent)
             enter, forget, candidate, leave = jnp.split(gates, 4, axis=-1)

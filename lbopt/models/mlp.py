@@ -38,5 +38,7 @@ class MLP(nn.Module):
         del train
         x = images.astype(self.dtype).reshape(images.shape[0], -1)
         for width in self.widths:
-            x = nn.relu(nn.Dense(width, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x))
+            x = nn.relu(
+                nn.Dense(width, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x)
+            )
         return Head(self.num_classes, name="head")(x)

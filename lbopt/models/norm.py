@@ -88,7 +88,9 @@ class BatchNorm(nn.Module):
         the maximum of a rising function is the function of the maximum. Where a channel's factor is negative its function
         falls, so `x` has to come with its channels multiplied by `sign()`. `then` may fold more columns.
         """
-        use_running_average = nn.merge_param("use_running_average", self.use_running_average, use_running_average)
+        use_running_average = nn.merge_param(
+            "use_running_average", self.use_running_average, use_running_average
+        )
         scope = Scope.parse(self.stats_scope)
         require_choice("running_from", self.running_from, ("all", "first"))
         shape = ((x.shape[-1] if kernel is None else kernel.shape[1]) // self.fold.by,)
@@ -109,11 +111,22 @@ class BatchNorm(nn.Module):
             kernel = _as_computed(kernel, x.dtype)
         with jax.named_scope(replicas.STATISTICS):
             mean, var = _moments(
-                x.reshape(*view.shape, *x.shape[1:]), view, here, scope, num_examples, kernel, self.fold
+                x.reshape(*view.shape, *x.shape[1:]),
+                view,
+                here,
+                scope,
+                num_examples,
+                kernel,
+                self.fold,
             )
         mean = mean * _to_rank(sign, mean.ndim)
         seen = num_examples * (here.count if here.axis_name else 1)
-        count = seen // scope.num_groups(here.count, seen, here.grid) * math.prod(x.shape[1:-1]) * self.fold.columns
+        count = (
+            seen
+            // scope.num_groups(here.count, seen, here.grid)
+            * math.prod(x.shape[1:-1])
+            * self.fold.columns
+        )
         unbiased = count / max(count - 1, 1) if self.unbiased_running_var else 1.0
         for running, batch in ((running_mean, mean), (running_var, var * unbiased)):
             kept = _kept(batch, self.running_from, here)
@@ -121,7 +134,9 @@ class BatchNorm(nn.Module):
         y = x if then is None else then(x)
         width = y.shape[-1] if kernel is None else kernel.shape[1]
         factor, shift = _affine(mean, var, self.epsilon, scale, bias)
-        factor, shift = (folding.repeat(of, width) for of in (factor * _to_rank(sign, factor.ndim), shift))
+        factor, shift = (
+            folding.repeat(of, width) for of in (factor * _to_rank(sign, factor.ndim), shift)
+        )
         grouped = y.reshape(*view.shape, *y.shape[1:])
         with jax.named_scope(replicas.STATISTICS):  # of the gradient, on the way back
             if kernel is None:
@@ -133,7 +148,11 @@ class BatchNorm(nn.Module):
     def sign(self) -> jax.Array:
         """Return 1, or -1 where the scale is negative: [features] or [] fp32. No gradient flows through it."""
         scale = self.get_variable("params", "scale")
-        return jnp.ones(()) if scale is None else jax.lax.stop_gradient(jnp.where(scale < 0, -1.0, 1.0))
+        return (
+            jnp.ones(())
+            if scale is None
+            else jax.lax.stop_gradient(jnp.where(scale < 0, -1.0, 1.0))
+        )
 
 
 def _around(
@@ -199,7 +218,9 @@ def _moments(
     return mean, jnp.maximum(square - jnp.square(mean), 0)
 
 
-def _moments_of_product(mean: jax.Array, second: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _moments_of_product(
+    mean: jax.Array, second: jax.Array, kernel: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Turn the moments of `x`, [..., in] and [groups, in, in], into those of `x kernel`, both [..., out]."""
     exact = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     square = jnp.sum(_to_rank(kernel, second.ndim) * exact(second, kernel), axis=1)
@@ -215,7 +236,9 @@ def _kept(batch: jax.Array, running_from: str, here: replicas.Replicas) -> jax.A
     first = flat[0]
     if here.axis_name is None:
         return first
-    return jax.lax.psum(jnp.where(jax.lax.axis_index(here.axis_name) == 0, first, 0), here.axis_name)
+    return jax.lax.psum(
+        jnp.where(jax.lax.axis_index(here.axis_name) == 0, first, 0), here.axis_name
+    )
 
 
 def _replicas(scope: Scope) -> replicas.Replicas:

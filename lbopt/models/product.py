@@ -59,7 +59,11 @@ def pointwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Convolve `x` [..., height, width, in] with `kernel` [in, out]; the result has the dtype of `x`."""
     flat = x.reshape(-1, *x.shape[-3:])
     y = jax.lax.conv_general_dilated(
-        flat, kernel.astype(x.dtype)[None, None], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        flat,
+        kernel.astype(x.dtype)[None, None],
+        (1, 1),
+        "VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
     return y.reshape(*x.shape[:-1], kernel.shape[1])
 
@@ -71,7 +75,9 @@ def contract(x: jax.Array, y: jax.Array, view: View) -> jax.Array:
     wide = jnp.promote_types(x.dtype, jnp.float32)
     exact = jax.lax.Precision.HIGHEST if x.dtype == wide else None
     equation = f"{axes}Y,{axes}Z->{groups}YZ"
-    product = jnp.einsum(equation, x, y.astype(x.dtype), precision=exact, preferred_element_type=wide)
+    product = jnp.einsum(
+        equation, x, y.astype(x.dtype), precision=exact, preferred_element_type=wide
+    )
     return product.reshape(-1, x.shape[-1], y.shape[-1])
 
 
@@ -94,7 +100,9 @@ second_moment.defvjp(_second_moment_forward, _second_moment_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def scaled_product(x: jax.Array, kernel: jax.Array, factor: jax.Array, shift: jax.Array, view: View) -> jax.Array:
+def scaled_product(
+    x: jax.Array, kernel: jax.Array, factor: jax.Array, shift: jax.Array, view: View
+) -> jax.Array:
     """Return (x kernel) * factor + shift in fp32 or wider, keeping only `x` for the backward pass.
 
     Args:
@@ -117,7 +125,11 @@ def _scaled_product_backward(view, kept, gradient):
     by_group = factor.reshape(-1, 1, factor.shape[-1])
     d_kernel = jnp.sum(products * by_group, 0)
     d_factor = jnp.sum(products * kernel[None], 1).reshape(factor.shape)
-    axes = tuple(axis for axis in range(gradient.ndim - 1) if factor.shape[axis] == 1 and gradient.shape[axis] > 1)
+    axes = tuple(
+        axis
+        for axis in range(gradient.ndim - 1)
+        if factor.shape[axis] == 1 and gradient.shape[axis] > 1
+    )
     d_shift = jnp.sum(gradient, axes, keepdims=True)
     d_x = pointwise((gradient * factor).astype(x.dtype), kernel.T)
     return d_x, d_kernel, d_factor, d_shift

@@ -34,7 +34,9 @@ class Dropout(nn.Module):
         keep, share = self.keep(x.shape[0], x.shape[1:], train)
         return x if keep is None else _scaled(x, keep, share)
 
-    def keep(self, num_examples: int, shape: tuple[int, ...], train: bool) -> tuple[jax.Array | None, float]:
+    def keep(
+        self, num_examples: int, shape: tuple[int, ...], train: bool
+    ) -> tuple[jax.Array | None, float]:
         """Return what to keep, bool [num_examples, *shape] (None for all), and by what to divide it.
 
         Args:
@@ -71,7 +73,11 @@ class StochasticDepth(nn.Module):
 
 
 def _draw_kept(
-    module: Dropout | StochasticDepth, name: str, num_examples: int, shape: tuple[int, ...], train: bool
+    module: Dropout | StochasticDepth,
+    name: str,
+    num_examples: int,
+    shape: tuple[int, ...],
+    train: bool,
 ) -> tuple[jax.Array | None, float]:
     dropped = round(module.rate * _LEVELS)
     if not train or not module.rate:
@@ -107,7 +113,9 @@ def draw(key: jax.Array, num_examples: int, shape: tuple[int, ...]) -> jax.Array
     example = jnp.broadcast_to(example.reshape(-1, *[1] * (len(blocks) - 1)), blocks)
     words = random.threefry2x32_p.bind(*_key_words(key, blocks), _positions(blocks), example)
     quarters = [part for word in words for part in (word & 0xFFFF, word >> 16)]
-    return jnp.concatenate(quarters, axis=1)[:, :first].astype(jnp.int32).reshape(num_examples, *shape)
+    return (
+        jnp.concatenate(quarters, axis=1)[:, :first].astype(jnp.int32).reshape(num_examples, *shape)
+    )
 
 
 def _key_words(key: jax.Array, shape: tuple[int, ...]) -> list[jax.Array]:

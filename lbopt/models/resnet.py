@@ -99,17 +99,26 @@ class ResNet(nn.Module):
             unbiased_running_var=self.batch_norm_unbiased_var,
         )
         columns = self._columns(x)
-        x = stems.Stem(self.stem, self.stem_width, norm, columns[0], self.dtype, name="stem")(x, train)
+        x = stems.Stem(self.stem, self.stem_width, norm, columns[0], self.dtype, name="stem")(
+            x, train
+        )
         block = BottleneckBlock if self.bottleneck else BasicBlock
         before = columns[0]
         for stage, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
             for number in range(depth):
                 stride = 2 if stage > 0 and number == 0 else 1
                 folds = before, columns[stage]
-                x = block(width, stride, norm, folds, self.dtype, name=f"stage{stage}_block{number}")(x, train)
+                x = block(
+                    width, stride, norm, folds, self.dtype, name=f"stage{stage}_block{number}"
+                )(x, train)
                 before = columns[stage]
         x = folding.mean(jnp.mean(x, (1, 2), dtype=jnp.float32), Fold(before))
-        return nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=nn.initializers.normal(0.01), name="head")(x)
+        return nn.Dense(
+            self.num_classes,
+            dtype=jnp.float32,
+            kernel_init=nn.initializers.normal(0.01),
+            name="head",
+        )(x)
 
     def _columns(self, images: jax.Array) -> list[int]:
         """Return how many columns each stage folds: no more than twice the next one's, so that its stride can undo them."""
@@ -171,7 +180,9 @@ class _Block(nn.Module):
     folds: tuple[int, int]
     dtype: Any
 
-    def _conv(self, x: jax.Array, width: int, size: int, stride: int, name: str, folds: tuple[int, int]) -> jax.Array:
+    def _conv(
+        self, x: jax.Array, width: int, size: int, stride: int, name: str, folds: tuple[int, int]
+    ) -> jax.Array:
         return stems.conv(width, size, stride, self.dtype, name, folds)(x)
 
     def _norm(self, columns: int, **options: Any) -> BatchNorm:
@@ -180,14 +191,18 @@ class _Block(nn.Module):
     def _product(self, x: jax.Array, name: str, norm: BatchNorm, train: bool) -> jax.Array:
         """Return the normalized 1 x 1 convolution of `x`, which folds what the output does."""
         columns = self.folds[1]
-        kernel = product.Kernel(self.width, stems.he_normal_by_fan_out, name=name)(x.shape[-1] // columns)
+        kernel = product.Kernel(self.width, stems.he_normal_by_fan_out, name=name)(
+            x.shape[-1] // columns
+        )
         return product.normalized(x, folding.diagonal_kernel(kernel, columns), norm, train)
 
     def _join(self, x: jax.Array, y: jax.Array, train: bool) -> jax.Array:
         """Add the shortcut: the identity, or a projection where shapes differ."""
         if x.shape != y.shape:
             x = folding.subsample(x, self.stride, *self.folds)
-            x = self._product(x, "shortcut_conv", self._norm(self.folds[1], name="shortcut_norm"), train)
+            x = self._product(
+                x, "shortcut_conv", self._norm(self.folds[1], name="shortcut_norm"), train
+            )
         return relu(x + y, self.dtype)
 
 

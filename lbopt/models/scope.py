@@ -58,7 +58,9 @@ class Scope:
             return cls("tiles", tile=(rows, columns), grid=(height, width) if height else None)
         raise UserError(f"stats_scope = {text!r}: use {_FORMS}")
 
-    def num_groups(self, num_replicas: int, num_examples: int, grid: tuple[int, int] | None = None) -> int:
+    def num_groups(
+        self, num_replicas: int, num_examples: int, grid: tuple[int, int] | None = None
+    ) -> int:
         """Return into how many groups the global batch falls.
 
         Args:
@@ -87,7 +89,9 @@ class Scope:
                 f"{groups} groups do not divide the {num_examples} examples of the batch: choose another batch or group size"
             )
         if self.kind == "tiles" and num_examples % num_replicas:
-            self._refuse(f"{num_replicas} replicas do not divide the {num_examples} examples of the batch")
+            self._refuse(
+                f"{num_replicas} replicas do not divide the {num_examples} examples of the batch"
+            )
         return groups
 
     def tile_counts(self, num_replicas: int, grid: tuple[int, int] | None) -> tuple[int, int]:
@@ -95,7 +99,9 @@ class Scope:
         height, width = self._resolve_grid(num_replicas, grid)
         rows, columns = self.tile or (1, 1)
         if height % rows or width % columns:
-            self._refuse(f"tiles of {rows} x {columns} do not divide a grid of {height} x {width} replicas")
+            self._refuse(
+                f"tiles of {rows} x {columns} do not divide a grid of {height} x {width} replicas"
+            )
         return height // rows, width // columns
 
     def view(self, here: Replicas, num_examples: int, folded: int = 1) -> View:
@@ -116,7 +122,10 @@ class Scope:
         if self.kind == "tiles" and not here.axis_name:
             below, beside = self.tile_counts(here.count, here.grid)
             rows, columns = self.tile or (1, 1)
-            return View((below, rows, beside, columns, self._rows(num_examples // here.count, folded)), (1, 3, 4))
+            return View(
+                (below, rows, beside, columns, self._rows(num_examples // here.count, folded)),
+                (1, 3, 4),
+            )
         groups_here = max(1, groups // seen)
         return View((groups_here, self._rows(num_examples // groups_here, folded)), (1,))
 
@@ -145,7 +154,11 @@ class Scope:
         below, beside = self.tile_counts(here.count, here.grid)
         rows, columns = self.tile or (1, 1)
         return [
-            [(top * rows + row) * width + left * columns + column for row in range(rows) for column in range(columns)]
+            [
+                (top * rows + row) * width + left * columns + column
+                for row in range(rows)
+                for column in range(columns)
+            ]
             for top in range(below)
             for left in range(beside)
         ]
@@ -158,7 +171,9 @@ class Scope:
                 f"{self.text}@HxW"
             )
         if height * width != num_replicas:
-            self._refuse(f"a grid of {height} x {width} is not {num_replicas} replicas: state the grid of this mesh")
+            self._refuse(
+                f"a grid of {height} x {width} is not {num_replicas} replicas: state the grid of this mesh"
+            )
         return height, width
 
     def _rows(self, num_examples: int, folded: int) -> int:
@@ -170,7 +185,9 @@ class Scope:
 
     def _divide(self, total: int, what: str) -> int:
         if total % self.size:
-            self._refuse(f"groups of {self.size} do not divide the {total} {what}: choose a group size that does")
+            self._refuse(
+                f"groups of {self.size} do not divide the {total} {what}: choose a group size that does"
+            )
         return total // self.size
 
     def _refuse(self, reason: str) -> NoReturn:

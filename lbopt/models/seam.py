@@ -39,13 +39,19 @@ def from_linen(module: nn.Module) -> Model:
         return variables.pop("params"), variables
 
     def apply(
-        params: types.Params, model_state: types.ModelState, inputs: Any, train: bool, rng: jax.Array | None = None
+        params: types.Params,
+        model_state: types.ModelState,
+        inputs: Any,
+        train: bool,
+        rng: jax.Array | None = None,
     ):
         variables = {"params": params, **model_state}
         if not train:
             return module.apply(variables, inputs, train=False), model_state
         rngs = None if rng is None else {"dropout": rng, "example": rng}
-        outputs, updated = module.apply(variables, inputs, train=True, mutable=list(model_state), rngs=rngs)
+        outputs, updated = module.apply(
+            variables, inputs, train=True, mutable=list(model_state), rngs=rngs
+        )
         return outputs, {**model_state, **updated}
 
     return Model(init, apply)
@@ -61,7 +67,9 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     over that batch too: where replicas are mapped, each over its own examples; running statistics are averaged.
     """
     if isinstance(build, nnx.Module):
-        raise UserError(f"build = {type(build).__name__}(...): give what makes the module, lambda rngs: ..., not one")
+        raise UserError(
+            f"build = {type(build).__name__}(...): give what makes the module, lambda rngs: ..., not one"
+        )
     module = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
     graph, _, streams, _ = nnx.split(module, nnx.Param, nnx.RngState, ...)
     blank = nnx.to_pure_dict(streams)
@@ -73,12 +81,20 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         return nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
     def apply(
-        params: types.Params, model_state: types.ModelState, inputs: Any, train: bool, rng: jax.Array | None = None
+        params: types.Params,
+        model_state: types.ModelState,
+        inputs: Any,
+        train: bool,
+        rng: jax.Array | None = None,
     ):
-        module = nnx.merge(graph, params, _streams(blank, jax.random.key(0) if rng is None else rng), model_state)
+        module = nnx.merge(
+            graph, params, _streams(blank, jax.random.key(0) if rng is None else rng), model_state
+        )
         options = {"rngs": None if rng is None else nnx.Rngs(dropout=rng)} if takes_rngs else {}
         outputs = module(inputs, train, **options)
-        return outputs, nnx.to_pure_dict(nnx.split(module, nnx.Param, nnx.RngState, ...)[3]) if train else model_state
+        return outputs, nnx.to_pure_dict(
+            nnx.split(module, nnx.Param, nnx.RngState, ...)[3]
+        ) if train else model_state
 
     return Model(init, apply)
 
@@ -98,7 +114,9 @@ def _streams(blank: Any, key: jax.Array) -> Any:
     structure: Any = jax.tree.structure(blank)
     leaves = jax.tree.leaves(blank)
     key = jax.random.fold_in(key, len(leaves))  # not the key that is handed in as `rngs`
-    return structure.unflatten([_stream(leaf, jax.random.fold_in(key, number)) for number, leaf in enumerate(leaves)])
+    return structure.unflatten(
+        [_stream(leaf, jax.random.fold_in(key, number)) for number, leaf in enumerate(leaves)]
+    )
 
 
 def _stream(leaf: Any, key: jax.Array) -> jax.Array:

@@ -20,10 +20,14 @@ he_normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal"
 """He et al., arXiv 1502.01852, equation 14 (backward form); not truncated."""
 
 
-def conv(width: int, size: int, stride: int, dtype: Any, name: str, columns: tuple[int, int] = (1, 1)) -> folding.Conv:
+def conv(
+    width: int, size: int, stride: int, dtype: Any, name: str, columns: tuple[int, int] = (1, 1)
+) -> folding.Conv:
     """Build a size x size convolution without bias, padded by size // 2 on every side; its input and output are folded."""
     padding = ((size // 2, size // 2),) * 2
-    return folding.Conv(width, size, stride, padding, he_normal_by_fan_out, dtype, *columns, name=name)
+    return folding.Conv(
+        width, size, stride, padding, he_normal_by_fan_out, dtype, *columns, name=name
+    )
 
 
 class Stem(nn.Module):
@@ -52,12 +56,18 @@ class Stem(nn.Module):
             x = self.norm(name="norm", fold=Fold(self.columns))(x, use_running_average=not train)
             return relu(x, self.dtype)
         norm = self.norm(name="norm")
-        x = WideConv(self.width, self.kind == "space_to_depth", dtype=self.dtype, name="conv")(x, norm.sign())
+        x = WideConv(self.width, self.kind == "space_to_depth", dtype=self.dtype, name="conv")(
+            x, norm.sign()
+        )
         return relu(norm(x, use_running_average=not train, then=self._pool), self.dtype)
 
     def _pool(self, x: jax.Array) -> jax.Array:
         x = max_pool(x)
-        return jax.lax.optimization_barrier(folding.fold_columns(x, self.columns)) if self.columns > 1 else x
+        return (
+            jax.lax.optimization_barrier(folding.fold_columns(x, self.columns))
+            if self.columns > 1
+            else x
+        )
 
 
 def max_pool(x: jax.Array) -> jax.Array:
@@ -95,10 +105,16 @@ class WideConv(nn.Module):
         """
         given = self.folded and x.shape[-1] >= FOLDED_CHANNELS
         require(
-            not given or x.shape[-1] % 4 == 0, "channels", x.shape[-1], "folded images have 4 times those of an image"
+            not given or x.shape[-1] % 4 == 0,
+            "channels",
+            x.shape[-1],
+            "folded images have 4 times those of an image",
         )
         channels = x.shape[-1] // 4 if given else x.shape[-1]
-        kernel = self.param("kernel", he_normal_by_fan_out, (7, 7, channels, self.width), jnp.float32) * sign
+        kernel = (
+            self.param("kernel", he_normal_by_fan_out, (7, 7, channels, self.width), jnp.float32)
+            * sign
+        )
         if not self.folded:
             return folding.convolve(x.astype(self.dtype), kernel, 2, ((3, 3), (3, 3)))
         x = x if given else space_to_depth(x)
@@ -109,7 +125,9 @@ def space_to_depth(images: jax.Array) -> jax.Array:
     """Fold 2 x 2 pixels into channels: [batch, height, width, c] -> [batch, height / 2, width / 2, 4 c], rows slowest."""
     batch, height, width, channels = images.shape
     for side in (height, width):
-        require(side % 2 == 0, "image_size", (height, width), "stem 'space_to_depth' needs even sides")
+        require(
+            side % 2 == 0, "image_size", (height, width), "stem 'space_to_depth' needs even sides"
+        )
     folded = images.reshape(batch, height // 2, 2, width // 2, 2, channels)
     return folded.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // 2, width // 2, 4 * channels)
 

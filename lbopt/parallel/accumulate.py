@@ -16,7 +16,8 @@ from lbopt.errors import UserError
 from lbopt.parallel import loss_form, reduction
 
 GradientFn = Callable[
-    [types.Params, types.ModelState, types.Batch, jax.Array], tuple[types.Params, types.ModelState, types.Metrics]
+    [types.Params, types.ModelState, types.Batch, jax.Array],
+    tuple[types.Params, types.ModelState, types.Metrics],
 ]
 """(params, model_state, batch, rng) -> (mean gradients, new model_state, metrics)."""
 
@@ -55,13 +56,19 @@ def make_gradient_fn(
       depends on what is in the batch.
     """
 
-    def objective(params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array):
-        returned = loss_fn(_cast(params, compute_dtype), model_state, _cast(batch, compute_dtype), rng)
+    def objective(
+        params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array
+    ):
+        returned = loss_fn(
+            _cast(params, compute_dtype), model_state, _cast(batch, compute_dtype), rng
+        )
         return loss_form.checked(returned)
 
     def whole(params, model_state, batch, rng):
         _check_trainable(params)
-        grads, (new_model_state, metrics) = jax.grad(objective, has_aux=True)(params, model_state, batch, rng)
+        grads, (new_model_state, metrics) = jax.grad(objective, has_aux=True)(
+            params, model_state, batch, rng
+        )
         grads = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grads)
         if each_microstep is not None:
             grads, of_gradient = each_microstep(grads)
@@ -79,8 +86,14 @@ def make_gradient_fn(
         if _weight_depends_on_batch(program.jaxpr, arguments, like):
             _warn_of_weights(f"{number} replicas are mapped", "replicas")
         # The program that was looked at, not the loss again: it would be traced twice.
-        results = jax.tree.unflatten(jax.tree.structure(like), jaxpr_as_fun(program)(*jax.tree.leaves(arguments)))
-        return jax.tree.map(lambda x, was: x if isinstance(x, jax.Array) else jnp.asarray(x, was.dtype), results, like)
+        results = jax.tree.unflatten(
+            jax.tree.structure(like), jaxpr_as_fun(program)(*jax.tree.leaves(arguments))
+        )
+        return jax.tree.map(
+            lambda x, was: x if isinstance(x, jax.Array) else jnp.asarray(x, was.dtype),
+            results,
+            like,
+        )
 
     def in_parts(params, model_state, batch, rng):
         parts = jax.tree.map(lambda x: _deal(x, num_microsteps), batch)
@@ -91,7 +104,10 @@ def make_gradient_fn(
             warned.append(True)
             _warn_of_weights(f"num_microsteps = {num_microsteps}", "microsteps")
         averaged, _ = _by_mean(first[1])
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _accumulator_dtype(x.dtype)), (first[0], averaged, first[2]))
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, _accumulator_dtype(x.dtype)),
+            (first[0], averaged, first[2]),
+        )
 
         def body(total, part):
             batch_part, key = part
@@ -123,22 +139,32 @@ def by_rows(gradient_fn: GradientFn, num_rows: int, axis_name: str | None) -> Gr
       number among those of all devices.
     """
 
-    def each(params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array) -> Any:
+    def each(
+        params: types.Params, model_state: types.ModelState, batch: types.Batch, rng: jax.Array
+    ) -> Any:
         first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * num_rows
         keys = jax.vmap(lambda i: jax.random.fold_in(rng, i))(first + jnp.arange(num_rows))
         if num_rows == 1:
             grads, new_model_state, metrics = gradient_fn(params, model_state, batch, keys[0])
             return jax.tree.map(lambda x: x[None], grads), new_model_state, metrics
-        parts = jax.tree.map(lambda x: x.reshape(num_rows, x.shape[0] // num_rows, *x.shape[1:]), batch)
+        parts = jax.tree.map(
+            lambda x: x.reshape(num_rows, x.shape[0] // num_rows, *x.shape[1:]), batch
+        )
         one = lambda part: gradient_fn(params, model_state, *part)  # noqa: E731
         with replicas.one_after_another(num_rows):
             grads, new_model_state, metrics = jax.lax.map(one, (parts, keys))
-        return grads, jax.tree.map(_over_rows, new_model_state), jax.tree.map(lambda x: x.sum(0), metrics)
+        return (
+            grads,
+            jax.tree.map(_over_rows, new_model_state),
+            jax.tree.map(lambda x: x.sum(0), metrics),
+        )
 
     return each
 
 
-def _weight_depends_on_batch(program: Any, arguments: tuple[Any, ...], results: tuple[Any, ...]) -> bool:
+def _weight_depends_on_batch(
+    program: Any, arguments: tuple[Any, ...], results: tuple[Any, ...]
+) -> bool:
     """Return whether the weight of the metric `loss`, of a gradient function's program, is found in the batch."""
     if "loss" not in results[2]:
         return False
@@ -168,7 +194,11 @@ def _check_trainable(params: types.Params) -> None:
 
 
 def _over_rows(x: jax.Array) -> jax.Array:
-    return x.astype(tree.wide_dtype(x.dtype)).mean(0).astype(x.dtype) if reduction.has_mean(x) else x[0]
+    return (
+        x.astype(tree.wide_dtype(x.dtype)).mean(0).astype(x.dtype)
+        if reduction.has_mean(x)
+        else x[0]
+    )
 
 
 def _by_mean(state: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
@@ -179,7 +209,9 @@ def _by_mean(state: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
 
 def _joined(averaged: types.PyTree, others: types.PyTree) -> types.PyTree:
     """Undo `_by_mean`."""
-    return jax.tree.map(lambda a, b: b if a is None else a, averaged, others, is_leaf=lambda x: x is None)
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, averaged, others, is_leaf=lambda x: x is None
+    )
 
 
 def _with_dtypes_of(old: types.PyTree, new: types.PyTree) -> types.PyTree:
@@ -201,7 +233,9 @@ def _with_dtypes_of(old: types.PyTree, new: types.PyTree) -> types.PyTree:
                 f"model_state/{name}: shape {was.shape}, but {jnp.shape(after[name])} in the state that the loss returns; keep the shape"
             )
     leaves = [_like(before.get(name), jnp.asarray(now)) for name, now in after.items()]
-    return jax.tree.unflatten(jax.tree.structure(old if before.keys() == after.keys() else new), leaves)
+    return jax.tree.unflatten(
+        jax.tree.structure(old if before.keys() == after.keys() else new), leaves
+    )
 
 
 def _like(was: Any, now: jax.Array) -> jax.Array:
@@ -210,7 +244,9 @@ def _like(was: Any, now: jax.Array) -> jax.Array:
 
 def _alike(one: jax.Array, other: jax.Array) -> bool:
     kinds = jnp.floating, jnp.complexfloating, jnp.signedinteger, jnp.unsignedinteger
-    return any(jnp.issubdtype(one.dtype, kind) and jnp.issubdtype(other.dtype, kind) for kind in kinds)
+    return any(
+        jnp.issubdtype(one.dtype, kind) and jnp.issubdtype(other.dtype, kind) for kind in kinds
+    )
 
 
 def _deal(x: jax.Array, num_parts: int) -> jax.Array:
@@ -225,4 +261,6 @@ def _accumulator_dtype(dtype: Any) -> Any:
 def _cast(arrays: types.PyTree, dtype: Any) -> types.PyTree:
     if dtype is None:
         return arrays
-    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, arrays)
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, arrays
+    )

@@ -54,8 +54,15 @@ class Aggregation:
         over: str | int = "replicas",
         pmapped: bool = False,
     ):
-        whole = isinstance(replicas_per_device, numbers.Integral) and not isinstance(replicas_per_device, bool)
-        require(whole and replicas_per_device >= 1, "replicas_per_device", replicas_per_device, "give a number >= 1")
+        whole = isinstance(replicas_per_device, numbers.Integral) and not isinstance(
+            replicas_per_device, bool
+        )
+        require(
+            whole and replicas_per_device >= 1,
+            "replicas_per_device",
+            replicas_per_device,
+            "give a number >= 1",
+        )
         self.aggregator, self.rows = aggregator, replicas_per_device
         self._within = _devices_summed_first(mesh, over)
         fix = "devices that are summed first have one replica each; use replicas_per_device=1"
@@ -112,7 +119,9 @@ class Aggregation:
 
     def wire_bytes(self, params: types.Params) -> protocol.WireBytes:
         """Return what a device with one replica sends to others in a step, beside a ring of the sums of parts; inside a slice more is sent."""
-        found = self.aggregator.wire_bytes(self._part_shapes(params), self.num_replicas // self.rows)
+        found = self.aggregator.wire_bytes(
+            self._part_shapes(params), self.num_replicas // self.rows
+        )
         return found if self._in_parts else found._replace(ring=found.ring / self._within)
 
     def sharding(self, state: AggregatorState) -> AggregatorState:
@@ -120,7 +129,9 @@ class Aggregation:
         mesh, specs = self._mesh, self._specs()
         if self._pmapped_on is not None:
             mesh = self._pmapped_on
-            specs = AggregatorState(PartitionSpec(mesh.axis_names[0]), PartitionSpec(), PartitionSpec())
+            specs = AggregatorState(
+                PartitionSpec(mesh.axis_names[0]), PartitionSpec(), PartitionSpec()
+            )
         assert mesh is not None
         lie = [
             jax.tree.map(lambda _, spec=spec: NamedSharding(mesh, spec), part)
@@ -132,7 +143,9 @@ class Aggregation:
         """Aggregate gradients [replicas, ...] that lie with their replicas; for the "jit" backend."""
         extra = self._extra(state)
         if self._mesh is None:
-            return self.aggregator.update(rows, state.aggregator_state, Group(self.num_replicas), extra)
+            return self.aggregator.update(
+                rows, state.aggregator_state, Group(self.num_replicas), extra
+            )
         whole, every = PartitionSpec(), PartitionSpec((REPLICA_AXIS, WITHIN_AXIS))
         specs = self._specs()
         mapped = jax.shard_map(
@@ -148,12 +161,18 @@ class Aggregation:
         """Aggregate within a function that is mapped over replicas, each of which has a row of its own of `local`; for "pmap"."""
         own = state.aggregator_state
         own = own._replace(local=jax.tree.map(lambda x: x[None], own.local))
-        found = self.aggregator.update(rows, own, Group(self.num_replicas, DATA_AXIS), self._extra(state))
+        found = self.aggregator.update(
+            rows, own, Group(self.num_replicas, DATA_AXIS), self._extra(state)
+        )
         new = found.state._replace(local=jax.tree.map(lambda x: x[0], found.state.local))
         return found._replace(state=new)
 
     def _extra(self, state: TrainState) -> Extra:
-        nu = protocol.second_moment_of(state.opt_state) if self.aggregator.needs_second_moment else None
+        nu = (
+            protocol.second_moment_of(state.opt_state)
+            if self.aggregator.needs_second_moment
+            else None
+        )
         return Extra(nu)
 
     def _on_device(self, rows: types.PyTree, state: AggregatorState, extra: Extra) -> Aggregated:
@@ -180,11 +199,17 @@ class Aggregation:
 
     def _specs(self) -> AggregatorState:
         split = (WITHIN_AXIS,) if self._in_parts else ()  # of a scalar there is no axis to name
-        return AggregatorState(PartitionSpec(REPLICA_AXIS, *split), PartitionSpec(*split), PartitionSpec())
+        return AggregatorState(
+            PartitionSpec(REPLICA_AXIS, *split), PartitionSpec(*split), PartitionSpec()
+        )
 
     def _parts_of(self, params: types.Params) -> types.Params:
         """Return what the aggregator takes for parameters: leaves, or rows of the parts that devices have."""
-        return jax.tree.map(lambda x: parts.as_rows(x, self._within), params) if self._in_parts else params
+        return (
+            jax.tree.map(lambda x: parts.as_rows(x, self._within), params)
+            if self._in_parts
+            else params
+        )
 
     def _part_shapes(self, params: types.Params) -> types.Params:
         """Return the shapes of what one device sends."""
@@ -213,7 +238,12 @@ def make_aggregation(
     if aggregator is None:
         fix = "only an aggregator sees them; leave it 1"
         require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
-        require(over == "replicas", "aggregate_over", over, "there is no aggregator; leave it 'replicas'")
+        require(
+            over == "replicas",
+            "aggregate_over",
+            over,
+            "there is no aggregator; leave it 'replicas'",
+        )
         return None
     fix = "the aggregator chooses how gradients are summed; leave it None"
     require(reduce_dtype is None, "reduce_dtype", reduce_dtype, fix)
@@ -222,7 +252,9 @@ def make_aggregation(
     fix = "an aggregator takes the mean once a step; use clip_stage='accumulated' or 'replica'"
     require(clip is None or clip.stage != "mean", "clip_stage", "mean", fix)
     fix = f"{aggregator.name} needs the optimizer's second moment whole; leave it False"
-    require(not (shard_update and aggregator.needs_second_moment), "shard_update", shard_update, fix)
+    require(
+        not (shard_update and aggregator.needs_second_moment), "shard_update", shard_update, fix
+    )
     if backend == "pmap":
         fix = "under pmap a device is one replica; use backend='jit'"
         require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
@@ -238,11 +270,21 @@ def _devices_summed_first(mesh: Mesh | None, over: Any) -> int:
     if over == "slices":
         slices = 1 if mesh is None else num_slices(mesh)
         require(
-            slices > 1, "aggregate_over", over, "these devices are one slice; use 'replicas', or a number of devices"
+            slices > 1,
+            "aggregate_over",
+            over,
+            "these devices are one slice; use 'replicas', or a number of devices",
         )
         return devices // slices
-    require(isinstance(over, int) and not isinstance(over, bool) and over >= 1, "aggregate_over", over, fix)
-    require(devices % over == 0, "aggregate_over", over, f"it does not divide the {devices} devices")
+    require(
+        isinstance(over, int) and not isinstance(over, bool) and over >= 1,
+        "aggregate_over",
+        over,
+        fix,
+    )
+    require(
+        devices % over == 0, "aggregate_over", over, f"it does not divide the {devices} devices"
+    )
     return over
 
 

@@ -20,12 +20,16 @@ def checked(returned: Any) -> tuple[jax.Array, tuple[types.ModelState, types.Met
       UserError: it is not (loss, (model_state, metrics)), or the loss is not one floating-point number.
     """
     if not (_is_pair(returned) and _is_pair(returned[1])):
-        raise UserError(f"loss_fn: it returns {_containers(returned)}; return (loss, (model_state, metrics))")
+        raise UserError(
+            f"loss_fn: it returns {_containers(returned)}; return (loss, (model_state, metrics))"
+        )
     loss, (model_state, metrics) = returned
     dtype, shape = _dtype(loss), jnp.shape(loss) if _dtype(loss) else ()
     if dtype is None or shape or not jnp.issubdtype(dtype, jnp.floating):
         kind = f"{dtype}{list(shape)}" if dtype else type(loss).__name__
-        raise UserError(f"loss_fn: the loss is {kind}; return one floating-point number, the mean over examples")
+        raise UserError(
+            f"loss_fn: the loss is {kind}; return one floating-point number, the mean over examples"
+        )
     return loss, (model_state, checked_metrics(metrics, "loss_fn"))
 
 
@@ -40,13 +44,17 @@ def checked_metrics(metrics: Any, field: str) -> types.Metrics:
       UserError: it is not {name: (sum, number of examples)}, both of them numbers.
     """
     if not isinstance(metrics, Mapping):
-        raise UserError(f"{field}: the metrics are {_containers(metrics)}; return {{name: (sum, number of examples)}}")
+        raise UserError(
+            f"{field}: the metrics are {_containers(metrics)}; return {{name: (sum, number of examples)}}"
+        )
     return {name: _wide_pair(f"{field}: metrics/{name}", value) for name, value in metrics.items()}
 
 
 def _wide_pair(where: str, value: Any) -> tuple[jax.Array, jax.Array]:
     if not (_is_pair(value) and all(map(_dtype, value))):
-        raise UserError(f"{where} is {_containers(value)}; give (sum over examples, number of examples)")
+        raise UserError(
+            f"{where} is {_containers(value)}; give (sum over examples, number of examples)"
+        )
     total, weight = (jnp.asarray(x, _wide(jnp.asarray(x).dtype)) for x in value)
     return total, weight
 

@@ -18,7 +18,9 @@ DATA_AXIS = "data"
 
 
 def make_mesh(
-    num_devices: int | None = None, devices: Sequence[jax.Device] | None = None, order: str = "given"
+    num_devices: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    order: str = "given",
 ) -> Mesh:
     """Build a one-axis mesh named `data` over the devices.
 
@@ -95,7 +97,9 @@ def available_devices() -> list[jax.Device]:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
         said = str(error) or f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')!r}"
-        raise EnvironmentProblem(f"no devices: {said}; install the platform's extra or unset JAX_PLATFORMS") from error
+        raise EnvironmentProblem(
+            f"no devices: {said}; install the platform's extra or unset JAX_PLATFORMS"
+        ) from error
 
 
 def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
@@ -109,11 +113,21 @@ def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
     require(isinstance(mesh, Mesh), "mesh", mesh, "use lbopt.make_mesh()")
     names, types_of_axes = mesh.axis_names, mesh.axis_types
     fix = f"use lbopt.make_mesh(), or Mesh(mesh.devices.ravel(), ({DATA_AXIS!r},))"
-    require(DATA_AXIS in names, "mesh.axis_names", names, f"the batch is split along an axis {DATA_AXIS!r}; {fix}")
+    require(
+        DATA_AXIS in names,
+        "mesh.axis_names",
+        names,
+        f"the batch is split along an axis {DATA_AXIS!r}; {fix}",
+    )
     alone = mesh.shape[DATA_AXIS] == mesh.size
     require(alone or not mapped, "mesh.axis_names", names, f"here each device is a replica; {fix}")
     refused = {AxisType.Manual} | ({AxisType.Explicit} if mapped and by_compiler else set())
-    require(not refused & set(types_of_axes), "mesh.axis_types", types_of_axes, f"the step needs Auto axes; {fix}")
+    require(
+        not refused & set(types_of_axes),
+        "mesh.axis_types",
+        types_of_axes,
+        f"the step needs Auto axes; {fix}",
+    )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -164,7 +178,9 @@ def check_batch(batch: types.Batch) -> int:
     for name, leaf in zip(tree.leaf_names(batch), jax.tree.leaves(batch), strict=True):
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
         if shape is None or dtype is None:
-            raise UserError(f"batch/{name} = {leaf!r:.40}: not an array; give np.asarray of one value per example")
+            raise UserError(
+                f"batch/{name} = {leaf!r:.40}: not an array; give np.asarray of one value per example"
+            )
         if isinstance(dtype, np.dtype) and dtype.kind in "OSUMm":
             raise UserError(
                 f"batch/{name}: dtype {dtype}; encode it as numbers of one shape, or leave it out of the batch"
@@ -191,7 +207,9 @@ def check_batch(batch: types.Batch) -> int:
     return next(iter(sizes))
 
 
-def check_divisible(batch_size: int, mesh: Mesh, num_microsteps: int = 1, replicas_per_device: int = 1) -> None:
+def check_divisible(
+    batch_size: int, mesh: Mesh, num_microsteps: int = 1, replicas_per_device: int = 1
+) -> None:
     """Raise `UserError` unless a global batch splits evenly over devices, replicas of a device and microsteps."""
     parts = mesh.size * replicas_per_device * num_microsteps
     replicas = "" if replicas_per_device == 1 else f" x {replicas_per_device} replicas"

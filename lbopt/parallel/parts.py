@@ -18,7 +18,9 @@ def shape_of_rows(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
         padding = row_padding(height, devices)
         if padding is not None:
             return height + padding, width
-    return (max(size, 1) + -max(size, 1) % devices,)  # also of a leaf without numbers each has a part
+    return (
+        max(size, 1) + -max(size, 1) % devices,
+    )  # also of a leaf without numbers each has a part
 
 
 def as_rows(x: jax.Array, devices: int) -> jax.Array:

@@ -30,7 +30,9 @@ def stacked(grads: types.Params) -> types.Params:
 
 def state(axis_name: str, model_state: types.ModelState) -> types.ModelState:
     """Within a mapped function: the mean over replicas of leaves that have one, the first replica's value of the others."""
-    return jax.tree.map(lambda x: (_mean_of_state if has_mean(x) else _of_first)(x, axis_name), model_state)
+    return jax.tree.map(
+        lambda x: (_mean_of_state if has_mean(x) else _of_first)(x, axis_name), model_state
+    )
 
 
 def has_mean(x: jax.Array) -> bool:
@@ -49,6 +51,8 @@ def _of_first(x: jax.Array, axis_name: str) -> jax.Array:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _of_first(jax.random.key_data(x), axis_name)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    number = x.astype(jnp.int32) if x.dtype.itemsize < 4 else x  # bool, and the narrow ones some backends cannot sum
+    number = (
+        x.astype(jnp.int32) if x.dtype.itemsize < 4 else x
+    )  # bool, and the narrow ones some backends cannot sum
     mine = jnp.where(jax.lax.axis_index(axis_name) == 0, number, jnp.zeros_like(number))
     return jax.lax.psum(mine, axis_name).astype(x.dtype)

@@ -44,7 +44,9 @@ def part_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     ((3, 3, 8, 128), (1, 512), (1024,))
     """
     taken = _taken(_primes(num_devices), shape)
-    return tuple(size // math.prod(prime for _, prime in dim) for size, dim in zip(shape, taken, strict=True))
+    return tuple(
+        size // math.prod(prime for _, prime in dim) for size, dim in zip(shape, taken, strict=True)
+    )
 
 
 def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
@@ -55,7 +57,10 @@ def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     """
     primes = _primes(mesh.size // num_slices(mesh))
     lines = _torus_lines(mesh)
-    taken = [sorted((axis for axis, _ in dim), key=lambda axis: (lines[axis], axis)) for dim in _taken(primes, shape)]
+    taken = [
+        sorted((axis for axis, _ in dim), key=lambda axis: (lines[axis], axis))
+        for dim in _taken(primes, shape)
+    ]
     if not any(taken):
         return replicated(mesh)
     spec = [tuple(f"part{axis}" for axis in dim) or None for dim in taken]
@@ -81,10 +86,14 @@ def _torus_lines(mesh: Mesh) -> list[int]:
     devices = list(mesh.devices.flat)[: math.prod(primes)]  # slices are alike
     if not all(hasattr(device, "coords") for device in devices):
         return [0] * len(primes)
-    places = np.array([(*device.coords, device.core_on_chip) for device in devices]).reshape(*primes, -1)
+    places = np.array([(*device.coords, device.core_on_chip) for device in devices]).reshape(
+        *primes, -1
+    )
     lines = []
     for axis in range(len(primes)):
-        moved = np.flatnonzero(np.any(np.diff(places, axis=axis) != 0, axis=tuple(range(len(primes)))))
+        moved = np.flatnonzero(
+            np.any(np.diff(places, axis=axis) != 0, axis=tuple(range(len(primes))))
+        )
         if len(moved) != 1:
             return [0] * len(primes)
         lines.append(int(moved[0]) % (places.shape[-1] - 1))
@@ -106,13 +115,21 @@ def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, in
 
 def split(mesh: Mesh, arrays: types.PyTree) -> types.PyTree:
     """Within a traced function: let each device have its part of every array."""
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, split_sharding(mesh, x.shape)), arrays)
+    return jax.tree.map(
+        lambda x: jax.lax.with_sharding_constraint(x, split_sharding(mesh, x.shape)), arrays
+    )
 
 
 def gather(mesh: Mesh, arrays: types.PyTree, along_axes: bool = False) -> types.PyTree:
     """Within a traced function: let each device have every array whole, with `along_axes` by lines of the torus."""
     kind = mesh.devices.flat[0].device_kind
-    one = gather_along_axes if along_axes else gather_by_sum if kind in SUM_KINDS else gather_by_dimension
+    one = (
+        gather_along_axes
+        if along_axes
+        else gather_by_sum
+        if kind in SUM_KINDS
+        else gather_by_dimension
+    )
     return jax.tree.map(lambda x: one(mesh, x), arrays)
 
 
@@ -136,12 +153,15 @@ def gather_by_sum(mesh: Mesh, x: jax.Array) -> jax.Array:
 
     def whole(part: jax.Array) -> jax.Array:
         starts = [
-            jax.lax.axis_index(names) * size if names else 0 for names, size in zip(axes, part.shape, strict=True)
+            jax.lax.axis_index(names) * size if names else 0
+            for names, size in zip(axes, part.shape, strict=True)
         ]
         mine = jax.lax.dynamic_update_slice(jnp.zeros(x.shape, x.dtype), part, starts)
         return jax.lax.psum(mine, [name for names in axes if names for name in names])
 
-    gathered = jax.shard_map(whole, mesh=where.mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False)
+    gathered = jax.shard_map(
+        whole, mesh=where.mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False
+    )
     return gathered(x)
 
 
@@ -157,7 +177,9 @@ def scatter_mean(mesh: Mesh, stacked: types.PyTree, dtype: Any) -> types.PyTree:
       stacked: arrays [devices, ...], each row on its device.
       dtype: to sum in, complex numbers part by part; None for the arrays' own.
     """
-    return jax.tree.map(lambda x: tree.map_parts(lambda part: _scatter_one(mesh, part, dtype), x), stacked)
+    return jax.tree.map(
+        lambda x: tree.map_parts(lambda part: _scatter_one(mesh, part, dtype), x), stacked
+    )
 
 
 def _scatter_one(mesh: Mesh, stacked: jax.Array, dtype: Any) -> jax.Array:
@@ -174,7 +196,9 @@ def _scatter_one(mesh: Mesh, stacked: jax.Array, dtype: Any) -> jax.Array:
         return (x.astype(tree.wide_dtype(row.dtype)) / mesh.size).astype(row.dtype)
 
     rows = PartitionSpec(parts.axis_names)
-    return jax.shard_map(summed, mesh=parts, in_specs=rows, out_specs=spec, check_vma=False)(stacked)
+    return jax.shard_map(summed, mesh=parts, in_specs=rows, out_specs=spec, check_vma=False)(
+        stacked
+    )
 
 
 def gather_along_axes(mesh: Mesh, x: jax.Array) -> jax.Array:
@@ -188,7 +212,9 @@ def gather_along_axes(mesh: Mesh, x: jax.Array) -> jax.Array:
             part = jax.lax.all_gather(part, names, axis=dim, tiled=True)
         return part
 
-    gathered = jax.shard_map(whole, mesh=where.mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False)
+    gathered = jax.shard_map(
+        whole, mesh=where.mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False
+    )
     return gathered(x)
 
 
@@ -210,7 +236,9 @@ def state_sharding(mesh: Mesh, state: TrainState, shard_update: bool) -> TrainSt
     whole = jax.tree.map(lambda _: replicated(mesh), state)
     if not shard_update:
         return whole
-    return whole.replace(opt_state=jax.tree.map(lambda x: split_sharding(mesh, jnp.shape(x)), state.opt_state))
+    return whole.replace(
+        opt_state=jax.tree.map(lambda x: split_sharding(mesh, jnp.shape(x)), state.opt_state)
+    )
 
 
 def check_placed(state: TrainState, sharding: TrainState) -> None:
@@ -218,7 +246,9 @@ def check_placed(state: TrainState, sharding: TrainState) -> None:
     for name, leaf, where in zip(
         tree.leaf_names(state), jax.tree.leaves(state), jax.tree.leaves(sharding), strict=True
     ):
-        if getattr(leaf, "committed", False) and not leaf.sharding.is_equivalent_to(where, leaf.ndim):
+        if getattr(leaf, "committed", False) and not leaf.sharding.is_equivalent_to(
+            where, leaf.ndim
+        ):
             raise UserError(
                 f"{name}: it lies as {leaf.sharding}, and the step needs it elsewhere; use jax.device_put(state, step.state_sharding(state))"
             )
@@ -226,7 +256,9 @@ def check_placed(state: TrainState, sharding: TrainState) -> None:
 
 def placed(shapes: types.PyTree, shardings: types.PyTree) -> types.PyTree:
     """Return the shapes with their shardings beside them."""
-    return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings)
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings
+    )
 
 
 def _primes(number: int) -> list[int]:

@@ -55,7 +55,9 @@ class TrainState(flax.struct.PyTreeNode):
         require_tx(tx)
         _, step_root = split_seed(seed)
         params = tree.map_with_name(lambda name, x: _strong(f"params/{name}", x), params)
-        model_state = tree.map_with_name(lambda name, x: _strong(f"model_state/{name}", x), model_state)
+        model_state = tree.map_with_name(
+            lambda name, x: _strong(f"model_state/{name}", x), model_state
+        )
         arrays = apart((params, model_state, tx.init(params)))
         ema.warn_of_microsteps(arrays[2])
         return cls(jnp.zeros((), jnp.int32), *arrays, jax.random.key_data(step_root))

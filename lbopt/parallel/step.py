@@ -20,7 +20,15 @@ from lbopt.job import pulse
 from lbopt.parallel import accumulate, clip as clips, loss_form, reduction, shards
 from lbopt.parallel.aggregation import Aggregation, make_aggregation
 from lbopt.parallel.clip import GradientClip
-from lbopt.parallel.mesh import DATA_AXIS, check_batch, check_divisible, check_mesh, replicated, sharded, torus_grid
+from lbopt.parallel.mesh import (
+    DATA_AXIS,
+    check_batch,
+    check_divisible,
+    check_mesh,
+    replicated,
+    sharded,
+    torus_grid,
+)
 from lbopt.parallel.state import TrainState, apart, require_tx
 
 Backend = Literal["jit", "pjit", "pmap"]
@@ -61,7 +69,9 @@ def step_fn(
     return _whole(gradients, _update(tx, clip), aggregation)
 
 
-def _whole(gradients: Callable[..., Any], update: Callable[..., Any], aggregate: Aggregate | None = None) -> StepFn:
+def _whole(
+    gradients: Callable[..., Any], update: Callable[..., Any], aggregate: Aggregate | None = None
+) -> StepFn:
     """Join the parts of a step; the first does not see the optimizer's state."""
 
     def step(state: TrainState, batch: types.Batch) -> tuple[TrainState, types.Metrics]:
@@ -71,7 +81,9 @@ def _whole(gradients: Callable[..., Any], update: Callable[..., Any], aggregate:
         with jax.named_scope(replicas.GRADIENTS):
             one = aggregate(found[0], state)
         new, metrics = update(state, one.updates, *found[1:], one.aux)
-        kept = protocol.remembered(one.state, state.aggregator_state, new.opt_state, state.opt_state)
+        kept = protocol.remembered(
+            one.state, state.aggregator_state, new.opt_state, state.opt_state
+        )
         return new.replace(aggregator_state=kept), metrics
 
     return step
@@ -98,7 +110,9 @@ def _gradients(
     if measure_noise and alone and num_microsteps == 1:
         raise UserError("measure_noise = True: the batch is one part; use num_microsteps >= 2")
     hook = clips.make_microstep_hook(clip, measure_noise, axis_name, reduce_dtype)
-    already = clip is not None and clip.stage == "mean"  # then the hook took the mean of each microstep
+    already = (
+        clip is not None and clip.stage == "mean"
+    )  # then the hook took the mean of each microstep
     gradient_fn = accumulate.make_gradient_fn(loss_fn, num_microsteps, compute_dtype, hook)
     if rows:
         gradient_fn = accumulate.by_rows(gradient_fn, rows, axis_name)
@@ -168,7 +182,9 @@ def _update(
             params = split(optax.apply_updates(params, updates))
         with jax.named_scope(replicas.PARAMETERS):
             params = gather(params)
-        return state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state), metrics
+        return state.replace(
+            step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state
+        ), metrics
 
     return update
 
@@ -242,7 +258,11 @@ class Step:
         An array's type names its mesh: the next call, with what this one returns, would compile the step a second time.
         """
         leaves = jax.tree.leaves(arguments)
-        if self._looked and all(map(self._lies_here, leaves)) and len(set(map(id, leaves))) == len(leaves):
+        if (
+            self._looked
+            and all(map(self._lies_here, leaves))
+            and len(set(map(id, leaves))) == len(leaves)
+        ):
             return arguments
         arguments = [apart(a) if isinstance(a, TrainState) else a for a in arguments]
 
@@ -251,7 +271,10 @@ class Step:
                 leaf = np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.result_type(leaf)))
             return jax.device_put(leaf, where) if self._may_put(leaf, where) else leaf
 
-        states = [self.state_sharding(a) if isinstance(a, TrainState) else replicated(self.mesh) for a in arguments]
+        states = [
+            self.state_sharding(a) if isinstance(a, TrainState) else replicated(self.mesh)
+            for a in arguments
+        ]
         arguments = jax.tree.map(put, arguments, jax.tree.broadcast(states, arguments))
         if not self._looked:
             for argument, where in zip(arguments, states, strict=True):
@@ -260,19 +283,31 @@ class Step:
         return arguments
 
     def _lies_here(self, leaf: Any) -> bool:
-        return getattr(getattr(leaf, "sharding", None), "mesh", None) is self.mesh  # meshes are interned
+        return (
+            getattr(getattr(leaf, "sharding", None), "mesh", None) is self.mesh
+        )  # meshes are interned
 
     def _may_put(self, leaf: Any, where: NamedSharding) -> bool:
         """Return whether nobody chose another place for an array."""
         if isinstance(leaf, np.ndarray):
             return True
-        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer) or self._lies_here(leaf):
+        if (
+            not isinstance(leaf, jax.Array)
+            or isinstance(leaf, jax.core.Tracer)
+            or self._lies_here(leaf)
+        ):
             return False
-        return not leaf.committed or not self._shard_update or where.is_equivalent_to(leaf.sharding, leaf.ndim)
+        return (
+            not leaf.committed
+            or not self._shard_update
+            or where.is_equivalent_to(leaf.sharding, leaf.ndim)
+        )
 
     def _prepare(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         *rest, batch = arguments
-        if len(rest) == 1 and not isinstance(rest[0], TrainState):  # evaluation has two: params and model_state
+        if len(rest) == 1 and not isinstance(
+            rest[0], TrainState
+        ):  # evaluation has two: params and model_state
             fix = "give a lbopt.TrainState; restore a checkpoint with one, or its jax.eval_shape, as the target"
             raise UserError(f"state = a {type(rest[0]).__name__}: {fix}")
         for state in rest:
@@ -283,7 +318,10 @@ class Step:
         if self.aggregation is not None and not self._checked:
             self.aggregation.check(rest[0])
             self._checked = True
-        seen = [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in jax.tree.leaves(batch)]
+        seen = [
+            (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
+            for leaf in jax.tree.leaves(batch)
+        ]
         if seen != self._last_seen:  # checked once per kind of batch: this runs before every step
             size = check_batch(batch)
             rows = 1 if self.aggregation is None else self.aggregation.rows
@@ -294,10 +332,14 @@ class Step:
     def _in_parts(self, batch: types.Batch) -> types.Batch:
         """Lay out a batch of which an array does not lie so on the mesh: its type would be another one, as of a state's arrays."""
         leaves = jax.tree.leaves(batch)
-        if all(getattr(leaf, "sharding", None) == self._parts for leaf in leaves) or jax.process_count() > 1:
+        if (
+            all(getattr(leaf, "sharding", None) == self._parts for leaf in leaves)
+            or jax.process_count() > 1
+        ):
             return batch
         arrays = all(
-            isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves
+            isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, jax.core.Tracer)
+            for leaf in leaves
         )
         return jax.device_put(batch, self._parts) if arrays else batch
 
@@ -388,19 +430,32 @@ def make_train_step(
     num_microsteps, replicas_per_device = map(scalars.known, (num_microsteps, replicas_per_device))
     counts = isinstance(num_microsteps, int) and not isinstance(num_microsteps, bool)
     require(counts and num_microsteps >= 1, "num_microsteps", num_microsteps, "give a number >= 1")
-    require(callable(loss_fn), "loss_fn", loss_fn, "give a function (params, model_state, batch, rng)")
+    require(
+        callable(loss_fn), "loss_fn", loss_fn, "give a function (params, model_state, batch, rng)"
+    )
     require_tx(tx)
     known = aggregator is None or isinstance(aggregator, Aggregator)
-    require(known, "aggregator", aggregator, "give one of lbopt.aggregators, lbopt.aps() for instance, or None")
+    require(
+        known,
+        "aggregator",
+        aggregator,
+        "give one of lbopt.aggregators, lbopt.aps() for instance, or None",
+    )
     _require_float("compute_dtype", compute_dtype)
     _require_float("reduce_dtype", reduce_dtype)
-    flags = {"measure_noise": measure_noise, "shard_update": shard_update, "reduce_scatter": reduce_scatter}
+    flags = {
+        "measure_noise": measure_noise,
+        "shard_update": shard_update,
+        "reduce_scatter": reduce_scatter,
+    }
     for field, value in {**flags, "donate": donate, "key_per_replica": key_per_replica}.items():
         is_flag = isinstance(value, bool | np.bool_ | int) and value in (0, 1)
         require(is_flag, field, value, "give True or False")
     clip = None if max_grad_norm is None else GradientClip(max_grad_norm, clip_stage)
     fix = "nothing is clipped; give max_grad_norm too, or leave it out"
-    require(clip is not None or clip_stage in ("accumulated", "none"), "clip_stage", clip_stage, fix)
+    require(
+        clip is not None or clip_stage in ("accumulated", "none"), "clip_stage", clip_stage, fix
+    )
     if measure_noise and num_microsteps * replicas_per_device * mesh.size == 1:
         raise UserError(
             "measure_noise = True: one replica and one microstep make one gradient; use num_microsteps >= 2"
@@ -414,12 +469,29 @@ def make_train_step(
     fix = "sums are scattered to those who update a part; set shard_update=True"
     require(shard_update or not reduce_scatter, "reduce_scatter", reduce_scatter, fix)
     fix = "a clip of the mean needs all of it; use clip_stage='accumulated' or 'replica'"
-    require(not reduce_scatter or clip is None or clip.stage != "mean", "reduce_scatter", reduce_scatter, fix)
+    require(
+        not reduce_scatter or clip is None or clip.stage != "mean",
+        "reduce_scatter",
+        reduce_scatter,
+        fix,
+    )
     asked = aggregator is not None or reduce_dtype is not None or reduce_scatter
-    by_replica = (clip is not None and clip.stage == "replica") or (measure_noise and num_microsteps == 1) or asked
+    by_replica = (
+        (clip is not None and clip.stage == "replica")
+        or (measure_noise and num_microsteps == 1)
+        or asked
+    )
     check_mesh(mesh, by_replica or shard_update or backend == "pmap", backend != "pmap")
     aggregation = make_aggregation(
-        aggregator, mesh, replicas_per_device, aggregate_over, backend, clip, reduce_dtype, reduce_scatter, shard_update
+        aggregator,
+        mesh,
+        replicas_per_device,
+        aggregate_over,
+        backend,
+        clip,
+        reduce_dtype,
+        reduce_scatter,
+        shard_update,
     )
     gradients = _gradients(
         loss_fn,
@@ -437,7 +509,12 @@ def make_train_step(
     if backend == "pmap":
         whole = _whole(gradients, _update(tx, clip), aggregation and aggregation.mapped)
         return Step(
-            _pmapped(whole, mesh, aggregation, donated), mesh, num_microsteps, _by_replica(mesh), False, aggregation
+            _pmapped(whole, mesh, aggregation, donated),
+            mesh,
+            num_microsteps,
+            _by_replica(mesh),
+            False,
+            aggregation,
         )
     if by_replica:
         gradients = _mapped(gradients, mesh, reduce_scatter, aggregation is not None)
@@ -456,7 +533,9 @@ def make_train_step(
 
     if not shard_update and aggregation is None:
         return Step(compiled(replicated(mesh)), mesh, num_microsteps, _as_it_is)
-    by_shapes = _OnceShapesAreKnown(compiled, lambda state: _state_sharding(mesh, state, shard_update, aggregation))
+    by_shapes = _OnceShapesAreKnown(
+        compiled, lambda state: _state_sharding(mesh, state, shard_update, aggregation)
+    )
     return Step(by_shapes, mesh, num_microsteps, _as_it_is, shard_update, aggregation)
 
 
@@ -469,7 +548,9 @@ def _require_float(field: str, dtype: Any) -> None:
     require(good, field, dtype, "give a floating-point dtype, jnp.bfloat16 for instance, or None")
 
 
-def _pmapped(step: StepFn, mesh: Mesh, aggregation: Aggregation | None, donated: tuple[int, ...]) -> Any:
+def _pmapped(
+    step: StepFn, mesh: Mesh, aggregation: Aggregation | None, donated: tuple[int, ...]
+) -> Any:
     """Map a step over replicas; what the aggregator remembers of each lies with it."""
     axes = None if aggregation is None else _BY_REPLICA
     return jax.pmap(
@@ -482,7 +563,9 @@ def _pmapped(step: StepFn, mesh: Mesh, aggregation: Aggregation | None, donated:
     )
 
 
-def _mapped(gradients: Callable[..., Any], mesh: Mesh, scattered: bool, aggregated: bool) -> Callable[..., Any]:
+def _mapped(
+    gradients: Callable[..., Any], mesh: Mesh, scattered: bool, aggregated: bool
+) -> Callable[..., Any]:
     """Take gradients replica by replica under "jit"; those that are scattered or aggregated stay with their devices.
 
     Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
@@ -490,14 +573,18 @@ def _mapped(gradients: Callable[..., Any], mesh: Mesh, scattered: bool, aggregat
     whole, parts = PartitionSpec(), PartitionSpec(DATA_AXIS)
     out = (parts if scattered or aggregated else whole, whole, whole)
     gradients = _stating(gradients, mesh, DATA_AXIS, own_keys=aggregated)
-    return jax.shard_map(gradients, mesh=mesh, in_specs=(whole, parts), out_specs=out, check_vma=False)
+    return jax.shard_map(
+        gradients, mesh=mesh, in_specs=(whole, parts), out_specs=out, check_vma=False
+    )
 
 
 _BY_REPLICA: Any = TrainState(None, None, None, None, None, AggregatorState(0, None, None))
 """Which arrays of a state have an axis of replicas, under "pmap"."""
 
 
-def _state_sharding(mesh: Mesh, state: TrainState, shard_update: bool, aggregation: Aggregation | None) -> TrainState:
+def _state_sharding(
+    mesh: Mesh, state: TrainState, shard_update: bool, aggregation: Aggregation | None
+) -> TrainState:
     where = shards.state_sharding(mesh, state, shard_update)
     if aggregation is None:
         return where
@@ -507,7 +594,9 @@ def _state_sharding(mesh: Mesh, state: TrainState, shard_update: bool, aggregati
 class _OnceShapesAreKnown:
     """A jitted step whose shardings depend on the shapes of the state, which the first call shows."""
 
-    def __init__(self, make: Callable[[TrainState], Any], sharding: Callable[[TrainState], TrainState]):
+    def __init__(
+        self, make: Callable[[TrainState], Any], sharding: Callable[[TrainState], TrainState]
+    ):
         self._make, self._sharding, self._made, self._checked = make, sharding, None, False
 
     def __call__(self, state: TrainState, batch: types.Batch) -> Any:
@@ -541,25 +630,35 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
       UserError: as `make_train_step`.
     """
     require_choice("backend", backend, BACKENDS)
-    require(callable(metric_fn), "metric_fn", metric_fn, "give a function (params, model_state, batch)")
+    require(
+        callable(metric_fn), "metric_fn", metric_fn, "give a function (params, model_state, batch)"
+    )
     check_mesh(mesh, backend == "pmap", backend != "pmap")
     if backend == "pmap":
 
         def summed(params, model_state, given):
-            metrics = loss_form.checked_metrics(metric_fn(params, model_state, given["batch"]), "metric_fn")
+            metrics = loss_form.checked_metrics(
+                metric_fn(params, model_state, given["batch"]), "metric_fn"
+            )
             return jax.lax.psum(metrics, DATA_AXIS)
 
         step = _stating(summed, mesh, DATA_AXIS)
         # Of three numbers and Nones jax 0.10.2 takes one for each leaf where there are three leaves.
         axes, split = (None, None, {"batch": 0}), _by_replica(mesh)
-        mapped = jax.pmap(step, DATA_AXIS, in_axes=axes, out_axes=None, devices=list(mesh.devices.flat))
+        mapped = jax.pmap(
+            step, DATA_AXIS, in_axes=axes, out_axes=None, devices=list(mesh.devices.flat)
+        )
         return Step(mapped, mesh, 1, lambda batch: {"batch": split(batch)})
     inputs = (replicated(mesh), replicated(mesh), sharded(mesh))
-    compiled = jax.jit(_stating(metric_fn, mesh, None), in_shardings=inputs, out_shardings=replicated(mesh))
+    compiled = jax.jit(
+        _stating(metric_fn, mesh, None), in_shardings=inputs, out_shardings=replicated(mesh)
+    )
     return Step(compiled, mesh, 1, _as_it_is)
 
 
-def _stating(fn: Callable[..., Any], mesh: Mesh, axis_name: str | None, own_keys: bool = False) -> Callable[..., Any]:
+def _stating(
+    fn: Callable[..., Any], mesh: Mesh, axis_name: str | None, own_keys: bool = False
+) -> Callable[..., Any]:
     """Tell the traced function how many replicas there are (see `lbopt.replicas`)."""
 
     def traced(*arguments):

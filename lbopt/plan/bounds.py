@@ -55,7 +55,10 @@ class Tile(NamedTuple):
 
 
 def tile(
-    bounds: Mapping[str, int], arrays: Arrays, memory_words: int, multiples: Mapping[str, int] | None = None
+    bounds: Mapping[str, int],
+    arrays: Arrays,
+    memory_words: int,
+    multiples: Mapping[str, int] | None = None,
 ) -> Tile:
     """Return the best rectangular tile of a nest.
 
@@ -76,13 +79,19 @@ def tile(
     require(memory_words >= 2, "memory_words", memory_words, "give at least 2")
     for loop, multiple in (multiples or {}).items():
         require(
-            loop in bounds and multiple >= 1, f"multiples[{loop!r}]", multiple, "give at least 1, for a loop in bounds"
+            loop in bounds and multiple >= 1,
+            f"multiples[{loop!r}]",
+            multiple,
+            "give at least 1, for a loop in bounds",
         )
     loops, names = list(bounds), list(arrays)
     beta = np.log([bounds[loop] for loop in loops]) / math.log(memory_words)
     within = np.array([[float(loop in arrays[name]) for loop in loops] for name in names])
     best = linprog(
-        -np.ones(len(loops)), within, np.ones(len(names)), bounds=list(zip(np.zeros(len(loops)), beta, strict=True))
+        -np.ones(len(loops)),
+        within,
+        np.ones(len(names)),
+        bounds=list(zip(np.zeros(len(loops)), beta, strict=True)),
     )
     exponent = -best.fun
     exponents = _balanced(within, beta, exponent)
@@ -92,10 +101,21 @@ def tile(
         -np.ones(len(loops)),
     )
     sizes = [math.prod(bounds[loop] for loop in arrays[name]) for name in names]
-    words = max(math.exp(math.fsum(map(math.log, bounds.values())) + (1 - exponent) * math.log(memory_words)), *sizes)
+    words = max(
+        math.exp(
+            math.fsum(map(math.log, bounds.values())) + (1 - exponent) * math.log(memory_words)
+        ),
+        *sizes,
+    )
     return Tile(
         dict(zip(loops, exponents.tolist(), strict=True)),
-        _rounded(dict(zip(loops, memory_words**exponents, strict=True)), bounds, arrays, memory_words, multiples or {}),
+        _rounded(
+            dict(zip(loops, memory_words**exponents, strict=True)),
+            bounds,
+            arrays,
+            memory_words,
+            multiples or {},
+        ),
         exponent,
         words,
         dict(zip(names, dual.x[: len(names)].tolist(), strict=True)),
@@ -228,4 +248,9 @@ def _check(bounds: Mapping[str, float], arrays: Arrays) -> None:
         )
     for name, loops in arrays.items():
         unknown = [loop for loop in loops if loop not in bounds]
-        require(not unknown, f"arrays[{name!r}]", loops, f"there is no loop {', '.join(map(repr, unknown))} in bounds")
+        require(
+            not unknown,
+            f"arrays[{name!r}]",
+            loops,
+            f"there is no loop {', '.join(map(repr, unknown))} in bounds",
+        )

@@ -11,7 +11,14 @@ import numpy as np
 from lbopt import replicas
 from lbopt.plan.program import Array, Executed, Program
 
-OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+OPS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -79,7 +86,11 @@ def source_of(path: str) -> str:
     backward = "transpose(" in path
     if replicas.STATISTICS in parts:
         # On the way back a product is the gradient of a kernel that is normalized without its convolution.
-        return "gradients" if backward and parts[-1] in ("dot_general", "conv_general_dilated") else "batch norm"
+        return (
+            "gradients"
+            if backward and parts[-1] in ("dot_general", "conv_general_dilated")
+            else "batch norm"
+        )
     for mark, source in _MARKS.items():
         if mark in parts:
             return source
@@ -102,13 +113,20 @@ def _parts(program: Program, run: Executed, op: str, num_devices: int) -> list[t
     instruction = run.instruction
     arrays = instruction.arrays
     if instruction.op.endswith("-start") and op != "all-reduce":
-        arrays = [array for array in arrays if array.dims or array.dtype != "u32"]  # but for what it synchronises by
+        arrays = [
+            array for array in arrays if array.dims or array.dtype != "u32"
+        ]  # but for what it synchronises by
         arrays = arrays[len(arrays) // 2 :]  # operands, then results
     here = program.computations[run.computation]
     taken = [here[name].path if name in here else "" for name in instruction.operands]
-    paths = {number: instruction.path or "".join(taken[number : number + 1]) for number in range(len(arrays))}
+    paths = {
+        number: instruction.path or "".join(taken[number : number + 1])
+        for number in range(len(arrays))
+    }
     for user in program.users(run.computation).get(instruction.name, []):
-        index = re.search(r"index=(\d+)", user.attributes) if user.op == "get-tuple-element" else None
+        index = (
+            re.search(r"index=(\d+)", user.attributes) if user.op == "get-tuple-element" else None
+        )
         if index is not None and user.path:
             paths[int(index[1])] = user.path
     # A scattered result stands for as many times its bytes as devices take part.
@@ -135,7 +153,9 @@ def replica_groups(attributes: str) -> list[list[int]]:
     """
     if found := _MESH_GROUPS.search(attributes):
         axes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
-        return _over_axes(list(axes), [int(size) for size in axes.values()], re.findall(r"'(\w+)'", found[2]))
+        return _over_axes(
+            list(axes), [int(size) for size in axes.values()], re.findall(r"'(\w+)'", found[2])
+        )
     if found := _IOTA_GROUPS.search(attributes):
         shape, dims = ([int(size) for size in text.split(",")] for text in found.group(1, 2))
         numbers = np.arange(np.prod(dims)).reshape(dims)

@@ -21,7 +21,14 @@ _FREE = {
     "call",
     "conditional",
 }
-_JOINED = {"copy-done", "slice-done", "async-done", "all-reduce-done", "all-gather-done", "collective-permute-done"}
+_JOINED = {
+    "copy-done",
+    "slice-done",
+    "async-done",
+    "all-reduce-done",
+    "all-gather-done",
+    "collective-permute-done",
+}
 """Ends of what began elsewhere, where it is counted."""
 _PARTIAL_READS = {"dynamic-slice", "gather", "slice"}
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
@@ -33,7 +40,9 @@ def cycles(program: Program) -> int:
     return sum(run.times * run.instruction.cycles for run in program.executed if not run.fused)
 
 
-def hbm_bytes(program: Program, counts: Callable[[Instruction], bool] = lambda instruction: True) -> int:
+def hbm_bytes(
+    program: Program, counts: Callable[[Instruction], bool] = lambda instruction: True
+) -> int:
     """Add up what is read from HBM and written to it.
 
     Args:
@@ -46,7 +55,9 @@ def hbm_bytes(program: Program, counts: Callable[[Instruction], bool] = lambda i
     Custom calls here join prefetched slices and move nothing. Elements count, not the tiles that pad short rows.
     """
     return sum(
-        run.times * _moved(program, run) for run in program.executed if not run.fused and counts(run.instruction)
+        run.times * _moved(program, run)
+        for run in program.executed
+        if not run.fused and counts(run.instruction)
     )
 
 
@@ -106,7 +117,9 @@ def _read_of(program: Program, computation: str, name: str) -> float:
             total += _read_of(program, computation, user.name)
         elif places == [0] and user.op in _PARTIAL_READS:
             total += user.arrays[0].num_bytes
-        elif places != [0] or user.op != "dynamic-update-slice":  # which reads nothing of what it updates
+        elif (
+            places != [0] or user.op != "dynamic-update-slice"
+        ):  # which reads nothing of what it updates
             return math.inf
     return total
 
@@ -120,7 +133,8 @@ def _written(inside: Mapping[str, Instruction], root: Instruction, results: Sequ
     for part, result in zip(parts, results, strict=True):
         part = _behind_bitcasts(inside, part)
         in_place = (
-            part.op == "dynamic-update-slice" and _behind_bitcasts(inside, inside[part.operands[0]]).op == "parameter"
+            part.op == "dynamic-update-slice"
+            and _behind_bitcasts(inside, inside[part.operands[0]]).op == "parameter"
         )
         update = inside[part.operands[1]].arrays[0].num_bytes if in_place else result.hbm_bytes
         total += min(result.hbm_bytes, update)
@@ -153,7 +167,9 @@ def _product_flops(program: Program, run: Executed) -> int:
     return convolution_flops(left, right, result, instruction.attributes)
 
 
-def convolution_flops(left: Sequence[int], right: Sequence[int], result: Sequence[int], attributes: str) -> int:
+def convolution_flops(
+    left: Sequence[int], right: Sequence[int], result: Sequence[int], attributes: str
+) -> int:
     """Return multiplications and additions of one convolution in HLO: 2 for every pair of an input and a kernel element.
 
     Places in the padding and between the elements of a dilated input do not count: with them the compiler writes gradients
@@ -173,7 +189,9 @@ def convolution_flops(left: Sequence[int], right: Sequence[int], result: Sequenc
     for place in range(sum(label.isdigit() for label in out_labels)):
         sizes = (left[in_labels.index(str(place))], right[kernel_labels.index(str(place))])
         pairs *= _pairs(
-            *sizes, result[out_labels.index(str(place))], {name: value[place] for name, value in window.items()}
+            *sizes,
+            result[out_labels.index(str(place))],
+            {name: value[place] for name, value in window.items()},
         )
     features_in, features_out = right[kernel_labels.index("i")], result[out_labels.index("f")]
     groups = re.search(r"batch_group_count=(\d+)", attributes)
@@ -190,12 +208,25 @@ def _window(attributes: str) -> dict[str, list]:
     def numbers(name: str) -> list[int]:
         return [int(number) for number in fields[name].split("x")] if name in fields else [1] * rank
 
-    pads = [int(pad.split("_")[0]) for pad in fields["pad"].split("x")] if "pad" in fields else [0] * rank
-    return {"stride": numbers("stride"), "pad": pads, "holes": numbers("lhs_dilate"), "spread": numbers("rhs_dilate")}
+    pads = (
+        [int(pad.split("_")[0]) for pad in fields["pad"].split("x")]
+        if "pad" in fields
+        else [0] * rank
+    )
+    return {
+        "stride": numbers("stride"),
+        "pad": pads,
+        "holes": numbers("lhs_dilate"),
+        "spread": numbers("rhs_dilate"),
+    }
 
 
 def _pairs(size: int, kernel: int, out: int, window: Mapping[str, int]) -> int:
     """Count the pairs (place of the output, place of the kernel) along one dimension that meet an element of the input."""
-    places = np.arange(out)[:, None] * window["stride"] + np.arange(kernel) * window["spread"] - window["pad"]
+    places = (
+        np.arange(out)[:, None] * window["stride"]
+        + np.arange(kernel) * window["spread"]
+        - window["pad"]
+    )
     inside = (places >= 0) & (places < (size - 1) * window["holes"] + 1)
     return int(np.sum(inside & (places % window["holes"] == 0)))

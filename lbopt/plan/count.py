@@ -67,7 +67,9 @@ def count(fn: Callable[..., Any], weights: Any, batch: Any) -> Count:
     num_weights = len(jax.tree.leaves(weights))
     depends = [number >= num_weights for number in range(len(closed.jaxpr.invars))]
     found = list(_products(closed.jaxpr, depends, 1, [False] * len(depends)))
-    return Count(sum(flops for flops, _ in found), tuple(layer for _, layer in found if layer is not None))
+    return Count(
+        sum(flops for flops, _ in found), tuple(layer for _, layer in found if layer is not None)
+    )
 
 
 def _products(
@@ -84,7 +86,11 @@ def _products(
     known = dict(zip(jaxpr.invars, zip(depends, repeated, strict=True), strict=True))
 
     def of(variable: Any) -> tuple[bool, bool]:
-        return (False, True) if isinstance(variable, core.Literal) else known.get(variable, (False, True))
+        return (
+            (False, True)
+            if isinstance(variable, core.Literal)
+            else known.get(variable, (False, True))
+        )
 
     for equation in jaxpr.eqns:
         inputs = [of(variable) for variable in equation.invars]
@@ -94,10 +100,16 @@ def _products(
         elif name == "scan":
             yield from _scanned(equation, inputs, times)
         elif name == "while":
-            yield from _called(equation.params["body_jaxpr"], inputs[equation.params["cond_nconsts"] :], times)
+            yield from _called(
+                equation.params["body_jaxpr"], inputs[equation.params["cond_nconsts"] :], times
+            )
         elif name == "cond":
             yield from max(
-                (list(_called(branch, inputs[1:], times)) for branch in equation.params["branches"]), key=_total
+                (
+                    list(_called(branch, inputs[1:], times))
+                    for branch in equation.params["branches"]
+                ),
+                key=_total,
             )
         else:
             for field in _CALLS:
@@ -112,25 +124,34 @@ def _total(found: list[tuple[int, Layer | None]]) -> int:
     return sum(flops for flops, _ in found)
 
 
-def _called(inner: Any, inputs: Sequence[tuple[bool, bool]], times: int) -> Iterator[tuple[int, Layer | None]]:
+def _called(
+    inner: Any, inputs: Sequence[tuple[bool, bool]], times: int
+) -> Iterator[tuple[int, Layer | None]]:
     jaxpr = getattr(inner, "jaxpr", inner)
     inputs = list(inputs)[-len(jaxpr.invars) :] if jaxpr.invars else []
-    yield from _products(jaxpr, [depend for depend, _ in inputs], times, [same for _, same in inputs])
+    yield from _products(
+        jaxpr, [depend for depend, _ in inputs], times, [same for _, same in inputs]
+    )
 
 
-def _scanned(equation: Any, inputs: Sequence[tuple[bool, bool]], times: int) -> Iterator[tuple[int, Layer | None]]:
+def _scanned(
+    equation: Any, inputs: Sequence[tuple[bool, bool]], times: int
+) -> Iterator[tuple[int, Layer | None]]:
     """Constants are the same in every turn; what is carried depends on the batch if anything does."""
     params = equation.params
     constants, carried = params["num_consts"], params["num_carry"]
     any_batch = any(depend for depend, _ in inputs)
     repeated = [number < constants for number in range(len(inputs))]
     depends = [
-        depend or (constants <= number < constants + carried and any_batch) for number, (depend, _) in enumerate(inputs)
+        depend or (constants <= number < constants + carried and any_batch)
+        for number, (depend, _) in enumerate(inputs)
     ]
     yield from _products(params["jaxpr"].jaxpr, depends, times * params["length"], repeated)
 
 
-def _product(equation: Any, inputs: Sequence[tuple[bool, bool]], times: int) -> tuple[int, Layer | None]:
+def _product(
+    equation: Any, inputs: Sequence[tuple[bool, bool]], times: int
+) -> tuple[int, Layer | None]:
     left, right = (variable.aval for variable in equation.invars)
     result = equation.outvars[0].aval
     if equation.primitive.name == "dot_general":
@@ -144,7 +165,9 @@ def _product(equation: Any, inputs: Sequence[tuple[bool, bool]], times: int) -> 
         return flops, None
     batch, weight, same = (left, right, right_same) if left_depends else (right, left, left_same)
     path = str(equation.source_info.name_stack)
-    layer = Layer(path, flops, batch.size * times, weight.size * (1 if same else times), result.size * times)
+    layer = Layer(
+        path, flops, batch.size * times, weight.size * (1 if same else times), result.size * times
+    )
     return flops, layer
 
 

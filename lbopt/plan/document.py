@@ -66,7 +66,11 @@ def settings(config: TrainConfig) -> dict[str, Any]:
 def published_source(plan: Plan) -> str | None:
     """Say where the published time is from; None if there is none."""
     about = plan.config.about
-    return f"{about.paper}: {about.time} on {about.hardware}" if about.published_seconds is not None else None
+    return (
+        f"{about.paper}: {about.time} on {about.hardware}"
+        if about.published_seconds is not None
+        else None
+    )
 
 
 def _phase(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
@@ -148,7 +152,9 @@ def assumptions(plan: Plan) -> list[str]:
     if any(evaluation.num_batches is None for evaluation in evaluations):
         said.append("left out: evaluation, since the size of the corpus is not known")
     if plan.config.data.name == "squad":
-        said.append("SQuAD's questions are counted as one window each; long contexts make a few per cent more")
+        said.append(
+            "SQuAD's questions are counted as one window each; long contexts make a few per cent more"
+        )
     loops = sum(step.unknown_loops for step in plan.compiled)
     if loops:
         said.append(f"{loops} loops whose length could not be read are counted once")

@@ -37,7 +37,10 @@ def seconds(topology: Topology, devices: Sequence[Any], found: Iterable[Collecti
 def seconds_of(topology: Topology, devices: Sequence[Any], one: Collective) -> float:
     """Return the seconds of one kind of exchange, all of its `count`."""
     link = topology.chip.link_bytes_per_second
-    if one.op in ("collective-permute", "collective-broadcast"):  # somebody's pair is far apart, if not the first
+    if one.op in (
+        "collective-permute",
+        "collective-broadcast",
+    ):  # somebody's pair is far apart, if not the first
         return one.num_bytes / link + HOP_SECONDS * one.count
     spans = axes_spanned(topology, [devices[number] for number in one.group])
     if not spans:

@@ -33,7 +33,9 @@ class Limits:
     moved_words: float
 
 
-def limits(layers: Iterable[Layer], global_batch_size: int, num_devices: int, found: Iterable[Collective]) -> Limits:
+def limits(
+    layers: Iterable[Layer], global_batch_size: int, num_devices: int, found: Iterable[Collective]
+) -> Limits:
     """Compare a step with its bound.
 
     Every layer is one nest of tokens, in and out (see `lbopt.plan.bounds`), which a step runs through three times: forward,
@@ -82,7 +84,9 @@ def fewest_words(layer: Layer, num_devices: int) -> float:
         "in": math.sqrt(inputs * weights / outputs),
         "out": math.sqrt(outputs * weights / inputs),
     }
-    return bounds.grid({loop: max(1.0, size) for loop, size in loops.items()}, _DENSE, num_devices).words
+    return bounds.grid(
+        {loop: max(1.0, size) for loop, size in loops.items()}, _DENSE, num_devices
+    ).words
 
 
 _DENSE = {"input": ("token", "in"), "weight": ("in", "out"), "output": ("token", "out")}

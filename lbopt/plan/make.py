@@ -68,7 +68,9 @@ class PhasePlan:
     @property
     def seconds(self) -> float:
         """Of training and evaluation."""
-        return self.num_steps * self.step.step_seconds + (self.evaluation.seconds if self.evaluation else 0.0)
+        return self.num_steps * self.step.step_seconds + (
+            self.evaluation.seconds if self.evaluation else 0.0
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,12 +137,18 @@ class Plan:
         """Model FLOPs over what the devices could do in the time of the steps, communication included; 0 if it does not fit."""
         seconds = self.mean(lambda phase: phase.step.step_seconds)
         return (
-            self.mean(lambda phase: phase.model_flops) / seconds / self.topology.chip.device_flops if seconds else 0.0
+            self.mean(lambda phase: phase.model_flops) / seconds / self.topology.chip.device_flops
+            if seconds
+            else 0.0
         )
 
 
 def make_plan(
-    config: TrainConfig, recipe: str, topology: Topology, with_evaluation: bool = True, say: Say = silent
+    config: TrainConfig,
+    recipe: str,
+    topology: Topology,
+    with_evaluation: bool = True,
+    say: Say = silent,
 ) -> Plan:
     """Compile the steps of a run for a pod, and read them; nothing is run and no data are needed for published sets.
 
@@ -155,10 +163,17 @@ def make_plan(
       UserError: if the config does not fit the pod, naming the field.
     """
     fix = "a plan compiles one program for all devices; use 'jit'"
-    require(config.parallel.backend != "pmap", "config.parallel.backend", config.parallel.backend, fix)
+    require(
+        config.parallel.backend != "pmap", "config.parallel.backend", config.parallel.backend, fix
+    )
     for phase in config.phases():
         fix = f"how many examples an epoch of config.data.builder = {phase.data.builder!r} has is not known without the corpus; say how many steps"
-        require(phase.num_steps or known.has_known_length(phase.data), "config.num_steps", phase.num_steps, fix)
+        require(
+            phase.num_steps or known.has_known_length(phase.data),
+            "config.num_steps",
+            phase.num_steps,
+            fix,
+        )
     run = build.build(config, topology.devices, known.source)
     phases = []
     for number, (of, phase_run) in enumerate(zip(config.phases(), run.phases(), strict=True), 1):
@@ -172,7 +187,9 @@ def make_plan(
     return Plan(config, recipe, topology, tuple(run.mesh.devices.flat), limit, tuple(phases))
 
 
-def _plan_phase(config: TrainConfig, run: Run, topology: Topology, with_evaluation: bool, say: Say) -> PhasePlan:
+def _plan_phase(
+    config: TrainConfig, run: Run, topology: Topology, with_evaluation: bool, say: Say
+) -> PhasePlan:
     devices = list(run.mesh.devices.flat)
     say("the training step")
     step = cost_of(run.lower, topology, devices)
@@ -185,7 +202,9 @@ def _plan_phase(config: TrainConfig, run: Run, topology: Topology, with_evaluati
         3 * forward.flops * run.global_batch_size / run.mesh.size,
         limits(forward.layers, run.global_batch_size, len(devices), step.collectives),
         sum(array.nbytes for array in one.values() if isinstance(array, np.ndarray)),
-        _plan_evaluation(config, run, topology, devices, say) if with_evaluation and step.fits else None,
+        _plan_evaluation(config, run, topology, devices, say)
+        if with_evaluation and step.fits
+        else None,
     )
 
 
@@ -195,7 +214,11 @@ def _plan_evaluation(
     say("the evaluation")
     times = math.ceil(run.num_steps / run.cadence.eval_every_steps)
     sized = known.has_known_length(config.data)
-    num_batches = _num_batches(run.validation, config.eval_global_batch_size, run.mesh.size) if sized else None
+    num_batches = (
+        _num_batches(run.validation, config.eval_global_batch_size, run.mesh.size)
+        if sized
+        else None
+    )
     return EvaluationPlan(cost_of(run.lower_evaluation, topology, devices), num_batches, times)
 
 
@@ -208,7 +231,12 @@ def count_forward(config: TrainConfig) -> counts.Count:
     data = dataclasses.replace(config.data, space_to_depth=False)
     stem = "conv7" if config.model.stem == "space_to_depth" else config.model.stem
     model = dataclasses.replace(
-        config.model, stem=stem, fold_columns=False, fold_examples=1, batch_norm_scope="global", remat="none"
+        config.model,
+        stem=stem,
+        fold_columns=False,
+        fold_examples=1,
+        batch_norm_scope="global",
+        remat="none",
     )
     problem = problems.make_problem(data, model, config.loss, 1, None, known.source)
     batch = {**problem.splits.train.take(np.arange(1)), "mask": np.ones(1, bool)}

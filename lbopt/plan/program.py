@@ -41,7 +41,9 @@ _HEADER = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _ON_CHIP = re.compile(r"S\([1-9]\)")
-_CALLED = re.compile(r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%([\w.\-]+)")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%([\w.\-]+)"
+)
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _NAME = re.compile(r'op_name="([^"]*)"')
@@ -121,7 +123,11 @@ class Instruction:
     def branches(self) -> list[str]:
         """The computations of a conditional."""
         found = _BRANCHES.search(self.attributes)
-        either = [self.called[name] for name in ("true_computation", "false_computation") if name in self.called]
+        either = [
+            self.called[name]
+            for name in ("true_computation", "false_computation")
+            if name in self.called
+        ]
         return _OPERAND.findall(found[1]) if found else either
 
 
@@ -193,7 +199,9 @@ class Program:
                 yield from self._walk(max(instruction.branches, key=self._cycles), times, fused)
 
     def _cycles(self, computation: str) -> int:
-        return sum(instruction.cycles for instruction in self.computations.get(computation, {}).values())
+        return sum(
+            instruction.cycles for instruction in self.computations.get(computation, {}).values()
+        )
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
         """Return how often a loop's body runs: its condition compares a counter that goes up by one with a constant."""
@@ -214,7 +222,10 @@ class Program:
             compare = next(instruction for instruction in inside.values() if instruction.is_root)
             outer = {f"{index}": condition[name] for index, name in enumerate(root.operands)}
             found = [inside[name] for name in compare.operands]
-            sides = [outer[side.rest[: side.rest.index(")")]] if side.op == "parameter" else side for side in found]
+            sides = [
+                outer[side.rest[: side.rest.index(")")]] if side.op == "parameter" else side
+                for side in found
+            ]
         else:
             compare, sides = root, [condition[name] for name in root.operands]
         if compare.op != "compare" or len(sides) != 2:
@@ -225,7 +236,11 @@ class Program:
             return None
         start = self._initial(computation, loop, int(index[1]))
         stride = self._stride(loop, int(index[1]))
-        return None if start is None or stride is None or stride < 1 else max(0, -(-(limit - start) // stride))
+        return (
+            None
+            if start is None or stride is None or stride < 1
+            else max(0, -(-(limit - start) // stride))
+        )
 
     def _stride(self, loop: Instruction, index: int) -> int | None:
         """Return by how much a turn raises the counter at an index of a loop's state; None where that cannot be read."""

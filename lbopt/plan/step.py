@@ -89,7 +89,11 @@ class StepCost:
     def update_seconds(self) -> float:
         """Of the optimizer's part of computation."""
         scopes = {replicas.UPDATE, replicas.PARAMETERS}
-        return sum(operation.seconds for operation in self.operations if scopes & set(operation.path.split("/")))
+        return sum(
+            operation.seconds
+            for operation in self.operations
+            if scopes & set(operation.path.split("/"))
+        )
 
 
 def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
@@ -116,7 +120,9 @@ def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
     return read_cost(compiled, topology, devices, time.perf_counter() - begin)
 
 
-def read_cost(compiled: Any, topology: Topology, devices: Sequence[Any], compile_seconds: float) -> StepCost:
+def read_cost(
+    compiled: Any, topology: Topology, devices: Sequence[Any], compile_seconds: float
+) -> StepCost:
     """Read what the compiler says of a compiled step."""
     program = Program(compiled.as_text())
     memory, said = compiled.memory_analysis(), compiled.cost_analysis()
@@ -159,7 +165,9 @@ def _updates(program: Program, instruction: Instruction) -> bool:
 
 def _operations(program: Program, hertz: float) -> tuple[Operation, ...]:
     found = [
-        Operation(run.times * run.instruction.cycles / hertz, run.instruction.op, run.instruction.path)
+        Operation(
+            run.times * run.instruction.cycles / hertz, run.instruction.op, run.instruction.path
+        )
         for run in program.executed
         if not run.fused and run.instruction.cycles
     ]

@@ -32,7 +32,9 @@ class Suggestion:
     step: StepCost
 
 
-def suggest(config: TrainConfig, topology: Topology, phase: int, say: Say = silent) -> list[Suggestion]:
+def suggest(
+    config: TrainConfig, topology: Topology, phase: int, say: Say = silent
+) -> list[Suggestion]:
     """Compile changes to the step of a phase that does not fit; return those with which it does.
 
     Of each kind the mildest: rematerialisation (bert), accumulation over twice, four, eight times as many microsteps, a
@@ -61,17 +63,23 @@ def suggest(config: TrainConfig, topology: Topology, phase: int, say: Say = sile
     return [every] if every else []
 
 
-def suggest_evaluation(config: TrainConfig, topology: Topology, phase: int, say: Say = silent) -> Suggestion | None:
+def suggest_evaluation(
+    config: TrainConfig, topology: Topology, phase: int, say: Say = silent
+) -> Suggestion | None:
     """Return the largest batch of evaluation, of a half, a quarter and an eighth of the config's, that fits."""
     field = "phase2.eval_global_batch_size" if phase else "eval_global_batch_size"
     size = config.phases()[phase].eval_global_batch_size
     devices = config.parallel.num_devices or len(topology.devices)
     for smaller in (size // parts for parts in (2, 4, MOST_MICROSTEPS) if size // parts >= devices):
         say(f"trying evaluation in batches of {smaller} ...")
-        run = build.build(with_fields(config, {field: smaller}), topology.devices, known.source).phases()[phase]
+        run = build.build(
+            with_fields(config, {field: smaller}), topology.devices, known.source
+        ).phases()[phase]
         step = cost_of(run.lower_evaluation, topology, list(run.mesh.devices.flat))
         if step.fits:
-            return Suggestion(f"evaluation in batches of {smaller}", (f"--config.{field}={smaller}",), step)
+            return Suggestion(
+                f"evaluation in batches of {smaller}", (f"--config.{field}={smaller}",), step
+            )
     return None
 
 
@@ -111,7 +119,9 @@ def _first_that_fits(
         except UserError:  # another field forbids it: groups of batch norm, for instance
             continue
         if step.fits:
-            return Suggestion(name, tuple(f"--config.{field}={value}" for field, value in fields.items()), step)
+            return Suggestion(
+                name, tuple(f"--config.{field}={value}" for field, value in fields.items()), step
+            )
     return None
 
 

@@ -27,7 +27,9 @@ def lines(plan: Plan) -> Iterator[str]:
     yield from _whole(plan)
     yield "\nassumptions"
     for said in documents.assumptions(plan):
-        yield from textwrap.wrap(f"- {said}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        yield from textwrap.wrap(
+            f"- {said}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False
+        )
 
 
 def _phase(plan: Plan, phase: PhasePlan) -> Iterator[str]:
@@ -54,7 +56,9 @@ def _phase(plan: Plan, phase: PhasePlan) -> Iterator[str]:
     )
     yield _row("HBM traffic", f"{step.hbm_bytes_moved / 1e9:.2f} GB a device")
     rate = phase.global_batch_size / step.step_seconds / plan.num_hosts
-    yield _row("input", f"{rate:,.0f} examples/s a host, {rate * phase.input_bytes / 1e6:,.1f} MB/s")
+    yield _row(
+        "input", f"{rate:,.0f} examples/s a host, {rate * phase.input_bytes / 1e6:,.1f} MB/s"
+    )
     yield from _bound(plan, phase)
     if phase.evaluation is not None:
         yield from _evaluation(plan, phase)
@@ -96,7 +100,10 @@ def _evaluation(plan: Plan, phase: PhasePlan) -> Iterator[str]:
 
 def _bound(plan: Plan, phase: PhasePlan) -> Iterator[str]:
     found = phase.communication
-    narrowest = next((part for part in reversed(found.narrowest.split("/")) if part and "->" not in part), "the rest")
+    narrowest = next(
+        (part for part in reversed(found.narrowest.split("/")) if part and "->" not in part),
+        "the rest",
+    )
     where = "within" if plan.num_devices <= found.dp_limit_of_half else "beyond"
     yield _row(
         "cutting the batch",
@@ -146,8 +153,21 @@ def suggestions(found: Sequence[Suggestion], limit_bytes: int) -> Iterator[str]:
 
 def comparison(plans: Sequence[Plan], labels: Sequence[str]) -> Iterator[str]:
     """Yield plans side by side, one a line."""
-    header = ("", "devices", "fits", "GiB", "step", "compute", "communication", "of peak", "training", "device hours")
-    yield from _columns(header, [_compared(plan, label) for plan, label in zip(plans, labels, strict=True)])
+    header = (
+        "",
+        "devices",
+        "fits",
+        "GiB",
+        "step",
+        "compute",
+        "communication",
+        "of peak",
+        "training",
+        "device hours",
+    )
+    yield from _columns(
+        header, [_compared(plan, label) for plan, label in zip(plans, labels, strict=True)]
+    )
 
 
 def _compared(plan: Plan, label: str) -> tuple[str, ...]:

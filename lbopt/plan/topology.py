@@ -105,7 +105,9 @@ def open_topology(name: str) -> Topology:
     """
     found = _NAME.fullmatch(name)
     if found is None or found[1] not in CHIPS:
-        raise UserError(f"--topology = {name!r}: use GENERATION:CHIPSxCHIPS[xCHIPS], for instance {_listed()}")
+        raise UserError(
+            f"--topology = {name!r}: use GENERATION:CHIPSxCHIPS[xCHIPS], for instance {_listed()}"
+        )
     chip, shape = CHIPS[found[1]], tuple(map(int, found[2].split("x")))
     if len(shape) != chip.axes or min(shape) < 1 or math.prod(shape) > chip.most_chips:
         counts = f"{found[1]} has {chip.axes} axes of 1 or more chips and up to {chip.most_chips:,} of them"
@@ -131,12 +133,16 @@ def _describe(name: str, chip: Chip) -> Any:
 
 
 def _listed() -> str:
-    return "; ".join(f"{generation}:{{{','.join(shapes)}}}" for generation, shapes in SHAPES.items())
+    return "; ".join(
+        f"{generation}:{{{','.join(shapes)}}}" for generation, shapes in SHAPES.items()
+    )
 
 
 def memory_limit(device: Any) -> int:
     """Return how many bytes of HBM a program may use on a device: the compiler says so when it refuses one that is too large."""
-    where = NamedSharding(Mesh(np.array([device]), ("one",), axis_types=(AxisType.Auto,)), PartitionSpec())
+    where = NamedSharding(
+        Mesh(np.array([device]), ("one",), axis_types=(AxisType.Auto,)), PartitionSpec()
+    )
     vast = jax.ShapeDtypeStruct((_WIDER_THAN_ANY,), jnp.uint8, sharding=where)
     try:
         jax.jit(lambda x: x + 1, out_shardings=where).lower(vast).compile()
@@ -178,7 +184,9 @@ class Refusal:
         found = _REFUSED.search(message) if full and not _ON_CHIP.search(message) else None
         if found is None:
             return None
-        needed, limit = (float(number) * _UNITS[unit] for number, unit in (found.group(1, 2), found.group(3, 4)))
+        needed, limit = (
+            float(number) * _UNITS[unit] for number, unit in (found.group(1, 2), found.group(3, 4))
+        )
         return cls(math.ceil(needed), math.floor(limit))
 
 

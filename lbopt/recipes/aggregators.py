@@ -72,7 +72,8 @@ def labels_of(config: AggregatorConfig) -> dict[str, str] | None:
 
 
 def check_modules(
-    labels: Mapping[str, str] | None, init: Callable[[jax.Array], tuple[types.Params, types.ModelState]]
+    labels: Mapping[str, str] | None,
+    init: Callable[[jax.Array], tuple[types.Params, types.ModelState]],
 ) -> None:
     """Raise `UserError` if modules do not fit the parameters that `init` makes."""
     if labels is None:
@@ -91,16 +92,27 @@ def _compressor(config: AggregatorConfig) -> Compressor:
     return getattr(compress, config.compressor)()
 
 
-def _mean(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+def _mean(
+    config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked
+) -> Aggregator:
     del config, optimizer, stacked
     return protocol.mean()
 
 
-def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+def _agvm(
+    config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked
+) -> Aggregator:
     del stacked
     fix = f"config.optimizer.name = {optimizer.name!r} keeps no second moment of Adam's; use one of {', '.join(ADAM_FAMILY)}, or leave it False"
-    require(not config.of_adam or optimizer.name in ADAM_FAMILY, "config.aggregator.of_adam", config.of_adam, fix)
-    of_adam: dict[str, Any] = {"adam_b2": optimizer.b2, "adam_eps": optimizer.eps} if config.of_adam else {}
+    require(
+        not config.of_adam or optimizer.name in ADAM_FAMILY,
+        "config.aggregator.of_adam",
+        config.of_adam,
+        fix,
+    )
+    of_adam: dict[str, Any] = (
+        {"adam_b2": optimizer.b2, "adam_eps": optimizer.eps} if config.of_adam else {}
+    )
     return agvm(
         dict(config.modules),
         config.anchor,
@@ -113,7 +125,9 @@ def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.S
     )
 
 
-def _aps(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+def _aps(
+    config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked
+) -> Aggregator:
     del optimizer
     return aps(
         config.exponent_bits,
@@ -131,17 +145,23 @@ def _ef(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Sta
     return ef(_compressor(config), stacked)
 
 
-def _ef21(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+def _ef21(
+    config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked
+) -> Aggregator:
     del optimizer
     return ef21(_compressor(config), config.momentum, config.dense_start, stacked)
 
 
-def _econtrol(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+def _econtrol(
+    config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked
+) -> Aggregator:
     del optimizer
     return econtrol(_compressor(config), config.eta, config.dense_start, stacked)
 
 
-def _powersgd(config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked) -> Aggregator:
+def _powersgd(
+    config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked
+) -> Aggregator:
     del optimizer
     return powersgd(config.rank, min_rate=config.min_rate, stacked=stacked, **_start(config))
 

@@ -25,7 +25,14 @@ from lbopt.errors import UserError, require, require_choice
 from lbopt.parallel import mesh as meshes, shards, step as steps
 from lbopt.parallel.aggregation import Aggregation
 from lbopt.parallel.state import TrainState, split_seed
-from lbopt.recipes import aggregators, initial, optimizers, problem as problems, schedule as schedules, sources
+from lbopt.recipes import (
+    aggregators,
+    initial,
+    optimizers,
+    problem as problems,
+    schedule as schedules,
+    sources,
+)
 from lbopt.replicas import Replicas
 from lbopt.train.run import Cadence, Run, Target
 from lbopt.transforms.ema import ema_params
@@ -64,7 +71,9 @@ def build(
         return run
     assert config.phase2 is not None
     try:
-        then = _build_phase(second[0], mesh, load, run, config.phase2.optimizer_state == "keep", trains)
+        then = _build_phase(
+            second[0], mesh, load, run, config.phase2.optimizer_state == "keep", trains
+        )
     except UserError as error:
         raise UserError(as_of_phase2(str(error))) from error
     return dataclasses.replace(run, then=then)
@@ -76,13 +85,18 @@ def _on_any_devices(config: TrainConfig, devices: Sequence[jax.Device] | None) -
     there = len(meshes.available_devices() if devices is None else devices)
     found.parallel = ParallelConfig(
         parallel.backend if config.aggregator.name != "agvm" else "jit",
-        parallel.num_devices if parallel.num_devices is None or parallel.num_devices <= there else None,
+        parallel.num_devices
+        if parallel.num_devices is None or parallel.num_devices <= there
+        else None,
         shard_update=parallel.shard_update,
     )
     if found.phase2 is not None:
         found.phase2.num_microsteps = 1
     # AGVM asks for an even number of replicas; what the others remember is rebuilt for any.
-    found.aggregator.over, found.aggregator.replicas_per_device = "replicas", 1 + (config.aggregator.name == "agvm")
+    found.aggregator.over, found.aggregator.replicas_per_device = (
+        "replicas",
+        1 + (config.aggregator.name == "agvm"),
+    )
     found.model.batch_norm_scope = "global"
     return found
 
@@ -96,20 +110,28 @@ def _build_phase(
     trains: bool = True,
 ) -> Run:
     size = config.global_batch_size
-    problem = problems.make_problem(config.data, config.model, config.loss, size, config.init_from, load)
+    problem = problems.make_problem(
+        config.data, config.model, config.loss, size, config.init_from, load
+    )
     train, validation, test = problem.splits
     if trains:
         check_fit(config, problem, mesh)
-    resolved = schedules.resolve(config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps)
+    resolved = schedules.resolve(
+        config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps
+    )
     schedule = schedules.make_schedule(config.schedule, resolved)
     labels = aggregators.labels_of(config.aggregator)
     aggregators.check_modules(labels, problem.init)
     tx = optimizers.make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
     train_step = make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
-    shapes, init = _laid_out(functools.partial(make_state, problem, tx, config.seed), train_step, config)
+    shapes, init = _laid_out(
+        functools.partial(make_state, problem, tx, config.seed), train_step, config
+    )
     evaluate_on = problem.evaluator(mesh, config.parallel.backend)
     averaged = _averaging(config, mesh)
-    first_step, first_example = (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)
+    first_step, first_example = (
+        (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)
+    )
 
     def evaluation(dataset: Dataset) -> Callable[[TrainState], dict[str, float]]:
         return lambda state: evaluate_on(averaged(state), dataset, config.eval_global_batch_size)
@@ -120,11 +142,18 @@ def _build_phase(
         init=init,
         train_step=train_step,
         batches=TrainBatches(
-            train, config.seed, size, resolved.num_steps, *_spread(mesh, trains), first_example=first_example
+            train,
+            config.seed,
+            size,
+            resolved.num_steps,
+            *_spread(mesh, trains),
+            first_example=first_example,
         ),
         evaluate=evaluation(validation),
         evaluate_test=evaluation(test),
-        lower_evaluation=lambda: evaluate_on.lower(shapes(), validation, config.eval_global_batch_size),
+        lower_evaluation=lambda: evaluate_on.lower(
+            shapes(), validation, config.eval_global_batch_size
+        ),
         validation=validation,
         global_batch_size=size,
         num_steps=resolved.num_steps,
@@ -151,13 +180,19 @@ def _spread(mesh: Mesh, trains: bool) -> tuple[int, list[int] | None]:
 
 def check_fit(config: TrainConfig, problem: problems.Problem, mesh: Mesh) -> None:
     """Check the batch against data, devices and batch norm, and the names of metrics."""
-    size, parts, examples = config.global_batch_size, config.parallel.num_microsteps, len(problem.splits.train)
+    size, parts, examples = (
+        config.global_batch_size,
+        config.parallel.num_microsteps,
+        len(problem.splits.train),
+    )
     fix = f"the training set has {examples} examples; use at most that"
     require(size <= examples, "config.global_batch_size", size, fix)
     rows = config.aggregator.replicas_per_device
     meshes.check_divisible(size, mesh, parts, rows)
     problems.check_batch(
-        config.model, Replicas(mesh.size, grid=meshes.torus_grid(mesh), rows=rows), size // (parts * rows)
+        config.model,
+        Replicas(mesh.size, grid=meshes.torus_grid(mesh), rows=rows),
+        size // (parts * rows),
     )
     known = [f"eval/{name}" for name in problem.metric_names]
     require_choice("config.checkpoint.best_metric", config.checkpoint.best_metric, known)
@@ -177,7 +212,9 @@ def _target(config: TrainConfig) -> Target | None:
     return Target(config.target_metric, config.target_value, config.stop_at_target)
 
 
-def _mllog(config: TrainConfig, resolved: schedules.Resolved, num_train: int, num_validation: int) -> dict[str, Any]:
+def _mllog(
+    config: TrainConfig, resolved: schedules.Resolved, num_train: int, num_validation: int
+) -> dict[str, Any]:
     """Return what MLPerf's log says at the beginning, under its keys."""
     optimizer = config.optimizer
     return {
@@ -198,7 +235,12 @@ def _mllog(config: TrainConfig, resolved: schedules.Resolved, num_train: int, nu
 
 
 def make_step(
-    config: TrainConfig, loss_fn: types.LossFn, tx: Any, mesh: Mesh, stacked: types.Stacked = None, trains: bool = True
+    config: TrainConfig,
+    loss_fn: types.LossFn,
+    tx: Any,
+    mesh: Mesh,
+    stacked: types.Stacked = None,
+    trains: bool = True,
 ) -> steps.Step:
     """Build the training step that a config asks for; sweeps over whole pods and runs have the same one.
 
@@ -206,7 +248,8 @@ def make_step(
     """
     measured, parallel = config.optimizer.track_noise_scale and trains, config.parallel
     require(
-        not measured or mesh.size * parallel.num_microsteps * config.aggregator.replicas_per_device > 1,
+        not measured
+        or mesh.size * parallel.num_microsteps * config.aggregator.replicas_per_device > 1,
         "config.optimizer.track_noise_scale",
         measured,
         "it compares gradients of parts of the batch: set config.parallel.num_microsteps to 2 or more",
@@ -215,7 +258,9 @@ def make_step(
     try:
         Aggregation.check_over(mesh, over)
     except UserError as error:
-        raise UserError(str(error).replace("aggregate_over", "config.aggregator.over", 1)) from error
+        raise UserError(
+            str(error).replace("aggregate_over", "config.aggregator.over", 1)
+        ) from error
     step = steps.make_train_step(
         loss_fn,
         tx,
@@ -268,7 +313,11 @@ def _read_initial(config: TrainConfig, shapes: TrainState) -> tuple[types.Params
     assert place is not None
     read = initial.read(place, config.model)
     params, _ = initial.merged(shapes.params, read["params"], config.model, place)
-    stats = {name: value for name, value in read.items() if name != "params" and name in shapes.model_state}
+    stats = {
+        name: value
+        for name, value in read.items()
+        if name != "params" and name in shapes.model_state
+    }
     known = {name: shapes.model_state[name] for name in stats}
     return params, initial.merged(known, stats, config.model, place)[0]
 
@@ -314,8 +363,15 @@ def _entering(
 
 def _damaged(train: Dataset, validation: Dataset) -> dict[str, float]:
     """Return how many records were left out so far, for the log, where that can happen."""
-    counts = {"train": getattr(train, "damaged", None), "validation": getattr(validation, "damaged", None)}
-    return {f"data/damaged_{name}_records": float(len(count)) for name, count in counts.items() if count is not None}
+    counts = {
+        "train": getattr(train, "damaged", None),
+        "validation": getattr(validation, "damaged", None),
+    }
+    return {
+        f"data/damaged_{name}_records": float(len(count))
+        for name, count in counts.items()
+        if count is not None
+    }
 
 
 def make_mesh(parallel: ParallelConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -354,7 +410,9 @@ def make_state(
     """
     params, model_state = problem.init(split_seed(seed)[0])
     if learned is not None:
-        params, stats = (_over(*pair) for pair in zip((params, {**model_state}), learned, strict=True))
+        params, stats = (
+            _over(*pair) for pair in zip((params, {**model_state}), learned, strict=True)
+        )
         model_state = {**model_state, **stats}
     return TrainState.create(params, model_state, tx, seed)
 

@@ -35,7 +35,9 @@ def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
         return (image.astype(jnp.float32) - jnp.tile(mean, folded)) / jnp.tile(std, folded)
 
     def scored(logits: jax.Array, labels: jax.Array) -> jax.Array:
-        return losses.softmax_cross_entropy(logits, labels, loss.label_smoothing, loss.label_smoothing_rule)
+        return losses.softmax_cross_entropy(
+            logits, labels, loss.label_smoothing, loss.label_smoothing_rule
+        )
 
     def loss_fn(params, model_state, batch, rng):
         images, labels = inputs(batch), batch["label"]
@@ -57,7 +59,9 @@ def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
     return Task(inputs, loss_fn, metric_fn)
 
 
-def _measures(logits: jax.Array, labels: jax.Array, each: jax.Array, mask: jax.Array | None) -> types.Metrics:
+def _measures(
+    logits: jax.Array, labels: jax.Array, each: jax.Array, mask: jax.Array | None
+) -> types.Metrics:
     found = metrics.classification(logits, labels, each, mask)
     if logits.shape[-1] >= _MANY_CLASSES:
         right = jnp.take_along_axis(logits, labels[:, None], 1)

@@ -38,7 +38,9 @@ def load(data: DataConfig) -> tuple[Splits, int]:
     return Splits(*_splits(data, folder, shape, num_classes)), num_classes
 
 
-def _splits(data: DataConfig, folder: TfdsFolder, shape: tuple, num_classes: int) -> Iterator[Dataset]:
+def _splits(
+    data: DataConfig, folder: TfdsFolder, shape: tuple, num_classes: int
+) -> Iterator[Dataset]:
     opened: dict[str, Dataset] = {}
     for index, field in enumerate(("train_split", "validation_split", "test_split")):
         name, training = getattr(data, field), index == 0
@@ -52,10 +54,17 @@ def _splits(data: DataConfig, folder: TfdsFolder, shape: tuple, num_classes: int
 
 
 def _dataset(
-    data: DataConfig, records: Any, shape: tuple, num_classes: int, damaged: DamagedCount, training: bool
+    data: DataConfig,
+    records: Any,
+    shape: tuple,
+    num_classes: int,
+    damaged: DamagedCount,
+    training: bool,
 ) -> Dataset:
     if data.train_crop == "resized":
-        return ImageDataset(records, num_classes, _preparation(data, shape), damaged, _reading(data))
+        return ImageDataset(
+            records, num_classes, _preparation(data, shape), damaged, _reading(data)
+        )
     fix = f"images of {data.builder} have various sizes; use 'resized'"
     require(None not in shape, "config.data.train_crop", data.train_crop, fix)
     require(

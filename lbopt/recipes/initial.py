@@ -57,7 +57,11 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
     fix = f"{brief(place)} was trained with {activation!r}, and shapes do not tell; use that"
     agrees = model.name != "bert" or activation in (None, model.activation)
     require(agrees, "config.model.activation", model.activation, fix)
-    params = _as_scanned(variables["params"], model, place) if model.name == "bert" else variables["params"]
+    params = (
+        _as_scanned(variables["params"], model, place)
+        if model.name == "bert"
+        else variables["params"]
+    )
     return {**variables, "params": params}
 
 
@@ -108,7 +112,12 @@ def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
             saved = workdirs.read_config(path, "train") or {}
         return read_variables(path), saved.get("config", {}).get("model", {}).get("activation")
     fix = "give a workdir of lbopt train, a file of lbopt export, or a folder of Transformers"
-    require(bucket.root_of(path) is path, "config.init_from", place, f"{fix}; of a bucket only a workdir")
+    require(
+        bucket.root_of(path) is path,
+        "config.init_from",
+        place,
+        f"{fix}; of a bucket only a workdir",
+    )
     require((path / "config.json").is_file(), "config.init_from", place, fix)
     with _naming(place):
         network, variables = huggingface.load_huggingface(path)
@@ -132,7 +141,9 @@ def check_text(place: str, vocabulary: Vocabulary) -> None:
         known = TextNormalization(**stated)
         names = known.differences(normalization) if source else []
         if names:
-            theirs, ours = (json.dumps(getattr(one.explicit(), names[0])) for one in (known, normalization))
+            theirs, ours = (
+                json.dumps(getattr(one.explicit(), names[0])) for one in (known, normalization)
+            )
             raise UserError(
                 f"config.init_from = {place!r}: {source} says {names[0]} = {theirs}, and the data have {ours}; cut text as the "
                 "network knows it: prepare it with this vocabulary, or leave config.data.lowercase and vocab_file None"
@@ -146,7 +157,11 @@ def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
         with contextlib.suppress(UserError):  # of one that lbopt cannot read nothing is known
             theirs = read_vocabulary(file)
     pairs = list(zip(theirs, ours, strict=False))
-    wrong = [number for number, (a, b) in enumerate(pairs) if a != b and not re.fullmatch(r"\[unused\d+\]", a)]
+    wrong = [
+        number
+        for number, (a, b) in enumerate(pairs)
+        if a != b and not re.fullmatch(r"\[unused\d+\]", a)
+    ]
     if wrong:
         said = " and the data have ".join(map(brief, pairs[wrong[0]]))
         raise UserError(
@@ -187,11 +202,15 @@ def _naming(place: str) -> Iterator[None]:
     try:
         yield
     except (UserError, EnvironmentProblem) as error:
-        said = re.sub(r"^--workdir( = '.*')?: ", "", str(error)).replace("another --workdir", "another folder")
+        said = re.sub(r"^--workdir( = '.*')?: ", "", str(error)).replace(
+            "another --workdir", "another folder"
+        )
         raise type(error)(f"config.init_from = {brief(place)}: {said}") from error
 
 
-def merged(ours: types.PyTree, theirs: Mapping[str, Any], model: ModelConfig, place: str) -> tuple[types.PyTree, list]:
+def merged(
+    ours: types.PyTree, theirs: Mapping[str, Any], model: ModelConfig, place: str
+) -> tuple[types.PyTree, list]:
     """Put what was read into a tree of parameters (or of the model's state).
 
     Args:
@@ -217,7 +236,11 @@ def merged(ours: types.PyTree, theirs: Mapping[str, Any], model: ModelConfig, pl
         if heads.search(name):
             fresh.append(name)
             return None
-        what = "is not in it" if found is None else f"is {np.shape(found)} in it and {tuple(leaf.shape)} here"
+        what = (
+            "is not in it"
+            if found is None
+            else f"is {np.shape(found)} in it and {tuple(leaf.shape)} here"
+        )
         raise UserError(
             f"config.init_from = {brief(place)}: parameter {name} {what}; give a checkpoint of the model that config.model describes"
         )

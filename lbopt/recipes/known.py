@@ -20,7 +20,11 @@ from lbopt.recipes import sources
 from lbopt.recipes.sources import Source
 
 IMAGES = {
-    "imagenet2012": ({"train": 1_281_167, "validation": 50_000, "test": 100_000}, (None, None, 3), 1000),
+    "imagenet2012": (
+        {"train": 1_281_167, "validation": 50_000, "test": 100_000},
+        (None, None, 3),
+        1000,
+    ),
     "cifar10": ({"train": 50_000, "test": 10_000}, (32, 32, 3), 10),
     "cifar100": ({"train": 50_000, "test": 10_000}, (32, 32, 3), 100),
     "mnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1), 10),
@@ -52,7 +56,10 @@ class Blank:
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return as many examples as there are indices."""
-        return {name: np.zeros((len(indices), *shape), dtype) for name, (shape, dtype) in self._example.items()}
+        return {
+            name: np.zeros((len(indices), *shape), dtype)
+            for name, (shape, dtype) in self._example.items()
+        }
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
         """Return as many examples as there are indices."""
@@ -90,7 +97,9 @@ def _images(data: DataConfig) -> Source | None:
         return None
     sizes, image, num_classes = known
     shape: tuple[Any, ...] = image
-    counts = [_count(getattr(data, f"{part}_split"), sizes) for part in ("train", "validation", "test")]
+    counts = [
+        _count(getattr(data, f"{part}_split"), sizes) for part in ("train", "validation", "test")
+    ]
     if None in counts or (data.train_crop != "resized" and None in shape):
         return None  # loading it says what is wrong
     if data.train_crop == "resized":
@@ -138,7 +147,10 @@ def _masked(data: DataConfig) -> Source:
 
 
 def _questions(data: DataConfig) -> Source | None:
-    counts = [_count(getattr(data, f"{part}_split"), SQUAD_QUESTIONS) for part in ("train", "validation", "test")]
+    counts = [
+        _count(getattr(data, f"{part}_split"), SQUAD_QUESTIONS)
+        for part in ("train", "validation", "test")
+    ]
     if None in counts:
         return None
     length, place = ((data.sequence_length,), np.int32), ((), np.int32)

@@ -39,7 +39,9 @@ def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
         return _carried(network, source.num_lanes)
 
     def loss_fn(params, model_state, batch, rng):
-        outputs, new_model_state = network.apply(params, model_state, _inputs(batch), train=True, rng=rng)
+        outputs, new_model_state = network.apply(
+            params, model_state, _inputs(batch), train=True, rng=rng
+        )
         each, found = _score(outputs["logits"], batch)
         return jnp.mean(each), (new_model_state, found)
 
@@ -88,7 +90,9 @@ def _carried(network: seam.Model, num_lanes: int) -> Task:
     def evaluator(mesh: Mesh, backend: str) -> Evaluation:
         del backend  # a state that goes from batch to batch is one of "jit"
         run = functools.partial(evaluate_lanes, network)
-        return Evaluation(steps.make_eval_step(scored, mesh), run, functools.partial(_lane_arguments, network))
+        return Evaluation(
+            steps.make_eval_step(scored, mesh), run, functools.partial(_lane_arguments, network)
+        )
 
     def first_state(params: types.Params) -> types.ModelState:
         return _zeros(network, params, num_lanes)
@@ -99,12 +103,18 @@ def _carried(network: seam.Model, num_lanes: int) -> Task:
 def _zeros(network: seam.Model, params: types.Params, num_lanes: int) -> dict[str, Any]:
     """Return the state before any text."""
     tokens = {"tokens": jnp.zeros((num_lanes, 1), jnp.int32)}
-    shapes = jax.eval_shape(lambda params: network.apply(params, {}, tokens, train=False)[0][CARRY], params)
+    shapes = jax.eval_shape(
+        lambda params: network.apply(params, {}, tokens, train=False)[0][CARRY], params
+    )
     return {CARRY: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)}
 
 
 def evaluate_lanes(
-    network: seam.Model, step: steps.Step, state: TrainState, dataset: EvalLanes, global_batch_size: int
+    network: seam.Model,
+    step: steps.Step,
+    state: TrainState,
+    dataset: EvalLanes,
+    global_batch_size: int,
 ) -> dict[str, float]:
     """Return the means over every token of a text, read in lanes through which the state is carried.
 
@@ -132,10 +142,18 @@ def _num_lanes(step: steps.Step, dataset: EvalLanes, global_batch_size: int) -> 
 
 
 def _lane_arguments(
-    network: seam.Model, step: steps.Step, state: TrainState, dataset: EvalLanes, global_batch_size: int
+    network: seam.Model,
+    step: steps.Step,
+    state: TrainState,
+    dataset: EvalLanes,
+    global_batch_size: int,
 ) -> tuple[Any, ...]:
     """Return the arguments, as shapes, of one call of the step in `evaluate_lanes`."""
     lanes = _num_lanes(step, dataset, global_batch_size)
     carried = jax.eval_shape(lambda params: _zeros(network, params, lanes), state.params)
     batch = next(dataset.batches(lanes))
-    return state.params, carried, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
+    return (
+        state.params,
+        carried,
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch),
+    )

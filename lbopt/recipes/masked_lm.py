@@ -37,7 +37,9 @@ def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
     """
     del loss
 
-    def score(outputs: Mapping[str, jax.Array], batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
+    def score(
+        outputs: Mapping[str, jax.Array], batch: types.Batch
+    ) -> tuple[jax.Array, types.Metrics]:
         """Return the loss of each example [batch], and all metrics."""
         present = batch.get("mask", jnp.ones(batch["input_ids"].shape[0], bool))
         labels, used = batch["masked_labels"], batch["masked_weights"] > 0
@@ -45,7 +47,10 @@ def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
         tokens = losses.softmax_cross_entropy(outputs["prediction_logits"], labels)
         hits = jnp.argmax(outputs["prediction_logits"], -1) == labels
         each = jnp.sum(jnp.where(used, tokens, 0), -1) / source.mean_predictions
-        found = {"accuracy": metrics.summed(hits, counted), "masked_lm_loss": metrics.summed(tokens, counted)}
+        found = {
+            "accuracy": metrics.summed(hits, counted),
+            "masked_lm_loss": metrics.summed(tokens, counted),
+        }
         if "next_sentence_label" in batch:
             logits, label = outputs["next_sentence_logits"], batch["next_sentence_label"]
             following = losses.softmax_cross_entropy(logits, label)

@@ -39,8 +39,18 @@ def _dtype(model: ModelConfig) -> Any:
 
 def _cnn(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     del head
-    options = {**_given(batch_norm_momentum=model.batch_norm_momentum), "by_patches": model.patch_convolutions}
-    return cnn.CNN(outputs, tuple(model.widths), model.hidden, model.batch_norm_scope, dtype=_dtype(model), **options)
+    options = {
+        **_given(batch_norm_momentum=model.batch_norm_momentum),
+        "by_patches": model.patch_convolutions,
+    }
+    return cnn.CNN(
+        outputs,
+        tuple(model.widths),
+        model.hidden,
+        model.batch_norm_scope,
+        dtype=_dtype(model),
+        **options,
+    )
 
 
 def _resnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
@@ -94,7 +104,9 @@ def _bert(model: ModelConfig, outputs: int, head: str) -> nn.Module:
         remat=model.remat,
         remat_layers=model.remat_layers,
         dtype=_dtype(model),
-        **_given(dropout_rate=model.dropout_rate, attention_dropout_rate=model.attention_dropout_rate),
+        **_given(
+            dropout_rate=model.dropout_rate, attention_dropout_rate=model.attention_dropout_rate
+        ),
     )
 
 

@@ -131,7 +131,9 @@ def _lars(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Gradi
     )
 
 
-def _momentum(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
+def _momentum(
+    config: OptimizerConfig, learning_rate, decay, stacked
+) -> optax.GradientTransformation:
     del stacked
     return optax.chain(
         optax.add_decayed_weights(decay, mask=masks.weights_only),
@@ -143,8 +145,12 @@ def _momentum(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.G
 def _with_squares(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return a transform that keeps squares of what comes in, which get no numbers whose squares are infinite."""
 
-    def update_fn(updates: optax.Updates, state: Any, params: types.Params | None = None) -> tuple[optax.Updates, Any]:
-        return inner.update(jax.tree.map(lambda u: moments.squarable(u).astype(u.dtype), updates), state, params)
+    def update_fn(
+        updates: optax.Updates, state: Any, params: types.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        return inner.update(
+            jax.tree.map(lambda u: moments.squarable(u).astype(u.dtype), updates), state, params
+        )
 
     return optax.GradientTransformation(inner.init, update_fn)
 
@@ -166,12 +172,18 @@ def _adamw(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Grad
     )
 
 
-def _rmsprop(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
+def _rmsprop(
+    config: OptimizerConfig, learning_rate, decay, stacked
+) -> optax.GradientTransformation:
     """TensorFlow's: means of squares begin at 1, eps is under the root, the learning rate is inside the momentum."""
     del stacked
     return optax.chain(
         optax.add_decayed_weights(decay, mask=masks.weights_only),
-        _with_squares(optax.scale_by_rms(config.rmsprop_decay, config.eps, initial_scale=1.0, eps_in_sqrt=True)),
+        _with_squares(
+            optax.scale_by_rms(
+                config.rmsprop_decay, config.eps, initial_scale=1.0, eps_in_sqrt=True
+            )
+        ),
         lr_transform.scale_by_learning_rate(learning_rate),
         optax.trace(config.momentum, config.nesterov),
     )

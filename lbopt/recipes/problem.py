@@ -18,7 +18,14 @@ from lbopt.data.damaged import DAMAGED
 from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.models import norm, seam
-from lbopt.recipes import classification, language_model, masked_lm, networks, question_answering, sources
+from lbopt.recipes import (
+    classification,
+    language_model,
+    masked_lm,
+    networks,
+    question_answering,
+    sources,
+)
 from lbopt.recipes.task import Task, means_of
 from lbopt.replicas import Replicas
 
@@ -152,7 +159,10 @@ def _by_field(message: str) -> str:
     """Say what a model refused in the words of the config."""
     named = re.match(r"\w+", message)
     part = "data" if named and named[0] in _OF_THE_DATA else "model"
-    replaced = {"stats_scope": "batch_norm_scope", "make_mesh(order='torus')": "config.parallel.order='torus'"}
+    replaced = {
+        "stats_scope": "batch_norm_scope",
+        "make_mesh(order='torus')": "config.parallel.order='torus'",
+    }
     for ours, theirs in replaced.items():
         message = message.replace(ours, theirs)
     return f"config.{part}.{message}"

@@ -53,17 +53,26 @@ def make(network: seam.Model, source: Source, loss: LossConfig) -> Task:
     """
     del loss
 
-    def score(outputs: Mapping[str, jax.Array], batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
+    def score(
+        outputs: Mapping[str, jax.Array], batch: types.Batch
+    ) -> tuple[jax.Array, types.Metrics]:
         """Return the loss of each example [batch], and all metrics."""
-        pairs = [(outputs[f"{name}_logits"], batch[f"{name}_position"]) for name in ("start", "end")]
+        pairs = [
+            (outputs[f"{name}_logits"], batch[f"{name}_position"]) for name in ("start", "end")
+        ]
         first, last = (losses.softmax_cross_entropy(logits, label) for logits, label in pairs)
         right_first, right_last = (jnp.argmax(logits, -1) == label for logits, label in pairs)
         each, present = (first + last) / 2, batch.get("mask")
-        found = {"loss": metrics.summed(each, present), "accuracy": metrics.summed(right_first & right_last, present)}
+        found = {
+            "loss": metrics.summed(each, present),
+            "accuracy": metrics.summed(right_first & right_last, present),
+        }
         return each, found
 
     def loss_fn(params, model_state, batch, rng):
-        outputs, new_model_state = network.apply(params, model_state, _inputs(batch), train=True, rng=rng)
+        outputs, new_model_state = network.apply(
+            params, model_state, _inputs(batch), train=True, rng=rng
+        )
         each, found = score(outputs, batch)
         return jnp.mean(each), (new_model_state, found)
 
@@ -90,17 +99,25 @@ def predict_fn(network: seam.Model, max_answer_length: int = MAX_ANSWER_LENGTH) 
       A function of a batch of `EvaluationWindows` whose result has `score` [batch] fp32 and `start` and `end` [batch] int32.
     """
 
-    def predict(params: types.Params, model_state: types.ModelState, batch: types.Batch) -> dict[str, jax.Array]:
+    def predict(
+        params: types.Params, model_state: types.ModelState, batch: types.Batch
+    ) -> dict[str, jax.Array]:
         outputs, _ = network.apply(params, model_state, _inputs(batch), train=False)
         logits = outputs["start_logits"], outputs["end_logits"]
-        score, start, end = best_span(*logits, batch["may_start"], batch["may_end"], max_answer_length)
+        score, start, end = best_span(
+            *logits, batch["may_start"], batch["may_end"], max_answer_length
+        )
         return {"score": score, "start": start, "end": end}
 
     return predict
 
 
 def best_span(
-    start_logits: jax.Array, end_logits: jax.Array, may_start: jax.Array, may_end: jax.Array, max_answer_length: int
+    start_logits: jax.Array,
+    end_logits: jax.Array,
+    may_start: jax.Array,
+    may_end: jax.Array,
+    max_answer_length: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the greatest start_logits[i] + end_logits[j] over i <= j < i + max_answer_length, and its i and j.
 
@@ -123,11 +140,16 @@ def best_span(
     length = start_logits.shape[-1]
     first, may_start = start_logits.astype(jnp.float32), may_start.astype(bool)
     behind = ((0, 0), (0, max_answer_length - 1))
-    last, may_end = jnp.pad(end_logits.astype(jnp.float32), behind), jnp.pad(may_end.astype(bool), behind)
+    last, may_end = (
+        jnp.pad(end_logits.astype(jnp.float32), behind),
+        jnp.pad(may_end.astype(bool), behind),
+    )
 
     def widen(extra, best):
         scores, extras = best
-        ends, allowed = (jax.lax.dynamic_slice_in_dim(x, extra, length, -1) for x in (last, may_end))
+        ends, allowed = (
+            jax.lax.dynamic_slice_in_dim(x, extra, length, -1) for x in (last, may_end)
+        )
         sums = jnp.where(may_start & allowed, first + ends, -jnp.inf)
         better = sums > scores
         return jnp.where(better, sums, scores), jnp.where(better, extra, extras)
@@ -152,9 +174,13 @@ def evaluate_answers(
     """
     mesh = predict_step.mesh
     batches = eval_batches(dataset, global_batch_size, mesh.size, local_parts(mesh))
-    parts = [jax.device_get(predict_step(state.params, state.model_state, put_batch(mesh, batch))) for batch in batches]
+    parts = [
+        jax.device_get(predict_step(state.params, state.model_state, put_batch(mesh, batch)))
+        for batch in batches
+    ]
     scores, starts, ends = (  # padding is at the end
-        np.concatenate([part[name] for part in parts])[: len(dataset)] for name in ("score", "start", "end")
+        np.concatenate([part[name] for part in parts])[: len(dataset)]
+        for name in ("score", "start", "end")
     )
     return answers.score(answers.choose(dataset, scores, starts, ends), dataset.questions)
 

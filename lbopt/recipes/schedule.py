@@ -64,13 +64,20 @@ def resolve(
     )
     rate = scaled.learning_rate
     warmup_steps = scaled.warmup_steps if config.warmup_steps is None else config.warmup_steps
-    length = f"config.num_epochs = {num_epochs!r}" if num_steps is None else f"config.num_steps = {num_steps!r}"
+    length = (
+        f"config.num_epochs = {num_epochs!r}"
+        if num_steps is None
+        else f"config.num_steps = {num_steps!r}"
+    )
     num_steps = scaled.total_steps if num_steps is None else num_steps
     if not rate < LARGEST:
         raise UserError(
             f"{field}.base_learning_rate = {config.base_learning_rate!r}: scaled to batch {global_batch_size} it is {rate!r}; use a smaller one"
         )
-    for name, value in (("warmup_from", config.warmup_from), ("end_learning_rate", config.end_learning_rate)):
+    for name, value in (
+        ("warmup_from", config.warmup_from),
+        ("end_learning_rate", config.end_learning_rate),
+    ):
         if value is not None and rate < value:
             raise UserError(
                 f"{field}.{name} = {value!r}: the peak at batch {global_batch_size} is {rate!r}, below it; "
@@ -90,13 +97,17 @@ def resolve(
             f"{_named(config, field)}: {warmup_steps} warmup steps do not end before the "
             f"{num_steps} steps of training at batch {global_batch_size}; warm up for less, or train for longer"
         )
-    return Resolved(rate, warmup_steps, num_steps, units.Units(num_examples, global_batch_size).exact_steps(1))
+    return Resolved(
+        rate, warmup_steps, num_steps, units.Units(num_examples, global_batch_size).exact_steps(1)
+    )
 
 
 def _named(config: ScheduleConfig, field: str) -> str:
     if config.warmup_steps is not None:
         return f"{field}.warmup_steps = {config.warmup_steps!r}"
-    return f"{field}.base_warmup_epochs = {config.base_warmup_epochs!r} (rule {config.warmup_rule!r})"
+    return (
+        f"{field}.base_warmup_epochs = {config.base_warmup_epochs!r} (rule {config.warmup_rule!r})"
+    )
 
 
 def make_schedule(
@@ -136,4 +147,6 @@ def _stairs(config: ScheduleConfig, steps_per_epoch: float) -> Any:
 
 
 def _steps(config: ScheduleConfig, steps_per_epoch: float) -> Any:
-    return decays.step_factor(config.decay_rate, tuple(epoch * steps_per_epoch for epoch in config.stair_epochs))
+    return decays.step_factor(
+        config.decay_rate, tuple(epoch * steps_per_epoch for epoch in config.stair_epochs)
+    )

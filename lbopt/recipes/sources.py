@@ -50,11 +50,20 @@ def load(data: DataConfig, global_batch_size: int = 1, init_from: str | None = N
     if data.name == "squad":
         splits, pieces = text.load_questions(data, init_from)
         return Source(
-            splits, len(pieces.pieces), vocabulary=pieces.vocabulary, max_answer_length=data.max_answer_length
+            splits,
+            len(pieces.pieces),
+            vocabulary=pieces.vocabulary,
+            max_answer_length=data.max_answer_length,
         )
     if TASKS[data.name] == "language_model":
         splits, vocabulary = text.load_running(data, global_batch_size)
-        return Source(splits, len(vocabulary.pieces), 0.0, vocabulary, global_batch_size if data.carry_state else 0)
+        return Source(
+            splits,
+            len(vocabulary.pieces),
+            0.0,
+            vocabulary,
+            global_batch_size if data.carry_state else 0,
+        )
     return _LOADERS[data.name](data)
 
 

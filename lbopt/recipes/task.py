@@ -73,10 +73,14 @@ def means_of(metric_fn: types.MetricFn) -> Evaluator:
     return make
 
 
-def batch_arguments(step: steps.Step, state: TrainState, dataset: Dataset, size: int) -> tuple[Any, ...]:
+def batch_arguments(
+    step: steps.Step, state: TrainState, dataset: Dataset, size: int
+) -> tuple[Any, ...]:
     """Return the arguments, as shapes, of a step that takes one batch of `lbopt.data.batches.EvalBatches`."""
     batches = EvalBatches(dataset, size, step.mesh.size)
     one = batches.piece(0, 0, 1)
     one.pop(DAMAGED, None)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((batches.part_size, *x.shape[1:]), x.dtype), one)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((batches.part_size, *x.shape[1:]), x.dtype), one
+    )
     return state.params, state.model_state, shapes

@@ -97,7 +97,9 @@ def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
     if learned is None:
         raise UserError(f"config.data.vocab_file = None: {_GIVE_VOCABULARY}")
     with initial.opened(learned) as place:
-        return load_wordpiece(_vocabulary_beside(place, learned), data.lowercase, "config.data.lowercase")
+        return load_wordpiece(
+            _vocabulary_beside(place, learned), data.lowercase, "config.data.lowercase"
+        )
 
 
 def _vocabulary_beside(place: pathlib.Path, learned: str) -> pathlib.Path:

@@ -176,8 +176,14 @@ def save_figure(figure: Any, file: pathlib.Path) -> str:
 
 def environment_text(saved: Mapping[str, Any], command: str) -> str:
     """Return the command and the versions that made a result, and what changed on the way."""
-    versions = "\n".join(f"{name} {version}" for name, version in saved["versions"].items() if version is not None)
-    revision = f"git {saved['git_revision']}\n" if saved.get("git_revision") else "git revision not recorded\n"
+    versions = "\n".join(
+        f"{name} {version}" for name, version in saved["versions"].items() if version is not None
+    )
+    revision = (
+        f"git {saved['git_revision']}\n"
+        if saved.get("git_revision")
+        else "git revision not recorded\n"
+    )
     resumed = "".join(f"\nresumed with {change}" for change in environment.changes(saved))
     return f"{command}\n\n{versions}\n{revision}{saved['num_devices']} x {saved['device_kind']}{resumed}"
 

@@ -38,13 +38,21 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
     """
     lines = read_lines(workdir / "metrics.jsonl")
     if not lines:
-        raise UserError(f"--workdir = {str(workdir)!r}: it has no metrics yet; run lbopt train first")
+        raise UserError(
+            f"--workdir = {str(workdir)!r}: it has no metrics yet; run lbopt train first"
+        )
     config = saved["config"]
     names = sorted({name for line in lines for name in line})
     sections = [
-        page.Section("Loss", png=_draw(workdir, "loss", lines, ["train/loss", "eval/loss"], log=True)),
-        page.Section("Accuracy", png=_draw(workdir, "accuracy", lines, ["train/accuracy", "eval/accuracy"])),
-        page.Section("Learning rate", png=_draw(workdir, "learning_rate", lines, ["train/learning_rate"])),
+        page.Section(
+            "Loss", png=_draw(workdir, "loss", lines, ["train/loss", "eval/loss"], log=True)
+        ),
+        page.Section(
+            "Accuracy", png=_draw(workdir, "accuracy", lines, ["train/accuracy", "eval/accuracy"])
+        ),
+        page.Section(
+            "Learning rate", png=_draw(workdir, "learning_rate", lines, ["train/learning_rate"])
+        ),
     ]
     for stem, (title, measures) in _OF_A_TASK.items():
         found = [name for name in measures if name in names]
@@ -54,7 +62,9 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
         found = [name for name in names if name.startswith(f"train/{prefix}")]
         if found:
             sections.append(page.Section(title, png=_draw(workdir, stem, lines, found, log=True)))
-    sections.append(page.Section("How it was made", code=page.environment_text(saved, saved.get("command", ""))))
+    sections.append(
+        page.Section("How it was made", code=page.environment_text(saved, saved.get("command", "")))
+    )
     last = lines[-1]
     batches = [str(part["global_batch_size"]) for part in (config, config.get("phase2")) if part]
     lead = f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {' then '.join(batches)}, optimizer {config['optimizer']['name']}."
@@ -78,7 +88,13 @@ def _of_broken_losses(lines: list[dict[str, Any]]) -> str:
     )
 
 
-def _draw(workdir: pathlib.Path, stem: str, lines: list[dict[str, Any]], names: list[str], log: bool = False) -> str:
+def _draw(
+    workdir: pathlib.Path,
+    stem: str,
+    lines: list[dict[str, Any]],
+    names: list[str],
+    log: bool = False,
+) -> str:
     figure, axes = page.new_figure(8, 3.6)
     curves = {}
     for name in names:
@@ -86,12 +102,23 @@ def _draw(workdir: pathlib.Path, stem: str, lines: list[dict[str, Any]], names: 
         if points:
             curves[name] = points
     named = _named(curves)
-    for name in [*(name for name in curves if name not in named), *named]:  # those without a name lie below
-        marker = "o" if len(curves[name]) <= _FEW else None  # a line through one point cannot be seen
+    for name in [
+        *(name for name in curves if name not in named),
+        *named,
+    ]:  # those without a name lie below
+        marker = (
+            "o" if len(curves[name]) <= _FEW else None
+        )  # a line through one point cannot be seen
         look = {"label": page.label(name)} if name in named else {"color": "#cccccc"}
-        axes.plot(*zip(*curves[name], strict=True), linewidth=1.5, marker=marker, markersize=4, **look)
+        axes.plot(
+            *zip(*curves[name], strict=True), linewidth=1.5, marker=marker, markersize=4, **look
+        )
     if len(named) < len(curves):
-        axes.set_title(f"{len(curves)} layers; named: the highest and the lowest at the end", fontsize=8, loc="left")
+        axes.set_title(
+            f"{len(curves)} layers; named: the highest and the lowest at the end",
+            fontsize=8,
+            loc="left",
+        )
     if log:
         axes.set_yscale("log")
     axes.set_xlabel("optimizer step")

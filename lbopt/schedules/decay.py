@@ -40,11 +40,17 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
     if not isinstance(decay, str) or decay not in DECAYS:
         raise ValueError(f"decay = {tree.said(decay)}: use one of {', '.join(DECAYS)}")
     power = scalars.checked("power", power, "a finite number > 0", lambda n: n > 0)
-    end_factor = scalars.checked("end_factor", end_factor, "a number in [0, 1]", lambda n: 0 <= n <= 1)
+    end_factor = scalars.checked(
+        "end_factor", end_factor, "a number in [0, 1]", lambda n: 0 <= n <= 1
+    )
     if power != 1 and decay != "polynomial":
-        raise ValueError(f"power = {power!r} with decay = {decay!r}: only a polynomial has a power; leave it 1")
+        raise ValueError(
+            f"power = {power!r} with decay = {decay!r}: only a polynomial has a power; leave it 1"
+        )
     if end_factor != 0 and decay == "constant":
-        raise ValueError(f"end_factor = {end_factor!r} with decay = 'constant': that does not fall; leave it 0")
+        raise ValueError(
+            f"end_factor = {end_factor!r} with decay = 'constant': that does not fall; leave it 0"
+        )
 
     def factor(progress: jax.Array) -> jax.Array:
         s = jnp.clip(progress, 0.0, 1.0)
@@ -56,14 +62,20 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
     return factor
 
 
-def exponential_factor(decay_rate: float, steps_per_decay: float, staircase: bool = True) -> DecayFn:
+def exponential_factor(
+    decay_rate: float, steps_per_decay: float, staircase: bool = True
+) -> DecayFn:
     """Return steps -> decay_rate^(steps / steps_per_decay), in stairs or smooth.
 
     >>> [float(exponential_factor(0.5, 2.5)(t)) for t in (0, 2, 3, 5)]
     [1.0, 1.0, 0.5, 0.25]
     """
-    steps_per_decay = float(scalars.checked("steps_per_decay", steps_per_decay, "a finite number > 0", lambda n: n > 0))
-    decay_rate = float(scalars.checked("decay_rate", decay_rate, "a number in (0, 1]", lambda n: 0 < n <= 1))
+    steps_per_decay = float(
+        scalars.checked("steps_per_decay", steps_per_decay, "a finite number > 0", lambda n: n > 0)
+    )
+    decay_rate = float(
+        scalars.checked("decay_rate", decay_rate, "a number in (0, 1]", lambda n: 0 < n <= 1)
+    )
     if not isinstance(staircase, (bool, np.bool_)):
         raise ValueError(f"staircase = {tree.said(staircase)}: give True or False")
 
@@ -82,14 +94,20 @@ def step_factor(factor: float, boundaries: tuple[float, ...]) -> DecayFn:
     [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     """
     wanted = "one or more ascending steps >= 0"
-    given = boundaries if isinstance(boundaries, (tuple, list)) or getattr(boundaries, "ndim", 0) == 1 else ()
+    given = (
+        boundaries
+        if isinstance(boundaries, (tuple, list)) or getattr(boundaries, "ndim", 0) == 1
+        else ()
+    )
     steps = [float(scalars.checked("boundaries", boundary, wanted)) for boundary in given]
     if not steps or steps != sorted(steps):
         raise ValueError(f"boundaries = {tree.said(boundaries)}: give {wanted}")
     factor = scalars.checked("factor", factor, "a number in (0, 1]", lambda n: 0 < n <= 1)
 
     def passed(t: jax.Array) -> jax.Array:
-        count = sum((jnp.asarray(t, jnp.float32) >= boundary).astype(jnp.float32) for boundary in steps)
+        count = sum(
+            (jnp.asarray(t, jnp.float32) >= boundary).astype(jnp.float32) for boundary in steps
+        )
         return jnp.asarray(factor, jnp.float32) ** count
 
     return passed

@@ -52,7 +52,9 @@ def scale_batch(
     ScaledBatch(global_batch_size=32768, learning_rate=0.04, warmup_epochs=20.0, warmup_steps=782, total_steps=3519)
     """
     if not isinstance(warmup_rule, str) or warmup_rule not in WARMUP_RULES:
-        raise ValueError(f"warmup_rule = {tree.said(warmup_rule)}: use one of {', '.join(WARMUP_RULES)}")
+        raise ValueError(
+            f"warmup_rule = {tree.said(warmup_rule)}: use one of {', '.join(WARMUP_RULES)}"
+        )
     base_warmup_epochs = scalars.checked("base_warmup_epochs", base_warmup_epochs)
     num_epochs = scalars.checked("num_epochs", num_epochs, "a finite number > 0", lambda n: n > 0)
     base_batch_size = scalars.whole("base_batch_size", base_batch_size)
@@ -65,7 +67,11 @@ def scale_batch(
         "none": 0.0,
     }
     # LEGW's steps are worked out at the base batch, so that they are one number for the whole table.
-    steps = base.warmup_steps(base_warmup_epochs) if warmup_rule == "legw" else here.warmup_steps(epochs[warmup_rule])
+    steps = (
+        base.warmup_steps(base_warmup_epochs)
+        if warmup_rule == "legw"
+        else here.warmup_steps(epochs[warmup_rule])
+    )
     total = here.steps(num_epochs)
     return ScaledBatch(global_batch_size, rate, epochs[warmup_rule], steps, total)
 
@@ -106,10 +112,19 @@ def scaling_plan(
       The rows are those of LAMB on ResNet-50 (NUS-HPC-AI-Lab/pytorch-lamb README): 782 warmup steps at every batch.
     """
     if not isinstance(global_batch_sizes, Sequence) or not global_batch_sizes:
-        raise ValueError(f"global_batch_sizes = {tree.said(global_batch_sizes)}: give a list of batch sizes")
+        raise ValueError(
+            f"global_batch_sizes = {tree.said(global_batch_sizes)}: give a list of batch sizes"
+        )
     rows = tuple(
         scale_batch(
-            size, base_learning_rate, base_batch_size, base_warmup_epochs, num_examples, num_epochs, rule, warmup_rule
+            size,
+            base_learning_rate,
+            base_batch_size,
+            base_warmup_epochs,
+            num_examples,
+            num_epochs,
+            rule,
+            warmup_rule,
         )
         for size in global_batch_sizes
     )

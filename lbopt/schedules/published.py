@@ -139,7 +139,9 @@ def exponential_schedule(
     if staircase and decay_rate != 1:
         _check_reached("steps_per_decay", steps_per_decay, steps_per_decay, total_steps)
     with _naming():
-        return warmup_schedule(base_learning_rate, warmup_steps, total_steps, decay=stairs, decay_from="start")
+        return warmup_schedule(
+            base_learning_rate, warmup_steps, total_steps, decay=stairs, decay_from="start"
+        )
 
 
 def step_schedule(
@@ -169,7 +171,9 @@ def step_schedule(
     if factor != 1:
         _check_reached("boundaries", boundaries, boundaries[-1], total_steps)
     with _naming():
-        return warmup_schedule(base_learning_rate, warmup_steps, total_steps, decay=stairs, decay_from="start")
+        return warmup_schedule(
+            base_learning_rate, warmup_steps, total_steps, decay=stairs, decay_from="start"
+        )
 
 
 def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:

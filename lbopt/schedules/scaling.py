@@ -14,7 +14,10 @@ EXPONENTS: dict[str, float] = {"sqrt": 0.5, "linear": 1.0, "none": 0.0}
 
 
 def scale_learning_rate(
-    base_learning_rate: Rate, base_batch_size: int, global_batch_size: int, rule: ScalingRule = "sqrt"
+    base_learning_rate: Rate,
+    base_batch_size: int,
+    global_batch_size: int,
+    rule: ScalingRule = "sqrt",
 ) -> Rate:
     r"""Return the learning rate for another batch size: base * (global / base batch)^p.
 
@@ -36,6 +39,9 @@ def scale_learning_rate(
     if not isinstance(rule, str) or rule not in EXPONENTS:
         raise ValueError(f"rule = {tree.said(rule)}: use one of {', '.join(EXPONENTS)}")
     sizes = {"base_batch_size": base_batch_size, "global_batch_size": global_batch_size}
-    base, size = (scalars.checked(name, size, "a number >= 1", lambda n: n >= 1) for name, size in sizes.items())
+    base, size = (
+        scalars.checked(name, size, "a number >= 1", lambda n: n >= 1)
+        for name, size in sizes.items()
+    )
     rate = scalars.checked("base_learning_rate", base_learning_rate, traced=True)
     return rate * (size / base) ** EXPONENTS[rule]

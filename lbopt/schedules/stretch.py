@@ -39,13 +39,17 @@ def stretch_schedule(
     """
     lengths = {"total_steps": total_steps, "num_steps": num_steps}
     made_for, length = (
-        scalars.in_fp32(scalars.checked(name, steps, "a number of steps >= 1", lambda n: n >= 1, traced=True))
+        scalars.in_fp32(
+            scalars.checked(name, steps, "a number of steps >= 1", lambda n: n >= 1, traced=True)
+        )
         for name, steps in lengths.items()
     )
     first_step = scalars.checked("first_step", first_step, "0 or 1", lambda n: n in (0, 1))
 
     def stretched(count: jax.Array) -> jax.Array:
-        factor = (made_for + first_step) / (jnp.maximum(jnp.asarray(length, jnp.float32), 1) + first_step)
+        factor = (made_for + first_step) / (
+            jnp.maximum(jnp.asarray(length, jnp.float32), 1) + first_step
+        )
         moved = jnp.asarray(count, jnp.float32) + first_step
         return schedule(jnp.where(factor == 1, moved, moved * factor) - first_step)
 

@@ -82,11 +82,15 @@ def warmup_schedule(
     total_steps = scalars.whole("total_steps", total_steps)
     first_step = scalars.checked("first_step", first_step, "0 or 1", lambda n: n in (0, 1))
     start_step = scalars.checked("start_step", start_step, "a step", lambda n: True)
-    warmup_power = scalars.checked("warmup_power", warmup_power, "a finite number > 0", lambda n: n > 0)
+    warmup_power = scalars.checked(
+        "warmup_power", warmup_power, "a finite number > 0", lambda n: n > 0
+    )
     warmup_from = scalars.checked("warmup_from", warmup_from, traced=True)
     if decay_steps is not None:
         wanted = "a finite number > 0, or None"
-        decay_steps = scalars.checked("decay_steps", decay_steps, wanted, lambda n: n > 0, traced=True)
+        decay_steps = scalars.checked(
+            "decay_steps", decay_steps, wanted, lambda n: n > 0, traced=True
+        )
     if end_learning_rate is not None:
         wanted = "a finite number >= 0, or None"
         end_learning_rate = scalars.checked("end_learning_rate", end_learning_rate, wanted)
@@ -94,8 +98,12 @@ def warmup_schedule(
         named = decays.make_decay(decay, power, end_factor)
     _check_length(warmup_steps, total_steps, start_step)
     _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate)
-    _check_ramp(peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate)
-    peak, lowest, begin = (scalars.in_fp32(value) for value in (peak_learning_rate, warmup_from, start_step))
+    _check_ramp(
+        peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate
+    )
+    peak, lowest, begin = (
+        scalars.in_fp32(value) for value in (peak_learning_rate, warmup_from, start_step)
+    )
 
     def schedule(count: jax.Array) -> jax.Array:
         t = jnp.asarray(count, jnp.float32) + first_step
@@ -107,7 +115,11 @@ def warmup_schedule(
         if callable(decay):
             falling = peak * _factor(decay, t - origin)
         else:
-            length = float(total_steps) + first_step - origin if decay_steps is None else scalars.in_fp32(decay_steps)
+            length = (
+                float(total_steps) + first_step - origin
+                if decay_steps is None
+                else scalars.in_fp32(decay_steps)
+            )
             # A warmup that is traced may fill the run: then nothing is left to fall, and 0 / 0 would be no number.
             factor = named((t - origin) / jnp.maximum(length, jnp.finfo(jnp.float32).tiny))
             end = 0.0 if end_learning_rate is None else float(end_learning_rate)
@@ -205,13 +217,24 @@ def _check_length(warmup_steps: Any, total_steps: int, start_step: Any) -> None:
 def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate) -> None:
     """Raise ValueError for arguments that do not go with the decay; `make_decay` checks those of its own."""
     if not isinstance(decay_from, str) or decay_from not in DECAY_ORIGINS:
-        raise ValueError(f"decay_from = {tree.said(decay_from)}: use one of {', '.join(DECAY_ORIGINS)}")
+        raise ValueError(
+            f"decay_from = {tree.said(decay_from)}: use one of {', '.join(DECAY_ORIGINS)}"
+        )
     if end_learning_rate is not None and (callable(decay) or end_factor != 0):
-        other = "a decay function has an end of its own" if callable(decay) else f"end_factor = {tree.said(end_factor)}"
-        raise ValueError(f"end_learning_rate = {tree.said(end_learning_rate)} and {other}: give one of the two")
+        other = (
+            "a decay function has an end of its own"
+            if callable(decay)
+            else f"end_factor = {tree.said(end_factor)}"
+        )
+        raise ValueError(
+            f"end_learning_rate = {tree.said(end_learning_rate)} and {other}: give one of the two"
+        )
     unused: dict[str, tuple[Any, Any]] = {}
     if callable(decay) or decay == "constant":
-        unused = {"decay_steps": (decay_steps, None), "end_learning_rate": (end_learning_rate, None)}
+        unused = {
+            "decay_steps": (decay_steps, None),
+            "end_learning_rate": (end_learning_rate, None),
+        }
     if callable(decay):
         unused |= {"power": (scalars.known(power), 1), "end_factor": (scalars.known(end_factor), 0)}
     elif decay == "constant":
@@ -219,20 +242,31 @@ def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning
     for name, (value, default) in unused.items():
         if not isinstance(value, (int, float, str, type(None))) or value != default:
             what = "a decay function" if callable(decay) else "decay = 'constant'"
-            raise ValueError(f"{name} = {tree.said(value)} with {what}: it would have no effect; leave it {default!r}")
+            raise ValueError(
+                f"{name} = {tree.said(value)} with {what}: it would have no effect; leave it {default!r}"
+            )
 
 
-def _check_ramp(peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate) -> None:
+def _check_ramp(
+    peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate
+) -> None:
     """Raise ValueError for a ramp that is not there, or that ends below its start or below the end of the decay."""
     if scalars.is_number(warmup_steps) and start_step + warmup_steps <= 0:
-        for name, value, default in (("warmup_power", warmup_power, 1), ("warmup_from", warmup_from, 0)):
+        for name, value, default in (
+            ("warmup_power", warmup_power, 1),
+            ("warmup_from", warmup_from, 0),
+        ):
             if scalars.is_number(value) and value != default:
                 begun = "" if start_step == 0 else f" from step {start_step}"
                 raise ValueError(
                     f"{name} = {value!r} with warmup_steps = {warmup_steps}{begun}: there is no ramp; leave it {default}, or give warmup_steps"
                 )
     for name, value in (("warmup_from", warmup_from), ("end_learning_rate", end_learning_rate)):
-        if scalars.is_number(value) and scalars.is_number(peak_learning_rate) and peak_learning_rate < value:
+        if (
+            scalars.is_number(value)
+            and scalars.is_number(peak_learning_rate)
+            and peak_learning_rate < value
+        ):
             raise ValueError(
                 f"peak_learning_rate = {peak_learning_rate!r} is below {name} = {value!r}: give a larger peak or a smaller {name}"
             )

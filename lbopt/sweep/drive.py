@@ -33,7 +33,9 @@ def drive(cell: Cell, config: SweepConfig) -> Generator[list[Trial], list[Row], 
     search = config.arm_search(cell.index)
     searcher, searched, seeds = make_searcher(search), [], search.seeds
     while proposals := searcher.ask():
-        rows = yield [cell.trial(SEARCH, proposal, seed) for proposal in proposals for seed in seeds]
+        rows = yield [
+            cell.trial(SEARCH, proposal, seed) for proposal in proposals for seed in seeds
+        ]
         of_each = [rows[start : start + len(seeds)] for start in range(0, len(rows), len(seeds))]
         searcher.tell([score(found) for found in of_each])
         searched += rows

@@ -174,7 +174,9 @@ def _minimise(error: Callable[[float], float], low: float, high: float) -> tuple
     grid = np.linspace(low, high, 201)
     best = int(np.argmin([error(x) for x in grid]))
     bounds = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
-    found = optimize.minimize_scalar(error, bounds=bounds, method="bounded", options={"xatol": 1e-12})
+    found = optimize.minimize_scalar(
+        error, bounds=bounds, method="bounded", options={"xatol": 1e-12}
+    )
     return float(found.x), best in (0, len(grid) - 1)
 
 
@@ -213,7 +215,9 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
         return np.log1p(np.exp(log_critical) / sizes)
 
     def error(log_critical: float) -> float:
-        return np.var(log_steps - excess(log_critical))  # the best log S_min is the mean of what is left
+        return np.var(
+            log_steps - excess(log_critical)
+        )  # the best log S_min is the mean of what is left
 
     far = np.log(1000)
     log_critical, at_end = _minimise(error, np.log(sizes.min()) - far, np.log(sizes.max()) + far)

@@ -64,7 +64,9 @@ class Parts:
                     with contextlib.suppress(FileNotFoundError):
                         config.write_bytes((folder / config.name).read_bytes())
 
-    def refuse_others(self, shard: Shard | None, compare: Callable[[dict[str, Any]], list[str]]) -> None:
+    def refuse_others(
+        self, shard: Shard | None, compare: Callable[[dict[str, Any]], list[str]]
+    ) -> None:
         """Look at the other shards before one begins.
 
         Args:

@@ -53,7 +53,9 @@ class Record:
     def __post_init__(self) -> None:
         measure, train, whole = self.config.measure, self.cell.train, self.trial.num_steps
         probed = self.trial.phase == FINAL and measure.num_probes
-        self._probe_at = frozenset(fits.log_spaced_steps(whole, measure.num_probes) if probed else ())
+        self._probe_at = frozenset(
+            fits.log_spaced_steps(whole, measure.num_probes) if probed else ()
+        )
         every: float = train.eval_every_steps
         if train.eval_every_epochs is not None:
             every = train.eval_every_epochs * self.cell.resolved.steps_per_epoch
@@ -108,8 +110,15 @@ class Record:
           scores: metric -> mean over the split, the one of the target among them; without "eval/" in the names.
         """
         self.evaluations.append((self.done, dict(scores)))
-        name, target = self.cell.train.target_metric.removeprefix("eval/"), self.cell.train.target_value
-        reached = scores[name] <= target if name.endswith(("loss", "perplexity")) else scores[name] >= target
+        name, target = (
+            self.cell.train.target_metric.removeprefix("eval/"),
+            self.cell.train.target_value,
+        )
+        reached = (
+            scores[name] <= target
+            if name.endswith(("loss", "perplexity"))
+            else scores[name] >= target
+        )
         if reached and self.steps_to_target is None:
             self.steps_to_target = self.done
 
@@ -181,7 +190,10 @@ class Record:
         found["curve"] = {"step": list(steps), "train_loss": _numbers(losses[at])}
         if self.config.measure.distance:
             found["curve"]["distance"] = _numbers(distances[at])
-            every, warmed_up = range(1, len(distances) + 1), math.ceil(self.cell.warmup_steps(self.trial))
+            every, warmed_up = (
+                range(1, len(distances) + 1),
+                math.ceil(self.cell.warmup_steps(self.trial)),
+            )
             fit = fits.fit_diffusion(every, distances.tolist(), from_step=max(1, warmed_up))
             found["diffusion"] = None if fit is None else fit.to_json()
         if self.evaluations:
@@ -209,7 +221,11 @@ def _evaluated_at(every_steps: float, num_steps: int) -> list[int]:
     [3, 5, 8, 9]
     """
     steps = range(1, num_steps + 1)
-    return [step for step in steps if step == num_steps or step // every_steps > (step - 1) // every_steps]
+    return [
+        step
+        for step in steps
+        if step == num_steps or step // every_steps > (step - 1) // every_steps
+    ]
 
 
 def _scored(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
@@ -241,7 +257,9 @@ def _numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
     return [finite(float(f"{value:.7g}")) for value in values]
 
 
-def _columns(found: Sequence[tuple[int, Mapping[str, float]]], names: Mapping[str, str]) -> dict[str, list[Any]]:
+def _columns(
+    found: Sequence[tuple[int, Mapping[str, float]]], names: Mapping[str, str]
+) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {"step": [step for step, _ in found]}
     for name, column in names.items():
         columns[column] = _numbers([values[name] for _, values in found])

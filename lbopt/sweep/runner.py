@@ -69,7 +69,9 @@ def run_sweep(
         study.run(cells if together else dealt(cells, config)[job.index :: job.count])
         job.doing("waiting for the others' trials", patience=0)
         if any(job.together("trials finished", watch.requested)):
-            raise Preempted(f"stopped with {len(results.rows)} trials saved; run the same command again to go on")
+            raise Preempted(
+                f"stopped with {len(results.rows)} trials saved; run the same command again to go on"
+            )
     return results.rows
 
 
@@ -83,7 +85,9 @@ class Study:
       watch: says when to stop.
     """
 
-    def __init__(self, config: SweepConfig, results: Results, progress: Progress, watch: PreemptionWatch):
+    def __init__(
+        self, config: SweepConfig, results: Results, progress: Progress, watch: PreemptionWatch
+    ):
         self._config, self._results, self._progress, self._watch = config, results, progress, watch
         self._together = config.trial_devices == "all"
         self._batched = Spread(config).batched
@@ -116,7 +120,9 @@ class Study:
         """Return how many take trials; one where all devices take the same steps in the same order."""
         if self._together:
             return 1
-        return self._config.num_workers or (os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2)
+        return self._config.num_workers or (
+            os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2
+        )
 
     def _serve(self, work: Work) -> None:
         """Run trials, of one program after another, until there is nothing more to do."""
@@ -132,7 +138,11 @@ class Study:
             raise
 
     def _ready(self, key: str) -> bool:
-        return key in self._programs and self._programs[key].made and getattr(self._programs[key](), "compiled", True)
+        return (
+            key in self._programs
+            and self._programs[key].made
+            and getattr(self._programs[key](), "compiled", True)
+        )
 
     def _run_program(self, work: Work, key: str) -> None:
         """Keep the lanes of a program filled while trials wait for it."""
@@ -152,10 +162,15 @@ class Study:
 
     def _session(self, program: Any, cell: Cell) -> AnySession:
         if self._together:
-            probe = self._shared(cell, 0, lambda: on_mesh.make_mesh_probe(cell.problem, self._config))
+            probe = self._shared(
+                cell, 0, lambda: on_mesh.make_mesh_probe(cell.problem, self._config)
+            )
             return on_mesh.MeshSession(program, probe)
         spread = program.spread
-        return Session(program, self._shared(cell, spread.width, lambda: Equipment(cell.problem, self._config, spread)))
+        return Session(
+            program,
+            self._shared(cell, spread.width, lambda: Equipment(cell.problem, self._config, spread)),
+        )
 
     def _spread(self, cell: Cell) -> Spread:
         """Return how trials of a cell share a program: no more of them than there are at a time, or than memory is likely to hold."""
@@ -163,7 +178,10 @@ class Study:
             return Spread(self._config)
         search = search_cost(self._config.arm_search(cell.index))
         at_once = max(search.at_once, len(self._config.final_seeds))
-        return Spread(self._config, width=min(at_once, most_lanes(cell.global_batch_size, jax.local_device_count())))
+        return Spread(
+            self._config,
+            width=min(at_once, most_lanes(cell.global_batch_size, jax.local_device_count())),
+        )
 
     def _shared(self, cell: Cell, width: int, make: Callable[[], Any]) -> Any:
         """Return what all trials of a problem share that are so many in a call."""
@@ -174,13 +192,19 @@ class Study:
         if self._together:
             return on_mesh.MeshProgram(cell, decays, self._config)
         spread, of = self._spread(cell), id(cell.problem)
-        arrays = self._arrays.setdefault(of, Once(lambda: spread.put(resident(cell.problem.splits.train))))
+        arrays = self._arrays.setdefault(
+            of, Once(lambda: spread.put(resident(cell.problem.splits.train)))
+        )
         return Program(cell, decays, self._config, spread, arrays())
 
     def _stopping(self, work: Work) -> bool:
         """Return whether to stop; processes that train together agree on when."""
         self._turns += 1
-        stopping = self._watch.job.stops_after(self._turns) if self._together else self._watch.requested or work.stopped
+        stopping = (
+            self._watch.job.stops_after(self._turns)
+            if self._together
+            else self._watch.requested or work.stopped
+        )
         if stopping:
             work.stop()
         return stopping
@@ -206,7 +230,9 @@ class Study:
         if fresh:
             session.begin(fresh)
 
-    def _advance(self, work: Work, session: AnySession, lanes: dict[int, tuple[CellWork, Record]]) -> None:
+    def _advance(
+        self, work: Work, session: AnySession, lanes: dict[int, tuple[CellWork, Record]]
+    ) -> None:
         """Take steps, look at the trials that want it, and write the lines of those that have ended."""
         begin = time.perf_counter()
         records = {lane: record for lane, (_, record) in lanes.items()}
@@ -218,7 +244,9 @@ class Study:
         seconds = (time.perf_counter() - begin) / len(lanes)
         for record in records.values():
             record.seconds += seconds
-        finished = [(lanes.pop(lane)[0], record.row(scores[lane])) for lane, record in ended.items()]
+        finished = [
+            (lanes.pop(lane)[0], record.row(scores[lane])) for lane, record in ended.items()
+        ]
         if finished:
             self._results.add([row for _, row in finished])
         for of, row in finished:
@@ -259,7 +287,9 @@ def _look(session: AnySession, records: dict[int, Record]) -> None:
             records[lane].probed(measured[lane])
 
 
-def _final_scores(session: AnySession, ended: dict[int, Record]) -> dict[int, dict[str, dict[str, float]]]:
+def _final_scores(
+    session: AnySession, ended: dict[int, Record]
+) -> dict[int, dict[str, dict[str, float]]]:
     """Return the scores of trials that have ended, by lane and split; the test split is looked at for final trials only."""
     found: dict[int, dict[str, dict[str, float]]] = {lane: {} for lane in ended}
     if not ended:

@@ -182,7 +182,9 @@ def dealt(cells: Sequence[Cell], config: SweepConfig) -> list[Cell]:
       config: of the study.
     """
 
-    searches = [search_cost(config.arm_search(index)).full_runs for index in range(len(config.arms))]
+    searches = [
+        search_cost(config.arm_search(index)).full_runs for index in range(len(config.arms))
+    ]
 
     def cost(cell: Cell) -> float:
         runs = searches[cell.index] + len(config.final_seeds)
@@ -193,35 +195,59 @@ def dealt(cells: Sequence[Cell], config: SweepConfig) -> list[Cell]:
 
 def _num_devices(config: SweepConfig) -> int:
     """Return how many devices share a trial."""
-    return 1 if config.trial_devices == "one" else config.train.parallel.num_devices or jax.device_count()
+    return (
+        1
+        if config.trial_devices == "one"
+        else config.train.parallel.num_devices or jax.device_count()
+    )
 
 
 def _check_microsteps(cell: Cell) -> None:
     parts, size = cell.train.parallel.num_microsteps, cell.global_batch_size
-    require(size % parts == 0, "config.train.parallel.num_microsteps", parts, f"it does not divide batch {size}")
+    require(
+        size % parts == 0,
+        "config.train.parallel.num_microsteps",
+        parts,
+        f"it does not divide batch {size}",
+    )
     rows = cell.train.aggregator.replicas_per_device
     fix = f"so many replicas, of {parts} microsteps each, do not divide batch {size}"
     require(size % (rows * parts) == 0, "config.train.aggregator.replicas_per_device", rows, fix)
     parts *= rows
-    measured, fix = cell.train.optimizer.track_noise_scale, f"batch {size} is one part; accumulate 2 or more microsteps"
-    require(not measured or parts > 1, f"config.arms[{cell.index}].optimizer.track_noise_scale", measured, fix)
+    measured, fix = (
+        cell.train.optimizer.track_noise_scale,
+        f"batch {size} is one part; accumulate 2 or more microsteps",
+    )
+    require(
+        not measured or parts > 1,
+        f"config.arms[{cell.index}].optimizer.track_noise_scale",
+        measured,
+        fix,
+    )
     check_batch(cell.train.model, Replicas(rows=rows), size // parts)
 
 
 def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
-    train, examples, sizes = config.arm_train(index), len(problem.splits.train), config.global_batch_sizes
+    train, examples, sizes = (
+        config.arm_train(index),
+        len(problem.splits.train),
+        config.global_batch_sizes,
+    )
     here = f"the training set of arm {config.arms[index].name!r} has {examples} examples; use at most that"
     require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, here)
     _check_probes(config, train, problem)
     names = set(problem.metric_names)
-    fix = (
-        f"a study chooses by loss and accuracy or perplexity, and the evaluation gives {sorted(names)}; use lbopt train"
-    )
+    fix = f"a study chooses by loss and accuracy or perplexity, and the evaluation gives {sorted(names)}; use lbopt train"
     scored = "loss" in names and bool(names & {"accuracy", "perplexity"})
     require(scored, "config.train.data.name", train.data.name, fix)
     if train.target_metric:
         known = [f"eval/{name}" for name in problem.metric_names]
-        require(train.target_metric in known, "config.train.target_metric", train.target_metric, f"use one of {known}")
+        require(
+            train.target_metric in known,
+            "config.train.target_metric",
+            train.target_metric,
+            f"use one of {known}",
+        )
 
 
 def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> None:
@@ -233,7 +259,9 @@ def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> 
         try:
             resolve_labels(dict(measure.phi_modules), params)
         except ValueError as error:
-            raise UserError(f"config.measure.phi_modules = {measure.phi_modules!r}: {error}") from error
+            raise UserError(
+                f"config.measure.phi_modules = {measure.phi_modules!r}: {error}"
+            ) from error
     fix = f"the training set has {examples} examples; use at most that in all parts"
     require(
         measure.probe_parts * measure.probe_part_size <= examples,
@@ -243,14 +271,21 @@ def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> 
     )
     mixes = train.loss.mixup_alpha and measure.probe_part_size % 2
     require(
-        not mixes, "config.measure.probe_part_size", measure.probe_part_size, "mixup mixes pairs; give an even number"
+        not mixes,
+        "config.measure.probe_part_size",
+        measure.probe_part_size,
+        "mixup mixes pairs; give an even number",
     )
     check_batch(train.model, Replicas(), measure.probe_part_size)
 
 
-def _resolve(config: SweepConfig, train: TrainConfig, index: int, size: int, examples: int) -> schedules.Resolved:
+def _resolve(
+    config: SweepConfig, train: TrainConfig, index: int, size: int, examples: int
+) -> schedules.Resolved:
     field = f"config.arms[{index}].schedule"
-    resolved = schedules.resolve(train.schedule, size, examples, train.num_epochs, field, train.num_steps)
+    resolved = schedules.resolve(
+        train.schedule, size, examples, train.num_epochs, field, train.num_steps
+    )
     fix = "the search varies the warmup, and a multiple of none is none; give the arm a warmup"
     search = config.arm_search(index)
     require(
@@ -259,12 +294,13 @@ def _resolve(config: SweepConfig, train: TrainConfig, index: int, size: int, exa
         train.schedule.warmup_rule,
         fix,
     )
-    fix = (
-        "the search varies the weight decay, and a multiple of none is none; give the arm some, or a search of its own"
-    )
+    fix = "the search varies the weight decay, and a multiple of none is none; give the arm some, or a search of its own"
     decay = train.optimizer.weight_decay
     require(
-        decay > 0 or not _varies(search, "weight_decay"), f"config.arms[{index}].optimizer.weight_decay", decay, fix
+        decay > 0 or not _varies(search, "weight_decay"),
+        f"config.arms[{index}].optimizer.weight_decay",
+        decay,
+        fix,
     )
     return resolved
 
@@ -297,4 +333,11 @@ def trial_key(cell: Cell, trial: Trial) -> tuple:
       cell: to which it belongs.
       trial: not yet run.
     """
-    return cell.arm.name, cell.global_batch_size, trial.phase, trial.fidelity, tuple(trial.factors), trial.seed
+    return (
+        cell.arm.name,
+        cell.global_batch_size,
+        trial.phase,
+        trial.fidelity,
+        tuple(trial.factors),
+        trial.seed,
+    )

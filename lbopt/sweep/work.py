@@ -91,7 +91,9 @@ class Work:
       exclusive: one thread at a time runs trials of a program, because they share calls of it.
     """
 
-    def __init__(self, cells: Iterable[Cell], config: SweepConfig, rows: Iterable[Row], exclusive: bool):
+    def __init__(
+        self, cells: Iterable[Cell], config: SweepConfig, rows: Iterable[Row], exclusive: bool
+    ):
         self._changed = threading.Condition()
         self._waiting: dict[str, collections.deque[tuple[CellWork, Trial]]] = {}
         self._users: collections.Counter[str] = collections.Counter()
@@ -125,7 +127,11 @@ class Work:
             while not self._stopped and self._open:
                 waiting = [key for key, queue in self._waiting.items() if queue]
                 alone = [key for key in waiting if not self._users[key]]
-                shared = [] if self._exclusive else [key for key in waiting if self._users[key] and ready(key)]
+                shared = (
+                    []
+                    if self._exclusive
+                    else [key for key in waiting if self._users[key] and ready(key)]
+                )
                 if alone or shared:
                     key = (alone or shared)[0]
                     self._users[key] += 1

@@ -14,7 +14,9 @@ from typing import Any
 from lbopt.train import workdir as workdirs
 
 _HIDE_TORCH = "torch" not in sys.modules
-if _HIDE_TORCH:  # tensorboardX imports it where it is installed, for more than a second, to draw its graphs
+if (
+    _HIDE_TORCH
+):  # tensorboardX imports it where it is installed, for more than a second, to draw its graphs
     sys.modules["torch"] = None  # type: ignore[assignment]
 try:
     from tensorboardX import summary
@@ -49,7 +51,9 @@ class Board:
             self._records = RecordWriter(str(folder / name))
         self._synced = time.monotonic()
         self._add(file_version="brain.Event:2")
-        self._add(step=first_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+        self._add(
+            step=first_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        )
 
     def write(self, step: int, scalars: Mapping[str, float]) -> bool:
         """Write scalars; whether it was time to hand everything on."""
@@ -62,7 +66,9 @@ class Board:
 
     def _add(self, **fields: Any) -> None:
         with workdirs.writing(self._folder):
-            self._records.write(event_pb2.Event(wall_time=time.time(), **fields).SerializeToString())
+            self._records.write(
+                event_pb2.Event(wall_time=time.time(), **fields).SerializeToString()
+            )
 
     def sync(self) -> None:
         """Hand everything to the operating system."""

@@ -25,7 +25,15 @@ from lbopt.data.vocabulary import SETTINGS, VOCABULARY
 from lbopt.errors import EnvironmentProblem, Preempted, UserError
 from lbopt.job.member import Alone
 
-_KEPT = ("config.json", "metrics.jsonl", "results.jsonl", "summary.json", SETTINGS, VOCABULARY, "mllog.txt")
+_KEPT = (
+    "config.json",
+    "metrics.jsonl",
+    "results.jsonl",
+    "summary.json",
+    SETTINGS,
+    VOCABULARY,
+    "mllog.txt",
+)
 """What is read from an earlier start."""
 _LEASE = ".lease.json"
 _RENEW_S = 15.0
@@ -38,7 +46,9 @@ _MIRRORS: dict[pathlib.Path, _Mirror] = {}
 
 
 @contextlib.contextmanager
-def opened(workdir: paths.GivenPath, job: Alone | None = None, write: bool = True, hold: bool = True) -> Iterator[str]:
+def opened(
+    workdir: paths.GivenPath, job: Alone | None = None, write: bool = True, hold: bool = True
+) -> Iterator[str]:
     """Give the folder to work in: the one that is named, or the mirror of a bucket's.
 
     Args:
@@ -118,7 +128,9 @@ def move(folder: Any, target: Any) -> None:
     import fsspec
 
     (folder / _WHOLE).unlink(missing_ok=True)
-    files = fsspec.filesystem("gcs", finalize_on_close=True)  # the one that epath has, and what it has listed
+    files = fsspec.filesystem(
+        "gcs", finalize_on_close=True
+    )  # the one that epath has, and what it has listed
     files.copy(str(folder), str(target), recursive=True)
     files.rm(str(folder), recursive=True)
 
@@ -143,7 +155,9 @@ def address(workdir: str) -> Any:
       EnvironmentProblem: if the package for buckets is not installed.
     """
     workdir = paths.local_or_bucket(workdir, "--workdir")
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks more of a bucket than its objects
+    os.environ.setdefault(
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
+    )  # it asks more of a bucket than its objects
     try:
         import gcsfs  # noqa: F401
         from etils import epath
@@ -267,7 +281,12 @@ class _Lease:
 
     def __init__(self, root: Any):
         self._file = root / _LEASE
-        self._ours = {"host": socket.gethostname(), "pid": os.getpid(), "space": _space(), "id": uuid.uuid4().hex}
+        self._ours = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "space": _space(),
+            "id": uuid.uuid4().hex,
+        }
         self._taken_by: dict[str, Any] = {}
         self._wait_for_the_last()
         self._write()

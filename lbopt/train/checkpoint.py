@@ -46,7 +46,13 @@ _MARGIN_BYTES = 1 << 17
 """For what is saved beside the arrays."""
 ARRAYS, _SEAL = "default", "seal"
 _NOT_DAMAGE = (
-    *("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
+    *(
+        "PERMISSION_DENIED",
+        "UNAUTHENTICATED",
+        "UNAVAILABLE",
+        "DEADLINE_EXCEEDED",
+        "RESOURCE_EXHAUSTED",
+    ),
     *("ABORTED", "CANCELLED"),
 )
 _WRONG_KIND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -95,8 +101,12 @@ class Checkpoints:
         self._read_only, self._job = read_only, Alone() if job is None else job
         steps = self._steps_seen_by_all()
         if not steps and read_only:
-            raise UserError(f"--workdir = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one")
-        self._metrics = self._job.from_first("metrics of checkpoints", [[s, self._read_metrics(s)] for s in steps])
+            raise UserError(
+                f"--workdir = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one"
+            )
+        self._metrics = self._job.from_first(
+            "metrics of checkpoints", [[s, self._read_metrics(s)] for s in steps]
+        )
         self._metrics = {step: metrics for step, metrics in self._metrics if metrics}
         if self._job.count > 1:
             if self._job.index == 0 and not read_only:
@@ -104,7 +114,9 @@ class Checkpoints:
                     self._folder.mkdir(parents=True, exist_ok=True)
             self._job.together("folder of checkpoints", True)
         self._manager = self._opened()
-        self._no_folders = {step for step in steps if self._local and not os.path.isdir(self._folder / str(step))}
+        self._no_folders = {
+            step for step in steps if self._local and not os.path.isdir(self._folder / str(step))
+        }
         self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
         self._loops = contextlib.ExitStack()
         self._loops.enter_context(finishing())  # Orbax's threads, too, make event loops
@@ -143,7 +155,9 @@ class Checkpoints:
         try:
             return ocp.CheckpointManager(self._folder, options=options)
         except Exception as error:  # whatever the storage layers raise
-            raise EnvironmentProblem(f"{self._folder} cannot be read ({reason_of(error)}); mend it") from error
+            raise EnvironmentProblem(
+                f"{self._folder} cannot be read ({reason_of(error)}); mend it"
+            ) from error
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, ascending: also of a file or a link to nothing in the place of one."""
@@ -155,7 +169,11 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Return the step of the best checkpoint by the metric, None if none has one."""
-        scored = {step: self._goodness(self._metrics[step]) for step in self.steps() if step in self._metrics}
+        scored = {
+            step: self._goodness(self._metrics[step])
+            for step in self.steps()
+            if step in self._metrics
+        }
         scored = {step: goodness for step, goodness in scored.items() if goodness > -math.inf}
         return max(scored, key=lambda step: (scored[step], step), default=None)
 
@@ -174,7 +192,10 @@ class Checkpoints:
         copies of an earlier phase included.
         """
         self._copies = None
-        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in jax.tree.leaves(state)]
+        shapes = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            for x in jax.tree.leaves(state)
+        ]
         if shapes != self._shapes:
             self._shapes = shapes
             self._compiled = self._worker.submit(
@@ -182,7 +203,10 @@ class Checkpoints:
             )
 
     def save(
-        self, state: TrainState, metrics: Mapping[str, float] | None, before: Callable[[], None] = lambda: None
+        self,
+        state: TrainState,
+        metrics: Mapping[str, float] | None,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         """Start saving; returns at once, and the state's buffers may be donated.
 
@@ -205,12 +229,16 @@ class Checkpoints:
             self._best = max(self._best, self._goodness(metrics))
         leaves, structure = jax.tree.flatten(state)
         if self._copies is None:
-            self._copies = all(self._job.together("room for a copy of the state", _has_room(leaves)))
+            self._copies = all(
+                self._job.together("room for a copy of the state", _has_room(leaves))
+            )
         if self._copies:
             copy, add_up = self._compiled.result() if self._compiled else (copies_of, sums_of)
             copies = copy(leaves)
             copied = jax.tree.unflatten(structure, copies)
-            self._saving = self._worker.submit(self._write, step, copied, add_up(copies), metrics, before)
+            self._saving = self._worker.submit(
+                self._write, step, copied, add_up(copies), metrics, before
+            )
         else:
             with self._writing():
                 self._write(step, state, sums_of(leaves), metrics, before)
@@ -225,7 +253,14 @@ class Checkpoints:
     ) -> None:
         before()
         rows = replica_rows.count(state), replica_rows.parts_of(state)
-        seal = Seal(step, named(tree.leaf_names(state), sums), dict(metrics or {}), *rows, earlier.NOW, self._generator)
+        seal = Seal(
+            step,
+            named(tree.leaf_names(state), sums),
+            dict(metrics or {}),
+            *rows,
+            earlier.NOW,
+            self._generator,
+        )
         items = {ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
         self._manager.save(step, args=ocp.args.Composite(**items))
         if not self._was_read_back:
@@ -295,17 +330,26 @@ class Checkpoints:
             shapes = replica_rows.shapes_for(like, seal.replicas, parts)
             if seal.layout == earlier.NESTED:
                 wanted = earlier.renamed(seal.sums, shapes)
-                found = earlier.read(described(place), shapes, functools.partial(_read_arrays, place))
+                found = earlier.read(
+                    described(place), shapes, functools.partial(_read_arrays, place)
+                )
             else:
                 wanted, found = seal.sums, _read_arrays(place, shapes)
             state = replica_rows.as_now(found)
         except Exception as error:  # whatever the storage layers raise
             other = _of_another_generator(self._folder / str(step), like, generator)
-            problem = (other or _unreadable(self._folder, step, reason_of(error)), other is None and _is_damage(error))
-        problems = [each for each in self._job.together(f"restored {step}", problem) if each is not None]
+            problem = (
+                other or _unreadable(self._folder, step, reason_of(error)),
+                other is None and _is_damage(error),
+            )
+        problems = [
+            each for each in self._job.together(f"restored {step}", problem) if each is not None
+        ]
         if not problems:
             names = differing(checksums(state), wanted)
-            differences = self._job.together(f"compared {step}", names)  # a process may have read another seal
+            differences = self._job.together(
+                f"compared {step}", names
+            )  # a process may have read another seal
             problems = [
                 (_unreadable(self._folder, step, f"{tree.some(names)} is not what was saved"), True)
                 for names in differences
@@ -316,7 +360,9 @@ class Checkpoints:
             raise kind(problems[0][0])
         return replica_rows.fitted(state, like, parts, say)
 
-    def restore_newest(self, shapes: Callable[[int], TrainState], say: Say = lambda line: None) -> TrainState | None:
+    def restore_newest(
+        self, shapes: Callable[[int], TrainState], say: Say = lambda line: None
+    ) -> TrainState | None:
         """Read the newest checkpoint that is intact; None if there is none at all.
 
         Newer ones that are damaged are moved to `damaged/` of the workdir, unless the disk is to be left as it is.
@@ -358,7 +404,9 @@ class Checkpoints:
         """Move a checkpoint out of the way, so that its step can be saved again."""
         taken = [entry.name for entry in self._aside.iterdir()] if self._aside.is_dir() else []
         target = self._aside / next(
-            name for name in (f"{step}", *(f"{step}-{n}" for n in range(2, 10**6))) if name not in taken
+            name
+            for name in (f"{step}", *(f"{step}-{n}" for n in range(2, 10**6)))
+            if name not in taken
         )
         if self._job.index == 0:
             with self._writing():
@@ -410,11 +458,16 @@ class Checkpoints:
             return {}
 
     def _kept(self, steps: Sequence[int]) -> list[bool]:
-        latest, others = sorted(steps)[-self._keep :], (self.best_step(), self._latest_finite(steps))
+        latest, others = (
+            sorted(steps)[-self._keep :],
+            (self.best_step(), self._latest_finite(steps)),
+        )
         return [step in latest or step in self._always or step in others for step in steps]
 
     def _latest_finite(self, steps: Sequence[int]) -> int | None:
-        return max((step for step in steps if not _is_broken(self._metrics.get(step, {}))), default=None)
+        return max(
+            (step for step in steps if not _is_broken(self._metrics.get(step, {}))), default=None
+        )
 
     def _goodness(self, metrics: Mapping[str, float]) -> float:
         value = metrics.get(self._best_metric, math.nan)
@@ -460,7 +513,9 @@ def _in_background() -> ocp.AsyncOptions:
     """
 
     def wait(*, key: str, timeout_ms: int) -> None:
-        if (error := sys.exc_info()[1]) is not None and threading.current_thread() is not threading.main_thread():
+        if (
+            error := sys.exc_info()[1]
+        ) is not None and threading.current_thread() is not threading.main_thread():
             raise error
         barrier(key=key, timeout_ms=timeout_ms)
 
@@ -529,9 +584,14 @@ def _read_one(folder: Any, name: str, like: jax.Array) -> jax.Array:
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process_{me}_one"
     )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    shape, where = {name: jax.eval_shape(lambda: like)}, {name: ocp.ArrayRestoreArgs(sharding=like.sharding)}
+    shape, where = (
+        {name: jax.eval_shape(lambda: like)},
+        {name: ocp.ArrayRestoreArgs(sharding=like.sharding)},
+    )
     with finishing(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
-        return reader.restore(folder, args=ocp.args.PyTreeRestore(shape, where, partial_restore=True))[name]
+        return reader.restore(
+            folder, args=ocp.args.PyTreeRestore(shape, where, partial_restore=True)
+        )[name]
 
 
 def check_name(workdir: str, read_only: bool = False) -> None:
@@ -553,7 +613,12 @@ def _has_room(leaves: Sequence[jax.Array]) -> bool:
         stats = device.memory_stats() or {}
         if "bytes_limit" in stats:
             used = max(stats.get("peak_bytes_in_use", 0), stats.get("bytes_in_use", 0))
-            needed = sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device)
+            needed = sum(
+                s.data.nbytes
+                for leaf in leaves
+                for s in leaf.addressable_shards
+                if s.device == device
+            )
             if used + needed > stats["bytes_limit"]:
                 return False
     return True
@@ -568,7 +633,11 @@ def _is_damage(error: Exception) -> bool:
 
 def _unreadable(folder: pathlib.Path, step: int, reason: str) -> str:
     earlier = [other for other in steps_on_disk(folder) if other < step]
-    fix = f"to resume at step {max(earlier)}" if earlier else "to start again, or use another --workdir"
+    fix = (
+        f"to resume at step {max(earlier)}"
+        if earlier
+        else "to start again, or use another --workdir"
+    )
     return f"checkpoint {folder / str(step)} cannot be read ({reason}); remove that folder {fix}"
 
 
@@ -576,7 +645,9 @@ def _generator() -> str:
     return str(jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]
 
 
-def _of_another_generator(checkpoint: pathlib.Path, like: TrainState, generator: str | None) -> str | None:
+def _of_another_generator(
+    checkpoint: pathlib.Path, like: TrainState, generator: str | None
+) -> str | None:
     """Return what to say where a checkpoint's random keys are not of the generator of this process; None where they are.
 
     Args:
@@ -590,7 +661,9 @@ def _of_another_generator(checkpoint: pathlib.Path, like: TrainState, generator:
         return None
     if saved == like.rng.shape and generator in (None, _generator()):
         return None
-    name = generator or {(2,): "threefry2x32", (4,): "rbg (or unsafe_rbg)"}.get(saved, "what it was")
+    name = generator or {(2,): "threefry2x32", (4,): "rbg (or unsafe_rbg)"}.get(
+        saved, "what it was"
+    )
     return (
         f"jax_default_prng_impl = {_generator()!r}: "
         f"checkpoint {checkpoint} has the random keys of another generator; set JAX_DEFAULT_PRNG_IMPL to {name}"
@@ -618,7 +691,9 @@ def steps_on_disk(folder: pathlib.Path) -> list[int]:
         return []
     except Exception as error:  # whatever the storage layers raise
         reason = getattr(error, "strerror", None) or reason_of(error)
-        raise EnvironmentProblem(f"{folder} cannot be read ({reason}); mend it or use another --workdir") from error
+        raise EnvironmentProblem(
+            f"{folder} cannot be read ({reason}); mend it or use another --workdir"
+        ) from error
 
 
 def restore_chosen(
@@ -646,7 +721,9 @@ def restore_chosen(
 def choose_step(checkpoints: Checkpoints, which: str) -> int:
     named = {"latest": checkpoints.latest_step, "best": checkpoints.best_step}
     step = (
-        named[which]() if which in named else next((step for step in checkpoints.steps() if str(step) == which), None)
+        named[which]()
+        if which in named
+        else next((step for step in checkpoints.steps() if str(step) == which), None)
     )
     if step is None:
         raise UserError(

@@ -37,7 +37,8 @@ def checksums(state: types.PyTree) -> dict[str, str]:
 def named(names: Sequence[str], sums: jax.Array) -> dict[str, str]:
     """Return leaf name -> checksum, from what `sums_of` adds up; waits until it has."""
     return {
-        name: f"{first:08x}{second:08x}" for name, (first, second) in zip(names, np.asarray(sums).tolist(), strict=True)
+        name: f"{first:08x}{second:08x}"
+        for name, (first, second) in zip(names, np.asarray(sums).tolist(), strict=True)
     }
 
 

@@ -12,7 +12,18 @@ from typing import Any
 
 from lbopt.parallel.mesh import available_devices
 
-PACKAGES = ("lbopt", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "grain", "numpy", "scipy", "optuna")
+PACKAGES = (
+    "lbopt",
+    "jax",
+    "jaxlib",
+    "optax",
+    "flax",
+    "orbax-checkpoint",
+    "grain",
+    "numpy",
+    "scipy",
+    "optuna",
+)
 OF_EXTRAS = {"optuna": "search"}
 """Those that not everybody needs, and the extra of lbopt that installs them."""
 KEYS = ("versions", "git_revision", "device_kind", "num_devices")
@@ -43,7 +54,9 @@ def changes(saved: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each restart that found something else than the start before it did."""
     starts = [_flat(start) for start in (saved, *saved.get("resumed", []))]
     for before, now in itertools.pairwise(starts):
-        yield ", ".join(f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key])
+        yield ", ".join(
+            f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]
+        )
 
 
 def _flat(start: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,6 +73,8 @@ def _version(package: str) -> str | None:
 def _git_revision() -> str | None:
     command = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -16,7 +16,11 @@ from typing import Any
 class _Finishing(asyncio.SelectorEventLoop):
     def close(self) -> None:
         """Wait for all tasks, whatever becomes of them, then close; at once on Ctrl-C."""
-        if not self.is_closed() and not self.is_running() and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+        if (
+            not self.is_closed()
+            and not self.is_running()
+            and not isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        ):
             tasks = asyncio.all_tasks(self)
             if tasks:
                 self.run_until_complete(asyncio.wait(tasks))

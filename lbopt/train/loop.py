@@ -31,7 +31,14 @@ from lbopt.transforms.monitoring import optimizer_metrics
 _STEER = "lower config.schedule.base_learning_rate, or clip by config.optimizer.max_grad_norm"
 _STALLED = 0.5
 """Of the weights of a layer: where more of them do not move, that is said."""
-_SHOWN = ("train/loss", "train/learning_rate", "eval/accuracy", "eval/perplexity", "eval/f1", "perf/examples_per_s")
+_SHOWN = (
+    "train/loss",
+    "train/learning_rate",
+    "eval/accuracy",
+    "eval/perplexity",
+    "eval/f1",
+    "perf/examples_per_s",
+)
 
 
 def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None) -> TrainState:
@@ -58,7 +65,9 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
     with contextlib.ExitStack() as stack:
         ends = [phase.last_step for phase in run.phases()]
         job.doing("restoring", patience=STARTING)
-        checkpoints = stack.enter_context(Checkpoints(workdir, run.keep_checkpoints, run.best_metric, False, ends, job))
+        checkpoints = stack.enter_context(
+            Checkpoints(workdir, run.keep_checkpoints, run.best_metric, False, ends, job)
+        )
         state = restore_or_init(run, checkpoints, job)
         start = int(state.step)
         lines = read_lines(workdir / "metrics.jsonl") if first else []  # say now if it is damaged
@@ -71,12 +80,16 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
             _say_if_broken(history, checkpoints, said_by_first(job))
             return state
         watch = watch or stack.enter_context(PreemptionWatch(job))
-        writer: MetricsWriter | NoMetricsWriter = MetricsWriter(workdir, start) if first else NoMetricsWriter()
+        writer: MetricsWriter | NoMetricsWriter = (
+            MetricsWriter(workdir, start) if first else NoMetricsWriter()
+        )
         stack.enter_context(writer)
         stack.callback(checkpoints.settle)
         progress = stack.enter_context(Progress(total, start, silent=not first))
         if watch.requested and job.count == 1:
-            raise Preempted(f"stopped before step {start + 1} of {total}; run the same command again to go on")
+            raise Preempted(
+                f"stopped before step {start + 1} of {total}; run the same command again to go on"
+            )
         progress.say(
             f"{'resuming at' if start else 'starting at'} step {start} of {total}, global batch "
             f"{run.phase_at(start + 1).global_batch_size}, {run.mesh.size} devices{f' of {job.count} processes' * (job.count > 1)}"
@@ -113,7 +126,9 @@ def check_vocabulary(run: Run, workdir: pathlib.Path) -> None:
                     f"{file} cannot be read ({error.strerror}); mend it, or use another --workdir"
                 ) from error
             fix = f"the run there began with another {name} than its data have now; use the data of then, or another --workdir"
-            require(kept == content.encode("utf-8", "backslashreplace"), "--workdir", str(workdir), fix)
+            require(
+                kept == content.encode("utf-8", "backslashreplace"), "--workdir", str(workdir), fix
+            )
 
 
 def _say_if_broken(history: History, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:
@@ -121,7 +136,11 @@ def _say_if_broken(history: History, checkpoints: Checkpoints, say: Callable[[st
     if history.broken_step is None:
         return
     kept = checkpoints.latest_finite_step()
-    fix = "no checkpoint has a finite network" if kept is None else f"the last finite network is --checkpoint={kept}"
+    fix = (
+        "no checkpoint has a finite network"
+        if kept is None
+        else f"the last finite network is --checkpoint={kept}"
+    )
     say(f"the loss was not finite, first at step {history.broken_step}: {fix}; {_STEER}")
 
 
@@ -151,10 +170,14 @@ class History:
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]]) -> History:
         """Read it from the lines of metrics.jsonl."""
-        seconds = [line["perf/elapsed_s"] for line in lines if line.get("perf/elapsed_s") is not None]
+        seconds = [
+            line["perf/elapsed_s"] for line in lines if line.get("perf/elapsed_s") is not None
+        ]
         reached = any("target/steps" in line for line in lines)
         return cls(
-            max(seconds, default=0.0), reached, next((line["step"] for line in lines if broken_losses(line)), None)
+            max(seconds, default=0.0),
+            reached,
+            next((line["step"] for line in lines if broken_losses(line)), None),
         )
 
     def stopped(self, target: Target | None) -> bool:
@@ -186,11 +209,15 @@ class _Session:
         clock = _Clock(start, run.global_batch_size, self.history.seconds)
         job = self.watch.job
         job.doing("reading the first batch", start, STARTING)
-        for step, batch in enumerate(train_iterator(run.batches, start - run.first_step), start + 1):
+        for step, batch in enumerate(
+            train_iterator(run.batches, start - run.first_step), start + 1
+        ):
             job.doing("in step", step, STARTING if step == start + 1 else 1)
             state, metrics = run.train_step(state, put_batch(run.mesh, batch))
             if run.mesh.devices.flat[0].platform == "cpu":
-                jax.block_until_ready(metrics)  # queued collectives of many steps deadlock on a few CPU cores
+                jax.block_until_ready(
+                    metrics
+                )  # queued collectives of many steps deadlock on a few CPU cores
             stopping = job.stops_after(step) and step < self.total
             scalars = self._scalars(step, state, metrics, clock, stopping)
             self._tell(step, scalars)
@@ -223,14 +250,22 @@ class _Session:
     def _stop_at_nan(self, what: str) -> None:
         self.checkpoints.wait()
         kept = self.checkpoints.latest_step()
-        state = "nothing was saved before" if kept is None else f"the last checkpoint is of step {kept}"
-        raise UserError(f"config.stop_at_nan = True: {what}, and {state}; {_STEER}, in another --workdir")
+        state = (
+            "nothing was saved before" if kept is None else f"the last checkpoint is of step {kept}"
+        )
+        raise UserError(
+            f"config.stop_at_nan = True: {what}, and {state}; {_STEER}, in another --workdir"
+        )
 
-    def _save(self, step: int, state: TrainState, scalars: Mapping[str, float], stopping: bool) -> None:
+    def _save(
+        self, step: int, state: TrainState, scalars: Mapping[str, float], stopping: bool
+    ) -> None:
         evaluated = {name: value for name, value in scalars.items() if name.startswith("eval/")}
         if evaluated and self.run.enter is not None:
             evaluated[PHASE] = 1.0
-        due = self._due(step, self.run.cadence.checkpoint_every_steps) or self.history.stopped(self.run.target)
+        due = self._due(step, self.run.cadence.checkpoint_every_steps) or self.history.stopped(
+            self.run.target
+        )
         if stopping or due or self.checkpoints.would_be_best(evaluated):
             self.watch.job.doing("saving after step", step)
             if not all_finite(jax.tree.leaves((state.params, state.model_state))):
@@ -253,7 +288,9 @@ class _Session:
         scalars: dict[str, float] = {}
         if self._due(step, run.cadence.log_every_steps):
             metrics, applied = jax.device_get((metrics, optimizer_metrics(state.opt_state)))
-            scalars |= {f"train/{name}": value for name, value in metric_pairs.means([metrics]).items()}
+            scalars |= {
+                f"train/{name}": value for name, value in metric_pairs.means([metrics]).items()
+            }
             scalars |= {f"train/{name}": float(value) for name, value in applied.items()}
             _check_skipped(step, applied)
             self._check_stalled(step, applied)
@@ -273,7 +310,9 @@ class _Session:
 
     def _check_stalled(self, step: int, applied: Mapping[str, Any]) -> None:
         """Say once that updates are too small for the dtype of the parameters."""
-        shares = {name: float(share) for name, share in applied.items() if name.startswith("stalled")}
+        shares = {
+            name: float(share) for name, share in applied.items() if name.startswith("stalled")
+        }
         worst = max(shares, key=shares.__getitem__, default=None)
         if worst is None or shares[worst] <= _STALLED or self.history.stalled:
             return

@@ -47,7 +47,11 @@ class MlperfLog:
         epoch_at: Callable[[int], float],
         start: int,
     ):
-        self._file, self._active, self._epoch_at = workdir / "mllog.txt", values is not None, epoch_at
+        self._file, self._active, self._epoch_at = (
+            workdir / "mllog.txt",
+            values is not None,
+            epoch_at,
+        )
         kept = self._keep_until(start) if self._active else []
         self._over = any('"run_stop"' in line for line in kept)
         if not kept:
@@ -90,9 +94,21 @@ class MlperfLog:
     def _keep_until(self, start: int) -> list[str]:
         """Drop what was said after a step, all of it if the run starts anew; return the rest."""
         with workdirs.writing(self._file):
-            lines = read_regular(self._file).decode(errors="replace").splitlines() if self._file.exists() else []
-        steps = [self._step(*line) if line[1].endswith("}") else None for line in enumerate(lines, 1) if start]
-        kept = [line for line, step in zip(lines, steps, strict=False) if step is not None and step <= start]
+            lines = (
+                read_regular(self._file).decode(errors="replace").splitlines()
+                if self._file.exists()
+                else []
+            )
+        steps = [
+            self._step(*line) if line[1].endswith("}") else None
+            for line in enumerate(lines, 1)
+            if start
+        ]
+        kept = [
+            line
+            for line, step in zip(lines, steps, strict=False)
+            if step is not None and step <= start
+        ]
         if lines:
             workdirs.write_text(self._file, "".join(f"{line}\n" for line in kept))
         return kept

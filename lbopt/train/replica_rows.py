@@ -58,13 +58,17 @@ def shapes_for(like: TrainState, replicas: int | None, parts: int | None) -> Any
     now = count(like)
     if replicas is None or now is None or (replicas == now and parts in (None, parts_of(like))):
         return like
-    mesh = jax.sharding.Mesh(jax.tree.leaves(_local(like))[0].sharding.mesh.devices.reshape(-1), (DATA_AXIS,))
+    mesh = jax.sharding.Mesh(
+        jax.tree.leaves(_local(like))[0].sharding.mesh.devices.reshape(-1), (DATA_AXIS,)
+    )
 
     def lying(shape: tuple[int, ...], x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=shards.split_sharding(mesh, shape))
 
     if parts in (None, parts_of(like)):
-        return _with_local(like, jax.tree.map(lambda x: lying((replicas, *x.shape[1:]), x), _local(like)))
+        return _with_local(
+            like, jax.tree.map(lambda x: lying((replicas, *x.shape[1:]), x), _local(like))
+        )
 
     def cut(shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape if parts == 1 else cutting.shape_of_rows(shape, parts)
@@ -72,7 +76,9 @@ def shapes_for(like: TrainState, replicas: int | None, parts: int | None) -> Any
     own = like.aggregator_state
     return like.replace(
         aggregator_state=own._replace(
-            local=_by_parameter(lambda x, p: lying((replicas, *cut(p.shape)), x), own.local, like.params),
+            local=_by_parameter(
+                lambda x, p: lying((replicas, *cut(p.shape)), x), own.local, like.params
+            ),
             mirrored=_by_parameter(lambda x, p: lying(cut(p.shape), x), own.mirrored, like.params),
         )
     )
@@ -85,7 +91,9 @@ def as_now(state: Any) -> TrainState:
     return state
 
 
-def fitted(state: TrainState, like: TrainState, parts: int | None, say: Callable[[str], None]) -> TrainState:
+def fitted(
+    state: TrainState, like: TrainState, parts: int | None, say: Callable[[str], None]
+) -> TrainState:
     """Return a state whose aggregator remembers something of as many replicas as `like` has, in as many parts.
 
     Args:
@@ -117,21 +125,31 @@ def fitted(state: TrainState, like: TrainState, parts: int | None, say: Callable
     def rebuild(own: AggregatorState) -> AggregatorState:
         if before != here:
             local = _by_parameter(rows_anew, own.local, like.params)
-            own = own._replace(local=local, mirrored=_by_parameter(cut_anew, own.mirrored, like.params))
+            own = own._replace(
+                local=local, mirrored=_by_parameter(cut_anew, own.mirrored, like.params)
+            )
         return own if was == now else protocol.rebuilt(own, now)
 
     shardings = jax.tree.map(lambda x: x.sharding, like.aggregator_state)
-    return state.replace(aggregator_state=jax.jit(rebuild, out_shardings=shardings)(state.aggregator_state))
+    return state.replace(
+        aggregator_state=jax.jit(rebuild, out_shardings=shardings)(state.aggregator_state)
+    )
 
 
 def _by_parameter(change: Callable[[Any, Any], Any], memory: Any, params: types.Params) -> Any:
     """Change what an aggregator that takes parts remembers: trees like the parameters, one after another."""
     leaves, structure = jax.tree.flatten(memory)
-    return jax.tree.unflatten(structure, list(map(change, leaves, itertools.cycle(jax.tree.leaves(params)))))
+    return jax.tree.unflatten(
+        structure, list(map(change, leaves, itertools.cycle(jax.tree.leaves(params))))
+    )
 
 
 def _local(state: TrainState) -> Any:
-    return state.aggregator_state.local if isinstance(state.aggregator_state, protocol.AggregatorState) else ()
+    return (
+        state.aggregator_state.local
+        if isinstance(state.aggregator_state, protocol.AggregatorState)
+        else ()
+    )
 
 
 def _with_local(state: TrainState, local: Any) -> TrainState:

@@ -135,7 +135,9 @@ class Run:
 
     def phase_at(self, step: int) -> Run:
         """Return the phase whose state a checkpoint of this step of the whole run holds."""
-        return next((phase for phase in self.phases() if step <= phase.last_step), self.phases()[-1])
+        return next(
+            (phase for phase in self.phases() if step <= phase.last_step), self.phases()[-1]
+        )
 
     def lower(self) -> Any:
         """Trace and lower the training step for this run's shapes; nothing is compiled or run.
@@ -157,7 +159,10 @@ class Run:
         each = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in shapes)
         needed, there = each, (devices[0].memory_stats() or {}).get("bytes_limit")
         if devices[0].platform == "cpu":  # all of them share the host's
-            needed, there = each * len(devices), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            needed, there = (
+                each * len(devices),
+                os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            )
         if there is not None and needed > there:
             raise UserError(
                 f"config.model: parameters and optimizer state take {needed / 1e9:,.0f} GB, the memory has {there / 1e9:,.0f} GB; "

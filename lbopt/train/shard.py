@@ -76,7 +76,9 @@ class Shard:
                     is_ours = _take(descriptor)
                 if not is_ours:
                     fix = "wait for it, or give another --shard"
-                    raise UserError(f"--shard = '{self}': another process is at work on it in {str(folder)!r}; {fix}")
+                    raise UserError(
+                        f"--shard = '{self}': another process is at work on it in {str(folder)!r}; {fix}"
+                    )
             yield
 
 
@@ -122,7 +124,9 @@ def _refuse_other_count(folder: pathlib.Path, file: pathlib.Path, ours: Shard) -
         if not is_free:
             theirs = Shard(int(found[1]), int(found[2]))
             fix = f"some work would be done twice; use --shard=NUMBER/{theirs.count}, or wait until all of those have ended"
-            raise UserError(f"--shard = '{ours}': shard {theirs} is at work in {str(folder)!r}; {fix}")
+            raise UserError(
+                f"--shard = '{ours}': shard {theirs} is at work in {str(folder)!r}; {fix}"
+            )
 
 
 def _take(descriptor: int) -> bool:

@@ -108,9 +108,14 @@ def open_workdir(
             now = environment.describe(num_devices)
             if saved is None:
                 _refuse_strangers(folder)
-                write_json(folder / "config.json", {"kind": kind, "config": config, "command": command, **now})
+                write_json(
+                    folder / "config.json",
+                    {"kind": kind, "config": config, "command": command, **now},
+                )
             elif now != environment.last(saved):
-                write_json(folder / "config.json", {**saved, "resumed": [*saved.get("resumed", []), now]})
+                write_json(
+                    folder / "config.json", {**saved, "resumed": [*saved.get("resumed", []), now]}
+                )
         job.together("workdir opened", True)
         yield folder
 
@@ -229,7 +234,9 @@ def _parse_config(data: bytes, file: str) -> dict[str, Any]:
 
 
 def _no_config(file: str, error: ValueError) -> EnvironmentProblem:
-    return EnvironmentProblem(f"--workdir: {file} is not a config.json of lbopt ({error}); {_RESTORE}")
+    return EnvironmentProblem(
+        f"--workdir: {file} is not a config.json of lbopt ({error}); {_RESTORE}"
+    )
 
 
 def make_writable(folder: pathlib.Path) -> None:
@@ -274,7 +281,9 @@ def write_json(file: pathlib.Path, data: Any) -> None:
 
 def write_text(file: pathlib.Path, text: str) -> None:
     """Write a file whole or not at all."""
-    write_bytes(file, text.encode("utf-8", "backslashreplace"))  # a name on a command line may be no text
+    write_bytes(
+        file, text.encode("utf-8", "backslashreplace")
+    )  # a name on a command line may be no text
 
 
 def write_bytes(file: pathlib.Path, data: bytes) -> None:

@@ -41,7 +41,10 @@ class MetricsWriter:
             "step": step,
             "examples_seen": examples_seen,
             # Half of a surrogate pair cannot be read again.
-            **{name.encode("utf-8", "backslashreplace").decode(): finite(value) for name, value in scalars.items()},
+            **{
+                name.encode("utf-8", "backslashreplace").decode(): finite(value)
+                for name, value in scalars.items()
+            },
         }
         with workdirs.writing(self._file):
             self._stream.write(json.dumps(line, allow_nan=False) + "\n")
@@ -115,7 +118,9 @@ def broken_losses(line: Mapping[str, float | None]) -> list[str]:
     return [name for name, value in losses.items() if value is None or not math.isfinite(value)]
 
 
-def read_lines(file: pathlib.Path, check: Callable[[Any], None] = check_line) -> list[dict[str, Any]]:
+def read_lines(
+    file: pathlib.Path, check: Callable[[Any], None] = check_line
+) -> list[dict[str, Any]]:
     """Return the whole lines of a JSON-lines file; a last line cut off by a kill is left out.
 
     Args:
@@ -137,11 +142,15 @@ def read_lines(file: pathlib.Path, check: Callable[[Any], None] = check_line) ->
             f"{file} cannot be read ({error.strerror}); mend it or use another --workdir"
         ) from error
     except ValueError as error:
-        raise EnvironmentProblem(f"{file} cannot be read ({error}); use another --workdir") from error
+        raise EnvironmentProblem(
+            f"{file} cannot be read ({error}); use another --workdir"
+        ) from error
     return [_parse(file, number, line, check) for number, line in enumerate(whole, 1)]
 
 
-def _parse(file: pathlib.Path, number: int, line: bytes, check: Callable[[Any], None]) -> dict[str, Any]:
+def _parse(
+    file: pathlib.Path, number: int, line: bytes, check: Callable[[Any], None]
+) -> dict[str, Any]:
     fix = "remove that line if you know why, or use another --workdir"
     try:
         parsed = typed_json.decode(line)

@@ -21,8 +21,12 @@ from lbopt.scalars import is_number
 def require_scalar(argument: str, value: Any) -> None:
     """Raise ValueError unless the value is a number or a (traced) real scalar array of fp32 or wider."""
     dtype = getattr(value, "dtype", None)
-    narrow = dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-    if narrow or (dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)):  # of the parameters, if injected
+    narrow = (
+        dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    )
+    if narrow or (
+        dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)
+    ):  # of the parameters, if injected
         raise ValueError(
             f"{argument} has dtype {dtype}{', in which 0.999 is 1' if narrow else ''}: give a Python number or fp32; "
             "with optax.inject_hyperparams pass hyperparam_dtype=jnp.float32"
@@ -41,9 +45,13 @@ def rate_at(learning_rate: Any, count: Any) -> Any:
         return learning_rate
     rate = learning_rate(count)
     dtype = getattr(rate, "dtype", jnp.float32 if is_number(rate) else None)
-    real = dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer))
+    real = dtype is not None and any(
+        jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer)
+    )
     if not real or jnp.shape(rate):
-        raise ValueError(f"learning_rate = {tree.said(learning_rate)}: it gives {tree.said(rate)}; return one number")
+        raise ValueError(
+            f"learning_rate = {tree.said(learning_rate)}: it gives {tree.said(rate)}; return one number"
+        )
     return rate
 
 
@@ -84,7 +92,9 @@ def require_decay_rate(argument: str, value: Any) -> None:
         raise ValueError(f"{argument} = {tree.said(value)}: give a number in [0, 1)")
 
 
-def require_bounds(argument: str, bounds: tuple[float, float] | None, low: float | None = 0.0) -> None:
+def require_bounds(
+    argument: str, bounds: tuple[float, float] | None, low: float | None = 0.0
+) -> None:
     """Raise ValueError unless bounds are None or a pair, the first at least `low` and not above the second."""
     if bounds is None:
         return
@@ -106,7 +116,9 @@ def require_bounds(argument: str, bounds: tuple[float, float] | None, low: float
 def require_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
     """Raise ValueError unless the value is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{argument} = {tree.said(value)}: use one of {', '.join(str(choice) for choice in choices)}")
+        raise ValueError(
+            f"{argument} = {tree.said(value)}: use one of {', '.join(str(choice) for choice in choices)}"
+        )
 
 
 def require_transformation(argument: str, value: Any) -> None:
@@ -123,7 +135,9 @@ def require_float_dtype(argument: str, dtype: Any) -> None:
             f'pass static_args=("{argument}",), or give its name, "bfloat16"'
         )
     try:
-        known = dtype is None or (jnp.issubdtype(jnp.dtype(dtype), jnp.floating) and jnp.finfo(dtype).bits >= 16)
+        known = dtype is None or (
+            jnp.issubdtype(jnp.dtype(dtype), jnp.floating) and jnp.finfo(dtype).bits >= 16
+        )
     except (TypeError, ValueError):
         known = False
     if not known:
@@ -165,4 +179,6 @@ def require_state(state: Any, kind: type, transform: str) -> None:
 def require_params(params: Any, transform: str) -> None:
     """Raise ValueError if `params` was not given to an update that needs it."""
     if params is None:
-        raise ValueError(f"{transform} needs the parameters: call tx.update(grads, opt_state, params)")
+        raise ValueError(
+            f"{transform} needs the parameters: call tx.update(grads, opt_state, params)"
+        )

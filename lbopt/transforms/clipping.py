@@ -72,7 +72,9 @@ def clip_by_global_norm(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def global_norm(updates: optax.Updates, axis_name: types.AxisName = None, sharded_mask: types.Mask = None) -> jax.Array:
+def global_norm(
+    updates: optax.Updates, axis_name: types.AxisName = None, sharded_mask: types.Mask = None
+) -> jax.Array:
     """Return the L2 norm over every leaf together, in fp32 or wider."""
     tree.check_inexact(updates, "the gradient")
     split = masks.resolve_split(sharded_mask, axis_name, updates)
@@ -85,8 +87,13 @@ def global_norm(updates: optax.Updates, axis_name: types.AxisName = None, sharde
 
 
 def scale_to(
-    updates: optax.Updates, norm: jax.Array, max_norm: float | jax.Array, eps: float | jax.Array = 0.0
+    updates: optax.Updates,
+    norm: jax.Array,
+    max_norm: float | jax.Array,
+    eps: float | jax.Array = 0.0,
 ) -> optax.Updates:
     """Return the updates times min(1, max_norm / (norm + eps))."""
     scale = max_norm / jnp.maximum(norm + eps, max_norm)
-    return jax.tree.map(lambda u: tree.scaled(u.astype(tree.wide_dtype(u.dtype)), scale).astype(u.dtype), updates)
+    return jax.tree.map(
+        lambda u: tree.scaled(u.astype(tree.wide_dtype(u.dtype)), scale).astype(u.dtype), updates
+    )

@@ -34,13 +34,19 @@ def add_weight_decay(
         masks.note("weight_decay_mask", chosen(params))
         return optax.EmptyState()
 
-    def update_fn(updates: optax.Updates, state: optax.EmptyState, params: types.Params | None = None):
+    def update_fn(
+        updates: optax.Updates, state: optax.EmptyState, params: types.Params | None = None
+    ):
         arguments.require_params(params, "add_weight_decay")
         tree.check_updates(updates, params)
 
         def add(u: jax.Array, w: jax.Array, decayed: bool) -> jax.Array:
             wide = tree.wide_dtype(u.dtype)
-            return (u.astype(wide) + jnp.asarray(weight_decay, wide) * w.astype(wide)).astype(u.dtype) if decayed else u
+            return (
+                (u.astype(wide) + jnp.asarray(weight_decay, wide) * w.astype(wide)).astype(u.dtype)
+                if decayed
+                else u
+            )
 
         return jax.tree.map(add, updates, params, chosen(params)), state
 

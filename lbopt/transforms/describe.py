@@ -36,13 +36,21 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
     """
     if optimizer is not None and optimizer not in VARIANTS:
         raise ValueError(f"optimizer = {tree.said(optimizer)}: use one of {', '.join(VARIANTS)}")
-    rows = [row for name in VARIANTS if optimizer in (None, name) for row in VARIANTS[name].values()]
+    rows = [
+        row for name in VARIANTS if optimizer in (None, name) for row in VARIANTS[name].values()
+    ]
     if variant is None:
-        show(*"\n\n".join(variants_table(name) for name in VARIANTS if optimizer in (None, name)).split("\n"))
+        show(
+            *"\n\n".join(
+                variants_table(name) for name in VARIANTS if optimizer in (None, name)
+            ).split("\n")
+        )
         return
     found = [row for row in rows if row.name == variant]
     if not found:
-        names = "; ".join(f"{name}: {', '.join(VARIANTS[name])}" for name in VARIANTS if optimizer in (None, name))
+        names = "; ".join(
+            f"{name}: {', '.join(VARIANTS[name])}" for name in VARIANTS if optimizer in (None, name)
+        )
         raise ValueError(f"variant = {tree.said(variant)}: use one of ({names})")
     show(*"\n\n".join(map(_page, found)).split("\n"))
 
@@ -77,7 +85,8 @@ def variants_table(optimizer: str) -> str:
         lines.append((row.name, *values, _others(row, set(columns.values())) or "-", row.source))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )
 
 
@@ -85,7 +94,9 @@ def _others(row: Variant, shown: set[str]) -> str:
     paper = VARIANTS[row.optimizer]["paper"].options
     hidden = shown | {"adapt_undecayed"}
     return ", ".join(
-        f"{name}={value}" for name, value in row.options.items() if name not in hidden and _differs(value, paper[name])
+        f"{name}={value}"
+        for name, value in row.options.items()
+        if name not in hidden and _differs(value, paper[name])
     )
 
 
@@ -93,7 +104,11 @@ def _cell(option: str, row: Variant) -> str:
     value = row.options[option]
     if option.endswith("_mask"):
         chosen = _chosen(value)
-        return "decayed, if wd > 0" if option == "trust_ratio_mask" and not row.options["adapt_undecayed"] else chosen
+        return (
+            "decayed, if wd > 0"
+            if option == "trust_ratio_mask" and not row.options["adapt_undecayed"]
+            else chosen
+        )
     if value is None:
         return "-"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

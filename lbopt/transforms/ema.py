@@ -71,7 +71,9 @@ def track_ema(
                 "with arrays, or jax.eval_shape(tx.init, shapes) for the shapes of the state"
             )
         dtype = _averaged_dtype(p.dtype, ema_dtype)
-        return jnp.array(p, dtype, copy=True)  # the parameters' own buffers may be donated to the first step
+        return jnp.array(
+            p, dtype, copy=True
+        )  # the parameters' own buffers may be donated to the first step
 
     def update_fn(
         updates: optax.Updates, state: EmaState, params: types.Params | None = None
@@ -88,7 +90,9 @@ def track_ema(
             new = precision.applied(p, u).astype(wide)
             return (tree.scaled(ema.astype(wide), d) + tree.scaled(new, 1 - d)).astype(ema.dtype)
 
-        return updates, EmaState(optax.safe_increment(state.count), jax.tree.map(average, state.ema, params, updates))
+        return updates, EmaState(
+            optax.safe_increment(state.count), jax.tree.map(average, state.ema, params, updates)
+        )
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -125,10 +129,14 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
     averages = dict(zip(names, jax.tree.leaves(ema), strict=True))
     if len(averages) < len(names):
         twice = next(name for name in averages if names.count(name) > 1)
-        raise ValueError(f"like: two of the averages are called {twice!r}; call ema_params without like")
+        raise ValueError(
+            f"like: two of the averages are called {twice!r}; call ema_params without like"
+        )
     unknown = sorted(averages.keys() - set(tree.leaf_names(like)))
     if unknown:
-        raise ValueError(f"like has no parameter at {tree.some(unknown)}: give the parameters that are averaged")
+        raise ValueError(
+            f"like has no parameter at {tree.some(unknown)}: give the parameters that are averaged"
+        )
 
     def average(name: str, p: Any) -> Any:
         if name not in averages:
@@ -146,7 +154,9 @@ def warn_of_microsteps(opt_state: Any) -> None:
     """Warn if microsteps are gathered beside an average of the parameters, which then takes a step with each of them."""
     gathers = list(per_path.find_states(opt_state, (optax.MultiStepsState, optax.ApplyEvery)))
     around = [getattr(state, "inner_opt_state", ()) for state in gathers]
-    averages, inside = (list(per_path.find_states(states, (EmaState,))) for states in (opt_state, around))
+    averages, inside = (
+        list(per_path.find_states(states, (EmaState,))) for states in (opt_state, around)
+    )
     if gathers and len(inside) < len(averages):
         warnings.warn(
             "track_ema: microsteps are gathered beside it, so its decay is that of a microstep: put optax.MultiSteps around the whole chain",

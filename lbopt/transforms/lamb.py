@@ -170,7 +170,9 @@ def _before_the_moments(
     if row["max_grad_norm"] is not None:
         arguments.require_above("max_grad_norm", row["max_grad_norm"], 0)
         arguments.require_at_least("max_grad_norm_eps", row["max_grad_norm_eps"], 0)
-        first.append(clipping.clip_by_global_norm(row["max_grad_norm"], row["max_grad_norm_eps"], **spread))
+        first.append(
+            clipping.clip_by_global_norm(row["max_grad_norm"], row["max_grad_norm_eps"], **spread)
+        )
     if per is not None:
         arguments.require_choice("gradient_normalization", per, normalization.PER)
         normalized = normalization.normalize_gradients(per, stacked=stacked, **spread)

@@ -105,12 +105,16 @@ def scale_by_lans(
         def directions(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
             m, v = moments.debiased(m, v, b1, b2, count, True)
             below = jnp.sqrt(v) + eps
-            return moments.divided(m, below).astype(g.dtype), moments.divided(g.astype(m.dtype), below).astype(g.dtype)
+            return moments.divided(m, below).astype(g.dtype), moments.divided(
+                g.astype(m.dtype), below
+            ).astype(g.dtype)
 
         follow, look = tree.unzip_pairs(updates, jax.tree.map(directions, updates, mu, nu))
         follow, of_momentum = ratio.update(follow, state.of_momentum, params)
         look, of_gradient = ratio.update(look, state.of_gradient, params)
-        out = jax.tree.map(lambda f, k: (tree.scaled(f, b1) + tree.scaled(k, 1 - b1)).astype(f.dtype), follow, look)
+        out = jax.tree.map(
+            lambda f, k: (tree.scaled(f, b1) + tree.scaled(k, 1 - b1)).astype(f.dtype), follow, look
+        )
         return out, LansState(moments.LambMomentsState(count, mu, nu), of_momentum, of_gradient)
 
     return optax.GradientTransformation(init_fn, update_fn)
@@ -174,7 +178,11 @@ def lans(
     Note:
       All gradients are normalised, also those of leaves that are not adapted.
     """
-    spread: dict[str, Any] = {"stacked": stacked, "axis_name": axis_name, "sharded_mask": sharded_mask}
+    spread: dict[str, Any] = {
+        "stacked": stacked,
+        "axis_name": axis_name,
+        "sharded_mask": sharded_mask,
+    }
     return precision.chain_in_wide_precision(
         normalization.normalize_gradients("layer", **spread),
         scale_by_lans(

@@ -9,7 +9,14 @@ import jax
 import optax
 
 from lbopt import types
-from lbopt.transforms import arguments, learning_rate as lr_transform, moments, precision, trust_ratio, variants
+from lbopt.transforms import (
+    arguments,
+    learning_rate as lr_transform,
+    moments,
+    precision,
+    trust_ratio,
+    variants,
+)
 
 WEIGHT_DECAY_PLACEMENTS = ("inside", "outside", "norm_only", "decoupled")
 PLACEMENTS = ("inside", "outside")
@@ -160,16 +167,27 @@ def lars(
 
 
 def _check(row: dict[str, Any]) -> None:
-    for name in ("learning_rate_placement", "plain_learning_rate_placement", "trust_ratio_placement"):
+    for name in (
+        "learning_rate_placement",
+        "plain_learning_rate_placement",
+        "trust_ratio_placement",
+    ):
         arguments.require_choice(name, row[name], PLACEMENTS)
-    arguments.require_choice("weight_decay_placement", row["weight_decay_placement"], WEIGHT_DECAY_PLACEMENTS)
-    rate_outside = row["learning_rate_placement"] == row["plain_learning_rate_placement"] == "outside"
+    arguments.require_choice(
+        "weight_decay_placement", row["weight_decay_placement"], WEIGHT_DECAY_PLACEMENTS
+    )
+    rate_outside = (
+        row["learning_rate_placement"] == row["plain_learning_rate_placement"] == "outside"
+    )
     if row["trust_ratio_placement"] == "outside" and not rate_outside:
         raise ValueError(
             "trust_ratio_placement = 'outside' puts the ratio after the momentum: learning_rate_placement and "
             "plain_learning_rate_placement have to be 'outside' too"
         )
-    if row["weight_decay_placement"] in ("outside", "decoupled") and row["trust_ratio_placement"] == "inside":
+    if (
+        row["weight_decay_placement"] in ("outside", "decoupled")
+        and row["trust_ratio_placement"] == "inside"
+    ):
         raise ValueError(
             f"weight_decay_placement = {row['weight_decay_placement']!r} with a momentum after it: the velocity would gather the "
             "decay; use 'inside', or trust_ratio_placement='outside'"
@@ -180,9 +198,14 @@ def _check(row: dict[str, Any]) -> None:
         )
 
 
-def _momentum_steps(row: dict[str, Any], learning_rate, momentum_dtype, stacked) -> list[optax.GradientTransformation]:
+def _momentum_steps(
+    row: dict[str, Any], learning_rate, momentum_dtype, stacked
+) -> list[optax.GradientTransformation]:
     """Return what follows the decayed gradient: momentum and learning rate, in the order of the variant."""
-    adapted_order, plain_order = row["learning_rate_placement"], row["plain_learning_rate_placement"]
+    adapted_order, plain_order = (
+        row["learning_rate_placement"],
+        row["plain_learning_rate_placement"],
+    )
     velocity = moments.scale_by_lars_momentum(
         row["momentum"],
         row["nesterov"],
@@ -232,7 +255,9 @@ def _only(
       others: (updates, new state) -> the output on the other leaves.
     """
 
-    def update_fn(updates: optax.Updates, state: optax.OptState, params: types.Params | None = None):
+    def update_fn(
+        updates: optax.Updates, state: optax.OptState, params: types.Params | None = None
+    ):
         out, state = tx.update(updates, state, params)
         rest = others(updates, state)
         pick = lambda chosen, new, old: new if chosen else old.astype(new.dtype)  # noqa: E731

@@ -71,6 +71,8 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
             return (-jnp.asarray(rate, wide) * u.astype(wide)).astype(u.dtype)
 
         applied = jnp.asarray(rate, jnp.float32)
-        return jax.tree.map(scale, updates), LearningRateState(optax.safe_increment(state.schedule_count), applied)
+        return jax.tree.map(scale, updates), LearningRateState(
+            optax.safe_increment(state.schedule_count), applied
+        )
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -71,9 +71,13 @@ def resolve_labels(labels: Labels, params: types.Params) -> types.PyTree:
 
         def module(name: str, leaf: Any) -> str:
             del leaf
-            found = next((label for label, pattern in labels.items() if re.search(pattern, name)), None)  # type: ignore[union-attr]
+            found = next(
+                (label for label, pattern in labels.items() if re.search(pattern, name)), None
+            )  # type: ignore[union-attr]
             if found is None:
-                raise ValueError(f"labels: no pattern of {labels!r} is found in {name!r}; add a module with pattern ''")
+                raise ValueError(
+                    f"labels: no pattern of {labels!r} is found in {name!r}; add a module with pattern ''"
+                )
             return found
 
         chosen = tree.map_with_name(module, params)
@@ -123,7 +127,9 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
         if per_path.is_placeholder(params):
             return ModuleScaleState(per_path.UNKNOWN, per_path.UNKNOWN)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
-        scale, phi = ({module: jnp.ones((), jnp.float32) for module in modules} for _ in range(2))  # donated apart
+        scale, phi = (
+            {module: jnp.ones((), jnp.float32) for module in modules} for _ in range(2)
+        )  # donated apart
         return ModuleScaleState(scale, phi)
 
     def update_fn(
@@ -152,6 +158,8 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
             wide = tree.wide_dtype(u.dtype)
             return (u.astype(wide) * jnp.asarray(agvm_scale[module], wide)).astype(u.dtype)
 
-        return jax.tree.map(scale, updates, modules), ModuleScaleState(dict(agvm_scale), dict(agvm_phi))
+        return jax.tree.map(scale, updates, modules), ModuleScaleState(
+            dict(agvm_scale), dict(agvm_phi)
+        )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

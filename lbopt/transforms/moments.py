@@ -116,7 +116,9 @@ def check_moments(b1, b2, eps, eps_root, mu_dtype, nu_dtype) -> None:
     arguments.require_float_dtype("nu_dtype", nu_dtype)
 
 
-def init_moments(params: types.Params, transform: str, mu_dtype: Any, nu_dtype: Any) -> LambMomentsState:
+def init_moments(
+    params: types.Params, transform: str, mu_dtype: Any, nu_dtype: Any
+) -> LambMomentsState:
     """Return moments of zero."""
     arguments.require_float_leaves(params, transform, mu_dtype=mu_dtype)
     nu = jax.tree.map(lambda p: jnp.zeros_like(p, nu_dtype or tree.real_dtype(p.dtype)), params)
@@ -137,7 +139,9 @@ def next_moments(
 
     def first(g: jax.Array, m: jax.Array) -> jax.Array:
         wide = tree.wide_dtype(m.dtype)
-        new = tree.scaled(m.astype(wide), b1) + tree.scaled(g.astype(wide), 1 - b1 if grad_averaging else 1)
+        new = tree.scaled(m.astype(wide), b1) + tree.scaled(
+            g.astype(wide), 1 - b1 if grad_averaging else 1
+        )
         return (_undone(new, b1, count) if divide_state else new).astype(m.dtype)
 
     def second(g: jax.Array, v: jax.Array) -> jax.Array:
@@ -160,7 +164,12 @@ def squarable(g: jax.Array) -> jax.Array:
 
 
 def debiased(
-    m: jax.Array, v: jax.Array, b1: float | jax.Array, b2: float | jax.Array, count: jax.Array, debias: bool
+    m: jax.Array,
+    v: jax.Array,
+    b1: float | jax.Array,
+    b2: float | jax.Array,
+    count: jax.Array,
+    debias: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Return both moments in fp32 or wider, divided by 1 - b^t if asked."""
     m, v = (x.astype(tree.wide_dtype(x.dtype)) for x in (m, v))
@@ -236,7 +245,9 @@ def scale_by_lars_momentum(
     damped = not (arguments.is_number(dampening) and dampening == 0)
 
     def init_fn(params: types.Params) -> LarsMomentumState:
-        arguments.require_float_leaves(params, "scale_by_lars_momentum", momentum_dtype=momentum_dtype)
+        arguments.require_float_leaves(
+            params, "scale_by_lars_momentum", momentum_dtype=momentum_dtype
+        )
         count = jnp.zeros((), jnp.int32) if damped and undamped_start else None
         return LarsMomentumState(_zeros(params, momentum_dtype), count)
 
@@ -253,11 +264,15 @@ def scale_by_lars_momentum(
 
         def accumulate(u: jax.Array, vel: jax.Array) -> jax.Array:
             wide = tree.wide_dtype(vel.dtype)
-            return (tree.scaled(vel.astype(wide), momentum) + tree.scaled(u.astype(wide), weight)).astype(vel.dtype)
+            return (
+                tree.scaled(vel.astype(wide), momentum) + tree.scaled(u.astype(wide), weight)
+            ).astype(vel.dtype)
 
         def output(u: jax.Array, vel: jax.Array) -> jax.Array:
             wide = tree.wide_dtype(vel.dtype)
-            return (u.astype(wide) + tree.scaled(vel.astype(wide), momentum) if nesterov else vel).astype(u.dtype)
+            return (
+                u.astype(wide) + tree.scaled(vel.astype(wide), momentum) if nesterov else vel
+            ).astype(u.dtype)
 
         velocity = jax.tree.map(accumulate, updates, state.momentum)
         return jax.tree.map(output, updates, velocity), LarsMomentumState(velocity, count)

@@ -47,7 +47,10 @@ class LayerNormsState(NamedTuple):
 
 
 def monitor_layers(
-    stacked: types.Stacked = None, *, axis_name: types.AxisName = None, sharded_mask: types.Mask = None
+    stacked: types.Stacked = None,
+    *,
+    axis_name: types.AxisName = None,
+    sharded_mask: types.Mask = None,
 ) -> optax.GradientTransformation:
     """Keep every layer's weight norm and update norm in the state; updates pass unchanged. Put it last in the chain.
 
@@ -83,7 +86,9 @@ def monitor_layers(
             return per_path.collect(params, jax.tree.map(zero, params, layers))
 
         narrow = [name for name, p in tree.by_name(params).items() if _is_narrow(p)]
-        return LayerNormsState(zeros(), zeros(), {name: value for name, value in zeros().items() if name in narrow})
+        return LayerNormsState(
+            zeros(), zeros(), {name: value for name, value in zeros().items() if name in narrow}
+        )
 
     def update_fn(
         updates: optax.Updates, state: LayerNormsState, params: types.Params | None = None
@@ -96,24 +101,32 @@ def monitor_layers(
 
         def norms(values: types.PyTree) -> dict[str, jax.Array]:
             def norm(x: jax.Array, p: jax.Array, axes: stacks.LayerAxes, chosen: bool) -> jax.Array:
-                total = tree.l2_norm(x, axes.axes, split.axis_of(chosen)).reshape(axes.layers(p.shape))
+                total = tree.l2_norm(x, axes.axes, split.axis_of(chosen)).reshape(
+                    axes.layers(p.shape)
+                )
                 return total.astype(tree.real_dtype(p.dtype))
 
-            return per_path.collect(params, jax.tree.map(norm, values, params, layers, split.leaves))
+            return per_path.collect(
+                params, jax.tree.map(norm, values, params, layers, split.leaves)
+            )
 
-        def stalled(p: jax.Array, u: jax.Array, axes: stacks.LayerAxes, chosen: bool) -> jax.Array | None:
+        def stalled(
+            p: jax.Array, u: jax.Array, axes: stacks.LayerAxes, chosen: bool
+        ) -> jax.Array | None:
             if not _is_narrow(p):
                 return None
 
             def number(which: jax.Array) -> jax.Array:
-                return tree.square_norm(which.astype(jnp.float32), axes.axes, split.axis_of(chosen)).reshape(
-                    axes.layers(p.shape)
-                )
+                return tree.square_norm(
+                    which.astype(jnp.float32), axes.axes, split.axis_of(chosen)
+                ).reshape(axes.layers(p.shape))
 
             kept = number((u != 0) & (precision.applied(p, u) == p))
             return kept / jnp.maximum(number(u != 0), 1)
 
-        shares = per_path.collect(params, jax.tree.map(stalled, params, updates, layers, split.leaves))
+        shares = per_path.collect(
+            params, jax.tree.map(stalled, params, updates, layers, split.leaves)
+        )
         return updates, LayerNormsState(norms(params), norms(updates), shares)
 
     return optax.GradientTransformation(init_fn, update_fn)
@@ -175,7 +188,11 @@ def _clip(state: ClipState) -> list[Group]:
 
 
 def _skip(state: SkipState) -> list[Group]:
-    names = {"nonfinite": state.skipped_nonfinite, "spikes": state.skipped_spikes, "limit_reached": state.limit_reached}
+    names = {
+        "nonfinite": state.skipped_nonfinite,
+        "spikes": state.skipped_spikes,
+        "limit_reached": state.limit_reached,
+    }
     return [{f"skipped/{name}": value for name, value in names.items()}]
 
 
@@ -185,7 +202,13 @@ def _noise(state: NoiseScaleState) -> list[Group]:
 
 def _scales(state: ModuleScaleState) -> list[Group]:
     named = {"agvm_scale": state.scale, "agvm_phi": state.phi}
-    return [{f"{kind}/{module}": value for kind, values in named.items() for module, value in values.items()}]
+    return [
+        {
+            f"{kind}/{module}": value
+            for kind, values in named.items()
+            for module, value in values.items()
+        }
+    ]
 
 
 def _ratios(state: TrustRatioState) -> list[Group]:
@@ -193,8 +216,14 @@ def _ratios(state: TrustRatioState) -> list[Group]:
 
 
 def _norms(state: LayerNormsState) -> list[Group]:
-    quotient = jax.tree.map(lambda u, w: u / jnp.where(w > 0, w, 1), state.update_norm, state.weight_norm)
-    named = {"weight_norm": state.weight_norm, "update_norm": state.update_norm, "update_over_weight": quotient}
+    quotient = jax.tree.map(
+        lambda u, w: u / jnp.where(w > 0, w, 1), state.update_norm, state.weight_norm
+    )
+    named = {
+        "weight_norm": state.weight_norm,
+        "update_norm": state.update_norm,
+        "update_over_weight": quotient,
+    }
     named["stalled"] = state.stalled
     return [_per_layer(kind, values) for kind, values in named.items()]
 
@@ -216,7 +245,11 @@ def _per_layer(kind: str, values: dict[str, jax.Array]) -> Group:
     for path, value in values.items():
         name = f"{kind}/{path}"
         layers = value.reshape(-1)
-        group |= {name: value} if value.ndim == 0 else {f"{name}[{i}]": layers[i] for i in range(len(layers))}
+        group |= (
+            {name: value}
+            if value.ndim == 0
+            else {f"{name}[{i}]": layers[i] for i in range(len(layers))}
+        )
     return group
 
 

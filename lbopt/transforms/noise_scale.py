@@ -25,7 +25,10 @@ class NoiseEstimate(NamedTuple):
 
 
 def estimate_noise(
-    small_square_norm: jax.Array, big_square_norm: jax.Array, num_small: float | jax.Array, big_batch_size: float
+    small_square_norm: jax.Array,
+    big_square_norm: jax.Array,
+    num_small: float | jax.Array,
+    big_batch_size: float,
 ) -> NoiseEstimate:
     r"""Estimate signal and noise from gradients of parts of a batch and of the whole.
 
@@ -73,7 +76,9 @@ class NoiseScaleState(NamedTuple):
         return jnp.where(positive, self.trace / jnp.where(positive, self.square_norm, 1), jnp.inf)
 
 
-def track_noise_scale(global_batch_size: int, decay: float = 0.95) -> optax.GradientTransformationExtraArgs:
+def track_noise_scale(
+    global_batch_size: int, decay: float = 0.95
+) -> optax.GradientTransformationExtraArgs:
     """Keep an estimate of the simple noise scale tr(Sigma) / |G|^2, in examples; updates pass unchanged.
 
     Parts that were clipped before they were averaged are measured after that clip. Not under `optax.MultiSteps`, which
@@ -103,7 +108,9 @@ def track_noise_scale(global_batch_size: int, decay: float = 0.95) -> optax.Grad
 
     def init_fn(params: types.Params) -> NoiseScaleState:
         del params
-        return NoiseScaleState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+        return NoiseScaleState(
+            jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+        )
 
     def update_fn(
         updates: optax.Updates,
@@ -125,10 +132,15 @@ def track_noise_scale(global_batch_size: int, decay: float = 0.95) -> optax.Grad
         big = tree.total(map(tree.square_norm, jax.tree.leaves(updates)))
         small = jnp.asarray(small_square_norm, big.dtype)
         estimate = NoiseEstimate(
-            *(x.astype(jnp.float32) for x in estimate_noise(small, big, num_small, global_batch_size))
+            *(
+                x.astype(jnp.float32)
+                for x in estimate_noise(small, big, num_small, global_batch_size)
+            )
         )
         keep = jnp.where(state.count == 0, 0.0, decay)
-        means = (keep * old + (1 - keep) * new for old, new in zip(state[1:], estimate, strict=True))
+        means = (
+            keep * old + (1 - keep) * new for old, new in zip(state[1:], estimate, strict=True)
+        )
         after = NoiseScaleState(optax.safe_increment(state.count), *means)
         is_known = jnp.isfinite(estimate.square_norm) & jnp.isfinite(estimate.trace)
         return updates, jax.tree.map(lambda new, old: jnp.where(is_known, new, old), after, state)

@@ -53,7 +53,9 @@ def normalize_gradients(
             masks.note("stacked", stacks.resolve_stacked(stacked, params))
         return optax.EmptyState()
 
-    def update_fn(updates: optax.Updates, state: optax.EmptyState, params: types.Params | None = None):
+    def update_fn(
+        updates: optax.Updates, state: optax.EmptyState, params: types.Params | None = None
+    ):
         del params
         tree.check_inexact(updates, "the gradient")
         if per == "global":

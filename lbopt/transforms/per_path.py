@@ -37,7 +37,9 @@ def collect(params: types.Params, values: types.PyTree) -> dict[str, jax.Array]:
 
 def _replicated(value: jax.Array) -> jax.Array:
     spec = getattr(jax.typeof(value).sharding, "spec", ())
-    return value if not any(spec) else jax.sharding.reshard(value, PartitionSpec(*[None] * value.ndim))
+    return (
+        value if not any(spec) else jax.sharding.reshard(value, PartitionSpec(*[None] * value.ndim))
+    )
 
 
 def find_states(opt_state: Any, kinds: Collection[type]) -> Iterator[Any]:
@@ -60,17 +62,25 @@ def find_states(opt_state: Any, kinds: Collection[type]) -> Iterator[Any]:
 
 
 def _typed(kind: Any, fields: Mapping[Any, Any]) -> Any:
-    optional = {**kind._field_defaults, "inner": (), "skip_state": ()}  # what is empty has no entry there
+    optional = {
+        **kind._field_defaults,
+        "inner": (),
+        "skip_state": (),
+    }  # what is empty has no entry there
     needed = set(kind._fields) - set(optional)
     present = {name for name in fields if fields[name] is not None}
     if not needed <= present <= set(kind._fields):
         return None
-    return kind(**{name: fields[name] if name in present else optional[name] for name in kind._fields})
+    return kind(
+        **{name: fields[name] if name in present else optional[name] for name in kind._fields}
+    )
 
 
 def plain_arrays(state: Any) -> Any:
     """Return a state whose arrays are no variables of Flax NNX: their values of this moment."""
     is_variable = lambda node: hasattr(node, "get_value") and hasattr(node, "get_metadata")  # noqa: E731
     return jax.tree.map(
-        lambda node: jax.tree.leaves(node)[0] if is_variable(node) else node, state, is_leaf=is_variable
+        lambda node: jax.tree.leaves(node)[0] if is_variable(node) else node,
+        state,
+        is_leaf=is_variable,
     )

@@ -17,7 +17,12 @@ def chain_in_wide_precision(*links: optax.GradientTransformation) -> optax.Gradi
     """
     inner = optax.chain(*links)
 
-    def update_fn(updates: optax.Updates, state: optax.OptState, params: types.Params | None = None, **extra_args):
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: types.Params | None = None,
+        **extra_args,
+    ):
         tree.check_inexact(updates, "the gradient")
         wide = jax.tree.map(lambda u: u.astype(tree.wide_dtype(u.dtype)), updates)
         directions, state = inner.update(wide, state, params, **extra_args)

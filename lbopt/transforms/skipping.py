@@ -95,10 +95,15 @@ def skip_bad_updates(
             return jnp.zeros((), jnp.int32)
 
         norm = jnp.zeros((), jnp.float32)
-        return SkipState(zero(), zero(), zero(), jnp.zeros((), bool), norm, zero(), inner.init(params))
+        return SkipState(
+            zero(), zero(), zero(), jnp.zeros((), bool), norm, zero(), inner.init(params)
+        )
 
     def update_fn(
-        updates: optax.Updates, state: SkipState, params: types.Params | None = None, **extra_args: Any
+        updates: optax.Updates,
+        state: SkipState,
+        params: types.Params | None = None,
+        **extra_args: Any,
     ) -> tuple[optax.Updates, SkipState]:
         arguments.require_state(state, SkipState, "skip_bad_updates")
         norm = clipping.global_norm(updates, axis_name, sharded_mask).astype(jnp.float32)
@@ -110,15 +115,21 @@ def skip_bad_updates(
         bad = nonfinite | spike
 
         def apply(updates: optax.Updates, inner_state: Any) -> tuple[optax.Updates, Any]:
-            return optax.with_extra_args_support(inner).update(updates, inner_state, params, **extra_args)
+            return optax.with_extra_args_support(inner).update(
+                updates, inner_state, params, **extra_args
+            )
 
         def skip(updates: optax.Updates, inner_state: Any) -> tuple[optax.Updates, Any]:
             like, _ = jax.eval_shape(apply, updates, inner_state)  # `inner` may give another dtype
-            return jax.tree.map(lambda u, out: jnp.zeros_like(u, out.dtype), updates, like), inner_state
+            return jax.tree.map(
+                lambda u, out: jnp.zeros_like(u, out.dtype), updates, like
+            ), inner_state
 
         updates, inner_state = jax.lax.cond(bad, skip, apply, updates, state.inner)
         consecutive = jnp.where(bad, state.consecutive + 1, 0)
-        mean = jnp.where(state.applied == 0, norm, norm_decay * state.typical_norm + (1 - norm_decay) * norm)
+        mean = jnp.where(
+            state.applied == 0, norm, norm_decay * state.typical_norm + (1 - norm_decay) * norm
+        )
         return updates, SkipState(
             skipped_nonfinite=state.skipped_nonfinite + nonfinite.astype(jnp.int32),
             skipped_spikes=state.skipped_spikes + spike.astype(jnp.int32),

@@ -47,17 +47,24 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
             seen[name] = max(value, seen.get(name, value))
     lines: list[tuple[str, ...]] = [("parameter", "shape", "role", "decayed", "adapted", "layers")]
     sizes = {}
-    layer_axes = tree.map_with_name(lambda name, _: chosen["stacked"].get(name, stacks.LayerAxes(0)), params)
+    layer_axes = tree.map_with_name(
+        lambda name, _: chosen["stacked"].get(name, stacks.LayerAxes(0)), params
+    )
     roles = masks.tree_roles(stacks.one_layer(params, layer_axes))
     columns = (tree.leaf_names(params), *map(jax.tree.leaves, (params, layer_axes, roles)))
     for name, leaf, axes, role in zip(*columns, strict=True):
         sizes[name] = int(np.prod(leaf.shape))
-        answers = (_yes(chosen[argument].get(name)) for argument in ("weight_decay_mask", "trust_ratio_mask"))
+        answers = (
+            _yes(chosen[argument].get(name))
+            for argument in ("weight_decay_mask", "trust_ratio_mask")
+        )
         layers = " x ".join(str(size) for size in axes.layers(leaf.shape)) or "-"
         lines.append((printable(name), str(tuple(leaf.shape)), role, *answers, layers))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
-        show("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        show(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
     counts = [
         _count(word, chosen[argument], sizes)
         for word, argument in (("decayed", "weight_decay_mask"), ("adapted", "trust_ratio_mask"))

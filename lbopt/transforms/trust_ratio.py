@@ -68,13 +68,17 @@ class _Options:
         arguments.require_bounds("weight_norm_bounds", self.weight_norm_bounds)
         arguments.require_bounds("update_bounds", self.update_bounds, low=None)
         arguments.require_choice("denominator", self.denominator, DENOMINATORS)
-        arguments.require_choice("weight_decay_placement", self.weight_decay_placement, WEIGHT_DECAY_PLACEMENTS)
+        arguments.require_choice(
+            "weight_decay_placement", self.weight_decay_placement, WEIGHT_DECAY_PLACEMENTS
+        )
         arguments.require_choice("clip_mode", self.clip_mode, CLIP_MODES)
         arguments.require_flag("adapt_undecayed", self.adapt_undecayed)
         if self.zero_norm_ratio is not None:
             arguments.require_at_least("zero_norm_ratio", self.zero_norm_ratio, 0)
         if self.clip_mode == "clip" and self.learning_rate is None:
-            raise ValueError("clip_mode = 'clip' compares the ratio with the learning rate: pass learning_rate too")
+            raise ValueError(
+                "clip_mode = 'clip' compares the ratio with the learning rate: pass learning_rate too"
+            )
         if self.clip_mode == "clip" and self.trust_ratio_bounds is not None:
             raise ValueError(
                 "clip_mode = 'clip' already bounds the ratio by the learning rate: pass trust_ratio_bounds=None"
@@ -83,7 +87,10 @@ class _Options:
             raise ValueError(
                 "weight_decay_placement = 'decoupled' shrinks weights by the learning rate: pass learning_rate too"
             )
-        if self.weight_decay_placement == "norm_only" and self.denominator in ("gradient_only", "momentum"):
+        if self.weight_decay_placement == "norm_only" and self.denominator in (
+            "gradient_only",
+            "momentum",
+        ):
             raise ValueError(
                 f"weight_decay_placement = 'norm_only' with denominator = {self.denominator!r}: the decay would act nowhere; "
                 "use 'inside', or another denominator"
@@ -95,15 +102,26 @@ class _Options:
 
     def rate(self, count: jax.Array | None) -> Any:
         """Return the learning rate of this update; None where it is not looked at."""
-        return None if callable(self.learning_rate) and count is None else arguments.rate_at(self.learning_rate, count)
+        return (
+            None
+            if callable(self.learning_rate) and count is None
+            else arguments.rate_at(self.learning_rate, count)
+        )
 
     def plans(self, params: types.Params) -> types.PyTree:
         """Return a `_Plan` per leaf of `params`."""
         touched = resolve_touched(
-            params, self.trust_ratio_mask, self.weight_decay_mask, self.weight_decay, self.adapt_undecayed, self.stacked
+            params,
+            self.trust_ratio_mask,
+            self.weight_decay_mask,
+            self.weight_decay,
+            self.adapt_undecayed,
+            self.stacked,
         )
         split = masks.resolve_split(self.sharded_mask, self.axis_name, params)
-        for argument, choices in zip(("stacked", "trust_ratio_mask", "weight_decay_mask"), touched, strict=True):
+        for argument, choices in zip(
+            ("stacked", "trust_ratio_mask", "weight_decay_mask"), touched, strict=True
+        ):
             masks.note(argument, choices)
 
         def plan(layer_axes: stacks.LayerAxes, adapted: bool, decayed: bool, over: bool) -> _Plan:
@@ -145,8 +163,12 @@ def resolve_touched(
     decayed = masks.resolve_mask(weight_decay_mask, params, "weight_decay_mask", layers)
     if arguments.is_number(weight_decay) and weight_decay == 0:
         decayed = jax.tree.map(lambda _: False, decayed)
-    adapted = chosen if adapt_undecayed else jax.tree.map(lambda a, d: bool(a and d), chosen, decayed)
-    any_decayed, any_chosen, any_adapted = (any(jax.tree.leaves(tree)) for tree in (decayed, chosen, adapted))
+    adapted = (
+        chosen if adapt_undecayed else jax.tree.map(lambda a, d: bool(a and d), chosen, decayed)
+    )
+    any_decayed, any_chosen, any_adapted = (
+        any(jax.tree.leaves(tree)) for tree in (decayed, chosen, adapted)
+    )
     if any_decayed and any_chosen and not any_adapted:
         raise ValueError(
             "trust_ratio_mask and weight_decay_mask have no leaf in common, and adapt_undecayed = False: no leaf would be "
@@ -174,7 +196,11 @@ class _Plan:
 
     def decayed_update(self, g: jax.Array, w: jax.Array) -> jax.Array:
         """Return what enters the transform inside: the update, with the decay if it goes there, clamped."""
-        d = g + self.decay(w) if self.decayed and self.options.weight_decay_placement == "inside" else g
+        d = (
+            g + self.decay(w)
+            if self.decayed and self.options.weight_decay_placement == "inside"
+            else g
+        )
         return d if self.options.update_bounds is None else jnp.clip(d, *self.options.update_bounds)
 
     def ratio(self, g: jax.Array, w: jax.Array, y: jax.Array, rate: Any) -> jax.Array:
@@ -183,7 +209,9 @@ class _Plan:
         weight_norm = tree.l2_norm(w, self.layer_axes.axes, self.axis_name)
         rate = None if rate is None else jnp.asarray(rate, weight_norm.dtype)
         if self.decayed and options.weight_decay_placement == "decoupled":
-            weight_norm = weight_norm * jnp.abs(1 - rate * jnp.asarray(options.weight_decay, weight_norm.dtype))
+            weight_norm = weight_norm * jnp.abs(
+                1 - rate * jnp.asarray(options.weight_decay, weight_norm.dtype)
+            )
         decay_norm = jnp.asarray(options.weight_decay, weight_norm.dtype) * weight_norm
         weight_norm = _clip(weight_norm, options.weight_norm_bounds)
         update_norm = total = self.update_norm(g, w, y)
@@ -195,7 +223,9 @@ class _Plan:
             ratio = options.trust_coefficient * weight_norm / (total + options.eps)
         else:
             defined = (weight_norm > 0) & (update_norm > 0)
-            ratio = options.trust_coefficient * weight_norm / jnp.where(defined, total + options.eps, 1)
+            ratio = (
+                options.trust_coefficient * weight_norm / jnp.where(defined, total + options.eps, 1)
+            )
         ratio = jnp.where(defined, ratio, fallback)
         if options.clip_mode == "clip":
             ratio = jnp.where(ratio >= rate, 1, ratio / jnp.where(ratio >= rate, 1, rate))
@@ -342,9 +372,13 @@ def scale_by_layerwise_trust_ratio(
         count = jnp.zeros((), jnp.int32) if options.needs_rate else None
         if per_path.is_placeholder(params):
             return TrustRatioState(per_path.UNKNOWN, through.init(params), count)
-        arguments.require_float_leaves(params, "scale_by_layerwise_trust_ratio", update_bounds=options.update_bounds)
+        arguments.require_float_leaves(
+            params, "scale_by_layerwise_trust_ratio", update_bounds=options.update_bounds
+        )
         ones = jax.tree.map(
-            lambda plan, p: _one(p, plan.layer_axes) if plan.adapted else None, options.plans(params), params
+            lambda plan, p: _one(p, plan.layer_axes) if plan.adapted else None,
+            options.plans(params),
+            params,
         )
         return TrustRatioState(per_path.collect(params, ones), through.init(params), count)
 
@@ -360,7 +394,9 @@ def scale_by_layerwise_trust_ratio(
         decayed = jax.tree.map(lambda plan, g, w: plan.decayed_update(g, w), plans, wide, weights)
         directions, inner_state = through.update(decayed, state.inner, params)
 
-        def adapt(u: jax.Array, plan: _Plan, g: jax.Array, w: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
+        def adapt(
+            u: jax.Array, plan: _Plan, g: jax.Array, w: jax.Array, y: jax.Array
+        ) -> tuple[jax.Array, Any]:
             ratio = plan.ratio(g, w, y, rate) if plan.adapted else None
             out = plan.finish(y, w, ratio).astype(u.dtype)
             return out, None if ratio is None else ratio.reshape(plan.layer_axes.layers(w.shape))

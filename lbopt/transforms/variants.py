@@ -92,11 +92,15 @@ _PER_REPLICA_CLIP = (
     "The source clips each replica's own gradient before the sum over replicas [recalled 97%]; lamb clips what it is given. "
     'To clip per replica: make_train_step(..., clip_stage="replica", max_grad_norm=1.0) and lamb(..., max_grad_norm=None).'
 )
-_WITHOUT_DECAY_ADAM = "The ratio is taken only where decay is not zero: weight_decay = 0 turns it into Adam."
+_WITHOUT_DECAY_ADAM = (
+    "The ratio is taken only where decay is not zero: weight_decay = 0 turns it into Adam."
+)
 _FORMS = {"weight_decay_mask": None, "trust_ratio_mask": None}
 
 
-def _rows(optimizer: str, paper: dict[str, Any], *rows: tuple[str, str, str, dict[str, Any]]) -> dict[str, Variant]:
+def _rows(
+    optimizer: str, paper: dict[str, Any], *rows: tuple[str, str, str, dict[str, Any]]
+) -> dict[str, Variant]:
     variants = {}
     for name, source, about, options in rows:
         unknown = set(options) - set(paper)
@@ -155,7 +159,8 @@ LAMB: dict[str, Variant] = _rows(
     (
         "you_mnist",
         "fastalgo/mnist_tpu, lamb/optimization.py",
-        "Excluded from decay: LayerNorm, layer_norm, bias; every variable is adapted. " + _PER_REPLICA_CLIP,
+        "Excluded from decay: LayerNorm, layer_norm, bias; every variable is adapted. "
+        + _PER_REPLICA_CLIP,
         {
             "debias": False,
             "weight_decay": 0.01,
@@ -181,7 +186,12 @@ LAMB: dict[str, Variant] = _rows(
         "nvlamb",
         "NVIDIA/apex, optimizers/fused_lamb.py with use_nvlamb=True",
         "As apex, but every leaf is adapted.",
-        {"weight_decay": 0.01, "weight_decay_mask": NO_NORM_NO_BIAS, "trust_ratio_mask": None, "max_grad_norm": 1.0},
+        {
+            "weight_decay": 0.01,
+            "weight_decay_mask": NO_NORM_NO_BIAS,
+            "trust_ratio_mask": None,
+            "max_grad_norm": 1.0,
+        },
     ),
     (
         "timm",
@@ -288,7 +298,11 @@ LARS: dict[str, Variant] = _rows(
         "tpu",
         "tensorflow/tpu, models/official/efficientnet/lars_optimizer.py",
         "EfficientNet has the L2 term in the loss as well: it decays twice unless one of them is 0.",
-        {"weight_decay": 1e-5, "weight_decay_mask": NO_NORM_NO_BIAS, "trust_ratio_mask": NO_NORM_NO_BIAS},
+        {
+            "weight_decay": 1e-5,
+            "weight_decay_mask": NO_NORM_NO_BIAS,
+            "trust_ratio_mask": NO_NORM_NO_BIAS,
+        },
     ),
     (
         "mlperf_tf2",
@@ -364,7 +378,10 @@ def choose(optimizer: str, variant: str, **given: Any) -> dict[str, Any]:
     rows = VARIANTS[optimizer]
     if not isinstance(variant, str) or variant not in rows:
         raise ValueError(f"variant = {tree.said(variant)}: use one of {', '.join(rows)}")
-    return {**rows[variant].options, **{name: value for name, value in given.items() if value is not types.UNSET}}
+    return {
+        **rows[variant].options,
+        **{name: value for name, value in given.items() if value is not types.UNSET},
+    }
 
 
 def trust_ratio_mask(row: Mapping[str, Any]) -> Any:

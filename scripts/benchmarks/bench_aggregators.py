@@ -60,15 +60,31 @@ def run() -> list[dict]:
         promised, cost, sorted_numbers = _cost(tree, aggregator)
         print(f"{name}: compiled in {time.perf_counter() - begin:.0f} s", file=sys.stderr)
         ours, peer = (1e3 * one.step_seconds for one in (cost, mean))
-        rows.append(pairs.row(f"{name}: time, {TOPOLOGY}", "ms/step", ours, peer, "plain mean", peer / ours, None))
+        rows.append(
+            pairs.row(
+                f"{name}: time, {TOPOLOGY}", "ms/step", ours, peer, "plain mean", peer / ours, None
+            )
+        )
         alone, base = (1e3 * one.seconds for one in (cost, mean))
-        rows.append(pairs.row(f"{name}: of it computing", "ms/step", alone, base, "plain mean", base / alone, None))
+        rows.append(
+            pairs.row(
+                f"{name}: of it computing", "ms/step", alone, base, "plain mean", base / alone, None
+            )
+        )
         if sorted_numbers:
             name_of_it = f"{name}: sorted, not in these times"
-            rows.append(pairs.row(name_of_it, "million numbers/step", sorted_numbers / 1e6, None, None, None, None))
+            rows.append(
+                pairs.row(
+                    name_of_it, "million numbers/step", sorted_numbers / 1e6, None, None, None, None
+                )
+            )
         sent, ring = _sent(cost) / 1e6, _sent(mean) / 1e6
         limit = promised.sent / 1e6
-        rows.append(pairs.row(f"{name}: sent by a core", "MB/step", sent, ring, "plain mean", ring / sent, limit))
+        rows.append(
+            pairs.row(
+                f"{name}: sent by a core", "MB/step", sent, ring, "plain mean", ring / sent, limit
+            )
+        )
     return rows + [_quantiser(*one) for one in FORMATS.items()]
 
 
@@ -77,7 +93,9 @@ def _cost(tree, aggregator) -> tuple[protocol.WireBytes, StepCost, int]:
     place = open_topology(TOPOLOGY)
     mesh = make_mesh(devices=place.devices)
     aggregation = Aggregation(aggregator, mesh)
-    rows = jax.tree.map(lambda p: jax.ShapeDtypeStruct((mesh.size, *p.shape), p.dtype, sharding=sharded(mesh)), tree)
+    rows = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct((mesh.size, *p.shape), p.dtype, sharding=sharded(mesh)), tree
+    )
     state = jax.eval_shape(aggregation.init, tree)
     state = shards.placed(state, aggregation.sharding(state))
 
@@ -109,6 +127,10 @@ def _sent(cost: StepCost) -> float:
 def _quantiser(name: str, form: tuple[int, int]) -> dict:
     """Return the words that rounding an array reads and writes."""
     array = jax.ShapeDtypeStruct((ELEMENTS,), np.float32)
-    cost = tpu_compiler.compile_for("v3", lambda x: lbopt.float_quantize(x, *form), (array,), donate=(0,))
+    cost = tpu_compiler.compile_for(
+        "v3", lambda x: lbopt.float_quantize(x, *form), (array,), donate=(0,)
+    )
     words = cost.hbm_bytes / 4 / ELEMENTS
-    return pairs.row(f"float_quantize to {name}, TPU v3: HBM", "words/element", words, None, None, None, 2.0)
+    return pairs.row(
+        f"float_quantize to {name}, TPU v3: HBM", "words/element", words, None, None, None, 2.0
+    )

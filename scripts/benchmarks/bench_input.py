@@ -89,9 +89,23 @@ class Need(NamedTuple):
 
 NEEDS = (
     Need("ResNet-50 32768 on v3:16x32", 35.7, 32768, 128, CASES[0].name),
-    Need("EfficientNet-B5 65536 on v3:16x32, 456 px, AutoAugment", 779.0, 65536, 128, CASES[-1].name),
-    Need("BERT-Large 65536 x 128 on v3:32x32", 210.9, 65536, 256, "text 128: pairs of segments, masked"),
-    Need("BERT-Large 32768 x 512 on v3:32x32", 566.8, 32768, 256, "text 512: pairs of segments, masked"),
+    Need(
+        "EfficientNet-B5 65536 on v3:16x32, 456 px, AutoAugment", 779.0, 65536, 128, CASES[-1].name
+    ),
+    Need(
+        "BERT-Large 65536 x 128 on v3:32x32",
+        210.9,
+        65536,
+        256,
+        "text 128: pairs of segments, masked",
+    ),
+    Need(
+        "BERT-Large 32768 x 512 on v3:32x32",
+        566.8,
+        32768,
+        256,
+        "text 512: pairs of segments, masked",
+    ),
 )
 HOST_CORES = 48
 """Of a TPU v3 host: 96 hardware threads [recalled 85%], two to a core."""
@@ -99,7 +113,9 @@ HOST_CORES = 48
 
 def run() -> list[dict]:
     """Return the rows of all parts; the hosts' needs are also printed as a table of their own."""
-    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0")  # no chatter; neither touches images
+    os.environ.update(
+        TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0"
+    )  # no chatter; neither touches images
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         files = input_images.jpegs(IMAGES)
@@ -137,9 +153,15 @@ def _write(files: list[bytes], folder: pathlib.Path) -> None:
     input_text.write_store(folder / "store")
 
 
-def _dataset(folder: pathlib.Path, preparation: Preparation, reading: Reading = ONE_THREAD) -> ImageDataset:
-    records = TfdsFolder(input_images.BUILDER, str(folder)).open("train", "split", encoded=("image",))
-    return ImageDataset(records, input_images.NUM_CLASSES, preparation, DamagedCount("here", 0), reading)
+def _dataset(
+    folder: pathlib.Path, preparation: Preparation, reading: Reading = ONE_THREAD
+) -> ImageDataset:
+    records = TfdsFolder(input_images.BUILDER, str(folder)).open(
+        "train", "split", encoded=("image",)
+    )
+    return ImageDataset(
+        records, input_images.NUM_CLASSES, preparation, DamagedCount("here", 0), reading
+    )
 
 
 def _images(folder: pathlib.Path) -> list[dict]:
@@ -149,33 +171,53 @@ def _images(folder: pathlib.Path) -> list[dict]:
     input_tf.one_thread()
     rows = []
     for case in CASES:
-        preparation = Preparation(case.side, "by_height", interpolation=case.interpolation, policy=Policy(case.policy))
+        preparation = Preparation(
+            case.side, "by_height", interpolation=case.interpolation, policy=Policy(case.policy)
+        )
         ours = _walk(_dataset(folder, preparation), case.training)
         if case.policy != "none":
-            rows.append(pairs.row(case.name, RATE, IMAGES / _median_seconds(ours), None, None, None, None))
+            rows.append(
+                pairs.row(case.name, RATE, IMAGES / _median_seconds(ours), None, None, None, None)
+            )
             continue
         file = folder / TF_RECORDS
         theirs = input_tf.batches(file, case.side, case.interpolation, case.training, PIECE)
         ours_s, peer_s, ratio = pairs.in_turn(ours, functools.partial(_take, theirs), ROUNDS)
         limit = 1.0 if case.training else None
-        rows.append(pairs.row(case.name, RATE, IMAGES / ours_s, IMAGES / peer_s, input_tf.NAME, ratio, limit))
+        rows.append(
+            pairs.row(
+                case.name, RATE, IMAGES / ours_s, IMAGES / peer_s, input_tf.NAME, ratio, limit
+            )
+        )
     return rows + _parts(folder)
 
 
 def _parts(folder: pathlib.Path) -> list[dict]:
     """Measure what no reader can leave out, and where the decoder's scaling begins to pay."""
-    records = TfdsFolder(input_images.BUILDER, str(folder)).open("train", "split", encoded=("image",))
+    records = TfdsFolder(input_images.BUILDER, str(folder)).open(
+        "train", "split", encoded=("image",)
+    )
     files = [records[index]["image"] for index in range(IMAGES)]
 
     def at(eighths: int) -> Any:
         height, width = input_images.HEIGHT * eighths // 8, input_images.WIDTH * eighths // 8
-        return lambda: [simplejpeg.decode_jpeg(file, min_height=height, min_width=width).shape for file in files]
+        return lambda: [
+            simplejpeg.decode_jpeg(file, min_height=height, min_width=width).shape for file in files
+        ]
 
     rows = []
-    for eighths, why in ((1, ", nearly all of it Huffman decoding"), (4, ""), (5, ""), (6, ""), (7, "")):
+    for eighths, why in (
+        (1, ", nearly all of it Huffman decoding"),
+        (4, ""),
+        (5, ""),
+        (6, ""),
+        (7, ""),
+    ):
         seconds, whole, ratio = pairs.in_turn(at(eighths), at(8), ROUNDS)
         name = f"decoding a whole JPEG at {eighths}/8{why}"
-        rows.append(pairs.row(name, RATE, IMAGES / seconds, IMAGES / whole, "at full size", ratio, None))
+        rows.append(
+            pairs.row(name, RATE, IMAGES / seconds, IMAGES / whole, "at full size", ratio, None)
+        )
     return rows
 
 
@@ -222,10 +264,14 @@ def _pipelines(folder: pathlib.Path) -> list[dict]:
     ]
 
 
-def _read_rate(folder: pathlib.Path, reading: Reading, size: int = 256, warm: int = 3, count: int = 10) -> float:
+def _read_rate(
+    folder: pathlib.Path, reading: Reading, size: int = 256, warm: int = 3, count: int = 10
+) -> float:
     cv2.setNumThreads(0)
     dataset = _dataset(folder, Preparation(SIDE, "by_height", interpolation="bicubic"), reading)
-    batches = read(TrainBatches(dataset, 0, size, warm + count + 8))  # never near the end, where less is read ahead
+    batches = read(
+        TrainBatches(dataset, 0, size, warm + count + 8)
+    )  # never near the end, where less is read ahead
     for _ in range(warm):
         next(batches)
     begin = time.perf_counter()
@@ -252,7 +298,11 @@ def _text(folder: pathlib.Path) -> list[dict]:
 
         ours, peer, ratio = pairs.in_turn(draw, lambda theirs=theirs: next(theirs), ROUNDS)
         tokens, name = TEXT_BATCH * length, f"text {length}: pairs of segments, masked"
-        rows.append(pairs.row(name, "tokens/s/core", tokens / ours, tokens / peer, input_text.NAME, ratio, 1.0))
+        rows.append(
+            pairs.row(
+                name, "tokens/s/core", tokens / ours, tokens / peer, input_text.NAME, ratio, 1.0
+            )
+        )
     return rows
 
 
@@ -261,7 +311,9 @@ def _memory(folder: pathlib.Path) -> dict:
     cv2.setNumThreads(0)
     reading = Reading(MEMORY_THREADS, 0, PIECE)
     dataset = _dataset(folder, Preparation(SIDE, "by_height", interpolation="bicubic"), reading)
-    list(read(TrainBatches(dataset, 0, PIECE, 20)))  # code and buffers that stay, however large the batch
+    list(
+        read(TrainBatches(dataset, 0, PIECE, 20))
+    )  # code and buffers that stay, however large the batch
     gc.collect()
     before = _resident("VmRSS")
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -289,15 +341,30 @@ def _needs(measured: list[dict]) -> list[dict]:
     rates = {row["name"]: row["ours"] for row in measured}
     for length, _ in LENGTHS:
         rates[f"text {length}: pairs of segments, masked"] /= length
-    print("What the input of a pod needs (step times are the TPU compiler's estimates; a core is one of this machine)")
-    header = ("recipe", "step, ms", "batch", "hosts", "needed, examples/s/host", "measured, examples/s/core", "cores")
+    print(
+        "What the input of a pod needs (step times are the TPU compiler's estimates; a core is one of this machine)"
+    )
+    header = (
+        "recipe",
+        "step, ms",
+        "batch",
+        "hosts",
+        "needed, examples/s/host",
+        "measured, examples/s/core",
+        "cores",
+    )
     line = "{:<58}{:>9}{:>8}{:>7}{:>25}{:>27}{:>8}"
     print(line.format(*header))
     rows = []
     for need in NEEDS:
-        needed, rate = need.global_batch_size / need.step_ms * 1e3 / need.hosts, rates[need.measured]
+        needed, rate = (
+            need.global_batch_size / need.step_ms * 1e3 / need.hosts,
+            rates[need.measured],
+        )
         figures = (f"{needed:.0f}", f"{rate:.0f}", f"{needed / rate:.2f}")
         print(line.format(need.name, need.step_ms, need.global_batch_size, need.hosts, *figures))
-        rows.append(pairs.row(f"{need.name}: a host", "cores", needed / rate, None, None, None, HOST_CORES))
+        rows.append(
+            pairs.row(f"{need.name}: a host", "cores", needed / rate, None, None, None, HOST_CORES)
+        )
     print()
     return rows

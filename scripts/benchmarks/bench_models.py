@@ -50,9 +50,15 @@ def _rows(case: cases.Case, ours: StepCost, plain: StepCost | None) -> list[dict
     name = f"{case.name}, {case.topology}"
     held = [
         _row(
-            f"{name}: memory", "GiB/core", ours, plain, lambda cost: (cost.argument_bytes + cost.temporary_bytes) / GIB
+            f"{name}: memory",
+            "GiB/core",
+            ours,
+            plain,
+            lambda cost: (cost.argument_bytes + cost.temporary_bytes) / GIB,
         ),
-        _row(f"{name}: compile", "s", ours, plain, lambda cost: cost.compile_seconds, ratio_limit=1.2),
+        _row(
+            f"{name}: compile", "s", ours, plain, lambda cost: cost.compile_seconds, ratio_limit=1.2
+        ),
     ]
     if case.loops:
         return held
@@ -66,9 +72,19 @@ def _rows(case: cases.Case, ours: StepCost, plain: StepCost | None) -> list[dict
             lambda cost: 100 * case.flops / cost.seconds / CHIPS["v3"].device_flops,
             case.least_utilisation,
         ),
-        _row(f"{name}: all-reduces", "number", ours, plain, lambda cost: sum(one.count for one in cost.collectives)),
         _row(
-            f"{name}: all-reduced", "GB", ours, plain, lambda cost: sum(one.num_bytes for one in cost.collectives) / 1e9
+            f"{name}: all-reduces",
+            "number",
+            ours,
+            plain,
+            lambda cost: sum(one.count for one in cost.collectives),
+        ),
+        _row(
+            f"{name}: all-reduced",
+            "GB",
+            ours,
+            plain,
+            lambda cost: sum(one.num_bytes for one in cost.collectives) / 1e9,
         ),
         *held,
     ]
@@ -78,7 +94,13 @@ def _row(name, unit, ours, plain, value, limit=None, ratio_limit=None) -> dict:
     theirs = value(plain) if plain else None
     ratio = value(ours) / theirs if theirs else None
     return pairs.row(
-        name, unit, value(ours), theirs, "plain Flax + optax" if plain else None, ratio, ratio_limit or limit
+        name,
+        unit,
+        value(ours),
+        theirs,
+        "plain Flax + optax" if plain else None,
+        ratio,
+        ratio_limit or limit,
     )
 
 
@@ -95,7 +117,9 @@ def _print_parts(title: str, cost: StepCost) -> None:
     print("by operation:")
     ranked = sorted(parts.items(), key=lambda item: -item[1])
     for (direction, part), seconds in ranked[:TOP]:
-        print(f"  {1e3 * seconds:8.2f} ms  {100 * seconds / cost.seconds:5.1f} %  {direction:<9}{part}")
+        print(
+            f"  {1e3 * seconds:8.2f} ms  {100 * seconds / cost.seconds:5.1f} %  {direction:<9}{part}"
+        )
 
 
 def _part(name: str) -> tuple[str, str]:
@@ -105,4 +129,6 @@ def _part(name: str) -> tuple[str, str]:
         return "other", "copy of the input" if name.startswith("arguments") else "optimizer"
     path = re.sub(r"jit\(\w+\)/|\w+\._\w+/", "", inside[3])
     path = re.sub(r"(block|layer|_Layer_|Conv_|BatchNorm_|Dense_|LayerNorm_)\d+", r"\1", path)
-    return "backward" if inside[1] else "forward", path.replace("conv_general_dilated", "convolution")
+    return "backward" if inside[1] else "forward", path.replace(
+        "conv_general_dilated", "convolution"
+    )

@@ -21,7 +21,10 @@ from lbopt.plan.topology import open_topology
 
 RECIPE, PER_CORE = "configs/resnet50_lars.py:32768", 16
 SLICES = ("v3:2x2", "v3:4x4", "v3:8x8", "v3:16x16", "v3:32x32")
-COMMANDS = (("configs/resnet50_lars.py:official-32768", 120), ("configs/bert_large_lamb.py:mixed", 300))
+COMMANDS = (
+    ("configs/resnet50_lars.py:official-32768", 120),
+    ("configs/bert_large_lamb.py:mixed", 300),
+)
 """Recipe -> seconds that planning it may take on 2 cores."""
 FLAT, COMPILE = 1.05, 1.5
 """Limits: of compute and bytes a core against 8 cores, and of compile time."""
@@ -32,7 +35,9 @@ WHOLE = 0.003
 def run() -> list[dict]:
     """Compile the step for every slice, whole and sharded, and return the rows."""
     rows = [_command(*case) for case in COMMANDS]
-    _cost.__wrapped__(SLICES[0], False)  # the first of a process traces and loads more than the others
+    _cost.__wrapped__(
+        SLICES[0], False
+    )  # the first of a process traces and loads more than the others
     for sharded in (False, True):
         first = _cost(SLICES[0], sharded)
         for name in SLICES:
@@ -61,7 +66,15 @@ def _rows(name: str, sharded: bool, cost: StepCost, first: StepCost) -> list[dic
 
     def row(what, unit, value, limit=None):
         ours, theirs = value(cost), value(first)
-        return pairs.row(f"{title}: {what}", unit, ours, theirs, "8 cores", ours / theirs if theirs else None, limit)
+        return pairs.row(
+            f"{title}: {what}",
+            unit,
+            ours,
+            theirs,
+            "8 cores",
+            ours / theirs if theirs else None,
+            limit,
+        )
 
     return [
         row("compute", "ms", lambda cost: 1e3 * (cost.seconds - cost.update_seconds), FLAT),
@@ -86,7 +99,9 @@ def _split(name: str) -> dict:
     ours, theirs = (_cost(name, sharded).update_hbm_bytes / 1e6 for sharded in (True, False))
     cores = len(open_topology(name).devices)
     title = f"{cores} cores, sharded update: optimizer's HBM traffic, beside a whole one's"
-    return pairs.row(title, "MB/core", ours, theirs, "whole update", ours / theirs, 1 / cores + WHOLE)
+    return pairs.row(
+        title, "MB/core", ours, theirs, "whole update", ours / theirs, 1 / cores + WHOLE
+    )
 
 
 def _scattered(name: str) -> list[dict]:
@@ -96,18 +111,30 @@ def _scattered(name: str) -> list[dict]:
 
     def row(what, unit, value):
         return pairs.row(
-            f"{title}: {what}", unit, value(ours), value(theirs), "sums, then slices", value(ours) / value(theirs), None
+            f"{title}: {what}",
+            unit,
+            value(ours),
+            value(theirs),
+            "sums, then slices",
+            value(ours) / value(theirs),
+            None,
         )
 
     return [
-        row("words received", "M/core", lambda cost: sum(map(words_received, cost.collectives)) / 1e6),
+        row(
+            "words received",
+            "M/core",
+            lambda cost: sum(map(words_received, cost.collectives)) / 1e6,
+        ),
         row("communication by the model", "ms", lambda cost: 1e3 * cost.collective_seconds),
         row("step", "ms", lambda cost: 1e3 * cost.step_seconds),
     ]
 
 
 def _exchanged(cost: StepCost, source: str) -> float:
-    return sum(one.num_bytes for one in cost.collectives if one.source == source or not source) / 1e6
+    return (
+        sum(one.num_bytes for one in cost.collectives if one.source == source or not source) / 1e6
+    )
 
 
 def _command(recipe: str, limit_s: float) -> dict:
@@ -116,4 +143,6 @@ def _command(recipe: str, limit_s: float) -> dict:
     begin = time.perf_counter()
     command = [sys.executable, "-m", "lbopt", "plan", f"--config={recipe}"]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    return pairs.row(f"lbopt plan {recipe}", "s", time.perf_counter() - begin, None, None, None, limit_s)
+    return pairs.row(
+        f"lbopt plan {recipe}", "s", time.perf_counter() - begin, None, None, None, limit_s
+    )

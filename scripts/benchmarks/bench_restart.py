@@ -82,7 +82,9 @@ def _saving(name: str) -> list[dict]:
     ours = _blocked(plan, state, batch, step, _ours)
     peer = _blocked(plan, state, batch, step, _orbax)
     named = f"{name}: a save stops training for, in steps of {1e3 * step:.1f} ms"
-    return [pairs.row(named, "steps", ours / step, peer / step, "orbax, asynchronous", ours / peer, 1.0)]
+    return [
+        pairs.row(named, "steps", ours / step, peer / step, "orbax, asynchronous", ours / peer, 1.0)
+    ]
 
 
 def _train(plan, state, batch, steps):
@@ -104,7 +106,9 @@ def _ours(folder, state):
 
 @contextlib.contextmanager
 def _orbax(folder, state):
-    with ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(max_to_keep=3)) as manager:
+    with ocp.CheckpointManager(
+        folder, options=ocp.CheckpointManagerOptions(max_to_keep=3)
+    ) as manager:
         yield (
             lambda state: manager.save(int(state.step), args=ocp.args.StandardSave(state)),
             manager.wait_until_finished,
@@ -134,10 +138,30 @@ def _restarts(name: str) -> list[dict]:
     for part in cold[0]:
         ours, peer = (statistics.median(times[part] for times in turns) for turns in (warm, cold))
         rows.append(
-            pairs.row(f"restart, {name}: {part}", "s", ours, peer, "without compilation cache", ours / peer, None)
+            pairs.row(
+                f"restart, {name}: {part}",
+                "s",
+                ours,
+                peer,
+                "without compilation cache",
+                ours / peer,
+                None,
+            )
         )
-    ours, peer = (statistics.median(sum(times.values()) for times in turns) for turns in (warm, cold))
-    rows.append(pairs.row(f"restart, {name}: in all", "s", ours, peer, "without compilation cache", ours / peer, None))
+    ours, peer = (
+        statistics.median(sum(times.values()) for times in turns) for turns in (warm, cold)
+    )
+    rows.append(
+        pairs.row(
+            f"restart, {name}: in all",
+            "s",
+            ours,
+            peer,
+            "without compilation cache",
+            ours / peer,
+            None,
+        )
+    )
     return rows
 
 
@@ -181,20 +205,29 @@ def _job(name: str, steps: int, count: int) -> float:
         ]
         started = [
             subprocess.Popen(
-                command, env=_environment(index, count, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                command,
+                env=_environment(index, count, port),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
             for index in range(count)
         ]
         codes = [process.wait() for process in started]
         if any(codes):
             raise RuntimeError(f"{' '.join(command)}: exit codes {codes}")
-        lines = [json.loads(line) for line in (pathlib.Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (pathlib.Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        ]
     size = lines[-1]["examples_seen"] / lines[-1]["step"]
     return size / lines[-1]["perf/examples_per_s"]
 
 
 def _environment(index: int, count: int, port: int) -> dict[str, str]:
-    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // count}", "JAX_PLATFORMS": "cpu"}
+    devices = {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // count}",
+        "JAX_PLATFORMS": "cpu",
+    }
     who = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(count),

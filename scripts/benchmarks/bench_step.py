@@ -21,7 +21,13 @@ from lbopt.recipes.build import make_state
 from lbopt.recipes.problem import make_problem
 
 LEARNING_RATE = 0.01
-CASES = [("momentum", 64, 1), ("momentum", 256, 1), ("momentum", 1024, 1), ("lamb", 256, 1), ("momentum", 256, 4)]
+CASES = [
+    ("momentum", 64, 1),
+    ("momentum", 256, 1),
+    ("momentum", 1024, 1),
+    ("lamb", 256, 1),
+    ("momentum", 256, 4),
+]
 STEPS_PER_ROUND = {64: 120, 256: 60, 1024: 20}
 ROUNDS = 31
 
@@ -36,10 +42,14 @@ def _case(optimizer: str, batch_size: int, num_devices: int) -> dict:
     problem = make_problem(DataConfig(), ModelConfig())
     source = TrainBatches(problem.splits.train, 0, batch_size, STEPS_PER_ROUND[batch_size])
     batches = [source[step] for step in range(len(source))]
-    ours, peer, ratio = pairs.in_turn(_ours(problem, optimizer, mesh, batches), _peer(optimizer, mesh, batches), ROUNDS)
+    ours, peer, ratio = pairs.in_turn(
+        _ours(problem, optimizer, mesh, batches), _peer(optimizer, mesh, batches), ROUNDS
+    )
     images = batch_size * len(batches)
     name = f"cnn {optimizer} batch {batch_size}, {num_devices} device{'s' * (num_devices > 1)}"
-    return pairs.row(name, "images/s", images / ours, images / peer, "hand-written jit loop", ratio, 0.97)
+    return pairs.row(
+        name, "images/s", images / ours, images / peer, "hand-written jit loop", ratio, 0.97
+    )
 
 
 def _ours(problem, optimizer, mesh, batches):
@@ -65,7 +75,9 @@ def _peer(optimizer, mesh, batches):
     def step(params, stats, opt_state, batch):
         def loss_fn(params):
             variables = {"params": params, "batch_stats": stats}
-            logits, updated = model.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
+            logits, updated = model.apply(
+                variables, batch["image"], train=True, mutable=["batch_stats"]
+            )
             loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
             return loss, (updated["batch_stats"], (logits.argmax(-1) == batch["label"]).mean())
 
@@ -76,7 +88,10 @@ def _peer(optimizer, mesh, batches):
     everywhere, split = meshes.replicated(mesh), meshes.sharded(mesh)
     layouts = (everywhere, everywhere, everywhere)
     compiled = jax.jit(
-        step, donate_argnums=(0, 1, 2), in_shardings=(*layouts, split), out_shardings=(*layouts, everywhere)
+        step,
+        donate_argnums=(0, 1, 2),
+        in_shardings=(*layouts, split),
+        out_shardings=(*layouts, everywhere),
     )
     variables = model.init(jax.random.key(0), jnp.zeros((1, 8, 8)), train=True)
     start = (variables["params"], variables["batch_stats"], tx.init(variables["params"]))

@@ -23,7 +23,15 @@ import large_study
 import pairs
 import sweep_on_tpu
 
-from lbopt.config import Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SearchConfig, SweepConfig, TrainConfig
+from lbopt.config import (
+    Arm,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
+)
 from lbopt.sweep import runner, trials
 from lbopt.sweep.report import write
 
@@ -47,19 +55,36 @@ STUDY = pathlib.Path(__file__).parents[2] / "configs" / "sweeps" / "digits_limit
 
 def run() -> list[dict]:
     """Return a row per case against the loop, and some against processes, vmap, many trials, and one chip of a TPU."""
-    return [*(row for case in CASES for row in _case(*case)), _whole_study(), _many(), _report(), *_on_tpu()]
+    return [
+        *(row for case in CASES for row in _case(*case)),
+        _whole_study(),
+        _many(),
+        _report(),
+        *_on_tpu(),
+    ]
 
 
 def _case(model: str, batch_size: int) -> list[dict]:
-    by_loop = pairs.in_turn(lambda: _ours(model, batch_size), lambda: _loop(model, batch_size), ROUNDS, discard=0)
-    rows = [_row(f"{model} batch {batch_size}, {TRIALS} trials", by_loop, "loop over one compiled step", 1.3)]
+    by_loop = pairs.in_turn(
+        lambda: _ours(model, batch_size), lambda: _loop(model, batch_size), ROUNDS, discard=0
+    )
+    rows = [
+        _row(
+            f"{model} batch {batch_size}, {TRIALS} trials",
+            by_loop,
+            "loop over one compiled step",
+            1.3,
+        )
+    ]
     if (model, batch_size) in BY_PROCESS:
         rows += _against_processes(model, batch_size, by_loop[0])
     if (model, batch_size) in BY_VMAP:
         by_vmap = pairs.in_turn(
             lambda: _ours(model, batch_size), lambda: _ours(model, batch_size, "vmap"), 1, discard=0
         )
-        rows.append(_row(f"{model} batch {batch_size}, {TRIALS} trials", by_vmap, "lbopt with vmap", None))
+        rows.append(
+            _row(f"{model} batch {batch_size}, {TRIALS} trials", by_vmap, "lbopt with vmap", None)
+        )
     return rows
 
 
@@ -75,14 +100,27 @@ def _against_processes(model: str, batch_size: int, our_seconds: float) -> list[
     for trials_run, ours in ((TRIALS, our_seconds), (LARGE * TRIALS, of_large)):
         peer = trials_run * seconds
         name = f"{model} batch {batch_size}, {trials_run} trials"
-        limits = "trials/s", trials_run / ours, trials_run / peer, "one process per trial", peer / ours, 20.0
+        limits = (
+            "trials/s",
+            trials_run / ours,
+            trials_run / peer,
+            "one process per trial",
+            peer / ours,
+            20.0,
+        )
         rows.append(pairs.row(name, *limits))
     return rows
 
 
 def _of_a_process(model: str, batch_size: int) -> float:
     """Return the median seconds of one trial in a process of its own."""
-    command = [sys.executable, str(pathlib.Path(hand_written.__file__)), model, str(batch_size), str(EPOCHS)]
+    command = [
+        sys.executable,
+        str(pathlib.Path(hand_written.__file__)),
+        model,
+        str(batch_size),
+        str(EPOCHS),
+    ]
     return statistics.median(_of_command(command) for _ in range(PROCESSES))
 
 
@@ -99,11 +137,25 @@ def _whole_study() -> dict:
     sizes = config.global_batch_sizes
     by_size = statistics.mean(_of_a_process("cnn", size) for size in sizes)
     with tempfile.TemporaryDirectory() as workdir:
-        command = [sys.executable, "-m", "lbopt", "sweep", f"--config={STUDY}", f"--workdir={workdir}"]
+        command = [
+            sys.executable,
+            "-m",
+            "lbopt",
+            "sweep",
+            f"--config={STUDY}",
+            f"--workdir={workdir}",
+        ]
         ours = _of_command(command)
         trials_run = len(pathlib.Path(workdir, "results.jsonl").read_text().splitlines())
     name = f"configs/sweeps/digits_limit.py, {trials_run} trials"
-    limits = "trials/s", trials_run / ours, 1 / by_size, "one process per trial", trials_run * by_size / ours, 20.0
+    limits = (
+        "trials/s",
+        trials_run / ours,
+        1 / by_size,
+        "one process per trial",
+        trials_run * by_size / ours,
+        20.0,
+    )
     return pairs.row(name, *limits)
 
 
@@ -139,7 +191,9 @@ def _on_tpu() -> list[dict]:
         return []
     unit, peer = "Mcycles a step", "one v5e chip, 64 trials in turn"
     return [
-        pairs.row(f"{name}, 64 trials on 4 chips", unit, ours / 1e6, alone / 1e6, peer, alone / ours, 10.0)
+        pairs.row(
+            f"{name}, 64 trials on 4 chips", unit, ours / 1e6, alone / 1e6, peer, alone / ours, 10.0
+        )
         for name, ours, alone in sweep_on_tpu.run()
     ]
 
@@ -153,10 +207,13 @@ def _study(model: str, batch_size: int, batching: str, optimizers, times: int = 
     return SweepConfig(
         train=TrainConfig(num_epochs=EPOCHS, model=MODELS[model]),
         arms=tuple(
-            Arm(name, OptimizerConfig(name, weight_decay=0.01 * (name == "adamw")), schedule) for name in optimizers
+            Arm(name, OptimizerConfig(name, weight_decay=0.01 * (name == "adamw")), schedule)
+            for name in optimizers
         ),
         global_batch_sizes=(batch_size,),
-        search=SearchConfig(learning_rate_factors=(0.1, 0.2, 0.4, 0.8, 1.0, 2.0), seeds=tuple(range(2 * times))),
+        search=SearchConfig(
+            learning_rate_factors=(0.1, 0.2, 0.4, 0.8, 1.0, 2.0), seeds=tuple(range(2 * times))
+        ),
         final_seeds=tuple(range(100, 100 + 6 * times)),
         trials_per_program=6,
         trial_batching=batching,

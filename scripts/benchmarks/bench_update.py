@@ -27,9 +27,24 @@ MAIN = [
     ("LARS", lbopt.lars(RATE, weight_decay=DECAY), optax.lars(RATE, weight_decay=DECAY), 7.2),
 ]
 MORE = [
-    ("LAMB, variant optax", lbopt.lamb(RATE, weight_decay=DECAY, variant="optax"), MAIN[0][2], None),
-    ("LARS, variant optax", lbopt.lars(RATE, weight_decay=DECAY, variant="optax"), MAIN[1][2], None),
-    ("LARS, variant nus (ratio outside)", lbopt.lars(RATE, weight_decay=DECAY, variant="nus"), MAIN[1][2], None),
+    (
+        "LAMB, variant optax",
+        lbopt.lamb(RATE, weight_decay=DECAY, variant="optax"),
+        MAIN[0][2],
+        None,
+    ),
+    (
+        "LARS, variant optax",
+        lbopt.lars(RATE, weight_decay=DECAY, variant="optax"),
+        MAIN[1][2],
+        None,
+    ),
+    (
+        "LARS, variant nus (ratio outside)",
+        lbopt.lars(RATE, weight_decay=DECAY, variant="nus"),
+        MAIN[1][2],
+        None,
+    ),
     (
         "LAMB, variant albert (clips)",
         lbopt.lamb(RATE, variant="albert"),
@@ -45,8 +60,18 @@ MORE = [
     ("LANS", lbopt.lans(RATE, weight_decay=DECAY), None, None),
 ]
 STACKED = [
-    ("LAMB, layers stacked", lbopt.lamb(RATE, weight_decay=DECAY, stacked=LAYERS), MAIN[0][2], None),
-    ("LARS, layers stacked", lbopt.lars(RATE, weight_decay=DECAY, stacked=LAYERS), MAIN[1][2], None),
+    (
+        "LAMB, layers stacked",
+        lbopt.lamb(RATE, weight_decay=DECAY, stacked=LAYERS),
+        MAIN[0][2],
+        None,
+    ),
+    (
+        "LARS, layers stacked",
+        lbopt.lars(RATE, weight_decay=DECAY, stacked=LAYERS),
+        MAIN[1][2],
+        None,
+    ),
 ]
 ROUNDS = 9
 
@@ -59,7 +84,11 @@ def run() -> list[dict]:
     rows += [row for case in MORE for row in _on_tpu("v3", unrolled, *case)]
     rows += [row for case in STACKED for row in _on_tpu("v3", stacked, *case)]
     for generation in ("v4", "v5e", "v5p", "v6e"):
-        rows += [row for case in MAIN for row in _on_tpu(generation, unrolled, *case[:3], None, on_chip=True)]
+        rows += [
+            row
+            for case in MAIN
+            for row in _on_tpu(generation, unrolled, *case[:3], None, on_chip=True)
+        ]
     return rows + [_on_cpu(*case[:3]) for case in MAIN]
 
 
@@ -99,7 +128,9 @@ def _update(tx):
 
 
 @functools.cache
-def _known_cost(generation: str, stacked: bool, tx: optax.GradientTransformation) -> tpu_compiler.Cost:
+def _known_cost(
+    generation: str, stacked: bool, tx: optax.GradientTransformation
+) -> tpu_compiler.Cost:
     return _cost(generation, bert(*LARGE, stacked=stacked), tx)
 
 
@@ -118,7 +149,9 @@ def _on_tpu(generation, tree, name, ours, peer, limit, whole=False, on_chip=Fals
     def row(what, unit, of, limit=None):
         ours, peer = of(mine), None if theirs is None else of(theirs)
         ratio = None if not peer else peer / max(ours, 1e-9)
-        return pairs.row(f"{name}: {what}, TPU {generation}", unit, ours, peer, peer and peer_name, ratio, limit)
+        return pairs.row(
+            f"{name}: {what}, TPU {generation}", unit, ours, peer, peer and peer_name, ratio, limit
+        )
 
     rows = [row("accessed", "words/parameter", lambda cost: cost.accessed_bytes / 4 / size, limit)]
     if on_chip:
@@ -126,7 +159,9 @@ def _on_tpu(generation, tree, name, ours, peer, limit, whole=False, on_chip=Fals
     if on_chip or whole:
         rows.append(row("estimate", "Mcycles", lambda cost: cost.cycles / 1e6))
     if whole:
-        rows.append(row("temporaries", "bytes/parameter", lambda cost: cost.temporary_bytes / size, 1.0))
+        rows.append(
+            row("temporaries", "bytes/parameter", lambda cost: cost.temporary_bytes / size, 1.0)
+        )
         rows.append(_compile_time(generation, tree, name, ours, peer))
     return rows
 
@@ -160,4 +195,6 @@ def _on_cpu(name, ours, peer) -> dict:
         return walk
 
     seconds, peer_seconds, ratio = pairs.in_turn(walker(ours), walker(peer), ROUNDS, discard=2)
-    return pairs.row(f"{name}: BERT-Base, CPU", "updates/s", 1 / seconds, 1 / peer_seconds, "optax", ratio, 1.0)
+    return pairs.row(
+        f"{name}: BERT-Base, CPU", "updates/s", 1 / seconds, 1 / peer_seconds, "optax", ratio, 1.0
+    )

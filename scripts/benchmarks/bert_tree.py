@@ -34,9 +34,16 @@ def bert(num_layers: int, dim: int, vocab_size: int = 30_522, stacked: bool = Fa
     }
     tables = {"word": vocab_size, "position": 512, "type": 2}
     tree = {
-        "embeddings": {**{name: {"embedding": leaf(size, dim)} for name, size in tables.items()}, "layer_norm": norm()},
+        "embeddings": {
+            **{name: {"embedding": leaf(size, dim)} for name, size in tables.items()},
+            "layer_norm": norm(),
+        },
         "pooler": dense(dim, dim),
-        "masked_lm": {**dense(dim, dim), "layer_norm": norm(), "output": {"bias": leaf(vocab_size)}},
+        "masked_lm": {
+            **dense(dim, dim),
+            "layer_norm": norm(),
+            "output": {"bias": leaf(vocab_size)},
+        },
         "next_sentence": dense(dim, 2),
     }
     if stacked:

@@ -52,7 +52,9 @@ def _images(batch: int, side: int, channels: int = 3) -> dict:
 
 def _text(batch: int, length: int, masked: int) -> dict:
     shapes = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), (batch, length))
-    shapes |= dict.fromkeys(("masked_positions", "masked_labels"), (batch, masked)) | {"next_sentence_label": (batch,)}
+    shapes |= dict.fromkeys(("masked_positions", "masked_labels"), (batch, masked)) | {
+        "next_sentence_label": (batch,)
+    }
     return {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, shape in shapes.items()}
 
 
@@ -63,7 +65,9 @@ def _classification(outputs, batch):
 def _pretraining(outputs, batch):
     words, sentences = outputs.values() if isinstance(outputs, dict) else outputs
     word_loss = losses.softmax_cross_entropy(words, batch["masked_labels"])
-    return jnp.mean(word_loss) + jnp.mean(losses.softmax_cross_entropy(sentences, batch["next_sentence_label"]))
+    return jnp.mean(word_loss) + jnp.mean(
+        losses.softmax_cross_entropy(sentences, batch["next_sentence_label"])
+    )
 
 
 def _step(network, batch: dict, loss, tx, shard_update: bool = False) -> Build:
@@ -75,9 +79,15 @@ def _step(network, batch: dict, loss, tx, shard_update: bool = False) -> Build:
         return loss(outputs, batch), (new_state, {})
 
     def build(mesh):
-        example = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), inputs(batch))
-        state = jax.eval_shape(lambda: TrainState.create(*model.init(jax.random.key(0), example), tx, 0))
-        step = lbopt.make_train_step(loss_fn, tx, mesh, key_per_replica=False, shard_update=shard_update)
+        example = jax.tree.map(
+            lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), inputs(batch)
+        )
+        state = jax.eval_shape(
+            lambda: TrainState.create(*model.init(jax.random.key(0), example), tx, 0)
+        )
+        step = lbopt.make_train_step(
+            loss_fn, tx, mesh, key_per_replica=False, shard_update=shard_update
+        )
         return step, state, batch
 
     return build
@@ -107,7 +117,12 @@ _RESNET = resnet.make("50", stem="space_to_depth", fold_columns=True, dtype=_BF1
 _RESNET_FLOPS = 3 * 2 * 4.089e9 * 32
 _B5_FLOPS = 3 * 2 * 9.9e9 * 64
 _B5 = {"dtype": _BF16, "dropout_rate": 0.0, "stochastic_depth_rate": 0.0}
-_NO_DROPOUT = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0, "activation": "gelu_tanh", "dtype": _BF16}
+_NO_DROPOUT = {
+    "dropout_rate": 0.0,
+    "attention_dropout_rate": 0.0,
+    "activation": "gelu_tanh",
+    "dtype": _BF16,
+}
 _DROPOUT = {"activation": "gelu_tanh", "dtype": _BF16}
 
 CASES = [
@@ -137,8 +152,15 @@ CASES = [
         "EfficientNet-B5, batch 65536",
         "v3:16x32",
         _B5_FLOPS,
-        _step(efficientnet.make("b5", fold_examples=8, **_B5), _images(65536, 456), _classification, _LARS),
-        _step(plain_models.EfficientNet(1.6, 2.2), _images(65536, 456), _classification, _PLAIN_LARS),
+        _step(
+            efficientnet.make("b5", fold_examples=8, **_B5),
+            _images(65536, 456),
+            _classification,
+            _LARS,
+        ),
+        _step(
+            plain_models.EfficientNet(1.6, 2.2), _images(65536, 456), _classification, _PLAIN_LARS
+        ),
         most_ms=600,
         breakdown=True,
     ),
@@ -146,7 +168,12 @@ CASES = [
         "EfficientNet-B5, batch 65536, convolutions alone",
         "v3:16x32",
         _B5_FLOPS,
-        _step(plain_models.BareEfficientNet(1.6, 2.2), _images(65536, 456), _classification, optax.sgd(0.1)),
+        _step(
+            plain_models.BareEfficientNet(1.6, 2.2),
+            _images(65536, 456),
+            _classification,
+            optax.sgd(0.1),
+        ),
     ),
     Case(
         "BERT-Large, batch 65536 x 128, no dropout",

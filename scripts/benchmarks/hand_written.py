@@ -16,7 +16,10 @@ from lbopt.models.lstm import LSTMClassifier
 from lbopt.models.mlp import MLP
 
 MODELS = {"cnn": CNN, "lstm": LSTMClassifier, "mlp": MLP}
-OPTIMIZERS = {"momentum": lambda rate: optax.sgd(rate, 0.9), "adamw": lambda rate: optax.adamw(rate, weight_decay=0.01)}
+OPTIMIZERS = {
+    "momentum": lambda rate: optax.sgd(rate, 0.9),
+    "adamw": lambda rate: optax.adamw(rate, weight_decay=0.01),
+}
 
 
 class HandWritten:
@@ -48,7 +51,9 @@ class HandWritten:
         for number in range(self.steps):
             picked = order[number * self.batch_size : (number + 1) * self.batch_size]
             rate = learning_rate * (1 - number / self.steps)
-            params, stats, opt_state, loss = self.step(params, stats, opt_state, images[picked], labels[picked], rate)
+            params, stats, opt_state, loss = self.step(
+                params, stats, opt_state, images[picked], labels[picked], rate
+            )
         jax.block_until_ready(loss)
         return tuple(
             float(self.accuracy(params, stats, split.arrays["image"], split.arrays["label"]))
@@ -62,7 +67,9 @@ class HandWritten:
 
     def _step(self, params, stats, opt_state, images, labels, learning_rate):
         def loss_fn(params):
-            logits, updated = self.model.apply({"params": params, **stats}, images, train=True, mutable=list(stats))
+            logits, updated = self.model.apply(
+                {"params": params, **stats}, images, train=True, mutable=list(stats)
+            )
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), updated
 
         (loss, stats_after), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
@@ -70,8 +77,12 @@ class HandWritten:
         return optax.apply_updates(params, updates), stats_after, opt_state, loss
 
     def _accuracy(self, params, stats, images, labels):
-        return (self.model.apply({"params": params, **stats}, images, train=False).argmax(-1) == labels).mean()
+        return (
+            self.model.apply({"params": params, **stats}, images, train=False).argmax(-1) == labels
+        ).mean()
 
 
 if __name__ == "__main__":
-    print(HandWritten(sys.argv[1], "momentum", int(sys.argv[2]), int(sys.argv[3])).trial(0.05, 0)[0])
+    print(
+        HandWritten(sys.argv[1], "momentum", int(sys.argv[2]), int(sys.argv[3])).trial(0.05, 0)[0]
+    )

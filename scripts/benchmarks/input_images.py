@@ -22,7 +22,9 @@ _SMALLEST = 3.0
 
 def jpegs(count: int) -> list[bytes]:
     """Return images as JPEGs with colours at half resolution (4:2:0), as nearly all of ImageNet's are."""
-    return [_encoded(_picture(number), QUALITIES[number % len(QUALITIES)]) for number in range(count)]
+    return [
+        _encoded(_picture(number), QUALITIES[number % len(QUALITIES)]) for number in range(count)
+    ]
 
 
 def _picture(number: int) -> np.ndarray:
@@ -39,7 +41,17 @@ def _picture(number: int) -> np.ndarray:
         centre = (int(rng.integers(WIDTH)), int(rng.integers(HEIGHT)))
         axes = (int(size) + 1, int(size * rng.uniform(0.4, 1)) + 1)
         colour = rng.uniform(20, 235) + hue + rng.normal(0, 18, 3)
-        cv2.ellipse(picture, centre, axes, float(rng.uniform(0, 180)), 0, 360, colour.tolist(), -1, cv2.LINE_AA)
+        cv2.ellipse(
+            picture,
+            centre,
+            axes,
+            float(rng.uniform(0, 180)),
+            0,
+            360,
+            colour.tolist(),
+            -1,
+            cv2.LINE_AA,
+        )
     picture = cv2.GaussianBlur(picture, (0, 0), 0.7)
     picture += _texture(rng)[..., None] * rng.uniform(5, 11)
     picture += rng.normal(0, rng.uniform(0.5, 3.0), (HEIGHT, WIDTH, 1))

@@ -38,17 +38,27 @@ def as_text(dataset: masked.MaskedLMDataset, pieces: tuple[str, ...]) -> list[tu
     ids = batch["input_ids"].copy()
     rows = np.arange(len(ids))[:, None]
     used = batch["masked_weights"] > 0
-    ids[np.broadcast_to(rows, used.shape)[used], batch["masked_positions"][used]] = batch["masked_labels"][used]
+    ids[np.broadcast_to(rows, used.shape)[used], batch["masked_positions"][used]] = batch[
+        "masked_labels"
+    ][used]
     words = np.asarray(pieces, dtype=object)
     pairs = []
-    for row, second, real in zip(ids, batch["token_type_ids"] > 0, batch["attention_mask"] > 0, strict=True):
+    for row, second, real in zip(
+        ids, batch["token_type_ids"] > 0, batch["attention_mask"] > 0, strict=True
+    ):
         first = row[real & ~second][1:-1]
-        pairs.append(tuple(" ".join(words[part]).replace(" ##", "") for part in (first, row[second][:-1])))
+        pairs.append(
+            tuple(" ".join(words[part]).replace(" ##", "") for part in (first, row[second][:-1]))
+        )
     return pairs
 
 
 def plain_batches(
-    pairs: list[tuple[str, str]], pieces: tuple[str, ...], length: int, max_predictions: int, batch: int
+    pairs: list[tuple[str, str]],
+    pieces: tuple[str, ...],
+    length: int,
+    max_predictions: int,
+    batch: int,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Iterate without end: tokenise two segments, put the special tokens around them, hide 15 %, in Python."""
     vocabulary = {piece: number for number, piece in enumerate(pieces)}

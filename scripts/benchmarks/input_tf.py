@@ -39,7 +39,10 @@ def batches(
       training: a random box by height and a flip; otherwise the central 7/8 of the shorter side.
       batch: images in each.
     """
-    fields = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+    fields = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([], tf.int64),
+    }
 
     def prepare(record):
         example = tf.io.parse_single_example(record, fields)
@@ -55,7 +58,9 @@ def batches(
     options.threading.private_threadpool_size = 1
     options.threading.max_intra_op_parallelism = 1
     options.autotune.enabled = False
-    dataset = tf.data.TFRecordDataset(str(path)).repeat().map(prepare).batch(batch).with_options(options)
+    dataset = (
+        tf.data.TFRecordDataset(str(path)).repeat().map(prepare).batch(batch).with_options(options)
+    )
     return iter(dataset.as_numpy_iterator())
 
 

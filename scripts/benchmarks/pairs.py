@@ -19,7 +19,11 @@ def in_turn(
         times.append(tuple(seconds) if number % 2 else tuple(reversed(seconds)))
     times = times[discard:]
     mine, theirs = zip(*times, strict=True)
-    return statistics.median(mine), statistics.median(theirs), statistics.median(b / a for a, b in times)
+    return (
+        statistics.median(mine),
+        statistics.median(theirs),
+        statistics.median(b / a for a, b in times),
+    )
 
 
 def _seconds(fn: Callable[[], None]) -> float:

@@ -29,7 +29,13 @@ class ResNet50(nn.Module):
     @nn.compact
     def __call__(self, x, train):
         conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
-        norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=self.dtype)
+        norm = partial(
+            nn.BatchNorm,
+            use_running_average=not train,
+            momentum=0.9,
+            epsilon=1e-5,
+            dtype=self.dtype,
+        )
         x = nn.relu(norm()(conv(64, (7, 7), (2, 2), padding=[(3, 3), (3, 3)])(x)))
         x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
         for stage, depth in enumerate((3, 4, 6, 3)):
@@ -61,7 +67,13 @@ class EfficientNet(nn.Module):
     @nn.compact
     def __call__(self, x, train):
         conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
-        norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.99, epsilon=1e-3, dtype=self.dtype)
+        norm = partial(
+            nn.BatchNorm,
+            use_running_average=not train,
+            momentum=0.99,
+            epsilon=1e-3,
+            dtype=self.dtype,
+        )
         x = nn.swish(norm()(conv(self.channels(32), (3, 3), (2, 2))(x)))
         for kernel, stride, expansion, channels, repeats in EFFICIENTNET_STAGES:
             for block in range(math.ceil(self.depth * repeats)):
@@ -103,7 +115,9 @@ class BertLarge(nn.Module):
         picked = jnp.take_along_axis(x, batch["masked_positions"][:, :, None], axis=1)
         picked = nn.LayerNorm(dtype=self.dtype)(nn.gelu(nn.Dense(1024, dtype=self.dtype)(picked)))
         bias = self.param("decoder_bias", nn.initializers.zeros, (30522,))
-        return words.attend(picked).astype(jnp.float32) + bias, nn.Dense(2)(pooled.astype(jnp.float32))
+        return words.attend(picked).astype(jnp.float32) + bias, nn.Dense(2)(
+            pooled.astype(jnp.float32)
+        )
 
 
 class _Layer(nn.Module):
@@ -165,7 +179,8 @@ class BareEfficientNet(EfficientNet):
 def init(module, example):
     """Return (params, model_state) as shapes."""
     variables = jax.eval_shape(
-        lambda key: module.init({"params": key, "dropout": key}, example, train=True), jax.random.key(0)
+        lambda key: module.init({"params": key, "dropout": key}, example, train=True),
+        jax.random.key(0),
     )
     variables = dict(variables)
     return variables.pop("params"), variables

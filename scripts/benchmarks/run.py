@@ -23,7 +23,9 @@ BENCHMARKS = {
 
 def main(argv: list[str]) -> int:
     """Parse `NAME [--json=FILE]` and run."""
-    given = [argument.removeprefix("--json=") for argument in argv if argument.startswith("--json=")]
+    given = [
+        argument.removeprefix("--json=") for argument in argv if argument.startswith("--json=")
+    ]
     names = [argument for argument in argv if not argument.startswith("--json=")]
     if len(names) != 1 or names[0] not in BENCHMARKS:
         print(
@@ -58,11 +60,16 @@ def print_table(rows: list[dict]) -> None:
     header = ("name", "unit", "ours", "peer", "ratio", "limit", "peer is")
     cells = [header]
     for row in rows:
-        figures = [f"{row[key]:.4g}" if row[key] is not None else "-" for key in ("ours", "peer", "ratio", "limit")]
+        figures = [
+            f"{row[key]:.4g}" if row[key] is not None else "-"
+            for key in ("ours", "peer", "ratio", "limit")
+        ]
         cells.append((row["name"], row["unit"], *figures, row["peer_name"] or "-"))
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
     for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
 
 
 if __name__ == "__main__":

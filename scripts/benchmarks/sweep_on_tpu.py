@@ -45,7 +45,9 @@ def _cycles(model: str, batch_size: int, batching: str, devices, width: int) -> 
     spread = Spread(config, devices, width)
     program = Program(cell, False, config, spread)
     shapes = [
-        jax.tree.map(lambda x, place=place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), part)
+        jax.tree.map(
+            lambda x, place=place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), part
+        )
         for part, place in zip(program.shapes(), _places(spread), strict=True)
     ]
     return costs.cycles(Text(program.lower(*shapes).compile().as_text()))
@@ -55,4 +57,6 @@ def _places(spread: Spread) -> list:
     if len(spread.devices) == 1:
         return [SingleDeviceSharding(spread.devices[0])] * 4
     mesh = Mesh(np.array(spread.devices), (TRIALS,))
-    return [NamedSharding(mesh, spec) for spec in (PartitionSpec(),) * 2 + (PartitionSpec(TRIALS),) * 2]
+    return [
+        NamedSharding(mesh, spec) for spec in (PartitionSpec(),) * 2 + (PartitionSpec(TRIALS),) * 2
+    ]

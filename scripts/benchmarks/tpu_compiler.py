@@ -13,7 +13,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lbopt.plan import costs, topology
 from lbopt.plan.program import Program
 
-TOPOLOGIES = {"v3": "v3:2x2", "v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
+TOPOLOGIES = {
+    "v3": "v3:2x2",
+    "v4": "v4:2x2x1",
+    "v5e": "v5e:2x2",
+    "v5p": "v5p:2x2x1",
+    "v6e": "v6e:2x2",
+}
 
 
 @dataclasses.dataclass
@@ -39,7 +45,9 @@ def compile_for(generation: str, fn, arguments, donate: tuple[int, ...]) -> Cost
     """Compile `fn` for the first device of a topology of this generation ("v3", "v4", "v5e", "v5p", "v6e")."""
     device = topology.open_topology(TOPOLOGIES[generation]).devices[0]
     everywhere = NamedSharding(Mesh(np.array([device]), ("one",)), PartitionSpec())
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), arguments)
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), arguments
+    )
     begin = time.perf_counter()
     compiled = jax.jit(fn, donate_argnums=donate).lower(*shapes).compile()
     seconds = time.perf_counter() - begin

@@ -15,7 +15,9 @@ SHAPES = {"body": {"kernel": (12, 16), "bias": (16,)}, "head": {"kernel": (16, 1
 
 @pytest.fixture(scope="session")
 def params():
-    return jax.tree.map(lambda shape: jnp.zeros(shape), SHAPES, is_leaf=lambda x: isinstance(x, tuple))
+    return jax.tree.map(
+        lambda shape: jnp.zeros(shape), SHAPES, is_leaf=lambda x: isinstance(x, tuple)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +67,8 @@ def largest_gap():
 
     def gap(one, other):
         pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-        return max((float(np.max(np.abs(np.asarray(a, np.float64) - b))) for a, b in pairs), default=0.0)
+        return max(
+            (float(np.max(np.abs(np.asarray(a, np.float64) - b))) for a, b in pairs), default=0.0
+        )
 
     return gap

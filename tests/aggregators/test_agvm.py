@@ -17,7 +17,12 @@ from lbopt.transforms.monitoring import monitor_layers, optimizer_metrics
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 LABELS = {"body": "^body/", "head": "^head/"}
-OPTIONS = {"interval": 5, "start": 22, "stop": 170, "alpha": 0.9}  # it measures at 25 first, as the hook does
+OPTIONS = {
+    "interval": 5,
+    "start": 22,
+    "stop": 170,
+    "alpha": 0.9,
+}  # it measures at 25 first, as the hook does
 STEPS = 200
 RATE, B1, B2, EPS = 0.05, 0.9, 0.99, 1e-8
 
@@ -55,7 +60,10 @@ def hook(grads, adam):
             if adam:
                 first[name] = B1 * first[name] + (1 - B1) * g
                 second[name] = B2 * second[name] + (1 - B2) * g**2
-                debiased = first[name] / (1 - B1 ** (step + 1)), second[name] / (1 - B2 ** (step + 1))
+                debiased = (
+                    first[name] / (1 - B1 ** (step + 1)),
+                    second[name] / (1 - B2 ** (step + 1)),
+                )
                 weights[name] = weights[name] - rate * debiased[0] / (np.sqrt(debiased[1]) + EPS)
             else:
                 weights[name] = weights[name] - rate * g
@@ -92,7 +100,9 @@ def test_equals_the_published_hook_over_200_steps(adam, noisy):
         updates, state = update(rows, state, params)
         params = optax.apply_updates(params, updates)
         for name, theirs in wanted[step].items():
-            np.testing.assert_allclose(params[name], theirs, rtol=2e-4, atol=2e-5, err_msg=f"{name} at {step}")
+            np.testing.assert_allclose(
+                params[name], theirs, rtol=2e-4, atol=2e-5, err_msg=f"{name} at {step}"
+            )
     for name, value in scale.items():
         np.testing.assert_allclose(state[0].shared.scale[name], value, rtol=1e-5)
     assert abs(scale["head"] - 1) > 0.02
@@ -117,15 +127,22 @@ def test_phi_alone_is_a_gauge(gradients, params):
     one, other = (jax.tree.map(lambda x, at=at: x[at], gradients(1)[0]) for at in (0, 1))
     labels = {"body": {"kernel": "all", "bias": "all"}, "head": {"kernel": "head"}}
     found = phi_modules(labels, one, other)
-    flat = [np.concatenate([np.ravel(tree["body"][kind]) for kind in ("bias", "kernel")]) for tree in (one, other)]
+    flat = [
+        np.concatenate([np.ravel(tree["body"][kind]) for kind in ("bias", "kernel")])
+        for tree in (one, other)
+    ]
     cosine = flat[0] @ flat[1] / np.linalg.norm(flat[0]) / np.linalg.norm(flat[1])
     assert list(found) == ["all", "head"]
     assert float(found["all"]) == pytest.approx(1 - cosine, rel=1e-5)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize(("labels", "alpha"), [(LABELS, 1.0), ({"all": ""}, 0.5)], ids=["alpha of one", "one module"])
-def test_without_a_change_of_scale_it_is_the_mean_bit_for_bit(labels, alpha, devices, gradients, run):
+@pytest.mark.parametrize(
+    ("labels", "alpha"), [(LABELS, 1.0), ({"all": ""}, 0.5)], ids=["alpha of one", "one module"]
+)
+def test_without_a_change_of_scale_it_is_the_mean_bit_for_bit(
+    labels, alpha, devices, gradients, run
+):
     grads = gradients(4)
     aggregator = lbopt.agvm(labels, next(iter(labels)), interval=2, start=0, alpha=alpha)
     ours, aux, _ = run(aggregator, grads, devices)
@@ -136,8 +153,12 @@ def test_without_a_change_of_scale_it_is_the_mean_bit_for_bit(labels, alpha, dev
 
 
 @pytest.mark.parametrize("base", [optax.sgd, optax.adam, lbopt.lamb, lbopt.lars])
-@pytest.mark.parametrize(("labels", "alpha"), [(LABELS, 1.0), ({"all": ""}, 0.5)], ids=["alpha of one", "one module"])
-def test_without_a_change_of_scale_it_is_the_base_optimizer_bit_for_bit(labels, alpha, base, gradients):
+@pytest.mark.parametrize(
+    ("labels", "alpha"), [(LABELS, 1.0), ({"all": ""}, 0.5)], ids=["alpha of one", "one module"]
+)
+def test_without_a_change_of_scale_it_is_the_base_optimizer_bit_for_bit(
+    labels, alpha, base, gradients
+):
     """Which sees the mean of the gradients, and no aggregator."""
     grads = gradients(6)
     start = jax.tree.map(lambda g: jnp.ones(g.shape[1:]), grads[0])
@@ -234,23 +255,37 @@ class Kept:
 
 def stateless(state):
     """Return a transform that may do anything."""
-    return optax.GradientTransformation(lambda params: state(), lambda updates, state, params=None: (updates, state))
+    return optax.GradientTransformation(
+        lambda params: state(), lambda updates, state, params=None: (updates, state)
+    )
 
 
 REFUSED = {
     "missing": lambda: lbopt.lamb(0.1),
-    "before lbopt's trust ratio": lambda: chained(lbopt.scale_by_agvm(LABELS), lbopt.scale_by_layerwise_trust_ratio()),
+    "before lbopt's trust ratio": lambda: chained(
+        lbopt.scale_by_agvm(LABELS), lbopt.scale_by_layerwise_trust_ratio()
+    ),
     "before lamb": lambda: chained(lbopt.scale_by_agvm(LABELS), lbopt.lamb(0.1)),
     "before lans": lambda: chained(lbopt.scale_by_agvm(LABELS), lbopt.lans(0.1)),
-    "before optax's trust ratio": lambda: chained(lbopt.scale_by_agvm(LABELS), optax.scale_by_trust_ratio()),
+    "before optax's trust ratio": lambda: chained(
+        lbopt.scale_by_agvm(LABELS), optax.scale_by_trust_ratio()
+    ),
     "before optax.lamb": lambda: chained(lbopt.scale_by_agvm(LABELS), optax.lamb(0.1)),
-    "before a link without a state": lambda: chained(lbopt.scale_by_agvm(LABELS), stateless(lambda: ())),
-    "before a link with a state of another kind": lambda: chained(lbopt.scale_by_agvm(LABELS), stateless(Kept)),
+    "before a link without a state": lambda: chained(
+        lbopt.scale_by_agvm(LABELS), stateless(lambda: ())
+    ),
+    "before a link with a state of another kind": lambda: chained(
+        lbopt.scale_by_agvm(LABELS), stateless(Kept)
+    ),
     "before a link whose state is an array": lambda: chained(
         lbopt.scale_by_agvm(LABELS), stateless(lambda: jnp.zeros(3))
     ),
-    "before a link whose state is nothing": lambda: chained(lbopt.scale_by_agvm(LABELS), stateless(lambda: None)),
-    "under a guard": lambda: lbopt.skip_bad_updates(chained(lbopt.scale_by_agvm(LABELS), lbopt.lamb(0.1)), 5),
+    "before a link whose state is nothing": lambda: chained(
+        lbopt.scale_by_agvm(LABELS), stateless(lambda: None)
+    ),
+    "under a guard": lambda: lbopt.skip_bad_updates(
+        chained(lbopt.scale_by_agvm(LABELS), lbopt.lamb(0.1)), 5
+    ),
 }
 
 
@@ -263,13 +298,19 @@ def test_the_guard_refuses(name, params):
 
 def test_other_labels_of_the_same_names_are_refused(params, gradients):
     swapped = {"body": "^head/", "head": "^body/"}
-    tx = lbopt.aggregate(lbopt.agvm(LABELS, "body"), chained(optax.sgd(0.1), lbopt.scale_by_agvm(swapped)), 8)
-    with pytest.raises(ValueError, match=r"'body/bias' belongs to 'head' for scale_by_agvm and to 'body' for agvm"):
+    tx = lbopt.aggregate(
+        lbopt.agvm(LABELS, "body"), chained(optax.sgd(0.1), lbopt.scale_by_agvm(swapped)), 8
+    )
+    with pytest.raises(
+        ValueError, match=r"'body/bias' belongs to 'head' for scale_by_agvm and to 'body' for agvm"
+    ):
         jax.jit(tx.update)(gradients(1)[0], tx.init(params), params)
 
 
 def test_the_guard_lets_pass_what_only_looks(params):
-    last = chained(lbopt.lamb(0.1), lbopt.scale_by_agvm(LABELS), monitor_layers(), lbopt.track_ema())
+    last = chained(
+        lbopt.lamb(0.1), lbopt.scale_by_agvm(LABELS), monitor_layers(), lbopt.track_ema()
+    )
     first = chained(stateless(lambda: jnp.zeros(3)), last)
     for tx in (last, first, lbopt.skip_bad_updates(last, 5)):
         aggregator = lbopt.agvm(LABELS, "body")
@@ -299,13 +340,17 @@ def test_the_guard_takes_no_sum_of_gradients_for_a_link():
 
 
 def test_a_wrapper_that_hands_nothing_on_is_refused(params):
-    tx = optax.MultiSteps(chained(lbopt.lamb(0.1), lbopt.scale_by_agvm(LABELS)), 2).gradient_transformation()
+    tx = optax.MultiSteps(
+        chained(lbopt.lamb(0.1), lbopt.scale_by_agvm(LABELS)), 2
+    ).gradient_transformation()
     with pytest.raises(ValueError, match=r"optax.MultiSteps hands nothing on.*use num_microsteps"):
         lbopt.aggregate(lbopt.agvm(LABELS, "body"), tx, 8).init(params)
 
 
 def test_factors_and_phi_are_among_the_metrics(params, gradients):
-    tx = lbopt.aggregate(lbopt.agvm(LABELS, "body", 1, 0), chained(optax.sgd(1.0), lbopt.scale_by_agvm(LABELS)), 8)
+    tx = lbopt.aggregate(
+        lbopt.agvm(LABELS, "body", 1, 0), chained(optax.sgd(1.0), lbopt.scale_by_agvm(LABELS)), 8
+    )
     _, state = tx.update(gradients(1)[0], tx.init(params), params)
     shown = optimizer_metrics(state[1])
     assert set(shown) == {f"agvm_{kind}/{module}" for kind in ("scale", "phi") for module in LABELS}
@@ -314,8 +359,14 @@ def test_factors_and_phi_are_among_the_metrics(params, gradients):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda params: lbopt.agvm(LABELS, "neck").init(params, 8), "anchor = 'neck': use one of the modules"),
-        (lambda params: lbopt.agvm(LABELS, "body").init(params, 7), "7 replicas have no two halves"),
+        (
+            lambda params: lbopt.agvm(LABELS, "neck").init(params, 8),
+            "anchor = 'neck': use one of the modules",
+        ),
+        (
+            lambda params: lbopt.agvm(LABELS, "body").init(params, 7),
+            "7 replicas have no two halves",
+        ),
         (
             lambda params: lbopt.agvm({"body": "^body/"}, "body").init(params, 8),
             "no pattern of .* is found in 'head/kernel'",
@@ -328,16 +379,23 @@ def test_factors_and_phi_are_among_the_metrics(params, gradients):
         (lambda params: lbopt.agvm(LABELS, "body", alpha=1.1), "alpha = 1.1"),
         (lambda params: lbopt.agvm(LABELS, "body", alpha="x"), "alpha = 'x'"),
         (lambda params: lbopt.agvm(LABELS, "body", interval=0), "interval = 0"),
-        (lambda params: lbopt.agvm(LABELS, "body", interval=2.5), "interval = 2.5: give a whole number"),
+        (
+            lambda params: lbopt.agvm(LABELS, "body", interval=2.5),
+            "interval = 2.5: give a whole number",
+        ),
         (lambda params: lbopt.agvm(LABELS, "body", adam_eps=-1.0), "adam_eps = -1.0"),
         (lambda params: lbopt.agvm(LABELS, "body", start=10, stop=5), "stop = 5"),
         (lambda params: lbopt.agvm(LABELS, "body", clip=(2.0, 1.0)), "clip = "),
         (
-            lambda params: protocol.as_optax(lbopt.agvm(LABELS, "body", adam_b2=0.9), 8).update(params, None, params),
+            lambda params: protocol.as_optax(lbopt.agvm(LABELS, "body", adam_b2=0.9), 8).update(
+                params, None, params
+            ),
             "needs Adam's second moment",
         ),
         (
-            lambda params: lbopt.scale_by_agvm(LABELS).update(params, lbopt.scale_by_agvm(LABELS).init(params)),
+            lambda params: lbopt.scale_by_agvm(LABELS).update(
+                params, lbopt.scale_by_agvm(LABELS).init(params)
+            ),
             "update needs agvm_scale",
         ),
     ],

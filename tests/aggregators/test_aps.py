@@ -47,7 +47,10 @@ def grads():
 def test_equals_the_published_algorithm(form, accumulate, shift, grads):
     ours = summed(lbopt.aps(*form, accumulate, shift, overflow="cpd"), grads)
     for name, rows in grads.items():
-        wanted = low_bits.cpd_sum(rows.reshape(REPLICAS, -1), *form, accumulate == "kahan", shift) / REPLICAS
+        wanted = (
+            low_bits.cpd_sum(rows.reshape(REPLICAS, -1), *form, accumulate == "kahan", shift)
+            / REPLICAS
+        )
         np.testing.assert_array_equal(np.ravel(ours[name]), wanted, err_msg=name)
 
 
@@ -77,7 +80,10 @@ def test_with_all_bits_it_is_the_sum(grads):
 @pytest.mark.parametrize("accumulate", ["fp32", "same", "kahan"])
 def test_powers_of_two_do_not_matter(accumulate, grads):
     aggregator = lbopt.aps(4, 3, accumulate)
-    once, larger = summed(aggregator, grads), summed(aggregator, jax.tree.map(lambda g: g * np.float32(2**20), grads))
+    once, larger = (
+        summed(aggregator, grads),
+        summed(aggregator, jax.tree.map(lambda g: g * np.float32(2**20), grads)),
+    )
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a * np.float32(2**20), b), once, larger)
 
 
@@ -108,7 +114,9 @@ def test_small_gradients_survive_by_the_shift_alone(form, least, most):
     exact = rows["w"].astype(np.float64).mean(0)
 
     def error(**options):
-        return np.linalg.norm(summed(lbopt.aps(*form, "same", **options), rows)["w"] - exact) / np.linalg.norm(exact)
+        return np.linalg.norm(
+            summed(lbopt.aps(*form, "same", **options), rows)["w"] - exact
+        ) / np.linalg.norm(exact)
 
     np.testing.assert_array_equal(summed(lbopt.aps(*form, "same", shift=False), rows)["w"], 0)
     assert least < error() < most
@@ -116,7 +124,10 @@ def test_small_gradients_survive_by_the_shift_alone(form, least, most):
 
 def test_layers_of_a_stack_have_shifts_of_their_own():
     rng = np.random.default_rng(2)
-    layers = [np.float32(scale) * rng.normal(size=(REPLICAS, 6)).astype(np.float32) for scale in (1, 1e-5, 1e-10)]
+    layers = [
+        np.float32(scale) * rng.normal(size=(REPLICAS, 6)).astype(np.float32)
+        for scale in (1, 1e-5, 1e-10)
+    ]
     stacked = summed(lbopt.aps(4, 3, stacked=lambda name, leaf: 1), {"w": np.stack(layers, 1)})["w"]
     alone = [summed(lbopt.aps(4, 3), {"w": layer})["w"] for layer in layers]
     np.testing.assert_array_equal(stacked, np.stack(alone))
@@ -130,14 +141,18 @@ def test_stochastic_rounding_draws_anew_at_every_step(grads):
     assert np.any(many[0] != many[1])
     many = many.mean(0)
     exact = grads["large"].mean(0)
-    assert np.linalg.norm(many - exact) < 0.5 * np.linalg.norm(summed(lbopt.aps(5, 2), grads)["large"] - exact)
+    assert np.linalg.norm(many - exact) < 0.5 * np.linalg.norm(
+        summed(lbopt.aps(5, 2), grads)["large"] - exact
+    )
 
 
 def test_bytes_on_the_wire():
     params = {"w": np.zeros((100, 10), np.float32), "b": np.zeros(24, np.float32)}
     sent, ring = lbopt.aps(5, 2).wire_bytes(params, 8)
     assert ring == 2 * 7 / 8 * 4 * 1024
-    assert sent == 2 * 7 / 8 * (1024 + 2 * 4)  # a byte an element each way, and an fp32 maximum per layer
+    assert sent == 2 * 7 / 8 * (
+        1024 + 2 * 4
+    )  # a byte an element each way, and an fp32 maximum per layer
     assert lbopt.aps(8, 7, shift=False).wire_bytes(params, 8).ratio == 2
 
 
@@ -150,7 +165,9 @@ def test_exponents_and_powers_are_exact():
     wanted = np.ldexp(x.astype(np.float64), shift)
     normal = np.abs(wanted) >= np.finfo(np.float32).tiny
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(np.asarray(ldexp(x, shift))[normal], wanted.astype(np.float32)[normal])
+        np.testing.assert_array_equal(
+            np.asarray(ldexp(x, shift))[normal], wanted.astype(np.float32)[normal]
+        )
     assert ldexp(jnp.float32(2.0**-100), jnp.int32(200)) == 2.0**100
 
 
@@ -186,7 +203,11 @@ def test_sums_never_overflow_where_drawing_upwards_doubles(replicas, accumulate)
 def test_a_leaf_without_numbers_is_let_be():
     rows = {"none": np.zeros((4, 0, 3), np.float32), "w": np.ones((4, 2), np.float32)}
     params = jax.tree.map(lambda x: jnp.zeros(x.shape[1:]), rows)
-    for aggregator in (lbopt.aps(4, 3), lbopt.ef(compress.cast(4, 3)), lbopt.ef(compress.topk(0.5))):
+    for aggregator in (
+        lbopt.aps(4, 3),
+        lbopt.ef(compress.cast(4, 3)),
+        lbopt.ef(compress.topk(0.5)),
+    ):
         tx = protocol.as_optax(aggregator, 4)
         (updates, _), _ = tx.update(rows, tx.init(params), params)
         assert updates["none"].shape == (0, 3)

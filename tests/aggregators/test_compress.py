@@ -88,24 +88,33 @@ def test_layouts_of_bits_are_all_the_same(shape):
     np.testing.assert_array_equal(bits, row)
     out = through(compressor, x)
     assert out.shape == x.shape
-    np.testing.assert_allclose(out.reshape(2, 3, -1), through(compressor, flat), rtol=1e-6)  # means of two orders
+    np.testing.assert_allclose(
+        out.reshape(2, 3, -1), through(compressor, flat), rtol=1e-6
+    )  # means of two orders
     np.testing.assert_array_equal(np.sign(out), np.where(x >= 0, 1, -1))
 
 
 def test_cast_rounds_at_the_largest_power_of_two_that_fits(x):
     tiny = x * np.float32(1e-7)
-    shift = 7 - np.ceil(np.log2(np.abs(tiny).max((0, 2))[:, None])).astype(int)  # all replicas', of each layer
+    shift = 7 - np.ceil(np.log2(np.abs(tiny).max((0, 2))[:, None])).astype(
+        int
+    )  # all replicas', of each layer
     wanted = np.ldexp(low_bits.rounded(np.ldexp(tiny, shift), 4, 3), -shift)
     np.testing.assert_array_equal(through(compress.cast(4, 3), tiny), wanted.astype(np.float32))
     known = known_of(compress.cast(4, 3), tiny)
-    assert compress.cast(4, 3).compress(jnp.asarray(tiny), known)["payload"].dtype == jnp.float8_e4m3
+    assert (
+        compress.cast(4, 3).compress(jnp.asarray(tiny), known)["payload"].dtype == jnp.float8_e4m3
+    )
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=lambda one: one.name)
 def test_contraction(compressor, x):
     keys = jax.random.split(KEY, 200)
     lost = np.mean(
-        [np.sum((through(compressor, x, key) - x) ** 2, -1) for key in keys[: 200 if "rand" in compressor.name else 1]],
+        [
+            np.sum((through(compressor, x, key) - x) ** 2, -1)
+            for key in keys[: 200 if "rand" in compressor.name else 1]
+        ],
         0,
     )
     bound = (1 - compressor.delta(101)) * np.sum(x.astype(np.float64) ** 2, -1)
@@ -140,7 +149,10 @@ def test_break_even_of_topk_is_at_one_over_the_replicas():
 
 def test_randk_wins_on_any_number_of_replicas():
     for replicas in (2, 1024):
-        assert compress.randk(0.01).wire_bytes([10_000], replicas) == 2 * 400 * (replicas - 1) / replicas
+        assert (
+            compress.randk(0.01).wire_bytes([10_000], replicas)
+            == 2 * 400 * (replicas - 1) / replicas
+        )
 
 
 def test_cast_sends_pieces_sums_and_the_largest_number_of_each_vector():

@@ -9,7 +9,14 @@ from lbopt.config.aggregator import AGVM_START_STEP, AggregatorConfig
 
 PUBLISHED = {
     # agvm_optimizer_hook.py at b60d598: the hook's own, and the bounds and eps of its code
-    lbopt.agvm: {"interval": 5, "start": 500, "stop": None, "alpha": 0.97, "clip": (0.5, 10.0), "eps": 1e-6},
+    lbopt.agvm: {
+        "interval": 5,
+        "start": 500,
+        "stop": None,
+        "alpha": 0.97,
+        "clip": (0.5, 10.0),
+        "eps": 1e-6,
+    },
     # CPD at ddd9a67: exp 5, man 2
     lbopt.aps: {"exponent_bits": 5, "mantissa_bits": 2},
     # powersgd.py of epfml/powersgd
@@ -30,8 +37,21 @@ def test_defaults_are_the_published_ones(function):
 @pytest.mark.parametrize(
     ("function", "fields"),
     [
-        (lbopt.agvm, {"interval": "interval_steps", "alpha": "alpha", "clip": "scale_bounds", "stop": "stop_step"}),
-        (lbopt.aps, dict.fromkeys(("exponent_bits", "mantissa_bits", "accumulate", "shift", "overflow", "rounding"))),
+        (
+            lbopt.agvm,
+            {
+                "interval": "interval_steps",
+                "alpha": "alpha",
+                "clip": "scale_bounds",
+                "stop": "stop_step",
+            },
+        ),
+        (
+            lbopt.aps,
+            dict.fromkeys(
+                ("exponent_bits", "mantissa_bits", "accumulate", "shift", "overflow", "rounding")
+            ),
+        ),
         (lbopt.ef21, {"momentum": None, "dense_start": None}),
         (lbopt.econtrol, {"eta": None, "dense_start": None}),
         (lbopt.powersgd, {"min_rate": None}),

@@ -54,7 +54,9 @@ def test_stochastic_rounding_draws_for_every_replica():
 
 
 @pytest.mark.parametrize(
-    "aggregator", [lbopt.ef(compress.randk(0.25)), lbopt.aps(5, 2, rounding="stochastic")], ids=["randk", "aps"]
+    "aggregator",
+    [lbopt.ef(compress.randk(0.25)), lbopt.aps(5, 2, rounding="stochastic")],
+    ids=["randk", "aps"],
 )
 def test_parts_that_are_sent_apart_draw_apart(aggregator):
     """Two devices each send half of a leaf whose halves are alike."""
@@ -65,7 +67,9 @@ def test_parts_that_are_sent_apart_draw_apart(aggregator):
         return jnp.sum(params["w"] * values) * batch["x"].mean(), (model_state, {})
 
     tx = optax.sgd(1.0)
-    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), aggregator=aggregator, aggregate_over=2)
+    step = lbopt.make_train_step(
+        loss_fn, tx, lbopt.make_mesh(4), aggregator=aggregator, aggregate_over=2
+    )
     state = step.place(lbopt.TrainState.create({"w": jnp.zeros(128)}, {}, tx, 0))
     state, _ = jax.block_until_ready(step(state, {"x": np.ones(4, np.float32)}))
     halves = np.split(np.asarray(state.params["w"]), 2)

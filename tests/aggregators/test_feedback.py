@@ -53,9 +53,15 @@ RULES = {
     "ef": (lambda c: lbopt.ef(c), {"rule": "ef"}),
     "ef21": (lambda c: lbopt.ef21(c), {"rule": "ef21"}),
     "ef21-momentum": (lambda c: lbopt.ef21(c, momentum=0.7), {"rule": "ef21", "momentum": 0.7}),
-    "ef21-dense": (lambda c: lbopt.ef21(c, 0.7, True), {"rule": "ef21", "momentum": 0.7, "dense_start": True}),
+    "ef21-dense": (
+        lambda c: lbopt.ef21(c, 0.7, True),
+        {"rule": "ef21", "momentum": 0.7, "dense_start": True},
+    ),
     "econtrol": (lambda c: lbopt.econtrol(c, 0.3), {"rule": "econtrol", "eta": 0.3}),
-    "econtrol-dense": (lambda c: lbopt.econtrol(c, 0.3, True), {"rule": "econtrol", "eta": 0.3, "dense_start": True}),
+    "econtrol-dense": (
+        lambda c: lbopt.econtrol(c, 0.3, True),
+        {"rule": "econtrol", "eta": 0.3, "dense_start": True},
+    ),
 }
 COMPRESSORS = [compress.topk(0.1), compress.randk(0.2), compress.sign(), compress.cast(4, 3)]
 
@@ -69,15 +75,23 @@ def test_equals_numpy(name, gradients, run):
     leaves = zip(*(jax.tree.leaves(one) for one in grads), strict=True)
     wanted = [by_hand(grads=[x.reshape(8, -1) for x in leaf], **options) for leaf in leaves]
     for step in range(STEPS):
-        np.testing.assert_allclose(flat[step], np.concatenate([one[step] for one in wanted]), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            flat[step], np.concatenate([one[step] for one in wanted]), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
     ("make", "compressor"),
-    [*((lbopt.econtrol, one) for one in COMPRESSORS), (lbopt.ef, COMPRESSORS[0]), (lbopt.ef21, COMPRESSORS[0])],
+    [
+        *((lbopt.econtrol, one) for one in COMPRESSORS),
+        (lbopt.ef, COMPRESSORS[0]),
+        (lbopt.ef21, COMPRESSORS[0]),
+    ],
     ids=lambda one: one.name if isinstance(one, compress.Compressor) else one.__name__,
 )
-def test_on_the_wire_and_on_one_device_it_is_the_same(compressor, make, gradients, run, largest_gap):
+def test_on_the_wire_and_on_one_device_it_is_the_same(
+    compressor, make, gradients, run, largest_gap
+):
     grads = gradients(STEPS)
     alone, spread = (run(make(compressor), grads, devices) for devices in (1, 4))
     assert largest_gap(alone[0], spread[0]) < 1e-6
@@ -117,13 +131,22 @@ def test_the_error_of_econtrol_telescopes(gradients, params):
     for one in grads:
         _, state = tx.update(one, state, params)
         total = jax.tree.map(
-            lambda t, g, h: t + g.astype(np.float64) - h, total, one, as_tree(state.local.estimate, one)
+            lambda t, g, h: t + g.astype(np.float64) - h,
+            total,
+            one,
+            as_tree(state.local.estimate, one),
         )
-    jax.tree.map(lambda t, e: np.testing.assert_allclose(e, t, atol=3e-6), total, as_tree(state.local.error, total))
+    jax.tree.map(
+        lambda t, e: np.testing.assert_allclose(e, t, atol=3e-6),
+        total,
+        as_tree(state.local.error, total),
+    )
 
 
 @pytest.mark.parametrize("make", [lambda c: lbopt.ef21(c, 0.5), lambda c: lbopt.econtrol(c, 0.2)])
-def test_the_mean_is_built_from_messages_alone_and_stays_the_mean_of_the_estimates(make, gradients, run):
+def test_the_mean_is_built_from_messages_alone_and_stays_the_mean_of_the_estimates(
+    make, gradients, run
+):
     _, _, state = run(make(compress.topk(0.1)), gradients(30), devices=4)
     for estimates, mean in zip(state.local.estimate, jax.tree.leaves(state.mirrored), strict=True):
         np.testing.assert_allclose(estimates.mean(0), mean, atol=3e-6)
@@ -131,7 +154,9 @@ def test_the_mean_is_built_from_messages_alone_and_stays_the_mean_of_the_estimat
 
 def test_layers_of_a_stack_are_compressed_one_by_one():
     rng = np.random.default_rng(0)
-    rows = {"w": (rng.normal(size=(8, 3, 20)) * np.array([1, 1e3, 1e-3])[:, None]).astype(np.float32)}
+    rows = {
+        "w": (rng.normal(size=(8, 3, 20)) * np.array([1, 1e3, 1e-3])[:, None]).astype(np.float32)
+    }
     params = {"w": np.zeros((3, 20), np.float32)}
 
     def update(aggregator):

@@ -26,7 +26,9 @@ def by_hand(grads, left, right):
         factors[ours] = np.linalg.qr(factors[ours])[0]
         sides = [matrix.T @ factors[ours] for matrix in seen]
         factors[theirs] = np.mean(sides, 0)
-        left = np.stack([matrix - factors[ours] @ side.T for matrix, side in zip(seen, sides, strict=True)])
+        left = np.stack(
+            [matrix - factors[ours] @ side.T for matrix, side in zip(seen, sides, strict=True)]
+        )
         low = factors[ours] @ factors[theirs].T
         errors, low = (left, low) if step % 2 == 0 else (left.transpose(0, 2, 1), low.T)
         updates.append(low)
@@ -47,7 +49,9 @@ def test_equals_the_published_code(devices, gradients, params, run):
         if kind == "bias":
             wanted, errors = [row.mean(0) for row in rows], None
         else:
-            wanted, errors = by_hand(rows, np.asarray(first.left[leaf])[0], np.asarray(first.right[leaf])[0])
+            wanted, errors = by_hand(
+                rows, np.asarray(first.left[leaf])[0], np.asarray(first.right[leaf])[0]
+            )
         for mine, theirs in zip(got, wanted, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=2e-5, err_msg=name)
         if errors is not None:
@@ -65,7 +69,9 @@ def test_where_replicas_differ_for_ever_the_memory_stays_small():
         update, state = tx.update(rows, state, params)
         return state, (jnp.abs(state[0].local[0]).max(), rows["kernel"].mean(0) - update["kernel"])
 
-    state, (largest, left) = jax.lax.scan(step, tx.init(params), jax.random.split(jax.random.key(1), 3000))
+    state, (largest, left) = jax.lax.scan(
+        step, tx.init(params), jax.random.split(jax.random.key(1), 3000)
+    )
     assert largest[2000:].max() < 1.5 * largest[500:1500].max()
     # What was applied and what is left still make the mean.
     np.testing.assert_allclose(left.sum(0), state[0].local[0].mean(0)[0], atol=2e-2)
@@ -76,9 +82,9 @@ def test_a_gradient_of_low_rank_is_exact_after_one_sweep(run, params, largest_ga
     low = lambda p: rng.normal(size=(p.shape[0], 2)) @ rng.normal(size=(2, *p.shape[1:]))  # noqa: E731
     # The same low rank in the mean and in every replica: column spaces are shared.
     rows = jax.tree.map(
-        lambda p: (np.ones((8, *p.shape)) if p.ndim == 1 else rng.uniform(0.5, 2, (8, 1, 1)) * low(p)[None]).astype(
-            np.float32
-        ),
+        lambda p: (
+            np.ones((8, *p.shape)) if p.ndim == 1 else rng.uniform(0.5, 2, (8, 1, 1)) * low(p)[None]
+        ).astype(np.float32),
         params,
     )
     aggregator, mean = lbopt.powersgd(2, start=0), jax.tree.map(lambda g: g.mean(0), rows)
@@ -96,7 +102,9 @@ def test_a_gradient_of_low_rank_is_exact_after_one_sweep(run, params, largest_ga
 def test_what_was_applied_and_the_change_of_the_error_make_the_mean(run, gradients):
     grads = gradients(STEPS)
     updates, _, state = run(lbopt.powersgd(1, start=2), grads)
-    for leaf, (module, kind) in enumerate([("body", "bias"), ("body", "kernel"), ("head", "kernel")]):
+    for leaf, (module, kind) in enumerate(
+        [("body", "bias"), ("body", "kernel"), ("head", "kernel")]
+    ):
         applied = np.sum([one[module][kind] for one in updates], 0, dtype=np.float64)
         meant = np.sum([one[module][kind].mean(0, dtype=np.float64) for one in grads], 0)
         left = 0 if kind == "bias" else state.local[leaf].mean(0, dtype=np.float64)[0]
@@ -112,7 +120,9 @@ def test_the_first_steps_are_whole(run, gradients, largest_gap):
     assert state.shared.count == 3
 
 
-def test_after_an_odd_number_of_whole_steps_it_begins_as_it_would_at_once(run, gradients, largest_gap):
+def test_after_an_odd_number_of_whole_steps_it_begins_as_it_would_at_once(
+    run, gradients, largest_gap
+):
     """With the same side first."""
     first, *grads = gradients(4)
     late, _, _ = run(lbopt.powersgd(1, start=1), [first, *grads])
@@ -138,13 +148,19 @@ def test_layers_of_a_stack_are_matrices_of_their_own():
     (updates, _), _ = tx.update({"w": rows}, first, params)
     for layer in range(3):
         wanted, _ = by_hand(
-            [rows[:, layer]], np.asarray(first.shared.left[0])[layer], np.asarray(first.shared.right[0])[layer]
+            [rows[:, layer]],
+            np.asarray(first.shared.left[0])[layer],
+            np.asarray(first.shared.right[0])[layer],
         )
         np.testing.assert_allclose(updates["w"][layer], wanted[0], rtol=1e-4, atol=1e-5)
 
 
 def test_bytes_do_not_depend_on_the_replicas_but_for_the_ring():
-    params = {"w": np.zeros((1000, 500), np.float32), "b": np.zeros(500, np.float32), "s": np.zeros((3, 2), np.float32)}
+    params = {
+        "w": np.zeros((1000, 500), np.float32),
+        "b": np.zeros(500, np.float32),
+        "s": np.zeros((3, 2), np.float32),
+    }
     aggregator = lbopt.powersgd(4)
     for replicas in (8, 1024):
         sent, ring = aggregator.wire_bytes(params, replicas)

@@ -34,7 +34,11 @@ ALL = {
 
 
 def behind(name):
-    return optax.chain(lbopt.lamb(0.01), lbopt.scale_by_agvm(LABELS)) if name == "agvm" else lbopt.lamb(0.01)
+    return (
+        optax.chain(lbopt.lamb(0.01), lbopt.scale_by_agvm(LABELS))
+        if name == "agvm"
+        else lbopt.lamb(0.01)
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -49,13 +53,17 @@ def squaring_qr(x):
     """Decompose as a device may: by the products of columns, which no fp32 number holds where they are 1e20."""
     lower = jnp.linalg.cholesky(jnp.swapaxes(x, -1, -2) @ x)
     q = jnp.swapaxes(
-        jax.lax.linalg.triangular_solve(lower, jnp.swapaxes(x, -1, -2), left_side=True, lower=True), -1, -2
+        jax.lax.linalg.triangular_solve(lower, jnp.swapaxes(x, -1, -2), left_side=True, lower=True),
+        -1,
+        -2,
     )
     return types.SimpleNamespace(Q=q)
 
 
 @pytest.mark.parametrize("name", ["agvm", "aps", "ef21", "cast", "powersgd"])
-def test_gradients_of_1e20_and_of_1e_minus_25_are_what_their_multiples_are(name, gradients, params, monkeypatch):
+def test_gradients_of_1e20_and_of_1e_minus_25_are_what_their_multiples_are(
+    name, gradients, params, monkeypatch
+):
     """A power of two changes no digit; nothing is squared where that is out of the range of fp32."""
     if name == "powersgd":
         monkeypatch.setattr(jnp.linalg, "qr", squaring_qr)
@@ -65,7 +73,9 @@ def test_gradients_of_1e20_and_of_1e_minus_25_are_what_their_multiples_are(name,
     def walk(factor):
         state, moved = tx.init(params), []
         for one in grads:
-            (out, aux), state = update(jax.tree.map(lambda x: x * np.float32(factor), one), state, params)
+            (out, aux), state = update(
+                jax.tree.map(lambda x: x * np.float32(factor), one), state, params
+            )
             moved.append(jax.tree.map(lambda x: np.asarray(x, np.float64) / factor, out))
         return moved, {key: aux[key] for key in aux if key != "agvm_modules"}
 
@@ -97,7 +107,11 @@ def test_nothing_is_promoted_implicitly(name, x64, gradients, params):
     tx, rows = protocol.as_optax(RANKED[name], 8), gradients(1)[0]
     step = lambda params, state, rows: tx.update(rows, state, params, second_moment=params)  # noqa: E731
     kinds = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]  # noqa: E731
-    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"), jax.enable_x64(x64):
+    with (
+        jax.numpy_rank_promotion("raise"),
+        jax.numpy_dtype_promotion("strict"),
+        jax.enable_x64(x64),
+    ):
         state = jax.eval_shape(tx.init, params)
         (updates, _), after = jax.eval_shape(step, params, state, rows)
         assert kinds((updates, after)) == kinds((params, state))
@@ -108,7 +122,9 @@ def test_agvm_starts_without_nan(params):
     with jax.debug_nans(True):
         state = lbopt.aggregate(ALL["agvm"], behind("agvm"), 8).init(params)
     leaves = jax.tree.leaves(state)
-    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)  # no buffer is donated twice
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(
+        leaves
+    )  # no buffer is donated twice
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -123,7 +139,9 @@ def test_state_keeps_its_shapes_and_dtypes(name, gradients, params, run):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(name, gradients, params):
+def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(
+    name, gradients, params
+):
     tx = protocol.as_optax(ALL[name], 8)
     for kind in boxes.KINDS:
         inside = boxes.boxed(kind, params)
@@ -151,7 +169,9 @@ def test_with_and_without_the_module_of_optax(name, gradients, params, largest_g
     ours = lbopt.aggregate(ALL[name], behind(name), 8)
     there = protocol.as_optax(ALL[name], 8)
     assert isinstance(there, aggregating.Aggregator)
-    theirs = aggregating.process(optax.identity(), there, optax.with_extra_args_support(behind(name)), True)
+    theirs = aggregating.process(
+        optax.identity(), there, optax.with_extra_args_support(behind(name)), True
+    )
     found = []
     for tx in (ours, theirs):
         weights, state = jax.tree.map(lambda p: p + 1.0, params), tx.init(params)
@@ -203,7 +223,8 @@ def test_a_broken_gradient_is_forgotten_if_asked(name, gradients, params, run):
 
 def test_a_choice_that_loses_on_the_wire_is_told(params):
     with pytest.warns(
-        UserWarning, match=r"ef\(topk\(0.3\)\) sends 6\.\d+ kB a step and device between 8 replicas.* it loses 2\.\d+ x"
+        UserWarning,
+        match=r"ef\(topk\(0.3\)\) sends 6\.\d+ kB a step and device between 8 replicas.* it loses 2\.\d+ x",
     ):
         protocol.warn_if_it_loses(lbopt.ef(compress.topk(0.3)), params, 8)
     with pytest.warns(UserWarning, match=r"it loses 1\.[01]\d* x"):
@@ -219,7 +240,9 @@ def test_a_second_moment_is_found_in_the_chain_or_missed():
     assert protocol.second_moment_of(lbopt.lamb(0.1).init(params))["kernel"].shape == (3, 1)
     with pytest.raises(ValueError, match="keeps no second moment"):
         protocol.second_moment_of(optax.sgd(0.1).init(params))
-    both = optax.chain(optax.scale_by_adam(), optax.scale_by_adam(), lbopt.scale_by_agvm({"all": ""}))
+    both = optax.chain(
+        optax.scale_by_adam(), optax.scale_by_adam(), lbopt.scale_by_agvm({"all": ""})
+    )
     tx = lbopt.aggregate(lbopt.agvm({"all": ""}, "all", adam_b2=0.9), both, 2)
     rows = jax.tree.map(lambda p: jnp.stack([p, p]), params)
     tx.update(rows, tx.init(params), params, second_moment=params)
@@ -230,24 +253,38 @@ def test_a_second_moment_is_found_in_the_chain_or_missed():
 def test_replicas_have_to_fit_the_mesh():
     with pytest.raises(ValueError, match="num_replicas = 6: give a multiple of the 4 devices"):
         protocol.as_optax(protocol.mean(), 6, lbopt.make_mesh(4))
-    for mesh in (jax.make_mesh((4,), ("data",)), jax.make_mesh((2, 2), ("a", "b"), (AxisType.Auto,) * 2)):
-        with pytest.raises(ValueError, match=r"mesh = .*: give one with a single axis of AxisType.Auto"):
+    for mesh in (
+        jax.make_mesh((4,), ("data",)),
+        jax.make_mesh((2, 2), ("a", "b"), (AxisType.Auto,) * 2),
+    ):
+        with pytest.raises(
+            ValueError, match=r"mesh = .*: give one with a single axis of AxisType.Auto"
+        ):
             protocol.as_optax(protocol.mean(), 8, mesh)
 
 
 def test_gradients_have_to_be_rows(gradients, params):
     tx = lbopt.aggregate(protocol.mean(), optax.sgd(0.1), 8)
     state, rows = tx.init(params), gradients(1)[0]
-    for wrong in (params, jax.tree.map(lambda g: g[:4], rows), jax.tree.map(lambda g: g[..., None], rows)):
+    for wrong in (
+        params,
+        jax.tree.map(lambda g: g[:4], rows),
+        jax.tree.map(lambda g: g[..., None], rows),
+    ):
         with pytest.raises(
-            ValueError, match=r"gradients at 'body/bias' have shape .*: give one row per replica, \(8, 16\)"
+            ValueError,
+            match=r"gradients at 'body/bias' have shape .*: give one row per replica, \(8, 16\)",
         ):
             tx.update(wrong, state, params)
-    with pytest.raises(ValueError, match=r"gradients at 'body/bias' have shape \(16,\): .*, \(8, ...\)"):
+    with pytest.raises(
+        ValueError, match=r"gradients at 'body/bias' have shape \(16,\): .*, \(8, ...\)"
+    ):
         protocol.as_optax(protocol.mean(), 8).update(params, state[0])
     with pytest.raises(ValueError, match="gradients has another structure than params"):
         tx.update(rows["body"], state, params)
-    with pytest.raises(ValueError, match=r"the parameter at 'scale' is float, .*: make it one with jnp.asarray"):
+    with pytest.raises(
+        ValueError, match=r"the parameter at 'scale' is float, .*: make it one with jnp.asarray"
+    ):
         tx.init({"scale": 1.0})
 
 
@@ -311,7 +348,9 @@ def test_what_optax_skips_leaves_nothing_behind(gradients, params):
 def test_updates_that_only_wait_are_remembered(gradients, params):
     """Of microsteps that Optax adds up, the optimizer skips one in two or none; a skip before is none of theirs."""
     inner = lbopt.skip_bad_updates(optax.sgd(0.1), 5, spike_factor=20.0, warmup_updates=1)
-    tx = lbopt.aggregate(lbopt.ef(compress.topk(0.2)), optax.MultiSteps(inner, 2).gradient_transformation(), 8)
+    tx = lbopt.aggregate(
+        lbopt.ef(compress.topk(0.2)), optax.MultiSteps(inner, 2).gradient_transformation(), 8
+    )
     grads = gradients(8)
     grads[5] = jax.tree.map(lambda g: 1000 * g, grads[5])
     state, counts = tx.init(params), []
@@ -327,11 +366,16 @@ def test_complex_parameters_are_averaged_or_refused_by_name(name):
     params = {"body": {"w": jnp.zeros((4, 3))}, "head": {"w": jnp.zeros(3, jnp.complex64)}}
     tx = lbopt.aggregate(ALL[name], behind(name), 2)
     if name != "mean":
-        with pytest.raises(ValueError, match=r"at 'head/w' is complex64: .* takes real ones; keep its two parts"):
+        with pytest.raises(
+            ValueError, match=r"at 'head/w' is complex64: .* takes real ones; keep its two parts"
+        ):
             tx.init(params)
         return
     rows = jax.tree.map(
-        lambda p: jnp.stack([p + 1, p + 1 + 2 * jnp.asarray(1j, jnp.complex64)]).astype(p.dtype), params
+        lambda p: jnp.stack([p + 1, p + 1 + 2 * jnp.asarray(1j, jnp.complex64)]).astype(p.dtype),
+        params,
     )
-    (updates, _), _ = protocol.as_optax(ALL[name], 2).update(rows, protocol.as_optax(ALL[name], 2).init(params))
+    (updates, _), _ = protocol.as_optax(ALL[name], 2).update(
+        rows, protocol.as_optax(ALL[name], 2).init(params)
+    )
     np.testing.assert_array_equal(updates["head"]["w"], [1 + 1j] * 3)

@@ -12,7 +12,13 @@ import lbopt
 from lbopt.aggregators.quantize import Format
 from tests.oracles import low_bits
 
-KNOWN = {"float8_e5m2": (5, 2), "float8_e4m3": (4, 3), "float8_e3m4": (3, 4), "float16": (5, 10), "bfloat16": (8, 7)}
+KNOWN = {
+    "float8_e5m2": (5, 2),
+    "float8_e4m3": (4, 3),
+    "float8_e3m4": (3, 4),
+    "float16": (5, 10),
+    "bfloat16": (8, 7),
+}
 ODD = [(2, 1), (3, 0), (3, 2), (4, 0), (5, 7), (6, 9), (7, 23), (8, 0), (8, 3), (8, 23)]
 
 
@@ -34,7 +40,9 @@ def anything():
     rng = np.random.default_rng(0)
     raw = rng.integers(0, 2**32, 50_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
     scaled = np.ldexp(rng.normal(size=50_000), rng.integers(-40, 20, 50_000)).astype(np.float32)
-    edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 1.1754944e-38, 3.4028235e38], np.float32)
+    edges = np.array(
+        [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 1.1754944e-38, 3.4028235e38], np.float32
+    )
     return np.concatenate([raw, scaled, edges])
 
 
@@ -46,7 +54,12 @@ def edges_of(dtype):
     finite = np.unique(all_of_it[np.isfinite(all_of_it)])
     middles = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)
     return np.concatenate(
-        [all_of_it, middles, np.nextafter(middles, np.float32(np.inf)), np.nextafter(middles, np.float32(-np.inf))]
+        [
+            all_of_it,
+            middles,
+            np.nextafter(middles, np.float32(np.inf)),
+            np.nextafter(middles, np.float32(-np.inf)),
+        ]
     )
 
 
@@ -84,7 +97,9 @@ def test_cpd_is_what_its_kernel_does(form, anything):
     tiny = np.float32(2.0 ** (2 - 2 ** (form[0] - 1))) * np.linspace(0, 1.1, 300, dtype=np.float32)
     x = np.concatenate([anything[::40], anything[-8:], near, tiny, -tiny])
     wanted = np.array([low_bits.cpd_cast(value, *form) for value in x], np.float32)
-    np.testing.assert_array_equal(lbopt.float_quantize(x, *form, overflow="cpd"), wanted)  # the sign of 0 apart
+    np.testing.assert_array_equal(
+        lbopt.float_quantize(x, *form, overflow="cpd"), wanted
+    )  # the sign of 0 apart
 
 
 def test_cpd_rounds_a_cut_mantissa_below_the_normal_numbers():
@@ -96,16 +111,24 @@ def test_cpd_rounds_a_cut_mantissa_below_the_normal_numbers():
 
 def test_past_the_largest_number():
     x = np.array([57344.0, 61439.0, 61440.0, 65536.0, -1e9], np.float32)
-    np.testing.assert_array_equal(lbopt.float_quantize(x, 5, 2), [57344, 57344, np.inf, np.inf, -np.inf])
-    np.testing.assert_array_equal(lbopt.float_quantize(x, 5, 2, "saturate"), [57344, 57344, 57344, 57344, -57344])
-    np.testing.assert_array_equal(lbopt.float_quantize(x, 5, 2, "cpd"), [57344, 57344, 65536, np.inf, -np.inf])
+    np.testing.assert_array_equal(
+        lbopt.float_quantize(x, 5, 2), [57344, 57344, np.inf, np.inf, -np.inf]
+    )
+    np.testing.assert_array_equal(
+        lbopt.float_quantize(x, 5, 2, "saturate"), [57344, 57344, 57344, 57344, -57344]
+    )
+    np.testing.assert_array_equal(
+        lbopt.float_quantize(x, 5, 2, "cpd"), [57344, 57344, 65536, np.inf, -np.inf]
+    )
 
 
 @pytest.mark.parametrize("value", [1.3, -200.7, 2.0**-16 * 0.3, 2.0**-15 * 1.4, 2.0**-22, 2.0**-30])
 def test_stochastic_rounding_is_right_on_average(value):
     count = 1 << 16
     x = jnp.full((count,), value, jnp.float32)
-    out = np.asarray(lbopt.float_quantize(x, 5, 2, rounding="stochastic", key=jax.random.key(0)), np.float64)
+    out = np.asarray(
+        lbopt.float_quantize(x, 5, 2, rounding="stochastic", key=jax.random.key(0)), np.float64
+    )
     below, above = np.unique(out)[[0, -1]]
     assert set(np.unique(out)) <= {below, above}
     unit = np.ldexp(1.0, max(np.frexp(value)[1] - 1, -14) - 2)
@@ -147,10 +170,15 @@ def test_the_carrier_holds_every_number(form, overflow, anything):
         ({"mantissa_bits": -1}, "mantissa_bits = -1: give a whole number from 0 to 23"),
         ({"overflow": "wrap"}, "overflow = 'wrap': use one of inf, saturate, cpd"),
         ({"rounding": "up"}, "rounding = 'up': use one of nearest, stochastic"),
-        ({"rounding": "stochastic"}, "key = None: stochastic rounding draws from a key of jax.random"),
+        (
+            {"rounding": "stochastic"},
+            "key = None: stochastic rounding draws from a key of jax.random",
+        ),
         ({"x": np.arange(3)}, "x has dtype int32: give a floating-point array"),
     ],
 )
 def test_refusals(wrong, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        lbopt.float_quantize(**{"x": np.ones(2, np.float32), "exponent_bits": 5, "mantissa_bits": 2, **wrong})
+        lbopt.float_quantize(
+            **{"x": np.ones(2, np.float32), "exponent_bits": 5, "mantissa_bits": 2, **wrong}
+        )

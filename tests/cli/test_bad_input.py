@@ -36,10 +36,16 @@ COMMAND_LINES = {
     "doctor takes no config": (("doctor", "--config.seed=1"), ["config.seed"]),
     "stray argument": (train("extra"), ["'extra'", "not a flag"]),
     "flag without value": (("train", "--config"), ["config"]),
-    "recipes of a missing folder": (("recipes", "--configs={workdir}"), ["--configs", "no such folder"]),
+    "recipes of a missing folder": (
+        ("recipes", "--configs={workdir}"),
+        ["--configs", "no such folder"],
+    ),
     "config file missing": (train(config="digits_cn.py"), ["--config", "digits_cn.py", "no file"]),
     "config is a folder": (train(config=""), ["--config", "no file"]),
-    "unknown row": (train(config="digits_cnn.py:lamp-64"), ["row", "'lamp'", "did you mean 'lamb'?"]),
+    "unknown row": (
+        train(config="digits_cnn.py:lamp-64"),
+        ["row", "'lamp'", "did you mean 'lamb'?"],
+    ),
     "row without batch": (train(config="digits_cnn.py:lamb"), ["row", "'lamb'", "lamb-1024"]),
     "row with a bad batch": (train(config="digits_cnn.py:lamb-64k"), ["row", "'lamb-64k'"]),
     "row with batch 0": (train(config="digits_cnn.py:lamb-0"), ["config.global_batch_size", "0"]),
@@ -60,12 +66,27 @@ COMMAND_LINES = {
     "bool from number": (field("optimizer.nesterov", 2), ["optimizer.nesterov", "2"]),
     "tuple from text": (field("model.widths", "wide"), ["model.widths", "wide"]),
     "tuple of floats": (field("model.widths", "(1.5,2)"), ["model.widths", "1.5"]),
-    "misspelt optimizer": (field("optimizer.name", "lambda"), ["config.optimizer.name", "did you mean 'lamb'?"]),
+    "misspelt optimizer": (
+        field("optimizer.name", "lambda"),
+        ["config.optimizer.name", "did you mean 'lamb'?"],
+    ),
     "misspelt model": (field("model.name", "cn"), ["config.model.name", "did you mean 'cnn'?"]),
-    "misspelt data set": (field("data.name", "digit"), ["config.data.name", "did you mean 'digits'?"]),
-    "misspelt backend": (field("parallel.backend", "pmpa"), ["config.parallel.backend", "did you mean 'pmap'?"]),
-    "misspelt scaling": (field("schedule.scaling_rule", "sqr"), ["config.schedule.scaling_rule", "'sqrt'"]),
-    "misspelt warmup": (field("schedule.warmup_rule", "lewg"), ["config.schedule.warmup_rule", "'legw'"]),
+    "misspelt data set": (
+        field("data.name", "digit"),
+        ["config.data.name", "did you mean 'digits'?"],
+    ),
+    "misspelt backend": (
+        field("parallel.backend", "pmpa"),
+        ["config.parallel.backend", "did you mean 'pmap'?"],
+    ),
+    "misspelt scaling": (
+        field("schedule.scaling_rule", "sqr"),
+        ["config.schedule.scaling_rule", "'sqrt'"],
+    ),
+    "misspelt warmup": (
+        field("schedule.warmup_rule", "lewg"),
+        ["config.schedule.warmup_rule", "'legw'"],
+    ),
     "misspelt decay": (field("schedule.decay", "cosin"), ["config.schedule.decay", "'cosine'"]),
     "misspelt dtype": (field("model.dtype", "bfloat"), ["config.model.dtype", "'bfloat16'"]),
     "unknown best metric": (
@@ -78,31 +99,67 @@ COMMAND_LINES = {
     "no epochs": (field("num_epochs", 0), ["config.num_epochs", "0"]),
     "nan epochs": (field("num_epochs", "nan"), ["config.num_epochs", "nan"]),
     "endless epochs": (field("num_epochs", "inf"), ["config.num_epochs", "inf"]),
-    "negative rate": (field("schedule.base_learning_rate", -0.1), ["config.schedule.base_learning_rate", "-0.1"]),
-    "nan rate": (field("schedule.base_learning_rate", "nan"), ["config.schedule.base_learning_rate", "nan"]),
-    "base batch 0": (field("schedule.base_batch_size", 0), ["config.schedule.base_batch_size", "0"]),
-    "negative warmup": (field("schedule.base_warmup_epochs", -1), ["config.schedule.base_warmup_epochs", "-1"]),
+    "negative rate": (
+        field("schedule.base_learning_rate", -0.1),
+        ["config.schedule.base_learning_rate", "-0.1"],
+    ),
+    "nan rate": (
+        field("schedule.base_learning_rate", "nan"),
+        ["config.schedule.base_learning_rate", "nan"],
+    ),
+    "base batch 0": (
+        field("schedule.base_batch_size", 0),
+        ["config.schedule.base_batch_size", "0"],
+    ),
+    "negative warmup": (
+        field("schedule.base_warmup_epochs", -1),
+        ["config.schedule.base_warmup_epochs", "-1"],
+    ),
     "power 0": (field("schedule.power", 0), ["config.schedule.power", "0"]),
     "nan power": (field("schedule.power", "nan"), ["config.schedule.power", "nan"]),
     "infinite power": (field("schedule.power", "inf"), ["config.schedule.power", "inf"]),
-    "end above the peak": (field("schedule.end_factor", 1.5), ["config.schedule.end_factor", "1.5"]),
+    "end above the peak": (
+        field("schedule.end_factor", 1.5),
+        ["config.schedule.end_factor", "1.5"],
+    ),
     "first step 2": (field("schedule.first_step", 2), ["config.schedule.first_step", "2"]),
-    "negative decay": (field("optimizer.weight_decay", -0.1), ["config.optimizer.weight_decay", "-0.1"]),
+    "negative decay": (
+        field("optimizer.weight_decay", -0.1),
+        ["config.optimizer.weight_decay", "-0.1"],
+    ),
     "b1 of 1": (field("optimizer.b1", 1), ["config.optimizer.b1", "1"]),
     "nan b2": (field("optimizer.b2", "nan"), ["config.optimizer.b2", "nan"]),
     "negative eps": (field("optimizer.eps", -1e-6), ["config.optimizer.eps", "-1e-06"]),
-    "trust coefficient 0": (field("optimizer.trust_coefficient", 0), ["config.optimizer.trust_coefficient", "0"]),
-    "nan trust coefficient": (field("optimizer.trust_coefficient", "nan"), ["trust_coefficient", "nan"]),
-    "infinite trust coefficient": (field("optimizer.trust_coefficient", "inf"), ["trust_coefficient", "inf"]),
-    "misspelt variant": (field("optimizer.variant", "albertt"), ["config.optimizer.variant", "'albertt'", "albert"]),
+    "trust coefficient 0": (
+        field("optimizer.trust_coefficient", 0),
+        ["config.optimizer.trust_coefficient", "0"],
+    ),
+    "nan trust coefficient": (
+        field("optimizer.trust_coefficient", "nan"),
+        ["trust_coefficient", "nan"],
+    ),
+    "infinite trust coefficient": (
+        field("optimizer.trust_coefficient", "inf"),
+        ["trust_coefficient", "inf"],
+    ),
+    "misspelt variant": (
+        field("optimizer.variant", "albertt"),
+        ["config.optimizer.variant", "'albertt'", "albert"],
+    ),
     "misspelt stage": (
         field("optimizer.clip_stage", "replicas"),
         ["config.optimizer.clip_stage", "'replicas'", "replica"],
     ),
-    "a stage of no clip": (field("optimizer.clip_stage", "mean"), ["config.optimizer.clip_stage", "max_grad_norm"]),
+    "a stage of no clip": (
+        field("optimizer.clip_stage", "mean"),
+        ["config.optimizer.clip_stage", "max_grad_norm"],
+    ),
     "average of 1": (field("optimizer.ema_decay", 1.0), ["config.optimizer.ema_decay", "1.0"]),
     "negative limit": (field("optimizer.skip_limit", -1), ["config.optimizer.skip_limit", "-1"]),
-    "spikes without a limit": (field("optimizer.spike_factor", 5.0), ["config.optimizer.spike_factor", "skip_limit"]),
+    "spikes without a limit": (
+        field("optimizer.spike_factor", 5.0),
+        ["config.optimizer.spike_factor", "skip_limit"],
+    ),
     "spikes behind a clip": (
         train(
             "--config.optimizer.spike_factor=5",
@@ -112,40 +169,85 @@ COMMAND_LINES = {
         ),
         ["config.optimizer.spike_factor", "clip_stage='mean'"],
     ),
-    "integer moments": (field("optimizer.mu_dtype", "int8"), ["config.optimizer.mu_dtype", "'int8'"]),
-    "one bound": (field("optimizer.trust_ratio_bounds", "(1.0,)"), ["config.optimizer.trust_ratio_bounds", "(1.0,)"]),
+    "integer moments": (
+        field("optimizer.mu_dtype", "int8"),
+        ["config.optimizer.mu_dtype", "'int8'"],
+    ),
+    "one bound": (
+        field("optimizer.trust_ratio_bounds", "(1.0,)"),
+        ["config.optimizer.trust_ratio_bounds", "(1.0,)"],
+    ),
     "stairs that go down": (
         field("schedule.stair_epochs", "(3.0,2.0)"),
         ["config.schedule.stair_epochs", "(3.0, 2.0)"],
     ),
-    "ramp of power 0": (field("schedule.warmup_power", 0.0), ["config.schedule.warmup_power", "0.0"]),
-    "ramp from below 0": (field("schedule.warmup_from", -1.0), ["config.schedule.warmup_from", "-1.0"]),
+    "ramp of power 0": (
+        field("schedule.warmup_power", 0.0),
+        ["config.schedule.warmup_power", "0.0"],
+    ),
+    "ramp from below 0": (
+        field("schedule.warmup_from", -1.0),
+        ["config.schedule.warmup_from", "-1.0"],
+    ),
     "misspelt form": (
         field("optimizer.trust_ratio_clip_mode", "larc"),
         ["config.optimizer.trust_ratio_clip_mode", "'larc'", "clip"],
     ),
-    "misspelt origin": (field("schedule.decay_from", "begin"), ["config.schedule.decay_from", "'begin'"]),
+    "misspelt origin": (
+        field("schedule.decay_from", "begin"),
+        ["config.schedule.decay_from", "'begin'"],
+    ),
     "two ends": (
         train("--config.schedule.end_learning_rate=0.1", "--config.schedule.end_factor=0.1"),
         ["config.schedule.end_learning_rate", "end_factor"],
     ),
     "clipping at 0": (field("optimizer.max_grad_norm", 0), ["config.optimizer.max_grad_norm", "0"]),
-    "clipping at nan": (field("optimizer.max_grad_norm", "nan"), ["config.optimizer.max_grad_norm", "nan"]),
-    "reversed bounds": (field("optimizer.trust_ratio_bounds", "(10.0,1.0)"), ["config.optimizer.trust_ratio_bounds"]),
-    "three bounds": (field("optimizer.trust_ratio_bounds", "(0.0,1.0,2.0)"), ["optimizer.trust_ratio_bounds"]),
+    "clipping at nan": (
+        field("optimizer.max_grad_norm", "nan"),
+        ["config.optimizer.max_grad_norm", "nan"],
+    ),
+    "reversed bounds": (
+        field("optimizer.trust_ratio_bounds", "(10.0,1.0)"),
+        ["config.optimizer.trust_ratio_bounds"],
+    ),
+    "three bounds": (
+        field("optimizer.trust_ratio_bounds", "(0.0,1.0,2.0)"),
+        ["optimizer.trust_ratio_bounds"],
+    ),
     "smoothing of 1": (field("loss.label_smoothing", 1), ["config.loss.label_smoothing", "1"]),
     "hidden 0": (field("model.hidden", 0), ["config.model.hidden", "0"]),
-    "the last step of an int32": (field("num_steps", 2**31 - 1), ["config.num_steps = 2147483647", "fewer than 2^30"]),
+    "the last step of an int32": (
+        field("num_steps", 2**31 - 1),
+        ["config.num_steps = 2147483647", "fewer than 2^30"],
+    ),
     "epochs beyond counting": (field("num_epochs", "1e308"), ["config.num_epochs", "1e+308"]),
     "a power beyond fp32": (field("schedule.power", "1e300"), ["config.schedule.power", "1e+300"]),
-    "a ramp beyond fp32": (field("schedule.warmup_power", "1e300"), ["config.schedule.warmup_power", "1e+300"]),
-    "a trust beyond fp32": (field("optimizer.trust_coefficient", "1e300"), ["config.optimizer.trust_coefficient"]),
-    "endless warmup": (field("schedule.base_warmup_epochs", "1e308"), ["base_warmup_epochs", "1e+308"]),
+    "a ramp beyond fp32": (
+        field("schedule.warmup_power", "1e300"),
+        ["config.schedule.warmup_power", "1e+300"],
+    ),
+    "a trust beyond fp32": (
+        field("optimizer.trust_coefficient", "1e300"),
+        ["config.optimizer.trust_coefficient"],
+    ),
+    "endless warmup": (
+        field("schedule.base_warmup_epochs", "1e308"),
+        ["base_warmup_epochs", "1e+308"],
+    ),
     "huge base batch": (field("schedule.base_batch_size", 10**40), ["base_batch_size"]),
-    "infinite bound": (field("optimizer.trust_ratio_bounds", "(0.0,inf)"), ["trust_ratio_bounds", "inf"]),
-    "part of a tuple": (field("model.widths[0]", 3), ["config.model has no field 'widths[0]'", "'widths'"]),
+    "infinite bound": (
+        field("optimizer.trust_ratio_bounds", "(0.0,inf)"),
+        ["trust_ratio_bounds", "inf"],
+    ),
+    "part of a tuple": (
+        field("model.widths[0]", 3),
+        ["config.model has no field 'widths[0]'", "'widths'"],
+    ),
     "group of fields": (field("model", "None"), ["config.model", "FIELD=VALUE"]),
-    "home of nobody": ([*field("seed", 0)[:-1], "--workdir=~nobody-of-that-name/run"], ["~nobody-of-that-name"]),
+    "home of nobody": (
+        [*field("seed", 0)[:-1], "--workdir=~nobody-of-that-name/run"],
+        ["~nobody-of-that-name"],
+    ),
     "no widths": (field("model.widths", "()"), ["config.model.widths", "()"]),
     "width 0": (field("model.widths", "(8,0)"), ["config.model.widths", "(8, 0)"]),
     "too many widths": (field("model.widths", "(2,2,2,2,2)"), ["config.model.widths"]),
@@ -153,23 +255,50 @@ COMMAND_LINES = {
         field("data.pixel_mean", "(0.5,)"),
         ["config.data.pixel_mean = (0.5,)", "config.data.pixel_std = (0.229, 0.224, 0.225)"],
     ),
-    "unknown norm scope": (field("model.batch_norm_scope", "galaxy"), ["config.model.batch_norm_scope", "galaxy"]),
-    "norm groups that do not divide": (field("model.batch_norm_scope", "examples:7"), ["groups of 7", "256"]),
-    "norm groups of 3 replicas": (field("model.batch_norm_scope", "replicas:3"), ["groups of 3", "4 replicas"]),
-    "norm groups of 0": (field("model.batch_norm_scope", "examples:0"), ["config.model.batch_norm_scope", "0"]),
-    "batch above the data": (field("global_batch_size", 2048), ["config.global_batch_size", "2048", "1024"]),
-    "batch for 4 devices": (field("global_batch_size", 254), ["global_batch_size", "254", "4 devices"]),
+    "unknown norm scope": (
+        field("model.batch_norm_scope", "galaxy"),
+        ["config.model.batch_norm_scope", "galaxy"],
+    ),
+    "norm groups that do not divide": (
+        field("model.batch_norm_scope", "examples:7"),
+        ["groups of 7", "256"],
+    ),
+    "norm groups of 3 replicas": (
+        field("model.batch_norm_scope", "replicas:3"),
+        ["groups of 3", "4 replicas"],
+    ),
+    "norm groups of 0": (
+        field("model.batch_norm_scope", "examples:0"),
+        ["config.model.batch_norm_scope", "0"],
+    ),
+    "batch above the data": (
+        field("global_batch_size", 2048),
+        ["config.global_batch_size", "2048", "1024"],
+    ),
+    "batch for 4 devices": (
+        field("global_batch_size", 254),
+        ["global_batch_size", "254", "4 devices"],
+    ),
     "batch for microsteps": (field("parallel.num_microsteps", 3), ["256", "3 microsteps"]),
     "no microsteps": (field("parallel.num_microsteps", 0), ["config.parallel.num_microsteps", "0"]),
     "too many devices": (field("parallel.num_devices", 5), ["num_devices", "5"]),
     "no devices": (field("parallel.num_devices", 0), ["config.parallel.num_devices", "0"]),
-    "warmup of the whole run": (field("schedule.base_warmup_epochs", 100), ["base_warmup_epochs", "100", "1600"]),
-    "evaluation batch 0": (field("eval_global_batch_size", 0), ["config.eval_global_batch_size", "0"]),
+    "warmup of the whole run": (
+        field("schedule.base_warmup_epochs", 100),
+        ["base_warmup_epochs", "100", "1600"],
+    ),
+    "evaluation batch 0": (
+        field("eval_global_batch_size", 0),
+        ["config.eval_global_batch_size", "0"],
+    ),
     "logging never": (field("log_every_steps", 0), ["config.log_every_steps", "0"]),
     "evaluating never": (field("eval_every_steps", 0), ["config.eval_every_steps", "0"]),
     "saving never": (field("checkpoint.every_steps", 0), ["config.checkpoint.every_steps", "0"]),
     "keeping none": (field("checkpoint.keep", 0), ["config.checkpoint.keep", "0"]),
-    "no sizes in a study": (sweep("--config.global_batch_sizes=()"), ["config.global_batch_sizes", "()"]),
+    "no sizes in a study": (
+        sweep("--config.global_batch_sizes=()"),
+        ["config.global_batch_sizes", "()"],
+    ),
     "no rates in a study": (
         sweep("--config.search.learning_rate_factors=()"),
         ["config.search.learning_rate_factors", "()"],
@@ -182,30 +311,57 @@ COMMAND_LINES = {
         sweep("--config.search.learning_rate_factors=(float('nan'),)"),
         ["learning_rate_factors"],
     ),
-    "infinite factors": (sweep("--config.search.learning_rate_factors=(1.0,1e999)"), ["learning_rate_factors", "inf"]),
+    "infinite factors": (
+        sweep("--config.search.learning_rate_factors=(1.0,1e999)"),
+        ["learning_rate_factors", "inf"],
+    ),
     "unknown row of a study": (
         ("sweep", "--config={configs}/sweeps/digits_limit.py:smoek", "--workdir={workdir}"),
         ["row", "'smoek'", "did you mean 'smoke'?"],
     ),
     "no name": (field("name", ""), ["config.name", "''"]),
     "a study without a name": (sweep("--config.name="), ["config.name", "''"]),
-    "a study of unknown status": (sweep("--config.about.status=done"), ["config.about.status", "'done'"]),
-    "a width above all": (field("model.widths", "(99999999999999999999,)"), ["config.model.widths", "99999"]),
+    "a study of unknown status": (
+        sweep("--config.about.status=done"),
+        ["config.about.status", "'done'"],
+    ),
+    "a width above all": (
+        field("model.widths", "(99999999999999999999,)"),
+        ["config.model.widths", "99999"],
+    ),
     "a wide layer": (field("model.hidden", 2147483647), ["config.model.hidden", "2147483647"]),
     "more positions than memory": (
         train("--config.model.max_length=2147483647", config="pydoc_bert.py:smoke"),
         ["config.model", "GB", "use a smaller model"],
     ),
-    "falling sizes": (sweep("--config.global_batch_sizes=(64,32)"), ["config.global_batch_sizes", "(64, 32)"]),
-    "a size above the data": (sweep("--config.global_batch_sizes=(64,2048)"), ["global_batch_sizes", "2048", "1024"]),
-    "seeds of search and test": (sweep("--config.final_seeds=(0,100)"), ["config.final_seeds", "[0]"]),
+    "falling sizes": (
+        sweep("--config.global_batch_sizes=(64,32)"),
+        ["config.global_batch_sizes", "(64, 32)"],
+    ),
+    "a size above the data": (
+        sweep("--config.global_batch_sizes=(64,2048)"),
+        ["global_batch_sizes", "2048", "1024"],
+    ),
+    "seeds of search and test": (
+        sweep("--config.final_seeds=(0,100)"),
+        ["config.final_seeds", "[0]"],
+    ),
     "a seed twice": (sweep("--config.search.seeds=(3,3)"), ["config.search.seeds", "(3, 3)"]),
     "a field of an arm": (sweep("--config.arms[1].optimizer.b1=2"), ["config.arms[1]"]),
     "no limit": (sweep("--config.limit_points=0"), ["config.limit_points", "0"]),
-    "no trials in a program": (sweep("--config.trials_per_program=0"), ["config.trials_per_program", "0"]),
-    "unknown batching": (sweep("--config.trial_batching=vmpa"), ["config.trial_batching", "did you mean 'vmap'?"]),
+    "no trials in a program": (
+        sweep("--config.trials_per_program=0"),
+        ["config.trials_per_program", "0"],
+    ),
+    "unknown batching": (
+        sweep("--config.trial_batching=vmpa"),
+        ["config.trial_batching", "did you mean 'vmap'?"],
+    ),
     "a study's model": (sweep("--config.train.model.widths=(2,2,2,2,2)"), ["model.widths"]),
-    "a study's warmup": (sweep("--config.train.num_epochs=0.1"), ["base_warmup_epochs", "config.arms[0]"]),
+    "a study's warmup": (
+        sweep("--config.train.num_epochs=0.1"),
+        ["base_warmup_epochs", "config.arms[0]"],
+    ),
 }
 
 # Source of a config file, and what the message must contain.
@@ -295,7 +451,8 @@ def test_it_is_refused_in_one_line(name, lbopt, configs, tmp_path, nothing_start
     arguments, named = COMMAND_LINES[name]
     workdir = tmp_path / "run"
     arguments = [
-        argument.replace("{configs}", str(configs)).replace("{workdir}", str(workdir)) for argument in arguments
+        argument.replace("{configs}", str(configs)).replace("{workdir}", str(workdir))
+        for argument in arguments
     ]
     code, out, err = lbopt(*arguments)
     refused(arguments[0], code, out, err, named)
@@ -304,11 +461,15 @@ def test_it_is_refused_in_one_line(name, lbopt, configs, tmp_path, nothing_start
 
 
 @pytest.mark.parametrize("name", CONFIG_FILES)
-def test_a_bad_config_file_is_refused_in_one_line(name, lbopt, config_file, tmp_path, nothing_starts):
+def test_a_bad_config_file_is_refused_in_one_line(
+    name, lbopt, config_file, tmp_path, nothing_starts
+):
     source, named = CONFIG_FILES[name]
     file = config_file(source)
     code, out, err = lbopt("train", f"--config={file}", f"--workdir={tmp_path / 'run'}")
-    refused("train", code, out, err, named if named[0].startswith("config.") else [str(file), *named])
+    refused(
+        "train", code, out, err, named if named[0].startswith("config.") else [str(file), *named]
+    )
     assert not (tmp_path / "run").exists()
     assert nothing_starts == []
 
@@ -324,7 +485,9 @@ def test_a_bad_arm_is_refused_in_one_line(name, lbopt, config_file, tmp_path, no
 
 
 def test_a_run_that_is_not_refused_would_be_seen(lbopt, configs, tmp_path, nothing_starts):
-    code, _, err = lbopt("train", f"--config={configs / 'digits_cnn.py'}:smoke", f"--workdir={tmp_path / 'run'}")
+    code, _, err = lbopt(
+        "train", f"--config={configs / 'digits_cnn.py'}:smoke", f"--workdir={tmp_path / 'run'}"
+    )
     assert code == 0, err
     jax.jit(lambda x: x + 1)(1.0)
     assert nothing_starts[0] == "training"

@@ -11,10 +11,22 @@ BERT, LSTM = "pydoc_bert.py:lamb-256", "pydoc_lstm.py:lamb-256"
 
 # Name: the config, the fields that are changed, and what the message must contain.
 CASES = {
-    "unknown model": (RESNET, {"model.name": "resnt"}, ["config.model.name = 'resnt'", "did you mean 'resnet'?"]),
-    "unknown size": (RESNET, {"model.size": "20"}, ["config.model.size = '20'", "101, 152, 18, 34, 50"]),
+    "unknown model": (
+        RESNET,
+        {"model.name": "resnt"},
+        ["config.model.name = 'resnt'", "did you mean 'resnet'?"],
+    ),
+    "unknown size": (
+        RESNET,
+        {"model.size": "20"},
+        ["config.model.size = '20'", "101, 152, 18, 34, 50"],
+    ),
     "no size": (BERT, {"model.size": ""}, ["config.model.size = ''", "base, large, tiny"]),
-    "a size of another family": (LSTM, {"model.size": "tiny"}, ["config.model.size = 'tiny'", "large, medium, small"]),
+    "a size of another family": (
+        LSTM,
+        {"model.size": "tiny"},
+        ["config.model.size = 'tiny'", "large, medium, small"],
+    ),
     "a size for a model that has none": (
         "digits_cnn.py:lamb-256",
         {"model.size": "b0"},
@@ -23,7 +35,11 @@ CASES = {
     "bert on images": (
         RESNET,
         {"model.name": "bert", "model.size": "tiny"},
-        ["config.model.name = 'bert'", "config.data.name = 'digits'", "cnn or efficientnet or lstm or mlp or resnet"],
+        [
+            "config.model.name = 'bert'",
+            "config.data.name = 'digits'",
+            "cnn or efficientnet or lstm or mlp or resnet",
+        ],
     ),
     "images' model on masked text": (
         BERT,
@@ -35,8 +51,16 @@ CASES = {
         {"data.name": "pydoc_mlm"},
         ["config.model.name = 'lstm_lm'", "'pydoc_mlm' is for bert"],
     ),
-    "bert on windows": (BERT, {"data.name": "pydoc_lm"}, ["config.model.name = 'bert'", "'pydoc_lm' is for lstm_lm"]),
-    "misspelt data": (BERT, {"data.name": "pydoc_lmm"}, ["config.data.name = 'pydoc_lmm'", "did you mean"]),
+    "bert on windows": (
+        BERT,
+        {"data.name": "pydoc_lm"},
+        ["config.model.name = 'bert'", "'pydoc_lm' is for lstm_lm"],
+    ),
+    "misspelt data": (
+        BERT,
+        {"data.name": "pydoc_lmm"},
+        ["config.data.name = 'pydoc_lmm'", "did you mean"],
+    ),
     "image smaller than the strides": (
         EFFICIENTNET,
         {"data.image_size": 24},
@@ -71,7 +95,11 @@ CASES = {
         {"data.sequence_length": 16000},
         ["config.data.sequence_length = 16000", "a part of the text has"],
     ),
-    "sequence beyond counting": (LSTM, {"data.sequence_length": 2**40}, ["config.data.sequence_length", "16384"]),
+    "sequence beyond counting": (
+        LSTM,
+        {"data.sequence_length": 2**40},
+        ["config.data.sequence_length", "16384"],
+    ),
     "vocabulary smaller than the alphabet": (
         LSTM,
         {"data.vocab_size": 50},
@@ -85,7 +113,11 @@ CASES = {
         ["config.data.max_predictions = 33", "[1, 32]"],
     ),
     "dropout 1": (BERT, {"model.dropout_rate": 1.0}, ["config.model.dropout_rate = 1.0"]),
-    "narrow beyond nothing": (RESNET, {"model.width_coefficient": 0.0}, ["config.model.width_coefficient = 0.0"]),
+    "narrow beyond nothing": (
+        RESNET,
+        {"model.width_coefficient": 0.0},
+        ["config.model.width_coefficient = 0.0"],
+    ),
     "norm groups that do not divide": (
         RESNET,
         {"model.batch_norm_scope": "examples:7"},
@@ -101,7 +133,11 @@ CASES = {
         {"model.fold_examples": 3},
         ["config.model.fold_examples = 3", "64 examples"],
     ),
-    "no folded examples": (EFFICIENTNET, {"model.fold_examples": 0}, ["config.model.fold_examples = 0"]),
+    "no folded examples": (
+        EFFICIENTNET,
+        {"model.fold_examples": 0},
+        ["config.model.fold_examples = 0"],
+    ),
     "norm groups smaller than a fold": (
         EFFICIENTNET,
         {"model.fold_examples": 8, "model.batch_norm_scope": "examples:4"},
@@ -110,7 +146,11 @@ CASES = {
     "tiles without a torus": (
         RESNET,
         {"model.batch_norm_scope": "tiles:2x2"},
-        ["config.model.batch_norm_scope = 'tiles:2x2'", "tiles:2x2@HxW", "config.parallel.order='torus'"],
+        [
+            "config.model.batch_norm_scope = 'tiles:2x2'",
+            "tiles:2x2@HxW",
+            "config.parallel.order='torus'",
+        ],
     ),
     "tiles that do not divide the grid": (
         RESNET,
@@ -127,7 +167,11 @@ CASES = {
         {"parallel.shard_update": True, "parallel.backend": "pmap"},
         ["config.parallel.shard_update = True", "config.parallel.backend='jit'"],
     ),
-    "misspelt order": (RESNET, {"parallel.order": "tors"}, ["config.parallel.order = 'tors'", "torus"]),
+    "misspelt order": (
+        RESNET,
+        {"parallel.order": "tors"},
+        ["config.parallel.order = 'tors'", "torus"],
+    ),
     "misspelt running statistics": (
         RESNET,
         {"model.batch_norm_running_from": "last"},
@@ -180,16 +224,25 @@ def refused(code, out, err, named):
 def test_it_is_refused_in_one_line(name, lbopt, configs, tmp_path, nothing_starts):
     config, fields, named = CASES[name]
     changes = [f"--config.{field}={value}" for field, value in fields.items()]
-    code, out, err = lbopt("train", f"--config={configs / config}", *changes, f"--workdir={tmp_path / 'run'}")
+    code, out, err = lbopt(
+        "train", f"--config={configs / config}", *changes, f"--workdir={tmp_path / 'run'}"
+    )
     refused(code, out, err, named)
     assert not (tmp_path / "run").exists()
     assert nothing_starts == []
 
 
 def test_a_study_shuffles_its_examples(lbopt, configs, tmp_path, nothing_starts):
-    fields = {"data.name": "pydoc_lm", "data.carry_state": True, "model.name": "lstm_lm", "model.size": "small"}
+    fields = {
+        "data.name": "pydoc_lm",
+        "data.carry_state": True,
+        "model.name": "lstm_lm",
+        "model.size": "small",
+    }
     changes = [f"--config.train.{field}={value}" for field, value in fields.items()]
     study = configs / "sweeps" / "digits_limit.py"
-    code, out, err = lbopt("sweep", f"--config={study}:smoke", *changes, f"--workdir={tmp_path / 'run'}")
+    code, out, err = lbopt(
+        "sweep", f"--config={study}:smoke", *changes, f"--workdir={tmp_path / 'run'}"
+    )
     refused(code, out, err, ["config.train.data.carry_state = True", "shuffles its examples"])
     assert nothing_starts == []

@@ -27,7 +27,9 @@ def study(configs, tmp_path):
     """Return the flags of a study and a workdir that belongs to it."""
     flag = f"{configs / 'sweeps' / 'digits_limit.py'}:smoke"
     config = arguments.load_config(flag, [], SweepConfig)
-    with workdirs.open_workdir(tmp_path / "study", "sweep", checks.to_json(config), lambda saved: []) as folder:
+    with workdirs.open_workdir(
+        tmp_path / "study", "sweep", checks.to_json(config), lambda saved: []
+    ) as folder:
         pass
     return [f"--config={flag}", "--config.num_workers=1"], folder
 
@@ -56,7 +58,10 @@ def refused(lbopt, fingerprint, tmp_path):
     [
         ("seed=1", "seed is 0 there and 1 here"),
         ("optimizer.b1=0.8", "optimizer.b1 is 0.9 there and 0.8 here"),
-        ("optimizer.trust_ratio_bounds=(0.0,9.0)", "optimizer.trust_ratio_bounds is None there and [0.0, 9.0] here"),
+        (
+            "optimizer.trust_ratio_bounds=(0.0,9.0)",
+            "optimizer.trust_ratio_bounds is None there and [0.0, 9.0] here",
+        ),
         ("optimizer.max_grad_norm=1.0", "optimizer.max_grad_norm is None there and 1.0 here"),
     ],
 )
@@ -90,7 +95,9 @@ def test_lines_of_another_study(command, refused, study):
     values = {**dict.fromkeys(REQUIRED, 1), "arm": "ours", "phase": "search"}
     (folder / "results.jsonl").write_text(json.dumps({"study": "mnist_limit", **values}) + "\n")
     err = refused(2, command, *(flags if command == "sweep" else []), f"--workdir={folder}")
-    assert "line 1 of results.jsonl is of the study 'mnist_limit', not of 'digits_limit:smoke'" in err
+    assert (
+        "line 1 of results.jsonl is of the study 'mnist_limit', not of 'digits_limit:smoke'" in err
+    )
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
@@ -110,7 +117,9 @@ def test_a_folder_of_something_else(command, refused, small, study, tmp_path):
     folder.mkdir()
     (folder / "diary.txt").write_text("mine")
     flags = small if command == "train" else study[0]
-    assert "is not empty and holds no config.json" in refused(2, command, *flags, f"--workdir={folder}")
+    assert "is not empty and holds no config.json" in refused(
+        2, command, *flags, f"--workdir={folder}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +241,9 @@ def test_a_workdir_in_which_another_process_is_at_work(command, refused, small, 
         [sys.executable, "-c", holder, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         other.stdout.readline()
-        assert "another process is at work there" in refused(2, command, *flags, f"--workdir={folder}")
+        assert "another process is at work there" in refused(
+            2, command, *flags, f"--workdir={folder}"
+        )
         other.stdin.write(b"\n")
 
 
@@ -258,7 +269,9 @@ def test_metrics_that_are_gone_from_a_finished_run(lbopt, small, workdir):
 
 def test_other_microsteps_are_another_run(refused, small, workdir):
     flag = "--config.parallel.num_microsteps=2"
-    assert "num_microsteps is 1 there and 2 here" in refused(2, "train", *small, flag, f"--workdir={workdir}")
+    assert "num_microsteps is 1 there and 2 here" in refused(
+        2, "train", *small, flag, f"--workdir={workdir}"
+    )
 
 
 def test_evaluation_writes_nothing(lbopt, small, workdir, fingerprint, tmp_path):
@@ -324,9 +337,16 @@ def test_a_study_may_go_on_where_its_data_lie_elsewhere(lbopt, study):
     """And what is kept of its config is all of it."""
     from lbopt.cli import sweep
 
-    config = checks.to_json(arguments.load_config(study[0][0].removeprefix("--config="), [], SweepConfig))
-    before = checks.to_json(arguments.load_config(study[0][0].removeprefix("--config="), [], SweepConfig))
-    moved = {**config, "train": {**config["train"], "data": {**config["train"]["data"], "data_dir": "/elsewhere"}}}
+    config = checks.to_json(
+        arguments.load_config(study[0][0].removeprefix("--config="), [], SweepConfig)
+    )
+    before = checks.to_json(
+        arguments.load_config(study[0][0].removeprefix("--config="), [], SweepConfig)
+    )
+    moved = {
+        **config,
+        "train": {**config["train"], "data": {**config["train"]["data"], "data_dir": "/elsewhere"}},
+    }
     assert sweep._core(config) == sweep._core(moved)
     assert config == before
 
@@ -334,9 +354,16 @@ def test_a_study_may_go_on_where_its_data_lie_elsewhere(lbopt, study):
 def test_studies_that_differ_say_where_in_short(refused, study, configs):
     flags, folder = study
     err = refused(
-        2, "sweep", *flags, "--config.train.model.hidden=8", "--config.limit_points=2.0", f"--workdir={folder}"
+        2,
+        "sweep",
+        *flags,
+        "--config.train.model.hidden=8",
+        "--config.limit_points=2.0",
+        f"--workdir={folder}",
     )
-    assert "limit_points is 1.0 there and 2.0 here; train.model.hidden is 64 there and 8 here" in err
+    assert (
+        "limit_points is 1.0 there and 2.0 here; train.model.hidden is 64 there and 8 here" in err
+    )
     other = [f"--config={configs / 'sweeps' / 'diffusion_digits.py'}:smoke"]
     err = refused(2, "sweep", *other, f"--workdir={folder}")
     assert "name is 'digits_limit:smoke' there and 'diffusion_digits:smoke' here" in err

@@ -95,7 +95,11 @@ FIELDS = [
             "bert_large_lamb.py:mixed",
             "train",
             "runs/bert_large_lamb-mixed",
-            {"batch": "65536/32768", "optimizer": "lamb, variant albert", "hardware": "1024 TPU v3"},
+            {
+                "batch": "65536/32768",
+                "optimizer": "lamb, variant albert",
+                "hardware": "1024 TPU v3",
+            },
         ),
         (
             "mnist.py:adam-50000",
@@ -103,7 +107,12 @@ FIELDS = [
             "runs/mnist-adam-50000",
             {"batch": "50000", "optimizer": "adam", "status": "not yet run"},
         ),
-        ("sweeps/digits_limit.py", "sweep", "runs/digits_limit", {"batch": "16..1024", "optimizer": "5 arms"}),
+        (
+            "sweeps/digits_limit.py",
+            "sweep",
+            "runs/digits_limit",
+            {"batch": "16..1024", "optimizer": "5 arms"},
+        ),
     ],
 )
 def test_recipes_shows_a_row_in_full(lbopt, configs, row, command, workdir, shown):
@@ -118,7 +127,14 @@ def test_recipes_shows_a_row_in_full(lbopt, configs, row, command, workdir, show
     assert list(found) == FIELDS
     about = call_get_config(str(flag)).about
     assert found["command"] == f"lbopt {command} --config={flag} --workdir={workdir}"
-    said = (about.paper, about.published_result, about.hardware, about.time, about.status, about.note)
+    said = (
+        about.paper,
+        about.published_result,
+        about.hardware,
+        about.time,
+        about.status,
+        about.note,
+    )
     names = ("source", "published result", "hardware", "time", "status", "note")
     assert [found[name] for name in names] == [text or "-" for text in said]
     assert found.items() >= shown.items()
@@ -127,7 +143,10 @@ def test_recipes_shows_a_row_in_full(lbopt, configs, row, command, workdir, show
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--config={mnist}", "--config.seed=1"], "--config.seed=1: lbopt recipes shows rows as they are"),
+        (
+            ["--config={mnist}", "--config.seed=1"],
+            "--config.seed=1: lbopt recipes shows rows as they are",
+        ),
         (["--config.seed=1"], "--config.seed=1: lbopt recipes shows rows as they are"),
         (["--config={mnist}", "--configs=configs"], "give one of the two"),
         (["--config={mnist}:nothing"], "--config row = 'nothing'"),
@@ -173,14 +192,19 @@ def test_every_command_has_help(lbopt, capsys, command, flags, flag):
 
 
 def test_the_module_runs_as_a_program():
-    done = subprocess.run([sys.executable, "-m", "lbopt", "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "lbopt", "--help"], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     for command in ("train", "evaluate", "sweep", "report", "recipes", "doctor"):
         assert re.search(rf"^  {command} +\S", done.stdout, re.MULTILINE)
 
 
 def metrics_of(workdir):
-    return {line["step"]: line for line in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())}
+    return {
+        line["step"]: line
+        for line in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    }
 
 
 def test_train_leaves_what_it_says(trained):
@@ -202,7 +226,9 @@ def evaluated(lbopt, small, trained, *flags):
     return json.loads(out)
 
 
-@pytest.mark.parametrize(("flags", "step"), [((), 16), (("--checkpoint=latest",), 16), (("--checkpoint=8",), 8)])
+@pytest.mark.parametrize(
+    ("flags", "step"), [((), 16), (("--checkpoint=latest",), 16), (("--checkpoint=8",), 8)]
+)
 def test_evaluate_agrees_with_training(lbopt, small, trained, flags, step):
     scores = evaluated(lbopt, small, trained, *flags)
     assert scores["step"] == step
@@ -213,7 +239,11 @@ def test_evaluate_agrees_with_training(lbopt, small, trained, flags, step):
 
 
 def test_evaluate_takes_the_best(lbopt, small, trained):
-    accuracy = {step: line["eval/accuracy"] for step, line in metrics_of(trained).items() if "eval/accuracy" in line}
+    accuracy = {
+        step: line["eval/accuracy"]
+        for step, line in metrics_of(trained).items()
+        if "eval/accuracy" in line
+    }
     best = max(accuracy, key=lambda step: (accuracy[step], step))
     scores = evaluated(lbopt, small, trained, "--checkpoint=best")
     assert (scores["step"], scores["validation/accuracy"]) == (best, accuracy[best])
@@ -239,7 +269,11 @@ def test_report_is_one_page_with_everything_in_it(lbopt, trained):
 
 def test_the_spaced_form_and_four_devices_by_pmap(lbopt, configs, trained, tmp_path):
     """The same batches on more devices: the same rates and nearly the same losses."""
-    flags = ["--config.model.widths=(4,)", "--config.model.hidden=8", "--config.parallel.backend=pmap"]
+    flags = [
+        "--config.model.widths=(4,)",
+        "--config.model.hidden=8",
+        "--config.parallel.backend=pmap",
+    ]
     config = f"{configs / 'digits_cnn.py'}:smoke"
     code, out, err = lbopt("train", "--config", config, "--workdir", tmp_path / "run", *flags)
     assert code == 0, err
@@ -256,7 +290,9 @@ def test_of_two_overrides_of_a_field_the_last_counts(lbopt, configs, tmp_path):
     """`cnn` takes at most so many widths; what is refused shows what was understood."""
     twice = ["--config.model.hidden=0", "--config.model.hidden=8", "--config.model.widths=(4,)"]
     config = f"--config={configs / 'digits_cnn.py'}:smoke"
-    _, _, err = lbopt("train", config, *twice, "--config.model.widths=(0,)", f"--workdir={tmp_path / 'run'}")
+    _, _, err = lbopt(
+        "train", config, *twice, "--config.model.widths=(0,)", f"--workdir={tmp_path / 'run'}"
+    )
     assert "config.model.widths = (0,)" in err
 
 

@@ -60,7 +60,9 @@ def test_what_the_user_has_said_stays(monkeypatch, tmp_path):
     assert not (tmp_path / "lbopt").exists()
 
 
-@pytest.mark.parametrize(("command", "kept"), [("train", 1), ("sweep", 1), ("evaluate", 1), ("plan", 0)])
+@pytest.mark.parametrize(
+    ("command", "kept"), [("train", 1), ("sweep", 1), ("evaluate", 1), ("plan", 0)]
+)
 def test_who_compiles_for_devices_that_are_here_keeps(command, kept, monkeypatch):
     """A plan's programs are for absent devices: JAX cannot keep them."""
     asked = []

@@ -14,7 +14,11 @@ AGVM = [
     "aggregator.interval_steps=1",
     "aggregator.start_step=0",
 ]
-PARTS = ["model.batch_norm_scope=replicas:2", "parallel.num_microsteps=4", "optimizer.track_noise_scale=True"]
+PARTS = [
+    "model.batch_norm_scope=replicas:2",
+    "parallel.num_microsteps=4",
+    "optimizer.track_noise_scale=True",
+]
 RUNS = {
     "agvm": ("2", AGVM),
     "ef of groups": ("4", ["aggregator.name=ef", "aggregator.over=2", "aggregator.fraction=0.2"]),
@@ -23,7 +27,11 @@ RUNS = {
 ELSEWHERE = {
     "one": ["parallel.num_devices=1"],
     "three": ["parallel.num_devices=3", "eval_global_batch_size=16", "checkpoint.keep=1"],
-    "more than there are": ["parallel.num_devices=64", "global_batch_size=100", "parallel.num_microsteps=1"],
+    "more than there are": [
+        "parallel.num_devices=64",
+        "global_batch_size=100",
+        "parallel.num_microsteps=1",
+    ],
     "other groups": ["model.batch_norm_scope=local", "parallel.num_devices=1"],
 }
 """What does not fit the training, and may be said to an evaluation."""
@@ -40,11 +48,24 @@ def test_evaluated_and_exported_on_one_device(name, small, tmp_path, capsys):
     capsys.readouterr()
     scores = []
     elsewhere = ELSEWHERE if name == "parts of the batch" else ["one"]
-    for where in ([here], *([f"--config.{field}" for field in ELSEWHERE[place]] for place in elsewhere)):
+    for where in (
+        [here],
+        *([f"--config.{field}" for field in ELSEWHERE[place]] for place in elsewhere),
+    ):
         assert main.main(["evaluate", *flags, *where]) == 0
         scores.append(json.loads(capsys.readouterr().out))
     for others in scores[1:]:
         assert others == pytest.approx(scores[0], rel=1e-5)
     output = tmp_path / "exported"
-    assert main.main(["export", f"--workdir={tmp_path / 'run'}", "--format=safetensors", f"--output={output}"]) == 0
+    assert (
+        main.main(
+            [
+                "export",
+                f"--workdir={tmp_path / 'run'}",
+                "--format=safetensors",
+                f"--output={output}",
+            ]
+        )
+        == 0
+    )
     assert len(safetensors.numpy.load_file(next(output.glob("*.safetensors")))) > 4

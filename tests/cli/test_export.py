@@ -40,7 +40,11 @@ def started(folder, config):
 
     def made_up(leaf):
         wanted = np.issubdtype(leaf.dtype, np.floating)
-        return rng.uniform(0.5, 1, leaf.shape).astype(leaf.dtype) if wanted else np.ones(leaf.shape, leaf.dtype)
+        return (
+            rng.uniform(0.5, 1, leaf.shape).astype(leaf.dtype)
+            if wanted
+            else np.ones(leaf.shape, leaf.dtype)
+        )
 
     state = jax.tree.map(made_up, jax.eval_shape(build.build(config).init))
     with workdirs.open_workdir(folder, "train", checks.to_json(config), lambda saved: []):
@@ -63,7 +67,9 @@ PEERS = {
 }
 FAMILIES = {
     "resnet": ModelConfig("resnet", size="18", width_coefficient=0.125),
-    "efficientnet": ModelConfig("efficientnet", size="b0", width_coefficient=0.25, depth_coefficient=0.1),
+    "efficientnet": ModelConfig(
+        "efficientnet", size="b0", width_coefficient=0.25, depth_coefficient=0.1
+    ),
     "bert": ModelConfig("bert", size="tiny", max_length=64, scan_layers=True),
 }
 
@@ -74,7 +80,9 @@ def test_the_command_writes_what_transformers_reads(name, lbopt, tmp_path):
     metric = {"checkpoint": CheckpointConfig(best_metric="eval/accuracy")}
     workdir = started(tmp_path / "run", TrainConfig(model=FAMILIES[name], data=data, **metric))
     out = tmp_path / "out"
-    code, said, err = lbopt("export", f"--workdir={workdir}", "--format=huggingface", f"--output={out}")
+    code, said, err = lbopt(
+        "export", f"--workdir={workdir}", "--format=huggingface", f"--output={out}"
+    )
     assert (code, said.strip(), err) == (0, str(out), "")
     _, variables = lbopt_package.load_huggingface(out)
     state = checkpoint(workdir, 1)
@@ -100,19 +108,28 @@ def same(a, b):
 
 def test_our_layout(lbopt, trained, tmp_path):
     out = tmp_path / "deep" / "out"
-    code, said, _ = lbopt("export", f"--workdir={trained}", "--format=safetensors", f"--output={out}")
+    code, said, _ = lbopt(
+        "export", f"--workdir={trained}", "--format=safetensors", f"--output={out}"
+    )
     assert (code, said.strip()) == (0, str(out))
     variables, metadata = native.load_safetensors(out / "model.safetensors")
     state = checkpoint(trained, int(metadata["step"]))
     same(variables, {"params": state.params, **state.model_state})
-    assert metadata["step"] == max((entry.name for entry in (trained / "checkpoints").iterdir()), key=int)
+    assert metadata["step"] == max(
+        (entry.name for entry in (trained / "checkpoints").iterdir()), key=int
+    )
     assert metadata["averaged_params"] == "false"
     assert json.loads(metadata["model"])["widths"] == [4]
     assert [entry.name for entry in out.parent.iterdir()] == ["out"]
 
 
 def test_a_step_and_averaged_parameters(lbopt, averaged, tmp_path):
-    arguments = [f"--workdir={averaged}", "--format=safetensors", "--checkpoint=2", f"--output={tmp_path}/out"]
+    arguments = [
+        f"--workdir={averaged}",
+        "--format=safetensors",
+        "--checkpoint=2",
+        f"--output={tmp_path}/out",
+    ]
     assert lbopt("export", *arguments)[0] == 0
     variables, metadata = native.load_safetensors(tmp_path / "out" / "model.safetensors")
     assert (metadata["step"], metadata["averaged_params"]) == ("2", "true")
@@ -124,11 +141,21 @@ def test_a_step_and_averaged_parameters(lbopt, averaged, tmp_path):
 
 
 def test_a_resnet(lbopt, started_resnet, tmp_path):
-    assert lbopt("export", f"--workdir={started_resnet}", "--format=safetensors", f"--output={tmp_path}/out")[0] == 0
+    assert (
+        lbopt(
+            "export",
+            f"--workdir={started_resnet}",
+            "--format=safetensors",
+            f"--output={tmp_path}/out",
+        )[0]
+        == 0
+    )
     variables, _ = native.load_safetensors(tmp_path / "out" / "model.safetensors")
     assert export.outputs_and_head(variables["params"]) == (10, "pretraining")
     config = export._saved_config(started_resnet)
-    logits = networks.make_network(config.model, 10).apply(variables, np.ones((2, 8, 8)), train=False)
+    logits = networks.make_network(config.model, 10).apply(
+        variables, np.ones((2, 8, 8)), train=False
+    )
     assert logits.shape == (2, 10)
 
 
@@ -140,12 +167,22 @@ def test_it_needs_no_devices_of_the_run(lbopt, trained, tmp_path):
     saved["config"]["parallel"]["num_devices"] = 64
     saved["config"]["model"]["batch_norm_scope"] = "replicas:32"
     (workdir / "config.json").write_text(json.dumps(saved))
-    assert lbopt("export", f"--workdir={workdir}", "--format=safetensors", f"--output={tmp_path}/out")[0] == 0
+    assert (
+        lbopt("export", f"--workdir={workdir}", "--format=safetensors", f"--output={tmp_path}/out")[
+            0
+        ]
+        == 0
+    )
 
 
 IMAGES = {"image": np.zeros((1, 64, 64, 3), np.float32)}
 MODELS = {
-    "resnet": (ModelConfig("resnet", size="18", width_coefficient=0.125), IMAGES["image"], 10, "pretraining"),
+    "resnet": (
+        ModelConfig("resnet", size="18", width_coefficient=0.125),
+        IMAGES["image"],
+        10,
+        "pretraining",
+    ),
     "efficientnet": (
         ModelConfig("efficientnet", size="b0", width_coefficient=0.25, depth_coefficient=0.1),
         IMAGES["image"],
@@ -168,7 +205,9 @@ def test_a_folder_for_transformers(name, tmp_path):
     variables = torch_side.randomized_variables(networks.make_network(model, outputs, head), inputs)
     batches = types.SimpleNamespace(piece=lambda *numbers: IMAGES)
     plan = types.SimpleNamespace(batches=batches, vocabulary=vocabulary.NO_VOCABULARY)
-    export._save_huggingface(tmp_path / "out", TrainConfig(model=model), plan, variables, {"recipe": "x"})
+    export._save_huggingface(
+        tmp_path / "out", TrainConfig(model=model), plan, variables, {"recipe": "x"}
+    )
     loaded, back = lbopt_package.load_huggingface(tmp_path / "out")
     assert export.outputs_and_head(back["params"]) == (outputs, head)
     if name == "bert":
@@ -182,9 +221,18 @@ def test_a_folder_for_transformers(name, tmp_path):
 REFUSALS = {
     "no format": (["--workdir={run}", "--output={new}"], ["--format is missing"]),
     "no output": (["--workdir={run}", "--format=safetensors"], ["--output is missing"]),
-    "another format": (["--workdir={run}", "--format=onnx", "--output={new}"], ["--format = 'onnx'", "safetensors"]),
-    "a full folder": (["--workdir={run}", "--format=safetensors", "--output={run}"], ["--output", "overwritten"]),
-    "no run": (["--workdir={new}", "--format=safetensors", "--output={new}"], ["--workdir", "no run is there"]),
+    "another format": (
+        ["--workdir={run}", "--format=onnx", "--output={new}"],
+        ["--format = 'onnx'", "safetensors"],
+    ),
+    "a full folder": (
+        ["--workdir={run}", "--format=safetensors", "--output={run}"],
+        ["--output", "overwritten"],
+    ),
+    "no run": (
+        ["--workdir={new}", "--format=safetensors", "--output={new}"],
+        ["--workdir", "no run is there"],
+    ),
     "no such step": (
         ["--workdir={run}", "--format=safetensors", "--output={new}", "--checkpoint=3"],
         ["--checkpoint = '3'"],
@@ -223,6 +271,8 @@ def test_refusals(case, lbopt, trained, started_resnet, tmp_path, fingerprint):
 
 def test_a_place_where_nothing_can_be_written(lbopt, trained, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, err = lbopt("export", f"--workdir={trained}", "--format=safetensors", f"--output={tmp_path}/file/out")
+    code, _, err = lbopt(
+        "export", f"--workdir={trained}", "--format=safetensors", f"--output={tmp_path}/file/out"
+    )
     assert (code, err.count("\n")) == (3, 1)
     assert "--output" in err

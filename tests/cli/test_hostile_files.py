@@ -25,13 +25,35 @@ from lbopt.train.seal import Seal
 from lbopt.train.writers import read_lines
 
 MISSING = object()
-VALUES = (MISSING, None, [], {}, "hostile", 7, -1, 1.5, True, ["x"], {"x": None}, 1e30, 10**30, 2**63 - 1, float("inf"))
+VALUES = (
+    MISSING,
+    None,
+    [],
+    {},
+    "hostile",
+    7,
+    -1,
+    1.5,
+    True,
+    ["x"],
+    {"x": None},
+    1e30,
+    10**30,
+    2**63 - 1,
+    float("inf"),
+)
 DEEP = "[" * 10**5
 
 
 def places(data, path=()):
     """Yield the path to everything in JSON data; of a list to its first element."""
-    items = data.items() if isinstance(data, dict) else list(enumerate(data))[:1] if isinstance(data, list) else ()
+    items = (
+        data.items()
+        if isinstance(data, dict)
+        else list(enumerate(data))[:1]
+        if isinstance(data, list)
+        else ()
+    )
     for name, value in items:
         yield (*path, name)
         yield from places(value, (*path, name))
@@ -94,10 +116,16 @@ def study(tmp_path_factory):
     """Return the folder of a study that has every kind of field."""
     common = {"growth": 0.5, "noise_scale": (90.0, 100.0, 200.0), "peak_step": lambda size: 4}
     truths = {
-        "momentum": Truth((0.98, 0.97, 0.6), (1.0, 1.0, 0.7), steps_to_target=(200.0, 100.0, None), **common),
-        "lamb": legw((0.98, 0.98, 0.975), steps_to_target=(150.0, 50.0, 20.0), layers=("a", "b"), **common),
+        "momentum": Truth(
+            (0.98, 0.97, 0.6), (1.0, 1.0, 0.7), steps_to_target=(200.0, 100.0, None), **common
+        ),
+        "lamb": legw(
+            (0.98, 0.98, 0.975), steps_to_target=(150.0, 50.0, 20.0), layers=("a", "b"), **common
+        ),
     }
-    config, rows = synthetic.make_study(truths, waterfall=tuple(truths), warmup_factors=[0.0, 0.5, 1.0, 2.0])
+    config, rows = synthetic.make_study(
+        truths, waterfall=tuple(truths), warmup_factors=[0.0, 0.5, 1.0, 2.0]
+    )
     folder = tmp_path_factory.mktemp("study")
     saved = synthetic.save_study(folder, config, rows)
     workdirs.write_json(folder / "config.json", {"kind": "sweep", **saved})
@@ -122,20 +150,26 @@ def test_config_json_of_a_run(trained, tmp_path, report):
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "export", "report"])
-@pytest.mark.parametrize("content", ["null", "[]", DEEP, '{"kind": "train", "config": null}', "\x00", "\ud800"])
+@pytest.mark.parametrize(
+    "content", ["null", "[]", DEEP, '{"kind": "train", "config": null}', "\x00", "\ud800"]
+)
 def test_config_json_that_is_none(command, content, trained, small, tmp_path, lbopt):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
     shutil.copy(trained / "metrics.jsonl", run)
-    flags = {"report": [], "export": ["--format=safetensors", f"--output={tmp_path / 'out'}"]}.get(command, small)
+    flags = {"report": [], "export": ["--format=safetensors", f"--output={tmp_path / 'out'}"]}.get(
+        command, small
+    )
     code, _, err = lbopt(command, *flags, f"--workdir={run}")
     assert (code, err.count("\n")) == (3, 1), err
     assert "config.json is not a config.json of lbopt (" in err
 
 
 def test_config_json_of_a_study(study, tmp_path, report):
-    check_config_json(shutil.copytree(study, tmp_path / "study"), report, ("config", "train", "about"))
+    check_config_json(
+        shutil.copytree(study, tmp_path / "study"), report, ("config", "train", "about")
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,7 +222,12 @@ def test_results(study, tmp_path, report):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("steps", float("inf")), ("test_accuracy", 2**63 - 1), ("distance", 1e300), ("validation_loss", None)],
+    [
+        ("steps", float("inf")),
+        ("test_accuracy", 2**63 - 1),
+        ("distance", 1e300),
+        ("validation_loss", None),
+    ],
 )
 def test_numbers_with_which_no_study_goes_on(field, value, study):
     with pytest.raises(ValueError, match=f"{field}: expected "):
@@ -228,7 +267,9 @@ def sealed(body):
 
 def test_seals():
     """Sealed by who edited them, too."""
-    body = json.loads(Seal(12, {"a": "00"}, {"eval/accuracy": 0.5, "eval/loss": None}, 2, 1).to_json()["seal"])
+    body = json.loads(
+        Seal(12, {"a": "00"}, {"eval/accuracy": 0.5, "eval/loss": None}, 2, 1).to_json()["seal"]
+    )
     bodies = [json.dumps(data) for _, _, data in versions(body)] + [DEEP, "null", "[]", ""]
     for data in (*map(sealed, bodies), None, [], {"seal": None}, {"seal": "{}", "sha256": None}):
         if refusal(seals.read, data) is None:
@@ -239,7 +280,9 @@ def test_seals():
 
 def test_checkpoints_whose_seals_are_hostile(trained, small, tmp_path, lbopt):
     run = shutil.copytree(trained, tmp_path / "run")
-    newest, next_one = sorted((run / "checkpoints").iterdir(), key=lambda folder: int(folder.name))[-2:][::-1]
+    newest, next_one = sorted((run / "checkpoints").iterdir(), key=lambda folder: int(folder.name))[
+        -2:
+    ][::-1]
     file = newest / "seal" / "metadata"
     body = json.loads(json.loads(file.read_text())["seal"])
     file.write_text(json.dumps(sealed(json.dumps({**body, "metrics": {"eval/accuracy": "high"}}))))
@@ -249,14 +292,18 @@ def test_checkpoints_whose_seals_are_hostile(trained, small, tmp_path, lbopt):
     assert "metrics[...]: expected float | null, got str" in err
 
 
-@pytest.mark.parametrize("line", ["3", "{}", DEEP, '{"metadata": null}', '{"metadata": {"step": null}}', "x", "\ud800"])
+@pytest.mark.parametrize(
+    "line", ["3", "{}", DEEP, '{"metadata": null}', '{"metadata": {"step": null}}', "x", "\ud800"]
+)
 def test_mllog(line, tmp_path):
     (tmp_path / "mllog.txt").write_bytes(f":::MLLOG {line}}}\n".encode("utf-8", "surrogatepass"))
     with pytest.raises(EnvironmentProblem, match=r"mllog\.txt is damaged at line 1"):
         MlperfLog(tmp_path, {}, lambda step: 0.0, 4)
 
 
-@pytest.mark.parametrize("content", ["null", "[]", DEEP, "{}", '{"renewed": null}', '{"renewed": "x"}', "\x00", "3"])
+@pytest.mark.parametrize(
+    "content", ["null", "[]", DEEP, "{}", '{"renewed": null}', '{"renewed": "x"}', "\x00", "3"]
+)
 def test_leases(content, tmp_path):
     (tmp_path / ".lease.json").write_text(content)
     assert not bucket.is_held(tmp_path)
@@ -280,7 +327,9 @@ def test_what_an_export_says_of_its_model(model):
         initial._activation(model, "x")
 
 
-@pytest.mark.parametrize("content", ["null", DEEP, '{"config": null}', '{"config": {"arms": 3}}', '{"config": {}}'])
+@pytest.mark.parametrize(
+    "content", ["null", DEEP, '{"config": null}', '{"config": {"arms": 3}}', '{"config": {}}']
+)
 def test_the_config_of_another_shard(content, tmp_path, monkeypatch):
     monkeypatch.setattr(bucket, "address", lambda named: tmp_path)
     (tmp_path / "shards" / "1-of-2").mkdir(parents=True)
@@ -301,7 +350,16 @@ def test_a_study_goes_on_only_where_its_lines_are_ours(configs, study, tmp_path,
     with workdirs.open_workdir(folder, "sweep", checks.to_json(config), lambda saved: []):
         pass
     _, (_, search) = rows_of(study)
-    for field, value in {"validation_accuracy": [0.5], "weight_decay": None, "curve": "flat", "diverged": {}}.items():
-        (folder / "results.jsonl").write_text(json.dumps({**search, "study": config.name, field: value}) + "\n")
-        code, _, err = lbopt("sweep", f"--config={flag}", "--config.num_workers=1", f"--workdir={folder}")
+    for field, value in {
+        "validation_accuracy": [0.5],
+        "weight_decay": None,
+        "curve": "flat",
+        "diverged": {},
+    }.items():
+        (folder / "results.jsonl").write_text(
+            json.dumps({**search, "study": config.name, field: value}) + "\n"
+        )
+        code, _, err = lbopt(
+            "sweep", f"--config={flag}", "--config.num_workers=1", f"--workdir={folder}"
+        )
         assert (code, err.splitlines()[-1].count(f"damaged at line 1 ({field}")) == (3, 1), err

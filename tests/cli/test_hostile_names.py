@@ -39,11 +39,19 @@ COMMANDS = list(commands())
 
 @pytest.fixture
 def study(tmp_path):
-    config, rows = synthetic.make_study({HOSTILE: legw((0.98, 0.975, 0.9)), "@b": legw((0.98, 0.9, 0.8))})
+    config, rows = synthetic.make_study(
+        {HOSTILE: legw((0.98, 0.975, 0.9)), "@b": legw((0.98, 0.9, 0.8))}
+    )
     folder = tmp_path / "runs\n$(touch pwned)\x1b[31m"
     folder.mkdir()
-    saved = {**synthetic.save_study(folder, {**config, "name": HOSTILE}, [{**row, "study": HOSTILE} for row in rows])}
-    workdirs.write_json(folder / "config.json", {**saved, "command": HOSTILE, "device_kind": HOSTILE})
+    saved = {
+        **synthetic.save_study(
+            folder, {**config, "name": HOSTILE}, [{**row, "study": HOSTILE} for row in rows]
+        )
+    }
+    workdirs.write_json(
+        folder / "config.json", {**saved, "command": HOSTILE, "device_kind": HOSTILE}
+    )
     return folder
 
 
@@ -54,13 +62,21 @@ def test_the_report_of_a_study(study, lbopt, monkeypatch):
     html = (study / "report.html").read_text()
     assert not unprintable(out) | unprintable(html)
     assert "<script" not in html
-    assert out.count("\n") == len(terminal_table(json.loads((study / "summary.json").read_text())).split("\n")) + 1
-    cells = [cell for row in csv.reader((study / "trials.csv").read_text().splitlines()) for cell in row]
+    assert (
+        out.count("\n")
+        == len(terminal_table(json.loads((study / "summary.json").read_text())).split("\n")) + 1
+    )
+    cells = [
+        cell for row in csv.reader((study / "trials.csv").read_text().splitlines()) for cell in row
+    ]
     assert not any(cell.startswith(("=", "+", "@")) for cell in cells)
     assert {
         "'@b",
         "'"
-        + HOSTILE.replace("\x1b", r"\x1b").replace("\n", r"\n").replace("\u202e", r"\u202e").replace("\x07", r"\x07"),
+        + HOSTILE.replace("\x1b", r"\x1b")
+        .replace("\n", r"\n")
+        .replace("\u202e", r"\u202e")
+        .replace("\x07", r"\x07"),
     } <= set(cells)
 
 
@@ -71,7 +87,9 @@ def test_the_report_of_a_run(trained, tmp_path, lbopt, monkeypatch):
     saved["config"]["name"] = saved["command"] = saved["device_kind"] = f"{HOSTILE}\udcff"
     workdirs.write_json(workdir / "config.json", saved)
     with MetricsWriter(workdir, 16) as writer:
-        writer.write(17, 1, {f"train/trust_ratio/{HOSTILE}{number}\udcff": 1.0 for number in range(3)})
+        writer.write(
+            17, 1, {f"train/trust_ratio/{HOSTILE}{number}\udcff": 1.0 for number in range(3)}
+        )
     monkeypatch.setattr(page, "save_figure", lambda figure, file: figure.canvas.draw() or "")
     code, out, err = lbopt("report", f"--workdir={workdir}")
     assert (code, err) == (0, "")
@@ -88,8 +106,12 @@ def test_lines_of_mlperf(tmp_path, capsys):
     assert lines == (tmp_path / "mllog.txt").read_text().split("\n")[:-1]
     said = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     assert not unprintable("".join(lines))
-    assert {"key": HOSTILE, "value": HOSTILE} in [{name: one[name] for name in ("key", "value")} for one in said]
-    MlperfLog(tmp_path, {HOSTILE: HOSTILE}, lambda step: 0.0, 1).run_ends(1, True)  # what it has written is read again
+    assert {"key": HOSTILE, "value": HOSTILE} in [
+        {name: one[name] for name in ("key", "value")} for one in said
+    ]
+    MlperfLog(tmp_path, {HOSTILE: HOSTILE}, lambda step: 0.0, 1).run_ends(
+        1, True
+    )  # what it has written is read again
 
 
 def test_tables_of_parameters(capsys):
@@ -106,20 +128,33 @@ def test_nothing_is_printed_as_it_is():
     root = pathlib.Path(page.__file__).parents[1]
     found = set()
     for file in root.rglob("*.py"):
-        names = (ast.unparse(node.func) for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+        names = (
+            ast.unparse(node.func)
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Call)
+        )
         if {"print", "sys.stdout.write", "sys.stderr.write"} & set(names):
             found.add(file.relative_to(root).as_posix())
     assert found == CONSTANT
 
 
-@pytest.mark.parametrize(("words", "flags", "required"), COMMANDS, ids=[" ".join(row[0]) for row in COMMANDS])
+@pytest.mark.parametrize(
+    ("words", "flags", "required"), COMMANDS, ids=[" ".join(row[0]) for row in COMMANDS]
+)
 def test_flags(words, flags, required, configs, lbopt, tmp_path, monkeypatch):
     """Each flag of each command is refused in one printable line; so is a flag that is none, and help is printable."""
     monkeypatch.chdir(tmp_path)
     study = f"{configs / 'sweeps' / 'digits_limit.py'}:smoke"
-    given = {"config": study if words == ["sweep"] else f"{configs / 'digits_cnn.py'}:smoke", "format": "safetensors"}
-    taken = {"prepare": {"data_dir"}, "train": {"workdir"}, "sweep": {"workdir"}}.get(words[0], set())
-    for flag in {*flags, HOSTILE} - taken - {"job_secret_file"}:  # a process alone has no use for one
+    given = {
+        "config": study if words == ["sweep"] else f"{configs / 'digits_cnn.py'}:smoke",
+        "format": "safetensors",
+    }
+    taken = {"prepare": {"data_dir"}, "train": {"workdir"}, "sweep": {"workdir"}}.get(
+        words[0], set()
+    )
+    for flag in (
+        {*flags, HOSTILE} - taken - {"job_secret_file"}
+    ):  # a process alone has no use for one
         others = [f"--{name}={given.get(name, 'nowhere')}" for name in required if name != flag]
         code, out, err = lbopt(*words, f"--{flag}={HOSTILE}", *others)
         assert code in (2, 3), flag
@@ -146,7 +181,9 @@ def test_numbers_of_a_csv_stay_numbers():
 
 @pytest.mark.parametrize("command", ["report", "sweep", HOSTILE])
 def test_errors_are_one_line(command, lbopt, tmp_path):
-    code, _, err = lbopt(command, f"--workdir={tmp_path / 'nowhere'}{HOSTILE}", f"--config={HOSTILE}.py")
+    code, _, err = lbopt(
+        command, f"--workdir={tmp_path / 'nowhere'}{HOSTILE}", f"--config={HOSTILE}.py"
+    )
     assert (code, err.count("\n")) == (2, 1)
     assert not unprintable(err)
 
@@ -185,12 +222,21 @@ def test_recipes(config_file, lbopt):
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_commands_to_copy_mean_what_was_given(tmp_path):
     """And run nothing else, in one line."""
-    words = ["train", f"--config={HOSTILE}", "--config.model.widths=(4,)", "--workdir=a b\udcff\u00e9"]
+    words = [
+        "train",
+        f"--config={HOSTILE}",
+        "--config.model.widths=(4,)",
+        "--workdir=a b\udcff\u00e9",
+    ]
     line = arguments.command_line("train", words[1:])
     assert not unprintable(line)
     assert "\n" not in line
-    done = subprocess.run(["bash", "-c", f'printf "%s\\0" {line}'], capture_output=True, cwd=tmp_path, check=True)
-    assert done.stdout.split(b"\0")[1:-1] == [word.encode("utf-8", "surrogateescape") for word in words]
+    done = subprocess.run(
+        ["bash", "-c", f'printf "%s\\0" {line}'], capture_output=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.split(b"\0")[1:-1] == [
+        word.encode("utf-8", "surrogateescape") for word in words
+    ]
     assert not list(tmp_path.iterdir())
     assert prepare_command("mnist", HOSTILE).count("\n") == 0
     assert shlex.split(arguments.command_line("train", ["--workdir=my runs"])) == [
@@ -217,7 +263,8 @@ def test_commands_to_copy_mean_what_was_given(tmp_path):
     ],
 )
 @pytest.mark.parametrize(
-    "field", ["data.crop_area", "model.widths", "num_epochs", "optimizer.b1", "optimizer.name", "seed"]
+    "field",
+    ["data.crop_area", "model.widths", "num_epochs", "optimizer.b1", "optimizer.name", "seed"],
 )
 def test_hostile_values_of_flags(field, value, lbopt, configs, tmp_path):
     flags = [

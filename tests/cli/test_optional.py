@@ -12,7 +12,9 @@ BLOCK = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}));"
 
 
 def python(code):
-    return subprocess.run([sys.executable, "-c", BLOCK + code], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK + code], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_every_command_is_there_without_the_packages_of_other_extras():
@@ -25,8 +27,14 @@ def test_every_command_is_there_without_the_packages_of_other_extras():
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
-        (["train", f"--config={CONFIGS}/resnet50_lamb.py:smoke", "--workdir=nowhere"], "pip install 'lbopt[images]'"),
-        (["train", f"--config={CONFIGS}/squad.py:smoke", "--workdir=nowhere"], "lbopt prepare pydoc_squad"),
+        (
+            ["train", f"--config={CONFIGS}/resnet50_lamb.py:smoke", "--workdir=nowhere"],
+            "pip install 'lbopt[images]'",
+        ),
+        (
+            ["train", f"--config={CONFIGS}/squad.py:smoke", "--workdir=nowhere"],
+            "lbopt prepare pydoc_squad",
+        ),
         (["prepare", "generated_images"], "pip install 'lbopt["),
     ],
 )

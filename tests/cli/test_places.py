@@ -70,7 +70,10 @@ FREE_TEXT = {
     "config.data.train_split",
     "config.data.validation_split",
     "config.data.test_split",
-    *(f"config.about.{field}" for field in ("paper", "published_result", "hardware", "time", "topology", "note")),
+    *(
+        f"config.about.{field}"
+        for field in ("paper", "published_result", "hardware", "time", "topology", "note")
+    ),
 }
 """Fields that are no paths and take any text; the name of a data set is looked up in a folder, by a pattern."""
 FOR_MESSAGES = {("load_ptb", "data_dir"), ("prepare_command", "data_dir")}
@@ -87,7 +90,9 @@ def here(tmp_path, monkeypatch):
 COMMANDS = list(hostile.commands())
 
 
-@pytest.mark.parametrize(("words", "flags", "required"), COMMANDS, ids=[" ".join(row[0]) for row in COMMANDS])
+@pytest.mark.parametrize(
+    ("words", "flags", "required"), COMMANDS, ids=[" ".join(row[0]) for row in COMMANDS]
+)
 def test_flags(words, flags, required, configs, lbopt):
     given = {
         "config": f"{configs / 'digits_cnn.py'}:smoke",
@@ -109,7 +114,10 @@ def texts(node, prefix="config"):
     """Yield (name, dataclass, field) of every field of a config that may be a text; None is replaced by what it may be."""
     hints = typing.get_type_hints(type(node))
     for field in dataclasses.fields(node):
-        name, kinds = f"{prefix}.{field.name}", (hints[field.name], *typing.get_args(hints[field.name]))
+        name, kinds = (
+            f"{prefix}.{field.name}",
+            (hints[field.name], *typing.get_args(hints[field.name])),
+        )
         for kind in filter(dataclasses.is_dataclass, kinds):
             if getattr(node, field.name) is None:
                 setattr(node, field.name, kind())
@@ -134,13 +142,17 @@ def test_fields(address):
     assert places == ["config.data.data_dir", "config.data.vocab_file", "config.init_from"]
 
 
-@pytest.mark.parametrize("field", ["train.data.data_dir", "train.init_from", "arms[0].data.data_dir"])
+@pytest.mark.parametrize(
+    "field", ["train.data.data_dir", "train.init_from", "arms[0].data.data_dir"]
+)
 def test_fields_of_a_study(field, configs):
     config = arguments.call_get_config(f"{configs / 'sweeps' / 'digits_limit.py'}:smoke")
     config.arms[0].data = DataConfig()
     owner, _, last = field.rpartition(".")
     setattr(
-        operator.attrgetter(owner.removeprefix("arms[0]."))(config.arms[0] if "arms" in owner else config),
+        operator.attrgetter(owner.removeprefix("arms[0]."))(
+            config.arms[0] if "arms" in owner else config
+        ),
         last,
         "gs:/bucket/run",
     )
@@ -154,14 +166,23 @@ def functions():
     for file in sorted(root.rglob("*.py")):
         module = ".".join(("lbopt", *file.relative_to(root).with_suffix("").parts))
         for node in ast.parse(file.read_text()).body:
-            inits = [part for part in getattr(node, "body", ()) if getattr(part, "name", "") == "__init__"]
+            inits = [
+                part
+                for part in getattr(node, "body", ())
+                if getattr(part, "name", "") == "__init__"
+            ]
             for function in [node] if isinstance(node, ast.FunctionDef) else inits:
                 for argument in (*function.args.args, *function.args.kwonlyargs):
                     kind = ast.unparse(argument.annotation) if argument.annotation else ""
                     takes = (
-                        "GivenPath" in kind or "PathLike" in kind or (argument.arg.endswith("_dir") and "str" in kind)
+                        "GivenPath" in kind
+                        or "PathLike" in kind
+                        or (argument.arg.endswith("_dir") and "str" in kind)
                     )
-                    known = module in ("lbopt.paths", "lbopt.regular") or (node.name, argument.arg) in FOR_MESSAGES
+                    known = (
+                        module in ("lbopt.paths", "lbopt.regular")
+                        or (node.name, argument.arg) in FOR_MESSAGES
+                    )
                     if takes and not known and not node.name.startswith("_"):
                         yield f"{module}.{node.name}", argument.arg
 
@@ -180,9 +201,15 @@ def test_functions(name, argument):
     module, _, last = name.rpartition(".")
     function = getattr(importlib.import_module(module), last)
     empty = [
-        one.name for one in inspect.signature(function).parameters.values() if one.default is inspect.Parameter.empty
+        one.name
+        for one in inspect.signature(function).parameters.values()
+        if one.default is inspect.Parameter.empty
     ]
-    stands = {"name": "x", "builder": "x", **{one: mock.MagicMock() for one in empty if one not in ("name", "builder")}}
+    stands = {
+        "name": "x",
+        "builder": "x",
+        **{one: mock.MagicMock() for one in empty if one not in ("name", "builder")},
+    }
     for address in (pathlib.Path("gs://bucket/run"), "s3://bucket/run"):
         with pytest.raises(UserError, match=rf" = '{address}': give a "):
             enter(function(**{**{one: stands[one] for one in empty}, argument: address}))
@@ -211,19 +238,28 @@ def test_variables(lbopt, monkeypatch):
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     assert code == 3
-    assert err.startswith("lbopt doctor: JAX_COMPILATION_CACHE_DIR = 'gs:/bucket/run': give a folder")
+    assert err.startswith(
+        "lbopt doctor: JAX_COMPILATION_CACHE_DIR = 'gs:/bucket/run': give a folder"
+    )
 
 
 def test_folders_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for given in ("gs:/bucket/run", "s3://bucket", "relative", ""):
-        assert paths.of_user({"XDG_CACHE_HOME": given}, "XDG_CACHE_HOME", ".cache") == tmp_path / ".cache"
+        assert (
+            paths.of_user({"XDG_CACHE_HOME": given}, "XDG_CACHE_HOME", ".cache")
+            == tmp_path / ".cache"
+        )
     monkeypatch.setattr(paths.os.path, "expanduser", lambda path: path)
     with pytest.raises(FileNotFoundError, match="no home folder"):
         paths.of_user({}, "XDG_CACHE_HOME", ".cache")
-    with pytest.raises(EnvironmentProblem, match=r"cannot be kept there \(this user has no home folder\); give all"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"cannot be kept there \(this user has no home folder\); give all"
+    ):
         secret.find({}, {})
-    with pytest.raises(UserError, match=r"^LBOPT_JOB_SECRET_FILE = 'gs:/secret': give a path of this machine"):
+    with pytest.raises(
+        UserError, match=r"^LBOPT_JOB_SECRET_FILE = 'gs:/secret': give a path of this machine"
+    ):
         secret.find({}, {"LBOPT_JOB_SECRET_FILE": "gs:/secret"})
 
 
@@ -232,9 +268,16 @@ def test_what_is_no_address_is_taken(tmp_path, monkeypatch):
     for path in ("runs/12:30", "a:b/c", "gs/run/", "recipe.py:row", "/x/batch:8/", "."):
         assert paths.local(path, "--workdir") == pathlib.Path(path)
     assert paths.local("~/run/", "--workdir") == tmp_path / "run"
-    assert paths.local(paths.local("./~/run", "--workdir"), "--workdir") == pathlib.Path.cwd() / "~" / "run"
+    assert (
+        paths.local(paths.local("./~/run", "--workdir"), "--workdir")
+        == pathlib.Path.cwd() / "~" / "run"
+    )
     assert paths.local_or_bucket("gs://bucket/run//", "--workdir") == "gs://bucket/run"
-    too_long = (("n" * 256, "255 bytes at most"), ("a/" + "\u00e9" * 128, "use a shorter"), ("d/" * 2048, "paths 4095"))
+    too_long = (
+        ("n" * 256, "255 bytes at most"),
+        ("a/" + "\u00e9" * 128, "use a shorter"),
+        ("d/" * 2048, "paths 4095"),
+    )
     assert paths.local("n" * 255 + f"/{'d' * 31}" * 120, "--workdir").parts[-1] == "d" * 31
     for path, fix in (
         ("d/" * 600, "than 500 folders"),
@@ -273,9 +316,14 @@ def test_a_folder_that_may_not_be_entered(command, lbopt, monkeypatch, configs):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (MemoryError("std::bad_alloc"), "this process has too little memory (std::bad_alloc); free some, or raise"),
         (
-            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore"),
+            MemoryError("std::bad_alloc"),
+            "this process has too little memory (std::bad_alloc); free some, or raise",
+        ),
+        (
+            jax.errors.JaxRuntimeError(
+                "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore"
+            ),
             "the devices have too little memory (RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.); raise config.",
         ),
     ],
@@ -304,7 +352,14 @@ def test_files_for_folders_and_folders_for_files(lbopt, tmp_path_factory, config
         ["plan", config, f"--output={folder / 'missing' / 'plan.json'}"],
         ["export", "--workdir=run", "--format=safetensors", f"--output={folder / 'file'}"],
         ["prepare", "text", "--name=x", f"--data_dir={folder}", f"--folder={folder / 'file'}"],
-        ["prepare", "text", "--name=x", f"--data_dir={folder}", f"--folder={folder}", f"--vocab={folder}"],
+        [
+            "prepare",
+            "text",
+            "--name=x",
+            f"--data_dir={folder}",
+            f"--folder={folder}",
+            f"--vocab={folder}",
+        ],
         ["recipes", f"--configs={folder / 'file'}"],
         ["recipes", f"--config={folder}"],
     ):
@@ -325,7 +380,10 @@ def test_a_run_starts_from_a_workdir_in_a_bucket(trained, tmp_path_factory, monk
     jax.tree.map(np.testing.assert_array_equal, initial.read("gs://bucket/run", model), expected)
     words = text._vocabulary(DataConfig(name="squad", builder="squad"), "gs://bucket/bert")
     assert words.pieces == tuple(pieces.SPECIAL_TOKENS)
-    with pytest.raises(UserError, match=r"^config.init_from = 'gs://bucket/bert': give a workdir .*; of a bucket only"):
+    with pytest.raises(
+        UserError,
+        match=r"^config.init_from = 'gs://bucket/bert': give a workdir .*; of a bucket only",
+    ):
         initial.read("gs://bucket/bert", model)
 
 
@@ -334,9 +392,14 @@ def test_scripts(capsys):
     bench = runpy.run_path(str(root / "scripts" / "benchmarks" / "run.py"))["main"]
     for place in ("gs:/bucket/run.json", "missing/run.json"):
         assert bench(["step", f"--json={place}"]) == 2
-        assert re.fullmatch(f"scripts/bench: --json = '{place}': .*give a .*\n", capsys.readouterr().err)
+        assert re.fullmatch(
+            f"scripts/bench: --json = '{place}': .*give a .*\n", capsys.readouterr().err
+        )
     done = subprocess.run(
-        [root / "scripts" / "studies", "gs://bucket/run"], capture_output=True, text=True, check=False
+        [root / "scripts" / "studies", "gs://bucket/run"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("FOLDER = gs://bucket/run: give a folder of this machine")

@@ -7,7 +7,9 @@ import pathlib
 import pytest
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine"
+    ),
     pytest.mark.usefixtures("cache_afterwards"),
 ]
 PLANNED = pathlib.Path(__file__).parents[1] / "plan" / "planned.py"
@@ -43,14 +45,19 @@ def test_a_plan_is_printed_and_written(lbopt, tmp_path):
         assert said in out
     assert f"{PLANNED}:cnn on v3:1x1: 2 x TPU v3, 1 hosts" in out
     columns = [line for line in out.splitlines() if line.startswith(("v3:1x1", "v5e:1x1"))]
-    assert [line.split("  ")[0] for line in columns] == ["v3:1x1", "v5e:1x1 parallel.reduce_dtype=float32"]
+    assert [line.split("  ")[0] for line in columns] == [
+        "v3:1x1",
+        "v5e:1x1 parallel.reduce_dtype=float32",
+    ]
     written = json.loads(file.read_text())
     assert written["fits"]
     assert (written["topology"], written["num_devices"], written["steps"]) == ("v3:1x1", 2, 782)
     evaluation = written["phases"][0]["evaluation"]
     assert (evaluation["batches"], evaluation["times"]) == (10, 16)
     seconds = 782 * (written["compute_seconds_per_step"] + written["collective_seconds_per_step"])
-    assert written["projected_seconds"] == pytest.approx(seconds + 160 * evaluation["seconds_per_batch"], rel=0.01)
+    assert written["projected_seconds"] == pytest.approx(
+        seconds + 160 * evaluation["seconds_per_batch"], rel=0.01
+    )
 
 
 def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
@@ -125,12 +132,19 @@ def test_a_study_over_a_pod_is_planned_cell_by_cell(lbopt, configs, tmp_path, mo
         "--config.final_seeds=(7,8)",
         "--config.search.num_candidates=3",
     ]
-    flags = ["--config.search.min_fidelity=0.333", f"--output={tmp_path / 'plan.json'}", "--topology=v3:16x32"]
+    flags = [
+        "--config.search.min_fidelity=0.333",
+        f"--output={tmp_path / 'plan.json'}",
+        "--topology=v3:16x32",
+    ]
     monkeypatch.setenv("LBOPT_PLAN_CHILD", "1")
     code, out, err = lbopt("plan", study, *arms, *flags)
     assert code == 0, err
     written = json.loads((tmp_path / "plan.json").read_text())
-    assert [(cell["global_batch_size"], cell["num_microsteps"], cell["run"]["steps"]) for cell in written["cells"]] == [
+    assert [
+        (cell["global_batch_size"], cell["num_microsteps"], cell["run"]["steps"])
+        for cell in written["cells"]
+    ] == [
         (4096, 1, 27712),
         (262144, 8, 433),
     ] * 3
@@ -159,7 +173,9 @@ def test_a_corpus_that_is_not_there_needs_steps(lbopt):
 def test_without_libtpu_the_extra_is_named(lbopt, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "libtpu" else find(name, *rest)
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "libtpu" else find(name, *rest),
     )
     code, _, err = lbopt("plan", CONFIG, "--topology=v3:2x2")
     assert code == 3
@@ -182,7 +198,9 @@ def test_what_cannot_be_compiled_is_one_line(lbopt, monkeypatch):
     monkeypatch.setattr(Run, "lower", lower)
     code, _, err = lbopt("plan", CONFIG, "--topology=v3:2x2")
     assert code == 2
-    assert err.splitlines()[-1].endswith("--config: the TPU compiler takes no such step: no rule for TPUs")
+    assert err.splitlines()[-1].endswith(
+        "--config: the TPU compiler takes no such step: no rule for TPUs"
+    )
     assert len(err.splitlines()) == 2
 
 
@@ -191,6 +209,10 @@ def test_a_full_disk_is_one_line(lbopt, monkeypatch):
     from lbopt.plan.step import StepCost
 
     monkeypatch.setattr(make, "cost_of", lambda *_: StepCost(True, 1, 0.0, seconds=1.0))
-    code, _, err = lbopt("plan", CONFIG, "--topology=v3:2x2", "--evaluation=false", "--output=/dev/full")
+    code, _, err = lbopt(
+        "plan", CONFIG, "--topology=v3:2x2", "--evaluation=false", "--output=/dev/full"
+    )
     assert code == 3
-    assert err.splitlines()[-1].endswith("--output = /dev/full: it could not be written (No space left on device)")
+    assert err.splitlines()[-1].endswith(
+        "--output = /dev/full: it could not be written (No space left on device)"
+    )

@@ -48,7 +48,10 @@ def test_a_made_data_set_is_made_once(lbopt, name, tmp_path, fingerprint):
     assert (code, err) == (0, "")
     folder = TfdsFolder(name, str(tmp_path))
     counts = ", ".join(f"{split} {size}" for split, size in sorted(folder.num_examples.items()))
-    assert out.splitlines() == [str(folder.folder), f"config.data.builder = {name!r}; records: {counts}"]
+    assert out.splitlines() == [
+        str(folder.folder),
+        f"config.data.builder = {name!r}; records: {counts}",
+    ]
     before = fingerprint(tmp_path)
     code, again, err = lbopt("prepare", name, f"--data_dir={tmp_path}")
     assert (code, err) == (0, "")
@@ -65,20 +68,28 @@ def test_a_data_set_that_is_there_needs_nothing(lbopt, tmp_path):
     assert "mine/1.0.0 is there already" in out
 
 
-def test_a_data_set_of_tfds_is_written_where_its_default_config_belongs(lbopt, tmp_path, monkeypatch):
+def test_a_data_set_of_tfds_is_written_where_its_default_config_belongs(
+    lbopt, tmp_path, monkeypatch
+):
     """`squad` with a download that finds its files already there."""
     answers = [{"text": "Ada", "answer_start": 0}]
     article = {"title": "Ada", "paragraphs": [{"context": "Ada wrote it.", "qas": []}]}
-    article["paragraphs"][0]["qas"] = [{"id": str(n), "question": "Who?", "answers": answers} for n in range(3)]
+    article["paragraphs"][0]["qas"] = [
+        {"id": str(n), "question": "Who?", "answers": answers} for n in range(3)
+    ]
     file = tmp_path / "file.json"
     file.write_text(json.dumps({"data": [article]}))
     monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **named: io.BytesIO())
     monkeypatch.setattr(
-        tfds.download.DownloadManager, "download_and_extract", lambda self, urls: dict.fromkeys(urls, str(file))
+        tfds.download.DownloadManager,
+        "download_and_extract",
+        lambda self, urls: dict.fromkeys(urls, str(file)),
     )
     code, out, err = lbopt("prepare", "squad", f"--data_dir={tmp_path}/data")
     assert code == 0
-    assert err == f"squad/v1.1:3.0.0 is downloaded and prepared in {tmp_path}/data/squad/v1.1/3.0.0\n"
+    assert (
+        err == f"squad/v1.1:3.0.0 is downloaded and prepared in {tmp_path}/data/squad/v1.1/3.0.0\n"
+    )
     assert "config.data.builder = 'squad/v1.1'; records: train 3, validation 3" in out
     for name in ("squad", "squad/v1.1"):
         assert "is there already" in lbopt("prepare", name, f"--data_dir={tmp_path}/data")[1]
@@ -97,10 +108,16 @@ def test_imagenet_says_what_has_to_be_fetched_by_hand(lbopt, tmp_path):
         "https://image-net.org/download-images",
         "after registration",
     ]
-    one_line(*lbopt("prepare", "imagenet2012", f"--data_dir={tmp_path}"), *parts, f"{tmp_path}/downloads/manual")
+    one_line(
+        *lbopt("prepare", "imagenet2012", f"--data_dir={tmp_path}"),
+        *parts,
+        f"{tmp_path}/downloads/manual",
+    )
     assert list(tmp_path.iterdir()) == []
     whole(tmp_path / "ILSVRC2012_img_train.tar")
-    code, out, err = lbopt("prepare", "imagenet2012", f"--data_dir={tmp_path}/data", f"--manual_dir={tmp_path}")
+    code, out, err = lbopt(
+        "prepare", "imagenet2012", f"--data_dir={tmp_path}/data", f"--manual_dir={tmp_path}"
+    )
     one_line(code, out, err, parts[1], f"into {tmp_path}")
     assert parts[0] not in err
 
@@ -115,30 +132,48 @@ def archives(tmp_path, monkeypatch):
 
 def test_an_archive_that_was_cut_short(lbopt, archives):
     os.truncate(archives / "ILSVRC2012_img_val.tar", 5)
-    said = lbopt("prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}")
+    said = lbopt(
+        "prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}"
+    )
     one_line(*said, "ILSVRC2012_img_val.tar has 5 of 6744924160 bytes", "fetch it again")
 
 
 def test_what_preparing_takes_is_said_before_it_begins(lbopt, archives, monkeypatch):
-    monkeypatch.setitem(requirements.PACKAGES, "imagenet2012", {"no_such_module": "no-such-package"})
-    said = lbopt("prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}")
+    monkeypatch.setitem(
+        requirements.PACKAGES, "imagenet2012", {"no_such_module": "no-such-package"}
+    )
+    said = lbopt(
+        "prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}"
+    )
     one_line(*said, "imagenet2012: pip install no-such-package")
 
 
 def test_a_small_disk_is_seen_before_it_begins(lbopt, archives, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: types.SimpleNamespace(free=7))
-    said = lbopt("prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}")
+    said = lbopt(
+        "prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}"
+    )
     one_line(*said, "imagenet2012 takes at least 144.0 GiB", "free some")
     assert not (archives / "data").exists()
 
 
 def test_other_files_by_hand_are_described_by_tfds(lbopt, tmp_path):
-    one_line(*lbopt("prepare", "chexpert", f"--data_dir={tmp_path}"), "by hand", "downloads/manual", "CheXpert")
+    one_line(
+        *lbopt("prepare", "chexpert", f"--data_dir={tmp_path}"),
+        "by hand",
+        "downloads/manual",
+        "CheXpert",
+    )
 
 
 def test_no_network(lbopt, tmp_path):
     said = lbopt("prepare", "squad", f"--data_dir={tmp_path}")
-    one_line(*said, "squad/v1.1 cannot be downloaded", "rajpurkar.github.io does not answer", "HTTPS_PROXY")
+    one_line(
+        *said,
+        "squad/v1.1 cannot be downloaded",
+        "rajpurkar.github.io does not answer",
+        "HTTPS_PROXY",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,7 +191,10 @@ def test_a_network_that_breaks_off(lbopt, tmp_path, monkeypatch):
 
 
 WRONG = {
-    "a misspelt name": (["imagnet2012"], ["DATASET = 'imagnet2012'", "did you mean 'imagenet2012'"]),
+    "a misspelt name": (
+        ["imagnet2012"],
+        ["DATASET = 'imagnet2012'", "did you mean 'imagenet2012'"],
+    ),
     "an unknown name": (["qqqqqqqq"], ["no such data set", "lbopt prepare --help"]),
     "a name that TFDS forgets without h5py": (["wikipedai"], ["did you mean 'wikipedia'"]),
     "a misspelt config": (["squad/v1"], ["squad has no configuration 'v1'", "'v1.1'"]),
@@ -169,16 +207,25 @@ WRONG = {
     "an unknown flag": (["mnist", "--dir=x"], ["dir"]),
     "a flag of another": (["generated_images", "--manual_dir=x"], ["manual_dir"]),
     "text without a name": (["text", "--folder=x"], ["--name is missing"]),
-    "text with a bad name": (["text", "--name=a/b", "--folder=x"], ["--name = 'a/b'", "plain name"]),
+    "text with a bad name": (
+        ["text", "--name=a/b", "--folder=x"],
+        ["--name = 'a/b'", "plain name"],
+    ),
     "text of nothing": (["text", "--name=x"], ["--tfds, --folder"]),
     "text of no folder": (["text", "--name=x", "--folder={tmp}/no"], ["{tmp}/no", "no *.txt"]),
-    "two vocabularies": (["text", "--name=x", "--vocab=v", "--vocab_size=9"], ["--vocab_size = '9'", "--vocab"]),
+    "two vocabularies": (
+        ["text", "--name=x", "--vocab=v", "--vocab_size=9"],
+        ["--vocab_size = '9'", "--vocab"],
+    ),
     "no number": (["text", "--name=x", "--vocab_size=many"], ["--vocab_size = 'many'"]),
     "a case that is no case": (
         ["text", "--name=x", "--vocab=v", "--lowercase=no"],
         ["--lowercase = 'no'", "true or false"],
     ),
-    "a case of what is learned": (["text", "--name=x", "--lowercase=false"], ["--lowercase = 'false'", "--vocab"]),
+    "a case of what is learned": (
+        ["text", "--name=x", "--lowercase=false"],
+        ["--lowercase = 'false'", "--vocab"],
+    ),
     "no vocabulary": (["text", "--name=x", "--vocab={tmp}/v"], ["{tmp}/v"]),
 }
 
@@ -186,28 +233,47 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_it_is_refused_in_one_line(lbopt, case, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    arguments, parts = ([text.replace("{tmp}", str(tmp_path)) for text in texts] for texts in WRONG[case])
+    arguments, parts = (
+        [text.replace("{tmp}", str(tmp_path)) for text in texts] for texts in WRONG[case]
+    )
     one_line(*lbopt("prepare", *arguments), *parts, expected=2)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    "arguments", [["generated_images"], ["text", "--name=x", "--folder={texts}", "--vocab_size=200"]]
+    "arguments",
+    [["generated_images"], ["text", "--name=x", "--folder={texts}", "--vocab_size=200"]],
 )
 def test_a_place_where_nothing_can_be_written(lbopt, arguments, tmp_path, articles_folder):
     (tmp_path / "file").write_text("")
     arguments = [argument.replace("{texts}", str(articles_folder)) for argument in arguments]
-    one_line(*lbopt("prepare", *arguments, f"--data_dir={tmp_path}/file/data"), f"{tmp_path}/file", "--data_dir")
+    one_line(
+        *lbopt("prepare", *arguments, f"--data_dir={tmp_path}/file/data"),
+        f"{tmp_path}/file",
+        "--data_dir",
+    )
 
 
 def test_help_lists_what_can_be_made(lbopt):
     code, out, err = lbopt("prepare", "--help")
     assert (code, err) == (0, "")
-    for name in ("imagenet2012", "cifar10", "mnist", "squad", "wikipedia/20230601.en", *prepare.LISTED):
+    for name in (
+        "imagenet2012",
+        "cifar10",
+        "mnist",
+        "squad",
+        "wikipedia/20230601.en",
+        *prepare.LISTED,
+    ):
         assert any(line.split()[0] == name for line in out.splitlines() if line.strip())
 
 
-SENTENCES = ["The cat sat on the mat.", "It was warm there.", "A dog came in.", "The cat ran away from the dog."]
+SENTENCES = [
+    "The cat sat on the mat.",
+    "It was warm there.",
+    "A dog came in.",
+    "The cat ran away from the dog.",
+]
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +300,9 @@ def with_articles(tmp_path_factory):
         return {"title": kinds.Text(), "text": kinds.Text()}
 
     folder = tmp_path_factory.mktemp("sets")
-    datasets.prepare_source(Source("articles", "Articles.", features, {"train": examples}), str(folder))
+    datasets.prepare_source(
+        Source("articles", "Articles.", features, {"train": examples}), str(folder)
+    )
     return folder
 
 
@@ -244,10 +312,19 @@ def decoded(store):
 
 
 def test_text_of_a_folder_with_a_learned_vocabulary(lbopt, articles_folder, tmp_path, fingerprint):
-    arguments = ["prepare", "text", "--name=mine", f"--folder={articles_folder}", f"--data_dir={tmp_path}"]
+    arguments = [
+        "prepare",
+        "text",
+        "--name=mine",
+        f"--folder={articles_folder}",
+        f"--data_dir={tmp_path}",
+    ]
     code, out, err = lbopt(*arguments, "--vocab_size=80")
     assert code == 0, err
-    assert [line for line in err.splitlines() if line] == ["learning the vocabulary", "writing tokens"]
+    assert [line for line in err.splitlines() if line] == [
+        "learning the vocabulary",
+        "writing tokens",
+    ]
     store = open_store(tmp_path / "lbopt_text" / "mine")
     assert (len(store), store.made_from) == (2, "texts of books")
     assert decoded(store)[0] == "the cat sat on the mat . it was warm there . a dog came in ."
@@ -256,11 +333,16 @@ def test_text_of_a_folder_with_a_learned_vocabulary(lbopt, articles_folder, tmp_
     before = fingerprint(tmp_path)
     code, again, err = lbopt(*arguments)
     assert (code, err) == (0, "")
-    assert again.splitlines() == [f"{tmp_path}/lbopt_text/mine is there already", out.splitlines()[1]]
+    assert again.splitlines() == [
+        f"{tmp_path}/lbopt_text/mine is there already",
+        out.splitlines()[1],
+    ]
     assert fingerprint(tmp_path) == before
 
 
-def test_text_of_a_data_set_and_a_folder_with_a_loaded_vocabulary(lbopt, with_articles, articles_folder, tmp_path):
+def test_text_of_a_data_set_and_a_folder_with_a_loaded_vocabulary(
+    lbopt, with_articles, articles_folder, tmp_path
+):
     vocabulary = tmp_path / "vocab.txt"
     save_vocabulary(pydoc.load_topics(512).pieces.pieces, vocabulary)
     sources = ["--tfds=articles", f"--folder={articles_folder}", f"--data_dir={with_articles}"]
@@ -282,7 +364,13 @@ def cased(tmp_path, articles_folder):
     folder.mkdir()
     words = sorted({word for sentence in SENTENCES for word in re.findall(r"\w+|\.", sentence)})
     save_vocabulary([*SPECIAL_TOKENS, *words], folder / "vocab.txt")
-    flags = ["prepare", "text", "--name=mine", f"--folder={articles_folder}", f"--data_dir={tmp_path / 'data'}"]
+    flags = [
+        "prepare",
+        "text",
+        "--name=mine",
+        f"--folder={articles_folder}",
+        f"--data_dir={tmp_path / 'data'}",
+    ]
     return [*flags, f"--vocab={folder / 'vocab.txt'}"], folder / "vocab.txt"
 
 
@@ -299,14 +387,25 @@ def test_a_cased_vocabulary_needs_somebody_who_says_so(lbopt, cased, tmp_path):
     assert decoded(store)[0] == "The cat sat on the mat . It was warm there . A dog came in ."
     code, again, _ = lbopt(*arguments[:-1])
     assert (code, again.splitlines()[1]) == (0, out.splitlines()[1])
-    one_line(*lbopt(*arguments, "--lowercase=true"), "--lowercase = 'true'", "its text is cased", expected=2)
+    one_line(
+        *lbopt(*arguments, "--lowercase=true"),
+        "--lowercase = 'true'",
+        "its text is cased",
+        expected=2,
+    )
 
 
-def test_settings_beside_a_vocabulary_are_followed_and_a_flag_overrides_them(lbopt, cased, tmp_path):
+def test_settings_beside_a_vocabulary_are_followed_and_a_flag_overrides_them(
+    lbopt, cased, tmp_path
+):
     arguments, vocabulary = cased
-    (vocabulary.parent / "tokenizer_config.json").write_text('{"do_lower_case": false, "strip_accents": true}')
+    (vocabulary.parent / "tokenizer_config.json").write_text(
+        '{"do_lower_case": false, "strip_accents": true}'
+    )
     assert lbopt(*arguments)[0] == 0
-    assert open_store(tmp_path / "data" / "lbopt_text" / "mine").normalization == TextNormalization(False, True)
+    assert open_store(tmp_path / "data" / "lbopt_text" / "mine").normalization == TextNormalization(
+        False, True
+    )
     code, out, err = lbopt(*arguments, "--name=other", "--lowercase=true")
     assert code == 0
     counts, unused, *_ = err.splitlines()
@@ -319,7 +418,9 @@ def test_settings_beside_a_vocabulary_are_followed_and_a_flag_overrides_them(lbo
 
 
 def test_text_of_a_data_set_that_is_not_there_or_has_no_articles(lbopt, tmp_path, with_articles):
-    said = lbopt("prepare", "text", "--name=x", "--tfds=wikipedia/20230601.en", f"--data_dir={tmp_path}")
+    said = lbopt(
+        "prepare", "text", "--name=x", "--tfds=wikipedia/20230601.en", f"--data_dir={tmp_path}"
+    )
     one_line(*said, "--tfds = 'wikipedia/20230601.en'", "run lbopt prepare wikipedia/20230601.en")
     lbopt("prepare", "pydoc_squad", f"--data_dir={with_articles}")
     said = lbopt("prepare", "text", "--name=x", "--tfds=pydoc_squad", f"--data_dir={with_articles}")
@@ -330,10 +431,21 @@ def test_damaged_articles_are_left_out_and_counted(lbopt, with_articles, tmp_pat
     folder = shutil.copytree(with_articles / "articles", tmp_path / "articles").parent
     (file,) = folder.glob("articles/1.0.0/*train*")
     whole = bytearray(file.read_bytes())
-    whole[300:308] = bytes(byte ^ 255 for byte in whole[300:308])  # in the first thousand bytes are the articles
+    whole[300:308] = bytes(
+        byte ^ 255 for byte in whole[300:308]
+    )  # in the first thousand bytes are the articles
     file.write_bytes(bytes(whole))
-    arguments = ["prepare", "text", "--name=x", "--tfds=articles", "--vocab_size=80", f"--data_dir={folder}"]
-    one_line_after_progress(*lbopt(*arguments), "articles train: record", "--max_damaged_records = 0")
+    arguments = [
+        "prepare",
+        "text",
+        "--name=x",
+        "--tfds=articles",
+        "--vocab_size=80",
+        f"--data_dir={folder}",
+    ]
+    one_line_after_progress(
+        *lbopt(*arguments), "articles train: record", "--max_damaged_records = 0"
+    )
     code, out, _ = lbopt(*arguments, "--max_damaged_records=5")
     assert code == 0
     left = 5 - len(open_store(folder / "lbopt_text" / "x"))
@@ -362,7 +474,10 @@ def test_messages_name_the_flags(lbopt, flags, said, articles_folder, tmp_path):
     (tmp_path / "v.txt").write_text("")
     flags = [flag.format(empty=empty, there=tmp_path, texts=articles_folder) for flag in flags]
     code, _, err = lbopt("prepare", "text", "--name=x", *flags, f"--data_dir={tmp_path}/data")
-    assert (code, err.splitlines()[-1][: len("lbopt prepare: ") + len(said)]) == (2, f"lbopt prepare: {said}")
+    assert (code, err.splitlines()[-1][: len("lbopt prepare: ") + len(said)]) == (
+        2,
+        f"lbopt prepare: {said}",
+    )
 
 
 def test_a_store_that_fails_halfway_leaves_nothing(lbopt, articles_folder, tmp_path):
@@ -371,7 +486,14 @@ def test_a_store_that_fails_halfway_leaves_nothing(lbopt, articles_folder, tmp_p
     folder = tmp_path / "texts"
     shutil.copytree(articles_folder, folder)
     (folder / "z.txt").write_bytes(b"\xff\xfe")
-    arguments = ["prepare", "text", "--name=x", f"--folder={folder}", "--vocab_size=80", f"--data_dir={tmp_path}"]
+    arguments = [
+        "prepare",
+        "text",
+        "--name=x",
+        f"--folder={folder}",
+        "--vocab_size=80",
+        f"--data_dir={tmp_path}",
+    ]
     code, _, err = lbopt(*arguments)
     assert (code, "z.txt" in err) == (3, True)
     assert list(store.iterdir()) == []
@@ -382,7 +504,9 @@ def test_a_store_that_fails_halfway_leaves_nothing(lbopt, articles_folder, tmp_p
 
 def test_ptb_is_fetched_by_hand_and_checked(lbopt, tmp_path):
     one_line(
-        *lbopt("prepare", "ptb", f"--data_dir={tmp_path}"), "ptb.train.txt, ptb.valid.txt, ptb.test.txt", "Mikolov"
+        *lbopt("prepare", "ptb", f"--data_dir={tmp_path}"),
+        "ptb.train.txt, ptb.valid.txt, ptb.test.txt",
+        "Mikolov",
     )
     (tmp_path / "ptb").mkdir()
     for name, text in {"train": "a <unk> b\n", "valid": "a c\n"}.items():

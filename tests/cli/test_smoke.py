@@ -41,7 +41,12 @@ FAMILIES = {
     "digits_resnet": [*ONE, *SHORT, "--config.model.width_coefficient=0.125"],
     "digits_efficientnet": [*ONE, *SHORT, "--config.model.depth_coefficient=0.1"],
     "pydoc_bert": [*ONE, *SHORT],
-    "pydoc_lstm": [*ONE, *SHORT, "--config.model.width_coefficient=0.1", "--config.data.sequence_length=16"],
+    "pydoc_lstm": [
+        *ONE,
+        *SHORT,
+        "--config.model.width_coefficient=0.1",
+        "--config.data.sequence_length=16",
+    ],
 }
 """Config file -> flags that fit it to this machine; a family of images and one of text split their state over two devices."""
 
@@ -107,8 +112,14 @@ def test_a_smoke_row_goes_the_whole_way(family, configs, data_dir, tmp_path, cap
     assert all(line[name] is not None for line in found for name in line)
     assert main.main(["evaluate", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)
-    evaluated = {name.partition("/")[2]: value for name, value in found[-1].items() if name.startswith("eval/")}
-    assert evaluated == pytest.approx({name: scores[f"validation/{name}"] for name in evaluated}, rel=1e-5)
+    evaluated = {
+        name.partition("/")[2]: value
+        for name, value in found[-1].items()
+        if name.startswith("eval/")
+    }
+    assert evaluated == pytest.approx(
+        {name: scores[f"validation/{name}"] for name in evaluated}, rel=1e-5
+    )
     assert all(math.isfinite(value) for value in scores.values())
     if family not in REPORTED:
         return

@@ -39,13 +39,22 @@ def test_a_smoke_row_goes_the_whole_way(study, configs, data_dir, tmp_path, caps
     flag = f"{configs / 'sweeps' / study}.py:smoke"
     config = call_get_config(flag)
     largest, seed = config.global_batch_sizes[-1], config.final_seeds[0]
-    flags = [f"--config={flag}", f"--workdir={tmp_path / 'study'}", f"--config.global_batch_sizes=({largest},)"]
+    flags = [
+        f"--config={flag}",
+        f"--workdir={tmp_path / 'study'}",
+        f"--config.global_batch_sizes=({largest},)",
+    ]
     flags.append(f"--config.final_seeds=({seed},)")
     if study in ON_IMAGES:
-        flags += [f"--config.train.data.data_dir={data_dir}", "--config.train.data.reader_threads=2"]
+        flags += [
+            f"--config.train.data.data_dir={data_dir}",
+            "--config.train.data.reader_threads=2",
+        ]
     assert main.main(["sweep", *flags]) == 0
     out, _ = capsys.readouterr()
-    rows = [json.loads(line) for line in (tmp_path / "study" / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "study" / "results.jsonl").read_text().splitlines()
+    ]
     final = [row for row in rows if row["phase"] == "final"]
     assert sorted(row["arm"] for row in final) == sorted(arm.name for arm in config.arms)
     assert ("probes" in final[0]) == (config.measure.num_probes > 0)

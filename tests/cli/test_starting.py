@@ -53,7 +53,9 @@ def test_a_config_shares_what_is_installed_in_a_folder_beside_it(tmp_path, monke
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "one/.venv")])
-    assert call_get_config(str(tmp_path / "one/mine.py")) is call_get_config(str(tmp_path / "two/mine.py"))
+    assert call_get_config(str(tmp_path / "one/mine.py")) is call_get_config(
+        str(tmp_path / "two/mine.py")
+    )
 
 
 OWN_FIELD = """
@@ -83,7 +85,10 @@ def test_a_config_that_is_not_python_is_refused(tmp_path):
 
 def test_a_config_that_fails_is_told_of_in_one_line(tmp_path):
     (tmp_path / "bad.py").write_text("import not_there_at_all\n")
-    with pytest.raises(UserError, match=r"bad.py:row': ModuleNotFoundError: No module named 'not_there_at_all'; mend"):
+    with pytest.raises(
+        UserError,
+        match=r"bad.py:row': ModuleNotFoundError: No module named 'not_there_at_all'; mend",
+    ):
         call_get_config(f"{tmp_path / 'bad.py'}:row")
     with pytest.raises(UserError, match="there is no file"):
         call_get_config(f"{tmp_path / 'none.py'}:row")
@@ -93,8 +98,12 @@ def test_an_interrupt_while_libraries_are_imported_ends_the_process(monkeypatch)
     """NumPy turned it into an ImportError with its traceback, and absl aborted."""
     handlers = []
     monkeypatch.setattr(main.streams, "outlive_readers", lambda: None)
-    monkeypatch.setattr(main, "_check_folder", lambda: handlers.append(signal.getsignal(signal.SIGINT)))
-    monkeypatch.setattr(recipes, "run", lambda argv: handlers.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setattr(
+        main, "_check_folder", lambda: handlers.append(signal.getsignal(signal.SIGINT))
+    )
+    monkeypatch.setattr(
+        recipes, "run", lambda argv: handlers.append(signal.getsignal(signal.SIGINT))
+    )
     monkeypatch.setattr(sys, "argv", ["lbopt", "recipes"])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -122,7 +131,9 @@ def test_version(capsys):
 )
 def test_a_setting_that_jax_does_not_take_is_named(name, value):
     command = [sys.executable, "-m", "lbopt", "doctor"]
-    ended = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        command, env={**os.environ, name: value}, capture_output=True, text=True, timeout=60
+    )
     assert ended.returncode == 3
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"lbopt doctor: {name} ")
@@ -134,7 +145,11 @@ def test_a_setting_that_jax_does_not_take_is_named(name, value):
     [
         ("CHECK_VMA", "nope", "invalid truth value 'nope' for environment 'CHECK_VMA'"),
         ("JAX_SERIALIZATION_VERSION", "nope", "invalid literal for int() with base 10: 'nope'"),
-        ("JAX_DEFAULT_DEVICE", "nope", "jax.default_device must be passed either a Device object ... got: 'nope'"),
+        (
+            "JAX_DEFAULT_DEVICE",
+            "nope",
+            "jax.default_device must be passed either a Device object ... got: 'nope'",
+        ),
     ],
 )
 def test_a_setting_is_known_by_what_jax_says(name, value, said, monkeypatch):
@@ -145,8 +160,16 @@ def test_a_setting_is_known_by_what_jax_says(name, value, said, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("jax_dump_ir_to", "/dev/null/dumped", "'/dev/null/dumped': Not a directory; unset it, or give a folder"),
-        ("jax_dump_ir_to", "gs:/one/slash", "'gs:/one/slash': give a folder of this machine, or gs://..."),
+        (
+            "jax_dump_ir_to",
+            "/dev/null/dumped",
+            "'/dev/null/dumped': Not a directory; unset it, or give a folder",
+        ),
+        (
+            "jax_dump_ir_to",
+            "gs:/one/slash",
+            "'gs:/one/slash': give a folder of this machine, or gs://...",
+        ),
         ("jax_random_seed_offset", 3, "3: seeds are those of the config; unset it"),
         (
             "jax_transfer_guard",
@@ -178,19 +201,29 @@ def test_jax_may_dump_into_a_bucket():
     ("flags", "said"),
     [
         ("--xla_nope=1 --xla_neither", "Unknown flags in XLA_FLAGS: --xla_nope=1 --xla_neither"),
-        ("--xla_cpu_enable_fast_math=maybe", "Couldn't interpret value maybe for flag xla_cpu_enable_fast_math"),
+        (
+            "--xla_cpu_enable_fast_math=maybe",
+            "Couldn't interpret value maybe for flag xla_cpu_enable_fast_math",
+        ),
         ("nowhere.txt", 'Could not open file "nowhere.txt"'),
     ],
 )
-def test_flags_that_xla_does_not_take_are_named_before_it_ends_the_process(flags, said, monkeypatch):
+def test_flags_that_xla_does_not_take_are_named_before_it_ends_the_process(
+    flags, said, monkeypatch
+):
     monkeypatch.setenv("XLA_FLAGS", flags)
     with pytest.raises(
-        EnvironmentProblem, match=rf"^XLA_FLAGS = {re.escape(repr(flags))}: .*{re.escape(said)}.*unset it$"
+        EnvironmentProblem,
+        match=rf"^XLA_FLAGS = {re.escape(repr(flags))}: .*{re.escape(said)}.*unset it$",
     ):
         main._check_xla_flags()
 
 
 def test_flags_that_xla_takes_are_left_alone(monkeypatch):
-    for flags in ("", "--xla_force_host_platform_device_count=4", "--xla_cpu_enable_fast_math=false"):
+    for flags in (
+        "",
+        "--xla_force_host_platform_device_count=4",
+        "--xla_cpu_enable_fast_math=false",
+    ):
         monkeypatch.setenv("XLA_FLAGS", flags)
         main._check_xla_flags()

@@ -32,7 +32,9 @@ def descriptor():
         os.close(one)
 
 
-@pytest.mark.parametrize(("kind", "lost"), [("pipe", ""), ("terminal", ""), ("full", "No space left on device")])
+@pytest.mark.parametrize(
+    ("kind", "lost"), [("pipe", ""), ("terminal", ""), ("full", "No space left on device")]
+)
 def test_a_stream_outlives_its_reader(kind, lost, descriptor):
     raw = streams.Outliving(descriptor(kind))
     assert [raw.write(b"abc"), raw.write(b"de")] == [3, 2]
@@ -45,7 +47,11 @@ def test_a_stream_that_does_not_block_loses_nothing():
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     text = b"x" * (1 << 20)
-    command = [sys.executable, "-c", "import sys, time; time.sleep(0.1); print(len(sys.stdin.buffer.read()))"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys, time; time.sleep(0.1); print(len(sys.stdin.buffer.read()))",
+    ]
     with subprocess.Popen(command, stdin=reader, stdout=subprocess.PIPE, text=True) as slow:
         os.close(reader)
         raw, sent = streams.Outliving(writer), 0
@@ -65,7 +71,11 @@ def test_a_letter_that_an_encoding_does_not_have_is_written_as_an_escape():
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "closed", None])
 def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
     """In a program that calls the library, standard error is what that program has."""
-    stream = None if kind is None else open(descriptor("pipe" if kind == "closed" else kind), "w", closefd=False)  # noqa: SIM115
+    stream = (
+        None
+        if kind is None
+        else open(descriptor("pipe" if kind == "closed" else kind), "w", closefd=False)
+    )  # noqa: SIM115
     if kind == "closed":
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -83,7 +93,9 @@ def test_a_run_outlives_its_terminal(small, tmp_path):
     """Standard output is closed from the start, the terminal after the first line."""
     ours, theirs = os.openpty()
     command = [*LBOPT, "train", *small, f"--workdir={tmp_path}"]
-    with subprocess.Popen(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=theirs, stdin=theirs) as process:
+    with subprocess.Popen(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=theirs, stdin=theirs
+    ) as process:
         os.close(theirs)
         os.read(ours, 1)
         os.close(ours)
@@ -114,7 +126,9 @@ def test_a_run_outlives_its_terminal(small, tmp_path):
 def test_a_list_outlives_its_reader(asked, into, code, err, configs):
     command = [*LBOPT, asked, f"--configs={configs / 'sweeps'}"]
     done = subprocess.run(
-        ["bash", "-c", f'"$@" {into}; exit ${{PIPESTATUS[0]}}', "bash", *command], capture_output=True, text=True
+        ["bash", "-c", f'"$@" {into}; exit ${{PIPESTATUS[0]}}', "bash", *command],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == code
     assert done.stderr.startswith(err)

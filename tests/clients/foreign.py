@@ -16,7 +16,9 @@ def stand_in(*names):
     """Let packages that read data or write metrics be imported here, whether they are installed or not; they do nothing."""
     for name in names:
         parent, _, last = name.rpartition(".")
-        sys.modules[name] = getattr(sys.modules[parent], last) if parent else mock.MagicMock(name=name)
+        sys.modules[name] = (
+            getattr(sys.modules[parent], last) if parent else mock.MagicMock(name=name)
+        )
     yield
     for name in names:
         del sys.modules[name]  # Flax and Orbax ask whether TensorFlow is installed
@@ -48,7 +50,9 @@ class Scalars:
 
     def write_scalars(self, step, scalars):
         """Keep them, which waits for the step: a queue of steps on fake devices can deadlock."""
-        self.kept.setdefault(int(step), {}).update({name: float(value) for name, value in scalars.items()})
+        self.kept.setdefault(int(step), {}).update(
+            {name: float(value) for name, value in scalars.items()}
+        )
 
     def of(self, name):
         """Return the values of one name, by step."""
@@ -65,16 +69,27 @@ def check_inherited(ours, theirs):
         mine, its = (optax.tree_utils.tree_get(state, name) for state in (ours, theirs))
         assert places(mine) == places(its), name
         moments += [id(leaf) for leaf in jax.tree.leaves(mine)]
-    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(ours) if id(x) not in moments)
+    assert all(
+        x.sharding.is_fully_replicated for x in jax.tree.leaves(ours) if id(x) not in moments
+    )
 
 
 def places(tree):
     """Return where each leaf lies, by its path: each device's part."""
-    parts = lambda x: sorted((d.id, str(i)) for d, i in x.sharding.devices_indices_map(x.shape).items())  # noqa: E731
-    return {jax.tree_util.keystr(path): parts(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    parts = lambda x: sorted(
+        (d.id, str(i)) for d, i in x.sharding.devices_indices_map(x.shape).items()
+    )  # noqa: E731
+    return {
+        jax.tree_util.keystr(path): parts(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def keep(file, losses, **trees):
     """Leave what a test compares in an `.npz`: the losses by step, and every number of some trees by its path."""
     leaves = jax.tree_util.tree_leaves_with_path(trees)
-    np.savez(file, losses=losses, **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves})
+    np.savez(
+        file,
+        losses=losses,
+        **{jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves},
+    )

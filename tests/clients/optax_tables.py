@@ -14,7 +14,10 @@ from optax._src import alias
 
 import lbopt
 
-EVERYWHERE = {"trust_ratio_mask": None, "weight_decay_mask": None}  # the tables' parameters are arrays without names
+EVERYWHERE = {
+    "trust_ratio_mask": None,
+    "weight_decay_mask": None,
+}  # the tables' parameters are arrays without names
 OURS = {name: functools.partial(getattr(lbopt, name), **EVERYWHERE) for name in ("lamb", "lars")}
 
 
@@ -23,11 +26,15 @@ def main(modules):
     for name, factory in OURS.items():
         setattr(optax, name, factory)
         setattr(alias, name, factory)
-    if jax.__version__.startswith("0.1"):  # they compare versions as text, by which 0.10 comes before 0.7
+    if jax.__version__.startswith(
+        "0.1"
+    ):  # they compare versions as text, by which 0.10 comes before 0.7
         jax.__version__ = f"0.9{jax.__version__}"
     suite = unittest.TestSuite()
     for module in modules:
-        for case in _cases(unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))):
+        for case in _cases(
+            unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
+        ):
             shown = str(case)
             ours = any(f"'{name}'" in shown or case.id().endswith(f"_{name}") for name in OURS)
             if ours:

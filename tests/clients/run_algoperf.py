@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 SPACE = {"learning_rate": {"feasible_points": [0.03]}, "weight_decay": {"feasible_points": [0.01]}}
-WORKLOAD = {"workload_path": "algoperf/workloads/mnist/mnist_jax/workload.py", "workload_class_name": "MnistWorkload"}
+WORKLOAD = {
+    "workload_path": "algoperf/workloads/mnist/mnist_jax/workload.py",
+    "workload_class_name": "MnistWorkload",
+}
 RANDOM = np.random.default_rng(0)
 KINDS = RANDOM.normal(size=(10, 28, 28, 1))
 
@@ -39,7 +42,16 @@ def main(algoperf, workdir, *steps):
     jax.devices()  # before the runner sets XLA_FLAGS anew
     sys.path.insert(0, algoperf)
     foreign.module("algoperf._version", version="0")
-    absent = "clu", "tensorflow", "tensorflow.io", "tensorflow_datasets", "GPUtil", "pandas", "psutil", "wandb"
+    absent = (
+        "clu",
+        "tensorflow",
+        "tensorflow.io",
+        "tensorflow_datasets",
+        "GPUtil",
+        "pandas",
+        "psutil",
+        "wandb",
+    )
     with foreign.stand_in(*absent):
         import submission_runner as runner
         from algoperf import jax_sharding_utils
@@ -53,7 +65,10 @@ def main(algoperf, workdir, *steps):
 
     def restore(folder, target):
         found = load(folder, target)
-        return {**found, "eval_results": found["eval_results"] or {}}  # it reads none that today's Orbax wrote
+        return {
+            **found,
+            "eval_results": found["eval_results"] or {},
+        }  # it reads none that today's Orbax wrote
 
     def keep(**state):
         last.update(state)
@@ -67,15 +82,21 @@ def main(algoperf, workdir, *steps):
     space.write_text(json.dumps(SPACE))
     with (
         mock.patch.object(workload.BaseMnistWorkload, "_build_input_queue", queue),
-        mock.patch.object(workload.BaseMnistWorkload, "eval_period_time_sec", 0),  # every step is waited for
+        mock.patch.object(
+            workload.BaseMnistWorkload, "eval_period_time_sec", 0
+        ),  # every step is waited for
         mock.patch.object(utils.flax_checkpoints, "restore_checkpoint", restore),
-        mock.patch.object(utils.jax_utils, "replicate", jax_sharding_utils.replicate),  # it stacks copies, for `pmap`
+        mock.patch.object(
+            utils.jax_utils, "replicate", jax_sharding_utils.replicate
+        ),  # it stacks copies, for `pmap`
         mock.patch.object(utils, "save_checkpoint", keep),
         mock.patch.object(runner.logger_utils, "get_meta_data", return_value={}),
         mock.patch.object(runner.logger_utils, "set_up_loggers", return_value=log),
     ):
         for end in map(int, steps):
-            with pytest.raises(StopIteration) if end < int(steps[-1]) else contextlib.nullcontext():  # preempted
+            with (
+                pytest.raises(StopIteration) if end < int(steps[-1]) else contextlib.nullcontext()
+            ):  # preempted
                 runner.score_submission_on_workload(
                     runner.workloads.import_workload(**WORKLOAD, workload_init_kwargs={}),
                     "mnist",
@@ -91,8 +112,15 @@ def main(algoperf, workdir, *steps):
                 )
             begin = end
     state, _ = last["optimizer_state"]
-    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves((state, last["model_params"])))
-    foreign.keep(workdir + "/kept.npz", log.of("loss"), params=last["model_params"], opt_state=state.opt_state)
+    assert all(
+        x.sharding.is_fully_replicated for x in jax.tree.leaves((state, last["model_params"]))
+    )
+    foreign.keep(
+        workdir + "/kept.npz",
+        log.of("loss"),
+        params=last["model_params"],
+        opt_state=state.opt_state,
+    )
 
 
 if __name__ == "__main__":

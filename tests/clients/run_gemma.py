@@ -46,7 +46,9 @@ class Sums(nnx.MultiMetric):
 
     def compute(self):
         """Return the means so far."""
-        self.sums.setdefault(id(self), []).append([float(self.loss.total[...]), float(self.loss.count[...])])
+        self.sums.setdefault(id(self), []).append(
+            [float(self.loss.total[...]), float(self.loss.count[...])]
+        )
         return super().compute()
 
     @classmethod
@@ -87,7 +89,9 @@ def main(example, workdir, fsdp, tensor, *steps):
 
     config = tiny.get_config().replace(transformer_name=None, transformer_params=MODEL)
     config = config.replace(fsdp_parallelism=int(fsdp), tensor_parallelism=int(tensor))
-    config = config.replace(num_eval_steps=1, prompts=(), use_bfloat16=False, learning_rate=0.02, warmup_steps=4)
+    config = config.replace(
+        num_eval_steps=1, prompts=(), use_bfloat16=False, learning_rate=0.02, warmup_steps=4
+    )
 
     adamw, make, losses, made = optax.adamw, nnx.Optimizer, [], []
 

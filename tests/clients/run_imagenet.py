@@ -27,7 +27,10 @@ def optimizer(learning_rate, momentum, nesterov):
 def main(example, workdir, *steps):
     """Run the example once for each number of steps; the second time it goes on from its checkpoint."""
     begin = 0  # a run that goes on takes the batches that come next
-    foreign.module("input_pipeline", create_split=lambda *_, train, **__: iter(BATCHES[begin if train else 0 :]))
+    foreign.module(
+        "input_pipeline",
+        create_split=lambda *_, train, **__: iter(BATCHES[begin if train else 0 :]),
+    )
     sys.path.insert(0, example)
     with foreign.stand_in("clu", "tensorflow", "tensorflow_datasets"):
         import train
@@ -35,7 +38,9 @@ def main(example, workdir, *steps):
         from configs import default
 
     config = default.get_config()
-    config.update(model="_ResNet1", batch_size=BATCH, num_epochs=4.0, warmup_epochs=1.0, learning_rate=1.6)
+    config.update(
+        model="_ResNet1", batch_size=BATCH, num_epochs=4.0, warmup_epochs=1.0, learning_rate=1.6
+    )
     config.update(log_every_steps=1, steps_per_eval=1, profile=False)
     train.tfds.builder.return_value.info.splits["train"].num_examples = BATCH * STEPS_PER_EPOCH
     writer = train.metric_writers.create_default_writer.return_value = foreign.Scalars()
@@ -43,8 +48,15 @@ def main(example, workdir, *steps):
         for number in steps:
             config.num_train_steps = int(number)
             begin, state = int(number), train.train_and_evaluate(config, workdir)
-    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves((state.params, state.opt_state)))
-    foreign.keep(workdir + "/kept.npz", writer.of("train_loss"), params=state.params, opt_state=state.opt_state)
+    assert all(
+        x.sharding.is_fully_replicated for x in jax.tree.leaves((state.params, state.opt_state))
+    )
+    foreign.keep(
+        workdir + "/kept.npz",
+        writer.of("train_loss"),
+        params=state.params,
+        opt_state=state.opt_state,
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ import lbopt
 
 VOCABULARY, LENGTH, BATCH = 64, 16, 8
 FIRST = np.random.default_rng(0).integers(VOCABULARY - 1, size=(64, BATCH, 1))
-BATCHES = foreign.tensors([{"inputs": (first + np.arange(LENGTH)) % (VOCABULARY - 1) + 1} for first in FIRST])
+BATCHES = foreign.tensors(
+    [{"inputs": (first + np.arange(LENGTH)) % (VOCABULARY - 1) + 1} for first in FIRST]
+)
 TRAINING = iter(BATCHES)  # a run that goes on takes the batches that come next
 
 
@@ -40,11 +42,21 @@ def main(example, workdir, fsdp, tensor, *steps):
 
     config = default.get_config()
     config.update(num_layers=2, qkv_dim=32, emb_dim=32, mlp_dim=64, num_heads=2)
-    config.update(max_target_length=LENGTH, max_eval_target_length=LENGTH, max_predict_length=LENGTH)
-    config.update(num_eval_steps=1, eval_every_steps=1, use_bfloat16=False, learning_rate=0.02, warmup_steps=4)
-    config.update(ici_fsdp_parallelism=int(fsdp), ici_tensor_parallelism=int(tensor), per_device_batch_size=2)
+    config.update(
+        max_target_length=LENGTH, max_eval_target_length=LENGTH, max_predict_length=LENGTH
+    )
+    config.update(
+        num_eval_steps=1, eval_every_steps=1, use_bfloat16=False, learning_rate=0.02, warmup_steps=4
+    )
+    config.update(
+        ici_fsdp_parallelism=int(fsdp), ici_tensor_parallelism=int(tensor), per_device_batch_size=2
+    )
 
-    adamw, setup, save = optax.adamw, train.utils.setup_initial_state, train.checkpoints.save_checkpoint_multiprocess
+    adamw, setup, save = (
+        optax.adamw,
+        train.utils.setup_initial_state,
+        train.checkpoints.save_checkpoint_multiprocess,
+    )
     first, last = [], []
 
     def setup_initial_state(model, tx, *rest):
@@ -69,8 +81,16 @@ def main(example, workdir, fsdp, tensor, *steps):
         for number in steps:
             config.num_train_steps = int(number)
             train.train_and_evaluate(config.copy_and_resolve_references(), workdir)
-    assert float(lbopt.optimizer_metrics(last[-1].opt_state)["learning_rate"]) == writer.of("train_learning_rate")[-1]
-    foreign.keep(workdir + "/kept.npz", writer.of("train_loss"), params=last[-1].params, opt_state=last[-1].opt_state)
+    assert (
+        float(lbopt.optimizer_metrics(last[-1].opt_state)["learning_rate"])
+        == writer.of("train_learning_rate")[-1]
+    )
+    foreign.keep(
+        workdir + "/kept.npz",
+        writer.of("train_loss"),
+        params=last[-1].params,
+        opt_state=last[-1].opt_state,
+    )
 
 
 if __name__ == "__main__":

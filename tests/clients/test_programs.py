@@ -22,7 +22,10 @@ PROGRAMS = {  # script -> (variable, folder in the checkout, meshes of four devi
 
 def run(name, num_devices, *arguments):
     """Run a script on so many fake devices, and return what it kept."""
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}"}
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
+    }
     script = pathlib.Path(__file__).with_name(f"run_{name}.py")
     command = [sys.executable, str(script), *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)

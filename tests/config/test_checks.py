@@ -100,8 +100,16 @@ def test_the_defaults_have_their_types():
         ({"a": 1}, {"a": 1.0}, []),
         ({"a": 1}, {}, ["a is None there and 1 here"]),
         ({}, {"a": {"b": 1}}, ["a is {...} there and None here"]),
-        ({"b": 1, "a": "x"}, {"b": 2, "a": "y"}, ["a is 'y' there and 'x' here", "b is 2 there and 1 here"]),
-        ({"a": {"b": {"c": [1]}}}, {"a": {"b": {"c": [1, 2]}}}, ["a.b.c is [1, 2] there and [1] here"]),
+        (
+            {"b": 1, "a": "x"},
+            {"b": 2, "a": "y"},
+            ["a is 'y' there and 'x' here", "b is 2 there and 1 here"],
+        ),
+        (
+            {"a": {"b": {"c": [1]}}},
+            {"a": {"b": {"c": [1, 2]}}},
+            ["a.b.c is [1, 2] there and [1] here"],
+        ),
         ({"a": {"b": 1}}, {"a": 1}, ["a is 1 there and {...} here"]),
     ],
 )

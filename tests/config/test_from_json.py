@@ -11,7 +11,10 @@ from lbopt.errors import UserError
 CONFIGS = [
     TrainConfig(),
     TrainConfig(
-        "x", model=ModelConfig(widths=(3, 4, 5)), optimizer=OptimizerConfig(trust_ratio_bounds=(0.0, 10.0)), seed=3
+        "x",
+        model=ModelConfig(widths=(3, 4, 5)),
+        optimizer=OptimizerConfig(trust_ratio_bounds=(0.0, 10.0)),
+        seed=3,
     ),
     SweepConfig(),
     SweepConfig(arms=(Arm("lamb"), Arm("lars"))),
@@ -33,7 +36,10 @@ def test_left_out_fields_have_their_defaults():
     ("data", "said"),
     [
         ({"sede": 1}, "config.sede = 1: this lbopt has no such field; use lbopt 9.9"),
-        ({"model": {"hiden": 2}}, "config.model.hiden = 2: this lbopt has no such field; use lbopt 9.9"),
+        (
+            {"model": {"hiden": 2}},
+            "config.model.hiden = 2: this lbopt has no such field; use lbopt 9.9",
+        ),
         ({"model": 3}, "config.model = 3: not a group of fields"),
     ],
 )

@@ -12,14 +12,26 @@ FILE = pathlib.Path(__file__).parents[2] / "configs" / "bert_large_lamb.py"
 
 
 def load(*overrides):
-    return load_config(f"{FILE}:mixed", [f"--config.{override}" for override in overrides], TrainConfig)
+    return load_config(
+        f"{FILE}:mixed", [f"--config.{override}" for override in overrides], TrainConfig
+    )
 
 
 def test_a_number_a_text_a_tuple_and_a_group_may_be_none():
     config = load(
-        "num_steps=None", "data.data_dir=None", "optimizer.trust_ratio_bounds=None", "phase2=None", "phase2=None"
+        "num_steps=None",
+        "data.data_dir=None",
+        "optimizer.trust_ratio_bounds=None",
+        "phase2=None",
+        "phase2=None",
     )
-    assert config.num_steps is config.data.data_dir is config.optimizer.trust_ratio_bounds is config.phase2 is None
+    assert (
+        config.num_steps
+        is config.data.data_dir
+        is config.optimizer.trust_ratio_bounds
+        is config.phase2
+        is None
+    )
 
 
 def test_of_two_values_the_last_one_counts():
@@ -32,7 +44,9 @@ def test_fields_of_a_group_that_may_be_none_are_set():
     assert (config.phase2.num_steps, config.phase2.schedule.base_learning_rate) == (5, 0.1)
 
 
-@pytest.mark.parametrize("override", ["seed=None", "data=None", "global_batch_size=None", "nothing=None"])
+@pytest.mark.parametrize(
+    "override", ["seed=None", "data=None", "global_batch_size=None", "nothing=None"]
+)
 def test_other_fields_may_not(override):
     with pytest.raises(UserError, match=rf"config\.{override.partition('=')[0]}"):
         load(override)
@@ -41,12 +55,16 @@ def test_other_fields_may_not(override):
 def test_a_field_of_a_group_that_is_none_says_so():
     said = r"^--config\.phase2\.num_steps: config\.phase2 is None: use a row that has it$"
     with pytest.raises(UserError, match=said):
-        load_config(str(FILE.with_name("digits_cnn.py")), ["--config.phase2.num_steps=3"], TrainConfig)
+        load_config(
+            str(FILE.with_name("digits_cnn.py")), ["--config.phase2.num_steps=3"], TrainConfig
+        )
 
 
 def test_a_field_of_a_number_that_is_none_is_no_field():
     with pytest.raises(UserError, match=r"config\.data\.data_dir has no field 'x'"):
-        load_config(str(FILE.with_name("digits_cnn.py")), ["--config.data.data_dir.x=3"], TrainConfig)
+        load_config(
+            str(FILE.with_name("digits_cnn.py")), ["--config.data.data_dir.x=3"], TrainConfig
+        )
 
 
 def test_a_text_is_taken_as_it_is():

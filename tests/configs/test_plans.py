@@ -12,13 +12,20 @@ from lbopt.config.train import TrainConfig
 from lbopt.plan.document import settings
 
 ROOT = pathlib.Path(__file__).parents[2]
-PLANS = {json.loads(file.read_text())["recipe"]: file for file in sorted((ROOT / "configs" / "plans").glob("*.json"))}
+PLANS = {
+    json.loads(file.read_text())["recipe"]: file
+    for file in sorted((ROOT / "configs" / "plans").glob("*.json"))
+}
 MAKE = runpy.run_path(str(ROOT / "scripts" / "make_plans.py"))
 
 
 def as_now(config):
     """Return what a plan says of its settings; what lbopt could not yet be told then was as it is by default."""
-    return {name: value for name, value in checks.completed(TrainConfig, config).items() if name != "about"}
+    return {
+        name: value
+        for name, value in checks.completed(TrainConfig, config).items()
+        if name != "about"
+    }
 
 
 def planned(name):
@@ -51,16 +58,27 @@ def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
     monkeypatch.chdir(ROOT)
     (study,) = MAKE["studies"]()
     found, config = json.loads(MAKE["plan_file"](study).read_text()), call_get_config(study)
-    assert (found["study"], found["topology"], found["fits"]) == (config.name, config.about.topology, True)
-    cells = [(index, size) for index in range(len(config.arms)) for size in config.global_batch_sizes]
+    assert (found["study"], found["topology"], found["fits"]) == (
+        config.name,
+        config.about.topology,
+        True,
+    )
+    cells = [
+        (index, size) for index in range(len(config.arms)) for size in config.global_batch_sizes
+    ]
     for (index, size), cell in zip(cells, found["cells"], strict=True):
         train = config.cell_train(index, size, cell["run"]["num_devices"])
         assert as_now(cell["run"]["config"]) == json.loads(json.dumps(settings(train))), (
             "run scripts/plans imagenet_limit"
         )
-        assert (cell["arm"], cell["num_microsteps"]) == (config.arms[index].name, train.parallel.num_microsteps)
+        assert (cell["arm"], cell["num_microsteps"]) == (
+            config.arms[index].name,
+            train.parallel.num_microsteps,
+        )
     runs = sum(cell["search_trials"] + cell["final_runs"] for cell in found["cells"])
-    first, last = (found["cells"][place]["run"] for place in (0, len(config.global_batch_sizes) - 1))
+    first, last = (
+        found["cells"][place]["run"] for place in (0, len(config.global_batch_sizes) - 1)
+    )
     said = (
         f"{len(cells)} cells, {runs} runs, {found['projected_seconds'] / 3600:.1f} h one after another; a step of momentum takes "
         f"{1e3 * step_seconds(first):.1f} ms at 4,096 and {1e3 * step_seconds(last):.1f} ms at 819,200"
@@ -76,7 +94,11 @@ def test_operations_of_bert_large_are_those_of_its_equations():
     """What the compiled program computes, read from its text, is the closed form to the last digit."""
     found = planned("bert_large_lamb.py:mixed")
     for phase, length, masked in zip(found["phases"], (128, 512), (20, 80), strict=True):
-        each = 24 * length * (12 * 1024**2 + 2 * length * 1024) + masked * (1024**2 + 30522 * 1024) + 1024**2
+        each = (
+            24 * length * (12 * 1024**2 + 2 * length * 1024)
+            + masked * (1024**2 + 30522 * 1024)
+            + 1024**2
+        )
         wanted = 3 * 2 * each * phase["global_batch_size"] / found["num_devices"]
         assert phase["model_flops_per_step_per_device"] == pytest.approx(wanted, rel=0.001)
         assert phase["matrix_flops_per_step_per_device"] == pytest.approx(wanted, rel=0.03)

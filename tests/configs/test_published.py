@@ -23,7 +23,9 @@ from lbopt.transforms.variants import VARIANTS
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 PUBLISHED = json.loads((pathlib.Path(__file__).parent / "published.json").read_text())["rows"]
-FILES = sorted({row["config"].partition(":")[0] for row in PUBLISHED if row["config"]} | {"configs/cifar10.py"})
+FILES = sorted(
+    {row["config"].partition(":")[0] for row in PUBLISHED if row["config"]} | {"configs/cifar10.py"}
+)
 SOURCED = ("source", "derived from source")
 IMAGENET = 1_281_167
 
@@ -31,13 +33,23 @@ OWN = {
     "configs/efficientnet.py:b5-lars-65536-single-decay",
     "configs/squad.py:large-adamw",
     "configs/squad.py:base-adamw",
-    *(f"configs/cifar10.py:{name}-{batch}" for name in ("lamb", "momentum") for batch in (512, 4096, 45000)),
+    *(
+        f"configs/cifar10.py:{name}-{batch}"
+        for name in ("lamb", "momentum")
+        for batch in (512, 4096, 45000)
+    ),
 }
 """Rows of ours that nobody published; besides the smoke rows."""
 
 KNOWN = {
-    ("configs/resnet50_mlperf.py:4096", "eps"): "TF2 turns 0 into 1e-7 (variants.md, trap 15), and so does the variant",
-    ("configs/resnet50_mlperf.py:2496", "eps"): "TF2 turns 0 into 1e-7 (variants.md, trap 15), and so does the variant",
+    (
+        "configs/resnet50_mlperf.py:4096",
+        "eps",
+    ): "TF2 turns 0 into 1e-7 (variants.md, trap 15), and so does the variant",
+    (
+        "configs/resnet50_mlperf.py:2496",
+        "eps",
+    ): "TF2 turns 0 into 1e-7 (variants.md, trap 15), and so does the variant",
 }
 """Where a config cannot have the published value. The test fails when one of these begins to agree."""
 
@@ -81,18 +93,26 @@ ALL_ROWS = [name for file in FILES for name in rows_of(file)]
 def examples_of(config: TrainConfig) -> int:
     """Return how many training examples the data set has; any number where the schedule is in steps."""
     if config.data.builder == "mnist":
-        return {"train": 60000, "train[:50000]": 50000, "train[:55000]": 55000}[config.data.train_split]
+        return {"train": 60000, "train[:50000]": 50000, "train[:55000]": 55000}[
+            config.data.train_split
+        ]
     if config.data.name == "digits":
         return 1024
     if config.data.builder == "cifar10":
         return {"train": 50000, "train[:45000]": 45000}[config.data.train_split]
-    return {"imagenet2012": IMAGENET, "generated_images": 96, "squad": 88_000}.get(config.data.builder, 1_000_000)
+    return {"imagenet2012": IMAGENET, "generated_images": 96, "squad": 88_000}.get(
+        config.data.builder, 1_000_000
+    )
 
 
 def resolved(config: TrainConfig, first_phase_only: bool = True) -> schedules.Resolved:
     phase = config.phases()[0 if first_phase_only else 1]
     return schedules.resolve(
-        phase.schedule, phase.global_batch_size, examples_of(phase), phase.num_epochs, num_steps=phase.num_steps
+        phase.schedule,
+        phase.global_batch_size,
+        examples_of(phase),
+        phase.num_epochs,
+        num_steps=phase.num_steps,
     )
 
 
@@ -181,7 +201,11 @@ def translated(field: str, value):
 def agree(ours, theirs, relative=1e-6) -> bool:
     if isinstance(theirs, list):  # a range over runs
         return theirs[0] <= ours <= theirs[1]
-    if isinstance(theirs, (int, float)) and isinstance(ours, (int, float)) and not isinstance(theirs, bool):
+    if (
+        isinstance(theirs, (int, float))
+        and isinstance(ours, (int, float))
+        and not isinstance(theirs, bool)
+    ):
         return math.isclose(ours, theirs, rel_tol=relative, abs_tol=0 if theirs else 1e-12)
     return ours == theirs
 
@@ -192,7 +216,9 @@ def mismatch(config: TrainConfig, field: str, entry: dict, row: dict) -> str | N
     numbers = resolved(phase)
     kind, theirs = field.partition(".")[2] if field.startswith("phase") else field, entry["value"]
     if kind in COMPARED_SPECIALLY:
-        return COMPARED_SPECIALLY[kind](phase if field != kind else config, numbers, theirs, entry, row)
+        return COMPARED_SPECIALLY[kind](
+            phase if field != kind else config, numbers, theirs, entry, row
+        )
     ours, theirs = actual(phase, numbers, kind), translated(kind, theirs)
     return None if agree(ours, theirs) else f"{ours!r} here, {theirs!r} published"
 
@@ -206,7 +232,9 @@ def _epochs_in_steps(config, epochs, row):
     """Return the steps of so many epochs: by the row's own steps of an epoch if it has some, else N / B."""
     per_epoch = row["values"].get("steps_per_epoch", {"mark": ""})
     return epochs * (
-        per_epoch["value"] if per_epoch["mark"] in SOURCED else examples_of(config) / config.global_batch_size
+        per_epoch["value"]
+        if per_epoch["mark"] in SOURCED
+        else examples_of(config) / config.global_batch_size
     )
 
 
@@ -216,11 +244,17 @@ def _gives_steps(row):
 
 def _num_epochs(config, numbers, theirs, entry, row):
     if config.num_steps is None:
-        return None if config.num_epochs == theirs else f"{config.num_epochs} here, {theirs} published"
+        return (
+            None if config.num_epochs == theirs else f"{config.num_epochs} here, {theirs} published"
+        )
     unrounded = _epochs_in_steps(config, theirs, row)
     slack = 1 if _gives_steps(row) else theirs  # the run rounded up; each epoch rounded up, at most
     fits = 0 <= config.num_steps - unrounded < slack
-    return None if fits else f"{config.num_steps} steps here, {theirs} epochs of {unrounded / theirs:g} published"
+    return (
+        None
+        if fits
+        else f"{config.num_steps} steps here, {theirs} epochs of {unrounded / theirs:g} published"
+    )
 
 
 def _steps_per_epoch(config, numbers, theirs, entry, row):
@@ -235,7 +269,11 @@ def _warmup_epochs(config, numbers, theirs, entry, row):
     )  # an epoch's steps rounded down, as TF2's code does
     allowed = [unrounded] if _gives_steps(row) else [unrounded, math.floor(unrounded), whole_epochs]
     fits = any(abs(numbers.warmup_steps - steps) <= 0.5 for steps in allowed)
-    return None if fits else f"{numbers.warmup_steps} steps here, {theirs} epochs or {unrounded:g} steps published"
+    return (
+        None
+        if fits
+        else f"{numbers.warmup_steps} steps here, {theirs} epochs or {unrounded:g} steps published"
+    )
 
 
 def _warmup_steps(config, numbers, theirs, entry, row):
@@ -247,19 +285,29 @@ def _warmup_steps(config, numbers, theirs, entry, row):
 
 def _warmup_ratio(config, numbers, theirs, entry, row):
     ours = numbers.warmup_steps / numbers.num_steps
-    return None if abs(ours - theirs) <= 1 / numbers.num_steps else f"{ours} here, {theirs} published"
+    return (
+        None if abs(ours - theirs) <= 1 / numbers.num_steps else f"{ours} here, {theirs} published"
+    )
 
 
 def _target_value(config, numbers, theirs, entry, row):
     if METRICS[row["values"]["target_metric"]["value"]] is None:
         shown = f"{theirs:.3f}" in config.about.published_result
         return None if shown else f"{theirs:.3f} published is not in about.published_result"
-    return None if config.target_value == pytest.approx(theirs) else f"{config.target_value} here, {theirs} published"
+    return (
+        None
+        if config.target_value == pytest.approx(theirs)
+        else f"{config.target_value} here, {theirs} published"
+    )
 
 
 def _target_metric(config, numbers, theirs, entry, row):
     name = METRICS[theirs] or ""
-    return None if config.target_metric == name else f"{config.target_metric!r} here, {name!r} ({theirs}) published"
+    return (
+        None
+        if config.target_metric == name
+        else f"{config.target_metric!r} here, {name!r} ({theirs}) published"
+    )
 
 
 def _learning_rate_at(config, numbers, theirs, entry, row):
@@ -304,7 +352,9 @@ def test_a_row_has_the_published_values(row):
     if row["first_step"] is not None:
         first = float(make(config, resolved(config))(0))
         if first != row["first_step"]:
-            wrong.append(f"first_step: rate {first} at the first update here, {row['first_step']} published")
+            wrong.append(
+                f"first_step: rate {first} at the first update here, {row['first_step']} published"
+            )
     assert not wrong, "\n".join([row["config"], *wrong])
     recalled_row = all("recalled" in entry["mark"] for entry in row["values"].values())
     assert compared or recalled_row, f"{row['config']}: nothing was compared"
@@ -315,20 +365,30 @@ def test_about_says_what_is_published_and_what_is_recalled(row):
     about = load(row["config"]).about
     published = row["published"]
     if published and published["mark"] in SOURCED:
-        result = re.sub(r"\([^)]*\)|, loss.*", "", published["result"])  # the same again, and what is no accuracy
+        result = re.sub(
+            r"\([^)]*\)|, loss.*", "", published["result"]
+        )  # the same again, and what is no accuracy
         for number in re.findall(r"\d*\.?\d+", result):
-            assert number in about.published_result, f"{row['config']}: {number} of {published['result']!r} is missing"
+            assert number in about.published_result, (
+                f"{row['config']}: {number} of {published['result']!r} is missing"
+            )
     for field in ("hardware", "time"):
         entry = row[field]
         if entry:
             said = getattr(about, field)
             for part in (str(entry["value"]), entry.get("unit", "")):
                 assert part in said, f"{row['config']}: {field} {said!r} lacks {part!r}"
-            assert ("recalled" in entry["mark"]) == ("[recalled" in said), f"{row['config']}: {field} {said!r}"
+            assert ("recalled" in entry["mark"]) == ("[recalled" in said), (
+                f"{row['config']}: {field} {said!r}"
+            )
     if published and "recalled" in published["mark"]:
-        assert f"[{published['mark']}]" in about.published_result, f"{row['config']}: {about.published_result!r}"
+        assert f"[{published['mark']}]" in about.published_result, (
+            f"{row['config']}: {about.published_result!r}"
+        )
     if any("recalled" in entry["mark"] for entry in row["values"].values()):
-        assert "recalled" in about.note + about.published_result, f"{row['config']}: nothing is said to be recalled"
+        assert "recalled" in about.note + about.published_result, (
+            f"{row['config']}: nothing is said to be recalled"
+        )
 
 
 def test_configs_and_the_transcription_have_the_same_rows():
@@ -337,7 +397,9 @@ def test_configs_and_the_transcription_have_the_same_rows():
     smoke = {f"{file}:smoke" for file in FILES}
     assert smoke <= {*ours.values()}
     assert published - {*ours} == set(), "published, but no config has it"
-    assert {name for key, name in ours.items() if key not in published} == OWN | smoke, "a config that nobody published"
+    assert {name for key, name in ours.items() if key not in published} == OWN | smoke, (
+        "a config that nobody published"
+    )
 
 
 def test_every_field_of_the_transcription_is_compared_or_known_to_be_elsewhere():
@@ -345,7 +407,11 @@ def test_every_field_of_the_transcription_is_compared_or_known_to_be_elsewhere()
     for row in WITH_CONFIG:
         for field, entry in row["values"].items():
             kind = re.sub(r"^phase\d\.", "", field)
-            if entry["mark"] in SOURCED and kind not in COMPARED_SPECIALLY and kind not in ELSEWHERE:
+            if (
+                entry["mark"] in SOURCED
+                and kind not in COMPARED_SPECIALLY
+                and kind not in ELSEWHERE
+            ):
                 actual(config, resolved(config), kind)
     assert {key for key, _ in KNOWN} <= {row["config"] for row in WITH_CONFIG}
 
@@ -371,13 +437,19 @@ def test_every_row_is_valid_named_after_itself_and_has_a_schedule(name):
         rates = np.asarray(jax.vmap(schedule)(counts))
         assert np.all(np.isfinite(rates)), f"{name}, phase {number}: {rates}"
         assert np.all(rates >= 0), f"{name}, phase {number}: {rates}"
-        assert np.max(rates) <= numbers.learning_rate * (1 + 1e-6), f"{name}, phase {number}: {rates}"
+        assert np.max(rates) <= numbers.learning_rate * (1 + 1e-6), (
+            f"{name}, phase {number}: {rates}"
+        )
         assert np.max(rates) > 0, f"{name}, phase {number}: {rates}"
 
 
 # Every row of every file in closed form: float64, from the fields alone, by what warmup_schedule's docstring says.
 
-EVERY_ROW = [name for file in sorted(CONFIGS.rglob("*.py")) for name in rows_of(str(file.relative_to(CONFIGS.parent)))]
+EVERY_ROW = [
+    name
+    for file in sorted(CONFIGS.rglob("*.py"))
+    for name in rows_of(str(file.relative_to(CONFIGS.parent)))
+]
 
 
 def runs_of(name: str) -> list[TrainConfig]:
@@ -400,8 +472,16 @@ def closed_form(config: TrainConfig, examples: int):
         * (batch / rule.base_batch_size) ** {"linear": 1, "sqrt": 0.5, "none": 0}[rule.scaling_rule]
     )
     walked = {"legw": rule.base_batch_size, "epochs": batch, "none": math.inf}[rule.warmup_rule]
-    warmup = round(rule.base_warmup_epochs * examples / walked) if rule.warmup_steps is None else rule.warmup_steps
-    total = math.ceil(config.num_epochs * examples / batch - 3e-9) if config.num_steps is None else config.num_steps
+    warmup = (
+        round(rule.base_warmup_epochs * examples / walked)
+        if rule.warmup_steps is None
+        else rule.warmup_steps
+    )
+    total = (
+        math.ceil(config.num_epochs * examples / batch - 3e-9)
+        if config.num_steps is None
+        else config.num_steps
+    )
     origin = 0 if rule.decay_from == "start" else rule.start_step + warmup
     length = total + rule.first_step - origin if rule.decay_steps is None else rule.decay_steps
     end = peak * rule.end_factor if rule.end_learning_rate is None else rule.end_learning_rate
@@ -447,8 +527,12 @@ def test_the_schedule_of_a_row_is_its_closed_form(name):
         built = np.asarray(jax.vmap(make(config, numbers))(np.asarray(counts)), np.float64)
         expected = np.asarray([rate(count) for count in counts])
         # fp32: 1 - progress is off by half a unit of 1, which is a part of the peak and not of a rate near the end.
-        slack = 1e-5 * np.abs(expected) + np.finfo(np.float32).eps * peak * steepness(config.schedule, expected / peak)
-        assert np.all(np.abs(built - expected) <= slack), f"{said}: {built} at {counts} built, {expected} by hand"
+        slack = 1e-5 * np.abs(expected) + np.finfo(np.float32).eps * peak * steepness(
+            config.schedule, expected / peak
+        )
+        assert np.all(np.abs(built - expected) <= slack), (
+            f"{said}: {built} at {counts} built, {expected} by hand"
+        )
 
 
 def test_the_closed_form_knows_the_rates_that_are_published():
@@ -460,7 +544,9 @@ def test_the_closed_form_knows_the_rates_that_are_published():
             config = load(row["config"])
             *_, rate = closed_form(config, examples_of(config))
             for step, theirs in entry["value"]:
-                assert rate(step - config.schedule.first_step) == pytest.approx(theirs, rel=1e-9), row["config"]
+                assert rate(step - config.schedule.first_step) == pytest.approx(theirs, rel=1e-9), (
+                    row["config"]
+                )
                 compared += 1
     assert compared > 20
 
@@ -476,7 +562,9 @@ def test_the_file_lists_its_rows_and_refuses_others(file):
     with pytest.raises(Exception, match="--config row = 'nothing'"):
         module.get_config("nothing")
     assert load(f"{file}:{module.ROWS[0]}") is not module.get_config(module.ROWS[0])
-    assert module.get_config("smoke") == module.get_config("smoke"), f"{file}: a row changed another one"
+    assert module.get_config("smoke") == module.get_config("smoke"), (
+        f"{file}: a row changed another one"
+    )
 
 
 def test_a_phase_of_bert_goes_on_where_the_first_ended():
@@ -522,7 +610,9 @@ def test_i2_lars_warms_up_for_391_steps_but_at_32768():
 def test_i4_legw_scales_the_rate_by_the_root_and_keeps_the_warmup_steps(small, large):
     before, after = (load(f"configs/{name}") for name in (small, large))
     k = after.global_batch_size / before.global_batch_size
-    assert resolved(after).learning_rate == pytest.approx(resolved(before).learning_rate * math.sqrt(k))
+    assert resolved(after).learning_rate == pytest.approx(
+        resolved(before).learning_rate * math.sqrt(k)
+    )
     assert resolved(after).warmup_steps == resolved(before).warmup_steps > 0
     assert after.num_epochs == before.num_epochs
 
@@ -538,4 +628,9 @@ def test_i6_mlperf_rounds_epochs_up_in_loops_of_four():
 
 
 def test_i9_the_mixed_batch_run_has_8599_steps():
-    assert sum(resolved(phase).num_steps for phase in load("configs/bert_large_lamb.py:mixed").phases()) == 8599
+    assert (
+        sum(
+            resolved(phase).num_steps for phase in load("configs/bert_large_lamb.py:mixed").phases()
+        )
+        == 8599
+    )

@@ -26,11 +26,21 @@ def load(row):
 
 
 def fields(arm):
-    return {**dataclasses.asdict(arm.schedule), "optimizer": arm.optimizer, "loss": arm.loss, "search": arm.search}
+    return {
+        **dataclasses.asdict(arm.schedule),
+        "optimizer": arm.optimizer,
+        "loss": arm.loss,
+        "search": arm.search,
+    }
 
 
 @pytest.mark.parametrize(
-    "order", ["legw-decay-adam-trust-smoothing-tuned", "tuned-trust-adam-smoothing-legw-decay", "-".join(CHANGES)]
+    "order",
+    [
+        "legw-decay-adam-trust-smoothing-tuned",
+        "tuned-trust-adam-smoothing-legw-decay",
+        "-".join(CHANGES),
+    ],
 )
 def test_every_step_adds_its_ingredient_and_nothing_else(order):
     config = load(order)
@@ -38,13 +48,17 @@ def test_every_step_adds_its_ingredient_and_nothing_else(order):
     assert config.waterfall == tuple(arm.name for arm in config.arms)
     assert len(config.arms) == 1 + len(CHANGES)
     assert len(config.final_seeds) == 10
-    for name, (before, after) in zip(order.split("-"), itertools.pairwise(map(fields, config.arms)), strict=True):
+    for name, (before, after) in zip(
+        order.split("-"), itertools.pairwise(map(fields, config.arms)), strict=True
+    ):
         assert {field for field in before if before[field] != after[field]} == CHANGES[name], name
     last = config.arms[-1]
     assert (last.optimizer.name, last.schedule.decay, last.search) == ("lamb", "polynomial", None)
 
 
-@pytest.mark.parametrize("row", ["legw-decay", "decay-decay-legw-adam-trust-smoothing-tuned", "legw_decay"])
+@pytest.mark.parametrize(
+    "row", ["legw-decay", "decay-decay-legw-adam-trust-smoothing-tuned", "legw_decay"]
+)
 def test_an_order_that_is_none_is_refused(row):
     with pytest.raises(UserError, match=f"--config row = '{row}': use one of .* in any order"):
         load(row)

@@ -24,7 +24,9 @@ def labels(batches):
     return [batch["label"].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("shares", [[None], [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 3], [1, 2]], [[2], [0, 1, 3]]])
+@pytest.mark.parametrize(
+    "shares", [[None], [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 3], [1, 2]], [[2], [0, 1, 3]]]
+)
 def test_the_parts_of_all_processes_are_the_global_batch(shares):
     """Whichever of four devices are a process's: a row of the batch is on the device whose part it is in."""
     dataset = numbered(50)
@@ -33,7 +35,11 @@ def test_the_parts_of_all_processes_are_the_global_batch(shares):
         whole = np.full(12, -1)
         for share, each in zip(shares, batches, strict=True):
             batch = each[step]
-            rows = [3 * part + row for part in (range(4) if share is None else share) for row in range(3)]
+            rows = [
+                3 * part + row
+                for part in (range(4) if share is None else share)
+                for row in range(3)
+            ]
             whole[rows] = batch["label"]
             np.testing.assert_array_equal(batch["image"][:, 0], batch["label"])
         np.testing.assert_array_equal(whole, example_indices(50, 3, step * 12, 12))

@@ -44,7 +44,9 @@ def article(text, title="Bourg"):
 
 
 def test_an_article_is_its_sentences_without_the_last_sections():
-    (sentences,) = wikipedia_documents([article(ARTICLE.replace("References\nin", "References in", 1))])
+    (sentences,) = wikipedia_documents(
+        [article(ARTICLE.replace("References\nin", "References in", 1))]
+    )
     assert sentences == [
         "Bourg is a town in the U.S. state of Ohio.",
         "It has 3.5 mills.",
@@ -59,7 +61,9 @@ def test_an_article_is_its_sentences_without_the_last_sections():
     ]
 
 
-@pytest.mark.parametrize("heading", ["References", "== External links ==", "further reading", "See also "])
+@pytest.mark.parametrize(
+    "heading", ["References", "== External links ==", "further reading", "See also "]
+)
 def test_last_sections_have_several_forms(heading):
     (sentences,) = wikipedia_documents([article(f"Text.\n\n{heading}\nA book.\n\nMore\n\nOthers.")])
     assert sentences == ["Text."]
@@ -124,7 +128,9 @@ def test_files_that_are_not_text_are_named(tmp_path):
         list(folder_documents(tmp_path))
 
 
-@pytest.mark.parametrize(("size", "most", "every"), [(10, 10, 1), (11, 10, 2), (1000, 10, 128), (3, 10, 1)])
+@pytest.mark.parametrize(
+    ("size", "most", "every"), [(10, 10, 1), (11, 10, 2), (1000, 10, 128), (3, 10, 1)]
+)
 def test_samples_are_evenly_spaced(size, most, every):
     found = corpora._evenly(map(str, range(size)), most)
     assert found == [str(number) for number in range(0, size, every)]
@@ -134,7 +140,10 @@ def test_a_vocabulary_of_a_sample():
     documents = split_topics()[0][:20]
     sentences = [sentence for document in documents for sentence in document]
     assert learn_vocabulary(iter(documents), 400).pieces == learn_wordpiece(sentences, 400).pieces
-    assert learn_vocabulary(documents, 400, len(sentences) - 1).pieces == learn_wordpiece(sentences[::2], 400).pieces
+    assert (
+        learn_vocabulary(documents, 400, len(sentences) - 1).pieces
+        == learn_wordpiece(sentences[::2], 400).pieces
+    )
 
 
 def test_rare_characters_take_no_pieces(monkeypatch):

@@ -9,7 +9,11 @@ import sklearn.datasets
 from lbopt.data.digits import NUM_CLASSES, load_digits
 
 SIZES = {"train": 1024, "validation": 386, "test": 387}
-DIGESTS = {"train": "ec501c6cf6073f22", "validation": "d417ab11b79e0290", "test": "1823e6e05f60e56c"}
+DIGESTS = {
+    "train": "ec501c6cf6073f22",
+    "validation": "d417ab11b79e0290",
+    "test": "1823e6e05f60e56c",
+}
 
 
 @pytest.mark.parametrize("part", SIZES)
@@ -36,7 +40,10 @@ def test_the_parts_are_disjoint_and_complete():
     got = []
     for split in load_digits():
         images = np.round(split.arrays["image"] * 16).astype(np.uint8)
-        got += [(int(label), image.tobytes()) for label, image in zip(split.arrays["label"], images, strict=True)]
+        got += [
+            (int(label), image.tobytes())
+            for label, image in zip(split.arrays["label"], images, strict=True)
+        ]
     assert sorted(got) == expected
 
 
@@ -69,4 +76,6 @@ def test_larger_images_repeat_every_pixel(image_size):
         assert (images.shape[1:], images.dtype) == ((image_size, image_size), np.float32)
         for row in range(factor):
             for column in range(factor):
-                np.testing.assert_array_equal(images[:, row::factor, column::factor], small.arrays["image"])
+                np.testing.assert_array_equal(
+                    images[:, row::factor, column::factor], small.arrays["image"]
+                )

@@ -24,7 +24,10 @@ def document(number, size):
 @pytest.fixture(scope="module")
 def dataset():
     return MaskedLMDataset(
-        [document(number, size) for number, size in enumerate(SIZES)], LENGTH, VOCABULARY, PREDICTIONS
+        [document(number, size) for number, size in enumerate(SIZES)],
+        LENGTH,
+        VOCABULARY,
+        PREDICTIONS,
     )
 
 
@@ -67,12 +70,16 @@ def test_names_shapes_and_dtypes(dataset):
 def test_the_form_of_an_example(many):
     batch, ids = many
     assert (ids[:, 0] == CLS).all()
-    for row, types, mask in zip(ids[:500], batch["token_type_ids"], batch["attention_mask"], strict=False):
+    for row, types, mask in zip(
+        ids[:500], batch["token_type_ids"], batch["attention_mask"], strict=False
+    ):
         first, second = segments(row)
         assert len(first) >= 1
         assert len(second) >= 1
         used = len(first) + len(second) + 3
-        assert types.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1) + [0] * (LENGTH - used)
+        assert types.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1) + [0] * (
+            LENGTH - used
+        )
         assert mask.tolist() == [1] * used + [0] * (LENGTH - used)
         assert (row[used:] == PAD).all()
 
@@ -126,7 +133,9 @@ def test_fifteen_percent_are_predicted(many):
 
 def test_no_special_token_is_hidden_and_none_twice(many):
     batch, ids = many
-    for row, places, weights in zip(ids, batch["masked_positions"], batch["masked_weights"], strict=True):
+    for row, places, weights in zip(
+        ids, batch["masked_positions"], batch["masked_weights"], strict=True
+    ):
         used = places[weights > 0]
         assert (row[used] >= 5).all()
         assert len(set(used.tolist())) == len(used)
@@ -154,7 +163,11 @@ def test_eighty_ten_ten(many):
     shown = batch["input_ids"][rows, batch["masked_positions"][rows, columns]]
     labels = batch["masked_labels"][rows, columns]
     masked, kept = shown == MASK, shown == labels
-    for share, expected in ((masked.mean(), 0.8), (kept.mean(), 0.1), ((~masked & ~kept).mean(), 0.1)):
+    for share, expected in (
+        (masked.mean(), 0.8),
+        (kept.mean(), 0.1),
+        ((~masked & ~kept).mean(), 0.1),
+    ):
         assert abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / len(shown))
     random = shown[~masked & ~kept]
     assert random.min() >= 5
@@ -181,7 +194,9 @@ def test_epochs_and_seeds_differ_and_evaluation_does_not(dataset):
 
     assert len({drawn(epoch, seed) for epoch in range(3) for seed in range(3)}) == 9
     assert drawn(1, 2) == drawn(1, 2)
-    assert dataset.take(indices)["input_ids"].tobytes() == dataset.take(indices)["input_ids"].tobytes()
+    assert (
+        dataset.take(indices)["input_ids"].tobytes() == dataset.take(indices)["input_ids"].tobytes()
+    )
 
 
 def test_an_example_does_not_depend_on_its_neighbours(dataset):
@@ -194,7 +209,9 @@ def test_an_example_does_not_depend_on_its_neighbours(dataset):
 
 def test_batches_larger_than_a_block(dataset, many):
     batch = dataset.draw(
-        np.tile(np.arange(len(dataset)), 60)[200:900], np.repeat(np.arange(60), len(dataset))[200:900], 3
+        np.tile(np.arange(len(dataset)), 60)[200:900],
+        np.repeat(np.arange(60), len(dataset))[200:900],
+        3,
     )
     for name, array in batch.items():
         np.testing.assert_array_equal(array, many[0][name][200:900])
@@ -204,7 +221,9 @@ def test_batches_larger_than_a_block(dataset, many):
 def test_the_parts_of_all_processes_are_the_global_batch(dataset, process_count):
     """Over two ends of an epoch."""
     whole = TrainBatches(dataset, 3, 32, 6)
-    parts = [TrainBatches(dataset, 3, 32, 6, process_count, [index]) for index in range(process_count)]
+    parts = [
+        TrainBatches(dataset, 3, 32, 6, process_count, [index]) for index in range(process_count)
+    ]
     for step in range(6):
         batches = [part[step] for part in parts]
         for name, array in whole[step].items():
@@ -253,8 +272,13 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_tokens_that_are_in_no_vocabulary_are_damage():
-    documents = [Document(np.array([7, 8, 65535]), np.array([0])), Document(np.array([7, 8]), np.array([0]))]
-    with pytest.raises(EnvironmentProblem, match=r"config.data.vocab_size = 60000: the text has a token 65535"):
+    documents = [
+        Document(np.array([7, 8, 65535]), np.array([0])),
+        Document(np.array([7, 8]), np.array([0])),
+    ]
+    with pytest.raises(
+        EnvironmentProblem, match=r"config.data.vocab_size = 60000: the text has a token 65535"
+    ):
         MaskedLMDataset(documents, LENGTH, 60_000, PREDICTIONS).take(np.arange(2))
 
 
@@ -278,12 +302,18 @@ def one_by_one(documents, length, vocab_size, most, indices, epochs, seed):
     tokens = np.concatenate([document.tokens for document in documents])
     chunks = cut_in_lists(documents, length - 3)
     examples = []
-    for index, draws in zip(indices, uniform_draws(indices, epochs, seed, 3 + length + 2 * most), strict=True):
+    for index, draws in zip(
+        indices, uniform_draws(indices, epochs, seed, 3 + length + 2 * most), strict=True
+    ):
         start, stop, places, document = chunks[index]
         cut = places[int(draws[0] * len(places))]
         others = [chunk for chunk in chunks if chunk[3] != document]
         other = others[int(draws[2] * len(others))]
-        second = tokens[other[0] : min(other[1], other[0] + stop - cut)] if draws[1] < 0.5 else tokens[cut:stop]
+        second = (
+            tokens[other[0] : min(other[1], other[0] + stop - cut)]
+            if draws[1] < 0.5
+            else tokens[cut:stop]
+        )
         row = [CLS, *tokens[start:cut], SEP, *second, SEP]
         wanted = round(0.15 * len(row))
         row = np.asarray(row + [PAD] * (length - len(row)))
@@ -332,7 +362,9 @@ def mapped(awkward, tmp_path_factory):
 def test_examples_are_those_of_chunks_kept_in_lists(awkward, mapped, length):
     chunks = cut_in_lists([one for one in awkward if len(one.tokens) >= 2], length - 3)
     most = max(1, length // 6)
-    datasets = [MaskedLMDataset(documents, length, VOCABULARY, most) for documents in (awkward, mapped)]
+    datasets = [
+        MaskedLMDataset(documents, length, VOCABULARY, most) for documents in (awkward, mapped)
+    ]
     assert [len(dataset) for dataset in datasets] == [len(chunks)] * 2
     indices = np.unique(np.linspace(0, len(chunks) - 1, 150).astype(int))
     expected = one_by_one(awkward, length, VOCABULARY, most, indices, indices % 3, 7)
@@ -353,7 +385,9 @@ def test_small_tokens_make_the_same_examples():
     indices = np.arange(40)
     expected = one_by_one(documents, LENGTH, VOCABULARY, 3, indices, indices, 1)
     assert_same(MaskedLMDataset(store, LENGTH, VOCABULARY, 3), expected, indices, indices, 1)
-    assert MaskedLMDataset(store, LENGTH, VOCABULARY, 3).take(indices)["input_ids"].dtype == np.int32
+    assert (
+        MaskedLMDataset(store, LENGTH, VOCABULARY, 3).take(indices)["input_ids"].dtype == np.int32
+    )
 
 
 def test_a_view_makes_the_examples_of_its_documents():
@@ -365,7 +399,9 @@ def test_a_view_makes_the_examples_of_its_documents():
         indices = np.tile(np.arange(len(view)), 3)
         assert len(view) == len(copied)
         for name, array in view.draw(indices, np.arange(len(indices)), 2).items():
-            np.testing.assert_array_equal(array, copied.draw(indices, np.arange(len(indices)), 2)[name])
+            np.testing.assert_array_equal(
+                array, copied.draw(indices, np.arange(len(indices)), 2)[name]
+            )
 
 
 BERT = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
@@ -374,7 +410,10 @@ BERT = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
 def test_special_tokens_are_where_the_vocabulary_has_them():
     """Tokens 1 to 99 are text in BERT's order, [UNK] is not; what is drawn instead may be any token but the five."""
     random = np.random.default_rng(0)
-    documents = [Document(random.integers(1, 99, 5000).astype(np.int32), np.arange(0, 5000, 9)) for _ in range(4)]
+    documents = [
+        Document(random.integers(1, 99, 5000).astype(np.int32), np.arange(0, 5000, 9))
+        for _ in range(4)
+    ]
     for one in documents:
         one.tokens[::11] = BERT.unk
     dataset = MaskedLMDataset(documents, 64, 110, 10, BERT)

@@ -37,7 +37,10 @@ def test_random_access_agrees_with_reading_in_order():
 @pytest.mark.parametrize("batch_size", [1, 7, 16, 50, 64, 175])
 def test_the_stream_does_not_depend_on_the_batch_size(batch_size):
     whole = example_indices(50, 2, 0, 350)
-    batches = [example_indices(50, 2, start, batch_size) for start in range(0, 350 - batch_size + 1, batch_size)]
+    batches = [
+        example_indices(50, 2, start, batch_size)
+        for start in range(0, 350 - batch_size + 1, batch_size)
+    ]
     stream = np.concatenate(batches)
     np.testing.assert_array_equal(stream, whole[: len(stream)])
     assert len(stream) > 350 - batch_size
@@ -45,7 +48,9 @@ def test_the_stream_does_not_depend_on_the_batch_size(batch_size):
 
 def test_a_batch_runs_on_across_an_epoch_end():
     first, second = example_indices(10, 4, 0, 10), example_indices(10, 4, 10, 10)
-    np.testing.assert_array_equal(example_indices(10, 4, 7, 6), np.concatenate([first[7:], second[:3]]))
+    np.testing.assert_array_equal(
+        example_indices(10, 4, 7, 6), np.concatenate([first[7:], second[:3]])
+    )
 
 
 def test_a_batch_may_be_larger_than_the_data_set():
@@ -54,7 +59,11 @@ def test_a_batch_may_be_larger_than_the_data_set():
 
 
 def test_seeds_and_epochs_differ():
-    orders = {tuple(example_indices(64, seed, epoch * 64, 64).tolist()) for seed in range(8) for epoch in range(8)}
+    orders = {
+        tuple(example_indices(64, seed, epoch * 64, 64).tolist())
+        for seed in range(8)
+        for epoch in range(8)
+    }
     assert len(orders) == 64
 
 

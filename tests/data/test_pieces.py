@@ -61,7 +61,9 @@ def test_pairs_that_occur_once_are_not_merged():
 
 
 def test_no_room_for_the_alphabet():
-    with pytest.raises(UserError, match=r"config.data.vocab_size = 8: .* alone take 9; use at least that"):
+    with pytest.raises(
+        UserError, match=r"config.data.vocab_size = 8: .* alone take 9; use at least that"
+    ):
         learn_pieces({"abcd": 2}, 8)
 
 
@@ -74,5 +76,7 @@ print(repr(load_topics(600).pieces.pieces))
 def test_every_process_learns_the_same_pieces():
     """The library's own trainer does not: its hash maps are seeded anew in each process."""
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "1"}
+    )
     assert done.stdout.strip() == repr(load_topics(600).pieces.pieces)

@@ -22,14 +22,19 @@ RNG = np.random.default_rng(0)
 TEXT = RNG.integers(0, 50, 1000)
 PIECES = WordPiece([*SPECIAL_TOKENS, *"abcdefghij"])
 QUESTIONS = [
-    Question(str(number), "a b c", " ".join(RNG.choice(list("abcdefghij"), 9 + number)), ("",), (0,))
+    Question(
+        str(number), "a b c", " ".join(RNG.choice(list("abcdefghij"), 9 + number)), ("",), (0,)
+    )
     for number in range(12)
 ]
 QUESTIONS = [question._replace(answers=(question.context[:1],)) for question in QUESTIONS]
 
 
 def small_images():
-    arrays = {"image": RNG.integers(0, 256, (23, 8, 8), dtype=np.uint8), "label": np.arange(23, dtype=np.int32)}
+    arrays = {
+        "image": RNG.integers(0, 256, (23, 8, 8), dtype=np.uint8),
+        "label": np.arange(23, dtype=np.int32),
+    }
     return SmallImages(arrays, 2, True, Policy(), DamagedCount("here", 0))
 
 
@@ -55,7 +60,9 @@ def test_the_parts_of_all_processes_are_the_batches_of_one(kind, count):
         assert len(alone) > 1
         for number, batch in enumerate(alone):
             for name, array in batch.items():
-                np.testing.assert_array_equal(array, np.concatenate([part[number][name] for part in parts]))
+                np.testing.assert_array_equal(
+                    array, np.concatenate([part[number][name] for part in parts])
+                )
 
 
 @pytest.mark.parametrize("kind", SETS)

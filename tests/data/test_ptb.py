@@ -47,7 +47,9 @@ def test_another_vocabulary_than_the_model_has(folder):
 
 def test_an_unknown_word_without_a_token_for_it(folder):
     (folder / "ptb.train.txt").write_text("the cat sat\n")
-    with pytest.raises(UserError, match=r"ptb\.valid\.txt: 'dog' is not in ptb\.train\.txt, which has no <unk>"):
+    with pytest.raises(
+        UserError, match=r"ptb\.valid\.txt: 'dog' is not in ptb\.train\.txt, which has no <unk>"
+    ):
         load_ptb(folder)
 
 

@@ -30,7 +30,9 @@ def test_every_paragraph_is_in_one_part_once():
     """Topics quote each other: what training has seen must not be in the test."""
     expected = {paragraph for text in topics.values() for paragraph in split_paragraphs(text)}
     joined = [" ".join(topic) for part in split_topics() for topic in part]
-    assert sum(map(len, joined)) == pytest.approx(sum(map(len, expected)) + len(expected), abs=2 * len(expected))
+    assert sum(map(len, joined)) == pytest.approx(
+        sum(map(len, expected)) + len(expected), abs=2 * len(expected)
+    )
     training, *others = ([" ".join(topic) for topic in part] for part in split_topics())
     long = [paragraph for paragraph in expected if len(paragraph) > 200]
     assert len(long) > 300
@@ -70,7 +72,9 @@ def test_windows_are_the_text_and_the_text_one_later():
 
 
 def test_documents_are_kept_apart():
-    documents = [Document(np.asarray(tokens, np.int32), np.zeros(1, int)) for tokens in ([7, 8], [9])]
+    documents = [
+        Document(np.asarray(tokens, np.int32), np.zeros(1, int)) for tokens in ([7, 8], [9])
+    ]
     assert join_documents(documents).tolist() == [SEP, 7, 8, SEP, 9, SEP]
     windows = make_windows(documents, 2).arrays
     assert windows["tokens"].tolist() == [[SEP, 7], [8, SEP]]

@@ -20,20 +20,31 @@ def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     files = [(bytes([255, 216, number]), min(number - 1, 2)) for number in range(5)]
     write_images(folder, "pictures", {"train": files, "test": files[:2]}, 3)
-    kinds = {"text": tfds.features.Text(), "numbers": tfds.features.Tensor(shape=(2,), dtype=np.int64)}
+    kinds = {
+        "text": tfds.features.Text(),
+        "numbers": tfds.features.Tensor(shape=(2,), dtype=np.int64),
+    }
     write(folder, "mixed", {"train": [{"text": "a", "numbers": [1, 2]}]}, kinds, version="1.2.3")
-    write(folder, "mixed", {"train": [{"text": "b", "numbers": [3, 4]}] * 2}, kinds, version="1.10.0")
+    write(
+        folder, "mixed", {"train": [{"text": "b", "numbers": [3, 4]}] * 2}, kinds, version="1.10.0"
+    )
     return folder
 
 
 def test_plain_records_are_those_of_tfds(root):
     ours = TfdsFolder("pictures", str(root)).open("train[1:]", "field", encoded=("image",))
     builder = tfds.builder_from_directory(root / "pictures" / "1.0.0")
-    theirs = builder.as_data_source(split="train[1:]", decoders={"image": tfds.decode.SkipDecoding()})
+    theirs = builder.as_data_source(
+        split="train[1:]", decoders={"image": tfds.decode.SkipDecoding()}
+    )
     assert len(ours) == len(theirs) == 4
     for mine, other in zip((ours[index] for index in range(4)), theirs, strict=True):
         assert mine == other
-        assert {name: type(value) for name, value in mine.items()} == {"image": bytes, "label": int, "file_name": bytes}
+        assert {name: type(value) for name, value in mine.items()} == {
+            "image": bytes,
+            "label": int,
+            "file_name": bytes,
+        }
     again = pickle.loads(pickle.dumps(ours))
     assert again[3] == ours[3]
 
@@ -62,7 +73,9 @@ def test_a_label_out_of_range_is_damage(root):
 
 @pytest.mark.parametrize("name", ["nothing", "mixed:9.9.9", "mixed/config"])
 def test_what_is_not_there_says_the_command(name, root):
-    with pytest.raises(EnvironmentProblem, match=rf"config.data.builder = '{name}'.*lbopt prepare {name}"):
+    with pytest.raises(
+        EnvironmentProblem, match=rf"config.data.builder = '{name}'.*lbopt prepare {name}"
+    ):
         TfdsFolder(name, str(root))
 
 

@@ -185,7 +185,8 @@ SPECIAL = [
 ]
 TOPICS = [sentence for part in split_topics() for topic in part for sentence in topic]
 SETTINGS = [
-    TextNormalization(*fields) for fields in itertools.product([True, False], [None, True, False], [True, False])
+    TextNormalization(*fields)
+    for fields in itertools.product([True, False], [None, True, False], [True, False])
 ]
 
 
@@ -203,7 +204,9 @@ def test_tokens_are_those_of_transformers_for_all_settings(bert_file, tmp_path):
         theirs.save_pretrained(saved)
         beside.mkdir()
         (beside / "vocab.txt").write_bytes(bert_file.read_bytes())
-        (beside / "tokenizer_config.json").write_bytes((saved / "tokenizer_config.json").read_bytes())
+        (beside / "tokenizer_config.json").write_bytes(
+            (saved / "tokenizer_config.json").read_bytes()
+        )
         ours = load_wordpiece(beside / "vocab.txt")
         theirs.split_special_tokens = True
         expected = theirs([*ODD, *SPECIAL, *TOPICS[::10]], add_special_tokens=False)["input_ids"]
@@ -244,16 +247,29 @@ def test_no_text_has_special_tokens(bert_file, lower):
 
 
 def test_a_cased_vocabulary_keeps_case_and_accents(bert_file):
-    names = {lower: WordPiece(read_vocabulary(bert_file), TextNormalization(lower)) for lower in (True, False)}
-    found = {lower: pieces.decode(pieces.encode(["If Café"]).tokens) for lower, pieces in names.items()}
+    names = {
+        lower: WordPiece(read_vocabulary(bert_file), TextNormalization(lower))
+        for lower in (True, False)
+    }
+    found = {
+        lower: pieces.decode(pieces.encode(["If Café"]).tokens) for lower, pieces in names.items()
+    }
     assert found == {True: "if cafe", False: "If Café"}
 
 
 def test_documents_together_are_documents_alone():
     pieces = WordPiece(PIECES)
     documents = [["unaff b", "", "a"], [], ["", " "], ["b b ."], ["a"]]
-    for together, alone in zip(pieces.encode_many(documents), map(pieces.encode, documents), strict=True):
+    for together, alone in zip(
+        pieces.encode_many(documents), map(pieces.encode, documents), strict=True
+    ):
         assert together.tokens.tolist() == alone.tokens.tolist()
         assert together.sentences.tolist() == alone.sentences.tolist()
-    assert [one.sentences.tolist() for one in pieces.encode_many(documents)] == [[0, 3], [], [], [0], [0]]
+    assert [one.sentences.tolist() for one in pieces.encode_many(documents)] == [
+        [0, 3],
+        [],
+        [],
+        [0],
+        [0],
+    ]
     assert pieces.encode_many([]) == []

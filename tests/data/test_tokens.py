@@ -20,7 +20,10 @@ PIECES = tuple(f"p{number}" for number in range(50))
 def make_documents(count=7, largest=50):
     random = np.random.default_rng(0)
     sizes = random.integers(1, 40, count)
-    return [Document(random.integers(0, largest, size).astype(np.int32), np.arange(0, size, 6)) for size in sizes]
+    return [
+        Document(random.integers(0, largest, size).astype(np.int32), np.arange(0, size, 6))
+        for size in sizes
+    ]
 
 
 def write(folder, documents, pieces=PIECES):
@@ -37,7 +40,9 @@ def assert_same(store, documents):
         assert found.tokens.dtype == np.int32
 
 
-@pytest.mark.parametrize(("pieces", "dtype"), [(50, np.uint16), (2**16, np.uint16), (2**16 + 1, np.int32)])
+@pytest.mark.parametrize(
+    ("pieces", "dtype"), [(50, np.uint16), (2**16, np.uint16), (2**16 + 1, np.int32)]
+)
 def test_documents_come_back(tmp_path, pieces, dtype):
     documents = make_documents(largest=pieces)
     documents[0].tokens[0] = pieces - 1
@@ -67,7 +72,10 @@ def test_how_text_was_changed_comes_back_and_earlier_stores_were_lowercased(tmp_
 
 def test_what_the_folder_says(tmp_path):
     documents = make_documents()
-    write(tmp_path / "store", [documents[0], Document(np.zeros(0, np.int32), np.zeros(0, int)), *documents[1:]])
+    write(
+        tmp_path / "store",
+        [documents[0], Document(np.zeros(0, np.int32), np.zeros(0, int)), *documents[1:]],
+    )
     found = json.loads((tmp_path / "store/store.json").read_text())
     assert sorted(os.listdir(tmp_path / "store")) == [
         "documents.bin",
@@ -77,7 +85,11 @@ def test_what_the_folder_says(tmp_path):
         "vocab.txt",
     ]
     assert (found["format"], found["vocab_size"], found["made_from"]) == (1, 50, "a test")
-    counts = (7, sum(len(one.sentences) for one in documents), sum(len(one.tokens) for one in documents))
+    counts = (
+        7,
+        sum(len(one.sentences) for one in documents),
+        sum(len(one.tokens) for one in documents),
+    )
     assert (found["documents"], found["sentences"], found["tokens"]) == counts
 
 
@@ -160,7 +172,10 @@ def test_a_disk_that_cannot_be_written(tmp_path):
 def test_a_store_that_is_not_there_says_what_makes_it(tmp_path, monkeypatch):
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     made = r"run lbopt prepare text --name=books --folder=DIR"
-    for folder, ending in ((tmp_path / "books", ""), (tmp_path / "lbopt_text/books", f" --data_dir={tmp_path}")):
+    for folder, ending in (
+        (tmp_path / "books", ""),
+        (tmp_path / "lbopt_text/books", f" --data_dir={tmp_path}"),
+    ):
         said = f"config.data.builder = 'books': there is no store in {folder}; {made}{ending} (or with --tfds=NAME)"
         with pytest.raises(EnvironmentProblem, match=f"^{re.escape(said)}$"):
             open_store(folder)
@@ -214,7 +229,9 @@ def test_documents_that_do_not_follow_each_other_are_damaged(tmp_path):
     write(tmp_path / "store", make_documents())
     file = tmp_path / "store/documents.bin"
     file.write_bytes(bytes(file.stat().st_size - 8) + file.read_bytes()[-8:])
-    with pytest.raises(EnvironmentProblem, match=r"documents.bin is damaged; copy the whole folder again"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"documents.bin is damaged; copy the whole folder again"
+    ):
         open_store(tmp_path / "store")
 
 
@@ -235,7 +252,9 @@ def test_another_format_is_named(tmp_path):
 
 def test_another_vocabulary_size_is_refused(tmp_path):
     write(tmp_path / "store", make_documents())
-    with pytest.raises(UserError, match=r"config.data.vocab_size = 60: the store in .*store was made with 50"):
+    with pytest.raises(
+        UserError, match=r"config.data.vocab_size = 60: the store in .*store was made with 50"
+    ):
         open_store(tmp_path / "store", expected_vocab_size=60)
 
 
@@ -250,7 +269,9 @@ def test_parts_share_nothing_and_are_the_whole():
     for part, chosen in zip(parts, numbers, strict=True):
         assert_same(part, [documents[number] for number in chosen])
         assert part.tokens is store.tokens
-        assert (part.stops - part.starts).tolist() == [len(documents[number].tokens) for number in chosen]
+        assert (part.stops - part.starts).tolist() == [
+            len(documents[number].tokens) for number in chosen
+        ]
 
 
 def test_a_view_of_a_view():
@@ -262,5 +283,7 @@ def test_a_view_of_a_view():
 
 
 def test_too_few_documents_for_three_parts():
-    with pytest.raises(UserError, match=r"of 60 documents that leaves 60 to train, 0 to validate and 0 to test"):
+    with pytest.raises(
+        UserError, match=r"of 60 documents that leaves 60 to train, 0 to validate and 0 to test"
+    ):
         split_store(gather_documents(make_documents(60)))

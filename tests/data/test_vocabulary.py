@@ -31,13 +31,20 @@ def write(folder, pieces, **files):
     """Write a vocabulary and JSON files beside it; return its path."""
     save_vocabulary([*SPECIAL_TOKENS, *PIECES[pieces]], folder / "vocab.txt")
     for name, content in files.items():
-        (folder / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        (folder / f"{name}.json").write_text(
+            content if isinstance(content, str) else json.dumps(content)
+        )
     return folder / "vocab.txt"
 
 
 def tokenizer(lowercase=True, pieces="cased", **parts):
     vocabulary = {piece: number for number, piece in enumerate([*SPECIAL_TOKENS, *PIECES[pieces]])}
-    normalizer = {"type": "BertNormalizer", "clean_text": True, "strip_accents": None, "lowercase": lowercase}
+    normalizer = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "strip_accents": None,
+        "lowercase": lowercase,
+    }
     plain = {"model": {"type": "WordPiece", "vocab": vocabulary}, "normalizer": normalizer}
     return {**plain, "pre_tokenizer": {"type": "BertPreTokenizer"}, **parts}
 
@@ -65,7 +72,10 @@ WHOLE = "\n".join(SPECIAL_TOKENS)
         (b"\xff\n", "cannot be read as UTF-8"),
         (f"{WHOLE}\na\na\n".encode(), r"\['a'\] occur more than once"),
         (f"{WHOLE}\n\na\n".encode(), "a line is empty"),
-        (WHOLE.replace("[MASK]", "b").replace("[CLS]", "c").encode(), r"it has no \[CLS\] \[MASK\]"),
+        (
+            WHOLE.replace("[MASK]", "b").replace("[CLS]", "c").encode(),
+            r"it has no \[CLS\] \[MASK\]",
+        ),
     ],
 )
 def test_files_that_are_no_vocabulary_are_named(tmp_path, content, message):
@@ -92,7 +102,13 @@ DECIDED = {
     "a config": ("cased", {"tokenizer_config": {"do_lower_case": False}}, None, CASED, ""),
     "a config of all": (
         "cased",
-        {"tokenizer_config": {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False}},
+        {
+            "tokenizer_config": {
+                "do_lower_case": False,
+                "strip_accents": True,
+                "tokenize_chinese_chars": False,
+            }
+        },
         None,
         TextNormalization(False, True, False),
         "",
@@ -113,7 +129,13 @@ DECIDED = {
         "",
     ),
     "the flag alone": ("cased", {}, False, CASED, ""),
-    "the flag and a config": ("cased", {"tokenizer_config": {"do_lower_case": False}}, False, CASED, ""),
+    "the flag and a config": (
+        "cased",
+        {"tokenizer_config": {"do_lower_case": False}},
+        False,
+        CASED,
+        "",
+    ),
     "the flag against a config": (
         "uncased",
         {"tokenizer_config": {"do_lower_case": False}},
@@ -128,8 +150,20 @@ DECIDED = {
         TextNormalization(False, False),
         "lowercase = false counts, though .*/tokenizer_config.json says do_lower_case = true",
     ),
-    "capitals without use, by flag": ("cased", {}, True, UNCASED, r"2 of 9 pieces of .* have capitals \(The, H\)"),
-    "capitals without use": ("cased", {"tokenizer_config": {"do_lower_case": True}}, None, UNCASED, "have capitals"),
+    "capitals without use, by flag": (
+        "cased",
+        {},
+        True,
+        UNCASED,
+        r"2 of 9 pieces of .* have capitals \(The, H\)",
+    ),
+    "capitals without use": (
+        "cased",
+        {"tokenizer_config": {"do_lower_case": True}},
+        None,
+        UNCASED,
+        "have capitals",
+    ),
     "no piece for capitals": ("uncased", {}, False, CASED, "words with capitals become .UNK."),
     "a run of before": ("cased", {"config": RUN}, None, UNCASED, "have capitals"),
     "a store of before": ("cased", {"store": STORE}, None, UNCASED, "have capitals"),
@@ -142,7 +176,9 @@ DECIDED = {
 def test_who_decides_and_what_is_said(tmp_path, case):
     pieces, files, lowercase, expected, said = DECIDED[case]
     path, lines = write(tmp_path, pieces, **files), []
-    assert decide_normalization(path, read_vocabulary(path), lowercase, say=lines.append) == expected
+    assert (
+        decide_normalization(path, read_vocabulary(path), lowercase, say=lines.append) == expected
+    )
     assert len(lines) == bool(said)
     assert re.search(said, "".join(lines))
 
@@ -158,26 +194,53 @@ def test_a_library_warns_in_one_visible_line(tmp_path):
 MODEL = tokenizer()["model"]
 REFUSED = {
     "nobody": ({}, "lowercase = None: 2 of 9 pieces of .* have capitals .*--lowercase=false"),
-    "a silent config": ({"tokenizer_config": {"strip_accents": True}}, "lowercase = None: 2 of 9 pieces"),
-    "a network of Transformers": ({"config": {"model_type": "bert"}}, "lowercase = None: 2 of 9 pieces"),
-    "a config of another type": ({"tokenizer_config": []}, "tokenizer_config.json: it cannot be read .*object"),
+    "a silent config": (
+        {"tokenizer_config": {"strip_accents": True}},
+        "lowercase = None: 2 of 9 pieces",
+    ),
+    "a network of Transformers": (
+        {"config": {"model_type": "bert"}},
+        "lowercase = None: 2 of 9 pieces",
+    ),
+    "a config of another type": (
+        {"tokenizer_config": []},
+        "tokenizer_config.json: it cannot be read .*object",
+    ),
     "a field of another type": (
         {"tokenizer_config": {"do_lower_case": "no"}},
         r"do_lower_case: expected bool, got str",
     ),
-    "null": ({"tokenizer_config": {"do_lower_case": None}}, r"do_lower_case: expected bool, got null"),
+    "null": (
+        {"tokenizer_config": {"do_lower_case": None}},
+        r"do_lower_case: expected bool, got null",
+    ),
     "no JSON": ({"tokenizer_config": "{"}, "tokenizer_config.json: it cannot be read"),
-    "Japanese words": ({"tokenizer_config": {"word_tokenizer_type": "mecab"}}, "word_tokenizer_type = 'mecab'"),
+    "Japanese words": (
+        {"tokenizer_config": {"word_tokenizer_type": "mecab"}},
+        "word_tokenizer_type = 'mecab'",
+    ),
     "no words": ({"tokenizer_config": {"do_basic_tokenize": False}}, "do_basic_tokenize = False"),
-    "a damaged store": ({"store": {"normalization": 3}}, "store.json: it cannot be read .normalization"),
-    "another normalizer": ({"tokenizer": tokenizer(normalizer={"type": "NFC"})}, "normalizer = 'NFC'"),
+    "a damaged store": (
+        {"store": {"normalization": 3}},
+        "store.json: it cannot be read .normalization",
+    ),
+    "another normalizer": (
+        {"tokenizer": tokenizer(normalizer={"type": "NFC"})},
+        "normalizer = 'NFC'",
+    ),
     "no normalizer": ({"tokenizer": tokenizer(normalizer=None)}, "normalizer = None"),
     "text that is not cleaned": (
         {"tokenizer": tokenizer(normalizer={"type": "BertNormalizer", "clean_text": False})},
         "normalizer.clean_text = False",
     ),
-    "another cut": ({"tokenizer": tokenizer(pre_tokenizer={"type": "Whitespace"})}, "pre_tokenizer = 'Whitespace'"),
-    "another model": ({"tokenizer": tokenizer(model={"type": "BPE", "vocab": {}})}, "model.type = 'BPE'"),
+    "another cut": (
+        {"tokenizer": tokenizer(pre_tokenizer={"type": "Whitespace"})},
+        "pre_tokenizer = 'Whitespace'",
+    ),
+    "another model": (
+        {"tokenizer": tokenizer(model={"type": "BPE", "vocab": {}})},
+        "model.type = 'BPE'",
+    ),
     "another prefix": (
         {"tokenizer": tokenizer(model={**MODEL, "continuing_subword_prefix": "@@"})},
         "model.continuing_subword_prefix = '@@'",
@@ -203,8 +266,14 @@ def test_what_nobody_says_or_nobody_can_do_is_refused(tmp_path, case):
         (tokenizer(model={**MODEL, "vocab": {"a": 0, "b": 0}}), "not numbered from 0 on"),
         (tokenizer(model={**MODEL, "vocab": {"a\n": 0, "": 1}}), "are no lines of text"),
         (tokenizer(model={**MODEL, "vocab": {"\ud800": 0}}), "are no lines of text"),
-        (tokenizer(model={**MODEL, "vocab": [["a", 0.5]]}), "model.vocab: expected object, got list"),
-        (tokenizer(added_tokens=[{"id": 9, "content": "covid-19"}]), r"added_tokens = \['covid-19'\]"),
+        (
+            tokenizer(model={**MODEL, "vocab": [["a", 0.5]]}),
+            "model.vocab: expected object, got list",
+        ),
+        (
+            tokenizer(added_tokens=[{"id": 9, "content": "covid-19"}]),
+            r"added_tokens = \['covid-19'\]",
+        ),
     ],
 )
 def test_files_that_are_no_tokenizer_are_named(tmp_path, content, message):
@@ -233,7 +302,8 @@ def test_files_that_are_not_regular_are_not_waited_for(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "settings", [UNCASED, CASED, TextNormalization(True, False), TextNormalization(False, True, False)]
+    "settings",
+    [UNCASED, CASED, TextNormalization(True, False), TextNormalization(False, True, False)],
 )
 def test_what_is_kept_is_read_again_here_and_by_transformers(tmp_path, settings):
     pieces = (*SPECIAL_TOKENS, *PIECES["cased"], *PIECES["uncased"][2:])

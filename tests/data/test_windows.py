@@ -15,7 +15,9 @@ def read_step(lanes, step):
     return lanes.take(np.arange(lanes.num_lanes) + step % lanes.num_steps * lanes.num_lanes)
 
 
-@pytest.mark.parametrize(("size", "lanes", "length"), [(101, 4, 5), (100, 4, 5), (21, 4, 5), (1000, 7, 12), (50, 1, 7)])
+@pytest.mark.parametrize(
+    ("size", "lanes", "length"), [(101, 4, 5), (100, 4, 5), (21, 4, 5), (1000, 7, 12), (50, 1, 7)]
+)
 def test_a_lane_is_text_and_the_text_one_later(size, lanes, length):
     text = np.arange(1000, 1000 + size)
     found = Lanes(text, lanes, length)
@@ -47,14 +49,18 @@ def test_examples_in_natural_order_are_steps():
     drawn = found.draw(np.arange(20), np.full(20, 3), 1)
     for name in whole:
         np.testing.assert_array_equal(whole[name], drawn[name])
-        np.testing.assert_array_equal(whole[name], np.concatenate([read_step(found, step)[name] for step in range(5)]))
+        np.testing.assert_array_equal(
+            whole[name], np.concatenate([read_step(found, step)[name] for step in range(5)])
+        )
 
 
 def test_documents_are_joined():
     documents = [Document(np.arange(10, 20, dtype=np.int32), np.zeros(1, int)) for _ in range(3)]
     for text in (documents, gather_documents(documents)):
         found = Lanes(join_documents(text), 2, 4)
-        np.testing.assert_array_equal(read_step(found, 0)["tokens"][0], join_documents(documents)[:4])
+        np.testing.assert_array_equal(
+            read_step(found, 0)["tokens"][0], join_documents(documents)[:4]
+        )
     assert join_documents(documents[:1], separator=102).tolist() == [102, *range(10, 20), 102]
     assert join_documents(documents)[[0, 11, 22, 33]].tolist() == [SEP] * 4
 
@@ -63,5 +69,10 @@ def test_too_little_text_for_the_batch():
     assert Lanes(np.arange(41), 8, 5).num_steps == 1
     with pytest.raises(UserError) as caught:
         Lanes(np.arange(40), 8, 5)
-    for part in ("config.global_batch_size = 8", "config.data.sequence_length = 5", "need 41 tokens", "has 40"):
+    for part in (
+        "config.global_batch_size = 8",
+        "config.data.sequence_length = 5",
+        "need 41 tokens",
+        "has 40",
+    ):
         assert part in str(caught.value)

@@ -24,7 +24,10 @@ def metric_fn(params, model_state, batch):
 
 @pytest.fixture(scope="module")
 def steps():
-    return {layout: lbopt.make_eval_step(metric_fn, lbopt.make_mesh(layout[0]), layout[1]) for layout in LAYOUTS}
+    return {
+        layout: lbopt.make_eval_step(metric_fn, lbopt.make_mesh(layout[0]), layout[1])
+        for layout in LAYOUTS
+    }
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +43,18 @@ def state():
 def examples(size):
     rng = np.random.default_rng(size)
     return ArrayDataset(
-        {"x": rng.standard_normal((size, 5)).astype(np.float32), "label": rng.integers(0, 4, size).astype(np.int32)}
+        {
+            "x": rng.standard_normal((size, 5)).astype(np.float32),
+            "label": rng.integers(0, 4, size).astype(np.int32),
+        }
     )
 
 
 def reference(state, dataset):
     x, label = dataset.arrays["x"].astype(np.float64), dataset.arrays["label"]
-    logits = (x - np.asarray(state.model_state["shift"], np.float64)) @ np.asarray(state.params["w"], np.float64)
+    logits = (x - np.asarray(state.model_state["shift"], np.float64)) @ np.asarray(
+        state.params["w"], np.float64
+    )
     log_sum = np.log(np.exp(logits).sum(-1))
     return {
         "loss": np.mean(log_sum - logits[np.arange(len(x)), label]),
@@ -77,15 +85,23 @@ def test_every_example_counts_exactly_once(layout):
     step = lbopt.make_eval_step(counting, lbopt.make_mesh(layout[0]), layout[1])
     for size, batch_size in ((359, 100), (360, 100), (1, 100), (7, 3)):
         dataset = ArrayDataset({"index": np.arange(size, dtype=np.int32)})
-        parts = [jax.block_until_ready(step({}, {}, batch)) for batch in eval_batches(dataset, batch_size, layout[0])]
-        np.testing.assert_array_equal(sum(np.asarray(part["seen"][0]) for part in parts), np.arange(360) < size)
+        parts = [
+            jax.block_until_ready(step({}, {}, batch))
+            for batch in eval_batches(dataset, batch_size, layout[0])
+        ]
+        np.testing.assert_array_equal(
+            sum(np.asarray(part["seen"][0]) for part in parts), np.arange(360) < size
+        )
         assert sum(float(part["seen"][1]) for part in parts) == size
 
 
 def poisoned(params, model_state, batch):
     """Return a loss that is not a number wherever the mask says padding."""
     values = jnp.where(batch["mask"], batch["x"], jnp.nan)
-    return {"x": metrics.summed(values, batch["mask"]), "count": (jnp.sum(batch["mask"]), jnp.ones(()))}
+    return {
+        "x": metrics.summed(values, batch["mask"]),
+        "count": (jnp.sum(batch["mask"]), jnp.ones(())),
+    }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -105,7 +121,9 @@ def test_a_true_example_that_is_not_a_number_shows(steps, state):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_state_is_still_there_after_evaluation(layout, steps, state):
     lbopt.evaluate(steps[layout], state, examples(7), 7)
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array))
+    assert not any(
+        leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)
+    )
 
 
 def test_evaluation_follows_training():
@@ -113,12 +131,17 @@ def test_evaluation_follows_training():
     tx, mesh = optax.sgd(0.1), lbopt.make_mesh(4)
 
     def loss_fn(params, model_state, batch, rng):
-        return jnp.mean(losses.softmax_cross_entropy(batch["x"] @ params["w"], batch["label"])), (model_state, {})
+        return jnp.mean(losses.softmax_cross_entropy(batch["x"] @ params["w"], batch["label"])), (
+            model_state,
+            {},
+        )
 
     dataset = examples(360)
     for backend in ("jit", "pmap"):
         state = lbopt.TrainState.create({"w": jnp.zeros((5, 4))}, {"shift": jnp.zeros(5)}, tx)
-        state, _ = jax.block_until_ready(lbopt.make_train_step(loss_fn, tx, mesh, backend)(state, dict(dataset.arrays)))
+        state, _ = jax.block_until_ready(
+            lbopt.make_train_step(loss_fn, tx, mesh, backend)(state, dict(dataset.arrays))
+        )
         got = lbopt.evaluate(lbopt.make_eval_step(metric_fn, mesh, backend), state, dataset, 100)
         expected = reference(state, dataset)
         assert got["loss"] == pytest.approx(expected["loss"], rel=2e-6)

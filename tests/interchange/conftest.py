@@ -26,7 +26,9 @@ def moved(tmp_path):
 @pytest.fixture(scope="session")
 def evaluated():
     """Return a function (module, variables, inputs) -> outputs in evaluation."""
-    return lambda module, variables, x: jax.jit(lambda v, x: module.apply(v, x, train=False))(variables, x)
+    return lambda module, variables, x: jax.jit(lambda v, x: module.apply(v, x, train=False))(
+        variables, x
+    )
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,22 @@ NUMBERS = (
     -float("inf"),
     float("nan"),
 )
-VALUES = (None, True, False, *TEXTS, *NUMBERS, [], {}, [[]], [{}], {"x": []}, [None], [LONG], [1] * 10**5, [4] * 10**5)
+VALUES = (
+    None,
+    True,
+    False,
+    *TEXTS,
+    *NUMBERS,
+    [],
+    {},
+    [[]],
+    [{}],
+    {"x": []},
+    [None],
+    [LONG],
+    [1] * 10**5,
+    [4] * 10**5,
+)
 RATES = ("dropout", "drop_connect", "momentum")
 
 
@@ -57,7 +72,9 @@ def saved(tmp_path_factory):
     """Return {name: folder}; look, do not touch."""
     root = tmp_path_factory.mktemp("saved")
     for name, (module, x) in NETWORKS.items():
-        shapes = jax.eval_shape(lambda module=module, x=x: module.init(jax.random.key(0), x, train=False))
+        shapes = jax.eval_shape(
+            lambda module=module, x=x: module.init(jax.random.key(0), x, train=False)
+        )
         variables = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
         huggingface.save_huggingface(root / name, module, variables, image_size=64)
     return {name: root / name for name in NETWORKS}
@@ -122,7 +139,11 @@ class Recorded(dict):
 def fields_read(config):
     """Return the names of all fields that the family of a config reads."""
     recorded = Recorded(config)
-    family = next(family for family in huggingface.FAMILIES if family.architecture == config["architectures"][0])
+    family = next(
+        family
+        for family in huggingface.FAMILIES
+        if family.architecture == config["architectures"][0]
+    )
     list(family.layers(family.module(recorded), recorded))
     return sorted(recorded.asked | ({"num_labels"} if "id2label" in recorded.asked else set()))
 
@@ -153,7 +174,9 @@ def is_harmless(field, value, given):
     if field == "depth_coefficient":
         return is_number and 0 < value <= given  # of one block, one is left
     if field == "depthwise_padding":
-        return isinstance(value, list) and all(isinstance(number, int) and 0 <= number < 2 for number in value)
+        return isinstance(value, list) and all(
+            isinstance(number, int) and 0 <= number < 2 for number in value
+        )
     return value == given or (given is None and value in (False, True))
 
 
@@ -178,11 +201,17 @@ def test_every_field_of_config_json(name, folder):
 
 
 TOGETHER = {
-    "layers of every kind": ("bert", {"num_hidden_layers": 10**9, "hidden_size": 2**30, "num_attention_heads": 2**30}),
+    "layers of every kind": (
+        "bert",
+        {"num_hidden_layers": 10**9, "hidden_size": 2**30, "num_attention_heads": 2**30},
+    ),
     "five thousand layers": ("answers", {"num_hidden_layers": 5000}),
     "stages": ("resnet", {"depths": [1] * 10**5, "hidden_sizes": [8] * 10**5}),
     "blocks": ("basic", {"depths": [2**31 - 1, 1]}),
-    "scaled blocks": ("efficientnet", {"num_block_repeats": [2**31 - 1] * 2, "depth_coefficient": 1000}),
+    "scaled blocks": (
+        "efficientnet",
+        {"num_block_repeats": [2**31 - 1] * 2, "depth_coefficient": 1000},
+    ),
     "scaled widths": (
         "efficientnet",
         {"out_channels": [2**31 - 1] * 2, "width_coefficient": 1000, "depth_divisor": 2**31 - 1},
@@ -191,7 +220,13 @@ TOGETHER = {
         "efficientnet",
         {
             name: [1] * 10**5
-            for name in ("kernel_sizes", "strides", "expand_ratios", "out_channels", "num_block_repeats")
+            for name in (
+                "kernel_sizes",
+                "strides",
+                "expand_ratios",
+                "out_channels",
+                "num_block_repeats",
+            )
         },
     ),
     "strides": ("efficientnet", {"strides": [2] * 2}),
@@ -229,7 +264,9 @@ def replaced(name, make):
 
 
 def config_of(text):
-    return replaced("config.json", lambda file: file.write_bytes(text.encode("utf-8", "surrogatepass")))
+    return replaced(
+        "config.json", lambda file: file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    )
 
 
 def index_of(text):
@@ -241,14 +278,18 @@ def index_of(text):
 
 
 def index(*shards):
-    return index_of(json.dumps({"weight_map": {f"{number}": name for number, name in enumerate(shards)}}))
+    return index_of(
+        json.dumps({"weight_map": {f"{number}": name for number, name in enumerate(shards)}})
+    )
 
 
 def raw(header, data=b"", length=None):
     """Write a safetensors file with some header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     size = len(text) if length is None else length
-    return replaced("model.safetensors", lambda file: file.write_bytes(struct.pack("<Q", size) + text + data))
+    return replaced(
+        "model.safetensors", lambda file: file.write_bytes(struct.pack("<Q", size) + text + data)
+    )
 
 
 def one(**change):
@@ -300,7 +341,10 @@ def larger(place):
 
 
 WORDS, NORM = "bert.embeddings.word_embeddings.weight", "bert.embeddings.LayerNorm"
-MANY = {f"bert.{number}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for number in range(70000)}
+MANY = {
+    f"bert.{number}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    for number in range(70000)
+}
 TWICE = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'
 SHARDS = all_of(
     index("whole.safetensors", "again.safetensors"),
@@ -425,11 +469,15 @@ INSIDE = {
 @pytest.mark.parametrize("case", INSIDE)
 def test_names_of_ours(case, tmp_path):
     keys, expected = INSIDE[case]
-    save_file({key: np.zeros(1, np.float32) for key in keys}, tmp_path / "file", {"format": "lbopt"})
+    save_file(
+        {key: np.zeros(1, np.float32) for key in keys}, tmp_path / "file", {"format": "lbopt"}
+    )
     assert expected in refusal(native.load_safetensors, tmp_path / "file")
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("F8_E4M3", [4]), ("F32", [0, 2**63 - 1]), ("F32", [1] * 100)])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("F8_E4M3", [4]), ("F32", [0, 2**63 - 1]), ("F32", [1] * 100)]
+)
 def test_arrays_that_numpy_has_not(dtype, shape, tmp_path):
     size = 0 if 0 in shape else 4
     tensor = {
@@ -437,4 +485,6 @@ def test_arrays_that_numpy_has_not(dtype, shape, tmp_path):
         "__metadata__": {"format": "lbopt"},
     }
     raw(tensor, b"\0" * size)(tmp_path)
-    assert "params/a is no array of NumPy" in refusal(native.load_safetensors, tmp_path / "model.safetensors")
+    assert "params/a is no array of NumPy" in refusal(
+        native.load_safetensors, tmp_path / "model.safetensors"
+    )

@@ -31,7 +31,9 @@ def inputs():
 
 @pytest.fixture
 def positions():
-    return np.stack([np.random.default_rng(i).choice(5, MASKED, replace=False) for i in range(BATCH)])
+    return np.stack(
+        [np.random.default_rng(i).choice(5, MASKED, replace=False) for i in range(BATCH)]
+    )
 
 
 def theirs(model, inputs, **labels):
@@ -57,7 +59,9 @@ def test_pretraining(shape, inputs, positions, moved, evaluated):
     masked = evaluated(module, variables, {**inputs, "masked_positions": positions})
     close(masked["prediction_logits"], take(expected.prediction_logits, positions))
     # The decoder is the word embedding, counted once on both sides.
-    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(model)
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(
+        model
+    )
 
 
 @pytest.mark.parametrize("shape", [TINY, BASE], ids=["tiny", "base"])
@@ -67,21 +71,29 @@ def test_question_answering(shape, inputs, moved, evaluated):
     out, expected = evaluated(module, variables, inputs), theirs(model, inputs)
     close(out["start_logits"], expected.start_logits)
     close(out["end_logits"], expected.end_logits)
-    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(model)
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(
+        model
+    )
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"])
 def test_activations(activation, inputs, moved, evaluated):
     model = torch_side.bert(BertForPreTraining, **TINY, hidden_act=activation)
     module, variables = moved(model)
-    close(evaluated(module, variables, inputs)["prediction_logits"], theirs(model, inputs).prediction_logits)
+    close(
+        evaluated(module, variables, inputs)["prediction_logits"],
+        theirs(model, inputs).prediction_logits,
+    )
 
 
 def test_without_mask_and_token_types(inputs, moved, evaluated):
     model = torch_side.bert(BertForPreTraining, **TINY)
     module, variables = moved(model)
     only = {"input_ids": inputs["input_ids"]}
-    close(evaluated(module, variables, only)["prediction_logits"], theirs(model, only).prediction_logits)
+    close(
+        evaluated(module, variables, only)["prediction_logits"],
+        theirs(model, only).prediction_logits,
+    )
 
 
 def test_a_scanned_network(inputs, moved, evaluated):
@@ -97,14 +109,22 @@ def test_gradients_of_pretraining(inputs, positions, moved):
     model = torch_side.bert(BertForPreTraining, **TINY).train()
     module, variables = moved(model)
     rng = np.random.default_rng(1)
-    tokens, follows = rng.integers(0, TINY["vocab_size"], (BATCH, MASKED)), rng.integers(0, 2, BATCH)
+    tokens, follows = (
+        rng.integers(0, TINY["vocab_size"], (BATCH, MASKED)),
+        rng.integers(0, 2, BATCH),
+    )
     labels = np.full((BATCH, LENGTH), -100)
     np.put_along_axis(labels, positions, tokens, 1)
 
     def loss(params):
-        out = module.apply({"params": params}, {**inputs, "masked_positions": positions}, train=True)
+        out = module.apply(
+            {"params": params}, {**inputs, "masked_positions": positions}, train=True
+        )
         pairs = (out["prediction_logits"], tokens), (out["next_sentence_logits"], follows)
-        return sum(-jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x), y[..., None], -1)) for x, y in pairs)
+        return sum(
+            -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x), y[..., None], -1))
+            for x, y in pairs
+        )
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(variables["params"])
     expected = theirs(model, inputs, labels=labels, next_sentence_label=follows).loss

@@ -35,7 +35,9 @@ def test_padding_follows_from_the_image_size(size):
 @pytest.mark.parametrize("size", PARAMETERS)
 def test_published_sizes(size):
     x = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
-    shapes = jax.eval_shape(functools.partial(efficientnet.make(size).init, train=False), jax.random.key(0), x)
+    shapes = jax.eval_shape(
+        functools.partial(efficientnet.make(size).init, train=False), jax.random.key(0), x
+    )
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == PARAMETERS[size]
 
 
@@ -62,7 +64,9 @@ def test_another_size_than_the_list_is_for(moved, evaluated):
     model = _slim(64)
     module, variables = moved(model)
     x = torch_side.images(68)
-    np.testing.assert_allclose(evaluated(module, variables, x), torch_side.classify(model, x), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        evaluated(module, variables, x), torch_side.classify(model, x), rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(("shape", "size", "side"), [(B0, "b0", 64), (B2, "b2", 260)])
@@ -70,7 +74,9 @@ def test_published_networks(shape, size, side, moved, evaluated):
     model = torch_side.efficientnet(side, **shape, depthwise_padding=list(PADDING[size]))
     _, variables = moved(model)
     # Ours pads by the size at hand, theirs by the list that goes with that size.
-    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(model)
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(
+        model
+    )
     x = torch_side.images(side, batch=2 if side < 100 else 1)
     ours = evaluated(efficientnet.make(size, num_classes=7), variables, x)
     theirs = torch_side.classify(model, x)
@@ -86,6 +92,8 @@ def test_training(moved, trained):
     ours, batch_stats = trained(module, variables, x)
     np.testing.assert_allclose(ours, torch_side.classify(model, x), rtol=0, atol=1e-4)
     after = moved(model)[1]["batch_stats"]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), batch_stats, after)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), batch_stats, after
+    )
     moves = jax.tree.map(lambda a, b: np.abs(a - b).max(), after, variables["batch_stats"])
     assert min(jax.tree.leaves(moves)) > 1e-5

@@ -18,7 +18,13 @@ SIZES = {
     "18": {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"},
     "50": {},
 }
-PARAMETERS = {"18": 11_689_512, "34": 21_797_672, "50": 25_557_032, "101": 44_549_160, "152": 60_192_808}
+PARAMETERS = {
+    "18": 11_689_512,
+    "34": 21_797_672,
+    "50": 25_557_032,
+    "101": 44_549_160,
+    "152": 60_192_808,
+}
 """Of torchvision's networks with 1000 classes."""
 
 
@@ -34,7 +40,9 @@ def test_evaluation(name, moved, evaluated):
     theirs, ours = torch_side.classify(model, x), evaluated(module, variables, x)
     assert torch_side.spread(theirs) > 0.02
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(model)
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(
+        model
+    )
 
 
 @pytest.mark.parametrize("name", ["basic", "50"])
@@ -55,7 +63,9 @@ def test_training(name, moved, trained):
     ours, batch_stats = trained(module, variables, x)
     np.testing.assert_allclose(ours, torch_side.classify(model, x), rtol=0, atol=1e-4)
     after = moved(model)[1]["batch_stats"]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), batch_stats, after)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), batch_stats, after
+    )
     moves = jax.tree.map(lambda a, b: np.abs(a - b).max(), after, variables["batch_stats"])
     assert min(jax.tree.leaves(moves)) > 1e-3
 
@@ -82,5 +92,7 @@ def test_one_channel(moved, evaluated):
 @pytest.mark.parametrize("size", PARAMETERS)
 def test_published_sizes(size):
     x = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
-    shapes = jax.eval_shape(functools.partial(resnet.make(size).init, train=False), jax.random.key(0), x)
+    shapes = jax.eval_shape(
+        functools.partial(resnet.make(size).init, train=False), jax.random.key(0), x
+    )
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == PARAMETERS[size]

@@ -23,13 +23,22 @@ from lbopt.models.resnet import ResNet
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
     """Return {name: folder}; look, do not touch."""
-    tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    tiny = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     models = {
         "bert": torch_side.bert(transformers.BertForPreTraining, vocab_size=20, **tiny),
         "answers": torch_side.bert(transformers.BertForQuestionAnswering, vocab_size=20, **tiny),
         "resnet": torch_side.resnet(depths=[1, 1], hidden_sizes=[8, 16], embedding_size=8),
-        "efficientnet": torch_side.efficientnet(width_coefficient=0.25, depth_coefficient=0.1, hidden_dim=320),
-        "roberta": transformers.RobertaForMaskedLM(transformers.RobertaConfig(vocab_size=20, **tiny)),
+        "efficientnet": torch_side.efficientnet(
+            width_coefficient=0.25, depth_coefficient=0.1, hidden_dim=320
+        ),
+        "roberta": transformers.RobertaForMaskedLM(
+            transformers.RobertaConfig(vocab_size=20, **tiny)
+        ),
     }
     root = tmp_path_factory.mktemp("saved")
     for name, model in models.items():
@@ -62,10 +71,26 @@ def refused(call, *said):
 
 # Name of the folder, the fields to change, what the message must contain.
 FIELDS = {
-    "no architectures": ("bert", {"architectures": None}, ["architectures = None", "BertForPreTraining"]),
-    "architectures is text": ("bert", {"architectures": "Bert"}, ["architectures = 'Bert'", "another architecture"]),
-    "a head we lack": ("bert", {"architectures": ["BertForTokenClassification"]}, ["BertForTokenClassification"]),
-    "another model type": ("bert", {"model_type": "roberta"}, ["model_type = 'roberta'", "another architecture"]),
+    "no architectures": (
+        "bert",
+        {"architectures": None},
+        ["architectures = None", "BertForPreTraining"],
+    ),
+    "architectures is text": (
+        "bert",
+        {"architectures": "Bert"},
+        ["architectures = 'Bert'", "another architecture"],
+    ),
+    "a head we lack": (
+        "bert",
+        {"architectures": ["BertForTokenClassification"]},
+        ["BertForTokenClassification"],
+    ),
+    "another model type": (
+        "bert",
+        {"model_type": "roberta"},
+        ["model_type = 'roberta'", "another architecture"],
+    ),
     "no model type": ("resnet", {"model_type": None}, ["model_type = None"]),
     "a decoder": ("bert", {"is_decoder": True}, ["is_decoder = True", "False"]),
     "cross attention": ("bert", {"add_cross_attention": True}, ["add_cross_attention = True"]),
@@ -75,29 +100,69 @@ FIELDS = {
         ["position_embedding_type = 'relative_key'", "'absolute'"],
     ),
     "an untied decoder": ("bert", {"tie_word_embeddings": False}, ["tie_word_embeddings = False"]),
-    "an unknown activation": ("bert", {"hidden_act": "gelu_fast"}, ["hidden_act = 'gelu_fast'", "gelu_new"]),
+    "an unknown activation": (
+        "bert",
+        {"hidden_act": "gelu_fast"},
+        ["hidden_act = 'gelu_fast'", "gelu_new"],
+    ),
     "width as text": ("bert", {"hidden_size": "8"}, ["hidden_size = '8'", "whole number"]),
-    "a negative depth": ("bert", {"num_hidden_layers": -1}, ["num_hidden_layers = -1", "whole number"]),
-    "heads that do not divide": ("bert", {"num_attention_heads": 3}, ["num_attention_heads = 3", "8"]),
-    "a rate of one": ("bert", {"hidden_dropout_prob": 1.0}, ["hidden_dropout_prob = 1.0", "[0, 1)"]),
+    "a negative depth": (
+        "bert",
+        {"num_hidden_layers": -1},
+        ["num_hidden_layers = -1", "whole number"],
+    ),
+    "heads that do not divide": (
+        "bert",
+        {"num_attention_heads": 3},
+        ["num_attention_heads = 3", "8"],
+    ),
+    "a rate of one": (
+        "bert",
+        {"hidden_dropout_prob": 1.0},
+        ["hidden_dropout_prob = 1.0", "[0, 1)"],
+    ),
     "no epsilon": ("bert", {"layer_norm_eps": 0}, ["layer_norm_eps = 0", "> 0"]),
-    "a larger vocabulary": ("bert", {"vocab_size": 24}, ["config.json: vocab_size = 24", "20 rows", "set vocab_size"]),
-    "a smaller vocabulary": ("answers", {"vocab_size": 10}, ["config.json: vocab_size = 10", "20 rows"]),
+    "a larger vocabulary": (
+        "bert",
+        {"vocab_size": 24},
+        ["config.json: vocab_size = 24", "20 rows", "set vocab_size"],
+    ),
+    "a smaller vocabulary": (
+        "answers",
+        {"vocab_size": 10},
+        ["config.json: vocab_size = 10", "20 rows"],
+    ),
     "more layers than weights": (
         "bert",
         {"num_hidden_layers": 2},
         ["bert.encoder.layer.1.", "missing", "save it again"],
     ),
-    "fewer positions": ("bert", {"max_position_embeddings": 64}, ["position_embeddings.weight = (512, 8)", "(64, 8)"]),
+    "fewer positions": (
+        "bert",
+        {"max_position_embeddings": 64},
+        ["position_embeddings.weight = (512, 8)", "(64, 8)"],
+    ),
     "other heads": (
         "answers",
         {"architectures": ["BertForPreTraining"]},
         ["cls.predictions.bias", "missing", "BertForPreTraining"],
     ),
-    "stride in the 1 x 1": ("resnet", {"downsample_in_bottleneck": True}, ["downsample_in_bottleneck = True", "False"]),
-    "stride in the first stage": ("resnet", {"downsample_in_first_stage": True}, ["downsample_in_first_stage = True"]),
+    "stride in the 1 x 1": (
+        "resnet",
+        {"downsample_in_bottleneck": True},
+        ["downsample_in_bottleneck = True", "False"],
+    ),
+    "stride in the first stage": (
+        "resnet",
+        {"downsample_in_first_stage": True},
+        ["downsample_in_first_stage = True"],
+    ),
     "a ResNet with gelu": ("resnet", {"hidden_act": "gelu"}, ["hidden_act = 'gelu'", "'relu'"]),
-    "an unknown block": ("resnet", {"layer_type": "basics"}, ["layer_type = 'basics'", "did you mean 'basic'"]),
+    "an unknown block": (
+        "resnet",
+        {"layer_type": "basics"},
+        ["layer_type = 'basics'", "did you mean 'basic'"],
+    ),
     "the other block": ("resnet", {"layer_type": "basic"}, ["unexpected", "layers.0.layer.2"]),
     "stages that disagree": ("resnet", {"depths": [1, 1, 1]}, ["depths = [1, 1, 1]", "give 2"]),
     "no stages": ("resnet", {"depths": []}, ["depths = []", "list of whole numbers"]),
@@ -108,12 +173,24 @@ FIELDS = {
         ["shape of classifier.1.", "(7", "(1", "model.safetensors"],
     ),
     "max pooling": ("efficientnet", {"pooling_type": "max"}, ["pooling_type = 'max'", "'mean'"]),
-    "an EfficientNet with relu": ("efficientnet", {"hidden_act": "relu"}, ["hidden_act = 'relu'", "swish"]),
+    "an EfficientNet with relu": (
+        "efficientnet",
+        {"hidden_act": "relu"},
+        ["hidden_act = 'relu'", "swish"],
+    ),
     "an even kernel": ("efficientnet", {"kernel_sizes": [4] * 7}, ["kernel_sizes = [4, 4", "odd"]),
     "a stride of 3": ("efficientnet", {"strides": [3] * 7}, ["strides = [3, 3", "strides 1 and 2"]),
     "too few strides": ("efficientnet", {"strides": [1, 2]}, ["strides = [1, 2]", "give 7"]),
-    "another width": ("efficientnet", {"width_coefficient": 0.5}, ["shape of ", "config.json says"]),
-    "a padding list of text": ("efficientnet", {"depthwise_padding": "5"}, ["depthwise_padding = '5'"]),
+    "another width": (
+        "efficientnet",
+        {"width_coefficient": 0.5},
+        ["shape of ", "config.json says"],
+    ),
+    "a padding list of text": (
+        "efficientnet",
+        {"depthwise_padding": "5"},
+        ["depthwise_padding = '5'"],
+    ),
 }
 
 
@@ -152,22 +229,45 @@ def an_index(weight_map):
 
 POOLER = "bert.pooler.dense.weight"
 DAMAGE = {
-    "no config.json": (lambda place: (place / "config.json").unlink(), ["no config.json", "save_pretrained"]),
-    "broken JSON": (lambda place: (place / "config.json").write_text("{,"), ["config.json: not JSON", "save"]),
-    "bytes": (lambda place: (place / "config.json").write_bytes(b"\xff\xfe{"), ["config.json: not JSON"]),
-    "a list": (lambda place: (place / "config.json").write_text("[]"), ["config.json: it holds a list"]),
-    "no weights": (lambda place: (place / "model.safetensors").unlink(), ["no model.safetensors", "save_pretrained"]),
-    "only a pickle": (only_a_pickle, ["pytorch_model.bin: only safetensors are read", "safe_serialization=True"]),
+    "no config.json": (
+        lambda place: (place / "config.json").unlink(),
+        ["no config.json", "save_pretrained"],
+    ),
+    "broken JSON": (
+        lambda place: (place / "config.json").write_text("{,"),
+        ["config.json: not JSON", "save"],
+    ),
+    "bytes": (
+        lambda place: (place / "config.json").write_bytes(b"\xff\xfe{"),
+        ["config.json: not JSON"],
+    ),
+    "a list": (
+        lambda place: (place / "config.json").write_text("[]"),
+        ["config.json: it holds a list"],
+    ),
+    "no weights": (
+        lambda place: (place / "model.safetensors").unlink(),
+        ["no model.safetensors", "save_pretrained"],
+    ),
+    "only a pickle": (
+        only_a_pickle,
+        ["pytorch_model.bin: only safetensors are read", "safe_serialization=True"],
+    ),
     "a pointer instead of weights": (
         lambda place: (place / "model.safetensors").write_text("version https://git-lfs"),
         ["model.safetensors: not a whole safetensors file", "fetch or save it again"],
     ),
     "half of the weights": (
-        lambda place: (place / "model.safetensors").write_bytes((place / "model.safetensors").read_bytes()[:5000]),
+        lambda place: (place / "model.safetensors").write_bytes(
+            (place / "model.safetensors").read_bytes()[:5000]
+        ),
         ["model.safetensors: not a whole safetensors file"],
     ),
     "a missing tensor": (edit(lambda tensors: tensors.pop(POOLER)), [POOLER, "missing (1 of "]),
-    "an unexpected tensor": (edit(lambda t: t.update({"bert.extra": t[POOLER]})), ["bert.extra", "unexpected (1 "]),
+    "an unexpected tensor": (
+        edit(lambda t: t.update({"bert.extra": t[POOLER]})),
+        ["bert.extra", "unexpected (1 "],
+    ),
     "a wrong shape": (
         edit(lambda t: t.update({POOLER: np.zeros((8, 9), np.float32)})),
         [f"shape of {POOLER} = (8, 9)", "(8, 8)"],
@@ -178,11 +278,23 @@ DAMAGE = {
     ),
     "a decoder of its own": (
         edit(lambda t: t.update({"cls.predictions.decoder.weight": np.zeros((20, 8), np.float32)})),
-        ["cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings.weight", "tie them"],
+        [
+            "cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings.weight",
+            "tie them",
+        ],
     ),
-    "a missing shard": (an_index({POOLER: "model-1.safetensors"}), ["model-1.safetensors", "missing", "copy it too"]),
-    "a shard elsewhere": (an_index({POOLER: "../model.safetensors"}), ["'../model.safetensors'", "outside"]),
-    "an empty index": (an_index({}), ["model.safetensors.index.json: weight_map = '{}'", "save the model again"]),
+    "a missing shard": (
+        an_index({POOLER: "model-1.safetensors"}),
+        ["model-1.safetensors", "missing", "copy it too"],
+    ),
+    "a shard elsewhere": (
+        an_index({POOLER: "../model.safetensors"}),
+        ["'../model.safetensors'", "outside"],
+    ),
+    "an empty index": (
+        an_index({}),
+        ["model.safetensors.index.json: weight_map = '{}'", "save the model again"],
+    ),
 }
 
 
@@ -196,17 +308,30 @@ def test_a_damaged_folder(case, folder):
 
 def test_no_folder(tmp_path, saved):
     refused(lambda: lbopt.load_huggingface(tmp_path / "no"), "directory = ", "no such folder")
-    refused(lambda: lbopt.load_huggingface(saved["bert"] / "config.json"), "directory = ", "no such folder")
+    refused(
+        lambda: lbopt.load_huggingface(saved["bert"] / "config.json"),
+        "directory = ",
+        "no such folder",
+    )
 
 
 def test_another_architecture(saved):
-    refused(lambda: lbopt.load_huggingface(saved["roberta"]), "RobertaForMaskedLM", "a folder of another architecture")
+    refused(
+        lambda: lbopt.load_huggingface(saved["roberta"]),
+        "RobertaForMaskedLM",
+        "a folder of another architecture",
+    )
 
 
 NET = EfficientNet(0.25, 0.1, num_classes=3)
 SAVES = {
     "no counterpart": (CNN(3), np.zeros((1, 8, 8)), {}, ["module = CNN", "format safetensors"]),
-    "a small stem": (ResNet((1,), (8,), stem="conv3"), np.zeros((1, 8, 8, 3)), {}, ["stem = 'conv3'", "7 x 7"]),
+    "a small stem": (
+        ResNet((1,), (8,), stem="conv3"),
+        np.zeros((1, 8, 8, 3)),
+        {},
+        ["stem = 'conv3'", "7 x 7"],
+    ),
     "another epsilon": (
         ResNet((1,), (8,), batch_norm_epsilon=1e-3),
         np.zeros((1, 32, 32, 3)),
@@ -214,7 +339,12 @@ SAVES = {
         ["batch_norm_epsilon = 0.001", "1e-05"],
     ),
     "no image size": (NET, np.zeros((1, 32, 32, 3)), {}, ["image_size = None", "say the side"]),
-    "an odd image size": (NET, np.zeros((1, 32, 32, 3)), {"image_size": 33}, ["image_size = 33", "even"]),
+    "an odd image size": (
+        NET,
+        np.zeros((1, 32, 32, 3)),
+        {"image_size": 33},
+        ["image_size = 33", "even"],
+    ),
     "another stem width": (
         NET.clone(stem_width=16),
         np.zeros((1, 32, 32, 3)),
@@ -228,20 +358,39 @@ SAVES = {
 def test_what_transformers_does_not_have(case, tmp_path):
     module, x, options, said = SAVES[case]
     variables = torch_side.randomized_variables(module, x)
-    refused(lambda: huggingface.save_huggingface(tmp_path / "out", module, variables, **options), *said)
+    refused(
+        lambda: huggingface.save_huggingface(tmp_path / "out", module, variables, **options), *said
+    )
     assert not list(tmp_path.iterdir())
 
 
 def test_variables_of_another_module(tmp_path):
     module, x = Bert(20, 1, 8, 2), {"input_ids": np.zeros((1, 4), int)}
     variables = torch_side.randomized_variables(module, x)
-    save = lambda module, variables: huggingface.save_huggingface(tmp_path / "out", module, variables)  # noqa: E731
-    refused(lambda: save(module.clone(num_layers=2), variables), "variables = 'params/layer1/", "missing")
-    refused(lambda: save(module, {**variables, "other": {"a": np.zeros(1)}}), "variables = 'other/a'", "no such")
-    refused(lambda: save(module.clone(vocab_size=21), variables), "params/prediction_bias", "(20,)", "(21,)")
+    save = lambda module, variables: huggingface.save_huggingface(
+        tmp_path / "out", module, variables
+    )  # noqa: E731
+    refused(
+        lambda: save(module.clone(num_layers=2), variables),
+        "variables = 'params/layer1/",
+        "missing",
+    )
+    refused(
+        lambda: save(module, {**variables, "other": {"a": np.zeros(1)}}),
+        "variables = 'other/a'",
+        "no such",
+    )
+    refused(
+        lambda: save(module.clone(vocab_size=21), variables),
+        "params/prediction_bias",
+        "(20,)",
+        "(21,)",
+    )
     beside = {"no folder/vocab.txt": ""}  # the last file that is written
     with pytest.raises(EnvironmentProblem, match=r"--output.* cannot be written"):
-        huggingface.save_huggingface(tmp_path / "out", module, variables, None, None, "--output", beside)
+        huggingface.save_huggingface(
+            tmp_path / "out", module, variables, None, None, "--output", beside
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -251,7 +400,9 @@ def test_nothing_is_overwritten_and_nothing_is_left_by_a_failure(tmp_path):
     (tmp_path / "file").write_text("mine")
     for name in ("full", "file"):
         refused(
-            lambda name=name: folders.require_new(tmp_path / name, "--output"), "--output = ", "nothing is overwritten"
+            lambda name=name: folders.require_new(tmp_path / name, "--output"),
+            "--output = ",
+            "nothing is overwritten",
         )
 
     def fail():

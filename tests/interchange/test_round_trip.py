@@ -35,7 +35,11 @@ NETWORKS = {
     "pretraining": (Bert(**TINY, inner_width=24), TOKENS, "BertForPreTraining"),
     "tanh": (Bert(**TINY, activation="gelu_tanh", num_segments=3), TOKENS, "BertForPreTraining"),
     "scanned": (Bert(**TINY, scan=True, remat="attention"), TOKENS, "BertForPreTraining"),
-    "answers": (Bert(**TINY, head="question_answering", epsilon=1e-6), TOKENS, "BertForQuestionAnswering"),
+    "answers": (
+        Bert(**TINY, head="question_answering", epsilon=1e-6),
+        TOKENS,
+        "BertForQuestionAnswering",
+    ),
 }
 OUTPUTS = {
     "BertForPreTraining": {
@@ -107,7 +111,9 @@ def test_transformers_would_write_the_same(network, folder, tmp_path):
         with safe_open(place / "model.safetensors", "np") as handle:
             keys[place] = {name: handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
     assert keys[folder] == keys[tmp_path / "theirs"]
-    ours, theirs = (json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "theirs"))
+    ours, theirs = (
+        json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "theirs")
+    )
     assert {name: theirs[name] for name in ours} == ours
 
 
@@ -117,15 +123,25 @@ def test_the_header_says_where_it_is_from(folder):
 
 
 SAVED = {
-    "ResNetForImageClassification": lambda: torch_side.resnet(**{**_theirs(SMALL), "num_labels": 5}),
+    "ResNetForImageClassification": lambda: torch_side.resnet(
+        **{**_theirs(SMALL), "num_labels": 5}
+    ),
     "BertForPreTraining": lambda: torch_side.bert(
-        transformers.BertForPreTraining, vocab_size=61, hidden_size=16, num_hidden_layers=3, num_attention_heads=2
+        transformers.BertForPreTraining,
+        vocab_size=61,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
     ),
 }
 
 
 def _theirs(small):
-    return {"depths": list(small["depths"]), "hidden_sizes": list(small["widths"]), "embedding_size": 8}
+    return {
+        "depths": list(small["depths"]),
+        "hidden_sizes": list(small["widths"]),
+        "embedding_size": 8,
+    }
 
 
 @pytest.mark.parametrize("kind", SAVED)
@@ -153,11 +169,21 @@ def test_names_from_tensorflow_and_tied_copies(tmp_path):
     model = SAVED["BertForPreTraining"]()
     model.save_pretrained(tmp_path / "new")
     _, expected = lbopt.load_huggingface(tmp_path / "new")
-    state = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): x for name, x in model.state_dict().items()}
-    state = {name.replace("LayerNorm.bias", "LayerNorm.beta"): x.clone() for name, x in state.items()}
+    state = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma"): x
+        for name, x in model.state_dict().items()
+    }
+    state = {
+        name.replace("LayerNorm.bias", "LayerNorm.beta"): x.clone() for name, x in state.items()
+    }
     state["bert.embeddings.position_ids"] = torch.arange(512)[None]
-    config = json.loads((tmp_path / "new" / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
-    for place, drop in (("both", ()), ("one", ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"))):
+    config = json.loads((tmp_path / "new" / "config.json").read_text()) | {
+        "architectures": ["BertForMaskedLM"]
+    }
+    for place, drop in (
+        ("both", ()),
+        ("one", ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")),
+    ):
         (tmp_path / place).mkdir()
         (tmp_path / place / "config.json").write_text(json.dumps(config))
         kept = {name: x for name, x in state.items() if name not in drop}
@@ -181,7 +207,9 @@ def test_layers_are_described_as_the_module_makes_them(module, x):
     family = next(family for family in huggingface.FAMILIES if family.describes(module))
     made = names.flatten(jax.eval_shape(lambda: module.init(jax.random.key(0), x, train=False)))
     tensors = list(names.tensors(family.table, family.layers(module, _config_of(module, x))))
-    assert {tensor.ours: tensor.shape for tensor in tensors} == {name: leaf.shape for name, leaf in made.items()}
+    assert {tensor.ours: tensor.shape for tensor in tensors} == {
+        name: leaf.shape for name, leaf in made.items()
+    }
     assert {tensor.ours: (tensor.theirs, tensor.layout) for tensor in tensors} == {
         name: names.counterpart(family.table, name) for name in made
     }

@@ -22,7 +22,10 @@ def one_line(job, index):
 
 def swap(**changes):
     """Return a change of environments: variable -> function of the index."""
-    return lambda index, variables: {**variables, **{name: change(index) for name, change in changes.items()}}
+    return lambda index, variables: {
+        **variables,
+        **{name: change(index) for name, change in changes.items()},
+    }
 
 
 def started(start, tmp_path, codes, **settings):
@@ -48,17 +51,23 @@ def test_two_that_say_they_are_the_first(start, tmp_path):
     job = start(train_command(tmp_path / "run"), change=swap(JAX_PROCESS_ID=lambda index: "0"))
     assert sorted(job.codes(SECONDS)) == [2, 3]
     assert time.monotonic() - begin < 30
-    first, second = sorted((one_line(job, index) for index in range(2)), key=lambda line: "cannot listen" in line)
-    assert re.match(
-        r"lbopt train: --process_id = 0: process 0 of 2 \(.*\) and process 0 of 2 \(.*\) have the same", first
+    first, second = sorted(
+        (one_line(job, index) for index in range(2)), key=lambda line: "cannot listen" in line
     )
     assert re.match(
-        r"lbopt train: --coordinator_address: process 0 cannot listen at port \d+ \(Address already in use", second
+        r"lbopt train: --process_id = 0: process 0 of 2 \(.*\) and process 0 of 2 \(.*\) have the same",
+        first,
+    )
+    assert re.match(
+        r"lbopt train: --coordinator_address: process 0 cannot listen at port \d+ \(Address already in use",
+        second,
     )
 
 
 def test_different_numbers_of_processes(start, tmp_path):
-    job = started(start, tmp_path, [2, 2], change=swap(JAX_NUM_PROCESSES=lambda index: str(2 + index)))
+    job = started(
+        start, tmp_path, [2, 2], change=swap(JAX_NUM_PROCESSES=lambda index: str(2 + index))
+    )
     for index in range(2):
         assert re.match(
             r"lbopt train: --num_processes = 3: so says process 1 of 3 \(.*\), process 0 says 2; give",
@@ -81,12 +90,22 @@ def test_one_that_does_not_come(start, tmp_path):
     [
         ("127.0.0.1", 2, "JAX_COORDINATOR_ADDRESS = '127.0.0.1': give HOST:PORT of process 0"),
         ("127.0.0.1:0", 2, "JAX_COORDINATOR_ADDRESS = '127.0.0.1:0': give HOST:PORT of process 0"),
-        ("127.0.0.1:http", 2, "JAX_COORDINATOR_ADDRESS = '127.0.0.1:http': give HOST:PORT of process 0"),
-        ("nowhere.invalid:1234", 2, "--coordinator_address = 'nowhere.invalid:1234': there is no host of that name"),
+        (
+            "127.0.0.1:http",
+            2,
+            "JAX_COORDINATOR_ADDRESS = '127.0.0.1:http': give HOST:PORT of process 0",
+        ),
+        (
+            "nowhere.invalid:1234",
+            2,
+            "--coordinator_address = 'nowhere.invalid:1234': there is no host of that name",
+        ),
     ],
 )
 def test_an_address_that_is_none(start, tmp_path, address, code, said):
-    job = started(start, tmp_path, [code, code], change=swap(JAX_COORDINATOR_ADDRESS=lambda index: address))
+    job = started(
+        start, tmp_path, [code, code], change=swap(JAX_COORDINATOR_ADDRESS=lambda index: address)
+    )
     for index in range(2):
         assert one_line(job, index).startswith(f"lbopt train: {said}")
 
@@ -94,7 +113,8 @@ def test_an_address_that_is_none(start, tmp_path, address, code, said):
 def test_a_bind_address_that_is_none(start, tmp_path):
     """The one that is wrong is named."""
     change = swap(
-        JAX_COORDINATOR_BIND_ADDRESS=lambda index: "nowhere.invalid:1234", LBOPT_START_TIMEOUT_S=lambda index: "3"
+        JAX_COORDINATOR_BIND_ADDRESS=lambda index: "nowhere.invalid:1234",
+        LBOPT_START_TIMEOUT_S=lambda index: "3",
     )
     job = started(start, tmp_path, [2, 3], change=change)
     said = "lbopt train: --coordinator_bind_address = 'nowhere.invalid:1234': there is no host of that name"
@@ -105,13 +125,16 @@ def test_an_address_of_another_network(start, tmp_path):
     """Reserved for documentation: no host has it. Process 0 need not wait to know that it is not its own."""
     address = f"192.0.2.1:{free_ports()}"
     change = swap(
-        JAX_COORDINATOR_ADDRESS=lambda index: address, LBOPT_START_TIMEOUT_S=lambda index: "3" if index else "600"
+        JAX_COORDINATOR_ADDRESS=lambda index: address,
+        LBOPT_START_TIMEOUT_S=lambda index: "3" if index else "600",
     )
     job = started(start, tmp_path, [3, 3], change=change)
     assert one_line(job, 0).startswith(
         f"lbopt train: --coordinator_address = '{address}': this is process 0, and its host has no such address; give all"
     )
-    assert one_line(job, 1).startswith(f"lbopt train: --coordinator_address = '{address}': process 0 does not answer")
+    assert one_line(job, 1).startswith(
+        f"lbopt train: --coordinator_address = '{address}': process 0 does not answer"
+    )
 
 
 def test_an_address_where_nobody_listens(start, tmp_path):
@@ -119,10 +142,14 @@ def test_an_address_where_nobody_listens(start, tmp_path):
     elsewhere = f"127.0.0.1:{free_ports()}"
     here = f"127.0.0.1:{free_ports()}"
     change = swap(
-        JAX_COORDINATOR_ADDRESS=lambda index: elsewhere if index else here, LBOPT_START_TIMEOUT_S=lambda index: "3"
+        JAX_COORDINATOR_ADDRESS=lambda index: elsewhere if index else here,
+        LBOPT_START_TIMEOUT_S=lambda index: "3",
     )
     job = started(start, tmp_path, [3, 3], change=change)
-    assert f"process 1 of 2 did not come within 3 s: start them, and see that they reach {here}" in one_line(job, 0)
+    assert (
+        f"process 1 of 2 did not come within 3 s: start them, and see that they reach {here}"
+        in one_line(job, 0)
+    )
     assert one_line(job, 1).startswith(
         f"lbopt train: --coordinator_address = '{elsewhere}': process 0 does not answer there (3 s; "
     )
@@ -133,8 +160,16 @@ def test_an_address_where_nobody_listens(start, tmp_path):
     [
         ("JAX_NUM_PROCESSES", "two", "JAX_NUM_PROCESSES = 'two': give a whole number from 1 to"),
         ("JAX_PROCESS_ID", "2", "JAX_PROCESS_ID = '2': give a whole number from 0 to 1"),
-        ("JAX_PROCESS_ID", "", "JAX_PROCESS_ID = None: JAX_COORDINATOR_ADDRESS is given too; give all of"),
-        ("LBOPT_START_TIMEOUT_S", "soon", "LBOPT_START_TIMEOUT_S = 'soon': give a number of seconds > 0"),
+        (
+            "JAX_PROCESS_ID",
+            "",
+            "JAX_PROCESS_ID = None: JAX_COORDINATOR_ADDRESS is given too; give all of",
+        ),
+        (
+            "LBOPT_START_TIMEOUT_S",
+            "soon",
+            "LBOPT_START_TIMEOUT_S = 'soon': give a number of seconds > 0",
+        ),
         ("LBOPT_HANG_TIMEOUT_S", "-1", "LBOPT_HANG_TIMEOUT_S = '-1': give a number of seconds > 0"),
     ],
 )
@@ -147,13 +182,17 @@ def test_a_place_that_is_none(start, tmp_path, variable, value, said):
 def test_flags_come_before_the_environment(start, tmp_path):
     job = start([*train_command(tmp_path / "run"), "--process_id=7"])
     assert job.codes(SECONDS) == [2, 2]
-    assert one_line(job, 0).startswith("lbopt train: --process_id = '7': give a whole number from 0 to 1")
+    assert one_line(job, 0).startswith(
+        "lbopt train: --process_id = '7': give a whole number from 0 to 1"
+    )
 
 
 def test_configs_that_differ(start, tmp_path):
     def command(index):
         return train_command(
-            tmp_path / "run", f"--config.seed={7 + index}", f"--config.optimizer.weight_decay={0.1 * (1 + index)}"
+            tmp_path / "run",
+            f"--config.seed={7 + index}",
+            f"--config.optimizer.weight_decay={0.1 * (1 + index)}",
         )
 
     begin = time.monotonic()
@@ -161,8 +200,9 @@ def test_configs_that_differ(start, tmp_path):
     assert job.codes(SECONDS) == [2, 2, 2]
     assert time.monotonic() - begin < SECONDS
     for index in range(3):
-        assert "config.seed: process 0 of 3 has 7, process 1 has 8; start all with the same config" in one_line(
-            job, index
+        assert (
+            "config.seed: process 0 of 3 has 7, process 1 has 8; start all with the same config"
+            in one_line(job, index)
         )
 
 
@@ -171,11 +211,16 @@ def test_a_workdir_that_not_all_see(start, tmp_path):
     assert job.codes(SECONDS) == [2, 2]
     for index in range(2):
         assert f"--workdir = '{tmp_path}/run-1': process 1 of 2" in one_line(job, index)
-        assert "does not see what process 0 writes there; use a folder that all hosts share" in one_line(job, index)
+        assert (
+            "does not see what process 0 writes there; use a folder that all hosts share"
+            in one_line(job, index)
+        )
 
 
 def test_a_process_without_a_device_of_the_mesh(start, tmp_path):
-    job = start(train_command(tmp_path / "run", "--config.parallel.num_devices=2"), count=2, devices=2)
+    job = start(
+        train_command(tmp_path / "run", "--config.parallel.num_devices=2"), count=2, devices=2
+    )
     assert job.codes(SECONDS) == [2, 2]
     for index in range(2):
         said = "config.parallel.num_devices = 2: 1 of 2 processes would have some; use more devices, or start fewer processes"
@@ -184,7 +229,8 @@ def test_a_process_without_a_device_of_the_mesh(start, tmp_path):
 
 def test_another_secret(start, tmp_path):
     change = swap(
-        LBOPT_JOB_SECRET=lambda index: f"that of process {index} alone", LBOPT_START_TIMEOUT_S=lambda index: "3"
+        LBOPT_JOB_SECRET=lambda index: f"that of process {index} alone",
+        LBOPT_START_TIMEOUT_S=lambda index: "3",
     )
     job = started(start, tmp_path, [3, 3], change=change)
     assert (
@@ -211,7 +257,11 @@ def test_another_secret(start, tmp_path):
             3,
             "has another version of lbopt than this process; install one version on all hosts",
         ),
-        (None, 3, "process 0 does not answer there (3 s; what listens there closes the connection)"),
+        (
+            None,
+            3,
+            "process 0 does not answer there (3 s; what listens there closes the connection)",
+        ),
     ],
 )
 def test_what_listens_there_is_none_of_ours(start, tmp_path, says, code, said):
@@ -255,7 +305,10 @@ def test_stopped_before_process_0_has_answered(start, tmp_path):
         assert job.codes(SECONDS) == [3]
         assert time.monotonic() - begun < 5
         connection.close()
-    assert f"'{address}': process 0 does not answer there (stopped; asked, it has not answered yet)" in one_line(job, 0)
+    assert (
+        f"'{address}': process 0 does not answer there (stopped; asked, it has not answered yet)"
+        in one_line(job, 0)
+    )
 
 
 def test_a_port_that_is_taken(start, tmp_path):
@@ -265,7 +318,9 @@ def test_a_port_that_is_taken(start, tmp_path):
         job = start(train_command(tmp_path / "run"), port=port, change=change)
         codes = job.codes(SECONDS)
     assert codes[0] == 3
-    assert one_line(job, 0).startswith(f"lbopt train: --coordinator_address: process 0 cannot listen at port {port} (")
+    assert one_line(job, 0).startswith(
+        f"lbopt train: --coordinator_address: process 0 cannot listen at port {port} ("
+    )
     assert codes[1] == 3
 
 

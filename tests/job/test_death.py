@@ -45,7 +45,10 @@ def test_one_that_is_killed_ends_the_other(start, tmp_path, whom, index, said):
     assert re.match(f"lbopt train: {said}", job.last(1 - index))
     assert codes[index] == (3 if whom == "child" else -signal.SIGKILL)
     for child in children:
-        assert not os.path.exists(f"/proc/{child}/cmdline") or not pathlib.Path(f"/proc/{child}/cmdline").read_text()
+        assert (
+            not os.path.exists(f"/proc/{child}/cmdline")
+            or not pathlib.Path(f"/proc/{child}/cmdline").read_text()
+        )
 
 
 def test_one_whose_machine_lost_its_power_ends_the_other(start, tmp_path):
@@ -55,7 +58,10 @@ def test_one_whose_machine_lost_its_power_ends_the_other(start, tmp_path):
     for pid in (job.child(0), job.processes[0].pid):
         os.kill(pid, signal.SIGSTOP)
     assert job.processes[1].wait(STATED_S) == 3
-    assert re.match(r"lbopt train: process 0 of 2 \(.*\) is gone: it has not been heard of for 30 s", job.last(1))
+    assert re.match(
+        r"lbopt train: process 0 of 2 \(.*\) is gone: it has not been heard of for 30 s",
+        job.last(1),
+    )
 
 
 FIVE = ("--config.num_epochs=5",)
@@ -74,7 +80,11 @@ def killed(tmp_path_factory):
     """The workdir of a job of two whose second was killed."""
     folder = tmp_path_factory.mktemp("killed")
     port = free_ports()
-    job = Job([train_command(folder / "run", *FIVE)] * 2, [environment(i, 2, 2, port) for i in range(2)], folder)
+    job = Job(
+        [train_command(folder / "run", *FIVE)] * 2,
+        [environment(i, 2, 2, port) for i in range(2)],
+        folder,
+    )
     try:
         job.wait_for(lambda: len(steps_saved(folder / "run")) > 2)
         os.kill(job.child(1), signal.SIGKILL)
@@ -94,7 +104,9 @@ def test_after_a_death_another_number_of_processes_goes_on(start, killed, whole,
     again = start(train_command(workdir, *FIVE), count=count, devices=4 // count)
     assert again.codes() == [0] * count, again.said(0)
     assert f"resuming at step {left} of 80" in "\n".join(again.said(0))
-    ours, theirs, first = (flat(saved_state(*each, *FIVE).params) for each in ((workdir, 80), (whole, 80), (whole, 3)))
+    ours, theirs, first = (
+        flat(saved_state(*each, *FIVE).params) for each in ((workdir, 80), (whole, 80), (whole, 3))
+    )
     assert np.max(np.abs(ours - theirs)) < 1e-4 * np.linalg.norm(theirs - first)
     assert [line["step"] for line in logged(workdir)] == list(range(1, 81))
 
@@ -105,7 +117,11 @@ def test_asked_to_stop_all_save_the_same_step(start, tmp_path, whom, index):
     job.wait_for(lambda: steps_saved(tmp_path / "run"))
     os.kill(job.child(index) if whom == "child" else job.processes[index].pid, signal.SIGTERM)
     assert job.codes(60) == [75, 75]
-    step = int(re.match(r"lbopt train: stopped at step (\d+) of 32000 with the state saved", job.last(0))[1])
+    step = int(
+        re.match(r"lbopt train: stopped at step (\d+) of 32000 with the state saved", job.last(0))[
+            1
+        ]
+    )
     assert steps_saved(tmp_path / "run")[-1] == step == logged(tmp_path / "run")[-1]["step"]
 
 
@@ -120,7 +136,11 @@ def test_one_that_is_interrupted_ends_all(start, tmp_path):
 
 def test_what_saves_nothing_ends_when_one_is_asked_to_stop(start):
     job = start(["doctor"])
-    job.wait_for(lambda: pathlib.Path(f"/proc/{job.processes[1].pid}/task/{job.processes[1].pid}/children").read_text())
+    job.wait_for(
+        lambda: pathlib.Path(
+            f"/proc/{job.processes[1].pid}/task/{job.processes[1].pid}/children"
+        ).read_text()
+    )
     os.kill(job.processes[1].pid, signal.SIGTERM)
     assert job.codes(30) == [143, 143]
     assert re.match(r"lbopt doctor: process 1 of 2 \(.*\): was stopped", job.last(0))
@@ -142,10 +162,16 @@ def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
 def test_a_failure_of_one_is_said_by_all(start, tmp_path):
     """Found by the second process only: a file that the first one has."""
     broken = tmp_path / "broken.py"
-    broken.write_text("import os\ndef get_config(arg=''):\n    1 / (1 - int(os.environ['WHICH']))\n")
+    broken.write_text(
+        "import os\ndef get_config(arg=''):\n    1 / (1 - int(os.environ['WHICH']))\n"
+    )
     command = [*train_command(tmp_path / "run")]
     job = start(
-        lambda index: [command[0], f"--config={broken if index else command[1].partition('=')[2]}", *command[2:]],
+        lambda index: [
+            command[0],
+            f"--config={broken if index else command[1].partition('=')[2]}",
+            *command[2:],
+        ],
         change=lambda index, variables: {**variables, "WHICH": str(index)},
     )
     assert job.codes(60) == [2, 2]
@@ -153,4 +179,6 @@ def test_a_failure_of_one_is_said_by_all(start, tmp_path):
         f"lbopt train: --config = {str(broken)!r}: ZeroDivisionError: division by zero; mend {broken}"
     ]
     assert len(job.said(0)) == 1
-    assert re.match(r"lbopt train: process 1 of 2 \(.*\): --config = .*ZeroDivisionError", job.said(0)[0])
+    assert re.match(
+        r"lbopt train: process 1 of 2 \(.*\): --config = .*ZeroDivisionError", job.said(0)[0]
+    )

@@ -40,11 +40,15 @@ class Guard:
     """The other end, as a process of this index would be, `far` seconds away and at an address of its own."""
 
     def __init__(self, place, index, count=2, secret=SECRET, far=0.0, at="127.0.0.1"):
-        self.wire = Wire(socket.create_connection((place.host, place.port), timeout=10, source_address=(at, 0)))
+        self.wire = Wire(
+            socket.create_connection((place.host, place.port), timeout=10, source_address=(at, 0))
+        )
         self.heard = []
         (asked,) = self.wire.receive()
         time.sleep(far)
-        nonce, hello = secrets.answer(secret, asked["nonce"], index, count, f"host-{index}, pid {index}")
+        nonce, hello = secrets.answer(
+            secret, asked["nonce"], index, count, f"host-{index}, pid {index}"
+        )
         self.wire.send(**hello)
         (self.proof,) = self.wire.receive()
         if secrets.is_hub(secret, asked["nonce"], nonce, self.proof):
@@ -91,7 +95,10 @@ def test_different_things_at_once_are_an_error(place):
     told = guards[1].wait_for("end")["end"]
     guards[1].wire.send(down=True)
     assert told["code"] == 2
-    assert "processes of one job do different things (process 0 'key 0', process 1 'key 1')" in told["line"]
+    assert (
+        "processes of one job do different things (process 0 'key 0', process 1 'key 1')"
+        in told["line"]
+    )
 
 
 def test_all_stop_after_the_latest_step_that_one_is_in(place):
@@ -134,7 +141,9 @@ def test_a_job_that_was_suspended_goes_on(place, monkeypatch):
     monkeypatch.setattr(hubs, "SILENT_S", 1.5)
     hub, guards = begin(place)
     turn = hub._turn
-    monkeypatch.setattr(hub, "_turn", lambda timeout_s: setattr(hub, "_turn", turn) or time.sleep(2.5))
+    monkeypatch.setattr(
+        hub, "_turn", lambda timeout_s: setattr(hub, "_turn", turn) or time.sleep(2.5)
+    )
     time.sleep(2.6)
     assert beats(guards, ({}, {}), 1.5) is None
     ours, theirs = socket.socketpair()
@@ -182,7 +191,9 @@ STRANGERS = {
     "an index past the end": lambda asked: greeting(asked, index=2),
     "numbers for words": lambda asked: greeting(asked, where=3),
     "a long name": lambda asked: greeting(asked, where="h" * 300),
-    "more than it was asked": lambda asked: json.dumps(greeting(asked)).encode() + b'\n{"here": true}\n',
+    "more than it was asked": lambda asked: (
+        json.dumps(greeting(asked)).encode() + b'\n{"here": true}\n'
+    ),
     "no code after a right greeting": lambda asked: [greeting(asked), {"here": True}],
 }
 
@@ -242,7 +253,10 @@ def test_a_line_that_comes_twice_is_no_line_of_ours(place):
     line = encode(stop=True)
     guards[1].wire._socket.sendall((guards[1].wire._keys[0].code(line) + line.data) * 2)
     told = guards[0].wait_for("end")["end"]
-    assert told["line"] == "process 1 of 2 (host-1, pid 1) is gone: what comes from it is changed on the way"
+    assert (
+        told["line"]
+        == "process 1 of 2 (host-1, pid 1) is gone: what comes from it is changed on the way"
+    )
 
 
 def test_what_is_told_comes_at_once(place):
@@ -355,7 +369,9 @@ def test_one_that_does_not_read_holds_up_nobody(place, monkeypatch):
         guards[1].wire.send(say="key", round=number, value="x" * (1 << 23))
         guards[0].wire.send(say="key", round=number, value=None)
     told = guards[0].wait_for("end")["end"]
-    assert told["line"] == "process 1 of 2 (host-1, pid 1) is gone: it does not read what it is told"
+    assert (
+        told["line"] == "process 1 of 2 (host-1, pid 1) is gone: it does not read what it is told"
+    )
 
 
 def test_it_listens_where_it_is_told_to_and_nowhere_else(place):
@@ -368,14 +384,18 @@ def test_it_listens_where_it_is_told_to_and_nowhere_else(place):
     assert not hub.everywhere
     told = dataclasses.replace(place, host="192.0.2.1", bind=("127.0.0.3", free_ports()))
     assert Hub(told, SECRET).address == told.bind
-    with pytest.raises(EnvironmentProblem, match=r"its host has no such address.*--coordinator_bind_address"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"its host has no such address.*--coordinator_bind_address"
+    ):
         Hub(dataclasses.replace(place, host="192.0.2.1"), SECRET)
     with pytest.raises(
-        EnvironmentProblem, match=r"--coordinator_bind_address = '192.0.2.1:7': .* no such address; give one"
+        EnvironmentProblem,
+        match=r"--coordinator_bind_address = '192.0.2.1:7': .* no such address; give one",
     ):
         Hub(dataclasses.replace(place, bind=("192.0.2.1", 7)), SECRET)
     with pytest.raises(
-        EnvironmentProblem, match=f"--coordinator_bind_address: process 0 cannot listen at port {told.bind[1]}"
+        EnvironmentProblem,
+        match=f"--coordinator_bind_address: process 0 cannot listen at port {told.bind[1]}",
     ):
         Hub(told, SECRET)
 
@@ -429,7 +449,12 @@ def test_a_hub_that_reads_nothing_holds_up_no_guard(place, monkeypatch):
 
 @pytest.mark.parametrize(
     ("kinds", "cause"),
-    [(("aborted", "died"), 1), (("bug", "said"), 1), (("said", "said"), 0), (("died", "aborted"), 0)],
+    [
+        (("aborted", "died"), 1),
+        (("bug", "said"), 1),
+        (("said", "said"), 0),
+        (("died", "aborted"), 0),
+    ],
 )
 def test_of_several_failures_the_cause_is_told(place, kinds, cause):
     """A death is heard of in many ways: JAX's runtime aborts others before the dead one's guard has said it."""
@@ -446,18 +471,27 @@ def test_what_comes_with_the_answer_to_the_roll_call_is_heard(place):
     """Stopped while it connected: the hub may read both at once."""
     Hub(place, SECRET)
     wire, _ = introduced(place, 1)
-    messages = {"here": True}, {"failed": 75, "line": "was stopped before the start", "kind": "said"}
+    messages = (
+        {"here": True},
+        {"failed": 75, "line": "was stopped before the start", "kind": "said"},
+    )
     lines = [encode(**message) for message in messages]
     wire._socket.sendall(b"".join(wire._keys[0].code(line) + line.data for line in lines))
     told = Guard(place, 0).wait_for("end")["end"]
-    assert (told["code"], told["line"]) == (75, "process 1 of 2 (host-1, pid 1): was stopped before the start")
+    assert (told["code"], told["line"]) == (
+        75,
+        "process 1 of 2 (host-1, pid 1): was stopped before the start",
+    )
 
 
 def test_who_answers_a_roll_call_that_has_failed_is_told(place, monkeypatch):
     monkeypatch.setattr(hubs, "_LATE_S", 1.5)
     Hub(place, SECRET)
     Guard(place, 0, count=3).wait_for("end")
-    assert "--num_processes = 3: so says process 0 of 3" in Guard(place, 1).wait_for("end")["end"]["line"]
+    assert (
+        "--num_processes = 3: so says process 0 of 3"
+        in Guard(place, 1).wait_for("end")["end"]["line"]
+    )
 
 
 def beats(guards, states, seconds=8):
@@ -478,9 +512,15 @@ def beats(guards, states, seconds=8):
 @pytest.mark.parametrize(
     ("states", "said"),
     [
-        (({}, {}), "nothing has gone on for 1 s (--hang_timeout_s = 1): process 0 of 2 (host-0, pid 0) is at work"),
+        (
+            ({}, {}),
+            "nothing has gone on for 1 s (--hang_timeout_s = 1): process 0 of 2 (host-0, pid 0) is at work",
+        ),
         (({"patience": 0, "doing": "waiting"}, {}), "nothing has gone on for 1 s"),
-        (({"patience": 100}, {"silent_s": 1.5}), "process 1 of 2 (host-1, pid 1) has stood still for 1 s"),
+        (
+            ({"patience": 100}, {"silent_s": 1.5}),
+            "process 1 of 2 (host-1, pid 1) has stood still for 1 s",
+        ),
         (({"patience": 100}, {}), None),
         (({"patience": 0}, {"patience": 100}), None),
     ],
@@ -545,7 +585,9 @@ def test_a_message_without_end_is_refused():
 
 
 @pytest.mark.parametrize("flag", ["coordinator_address", "num_processes", "process_id"])
-@pytest.mark.parametrize("value", ["9" * 5000, "host:" + "9" * 5000, "a..b:1", f"{'a' * 70}:1", "\ud800:1"])
+@pytest.mark.parametrize(
+    "value", ["9" * 5000, "host:" + "9" * 5000, "a..b:1", f"{'a' * 70}:1", "\ud800:1"]
+)
 def test_a_place_that_python_does_not_read(flag, value):
     told = {"coordinator_address": "host:1", "num_processes": "2", "process_id": "0"}
     with pytest.raises(UserError, match=f"--{flag} = .*: give"):
@@ -577,7 +619,9 @@ def test_on_gke_too(monkeypatch):
 
     monkeypatch.setattr(cloud_tpu_init, "running_in_cloud_tpu_vm", True)
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
-    monkeypatch.setattr(cloud_tpu_cluster.GceTpuCluster, "is_env_present", classmethod(lambda cls: False))
+    monkeypatch.setattr(
+        cloud_tpu_cluster.GceTpuCluster, "is_env_present", classmethod(lambda cls: False)
+    )
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost,host-1,host-2")
     monkeypatch.setenv("TPU_WORKER_ID", "1")
     for name in ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"):
@@ -585,5 +629,7 @@ def test_on_gke_too(monkeypatch):
     place = find({}, {})
     assert (place.host, place.port, place.count, place.index) == ("localhost", 8482, 3, 1)
     monkeypatch.setenv("TPU_WORKER_ID", "none")
-    with pytest.raises(EnvironmentProblem, match="this process's place in its job cannot be found out"):
+    with pytest.raises(
+        EnvironmentProblem, match="this process's place in its job cannot be found out"
+    ):
         find({}, {})

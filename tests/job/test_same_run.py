@@ -44,7 +44,9 @@ def test_a_state_in_parts(start, tmp_path):
     job = start(train_command(tmp_path / "two", *PARTS), count=2, devices=2)
     assert job.codes() == [0, 0], [job.said(0), job.said(1)]
     assert train_alone(tmp_path / "one", *PARTS, devices=4) == 0
-    ours, theirs = (flat(saved_state(tmp_path / name, 20, *PARTS).params) for name in ("two", "one"))
+    ours, theirs = (
+        flat(saved_state(tmp_path / name, 20, *PARTS).params) for name in ("two", "one")
+    )
     assert np.max(np.abs(ours - theirs)) < TOLERANCE * np.linalg.norm(theirs)
     newest = tmp_path / "two" / "checkpoints" / "20"
     for file in newest.glob("default/ocdbt.process_1/d/*"):

@@ -41,7 +41,10 @@ def test_a_file_comes_before_the_variable(tmp_path):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda path: written(path, mode=0o640), "others may read it, its mode is 640; chmod 600 it"),
+        (
+            lambda path: written(path, mode=0o640),
+            "others may read it, its mode is 640; chmod 600 it",
+        ),
         (lambda path: written(path, mode=0o604), "others may read it, its mode is 604"),
         (lambda path: written(path, "short"), "has 5 characters; give from 16 to 4096"),
         (lambda path: written(path, "x" * 5000), "has 4097 characters"),
@@ -58,16 +61,21 @@ def test_a_file_that_is_none(tmp_path, make, said):
 
 def test_what_has_no_value_is_no_file():
     """As --job_secret_file=$UNSET gives it: the secret of somebody else's job would be taken."""
-    with pytest.raises(UserError, match=r"LBOPT_JOB_SECRET_FILE = '': .*name a file with the job's secret"):
+    with pytest.raises(
+        UserError, match=r"LBOPT_JOB_SECRET_FILE = '': .*name a file with the job's secret"
+    ):
         secret.find({}, {"LBOPT_JOB_SECRET_FILE": ""})
-    with pytest.raises(UserError, match=r"--job_secret_file = '': .*name a file with the job's secret"):
+    with pytest.raises(
+        UserError, match=r"--job_secret_file = '': .*name a file with the job's secret"
+    ):
         secret.find({"job_secret_file": ""}, {"LBOPT_JOB_SECRET": WORDS})
 
 
 @pytest.mark.parametrize("value", ["", "short"])
 def test_a_variable_that_is_none(value):
     with pytest.raises(
-        UserError, match=r"LBOPT_JOB_SECRET: has . characters; give from 16 to 4096: openssl rand -hex 32"
+        UserError,
+        match=r"LBOPT_JOB_SECRET: has . characters; give from 16 to 4096: openssl rand -hex 32",
     ):
         secret.find({}, {"LBOPT_JOB_SECRET": value})
 
@@ -79,7 +87,10 @@ def test_all_of_one_home_have_one(tmp_path):
     os.utime(tmp_path / "config" / "lbopt" / ".job_secret.99", (0, 0))
     code = "import os, sys; from lbopt.job import secret; sys.stdout.buffer.write(secret.find({}, os.environ))"
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    started = [subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE) for _ in range(3)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
     said = {process.communicate()[0] for process in started}
     (file,) = (tmp_path / "config" / "lbopt").iterdir()
     assert file.name == "job_secret"
@@ -97,9 +108,15 @@ def test_a_home_that_takes_nothing(tmp_path):
 
 def listening(port):
     """Return the addresses at which somebody listens at this port, as the kernel writes them."""
-    tables = [pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    tables = [
+        pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")
+    ]
     rows = [line.split() for table in tables for line in table]
-    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port]
+    return [
+        row[1].split(":")[0]
+        for row in rows
+        if row[3] == "0A" and int(row[1].split(":")[1], 16) == port
+    ]
 
 
 def test_it_is_said_nowhere(start, tmp_path):
@@ -107,14 +124,18 @@ def test_it_is_said_nowhere(start, tmp_path):
     workdir, port = tmp_path / "run", free_ports()
     job = start(train_command(workdir, "--config.num_epochs=2000"), port=port)
     words = b"known to the processes of a test"
-    job.wait_for(lambda: (workdir / "metrics.jsonl").exists() and (workdir / "metrics.jsonl").read_text())
+    job.wait_for(
+        lambda: (workdir / "metrics.jsonl").exists() and (workdir / "metrics.jsonl").read_text()
+    )
     for index in range(2):
         environment = pathlib.Path(f"/proc/{job.child(index)}/environ").read_bytes()
         assert MEMBER.encode() in environment
         assert words not in environment
     for used in (port, port + 1):
         (address,) = listening(used)
-        assert address in ("0100007F", "0000000000000000FFFF00000100007F"), used  # 127.0.0.1, and as an address of IPv6
+        assert address in ("0100007F", "0000000000000000FFFF00000100007F"), (
+            used
+        )  # 127.0.0.1, and as an address of IPv6
     for process in job.processes:
         process.terminate()
     assert job.codes() == [75, 75]

@@ -27,9 +27,18 @@ def reference():
     """
 
     def normalize(x, scale, bias, weights, groups):
-        x, scale, bias, weights = (np.asarray(array, np.float64) for array in (x, scale, bias, weights))
+        x, scale, bias, weights = (
+            np.asarray(array, np.float64) for array in (x, scale, bias, weights)
+        )
         groups = np.split(np.arange(len(x)), groups) if isinstance(groups, int) else groups
-        out = {"y": np.empty_like(x), "dx": np.empty_like(x), "dscale": 0.0, "dbias": 0.0, "mean": 0.0, "var": 0.0}
+        out = {
+            "y": np.empty_like(x),
+            "dx": np.empty_like(x),
+            "dscale": 0.0,
+            "dbias": 0.0,
+            "mean": 0.0,
+            "var": 0.0,
+        }
         for rows in groups:
             group = x[rows]
             axes = tuple(range(group.ndim - 1))
@@ -40,7 +49,9 @@ def reference():
             dy = weights[rows] * (1 - np.tanh(y) ** 2)
             dnormal = dy * scale
             out["y"][rows] = y
-            out["dx"][rows] = inverse * (dnormal - dnormal.mean(axes) - normal * (dnormal * normal).mean(axes))
+            out["dx"][rows] = inverse * (
+                dnormal - dnormal.mean(axes) - normal * (dnormal * normal).mean(axes)
+            )
             out["dscale"] = out["dscale"] + (dy * normal).sum(axes)
             out["dbias"] = out["dbias"] + dy.sum(axes)
             out["mean"] = out["mean"] + mean / len(groups)

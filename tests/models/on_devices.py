@@ -36,7 +36,9 @@ def differentiated(scope, options):
         return jnp.sum(weights * jnp.tanh(y.astype(jnp.float32))), (y, updated["batch_stats"])
 
     def everything(x, scale, bias, weights):
-        (dx, dscale, dbias), (y, stats) = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(x, scale, bias, weights)
+        (dx, dscale, dbias), (y, stats) = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(
+            x, scale, bias, weights
+        )
         return {"y": y, "dx": dx}, {"dscale": dscale, "dbias": dbias}, stats
 
     return everything
@@ -74,7 +76,13 @@ def run(backend, devices, scopes, arrays, grid=None, **options):
 
     x, scale, bias, weights = arrays
     if axis:
-        mapped = jax.pmap(part, axis, in_axes=(0, None, None, 0), out_axes=(0, None), devices=list(mesh.devices.flat))
+        mapped = jax.pmap(
+            part,
+            axis,
+            in_axes=(0, None, None, 0),
+            out_axes=(0, None),
+            devices=list(mesh.devices.flat),
+        )
         split = lambda array: array.reshape(devices, -1, *array.shape[1:])  # noqa: E731
         arguments = (split(x), scale, bias, split(weights))
         compiled = mapped.lower(*arguments).compile()
@@ -95,4 +103,6 @@ def run(backend, devices, scopes, arrays, grid=None, **options):
 
 if __name__ == "__main__":
     jobs = pickle.loads(Path(sys.argv[1]).read_bytes())
-    Path(sys.argv[2]).write_bytes(pickle.dumps([run(*arguments, **options) for arguments, options in jobs]))
+    Path(sys.argv[2]).write_bytes(
+        pickle.dumps([run(*arguments, **options) for arguments, options in jobs])
+    )

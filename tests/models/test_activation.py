@@ -20,7 +20,9 @@ PAIRS = {
 def test_values_and_gradients_in_float64(name):
     with jax.enable_x64(True):
         x, weights = jnp.asarray(X), jnp.cos(jnp.asarray(X))
-        ours, theirs = (jax.value_and_grad(lambda x, f=f: jnp.sum(weights * f(x)))(x) for f in PAIRS[name])
+        ours, theirs = (
+            jax.value_and_grad(lambda x, f=f: jnp.sum(weights * f(x)))(x) for f in PAIRS[name]
+        )
         np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-12)
         np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-10, atol=1e-13)
 
@@ -39,7 +41,9 @@ def test_gelu_keeps_only_its_input(fn):
 
 
 def test_relu_keeps_only_the_narrow_result():
-    kept = jax.tree.leaves(jax.vjp(lambda x: activation.relu(x, jnp.bfloat16), jnp.asarray(X, jnp.float32))[1])
+    kept = jax.tree.leaves(
+        jax.vjp(lambda x: activation.relu(x, jnp.bfloat16), jnp.asarray(X, jnp.float32))[1]
+    )
     assert [leaf.dtype for leaf in kept if leaf.size > 1] == [jnp.bfloat16]
 
 

@@ -21,7 +21,10 @@ F = torch.nn.functional
 def shaken(tree, seed=0):
     """Move every leaf, so that zeros and ones matter; scales and variances stay positive."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: leaf + rng.uniform(0.05, 0.3, leaf.shape).astype(np.float32), jax.device_get(tree))
+    return jax.tree.map(
+        lambda leaf: leaf + rng.uniform(0.05, 0.3, leaf.shape).astype(np.float32),
+        jax.device_get(tree),
+    )
 
 
 class Theirs:
@@ -50,7 +53,10 @@ class Theirs:
         """Normalize each of the contiguous groups, and move the running statistics by the mean of theirs."""
         parts, means, variances = [], 0, 0
         for part in x.chunk(self.num_groups):
-            mean, var = part.mean((0, 2, 3), keepdim=True), part.var((0, 2, 3), unbiased=False, keepdim=True)
+            mean, var = (
+                part.mean((0, 2, 3), keepdim=True),
+                part.var((0, 2, 3), unbiased=False, keepdim=True),
+            )
             parts.append((part - mean) / torch.sqrt(var + self.epsilon))
             means = means + mean.detach().numpy().ravel() / self.num_groups
             variances = variances + var.detach().numpy().ravel() / self.num_groups
@@ -78,7 +84,9 @@ def their_resnet(module, theirs, x):
                 y = theirs.norm(block(f"norm{i}"), theirs.conv(block(f"conv{i}"), y, each))
                 y = torch.relu(y) if i < len(strides) else y
             if x.shape != y.shape:
-                x = theirs.norm(block("shortcut_norm"), theirs.conv(block("shortcut_conv"), x, stride))
+                x = theirs.norm(
+                    block("shortcut_norm"), theirs.conv(block("shortcut_conv"), x, stride)
+                )
             x = torch.relu(x + y)
     return theirs.dense("head", x.mean((2, 3)))
 
@@ -88,14 +96,20 @@ def their_efficientnet(module, theirs, x):
     number = 0
     for stage in module.stages:
         for repeat in range(stage.depth):
-            block, stride = functools.partial("block{}/{}".format, number), 1 if repeat else stage.stride
+            block, stride = (
+                functools.partial("block{}/{}".format, number),
+                1 if repeat else stage.stride,
+            )
             y = x
             if stage.expansion != 1:
                 y = F.silu(theirs.norm(block("expand_norm"), theirs.conv(block("expand_conv"), y)))
             y = theirs.conv(block("depthwise_conv"), y, stride, same=True, groups=y.shape[1])
             y = F.silu(theirs.norm(block("depthwise_norm"), y))
             gate = F.silu(theirs.dense(block("squeeze_excite/reduce"), y.mean((2, 3))))
-            y = y * torch.sigmoid(theirs.dense(block("squeeze_excite/expand"), gate))[..., None, None]
+            y = (
+                y
+                * torch.sigmoid(theirs.dense(block("squeeze_excite/expand"), gate))[..., None, None]
+            )
             y = theirs.norm(block("project_norm"), theirs.conv(block("project_conv"), y))
             x = x + y if repeat else y
             number += 1
@@ -107,7 +121,11 @@ SMALL = {"stem_width": 8, "num_classes": 5}
 BASIC = resnet.ResNet(depths=(2, 1), widths=(8, 16), bottleneck=False, **SMALL)
 BOTTLENECK = resnet.ResNet(depths=(2, 1), widths=(16, 32), **SMALL)
 EFFICIENT = efficientnet.EfficientNet(
-    stages=(efficientnet.Stage(3, 1, 1, 8, 1), efficientnet.Stage(5, 2, 4, 16, 2), efficientnet.Stage(3, 2, 2, 8, 1)),
+    stages=(
+        efficientnet.Stage(3, 1, 1, 8, 1),
+        efficientnet.Stage(5, 2, 4, 16, 2),
+        efficientnet.Stage(3, 2, 2, 8, 1),
+    ),
     head_width=16,
     dropout_rate=0.0,
     stochastic_depth_rate=0.0,
@@ -115,9 +133,17 @@ EFFICIENT = efficientnet.EfficientNet(
 )
 CASES = {
     "basic": (BASIC, (16, 16), 1),
-    "basic folded": (BASIC.clone(stem="space_to_depth", batch_norm_scope="examples:4"), (16, 24), 2),
+    "basic folded": (
+        BASIC.clone(stem="space_to_depth", batch_norm_scope="examples:4"),
+        (16, 24),
+        2,
+    ),
     "bottleneck": (BOTTLENECK, (17, 16), 1),
-    "bottleneck small grouped": (BOTTLENECK.clone(stem="conv3", batch_norm_scope="replicas:2"), (8, 7), 2),
+    "bottleneck small grouped": (
+        BOTTLENECK.clone(stem="conv3", batch_norm_scope="replicas:2"),
+        (8, 7),
+        2,
+    ),
     "efficientnet": (EFFICIENT, (20, 18), 1),
     "efficientnet grouped": (EFFICIENT.clone(batch_norm_scope="local"), (17, 15), 4),
 }
@@ -126,9 +152,13 @@ CASES = {
 def assert_close(ours, theirs, tolerance):
     """Compare leaf by leaf, relative to the leaf's largest entry, or to a thousandth of the largest of all."""
     floor = 1e-3 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(theirs))
-    for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
+    for (path, one), other in zip(
+        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
+    ):
         limit = tolerance * max(np.abs(other).max(), floor)
-        np.testing.assert_allclose(one, other, rtol=0, atol=limit, err_msg=jax.tree_util.keystr(path))
+        np.testing.assert_allclose(
+            one, other, rtol=0, atol=limit, err_msg=jax.tree_util.keystr(path)
+        )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -158,7 +188,9 @@ def test_image_networks_in_training(case):
     network = their_resnet if isinstance(module, resnet.ResNet) else their_efficientnet
     their_logits = network(module, theirs, images)
     (torch.tensor(np.float64(weights)) * their_logits.sin()).sum().backward()
-    np.testing.assert_allclose(logits, their_logits.detach(), rtol=0, atol=2e-5 * np.abs(logits).max())
+    np.testing.assert_allclose(
+        logits, their_logits.detach(), rtol=0, atol=2e-5 * np.abs(logits).max()
+    )
     assert_close(new_state["batch_stats"], theirs.state, 2e-5)
     assert_close(grads, jax.tree.map(lambda leaf: leaf.grad.numpy(), theirs.params), 2e-4)
     assert_close(of_images, images.grad.numpy().transpose(0, 2, 3, 1), 2e-4)
@@ -168,10 +200,16 @@ def their_bert(module, p, inputs):
     """Post-norm layers over the sum of three embeddings (Devlin et al., arXiv 1810.04805; Vaswani et al., 1706.03762)."""
     dense = lambda at, x: x @ at["kernel"] + at["bias"]  # noqa: E731
     norm = lambda at, x: F.layer_norm(x, x.shape[-1:], at["scale"], at["bias"], module.epsilon)  # noqa: E731
-    ids, segments, mask = (torch.tensor(inputs[name]) for name in ("input_ids", "token_type_ids", "attention_mask"))
+    ids, segments, mask = (
+        torch.tensor(inputs[name]) for name in ("input_ids", "token_type_ids", "attention_mask")
+    )
     batch, length = ids.shape
     words = p["word_embedding"]["embedding"]
-    x = words[ids] + p["position_embedding"]["embedding"][:length] + p["segment_embedding"]["embedding"][segments]
+    x = (
+        words[ids]
+        + p["position_embedding"]["embedding"][:length]
+        + p["segment_embedding"]["embedding"][segments]
+    )
     x = norm(p["embedding_norm"], x)
     for number in range(module.num_layers):
         layer = p[f"layer{number}"]
@@ -180,7 +218,11 @@ def their_bert(module, p, inputs):
             .view(batch, length, module.num_heads, -1)
             .transpose(1, 2)
         )
-        scores = heads("query") @ heads("key").transpose(2, 3) / (module.width // module.num_heads) ** 0.5
+        scores = (
+            heads("query")
+            @ heads("key").transpose(2, 3)
+            / (module.width // module.num_heads) ** 0.5
+        )
         weights = scores.masked_fill(mask[:, None, None] == 0, -torch.inf).softmax(-1)
         context = (weights @ heads("value")).transpose(1, 2).reshape(batch, length, -1)
         x = norm(layer["attention_norm"], x + dense(layer["attention_output"], context))
@@ -224,7 +266,9 @@ def test_bert(head):
         outputs = module.apply({"params": params}, inputs, True)
         return sum(jnp.sum(jnp.sin(logits)) for logits in outputs.values()), outputs
 
-    grads, outputs = jax.device_get(jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICKLY)(params))
+    grads, outputs = jax.device_get(
+        jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICKLY)(params)
+    )
     tensors = jax.tree.map(lambda leaf: torch.tensor(np.float64(leaf), requires_grad=True), params)
     expected = their_bert(module, tensors, inputs)
     sum(logits.sin().sum() for logits in expected.values()).backward()

@@ -18,12 +18,19 @@ def arrays():
     shapes = [(BATCH, HEADS, WIDTH, length) for length in (QUERIES, KEYS, KEYS)]
     mask = np.array([[1] * KEYS, [1, 1, 0, 0, 1, 0], [0] * KEYS], bool)
     keep = rng.random((BATCH, HEADS, QUERIES, KEYS)) < SHARE
-    return *(3 * rng.standard_normal(shape) for shape in shapes), mask, keep, rng.standard_normal(shapes[0])
+    return (
+        *(3 * rng.standard_normal(shape) for shape in shapes),
+        mask,
+        keep,
+        rng.standard_normal(shapes[0]),
+    )
 
 
 def by_definition(query, key, value, mask, keep):
     scores = jnp.einsum("bhkq,bhks->bhqs", query, key) / query.shape[2] ** 0.5
-    probabilities = jax.nn.softmax(jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min))
+    probabilities = jax.nn.softmax(
+        jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
+    )
     probabilities = probabilities if keep is None else jnp.where(keep, probabilities / SHARE, 0)
     return jnp.einsum("bhqs,bhks->bhkq", probabilities, value)
 
@@ -47,7 +54,8 @@ def test_values_and_gradients_in_float64(arrays, drops):
     with jax.enable_x64(True):
         *inputs, keep, weights = (jnp.asarray(array) for array in arrays)
         found, expected = (
-            results(fn, *inputs, keep if drops else None, weights) for fn in (in_few_passes, by_definition)
+            results(fn, *inputs, keep if drops else None, weights)
+            for fn in (in_few_passes, by_definition)
         )
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
@@ -57,7 +65,10 @@ def test_values_and_gradients_in_float64(arrays, drops):
 
 def rounding_probabilities(query, key, value, mask, keep):
     """As usual in bf16: fp32 scores and softmax, and probabilities rounded for the product with the values."""
-    scores = jnp.einsum("bhkq,bhks->bhqs", query, key, preferred_element_type=jnp.float32) / query.shape[2] ** 0.5
+    scores = (
+        jnp.einsum("bhkq,bhks->bhqs", query, key, preferred_element_type=jnp.float32)
+        / query.shape[2] ** 0.5
+    )
     probabilities = jax.nn.softmax(scores).astype(value.dtype)
     return jnp.einsum("bhqs,bhks->bhkq", jnp.where(keep, probabilities / SHARE, 0), value)
 
@@ -68,20 +79,30 @@ def test_bf16_is_as_near_to_fp32_as_it_usually_is():
     inputs = [jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in shapes]
     mask, keep = jnp.ones((8, 32), bool), jnp.asarray(rng.random((8, 2, 32, 32)) < SHARE)
     weights = jnp.asarray(rng.standard_normal(shapes[0]), jnp.float32)
-    exact = results(rounding_probabilities, *(array.astype(jnp.float32) for array in inputs), mask, keep, weights)
+    exact = results(
+        rounding_probabilities,
+        *(array.astype(jnp.float32) for array in inputs),
+        mask,
+        keep,
+        weights,
+    )
     gaps = {}
     for fn in (in_few_passes, rounding_probabilities):
         found = results(fn, *inputs, mask, keep, weights)
         assert {result.dtype for result in found} == {jnp.dtype(jnp.bfloat16)}
         pairs = zip(found, exact, strict=True)
-        gaps[fn] = np.array([np.linalg.norm(np.float32(a) - b) / np.linalg.norm(b) for a, b in pairs])
+        gaps[fn] = np.array(
+            [np.linalg.norm(np.float32(a) - b) / np.linalg.norm(b) for a, b in pairs]
+        )
     assert np.all(gaps[in_few_passes] < 1.3 * gaps[rounding_probabilities])
     assert np.all(gaps[in_few_passes] < 2**-7)
 
 
 def test_large_scores_stay_finite(arrays):
     query, key, value, mask, _, weights = (jnp.asarray(array, jnp.float32) for array in arrays)
-    for result in results(in_few_passes, 1e3 * query, 1e3 * key, value, mask.astype(bool), None, weights):
+    for result in results(
+        in_few_passes, 1e3 * query, 1e3 * key, value, mask.astype(bool), None, weights
+    ):
         assert np.all(np.isfinite(result))
 
 

@@ -33,7 +33,11 @@ DROPS = {"dropout_rate": 0.3, "attention_dropout_rate": 0.2}
 NO_DROPS = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
 POLICIES = ("attention", "dots", "inner", "layer")
 # Shapes that a layer could keep for its backward pass.
-SQUARE, HIDDEN, WIDE = (BATCH, HEADS, LENGTH, LENGTH), (BATCH, LENGTH, WIDTH), (BATCH, LENGTH, INNER)
+SQUARE, HIDDEN, WIDE = (
+    (BATCH, HEADS, LENGTH, LENGTH),
+    (BATCH, LENGTH, WIDTH),
+    (BATCH, LENGTH, INNER),
+)
 
 
 def network(**options):
@@ -54,7 +58,9 @@ def inputs():
 
 def random_params(module, inputs, seed=1):
     """Return parameters without zeros or ones, so that every one of them matters."""
-    shapes = jax.eval_shape(lambda key: module.init(key, inputs, False), jax.random.key(0))["params"]
+    shapes = jax.eval_shape(lambda key: module.init(key, inputs, False), jax.random.key(0))[
+        "params"
+    ]
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
 
@@ -65,7 +71,9 @@ def params(inputs):
 
 
 def apply(module, params, inputs, train=True):
-    return module.apply({"params": params}, inputs, train, rngs={"example": jax.random.key(3)} if train else None)
+    return module.apply(
+        {"params": params}, inputs, train, rngs={"example": jax.random.key(3)} if train else None
+    )
 
 
 def mean_sine(outputs):
@@ -80,9 +88,13 @@ def assert_close(ours, theirs, tolerance):
     """Compare leaf by leaf, relative to the leaf's largest entry (and, for leaves that ought to be zero, to 1e-7 of the largest of all)."""
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     floor = 1e-7 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(theirs))
-    for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
+    for (path, one), other in zip(
+        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
+    ):
         limit = max(tolerance * np.abs(other).max(), floor)
-        np.testing.assert_allclose(one, other, rtol=0, atol=limit, err_msg=jax.tree_util.keystr(path))
+        np.testing.assert_allclose(
+            one, other, rtol=0, atol=limit, err_msg=jax.tree_util.keystr(path)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +110,11 @@ def test_dropout_matters(gradients):
     """What the comparisons below would miss if the draws did nothing."""
     gaps = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), gradients[True], gradients[False])
     # A key's bias moves all scores of a query alike, which softmax does not see.
-    matters = [gap for path, gap in jax.tree_util.tree_leaves_with_path(gaps) if path[-2:] != ("key", "bias")]
+    matters = [
+        gap
+        for path, gap in jax.tree_util.tree_leaves_with_path(gaps)
+        if path[-2:] != ("key", "bias")
+    ]
     assert np.mean([gap > 1e-4 for gap in matters]) > 0.9
 
 
@@ -159,7 +175,9 @@ def test_layers_of_a_scan_draw_differently(params, inputs, monkeypatch):
 
     monkeypatch.setattr(bert, "Dropout", Recorded)
     module = network(scan=True, dropout_rate=0.5, attention_dropout_rate=0.5)
-    jax.block_until_ready(jax.jit(lambda stacked: apply(module, stacked, inputs))(bert.stack_layers(params)))
+    jax.block_until_ready(
+        jax.jit(lambda stacked: apply(module, stacked, inputs))(bert.stack_layers(params))
+    )
     jax.effects_barrier()
     assert [mask.shape for mask in met] == [HIDDEN, *(SQUARE, HIDDEN, HIDDEN) * LAYERS]
     hidden = np.stack([mask.ravel() for mask in met if mask.shape == HIDDEN])
@@ -171,9 +189,14 @@ def test_layers_of_a_scan_draw_differently(params, inputs, monkeypatch):
 
 def test_stacking_is_undone_by_unstacking(params, inputs):
     stacked = bert.stack_layers(params)
-    expected = jax.eval_shape(lambda key: network(scan=True).init(key, inputs, False), jax.random.key(0))["params"]
+    expected = jax.eval_shape(
+        lambda key: network(scan=True).init(key, inputs, False), jax.random.key(0)
+    )["params"]
     assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(jnp.shape, expected)
-    for again in (bert.unstack_layers(stacked), bert.unstack_layers(bert.stack_layers(bert.unstack_layers(stacked)))):
+    for again in (
+        bert.unstack_layers(stacked),
+        bert.unstack_layers(bert.stack_layers(bert.unstack_layers(stacked))),
+    ):
         jax.tree.map(np.testing.assert_array_equal, again, params)
     for number in range(LAYERS):
         kernel = stacked["layers"]["inner"]["kernel"][number]
@@ -181,7 +204,10 @@ def test_stacking_is_undone_by_unstacking(params, inputs):
 
 
 def test_more_than_nine_layers_stack_in_the_order_of_their_numbers():
-    each = {f"layer{number}": {"bias": jnp.full(2, float(number))} for number in sorted(range(12), key=str)}
+    each = {
+        f"layer{number}": {"bias": jnp.full(2, float(number))}
+        for number in sorted(range(12), key=str)
+    }
     stacked = bert.stack_layers({**each, "pooler": {"bias": jnp.zeros(2)}})
     np.testing.assert_array_equal(stacked["layers"]["bias"][:, 0], np.arange(12.0))
     assert set(stacked) == {"layers", "pooler"}
@@ -189,10 +215,16 @@ def test_more_than_nine_layers_stack_in_the_order_of_their_numbers():
 
 def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
     """Three updates of the scanned network are, leaf by leaf, those of the unscanned one."""
-    scaled = {**params, "layer1": jax.tree.map(lambda leaf: 5 * leaf, params["layer1"])}  # ratios of different sizes
+    scaled = {
+        **params,
+        "layer1": jax.tree.map(lambda leaf: 5 * leaf, params["layer1"]),
+    }  # ratios of different sizes
 
     def three_updates(current, scan, stacked):
-        tx, module = lbopt.lamb(0.02, weight_decay=0.01, stacked=stacked), network(scan=scan, **NO_DROPS)
+        tx, module = (
+            lbopt.lamb(0.02, weight_decay=0.01, stacked=stacked),
+            network(scan=scan, **NO_DROPS),
+        )
 
         @functools.partial(jax.jit, compiler_options=UNOPTIMIZED)
         def update(current, state):
@@ -205,11 +237,15 @@ def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
         return current, lbopt.optimizer_metrics(state)
 
     each, their_ratios = three_updates(scaled, False, None)
-    stack, our_ratios = three_updates(bert.stack_layers(scaled), True, lbopt.stacked_paths("^layers/"))
+    stack, our_ratios = three_updates(
+        bert.stack_layers(scaled), True, lbopt.stacked_paths("^layers/")
+    )
     moved = jax.tree.map(np.subtract, *jax.device_get((each, scaled)))
     ours = jax.tree.map(np.subtract, *jax.device_get((bert.unstack_layers(stack), scaled)))
     for network_moved in (moved, ours):
-        for number in range(LAYERS):  # softmax does not see it: its gradient is rounding, which LAMB magnifies
+        for number in range(
+            LAYERS
+        ):  # softmax does not see it: its gradient is rounding, which LAMB magnifies
             del network_moved[f"layer{number}"]["key"]["bias"]
     assert_close(ours, moved, 1e-4)
     for kind in ("inner/kernel", "query/weight", "output/kernel"):
@@ -242,7 +278,10 @@ def kept(params, inputs):
     for remat in bert.REMATS:
         all_of_them = residuals(network(remat=remat, **DROPS), params, inputs)
         shapes = [shape for shape, _ in all_of_them]
-        found[remat] = ({shape: shapes.count(shape) for shape in set(shapes)}, sum(size for _, size in all_of_them))
+        found[remat] = (
+            {shape: shapes.count(shape) for shape in set(shapes)},
+            sum(size for _, size in all_of_them),
+        )
     return found
 
 
@@ -251,7 +290,9 @@ def squares(counts):
     return sum(
         number
         for shape, number in counts.items()
-        if math.prod(shape) >= math.prod(SQUARE) and LENGTH in shape[2:] and shape.count(LENGTH) == 2
+        if math.prod(shape) >= math.prod(SQUARE)
+        and LENGTH in shape[2:]
+        and shape.count(LENGTH) == 2
     )
 
 
@@ -295,10 +336,14 @@ def test_padding_is_not_seen(head, params, inputs):
         "input_ids": np.where(mask, inputs["input_ids"], 49 - inputs["input_ids"]),
         "token_type_ids": np.where(mask, inputs["token_type_ids"], 1 - inputs["token_type_ids"]),
     }
-    outputs = jax.jit(lambda arrays: module.apply({"params": params}, arrays, False), compiler_options=UNOPTIMIZED)
+    outputs = jax.jit(
+        lambda arrays: module.apply({"params": params}, arrays, False), compiler_options=UNOPTIMIZED
+    )
     one, two = jax.device_get((outputs(arrays), outputs(other)))
     everything = np.ones_like(inputs["attention_mask"])
-    unmasked = jax.device_get([outputs({**some, "attention_mask": everything}) for some in (arrays, other)])
+    unmasked = jax.device_get(
+        [outputs({**some, "attention_mask": everything}) for some in (arrays, other)]
+    )
     for name, logits in one.items():
         seen = mask if logits.shape[:2] == mask.shape else np.full(BATCH, True)
         np.testing.assert_array_equal(logits[seen], two[name][seen])
@@ -322,10 +367,14 @@ def test_masked_positions_choose_among_all_logits(params, inputs):
 
 def test_bf16_keeps_parameters_and_logits_in_fp32(params, inputs):
     narrow = network(dtype=jnp.bfloat16, **NO_DROPS)
-    shapes = jax.eval_shape(lambda key: narrow.init(key, inputs, False), jax.random.key(0))["params"]
+    shapes = jax.eval_shape(lambda key: narrow.init(key, inputs, False), jax.random.key(0))[
+        "params"
+    ]
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
     small = jax.tree.map(lambda leaf: 0.3 * leaf, params)  # logits of order one
-    outputs = lambda module: jax.jit(lambda params: module.apply({"params": params}, inputs, False))(small)  # noqa: E731
+    outputs = lambda module: jax.jit(
+        lambda params: module.apply({"params": params}, inputs, False)
+    )(small)  # noqa: E731
     ours, theirs = outputs(narrow), outputs(network(**NO_DROPS))
     for name, logits in ours.items():
         assert logits.dtype == jnp.float32
@@ -340,14 +389,24 @@ def test_bf16_keeps_parameters_and_logits_in_fp32(params, inputs):
         ({"num_heads": 3}, 7, r"num_heads = 3: they do not share a width of 16"),
         ({"head": "span"}, 7, r"head = 'span': use one of pretraining, question_answering"),
         ({"remat": "layers"}, 7, r"remat = 'layers': use one of .* \(did you mean 'layer'\?\)"),
-        ({"activation": "gelu_new"}, 7, r"activation = 'gelu_new': use one of gelu, gelu_tanh, relu"),
-        ({"scan": True, "remat": "layer", "remat_layers": 1}, 7, r"remat_layers = 1: a scan has one layer for all"),
+        (
+            {"activation": "gelu_new"},
+            7,
+            r"activation = 'gelu_new': use one of gelu, gelu_tanh, relu",
+        ),
+        (
+            {"scan": True, "remat": "layer", "remat_layers": 1},
+            7,
+            r"remat_layers = 1: a scan has one layer for all",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(options, length, message):
     arrays = {"input_ids": jax.ShapeDtypeStruct((1, length), jnp.int32)}
     with pytest.raises(ValueError, match=message) as caught:
-        jax.eval_shape(lambda key, x: network(**options).init(key, x, False), jax.random.key(0), arrays)
+        jax.eval_shape(
+            lambda key, x: network(**options).init(key, x, False), jax.random.key(0), arrays
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -373,5 +432,7 @@ def test_initialisation():
             assert np.abs(leaf).max() <= 0.04, path
             if leaf.size > 10000:
                 assert np.abs(leaf).max() > 0.0399, path
-                assert abs(np.std(leaf) / (0.02 * 0.8796) - 1) < 0.03, path  # cut at two, a normal deviates by 0.8796
+                assert abs(np.std(leaf) / (0.02 * 0.8796) - 1) < 0.03, (
+                    path
+                )  # cut at two, a normal deviates by 0.8796
                 assert abs(np.mean(leaf)) < 0.03 * 0.02, path

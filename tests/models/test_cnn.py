@@ -50,7 +50,9 @@ def trials():
 
     images = rng.random((TRIALS, BATCH, 8, 8)).astype(np.float32)
     init = jax.vmap(lambda key: MODEL.init(key, images[0], train=True))
-    variables = jax.tree_util.tree_map_with_path(trained, init(jax.random.split(jax.random.key(0), TRIALS)))
+    variables = jax.tree_util.tree_map_with_path(
+        trained, init(jax.random.split(jax.random.key(0), TRIALS))
+    )
     return variables, images, rng.integers(0, 10, (TRIALS, BATCH))
 
 
@@ -85,7 +87,9 @@ def renamed(tree, old, new):
 
 
 @pytest.mark.parametrize(
-    ("model", "train"), [(MODEL, True), (MODEL, False), (BY_XLA, True)], ids=["train", "evaluate", "train by XLA"]
+    ("model", "train"),
+    [(MODEL, True), (MODEL, False), (BY_XLA, True)],
+    ids=["train", "evaluate", "train by XLA"],
 )
 def test_equal_to_the_plain_order_of_layers(trials, model, train):
     differentiate = jax.jit(differentiated, static_argnums=(0, 4))
@@ -96,13 +100,21 @@ def test_equal_to_the_plain_order_of_layers(trials, model, train):
             Plain(), renamed(variables, "PatchConv", "Conv"), images, labels, train
         )
         plain = (renamed(d_params, "Conv", "PatchConv"), d_images), aux
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, plain)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, plain
+        )
 
 
-@pytest.mark.parametrize("options", [{}, {"xla_backend_optimization_level": 0}], ids=["default", "level 0"])
-@pytest.mark.parametrize("batched", [jax.lax.map, lambda fn, inputs: jax.vmap(fn)(inputs)], ids=["map", "vmap"])
+@pytest.mark.parametrize(
+    "options", [{}, {"xla_backend_optimization_level": 0}], ids=["default", "level 0"]
+)
+@pytest.mark.parametrize(
+    "batched", [jax.lax.map, lambda fn, inputs: jax.vmap(fn)(inputs)], ids=["map", "vmap"]
+)
 @pytest.mark.parametrize("model", [MODEL, BY_XLA], ids=["by patches", "by XLA"])
-def test_compiled_for_several_trials_the_gradient_is_the_one_op_by_op(trials, op_by_op, model, batched, options):
+def test_compiled_for_several_trials_the_gradient_is_the_one_op_by_op(
+    trials, op_by_op, model, batched, options
+):
     """Within a loop XLA fuses otherwise, and computes twice what is cheap: what is compared has to be the same both times."""
     program = jax.jit(lambda inputs: batched(lambda one: differentiated(model, *one)[0][0], inputs))
     found = program.lower(trials).compile(options)(trials)

@@ -29,8 +29,12 @@ def images():
 def test_neighbours_share_the_last_axis_slowest(images):
     columns, examples = fold.fold_columns(images, 4), fold.fold_examples(jnp.asarray(images), 2)
     for column, example in itertools.product(range(4), range(2)):
-        np.testing.assert_array_equal(columns[..., 3 * column : 3 * column + 3], images[:, :, column::4])
-        np.testing.assert_array_equal(examples[..., 3 * example : 3 * example + 3], images[example::2])
+        np.testing.assert_array_equal(
+            columns[..., 3 * column : 3 * column + 3], images[:, :, column::4]
+        )
+        np.testing.assert_array_equal(
+            examples[..., 3 * example : 3 * example + 3], images[example::2]
+        )
     np.testing.assert_array_equal(fold.unfold_columns(columns, 4), images)
     np.testing.assert_array_equal(fold.unfold_examples(examples, 2), images)
 
@@ -55,20 +59,34 @@ def test_folded_columns_are_convolved_alike(images, stride, columns_in, columns_
     for size in (1, 2, 3, 5, 7):
         for padding in {(size // 2, size // 2), (max(0, size // 2 - 1), size // 2), (0, 0)}:
             width = (WIDTH + sum(padding) - size) // stride + 1
-            if stride * columns_out % columns_in or width % columns_out or HEIGHT + sum(padding) < size:
+            if (
+                stride * columns_out % columns_in
+                or width % columns_out
+                or HEIGHT + sum(padding) < size
+            ):
                 continue
-            kernel = np.random.default_rng(size).standard_normal((size, size, CHANNELS, OUT)).astype(np.float32)
+            kernel = (
+                np.random.default_rng(size)
+                .standard_normal((size, size, CHANNELS, OUT))
+                .astype(np.float32)
+            )
             folded = fold.fold_columns(jnp.asarray(images), columns_in)
-            found = fold.convolve(folded, jnp.asarray(kernel), stride, (padding, padding), columns_in, columns_out)
+            found = fold.convolve(
+                folded, jnp.asarray(kernel), stride, (padding, padding), columns_in, columns_out
+            )
             expected = in_float64(images, kernel, stride, padding)
-            np.testing.assert_allclose(fold.unfold_columns(found, columns_out), expected, rtol=1e-5, atol=2e-5)
+            np.testing.assert_allclose(
+                fold.unfold_columns(found, columns_out), expected, rtol=1e-5, atol=2e-5
+            )
             tried += 1
     assert tried >= 2 or stride * columns_out % columns_in
 
 
 @pytest.mark.parametrize(("size", "stride"), [(1, 1), (3, 2)])
 def test_folded_examples_are_convolved_alike(images, size, stride):
-    kernel = np.random.default_rng(size).standard_normal((size, size, CHANNELS, OUT)).astype(np.float32)
+    kernel = (
+        np.random.default_rng(size).standard_normal((size, size, CHANNELS, OUT)).astype(np.float32)
+    )
     folded = fold.fold_examples(jnp.asarray(images), 2)
     found = fold.convolve(folded, jnp.asarray(kernel), stride, "SAME", examples=2)
     padding = (0, size // 2) if stride == 2 else (size // 2, size // 2)
@@ -79,7 +97,9 @@ def test_folded_examples_are_convolved_alike(images, size, stride):
 def test_both_folds_are_convolved_alike(images):
     kernel = np.random.default_rng(9).standard_normal((3, 3, CHANNELS, OUT)).astype(np.float32)
     folded = fold.fold_columns(fold.fold_examples(jnp.asarray(images), 2), 4)
-    found = fold.unfold_columns(fold.convolve(folded, jnp.asarray(kernel), 2, "SAME", 4, 2, examples=2), 2)
+    found = fold.unfold_columns(
+        fold.convolve(folded, jnp.asarray(kernel), 2, "SAME", 4, 2, examples=2), 2
+    )
     np.testing.assert_allclose(
         fold.unfold_examples(found, 2), in_float64(images, kernel, 2, (0, 1)), rtol=1e-5, atol=2e-5
     )
@@ -92,12 +112,15 @@ def test_subsampling(images, stride, columns_in, columns_out):
     if columns_out == 4:
         images = np.concatenate([images, images[:, :, :8]], axis=2)
     folded = fold.fold_columns(jnp.asarray(images), columns_in)
-    found = fold.unfold_columns(fold.subsample(folded, stride, columns_in, columns_out), columns_out)
+    found = fold.unfold_columns(
+        fold.subsample(folded, stride, columns_in, columns_out), columns_out
+    )
     np.testing.assert_array_equal(found, images[:, ::stride, ::stride])
 
 
 @pytest.mark.parametrize(
-    ("width", "channels", "columns"), [(56, 64, 2), (28, 128, 1), (57, 16, 1), (24, 16, 8), (24, 17, 4), (8, 2, 8)]
+    ("width", "channels", "columns"),
+    [(56, 64, 2), (28, 128, 1), (57, 16, 1), (24, 16, 8), (24, 17, 4), (8, 2, 8)],
 )
 def test_columns_fill_the_lanes_and_divide_the_width(width, channels, columns):
     assert fold.best_columns(width, channels) == columns
@@ -131,14 +154,18 @@ def test_batch_norm_sees_through_a_fold(how, scope):
     for train in (True, False):
         *expected, d_x = of(x, weights, Fold(), train)
         *found, d_folded = of(folded(x), folded(weights), how, train)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), found, expected)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), found, expected
+        )
         np.testing.assert_allclose(d_folded, folded(d_x), rtol=2e-4, atol=2e-5)
 
 
 def test_a_group_holds_whole_folds():
     module = lbopt.BatchNorm("examples:2", fold=Fold(examples=4))
     variables = module.init(jax.random.key(0), jnp.ones((2, 1, 1, 12)), False)
-    with pytest.raises(UserError, match=r"stats_scope = 'examples:2': groups of 2 examples do not hold 4 folded"):
+    with pytest.raises(
+        UserError, match=r"stats_scope = 'examples:2': groups of 2 examples do not hold 4 folded"
+    ):
         module.apply(variables, jnp.ones((2, 1, 1, 12)), False, mutable=["batch_stats"])
 
 
@@ -159,7 +186,12 @@ NETWORKS = {
     ),
     "space to depth": (
         functools.partial(
-            resnet.ResNet, depths=(1,), widths=(64,), bottleneck=False, num_classes=5, stem="space_to_depth"
+            resnet.ResNet,
+            depths=(1,),
+            widths=(64,),
+            bottleneck=False,
+            num_classes=5,
+            stem="space_to_depth",
         ),
         {"fold_columns": True},
     ),
@@ -179,7 +211,9 @@ NETWORKS = {
 def assert_gradients(found, expected):
     """Every leaf is right to 1e-4 of the whole gradient."""
     size = optax.global_norm(expected)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda a, b: a - b, found, expected)):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        jax.tree.map(lambda a, b: a - b, found, expected)
+    ):
         assert np.linalg.norm(leaf) < 1e-4 * size, jax.tree_util.keystr(path)
 
 
@@ -189,12 +223,16 @@ def test_networks_are_the_same_function(name):
     make, folding = NETWORKS[name]
     x = jax.random.normal(jax.random.key(0), (4, 16, 16, 3))
     init = jax.jit(
-        lambda module: module.init(jax.random.key(1), x[:1], train=True), static_argnums=0, compiler_options=QUICKLY
+        lambda module: module.init(jax.random.key(1), x[:1], train=True),
+        static_argnums=0,
+        compiler_options=QUICKLY,
     )
     variables, others = init(make()), init(make(**folding))
     jax.tree.map(np.testing.assert_array_equal, variables, others)
     keys = iter(jax.random.split(jax.random.key(2), 500))
-    params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(next(keys), leaf.shape), variables["params"])
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.1 * jax.random.normal(next(keys), leaf.shape), variables["params"]
+    )
 
     def results(module):
         def loss(params):
@@ -207,12 +245,16 @@ def test_networks_are_the_same_function(name):
         evaluated = module.apply({**state, "params": params}, x, train=False)
         return logits, state, evaluated, gradients
 
-    plain, folded = (jax.jit(functools.partial(results, make(**options))).lower() for options in ({}, folding))
+    plain, folded = (
+        jax.jit(functools.partial(results, make(**options))).lower() for options in ({}, folding)
+    )
     assert plain.as_text() != folded.as_text(), "folding does something"
     plain, folded = (lowered.compile(compiler_options=QUICKLY)() for lowered in (plain, folded))
     *expected, d_expected = plain
     *found, d_found = folded
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, expected)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, expected
+    )
     assert_gradients(d_found, d_expected)
 
 
@@ -220,15 +262,26 @@ def test_networks_are_the_same_function(name):
 def test_examples_fold_within_a_replica(num_examples, axis_name):
     """Whole steps that fold are in tests/parallel/test_randomness.py."""
     with replicas.tracing_for(4, axis_name):
-        assert fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 4).shape == (num_examples // 4, 1, 1, 12)
-        with pytest.raises(UserError, match="fold_examples = 8: use a divisor of a replica's 4 examples"):
+        assert fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 4).shape == (
+            num_examples // 4,
+            1,
+            1,
+            12,
+        )
+        with pytest.raises(
+            UserError, match="fold_examples = 8: use a divisor of a replica's 4 examples"
+        ):
             fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 8)
 
 
 def test_evaluation_takes_any_number_of_examples():
-    network = efficientnet.EfficientNet(stages=STAGES[:1], stem_width=8, head_width=16, fold_examples=8)
+    network = efficientnet.EfficientNet(
+        stages=STAGES[:1], stem_width=8, head_width=16, fold_examples=8
+    )
     shape = jax.eval_shape(
-        lambda: network.init_with_output(jax.random.key(0), jnp.zeros((3, 16, 16, 3)), train=False)[0]
+        lambda: network.init_with_output(jax.random.key(0), jnp.zeros((3, 16, 16, 3)), train=False)[
+            0
+        ]
     )
     assert shape.shape == (3, 1000)
 
@@ -237,4 +290,6 @@ def test_a_conv_keeps_the_parameters_of_flax(images):
     module = fold.Conv(OUT, 3, 2, "SAME", nn.initializers.lecun_normal(), jnp.float32)
     theirs = nn.Conv(OUT, (3, 3), (2, 2), use_bias=False)
     variables = theirs.init(jax.random.key(0), images)
-    np.testing.assert_allclose(module.apply(variables, images), theirs.apply(variables, images), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        module.apply(variables, images), theirs.apply(variables, images), rtol=1e-6, atol=1e-6
+    )

@@ -13,8 +13,12 @@ import lbopt
 from lbopt.models import efficientnet, resnet, seam, stem
 
 SMALL = {
-    "basic": resnet.ResNet(depths=(1, 1), widths=(8, 16), bottleneck=False, stem_width=8, num_classes=5),
-    "bottleneck": resnet.ResNet(depths=(2, 1), widths=(16, 32), stem="conv3", stem_width=8, num_classes=5),
+    "basic": resnet.ResNet(
+        depths=(1, 1), widths=(8, 16), bottleneck=False, stem_width=8, num_classes=5
+    ),
+    "bottleneck": resnet.ResNet(
+        depths=(2, 1), widths=(16, 32), stem="conv3", stem_width=8, num_classes=5
+    ),
     "efficientnet": efficientnet.EfficientNet(
         stages=(efficientnet.Stage(3, 1, 1, 16, 1), efficientnet.Stage(5, 2, 4, 16, 2)),
         stem_width=8,
@@ -78,7 +82,9 @@ class Evaluated(nn.Module):
 
 
 def initialised(module, shape):
-    return jax.jit(module.init, compiler_options=QUICKLY)(jax.random.key(3), jnp.zeros(shape))["params"]
+    return jax.jit(module.init, compiler_options=QUICKLY)(jax.random.key(3), jnp.zeros(shape))[
+        "params"
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
@@ -103,10 +109,18 @@ def test_heads():
     """ResNet's is normal(0, 0.01); EfficientNet's is uniform within 1 / sqrt(classes)."""
     networks = {
         "resnet": resnet.ResNet(
-            depths=(1,), widths=(128,), bottleneck=False, stem="conv3", stem_width=8, num_classes=200
+            depths=(1,),
+            widths=(128,),
+            bottleneck=False,
+            stem="conv3",
+            stem_width=8,
+            num_classes=200,
         ),
         "efficientnet": efficientnet.EfficientNet(
-            stages=(efficientnet.Stage(3, 1, 1, 16, 1),), stem_width=8, head_width=256, num_classes=64
+            stages=(efficientnet.Stage(3, 1, 1, 16, 1),),
+            stem_width=8,
+            head_width=256,
+            num_classes=64,
         ),
     }
     drawn_heads = {
@@ -122,7 +136,14 @@ def test_heads():
 def test_efficientnet_kernels():
     """Variance 2 / fan_out, of a depthwise kernel 2 / area."""
     block = efficientnet.Block(
-        efficientnet.Stage(5, 1, 6, 96, 1), "SAME", 0.25, False, 0.0, lbopt.BatchNorm, 1, jnp.float32
+        efficientnet.Stage(5, 1, 6, 96, 1),
+        "SAME",
+        0.25,
+        False,
+        0.0,
+        lbopt.BatchNorm,
+        1,
+        jnp.float32,
     )
     params = initialised(Evaluated(block), (1, 4, 4, 64))["network"]
     assert_deviation(params["expand_conv"]["kernel"], np.sqrt(2 / 384))
@@ -137,14 +158,19 @@ def test_efficientnet_kernels():
 def outputs(module, variables, images, train=False):
     params, state = variables
     model = seam.from_linen(module)
-    run = jax.jit(lambda images: model.apply(params, state, images, train, jax.random.key(0)), compiler_options=QUICKLY)
+    run = jax.jit(
+        lambda images: model.apply(params, state, images, train, jax.random.key(0)),
+        compiler_options=QUICKLY,
+    )
     return jax.device_get(run(images))
 
 
 def shaken(tree):
     """Move every leaf, so that zeros and ones matter; variances stay positive."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: leaf + rng.uniform(0.05, 0.3, leaf.shape).astype(np.float32), tree)
+    return jax.tree.map(
+        lambda leaf: leaf + rng.uniform(0.05, 0.3, leaf.shape).astype(np.float32), tree
+    )
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -156,7 +182,9 @@ def test_space_to_depth_is_conv7(train, images):
     expected = outputs(plain, variables, images, train)
     for x in (images, stem.space_to_depth(images)):
         found = outputs(folded, variables, x, train)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected
+        )
     assert np.std(expected[0], axis=0).min() > 1e-3
 
 
@@ -192,7 +220,10 @@ def test_bf16_keeps_parameters_statistics_and_logits_in_fp32(name, images):
     shapes = jax.eval_shape(seam.from_linen(narrow).init, jax.random.key(0), images)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
     options = {"dropout_rate": 0.0, "stochastic_depth_rate": 0.0} if name == "efficientnet" else {}
-    ours, theirs = (outputs(module.clone(**options), variables, images, True) for module in (narrow, SMALL[name]))
+    ours, theirs = (
+        outputs(module.clone(**options), variables, images, True)
+        for module in (narrow, SMALL[name])
+    )
     assert {leaf.dtype for leaf in jax.tree.leaves(ours)} == {np.dtype(np.float32)}
     gap = np.abs(ours[0] - theirs[0]).max() / np.abs(theirs[0]).max()
     assert 1e-5 < gap < 0.05, gap
@@ -212,15 +243,31 @@ def traced(module, shape):
             (1, 31, 64, 3),
             r"image_size = \(31, 64\): the strides reduce it 32 times.*at least 32 x 32",
         ),
-        (resnet.make("18", stem="conv3"), (1, 8, 7, 3), r"image_size = \(8, 7\): the strides reduce it 8 times"),
-        (resnet.make("50", stem="space_to_depth"), (1, 15, 16, 12), r"image_size = \(30, 32\): .*at least 32 x 32"),
-        (resnet.make("50", stem="space_to_depth"), (1, 33, 32, 3), r"image_size = \(33, 32\): .* needs even sides"),
+        (
+            resnet.make("18", stem="conv3"),
+            (1, 8, 7, 3),
+            r"image_size = \(8, 7\): the strides reduce it 8 times",
+        ),
+        (
+            resnet.make("50", stem="space_to_depth"),
+            (1, 15, 16, 12),
+            r"image_size = \(30, 32\): .*at least 32 x 32",
+        ),
+        (
+            resnet.make("50", stem="space_to_depth"),
+            (1, 33, 32, 3),
+            r"image_size = \(33, 32\): .* needs even sides",
+        ),
         (
             resnet.make("50", stem="space_to_depth"),
             (1, 32, 32, 13),
             r"channels = 13: folded images have 4 times those of an image",
         ),
-        (resnet.make("50", stem="conv5"), (1, 32, 32, 3), r"stem = 'conv5': use one of conv3, conv7, space_to_depth"),
+        (
+            resnet.make("50", stem="conv5"),
+            (1, 32, 32, 3),
+            r"stem = 'conv5': use one of conv3, conv7, space_to_depth",
+        ),
         (
             efficientnet.make("b0"),
             (1, 31, 32, 3),
@@ -246,7 +293,9 @@ def test_what_cannot_be_is_refused(module, shape, message):
 def test_images_of_one_channel_odd_sides_and_no_pixel_to_spare(module, shape):
     variables = traced(module, shape)
     logits, _ = jax.eval_shape(
-        lambda variables, x: seam.from_linen(module).apply(*variables, x, False), variables, jnp.zeros(shape)
+        lambda variables, x: seam.from_linen(module).apply(*variables, x, False),
+        variables,
+        jnp.zeros(shape),
     )
     assert (logits.shape, logits.dtype) == ((2, 5), jnp.float32)
 
@@ -260,9 +309,13 @@ def test_symmetric_blocks_are_those_with_an_odd_side():
         num_classes=3,
         dropout_rate=0.0,
     )
-    x = jax.random.normal(jax.random.key(0), (2, 20, 20, 3))  # 20 -> 10 -> 5 -> 3: the second block's input is odd
+    x = jax.random.normal(
+        jax.random.key(0), (2, 20, 20, 3)
+    )  # 20 -> 10 -> 5 -> 3: the second block's input is odd
     assert efficientnet.symmetric_blocks(network, 20) == (1,)
-    variables = jax.jit(seam.from_linen(network).init, compiler_options=QUICKLY)(jax.random.key(0), x)
+    variables = jax.jit(seam.from_linen(network).init, compiler_options=QUICKLY)(
+        jax.random.key(0), x
+    )
     variables = shaken(jax.device_get(variables))
     stated = network.clone(symmetric_blocks=(1,))
     np.testing.assert_allclose(

@@ -26,9 +26,9 @@ def params(tokens):
 
 def outputs(params, inputs, module=TINY, train=False, key=0):
     rng = jax.random.key(key)
-    found, _ = jax.jit(lambda params, inputs: seam.from_linen(module).apply(params, {}, inputs, train, rng))(
-        params, inputs
-    )
+    found, _ = jax.jit(
+        lambda params, inputs: seam.from_linen(module).apply(params, {}, inputs, train, rng)
+    )(params, inputs)
     return jax.device_get(found)
 
 
@@ -50,7 +50,9 @@ def test_logits_and_state_are_pytorchs(params, tokens):
     cell, hidden = (np.float32(rng.normal(size=(LAYERS, BATCH, HIDDEN))) for _ in range(2))
     with torch.no_grad():
         embedded = torch.tensor(params["embedding"]["embedding"][tokens])
-        states, (their_hidden, their_cell) = theirs(embedded, (torch.tensor(hidden), torch.tensor(cell)))
+        states, (their_hidden, their_cell) = theirs(
+            embedded, (torch.tensor(hidden), torch.tensor(cell))
+        )
     logits = states.numpy() @ params["head"]["kernel"] + params["head"]["bias"]
     found = outputs(params, {"tokens": tokens, "carry": tuple(zip(cell, hidden, strict=True))})
     np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-5)
@@ -65,7 +67,11 @@ def test_two_windows_with_the_carry_are_one(params, tokens):
     second = outputs(params, {"tokens": tokens[:, 2:], "carry": first["carry"]})
     joined = np.concatenate([first["logits"], second["logits"]], 1)
     np.testing.assert_allclose(joined, whole["logits"], rtol=1e-5, atol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), second["carry"], whole["carry"])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        second["carry"],
+        whole["carry"],
+    )
     without = outputs(params, {"tokens": tokens[:, 2:]})
     assert np.abs(without["logits"] - second["logits"]).max() > 1e-2
     zeros = jax.tree.map(np.zeros_like, first["carry"])
@@ -90,7 +96,9 @@ def layered(params, tokens, masks):
     for number in range(LAYERS):
         layer, cell, hidden, states = p[f"layer{number}"], 0.0, np.zeros((BATCH, HIDDEN)), []
         for now in np.moveaxis(x, 1, 0):
-            i, f, g, o = np.split(now @ layer["kernel"] + hidden @ layer["recurrent_kernel"] + layer["bias"], 4, -1)
+            i, f, g, o = np.split(
+                now @ layer["kernel"] + hidden @ layer["recurrent_kernel"] + layer["bias"], 4, -1
+            )
             cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
             hidden = sigmoid(o) * np.tanh(cell)
             states.append(hidden)
@@ -113,7 +121,9 @@ def test_dropout_is_between_layers_only(params, tokens, monkeypatch):
 
     def run(params):
         met.clear()
-        found = module.apply({"params": params}, {"tokens": tokens}, True, rngs={"example": jax.random.key(3)})
+        found = module.apply(
+            {"params": params}, {"tokens": tokens}, True, rngs={"example": jax.random.key(3)}
+        )
         return found, list(met)
 
     found, pairs = jax.device_get(jax.jit(run)(params))
@@ -123,22 +133,30 @@ def test_dropout_is_between_layers_only(params, tokens, monkeypatch):
         assert mask.shape == (BATCH, LENGTH, HIDDEN)
         np.testing.assert_allclose(mask[mask != 0], 2, rtol=1e-6)
         assert 0.25 < np.mean(mask == 0) < 0.75
-    np.testing.assert_allclose(found["logits"], layered(params, tokens, masks), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found["logits"], layered(params, tokens, masks), rtol=1e-5, atol=1e-5
+    )
     np.testing.assert_array_equal(found["carry"][1][1], pairs[2][0][:, -1])
     ones = [np.ones_like(mask) for mask in masks]
     np.testing.assert_allclose(
-        outputs(params, {"tokens": tokens}, module)["logits"], layered(params, tokens, ones), rtol=1e-5, atol=1e-5
+        outputs(params, {"tokens": tokens}, module)["logits"],
+        layered(params, tokens, ones),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
 def test_bf16_keeps_carry_and_logits_in_fp32(params, tokens):
-    ours, theirs = (outputs(params, {"tokens": tokens}, module) for module in (TINY.clone(dtype=jnp.bfloat16), TINY))
+    ours, theirs = (
+        outputs(params, {"tokens": tokens}, module)
+        for module in (TINY.clone(dtype=jnp.bfloat16), TINY)
+    )
     assert {leaf.dtype for leaf in jax.tree.leaves(ours)} == {np.dtype(np.float32)}
     gap = np.abs(ours["logits"] - theirs["logits"]).max() / np.abs(theirs["logits"]).max()
     assert 1e-5 < gap < 0.03
-    classified = jax.jit(lstm.LSTMClassifier(hidden=8, dtype=jnp.bfloat16).init_with_output, static_argnums=2)(
-        jax.random.key(0), np.ones((2, 3, 4), np.float32), False
-    )[0]
+    classified = jax.jit(
+        lstm.LSTMClassifier(hidden=8, dtype=jnp.bfloat16).init_with_output, static_argnums=2
+    )(jax.random.key(0), np.ones((2, 3, 4), np.float32), False)[0]
     for logits in (ours["logits"], np.asarray(classified)):
         assert not np.array_equal(logits, logits.astype(jnp.bfloat16)), "rounded to bf16 on the way"
 
@@ -148,7 +166,9 @@ def test_initialisation(size, scale):
     """Uniform within the published range; the LSTM's biases, forget gate too, are zero."""
     module = lstm.make(size, hidden=30, vocab_size=150)
     assert module.init_scale == scale
-    drawn, _ = jax.jit(seam.from_linen(module).init)(jax.random.key(0), {"tokens": np.zeros((1, 2), np.int32)})
+    drawn, _ = jax.jit(seam.from_linen(module).init)(
+        jax.random.key(0), {"tokens": np.zeros((1, 2), np.int32)}
+    )
     for path, leaf in jax.tree_util.tree_leaves_with_path(drawn):
         leaf = np.asarray(leaf)
         if path[0].key.startswith("layer") and path[-1].key == "bias":

@@ -17,8 +17,15 @@ def test_patch_conv_equals_flax_conv(size, shape):
     theirs = nn.Conv(4, (size, size), use_bias=False)
     x = jax.random.normal(jax.random.key(1), shape)
     weights = jax.random.normal(jax.random.key(2), (*shape[:3], 4))
-    variables = {"params": {"kernel": jax.random.normal(jax.random.key(0), (size, size, shape[-1], 4))}}
-    assert jax.eval_shape(ours.init, jax.random.key(0), x)["params"]["kernel"].shape == (size, size, shape[-1], 4)
+    variables = {
+        "params": {"kernel": jax.random.normal(jax.random.key(0), (size, size, shape[-1], 4))}
+    }
+    assert jax.eval_shape(ours.init, jax.random.key(0), x)["params"]["kernel"].shape == (
+        size,
+        size,
+        shape[-1],
+        4,
+    )
 
     def loss(variables, x, module):
         y = module.apply(variables, x)
@@ -42,12 +49,16 @@ def count(tree):
 
 
 def described(tree):
-    return {name: (leaf.shape, leaf.dtype) for name, leaf in jax.tree_util.tree_leaves_with_path(dict(tree))}
+    return {
+        name: (leaf.shape, leaf.dtype)
+        for name, leaf in jax.tree_util.tree_leaves_with_path(dict(tree))
+    }
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
-    "module", [cnn.CNN(), cnn.CNN(7, widths=(4,)), lstm.LSTMClassifier(), lstm.LSTMClassifier(7, hidden=5)]
+    "module",
+    [cnn.CNN(), cnn.CNN(7, widths=(4,)), lstm.LSTMClassifier(), lstm.LSTMClassifier(7, hidden=5)],
 )
 def test_shapes_and_dtypes(module, dtype):
     module = module.clone(dtype=dtype)
@@ -58,7 +69,9 @@ def test_shapes_and_dtypes(module, dtype):
         for shape in ((6, 8, 8), (6, 8, 8, 1)):
             images = jax.ShapeDtypeStruct(shape, jnp.float32)
             logits, model_state = jax.eval_shape(
-                lambda params, state, x, train=train: model.apply(params, state, x, train), *variables, images
+                lambda params, state, x, train=train: model.apply(params, state, x, train),
+                *variables,
+                images,
             )
             assert (logits.shape, logits.dtype) == ((6, module.num_classes), jnp.float32)
             assert described(model_state) == described(variables[1])
@@ -70,7 +83,9 @@ def test_parameter_counts():
     # two convolutions, a scale and a bias for each channel, 2 x 2 x 32 inputs of the hidden layer, the head
     assert count(params) == 9 * 16 + 9 * 16 * 32 + 2 * (16 + 32) + (128 * 64 + 64) + (64 * 10 + 10)
     assert count(state) == 2 * (16 + 32)
-    params, state = jax.eval_shape(seam.from_linen(lstm.LSTMClassifier()).init, jax.random.key(0), zeros)
+    params, state = jax.eval_shape(
+        seam.from_linen(lstm.LSTMClassifier()).init, jax.random.key(0), zeros
+    )
     # four gates from 8 columns and 64 states with one bias each, and the head
     assert count(params) == 4 * (8 * 64 + 64 * 64 + 64) + (64 * 10 + 10)
     assert state == {}
@@ -87,7 +102,9 @@ def test_a_channel_axis_of_one_makes_no_difference(module):
     np.testing.assert_array_equal(flat, deep)
 
 
-@pytest.mark.parametrize(("shape", "widths"), [((2, 8, 8), (4,) * 4), ((2, 6, 6), (4, 4)), ((2, 8, 7), (4,))])
+@pytest.mark.parametrize(
+    ("shape", "widths"), [((2, 8, 8), (4,) * 4), ((2, 6, 6), (4, 4)), ((2, 8, 7), (4,))]
+)
 def test_an_image_that_cannot_be_halved_is_refused(shape, widths):
     with pytest.raises(ValueError, match="cannot be halved again"):
         cnn.CNN(widths=widths).init(jax.random.key(0), jnp.zeros(shape), train=True)
@@ -143,16 +160,22 @@ def test_lstm_equals_its_equations():
     cell, c, h = p["OptimizedLSTMCell_0"], np.zeros((3, 5)), np.zeros((3, 5))
     for row in np.moveaxis(x.astype(np.float64), 1, 0):
         gates = {
-            gate: row @ cell["i" + gate]["kernel"] + h @ cell["h" + gate]["kernel"] + cell["h" + gate]["bias"]
+            gate: row @ cell["i" + gate]["kernel"]
+            + h @ cell["h" + gate]["kernel"]
+            + cell["h" + gate]["bias"]
             for gate in "ifgo"
         }
         c = sigmoid(gates["f"]) * c + sigmoid(gates["i"]) * np.tanh(gates["g"])
         h = sigmoid(gates["o"]) * np.tanh(c)
-    np.testing.assert_allclose(logits, h @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        logits, h @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_gradient_of_the_maximum_is_shared_evenly_and_never_undefined():
-    x = np.maximum(np.random.default_rng(0).integers(-3, 3, (4, 6, 6, 3)), 0).astype(np.float32)  # full of ties
+    x = np.maximum(np.random.default_rng(0).integers(-3, 3, (4, 6, 6, 3)), 0).astype(
+        np.float32
+    )  # full of ties
     weights = np.random.default_rng(1).normal(size=(4, 3, 3, 3)).astype(np.float32)
 
     def plain(x):

@@ -30,8 +30,14 @@ GROUPS = {
 def arrays():
     """Return inputs whose examples differ in mean and spread, so that other groups give other statistics."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((BATCH, 3, 2)) * rng.uniform(0.5, 2, (BATCH, 1, 1)) + rng.standard_normal((BATCH, 1, 2))
-    scale, bias, weights = rng.uniform(0.5, 2, 2), rng.standard_normal(2), rng.standard_normal(x.shape)
+    x = rng.standard_normal((BATCH, 3, 2)) * rng.uniform(
+        0.5, 2, (BATCH, 1, 1)
+    ) + rng.standard_normal((BATCH, 1, 2))
+    scale, bias, weights = (
+        rng.uniform(0.5, 2, 2),
+        rng.standard_normal(2),
+        rng.standard_normal(x.shape),
+    )
     return [array.astype(np.float32) for array in (x, scale, bias, weights)]
 
 
@@ -68,38 +74,59 @@ def test_other_groups_give_other_numbers(arrays, reference):
     results = [reference(*arrays, num_groups) for num_groups in sorted(set(GROUPS.values()))]
     for i, one in enumerate(results):
         for other in results[:i]:
-            assert all(np.abs(one[name] - other[name]).max() > 1e-2 for name in ("y", "dx", "dscale", "dbias", "var"))
+            assert all(
+                np.abs(one[name] - other[name]).max() > 1e-2
+                for name in ("y", "dx", "dscale", "dbias", "var")
+            )
 
 
 def test_bf16_inputs_have_fp32_statistics(backend, arrays, reference, normalized):
     x, scale, bias, weights = arrays
-    narrow = (x + 20).astype(jnp.bfloat16)  # in bf16, E[x^2] - E[x]^2 would be off by more than the variance
+    narrow = (x + 20).astype(
+        jnp.bfloat16
+    )  # in bf16, E[x^2] - E[x]^2 would be off by more than the variance
     found, _ = normalized(backend, DEVICES, list(GROUPS), (narrow, scale, bias, weights))
     for scope, result in found.items():
         expected = reference(narrow.astype(np.float64), scale, bias, weights, GROUPS[scope])
         assert result["y"].dtype == result["dx"].dtype == jnp.bfloat16
-        assert {result[name].dtype for name in ("dscale", "dbias", "mean", "var")} == {np.dtype(np.float32)}
+        assert {result[name].dtype for name in ("dscale", "dbias", "mean", "var")} == {
+            np.dtype(np.float32)
+        }
         np.testing.assert_allclose(result["mean"], moved(5.0, expected["mean"]), rtol=2e-6)
         np.testing.assert_allclose(result["var"], moved(3.0, expected["var"]), rtol=1e-4)
-        np.testing.assert_allclose(np.asarray(result["y"], np.float64), expected["y"], rtol=2**-8, atol=2e-3)
-        np.testing.assert_allclose(np.asarray(result["dx"], np.float64), expected["dx"], rtol=2**-7, atol=4e-3)
+        np.testing.assert_allclose(
+            np.asarray(result["y"], np.float64), expected["y"], rtol=2**-8, atol=2e-3
+        )
+        np.testing.assert_allclose(
+            np.asarray(result["dx"], np.float64), expected["dx"], rtol=2**-7, atol=4e-3
+        )
         for name in ("dscale", "dbias"):
-            np.testing.assert_allclose(result[name], expected[name], rtol=2e-2, atol=2e-2, err_msg=f"{scope} {name}")
+            np.testing.assert_allclose(
+                result[name], expected[name], rtol=2e-2, atol=2e-2, err_msg=f"{scope} {name}"
+            )
 
 
 def test_global_scope_equals_flax(arrays):
     x, scale, bias, weights = arrays
     ours, theirs = lbopt.BatchNorm(momentum=MOMENTUM), nn.BatchNorm(momentum=MOMENTUM, epsilon=1e-5)
-    variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": jnp.zeros(2), "var": jnp.ones(2)}}
-    initial = [module.init(jax.random.key(0), x, use_running_average=False) for module in (ours, theirs)]
+    variables = {
+        "params": {"scale": scale, "bias": bias},
+        "batch_stats": {"mean": jnp.zeros(2), "var": jnp.ones(2)},
+    }
+    initial = [
+        module.init(jax.random.key(0), x, use_running_average=False) for module in (ours, theirs)
+    ]
     jax.tree.map(np.testing.assert_array_equal, *initial)
 
     def loss(params, x, module):
-        y, updated = module.apply(variables | {"params": params}, x, use_running_average=False, mutable=["batch_stats"])
+        y, updated = module.apply(
+            variables | {"params": params}, x, use_running_average=False, mutable=["batch_stats"]
+        )
         return jnp.sum(weights * jnp.tanh(y)), (y, updated)
 
     results = [
-        jax.grad(loss, argnums=(0, 1), has_aux=True)(variables["params"], x, module) for module in (ours, theirs)
+        jax.grad(loss, argnums=(0, 1), has_aux=True)(variables["params"], x, module)
+        for module in (ours, theirs)
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), *results)
     inferred = [module.apply(variables, x, use_running_average=True) for module in (ours, theirs)]
@@ -109,18 +136,29 @@ def test_global_scope_equals_flax(arrays):
 def test_running_statistics_normalize_at_inference(arrays):
     x, scale, bias, _ = arrays
     mean, var = np.array([0.5, -1.0], np.float32), np.array([2.0, 0.25], np.float32)
-    variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": mean, "var": var}}
+    variables = {
+        "params": {"scale": scale, "bias": bias},
+        "batch_stats": {"mean": mean, "var": var},
+    }
     for scope in ("global", "examples:8"):
         y = lbopt.BatchNorm(scope).apply(variables, x, use_running_average=True)
-        np.testing.assert_allclose(y, (x - mean) / np.sqrt(var + 1e-5) * scale + bias, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            y, (x - mean) / np.sqrt(var + 1e-5) * scale + bias, rtol=1e-5, atol=1e-6
+        )
 
 
 def test_a_mean_far_larger_than_the_deviation_is_taken_off_first(arrays):
     """In evaluation x - mean is exact; x * factor - mean * factor would have lost two digits here."""
     x = 1000 + arrays[0]
-    variables = {"batch_stats": {"mean": np.full(2, 1000, np.float32), "var": np.full(2, 0.01, np.float32)}}
-    y = lbopt.BatchNorm(use_scale=False, use_bias=False).apply(variables, x, use_running_average=True)
-    np.testing.assert_allclose(y, (x.astype(np.float64) - 1000) / np.sqrt(np.float32(0.01) + 1e-5), rtol=1e-5)
+    variables = {
+        "batch_stats": {"mean": np.full(2, 1000, np.float32), "var": np.full(2, 0.01, np.float32)}
+    }
+    y = lbopt.BatchNorm(use_scale=False, use_bias=False).apply(
+        variables, x, use_running_average=True
+    )
+    np.testing.assert_allclose(
+        y, (x.astype(np.float64) - 1000) / np.sqrt(np.float32(0.01) + 1e-5), rtol=1e-5
+    )
 
 
 def test_without_scale_or_bias_there_are_no_parameters(arrays):
@@ -138,8 +176,12 @@ def test_the_first_group_may_be_kept(backend, arrays, normalized):
     found, _ = normalized(backend, DEVICES, list(GROUPS), arrays, running_from="first")
     for scope, groups in GROUPS.items():
         first = x[: BATCH // groups]
-        np.testing.assert_allclose(found[scope]["mean"], moved(5.0, first.mean((0, 1))), rtol=2e-6, err_msg=scope)
-        np.testing.assert_allclose(found[scope]["var"], moved(3.0, first.var((0, 1))), rtol=2e-6, err_msg=scope)
+        np.testing.assert_allclose(
+            found[scope]["mean"], moved(5.0, first.mean((0, 1))), rtol=2e-6, err_msg=scope
+        )
+        np.testing.assert_allclose(
+            found[scope]["var"], moved(3.0, first.var((0, 1))), rtol=2e-6, err_msg=scope
+        )
 
 
 def test_unbiased_variance_is_kept_and_not_used(backend, arrays, normalized, reference):
@@ -148,9 +190,13 @@ def test_unbiased_variance_is_kept_and_not_used(backend, arrays, normalized, ref
     for scope, groups in GROUPS.items():
         expected = reference(*arrays, groups)
         count = arrays[0].size // arrays[0].shape[-1] // groups
-        np.testing.assert_allclose(found[scope]["y"], expected["y"], rtol=2e-5, atol=1e-5, err_msg=scope)
+        np.testing.assert_allclose(
+            found[scope]["y"], expected["y"], rtol=2e-5, atol=1e-5, err_msg=scope
+        )
         unbiased = expected["var"] * count / (count - 1)
-        np.testing.assert_allclose(found[scope]["var"], moved(3.0, unbiased), rtol=2e-6, err_msg=scope)
+        np.testing.assert_allclose(
+            found[scope]["var"], moved(3.0, unbiased), rtol=2e-6, err_msg=scope
+        )
 
 
 def test_a_group_of_one_number_has_no_unbiased_variance_and_stays_finite():
@@ -166,9 +212,14 @@ def test_unbiased_global_batch_norm_is_pytorchs():
     """Output, gradients and both running statistics of torch.nn.BatchNorm2d after two steps, and inference with them."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(4)
-    scale, bias = rng.uniform(0.5, 2, 3).astype(np.float32), rng.standard_normal(3).astype(np.float32)
+    scale, bias = (
+        rng.uniform(0.5, 2, 3).astype(np.float32),
+        rng.standard_normal(3).astype(np.float32),
+    )
     theirs = torch.nn.BatchNorm2d(3, momentum=0.1, eps=1e-5)
-    theirs.load_state_dict({**theirs.state_dict(), "weight": torch.tensor(scale), "bias": torch.tensor(bias)})
+    theirs.load_state_dict(
+        {**theirs.state_dict(), "weight": torch.tensor(scale), "bias": torch.tensor(bias)}
+    )
     ours = lbopt.BatchNorm(momentum=0.9, unbiased_running_var=True)
     stats = {"mean": jnp.zeros(3), "var": jnp.ones(3)}
 
@@ -179,7 +230,9 @@ def test_unbiased_global_batch_norm_is_pytorchs():
 
     for step in range(2):
         x = rng.normal(1 + step, 2, (4, 2, 3, 3)).astype(np.float32)
-        grads, (y, stats) = jax.grad(loss, argnums=(0, 1), has_aux=True)({"scale": scale, "bias": bias}, x, stats)
+        grads, (y, stats) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
+            {"scale": scale, "bias": bias}, x, stats
+        )
         given = torch.tensor(x.transpose(0, 3, 1, 2), requires_grad=True)
         theirs.zero_grad()
         their_y = theirs(given)
@@ -210,7 +263,9 @@ def test_averaging_running_statistics_at_the_end_is_averaging_them_at_every_step
         x = (1 + step) * arrays[0] + step
         _, ours = module.apply(ours, x, use_running_average=False, mutable=["batch_stats"])
         for group, part in enumerate(np.split(x, 4)):
-            _, theirs[group] = alone.apply(theirs[group], part, use_running_average=False, mutable=["batch_stats"])
+            _, theirs[group] = alone.apply(
+                theirs[group], part, use_running_average=False, mutable=["batch_stats"]
+            )
     averaged = jax.tree.map(lambda *leaves: np.mean(leaves, 0), *theirs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, averaged)
     gap = jax.tree.map(lambda a, b: np.max(np.abs(a - b)), theirs[0], theirs[1])
@@ -228,8 +283,12 @@ class Normalized(nn.Module):
         return nn.Dense(3, kernel_init=nn.initializers.normal(1.0))(jnp.tanh(y.reshape(len(y), -1)))
 
 
-@pytest.mark.parametrize(("scope", "groups_in_a_part"), [("global", 1), ("replicas:2", 2), ("tiles:2x1@2x2", 2)])
-def test_microsteps_normalize_each_part_on_its_own(backend, scope, groups_in_a_part, arrays, reference):
+@pytest.mark.parametrize(
+    ("scope", "groups_in_a_part"), [("global", 1), ("replicas:2", 2), ("tiles:2x1@2x2", 2)]
+)
+def test_microsteps_normalize_each_part_on_its_own(
+    backend, scope, groups_in_a_part, arrays, reference
+):
     """Microstep m has examples m, m + 2, ... on any device; groups divide that part; statistics are the mean over parts."""
     model = seam.from_linen(Normalized(scope))
     x, labels = np.concatenate([arrays[0], 2 * arrays[0][::-1] + 1]), np.arange(32) % 3
@@ -241,10 +300,14 @@ def test_microsteps_normalize_each_part_on_its_own(backend, scope, groups_in_a_p
 
     tx = optax.sgd(0.1)
     state = lbopt.TrainState.create(*model.init(jax.random.key(0), x), tx)
-    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(DEVICES), backend, num_microsteps=2, donate=False)
+    step = lbopt.make_train_step(
+        loss_fn, tx, lbopt.make_mesh(DEVICES), backend, num_microsteps=2, donate=False
+    )
     after, sums = jax.block_until_ready(step(state, {"x": x, "y": labels}))
     expected, rows = {"mean": 0, "var": 0}, []
-    kernel, bias = (np.asarray(state.params["Dense_0"][name], np.float64) for name in ("kernel", "bias"))
+    kernel, bias = (
+        np.asarray(state.params["Dense_0"][name], np.float64) for name in ("kernel", "bias")
+    )
     total = 0.0
     for part in range(2):
         rows = np.arange(part, 32, 2)

@@ -24,7 +24,9 @@ def collectives(scopes):
 
     def differentiated(module, x):
         def outputs(x):
-            return module.apply({"batch_stats": stats}, x, use_running_average=False, mutable=["batch_stats"])[0]
+            return module.apply(
+                {"batch_stats": stats}, x, use_running_average=False, mutable=["batch_stats"]
+            )[0]
 
         y, pull = jax.vjp(outputs, x)
         return y, pull(y * y)
@@ -33,16 +35,24 @@ def collectives(scopes):
         with replicas.tracing_for(DEVICES):
             return [differentiated(module, x) for module in modules]
 
-    compiled = jax.jit(whole, in_shardings=split, out_shardings=split).lower(np.zeros((16, 3, 2), np.float32)).compile()
+    compiled = (
+        jax.jit(whole, in_shardings=split, out_shardings=split)
+        .lower(np.zeros((16, 3, 2), np.float32))
+        .compile()
+    )
     return COLLECTIVE.findall(compiled.as_text())
 
 
-@pytest.mark.parametrize("scopes", [["local", "replicas:1", "examples:2", "examples:4", "tiles:1x1@2x2"]])
+@pytest.mark.parametrize(
+    "scopes", [["local", "replicas:1", "examples:2", "examples:4", "tiles:1x1@2x2"]]
+)
 def test_groups_within_a_replica_need_no_collective(scopes):
     assert collectives(scopes) == []
 
 
-@pytest.mark.parametrize("scope", ["global", "replicas:2", "examples:8", "tiles:2x1@2x2", "tiles:1x2@2x2"])
+@pytest.mark.parametrize(
+    "scope", ["global", "replicas:2", "examples:8", "tiles:2x1@2x2", "tiles:1x2@2x2"]
+)
 def test_groups_of_whole_replicas_need_only_reductions(scope):
     """Both moments are one reduction, and so is what their gradients need."""
     assert collectives([scope]) == ["all-reduce"] * 2

@@ -48,7 +48,9 @@ UNEVEN = {
 
 @pytest.mark.parametrize("text", UNKNOWN)
 def test_unknown_text_is_refused(text):
-    with pytest.raises(ValueError, match=r"stats_scope = .* use global, local, replicas:N, examples:N"):
+    with pytest.raises(
+        ValueError, match=r"stats_scope = .* use global, local, replicas:N, examples:N"
+    ):
         Scope.parse(text)
     with pytest.raises(ValueError, match="stats_scope"):
         apply(text, 1, None, np.ones((4, 2), np.float32))
@@ -105,11 +107,15 @@ def test_a_jitted_part_of_a_model_is_traced_anew_for_other_replicas():
     module = lbopt.BatchNorm("local")
     x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
     variables = module.init(jax.random.key(0), x, use_running_average=False)
-    part = jax.jit(lambda x: module.apply(variables, x, use_running_average=False, mutable=["batch_stats"])[0])
+    part = jax.jit(
+        lambda x: module.apply(variables, x, use_running_average=False, mutable=["batch_stats"])[0]
+    )
     for count in (1, 4, 2):
         with replicas.tracing_for(count):
             groups = x.reshape(count, 8 // count, 2)
-            expected = (groups - groups.mean(1, keepdims=True)) / np.sqrt(groups.var(1, keepdims=True) + 1e-5)
+            expected = (groups - groups.mean(1, keepdims=True)) / np.sqrt(
+                groups.var(1, keepdims=True) + 1e-5
+            )
             np.testing.assert_allclose(part(x), expected.reshape(8, 2), atol=1e-5)
 
 

@@ -14,7 +14,10 @@ from lbopt import replicas
 from lbopt.models.norm import Scope
 
 DEVICES, BATCH, MOMENTUM = 8, 16, 0.75
-GRIDS = {"2x4": ["2x2", "1x2", "2x1", "2x4", "1x4", "1x1"], "4x2": ["2x2", "1x2", "2x1", "4x2", "4x1", "1x1"]}
+GRIDS = {
+    "2x4": ["2x2", "1x2", "2x1", "2x4", "1x4", "1x1"],
+    "4x2": ["2x2", "1x2", "2x1", "4x2", "4x1", "1x1"],
+}
 TILED = [f"tiles:{tile}@{grid}" for grid, tiles in GRIDS.items() for tile in tiles]
 WIDE = [scope for scope in TILED if "1x1" not in scope]
 GROUPED = ["replicas:2", "replicas:4", "examples:4", "examples:8", "global"]
@@ -41,8 +44,14 @@ def examples_of(scope):
 def arrays():
     """Return inputs whose examples differ in mean and spread, so that other groups give other statistics."""
     rng = np.random.default_rng(1)
-    x = rng.standard_normal((BATCH, 2, 3)) * rng.uniform(0.5, 2, (BATCH, 1, 1)) + rng.standard_normal((BATCH, 1, 3))
-    scale, bias, weights = rng.uniform(0.5, 2, 3), rng.standard_normal(3), rng.standard_normal(x.shape)
+    x = rng.standard_normal((BATCH, 2, 3)) * rng.uniform(
+        0.5, 2, (BATCH, 1, 1)
+    ) + rng.standard_normal((BATCH, 1, 3))
+    scale, bias, weights = (
+        rng.uniform(0.5, 2, 3),
+        rng.standard_normal(3),
+        rng.standard_normal(x.shape),
+    )
     return [array.astype(np.float32) for array in (x, scale, bias, weights)]
 
 
@@ -53,10 +62,22 @@ def on_eight(arrays, normalized_on_eight):
     jobs = {
         ("wide", "jit"): (("jit", DEVICES, WIDE + GROUPED, arrays), {}),
         ("wide", "pmap"): (("pmap", DEVICES, WIDE + GROUPED, arrays), {}),
-        ("mesh", "jit"): (("jit", DEVICES, ["tiles:2x2"], arrays), {"grid": (4, 2), "running_from": "first"}),
-        ("mesh", "pmap"): (("pmap", DEVICES, ["tiles:2x2"], arrays), {"grid": (4, 2), "running_from": "first"}),
-        ("narrow", "jit"): (("jit", DEVICES, ["tiles:2x2@2x4"], narrow), {"unbiased_running_var": True}),
-        ("narrow", "pmap"): (("pmap", DEVICES, ["tiles:2x2@2x4"], narrow), {"unbiased_running_var": True}),
+        ("mesh", "jit"): (
+            ("jit", DEVICES, ["tiles:2x2"], arrays),
+            {"grid": (4, 2), "running_from": "first"},
+        ),
+        ("mesh", "pmap"): (
+            ("pmap", DEVICES, ["tiles:2x2"], arrays),
+            {"grid": (4, 2), "running_from": "first"},
+        ),
+        ("narrow", "jit"): (
+            ("jit", DEVICES, ["tiles:2x2@2x4"], narrow),
+            {"unbiased_running_var": True},
+        ),
+        ("narrow", "pmap"): (
+            ("pmap", DEVICES, ["tiles:2x2@2x4"], narrow),
+            {"unbiased_running_var": True},
+        ),
         ("within", "jit"): (("jit", DEVICES, WITHIN, arrays), {}),
         ("within", "pmap"): (("pmap", DEVICES, WITHIN, arrays), {}),
     }
@@ -110,11 +131,17 @@ def test_bf16_inputs_and_unbiased_variance(backend, on_eight, arrays, reference)
     expected = reference(narrow, *arrays[1:], groups)
     assert result["y"].dtype == jnp.bfloat16
     assert result["var"].dtype == np.float32
-    np.testing.assert_allclose(np.asarray(result["y"], np.float64), expected["y"], rtol=2**-8, atol=2e-3)
-    np.testing.assert_allclose(np.asarray(result["dx"], np.float64), expected["dx"], rtol=2**-7, atol=4e-3)
+    np.testing.assert_allclose(
+        np.asarray(result["y"], np.float64), expected["y"], rtol=2**-8, atol=2e-3
+    )
+    np.testing.assert_allclose(
+        np.asarray(result["dx"], np.float64), expected["dx"], rtol=2**-7, atol=4e-3
+    )
     np.testing.assert_allclose(result["mean"], moved(5.0, expected["mean"]), rtol=2e-6)
     count = 8 * 2  # examples of a tile x positions
-    np.testing.assert_allclose(result["var"], moved(3.0, expected["var"] * count / (count - 1)), rtol=1e-4)
+    np.testing.assert_allclose(
+        result["var"], moved(3.0, expected["var"] * count / (count - 1)), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
@@ -127,7 +154,12 @@ def test_groups_within_a_replica(scope, backend, on_eight, arrays, reference):
 
 
 def test_programs_reduce_and_do_nothing_else(on_eight):
-    assert on_eight["wide", "jit"][1] == on_eight["mesh", "jit"][1] == on_eight["narrow", "jit"][1] == {"all-reduce"}
+    assert (
+        on_eight["wide", "jit"][1]
+        == on_eight["mesh", "jit"][1]
+        == on_eight["narrow", "jit"][1]
+        == {"all-reduce"}
+    )
 
 
 def refusal(scope, count, examples, grid=None, axis_name=None):
@@ -149,7 +181,12 @@ def refusal(scope, count, examples, grid=None, axis_name=None):
 
 
 REFUSED = [
-    ("tiles:2x2", None, 16, r"the mesh has no grid of replicas: make it with make_mesh\(order='torus'\) .*@HxW"),
+    (
+        "tiles:2x2",
+        None,
+        16,
+        r"the mesh has no grid of replicas: make it with make_mesh\(order='torus'\) .*@HxW",
+    ),
     ("tiles:1x2@2x4", None, 16, r"a grid of 2 x 4 is not 4 replicas: state the grid of this mesh"),
     ("tiles:1x2", (2, 4), 16, r"a grid of 2 x 4 is not 4 replicas"),
     ("tiles:1x4@2x2", None, 16, r"tiles of 1 x 4 do not divide a grid of 2 x 2 replicas"),
@@ -195,7 +232,9 @@ def test_what_are_no_tiles(text):
         Scope.parse(text)
 
 
-@pytest.mark.parametrize("text", [*TILED, "tiles:2x16", "global", "local", "replicas:4", "examples:256"])
+@pytest.mark.parametrize(
+    "text", [*TILED, "tiles:2x16", "global", "local", "replicas:4", "examples:256"]
+)
 def test_text_is_what_was_parsed(text):
     assert Scope.parse(text).text == text
 

@@ -50,7 +50,9 @@ def trials():
     images = rng.random((TRIALS, BATCH, 8, 8)).astype(np.float32)
     images[:, ::3, :5, :5] = 0
     init = jax.vmap(lambda key: MODEL.init(key, images[0], train=True))
-    variables = jax.tree_util.tree_map_with_path(trained, init(jax.random.split(jax.random.key(0), TRIALS)))
+    variables = jax.tree_util.tree_map_with_path(
+        trained, init(jax.random.split(jax.random.key(0), TRIALS))
+    )
     return variables, images, rng.integers(0, 10, (TRIALS, BATCH)).astype(np.int32)
 
 
@@ -76,7 +78,9 @@ def close(ours, theirs, tolerance=1e-5):
 
     def compare(path, one, other):
         one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-        assert np.abs(one - other).max() <= tolerance * np.abs(other).max(), jax.tree_util.keystr(path)
+        assert np.abs(one - other).max() <= tolerance * np.abs(other).max(), jax.tree_util.keystr(
+            path
+        )
 
     jax.tree_util.tree_map_with_path(compare, ours, theirs)
 
@@ -86,7 +90,9 @@ def exact(trials):
     """Return what `differentiated` does for each trial alone, in float64."""
     with jax.enable_x64(True):
         model = PLAIN.clone(dtype=jnp.float64)
-        wide = jax.tree.map(lambda leaf: leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf, trials)
+        wide = jax.tree.map(
+            lambda leaf: leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf, trials
+        )
         differentiate = jax.jit(functools.partial(differentiated, model))
         return [jax.device_get(differentiate(*some(wide, number))) for number in range(TRIALS)]
 
@@ -100,7 +106,9 @@ def alone(trials):
 
 @pytest.mark.parametrize("count", [1, 3, 8, 11])
 def test_each_trial_is_what_it_is_alone(trials, alone, exact, count):
-    together = jax.jit(jax.vmap(functools.partial(differentiated, MODEL)))(*some(trials, slice(count)))
+    together = jax.jit(jax.vmap(functools.partial(differentiated, MODEL)))(
+        *some(trials, slice(count))
+    )
     for number in range(count):
         one = some(together, number)
         close(one, alone[number])
@@ -115,12 +123,15 @@ def test_in_bfloat16_it_is_as_far_from_the_plain_model_as_rounding(trials, exact
     errors = []
     for module in (MODEL, PLAIN):
         module = module.clone(dtype=jnp.bfloat16)
-        (by_params, _), (logits, stats) = jax.jit(jax.vmap(functools.partial(differentiated, module)))(*trials)
+        (by_params, _), (logits, stats) = jax.jit(
+            jax.vmap(functools.partial(differentiated, module))
+        )(*trials)
         assert logits.dtype == jnp.float32
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((by_params, stats)))
         errors.append(
             [
-                np.abs(logits[number] - exact[number][1][0]).max() / np.abs(exact[number][1][0]).max()
+                np.abs(logits[number] - exact[number][1][0]).max()
+                / np.abs(exact[number][1][0]).max()
                 for number in range(TRIALS)
             ]
         )
@@ -150,7 +161,9 @@ def test_gradient_of_the_sum_over_trials(trials):
     variables, images, labels = trials
 
     def total(params):
-        return jax.vmap(functools.partial(loss_fn, MODEL))(params, variables["batch_stats"], images, labels)[0].sum()
+        return jax.vmap(functools.partial(loss_fn, MODEL))(
+            params, variables["batch_stats"], images, labels
+        )[0].sum()
 
     ours = jax.jit(jax.grad(total))(variables["params"])
     (theirs, _), _ = jax.jit(jax.vmap(functools.partial(differentiated, MODEL)))(*trials)
@@ -167,7 +180,9 @@ def trained(module, steps, variables, images, labels):
         return done + 1, {"params": params, "batch_stats": stats}
 
     with replicas.tracing_for(1):
-        return jax.lax.while_loop(lambda carry: carry[0] < steps, body, (jnp.int32(0), variables))[1]
+        return jax.lax.while_loop(lambda carry: carry[0] < steps, body, (jnp.int32(0), variables))[
+            1
+        ]
 
 
 def test_steps_in_a_loop_on_four_devices(trials):
@@ -175,7 +190,11 @@ def test_steps_in_a_loop_on_four_devices(trials):
     fn = jax.vmap(functools.partial(trained, MODEL), (None, 0, 0, 0))
     mesh = Mesh(np.array(jax.devices()), ("trials",))
     spread = jax.shard_map(
-        fn, mesh=mesh, in_specs=(PartitionSpec(), parts, parts, parts), out_specs=parts, check_vma=False
+        fn,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), parts, parts, parts),
+        out_specs=parts,
+        check_vma=False,
     )
     found = jax.device_get(jax.jit(spread)(np.int32(3), *eight))
     alone = jax.jit(functools.partial(trained, PLAIN))
@@ -190,7 +209,9 @@ def probed(module, variables, images, labels):
         return value, ({}, updated)
 
     probe = gauges.make_probe(loss, 4)
-    return probe(variables["params"], variables["batch_stats"], (images, labels), jax.random.key(0)).flat()
+    return probe(
+        variables["params"], variables["batch_stats"], (images, labels), jax.random.key(0)
+    ).flat()
 
 
 def test_probes_are_those_of_the_plain_model(trials):

@@ -22,11 +22,18 @@ STATISTICS = {"mean": 5.0, "var": 3.0}
 def arrays():
     """Return x, kernel, scale, bias and weights; examples differ in mean and spread, so that other groups give other numbers."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((BATCH, 3, 2, IN)) * rng.uniform(0.5, 2, (BATCH, 1, 1, 1)) + rng.standard_normal(
-        (BATCH, 1, 1, IN)
+    x = rng.standard_normal((BATCH, 3, 2, IN)) * rng.uniform(
+        0.5, 2, (BATCH, 1, 1, 1)
+    ) + rng.standard_normal((BATCH, 1, 1, IN))
+    kernel, scale, bias = (
+        rng.standard_normal((IN, OUT)),
+        rng.uniform(0.5, 2, OUT),
+        rng.standard_normal(OUT),
     )
-    kernel, scale, bias = rng.standard_normal((IN, OUT)), rng.uniform(0.5, 2, OUT), rng.standard_normal(OUT)
-    return [a.astype(np.float32) for a in (x, kernel, scale, bias, rng.standard_normal((BATCH, 3, 2, OUT)))]
+    return [
+        a.astype(np.float32)
+        for a in (x, kernel, scale, bias, rng.standard_normal((BATCH, 3, 2, OUT)))
+    ]
 
 
 def differentiated(scope):
@@ -61,7 +68,9 @@ def under_pmap(scope, arrays):
     parts = [a.reshape(DEVICES, BATCH // DEVICES, *a.shape[1:]) for a in (x, weights)]
     axes = (0, None, None, None, 0)
     (dx, *rest), (y, stats) = jax.block_until_ready(
-        jax.pmap(traced, "data", in_axes=axes, devices=jax.devices()[:DEVICES])(parts[0], kernel, scale, bias, parts[1])
+        jax.pmap(traced, "data", in_axes=axes, devices=jax.devices()[:DEVICES])(
+            parts[0], kernel, scale, bias, parts[1]
+        )
     )
     joined = [a.reshape(BATCH, *a.shape[2:]) for a in (dx, y)]
     return (joined[0], *(a[0] for a in rest)), (joined[1], jax.tree.map(lambda a: a[0], stats))
@@ -111,7 +120,9 @@ def test_output_of_the_convolution_is_not_kept(arrays):
     assert kept(fused=True) == 0 < kept(fused=False)
 
 
-@pytest.mark.parametrize(("pixels", "out", "fused"), [(16, 64, True), (15, 64, False), (64, 8, False)])
+@pytest.mark.parametrize(
+    ("pixels", "out", "fused"), [(16, 64, True), (15, 64, False), (64, 8, False)]
+)
 def test_fused_only_where_channels_grow_and_images_are_large(pixels, out, fused):
     seen = []
 
@@ -133,7 +144,10 @@ def test_pooling_before_scaling_changes_nothing():
     stats = {"mean": jnp.full(4, 0.3), "var": jnp.full(4, 2.0)}
 
     def loss(x, scale, early, train):
-        bound = module.bind({"params": {"scale": scale, "bias": bias}, "batch_stats": stats}, mutable=["batch_stats"])
+        bound = module.bind(
+            {"params": {"scale": scale, "bias": bias}, "batch_stats": stats},
+            mutable=["batch_stats"],
+        )
         if early:
             y = bound(x * bound.sign(), not train, then=stem.max_pool)
         else:
@@ -141,5 +155,7 @@ def test_pooling_before_scaling_changes_nothing():
         return jnp.sum(weights * jnp.tanh(y)), bound.variables["batch_stats"]
 
     for train in (True, False):
-        results = [jax.grad(loss, (0, 1), has_aux=True)(x, scale, early, train) for early in (True, False)]
+        results = [
+            jax.grad(loss, (0, 1), has_aux=True)(x, scale, early, train) for early in (True, False)
+        ]
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *results)

@@ -37,7 +37,9 @@ def resnet_count(depths, expansion, num_classes=1000):
         outputs = inside * expansion
         for block in range(depth):
             if expansion == 4:
-                total += conv(1, inputs, inside) + conv(3, inside, inside) + conv(1, inside, outputs)
+                total += (
+                    conv(1, inputs, inside) + conv(3, inside, inside) + conv(1, inside, outputs)
+                )
             else:
                 total += conv(3, inputs, inside) + conv(3, inside, inside)
             if block == 0 and inputs != outputs:
@@ -59,7 +61,9 @@ def test_resnet_layers():
     """The network's number is that of its convolutions (shortcuts aside) and its head; every convolution has a batch norm."""
     for size in RESNETS:
         module = resnet.make(size)
-        shapes = jax.eval_shape(seam.from_linen(module).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))[0]
+        shapes = jax.eval_shape(
+            seam.from_linen(module).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3))
+        )[0]
         kernels = [
             jax.tree_util.keystr(path)
             for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
@@ -72,7 +76,15 @@ def test_resnet_layers():
 
 # Tan and Le, arXiv 1905.11946, Table 1 (B0): kernel, expansion, output channels, blocks; widths and depths by section 3.3
 # and tensorflow/tpu's efficientnet_builder.py; counts as in keras.applications without the input's normalisation.
-TABLE = [(3, 1, 16, 1), (3, 6, 24, 2), (5, 6, 40, 2), (3, 6, 80, 3), (5, 6, 112, 3), (5, 6, 192, 4), (3, 6, 320, 1)]
+TABLE = [
+    (3, 1, 16, 1),
+    (3, 6, 24, 2),
+    (5, 6, 40, 2),
+    (3, 6, 80, 3),
+    (5, 6, 112, 3),
+    (5, 6, 192, 4),
+    (3, 6, 320, 1),
+]
 EFFICIENTNETS = {
     "b0": (10, 10, 5288548),
     "b1": (10, 11, 7794184),

@@ -43,7 +43,9 @@ def test_a_rate_between_two_levels_is_rounded():
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, 1 - 2**-18])
 @pytest.mark.parametrize("kind", [Dropout, StochasticDepth])
 def test_a_rate_that_drops_all_or_less_than_nothing_is_refused(kind, rate):
-    with pytest.raises(ValueError, match=r"(dropout|stochastic_depth)_rate = .*: give a number in \[0, 0.999985\]"):
+    with pytest.raises(
+        ValueError, match=r"(dropout|stochastic_depth)_rate = .*: give a number in \[0, 0.999985\]"
+    ):
         dropped(kind(rate), jnp.ones((2, 3)))
 
 
@@ -83,7 +85,9 @@ def test_draws_are_uniform_16_bit_numbers_in_every_place():
     assert 65000 < numbers.max() < LEVELS
     np.testing.assert_allclose(numbers.mean(0) / LEVELS, 0.5, atol=4 * np.sqrt(1 / 12 / 4000))
     for bit in range(16):
-        np.testing.assert_allclose(((numbers >> bit) & 1).mean(0), 0.5, atol=4.5 * 0.5 / np.sqrt(4000))
+        np.testing.assert_allclose(
+            ((numbers >> bit) & 1).mean(0), 0.5, atol=4.5 * 0.5 / np.sqrt(4000)
+        )
     correlation = np.corrcoef(numbers.T) - np.eye(5)
     assert np.abs(correlation).max() < 4.5 / np.sqrt(4000), "places draw independently"
     correlation = np.corrcoef(numbers[:-1, 0], numbers[1:, 0])[0, 1]
@@ -167,8 +171,13 @@ def test_recomputation_draws_the_same(prevent_cse):
     def output(x, module):
         return jnp.sum(module().apply({}, x, rngs={"example": jax.random.key(5)}))
 
-    remat = nn.remat(Product, prevent_cse=prevent_cse, policy=jax.checkpoint_policies.nothing_saveable)
-    results = [jax.jit(jax.value_and_grad(lambda x, m=module: output(x, m)))(x) for module in (Product, remat)]
+    remat = nn.remat(
+        Product, prevent_cse=prevent_cse, policy=jax.checkpoint_policies.nothing_saveable
+    )
+    results = [
+        jax.jit(jax.value_and_grad(lambda x, m=module: output(x, m)))(x)
+        for module in (Product, remat)
+    ]
     np.testing.assert_allclose(*[value for value, _ in results], rtol=1e-6)
     np.testing.assert_allclose(*[grad for _, grad in results], rtol=1e-6, atol=1e-7)
     assert 0.5 < np.mean(np.asarray(results[0][1]) == 0) < 0.9

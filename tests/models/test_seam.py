@@ -15,7 +15,9 @@ from lbopt.models import cnn, seam
 
 def init(key, inputs):
     size = inputs[0].size
-    return {"kernel": 0.01 * jax.random.normal(key, (size, 10)), "bias": jnp.zeros(10)}, {"calls": jnp.zeros(())}
+    return {"kernel": 0.01 * jax.random.normal(key, (size, 10)), "bias": jnp.zeros(10)}, {
+        "calls": jnp.zeros(())
+    }
 
 
 def apply(params, model_state, inputs, train, rng=None):
@@ -26,7 +28,11 @@ def apply(params, model_state, inputs, train, rng=None):
 def logistic_regression(params, batch, learning_rate, num_steps):
     """Descend in float64 NumPy; return the kernel, the bias and the loss before each step."""
     kernel, bias = (np.asarray(params[name], np.float64) for name in ("kernel", "bias"))
-    x, target, history = batch["image"].reshape(-1, 64).astype(np.float64), np.eye(10)[batch["label"]], []
+    x, target, history = (
+        batch["image"].reshape(-1, 64).astype(np.float64),
+        np.eye(10)[batch["label"]],
+        [],
+    )
     for _ in range(num_steps):
         logits = x @ kernel + bias
         log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -71,7 +77,8 @@ def test_linen_state_is_what_is_not_a_parameter():
     _, after_inference = model.apply(params, model_state, images, False)
     assert jax.tree.structure(after_training) == jax.tree.structure(model_state)
     assert all(
-        np.any(a != b) for a, b in zip(jax.tree.leaves(after_training), jax.tree.leaves(model_state), strict=True)
+        np.any(a != b)
+        for a, b in zip(jax.tree.leaves(after_training), jax.tree.leaves(model_state), strict=True)
     )
     assert after_inference is model_state
 

@@ -24,7 +24,9 @@ class Classifier(nnx.Module):
         self.head = nnx.Linear(16, 10, rngs=rngs)
 
     def __call__(self, images, train, rngs=None):
-        x = nnx.relu(self.norm(self.inside(images.reshape(len(images), -1)), use_running_average=not train))
+        x = nnx.relu(
+            self.norm(self.inside(images.reshape(len(images), -1)), use_running_average=not train)
+        )
         return self.head(self.dropout(x, deterministic=not train, rngs=rngs))
 
 
@@ -53,7 +55,9 @@ def test_an_nnx_classifier_trains(backend):
         history.append(metrics.means([sums])["loss"])
     assert history[-1] < 0.6 * history[0]
     assert set(model_state["norm"]) == {"mean", "var"}
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), jax.device_get(state.model_state), model_state)
+    moved = jax.tree.map(
+        lambda a, b: np.abs(a - b).max(), jax.device_get(state.model_state), model_state
+    )
     assert min(jax.tree.leaves(moved["norm"])) > 0.1
     masked = {**batch, "mask": np.arange(64) < 50}
     evaluate = lbopt.make_eval_step(metric_fn, mesh, backend)
@@ -80,7 +84,9 @@ class Dropped(nnx.Module):
     def __call__(self, x, train):
         if not train:
             return x * self.weights
-        in_turn = nnx.scan(lambda x, dropout: dropout(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        in_turn = nnx.scan(
+            lambda x, dropout: dropout(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry
+        )
         return in_turn(self.dropout(x), self.stack) * self.weights
 
 
@@ -91,7 +97,12 @@ def test_a_module_in_the_place_of_what_makes_it_is_refused():
 
 @pytest.mark.parametrize(
     ("options", "draws"),
-    [({}, 1), ({"backend": "pmap"}, 4), ({"num_microsteps": 4}, 4), ({"reduce_dtype": jnp.float32}, 4)],
+    [
+        ({}, 1),
+        ({"backend": "pmap"}, 4),
+        ({"num_microsteps": 4}, 4),
+        ({"reduce_dtype": jnp.float32}, 4),
+    ],
 )
 def test_streams_of_a_module_draw_anew_for_each_replica_microstep_and_step(options, draws):
     model = seam.from_nnx(Dropped)

@@ -55,7 +55,9 @@ NETWORKS = {
 def test_every_network_is_trained_and_evaluated_without_implicit_promotion_of_ranks(name):
     """It is looked at where a step is traced; nothing is compiled."""
     options = [f"--config.model.{option}" for option in NETWORKS[name]]
-    config = load_config(f"configs/{name}.py:smoke", ["--config.parallel.num_devices=1", *options], TrainConfig)
+    config = load_config(
+        f"configs/{name}.py:smoke", ["--config.parallel.num_devices=1", *options], TrainConfig
+    )
     with jax.numpy_rank_promotion("raise"):
         run = build.build(config)
         run.lower()

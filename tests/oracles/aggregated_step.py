@@ -40,9 +40,15 @@ def loss_fn(params, model_state, batch, rng):
 
 def compiled(name, mesh, width=256, **options):
     """Return (step, text of the compiled program)."""
-    tx = optax.chain(optax.sgd(0.1), lbopt.scale_by_agvm(LABELS)) if name == "agvm" else optax.sgd(0.1)
+    tx = (
+        optax.chain(optax.sgd(0.1), lbopt.scale_by_agvm(LABELS))
+        if name == "agvm"
+        else optax.sgd(0.1)
+    )
     step = lbopt.make_train_step(loss_fn, tx, mesh, aggregator=AGGREGATORS[name], **options)
-    state = jax.eval_shape(lambda: step.with_aggregator_state(lbopt.TrainState.create(params(width), {}, tx)))
+    state = jax.eval_shape(
+        lambda: step.with_aggregator_state(lbopt.TrainState.create(params(width), {}, tx))
+    )
     if options.get("backend") != "pmap":
         state = shards.placed(state, step.state_sharding(state))
     shape = lambda size: jax.ShapeDtypeStruct((4 * mesh.size, size), jnp.float32)  # noqa: E731

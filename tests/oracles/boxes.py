@@ -31,7 +31,9 @@ KINDS = tuple(_BOXES)
 
 def _specs_of_named(shapes):
     is_named = lambda node: isinstance(node, Named)  # noqa: E731
-    return jax.tree.map(lambda node: node.spec() if is_named(node) else PartitionSpec(), shapes, is_leaf=is_named)
+    return jax.tree.map(
+        lambda node: node.spec() if is_named(node) else PartitionSpec(), shapes, is_leaf=is_named
+    )
 
 
 def boxed(kind, params):

@@ -20,9 +20,7 @@ _FLAGS = (
     "--remote-debugging-pipe",
 )
 # The protocol is spoken on descriptors 3 and 4 of the browser.
-_LAUNCH = (
-    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"
-)
+_LAUNCH = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"
 _PATIENCE_S = 60
 
 
@@ -51,13 +49,17 @@ class Browser:
             *_FLAGS,
             f"--user-data-dir={folder}",
         ]
-        self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL
+        )
         os.close(theirs_in)
         os.close(theirs_out)
         self._in, self._buffer, self._count, self._session = ours_in, b"", 0, None
         self.events = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -90,7 +92,11 @@ class Browser:
         """Show a page on a screen of this width and wait until it is loaded."""
         self.events.clear()
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=800,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         self.call("Page.navigate", url=url)
         while not self.named("Page.loadEventFired"):
@@ -102,7 +108,9 @@ class Browser:
 
     def evaluate(self, expression):
         """Return the value of a JavaScript expression in the page."""
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"]["value"]
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"][
+            "value"
+        ]
 
     @property
     def requests(self):

@@ -64,7 +64,9 @@ class Server(http.server.BaseHTTPRequestHandler):
         if code == 304:  # has no body
             self.send_response(code)
             return self.end_headers()
-        return self.reply(code, {"error": {"code": code, "message": message, "errors": [{"message": message}]}})
+        return self.reply(
+            code, {"error": {"code": code, "message": message, "errors": [{"message": message}]}}
+        )
 
     def answer(self):
         url = urllib.parse.urlsplit(self.path)
@@ -87,7 +89,15 @@ class Server(http.server.BaseHTTPRequestHandler):
                 return self.one(bucket, name, query)
             if url.path.endswith("/o"):
                 return self.listing(bucket, query)
-        return self.reply(200, {"kind": "storage#bucket", "name": bucket, "location": "US", "storageClass": "STANDARD"})
+        return self.reply(
+            200,
+            {
+                "kind": "storage#bucket",
+                "name": bucket,
+                "location": "US",
+                "storageClass": "STANDARD",
+            },
+        )
 
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = answer
 
@@ -143,7 +153,9 @@ class Server(http.server.BaseHTTPRequestHandler):
                 prefixes.append(prefix + rest.split(delimiter)[0] + delimiter)
             else:
                 items.append(described(bucket, name))
-        return self.reply(200, {"kind": "storage#objects", "items": items, "prefixes": sorted(set(prefixes))})
+        return self.reply(
+            200, {"kind": "storage#objects", "items": items, "prefixes": sorted(set(prefixes))}
+        )
 
     def upload(self, bucket, query, body):
         if "upload_id" in query:
@@ -158,14 +170,14 @@ class Server(http.server.BaseHTTPRequestHandler):
                 b"Content-Type: " + self.headers["Content-Type"].encode() + b"\r\n\r\n" + body
             )
             about, content = (part.get_payload(decode=True) for part in message.get_payload())
-            return self.store(bucket, json.loads(about).get("name", query.get("name")), content, query)
+            return self.store(
+                bucket, json.loads(about).get("name", query.get("name")), content, query
+            )
         if kind == "resumable":
             name = query.get("name") or json.loads(body)["name"]
             number = str(len(UPLOADS))
             UPLOADS[number] = (name, bytearray(), query)
-            place = (
-                f"http://{self.headers['Host']}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={number}"
-            )
+            place = f"http://{self.headers['Host']}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={number}"
             return self.reply(200, b"", {"Location": place})
         return self.store(bucket, query["name"], body, query)
 
@@ -176,12 +188,19 @@ class Server(http.server.BaseHTTPRequestHandler):
         return self.reply(200, described(bucket, name))
 
     def rewrite(self, path):
-        source, target = (urllib.parse.unquote(part) for part in re.split(r"/rewriteTo/b/[^/]+/o/", path))
+        source, target = (
+            urllib.parse.unquote(part) for part in re.split(r"/rewriteTo/b/[^/]+/o/", path)
+        )
         if source not in OBJECTS:
             return self.refuse(404, f"No such object: {source}")
         OBJECTS[target] = (next(GENERATIONS), *OBJECTS[source][1:])
         size = str(len(OBJECTS[target][1]))
-        done = {"kind": "storage#rewriteResponse", "done": True, "objectSize": size, "totalBytesRewritten": size}
+        done = {
+            "kind": "storage#rewriteResponse",
+            "done": True,
+            "objectSize": size,
+            "totalBytesRewritten": size,
+        }
         return self.reply(200, {**done, "resource": described("bucket", target)})
 
 

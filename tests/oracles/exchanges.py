@@ -22,7 +22,9 @@ def exchanges(text, num_devices):
                 for dim in array.dims:
                     size *= dim
                 elements += size
-            found.append((op, arrays[0].dtype, elements, len(first_group(one.attributes, num_devices))))
+            found.append(
+                (op, arrays[0].dtype, elements, len(first_group(one.attributes, num_devices)))
+            )
     return sorted(found)
 
 

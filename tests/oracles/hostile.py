@@ -19,7 +19,10 @@ def commands():
     for words in [[name] for name in main.COMMANDS if name != "prepare"] + [
         ["prepare", name] for name in prepare.LISTED
     ]:
-        with mock.patch.object(arguments, "parse", side_effect=SystemExit) as parse, contextlib.suppress(SystemExit):
+        with (
+            mock.patch.object(arguments, "parse", side_effect=SystemExit) as parse,
+            contextlib.suppress(SystemExit),
+        ):
             main.main([*words, "--help"])
         _, _, flags = parse.call_args.args
         yield words, flags, parse.call_args.kwargs.get("required", ())

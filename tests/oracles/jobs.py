@@ -74,7 +74,10 @@ class Job:
         for command, variables, log in zip(commands, environments, self.logs, strict=True):
             with open(log, "w") as stream:
                 started = subprocess.Popen(
-                    [sys.executable, "-m", "lbopt", *command], env=variables, stdout=stream, stderr=stream
+                    [sys.executable, "-m", "lbopt", *command],
+                    env=variables,
+                    stdout=stream,
+                    stderr=stream,
                 )
             self.processes.append(started)
 
@@ -102,8 +105,13 @@ class Job:
         until = time.monotonic() + timeout_s
         while not condition():
             ended = [process.poll() for process in self.processes]
-            assert not any(code is not None for code in ended), (ended, [self.said(i)[-3:] for i in range(len(ended))])
-            assert time.monotonic() < until, [self.said(index)[-3:] for index in range(len(self.processes))]
+            assert not any(code is not None for code in ended), (
+                ended,
+                [self.said(i)[-3:] for i in range(len(ended))],
+            )
+            assert time.monotonic() < until, [
+                self.said(index)[-3:] for index in range(len(self.processes))
+            ]
             time.sleep(0.05)
 
     def end(self):
@@ -140,7 +148,11 @@ def flat(tree):
 
 def steps_saved(workdir):
     folder = workdir / "checkpoints"
-    return sorted(int(entry.name) for entry in folder.glob("*") if entry.name.isdecimal()) if folder.is_dir() else []
+    return (
+        sorted(int(entry.name) for entry in folder.glob("*") if entry.name.isdecimal())
+        if folder.is_dir()
+        else []
+    )
 
 
 def logged(workdir):
@@ -155,7 +167,9 @@ def start(tmp_path):
     def begin(command, count=2, devices=2, port=None, change=lambda index, variables: variables):
         port = free_ports() if port is None else port
         commands = [command(index) if callable(command) else command for index in range(count)]
-        environments = [change(index, environment(index, count, devices, port)) for index in range(count)]
+        environments = [
+            change(index, environment(index, count, devices, port)) for index in range(count)
+        ]
         folder = tmp_path / f"logs-{len(begun)}"
         folder.mkdir()
         begun.append(Job(commands, environments, folder))

@@ -165,7 +165,9 @@ def you_rn50(
     eps=1e-6,
     weight_decay=1.5,
     max_grad_norm=1.0,
-    excluded=lambda name: any(part in name for part in ("batch_normalization", "LayerNorm", "layer_norm")),
+    excluded=lambda name: any(
+        part in name for part in ("batch_normalization", "LayerNorm", "layer_norm")
+    ),
 ):
     """fastalgo/imagenet_resnet50_lamb `optimization.py`.
 
@@ -176,7 +178,9 @@ def you_rn50(
     def step(w, g, lr):
         scale = 1.0
         if max_grad_norm is not None:
-            global_norm = np.sqrt(sum(np.square(np.asarray(d, dtype=np.float64)).sum() for d in g.values()))
+            global_norm = np.sqrt(
+                sum(np.square(np.asarray(d, dtype=np.float64)).sum() for d in g.values())
+            )
             scale = max_grad_norm / max(global_norm, max_grad_norm)
         new = {}
         for name in w:
@@ -371,7 +375,9 @@ def timm(
         t += 1
         divide_by = 1.0
         if max_grad_norm is not None:
-            norm = np.sqrt(sum(np.square(np.asarray(d, dtype=np.float64)).sum() for d in g.values()))
+            norm = np.sqrt(
+                sum(np.square(np.asarray(d, dtype=np.float64)).sum() for d in g.values())
+            )
             divide_by = max(norm / max_grad_norm, 1.0)
         new = {}
         for name in w:
@@ -561,7 +567,11 @@ def mlperf_jax(
             grad = grads[name]
             grad_ema[name] = (1 - b1) * grad + b1 * grad_ema.get(name, 0.0)
             grad_sq_ema[name] = (1 - b2) * grad * grad + b2 * grad_sq_ema.get(name, 0.0)
-            update = grad_ema[name] / (1 - b1**count) / (np.sqrt(grad_sq_ema[name] / (1 - b2**count)) + eps)
+            update = (
+                grad_ema[name]
+                / (1 - b1**count)
+                / (np.sqrt(grad_sq_ema[name] / (1 - b2**count)) + eps)
+            )
             if not excluded(name):
                 update = update + weight_decay * param
             if param.ndim > 1 and param.shape[0] == 24:
@@ -646,7 +656,9 @@ def lans(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, skipped=lambda name: 
                     momentum_ratio = x_norm / momentum_norm
                 if x_norm > 0 and gradient_norm > 0:
                     gradient_ratio = x_norm / gradient_norm
-            mixed = b1 * momentum_ratio * along_momentum + (1.0 - b1) * gradient_ratio * along_gradient
+            mixed = (
+                b1 * momentum_ratio * along_momentum + (1.0 - b1) * gradient_ratio * along_gradient
+            )
             new[name] = np.asarray(x - lr * mixed)
         return new
 

@@ -9,7 +9,9 @@ weights are taken from the argument each time.
 import numpy as np
 
 
-def paper(*, weight_decay, momentum=0.9, trust_coefficient=0.001, eps=0.0, skipped=lambda name: False):
+def paper(
+    *, weight_decay, momentum=0.9, trust_coefficient=0.001, eps=0.0, skipped=lambda name: False
+):
     """arXiv 1708.03888, Algorithm 1 (the caller's lr holds the schedule; the paper has no eps).
 
     Sum of norms in the denominator, lr and ratio inside the momentum. `skipped` leaves: lr inside, no decay, ratio 1.
@@ -37,7 +39,15 @@ def paper(*, weight_decay, momentum=0.9, trust_coefficient=0.001, eps=0.0, skipp
     return step
 
 
-def lamb_paper(*, weight_decay, momentum=0.9, trust_coefficient=1.0, eps=0.0, phi=None, skipped=lambda name: False):
+def lamb_paper(
+    *,
+    weight_decay,
+    momentum=0.9,
+    trust_coefficient=1.0,
+    eps=0.0,
+    phi=None,
+    skipped=lambda name: False,
+):
     """arXiv 1904.00962, Algorithm 1: LARS as the LAMB paper writes it (neither trust coefficient nor eps there).
 
     Divides by the norm of the momentum, which averages the decayed gradient. `phi=(low, high)` clamps ||w||; the
@@ -93,7 +103,9 @@ def contrib_2018(
                 w_norm = np.linalg.norm(np.ravel(var))
                 g_norm = np.linalg.norm(np.ravel(grad))
                 if w_norm > 0 and g_norm > 0:
-                    scaled_lr = lr * trust_coefficient * w_norm / (g_norm + weight_decay * w_norm + eps)
+                    scaled_lr = (
+                        lr * trust_coefficient * w_norm / (g_norm + weight_decay * w_norm + eps)
+                    )
             accumulator[name] = momentum * accumulator.get(name, 0.0) + grad
             if nesterov:
                 new[name] = np.asarray(var - scaled_lr * (grad + momentum * accumulator[name]))
@@ -111,7 +123,9 @@ def tpu(
     trust_coefficient=0.001,
     eps=0.0,
     nesterov=False,
-    skipped=lambda name: any(part in name for part in ("batch_normalization", "bias", "beta", "gamma")),
+    skipped=lambda name: any(
+        part in name for part in ("batch_normalization", "bias", "beta", "gamma")
+    ),
 ):
     """tensorflow/tpu `efficientnet/lars_optimizer.py`.
 
@@ -167,7 +181,11 @@ def mlperf_tf2(
                 var_norm = np.linalg.norm(var.reshape(-1))
                 grad_norm = np.linalg.norm(grad.reshape(-1))
                 if var_norm > 0 and grad_norm > 0:
-                    trust = trust_coefficient * var_norm / (grad_norm + weight_decay * var_norm + epsilon)
+                    trust = (
+                        trust_coefficient
+                        * var_norm
+                        / (grad_norm + weight_decay * var_norm + epsilon)
+                    )
                 else:
                     trust = 1.0
                 scaled = (grad + weight_decay * var) * trust * lr
@@ -209,7 +227,9 @@ def flax(
             grad_norm = np.sqrt(np.sum(np.square(grad)))
             ratio = 1.0
             if param_norm > 0 and grad_norm > 0:
-                ratio = trust_coefficient * param_norm / (grad_norm + weight_decay * param_norm + eps)
+                ratio = (
+                    trust_coefficient * param_norm / (grad_norm + weight_decay * param_norm + eps)
+                )
             s = lr * ratio * (grad + weight_decay * param)
             buffers[name] = momentum * buffers.get(name, 0.0) + s
             if nesterov:
@@ -289,7 +309,10 @@ def nus(
                 p_norm = np.sqrt(np.sum(p * p))
                 d_norm = np.sqrt(np.sum(d * d))
                 if p_norm > 0 and d_norm > 0:
-                    ratio = min(trust_coefficient * p_norm / (d_norm + weight_decay * p_norm + eps), max_ratio)
+                    ratio = min(
+                        trust_coefficient * p_norm / (d_norm + weight_decay * p_norm + eps),
+                        max_ratio,
+                    )
                 d = d + weight_decay * p
             d = np.minimum(np.maximum(d, -clamp), clamp)
             vel[name] = momentum * vel.get(name, 0.0) + d
@@ -366,7 +389,9 @@ def nvcaffe(*, weight_decay, momentum=0.9, trust_coefficient=0.001, eps=0.0, mod
             if blob_norm > 0 and diff_norm > 0:
                 ratio = trust_coefficient * blob_norm / (diff_norm + eps)
             local_rate = min(lr, ratio) if mode == "clip" else lr * ratio
-            history[name] = momentum * history.get(name, 0.0) + local_rate * (diff + weight_decay * blob)
+            history[name] = momentum * history.get(name, 0.0) + local_rate * (
+                diff + weight_decay * blob
+            )
             new[name] = np.asarray(blob - history[name])
         return new
 

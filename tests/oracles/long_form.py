@@ -4,7 +4,9 @@ import os
 
 import pytest
 
-in_the_long_form = pytest.mark.skipif(os.environ.get("LBOPT_LONG_TESTS") != "1", reason="LBOPT_LONG_TESTS=1 runs it")
+in_the_long_form = pytest.mark.skipif(
+    os.environ.get("LBOPT_LONG_TESTS") != "1", reason="LBOPT_LONG_TESTS=1 runs it"
+)
 
 
 def rounds(long, short):

@@ -15,7 +15,9 @@ def rounded(x, exponent_bits, mantissa_bits, overflow="inf"):
         if mantissa_bits:
             out = np.rint(scaled) * unit
         else:  # ties go up from a power of two, to 0 from below the smallest
-            out = np.where(np.abs(scaled) >= 1, np.floor(np.abs(scaled) + 0.5), np.ceil(np.abs(scaled) - 0.5))
+            out = np.where(
+                np.abs(scaled) >= 1, np.floor(np.abs(scaled) + 0.5), np.ceil(np.abs(scaled) - 0.5)
+            )
             out = np.copysign(out, x) * unit
     largest = (2 - 2.0**-mantissa_bits) * 2.0**top
     past = np.abs(out) > largest
@@ -62,14 +64,17 @@ def cpd_sum(rows, exponent_bits, mantissa_bits, kahan=False, shifted=True):
 
     def q(x):
         return np.array(
-            [cpd_cast(value, exponent_bits, mantissa_bits) for value in np.asarray(x, np.float32)], np.float32
+            [cpd_cast(value, exponent_bits, mantissa_bits) for value in np.asarray(x, np.float32)],
+            np.float32,
         )
 
     rows = np.asarray(rows, np.float32)
     workers = len(rows)
     shift = 0
     if shifted:
-        largest = max(np.ceil(np.log2(np.abs(row.astype(np.float64) * workers).max())) for row in rows)
+        largest = max(
+            np.ceil(np.log2(np.abs(row.astype(np.float64) * workers).max())) for row in rows
+        )
         shift = 2 ** (exponent_bits - 1) - 1 - int(largest)
     scaled = [q(np.ldexp(row, shift)) for row in rows]
     total = lost = np.zeros(rows.shape[1], np.float32)

@@ -56,11 +56,22 @@ class Truth:
 
 def legw(test, train=None, **changes):
     """Return the truth of a layerwise arm under LEGW."""
-    return Truth(test, train, **{"optimizer": "lamb", "scaling_rule": "sqrt", "warmup_rule": "legw", **changes})
+    return Truth(
+        test,
+        train,
+        **{"optimizer": "lamb", "scaling_rule": "sqrt", "warmup_rule": "legw", **changes},
+    )
 
 
 def make_study(
-    truths, sizes=SIZES, seeds=SEEDS, perplexity=False, waterfall=(), search_seeds=(0,), stops=False, **search
+    truths,
+    sizes=SIZES,
+    seeds=SEEDS,
+    perplexity=False,
+    waterfall=(),
+    search_seeds=(0,),
+    stops=False,
+    **search,
 ):
     """Return config and rows of a complete study."""
     config = {
@@ -71,10 +82,19 @@ def make_study(
         "final_seeds": list(seeds),
         "limit_points": 5.0 if perplexity else 1.0,
         "waterfall": list(waterfall),
-        "train": {"num_epochs": NUM_EPOCHS, "num_steps": None, "target_metric": "", "target_value": 0.0},
+        "train": {
+            "num_epochs": NUM_EPOCHS,
+            "num_steps": None,
+            "target_metric": "",
+            "target_value": 0.0,
+        },
     }
     if any(truth.steps_to_target for truth in truths.values()):
-        config["train"] |= {"target_metric": "eval/accuracy", "target_value": 0.9, "stop_at_target": stops}
+        config["train"] |= {
+            "target_metric": "eval/accuracy",
+            "target_value": 0.9,
+            "stop_at_target": stops,
+        }
     rows = []
     for name, truth in truths.items():
         for place, size in enumerate(sizes):
@@ -85,13 +105,24 @@ def make_study(
 
 def save_study(workdir, config, rows):
     """Write `results.jsonl`; return what `config.json` holds."""
-    (workdir / "results.jsonl").write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-    saved = {"kind": "sweep", "config": config, "command": "lbopt sweep --config=study.py", "versions": {"jax": "0.0"}}
+    (workdir / "results.jsonl").write_text(
+        "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    )
+    saved = {
+        "kind": "sweep",
+        "config": config,
+        "command": "lbopt sweep --config=study.py",
+        "versions": {"jax": "0.0"},
+    }
     return saved | {"git_revision": "abc123", "device_kind": "cpu", "num_devices": 1}
 
 
 def _arm(name, truth):
-    schedule = {"scaling_rule": truth.scaling_rule, "warmup_rule": truth.warmup_rule, "base_learning_rate": 0.1}
+    schedule = {
+        "scaling_rule": truth.scaling_rule,
+        "warmup_rule": truth.warmup_rule,
+        "base_learning_rate": 0.1,
+    }
     return {"name": name, "optimizer": {"name": truth.optimizer}, "schedule": schedule}
 
 
@@ -134,18 +165,29 @@ class _Cell:
         """Return (learning rate, warmup, weight decay) factors and fidelity."""
         search = self.config["search"]
         if search["method"] == "grid":
-            factors = [search[f"{name}_factors"] for name in ("learning_rate", "warmup", "weight_decay")]
+            factors = [
+                search[f"{name}_factors"] for name in ("learning_rate", "warmup", "weight_decay")
+            ]
             return [
-                ((rate, warmup, decay), 1.0) for rate in factors[0] for warmup in factors[1] for decay in factors[2]
+                ((rate, warmup, decay), 1.0)
+                for rate in factors[0]
+                for warmup in factors[1]
+                for decay in factors[2]
             ]
         draw = random.Random(self.size)
         ranges = [search[f"{name}_range"] for name in ("learning_rate", "warmup", "weight_decay")]
         drawn = [
-            tuple(low * (high / low) ** draw.random() for low, high in ranges) for _ in range(search["num_candidates"])
+            tuple(low * (high / low) ** draw.random() for low, high in ranges)
+            for _ in range(search["num_candidates"])
         ]
-        fidelities = [1.0, 1 / 3, 1 / 9] if search["method"] in ("hyperband", "successive_halving") else [1.0]
+        fidelities = (
+            [1.0, 1 / 3, 1 / 9]
+            if search["method"] in ("hyperband", "successive_halving")
+            else [1.0]
+        )
         return [
-            (factors, fidelities[place % len(fidelities)]) for place, factors in enumerate([(1.0, 1.0, 1.0), *drawn])
+            (factors, fidelities[place % len(fidelities)])
+            for place, factors in enumerate([(1.0, 1.0, 1.0), *drawn])
         ]
 
     def badness(self, factors):
@@ -153,11 +195,16 @@ class _Cell:
         rate, warmup, _ = factors
         steps = self.truth.rule_warmup_steps(self.size) * warmup
         off = math.log2(steps / self.truth.best_warmup_steps(self.size)) if steps else 5.0
-        return 0.01 * math.log2(rate / self.truth.best_factor) ** 2 + self.truth.warmup_matters * off**2
+        return (
+            0.01 * math.log2(rate / self.truth.best_factor) ** 2
+            + self.truth.warmup_matters * off**2
+        )
 
     @property
     def chosen(self):
-        return min((factors for factors, fidelity in self.candidates if fidelity == 1), key=self.badness)
+        return min(
+            (factors for factors, fidelity in self.candidates if fidelity == 1), key=self.badness
+        )
 
     def search(self):
         """Return its search rows."""
@@ -222,7 +269,10 @@ class _Cell:
     def scores(self, split, value):
         """Return loss, accuracy and perplexity of a split that agree with each other."""
         if not self.perplexity:
-            return {f"{split}_accuracy": value, f"{split}_loss": None if value is None else 1.01 - value}
+            return {
+                f"{split}_accuracy": value,
+                f"{split}_loss": None if value is None else 1.01 - value,
+            }
         loss = None if value is None else math.log(value)
         accuracy = None if value is None else 1 / value
         return {f"{split}_perplexity": value, f"{split}_loss": loss, f"{split}_accuracy": accuracy}
@@ -240,7 +290,11 @@ class _Cell:
             steps = fits.log_spaced_steps(self.steps, 64)
             distance = [_distance(self.truth.growth, step) for step in steps]
             fit = fits.fit_diffusion(steps, distance, 1)
-            curve = {"step": list(steps), "train_loss": [1 / step for step in steps], "distance": distance}
+            curve = {
+                "step": list(steps),
+                "train_loss": [1 / step for step in steps],
+                "distance": distance,
+            }
             found |= {"curve": curve, "diffusion": fit and fit.to_json(), "distance": distance[-1]}
         probes = self.probes(place)
         return found | ({"probes": probes} if len(probes) > 1 else {})
@@ -253,7 +307,8 @@ class _Cell:
             seeds = len(self.config["final_seeds"])
             share = 1.0 if seeds == 1 else 3 * seed_place / (seeds - 1) - 0.5
             scales = [
-                truth.noise_scale[self.place] * 4.0 ** (place - (len(steps) - 1) / 2) for place in range(len(steps))
+                truth.noise_scale[self.place] * 4.0 ** (place - (len(steps) - 1) / 2)
+                for place in range(len(steps))
             ]
             probes["gradient_square_norm"] = [share / scale for scale in scales]
             probes["noise_trace"] = [1.0] * len(steps)
@@ -266,7 +321,9 @@ class _Cell:
                 layer: [(place + 1) * (1 + step / self.steps) for step in steps]
                 for place, layer in enumerate(truth.layers)
             }
-            probes["phi_layers"] = {layer: [0.1 * (place + 1)] * len(steps) for place, layer in enumerate(truth.layers)}
+            probes["phi_layers"] = {
+                layer: [0.1 * (place + 1)] * len(steps) for place, layer in enumerate(truth.layers)
+            }
         return probes
 
 
@@ -279,7 +336,13 @@ def diverge(row):
     """Return the row as it would be had its trial diverged at step 3."""
     lost = {name: None for name in row if name.endswith(("_loss", "_perplexity"))}
     kept = {name: value for name, value in diverged_accuracies().items() if row[name] is not None}
-    told = {"diverged": True, "divergence_step": 3, "steps_run": 3, "distance": None, "diffusion": None}
+    told = {
+        "diverged": True,
+        "divergence_step": 3,
+        "steps_run": 3,
+        "distance": None,
+        "diffusion": None,
+    }
     return {**row, **lost, **kept, **{name: value for name, value in told.items() if name in row}}
 
 

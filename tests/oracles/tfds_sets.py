@@ -16,7 +16,10 @@ def write(folder, name, splits, features, version="1.0.0"):
         )
 
     def generators(builder, manager):
-        return {split: ((key, record) for key, record in enumerate(records)) for split, records in splits.items()}
+        return {
+            split: ((key, record) for key, record in enumerate(records))
+            for split, records in splits.items()
+        }
 
     body = {
         "VERSION": tfds.core.Version(version),
@@ -25,14 +28,25 @@ def write(folder, name, splits, features, version="1.0.0"):
         "_split_generators": generators,
         "_generate_examples": lambda builder: None,
     }
-    made = type(name.title().replace("_", ""), (tfds.core.GeneratorBasedBuilder,), body, skip_registration=True)
+    made = type(
+        name.title().replace("_", ""),
+        (tfds.core.GeneratorBasedBuilder,),
+        body,
+        skip_registration=True,
+    )
     builder = made(data_dir=str(folder), file_format="array_record")
-    with open(os.devnull, "w") as silent, contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+    with (
+        open(os.devnull, "w") as silent,
+        contextlib.redirect_stdout(silent),
+        contextlib.redirect_stderr(silent),
+    ):
         builder.download_and_prepare()
     return builder.data_dir
 
 
-def write_images(folder, name, splits, num_classes, shape=(None, None, 3), encoding="jpeg", version="1.0.0"):
+def write_images(
+    folder, name, splits, num_classes, shape=(None, None, 3), encoding="jpeg", version="1.0.0"
+):
     """Write {split: [(file, label)]} with the features of imagenet2012, or of cifar10 or mnist if a shape is given."""
     features = {
         "image": tfds.features.Image(shape=shape, encoding_format=encoding),

@@ -1,6 +1,14 @@
 """A study small enough to run in seconds."""
 
-from lbopt.config import Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SearchConfig, SweepConfig, TrainConfig
+from lbopt.config import (
+    Arm,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
+)
 
 
 def make_config(**changes):
@@ -10,7 +18,9 @@ def make_config(**changes):
         train=TrainConfig(num_epochs=3.0, model=ModelConfig("mlp", (16,))),
         arms=(
             Arm(
-                "momentum", OptimizerConfig("momentum"), ScheduleConfig(0.05, scaling_rule="linear", warmup_rule="none")
+                "momentum",
+                OptimizerConfig("momentum"),
+                ScheduleConfig(0.05, scaling_rule="linear", warmup_rule="none"),
             ),
             Arm("lamb", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
         ),

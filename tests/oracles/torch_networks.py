@@ -57,14 +57,18 @@ def resnet(num_labels=7, **config):
 
 def efficientnet(side=64, num_labels=7, **config):
     # Elementwise dropout and drop-connect there, whole examples here (as the paper says): both are off.
-    config = transformers.EfficientNetConfig(num_labels=num_labels, dropout_rate=0.0, drop_connect_rate=0.0, **config)
+    config = transformers.EfficientNetConfig(
+        num_labels=num_labels, dropout_rate=0.0, drop_connect_rate=0.0, **config
+    )
     return calibrated(randomized(transformers.EfficientNetForImageClassification(config)), side)
 
 
 def bert(kind, **config):
     # With a padding token, PyTorch takes the gradient of its row from the decoder only.
     config = {"pad_token_id": None, **config}
-    config = transformers.BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **config)
+    config = transformers.BertConfig(
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **config
+    )
     return randomized(kind(config))
 
 
@@ -86,7 +90,9 @@ def unbiased(module):
     """Return a PyTorch network whose running statistics move as ours do: by a tenth or a hundredth of the batch's."""
     for layer in module.modules():
         if isinstance(layer, torch.nn.BatchNorm2d):
-            layer.momentum = 0.1 if isinstance(module, transformers.ResNetForImageClassification) else 0.01
+            layer.momentum = (
+                0.1 if isinstance(module, transformers.ResNetForImageClassification) else 0.01
+            )
     return module
 
 

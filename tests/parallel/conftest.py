@@ -21,7 +21,10 @@ NUM_BATCHES = 10
 def batches():
     """Return ten global batches of 32 digits, as host arrays."""
     train = load_digits().train
-    return [train.take(example_indices(len(train), 3, step * BATCH_SIZE, BATCH_SIZE)) for step in range(NUM_BATCHES)]
+    return [
+        train.take(example_indices(len(train), 3, step * BATCH_SIZE, BATCH_SIZE))
+        for step in range(NUM_BATCHES)
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +38,14 @@ def problem():
         host = jax.tree.map(np.asarray, (params, model_state))
 
         def loss_fn(params, model_state, batch, rng):
-            logits, new_model_state = model.apply(params, model_state, batch["image"], train=True, rng=rng)
+            logits, new_model_state = model.apply(
+                params, model_state, batch["image"], train=True, rng=rng
+            )
             each = losses.softmax_cross_entropy(logits, batch["label"])
-            return jnp.mean(each), (new_model_state, metrics.classification(logits, batch["label"], each))
+            return jnp.mean(each), (
+                new_model_state,
+                metrics.classification(logits, batch["label"], each),
+            )
 
         return loss_fn, lambda tx: TrainState.create(*jax.tree.map(jnp.asarray, host), tx, seed=7)
 
@@ -64,7 +72,9 @@ def relative_gap():
 
     def gap(start, end, other):
         def wide(state):
-            return np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(state.params)])
+            return np.concatenate(
+                [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(state.params)]
+            )
 
         assert tree.leaf_names(end.params) == tree.leaf_names(other.params)
         return np.max(np.abs(wide(end) - wide(other))) / np.linalg.norm(wide(end) - wide(start))

@@ -47,7 +47,10 @@ def trained(aggregator, devices):
     step = lbopt.make_train_step(loss_fn, tx, mesh, aggregator=aggregator, replicas_per_device=rows)
     state, rng = step.place(lbopt.TrainState.create(params(), {}, tx)), np.random.default_rng(1)
     for _ in range(3):
-        batch = {"x": rng.normal(size=(16, 12)).astype(np.float32), "y": rng.normal(size=(16, 6)).astype(np.float32)}
+        batch = {
+            "x": rng.normal(size=(16, 12)).astype(np.float32),
+            "y": rng.normal(size=(16, 6)).astype(np.float32),
+        }
         state, _ = jax.block_until_ready(step(state, batch))
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.params)])
 

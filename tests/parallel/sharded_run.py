@@ -23,7 +23,9 @@ OPTIMIZERS = {
     "lamb": lambda: lbopt.lamb(0.01, weight_decay=0.01),
     "lars": lambda: lbopt.lars(0.1, weight_decay=1e-4),
     "adamw": lambda: optax.adamw(1e-3),
-    "momentum": lambda: optax.sgd(0.1, momentum=0.9),  # unlike the others it feels the scale of the gradient
+    "momentum": lambda: optax.sgd(
+        0.1, momentum=0.9
+    ),  # unlike the others it feels the scale of the gradient
 }
 
 
@@ -42,21 +44,29 @@ class Network(nn.Module):
 def problem():
     """Return (loss_fn, function tx -> first state)."""
     model = seam.from_linen(Network())
-    params, model_state = jax.device_get(jax.jit(model.init)(jax.random.key(0), jnp.zeros((2, 8, 8))))
+    params, model_state = jax.device_get(
+        jax.jit(model.init)(jax.random.key(0), jnp.zeros((2, 8, 8)))
+    )
 
     def loss_fn(params, model_state, batch, rng):
-        logits, new_model_state = model.apply(params, model_state, batch["image"], train=True, rng=rng)
+        logits, new_model_state = model.apply(
+            params, model_state, batch["image"], train=True, rng=rng
+        )
         each = losses.softmax_cross_entropy(logits, batch["label"])
         return jnp.mean(each), (new_model_state, {"loss": (jnp.sum(each), len(each))})
 
-    return loss_fn, lambda tx: lbopt.TrainState.create(*jax.tree.map(jnp.asarray, (params, model_state)), tx, seed=7)
+    return loss_fn, lambda tx: lbopt.TrainState.create(
+        *jax.tree.map(jnp.asarray, (params, model_state)), tx, seed=7
+    )
 
 
 @functools.cache
 def batches(count=STEPS):
     """Return batches of digits."""
     train = load_digits().train
-    return [train.take(example_indices(len(train), 3, step * BATCH, BATCH)) for step in range(count)]
+    return [
+        train.take(example_indices(len(train), 3, step * BATCH, BATCH)) for step in range(count)
+    ]
 
 
 def train(tx, count=STEPS, donate=False, **options):
@@ -86,7 +96,9 @@ def gaps(start, one, other):
 
 def compare(name):
     """Return the gaps between training with an optimizer whole and in parts."""
-    (start, whole, _), (_, parts, _) = (train(OPTIMIZERS[name](), shard_update=sharded) for sharded in (False, True))
+    (start, whole, _), (_, parts, _) = (
+        train(OPTIMIZERS[name](), shard_update=sharded) for sharded in (False, True)
+    )
     return gaps(start, whole, parts)
 
 

@@ -35,7 +35,11 @@ AGGREGATORS = {
 
 
 def optimizer(name, rate=0.02):
-    return optax.chain(lbopt.lamb(rate), lbopt.scale_by_agvm(LABELS)) if name == "agvm" else lbopt.lamb(rate)
+    return (
+        optax.chain(lbopt.lamb(rate), lbopt.scale_by_agvm(LABELS))
+        if name == "agvm"
+        else lbopt.lamb(rate)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,11 @@ def trained(problem, trajectory, batches, name, devices, steps=4, **options):
         loss_fn, state_of = problem
         tx = optimizer(name)
         step = lbopt.make_train_step(
-            loss_fn, tx, lbopt.make_mesh(devices), aggregator=AGGREGATORS[name], **{"replicas_per_device": 1, **options}
+            loss_fn,
+            tx,
+            lbopt.make_mesh(devices),
+            aggregator=AGGREGATORS[name],
+            **{"replicas_per_device": 1, **options},
         )
         _TRAINED[key] = trajectory(step, step.place(state_of(tx)), batches[:steps])
     return _TRAINED[key]
@@ -61,7 +69,10 @@ def trained(problem, trajectory, batches, name, devices, steps=4, **options):
 
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_one_two_and_four_devices_give_equal_results(name, mlp, trajectory, batches, relative_gap):
-    runs = [trained(mlp, trajectory, batches, name, n, replicas_per_device=REPLICAS // n) for n in (1, 2, 4)]
+    runs = [
+        trained(mlp, trajectory, batches, name, n, replicas_per_device=REPLICAS // n)
+        for n in (1, 2, 4)
+    ]
     for other in runs[1:]:
         assert relative_gap(runs[0][0], runs[0][-1], other[-1]) < 1e-5
 
@@ -90,7 +101,10 @@ def test_the_mean_is_the_step_without_an_aggregator_bit_for_bit(mlp, trajectory,
 def test_eight_devices_too(tmp_path):
     """In a process of its own, as this one has four."""
     root = pathlib.Path(__file__).parents[2]
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    flags = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
     file = tmp_path / "gaps.json"
     subprocess.run(
         [sys.executable, "-m", "tests.parallel.eight_devices", str(file)],
@@ -107,17 +121,25 @@ def test_eight_devices_too(tmp_path):
 @pytest.mark.parametrize("name", ["mean", "ef", "agvm"])
 def test_groups_of_batch_norm(name, problem, trajectory, batches, relative_gap):
     """Pairs of replicas share statistics under both backends, whatever becomes of their gradients."""
-    grouped, alone = (problem(CNN(widths=(8,), hidden=16, batch_norm_scope=scope)) for scope in ("replicas:2", "local"))
+    grouped, alone = (
+        problem(CNN(widths=(8,), hidden=16, batch_norm_scope=scope))
+        for scope in ("replicas:2", "local")
+    )
     jitted = trained(grouped, trajectory, batches, name, 4)
     mapped = trained(grouped, trajectory, batches, name, 4, backend="pmap")
     assert relative_gap(jitted[0], jitted[-1], mapped[-1]) < 1e-5
-    assert relative_gap(jitted[0], jitted[-1], trained(alone, trajectory, batches, name, 4)[-1]) > 1e-3
+    assert (
+        relative_gap(jitted[0], jitted[-1], trained(alone, trajectory, batches, name, 4)[-1]) > 1e-3
+    )
 
 
 @pytest.mark.parametrize("scope", ["local", "examples:8"])
 def test_batch_norm_of_rows_is_that_of_replicas(scope, problem, trajectory, batches, relative_gap):
     normed = problem(CNN(widths=(8,), hidden=16, batch_norm_scope=scope))
-    runs = [trained(normed, trajectory, batches, "mean", n, 3, replicas_per_device=4 // n) for n in (4, 2, 1)]
+    runs = [
+        trained(normed, trajectory, batches, "mean", n, 3, replicas_per_device=4 // n)
+        for n in (4, 2, 1)
+    ]
     for other in runs[1:]:
         assert relative_gap(runs[0][0], runs[0][-1], other[-1]) < 1e-5
 
@@ -126,8 +148,12 @@ def test_batch_norm_of_rows_is_that_of_replicas(scope, problem, trajectory, batc
 def test_rows_share_no_statistics(scope, problem, batches):
     loss_fn, state_of = problem(CNN(widths=(8,), hidden=16, batch_norm_scope=scope))
     tx = optimizer("mean")
-    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(2), aggregator=AGGREGATORS["mean"], replicas_per_device=2)
-    with pytest.raises(UserError, match="the 2 replicas of a device run one after another and share no statistics"):
+    step = lbopt.make_train_step(
+        loss_fn, tx, lbopt.make_mesh(2), aggregator=AGGREGATORS["mean"], replicas_per_device=2
+    )
+    with pytest.raises(
+        UserError, match="the 2 replicas of a device run one after another and share no statistics"
+    ):
         step(step.place(state_of(tx)), batches[0])
 
 
@@ -138,14 +164,22 @@ def test_devices_that_are_summed_first(mlp, trajectory, batches, relative_gap):
         alone = trained(mlp, trajectory, batches, name, 2)
         grouped = trained(mlp, trajectory, batches, name, 4, aggregate_over=2)
         assert relative_gap(alone[0], alone[-1], grouped[-1]) < 1e-5
-    assert relative_gap(plain[0], plain[-1], trained(mlp, trajectory, batches, "mean", 4, aggregate_over=4)[-1]) < 1e-5
+    assert (
+        relative_gap(
+            plain[0], plain[-1], trained(mlp, trajectory, batches, "mean", 4, aggregate_over=4)[-1]
+        )
+        < 1e-5
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"backend": "pmap"}, {"aggregate_over": 2}], ids=str)
 def test_leaves_without_axes_or_without_numbers(options):
     def loss_fn(params, model_state, batch, rng):
         each = params["scale"] * (batch["x"] @ params["w"]) ** 2
-        return jnp.mean(each) + params["none"].sum(), (model_state, {"loss": (jnp.sum(each), len(each))})
+        return jnp.mean(each) + params["none"].sum(), (
+            model_state,
+            {"loss": (jnp.sum(each), len(each))},
+        )
 
     tx, batch = optax.sgd(0.1), {"x": np.arange(8.0, dtype=np.float32).reshape(4, 2)}
     params = {"scale": jnp.float32(0.5), "w": jnp.array([0.1, 0.2]), "none": jnp.zeros((0, 3))}
@@ -164,9 +198,13 @@ def test_a_broken_gradient_is_forgotten_by_all_parts(mlp, batches):
 
     def broken(params, model_state, batch, rng):
         loss, rest = loss_fn(params, model_state, batch, rng)
-        return loss + jnp.where(batch["label"][0] < 0, jnp.nan, 0.0) * params["head"]["bias"][0], rest
+        return loss + jnp.where(batch["label"][0] < 0, jnp.nan, 0.0) * params["head"]["bias"][
+            0
+        ], rest
 
-    step = lbopt.make_train_step(broken, tx, lbopt.make_mesh(4), aggregator=aggregator, aggregate_over=2)
+    step = lbopt.make_train_step(
+        broken, tx, lbopt.make_mesh(4), aggregator=aggregator, aggregate_over=2
+    )
     state, _ = jax.block_until_ready(step(step.place(state_of(tx)), batches[0]))
     before = jax.tree.map(np.array, (state.params, state.aggregator_state))
     bad = {**batches[1], "label": batches[1]["label"].copy()}
@@ -183,10 +221,14 @@ def test_a_skipped_spike_leaves_nothing_behind(backend, mlp, batches):
     tx = lbopt.skip_bad_updates(lbopt.lamb(0.02), 5, spike_factor=20.0, warmup_updates=2)
 
     def spiked(params, model_state, batch, rng):
-        loss, rest = loss_fn(params, model_state, {**batch, "label": jnp.abs(batch["label"]) % 10}, rng)
+        loss, rest = loss_fn(
+            params, model_state, {**batch, "label": jnp.abs(batch["label"]) % 10}, rng
+        )
         return loss * jnp.where(jnp.any(batch["label"] < 0), 1e5, 1.0), rest
 
-    step = lbopt.make_train_step(spiked, tx, lbopt.make_mesh(4), backend, aggregator=lbopt.ef(compress.topk(0.1)))
+    step = lbopt.make_train_step(
+        spiked, tx, lbopt.make_mesh(4), backend, aggregator=lbopt.ef(compress.topk(0.1))
+    )
     state = step.place(state_of(tx))
     for batch in batches[:3]:
         state, _ = jax.block_until_ready(step(state, batch))
@@ -204,13 +246,17 @@ def test_parts_of_a_slice_are_compressed_for_themselves(mlp, batches):
     loss_fn, state_of = mlp
     tx, params = optimizer("ef"), state_of(optimizer("ef")).params
     aggregator = lbopt.ef(compress.topk(0.1))
-    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), aggregator=aggregator, aggregate_over=2, donate=False)
+    step = lbopt.make_train_step(
+        loss_fn, tx, lbopt.make_mesh(4), aggregator=aggregator, aggregate_over=2, donate=False
+    )
     state = step.place(state_of(tx))
     after, _ = step(state, batches[0])
     rows = {}
     for part in range(2):  # the gradient of each group of two devices is that of half of the batch
         half = {name: value[16 * part : 16 * part + 16] for name, value in batches[0].items()}
-        rows[part] = jax.grad(lambda p, half=half: loss_fn(p, {}, half, jax.random.key(0))[0])(params)
+        rows[part] = jax.grad(lambda p, half=half: loss_fn(p, {}, half, jax.random.key(0))[0])(
+            params
+        )
     for leaf, error in enumerate(jax.tree.leaves(after.aggregator_state.local.error)):
         each = np.stack([np.ravel(jax.tree.leaves(rows[part])[leaf]) for part in range(2)])
         padded = np.pad(each, [(0, 0), (0, -each.shape[1] % 2)]).reshape(2, 2, -1)
@@ -226,7 +272,9 @@ def test_memory_lies_with_its_replica(mlp, batches):
     loss_fn, state_of = mlp
     tx = optimizer("ef21")
     for options in ({}, {"backend": "pmap"}):
-        step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), aggregator=AGGREGATORS["ef21"], **options)
+        step = lbopt.make_train_step(
+            loss_fn, tx, lbopt.make_mesh(4), aggregator=AGGREGATORS["ef21"], **options
+        )
         state, _ = jax.block_until_ready(step(step.place(state_of(tx)), batches[0]))
         for row in jax.tree.leaves(state.aggregator_state.local):
             assert row.shape[0] == 4
@@ -241,11 +289,17 @@ def test_lamb_on_top_trains_the_digits_cnn(name, problem):
     loss_fn, state_of = problem(CNN(widths=(8, 16), hidden=32, batch_norm_scope="local"))
     tx, train = optimizer(name), load_digits().train
     step = lbopt.make_train_step(
-        loss_fn, tx, lbopt.make_mesh(2), aggregator=AGGREGATORS[name], replicas_per_device=REPLICAS // 2
+        loss_fn,
+        tx,
+        lbopt.make_mesh(2),
+        aggregator=AGGREGATORS[name],
+        replicas_per_device=REPLICAS // 2,
     )
     state, last = step.place(state_of(tx)), []
     for number in range(60):
-        state, metrics = step(state, train.take(example_indices(len(train), 3, 128 * (number % 10), 128)))
+        state, metrics = step(
+            state, train.take(example_indices(len(train), 3, 128 * (number % 10), 128))
+        )
         last.append([float(metrics[kind][0] / metrics[kind][1]) for kind in ("loss", "accuracy")])
     loss, accuracy = np.mean(last[-10:], 0)
     assert loss < 1.3, name
@@ -264,20 +318,35 @@ def test_a_choice_that_loses_on_the_wire_is_told(mlp):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"reduce_dtype": jnp.float32}, "reduce_dtype = .*the aggregator chooses how gradients are summed"),
+        (
+            {"reduce_dtype": jnp.float32},
+            "reduce_dtype = .*the aggregator chooses how gradients are summed",
+        ),
         (
             {"shard_update": True, "reduce_scatter": True},
             "reduce_scatter = True: an aggregator gives all devices the whole",
         ),
-        ({"max_grad_norm": 1.0, "clip_stage": "mean"}, "clip_stage = 'mean': an aggregator takes the mean once a step"),
-        ({"backend": "pmap", "replicas_per_device": 2}, "replicas_per_device = 2: under pmap a device is one replica"),
+        (
+            {"max_grad_norm": 1.0, "clip_stage": "mean"},
+            "clip_stage = 'mean': an aggregator takes the mean once a step",
+        ),
+        (
+            {"backend": "pmap", "replicas_per_device": 2},
+            "replicas_per_device = 2: under pmap a device is one replica",
+        ),
         ({"backend": "pmap", "aggregate_over": 2}, "aggregate_over = 2: use backend='jit'"),
         ({"replicas_per_device": 0}, "replicas_per_device = 0"),
         ({"aggregate_over": 3}, "aggregate_over = 3: it does not divide the 4 devices"),
         ({"aggregate_over": "hosts"}, "aggregate_over = 'hosts': use 'replicas', 'slices'"),
         ({"aggregate_over": "slices"}, "aggregate_over = 'slices': these devices are one slice"),
-        ({"aggregate_over": 2, "replicas_per_device": 2}, "devices that are summed first have one replica each"),
-        ({"aggregator": None, "replicas_per_device": 2}, "replicas_per_device = 2: only an aggregator sees them"),
+        (
+            {"aggregate_over": 2, "replicas_per_device": 2},
+            "devices that are summed first have one replica each",
+        ),
+        (
+            {"aggregator": None, "replicas_per_device": 2},
+            "replicas_per_device = 2: only an aggregator sees them",
+        ),
         ({"aggregator": None, "aggregate_over": 2}, "aggregate_over = 2: there is no aggregator"),
         (
             {"aggregator": lbopt.agvm(LABELS, "body", adam_b2=0.9), "shard_update": True},
@@ -295,7 +364,9 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_is_compiled(mlp, b
     loss_fn, state_of = mlp
     tx = optimizer("ef")
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), aggregator=AGGREGATORS["ef"])
-    with pytest.raises(UserError, match="the training state has none of its state; use state = step"):
+    with pytest.raises(
+        UserError, match="the training state has none of its state; use state = step"
+    ):
         step(state_of(tx), batches[0])
     two = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(2), aggregator=AGGREGATORS["ef"])
     with pytest.raises(UserError, match=r"it has shape \(2, .*4 replicas need \(4"):

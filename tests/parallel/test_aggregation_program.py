@@ -6,7 +6,10 @@ import lbopt
 from tests.oracles import aggregated_step
 from tests.oracles.exchanges import exchanges, of_gradients
 
-pytestmark = [pytest.mark.usefixtures("quickly_compiled"), pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("quickly_compiled"),
+    pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning"),
+]
 WEIGHTS = 64 * 256 + 256 + 256 * 16
 """20,736: what the plain mean sums."""
 KEPT = 164 + 3 + 41
@@ -18,7 +21,11 @@ LOSS = 2
 
 
 def shared_out(there, back):
-    return [(op, dtype, size) for op, dtype in (("all-to-all", there), ("all-gather", back)) for size in (WIDE, NARROW)]
+    return [
+        (op, dtype, size)
+        for op, dtype in (("all-to-all", there), ("all-gather", back))
+        for size in (WIDE, NARROW)
+    ]
 
 
 EXPECTED = {
@@ -34,7 +41,10 @@ EXPECTED = {
     "econtrol sign": [("all-gather", "u8", 4 * WEIGHTS // 8)],
     "ef cast": shared_out("u8", "f32"),
     # One side of both matrices, and the biases.
-    "powersgd": [("all-reduce", "f32", 2 * 64 + 2 * 256 + 256), ("all-reduce", "f32", 2 * 256 + 2 * 16 + 256)],
+    "powersgd": [
+        ("all-reduce", "f32", 2 * 64 + 2 * 256 + 256),
+        ("all-reduce", "f32", 2 * 256 + 2 * 16 + 256),
+    ],
     "powersgd later": [
         ("all-reduce", "f32", 2 * 64 + 2 * 256 + 256),
         ("all-reduce", "f32", 2 * 256 + 2 * 16 + 256),
@@ -56,7 +66,11 @@ def test_collectives(name, backend):
 def test_a_sharded_update_changes_nothing_of_it(name):
     _, plain = aggregated_step.compiled(name, lbopt.make_mesh(4))
     _, sharded = aggregated_step.compiled(name, lbopt.make_mesh(4), shard_update=True)
-    sent = [one for one in exchanges(sharded, 4) if one[0] != "all-gather" or one[1] != "f32" or one[2] < 4096]
+    sent = [
+        one
+        for one in exchanges(sharded, 4)
+        if one[0] != "all-gather" or one[1] != "f32" or one[2] < 4096
+    ]
     assert of_gradients(sent) == of_gradients(exchanges(plain, 4))
 
 
@@ -64,7 +78,10 @@ def test_between_groups_of_devices_only_parts_are_compressed():
     _, text = aggregated_step.compiled("ef topk", lbopt.make_mesh(4), aggregate_over=2)
     found = of_gradients(exchanges(text, 4))
     kept = 82 + 2 + 21
-    assert sorted(one[:2] for one in found if one[2] == 2 * kept) == [("all-gather", "f32"), ("all-gather", "s32")]
+    assert sorted(one[:2] for one in found if one[2] == 2 * kept) == [
+        ("all-gather", "f32"),
+        ("all-gather", "s32"),
+    ]
     inside = [one for one in found if one[2] != 2 * kept]
     assert {one[0] for one in inside} == {"reduce-scatter", "all-gather"}
     assert {one[3] for one in found} == {2}
@@ -77,7 +94,9 @@ def test_vmapped_top_k_would_gather_dense_gradients():
     from jax.sharding import NamedSharding, PartitionSpec
 
     mesh = lbopt.make_mesh(4)
-    rows = jax.ShapeDtypeStruct((4, WEIGHTS), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data")))
+    rows = jax.ShapeDtypeStruct(
+        (4, WEIGHTS), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data"))
+    )
 
     def kept(x):
         return jax.lax.top_k(jnp.abs(x), KEPT)[0].sum(0)

@@ -45,7 +45,9 @@ def expected_step(stage, grads):
     """Return (step gradient, mean norm before the clip) from gradients [replica][microstep]."""
     grads = np.array(grads)
     if stage == "replica":
-        return np.mean([clip(g) for row in grads for g in row], 0), np.mean(np.linalg.norm(grads, axis=-1))
+        return np.mean([clip(g) for row in grads for g in row], 0), np.mean(
+            np.linalg.norm(grads, axis=-1)
+        )
     if stage == "mean":
         means = grads.mean(0)
         return np.mean([clip(g) for g in means], 0), np.mean(np.linalg.norm(means, axis=-1))
@@ -58,14 +60,18 @@ def start(problem, batches):
     """Return (loss_fn, host copy of the first state's maker, an uneven batch)."""
     loss_fn, create = problem(Perceptron())
     batch = dict(batches[0])
-    scale = np.repeat([0.02, 1.0, 3.0, 10.0], 8).astype(np.float32)  # replicas whose gradients differ in size
+    scale = np.repeat([0.02, 1.0, 3.0, 10.0], 8).astype(
+        np.float32
+    )  # replicas whose gradients differ in size
     batch["image"] = batch["image"] * scale.reshape(-1, 1, 1)
     return loss_fn, create, batch
 
 
 def one_step(loss_fn, state, batch, **options):
     before = flat(state.params)
-    state, metrics = lbopt.make_train_step(loss_fn, optax.sgd(1.0), lbopt.make_mesh(REPLICAS), **options)(state, batch)
+    state, metrics = lbopt.make_train_step(
+        loss_fn, optax.sgd(1.0), lbopt.make_mesh(REPLICAS), **options
+    )(state, batch)
     return before - flat(jax.block_until_ready(state).params), metrics
 
 
@@ -77,9 +83,17 @@ def test_gradient_is_clipped_at_the_stage_that_is_named(stage, backend, microste
     state = create(optax.sgd(1.0))
     mapped = backend == "pmap" or stage == "replica"
     examples = parts_of(32, REPLICAS if mapped else 1, microsteps)
-    expected, norm = expected_step(stage, [[gradient(loss_fn, state, batch, part) for part in row] for row in examples])
+    expected, norm = expected_step(
+        stage, [[gradient(loss_fn, state, batch, part) for part in row] for row in examples]
+    )
     moved, metrics = one_step(
-        loss_fn, state, batch, backend=backend, num_microsteps=microsteps, max_grad_norm=MAX_NORM, clip_stage=stage
+        loss_fn,
+        state,
+        batch,
+        backend=backend,
+        num_microsteps=microsteps,
+        max_grad_norm=MAX_NORM,
+        clip_stage=stage,
     )
     assert np.linalg.norm(moved - expected) <= 1e-5 * np.linalg.norm(expected)
     total, count = metrics[f"gradient_norm/{stage}"]
@@ -100,7 +114,9 @@ def test_a_clip_that_is_not_reached_changes_nothing(start):
     loss_fn, create, batch = start
     plain, _ = one_step(loss_fn, create(optax.sgd(1.0)), batch)
     for stage in ("replica", "mean", "accumulated"):
-        moved, _ = one_step(loss_fn, create(optax.sgd(1.0)), batch, max_grad_norm=1e6, clip_stage=stage)
+        moved, _ = one_step(
+            loss_fn, create(optax.sgd(1.0)), batch, max_grad_norm=1e6, clip_stage=stage
+        )
         assert np.linalg.norm(moved - plain) <= 1e-6 * np.linalg.norm(plain)
 
 
@@ -109,7 +125,9 @@ def test_batch_norm_over_groups_of_replicas_runs_with_a_clip_per_replica(problem
     tx = optax.sgd(0.1)
     states = []
     for backend in ("jit", "pmap"):
-        step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), backend, max_grad_norm=0.5, clip_stage="replica")
+        step = lbopt.make_train_step(
+            loss_fn, tx, lbopt.make_mesh(4), backend, max_grad_norm=0.5, clip_stage="replica"
+        )
         states.append(jax.block_until_ready(step(create(tx), batches[0]))[0])
     assert np.allclose(flat(states[0].params), flat(states[1].params), rtol=1e-5, atol=1e-6)
 
@@ -128,7 +146,12 @@ def test_noise_is_measured_from_the_parts(backend, microsteps, parts, start):
     small = [gradient(loss_fn, state, batch, part) for part in examples]
     mean_square, big = np.mean([g @ g for g in small]), np.mean(small, 0) @ np.mean(small, 0)
     step = lbopt.make_train_step(
-        loss_fn, tx, lbopt.make_mesh(REPLICAS), backend, num_microsteps=microsteps, measure_noise=True
+        loss_fn,
+        tx,
+        lbopt.make_mesh(REPLICAS),
+        backend,
+        num_microsteps=microsteps,
+        measure_noise=True,
     )
     state, metrics = jax.block_until_ready(step(state, batch))
     noise = state.opt_state[0]

@@ -74,7 +74,10 @@ def traced_loss():
         traces.append(None)
         loss = jnp.mean(jnp.square(batch["x"] @ params["w"]))
         size = len(batch["x"])
-        return loss, (next_state(state, jnp.mean(batch["x"])), {"loss": (loss * size, jnp.float32(size))})
+        return loss, (
+            next_state(state, jnp.mean(batch["x"])),
+            {"loss": (loss * size, jnp.float32(size))},
+        )
 
     return loss_fn, traces
 
@@ -96,8 +99,12 @@ def test_a_state_of_all_kinds_keeps_dtypes_and_is_traced_once(option):
         assert len(traces) == first_traces <= 2, f"traced again in step {done}"
     assert jax.tree.structure(state.model_state) == jax.tree.structure(expected)
     assert [leaf.dtype for leaf in jax.tree.leaves(state.model_state)] == dtypes
-    for got, wanted in zip(jax.tree.leaves(state.model_state), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(data(got), data(jnp.asarray(wanted)) if np.isscalar(wanted) else data(wanted))
+    for got, wanted in zip(
+        jax.tree.leaves(state.model_state), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_array_equal(
+            data(got), data(jnp.asarray(wanted)) if np.isscalar(wanted) else data(wanted)
+        )
 
 
 ELSEWHERE = {
@@ -119,7 +126,10 @@ ELSEWHERE = {
 LAYOUTS = [
     ((jax.devices()[:4], "data"), PartitionSpec("data")),
     ((jax.devices()[:4], "data"), PartitionSpec()),
-    ((jax.devices()[3::-1], "data"), PartitionSpec("data")),  # JAX takes the devices' parts for each other's, or dies
+    (
+        (jax.devices()[3::-1], "data"),
+        PartitionSpec("data"),
+    ),  # JAX takes the devices' parts for each other's, or dies
     ((jax.devices()[:2], "batch"), PartitionSpec(None, "batch")),
 ]
 
@@ -147,11 +157,21 @@ def test_a_state_or_a_batch_that_nobody_placed_is_traced_once(option):
             evaluate(state.params, state.model_state, batch)
             state, _ = jax.block_until_ready(step(state, batch))
         assert len(traces) == 2, f"{name}: the steps were traced {len(traces)} times"
-    for where in (None, jax.devices()[1], *(NamedSharding(Mesh(*of), spec) for of, spec in LAYOUTS)):
-        elsewhere = jax.tree.map(jnp.asarray, batch) if where is None else jax.device_put(batch, where)
-        assert evaluate(state.params, {}, elsewhere)["sum"] == evaluate(state.params, {}, batch)["sum"], where
+    for where in (
+        None,
+        jax.devices()[1],
+        *(NamedSharding(Mesh(*of), spec) for of, spec in LAYOUTS),
+    ):
+        elsewhere = (
+            jax.tree.map(jnp.asarray, batch) if where is None else jax.device_put(batch, where)
+        )
+        assert (
+            evaluate(state.params, {}, elsewhere)["sum"] == evaluate(state.params, {}, batch)["sum"]
+        ), where
         state, _ = jax.block_until_ready(step(state, elsewhere))
-    assert len(traces) == 2, f"batches that lie otherwise: the steps were traced {len(traces)} times"
+    assert len(traces) == 2, (
+        f"batches that lie otherwise: the steps were traced {len(traces)} times"
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,14 +179,19 @@ def test_a_state_or_a_batch_that_nobody_placed_is_traced_once(option):
     [
         (lambda state: {}, "count: not in the state that the loss returns"),
         (lambda state: None, "count: not in the state that the loss returns"),
-        (lambda state: {**state, "each": state["each"][:4]}, r"each: shape \(8,\), but \(4,\) in the state"),
+        (
+            lambda state: {**state, "each": state["each"][:4]},
+            r"each: shape \(8,\), but \(4,\) in the state",
+        ),
     ],
 )
 def test_a_state_that_comes_back_short_is_refused_by_leaf(returned, message):
     def loss_fn(params, state, batch, rng):
         return jnp.sum(params["w"]), (returned(state), {"loss": (0.0, 1.0)})
 
-    state = lbopt.TrainState.create({"w": jnp.ones(2)}, {"count": jnp.zeros(()), "each": jnp.zeros(8)}, optax.sgd(0.1))
+    state = lbopt.TrainState.create(
+        {"w": jnp.ones(2)}, {"count": jnp.zeros(()), "each": jnp.zeros(8)}, optax.sgd(0.1)
+    )
     for options in ({}, {"backend": "pmap", "num_microsteps": 2}):
         step = lbopt.make_train_step(loss_fn, optax.sgd(0.1), lbopt.make_mesh(4), **options)
         with pytest.raises(UserError, match=f"^model_state/{message}"):
@@ -175,7 +200,10 @@ def test_a_state_that_comes_back_short_is_refused_by_leaf(returned, message):
 
 def test_a_state_comes_back_in_its_own_containers():
     def loss_fn(params, state, batch, rng):
-        return jnp.sum(params["w"]), ({"count": dict(state["count"]), "new": 1}, {"loss": (0.0, 1.0)})
+        return jnp.sum(params["w"]), (
+            {"count": dict(state["count"]), "new": 1},
+            {"loss": (0.0, 1.0)},
+        )
 
     gradients = make_gradient_fn(loss_fn)
     arguments = {"w": jnp.ones(2)}, {"count": freeze({"a": jnp.zeros(2)})}, {}, jax.random.key(0)
@@ -200,20 +228,36 @@ def test_a_state_comes_back_in_its_own_containers():
         ({"aggregator": lbopt.aps(), "replicas_per_device": 2, "num_microsteps": 2}, 1),
     ],
 )
-def test_where_they_differ_leaves_without_a_mean_are_the_first_replicas_after_its_last_microstep(options, number):
+def test_where_they_differ_leaves_without_a_mean_are_the_first_replicas_after_its_last_microstep(
+    options, number
+):
     def loss_fn(params, state, batch, rng):
         first = batch["number"][0]
-        state = {"int": first, "odd": first % 2 == 1, "key": jax.random.fold_in(state["key"], first)}
+        state = {
+            "int": first,
+            "odd": first % 2 == 1,
+            "key": jax.random.fold_in(state["key"], first),
+        }
         state["mean"] = jnp.mean(batch["number"].astype(jnp.float16))
         return jnp.sum(params["w"]), (state, {"loss": (jnp.zeros(()), jnp.ones(()))})
 
     tx, key = optax.sgd(0.1), jax.random.key(3)
-    before = {"int": jnp.zeros((), jnp.int32), "odd": jnp.zeros((), bool), "key": key, "mean": jnp.zeros((), "float16")}
+    before = {
+        "int": jnp.zeros((), jnp.int32),
+        "odd": jnp.zeros((), bool),
+        "key": key,
+        "mean": jnp.zeros((), "float16"),
+    }
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), donate=False, **options)
     state = step.place(lbopt.TrainState.create({"w": jnp.zeros(2)}, before, tx))
     found, _ = jax.block_until_ready(step(state, {"number": np.arange(16, dtype=np.int32)}))
-    assert (int(found.model_state["int"]), bool(found.model_state["odd"])) == (number, number % 2 == 1)
-    np.testing.assert_array_equal(data(found.model_state["key"]), data(jax.random.fold_in(key, number)))
+    assert (int(found.model_state["int"]), bool(found.model_state["odd"])) == (
+        number,
+        number % 2 == 1,
+    )
+    np.testing.assert_array_equal(
+        data(found.model_state["key"]), data(jax.random.fold_in(key, number))
+    )
     assert float(found.model_state["mean"]) == 7.5
     for leaf in jax.tree.leaves(found.model_state):
         copies = [data(shard.data).tolist() for shard in leaf.addressable_shards]
@@ -234,11 +278,15 @@ def test_an_evaluation_takes_a_state_of_all_kinds(backend):
 def test_an_evaluation_of_three_arrays_under_pmap():
     """JAX took each of them for one of the three arguments."""
     step = lbopt.make_eval_step(
-        lambda params, state, batch: {"sum": (batch["x"].sum() + batch["y"].sum() + params["w"], 1.0)},
+        lambda params, state, batch: {
+            "sum": (batch["x"].sum() + batch["y"].sum() + params["w"], 1.0)
+        },
         lbopt.make_mesh(4),
         "pmap",
     )
-    found = step({"w": jnp.ones(())}, {}, {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)})
+    found = step(
+        {"w": jnp.ones(())}, {}, {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
+    )
     assert [float(part) for part in found["sum"]] == [16, 4]
 
 
@@ -260,14 +308,22 @@ def test_a_mean_over_what_is_counted_in_the_batch_is_warned_of_in_parts(counted,
         each = batch["x"] @ params["w"]
         weight = batch["tokens"] if counted else jnp.ones_like(batch["tokens"])
         total, count = jnp.sum(each * weight), jax.jit(jnp.sum)(weight)
-        return total / count, (state, {"loss": (total, count), "tokens": (jnp.sum(batch["tokens"]), count)})
+        return total / count, (
+            state,
+            {"loss": (total, count), "tokens": (jnp.sum(batch["tokens"]), count)},
+        )
 
-    tx, batch = optax.sgd(0.1), {"x": np.ones((8, 2), np.float32), "tokens": np.arange(8, dtype=np.float32)}
+    tx, batch = (
+        optax.sgd(0.1),
+        {"x": np.ones((8, 2), np.float32), "tokens": np.arange(8, dtype=np.float32)},
+    )
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), **options)
     state = step.place(lbopt.TrainState.create({"w": jnp.zeros(2)}, {}, tx))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         state, _ = jax.block_until_ready(step(state, batch))
         step(state, batch)
-    messages = [str(each.message) for each in said if "the weight of the metric 'loss'" in str(each.message)]
+    messages = [
+        str(each.message) for each in said if "the weight of the metric 'loss'" in str(each.message)
+    ]
     assert [message.split(":")[0] for message in messages] == ([] if why is None else [why])

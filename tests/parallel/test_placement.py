@@ -32,7 +32,9 @@ def test_donation_deletes_the_old_state(backend, problem, batches):
     arrays = [
         leaf for leaf in jax.tree.leaves(state) if leaf.ndim
     ]  # scalars that are only reported are no input of the program
-    assert len(arrays) == 3 * len(jax.tree.leaves(state.params)) + 1  # parameters, two moments, the key
+    assert (
+        len(arrays) == 3 * len(jax.tree.leaves(state.params)) + 1
+    )  # parameters, two moments, the key
     assert all(leaf.is_deleted() for leaf in arrays)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new_state))
 
@@ -41,12 +43,20 @@ def test_arrays_that_are_in_a_state_twice_are_copied_and_a_state_taken_twice_is_
     def loss_fn(params, model_state, batch, rng):
         return jnp.mean(batch @ params["in"] @ params["out"]), (model_state, {})
 
-    tx, tied = optax.contrib.schedule_free_sgd(0.1), jnp.ones((2, 2))  # its average starts at the parameters
+    tx, tied = (
+        optax.contrib.schedule_free_sgd(0.1),
+        jnp.ones((2, 2)),
+    )  # its average starts at the parameters
     state = lbopt.TrainState.create({"in": tied, "out": tied}, {"before": tied}, tx)
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1))
     after, _ = step(state, jnp.ones((4, 2)))
-    for again in (jnp.ones((2, 2)), after.params["out"]):  # XLA on CPUs ended the process with a segmentation fault
-        after, _ = jax.block_until_ready(step(after.replace(params={"in": again, "out": again}), jnp.ones((4, 2))))
+    for again in (
+        jnp.ones((2, 2)),
+        after.params["out"],
+    ):  # XLA on CPUs ended the process with a segmentation fault
+        after, _ = jax.block_until_ready(
+            step(after.replace(params={"in": again, "out": again}), jnp.ones((4, 2)))
+        )
     with pytest.raises(
         UserError, match=r"^state = a dict: give a lbopt.TrainState"
     ):  # as Orbax gives it without a target

@@ -12,7 +12,9 @@ from lbopt.parallel.accumulate import make_gradient_fn
 
 
 def floating_dtypes(tree):
-    return {leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    return {
+        leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)
+    }
 
 
 def train(step, state, batches):
@@ -24,21 +26,29 @@ def train(step, state, batches):
     return state, np.asarray(losses)
 
 
-@pytest.mark.parametrize(("how", "backend", "num_microsteps"), [("compute_dtype", "jit", 2), ("model", "pmap", 1)])
+@pytest.mark.parametrize(
+    ("how", "backend", "num_microsteps"), [("compute_dtype", "jit", 2), ("model", "pmap", 1)]
+)
 def test_bf16_computation_keeps_an_fp32_state_and_gets_near_the_fp32_loss(
     how, backend, num_microsteps, problem, batches
 ):
     """bf16 rounds by 2^-9 at each of a handful of layers: losses around 2 agree to 2 %, and are not equal."""
     module = cnn.CNN(widths=(4,), hidden=16)
     wide_loss, create = problem(module)
-    narrow_loss, _ = problem(module.clone(dtype=jnp.bfloat16)) if how == "model" else (wide_loss, None)
+    narrow_loss, _ = (
+        problem(module.clone(dtype=jnp.bfloat16)) if how == "model" else (wide_loss, None)
+    )
     tx, mesh = lbopt.lamb(0.05), lbopt.make_mesh(4)
     options = {"compute_dtype": jnp.bfloat16} if how == "compute_dtype" else {}
     wide_step = lbopt.make_train_step(wide_loss, tx, mesh, backend, num_microsteps=num_microsteps)
-    narrow_step = lbopt.make_train_step(narrow_loss, tx, mesh, backend, num_microsteps=num_microsteps, **options)
+    narrow_step = lbopt.make_train_step(
+        narrow_loss, tx, mesh, backend, num_microsteps=num_microsteps, **options
+    )
     _, wide = train(wide_step, create(tx), batches)
     state, narrow = train(narrow_step, create(tx), batches)
-    assert floating_dtypes((state.params, state.opt_state, state.model_state)) == {jnp.dtype(jnp.float32)}
+    assert floating_dtypes((state.params, state.opt_state, state.model_state)) == {
+        jnp.dtype(jnp.float32)
+    }
     assert wide[-1] < 0.8 * wide[0]
     np.testing.assert_allclose(narrow, wide, rtol=0.02)
     assert not np.array_equal(narrow, wide)
@@ -65,7 +75,10 @@ MEAN = 32.5
 
 
 def linear_loss(params, model_state, batch, rng):
-    return jnp.mean(params["w"] * batch["x"]), (model_state, {"x": (jnp.sum(batch["x"]), jnp.float32(batch["x"].size))})
+    return jnp.mean(params["w"] * batch["x"]), (
+        model_state,
+        {"x": (jnp.sum(batch["x"]), jnp.float32(batch["x"].size))},
+    )
 
 
 def test_gradients_of_bf16_parameters_are_added_up_in_fp32():
@@ -90,7 +103,9 @@ def test_bf16_parameters_move_by_the_fp32_sum(backend):
     tx = optax.sgd(1.0)
     step = lbopt.make_train_step(linear_loss, tx, lbopt.make_mesh(4), backend, num_microsteps=8)
     state = lbopt.TrainState.create({"w": jnp.zeros((), jnp.bfloat16)}, {}, tx)
-    state, metrics = jax.block_until_ready(step(state, {"x": np.tile(np.asarray(PARTS, jnp.bfloat16), 4)}))
+    state, metrics = jax.block_until_ready(
+        step(state, {"x": np.tile(np.asarray(PARTS, jnp.bfloat16), 4)})
+    )
     assert state.params["w"].dtype == jnp.bfloat16
     assert float(state.params["w"]) == -MEAN
     assert float(metrics["x"][1]) == 32
@@ -108,7 +123,9 @@ def test_metrics_and_statistics_of_microsteps():
 
     batch = {"x": jnp.arange(8.0)}
     fn = make_gradient_fn(loss_fn, num_microsteps=4)
-    grads, model_state, metrics = fn({"w": jnp.ones(())}, {"seen": jnp.float32(10)}, batch, jax.random.key(0))
+    grads, model_state, metrics = fn(
+        {"w": jnp.ones(())}, {"seen": jnp.float32(10)}, batch, jax.random.key(0)
+    )
     assert float(grads["w"]) == 7.0  # the mean of 0+4, 1+5, 2+6, 3+7
     assert float(model_state["seen"]) == 17.0
     assert [float(part) for part in metrics["x"]] == [28.0, 8.0]

@@ -24,7 +24,9 @@ def collectives(step, *arguments):
 def test_the_training_step_only_reduces(backend, num_microsteps, problem, batches):
     loss_fn, create = problem(cnn.CNN(widths=(4,), hidden=8))
     tx = lbopt.lamb(0.01)
-    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), backend, num_microsteps=num_microsteps)
+    step = lbopt.make_train_step(
+        loss_fn, tx, lbopt.make_mesh(4), backend, num_microsteps=num_microsteps
+    )
     found = collectives(step, create(tx), batches[0])
     assert set(found) == {"all-reduce"}
 
@@ -33,7 +35,11 @@ def test_one_device_needs_no_collective(problem, batches):
     loss_fn, create = problem(cnn.CNN(widths=(4,), hidden=8))
     tx = optax.sgd(0.1)
     assert (
-        collectives(lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1), num_microsteps=2), create(tx), batches[0])
+        collectives(
+            lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1), num_microsteps=2),
+            create(tx),
+            batches[0],
+        )
         == []
     )
 
@@ -49,7 +55,9 @@ def test_the_pattern_sees_another_collective():
 
     tx = optax.sgd(0.1)
     state = lbopt.TrainState.create({"w": np.ones(3, np.float32)}, {}, tx)
-    found = collectives(lbopt.make_train_step(loss_fn, tx, mesh), state, {"x": np.ones((16, 3), np.float32)})
+    found = collectives(
+        lbopt.make_train_step(loss_fn, tx, mesh), state, {"x": np.ones((16, 3), np.float32)}
+    )
     assert set(found) - {"all-reduce"}
 
 
@@ -61,4 +69,6 @@ def test_lowering_takes_shapes(problem, batches):
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batches[0]),
     )
     for backend in ("jit", "pmap"):
-        assert lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), backend).lower(*shapes).as_text()
+        assert (
+            lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), backend).lower(*shapes).as_text()
+        )

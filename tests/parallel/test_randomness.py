@@ -34,7 +34,8 @@ def test_dropout_is_the_same_on_one_and_four_devices(problem, trajectory, relati
     loss_fn, create = problem(Dropped())
     tx = optax.sgd(0.1)
     one, four = (
-        trajectory(lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(n)), create(tx), batches[:5]) for n in (1, 4)
+        trajectory(lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(n)), create(tx), batches[:5])
+        for n in (1, 4)
     )
     assert relative_gap(one[0], one[1], four[1]) <= 1e-5
     assert relative_gap(one[0], one[-1], four[-1]) <= 1e-5
@@ -49,10 +50,14 @@ def noise_sum(params, model_state, batch, rng):
 
 def noise(num_devices, backend, num_microsteps=1, num_steps=1, seed=0):
     tx = optax.sgd(0.1)
-    step = lbopt.make_train_step(noise_sum, tx, lbopt.make_mesh(num_devices), backend, num_microsteps=num_microsteps)
+    step = lbopt.make_train_step(
+        noise_sum, tx, lbopt.make_mesh(num_devices), backend, num_microsteps=num_microsteps
+    )
     state = lbopt.TrainState.create({"w": jnp.ones(())}, {}, tx, seed)
     for _ in range(num_steps):
-        state, metrics = jax.block_until_ready(step(state, {"x": np.ones(16, np.float32), "place": np.arange(16)}))
+        state, metrics = jax.block_until_ready(
+            step(state, {"x": np.ones(16, np.float32), "place": np.arange(16)})
+        )
     return np.asarray(metrics["noise"][0])
 
 
@@ -61,7 +66,8 @@ def test_every_example_draws_the_same_under_jit_whatever_the_devices():
 
 
 @pytest.mark.parametrize(
-    ("num_devices", "backend", "num_microsteps"), [(4, "jit", 1), (4, "pmap", 1), (4, "jit", 2), (4, "pmap", 2)]
+    ("num_devices", "backend", "num_microsteps"),
+    [(4, "jit", 1), (4, "pmap", 1), (4, "jit", 2), (4, "pmap", 2)],
 )
 def test_no_two_examples_draw_the_same(num_devices, backend, num_microsteps):
     assert len(set(noise(num_devices, backend, num_microsteps).tolist())) == 16
@@ -126,17 +132,30 @@ def test_examples_draw_the_same_on_any_number_of_devices_and_backend(num_microst
     """Bit for bit; with microsteps the number of microsteps has to be the same."""
     one = drawn(1, "jit", num_microsteps)
     assert len(np.unique(one, axis=0)) == 16, "every example draws for itself"
-    layouts = [(2, "jit"), (4, "jit"), (2, "pmap"), (4, "pmap")] if num_microsteps == 1 else [(4, "jit"), (4, "pmap")]
+    layouts = (
+        [(2, "jit"), (4, "jit"), (2, "pmap"), (4, "pmap")]
+        if num_microsteps == 1
+        else [(4, "jit"), (4, "pmap")]
+    )
     for num_devices, backend in layouts:
         np.testing.assert_array_equal(drawn(num_devices, backend, num_microsteps), one)
 
 
 @pytest.mark.parametrize("num_microsteps", [1, 2])
-@pytest.mark.parametrize("draw", [None, lambda x, rng: jax.random.uniform(rng, x.shape)], ids=["by example", "at once"])
+@pytest.mark.parametrize(
+    "draw", [None, lambda x, rng: jax.random.uniform(rng, x.shape)], ids=["by example", "at once"]
+)
 def test_a_replica_draws_the_same_wherever_it_is(draw, num_microsteps):
     """With an aggregator, which sees replicas: bit for bit, also what is drawn for all its examples at once."""
     one, *others = (
-        drawn(devices, backend, num_microsteps, draw=draw, aggregator=mean(), replicas_per_device=4 // devices)
+        drawn(
+            devices,
+            backend,
+            num_microsteps,
+            draw=draw,
+            aggregator=mean(),
+            replicas_per_device=4 // devices,
+        )
         for devices, backend in ((1, "jit"), (2, "jit"), (4, "jit"), (4, "pmap"))
     )
     assert len(np.unique(one, axis=0)) == 16, "every example draws for itself"
@@ -146,7 +165,11 @@ def test_a_replica_draws_the_same_wherever_it_is(draw, num_microsteps):
 
 def test_steps_and_seeds_draw_differently_example_by_example():
     one = drawn(4, "pmap")
-    for other in (drawn(4, "pmap", num_steps=2), drawn(4, "pmap", seed=1), drawn(4, "pmap", num_microsteps=2)):
+    for other in (
+        drawn(4, "pmap", num_steps=2),
+        drawn(4, "pmap", seed=1),
+        drawn(4, "pmap", num_microsteps=2),
+    ):
         assert np.mean(np.all(one == other, axis=1)) < 0.2
 
 
@@ -199,7 +222,9 @@ def quick_compilation():
 
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("problem", [bert_problem, efficientnet_problem, folded_problem])
-def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_backends(problem, trajectory, relative_gap):
+def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_backends(
+    problem, trajectory, relative_gap
+):
     """Three steps; parameters agree to 1e-5 of how far they have moved, batch statistics to 1e-5."""
     module, batch, *spread = problem()
     models = {1: seam.from_linen(module), 4: seam.from_linen(*spread or [module])}
@@ -207,7 +232,9 @@ def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_back
     def loss_fn(model, params, model_state, batch, rng):
         outputs, model_state = model.apply(params, model_state, batch["inputs"], True, rng)
         each = jax.tree.map(
-            lambda logits, labels: jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels)),
+            lambda logits, labels: jnp.mean(
+                optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            ),
             outputs,
             batch["labels"],
         )

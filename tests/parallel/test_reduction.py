@@ -30,24 +30,41 @@ def sharded_run():
         {"reduce_dtype": jnp.float32},
         {"reduce_dtype": jnp.float32, "num_microsteps": 2, "shard_update": True},
         {"reduce_scatter": True, "shard_update": True},
-        {"reduce_scatter": True, "shard_update": True, "max_grad_norm": 0.5, "clip_stage": "replica"},
-        {"reduce_dtype": jnp.float32, "max_grad_norm": 0.5, "clip_stage": "mean", "num_microsteps": 2},
+        {
+            "reduce_scatter": True,
+            "shard_update": True,
+            "max_grad_norm": 0.5,
+            "clip_stage": "replica",
+        },
+        {
+            "reduce_dtype": jnp.float32,
+            "max_grad_norm": 0.5,
+            "clip_stage": "mean",
+            "num_microsteps": 2,
+        },
         {"reduce_dtype": jnp.float32, "backend": "pmap"},
     ],
     ids=str,
 )
 def test_training_is_the_same_however_gradients_are_summed(sharded_run, options):
     plain = {
-        name: value for name, value in options.items() if name in ("num_microsteps", "max_grad_norm", "clip_stage")
+        name: value
+        for name, value in options.items()
+        if name in ("num_microsteps", "max_grad_norm", "clip_stage")
     }
     tx = functools.partial(lbopt.lamb, 0.01, weight_decay=0.01)
-    (start, whole, _), (_, other, _) = (sharded_run["train"](tx(), 5, **given) for given in (plain, options))
+    (start, whole, _), (_, other, _) = (
+        sharded_run["train"](tx(), 5, **given) for given in (plain, options)
+    )
     assert max(sharded_run["gaps"](start, whole, other).values()) <= TOLERANCE
 
 
 def per_device_gradients(loss_fn, state, batch, num_devices):
     """Each device's own gradient, from its part of the batch alone."""
-    parts = [jax.tree.map(lambda x: np.split(x, num_devices)[number], batch) for number in range(num_devices)]  # noqa: B023
+    parts = [
+        jax.tree.map(lambda x: np.split(x, num_devices)[number], batch)
+        for number in range(num_devices)
+    ]  # noqa: B023
     grad = jax.jit(jax.grad(lambda params, part: loss_fn(params, {}, part, None)[0]))
     return [jax.tree.map(np.asarray, grad(state.params, part)) for part in parts]
 
@@ -60,7 +77,11 @@ def test_a_sum_in_bf16_is_one_of_rounded_gradients(sharded_run, options):
     batch = sharded_run["batches"](1)[0]
     start, after, _ = sharded_run["train"](optax.sgd(1.0), 1, reduce_dtype=jnp.bfloat16, **options)
     grads = per_device_gradients(loss_fn, start, batch, 4)
-    moved = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), start.params, after.params)
+    moved = jax.tree.map(
+        lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64),
+        start.params,
+        after.params,
+    )
     for ours, *each in zip(jax.tree.leaves(moved), *map(jax.tree.leaves, grads), strict=True):
         rounded = sum(np.asarray(x.astype(ml_dtypes.bfloat16), np.float64) for x in each) / 4
         exact = sum(np.asarray(x, np.float64) for x in each) / 4
@@ -76,7 +97,8 @@ def test_a_scattered_mean_is_the_mean(shape):
     mesh = lbopt.make_mesh(4)
     stacked = np.random.default_rng(0).standard_normal((4, *shape), np.float32)
     found = jax.jit(
-        lambda x: shards.scatter_mean(mesh, [x], None)[0], in_shardings=jax.NamedSharding(mesh, jax.P("data"))
+        lambda x: shards.scatter_mean(mesh, [x], None)[0],
+        in_shardings=jax.NamedSharding(mesh, jax.P("data")),
     )(stacked)
     assert found.sharding.is_equivalent_to(shards.split_sharding(mesh, shape), len(shape))
     np.testing.assert_allclose(found, stacked.astype(np.float64).mean(0), atol=1e-6)
@@ -94,7 +116,10 @@ class Core:
 @pytest.mark.parametrize(
     ("places", "lines"),
     [
-        ([(x, y, 0, core) for y in range(4) for x in range(4) for core in range(2)], [1, 1, 0, 0, 0]),
+        (
+            [(x, y, 0, core) for y in range(4) for x in range(4) for core in range(2)],
+            [1, 1, 0, 0, 0],
+        ),
         # host by host, each of 2 x 2 chips
         (
             [
@@ -108,7 +133,10 @@ class Core:
             [1, 0, 1, 0, 0],
         ),
         ([(x, y, z, 0) for z in range(4) for y in range(2) for x in range(2)], [2, 2, 1, 0]),
-        ([(x, y, 0, 0) for y in range(3) for x in range(4)], [0, 0, 0]),  # the factors of 12 are no coordinates there
+        (
+            [(x, y, 0, 0) for y in range(3) for x in range(4)],
+            [0, 0, 0],
+        ),  # the factors of 12 are no coordinates there
     ],
 )
 def test_lines_of_the_torus(places, lines):
@@ -124,7 +152,12 @@ def test_lines_of_the_torus(places, lines):
     [
         ({"reduce_scatter": True}, r"reduce_scatter = True: .* set shard_update=True"),
         (
-            {"reduce_scatter": True, "shard_update": True, "max_grad_norm": 1.0, "clip_stage": "mean"},
+            {
+                "reduce_scatter": True,
+                "shard_update": True,
+                "max_grad_norm": 1.0,
+                "clip_stage": "mean",
+            },
             r"reduce_scatter = True: a clip of the mean",
         ),
     ],

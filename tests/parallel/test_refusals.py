@@ -25,7 +25,9 @@ def state():
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 @pytest.mark.parametrize(("batch_size", "num_microsteps"), [(30, 1), (36, 2), (2, 1), (0, 1)])
 def test_a_batch_that_does_not_split_is_refused_before_tracing(backend, batch_size, num_microsteps):
-    step = lbopt.make_train_step(never, optax.sgd(0.1), lbopt.make_mesh(4), backend, num_microsteps=num_microsteps)
+    step = lbopt.make_train_step(
+        never, optax.sgd(0.1), lbopt.make_mesh(4), backend, num_microsteps=num_microsteps
+    )
     batch = {"image": np.zeros((batch_size, 8), np.float32)}
     for call in (step, step.lower):
         with pytest.raises(UserError, match=f"global_batch_size = {batch_size}"):
@@ -34,7 +36,9 @@ def test_a_batch_that_does_not_split_is_refused_before_tracing(backend, batch_si
 
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_a_batch_that_splits_is_traced(backend):
-    step = lbopt.make_train_step(never, optax.sgd(0.1), lbopt.make_mesh(4), backend, num_microsteps=2)
+    step = lbopt.make_train_step(
+        never, optax.sgd(0.1), lbopt.make_mesh(4), backend, num_microsteps=2
+    )
     with pytest.raises(AssertionError, match="traced"):
         step(state(), {"image": np.zeros((32, 8), np.float32)})
 
@@ -84,7 +88,9 @@ BAD_BATCHES = {
     "batch/t: dtype object; encode it as numbers": {"t": np.array([[1], [1, 2]] * 4, dtype=object)},
     r"batch/t: dtype datetime64\[s\]": {"t": np.zeros(8, "datetime64[s]")},
     "batch/t: ndarray of dtype >f4, which JAX does not take": {"t": np.zeros(8, ">f4")},
-    "batch/t: ndarray of dtype .*'<i4'.*, which JAX does not take": {"t": np.zeros(8, [("one", "<i4")])},
+    "batch/t: ndarray of dtype .*'<i4'.*, which JAX does not take": {
+        "t": np.zeros(8, [("one", "<i4")])
+    },
     "batch/t: MaskedArray of dtype float64": {"t": np.ma.zeros(8)},
     "batch/t: 4 examples, batch/a has 8; give all arrays the same leading axis": {"t": np.zeros(4)},
 }
@@ -94,9 +100,14 @@ BAD_BATCHES = {
 def test_a_leaf_of_the_batch_that_is_no_array_of_examples_is_named(message):
     mesh = lbopt.make_mesh(4)
     batch = {"a": np.zeros((8, 2)), **BAD_BATCHES[message]}
-    calls = [lambda: put_batch(mesh, batch), lambda: lbopt.make_eval_step(never, mesh)({}, {}, batch)]
+    calls = [
+        lambda: put_batch(mesh, batch),
+        lambda: lbopt.make_eval_step(never, mesh)({}, {}, batch),
+    ]
     calls += [
-        lambda backend=backend: lbopt.make_train_step(never, optax.sgd(0.1), mesh, backend)(state(), batch)
+        lambda backend=backend: lbopt.make_train_step(never, optax.sgd(0.1), mesh, backend)(
+            state(), batch
+        )
         for backend in ("jit", "pmap")
     ]
     for call in calls:
@@ -117,26 +128,38 @@ def mesh_of(shape, names, kind=AxisType.Auto):
     return Mesh(np.asarray(jax.devices()).reshape(shape), names, axis_types=(kind,) * len(names))
 
 
-@pytest.mark.parametrize("options", [{"backend": "pmap"}, {"reduce_dtype": jnp.float32}, {"shard_update": True}, {}])
+@pytest.mark.parametrize(
+    "options", [{"backend": "pmap"}, {"reduce_dtype": jnp.float32}, {"shard_update": True}, {}]
+)
 def test_a_mesh_that_does_not_go_with_the_step_is_refused(options):
     for_all = [mesh_of(4, ("batch",)), mesh_of(4, ("data",), AxisType.Manual)]
     where_mapped = [mesh_of((2, 2), ("data", "model"))]
     by_compiler = [mesh_of(4, ("data",), AxisType.Explicit)]
-    meshes = for_all + (where_mapped if options else []) + (by_compiler if options and "backend" not in options else [])
+    meshes = (
+        for_all
+        + (where_mapped if options else [])
+        + (by_compiler if options and "backend" not in options else [])
+    )
     for mesh in meshes:
-        with pytest.raises(UserError, match=r"^mesh.axis_(names|types) = .*use lbopt.make_mesh\(\)"):
+        with pytest.raises(
+            UserError, match=r"^mesh.axis_(names|types) = .*use lbopt.make_mesh\(\)"
+        ):
             lbopt.make_train_step(never, optax.sgd(0.1), mesh, **options)
     for mesh in for_all:
         with pytest.raises(UserError, match=r"^mesh.axis_"):
             lbopt.make_eval_step(never, mesh, options.get("backend", "jit"))
 
 
-@pytest.mark.parametrize("leaf", [jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), np.zeros(2, jax.dtypes.float0)])
+@pytest.mark.parametrize(
+    "leaf", [jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), np.zeros(2, jax.dtypes.float0)]
+)
 @pytest.mark.parametrize("options", [{}, {"num_microsteps": 2}, {"backend": "pmap"}])
 def test_a_parameter_without_a_gradient_is_named(leaf, options):
     step = lbopt.make_train_step(never, optax.sgd(0.1), lbopt.make_mesh(4), **options)
     first = state().replace(params={"w": jnp.zeros(8), "table": {"ids": leaf}})
-    with pytest.raises(UserError, match=r"^params/table/ids: .* has no gradient; keep it in the model state"):
+    with pytest.raises(
+        UserError, match=r"^params/table/ids: .* has no gradient; keep it in the model state"
+    ):
         step(first, {"x": np.zeros((8, 2), np.float32)})
 
 
@@ -150,17 +173,30 @@ def test_a_state_that_was_split_over_the_mesh_is_named(options):
 
 
 @pytest.mark.parametrize(
-    "seed", [1.5, "a", None, jax.random.split(jax.random.key(0)), np.zeros(3, np.uint32), np.zeros((2, 2), np.uint32)]
+    "seed",
+    [
+        1.5,
+        "a",
+        None,
+        jax.random.split(jax.random.key(0)),
+        np.zeros(3, np.uint32),
+        np.zeros((2, 2), np.uint32),
+    ],
 )
 def test_a_seed_that_is_none_is_refused_in_one_line(seed):
-    with pytest.raises(UserError, match=r"^seed = .*: give a whole number, or one random key") as said:
+    with pytest.raises(
+        UserError, match=r"^seed = .*: give a whole number, or one random key"
+    ) as said:
         lbopt.TrainState.create({}, {}, optax.sgd(0.1), seed)
     assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize("bad", ["name", object(), np.array("a"), np.array(None)])
 def test_a_leaf_that_is_no_array_is_named_where_the_state_is_made(bad):
-    for where, leaves in (("params/a/b", ({"a": {"b": bad}}, {})), ("model_state/a/b", ({}, {"a": {"b": bad}}))):
+    for where, leaves in (
+        ("params/a/b", ({"a": {"b": bad}}, {})),
+        ("model_state/a/b", ({}, {"a": {"b": bad}})),
+    ):
         with pytest.raises(UserError, match=f"^{where} = .*: not an array that JAX takes"):
             lbopt.TrainState.create(*leaves, optax.sgd(0.1))
 
@@ -174,15 +210,39 @@ GOOD = {"n": (jnp.zeros(()), 8)}
     [
         (lambda loss: loss, "loss_fn: it returns array; return .loss, .model_state, metrics"),
         (lambda loss: (loss, GOOD), r"loss_fn: it returns tuple\(array, dict\); return"),
-        (lambda loss: (loss, ({}, GOOD, 1)), r"loss_fn: it returns tuple\(array, tuple\(dict, dict, int\)\); return"),
-        (lambda loss: (loss[None], ({}, GOOD)), r"loss_fn: the loss is float32\[1\]; return one floating-point number"),
-        (lambda loss: (loss.astype(int), ({}, GOOD)), r"loss_fn: the loss is int32\[\]; return one floating"),
-        (lambda loss: (loss + 1j, ({}, GOOD)), r"loss_fn: the loss is complex64\[\]; return one floating"),
+        (
+            lambda loss: (loss, ({}, GOOD, 1)),
+            r"loss_fn: it returns tuple\(array, tuple\(dict, dict, int\)\); return",
+        ),
+        (
+            lambda loss: (loss[None], ({}, GOOD)),
+            r"loss_fn: the loss is float32\[1\]; return one floating-point number",
+        ),
+        (
+            lambda loss: (loss.astype(int), ({}, GOOD)),
+            r"loss_fn: the loss is int32\[\]; return one floating",
+        ),
+        (
+            lambda loss: (loss + 1j, ({}, GOOD)),
+            r"loss_fn: the loss is complex64\[\]; return one floating",
+        ),
         (lambda loss: ("0.5", ({}, GOOD)), "loss_fn: the loss is str; return one floating"),
-        (lambda loss: (loss, ({}, [loss, 1])), r"loss_fn: the metrics are list\(array, int\); return {name:"),
-        (lambda loss: (loss, ({}, {"loss": loss})), "loss_fn: metrics/loss is array; give .sum over examples"),
-        (lambda loss: (loss, ({}, {"loss": (loss, None)})), r"loss_fn: metrics/loss is tuple\(array, NoneType\)"),
-        (lambda loss: (loss, ({}, {"a": {"b": (loss, 1)}})), "loss_fn: metrics/a is dict; give .sum over examples"),
+        (
+            lambda loss: (loss, ({}, [loss, 1])),
+            r"loss_fn: the metrics are list\(array, int\); return {name:",
+        ),
+        (
+            lambda loss: (loss, ({}, {"loss": loss})),
+            "loss_fn: metrics/loss is array; give .sum over examples",
+        ),
+        (
+            lambda loss: (loss, ({}, {"loss": (loss, None)})),
+            r"loss_fn: metrics/loss is tuple\(array, NoneType\)",
+        ),
+        (
+            lambda loss: (loss, ({}, {"a": {"b": (loss, 1)}})),
+            "loss_fn: metrics/a is dict; give .sum over examples",
+        ),
     ],
 )
 def test_what_is_no_loss_is_refused_in_one_line(backend, form, message):
@@ -197,8 +257,12 @@ def test_what_is_no_loss_is_refused_in_one_line(backend, form, message):
 
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_evaluation_refuses_metrics_that_do_not_add_up(backend):
-    step = lbopt.make_eval_step(lambda params, model_state, batch: {"n": batch["x"].sum()}, lbopt.make_mesh(4), backend)
-    with pytest.raises(UserError, match=r"metrics/n.* give .sum over examples, number of examples") as said:
+    step = lbopt.make_eval_step(
+        lambda params, model_state, batch: {"n": batch["x"].sum()}, lbopt.make_mesh(4), backend
+    )
+    with pytest.raises(
+        UserError, match=r"metrics/n.* give .sum over examples, number of examples"
+    ) as said:
         lbopt.evaluate(step, state(), ArrayDataset({"x": np.zeros((8, 2), np.float32)}), 8)
     assert "\n" not in str(said.value)
 

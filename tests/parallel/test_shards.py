@@ -45,7 +45,9 @@ def test_training_is_the_same_on_eight_devices():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-    done = subprocess.run([sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert sorted(found) == sorted(OPTIMIZERS)
@@ -56,9 +58,13 @@ def test_training_is_the_same_on_eight_devices():
 def test_the_tolerance_sees_norms_of_parts(sharded_run):
     """After one update already: the trust ratio of half a kernel is what an update that knew only its part would take."""
     start, whole, _ = sharded_run["train"](sharded_run["OPTIMIZERS"]["lamb"](), count=1)
-    before, after = (np.asarray(state.params["Dense_0"]["kernel"], np.float64) for state in (start, whole))
+    before, after = (
+        np.asarray(state.params["Dense_0"]["kernel"], np.float64) for state in (start, whole)
+    )
     of_part = np.linalg.norm(before[:32]) * math.sqrt(2) / np.linalg.norm(before)
-    assert abs(of_part - 1) * np.max(np.abs(after - before)) > 10 * TOLERANCE * np.linalg.norm(after - before)
+    assert abs(of_part - 1) * np.max(np.abs(after - before)) > 10 * TOLERANCE * np.linalg.norm(
+        after - before
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,19 +102,27 @@ def test_layers_of_a_stack_keep_their_ratios_wherever_they_lie(num_devices, dtyp
     x = rng.normal(size=(12, 48)).astype(np.float32)
 
     def loss_fn(params, model_state, batch, key):
-        outputs = jnp.einsum("bi,lio->lbo", batch["x"], params["layers"]["kernel"].astype(jnp.float32))
+        outputs = jnp.einsum(
+            "bi,lio->lbo", batch["x"], params["layers"]["kernel"].astype(jnp.float32)
+        )
         return jnp.mean(jnp.square(outputs - 1)), (model_state, {})
 
     tx = lbopt.lamb(0.01, weight_decay=0.01, stacked=lbopt.stacked_paths("^layers/"))
     ends = []
     for on in (False, True):
-        step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(num_devices), donate=False, shard_update=on)
+        step = lbopt.make_train_step(
+            loss_fn, tx, lbopt.make_mesh(num_devices), donate=False, shard_update=on
+        )
         state = lbopt.TrainState.create({"layers": {"kernel": kernel}}, {}, tx)
         state = jax.device_put(state, step.state_sharding(state))
         for _ in range(3):
             state, _ = jax.block_until_ready(step(state, {"x": x}))
         ends.append(np.asarray(state.params["layers"]["kernel"], np.float64))
-    parts = {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim == 3}
+    parts = {
+        leaf.sharding.shard_shape(leaf.shape)
+        for leaf in jax.tree.leaves(state.opt_state)
+        if leaf.ndim == 3
+    }
     assert parts == {shards.part_shape(num_devices, (6, 48, 96))}
     moved = np.linalg.norm(ends[0] - np.asarray(kernel, np.float64), axis=(1, 2), keepdims=True)
     assert np.max(np.abs(ends[0] - ends[1]) / moved) <= tolerance
@@ -116,14 +130,24 @@ def test_layers_of_a_stack_keep_their_ratios_wherever_they_lie(num_devices, dtyp
 
 def test_each_device_holds_its_part(sharded_run):
     _, state, _ = sharded_run["train"](lbopt.lamb(0.01), count=2, shard_update=True)
-    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves((state.params, state.model_state)))
+    assert all(
+        leaf.sharding.is_fully_replicated
+        for leaf in jax.tree.leaves((state.params, state.model_state))
+    )
     held = {}
     for name, leaf in jax.tree.leaves_with_path(state.opt_state):
         if leaf.size >= shards.MIN_SPLIT_ELEMENTS:
             held[jax.tree_util.keystr(name)] = leaf.size / leaf.addressable_shards[0].data.size
         else:
             assert leaf.sharding.is_fully_replicated
-    assert sorted(held.values()) == [2, 2, 4, 4, 4, 4]  # two moments of 130 x 127, 64 x 256 and 256 x 130
+    assert sorted(held.values()) == [
+        2,
+        2,
+        4,
+        4,
+        4,
+        4,
+    ]  # two moments of 130 x 127, 64 x 256 and 256 x 130
 
 
 @pytest.mark.parametrize(
@@ -162,7 +186,9 @@ def test_a_checkpoint_does_not_know_how_it_was_sharded(
     _, create = sharded_run["problem"]()
     state = create(lbopt.lamb(0.01))
     state = state.replace(
-        opt_state=jax.tree.map(lambda x: (x + jnp.arange(x.size).reshape(x.shape)).astype(x.dtype), state.opt_state)
+        opt_state=jax.tree.map(
+            lambda x: (x + jnp.arange(x.size).reshape(x.shape)).astype(x.dtype), state.opt_state
+        )
     )
     where = [
         shards.state_sharding(lbopt.make_mesh(n), state, parts)
@@ -173,7 +199,8 @@ def test_a_checkpoint_does_not_know_how_it_was_sharded(
         checkpoints.wait()
         restored = checkpoints.restore(shards.placed(jax.eval_shape(lambda: state), where[1]), 3)
     for before, after, there in zip(
-        *map(jax.tree.leaves, (state.opt_state, restored.opt_state, where[1].opt_state)), strict=True
+        *map(jax.tree.leaves, (state.opt_state, restored.opt_state, where[1].opt_state)),
+        strict=True,
     ):
         np.testing.assert_array_equal(before, after)
         assert after.sharding.is_equivalent_to(there, after.ndim)
@@ -186,7 +213,9 @@ def test_what_was_split_comes_back_whole(way, shape):
     x = np.random.default_rng(0).standard_normal(shape, np.float32)
     whole = jax.jit(lambda x: way(mesh, x), in_shardings=shards.split_sharding(mesh, shape))(x)
     assert whole.sharding.is_fully_replicated
-    assert [np.array_equal(x, np.asarray(copy.data)) for copy in whole.addressable_shards] == [True] * 4
+    assert [np.array_equal(x, np.asarray(copy.data)) for copy in whole.addressable_shards] == [
+        True
+    ] * 4
 
 
 @pytest.mark.parametrize("by_sum", [False, True])
@@ -200,7 +229,11 @@ def test_devices_share_the_work_and_gather_parameters_only(monkeypatch, sharded_
     state = jax.device_put(create(tx), step.state_sharding(create(tx)))
     program = step.lower(state, sharded_run["batches"](1)[0]).compile().as_text()
     gathered = re.findall(r"= (.+?) all-gather(?:-start)?\(", program)
-    split = [leaf.shape for leaf in jax.tree.leaves(state.params) if leaf.size >= shards.MIN_SPLIT_ELEMENTS]
+    split = [
+        leaf.shape
+        for leaf in jax.tree.leaves(state.params)
+        if leaf.size >= shards.MIN_SPLIT_ELEMENTS
+    ]
     assert len(split) == 3
     assert len(gathered) == (0 if by_sum else 3), gathered
     for shape in split:
@@ -216,17 +249,22 @@ def test_a_state_that_lies_elsewhere_is_named(sharded_run):
     step.lower(jax.eval_shape(lambda: state), sharded_run["batches"](1)[0])  # shapes lie nowhere
     for use in (step, step.lower):
         with pytest.raises(
-            UserError, match=r"opt_state.*Dense_0/kernel: .* jax.device_put\(state, step.state_sharding"
+            UserError,
+            match=r"opt_state.*Dense_0/kernel: .* jax.device_put\(state, step.state_sharding",
         ):
             use(state, sharded_run["batches"](1)[0])
 
 
 def test_donation_deletes_the_old_state(sharded_run):
     first, last, _ = sharded_run["train"](lbopt.lamb(0.01), count=1, donate=True, shard_update=True)
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((first.params, first.opt_state)) if leaf.ndim)
+    assert all(
+        leaf.is_deleted() for leaf in jax.tree.leaves((first.params, first.opt_state)) if leaf.ndim
+    )
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(last))
 
 
 def test_pmap_is_refused():
     with pytest.raises(UserError, match=r"shard_update = True: under pmap .* use backend='jit'"):
-        lbopt.make_train_step(lambda *_: None, optax.sgd(0.1), lbopt.make_mesh(4), "pmap", shard_update=True)
+        lbopt.make_train_step(
+            lambda *_: None, optax.sgd(0.1), lbopt.make_mesh(4), "pmap", shard_update=True
+        )

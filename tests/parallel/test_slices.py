@@ -34,7 +34,10 @@ def test_whole_slices_are_taken(two_slices, num_devices):
 
 
 def test_a_part_of_a_slice_is_refused(two_slices):
-    with pytest.raises(UserError, match="num_devices = 3: slices of 2 devices share the batch; give a multiple of 2"):
+    with pytest.raises(
+        UserError,
+        match="num_devices = 3: slices of 2 devices share the batch; give a multiple of 2",
+    ):
         meshes.make_mesh(3)
 
 
@@ -46,14 +49,20 @@ def loss_fn(params, model_state, batch, rng):
 
 def train(mesh, **settings):
     rng = np.random.default_rng(0)
-    params = {"first": 0.1 * rng.normal(size=(128, 256)), "second": 0.1 * rng.normal(size=(256, 64))}
+    params = {
+        "first": 0.1 * rng.normal(size=(128, 256)),
+        "second": 0.1 * rng.normal(size=(256, 64)),
+    }
     params = jax.tree.map(jnp.float32, params)
     tx = lbopt.lamb(0.01)
     step = lbopt.make_train_step(loss_fn, tx, mesh, **settings)
     state = lbopt.TrainState.create(params, {}, tx)
     state = jax.device_put(state, step.state_sharding(state))
     for _ in range(5):
-        batch = {"x": np.float32(rng.normal(size=(16, 128))), "y": np.float32(rng.normal(size=(16, 64)))}
+        batch = {
+            "x": np.float32(rng.normal(size=(16, 128))),
+            "y": np.float32(rng.normal(size=(16, 64))),
+        }
         state, metrics = step(state, batch)
         jax.block_until_ready(metrics)
     return state
@@ -71,9 +80,13 @@ def test_the_numbers_are_those_of_one_slice(two_slices, settings):
     mesh = meshes.make_mesh(4)
     state = train(mesh, **settings)
     plain = train(meshes.make_mesh(1))
-    for ours, theirs in zip(jax.tree.leaves(state.params), jax.tree.leaves(plain.params), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(state.params), jax.tree.leaves(plain.params), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
-    moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.size >= shards.MIN_SPLIT_ELEMENTS]
+    moments = [
+        leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.size >= shards.MIN_SPLIT_ELEMENTS
+    ]
     assert len(moments) == 4
     for leaf in moments:
         assert leaf.size // leaf.addressable_shards[0].data.size == 2, "each slice has all of it"

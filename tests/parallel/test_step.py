@@ -22,7 +22,9 @@ TOLERANCE = 1e-5
 OPTIMIZERS = {
     "lamb": lambda: lbopt.lamb(0.02, weight_decay=0.01),
     "lars": lambda: lbopt.lars(0.1, weight_decay=1e-4, trust_coefficient=0.2),
-    "optax.sgd": lambda: optax.sgd(0.1, momentum=0.9),  # unlike the others it feels the scale of the gradient
+    "optax.sgd": lambda: optax.sgd(
+        0.1, momentum=0.9
+    ),  # unlike the others it feels the scale of the gradient
 }
 LAYOUTS = [(4, "jit"), (4, "pmap")]
 MICROSTEPS = 4
@@ -64,21 +66,31 @@ def test_cnn_with_global_batch_norm_trains_the_same_on_one_and_four_devices(
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_accumulation_is_the_whole_batch_without_batch_norm(optimizer, problem, trajectory, relative_gap, batches):
+def test_accumulation_is_the_whole_batch_without_batch_norm(
+    optimizer, problem, trajectory, relative_gap, batches
+):
     loss_fn, create = problem(Perceptron())
     tx = OPTIMIZERS[optimizer]()
     whole = trajectory(make_step(loss_fn, tx, 1, "jit"), create(tx), batches)
     for num_devices, backend in LAYOUTS:
-        parts = trajectory(make_step(loss_fn, tx, num_devices, backend, num_microsteps=MICROSTEPS), create(tx), batches)
+        parts = trajectory(
+            make_step(loss_fn, tx, num_devices, backend, num_microsteps=MICROSTEPS),
+            create(tx),
+            batches,
+        )
         assert_same(relative_gap, whole, parts)
 
 
 def test_accumulation_of_an_lstm_is_the_whole_batch(problem, trajectory, relative_gap, batches):
     loss_fn, create = problem(lstm.LSTMClassifier(hidden=8))
     tx = OPTIMIZERS["lamb"]()
-    batches = [batch | {"image": batch["image"][:, 2:5]} for batch in batches]  # three rows compile faster than eight
+    batches = [
+        batch | {"image": batch["image"][:, 2:5]} for batch in batches
+    ]  # three rows compile faster than eight
     whole = trajectory(make_step(loss_fn, tx, 1, "jit"), create(tx), batches)
-    parts = trajectory(make_step(loss_fn, tx, 4, "jit", num_microsteps=MICROSTEPS), create(tx), batches)
+    parts = trajectory(
+        make_step(loss_fn, tx, 4, "jit", num_microsteps=MICROSTEPS), create(tx), batches
+    )
     assert_same(relative_gap, whole, parts)
 
 
@@ -89,19 +101,27 @@ def dealt(batch):
     return {name: array[order] for name, array in batch.items()}
 
 
-def test_microsteps_with_batch_norm_are_groups_of_the_dealt_batch(problem, trajectory, relative_gap, batches):
+def test_microsteps_with_batch_norm_are_groups_of_the_dealt_batch(
+    problem, trajectory, relative_gap, batches
+):
     """Example i belongs to microstep i mod 4, on any number of devices; running statistics are the mean over microsteps."""
     grouped_loss, create = problem(small_cnn(f"examples:{len(batches[0]['label']) // MICROSTEPS}"))
     global_loss, _ = problem(small_cnn())
     tx = OPTIMIZERS["lamb"]()
-    groups = trajectory(make_step(grouped_loss, tx, 1, "jit"), create(tx), [dealt(batch) for batch in batches])
+    groups = trajectory(
+        make_step(grouped_loss, tx, 1, "jit"), create(tx), [dealt(batch) for batch in batches]
+    )
     for num_devices, backend in [(1, "jit"), *LAYOUTS]:
         parts = trajectory(
-            make_step(global_loss, tx, num_devices, backend, num_microsteps=MICROSTEPS), create(tx), batches
+            make_step(global_loss, tx, num_devices, backend, num_microsteps=MICROSTEPS),
+            create(tx),
+            batches,
         )
         assert_same(relative_gap, groups, parts)
         for group, part in zip(
-            jax.tree.leaves(groups[1].model_state), jax.tree.leaves(parts[1].model_state), strict=True
+            jax.tree.leaves(groups[1].model_state),
+            jax.tree.leaves(parts[1].model_state),
+            strict=True,
         ):
             np.testing.assert_allclose(part, group, rtol=1e-5, atol=1e-6)
 
@@ -123,7 +143,9 @@ def test_the_tolerance_sees_one_missing_example(problem, trajectory, relative_ga
     assert relative_gap(one[0], one[1], other[1]) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize(("backend", "num_microsteps"), [("jit", 1), ("jit", 2), ("pmap", 1), ("pmap", 2)])
+@pytest.mark.parametrize(
+    ("backend", "num_microsteps"), [("jit", 1), ("jit", 2), ("pmap", 1), ("pmap", 2)]
+)
 def test_metrics_are_sums_over_the_global_batch(backend, num_microsteps, problem, batches):
     loss_fn, create = problem(Perceptron())
     tx = optax.sgd(0.1)
@@ -134,10 +156,14 @@ def test_metrics_are_sums_over_the_global_batch(backend, num_microsteps, problem
     logits = x @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
     losses = np.log(np.sum(np.exp(logits), -1)) - logits[np.arange(len(logits)), batch["label"]]
 
-    _, metrics = jax.block_until_ready(make_step(loss_fn, tx, 4, backend, num_microsteps=num_microsteps)(state, batch))
+    _, metrics = jax.block_until_ready(
+        make_step(loss_fn, tx, 4, backend, num_microsteps=num_microsteps)(state, batch)
+    )
     assert set(metrics) == {"loss", "accuracy"}
     np.testing.assert_allclose(metrics["loss"], (losses.sum(), 32), rtol=1e-5)
-    np.testing.assert_array_equal(metrics["accuracy"], (np.sum(logits.argmax(-1) == batch["label"]), 32))
+    np.testing.assert_array_equal(
+        metrics["accuracy"], (np.sum(logits.argmax(-1) == batch["label"]), 32)
+    )
 
 
 @pytest.mark.parametrize(("backend", "num_microsteps"), [("jit", 2), ("pmap", 1), ("pmap", 2)])
@@ -161,7 +187,8 @@ def test_pjit_is_jit(problem, batches):
     loss_fn, create = problem(Perceptron())
     tx = OPTIMIZERS["lamb"]()
     results = [
-        jax.block_until_ready(make_step(loss_fn, tx, 4, backend)(create(tx), batches[0])) for backend in ("jit", "pjit")
+        jax.block_until_ready(make_step(loss_fn, tx, 4, backend)(create(tx), batches[0]))
+        for backend in ("jit", "pjit")
     ]
     jax.tree.map(np.testing.assert_array_equal, *results)
 
@@ -179,7 +206,8 @@ def test_the_step_is_a_pure_function(num_devices, backend, problem, batches):
     assert int(first.step) == int(state.step) + 1 == 1
     np.testing.assert_array_equal(first.rng, state.rng)
     assert any(
-        jnp.any(a != b) for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(state.params), strict=True)
+        jnp.any(a != b)
+        for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(state.params), strict=True)
     )
 
 
@@ -207,7 +235,12 @@ def test_complex_parameters_train_as_their_two_parts_do(options):
     pair = {"re": whole["w"].real, "im": whole["w"].imag}
     forms = [
         (whole, lambda params, _, batch, rng: loss_of(params["w"], batch)),
-        (pair, lambda params, _, batch, rng: loss_of(jax.lax.complex(params["re"], params["im"]), batch)),
+        (
+            pair,
+            lambda params, _, batch, rng: loss_of(
+                jax.lax.complex(params["re"], params["im"]), batch
+            ),
+        ),
     ]
     ends, losses_seen = [], []
     tracks = lbopt.track_noise_scale(16) if "measure_noise" in options else optax.identity()
@@ -219,5 +252,7 @@ def test_complex_parameters_train_as_their_two_parts_do(options):
             state, metrics = jax.block_until_ready(step(state, batch))
             losses_seen.append(float(metrics["loss"][0] / metrics["loss"][1]))
         ends.append(jax.tree.map(np.asarray, state.params))
-    np.testing.assert_allclose(ends[0]["w"], ends[1]["re"] + 1j * ends[1]["im"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        ends[0]["w"], ends[1]["re"] + 1j * ends[1]["im"], rtol=1e-5, atol=1e-6
+    )
     assert losses_seen[9] < 0.7 * losses_seen[0]

@@ -74,7 +74,9 @@ def test_rows_of_different_lengths_are_no_grid():
 
 
 def test_make_mesh_brings_devices_into_torus_order(monkeypatch):
-    monkeypatch.setattr(meshes, "Mesh", lambda devices, names, axis_types: OnDevices(list(devices.flat)))
+    monkeypatch.setattr(
+        meshes, "Mesh", lambda devices, names, axis_types: OnDevices(list(devices.flat))
+    )
     devices = chips(4, 4)
     mesh = lbopt.make_mesh(devices=by_host(devices), order="torus")
     assert list(mesh.devices.flat) == devices
@@ -89,7 +91,9 @@ def test_make_mesh_brings_devices_into_torus_order(monkeypatch):
 def test_cpu_devices_have_no_grid():
     assert meshes.torus_grid(lbopt.make_mesh(4)) is None
     assert not hasattr(jax.devices()[0], "coords")
-    with pytest.raises(ValueError, match=r"order = 'torus': these devices have no coordinates; use order='given'"):
+    with pytest.raises(
+        ValueError, match=r"order = 'torus': these devices have no coordinates; use order='given'"
+    ):
         lbopt.make_mesh(4, order="torus")
 
 

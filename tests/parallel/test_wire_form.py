@@ -65,9 +65,13 @@ def after_three_steps(name, devices):
     return jax.tree.map(np.asarray, (updates, state))
 
 
-@pytest.mark.parametrize(("name", "devices"), [("mean of few bits", 4), *((name, 2) for name in EXACT)])
+@pytest.mark.parametrize(
+    ("name", "devices"), [("mean of few bits", 4), *((name, 2) for name in EXACT)]
+)
 def test_several_devices_find_the_bits_of_one(name, devices):
-    jax.tree.map(np.testing.assert_array_equal, after_three_steps(name, devices), after_three_steps(name, 1))
+    jax.tree.map(
+        np.testing.assert_array_equal, after_three_steps(name, devices), after_three_steps(name, 1)
+    )
 
 
 @pytest.mark.parametrize(("name", "devices"), [("topk", 4), *((name, 2) for name in ROUNDED)])

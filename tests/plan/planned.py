@@ -2,7 +2,15 @@
 
 import dataclasses
 
-from lbopt.config import About, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, ScheduleConfig, TrainConfig
+from lbopt.config import (
+    About,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 
 
 def get_config(arg: str = "") -> TrainConfig:
@@ -17,9 +25,16 @@ def bert(**parallel) -> TrainConfig:
         about=About(paper="a paper", hardware="2 x 2 chips", time="1 min", topology="v3:2x2"),
         global_batch_size=64,
         num_steps=100,
-        data=DataConfig("text_mlm", builder="nowhere", sequence_length=32, max_predictions=4, vocab_size=512),
+        data=DataConfig(
+            "text_mlm", builder="nowhere", sequence_length=32, max_predictions=4, vocab_size=512
+        ),
         model=ModelConfig(
-            "bert", size="tiny", dtype="bfloat16", scan_layers=True, dropout_rate=0.0, attention_dropout_rate=0.0
+            "bert",
+            size="tiny",
+            dtype="bfloat16",
+            scan_layers=True,
+            dropout_rate=0.0,
+            attention_dropout_rate=0.0,
         ),
         optimizer=OptimizerConfig("lamb", weight_decay=0.01),
         schedule=ScheduleConfig(1e-3, warmup_rule="none"),
@@ -38,8 +53,12 @@ def cnn(batch_norm_scope: str = "global", global_batch_size: int = 64, **paralle
         global_batch_size=global_batch_size,
         num_steps=None,
         num_epochs=1.0,
-        data=DataConfig("images", builder="cifar10", validation_split="test", train_crop="none", flip=False),
-        model=ModelConfig("cnn", widths=(16,), hidden=16, batch_norm_scope=batch_norm_scope, dtype="bfloat16"),
+        data=DataConfig(
+            "images", builder="cifar10", validation_split="test", train_crop="none", flip=False
+        ),
+        model=ModelConfig(
+            "cnn", widths=(16,), hidden=16, batch_norm_scope=batch_norm_scope, dtype="bfloat16"
+        ),
         optimizer=OptimizerConfig("momentum"),
         eval_global_batch_size=1024,
     )

@@ -7,7 +7,10 @@ from lbopt.plan import topology
 from tests.oracles import aggregated_step
 from tests.oracles.exchanges import exchanges, of_gradients
 
-pytestmark = [pytest.mark.usefixtures("cache_afterwards"), pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("cache_afterwards"),
+    pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning"),
+]
 WIDTH = 4096
 WEIGHTS = 64 * WIDTH + WIDTH + WIDTH * 16
 KEPT = 2622 + 41 + 656

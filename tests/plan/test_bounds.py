@@ -21,7 +21,9 @@ def nests(draw):
     """A nest of up to five loops and four arrays, in which every loop subscripts an array."""
     loops = "abcde"[: draw(st.integers(1, 5))]
     sizes = {loop: draw(st.integers(1, 2**14)) for loop in loops}
-    arrays = [draw(st.sets(st.sampled_from(loops), min_size=1)) for _ in range(draw(st.integers(1, 4)))]
+    arrays = [
+        draw(st.sets(st.sampled_from(loops), min_size=1)) for _ in range(draw(st.integers(1, 4)))
+    ]
     arrays[0] |= set(loops) - set().union(*arrays)
     return sizes, {str(number): "".join(sorted(array)) for number, array in enumerate(arrays)}
 
@@ -38,21 +40,37 @@ def test_the_dual_certifies_the_tile(nest, memory_words):
     assert all(-1e-9 <= found.exponents[loop] <= beta[loop] + 1e-6 for loop in sizes)
     assert sum(found.exponents.values()) == pytest.approx(found.exponent, abs=1e-5)
     for loop in sizes:  # and so is the dual point,
-        covered = found.dual_loops[loop] + sum(found.dual_arrays[name] for name in arrays if loop in arrays[name])
+        covered = found.dual_loops[loop] + sum(
+            found.dual_arrays[name] for name in arrays if loop in arrays[name]
+        )
         assert covered >= 1 - 1e-6
     assert min(*found.dual_arrays.values(), *found.dual_loops.values(), 0) >= -1e-9
-    value = sum(found.dual_arrays.values()) + sum(beta[loop] * found.dual_loops[loop] for loop in sizes)
-    assert value == pytest.approx(found.exponent, abs=1e-5)  # with the same value: neither can be better
+    value = sum(found.dual_arrays.values()) + sum(
+        beta[loop] * found.dual_loops[loop] for loop in sizes
+    )
+    assert value == pytest.approx(
+        found.exponent, abs=1e-5
+    )  # with the same value: neither can be better
 
 
 @pytest.mark.parametrize(
     ("sizes", "arrays", "memory", "exponent"),
     [
         ({"m": 1024, "n": 1024, "k": 1024}, MATMUL, 2**14, 1.5),
-        ({"m": 4096, "n": 4096, "k": 1}, MATMUL, 2**14, 1.0),  # an outer product: every result is written once
+        (
+            {"m": 4096, "n": 4096, "k": 1},
+            MATMUL,
+            2**14,
+            1.0,
+        ),  # an outer product: every result is written once
         ({"m": 4096, "n": 4096, "k": 8}, MATMUL, 2**14, 1 + 3 / 14),
         ({"i": 4096, "j": 4096}, {"x": "i", "y": "j"}, 2**10, 2.0),  # n bodies
-        ({"b": 256, "c": 64, "k": 256, "x": 56, "y": 56}, {"I": "bcxy", "W": "ck", "O": "bkxy"}, 2**14, 1 + 6 / 14),
+        (
+            {"b": 256, "c": 64, "k": 256, "x": 56, "y": 56},
+            {"I": "bcxy", "W": "ck", "O": "bkxy"},
+            2**14,
+            1 + 6 / 14,
+        ),
     ],
 )
 def test_known_exponents(sizes, arrays, memory, exponent):
@@ -60,11 +78,14 @@ def test_known_exponents(sizes, arrays, memory, exponent):
     assert found.exponent == pytest.approx(exponent, abs=1e-6)
     whole = math.prod(sizes.values())
     largest = max(math.prod(sizes[loop] for loop in loops) for loops in arrays.values())
-    assert found.words_bound == pytest.approx(max(whole * memory ** (1 - exponent), largest), rel=1e-4)
+    assert found.words_bound == pytest.approx(
+        max(whole * memory ** (1 - exponent), largest), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
-    ("sizes", "memory"), [((32, 32, 4), 64), ((32, 32, 32), 64), ((32, 2, 16), 16), ((20, 30, 12), 100)]
+    ("sizes", "memory"),
+    [((32, 32, 4), 64), ((32, 32, 32), 64), ((32, 2, 16), 16), ((20, 30, 12), 100)],
 )
 def test_no_tile_of_whole_sides_does_more(sizes, memory):
     loops = dict(zip("mnk", sizes, strict=True))
@@ -99,7 +120,8 @@ def test_no_grid_receives_less(sizes, processors):
     every = [
         parts
         for parts in itertools.product(range(1, processors + 1), repeat=3)
-        if math.prod(parts) == processors and all(part <= size for part, size in zip(parts, sizes, strict=True))
+        if math.prod(parts) == processors
+        and all(part <= size for part, size in zip(parts, sizes, strict=True))
     ]
     if not every:
         with pytest.raises(UserError, match=rf"num_processors = {processors}: no grid"):
@@ -107,7 +129,10 @@ def test_no_grid_receives_less(sizes, processors):
         return
     m, n, k = sizes
     words = min(
-        m * k / (pm * pk) + k * n / (pk * pn) + m * n / (pm * pn) - (m * k + k * n + m * n) / processors
+        m * k / (pm * pk)
+        + k * n / (pk * pn)
+        + m * n / (pm * pn)
+        - (m * k + k * n + m * n) / processors
         for pm, pn, pk in every
     )
     found = bounds.grid(loops, MATMUL, processors)
@@ -119,7 +144,9 @@ def test_no_grid_receives_less(sizes, processors):
 def test_the_batch_alone_is_cut_up_to_the_limit_and_no_further(batch, limit):
     """BERT-Large's wider product at 128 tokens an example."""
     tokens = batch * 128
-    assert lbopt.plan.dp_limit(tokens, 1024, 4096) == lbopt.plan.dp_limit(tokens, 4096, 1024) == limit
+    assert (
+        lbopt.plan.dp_limit(tokens, 1024, 4096) == lbopt.plan.dp_limit(tokens, 4096, 1024) == limit
+    )
     loops = {"token": tokens, "in": 1024, "out": 4096}
     assert bounds.grid(loops, DENSE, limit).parts == {"token": limit, "in": 1, "out": 1}
     assert bounds.grid(loops, DENSE, 2 * limit).parts["token"] < 2 * limit

@@ -19,7 +19,10 @@ def bert_operations(length, masked, vocabulary=30522, width=1024, layers=24):
 @pytest.mark.parametrize(
     ("flag", "wanted"),
     [
-        ("configs/resnet50_lars.py:32768", 2 * 4.089e9),  # He et al., arXiv 1512.03385, v1.5: 4.089 G multiply-adds
+        (
+            "configs/resnet50_lars.py:32768",
+            2 * 4.089e9,
+        ),  # He et al., arXiv 1512.03385, v1.5: 4.089 G multiply-adds
         (
             "configs/efficientnet.py:b5-lars-65536",
             2 * 10.27e9,
@@ -43,7 +46,9 @@ def test_a_scanned_network_counts_as_one_that_is_not():
     looped.model.scan_layers = True
     ours, theirs = count_forward(looped), count_forward(plain)
     assert ours.flops == theirs.flops
-    assert sum(layer.weights for layer in ours.layers) == sum(layer.weights for layer in theirs.layers)
+    assert sum(layer.weights for layer in ours.layers) == sum(
+        layer.weights for layer in theirs.layers
+    )
 
 
 def test_a_recurrent_network_takes_its_weights_again_in_every_turn():
@@ -57,6 +62,8 @@ def test_a_recurrent_network_takes_its_weights_again_in_every_turn():
 
 
 def test_what_no_weight_takes_part_in_is_no_layer():
-    found = count(lambda w, x: jnp.einsum("bi,bj->ij", x @ w, x), (jnp.zeros((4, 6)),), jnp.zeros((8, 4)))
+    found = count(
+        lambda w, x: jnp.einsum("bi,bj->ij", x @ w, x), (jnp.zeros((4, 6)),), jnp.zeros((8, 4))
+    )
     assert found.flops == 2 * 8 * 4 * 6 + 2 * 8 * 6 * 4
     assert [layer.weights for layer in found.layers] == [24]

@@ -53,12 +53,19 @@ def test_neighbours_are_a_line(pod):
 def test_everybody_to_everybody_crosses_half_of_the_longest_axis(pod):
     wanted = 10**6 * 32 / (8 * LINK) + 32 * HOP
     assert seconds(pod, exchange("all-to-all", 10**6, range(2048))) == pytest.approx(wanted)
-    assert seconds(pod, exchange("collective-permute", 10**6, (0, 1))) == pytest.approx(10**6 / LINK + HOP)
+    assert seconds(pod, exchange("collective-permute", 10**6, (0, 1))) == pytest.approx(
+        10**6 / LINK + HOP
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "rings"),
-    [("v5e:16x16", [True, True]), ("v5e:8x16", [False, True]), ("v5p:4x4x4", [True] * 3), ("v5p:2x2x4", [False] * 3)],
+    [
+        ("v5e:16x16", [True, True]),
+        ("v5e:8x16", [False, True]),
+        ("v5p:4x4x4", [True] * 3),
+        ("v5p:2x2x4", [False] * 3),
+    ],
 )
 def test_which_axes_close(name, rings):
     place = topology.open_topology(name)
@@ -79,8 +86,13 @@ def test_which_axes_close(name, rings):
 def test_generations(name, devices, hosts, gibibytes):
     """Devices are cores up to v3 and chips from v4 on; memory is what the compiler says that a program may use."""
     place = topology.open_topology(name)
-    assert (len(place.devices), len({device.process_index for device in place.devices})) == (devices, hosts)
-    assert len(place.devices) == place.chip.cores_per_chip * len({tuple(device.coords) for device in place.devices})
+    assert (len(place.devices), len({device.process_index for device in place.devices})) == (
+        devices,
+        hosts,
+    )
+    assert len(place.devices) == place.chip.cores_per_chip * len(
+        {tuple(device.coords) for device in place.devices}
+    )
     assert topology.memory_limit(place.devices[0]) / 2**30 == pytest.approx(gibibytes, rel=0.01)
 
 

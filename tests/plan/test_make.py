@@ -15,7 +15,11 @@ from lbopt.recipes import build, known
 def total(plan, source, **fields):
     """Return the bytes exchanged for something in a step."""
     found = [one for one in plan.phases[0].step.collectives if one.source == source]
-    return sum(one.num_bytes for one in found if all(getattr(one, name) == value for name, value in fields.items()))
+    return sum(
+        one.num_bytes
+        for one in found
+        if all(getattr(one, name) == value for name, value in fields.items())
+    )
 
 
 def shapes(config, place):
@@ -58,8 +62,12 @@ def test_what_is_counted(plan, place):
     assert plan.fits
     assert plan.num_devices == 8
     state = jax.tree.leaves(shapes(planned.bert(), place))
-    held = sum(x.size * x.dtype.itemsize for x in state if jax.numpy.issubdtype(x.dtype, jax.numpy.number))
-    assert held <= step.argument_bytes <= 1.3 * held + 2**20  # rows are padded to the tiles of the memory
+    held = sum(
+        x.size * x.dtype.itemsize for x in state if jax.numpy.issubdtype(x.dtype, jax.numpy.number)
+    )
+    assert (
+        held <= step.argument_bytes <= 1.3 * held + 2**20
+    )  # rows are padded to the tiles of the memory
     assert step.argument_bytes + step.temporary_bytes <= step.hbm_bytes <= plan.hbm_limit_bytes
     # Forward, and backward twice: the compiler's products are those of the network. The scan's body runs twice.
     assert step.matrix_flops == pytest.approx(phase.model_flops, rel=0.03)
@@ -78,21 +86,28 @@ def test_gradients_are_exchanged_once_each(plan, place):
     params = sum(x.size for x in jax.tree.leaves(shapes(planned.bert(), place).params))
     sizes = {"f32": 4, "bf16": 2}
     words = sum(total(plan, "gradients", dtype=dtype) / size for dtype, size in sizes.items())
-    tied = 512 * 128  # the embedding's gradient comes from where it is looked up and from where it decodes
+    tied = (
+        512 * 128
+    )  # the embedding's gradient comes from where it is looked up and from where it decodes
     assert params <= words <= params + tied + 2000
     assert total(plan, "gradients", dtype="bf16") > 0
 
 
 @pytest.mark.parametrize(
-    ("dtype", "name", "sharded"), [("float32", "f32", False), ("bfloat16", "bf16", False), ("bfloat16", "bf16", True)]
+    ("dtype", "name", "sharded"),
+    [("float32", "f32", False), ("bfloat16", "bf16", False), ("bfloat16", "bf16", True)],
 )
 def test_the_precision_of_the_reduction_is_the_one_asked_for(place, dtype, name, sharded):
     config = planned.bert(reduce_dtype=dtype, shard_update=sharded)
     found = make_plan(config, "bert", place, with_evaluation=False)
     params = sum(x.size for x in jax.tree.leaves(shapes(config, place).params))
-    assert total(found, "gradients") == total(found, "gradients", dtype=name, op="all-reduce", group_size=8)
+    assert total(found, "gradients") == total(
+        found, "gradients", dtype=name, op="all-reduce", group_size=8
+    )
     assert total(found, "gradients") == params * {"f32": 4, "bf16": 2}[name]
-    others = [one.dtype for one in found.phases[0].step.collectives if one.source in ("metrics", "update")]
+    others = [
+        one.dtype for one in found.phases[0].step.collectives if one.source in ("metrics", "update")
+    ]
     assert others
     assert set(others) == {"f32"}
 
@@ -114,18 +129,24 @@ def test_a_sharded_update_holds_and_moves_its_part(plan, place):
     words = whole.update_hbm_bytes / large
     assert words == pytest.approx(10, rel=0.05), "a LAMB in two passes"
     small = 10 * sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params) if leaf.size < 2**14)
-    assert found.update_hbm_bytes == pytest.approx(whole.update_hbm_bytes / 8 + small * 7 / 8, rel=0.01), (
-        "small leaves stay whole"
-    )
+    assert found.update_hbm_bytes == pytest.approx(
+        whole.update_hbm_bytes / 8 + small * 7 / 8, rel=0.01
+    ), "small leaves stay whole"
 
 
-@pytest.mark.parametrize(("dtype", "name", "size"), [("float32", "f32", 4), ("bfloat16", "bf16", 2)])
-def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(place, dtype, name, size):
+@pytest.mark.parametrize(
+    ("dtype", "name", "size"), [("float32", "f32", 4), ("bfloat16", "bf16", 2)]
+)
+def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(
+    place, dtype, name, size
+):
     config = planned.bert(shard_update=True, reduce_dtype=dtype, reduce_scatter=True)
     found = make_plan(config, "bert", place, with_evaluation=False).phases[0].step.collectives
     scattered = [one for one in found if one.op == "reduce-scatter" and one.source == "gradients"]
     gathered = [one for one in found if one.op == "all-gather" and one.source == "parameters"]
-    large = sum(leaf.size for leaf in jax.tree.leaves(shapes(config, place).params) if leaf.size >= 2**14)
+    large = sum(
+        leaf.size for leaf in jax.tree.leaves(shapes(config, place).params) if leaf.size >= 2**14
+    )
     for each, dtype_of, size_of in ((scattered, name, size), (gathered, "f32", 4)):
         assert {one.dtype for one in each} == {dtype_of}
         by_size = {one.group_size: one.num_bytes for one in each}
@@ -152,7 +173,8 @@ def test_batch_norm_talks_within_its_groups(place, scope, dtype, groups):
     found = [
         part.instruction
         for part in program.executed
-        if part.instruction.op == "all-reduce" and collectives.source_of(part.instruction.path) == "batch norm"
+        if part.instruction.op == "all-reduce"
+        and collectives.source_of(part.instruction.path) == "batch norm"
     ]
     running = [
         one for one in found if replicas.STATE in one.path.split("/")
@@ -161,18 +183,27 @@ def test_batch_norm_talks_within_its_groups(place, scope, dtype, groups):
     assert forward
     for one in forward:
         assert {array.dtype for array in one.arrays} == {"f32"}
-        assert sorted(map(sorted, collectives.replica_groups(one.attributes) or [list(range(8))])) == groups
+        assert (
+            sorted(map(sorted, collectives.replica_groups(one.attributes) or [list(range(8))]))
+            == groups
+        )
 
 
 def test_one_core_talks_with_nobody():
-    found = make_plan(planned.cnn(num_devices=1), "cnn", topology.open_topology("v3:1x1"), with_evaluation=False)
+    found = make_plan(
+        planned.cnn(num_devices=1), "cnn", topology.open_topology("v3:1x1"), with_evaluation=False
+    )
     assert (found.num_devices, found.num_hosts) == (1, 1)
     assert found.phases[0].step.collectives == ()
     assert found.phases[0].step.collective_seconds == 0
 
 
 def test_a_local_batch_norm_talks_with_nobody(place):
-    found = make_plan(planned.cnn("local"), "cnn", place, with_evaluation=False).phases[0].step.collectives
+    found = (
+        make_plan(planned.cnn("local"), "cnn", place, with_evaluation=False)
+        .phases[0]
+        .step.collectives
+    )
     assert all(one.num_bytes < 1024 for one in found if one.source == "batch norm")
 
 
@@ -198,7 +229,10 @@ def test_a_plan_as_data(plan):
         "published_source", "compile_seconds", "assumptions",
     }  # fmt: skip
     assert names <= found.keys()
-    assert all({"op", "dtype", "bytes", "count", "group_size", "source"} <= one.keys() for one in found["collectives"])
+    assert all(
+        {"op", "dtype", "bytes", "count", "group_size", "source"} <= one.keys()
+        for one in found["collectives"]
+    )
     assert found["published_source"] == "a paper: 1 min on 2 x 2 chips"
     assert found["phases"][0]["evaluation"]["batches"] is None, "nobody knows how long a corpus is"
     assert any("evaluation" in said for said in found["assumptions"])

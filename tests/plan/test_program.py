@@ -14,7 +14,9 @@ from lbopt.plan.program import Program, parse_shapes
 def compile_for_one():
     """(function, shapes) -> compiled for the first core of a chip."""
     device = topology.open_topology("v3:1x1").devices[0]
-    where = NamedSharding(Mesh(np.array([device]), ("one",), axis_types=(AxisType.Auto,)), PartitionSpec())
+    where = NamedSharding(
+        Mesh(np.array([device]), ("one",), axis_types=(AxisType.Auto,)), PartitionSpec()
+    )
 
     def compiled(fn, *shapes):
         placed = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where) for shape in shapes]
@@ -25,7 +27,9 @@ def compile_for_one():
 
 def convolution(strides=(1, 1), padding="SAME", **options):
     numbers = ("NHWC", "HWIO", "NHWC")
-    return lambda x, w: jax.lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=numbers, **options)
+    return lambda x, w: jax.lax.conv_general_dilated(
+        x, w, strides, padding, dimension_numbers=numbers, **options
+    )
 
 
 CONVOLUTIONS = {
@@ -33,7 +37,11 @@ CONVOLUTIONS = {
     "valid": (convolution(padding="VALID"), (4, 12, 12, 8), (3, 3, 8, 16)),
     "strided": (convolution((2, 2)), (4, 13, 12, 8), (3, 3, 8, 16)),
     "dilated kernel": (convolution(rhs_dilation=(2, 1)), (4, 12, 12, 8), (3, 3, 8, 16)),
-    "dilated input": (convolution(padding=((1, 1), (2, 1)), lhs_dilation=(2, 2)), (4, 7, 7, 8), (3, 3, 8, 16)),
+    "dilated input": (
+        convolution(padding=((1, 1), (2, 1)), lhs_dilation=(2, 2)),
+        (4, 7, 7, 8),
+        (3, 3, 8, 16),
+    ),
     "groups": (convolution(feature_group_count=4), (4, 12, 12, 8), (3, 3, 2, 16)),
     "product": (lambda x, w: x @ w, (64, 32), (32, 48)),
     "batched product": (lambda x, w: jnp.einsum("bik,bkj->bij", x, w), (6, 32, 24), (6, 24, 16)),
@@ -56,14 +64,20 @@ def test_loops_are_multiplied_out(compile_for_one, length, backwards):
     width = 128
 
     def looped(x, kernels):
-        return jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, kernels, reverse=backwards)[0]
+        return jax.lax.scan(
+            lambda x, kernel: (jnp.tanh(x @ kernel), None), x, kernels, reverse=backwards
+        )[0]
 
     compiled = compile_for_one(looped, (64, width), (length, width, width))
     program = Program(compiled.as_text())
     assert costs.matrix_flops(program) == length * 2 * 64 * width**2
     assert costs.matrix_flops(program, multiplied=False) == 2 * 64 * width**2
     assert not program.unknown_loops
-    one = Program(compile_for_one(lambda x, kernel: jnp.tanh(x @ kernel), (64, width), (width, width)).as_text())
+    one = Program(
+        compile_for_one(
+            lambda x, kernel: jnp.tanh(x @ kernel), (64, width), (width, width)
+        ).as_text()
+    )
     assert 0.5 * length <= costs.cycles(program) / costs.cycles(one) <= 3 * length
     # A slice of the kernels is read in every turn, not all of them; beside it the state moves, perhaps on the chip.
     least, kernel = length * 4 * width**2, 4 * width**2
@@ -74,7 +88,9 @@ def test_a_loop_in_a_loop_is_multiplied_twice(compile_for_one):
     def turn(x, kernel):
         return jax.lax.fori_loop(2, 5, lambda _, x: jnp.tanh(x @ kernel), x), None
 
-    compiled = compile_for_one(lambda x, kernels: jax.lax.scan(turn, x, kernels)[0], (64, 128), (4, 128, 128))
+    compiled = compile_for_one(
+        lambda x, kernels: jax.lax.scan(turn, x, kernels)[0], (64, 128), (4, 128, 128)
+    )
     assert costs.matrix_flops(Program(compiled.as_text())) == 4 * 3 * 2 * 64 * 128 * 128
 
 
@@ -148,7 +164,9 @@ def test_what_a_fusion_reads_and_writes(other, read):
 
 
 def test_shapes_of_tuples_with_comments_and_tokens():
-    found = parse_shapes("(f32[2,3]{1,0:T(8,128)}, /*index=1*/token[], u8[5]{0:T(512)S(1)}, pred[])")
+    found = parse_shapes(
+        "(f32[2,3]{1,0:T(8,128)}, /*index=1*/token[], u8[5]{0:T(512)S(1)}, pred[])"
+    )
     assert [(array.dtype, array.num_bytes, array.hbm_bytes) for array in found] == [
         ("f32", 24, 24),
         ("u8", 5, 0),
@@ -169,7 +187,9 @@ def test_shapes_of_tuples_with_comments_and_tokens():
     ],
 )
 def test_groups_of_collectives(written, groups):
-    assert collectives.replica_groups(f"channel_id=3, {written}, use_global_device_ids=true") == groups
+    assert (
+        collectives.replica_groups(f"channel_id=3, {written}, use_global_device_ids=true") == groups
+    )
 
 
 def test_collectives_are_added_up_by_what_they_are_for():
@@ -200,7 +220,9 @@ ENTRY %main (a: f32[10], b: f32[20]) -> f32[10] {
     (alone,) = collectives.collectives(
         Program(text[text.index("HloModule") :].replace("replica_groups=[1,4]<=[4], ", "")), 4
     )[1:2]
-    assert (alone.op, alone.num_bytes, alone.group_size) == ("reduce-scatter", 80, 4), "no groups mean all devices"
+    assert (alone.op, alone.num_bytes, alone.group_size) == ("reduce-scatter", 80, 4), (
+        "no groups mean all devices"
+    )
     assert [(one.op, one.num_bytes, one.count, one.group_size, one.source) for one in found] == [
         ("all-reduce", 80, 1, 2, "gradients"),
         ("reduce-scatter", 80, 1, 4, "gradients"),

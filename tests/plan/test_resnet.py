@@ -15,7 +15,9 @@ def taps(side, channels_in, channels, size=3, stride=1):
     """Multiply-adds of a convolution to side x side outputs whose padding is not multiplied."""
     pad = max(0, size - stride)
     left, right = pad // 2, pad - pad // 2
-    outside = sum(max(0, left - stride * place) + max(0, right - stride * place) for place in range(side))
+    outside = sum(
+        max(0, left - stride * place) + max(0, right - stride * place) for place in range(side)
+    )
     return (size * side - outside) ** 2 * channels_in * channels
 
 
@@ -23,7 +25,11 @@ STEM = taps(112, 3, 64, 7, 2)
 MULTIPLY_ADDS = STEM + 4 * taps(56, 64, 64) + 512 * 1000
 for side, channels in ((28, 128), (14, 256), (7, 512)):
     half = channels // 2
-    MULTIPLY_ADDS += taps(side, half, channels, 3, 2) + 3 * taps(side, channels, channels) + side**2 * half * channels
+    MULTIPLY_ADDS += (
+        taps(side, half, channels, 3, 2)
+        + 3 * taps(side, channels, channels)
+        + side**2 * half * channels
+    )
 
 
 def test_operations_of_resnet_18_without_folding():

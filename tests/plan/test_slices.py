@@ -50,12 +50,18 @@ def sent_bytes(text):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"shard_update": True}, {"shard_update": True, "reduce_dtype": jnp.float32, "reduce_scatter": True}],
+    [
+        {},
+        {"shard_update": True},
+        {"shard_update": True, "reduce_dtype": jnp.float32, "reduce_scatter": True},
+    ],
 )
 def test_inside_and_between(mesh, settings):
     assert num_slices(mesh) == 2
     text = program(mesh, **settings)
-    groups = re.findall(r"(?:all-gather|reduce-scatter|all-reduce)[^=]*\(.*?replica_groups=\{(\{.*?\})\}", text)
+    groups = re.findall(
+        r"(?:all-gather|reduce-scatter|all-reduce)[^=]*\(.*?replica_groups=\{(\{.*?\})\}", text
+    )
     assert groups
     for group in groups:
         assert all(int(number) < CHIPS for number in re.findall(r"\d+", group)), group
@@ -76,11 +82,15 @@ BRANCHES = {"powersgd": 2, "agvm": 3 / 1.2}
 def test_an_aggregator_between_slices_sends_what_it_says(mesh, name):
     """Gradients are summed inside each slice, and what goes to the other one is the compressed part of each chip."""
     step, text = aggregated_step.compiled(name, mesh, 4096, aggregate_over="slices")
-    sent = [(SIZES[dtype], math.prod(map(int, dims.split(",")))) for dtype, dims in SENT.findall(text)]
+    sent = [
+        (SIZES[dtype], math.prod(map(int, dims.split(",")))) for dtype, dims in SENT.findall(text)
+    ]
     found = sum(size * count for size, count in sent if count != 128)  # the loss, padded to a line
     if name == "aps e5m2":
         found -= 41472  # the all-to-all of two also hands over the half that stays
     promised = step.aggregation.wire_bytes(aggregated_step.params(4096))
-    in_lines = 1024 if name != "powersgd" else 2 * 4096  # what is small is padded to lines of 1,024 numbers
+    in_lines = (
+        1024 if name != "powersgd" else 2 * 4096
+    )  # what is small is padded to lines of 1,024 numbers
     assert found == pytest.approx(BRANCHES.get(name, 1) * promised.sent, rel=0.02, abs=in_lines)
     assert promised.ring == pytest.approx(4 * (64 + 1 + 16) * 4096 / CHIPS)

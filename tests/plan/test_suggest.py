@@ -60,7 +60,9 @@ def test_the_mildest_of_each_kind_is_named(place, tried):
 def test_what_helps_only_together_is_named_together(place, tried):
     tried(
         lambda config: (
-            config.model.remat == "layer" and config.parallel.num_microsteps == 8 and config.parallel.shard_update
+            config.model.remat == "layer"
+            and config.parallel.num_microsteps == 8
+            and config.parallel.shard_update
         )
     )
     (found,) = suggest.suggest(bert(), place, 0)
@@ -87,11 +89,18 @@ def test_a_batch_is_not_cut_where_it_does_not_divide(place, tried):
 def test_fields_of_the_second_phase(place, tried):
     tried(lambda config: config.phase2.remat != "none" or config.phase2.num_microsteps > 1)
     second = PhaseConfig(
-        10, 64, sequence_length=64, max_predictions=8, schedule=ScheduleConfig(1e-3, warmup_rule="none")
+        10,
+        64,
+        sequence_length=64,
+        max_predictions=8,
+        schedule=ScheduleConfig(1e-3, warmup_rule="none"),
     )
     config = dataclasses.replace(bert(), phase2=second)
     found = suggest.suggest(config, place, 1)
-    assert [one.flags for one in found] == [("--config.phase2.remat=attention",), ("--config.phase2.num_microsteps=2",)]
+    assert [one.flags for one in found] == [
+        ("--config.phase2.remat=attention",),
+        ("--config.phase2.num_microsteps=2",),
+    ]
 
 
 def test_only_networks_whose_layers_can_be_computed_again(place, tried):
@@ -104,7 +113,10 @@ def test_layers_in_a_loop_are_computed_again_too(place):
     """What is suggested is compiled: with its layers computed again a looped step holds less."""
     plain, again = (
         suggest._cost(suggest.build.build(changed, place.devices, suggest.known.source), place, 0)
-        for changed in (planned.bert(), suggest.with_fields(planned.bert(), {"model.remat": "layer"}))
+        for changed in (
+            planned.bert(),
+            suggest.with_fields(planned.bert(), {"model.remat": "layer"}),
+        )
     )
     assert again.temporary_bytes < plain.temporary_bytes
 

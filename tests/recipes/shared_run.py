@@ -59,16 +59,23 @@ def answers():
     pieces = WordPiece([*SPECIAL_TOKENS, *"abcdefghij"])
     contexts = [" ".join(random.choice(list("abcdefghij"), 9 + number)) for number in range(22)]
     questions = [
-        Question(str(number), "a b", context, (context[8:11],), (8,)) for number, context in enumerate(contexts)
+        Question(str(number), "a b", context, (context[8:11],), (8,))
+        for number, context in enumerate(contexts)
     ]
-    logits = {name: random.normal(size=20).astype(np.float32) for name in ("start_logits", "end_logits")}
+    logits = {
+        name: random.normal(size=20).astype(np.float32) for name in ("start_logits", "end_logits")
+    }
 
     def network(params, model_state, inputs, train, rng=None):
         return {name: value[inputs["input_ids"]] for name, value in params.items()}, model_state
 
-    step = make_eval_step(question_answering.predict_fn(Model(None, network), 6), meshes.make_mesh())
+    step = make_eval_step(
+        question_answering.predict_fn(Model(None, network), 6), meshes.make_mesh()
+    )
     state = TrainState(jnp.int32(0), logits, {}, (), None)
-    return question_answering.evaluate_answers(step, state, EvaluationWindows(questions, pieces, 16, 4, 6), 8)
+    return question_answering.evaluate_answers(
+        step, state, EvaluationWindows(questions, pieces, 16, 4, 6), 8
+    )
 
 
 def main(index=None, port=None):

@@ -91,7 +91,9 @@ def closed_form(schedule, batch_size, num_epochs, num_examples):
     """Return peak, warmup steps and steps of a rule, from its definition."""
     exponent = {"sqrt": 0.5, "linear": 1, "none": 0}[schedule.scaling_rule]
     peak = schedule.base_learning_rate * (batch_size / schedule.base_batch_size) ** exponent
-    over = {"legw": schedule.base_batch_size, "epochs": batch_size, "none": math.inf}[schedule.warmup_rule]
+    over = {"legw": schedule.base_batch_size, "epochs": batch_size, "none": math.inf}[
+        schedule.warmup_rule
+    ]
     return (
         peak,
         round(schedule.base_warmup_epochs * num_examples / over),
@@ -106,7 +108,12 @@ def check_rates(schedule, batch_size, num_epochs, num_examples=NUM_EXAMPLES):
     peak, warmup, steps = closed_form(schedule, batch_size, num_epochs, num_examples)
     assert (resolved.warmup_steps, resolved.num_steps) == (warmup, steps)
     assert resolved.learning_rate == pytest.approx(peak, rel=1e-12)
-    assert (schedule.decay, schedule.power, schedule.end_factor, schedule.first_step) == ("polynomial", 1, 0, 1)
+    assert (schedule.decay, schedule.power, schedule.end_factor, schedule.first_step) == (
+        "polynomial",
+        1,
+        0,
+        1,
+    )
     # The first step is step 1: a rise to the peak at step `warmup`, then a line to 0 at step `steps` + 1.
     t = np.arange(1, steps + 1)
     line = (steps + 1 - t) / (steps + 1 - warmup)
@@ -153,7 +160,9 @@ def test_a_study_can_be_laid_out(row):
     assert len(cells) == len(config.arms) * len(config.global_batch_sizes)
     for cell in cells:
         size, examples = cell.global_batch_size, len(cell.problem.splits.train)
-        peak, warmup, steps = closed_form(cell.arm.schedule, size, config.train.num_epochs, examples)
+        peak, warmup, steps = closed_form(
+            cell.arm.schedule, size, config.train.num_epochs, examples
+        )
         steps = config.train.num_steps or steps
         assert (cell.resolved.warmup_steps, cell.resolved.num_steps) == (warmup, steps)
         assert cell.resolved.learning_rate == pytest.approx(peak, rel=1e-12)
@@ -175,7 +184,9 @@ def test_two_loads_share_nothing(row):
     first, second = load(row), load(row)
     assert first == second
     assert first is not second
-    (first.optimizer if isinstance(first, TrainConfig) else first.arms[0].optimizer).weight_decay = 7.0
+    (
+        first.optimizer if isinstance(first, TrainConfig) else first.arms[0].optimizer
+    ).weight_decay = 7.0
     assert first != second
 
 
@@ -216,7 +227,9 @@ def test_a_run_and_a_study_start_from_the_same_state():
 def test_the_study_runs_the_settings_of_the_measured_rows():
     """What makes `measured here` true of them: its learning-rate factor 1 is the row's rate."""
     study = load("sweeps/digits_limit.py")
-    rows = {name: load(f"digits_cnn.py:{name}-{study.global_batch_sizes[0]}") for name in OPTIMIZERS}
+    rows = {
+        name: load(f"digits_cnn.py:{name}-{study.global_batch_sizes[0]}") for name in OPTIMIZERS
+    }
     assert {arm.optimizer.name for arm in study.arms} == set(rows)
     assert 1.0 in study.search.learning_rate_factors
     for arm in study.arms:

@@ -77,14 +77,18 @@ def test_a_step_goes_on_where_the_one_before_ended(run, source):
         found.append(total / count)
     wanted = np.zeros((LANES, 3 * LENGTH))
     for lane in range(LANES):
-        tokens = np.concatenate([batch["tokens"][lane] for batch in batches] + [batches[-1]["next_tokens"][lane, -1:]])
+        tokens = np.concatenate(
+            [batch["tokens"][lane] for batch in batches] + [batches[-1]["next_tokens"][lane, -1:]]
+        )
         wanted[lane] = nll(source, params, tokens)
     wanted = wanted.reshape(LANES, 3, LENGTH).mean((0, 2))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     alone = np.mean(
         [
             nll(source, params, np.append(row, last))
-            for row, last in zip(batches[1]["tokens"], batches[1]["next_tokens"][:, -1], strict=True)
+            for row, last in zip(
+                batches[1]["tokens"], batches[1]["next_tokens"][:, -1], strict=True
+            )
         ]
     )
     assert abs(alone - wanted[1]) > 1e-4 * wanted[1]  # a window of its own has another loss

@@ -42,8 +42,17 @@ def params():
 def test_bytes_are_normalised_channel_by_channel(batch):
     wanted = (batch["image"] / 255 - np.asarray(SCALE[0])) / np.asarray(SCALE[1])
     np.testing.assert_allclose(task().inputs(batch), wanted, atol=1e-6)
-    folded = batch["image"].reshape(BATCH, 2, 2, 2, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(BATCH, 2, 2, 12)
-    unfolded = np.asarray(task().inputs({"image": folded})).reshape(BATCH, 2, 2, 2, 2, 3).transpose(0, 1, 3, 2, 4, 5)
+    folded = (
+        batch["image"]
+        .reshape(BATCH, 2, 2, 2, 2, 3)
+        .transpose(0, 1, 3, 2, 4, 5)
+        .reshape(BATCH, 2, 2, 12)
+    )
+    unfolded = (
+        np.asarray(task().inputs({"image": folded}))
+        .reshape(BATCH, 2, 2, 2, 2, 3)
+        .transpose(0, 1, 3, 2, 4, 5)
+    )
     np.testing.assert_allclose(unfolded.reshape(BATCH, 4, 4, 3), wanted, atol=1e-6)
 
 
@@ -65,7 +74,9 @@ def test_the_five_best_classes_are_counted(batch, params):
     best = np.argsort(-logits, 1)
     labels = batch["label"]
     assert found["accuracy"] == np.mean((best[:, 0] == labels)[mask])
-    assert found["top_5_accuracy"] == np.mean([label in row[:5] for label, row in zip(labels, best, strict=True)][:6])
+    assert found["top_5_accuracy"] == np.mean(
+        [label in row[:5] for label, row in zip(labels, best, strict=True)][:6]
+    )
     batch["label"] = best[:, 4].astype(np.int32)
     found = metrics.means([jax.device_get(task().metric_fn(params, {}, {**batch, "mask": mask}))])
     assert (found["accuracy"], found["top_5_accuracy"]) == (0, 1)
@@ -80,9 +91,14 @@ def test_neighbours_are_mixed_in_image_and_label(batch, params):
     order = [1, 0, 3, 2, 5, 4, 7, 6]
     wide = weights[:, None, None, None]
     logits, _ = flat(params, {}, wide * images + (1 - wide) * images[order], True)
-    both = [losses.softmax_cross_entropy(logits, labels, 0.1) for labels in (batch["label"], batch["label"][order])]
+    both = [
+        losses.softmax_cross_entropy(logits, labels, 0.1)
+        for labels in (batch["label"], batch["label"][order])
+    ]
     wanted = np.mean(weights * both[0] + (1 - weights) * both[1])
-    assert float(mixing.loss_fn(params, {}, batch, key)[0]) == pytest.approx(float(wanted), rel=1e-6)
+    assert float(mixing.loss_fn(params, {}, batch, key)[0]) == pytest.approx(
+        float(wanted), rel=1e-6
+    )
     assert abs(wanted - float(task().loss_fn(params, {}, batch, key)[0])) > 1e-3
 
 

@@ -7,5 +7,7 @@ pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 
 
 def test_efficientnet_on_digits():
-    found, _ = trained("digits_efficientnet.py:lamb-256", num_epochs=6.0, model__depth_coefficient=0.25)
+    found, _ = trained(
+        "digits_efficientnet.py:lamb-256", num_epochs=6.0, model__depth_coefficient=0.25
+    )
     assert found["accuracy"] > 0.90

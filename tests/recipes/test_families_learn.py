@@ -10,12 +10,18 @@ from lbopt.data import baselines
 
 
 def test_resnet_on_digits():
-    found, _ = trained("digits_resnet.py:lamb-1024", num_epochs=16.0, model__width_coefficient=0.125)
+    found, _ = trained(
+        "digits_resnet.py:lamb-1024", num_epochs=16.0, model__width_coefficient=0.125
+    )
     assert found["accuracy"] > 0.92
 
 
 # Fewer steps, so larger rates; a narrower net.
-BERT = {"data__vocab_size": 256, "schedule__base_learning_rate": 0.02, "schedule__base_warmup_epochs": 0.5}
+BERT = {
+    "data__vocab_size": 256,
+    "schedule__base_learning_rate": 0.02,
+    "schedule__base_warmup_epochs": 0.5,
+}
 LSTM = {"data__sequence_length": 32, "model__width_coefficient": 0.5, "model__dropout_rate": 0.0}
 
 
@@ -27,7 +33,11 @@ def test_bert_guesses_masked_tokens_far_better_than_counting():
 
 
 def test_the_language_model_is_less_perplexed_than_a_trigram_model():
-    changes = {"num_epochs": 7.0, "schedule__base_learning_rate": 0.04, "optimizer__max_grad_norm": 0.5}
+    changes = {
+        "num_epochs": 7.0,
+        "schedule__base_learning_rate": 0.04,
+        "optimizer__max_grad_norm": 0.5,
+    }
     found, config = trained("pydoc_lstm.py:lamb-64", **changes, **LSTM)
     _, counting = baselines.pydoc_trigram_perplexity(config.data)
     assert found["perplexity"] < counting

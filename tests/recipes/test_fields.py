@@ -23,7 +23,9 @@ CNN = {"name": "cnn", "widths": (4,), "hidden": 8}
 
 
 def small(**changes):
-    config = call_get_config(str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py") + ":lamb-128")
+    config = call_get_config(
+        str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py") + ":lamb-128"
+    )
     config.model = ModelConfig(**CNN)
     for name, value in changes.items():
         setattr(config, name, value)
@@ -53,8 +55,13 @@ def test_a_run_evaluates_on_validation_and_tests_on_test():
     run, problem = build.build(config), make_problem(config.data, config.model)
     state = run.init()
     expected = [mean_over(problem, state, split) for split in problem.splits]
-    assert len({round(scores["loss"], 4) for scores in expected}) == 3  # the three splits can be told apart
-    for scores, wanted in ((run.evaluate(state), expected[1]), (run.evaluate_test(state), expected[2])):
+    assert (
+        len({round(scores["loss"], 4) for scores in expected}) == 3
+    )  # the three splits can be told apart
+    for scores, wanted in (
+        (run.evaluate(state), expected[1]),
+        (run.evaluate_test(state), expected[2]),
+    ):
         assert scores == pytest.approx(wanted, rel=1e-5)
 
 
@@ -84,7 +91,9 @@ def products(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             yield equation
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")
+        ):
             inner = getattr(inner, "jaxpr", inner)
             if hasattr(inner, "eqns"):
                 yield from products(inner)
@@ -98,7 +107,11 @@ def test_dtype_is_of_the_computation_and_not_of_the_parameters(model):
         losses[dtype], _, after, params, batch = first_loss(problem)
         assert {str(leaf.dtype) for leaf in jax.tree.leaves((params, after))} == {"float32"}
         traced = jax.make_jaxpr(problem.loss_fn)(params, after, batch, jax.random.key(1))
-        factors = {str(factor.aval.dtype) for product in products(traced.jaxpr) for factor in product.invars}
+        factors = {
+            str(factor.aval.dtype)
+            for product in products(traced.jaxpr)
+            for factor in product.invars
+        }
         assert factors == {dtype}
     assert 0 < abs(losses["bfloat16"] - losses["float32"]) < 0.02 * losses["float32"]
 
@@ -106,7 +119,11 @@ def test_dtype_is_of_the_computation_and_not_of_the_parameters(model):
 @pytest.mark.parametrize("metric", ["eval/accuracy", "eval/loss"])
 def test_what_is_best_kept_and_due(metric):
     config = small(log_every_steps=3, eval_every_steps=4)
-    config.checkpoint.best_metric, config.checkpoint.keep, config.checkpoint.every_steps = metric, 7, 5
+    config.checkpoint.best_metric, config.checkpoint.keep, config.checkpoint.every_steps = (
+        metric,
+        7,
+        5,
+    )
     run = build.build(config)
     assert (run.best_metric, run.keep_checkpoints) == (metric, 7)
     assert tuple(vars(run.cadence).values()) == (3, 4, 5)
@@ -128,7 +145,9 @@ def test_the_decay_that_is_asked_for(decay, power, end_factor, first_step):
     schedule = schedules.make_schedule(config, schedules.Resolved(2.0, 10, 50, 12.5))
     for count in (10, 30, 49):
         x = (count + first_step - 10) / (50 + first_step - 10)
-        assert float(schedule(count)) == pytest.approx(2.0 * FALLS[decay, power, end_factor](x), rel=1e-5)
+        assert float(schedule(count)) == pytest.approx(
+            2.0 * FALLS[decay, power, end_factor](x), rel=1e-5
+        )
 
 
 # case -> (fields, count -> rate), with 12.5 steps per epoch, 10 steps of warmup, 50 steps and a peak of 2
@@ -136,11 +155,23 @@ FORMS = {
     "jump": ({"decay_from": "start", "first_step": 0}, lambda t: 2 * (1 - t / 50)),
     "end": ({"end_learning_rate": 0.5, "first_step": 0}, lambda t: 0.5 + 1.5 * (1 - (t - 10) / 40)),
     "stairs": (
-        {"decay": "exponential", "decay_rate": 0.5, "stair_epochs": (0.8,), "decay_from": "start", "first_step": 0},
+        {
+            "decay": "exponential",
+            "decay_rate": 0.5,
+            "stair_epochs": (0.8,),
+            "decay_from": "start",
+            "first_step": 0,
+        },
         lambda t: 2 * 0.5 ** (t // 10),
     ),
     "steps": (
-        {"decay": "step", "decay_rate": 0.1, "stair_epochs": (2.0, 3.2), "decay_from": "start", "first_step": 0},
+        {
+            "decay": "step",
+            "decay_rate": 0.1,
+            "stair_epochs": (2.0, 3.2),
+            "decay_from": "start",
+            "first_step": 0,
+        },
         lambda t: 2 * 0.1 ** ((t >= 25) + (t >= 40)),
     ),
     "start": ({"start_step": -4, "first_step": 0}, lambda t: 2 * (1 - (t - 6) / 44)),
@@ -184,7 +215,9 @@ def test_averaged_parameters_are_what_is_evaluated():
     average = state.replace(params=ema_params(state.opt_state))
     for scores, split in ((run.evaluate(state), 1), (run.evaluate_test(state), 2)):
         assert scores == pytest.approx(mean_over(problem, average, problem.splits[split]), rel=1e-5)
-        assert scores["loss"] != pytest.approx(mean_over(problem, state, problem.splits[split])["loss"], rel=1e-4)
+        assert scores["loss"] != pytest.approx(
+            mean_over(problem, state, problem.splits[split])["loss"], rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("stage", ["replica", "mean", "accumulated", "none"])
@@ -199,7 +232,9 @@ def test_the_stage_of_the_clip_is_the_one_that_is_asked_for(stage):
 def test_the_noise_scale_needs_parts_to_compare():
     config = small(optimizer=OptimizerConfig("lamb", track_noise_scale=True))
     config.parallel.num_devices = 1
-    with pytest.raises(UserError, match=r"config.optimizer.track_noise_scale = True: .*num_microsteps to 2 or more"):
+    with pytest.raises(
+        UserError, match=r"config.optimizer.track_noise_scale = True: .*num_microsteps to 2 or more"
+    ):
         build.build(config)
     config.parallel.num_microsteps = 2
     _, state, _ = trained(config, steps=2)
@@ -219,23 +254,31 @@ def test_the_noise_scale_needs_parts_to_compare():
     ],
 )
 def test_a_field_of_the_schedule_without_effect_is_refused(field, fields):
-    with pytest.raises(ValueError, match=rf"^config\.schedule\.{field} = .* has no effect with .*; leave it"):
+    with pytest.raises(
+        ValueError, match=rf"^config\.schedule\.{field} = .* has no effect with .*; leave it"
+    ):
         validate_schedule(ScheduleConfig(**fields), "config.schedule")
 
 
 @pytest.mark.parametrize("field", ["warmup_from", "end_learning_rate"])
 def test_a_peak_below_its_floor_is_refused_with_the_field(field):
     with pytest.raises(
-        ValueError, match=rf"^config\.schedule\.{field} = 0\.5: the peak at batch 64 is 0\.01, below it"
+        ValueError,
+        match=rf"^config\.schedule\.{field} = 0\.5: the peak at batch 64 is 0\.01, below it",
     ):
         schedules.resolve(ScheduleConfig(**{field: 0.5}), 64, 6400, 4.0)
 
 
 def test_a_ramp_that_is_over_before_the_first_step_is_refused():
     config = ScheduleConfig(warmup_steps=5.0, start_step=-5, warmup_power=2.0)
-    with pytest.raises(ValueError, match=r"^config\.schedule\.warmup_steps = 5\.0: no step of warmup at batch 64"):
+    with pytest.raises(
+        ValueError, match=r"^config\.schedule\.warmup_steps = 5\.0: no step of warmup at batch 64"
+    ):
         schedules.resolve(config, 64, 6400, 4.0)
-    assert schedules.resolve(dataclasses.replace(config, start_step=-4), 64, 6400, 4.0).warmup_steps == 5
+    assert (
+        schedules.resolve(dataclasses.replace(config, start_step=-4), 64, 6400, 4.0).warmup_steps
+        == 5
+    )
 
 
 def test_a_model_of_two_precisions_under_strict_promotion_names_the_variable():

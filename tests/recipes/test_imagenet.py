@@ -62,7 +62,10 @@ def data_dir(tmp_path_factory):
             files.append((file, label))
         return files
 
-    splits = {"train": split(NUM_TRAIN, 0, BAD_TRAIN), "validation": split(NUM_VALIDATION, 100, BAD_VALIDATION)}
+    splits = {
+        "train": split(NUM_TRAIN, 0, BAD_TRAIN),
+        "validation": split(NUM_VALIDATION, 100, BAD_VALIDATION),
+    }
     write_images(folder, "imagenet2012", splits, 1000, version="5.1.0")
     return folder
 
@@ -111,7 +114,11 @@ def trained(run, flags, tmp_path_factory):
     for name, steps in (("resumed", [killed, run.train_step]), ("straight", [run.train_step])):
         for step in steps:
             with patch.context() as inner:
-                inner.setattr(build, "build", lambda config, step=step, **_: dataclasses.replace(run, train_step=step))
+                inner.setattr(
+                    build,
+                    "build",
+                    lambda config, step=step, **_: dataclasses.replace(run, train_step=step),
+                )
                 if step is killed:
                     with pytest.raises(Killed):
                         main.main(["train", *flags(), f"--workdir={folder / name}"])
@@ -122,7 +129,10 @@ def trained(run, flags, tmp_path_factory):
 
 def lines(workdir):
     whole = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith(("perf/", "data/"))} for line in whole]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("perf/", "data/"))}
+        for line in whole
+    ]
 
 
 def restored(run, workdir):
@@ -133,7 +143,10 @@ def restored(run, workdir):
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(run, trained):
     resumed, straight = trained
     assert lines(resumed) == lines(straight)
-    jax.tree.map(np.testing.assert_array_equal, *(jax.device_get(restored(run, workdir)) for workdir in trained))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(jax.device_get(restored(run, workdir)) for workdir in trained),
+    )
 
 
 def test_damaged_records_are_counted_in_the_log(trained):
@@ -153,12 +166,16 @@ def test_every_good_image_is_evaluated_once(run, trained, flags):
     scores = {"loss": [], "accuracy": [], "top_5_accuracy": []}
     forward = jax.jit(lambda params, stats, x: network.apply(params, stats, x, train=False)[0])
     params, stats = jax.device_get((state.params, state.model_state))
-    mean, std = (np.asarray(part * 4, np.float32) for part in (config.data.pixel_mean, config.data.pixel_std))
+    mean, std = (
+        np.asarray(part * 4, np.float32) for part in (config.data.pixel_mean, config.data.pixel_std)
+    )
     for number in range(NUM_VALIDATION):
         one = dataset.take(np.asarray([number]))
         assert bool(one["mask"][0]) == (number not in BAD_VALIDATION)
         if one["mask"][0]:
-            logits = np.asarray(forward(params, stats, (one["image"] / np.float32(255) - mean) / std), np.float64)
+            logits = np.asarray(
+                forward(params, stats, (one["image"] / np.float32(255) - mean) / std), np.float64
+            )
             label = int(one["label"][0])
             scores["loss"].append(float(losses.softmax_cross_entropy(logits, one["label"])[0]))
             rank = int(np.sum(logits[0] > logits[0, label]))
@@ -179,25 +196,59 @@ def test_one_damaged_record_too_many_ends_the_run(flags):
 
 
 BAD = {
-    "no such data set": (["--config.data.builder=imagenet"], 3, "run lbopt prepare imagenet --data_dir={data_dir}, or"),
-    "no such split": (["--config.data.train_split=training"], 2, "config.data.train_split = 'training'"),
-    "nothing in a split": (["--config.data.train_split=train[:0]"], 2, "config.data.train_split = 'train[:0]'"),
-    "an odd size to fold": (["--config.data.image_size=33"], 2, "config.data.space_to_depth = True"),
-    "a stem that does not fold": (["--config.model.stem=conv7"], 2, "config.data.space_to_depth = True"),
+    "no such data set": (
+        ["--config.data.builder=imagenet"],
+        3,
+        "run lbopt prepare imagenet --data_dir={data_dir}, or",
+    ),
+    "no such split": (
+        ["--config.data.train_split=training"],
+        2,
+        "config.data.train_split = 'training'",
+    ),
+    "nothing in a split": (
+        ["--config.data.train_split=train[:0]"],
+        2,
+        "config.data.train_split = 'train[:0]'",
+    ),
+    "an odd size to fold": (
+        ["--config.data.image_size=33"],
+        2,
+        "config.data.space_to_depth = True",
+    ),
+    "a stem that does not fold": (
+        ["--config.model.stem=conv7"],
+        2,
+        "config.data.space_to_depth = True",
+    ),
     "no crop for images of all sizes": (
         ["--config.data.train_crop=padded", "--config.data.space_to_depth=False"],
         2,
         "config.data.train_crop = 'padded'",
     ),
-    "a smaller image than the network takes": (["--config.data.image_size=8"], 2, "config.data.image_size = "),
-    "a batch of more than there is": (["--config.global_batch_size=32"], 2, "config.global_batch_size = 32"),
+    "a smaller image than the network takes": (
+        ["--config.data.image_size=8"],
+        2,
+        "config.data.image_size = ",
+    ),
+    "a batch of more than there is": (
+        ["--config.global_batch_size=32"],
+        2,
+        "config.global_batch_size = 32",
+    ),
     "another version": (["--config.data.builder=imagenet2012:5.0.0"], 3, "imagenet2012:5.0.0"),
-    "a name that is none": (["--config.data.builder=image net"], 2, "config.data.builder = 'image net'"),
+    "a name that is none": (
+        ["--config.data.builder=image net"],
+        2,
+        "config.data.builder = 'image net'",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_is_one_line_before_anything_is_compiled(name, flags, data_dir, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_is_one_line_before_anything_is_compiled(
+    name, flags, data_dir, tmp_path, capsys, monkeypatch
+):
     overrides, code, said = BAD[name]
     monkeypatch.setattr(build.steps.Step, "lower", lambda *arguments: pytest.fail("lowered"))
     assert main.main(["train", *flags(), *overrides, f"--workdir={tmp_path / 'run'}"]) == code
@@ -210,4 +261,7 @@ def test_records_of_another_kind_are_refused(tmp_path, flags, capsys):
     write(tmp_path / "data", "other", {"train": [{"text": "a"}]}, {"text": tfds.features.Text()})
     override = ["--config.data.builder=other", f"--config.data.data_dir={tmp_path / 'data'}"]
     assert main.main(["train", *flags(), *override, f"--workdir={tmp_path / 'run'}"]) == 2
-    assert "config.data.builder = 'other': its records have text, not image, label" in capsys.readouterr().err
+    assert (
+        "config.data.builder = 'other': its records have text, not image, label"
+        in capsys.readouterr().err
+    )

@@ -26,7 +26,10 @@ def pictures():
     """Return split -> uint8 [images, 32, 32, 3], no pixel of which is black."""
     rng = np.random.default_rng(0)
     sizes = {"train": NUM_TRAIN + NUM_VALIDATION, "test": NUM_TEST}
-    return {split: rng.integers(1, 256, (size, 32, 32, 3), dtype=np.uint8) for split, size in sizes.items()}
+    return {
+        split: rng.integers(1, 256, (size, 32, 32, 3), dtype=np.uint8)
+        for split, size in sizes.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,10 @@ def data_dir(pictures, tmp_path_factory):
         Image.fromarray(picture).save(stream, "PNG")
         return stream.getvalue()
 
-    sets = {split: [(file(one), n % 10) for n, one in enumerate(whole)] for split, whole in pictures.items()}
+    sets = {
+        split: [(file(one), n % 10) for n, one in enumerate(whole)]
+        for split, whole in pictures.items()
+    }
     write_images(folder, "cifar10", sets, 10, shape=(32, 32, 3), encoding="png", version="3.0.2")
     return folder
 
@@ -89,7 +95,9 @@ def test_a_training_draw_is_a_place_in_the_padded_image_or_its_mirror_image(spli
             for top in range(9)
             for left in range(9)
             for mirrored in (False, True)
-            if np.array_equal(image[:, ::-1] if mirrored else image, padded[top : top + 32, left : left + 32])
+            if np.array_equal(
+                image[:, ::-1] if mirrored else image, padded[top : top + 32, left : left + 32]
+            )
         ]
         assert len(fits) == 1
         found.add(fits[0])

@@ -20,7 +20,11 @@ def of_examples(dataset, mask=True):
     parts = dataset.draw(rows, np.zeros(2, int), 0), dataset.take(rows)
 
     def shapes(batch):
-        return {name: (x.shape, x.dtype) for name, x in batch.items() if isinstance(x, np.ndarray) and name != "mask"}
+        return {
+            name: (x.shape, x.dtype)
+            for name, x in batch.items()
+            if isinstance(x, np.ndarray) and name != "mask"
+        }
 
     return [shapes(part) for part in parts]
 
@@ -28,7 +32,13 @@ def of_examples(dataset, mask=True):
 def test_masked_text_is_shaped_as_the_topics_are():
     embedded = sources.load(DataConfig("pydoc_mlm", sequence_length=64, max_predictions=9))
     blank = known.source(
-        DataConfig("text_mlm", builder="nowhere", sequence_length=64, max_predictions=9, vocab_size=embedded.outputs)
+        DataConfig(
+            "text_mlm",
+            builder="nowhere",
+            sequence_length=64,
+            max_predictions=9,
+            vocab_size=embedded.outputs,
+        )
     )
     assert of_examples(blank.splits.train) == of_examples(embedded.splits.train)
     assert blank.outputs == embedded.outputs
@@ -46,9 +56,17 @@ def test_running_text_is_shaped_as_the_topics_are(carry_state):
 
 
 def test_questions_are_shaped_as_windows_are():
-    data = DataConfig("squad", builder="squad/v1.1", test_split="validation", sequence_length=64, max_query_length=16)
+    data = DataConfig(
+        "squad",
+        builder="squad/v1.1",
+        test_split="validation",
+        sequence_length=64,
+        max_query_length=16,
+    )
     context = "Ada Byron wrote the first program, and nobody ran it."
-    questions = [Question(str(number), "Who wrote it?", context, ("Ada Byron",), (0,)) for number in range(3)]
+    questions = [
+        Question(str(number), "Who wrote it?", context, ("Ada Byron",), (0,)) for number in range(3)
+    ]
     sizes = (load_topics(1024).pieces, data.sequence_length, data.doc_stride, data.max_query_length)
     blank = known.source(data)
     assert of_examples(blank.splits.train) == of_examples(TrainingWindows(questions, *sizes))
@@ -60,16 +78,35 @@ def test_questions_are_shaped_as_windows_are():
     ("changes", "shape", "classes"),
     [
         ({"builder": "imagenet2012", "image_size": 224}, (224, 224, 3), 1000),
-        ({"builder": "imagenet2012:5.1.0", "image_size": 224, "space_to_depth": True}, (112, 112, 12), 1000),
-        ({"builder": "cifar10", "train_crop": "padded", "validation_split": "train[45000:]"}, (32, 32, 3), 10),
-        ({"builder": "mnist", "train_crop": "none", "validation_split": "train[90%:]"}, (28, 28), 10),
+        (
+            {"builder": "imagenet2012:5.1.0", "image_size": 224, "space_to_depth": True},
+            (112, 112, 12),
+            1000,
+        ),
+        (
+            {"builder": "cifar10", "train_crop": "padded", "validation_split": "train[45000:]"},
+            (32, 32, 3),
+            10,
+        ),
+        (
+            {"builder": "mnist", "train_crop": "none", "validation_split": "train[90%:]"},
+            (28, 28),
+            10,
+        ),
     ],
 )
 def test_images(changes, shape, classes):
     found = known.source(DataConfig("images", **changes))
-    assert of_examples(found.splits.train)[0] == {"image": ((2, *shape), np.uint8), "label": ((2,), np.int32)}
+    assert of_examples(found.splits.train)[0] == {
+        "image": ((2, *shape), np.uint8),
+        "label": ((2,), np.int32),
+    }
     assert found.outputs == classes
-    lengths = {"imagenet2012": (1_281_167, 50_000), "cifar10": (50_000, 5_000), "mnist": (60_000, 6_000)}
+    lengths = {
+        "imagenet2012": (1_281_167, 50_000),
+        "cifar10": (50_000, 5_000),
+        "mnist": (60_000, 6_000),
+    }
     assert tuple(map(len, found.splits[:2])) == lengths[changes["builder"].split(":")[0]]
 
 

@@ -59,7 +59,9 @@ def test_loss_and_metrics_by_their_definition(task, logits, batch):
 def test_padding_counts_nowhere(task, logits, batch):
     mask = np.asarray([True, True, False, True, False])
     logits[2] = np.nan
-    found = metric_pairs.means([jax.device_get(task.metric_fn(logits, {}, {**batch, "mask": mask}))])
+    found = metric_pairs.means(
+        [jax.device_get(task.metric_fn(logits, {}, {**batch, "mask": mask}))]
+    )
     assert found == pytest.approx(expected(logits[mask], batch["next_tokens"][mask]), rel=1e-6)
 
 
@@ -68,9 +70,13 @@ def test_the_exponential_comes_after_the_mean_over_all_batches():
     assert metric_pairs.means(pairs)["perplexity"] == pytest.approx(math.exp(0.5))
 
 
-@pytest.mark.parametrize(("total", "perplexity"), [(1e6, math.inf), (math.nan, math.nan), (math.inf, math.inf)])
+@pytest.mark.parametrize(
+    ("total", "perplexity"), [(1e6, math.inf), (math.nan, math.nan), (math.inf, math.inf)]
+)
 def test_a_run_that_has_diverged(total, perplexity):
-    np.testing.assert_equal(metric_pairs.means([{"perplexity": (total, 1.0)}])["perplexity"], perplexity)
+    np.testing.assert_equal(
+        metric_pairs.means([{"perplexity": (total, 1.0)}])["perplexity"], perplexity
+    )
 
 
 @pytest.mark.parametrize(("coefficient", "hidden"), [(None, 650), (0.5, 325), (0.001, 1)])

@@ -34,7 +34,9 @@ def make_batch(following=True):
     batch = {
         "input_ids": np.tile(np.arange(BATCH)[:, None], (1, 5)),
         "masked_labels": random.integers(0, VOCABULARY, (BATCH, PREDICTIONS)),
-        "masked_weights": np.asarray([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0]], np.float32),
+        "masked_weights": np.asarray(
+            [[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0]], np.float32
+        ),
         "next_sentence_label": random.integers(0, 2, BATCH),
     }
     if not following:
@@ -46,7 +48,9 @@ def make_batch(following=True):
 def params():
     random = np.random.default_rng(1)
     return {
-        "prediction_logits": random.normal(size=(BATCH, PREDICTIONS, VOCABULARY)).astype(np.float32),
+        "prediction_logits": random.normal(size=(BATCH, PREDICTIONS, VOCABULARY)).astype(
+            np.float32
+        ),
         "next_sentence_logits": random.normal(size=(BATCH, 2)).astype(np.float32),
     }
 
@@ -76,7 +80,9 @@ def expected(params, batch, rows):
     if "next_sentence_label" in batch:
         following = nll(params["next_sentence_logits"], batch["next_sentence_label"])[rows]
         each = each + following
-        right = params["next_sentence_logits"][rows].argmax(-1) == batch["next_sentence_label"][rows]
+        right = (
+            params["next_sentence_logits"][rows].argmax(-1) == batch["next_sentence_label"][rows]
+        )
         found |= {"next_sentence_loss": following.mean(), "next_sentence_accuracy": right.mean()}
     return {"loss": each.mean(), **found}
 
@@ -119,10 +125,15 @@ def test_where_all_examples_have_as_many_predictions_the_loss_is_googles(params)
     task = masked_lm.make(Model(None, recall), source, ModelConfig("bert", size="tiny"))
     batch = make_batch()
     batch["masked_weights"] = np.tile(np.asarray([1, 1, 0], np.float32), (BATCH, 1))
-    tokens, weights = nll(params["prediction_logits"], batch["masked_labels"]), batch["masked_weights"]
+    tokens, weights = (
+        nll(params["prediction_logits"], batch["masked_labels"]),
+        batch["masked_weights"],
+    )
     google = (tokens * weights).sum() / weights.sum()
     google += nll(params["next_sentence_logits"], batch["next_sentence_label"]).mean()
-    assert float(task.loss_fn(params, {}, batch, jax.random.key(0))[0]) == pytest.approx(google, rel=1e-5)
+    assert float(task.loss_fn(params, {}, batch, jax.random.key(0))[0]) == pytest.approx(
+        google, rel=1e-5
+    )
 
 
 DATA = DataConfig("pydoc_mlm", sequence_length=16, vocab_size=300, max_predictions=2)
@@ -156,13 +167,21 @@ def test_one_gradient_by_jit_by_pmap_and_in_microsteps(dropout):
     for backend, devices, microsteps in ways:
         mesh = make_mesh(devices)
         params, model_state = problem.init(jax.random.key(0))
-        step = make_train_step(problem.loss_fn, tx, mesh, backend, microsteps, donate=False, key_per_replica=False)
-        state = jax.device_put(TrainState.create(params, model_state, tx), jax.sharding.NamedSharding(mesh, jax.P()))
+        step = make_train_step(
+            problem.loss_fn, tx, mesh, backend, microsteps, donate=False, key_per_replica=False
+        )
+        state = jax.device_put(
+            TrainState.create(params, model_state, tx), jax.sharding.NamedSharding(mesh, jax.P())
+        )
         after, metrics = step(state, put_batch(mesh, batch))
-        moved.append((jax.device_get(after.params), metric_pairs.means([jax.device_get(metrics)]), params))
+        moved.append(
+            (jax.device_get(after.params), metric_pairs.means([jax.device_get(metrics)]), params)
+        )
     for after, metrics, params in moved[1:]:
         assert metrics == pytest.approx(moved[0][1], rel=1e-4)
-        for ours, theirs, before in zip(*map(jax.tree.leaves, (after, moved[0][0], params)), strict=True):
+        for ours, theirs, before in zip(
+            *map(jax.tree.leaves, (after, moved[0][0], params)), strict=True
+        ):
             scale = float(jnp.abs(theirs - before).max())
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3 * scale + 1e-7)
 
@@ -173,5 +192,9 @@ def test_evaluation_does_not_depend_on_the_batch():
     metric_fn, dataset = jax.jit(problem.metric_fn), problem.splits.test
     found = []
     for size in (len(dataset), 37):
-        found.append(metric_pairs.means(metric_fn(params, state, batch) for batch in eval_batches(dataset, size)))
+        found.append(
+            metric_pairs.means(
+                metric_fn(params, state, batch) for batch in eval_batches(dataset, size)
+            )
+        )
     assert found[0] == pytest.approx(found[1], rel=1e-5)

@@ -21,7 +21,9 @@ COUNTS = {
 @pytest.mark.parametrize("model", COUNTS)
 @pytest.mark.parametrize("build", [lbopt.lamb, lbopt.lans, lbopt.lars])
 def test_tensors_and_numbers_that_are_decayed_and_adapted(model, build, capsys):
-    params, _ = jax.eval_shape(make_problem(DataConfig(), ModelConfig(model)).init, jax.random.key(0))
+    params, _ = jax.eval_shape(
+        make_problem(DataConfig(), ModelConfig(model)).init, jax.random.key(0)
+    )
     lbopt.summarize_masks(params, build(0.1, weight_decay=0.1))
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == COUNTS[model]

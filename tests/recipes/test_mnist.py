@@ -31,7 +31,9 @@ def data_dir(tmp_path_factory):
     def files(split):
         whole = split.take(np.arange(len(split)))
         for image, label in zip(whole["image"], whole["label"], strict=True):
-            picture = Image.fromarray((image * 255).astype(np.uint8)).resize((28, 28), Image.NEAREST)
+            picture = Image.fromarray((image * 255).astype(np.uint8)).resize(
+                (28, 28), Image.NEAREST
+            )
             stream = io.BytesIO()
             picture.save(stream, "PNG")
             yield stream.getvalue(), int(label)
@@ -56,7 +58,9 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
         "--config.parallel.num_devices=1",
     ]
     assert main.main(["train", *flags]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     steps = 35 if row.startswith("lamb") else 30
     assert lines[-1]["step"] == steps
     assert lines[-1]["examples_seen"] == steps * size
@@ -65,10 +69,16 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
     capsys.readouterr()
     assert main.main(["evaluate", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)
-    assert scores["test/accuracy"] == scores["validation/accuracy"] == pytest.approx(lines[-1]["eval/accuracy"])
+    assert (
+        scores["test/accuracy"]
+        == scores["validation/accuracy"]
+        == pytest.approx(lines[-1]["eval/accuracy"])
+    )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine")
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine"
+)
 @pytest.mark.parametrize("row", ["lamb-60000", "momentum-60000"])
 def test_a_plan_lowers_what_train_does(row, data_dir):
     """The run that reads this data set on four devices here, and the one that knows mnist by its shapes on four cores of TPU v3:
@@ -97,7 +107,10 @@ BAD = {
         "pixel_mean=(0.1, 0.2, 0.3); pixel_std=(1.0, 1.0, 1.0)",
         "config.data.pixel_mean = (0.1, 0.2, 0.3): images of mnist are grey",
     ),
-    "colours of grey images": ("augmentation=autoaugment", "config.data.augmentation = 'autoaugment'"),
+    "colours of grey images": (
+        "augmentation=autoaugment",
+        "config.data.augmentation = 'autoaugment'",
+    ),
 }
 
 
@@ -116,7 +129,11 @@ def test_the_study_goes_to_the_whole_training_set(data_dir, tmp_path):
     """`mnist_limit` as it ships but for its sizes: images from the records, half of the test set to choose on, the full batch in parts."""
     config = call_get_config(str(FILE.parent / "sweeps" / "mnist_limit.py"))
     data, model = config.train.data, config.train.model
-    data.data_dir, data.validation_split, data.test_split = str(data_dir), "test[:200]", "test[200:]"
+    data.data_dir, data.validation_split, data.test_split = (
+        str(data_dir),
+        "test[:200]",
+        "test[200:]",
+    )
     model.widths, model.hidden = (4,), 16
     config.global_batch_sizes, config.microstep_size, config.final_seeds = (NUM_TRAIN,), 300, (100,)
     config.search.num_candidates, config.measure.probe_parts, config.measure.num_probes = 1, 2, 1

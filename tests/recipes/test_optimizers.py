@@ -19,14 +19,23 @@ MASK = {"Dense_0": {"kernel": True, "bias": False}, "BatchNorm_0": {"scale": Fal
 
 # Name: the config, and the chain of Optax it stands for.
 SAME = {
-    "adam": (OptimizerConfig("adam", b1=0.8, b2=0.95, eps=1e-5), optax.adam(SCHEDULE, 0.8, 0.95, 1e-5)),
-    "adam has no weight decay": (OptimizerConfig("adam", weight_decay=0.5), optax.adam(SCHEDULE, 0.9, 0.999, 1e-6)),
+    "adam": (
+        OptimizerConfig("adam", b1=0.8, b2=0.95, eps=1e-5),
+        optax.adam(SCHEDULE, 0.8, 0.95, 1e-5),
+    ),
+    "adam has no weight decay": (
+        OptimizerConfig("adam", weight_decay=0.5),
+        optax.adam(SCHEDULE, 0.9, 0.999, 1e-6),
+    ),
     "adamw": (
         OptimizerConfig("adamw", weight_decay=0.3),
         optax.adamw(SCHEDULE, 0.9, 0.999, 1e-6, weight_decay=0.3, mask=MASK),
     ),
     "momentum": (OptimizerConfig("momentum", momentum=0.7), optax.sgd(SCHEDULE, 0.7)),
-    "nesterov": (OptimizerConfig("momentum", momentum=0.7, nesterov=True), optax.sgd(SCHEDULE, 0.7, nesterov=True)),
+    "nesterov": (
+        OptimizerConfig("momentum", momentum=0.7, nesterov=True),
+        optax.sgd(SCHEDULE, 0.7, nesterov=True),
+    ),
     "momentum with decay": (
         OptimizerConfig("momentum", momentum=0.7, weight_decay=0.2),
         optax.chain(optax.add_decayed_weights(0.2, MASK), optax.sgd(SCHEDULE, 0.7)),
@@ -40,7 +49,9 @@ SAME = {
         lamb(SCHEDULE, 0.8, 0.999, 1e-4, 0.1, trust_ratio_bounds=(0.5, 2.0)),
     ),
     "lars": (
-        OptimizerConfig("lars", weight_decay=0.1, momentum=0.8, trust_coefficient=0.01, nesterov=True),
+        OptimizerConfig(
+            "lars", weight_decay=0.1, momentum=0.8, trust_coefficient=0.01, nesterov=True
+        ),
         lars(SCHEDULE, 0.1, 0.8, 0.01, nesterov=True),
     ),
     "lamb of a variant": (
@@ -71,14 +82,27 @@ SAME = {
         OptimizerConfig("lars", variant="lamb_paper", weight_decay=0.1),
         lars(SCHEDULE, variant="lamb_paper", weight_decay=0.1, trust_coefficient=1.0),
     ),
-    "lans": (OptimizerConfig("lans", weight_decay=0.1, b1=0.8), lans(SCHEDULE, b1=0.8, weight_decay=0.1)),
+    "lans": (
+        OptimizerConfig("lans", weight_decay=0.1, b1=0.8),
+        lans(SCHEDULE, b1=0.8, weight_decay=0.1),
+    ),
     "moments in bf16": (
         OptimizerConfig("lamb", mu_dtype="bfloat16", nu_dtype="bfloat16"),
         lamb(SCHEDULE, mu_dtype="bfloat16", nu_dtype="bfloat16"),
     ),
-    "velocity in bf16": (OptimizerConfig("lars", mu_dtype="bfloat16"), lars(SCHEDULE, momentum_dtype="bfloat16")),
+    "velocity in bf16": (
+        OptimizerConfig("lars", mu_dtype="bfloat16"),
+        lars(SCHEDULE, momentum_dtype="bfloat16"),
+    ),
     "watched and guarded": (
-        OptimizerConfig("lamb", weight_decay=0.1, ema_decay=0.9, skip_limit=3, spike_factor=1e6, monitor_layers=True),
+        OptimizerConfig(
+            "lamb",
+            weight_decay=0.1,
+            ema_decay=0.9,
+            skip_limit=3,
+            spike_factor=1e6,
+            monitor_layers=True,
+        ),
         lamb(SCHEDULE, weight_decay=0.1),
     ),
 }
@@ -109,7 +133,9 @@ def test_it_takes_the_same_steps(name):
     config, expected = SAME[name]
     ours, theirs = descend(make_optimizer(config, SCHEDULE)), descend(expected)
     start = make_params()
-    for ours_leaf, theirs_leaf, start_leaf in zip(*map(jax.tree.leaves, (ours, theirs, start)), strict=True):
+    for ours_leaf, theirs_leaf, start_leaf in zip(
+        *map(jax.tree.leaves, (ours, theirs, start)), strict=True
+    ):
         moved = np.linalg.norm(theirs_leaf - start_leaf)
         assert moved > 1e-4
         assert np.linalg.norm(ours_leaf - theirs_leaf) < 1e-5 * moved
@@ -126,9 +152,13 @@ def test_rmsprop_is_tensorflows():
         grads = jax.tree.map(lambda w: rng.normal(size=w.shape), params)  # noqa: B023
         squares = jax.tree.map(lambda s, g: 0.9 * s + 0.1 * g**2, squares, grads)
         rate = float(SCHEDULE(step))
-        velocity = jax.tree.map(lambda v, s, g: 0.8 * v + rate * g / np.sqrt(s + 1e-3), velocity, squares, grads)  # noqa: B023
+        velocity = jax.tree.map(
+            lambda v, s, g: 0.8 * v + rate * g / np.sqrt(s + 1e-3), velocity, squares, grads
+        )  # noqa: B023
         params = jax.tree.map(lambda w, v: w - v, params, velocity)
-    for ours, theirs, start in zip(*map(jax.tree.leaves, (got, params, make_params())), strict=True):
+    for ours, theirs, start in zip(
+        *map(jax.tree.leaves, (got, params, make_params())), strict=True
+    ):
         assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs - start)
 
 
@@ -138,17 +168,25 @@ def test_a_gradient_whose_square_is_infinite_stops_no_weight(name):
     tx, params = make_optimizer(OptimizerConfig(name), 0.1), make_params()
     state = tx.init(params)
     for _ in range(2):
-        updates, state = tx.update(jax.tree.map(lambda w: jnp.full_like(w, 1e20), params), state, params)
-        assert all(np.all(np.isfinite(leaf)) and np.all(leaf < 0) for leaf in jax.tree.leaves(updates))
+        updates, state = tx.update(
+            jax.tree.map(lambda w: jnp.full_like(w, 1e20), params), state, params
+        )
+        assert all(
+            np.all(np.isfinite(leaf)) and np.all(leaf < 0) for leaf in jax.tree.leaves(updates)
+        )
     updates, _ = tx.update(jax.tree.map(lambda w: jnp.full_like(w, np.inf), params), state, params)
     assert not any(np.any(np.isfinite(leaf)) for leaf in jax.tree.leaves(updates))
 
 
 def test_a_weight_decay_beside_the_config_counts():
-    beside = descend(make_optimizer(OptimizerConfig("adamw", weight_decay=0.9), SCHEDULE, weight_decay=0.3))
+    beside = descend(
+        make_optimizer(OptimizerConfig("adamw", weight_decay=0.9), SCHEDULE, weight_decay=0.3)
+    )
     inside = descend(make_optimizer(OptimizerConfig("adamw", weight_decay=0.3), SCHEDULE))
     jax.tree.map(np.testing.assert_array_equal, beside, inside)
-    without = descend(make_optimizer(OptimizerConfig("adamw", weight_decay=0.9), SCHEDULE, weight_decay=0.0))
+    without = descend(
+        make_optimizer(OptimizerConfig("adamw", weight_decay=0.9), SCHEDULE, weight_decay=0.0)
+    )
     assert not np.array_equal(beside["Dense_0"]["kernel"], without["Dense_0"]["kernel"])
     np.testing.assert_array_equal(beside["Dense_0"]["bias"], without["Dense_0"]["bias"])
 
@@ -165,7 +203,11 @@ def test_rate_and_decay_may_be_traced(name):
 
 def test_a_clip_of_the_step_is_not_in_the_optimizer():
     clipped, free = (
-        descend(make_optimizer(OptimizerConfig("momentum", max_grad_norm=0.1, clip_stage=stage), SCHEDULE))
+        descend(
+            make_optimizer(
+                OptimizerConfig("momentum", max_grad_norm=0.1, clip_stage=stage), SCHEDULE
+            )
+        )
         for stage in ("accumulated", "replica")
     )
     expected = descend(optax.sgd(SCHEDULE, 0.9))
@@ -190,9 +232,14 @@ def test_the_norm_that_is_clipped_to(config, norm):
 
 
 def test_what_is_watched_is_in_the_metrics():
-    config = OptimizerConfig("lamb", variant="albert", skip_limit=3, monitor_layers=True, track_noise_scale=True)
+    config = OptimizerConfig(
+        "lamb", variant="albert", skip_limit=3, monitor_layers=True, track_noise_scale=True
+    )
     tx = make_optimizer(config, SCHEDULE, global_batch_size=64)
-    names = {name.split("/")[0] for name in optimizer_metrics(tx.init(jax.tree.map(jnp.asarray, make_params())))}
+    names = {
+        name.split("/")[0]
+        for name in optimizer_metrics(tx.init(jax.tree.map(jnp.asarray, make_params())))
+    }
     assert names == {
         "learning_rate",
         "gradient_norm",

@@ -43,7 +43,10 @@ def params():
 def batch(params):
     """Half of the places are where the logits are greatest."""
     random = np.random.default_rng(0)
-    found = {f"{name}_position": random.integers(0, LENGTH, BATCH).astype(np.int32) for name in ("start", "end")}
+    found = {
+        f"{name}_position": random.integers(0, LENGTH, BATCH).astype(np.int32)
+        for name in ("start", "end")
+    }
     found["start_position"][:4] = params["start_logits"][:4].argmax(-1)
     found["end_position"][2:] = params["end_logits"][2:].argmax(-1)
     ids = np.tile(np.arange(BATCH)[:, None], (1, LENGTH))
@@ -52,14 +55,19 @@ def batch(params):
 
 @pytest.fixture
 def task():
-    return question_answering.make(Model(None, recall), Source(Splits(None, None, None), 0), LossConfig())
+    return question_answering.make(
+        Model(None, recall), Source(Splits(None, None, None), 0), LossConfig()
+    )
 
 
 def expected(params, batch, rows):
     """Return loss and accuracy over some rows by the definitions."""
     each, right = np.zeros(len(rows)), np.ones(len(rows), bool)
     for name in ("start", "end"):
-        logits, place = params[f"{name}_logits"][rows].astype(np.float64), batch[f"{name}_position"][rows]
+        logits, place = (
+            params[f"{name}_logits"][rows].astype(np.float64),
+            batch[f"{name}_position"][rows],
+        )
         p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         each -= np.log(p[np.arange(len(rows)), place]) / 2
         right &= logits.argmax(-1) == place
@@ -155,14 +163,18 @@ def test_spans_that_are_not_allowed_are_no_answer():
 def test_sums_are_in_fp32():
     """257 is no bf16 number."""
     logits, allowed = jnp.full((1, 2), 128.5, jnp.float32), np.ones((1, 2), bool)
-    score, _, _ = best_span(logits.at[0, 1].set(-1), jnp.full((1, 2), 128, jnp.bfloat16), allowed, allowed, 30)
+    score, _, _ = best_span(
+        logits.at[0, 1].set(-1), jnp.full((1, 2), 128, jnp.bfloat16), allowed, allowed, 30
+    )
     assert float(score[0]) == 256.5
     assert score.dtype == jnp.float32
 
 
 def test_the_working_memory_is_a_few_arrays():
     """A table of a window's stretches would be thirty of them."""
-    shapes = [jax.ShapeDtypeStruct((16, 384), dtype) for dtype in ("float32", "float32", "int32", "int32")]
+    shapes = [
+        jax.ShapeDtypeStruct((16, 384), dtype) for dtype in ("float32", "float32", "int32", "int32")
+    ]
     compiled = jax.jit(best_span, static_argnums=4).lower(*shapes, 30).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 10 * 16 * 384 * 4
 
@@ -180,7 +192,9 @@ def dataset():
         words = random.permutation(NAMES)[: random.integers(1, 11)].tolist()
         answer = words[random.integers(len(words))]
         context = "  ".join(words).title()
-        questions.append(Question(str(number), "q", context, (answer,), (context.lower().index(answer),)))
+        questions.append(
+            Question(str(number), "q", context, (answer,), (context.lower().index(answer),))
+        )
     return EvaluationWindows(questions, pieces, sequence_length=9, doc_stride=2)
 
 
@@ -210,7 +224,9 @@ def test_answers_that_are_all_right(dataset, devices, size):
         for one in dataset.questions
         for s in one.answer_starts
     ]
-    gold = EvaluationWindows(questions, WordPiece([*SPECIAL_TOKENS, *NAMES, "q"]), sequence_length=9, doc_stride=2)
+    gold = EvaluationWindows(
+        questions, WordPiece([*SPECIAL_TOKENS, *NAMES, "q"]), sequence_length=9, doc_stride=2
+    )
     step = Gold(devices)
     assert evaluate_answers(step, STATE, gold, size) == {"exact_match": 100.0, "f1": 100.0}
     assert len(set(step.sizes)) == 1
@@ -221,14 +237,23 @@ def test_answers_that_are_all_right(dataset, devices, size):
 def test_answers_of_bert_do_not_depend_on_the_batch(dataset):
     """Nor on the devices; and they are what NumPy finds among all stretches of the same logits."""
     options = {"max_length": 9, "num_layers": 1, "width": 8, "num_heads": 2, "dropout_rate": 0.0}
-    network = from_linen(Bert(vocab_size=16, head="question_answering", attention_dropout_rate=0.0, **options))
+    network = from_linen(
+        Bert(vocab_size=16, head="question_answering", attention_dropout_rate=0.0, **options)
+    )
     task = question_answering.make(network, Source(Splits(None, None, None), 16), LossConfig())
     everything = dataset.take(np.arange(len(dataset)))
     params, model_state = jax.jit(network.init)(jax.random.key(0), task.inputs(everything))
-    params = jax.tree.map(lambda x: x + 0.5 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    params = jax.tree.map(
+        lambda x: x + 0.5 * jax.random.normal(jax.random.key(x.size), x.shape), params
+    )
     state = lbopt.TrainState.create(params, model_state, optax.sgd(0.1))
     found = [
-        evaluate_answers(lbopt.make_eval_step(predict_fn(network, 3), lbopt.make_mesh(devices)), state, dataset, size)
+        evaluate_answers(
+            lbopt.make_eval_step(predict_fn(network, 3), lbopt.make_mesh(devices)),
+            state,
+            dataset,
+            size,
+        )
         for devices, size in ((1, 1000), (4, 7))
     ]
     apply = jax.jit(network.apply, static_argnames="train")
@@ -241,7 +266,12 @@ def test_answers_of_bert_do_not_depend_on_the_batch(dataset):
 def by_all_spans(dataset, everything, outputs):
     """Answers are words of the context here, so both measures can be counted without their normalisation."""
     names = ("start_logits", "end_logits")
-    rows = zip(*(outputs[name] for name in names), everything["may_start"], everything["may_end"], strict=True)
+    rows = zip(
+        *(outputs[name] for name in names),
+        everything["may_start"],
+        everything["may_end"],
+        strict=True,
+    )
     spans = [all_spans(*row, 3) for row in rows]
     same, overlap = 0, 0.0
     for number, question in enumerate(dataset.questions):
@@ -252,13 +282,18 @@ def by_all_spans(dataset, everything, outputs):
         same += words == list(question.answers)
         overlap += 2 / (1 + len(words)) * (question.answers[0] in words)
     count = len(dataset.questions)
-    return {"exact_match": pytest.approx(100 * same / count), "f1": pytest.approx(100 * overlap / count)}
+    return {
+        "exact_match": pytest.approx(100 * same / count),
+        "f1": pytest.approx(100 * overlap / count),
+    }
 
 
 def test_a_step_of_training_lowers_the_loss(dataset):
     """Bert on a handful of windows learns where their answers are."""
     options = {"max_length": 9, "num_layers": 1, "width": 16, "num_heads": 2, "dropout_rate": 0.0}
-    network = from_linen(Bert(vocab_size=16, head="question_answering", attention_dropout_rate=0.0, **options))
+    network = from_linen(
+        Bert(vocab_size=16, head="question_answering", attention_dropout_rate=0.0, **options)
+    )
     task = question_answering.make(network, Source(Splits(None, None, None), 16), LossConfig())
     batch = dataset.take(np.arange(16))
     params, model_state = jax.jit(network.init)(jax.random.key(0), task.inputs(batch))

@@ -24,7 +24,9 @@ def start(devices, *arguments):
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
     command = [sys.executable, str(SHARED_RUN), *map(str, arguments)]
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def result(process):
@@ -53,7 +55,9 @@ def test_the_global_batches_are_those_of_the_stream(shared, alone):
     config = runpy.run_path(str(SHARED_RUN))["text_config"]()
     batches = TrainBatches(load(config.data, 8).splits.train, config.seed, 8, 4)
     for found in (alone, shared[0]):
-        np.testing.assert_array_equal(found["tokens"], [batches[step]["tokens"] for step in range(4)])
+        np.testing.assert_array_equal(
+            found["tokens"], [batches[step]["tokens"] for step in range(4)]
+        )
 
 
 def test_a_state_that_is_carried_stays_with_its_text(shared, alone):

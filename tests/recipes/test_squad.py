@@ -97,9 +97,16 @@ def test_a_checkpoint_is_evaluated_to_the_same_scores(trained, flags, capsys):
 
 def test_the_vocabulary_is_that_of_what_it_started_from(trained, pretrained, tmp_path):
     output = tmp_path / "exported"
-    assert main.main(["export", f"--workdir={trained}", "--format=huggingface", f"--output={output}"]) == 0
+    assert (
+        main.main(["export", f"--workdir={trained}", "--format=huggingface", f"--output={output}"])
+        == 0
+    )
     for name in ("vocab.txt", "tokenizer_config.json"):
-        assert (output / name).read_text() == (trained / name).read_text() == (pretrained / name).read_text()
+        assert (
+            (output / name).read_text()
+            == (trained / name).read_text()
+            == (pretrained / name).read_text()
+        )
     assert "BertForQuestionAnswering" in (output / "config.json").read_text()
 
 
@@ -118,7 +125,10 @@ def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
     windows, batch = splits.validation, splits.validation.take(np.arange(len(splits.validation)))
     scores = np.where(batch["start_position"] > 0, 1.0, -np.inf)
     chosen = answers.choose(windows, scores, batch["start_position"], batch["end_position"])
-    found = [answers.exact_match(chosen[question.id], question.answers[0]) for question in windows.questions]
+    found = [
+        answers.exact_match(chosen[question.id], question.answers[0])
+        for question in windows.questions
+    ]
     assert np.mean(found) > 0.95  # an answer longer than a window's stride may be in none
 
 
@@ -128,7 +138,11 @@ BAD = {
         2,
         "config.data.vocab_size = 512",
     ),
-    "no vocabulary": (["--config.data.builder=other", "--config.init_from=None"], 2, "config.data.vocab_file = None"),
+    "no vocabulary": (
+        ["--config.data.builder=other", "--config.init_from=None"],
+        2,
+        "config.data.vocab_file = None",
+    ),
     "no such start": (
         ["--config.data.builder=other", "--config.init_from=/nowhere"],
         2,
@@ -139,10 +153,26 @@ BAD = {
         2,
         "config.model.activation = 'gelu_tanh': ",
     ),
-    "a case that a learned vocabulary has not": (["--config.data.lowercase=false"], 2, "config.data.lowercase = False"),
-    "no such vocabulary": (["--config.data.vocab_file=/nowhere/vocab.txt"], 2, "/nowhere/vocab.txt"),
-    "a window without room": (["--config.data.sequence_length=4"], 2, "config.data.sequence_length = 4"),
-    "more tokens than positions": (["--config.data.sequence_length=256"], 2, "config.data.sequence_length = 256"),
+    "a case that a learned vocabulary has not": (
+        ["--config.data.lowercase=false"],
+        2,
+        "config.data.lowercase = False",
+    ),
+    "no such vocabulary": (
+        ["--config.data.vocab_file=/nowhere/vocab.txt"],
+        2,
+        "/nowhere/vocab.txt",
+    ),
+    "a window without room": (
+        ["--config.data.sequence_length=4"],
+        2,
+        "config.data.sequence_length = 4",
+    ),
+    "more tokens than positions": (
+        ["--config.data.sequence_length=256"],
+        2,
+        "config.data.sequence_length = 256",
+    ),
 }
 
 
@@ -164,7 +194,12 @@ def cased(tmp_path, data_dir):
     save_vocabulary([*SPECIAL_TOKENS, "The", "the", "What", "what", "is", "?"], file)
     sizes = {"sequence_length": 64, "doc_stride": 16, "max_query_length": 16, "vocab_size": 11}
     return DataConfig(
-        "squad", "pydoc_squad", str(data_dir), test_split="validation", vocab_file=str(file), **sizes
+        "squad",
+        "pydoc_squad",
+        str(data_dir),
+        test_split="validation",
+        vocab_file=str(file),
+        **sizes,
     ), file
 
 
@@ -177,9 +212,7 @@ def questions_of(data, learned=None):
 
 def test_questions_keep_their_case_where_it_is_said(cased, tmp_path):
     data, file = cased
-    said = (
-        r"config.data.lowercase = None: 2 of 11 pieces of .* have capitals \(The, What\).*--config.data.lowercase=false"
-    )
+    said = r"config.data.lowercase = None: 2 of 11 pieces of .* have capitals \(The, What\).*--config.data.lowercase=false"
     with pytest.raises(UserError, match=said):
         text.load_questions(data, None)
     question, vocabulary = questions_of(dataclasses.replace(data, lowercase=False))
@@ -213,9 +246,19 @@ def test_a_run_of_before_goes_on_with_its_vocabulary_and_lowercases(cased, tmp_p
 
 def test_records_without_answers_are_refused(flags, tmp_path, capsys, data_dir):
     folder = shutil.copytree(data_dir, tmp_path / "data")
-    features = {"id": tfds.features.Text(), "context": tfds.features.Text(), "question": tfds.features.Text()}
+    features = {
+        "id": tfds.features.Text(),
+        "context": tfds.features.Text(),
+        "question": tfds.features.Text(),
+    }
     record = {"id": "1", "context": "a b", "question": "c"}
-    write(folder, "pydoc_squad", {"train": [record], "validation": [record]}, features, version="2.0.0")
+    write(
+        folder,
+        "pydoc_squad",
+        {"train": [record], "validation": [record]},
+        features,
+        version="2.0.0",
+    )
     overrides = [f"--config.data.data_dir={folder}", "--config.data.train_split=train"]
     assert main.main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) == 2
     assert (
@@ -253,12 +296,20 @@ def test_a_question_without_an_answer_is_counted_by_its_number(data_dir, tmp_pat
     records[4]["answers"] = {"text": [], "answer_start": []}
     write(tmp_path, "pydoc_squad", {"train": records, "validation": records[:3]}, features)
     sizes = {"sequence_length": 64, "doc_stride": 16, "max_query_length": 16}
-    data = DataConfig("squad", "pydoc_squad", str(tmp_path), test_split="validation", **sizes, max_damaged_records=1)
+    data = DataConfig(
+        "squad",
+        "pydoc_squad",
+        str(tmp_path),
+        test_split="validation",
+        **sizes,
+        max_damaged_records=1,
+    )
     splits, _ = text.load_questions(data, None)
     assert (len(splits.train.questions), len(splits.train.damaged)) == (5, 1)
     data.max_damaged_records = 0
     with pytest.raises(
-        EnvironmentProblem, match=r"train: record \d+ cannot be used \(record.answers = 0: a question has"
+        EnvironmentProblem,
+        match=r"train: record \d+ cannot be used \(record.answers = 0: a question has",
     ):
         text.load_questions(data, None)
 
@@ -271,7 +322,12 @@ def test_an_unreadable_question_is_counted(data_dir, tmp_path):
     whole[middle : middle + 40] = bytes(byte ^ 255 for byte in whole[middle : middle + 40])
     file.write_bytes(bytes(whole))
     data = DataConfig(
-        "squad", "pydoc_squad", str(folder), test_split="validation", sequence_length=64, max_damaged_records=400
+        "squad",
+        "pydoc_squad",
+        str(folder),
+        test_split="validation",
+        sequence_length=64,
+        max_damaged_records=400,
     )
     splits, _ = text.load_questions(data, None)
     assert 0 < len(splits.train.damaged) < 400

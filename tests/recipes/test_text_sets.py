@@ -49,12 +49,21 @@ def data_dir(tmp_path_factory):
     topics = sorted(split_topics()[0], key=len, reverse=True)
     for number, topic in enumerate(topics[:24]):
         (books / f"{number:02d}.txt").write_text("\n\n".join(topic))
-    command = ["prepare", "text", "--name=topics", f"--folder={books}", "--vocab_size=512", f"--data_dir={folder}"]
+    command = [
+        "prepare",
+        "text",
+        "--name=topics",
+        f"--folder={books}",
+        "--vocab_size=512",
+        f"--data_dir={folder}",
+    ]
     assert main.main(command) == 0
     (folder / "ptb").mkdir()
     for part, topic in zip(("train", "valid", "test"), topics, strict=False):
         words = [" ".join(sentence.split()[:40]).replace("<unk>", "unk") for sentence in topic[:60]]
-        (folder / "ptb" / f"ptb.{part}.txt").write_text("".join(f" {line} <unk> \n" for line in words))
+        (folder / "ptb" / f"ptb.{part}.txt").write_text(
+            "".join(f" {line} <unk> \n" for line in words)
+        )
     return folder
 
 
@@ -63,7 +72,11 @@ def lines(workdir):
 
 
 def test_bert_trains_on_a_prepared_corpus_in_two_phases(data_dir, tmp_path):
-    flags = [f"--config={CONFIGS / 'bert_large_lamb.py'}:mixed", *BERT, f"--config.data.data_dir={data_dir}"]
+    flags = [
+        f"--config={CONFIGS / 'bert_large_lamb.py'}:mixed",
+        *BERT,
+        f"--config.data.data_dir={data_dir}",
+    ]
     assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 0
     found = lines(tmp_path / "run")
     assert [line["examples_seen"] for line in found] == [8, 16, 20, 24]
@@ -77,7 +90,9 @@ def test_a_run_knows_how_the_text_of_its_corpus_was_changed(tmp_path):
     with StoreWriter(tmp_path / "lbopt_text" / "mine", pieces, "a test", settings) as writer:
         for _ in range(12):
             writer.append(Document(np.arange(5, 13, dtype=np.int32), np.asarray([0, 4])))
-    data = DataConfig("text_mlm", "mine", str(tmp_path), sequence_length=16, max_predictions=2, vocab_size=13)
+    data = DataConfig(
+        "text_mlm", "mine", str(tmp_path), sequence_length=16, max_predictions=2, vocab_size=13
+    )
     assert sources.load(data).vocabulary == Vocabulary(pieces, settings)
     data.lowercase = True
     with pytest.raises(UserError, match=r"config.data.lowercase = True: only squad"):
@@ -104,15 +119,27 @@ def test_an_lstm_reads_penn_treebank_through(data_dir, tmp_path):
         "--config.parallel.num_devices=1",
     ]
     assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 0
-    scores = [line["eval/perplexity"] for line in lines(tmp_path / "run") if "eval/perplexity" in line]
+    scores = [
+        line["eval/perplexity"] for line in lines(tmp_path / "run") if "eval/perplexity" in line
+    ]
     assert scores[-1] < len(words_of(data_dir))
     assert main.main(["report", f"--workdir={tmp_path / 'run'}"]) == 0
     assert (tmp_path / "run" / "perplexity.png").exists()
 
 
 BAD = {
-    "a vocabulary of another size": ("bert_large_lamb", ["data.vocab_size=600"], "config.data.vocab_size = 600", 2),
-    "no such corpus": ("bert_large_lamb", ["data.builder=books"], "lbopt prepare text --name=books", 3),
+    "a vocabulary of another size": (
+        "bert_large_lamb",
+        ["data.vocab_size=600"],
+        "config.data.vocab_size = 600",
+        2,
+    ),
+    "no such corpus": (
+        "bert_large_lamb",
+        ["data.builder=books"],
+        "lbopt prepare text --name=books",
+        3,
+    ),
     "two tokens of room": (
         "bert_large_lamb",
         ["data.sequence_length=4", "data.max_predictions=2"],
@@ -125,8 +152,18 @@ BAD = {
         "config.phase2.sequence_length = 128",
         2,
     ),
-    "another number of words": ("lstm_legw", ["data.vocab_size=10000"], "config.data.vocab_size = 10000", 2),
-    "more lanes than text": ("lstm_legw", ["global_batch_size=5000"], "config.global_batch_size = 5000", 2),
+    "another number of words": (
+        "lstm_legw",
+        ["data.vocab_size=10000"],
+        "config.data.vocab_size = 10000",
+        2,
+    ),
+    "more lanes than text": (
+        "lstm_legw",
+        ["global_batch_size=5000"],
+        "config.global_batch_size = 5000",
+        2,
+    ),
     "no files": ("lstm_legw", ["data.data_dir=/nowhere"], "lbopt prepare ptb", 3),
 }
 

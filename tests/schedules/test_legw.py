@@ -31,16 +31,22 @@ def test_lamb_resnet50_at_32k_is_the_published_run():
         assert abs(float(schedule(step)) - expected) <= 1e-6 * 0.04
 
 
-@pytest.mark.parametrize(("batch", "rate"), [(512, 4.0), (1024, 2**2.5), (4096, 2**3.5), (8192, 16.0), (16384, 2**4.5)])
+@pytest.mark.parametrize(
+    ("batch", "rate"), [(512, 4.0), (1024, 2**2.5), (4096, 2**3.5), (8192, 16.0), (16384, 2**4.5)]
+)
 def test_lars_resnet50_peaks_after_391_steps_up_to_16k(batch, rate):
-    step, peak = peak_step(lbopt.legw_schedule(4.0, 512, 10 / 2**6, batch, IMAGENET, 90, power=2.0), 800)
+    step, peak = peak_step(
+        lbopt.legw_schedule(4.0, 512, 10 / 2**6, batch, IMAGENET, 90, power=2.0), 800
+    )
     assert step == 391
     assert math.isclose(peak, rate, rel_tol=1e-6)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 16, 64])
 def test_rate_times_sqrt_k_at_the_same_step(k):
-    base, large = (lbopt.legw_schedule(0.1, 64, 0.5, 64 * factor, 12_800, 40, "constant") for factor in (1, k))
+    base, large = (
+        lbopt.legw_schedule(0.1, 64, 0.5, 64 * factor, 12_800, 40, "constant") for factor in (1, k)
+    )
     for step in (1, 50, 99, 100):
         assert math.isclose(large(step), math.sqrt(k) * base(step), rel_tol=1e-6)
 

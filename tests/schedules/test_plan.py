@@ -7,7 +7,11 @@ import pytest
 import lbopt
 
 IMAGENET = 1_281_167
-LAMB_RESNET50 = {"base_learning_rate": 4 / (2**3 * 100), "base_batch_size": 512, "base_warmup_epochs": 0.3125}
+LAMB_RESNET50 = {
+    "base_learning_rate": 4 / (2**3 * 100),
+    "base_batch_size": 512,
+    "base_warmup_epochs": 0.3125,
+}
 LARS_RESNET50 = {"base_learning_rate": 4.0, "base_batch_size": 512, "base_warmup_epochs": 10 / 2**6}
 ALL = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -20,7 +24,17 @@ def test_lamb_resnet50_warms_up_for_782_steps_at_every_batch(capsys):
         assert math.isclose(row.learning_rate, rate, rel_tol=5e-4)
     assert rows[-1].total_steps == 3519
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split() == ["batch", "learning", "rate", "warmup", "epochs", "warmup", "steps", "total", "steps"]
+    assert printed[0].split() == [
+        "batch",
+        "learning",
+        "rate",
+        "warmup",
+        "epochs",
+        "warmup",
+        "steps",
+        "total",
+        "steps",
+    ]
     assert printed[-1].split() == ["32768", "0.04", "20", "782", "3519"]
     assert len(printed) == 8
 
@@ -28,19 +42,27 @@ def test_lamb_resnet50_warms_up_for_782_steps_at_every_batch(capsys):
 def test_lars_resnet50_warms_up_for_391_steps_up_to_16k():
     rows = lbopt.scaling_plan(ALL[:-1], **LARS_RESNET50, num_examples=IMAGENET, num_epochs=90)
     assert [row.warmup_steps for row in rows] == [391] * 6
-    assert [row.learning_rate for row in rows] == pytest.approx([2 ** (2 + k / 2) for k in range(6)])
+    assert [row.learning_rate for row in rows] == pytest.approx(
+        [2 ** (2 + k / 2) for k in range(6)]
+    )
     assert [row.warmup_epochs for row in rows] == [10 / 2**k for k in range(6, 0, -1)]
 
 
 def test_bert_warms_up_for_one_number_of_steps():
     """Only that it is constant: its value in the paper is not asserted. An epoch here is the whole run."""
-    rows = lbopt.scaling_plan(ALL, 5 / (2**3 * 1e3), 512, 1 / 320, num_examples=512 * 1_000_000, num_epochs=1)
+    rows = lbopt.scaling_plan(
+        ALL, 5 / (2**3 * 1e3), 512, 1 / 320, num_examples=512 * 1_000_000, num_epochs=1
+    )
     assert len({row.warmup_steps for row in rows}) == 1
 
 
 def test_constant_epochs_and_none():
-    rows = lbopt.scaling_plan((256, 1024), 0.1, 256, 5.0, 25_600, 50, rule="linear", warmup_rule="epochs")
-    assert [(row.learning_rate, row.warmup_epochs, row.warmup_steps, row.total_steps) for row in rows] == [
+    rows = lbopt.scaling_plan(
+        (256, 1024), 0.1, 256, 5.0, 25_600, 50, rule="linear", warmup_rule="epochs"
+    )
+    assert [
+        (row.learning_rate, row.warmup_epochs, row.warmup_steps, row.total_steps) for row in rows
+    ] == [
         (0.1, 5.0, 500, 5000),
         (0.4, 5.0, 125, 1250),
     ]
@@ -50,7 +72,9 @@ def test_constant_epochs_and_none():
 
 def test_plan_is_what_the_schedule_does():
     [row] = lbopt.scaling_plan((4096,), **LAMB_RESNET50, num_examples=IMAGENET, num_epochs=90)
-    schedule = lbopt.legw_schedule(**LAMB_RESNET50, global_batch_size=4096, num_examples=IMAGENET, num_epochs=90)
+    schedule = lbopt.legw_schedule(
+        **LAMB_RESNET50, global_batch_size=4096, num_examples=IMAGENET, num_epochs=90
+    )
     assert math.isclose(schedule(row.warmup_steps), row.learning_rate, rel_tol=1e-6)
     assert schedule(row.warmup_steps - 1) < row.learning_rate
     assert float(schedule(row.total_steps)) == 0 < float(schedule(row.total_steps - 1))
@@ -80,6 +104,11 @@ def test_plan_is_what_the_schedule_does():
     ],
 )
 def test_refusals(changes, message):
-    good = {"global_batch_sizes": (512,), **LAMB_RESNET50, "num_examples": IMAGENET, "num_epochs": 2}
+    good = {
+        "global_batch_sizes": (512,),
+        **LAMB_RESNET50,
+        "num_examples": IMAGENET,
+        "num_epochs": 2,
+    }
     with pytest.raises(ValueError, match=message):
         lbopt.scaling_plan(**{**good, **changes})

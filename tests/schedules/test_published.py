@@ -64,7 +64,9 @@ def test_mlperf_bert_climbs_from_a_negative_step_and_jumps():
     rates = table(schedule, total)
     assert math.isclose(rates[0], base * 76 / 287, rel_tol=1e-6)
     assert np.argmax(rates) == 210  # base itself would be reached at step 211 ...
-    assert math.isclose(rates[211], base * (1 - 211 / 560), rel_tol=1e-5)  # ... where the rate drops to 0.623 of it
+    assert math.isclose(
+        rates[211], base * (1 - 211 / 560), rel_tol=1e-5
+    )  # ... where the rate drops to 0.623 of it
     assert math.isclose(rates[211] / base, 0.623, abs_tol=5e-4)
 
 
@@ -74,7 +76,10 @@ def test_mlperf_bert_v1_is_a_pure_decay():
 
 
 def test_without_the_jump_the_decay_begins_at_the_peak():
-    jump, smooth = (lbopt.warmup_schedule(1.0, 200, 1000, decay_from=origin) for origin in ("start", "warmup_end"))
+    jump, smooth = (
+        lbopt.warmup_schedule(1.0, 200, 1000, decay_from=origin)
+        for origin in ("start", "warmup_end")
+    )
     assert table(jump, 1000)[200] == pytest.approx(0.8, rel=1e-6)
     assert table(smooth, 1000)[200] == 1.0
     assert np.array_equal(table(jump, 200), table(smooth, 200))
@@ -88,7 +93,9 @@ def test_efficientnet_rmsprop_staircase(staircase):
 
     def formula(t):
         stairs = t / (2.4 * per_epoch)
-        return 0.256 * (t / warm if t < warm else 0.97 ** (math.floor(stairs) if staircase else stairs))
+        return 0.256 * (
+            t / warm if t < warm else 0.97 ** (math.floor(stairs) if staircase else stairs)
+        )
 
     assert_rates(schedule, formula, 10_000, 0.256)
 
@@ -106,7 +113,11 @@ def test_steps_of_goyal():
     schedule = lbopt.step_schedule(3.2, (4800, 9600, 12800), 14_400, 0.1, warmup_steps=800)
 
     def formula(t):
-        return 3.2 * t / 800 if t < 800 else 3.2 * 0.1 ** sum(t >= boundary for boundary in (4800, 9600, 12800))
+        return (
+            3.2 * t / 800
+            if t < 800
+            else 3.2 * 0.1 ** sum(t >= boundary for boundary in (4800, 9600, 12800))
+        )
 
     assert_rates(schedule, formula, 14_400, 3.2)
 
@@ -157,37 +168,63 @@ GOOD = {"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20}
             "warmup_steps = 5 from step 15 of 20 steps: warmup must end",
         ),
         (lambda: lbopt.warmup_schedule(**GOOD, warmup_power=0.0), r"warmup_power = 0\.0"),
-        (lambda: lbopt.warmup_schedule(**GOOD, start_step=-5, warmup_from=0.05), "from step -5: there is no ramp"),
+        (
+            lambda: lbopt.warmup_schedule(**GOOD, start_step=-5, warmup_from=0.05),
+            "from step -5: there is no ramp",
+        ),
         (lambda: lbopt.warmup_schedule(**GOOD, warmup_from=-1.0), r"warmup_from = -1\.0"),
-        (lambda: lbopt.warmup_schedule(**GOOD, decay_from="end"), "decay_from = 'end': use one of warmup_end, start"),
+        (
+            lambda: lbopt.warmup_schedule(**GOOD, decay_from="end"),
+            "decay_from = 'end': use one of warmup_end, start",
+        ),
         (lambda: lbopt.warmup_schedule(**GOOD, decay_steps=0), "decay_steps = 0"),
-        (lambda: lbopt.warmup_schedule(**GOOD, end_learning_rate=-1.0), r"end_learning_rate = -1\.0"),
+        (
+            lambda: lbopt.warmup_schedule(**GOOD, end_learning_rate=-1.0),
+            r"end_learning_rate = -1\.0",
+        ),
         (
             lambda: lbopt.warmup_schedule(**GOOD, end_learning_rate=0.1, end_factor=0.1),
             r"end_learning_rate = 0\.1 and end_factor = 0\.1: give one of the two",
         ),
         (
-            lambda: lbopt.warmup_schedule(**GOOD, end_learning_rate=0.1, decay=optax.constant_schedule(1.0)),
+            lambda: lbopt.warmup_schedule(
+                **GOOD, end_learning_rate=0.1, decay=optax.constant_schedule(1.0)
+            ),
             "a decay function has an end of its own",
         ),
         (lambda: lbopt.mlperf_schedule(1.0, 100, 100), "warmup must end before training does"),
         (lambda: lbopt.albert_schedule(1.0, 100, 100), "warmup must end before training does"),
         (lambda: lbopt.exponential_schedule(1.0, 0.0, 100), r"steps_per_decay = 0\.0"),
         (lambda: lbopt.exponential_schedule(1.0, 5.0, 100, 1.5), r"decay_rate = 1\.5"),
-        (lambda: lbopt.step_schedule(1.0, (5, 3), 100), r"boundaries = \(5, 3\): give one or more ascending steps"),
+        (
+            lambda: lbopt.step_schedule(1.0, (5, 3), 100),
+            r"boundaries = \(5, 3\): give one or more ascending steps",
+        ),
         (lambda: lbopt.step_schedule(1.0, (5, math.nan), 100), r"boundaries = nan"),
-        (lambda: lbopt.step_schedule(1.0, (5, 100), 100), r"boundaries = \(5, 100\): step 100 is not one of the 100"),
-        (lambda: lbopt.exponential_schedule(1.0, 120.5, 100), r"steps_per_decay = 120\.5: step 120\.5 is not one of"),
+        (
+            lambda: lbopt.step_schedule(1.0, (5, 100), 100),
+            r"boundaries = \(5, 100\): step 100 is not one of the 100",
+        ),
+        (
+            lambda: lbopt.exponential_schedule(1.0, 120.5, 100),
+            r"steps_per_decay = 120\.5: step 120\.5 is not one of",
+        ),
         (lambda: lbopt.step_schedule(1.0, (), 100), r"boundaries = \(\)"),
         (lambda: lbopt.step_schedule(1.0, (5,), 100, 0.0), r"factor = 0\.0"),
         (lambda: lbopt.mixed_batch_schedule(), r"phases = \(\)"),
-        (lambda: lbopt.mixed_batch_schedule((optax.constant_schedule(1.0), 0)), "the length of a phase = 0"),
+        (
+            lambda: lbopt.mixed_batch_schedule((optax.constant_schedule(1.0), 0)),
+            "the length of a phase = 0",
+        ),
         (
             lambda: lbopt.mixed_batch_schedule(optax.constant_schedule(1.0), 5),
             r"is not a \(schedule, number of steps\)",
         ),
         (lambda: lbopt.mixed_batch_schedule((0.1, 5)), r"is not a \(schedule, number of steps\)"),
-        (lambda: lbopt.warmup_schedule(0.1, "5", 20), "warmup_steps = '5': give a finite number >= 0"),
+        (
+            lambda: lbopt.warmup_schedule(0.1, "5", 20),
+            "warmup_steps = '5': give a finite number >= 0",
+        ),
         (lambda: lbopt.warmup_schedule("0.1", 5, 20), "peak_learning_rate = '0.1'"),
     ],
 )
@@ -199,25 +236,64 @@ def test_bad_arguments_are_named(build, message):
 NUMBERS = {
     lbopt.warmup_schedule: {
         **GOOD,
-        **{"power": 2, "end_factor": 0, "first_step": 1, "warmup_power": 2, "warmup_from": 0, "start_step": 0},
+        **{
+            "power": 2,
+            "end_factor": 0,
+            "first_step": 1,
+            "warmup_power": 2,
+            "warmup_from": 0,
+            "start_step": 0,
+        },
         **{"decay_steps": 9, "end_learning_rate": 0},
     },
     lbopt.legw_schedule: {
-        **{"base_learning_rate": 1, "base_batch_size": 8, "base_warmup_epochs": 1, "global_batch_size": 16},
+        **{
+            "base_learning_rate": 1,
+            "base_batch_size": 8,
+            "base_warmup_epochs": 1,
+            "global_batch_size": 16,
+        },
         **{"num_examples": 64, "num_epochs": 9, "power": 2, "end_factor": 0, "first_step": 1},
     },
     lbopt.mlperf_schedule: {
-        **{"base_learning_rate": 1, "warmup_steps": 5, "train_steps": 20, "end_learning_rate": 0, "power": 2},
+        **{
+            "base_learning_rate": 1,
+            "warmup_steps": 5,
+            "train_steps": 20,
+            "end_learning_rate": 0,
+            "power": 2,
+        },
     },
     lbopt.albert_schedule: {
-        **{"base_learning_rate": 1, "warmup_steps": 5, "total_steps": 20, "start_warmup_step": -1, "power": 2},
+        **{
+            "base_learning_rate": 1,
+            "warmup_steps": 5,
+            "total_steps": 20,
+            "start_warmup_step": -1,
+            "power": 2,
+        },
         "end_learning_rate": 0,
     },
     lbopt.exponential_schedule: {
-        **{"base_learning_rate": 1, "steps_per_decay": 3, "total_steps": 20, "decay_rate": 1, "warmup_steps": 5},
+        **{
+            "base_learning_rate": 1,
+            "steps_per_decay": 3,
+            "total_steps": 20,
+            "decay_rate": 1,
+            "warmup_steps": 5,
+        },
     },
-    lbopt.step_schedule: {"base_learning_rate": 1, "boundaries": (9,), "total_steps": 20, "factor": 1},
-    lbopt.scale_learning_rate: {"base_learning_rate": 1, "base_batch_size": 8, "global_batch_size": 16},
+    lbopt.step_schedule: {
+        "base_learning_rate": 1,
+        "boundaries": (9,),
+        "total_steps": 20,
+        "factor": 1,
+    },
+    lbopt.scale_learning_rate: {
+        "base_learning_rate": 1,
+        "base_batch_size": 8,
+        "global_batch_size": 16,
+    },
     units.Units: {"num_examples": 64, "global_batch_size": 16},
 }
 NO_NUMBERS = (
@@ -246,13 +322,20 @@ def test_what_is_no_number_is_refused_by_its_own_name(build):
                 build(**{**NUMBERS[build], argument: bad})
             assert "\n" not in str(said.value)
         if argument != "boundaries":
-            build(**{**NUMBERS[build], argument: np.int8(good) if isinstance(good, int) else Fraction(good)})
+            build(
+                **{
+                    **NUMBERS[build],
+                    argument: np.int8(good) if isinstance(good, int) else Fraction(good),
+                }
+            )
 
 
 def test_numbers_of_any_kind_give_the_same_rates():
     rates = []
     for kind in (int, Fraction, np.int8, jnp.int32, lambda n: jnp.asarray(n, jnp.bfloat16)):
-        numbers = {name: kind(n) for name, n in NUMBERS[lbopt.warmup_schedule].items() if name not in GOOD}
+        numbers = {
+            name: kind(n) for name, n in NUMBERS[lbopt.warmup_schedule].items() if name not in GOOD
+        }
         rates.append(table(lbopt.warmup_schedule(kind(3), kind(5), 20, **numbers), 25))
         assert np.array_equal(rates[0], rates[-1]), kind
     narrow = units.Units(np.int32(NUM_EXAMPLES), np.int32(512))
@@ -261,11 +344,15 @@ def test_numbers_of_any_kind_give_the_same_rates():
 
 def test_a_rate_is_fp32_whatever_a_decay_function_or_a_traced_argument_is():
     def rate(floor):
-        return lbopt.warmup_schedule(0.5, 5, 20, decay=lambda t: np.float64(0.5), warmup_from=floor)(7)
+        return lbopt.warmup_schedule(
+            0.5, 5, 20, decay=lambda t: np.float64(0.5), warmup_from=floor
+        )(7)
 
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         for dtype in (jnp.bfloat16, jnp.float64, jnp.int32):
             assert jax.eval_shape(rate, jax.ShapeDtypeStruct((), dtype)).dtype == jnp.float32
     for bad in ("0.5", None, np.zeros(2)):
-        with pytest.raises(ValueError, match=r"^decay = .* it gives .*; return a factor of the peak, one number"):
+        with pytest.raises(
+            ValueError, match=r"^decay = .* it gives .*; return a factor of the peak, one number"
+        ):
             lbopt.warmup_schedule(0.5, 5, 20, decay=lambda t, bad=bad: bad)(7)

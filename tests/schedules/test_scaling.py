@@ -16,7 +16,9 @@ NAN = float("nan")
 @pytest.mark.parametrize("batch", [32, 256, 384, 8192])
 def test_closed_form(rule, power, batch):
     assert math.isclose(
-        lbopt.scale_learning_rate(0.3, 256, batch, rule), 0.3 * math.pow(batch / 256, power), rel_tol=1e-14
+        lbopt.scale_learning_rate(0.3, 256, batch, rule),
+        0.3 * math.pow(batch / 256, power),
+        rel_tol=1e-14,
     )
 
 
@@ -26,12 +28,19 @@ def test_sqrt_is_the_default_and_turns_four_times_the_batch_into_twice_the_rate(
 
 def test_scaling_in_two_strides_is_scaling_in_one():
     for rule in ("sqrt", "linear", "none"):
-        two = lbopt.scale_learning_rate(lbopt.scale_learning_rate(0.1, 64, 512, rule), 512, 4096, rule)
+        two = lbopt.scale_learning_rate(
+            lbopt.scale_learning_rate(0.1, 64, 512, rule), 512, 4096, rule
+        )
         assert math.isclose(two, lbopt.scale_learning_rate(0.1, 64, 4096, rule), rel_tol=1e-14)
 
 
 def test_published_rates_of_lamb_on_resnet50_follow_the_square_root():
-    for batch, rate in ((512, 0.005), (4096, 4 / (2**1.5 * 100)), (8192, 0.02), (16384, 4 / (2**0.5 * 100))):
+    for batch, rate in (
+        (512, 0.005),
+        (4096, 4 / (2**1.5 * 100)),
+        (8192, 0.02),
+        (16384, 4 / (2**0.5 * 100)),
+    ):
         assert math.isclose(lbopt.scale_learning_rate(0.04, 32768, batch), rate, rel_tol=1e-12)
 
 

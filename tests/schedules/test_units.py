@@ -17,13 +17,27 @@ def test_ninety_epochs_of_imagenet_at_32k_are_3519_steps():
 
 
 def test_lamb_resnet50_warms_up_for_782_steps_at_every_batch():
-    for batch, epochs in ((512, 0.3125), (1024, 0.625), (2048, 1.25), (4096, 2.5), (8192, 5), (16384, 10), (32768, 20)):
+    for batch, epochs in (
+        (512, 0.3125),
+        (1024, 0.625),
+        (2048, 1.25),
+        (4096, 2.5),
+        (8192, 5),
+        (16384, 10),
+        (32768, 20),
+    ):
         assert epochs == 20 * batch / 32768
         assert Units(IMAGENET, batch).warmup_steps(epochs) == 782
 
 
 def test_lars_resnet50_warms_up_for_391_steps_up_to_16k():
-    for batch, epochs in ((512, 10 / 2**6), (1024, 10 / 2**5), (4096, 10 / 2**3), (8192, 10 / 2**2), (16384, 5)):
+    for batch, epochs in (
+        (512, 10 / 2**6),
+        (1024, 10 / 2**5),
+        (4096, 10 / 2**3),
+        (8192, 10 / 2**2),
+        (16384, 5),
+    ):
         assert epochs == 10 * batch / 32768
         assert Units(IMAGENET, batch).warmup_steps(epochs) == 391
 

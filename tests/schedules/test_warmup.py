@@ -34,15 +34,26 @@ def closed_form(shape, peak, warmup, total, end, count, first_step):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_step_of_a_run_and_beyond(shape, warmup, end, first_step):
     end = 0.0 if shape == "constant" else end
-    schedule = lbopt.warmup_schedule(0.7, warmup, 25, end_factor=end, first_step=first_step, **SHAPES[shape][0])
+    schedule = lbopt.warmup_schedule(
+        0.7, warmup, 25, end_factor=end, first_step=first_step, **SHAPES[shape][0]
+    )
     ours = np.asarray(jax.vmap(schedule)(jnp.arange(30)), np.float64)
-    expected = np.array([closed_form(shape, 0.7, warmup, 25, end, count, first_step) for count in range(30)])
+    expected = np.array(
+        [closed_form(shape, 0.7, warmup, 25, end, count, first_step) for count in range(30)]
+    )
     assert np.max(np.abs(ours - expected)) <= 1e-6 * 0.7
 
 
 def test_landmarks():
     schedule = lbopt.warmup_schedule(1.0, 4, 12, end_factor=0.5)
-    assert [float(schedule(count)) for count in (0, 1, 4, 8, 12, 100)] == [0.0, 0.25, 1.0, 0.75, 0.5, 0.5]
+    assert [float(schedule(count)) for count in (0, 1, 4, 8, 12, 100)] == [
+        0.0,
+        0.25,
+        1.0,
+        0.75,
+        0.5,
+        0.5,
+    ]
 
 
 def test_first_step_one_wastes_no_step_at_either_end():
@@ -101,7 +112,12 @@ def test_rate_and_warmup_may_be_traced_in_one_program():
 def test_arrays_of_one_number_are_checked_like_numbers(argument, value, kind):
     with pytest.raises(ValueError, match=f"^{argument} = "):
         lbopt.warmup_schedule(
-            **{"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20, argument: kind(value)}
+            **{
+                "peak_learning_rate": 0.1,
+                "warmup_steps": 5,
+                "total_steps": 20,
+                argument: kind(value),
+            }
         )
 
 
@@ -133,7 +149,9 @@ def test_a_traced_warmup_that_fills_the_run_gives_numbers(options):
 )
 def test_an_argument_without_effect_is_refused(argument, options):
     with pytest.raises(ValueError, match=rf"^{argument} = .* with .*leave it"):
-        lbopt.warmup_schedule(**{"peak_learning_rate": 0.5, "warmup_steps": 5, "total_steps": 20, **options})
+        lbopt.warmup_schedule(
+            **{"peak_learning_rate": 0.5, "warmup_steps": 5, "total_steps": 20, **options}
+        )
 
 
 @pytest.mark.parametrize("floor", ["warmup_from", "end_learning_rate"])
@@ -178,7 +196,9 @@ def test_drives_an_optimizer():
 )
 def test_bad_arguments_are_named(argument, arguments):
     with pytest.raises(ValueError, match=f"{argument} = "):
-        lbopt.warmup_schedule(**{"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20, **arguments})
+        lbopt.warmup_schedule(
+            **{"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20, **arguments}
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -30,10 +30,14 @@ def study(tmp_path_factory):
         "Momentum_with_an_unbreakable_name_of_its_own + linear": Truth(
             (0.98, 0.97, 0.6), (1.0, 1.0, 0.7), steps_to_target=(200.0, 100.0, None), **common
         ),
-        "LAMB + LEGW": legw((0.98, 0.98, 0.975), steps_to_target=(150.0, 50.0, 20.0), layers=layers, **common),
+        "LAMB + LEGW": legw(
+            (0.98, 0.98, 0.975), steps_to_target=(150.0, 50.0, 20.0), layers=layers, **common
+        ),
     }
     workdir = tmp_path_factory.mktemp("study")
-    config, rows = synthetic.make_study(truths, waterfall=tuple(truths), warmup_factors=[0.5, 1.0, 2.0])
+    config, rows = synthetic.make_study(
+        truths, waterfall=tuple(truths), warmup_factors=[0.5, 1.0, 2.0]
+    )
     file, _ = report.write_sweep_report(workdir, synthetic.save_study(workdir, config, rows))
     return file.as_uri()
 

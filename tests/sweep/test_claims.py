@@ -7,7 +7,10 @@ from scipy import stats
 from synthetic import Truth, diverge, legw
 
 from lbopt.sweep.findings.curvature import lipschitz_peak_stays, log_slope
-from lbopt.sweep.findings.predictions import noise_scale_predicts_critical_batch, noise_scale_predicts_limit
+from lbopt.sweep.findings.predictions import (
+    noise_scale_predicts_critical_batch,
+    noise_scale_predicts_limit,
+)
 from lbopt.sweep.findings.ranks import rank_test
 from lbopt.sweep.findings.summary import summarize
 
@@ -41,14 +44,22 @@ FURTHER = "layerwise_legw_goes_further"
     ],
 )  # fmt: skip
 def test_findings_favour_nobody(lamb, lars, verdict, ours, shares):
-    said = claims({"momentum": MOMENTUM, "lamb": legw(lamb), "lars": legw(lars, optimizer="lars")})[FURTHER]
+    said = claims({"momentum": MOMENTUM, "lamb": legw(lamb), "lars": legw(lars, optimizer="lars")})[
+        FURTHER
+    ]
     assert said[0] == verdict
-    assert f"the best of lamb and lars holds it up to {ours}, momentum holds it up to batch 64" in said[1]
+    assert (
+        f"the best of lamb and lars holds it up to {ours}, momentum holds it up to batch 64"
+        in said[1]
+    )
     assert shares in said[1]
 
 
 def test_a_limit_that_is_larger_by_the_luck_of_the_seeds_is_not_further():
-    wide = {"momentum": Truth((0.98, 0.972, 0.9), spread=0.02), "lamb": legw((0.98, 0.98, 0.971), spread=0.02)}
+    wide = {
+        "momentum": Truth((0.98, 0.972, 0.9), spread=0.02),
+        "lamb": legw((0.98, 0.98, 0.971), spread=0.02),
+    }
     verdict, sentence = claims(wide)[FURTHER]
     assert verdict == "cannot be told"
     assert "lamb holds it up to the largest batch 256 (95 % interval 64 to 256), momentum holds it up to batch 64 (95 % interval 16 to 64); drawing" in sentence  # fmt: skip
@@ -57,7 +68,9 @@ def test_a_limit_that_is_larger_by_the_luck_of_the_seeds_is_not_further():
 def test_the_draws_of_two_arms_are_independent():
     """Each arm has a limit of 64 in about half of the draws: in a quarter of them the second alone has."""
     edge = (0.98, 0.97, 0.9)
-    _, sentence = claims({"momentum": Truth(edge, spread=0.02), "lamb": legw(edge, spread=0.02)})[FURTHER]
+    _, sentence = claims({"momentum": Truth(edge, spread=0.02), "lamb": legw(edge, spread=0.02)})[
+        FURTHER
+    ]
     share = float(sentence.split("larger in ")[1].split(" %")[0])
     assert 15 < share < 35
 
@@ -65,7 +78,11 @@ def test_the_draws_of_two_arms_are_independent():
 @pytest.mark.parametrize(
     ("lamb", "verdict", "part"),
     [
-        (FLAT, "cannot be told", "in 100.0 % both reach the largest batch, and how far they go is not known."),
+        (
+            FLAT,
+            "cannot be told",
+            "in 100.0 % both reach the largest batch, and how far they go is not known.",
+        ),
         ((0.98, 0.98, 0.9), "did not hold", "larger in 0.0 % of the draws and equal in 0.0 %."),
     ],
 )
@@ -79,7 +96,9 @@ def test_where_nobody_gets_past_the_smallest_batch_nobody_goes_further():
     worse = (0.98, 0.9, 0.9)
     verdict, sentence = claims({"momentum": Truth(worse), "lamb": legw(worse)})[FURTHER]
     assert verdict == "cannot be told"
-    assert sentence.endswith("no arm got past the smallest batch; every limit lies between 16 and 64.")
+    assert sentence.endswith(
+        "no arm got past the smallest batch; every limit lies between 16 and 64."
+    )
 
 
 def test_linear_scaling_is_compared_apart_from_the_others():
@@ -88,7 +107,10 @@ def test_linear_scaling_is_compared_apart_from_the_others():
     assert said[FURTHER][0] == "cannot be told"
     verdict, sentence = said[f"{FURTHER}_than_linear_scaling"]
     assert verdict == "held"
-    assert "than the arms with linear scaling held here: lamb holds it up to the largest batch 256" in sentence
+    assert (
+        "than the arms with linear scaling held here: lamb holds it up to the largest batch 256"
+        in sentence
+    )
 
 
 def test_linear_scaling_can_win():
@@ -98,7 +120,13 @@ def test_linear_scaling_can_win():
 
 
 def test_legw_is_square_root_scaling_too():
-    said = claims({"momentum": MOMENTUM, "lamb": legw(FLAT), "linear lamb": legw(MOMENTUM.test, scaling_rule="linear")})
+    said = claims(
+        {
+            "momentum": MOMENTUM,
+            "lamb": legw(FLAT),
+            "linear lamb": legw(MOMENTUM.test, scaling_rule="linear"),
+        }
+    )
     assert "the best of momentum and linear lamb holds it up to batch 64" in said[FURTHER][1]
     assert FURTHER not in claims({"momentum": MOMENTUM, "lamb": legw(FLAT, scaling_rule="linear")})
 
@@ -109,14 +137,18 @@ def test_what_was_not_compared_is_not_judged(truths):
 
 
 def test_all_others_with_linear_scaling_are_judged_once():
-    assert f"{FURTHER}_than_linear_scaling" not in claims({"momentum": MOMENTUM, "lamb": legw(FLAT)})
+    assert f"{FURTHER}_than_linear_scaling" not in claims(
+        {"momentum": MOMENTUM, "lamb": legw(FLAT)}
+    )
 
 
 def of_seeds(arm, seeds):
     """Return a change of rows: so many seeds of an arm diverge at the smallest batch."""
 
     def change(row):
-        hit = (row["arm"], row["global_batch_size"], row["phase"]) == (arm, 16, "final") and row["seed"] <= seeds
+        hit = (row["arm"], row["global_batch_size"], row["phase"]) == (arm, 16, "final") and row[
+            "seed"
+        ] <= seeds
         return diverge(row) if hit else row
 
     return change
@@ -128,7 +160,9 @@ def test_an_arm_without_a_limit_is_named_and_not_compared(names, verdict):
     config, rows = synthetic.make_study(truths)
     said = judged(config, [of_seeds("momentum", 1)(row) for row in rows])[FURTHER]
     assert said[0] == verdict
-    assert said[1].endswith("momentum has no limit: it diverged with 1 of 5 seeds at the smallest batch, 16.")
+    assert said[1].endswith(
+        "momentum has no limit: it diverged with 1 of 5 seeds at the smallest batch, 16."
+    )
 
 
 def with_models(config, models):
@@ -154,7 +188,10 @@ def test_each_group_that_has_both_sides_is_judged():
     config, rows = synthetic.make_study(truths)
     said = judged(with_models(config, ("mlp", "mlp", "cnn", "cnn")), rows)
     assert said[FURTHER][0] == "held"
-    assert "b holds it up to the largest batch 256 (95 % interval 256 to 256), a holds" in said[FURTHER][1]
+    assert (
+        "b holds it up to the largest batch 256 (95 % interval 256 to 256), a holds"
+        in said[FURTHER][1]
+    )
     assert said[f"{FURTHER}_2"][0] == "did not hold"
     assert "d holds it up to batch 16 (95 % interval 16 to 16), c holds" in said[f"{FURTHER}_2"][1]
 
@@ -189,11 +226,16 @@ def with_epochs(size):
     ],
 )
 def test_where_the_lipschitz_constant_peaks(steps, verdict):
-    assert lipschitz_peak_stays([peaked(str(place), one) for place, one in enumerate(steps)]).verdict == verdict
+    assert (
+        lipschitz_peak_stays([peaked(str(place), one) for place, one in enumerate(steps)]).verdict
+        == verdict
+    )
 
 
 def test_the_slope_of_every_arm_is_said_with_what_it_rests_on():
-    claim = lipschitz_peak_stays([peaked("a", same), peaked("b", lambda size: [8192 // size] * 2, edge=True)])
+    claim = lipschitz_peak_stays(
+        [peaked("a", same), peaked("b", lambda size: [8192 // size] * 2, edge=True)]
+    )
     assert claim.verdict == "cannot be told"
     assert "batch^0.00 for a (95 % interval over seeds -0." in claim.sentence
     assert "0 of 20 peaks at the first or last probe; warmup of 4 steps), batch^-1.00 for b (95 % interval over seeds -1.00 to -1.00; 8 of 8 peaks" in claim.sentence  # fmt: skip
@@ -209,7 +251,12 @@ def test_peaks_where_probing_began_or_ended_tell_nothing():
 def test_only_arms_with_legws_warmup_are_judged():
     moving = {"peak_step": lambda size: 2048 // size}
     assert "lipschitz_peak_stays" not in claims({"a": Truth(FLAT, warmup_rule="epochs", **moving)})
-    said = claims({"a": Truth(FLAT, warmup_rule="epochs", **moving), "b": legw(FLAT, peak_step=lambda size: 8)})
+    said = claims(
+        {
+            "a": Truth(FLAT, warmup_rule="epochs", **moving),
+            "b": legw(FLAT, peak_step=lambda size: 8),
+        }
+    )
     assert said["lipschitz_peak_stays"][0] == "held"
     assert " for a " not in said["lipschitz_peak_stays"][1]
 
@@ -223,7 +270,9 @@ def test_a_slope_over_batch_sizes_is_that_of_least_squares():
     slope = log_slope([(size, [step]) for size, step in zip(sizes, steps, strict=True)])
     expected = stats.linregress(np.log(sizes), np.log(steps))
     half = stats.t.ppf(0.975, 2) * expected.stderr
-    assert slope[:3] == pytest.approx((expected.slope, expected.slope - half, expected.slope + half), abs=1e-8)
+    assert slope[:3] == pytest.approx(
+        (expected.slope, expected.slope - half, expected.slope + half), abs=1e-8
+    )
     assert slope.over == "batch sizes"
     assert log_slope([(16, [8]), (64, [2])])[1:3] == (None, None)
 
@@ -274,8 +323,12 @@ def test_whether_the_noise_scale_predicts_the_limit(arms, verdict, part):
 
 def test_what_the_noise_scale_is_said_with_its_range():
     _, sentence = of_noise((30.0, 64), (100.0, 64), (90.0, 256))
-    assert "(tr(Sigma) / |G|^2 at the smallest batch, the median over the probes of a run)" in sentence
-    assert "over the run the noise scale goes from 0.117 to 25,600" in sentence  # a factor of 4^4 both ways
+    assert (
+        "(tr(Sigma) / |G|^2 at the smallest batch, the median over the probes of a run)" in sentence
+    )
+    assert (
+        "over the run the noise scale goes from 0.117 to 25,600" in sentence
+    )  # a factor of 4^4 both ways
 
 
 def test_a_limit_that_was_not_reached_is_a_miss_only_if_the_largest_batch_is_too_far():
@@ -283,7 +336,10 @@ def test_a_limit_that_was_not_reached_is_a_miss_only_if_the_largest_batch_is_too
     verdict, sentence = of_noise(*fits, (300.0, 1024))
     assert verdict == "held"
     assert "for 3 of 3 arms" in sentence
-    assert "1 arm left out, as each may be a hit or a miss: d held up to the largest batch, 1024" in sentence
+    assert (
+        "1 arm left out, as each may be a hit or a miss: d held up to the largest batch, 1024"
+        in sentence
+    )
     verdict, sentence = of_noise(*fits, *[(200.0, 1024)] * 4)
     assert verdict == "did not hold"
     assert "for 3 of 7 arms" in sentence
@@ -295,7 +351,10 @@ def test_a_limit_at_the_smallest_batch_is_a_miss_only_if_the_next_is_too_far():
     for scale in (5.0, 100.0, 250.0):
         _, sentence = of_noise(*fits, (scale, 16))
         assert "for 3 of 3 arms" in sentence
-        assert "1 arm left out, as each may be a hit or a miss: the limit of d lies between 16 and 64" in sentence
+        assert (
+            "1 arm left out, as each may be a hit or a miss: the limit of d lies between 16 and 64"
+            in sentence
+        )
     for scale in (3.0, 260.0):
         _, sentence = of_noise(*fits, (scale, 16))
         assert "for 3 of 4 arms" in sentence
@@ -303,15 +362,23 @@ def test_a_limit_at_the_smallest_batch_is_a_miss_only_if_the_next_is_too_far():
 
 
 def test_an_arm_without_a_limit_is_named_beside_the_noise_scale():
-    config, rows = synthetic.make_study({"a": noisy(30.0, 64), "b": noisy(30.0, 64)}, sizes=(16, 64, 256, 1024))
+    config, rows = synthetic.make_study(
+        {"a": noisy(30.0, 64), "b": noisy(30.0, 64)}, sizes=(16, 64, 256, 1024)
+    )
     said = judged(config, [of_seeds("b", 2)(row) for row in rows])["noise_scale_predicts_limit"]
     assert said[0] == "cannot be told"
     assert "it takes 3 arms to judge by, and there is 1" in said[1]
-    assert said[1].endswith("; b has no limit: it diverged with 2 of 5 seeds at the smallest batch, 16.")
+    assert said[1].endswith(
+        "; b has no limit: it diverged with 2 of 5 seeds at the smallest batch, 16."
+    )
 
 
 def test_a_noise_scale_that_is_not_told_from_infinity_judges_nothing():
-    point = {"noise_scale": None, "noise_scale_range": [3.0, None], "noise_scale_over_steps": {"step": [1, 2, 3]}}
+    point = {
+        "noise_scale": None,
+        "noise_scale_range": [3.0, None],
+        "noise_scale_over_steps": {"step": [1, 2, 3]},
+    }
     arm = {"arm": "a", "limit": 64, "limit_is_largest": False, "points": [point]}
     claim = noise_scale_predicts_limit([arm], (16, 64, 256))
     assert claim.verdict == "cannot be told"
@@ -329,11 +396,16 @@ def test_whether_the_noise_scale_predicts_the_critical_batch(scale, verdict):
     said = claims({"a": arm, "b": arm, "c": arm}, stops=True)
     assert said["noise_scale_predicts_critical_batch"][0] == verdict
     assert "noise_scale_predicts_limit" not in said
-    assert claims({"a": arm}, stops=True)["noise_scale_predicts_critical_batch"][0] == "cannot be told"
+    assert (
+        claims({"a": arm}, stops=True)["noise_scale_predicts_critical_batch"][0] == "cannot be told"
+    )
 
 
 def test_what_was_not_fitted_is_not_judged():
-    assert noise_scale_predicts_critical_batch([{"arm": "a", "critical_batch": None, "points": []}]) is None
+    assert (
+        noise_scale_predicts_critical_batch([{"arm": "a", "critical_batch": None, "points": []}])
+        is None
+    )
 
 
 def test_the_p_of_a_rank_correlation_counts_orders():
@@ -390,11 +462,17 @@ def test_the_better_of_two_bad_fits_describes_nothing():
             row["diffusion"]["log"]["r2"], row["diffusion"]["power"]["r2"] = 0.94, 0.5
     verdict, sentence = judged(config, rows)["diffusion_is_logarithmic"]
     assert verdict == "cannot be told"
-    assert "neither fits most cells: log t is the better fit, with R^2 of at least 0.95, in 0 of 3 cells" in sentence
+    assert (
+        "neither fits most cells: log t is the better fit, with R^2 of at least 0.95, in 0 of 3 cells"
+        in sentence
+    )
 
 
 def test_runs_that_do_not_train_tell_nothing_of_diffusion():
-    truths = {"a": Truth(FLAT, (1.0, 1.0, 0.8), growth="log"), "b": Truth(FLAT, growth=0.5, diverges=(16, 64))}
+    truths = {
+        "a": Truth(FLAT, (1.0, 1.0, 0.8), growth="log"),
+        "b": Truth(FLAT, growth=0.5, diverges=(16, 64)),
+    }
     said = claims(truths)["diffusion_is_logarithmic"]
     assert said[0] == "cannot be told"
     assert "in 2 of 3 cells" in said[1]
@@ -404,12 +482,16 @@ def test_runs_that_do_not_train_tell_nothing_of_diffusion():
 
 
 def test_a_language_model_need_not_guess_nine_of_ten_words():
-    said = claims({"a": Truth((100.0,) * 3, growth="log")}, perplexity=True)["diffusion_is_logarithmic"]
+    said = claims({"a": Truth((100.0,) * 3, growth="log")}, perplexity=True)[
+        "diffusion_is_logarithmic"
+    ]
     assert (said[0], "left out" in said[1]) == ("held", False)
 
 
 def test_arms_whose_rate_falls_are_counted_and_not_judged():
-    config, rows = synthetic.make_study({"a": Truth(FLAT, growth="log"), "b": Truth(FLAT, growth=0.5)})
+    config, rows = synthetic.make_study(
+        {"a": Truth(FLAT, growth="log"), "b": Truth(FLAT, growth=0.5)}
+    )
     config["arms"][1]["schedule"]["decay"] = "cosine"
     said = judged(config, rows)["diffusion_is_logarithmic"]
     assert said[0] == "held"

@@ -34,8 +34,12 @@ def test_equal_numbers_do_not_differ():
 
 def test_an_advantage_in_perplexity_is_in_percent_of_theirs():
     ours, theirs = [90.0, 91.0, 92.0], [100.0, 102.0, 101.0]
-    low, high = stats.ttest_ind(np.log(ours), np.log(theirs), equal_var=False).confidence_interval(0.95)
-    assert advantage(PERPLEXITY, ours, theirs) == pytest.approx((100 * (1 - np.exp(high)), 100 * (1 - np.exp(low))))
+    low, high = stats.ttest_ind(np.log(ours), np.log(theirs), equal_var=False).confidence_interval(
+        0.95
+    )
+    assert advantage(PERPLEXITY, ours, theirs) == pytest.approx(
+        (100 * (1 - np.exp(high)), 100 * (1 - np.exp(low)))
+    )
     assert advantage(PERPLEXITY, ours, theirs)[0] > 0 > advantage(PERPLEXITY, theirs, ours)[1]
 
 
@@ -58,7 +62,10 @@ def test_levels_are_holms():
 
 
 def test_an_interval_says_what_its_level_decided():
-    best, others = [3.0, 4.0, 5.0, 6.0], [[2.0, 1.0, 0.0, 1.0], [3.0, 2.0, 4.0, 3.0], [3.0, 4.0, 5.0, 5.5]]
+    best, others = (
+        [3.0, 4.0, 5.0, 6.0],
+        [[2.0, 1.0, 0.0, 1.0], [3.0, 2.0, 4.0, 3.0], [3.0, 4.0, 5.0, 5.5]],
+    )
     found = ahead_of(ACCURACY, best, others)
     assert {one.apart for one in found} == {True, False}
     for one, scores in zip(found, others, strict=True):

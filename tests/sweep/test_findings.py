@@ -28,7 +28,8 @@ def test_a_limit_is_said_with_its_interval_and_what_failed():
     text = found({"momentum": Truth((0.98, 0.972, 0.9), (1.0, 1.0, 0.93), spread=0.02)})
     assert (
         "momentum (98.00% at batch 16) reaches its limit at batch 64 (95 % interval over seeds 16 to 64); at 256 it has "
-        "90.00% and fails to optimise: test accuracy lost 8.00 points, training accuracy 7.00." in text
+        "90.00% and fails to optimise: test accuracy lost 8.00 points, training accuracy 7.00."
+        in text
     )
 
 
@@ -55,14 +56,18 @@ def test_divergence_of_some_seeds_is_said_as_such(perplexity):
     def change(row):
         return diverge(row) if (row["seed"], row["global_batch_size"]) == (1, 256) else row
 
-    text = changed({"arm": Truth((100.0,) * 3 if perplexity else FLAT)}, change, perplexity=perplexity)
+    text = changed(
+        {"arm": Truth((100.0,) * 3 if perplexity else FLAT)}, change, perplexity=perplexity
+    )
     assert "fails to optimise: training diverged with 1 of 5 seeds." in text
 
 
 @pytest.mark.parametrize("perplexity", [False, True])
 @pytest.mark.parametrize("seeds", [0, 1, 5])
 def test_a_seed_that_diverged_at_the_smallest_batch_takes_the_limit_away(perplexity, seeds):
-    config, rows = synthetic.make_study({"arm": Truth((100.0,) * 3 if perplexity else FLAT)}, perplexity=perplexity)
+    config, rows = synthetic.make_study(
+        {"arm": Truth((100.0,) * 3 if perplexity else FLAT)}, perplexity=perplexity
+    )
     rows = [diverge(row) if row["seed"] <= seeds and row["global_batch_size"] == 16 and row["phase"] == "final" else row for row in rows]  # fmt: skip
     summary = summarize(config, rows)
     some = " with 1 of 5 seeds" if seeds == 1 else ""
@@ -74,12 +79,21 @@ def test_a_seed_that_diverged_at_the_smallest_batch_takes_the_limit_away(perplex
 
 @pytest.mark.parametrize(
     ("loss", "outputs", "learns"),
-    [(0.96, 0, False), (1.1, 0, False), (0.94, 0, True), (0.94, 10, True), (0.68, 2, False), (0.65, 2, True)],
+    [
+        (0.96, 0, False),
+        (1.1, 0, False),
+        (0.94, 0, True),
+        (0.94, 10, True),
+        (0.68, 2, False),
+        (0.65, 2, True),
+    ],
 )
 def test_an_arm_that_never_learned_has_no_limit(loss, outputs, learns):
     """The first step's loss is 1, equal odds of two have 0.69; 8 % of ten classes at every batch size would be near to itself for ever."""
     config, rows = synthetic.make_study({"arm": Truth((0.08, 0.08, 0.08), growth=0.5)})
-    summary = summarize(config, [{**row, "last_epoch_loss": loss, "outputs": outputs} for row in rows])
+    summary = summarize(
+        config, [{**row, "last_epoch_loss": loss, "outputs": outputs} for row in rows]
+    )
     sentence = "arm has no limit: it did not learn at the smallest batch, 16."
     assert (sentence in summary["findings"]) is not learns
     assert (summary["arms"][0]["limit"] is None) is not learns
@@ -87,14 +101,19 @@ def test_an_arm_that_never_learned_has_no_limit(loss, outputs, learns):
 
 def test_an_arm_whose_smallest_batch_is_missing_has_no_result_yet():
     config, rows = synthetic.make_study({"arm": Truth(FLAT, diverges=(64,))})
-    text = " ".join(summarize(config, [row for row in rows if row["global_batch_size"] != 16])["findings"])
+    text = " ".join(
+        summarize(config, [row for row in rows if row["global_batch_size"] != 16])["findings"]
+    )
     assert "arm has no result at the smallest batch yet." in text
 
 
 def test_perplexities_are_said_as_such():
-    text = found({"arm": Truth((100.0, 101.0, 120.0), (80.0, 80.0, 81.0), spread=0.0)}, perplexity=True)
+    text = found(
+        {"arm": Truth((100.0, 101.0, 120.0), (80.0, 80.0, 81.0), spread=0.0)}, perplexity=True
+    )
     assert (
-        "arm (100.00 at batch 16) reaches its limit at batch 64; at 256 it has 120.00 and fails to generalise" in text
+        "arm (100.00 at batch 16) reaches its limit at batch 64; at 256 it has 120.00 and fails to generalise"
+        in text
     )
 
 
@@ -106,7 +125,10 @@ def test_an_unfinished_study_says_so_and_judges_nothing():
         in findings[0]
     )
     assert "That " not in " ".join(findings)
-    assert "momentum (98.00% at batch 16) stays within 1 point at every batch measured so far, up to 16." in findings
+    assert (
+        "momentum (98.00% at batch 16) stays within 1 point at every batch measured so far, up to 16."
+        in findings
+    )
 
 
 def test_a_study_without_a_tested_cell_says_only_that():
@@ -127,12 +149,17 @@ def test_the_difference_at_the_largest_batch_has_an_interval():
 
 def test_a_difference_within_the_noise_is_not_told_apart():
     text = found({"momentum": Truth((0.98, 0.975, 0.9)), "lamb": legw((0.98, 0.98, 0.9005))})
-    assert "the seeds do not tell lamb apart from momentum (-0.07 to +0.17 points), its 95 % interval" in text
+    assert (
+        "the seeds do not tell lamb apart from momentum (-0.07 to +0.17 points), its 95 % interval"
+        in text
+    )
 
 
 def test_the_best_is_compared_with_every_other_arm_not_the_next_alone():
     wide = Truth((0.98, 0.98, 0.94), spread=0.3)
-    text = found({"a": Truth((0.98, 0.98, 0.95)), "b": Truth((0.98, 0.98, 0.94)), "c": wide, "d": MOMENTUM})
+    text = found(
+        {"a": Truth((0.98, 0.98, 0.95)), "b": Truth((0.98, 0.98, 0.94)), "c": wide, "d": MOMENTUM}
+    )
     assert "the seeds do not tell a apart from c (" in text
     assert "the seeds tell a apart from b and d, the nearest of them b (" in text
     assert "intervals by Welch at Holm's levels, 95 % for the 3 comparisons together." in text
@@ -140,15 +167,22 @@ def test_the_best_is_compared_with_every_other_arm_not_the_next_alone():
 
 def test_many_comparisons_need_more_each():
     """The difference has a p of 0.03: one of one is told apart, one of four alike is not."""
-    best, other = Truth((0.98, 0.98, 0.9506), spread=0.001), Truth((0.98, 0.98, 0.95), spread=0.0007)
+    best, other = (
+        Truth((0.98, 0.98, 0.9506), spread=0.001),
+        Truth((0.98, 0.98, 0.95), spread=0.0007),
+    )
     assert "the seeds tell a apart from b (" in found({"a": best, "b": other})
-    assert "the seeds do not tell a apart from b (" in found({"a": best, **dict.fromkeys("bcde", other)})
+    assert "the seeds do not tell a apart from b (" in found(
+        {"a": best, **dict.fromkeys("bcde", other)}
+    )
 
 
 def test_only_arms_that_train_the_same_thing_are_compared():
     config, rows = synthetic.make_study({"a": Truth(FLAT), "b": MOMENTUM, "c": MOMENTUM})
     config["arms"][1]["model"] = {"name": "other"}
-    (sentence,) = (text for text in summarize(config, rows)["findings"] if text.startswith("At batch 256: "))
+    (sentence,) = (
+        text for text in summarize(config, rows)["findings"] if text.startswith("At batch 256: ")
+    )
     assert "a 98.00%, b 90.00%, c 90.00%; the seeds tell a apart from c (" in sentence
     assert sentence.endswith("; compared are only arms with the same data, model and loss.")
 
@@ -159,7 +193,10 @@ def test_one_seed_tells_no_difference():
 
 def test_the_lower_perplexity_is_the_better():
     text = found({"a": Truth((100.0,) * 3), "b": Truth((100.0, 100.0, 90.0))}, perplexity=True)
-    assert "At batch 256: b 90.00, a 100.00; the seeds tell b apart from a (+9.90 to +10.10 percent)" in text
+    assert (
+        "At batch 256: b 90.00, a 100.00; the seeds tell b apart from a (+9.90 to +10.10 percent)"
+        in text
+    )
 
 
 def test_an_arm_that_diverged_is_not_compared():
@@ -183,7 +220,12 @@ def test_seeds_that_diverged_are_counted():
 
 def test_targets_are_said_reached_or_not():
     steps = tuple(30 * (1 + 100 / size) for size in synthetic.SIZES)
-    text = found({"a": Truth(FLAT, steps_to_target=steps), "b": Truth(FLAT, steps_to_target=(200.0, 100.0, None))})
+    text = found(
+        {
+            "a": Truth(FLAT, steps_to_target=steps),
+            "b": Truth(FLAT, steps_to_target=(200.0, 100.0, None)),
+        }
+    )
     assert (
         "To the target need, by the fit of steps against batch: a at least 30 steps and 3,000 examples, so a critical batch of 100."
         in text
@@ -197,14 +239,20 @@ def test_a_study_without_a_target_says_nothing_of_one():
 
 def test_where_runs_stop_at_the_target_steps_are_compared_and_no_limit_is_claimed():
     steps = {"a": (200.0, 100.0, 50.0), "b": (200.0, 100.0, None), "c": (90.0, 60.0, 1040.0)}
-    text = found({name: Truth(FLAT, steps_to_target=one) for name, one in steps.items()}, stops=True)
+    text = found(
+        {name: Truth(FLAT, steps_to_target=one) for name, one in steps.items()}, stops=True
+    )
     assert "limit" not in text
     assert "98.00%" not in text
     assert "Median steps to the target at batch 256: a 50, c 1,040, b not reached." in text
 
 
 def test_the_waterfall_says_what_is_not_told_apart():
-    truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.85)), "c": Truth((0.9, 0.9, 0.8501))}
+    truths = {
+        "a": Truth((0.9, 0.9, 0.8)),
+        "b": Truth((0.9, 0.9, 0.85)),
+        "c": Truth((0.9, 0.9, 0.8501)),
+    }
     text = found(truths, waterfall=("a", "b", "c"))
     assert (
         "At batch 256, from a with 80.00%, in points: b +5.00, c +0.01; not told apart from seed noise: c (95 % interval of each gain)."
@@ -262,7 +310,9 @@ def test_searches_of_as_many_trials_are_not_the_same_if_their_candidates_differ(
 def test_a_search_of_its_own_that_is_the_same_is_the_same():
     config, rows = synthetic.make_study({"a": Truth(FLAT), "b": Truth(FLAT)})
     config["arms"][1]["search"] = dict(config["search"])
-    assert "Every arm got the same search: 3 trials" in " ".join(summarize(config, rows)["findings"])
+    assert "Every arm got the same search: 3 trials" in " ".join(
+        summarize(config, rows)["findings"]
+    )
 
 
 def test_the_edges_of_the_search_are_named():
@@ -274,10 +324,17 @@ def test_the_edges_of_the_search_are_named():
 def test_edges_of_the_warmup_and_the_weight_decay_are_named_too():
     arms = {"a": Truth(FLAT, best_warmup_steps=lambda size: 16), "b": Truth(FLAT)}
     text = found(arms, warmup_factors=[0.5, 1.0, 2.0])
-    assert "The best warmup lies at the edge of the search for a at 16, 64, 256: a wider one" in text
+    assert (
+        "The best warmup lies at the edge of the search for a at 16, 64, 256: a wider one" in text
+    )
     assert "learning rate lies at the edge" not in text
-    text = found({"a": Truth(FLAT)}, weight_decay_factors=[1.0, 3.0])  # all are as good: the first is chosen
-    assert "The best weight decay lies at the edge of the search for a at 16, 64, 256: a wider one" in text
+    text = found(
+        {"a": Truth(FLAT)}, weight_decay_factors=[1.0, 3.0]
+    )  # all are as good: the first is chosen
+    assert (
+        "The best weight decay lies at the edge of the search for a at 16, 64, 256: a wider one"
+        in text
+    )
 
 
 def test_no_warmup_at_all_is_no_edge():
@@ -288,7 +345,11 @@ def test_no_warmup_at_all_is_no_edge():
 def test_findings_say_how_far_the_scaling_rule_was_off():
     config, rows = synthetic.make_study({"a": Truth(FLAT)})
     rows = [
-        {**row, "learning_rate_factor": 0.5} if (row["phase"], row["global_batch_size"]) == ("final", 256) else row
+        {**row, "learning_rate_factor": 0.5}
+        if (row["phase"], row["global_batch_size"]) == ("final", 256)
+        else row
         for row in rows
     ]
-    assert "the one the scaling rule gives: 0.5 to 1 for a." in " ".join(summarize(config, rows)["findings"])
+    assert "the one the scaling rule gives: 0.5 to 1 for a." in " ".join(
+        summarize(config, rows)["findings"]
+    )

@@ -32,7 +32,9 @@ def test_log_spaced_steps_are_even_where_whole_numbers_allow():
     assert late.max() / late.min() <= 1.02  # rounding to whole numbers at 100 is 1 percent
 
 
-@pytest.mark.parametrize("steps", [EVERY_STEP, fits.log_spaced_steps(3000, 64)], ids=["every step", "log-spaced"])
+@pytest.mark.parametrize(
+    "steps", [EVERY_STEP, fits.log_spaced_steps(3000, 64)], ids=["every step", "log-spaced"]
+)
 @pytest.mark.parametrize("exponent", [0.25, 0.5, 1.0, -0.5])
 def test_planted_exponents_are_recovered(steps, exponent):
     distances = 1.7 * np.asarray(steps, float) ** exponent
@@ -40,7 +42,9 @@ def test_planted_exponents_are_recovered(steps, exponent):
     assert power == pytest.approx((1.7, exponent, 1.0), abs=1e-6)
 
 
-@pytest.mark.parametrize("steps", [EVERY_STEP, fits.log_spaced_steps(3000, 64)], ids=["every step", "log-spaced"])
+@pytest.mark.parametrize(
+    "steps", [EVERY_STEP, fits.log_spaced_steps(3000, 64)], ids=["every step", "log-spaced"]
+)
 @pytest.mark.parametrize("slope", [0.25, 0.5, 1.0])
 def test_planted_slopes_are_recovered(steps, slope):
     log = fits.fit_diffusion(steps, 0.3 + slope * np.log(steps), 1).log
@@ -176,13 +180,17 @@ def test_noise_of_five_percent_leaves_the_critical_batch_within_twelve():
     found = []
     for seed in range(50):
         noise = np.exp(0.05 * np.random.default_rng(1000 + seed).normal(size=len(sizes)))
-        found.append(fits.fit_critical_batch(sizes, 50 * (1 + 200 / sizes) * noise).critical_batch_size)
+        found.append(
+            fits.fit_critical_batch(sizes, 50 * (1 + 200 / sizes) * noise).critical_batch_size
+        )
     assert np.abs(np.array(found) / 200 - 1).max() <= 0.12
     assert np.mean(found) == pytest.approx(200, rel=0.03 * 4 / 50**0.5)
 
 
 def test_the_critical_batch_is_scipys():
-    steps = 50 * (1 + 200 / BATCHES) * np.exp(0.1 * np.random.default_rng(1).normal(size=len(BATCHES)))
+    steps = (
+        50 * (1 + 200 / BATCHES) * np.exp(0.1 * np.random.default_rng(1).normal(size=len(BATCHES)))
+    )
     fit = fits.fit_critical_batch(BATCHES, steps)
     (least, critical), _ = optimize.curve_fit(
         lambda size, least, critical: np.log(least * (1 + critical / size)),
@@ -217,7 +225,9 @@ def interval(values, tolerance, confidence=0.95, **options):
 
 
 def test_without_scatter_both_ends_are_the_limit():
-    values = [(size, [value] * 5) for size, value in zip(SIZES, (0.98, 0.975, 0.97, 0.9), strict=True)]
+    values = [
+        (size, [value] * 5) for size, value in zip(SIZES, (0.98, 0.975, 0.97, 0.9), strict=True)
+    ]
     assert interval(values, 0.01) == (256, 256)
     assert interval(values, 0.0049) == (16, 16)
     assert interval(values[:1], 0.01) == (16, 16)
@@ -231,7 +241,10 @@ def test_every_draw_follows_the_rule_of_the_summary(counts):
     values = [(size, rng.integers(95, 100, n) / 100) for size, n in zip(SIZES, counts, strict=True)]
     chosen = [one[draw.integers(len(one), size=(500, len(one)))] for _, one in values]
     expected = [
-        find_limit([(size, float(np.mean(one[draw]))) for size, one in zip(SIZES, chosen, strict=True)], 1.0)
+        find_limit(
+            [(size, float(np.mean(one[draw]))) for size, one in zip(SIZES, chosen, strict=True)],
+            1.0,
+        )
         for draw in range(500)
     ]
     assert fits.resample_limits(values, 0.01, num_resamples=500, seed=7).tolist() == expected
@@ -262,9 +275,13 @@ def test_scattered_seeds_give_a_wide_interval_that_a_larger_tolerance_narrows():
 
 def test_a_higher_confidence_never_narrows_the_interval():
     rng = np.random.default_rng(2)
-    values = [(size, 0.95 - 0.002 * place + 0.01 * rng.normal(size=5)) for place, size in enumerate(SIZES)]
+    values = [
+        (size, 0.95 - 0.002 * place + 0.01 * rng.normal(size=5)) for place, size in enumerate(SIZES)
+    ]
     ends = [interval(values, 0.01, confidence=confidence) for confidence in (0.1, 0.5, 0.9, 0.999)]
-    assert all(wide[0] <= narrow[0] and narrow[1] <= wide[1] for narrow, wide in itertools.pairwise(ends))
+    assert all(
+        wide[0] <= narrow[0] and narrow[1] <= wide[1] for narrow, wide in itertools.pairwise(ends)
+    )
     assert ends[0] != ends[-1]
 
 
@@ -290,7 +307,11 @@ def test_the_bootstrap_is_the_same_every_time():
 
 def test_draws_of_two_arms_are_independent():
     values = [(16, [1.0, 1.0]), (64, [0.0, 1.0])]
-    first, second = (fits.resample_limits(values, 0.6, seed=(0, index), num_resamples=20_000) for index in (0, 1))
+    first, second = (
+        fits.resample_limits(values, 0.6, seed=(0, index), num_resamples=20_000) for index in (0, 1)
+    )
     shares = [np.mean(one == 64) for one in (first, second)]
     assert shares == pytest.approx([0.75, 0.75], abs=4 * (0.75 * 0.25 / 20_000) ** 0.5)
-    assert np.mean((first == 64) & (second == 64)) == pytest.approx(0.75**2, abs=4 * (0.25 / 20_000) ** 0.5)
+    assert np.mean((first == 64) & (second == 64)) == pytest.approx(
+        0.75**2, abs=4 * (0.25 / 20_000) ** 0.5
+    )

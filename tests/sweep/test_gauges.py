@@ -35,7 +35,10 @@ def gaussian_probes():
     def one(key):
         keys = dict(zip(NOISE, jax.random.split(key, 2), strict=True))
         shape = (NUM_PARTS * PART_SIZE, DIM)
-        batch = {name: sigma / np.sqrt(DIM) * jax.random.normal(keys[name], shape) for name, sigma in NOISE.items()}
+        batch = {
+            name: sigma / np.sqrt(DIM) * jax.random.normal(keys[name], shape)
+            for name, sigma in NOISE.items()
+        }
         return probe(params, {}, batch, key)
 
     return jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(1), 60))
@@ -92,7 +95,11 @@ def test_the_hessian_of_squares_is_the_identity():
 
 
 def test_no_signal_is_an_infinite_noise_scale():
-    seed = {"step": [1, 2, 3], "noise_trace": [6.0, 6.0, 6.0], "gradient_square_norm": [2.0, 0.0, -1.0]}
+    seed = {
+        "step": [1, 2, 3],
+        "noise_trace": [6.0, 6.0, 6.0],
+        "gradient_square_norm": [2.0, 0.0, -1.0],
+    }
     assert noise_scales([seed]) == [(1, 3.0), (2, np.inf), (3, np.inf)]
 
 
@@ -102,15 +109,21 @@ def test_example_i_belongs_to_part_i_over_b():
     probe = gauges.make_probe(squares, 4)({"x": jnp.zeros(2)}, {}, {"x": x}, KEY)
     assert probe.phi == pytest.approx(1, abs=1e-6)
     # All parts have norm 1, the mean has 1/2: (4 * 1/2 - 1) / 3 and (1 - 1/2) * 16 / 3.
-    assert (probe.gradient_square_norm, probe.noise_trace) == pytest.approx((1 / 3, 8 / 3), rel=1e-6)
+    assert (probe.gradient_square_norm, probe.noise_trace) == pytest.approx(
+        (1 / 3, 8 / 3), rel=1e-6
+    )
     turns = jnp.tile(jnp.eye(2), (8, 1))
-    assert gauges.make_probe(squares, 4)({"x": jnp.zeros(2)}, {}, {"x": turns}, KEY).phi == pytest.approx(0, abs=1e-6)
+    assert gauges.make_probe(squares, 4)(
+        {"x": jnp.zeros(2)}, {}, {"x": turns}, KEY
+    ).phi == pytest.approx(0, abs=1e-6)
 
 
 def test_gradients_of_parts_are_numpys():
     rng = np.random.default_rng(0)
     parts = rng.normal(size=(6, 5)).astype(np.float32)
-    found = gauges.gradient_parts(lambda w, part: {"w": w["w"] * part}, {"w": jnp.arange(5.0)}, jnp.asarray(parts))
+    found = gauges.gradient_parts(
+        lambda w, part: {"w": w["w"] * part}, {"w": jnp.arange(5.0)}, jnp.asarray(parts)
+    )
     each = np.arange(5.0) * parts
     for ours, theirs in zip(found[:3], (each, each[:3], each[3:]), strict=True):
         assert ours["w"] == pytest.approx(theirs.mean(0), rel=1e-5, abs=1e-6)
@@ -128,7 +141,9 @@ def test_bf16_gradients_are_summed_in_fp32():
 def test_phi_keeps_its_digits_where_the_angle_is_small():
     one, other = jnp.array([1.0, 0.0]), jnp.array([1.0, 1e-4])
     assert gauges.phi(one, other) == pytest.approx(5e-9, rel=1e-3)
-    assert 1 - jnp.dot(one, other) / jnp.linalg.norm(other) == 0  # the plain formula has lost them all
+    assert (
+        1 - jnp.dot(one, other) / jnp.linalg.norm(other) == 0
+    )  # the plain formula has lost them all
 
 
 NUM_EXAMPLES, SIDE = 8, 6
@@ -147,7 +162,11 @@ def make_quadratic(seed=0):
     matrices = rng.normal(size=(NUM_EXAMPLES, SIDE, SIDE))
     matrices = np.float32(matrices + matrices.transpose(0, 2, 1))
     vectors = np.float32(rng.normal(size=(NUM_EXAMPLES, SIDE)))
-    return {"matrix": matrices, "vector": vectors}, matrices.astype(float).mean(0), vectors.astype(float).mean(0)
+    return (
+        {"matrix": matrices, "vector": vectors},
+        matrices.astype(float).mean(0),
+        vectors.astype(float).mean(0),
+    )
 
 
 def split(w):
@@ -168,7 +187,9 @@ def test_along_an_eigenvector_lipschitz_is_the_eigenvalue(place):
     batch, matrix, vector = make_quadratic()
     values, vectors = np.linalg.eigh(matrix)
     assert values[0] < 0 < values[-1]
-    w = np.linalg.solve(matrix, 3 * vectors[:, place] - vector)  # where the gradient is three times that eigenvector
+    w = np.linalg.solve(
+        matrix, 3 * vectors[:, place] - vector
+    )  # where the gradient is three times that eigenvector
     probe = gauges.make_probe(quadratic, 2)(split(w), {}, batch, KEY)
     # The gradient at w is rounded to fp32, and other eigenvectors then have their small part in it.
     assert probe.lipschitz == pytest.approx(abs(values[place]), rel=1e-5, abs=1e-5)
@@ -201,7 +222,9 @@ def test_each_part_has_random_numbers_of_its_own_and_both_passes_the_same():
 
     num_parts, w = 4, jnp.array([3.0, 4.0])
     probe = gauges.make_probe(loss_fn, num_parts)(w, {}, jnp.zeros(num_parts), KEY)
-    norm = np.sqrt(probe.gradient_square_norm + probe.noise_trace / num_parts)  # of the mean gradient
+    norm = np.sqrt(
+        probe.gradient_square_norm + probe.noise_trace / num_parts
+    )  # of the mean gradient
     assert probe.lipschitz == pytest.approx(norm / 5, rel=1e-5)
     assert probe.noise_trace > 0.01
 
@@ -216,10 +239,15 @@ def make_model(name):
     network, size = MODELS[name]
     network = seam.from_linen(network)
     rng = np.random.default_rng(0)
-    batch = {"image": jnp.float32(rng.normal(size=(32, *size))), "label": jnp.asarray(rng.integers(0, 10, 32))}
+    batch = {
+        "image": jnp.float32(rng.normal(size=(32, *size))),
+        "label": jnp.asarray(rng.integers(0, 10, 32)),
+    }
 
     def loss_fn(params, model_state, batch, rng):
-        logits, new_model_state = network.apply(params, model_state, batch["image"], train=True, rng=rng)
+        logits, new_model_state = network.apply(
+            params, model_state, batch["image"], train=True, rng=rng
+        )
         return jnp.mean(losses.softmax_cross_entropy(logits, batch["label"])), (new_model_state, {})
 
     params, model_state = jax.jit(network.init)(KEY, batch["image"])
@@ -258,7 +286,9 @@ def test_vmapped_probes_are_those_of_each_alone():
     for index in (0, 1):
         alone = probe(*jax.tree.map(lambda x, index=index: x[index], both), batch, KEY)
         ours = jax.tree.map(lambda x, index=index: x[index], batched)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), ours, alone)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), ours, alone
+        )
 
 
 @pytest.mark.parametrize("name", ["cnn", "lstm"])
@@ -275,7 +305,9 @@ def test_memory_does_not_grow_with_the_number_of_parts():
 
     def scratch(num_parts):
         params, batch = {"x": jnp.zeros(100_000)}, {"x": jnp.zeros((num_parts, 1))}
-        compiled = jax.jit(gauges.make_probe(squares, num_parts)).lower(params, {}, batch, KEY).compile()
+        compiled = (
+            jax.jit(gauges.make_probe(squares, num_parts)).lower(params, {}, batch, KEY).compile()
+        )
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert scratch(16) <= scratch(2) + 100_000

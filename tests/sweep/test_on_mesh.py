@@ -45,20 +45,30 @@ def test_all_devices_find_what_one_finds(tmp_path):
         np.testing.assert_allclose(ours[key]["last_epoch_loss"], row["last_epoch_loss"], rtol=RTOL)
         for split in ("validation", "test"):
             if row[f"{split}_loss"] is not None:
-                np.testing.assert_allclose(ours[key][f"{split}_loss"], row[f"{split}_loss"], rtol=10 * RTOL)
+                np.testing.assert_allclose(
+                    ours[key][f"{split}_loss"], row[f"{split}_loss"], rtol=10 * RTOL
+                )
         if row["phase"] == "final":
             assert ours[key]["probes"].keys() == row["probes"].keys()
-            np.testing.assert_allclose(ours[key]["probes"]["phi"][0], row["probes"]["phi"][0], rtol=1e-3)
+            np.testing.assert_allclose(
+                ours[key]["probes"]["phi"][0], row["probes"]["phi"][0], rtol=1e-3
+            )
             for module, _ in MODULES:
                 found, expected = (one["probes"]["phi_modules"][module] for one in (ours[key], row))
                 np.testing.assert_allclose(found[0], expected[0], rtol=1e-3)
-            np.testing.assert_allclose(ours[key]["curve"]["train_loss"], row["curve"]["train_loss"], rtol=RTOL)
+            np.testing.assert_allclose(
+                ours[key]["curve"]["train_loss"], row["curve"]["train_loss"], rtol=RTOL
+            )
 
 
 def test_a_batch_that_does_not_split_over_the_devices_is_refused_before_the_workdir_is_taken(
     config_file, tmp_path, capsys
 ):
-    flags = [f"--config={config_file}", f"--workdir={tmp_path / 'study'}", "--config.trial_devices=all"]
+    flags = [
+        f"--config={config_file}",
+        f"--workdir={tmp_path / 'study'}",
+        "--config.trial_devices=all",
+    ]
     assert main.main(["sweep", *flags, "--config.global_batch_sizes=(6,128)"]) == 2
     err = capsys.readouterr().err
     assert "config.global_batch_sizes = 6 of 'momentum': " in err
@@ -81,23 +91,34 @@ def test_two_processes_train_every_trial_together(
     command = ["sweep", f"--config={config_file}", f"--workdir={tmp_path / 'study'}", rates, *flags]
     job = start(command, count=2, devices=2)
     assert job.codes(300) == [0, 0], job.said(0)
-    rows = [json.loads(line) for line in (tmp_path / "study" / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "study" / "results.jsonl").read_text().splitlines()
+    ]
     assert sorted((row["arm"], row["phase"]) for row in rows) == [
         (arm, phase) for arm in ("lamb", "momentum") for phase in ("final", "search")
     ]
-    alone = [f"--workdir={tmp_path / 'alone'}" if flag.startswith("--workdir") else flag for flag in command]
+    alone = [
+        f"--workdir={tmp_path / 'alone'}" if flag.startswith("--workdir") else flag
+        for flag in command
+    ]
     assert main.main([*alone, "--config.train.parallel.num_devices=4"]) == 0
-    expected = [json.loads(line) for line in (tmp_path / "alone" / "results.jsonl").read_text().splitlines()]
+    expected = [
+        json.loads(line) for line in (tmp_path / "alone" / "results.jsonl").read_text().splitlines()
+    ]
     by_key = {trials.key(row): row for row in expected}
     for row in rows:
-        np.testing.assert_allclose(row["validation_loss"], by_key[trials.key(row)]["validation_loss"], rtol=10 * RTOL)
+        np.testing.assert_allclose(
+            row["validation_loss"], by_key[trials.key(row)]["validation_loss"], rtol=10 * RTOL
+        )
 
 
 def test_arms_whose_searches_differ_share_a_program(tmp_path):
     """One has five candidates at a time and the other one: batched they find what each trial alone finds."""
     rows = []
     for batching in ("none", "vmap"):
-        config = make_config(global_batch_sizes=(1024,), trial_batching=batching, trials_per_program=64)
+        config = make_config(
+            global_batch_sizes=(1024,), trial_batching=batching, trials_per_program=64
+        )
         other = copy.deepcopy(config.arms[1])
         other.name, other.search = "one rate", SearchConfig(learning_rate_factors=(1.0,))
         config.arms = (other, config.arms[1])
@@ -109,4 +130,6 @@ def test_arms_whose_searches_differ_share_a_program(tmp_path):
     assert rows[0].keys() == rows[1].keys()
     assert len(rows[0]) == (1 + 2) + (5 + 2)
     for key, row in rows[0].items():
-        np.testing.assert_allclose(rows[1][key]["validation_loss"], row["validation_loss"], rtol=1e-4)
+        np.testing.assert_allclose(
+            rows[1][key]["validation_loss"], row["validation_loss"], rtol=1e-4
+        )

@@ -44,14 +44,21 @@ def test_two_shards_in_a_bucket_are_one_study(lbopt, cloud, config_file, tmp_pat
     assert [process.returncode for process in (*shards, whole)] == [0, 0, 0], said
     expected = (tmp_path / "whole" / "results.jsonl").read_text()
     found = objects(address)
-    assert {f"studies/tiny/{name}" for name in ("results.jsonl", "report.html", "summary.json", "config.json")} <= set(
-        found
-    )
+    assert {
+        f"studies/tiny/{name}"
+        for name in ("results.jsonl", "report.html", "summary.json", "config.json")
+    } <= set(found)
     assert without_time(read(address, "studies/tiny/results.jsonl")) == without_time(expected)
-    shares = [read(address, f"studies/tiny/shards/{number}-of-2/results.jsonl").splitlines() for number in (1, 2)]
+    shares = [
+        read(address, f"studies/tiny/shards/{number}-of-2/results.jsonl").splitlines()
+        for number in (1, 2)
+    ]
     assert all(shares)
     assert sum(map(len, shares)) == len(expected.splitlines())  # nothing twice
-    summaries = [read(address, "studies/tiny/summary.json"), (tmp_path / "whole" / "summary.json").read_text()]
+    summaries = [
+        read(address, "studies/tiny/summary.json"),
+        (tmp_path / "whole" / "summary.json").read_text(),
+    ]
     assert json.loads(summaries[0])["arms"] == json.loads(summaries[1])["arms"]
     report = lbopt("report", f"--workdir={STUDY}")
     output, errors = report.communicate(timeout=120)
@@ -66,7 +73,9 @@ def study(monkeypatch, tmp_path):
     shard = folder / "shards" / "1-of-2"
     shard.mkdir(parents=True)
     (shard / "config.json").write_text(json.dumps({"config": {"name": "tiny"}}))
-    (shard / "results.jsonl").write_text(json.dumps(finished(1)) + "\n" + json.dumps(finished(2)) + "\n" + '{"torn')
+    (shard / "results.jsonl").write_text(
+        json.dumps(finished(1)) + "\n" + json.dumps(finished(2)) + "\n" + '{"torn'
+    )
     monkeypatch.setattr(bucket, "address", lambda named: folder)
     return folder
 
@@ -76,7 +85,9 @@ def finished(seed):
 
 
 def lease(folder, renewed):
-    (folder / ".lease.json").write_text(json.dumps({"host": "another", "pid": 1, "space": "x", "renewed": renewed}))
+    (folder / ".lease.json").write_text(
+        json.dumps({"host": "another", "pid": 1, "space": "x", "renewed": renewed})
+    )
 
 
 def same(saved):
@@ -89,7 +100,8 @@ def test_one_division_at_a_time(study, tmp_path):
     others.refuse_others(Shard(2, 2), same)
     for shard in (Shard(2, 3), None):
         with pytest.raises(
-            UserError, match="shard 1-of-2 is being run in 'gs://bucket/studies/tiny'; one division at a time"
+            UserError,
+            match="shard 1-of-2 is being run in 'gs://bucket/studies/tiny'; one division at a time",
         ):
             others.refuse_others(shard, same)
     lease(study / "shards" / "1-of-2", time.time() - 60)
@@ -102,7 +114,8 @@ def test_one_division_at_a_time(study, tmp_path):
 
 def test_a_shard_of_another_study_is_refused(study, tmp_path):
     with pytest.raises(
-        UserError, match=r"--workdir = 'gs://bucket/studies/tiny': it holds a sweep of another config \(name is tiny"
+        UserError,
+        match=r"--workdir = 'gs://bucket/studies/tiny': it holds a sweep of another config \(name is tiny",
     ):
         parts.Parts(STUDY, tmp_path).refuse_others(
             Shard(2, 2), lambda saved: [f"name is {saved['config']['name']} there"]
@@ -112,12 +125,16 @@ def test_a_shard_of_another_study_is_refused(study, tmp_path):
 def test_what_others_have_finished_is_there_once_and_not_as_ones_own(study, tmp_path):
     mirror = tmp_path / "mirror"
     mirror.mkdir()
-    (mirror / "results.jsonl").write_text(json.dumps(finished(2)) + "\n" + json.dumps(finished(3)) + "\n")
+    (mirror / "results.jsonl").write_text(
+        json.dumps(finished(2)) + "\n" + json.dumps(finished(3)) + "\n"
+    )
     others = parts.Parts(STUDY, mirror)
     others.fetch()
     assert [row["seed"] for row in read_results(mirror)] == [2, 3, 1]
     assert (mirror / "results.jsonl").read_text().count("\n") == 2
     others.publish()
-    assert [json.loads(line)["seed"] for line in (study / "results.jsonl").read_text().splitlines()] == [2, 3, 1]
+    assert [
+        json.loads(line)["seed"] for line in (study / "results.jsonl").read_text().splitlines()
+    ] == [2, 3, 1]
     others.fetch()
     assert [row["seed"] for row in read_results(mirror)] == [2, 3, 1]

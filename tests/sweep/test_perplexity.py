@@ -39,7 +39,9 @@ def rows(tmp_path_factory):
 
 def test_perplexity_is_the_exponential_of_the_loss(rows):
     for row in rows:
-        assert row["validation_perplexity"] == pytest.approx(math.exp(row["validation_loss"]), rel=1e-6)
+        assert row["validation_perplexity"] == pytest.approx(
+            math.exp(row["validation_loss"]), rel=1e-6
+        )
         assert 20 < row["validation_perplexity"] < 300
     assert [row["test_perplexity"] is not None for row in rows] == [False, False, True]
     assert rows[-1]["test_perplexity"] == pytest.approx(math.exp(rows[-1]["test_loss"]), rel=1e-6)

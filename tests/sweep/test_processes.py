@@ -12,18 +12,26 @@ def rows_of(workdir):
     """The rows by what was tried, without how long it took."""
     lines = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
     named = {
-        (row["arm"], row["global_batch_size"], row["phase"], row["learning_rate"], row["seed"]): row for row in lines
+        (row["arm"], row["global_batch_size"], row["phase"], row["learning_rate"], row["seed"]): row
+        for row in lines
     }
     assert len(named) == len(lines)
-    return {key: {name: value for name, value in row.items() if name != "seconds"} for key, row in named.items()}
+    return {
+        key: {name: value for name, value in row.items() if name != "seconds"}
+        for key, row in named.items()
+    }
 
 
 def same(ours, theirs):
     if isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(same(ours[name], theirs[name]) for name in theirs)
+        return ours.keys() == theirs.keys() and all(
+            same(ours[name], theirs[name]) for name in theirs
+        )
     if isinstance(theirs, list):
         return len(ours) == len(theirs) and all(map(same, ours, theirs))
-    return ours == (pytest.approx(theirs, rel=1e-3, abs=2 / 386) if isinstance(theirs, float) else theirs)
+    return ours == (
+        pytest.approx(theirs, rel=1e-3, abs=2 / 386) if isinstance(theirs, float) else theirs
+    )
 
 
 def test_two_processes_find_what_one_finds(
@@ -33,7 +41,12 @@ def test_two_processes_find_what_one_finds(
 ):
     """One of them is killed after the first trials; both are started again."""
     seeds = tuple(range(7, 23))  # enough trials that the kill comes before the last of them
-    command = ["sweep", f"--config={config_file}", f"--config.final_seeds={seeds}", f"--workdir={tmp_path / 'study'}"]
+    command = [
+        "sweep",
+        f"--config={config_file}",
+        f"--config.final_seeds={seeds}",
+        f"--workdir={tmp_path / 'study'}",
+    ]
     job = start(command, count=2, devices=1)
     results = tmp_path / "study" / "results.jsonl"
     job.wait_for(lambda: results.exists() and results.stat().st_size, 120)
@@ -49,7 +62,12 @@ def test_two_processes_find_what_one_finds(
     assert alone.codes(200) == [0]
     ours, theirs = rows_of(tmp_path / "study"), rows_of(tmp_path / "alone")
     assert ours.keys() == theirs.keys()
-    for key, row in theirs.items():  # which trials share a program depends on the kill, and rounding on the program
+    for (
+        key,
+        row,
+    ) in (
+        theirs.items()
+    ):  # which trials share a program depends on the kill, and rounding on the program
         assert ours[key].keys() == row.keys()
         for name, value in row.items():
             assert same(ours[key][name], value), (key, name)

@@ -54,7 +54,9 @@ def cells_of(model):
     momentum, lamb = config.arms
     config.arms += tuple(
         Arm(
-            name, OptimizerConfig(name, weight_decay=decay), dataclasses.replace(like.schedule, base_learning_rate=rate)
+            name,
+            OptimizerConfig(name, weight_decay=decay),
+            dataclasses.replace(like.schedule, base_learning_rate=rate),
         )
         for name, decay, like, rate in (
             ("adam", 0.0, momentum, 0.002),
@@ -102,7 +104,9 @@ def run(cell, wanted, batching, width=3):
         session.begin(some)
         records = {index: Record(config, cell, trial) for index, trial in some.items()}
         while not all(record.ended for record in records.values()):
-            session.advance({index: record for index, record in records.items() if not record.ended})
+            session.advance(
+                {index: record for index, record in records.items() if not record.ended}
+            )
         params, model_state = session._variables()
         found += [(lane(params, index), lane(model_state, index), records[index]) for index in some]
     return found
@@ -144,18 +148,24 @@ def test_trials_in_one_program_equal_runs_of_their_own(model, arm, size, steps, 
         found = run(cell, wanted, batching)
         for (params, _, record), (start, state, losses) in zip(found, alone, strict=True):
             movement = np.linalg.norm(flat(state.params) - start)
-            assert np.linalg.norm(flat(params) - flat(state.params)) <= TOLERANCE * movement, batching
+            assert np.linalg.norm(flat(params) - flat(state.params)) <= TOLERANCE * movement, (
+                batching
+            )
             assert len(losses) == steps
             np.testing.assert_allclose(np.concatenate(record.losses), losses, rtol=1e-4)
             distance = np.concatenate(record.distances)[-1]
             assert distance == pytest.approx(movement, rel=1e-5)
-        assert np.linalg.norm(flat(found[1][0]) - flat(found[0][0])) > 1000 * TOLERANCE * movement  # the check can tell
+        assert (
+            np.linalg.norm(flat(found[1][0]) - flat(found[0][0])) > 1000 * TOLERANCE * movement
+        )  # the check can tell
 
 
 def test_a_trial_that_diverges_disturbs_nobody_beside_it():
     cell = named(cells_of("mlp"), "momentum", 128)
     asked = [(1.0, 0), (1e30, 0), (1.0, 7)]
-    wanted = [cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), 1.0), seed) for rate, seed in asked]
+    wanted = [
+        cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), 1.0), seed) for rate, seed in asked
+    ]
     found = run(cell, wanted, "vmap")
     assert [record.diverged for *_, record in found] == [False, True, False]
     for place in (0, 2):
@@ -202,11 +212,17 @@ def test_a_short_trial_runs_the_whole_schedule():
     assert (record.done, trial.num_steps, cell.warmup_steps(trial)) == (12, 12, 2)
     shorter = copy.deepcopy(cell.train)
     shorter.num_epochs /= 2
-    resolved = schedules.resolve(shorter.schedule, 128, len(cell.problem.splits.train), shorter.num_epochs)
+    resolved = schedules.resolve(
+        shorter.schedule, 128, len(cell.problem.splits.train), shorter.num_epochs
+    )
     assert (resolved.warmup_steps, resolved.num_steps) == (2, 12)
     whole = dataclasses.replace(cell, train=shorter, resolved=resolved)
-    ((_, _, expected),) = run(whole, [whole.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1.0), 1.0), 0)], "none")
-    np.testing.assert_allclose(np.concatenate(record.losses), np.concatenate(expected.losses), rtol=1e-4)
+    ((_, _, expected),) = run(
+        whole, [whole.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1.0), 1.0), 0)], "none"
+    )
+    np.testing.assert_allclose(
+        np.concatenate(record.losses), np.concatenate(expected.losses), rtol=1e-4
+    )
 
 
 def test_programs_of_one_problem_share_its_arrays_on_the_device(cells, tmp_path):
@@ -234,7 +250,10 @@ def test_a_damaged_record_among_the_probed_ones_changes_nothing(cells):
     jax.tree.map(np.testing.assert_array_equal, *found)
     alone = jax.tree.map(lambda x: x[0], variables)
     mesh = build.make_mesh(ParallelConfig())
-    on_mesh = [make_mesh_probe(one, config)(*meshes.put_replicated(mesh, alone)) for one in (problem, spoilt)]
+    on_mesh = [
+        make_mesh_probe(one, config)(*meshes.put_replicated(mesh, alone))
+        for one in (problem, spoilt)
+    ]
     jax.tree.map(np.testing.assert_array_equal, *on_mesh)
 
 
@@ -273,7 +292,11 @@ def test_no_factorisation_is_batched():
     config = make_config(trial_batching="vmap")
     problem = make_problem(config.train.data, ModelConfig("lstm", hidden=8))
     spread = Spread(config)
-    lowered = Equipment(problem, config, spread).begin._init.lower(np.zeros(spread.width, np.int32)).as_text()
+    lowered = (
+        Equipment(problem, config, spread)
+        .begin._init.lower(np.zeros(spread.width, np.int32))
+        .as_text()
+    )
     batch_dims = re.findall(r'custom_call @lapack_.*num_batch_dims = "(\d)"', lowered)
     assert set(batch_dims) == {"0"}
 

@@ -11,7 +11,9 @@ from lbopt.sweep.search.protocol import Factors, Proposal
 
 
 def make_record(phase="final", fidelity=1.0, **changes):
-    train = {name: changes.pop(name) for name in list(changes) if hasattr(make_config().train, name)}
+    train = {
+        name: changes.pop(name) for name in list(changes) if hasattr(make_config().train, name)
+    }
     config = make_config(**changes)
     for name, value in train.items():
         setattr(config.train, name, value)
@@ -26,13 +28,20 @@ def walk(record):
     while not record.ended:
         count = record.steps_to_next_stop
         record.extend(
-            np.full(count, 2.0, np.float32), np.arange(record.done + 1, record.done + count + 1, dtype=np.float32)
+            np.full(count, 2.0, np.float32),
+            np.arange(record.done + 1, record.done + count + 1, dtype=np.float32),
         )
         stops.append(record.done)
         if record.wants_evaluation:
             record.evaluated({"loss": 1.0, "accuracy": record.done / 24})
         if record.wants_probe:
-            record.probed({"noise_trace": 8.0 * record.done, "gradient_square_norm": 2.0, "phi_layers/a/b": 0.5})
+            record.probed(
+                {
+                    "noise_trace": 8.0 * record.done,
+                    "gradient_square_norm": 2.0,
+                    "phi_layers/a/b": 0.5,
+                }
+            )
     return stops
 
 
@@ -61,11 +70,21 @@ def test_a_target_is_looked_for_at_every_evaluation():
 
 
 def test_a_target_may_end_the_trial():
-    target = {"target_metric": "eval/accuracy", "target_value": 0.5, "stop_at_target": True, "eval_every_steps": 10}
+    target = {
+        "target_metric": "eval/accuracy",
+        "target_value": 0.5,
+        "stop_at_target": True,
+        "eval_every_steps": 10,
+    }
     record = make_record(**target)
     assert walk(record) == [10, 20]
     row = record.row(scores())
-    assert (row["steps"], row["steps_run"], row["examples_seen"], row["steps_to_target"]) == (24, 20, 20 * 128, 20)
+    assert (row["steps"], row["steps_run"], row["examples_seen"], row["steps_to_target"]) == (
+        24,
+        20,
+        20 * 128,
+        20,
+    )
 
 
 def test_a_target_that_is_not_reached_is_reported():
@@ -129,7 +148,9 @@ def test_a_last_update_that_breaks_the_network_is_divergence_too():
 def test_the_noise_scale_is_the_median_over_the_probed_steps():
     measure = MeasureConfig(num_probes=4, probe_parts=2, probe_part_size=8)
     row = make_finished(measure=measure).row(scores())
-    assert row["noise_scale"] == pytest.approx(np.median([8.0 * step / 2.0 for step in (1, 3, 8, 24)]))
+    assert row["noise_scale"] == pytest.approx(
+        np.median([8.0 * step / 2.0 for step in (1, 3, 8, 24)])
+    )
     assert row["probes"]["step"] == [1, 3, 8, 24]
     assert row["probes"]["phi_layers"] == {"a/b": [0.5] * 4}
 
@@ -138,7 +159,9 @@ def test_distances_are_fitted_from_the_end_of_warmup_on():
     row = make_finished().row(scores())
     assert row["diffusion"]["from_step"] == row["warmup_steps"] == 2
     assert row["diffusion"]["to_step"] == 24
-    assert row["diffusion"]["power"]["exponent"] == pytest.approx(1.0, abs=1e-6)  # the planted distance is t
+    assert row["diffusion"]["power"]["exponent"] == pytest.approx(
+        1.0, abs=1e-6
+    )  # the planted distance is t
     assert row["distance"] == 24
 
 

@@ -36,7 +36,9 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset", "action")]
+        self.addresses += [
+            value for name, value in attributes if name in ("src", "href", "srcset", "action")
+        ]
         self.alts += [value for name, value in attributes if name == "alt"]
         if tag not in self.VOID:
             self._open.append(tag)
@@ -67,12 +69,18 @@ def everything(tmp_path_factory):
     """A study in which all was measured, one arm of which diverges."""
     common = {"growth": 0.5, "noise_scale": (90.0, 100.0, 200.0), "peak_step": lambda size: 4}
     truths = {
-        "momentum": Truth((0.98, 0.97, 0.6), (1.0, 1.0, 0.7), steps_to_target=(200.0, 100.0, None), **common),
-        "lamb": legw((0.98, 0.98, 0.975), steps_to_target=(150.0, 50.0, 20.0), layers=("a", "b"), **common),
+        "momentum": Truth(
+            (0.98, 0.97, 0.6), (1.0, 1.0, 0.7), steps_to_target=(200.0, 100.0, None), **common
+        ),
+        "lamb": legw(
+            (0.98, 0.98, 0.975), steps_to_target=(150.0, 50.0, 20.0), layers=("a", "b"), **common
+        ),
         "adam": Truth((0.98, 0.98, 0.5), steps_to_target=(150.0, 50.0, None), diverges=(256,)),
     }
     workdir = tmp_path_factory.mktemp("everything")
-    return workdir, *write(workdir, truths, waterfall=tuple(truths), warmup_factors=[0.0, 0.5, 1.0, 2.0])
+    return workdir, *write(
+        workdir, truths, waterfall=tuple(truths), warmup_factors=[0.0, 0.5, 1.0, 2.0]
+    )
 
 
 def test_page_is_self_contained(everything):
@@ -90,14 +98,26 @@ def test_page_escapes_names(plain):
 
 
 def test_page_says_how_it_was_made(plain):
-    for part in ("lbopt sweep --config=study.py", "jax 0.0", "git abc123", "1 x cpu", "best mean validation accuracy"):
+    for part in (
+        "lbopt sweep --config=study.py",
+        "jax 0.0",
+        "git abc123",
+        "1 x cpu",
+        "best mean validation accuracy",
+    ):
         assert part in plain[1].text
 
 
 def test_what_was_not_measured_has_no_section(plain):
     workdir, written, _ = plain
     assert {file.name for file in workdir.glob("*.png")} == ALWAYS
-    for heading in ("Ablation", "Steps to the target", "Diffusion", "Trust ratios", "Learning rate and warmup"):
+    for heading in (
+        "Ablation",
+        "Steps to the target",
+        "Diffusion",
+        "Trust ratios",
+        "Learning rate and warmup",
+    ):
         assert heading not in written.headings
 
 
@@ -164,7 +184,9 @@ def test_the_table_of_trials_is_folded(everything):
 
 
 def cells_of(workdir):
-    return index_rows([json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()])
+    return index_rows(
+        [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
+    )
 
 
 def test_the_table_of_results_has_what_was_measured(everything, plain):
@@ -185,7 +207,11 @@ def test_the_table_of_results_has_what_was_measured(everything, plain):
     assert dict(zip(header, rows[1], strict=True))["fails to"] == ""
     assert float(dict(zip(header, rows[3], strict=True))["critical batch"]) > 0
     diverged = dict(zip(header, rows[-1], strict=True))
-    assert (diverged["diverged"], diverged["at step"], diverged["steps to target"]) == ("5/5", "3", "")
+    assert (diverged["diverged"], diverged["at step"], diverged["steps to target"]) == (
+        "5/5",
+        "3",
+        "",
+    )
     assert (diverged["train %"], diverged["train loss"]) == ("", "")
     assert "noise scale" not in results_table(plain[2]["arms"], ACCURACY, cells_of(plain[0]))[0]
 
@@ -210,8 +236,13 @@ def test_terminal_table_shows_means_and_limit(plain):
 
 
 def test_a_language_model_is_shown_by_its_perplexity(tmp_path):
-    truths = {"sgd": Truth((100.0, 101.0, 300.0), (80.0, 80.0, 290.0)), "lamb": legw((100.0,) * 3, diverges=(256,))}
-    written, summary = write(tmp_path, truths, perplexity=True, method="hyperband", warmup_range=[0.25, 4.0])
+    truths = {
+        "sgd": Truth((100.0, 101.0, 300.0), (80.0, 80.0, 290.0)),
+        "lamb": legw((100.0,) * 3, diverges=(256,)),
+    }
+    written, summary = write(
+        tmp_path, truths, perplexity=True, method="hyperband", warmup_range=[0.25, 4.0]
+    )
     assert written.headings[0] == "Test perplexity against batch size"
     assert "(100.00 at batch 16) reaches its limit at batch 64" in written.text
     lines = report.terminal_table(summary).splitlines()
@@ -231,13 +262,16 @@ def test_a_target_study_reports_what_was_not_reached(tmp_path):
 @pytest.mark.parametrize(("options", "sizes"), [({"stops": True}, 3), ({"seeds": (1,)}, 3)])
 def test_the_terminal_shows_no_limit_where_there_is_none(options, sizes):
     arm = Truth(FLAT, steps_to_target=(9.0,) * 3, diverges=(16,))
-    lines = report.terminal_table(summarize(*synthetic.make_study({"a": arm}, **options))).splitlines()
+    lines = report.terminal_table(
+        summarize(*synthetic.make_study({"a": arm}, **options))
+    ).splitlines()
     assert lines[2].split()[-1] == "-"
     assert len(lines[2].split()) == sizes + 2
 
 
 @pytest.mark.parametrize(
-    ("devices", "part"), [("one", "the whole training set"), ("all", "a random part of the training set")]
+    ("devices", "part"),
+    [("one", "the whole training set"), ("all", "a random part of the training set")],
 )
 def test_the_figure_of_training_says_what_was_scored(tmp_path, devices, part):
     config, rows = synthetic.make_study({"a": Truth(FLAT)})
@@ -249,20 +283,35 @@ def test_the_figure_of_training_says_what_was_scored(tmp_path, devices, part):
 def test_an_unfinished_study_is_shown_as_far_as_it_is(tmp_path):
     config, rows = synthetic.make_study({"a": Truth(FLAT), "b": Truth(FLAT)})
     for count in (1, 4, 9, 30):
-        file, summary = report.write_sweep_report(tmp_path, synthetic.save_study(tmp_path, config, rows[:count]))
+        file, summary = report.write_sweep_report(
+            tmp_path, synthetic.save_study(tmp_path, config, rows[:count])
+        )
         assert f"{count} trials so far" in Page(file).text
         assert report.terminal_table(summary)
 
 
 def test_one_arm_one_batch_one_candidate_is_a_study_too(tmp_path):
-    written, _ = write(tmp_path, {"a": Truth((0.9,), growth=0.5)}, sizes=(64,), seeds=(1,), learning_rate_factors=[1.0])
+    written, _ = write(
+        tmp_path,
+        {"a": Truth((0.9,), growth=0.5)},
+        sizes=(64,),
+        seeds=(1,),
+        learning_rate_factors=[1.0],
+    )
     assert "reached" in written.text
 
 
 def test_many_arms_and_batches_are_thinned_and_it_is_said(tmp_path):
     sizes = tuple(2**power for power in range(10))
     arms = {f"arm {place}": Truth((0.9,) * 10, growth=0.5) for place in range(9)}
-    written, _ = write(tmp_path, arms, sizes=sizes, seeds=(1,), warmup_factors=[0.5, 1.0], learning_rate_factors=[1.0])
+    written, _ = write(
+        tmp_path,
+        arms,
+        sizes=sizes,
+        seeds=(1,),
+        warmup_factors=[0.5, 1.0],
+        learning_rate_factors=[1.0],
+    )
     assert "Drawn for 8 of 9 arms" in written.text
     assert "Drawn for 32 of 90 cells" in written.text
 
@@ -274,12 +323,20 @@ def test_no_finished_trial_is_a_users_error(tmp_path):
 
 def test_five_thousand_trials_take_seconds(tmp_path):
     arms = {
-        f"arm {place}": Truth((0.9,) * 7, growth=0.5, noise_scale=(9.0,) * 7, peak_step=lambda size: 4)
+        f"arm {place}": Truth(
+            (0.9,) * 7, growth=0.5, noise_scale=(9.0,) * 7, peak_step=lambda size: 4
+        )
         for place in range(5)
     }
     factors = [2.0**power for power in range(-6, 7)]
-    search = {"learning_rate_factors": factors, "warmup_factors": [0.5, 1.0, 2.0, 4.0, 8.0], "search_seeds": (0, 10)}
-    config, rows = synthetic.make_study(arms, sizes=(4, 8, 16, 32, 64, 128, 256), seeds=range(100, 113), **search)
+    search = {
+        "learning_rate_factors": factors,
+        "warmup_factors": [0.5, 1.0, 2.0, 4.0, 8.0],
+        "search_seeds": (0, 10),
+    }
+    config, rows = synthetic.make_study(
+        arms, sizes=(4, 8, 16, 32, 64, 128, 256), seeds=range(100, 113), **search
+    )
     assert len(rows) == 5005
     saved = synthetic.save_study(tmp_path, config, rows)
     file, _ = report.write_sweep_report(tmp_path, saved)
@@ -299,7 +356,10 @@ def test_empty_sections_are_left_out(tmp_path):
 
 def test_pictures_are_numbered_by_nothing_but_their_caption(tmp_path):
     file = tmp_path / "page.html"
-    pictures = [page.Picture("QQ==", 'a "quoted" alt', "caption <1>"), page.Picture("QQ==", "other", wide=True)]
+    pictures = [
+        page.Picture("QQ==", 'a "quoted" alt', "caption <1>"),
+        page.Picture("QQ==", "other", wide=True),
+    ]
     page.write_page(file, "t", "lead", [page.Section("s", pictures=pictures, items=["one & two"])])
     text = file.read_text()
     assert 'alt="a &#34;quoted&#34; alt"' in text

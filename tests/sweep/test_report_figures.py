@@ -18,7 +18,9 @@ FLAT = (0.98, 0.98, 0.98)
 def figures_of(monkeypatch, workdir, config, rows):
     """Write a report; return its figures by name."""
     figures = {}
-    monkeypatch.setattr(page, "save_figure", lambda figure, file: figures.update({file.stem: figure}) or "QQ==")
+    monkeypatch.setattr(
+        page, "save_figure", lambda figure, file: figures.update({file.stem: figure}) or "QQ=="
+    )
     report.write_sweep_report(workdir, synthetic.save_study(workdir, config, rows))
     return figures
 
@@ -62,7 +64,9 @@ def test_an_arm_without_a_searched_rate_has_no_empty_panel(tmp_path, monkeypatch
 
 
 def test_a_cell_without_results_has_no_empty_panel(tmp_path, monkeypatch):
-    config, rows = synthetic.make_study({"a": Truth(FLAT), "b": Truth(FLAT)}, warmup_factors=[0.5, 1.0, 2.0])
+    config, rows = synthetic.make_study(
+        {"a": Truth(FLAT), "b": Truth(FLAT)}, warmup_factors=[0.5, 1.0, 2.0]
+    )
     rows = [row for row in rows if (row["arm"], row["global_batch_size"]) != ("b", 256)]
     panels = figures_of(monkeypatch, tmp_path, config, rows)["learning_rate_and_warmup"].axes[:6]
     assert [panel.get_visible() for panel in panels] == [True] * 5 + [False]
@@ -70,14 +74,19 @@ def test_a_cell_without_results_has_no_empty_panel(tmp_path, monkeypatch):
 
 
 def test_no_line_goes_through_where_the_target_was_not_reached(tmp_path, monkeypatch):
-    config, rows = synthetic.make_study({"a": Truth(FLAT, steps_to_target=(200.0, None, 50.0))}, stops=True)
+    config, rows = synthetic.make_study(
+        {"a": Truth(FLAT, steps_to_target=(200.0, None, 50.0))}, stops=True
+    )
     figures = figures_of(monkeypatch, tmp_path, config, rows)
-    for panel, ends in zip(figures["steps_to_target"].axes, [(200, 50), (3200, 12800)], strict=True):
+    for panel, ends in zip(
+        figures["steps_to_target"].axes, [(200, 50), (3200, 12800)], strict=True
+    ):
         first, missed, last = panel.lines[0].get_ydata()
         assert (first, last) == ends
         assert math.isnan(missed)
     assert (
-        figures["accuracy_vs_batch_size"].axes[0].get_title("left") == "planted: at most 8 epochs at every batch size"
+        figures["accuracy_vs_batch_size"].axes[0].get_title("left")
+        == "planted: at most 8 epochs at every batch size"
     )
 
 
@@ -89,8 +98,13 @@ def test_the_waterfall_stays_between_none_and_all_right(tmp_path, monkeypatch):
 
 
 def test_no_warmup_is_seen_on_a_logarithmic_axis(tmp_path, monkeypatch):
-    config, rows = synthetic.make_study({"a": Truth(FLAT)}, method="halton", warmup_range=[0.5, 2.0])
-    rows = [{**row, "warmup_factor": 0.0, "warmup_steps": 0.0} if row["warmup_factor"] == 1 else row for row in rows]
+    config, rows = synthetic.make_study(
+        {"a": Truth(FLAT)}, method="halton", warmup_range=[0.5, 2.0]
+    )
+    rows = [
+        {**row, "warmup_factor": 0.0, "warmup_steps": 0.0} if row["warmup_factor"] == 1 else row
+        for row in rows
+    ]
     panel = figures_of(monkeypatch, tmp_path, config, rows)["learning_rate_and_warmup"].axes[0]
     dots = panel.collections[-1].get_offsets()
     assert len(dots) == 17
@@ -102,7 +116,12 @@ def test_no_warmup_is_seen_on_a_logarithmic_axis(tmp_path, monkeypatch):
 # ---- names
 
 
-EVERYTHING = {"growth": 0.5, "noise_scale": (90.0, 100.0, 200.0), "peak_step": lambda size: 4, "layers": ("_a", "$b$")}
+EVERYTHING = {
+    "growth": 0.5,
+    "noise_scale": (90.0, 100.0, 200.0),
+    "peak_step": lambda size: 4,
+    "layers": ("_a", "$b$"),
+}
 
 
 def everything(*names):
@@ -141,7 +160,9 @@ def test_every_name_is_seen_letter_by_letter_in_every_figure(tmp_path, monkeypat
 
 def test_a_legend_has_as_many_columns_as_fit(tmp_path, monkeypatch):
     names = ("an optimizer with a very long name + LEGW + polynomial decay", "b")
-    figures = figures_of(monkeypatch, tmp_path, *synthetic.make_study({name: Truth(FLAT) for name in names}))
+    figures = figures_of(
+        monkeypatch, tmp_path, *synthetic.make_study({name: Truth(FLAT) for name in names})
+    )
     figure = figures["accuracy_vs_batch_size"]
     figure.draw_without_rendering()
     (legend,) = figure.legends
@@ -191,7 +212,9 @@ def test_the_mean_distance_does_not_jump_where_seeds_end(tmp_path, monkeypatch):
 
 
 def test_open_markers_are_at_the_planned_length(tmp_path, monkeypatch):
-    config, rows = synthetic.make_study({"a": Truth(FLAT, steps_to_target=(200.0, 100.0, None), diverges=(256,))})
+    config, rows = synthetic.make_study(
+        {"a": Truth(FLAT, steps_to_target=(200.0, 100.0, None), diverges=(256,))}
+    )
     steps, _ = figures_of(monkeypatch, tmp_path, config, rows)["steps_to_target"].axes
     missed = steps.lines[1].get_xydata().tolist()
     assert missed == [[256, 32]]
@@ -208,7 +231,9 @@ def test_training_lines_are_broken_where_a_seed_diverged(tmp_path, monkeypatch):
 
 
 def test_the_noise_scale_is_drawn_over_the_steps_too(tmp_path, monkeypatch):
-    config, rows = synthetic.make_study({"a": Truth(FLAT, noise_scale=(90.0, 100.0, 200.0)), "b": Truth(FLAT)})
+    config, rows = synthetic.make_study(
+        {"a": Truth(FLAT, noise_scale=(90.0, 100.0, 200.0)), "b": Truth(FLAT)}
+    )
     for row in rows:
         if row.get("probes"):
             steps = row["probes"]["step"]
@@ -217,7 +242,10 @@ def test_the_noise_scale_is_drawn_over_the_steps_too(tmp_path, monkeypatch):
     figure = figures_of(monkeypatch, tmp_path, config, rows)["noise_scale_over_steps"]
     (panel,) = figure.axes
     assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
-    assert (panel.get_xlabel(), figure.get_supylabel()) == ("optimizer step", "noise scale, examples")
+    assert (panel.get_xlabel(), figure.get_supylabel()) == (
+        "optimizer step",
+        "noise scale, examples",
+    )
     assert [line.get_xdata()[-1] for line in panel.lines] == [512, 128, 32]
     steps, scales = panel.lines[0].get_data()
     assert scales[:-1] == pytest.approx([6.0 * step for step in steps[:-1]])
@@ -231,7 +259,10 @@ def test_one_arm_that_runs_away_does_not_flatten_the_others(tmp_path, monkeypatc
             row["curve"]["distance"] = [1e4 * distance for distance in row["curve"]["distance"]]
     left, right = figures_of(monkeypatch, tmp_path, config, rows)["diffusion"].axes
     assert left.get_ylim()[1] == pytest.approx(1.2 * 0.1 * 512**0.5)
-    assert left.texts[0].get_text().splitlines() == ["R² of log t: 0.87 to 0.95", "batch 256 goes on to 5,657"]
+    assert left.texts[0].get_text().splitlines() == [
+        "R² of log t: 0.87 to 0.95",
+        "batch 256 goes on to 5,657",
+    ]
     assert right.get_ylim()[1] > 5e3
 
 

@@ -5,7 +5,15 @@ import synthetic
 from synthetic import Truth
 from tiny_study import make_config
 
-from lbopt.config import Arm, LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig, SearchConfig, checks
+from lbopt.config import (
+    Arm,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SearchConfig,
+    checks,
+)
 from lbopt.config.measure import MeasureConfig
 from lbopt.sweep.findings.metric import ACCURACY, PERPLEXITY
 from lbopt.sweep.findings.summary import summarize
@@ -31,9 +39,16 @@ FLAT = (0.98, 0.98, 0.98)
 def test_the_protocol_says_how_it_was_searched(search, parts):
     config, _ = synthetic.make_study({"a": Truth(FLAT)}, **search)
     text = " ".join(protocol(config, ACCURACY))
-    for part in [*parts, "fresh seeds 1, 2, 3, 4, 5", "only those runs were tested, once", "within 1 point"]:
+    for part in [
+        *parts,
+        "fresh seeds 1, 2, 3, 4, 5",
+        "only those runs were tested, once",
+        "within 1 point",
+    ]:
         assert part in text
-    assert ("lower fidelity" in text) == ("rescaled to its length" in parts or search.get("method") == "hyperband")
+    assert ("lower fidelity" in text) == (
+        "rescaled to its length" in parts or search.get("method") == "hyperband"
+    )
 
 
 def test_the_protocol_of_a_language_model_speaks_of_loss_and_percent():
@@ -52,7 +67,12 @@ def test_the_protocol_of_a_language_model_speaks_of_loss_and_percent():
 )  # fmt: skip
 def test_the_protocol_says_which_runs_were_measured(measure, parts):
     text = " ".join(protocol(checks.to_json(make_config(measure=measure)), ACCURACY))
-    for part in [*parts, "the step at which it diverged", "set by hand before the study", "outside the equal budget"]:
+    for part in [
+        *parts,
+        "the step at which it diverged",
+        "set by hand before the study",
+        "outside the equal budget",
+    ]:
         assert part in text
 
 
@@ -60,7 +80,9 @@ def test_the_protocol_says_which_runs_were_measured(measure, parts):
 
 
 def test_all_that_trials_have_in_common_is_said():
-    config = make_config(measure=MeasureConfig(num_probes=4, probe_parts=2, probe_part_size=8), microstep_size=512)
+    config = make_config(
+        measure=MeasureConfig(num_probes=4, probe_parts=2, probe_part_size=8), microstep_size=512
+    )
     config.train.loss, config.train.data.image_size = LossConfig(label_smoothing=0.1), 16
     config.train.data.data_dir = "/here/only"
     found = dict(definitions(checks.to_json(config), []))
@@ -80,7 +102,10 @@ def test_all_that_trials_have_in_common_is_said():
 def test_a_target_study_says_how_often_it_was_looked_for():
     config = make_config()
     config.train.target_metric, config.train.eval_every_epochs = "eval/accuracy", 0.25
-    assert dict(definitions(checks.to_json(config), []))["evaluations for the target"] == "every 0.25 epochs"
+    assert (
+        dict(definitions(checks.to_json(config), []))["evaluations for the target"]
+        == "every 0.25 epochs"
+    )
 
 
 def test_the_steps_of_epochs_tell_the_size_of_the_training_set():
@@ -88,7 +113,10 @@ def test_the_steps_of_epochs_tell_the_size_of_the_training_set():
     arms = summarize(config, rows)["arms"]
     assert training_examples(config, arms) == (1023, 1024)
     # 4267 examples in 6 epochs of batch 16, 64 and 1024; other numbers have the same steps.
-    points = [{"global_batch_size": size, "steps": steps} for size, steps in ((16, 1601), (64, 401), (1024, 26))]
+    points = [
+        {"global_batch_size": size, "steps": steps}
+        for size, steps in ((16, 1601), (64, 401), (1024, 26))
+    ]
     config["train"]["num_epochs"] = 6.0
     assert training_examples(config, [{"points": points}]) == (4267, 4269)
     assert training_examples({**config, "train": {**config["train"], "num_steps": 9}}, arms) is None
@@ -99,12 +127,20 @@ def test_every_arm_is_given_by_what_its_rules_start_from():
         Arm(
             "one",
             OptimizerConfig("lars", weight_decay=1e-4, nesterov=True),
-            ScheduleConfig(4.0, scaling_rule="sqrt", warmup_power=2.0, base_warmup_epochs=0.25, power=2.0),
+            ScheduleConfig(
+                4.0, scaling_rule="sqrt", warmup_power=2.0, base_warmup_epochs=0.25, power=2.0
+            ),
         ),
         Arm(
             "two",
             OptimizerConfig("adam"),
-            ScheduleConfig(0.008, base_batch_size=32, scaling_rule="linear", warmup_rule="none", decay="constant"),
+            ScheduleConfig(
+                0.008,
+                base_batch_size=32,
+                scaling_rule="linear",
+                warmup_rule="none",
+                decay="constant",
+            ),
             model=ModelConfig("cnn", (8,)),
             search=SearchConfig(learning_rate_factors=(1.0,)),
         ),
@@ -140,9 +176,15 @@ def test_a_polynomial_is_never_without_its_power():
 
 def test_the_page_has_them(tmp_path):
     config, rows = synthetic.make_study({"a": Truth(FLAT)})
-    config["train"] |= {"model": checks.to_json(ModelConfig("cnn", (8,))), "data": {"name": "digits"}}
+    config["train"] |= {
+        "model": checks.to_json(ModelConfig("cnn", (8,))),
+        "data": {"name": "digits"},
+    }
     file, _ = report.write_sweep_report(tmp_path, synthetic.save_study(tmp_path, config, rows))
     text = file.read_text()
     assert "<dt>model</dt><dd>cnn (widths=(8,))</dd>" in text
-    assert "<dt>data</dt><dd>digits; 1023 to 1024 training examples, as the steps of the epochs tell</dd>" in text
+    assert (
+        "<dt>data</dt><dd>digits; 1023 to 1024 training examples, as the steps of the epochs tell</dd>"
+        in text
+    )
     assert "<th>base learning rate</th>" in text

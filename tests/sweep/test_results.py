@@ -35,7 +35,15 @@ def test_four_writers_of_which_two_die_in_a_line(tmp_path):
     rows = {0: 40, 1: 40, 2: 10, 3: 20}
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), str(who), str(count), "dies" if who > 1 else "lives"],
+            [
+                sys.executable,
+                "-c",
+                WRITER,
+                str(tmp_path),
+                str(who),
+                str(count),
+                "dies" if who > 1 else "lives",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -105,7 +113,11 @@ def test_a_copy_that_fails_is_told_at_the_next_trial(cloud, monkeypatch):
 
 def seeds_in(cloud):
     file = cloud / "results.jsonl"
-    return [json.loads(line)["seed"] for line in file.read_text().splitlines()] if file.exists() else []
+    return (
+        [json.loads(line)["seed"] for line in file.read_text().splitlines()]
+        if file.exists()
+        else []
+    )
 
 
 def wait_until(done):

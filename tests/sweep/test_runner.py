@@ -58,8 +58,22 @@ def test_only_final_trials_are_tested(rows):
 def test_a_row_says_what_was_measured(rows):
     """That scores are of the split they are named after is shown by test_program and by test_measured_where."""
     for row in rows:
-        assert len({row["train_loss"], row["validation_loss"], row["test_loss"], row["last_epoch_loss"]}) == 4
-        assert (row["steps"], row["fidelity"], row["divergence_step"]) == (row["steps_run"], 1.0, None)
+        assert (
+            len(
+                {
+                    row["train_loss"],
+                    row["validation_loss"],
+                    row["test_loss"],
+                    row["last_epoch_loss"],
+                }
+            )
+            == 4
+        )
+        assert (row["steps"], row["fidelity"], row["divergence_step"]) == (
+            row["steps_run"],
+            1.0,
+            None,
+        )
         assert row["distance"] > 0
         if row["phase"] == "search":
             assert "curve" not in row
@@ -73,7 +87,9 @@ def test_final_trials_run_at_the_rate_that_validation_chose(rows):
     for arm in ("momentum", "lamb"):
         for size in (128, 1024):
             here = [row for row in rows if (row["arm"], row["global_batch_size"]) == (arm, size)]
-            assert {drive.factors_of(row) for row in here if row["phase"] == "final"} == {drive.choose(here)}
+            assert {drive.factors_of(row) for row in here if row["phase"] == "final"} == {
+                drive.choose(here)
+            }
 
 
 def test_a_finished_study_runs_nothing_again(finished, lbopt_sweep):
@@ -105,7 +121,11 @@ def test_killed_again_and_again_it_equals_the_uninterrupted_study(tmp_path, lbop
         wait_for_rows(workdir, count, process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        found = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines() if line[-1:] == "}"]
+        found = [
+            json.loads(line)
+            for line in (workdir / "results.jsonl").read_text().splitlines()
+            if line[-1:] == "}"
+        ]
         assert found[: len(survived)] == survived
         survived = found
         assert count <= len(survived) <= TRIALS
@@ -120,8 +140,14 @@ def test_killed_again_and_again_it_equals_the_uninterrupted_study(tmp_path, lbop
 
 
 SEARCHES = {
-    "halving": (SearchConfig("successive_halving", num_candidates=6, eta=2, min_fidelity=0.25), "none"),
-    "optuna": (SearchConfig("optuna", num_candidates=4, candidates_at_once=2, pruner="median", eta=2), "none"),
+    "halving": (
+        SearchConfig("successive_halving", num_candidates=6, eta=2, min_fidelity=0.25),
+        "none",
+    ),
+    "optuna": (
+        SearchConfig("optuna", num_candidates=4, candidates_at_once=2, pruner="median", eta=2),
+        "none",
+    ),
     "optuna, batched": (SearchConfig("optuna", num_candidates=4, candidates_at_once=2), "vmap"),
 }
 
@@ -162,7 +188,9 @@ def test_if_one_thread_fails_the_others_stop_at_their_next_look(monkeypatch, tmp
 
 def test_the_lane_of_a_trial_that_diverges_is_free_at_once(monkeypatch, tmp_path):
     """Five candidates for four lanes: the last one gets that of the fourth, which diverges, while the other three still train."""
-    config = make_config(trial_batching="vmap", trials_per_program=4, global_batch_sizes=(128,), final_seeds=(7,))
+    config = make_config(
+        trial_batching="vmap", trials_per_program=4, global_batch_sizes=(128,), final_seeds=(7,)
+    )
     config.arms = config.arms[:1]
     config.search = SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0, 1e30, 2e30))
     calls = []
@@ -173,7 +201,9 @@ def test_the_lane_of_a_trial_that_diverges_is_free_at_once(monkeypatch, tmp_path
         advance(session, records)
 
     monkeypatch.setattr(Session, "advance", counted)
-    rows = runner.run_sweep(config, trials.make_cells(config, trials.make_problems(config)), tmp_path)
+    rows = runner.run_sweep(
+        config, trials.make_cells(config, trials.make_problems(config)), tmp_path
+    )
     assert [row["learning_rate_factor"] for row in rows if row["diverged"]] == [1e30, 2e30]
     assert len(rows) == 5 + 1
     assert [sorted(call.values()) for call in calls[:3]] == [
@@ -185,17 +215,23 @@ def test_the_lane_of_a_trial_that_diverges_is_free_at_once(monkeypatch, tmp_path
 
 def test_full_memory_is_one_line_that_says_what_to_lower(monkeypatch, tmp_path):
     def fail(*_):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17 bytes.\nmore")
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory allocating 17 bytes.\nmore"
+        )
 
     monkeypatch.setattr(runner.Session, "advance", fail)
     config = make_config(global_batch_sizes=(1024,))
-    with pytest.raises(EnvironmentProblem, match=r"allocating 17 bytes.*lower config.trials_per_program") as raised:
+    with pytest.raises(
+        EnvironmentProblem, match=r"allocating 17 bytes.*lower config.trials_per_program"
+    ) as raised:
         runner.run_sweep(config, trials.make_cells(config, trials.make_problems(config)), tmp_path)
     assert "\n" not in str(raised.value)
 
 
 def test_sigterm_saves_what_is_finished_and_exits_75(tmp_path, lbopt_sweep, rows):
-    for attempt in range(4):  # on a busy machine the last trial may have ended before the signal is seen
+    for attempt in range(
+        4
+    ):  # on a busy machine the last trial may have ended before the signal is seen
         workdir = tmp_path / f"workdir{attempt}"
         process = lbopt_sweep(workdir)
         wait_for_rows(workdir, 1, process)
@@ -218,7 +254,9 @@ def test_two_shards_are_one_study(tmp_path, lbopt_sweep, rows, finished):
     assert [process.returncode for process in shards] == [0, 0], said
     assert without_time(read(workdir)) == without_time(rows)
     assert len(read(workdir)) == TRIALS  # nothing twice
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (workdir, finished[0])]
+    summaries = [
+        json.loads((folder / "summary.json").read_text()) for folder in (workdir, finished[0])
+    ]
     assert summaries[0]["complete"]
     assert summaries[0]["arms"] == summaries[1]["arms"]
     again = lbopt_sweep(workdir, "--shard=2/3")  # another division finds all of it done

@@ -22,9 +22,18 @@ def parts(candidates, name="learning_rate", low=0.1, high=10.0):
 
 
 def test_a_grid_is_the_whole_product_with_the_learning_rate_slowest():
-    lists = {"learning_rate_factors": (0.5, 1.0), "warmup_factors": (0.0, 2.0), "weight_decay_factors": (0.0, 1.0, 3.0)}
+    lists = {
+        "learning_rate_factors": (0.5, 1.0),
+        "warmup_factors": (0.0, 2.0),
+        "weight_decay_factors": (0.0, 1.0, 3.0),
+    }
     proposals = make_searcher(SearchConfig(**lists)).ask()
-    expected = [(rate, warmup, decay) for rate in (0.5, 1.0) for warmup in (0.0, 2.0) for decay in (0.0, 1.0, 3.0)]
+    expected = [
+        (rate, warmup, decay)
+        for rate in (0.5, 1.0)
+        for warmup in (0.0, 2.0)
+        for decay in (0.0, 1.0, 3.0)
+    ]
     assert [tuple(one.factors) for one in proposals] == expected
     assert {one.fidelity for one in proposals} == {1.0}
 
@@ -78,8 +87,13 @@ def test_random_draws_are_uniform_in_the_logarithm():
 
 def test_random_draws_stay_the_same_between_versions():
     """Pinned; the tolerance is for the last digit of another mathematical library."""
-    drawn = [one.learning_rate for one in log_uniform_candidates(Space([(0.1, 10.0), (1, 1), (1, 1)]), 4, 7)]
-    assert drawn == pytest.approx([1.0, 2.2348260978576646, 2.0200726419763013, 0.785301082990012], rel=1e-14)
+    drawn = [
+        one.learning_rate
+        for one in log_uniform_candidates(Space([(0.1, 10.0), (1, 1), (1, 1)]), 4, 7)
+    ]
+    assert drawn == pytest.approx(
+        [1.0, 2.2348260978576646, 2.0200726419763013, 0.785301082990012], rel=1e-14
+    )
 
 
 def test_a_halton_sequence_spreads_evenly():

@@ -79,16 +79,24 @@ def test_bad_input_is_one_line_with_field_value_and_fix(field, value, fix):
 
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_a_search_with_nothing_to_search_is_refused(method):
-    with pytest.raises(UserError, match=r"config\.search\.learning_rate_range = \(1\.0, 1\.0\): .*method 'grid'"):
+    with pytest.raises(
+        UserError, match=r"config\.search\.learning_rate_range = \(1\.0, 1\.0\): .*method 'grid'"
+    ):
         validate_search(SearchConfig(method, learning_rate_range=(1.0, 1.0)), "config.search")
 
 
-@pytest.mark.parametrize("fields", [{"method": "hyperband"}, {"method": "optuna", "pruner": "median"}])
+@pytest.mark.parametrize(
+    "fields", [{"method": "hyperband"}, {"method": "optuna", "pruner": "median"}]
+)
 def test_rungs_that_do_not_exist_are_refused(fields):
-    with pytest.raises(UserError, match=r"config\.search\.min_fidelity = 0\.5: .*1 / eta = 0\.333333"):
+    with pytest.raises(
+        UserError, match=r"config\.search\.min_fidelity = 0\.5: .*1 / eta = 0\.333333"
+    ):
         validate_search(SearchConfig(**fields, min_fidelity=0.5), "config.search")
 
 
 def test_the_seed_at_fault_is_named():
-    with pytest.raises(UserError, match=r"config\.search\.seeds = -1: give a number in \[0, 2147483648\)"):
+    with pytest.raises(
+        UserError, match=r"config\.search\.seeds = -1: give a number in \[0, 2147483648\)"
+    ):
         validate_search(SearchConfig(seeds=(0, -1)), "config.search")

@@ -54,7 +54,10 @@ def test_every_bracket_follows_the_algorithm(eta, shortest):
     most = len(brackets) - 1
     assert eta**most <= 1 / shortest * (1 + 1e-8) < eta ** (most + 1) * (1 + 1e-7)
     for halvings, bracket in zip(range(most, -1, -1), brackets, strict=True):
-        assert bracket[0] == (math.ceil((most + 1) * eta**halvings / (halvings + 1)), 1 / eta**halvings)
+        assert bracket[0] == (
+            math.ceil((most + 1) * eta**halvings / (halvings + 1)),
+            1 / eta**halvings,
+        )
         assert len(bracket) == halvings + 1
         assert bracket[-1][1] == 1.0
         for (count, budget), (after, longer) in itertools.pairwise(bracket):
@@ -64,7 +67,9 @@ def test_every_bracket_follows_the_algorithm(eta, shortest):
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(strategies.integers(2, 6), strategies.floats(1e-3, 1.0), strategies.integers(1, 200))
-def test_halving_ends_with_full_runs_and_wastes_none_on_a_lone_survivor(eta, shortest, num_candidates):
+def test_halving_ends_with_full_runs_and_wastes_none_on_a_lone_survivor(
+    eta, shortest, num_candidates
+):
     bracket = halving_bracket(eta, shortest, 1.0, num_candidates)
     assert bracket[-1][1] == 1.0
     assert all(count > 1 for count, _ in bracket[:-1])
@@ -90,7 +95,9 @@ def test_successive_halving_keeps_the_best_of_each_rung():
 
 def survivors(scores, **fields):
     """Return the places of those who stay after the first rung of nine."""
-    search = make_searcher(SearchConfig("successive_halving", num_candidates=9, min_fidelity=1 / 9, **fields))
+    search = make_searcher(
+        SearchConfig("successive_halving", num_candidates=9, min_fidelity=1 / 9, **fields)
+    )
     asked = [one.factors for one in search.ask()]
     search.tell(scores)
     return [asked.index(one.factors) for one in search.ask()]
@@ -120,7 +127,12 @@ def test_hyperband_asks_for_all_runs_of_one_length_at_once():
         rounds.append(asked)
         search.tell([fine(one.factors.learning_rate) for one in asked])
     assert [len(asked) for asked in rounds] == [27, 21, 13, 8]
-    assert [{one.fidelity for one in asked} for asked in rounds] == [{1 / 27}, {1 / 9}, {1 / 3}, {1.0}]
+    assert [{one.fidelity for one in asked} for asked in rounds] == [
+        {1 / 27},
+        {1 / 9},
+        {1 / 3},
+        {1.0},
+    ]
 
 
 def test_brackets_share_no_candidate_and_judge_their_own():

@@ -15,7 +15,10 @@ from lbopt.sweep.search import Factors, Proposal, Score, adaptive, make_searcher
 
 # What a study says of a candidate that diverged, of images and of text.
 DIVERGED = {"diverged": True, "validation_loss": None, "validation_accuracy": None}
-LOST_KINDS = {"images": drive.score([DIVERGED]), "text": drive.score([{**DIVERGED, "validation_perplexity": None}])}
+LOST_KINDS = {
+    "images": drive.score([DIVERGED]),
+    "text": drive.score([{**DIVERGED, "validation_perplexity": None}]),
+}
 PRUNERS = ("median", "successive_halving", "hyperband")
 
 
@@ -45,7 +48,11 @@ def test_without_a_pruner_every_candidate_is_run_once_at_full_length():
 
 
 def test_three_factors_are_searched_in_their_ranges():
-    ranges = {"learning_rate_range": (0.5, 2.0), "warmup_range": (2.0, 4.0), "weight_decay_range": (0.0, 0.0)}
+    ranges = {
+        "learning_rate_range": (0.5, 2.0),
+        "warmup_range": (2.0, 4.0),
+        "weight_decay_range": (0.0, 0.0),
+    }
     rounds = asked_of(SearchConfig("optuna", **ranges), bowl)
     assert rounds[0][0].factors == Factors(1.0, 2.0, 0.0)
     for one in (one.factors for asked in rounds for one in asked):
@@ -59,7 +66,9 @@ def test_tpe_learns_where_random_draws_do_not():
 
     def distance(sampler):
         last = [
-            asked_of(SearchConfig("optuna", sampler=sampler, num_candidates=32, seed=seed), bowl)[-2:]
+            asked_of(SearchConfig("optuna", sampler=sampler, num_candidates=32, seed=seed), bowl)[
+                -2:
+            ]
             for seed in range(3)
         ]
         rates = [one.factors.learning_rate for rounds in last for asked in rounds for one in asked]
@@ -102,7 +111,9 @@ def test_halving_compares_a_generation_with_its_best():
 
 
 def test_the_median_of_complete_runs_prunes():
-    config = SearchConfig("optuna", pruner="median", num_candidates=8, candidates_at_once=2, min_fidelity=1 / 3)
+    config = SearchConfig(
+        "optuna", pruner="median", num_candidates=8, candidates_at_once=2, min_fidelity=1 / 3
+    )
     search = make_searcher(config)
     search.ask()
     search.tell([fine(1), fine(3)])
@@ -141,7 +152,9 @@ def test_optunas_hyperband_gets_a_bracket_for_every_rung(eta):
     """It computes floor(log_eta(max_resource / min_resource)) + 1, whose logarithm of 3^5 is below 5."""
     kinds = types.SimpleNamespace(pruners=types.SimpleNamespace(HyperbandPruner=dict))
     for steps in range(1, 12):
-        made = adaptive._make_pruner(SearchConfig("optuna", pruner="hyperband", eta=eta), steps, kinds)
+        made = adaptive._make_pruner(
+            SearchConfig("optuna", pruner="hyperband", eta=eta), steps, kinds
+        )
         assert math.floor(math.log(made["max_resource"] / made["min_resource"], eta)) == steps
         assert made["reduction_factor"] == eta
 
@@ -154,5 +167,8 @@ def test_a_search_says_nothing(capfd, caplog):
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(EnvironmentProblem, match=r"config\.search\.method = 'optuna': .*pip install 'lbopt\[search\]'"):
+    with pytest.raises(
+        EnvironmentProblem,
+        match=r"config\.search\.method = 'optuna': .*pip install 'lbopt\[search\]'",
+    ):
         make_searcher(SearchConfig("optuna"))

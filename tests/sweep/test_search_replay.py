@@ -68,18 +68,24 @@ def test_another_process_asks_for_the_very_same_runs(hash_seed):
     """With another order of Python's sets of strings; the digits of repr tell floats apart exactly."""
     program = f"import runpy; print(runpy.run_path({__file__!r})['run_all']())"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
     assert said.stdout.strip() == repr(run_all())
 
 
 @every_method
 def test_the_rule_is_tried_first_by_every_method_but_the_grid(fields):
     first = make_searcher(SearchConfig(**fields)).ask()[0].factors
-    assert first == (Factors(0.5, 0.0, 1.0) if fields == CONFIGS["grid"] else Factors(1.0, 1.0, 1.0))
+    assert first == (
+        Factors(0.5, 0.0, 1.0) if fields == CONFIGS["grid"] else Factors(1.0, 1.0, 1.0)
+    )
 
 
 @every_method
-@pytest.mark.parametrize("score", [Score(math.inf, 0.0), Score(1.0, 0.0)], ids=["all diverge", "all equal"])
+@pytest.mark.parametrize(
+    "score", [Score(math.inf, 0.0), Score(1.0, 0.0)], ids=["all diverge", "all equal"]
+)
 def test_somebody_always_runs_at_full_length(fields, score):
     rounds = run(SearchConfig(**fields), lambda proposal: score)
     assert any(one.fidelity == 1.0 for asked, _ in rounds for one in asked)
@@ -96,7 +102,12 @@ def test_no_run_is_asked_for_twice_and_every_round_has_one_length(fields):
 
 @pytest.mark.parametrize(
     ("method", "most"),
-    [("successive_halving", 0.16), ("hyperband", 0.33), ("tpe_halving", 0.2), ("tpe_hyperband", 0.75)],
+    [
+        ("successive_halving", 0.16),
+        ("hyperband", 0.33),
+        ("tpe_halving", 0.2),
+        ("tpe_hyperband", 0.75),
+    ],
 )
 def test_a_better_rate_is_found_at_a_part_of_the_cost(method, most):
     """The chosen rate is within 1.5 times of the best, where the rule is 3 times off, at `most` of the full runs."""

@@ -61,9 +61,16 @@ def test_the_interval_of_a_limit_is_that_of_its_seeds():
     truth = Truth((0.98, 0.972, 0.9), spread=0.02)
     arm = only(truth)
     seeds = [-0.01, -0.005, 0.0, 0.005, 0.01]
-    values = [(size, [mean + shift for shift in seeds]) for size, mean in zip(SIZES, truth.test, strict=True)]
+    values = [
+        (size, [mean + shift for shift in seeds])
+        for size, mean in zip(SIZES, truth.test, strict=True)
+    ]
     assert arm["limit"] == 64
-    assert arm["limit_interval"] == fits.limit_quantiles(fits.resample_limits(values, 0.01)) == (16, 64)
+    assert (
+        arm["limit_interval"]
+        == fits.limit_quantiles(fits.resample_limits(values, 0.01))
+        == (16, 64)
+    )
 
 
 def test_the_interval_is_a_point_where_seeds_agree():
@@ -84,7 +91,9 @@ def test_what_fails_past_the_limit(train, kind, share):
     assert (failed["test_lost"], failed["train_lost"]) == pytest.approx((8.0, 8.0 * share))
 
 
-@pytest.mark.parametrize(("train", "kind"), [((80.0, 80.0, 92.0), "optimise"), ((80.0, 80.0, 81.0), "generalise")])
+@pytest.mark.parametrize(
+    ("train", "kind"), [((80.0, 80.0, 92.0), "optimise"), ((80.0, 80.0, 81.0), "generalise")]
+)
 def test_what_fails_in_a_language_model(train, kind):
     failed = only(Truth((100.0, 101.0, 120.0), train), perplexity=True)["failure"]
     assert (failed["global_batch_size"], failed["kind"]) == (256, kind)
@@ -93,14 +102,21 @@ def test_what_fails_in_a_language_model(train, kind):
 
 def test_divergence_is_a_failure_to_optimise():
     arm = only(Truth((0.98, 0.98, 0.98), diverges=(256,)))
-    assert (arm["limit"], arm["failure"]["kind"], arm["failure"]["train_share"]) == (64, "optimise", None)
+    assert (arm["limit"], arm["failure"]["kind"], arm["failure"]["train_share"]) == (
+        64,
+        "optimise",
+        None,
+    )
     point = arm["points"][-1]
     assert (point["diverged"], point["divergence_step"], point["test_accuracy_mean"]) == (5, 3, 0.0)
 
 
 def test_a_diverged_trial_counts_as_all_wrong_whatever_its_last_accuracy():
     config, rows = synthetic.make_study({"arm": Truth((0.98, 0.98, 0.98))})
-    broken = [(row["seed"], row["global_batch_size"]) == (1, 256) or row["learning_rate_factor"] == 2.0 for row in rows]
+    broken = [
+        (row["seed"], row["global_batch_size"]) == (1, 256) or row["learning_rate_factor"] == 2.0
+        for row in rows
+    ]
     rows = [diverge(row) if hit else row for row, hit in zip(rows, broken, strict=True)]
     assert rows[-5]["train_accuracy"] == 0.1
     point = summarize(config, rows)["arms"][0]["points"][-1]
@@ -113,16 +129,28 @@ def test_the_training_accuracy_of_a_diverged_model_is_none(perplexity):
     config, rows = synthetic.make_study(
         {"arm": Truth((100.0,) * 3 if perplexity else (0.98,) * 3)}, perplexity=perplexity
     )
-    rows = [diverge(row) if (row["seed"], row["global_batch_size"]) == (1, 256) else row for row in rows]
+    rows = [
+        diverge(row) if (row["seed"], row["global_batch_size"]) == (1, 256) else row for row in rows
+    ]
     arm = summarize(config, rows)["arms"][0]
     point = arm["points"][-1]
     assert (point["train_accuracy_mean"], point["train_loss_mean"]) == (None, None)
-    assert (arm["failure"]["kind"], arm["failure"]["train_lost"], arm["failure"]["diverged"]) == ("optimise", None, 1)
+    assert (arm["failure"]["kind"], arm["failure"]["train_lost"], arm["failure"]["diverged"]) == (
+        "optimise",
+        None,
+        1,
+    )
 
 
 def test_a_test_loss_that_did_not_rise_is_no_divergence():
     points = [
-        {"global_batch_size": size, "train_loss_mean": train, "test_loss_mean": 1.0, "diverged": 0, "seeds": 5}
+        {
+            "global_batch_size": size,
+            "train_loss_mean": train,
+            "test_loss_mean": 1.0,
+            "diverged": 0,
+            "seeds": 5,
+        }
         for size, train in ((16, 0.5), (64, 0.4), (256, 0.6))
     ]
     for beyond, kind in ((points[1], "generalise"), (points[2], "optimise")):
@@ -133,7 +161,13 @@ def test_a_test_loss_that_did_not_rise_is_no_divergence():
 
 def test_what_fails_cannot_be_told_without_a_training_score():
     points = [
-        {"global_batch_size": size, "train_accuracy_mean": train, "test_accuracy_mean": test, "diverged": 0, "seeds": 5}
+        {
+            "global_batch_size": size,
+            "train_accuracy_mean": train,
+            "test_accuracy_mean": test,
+            "diverged": 0,
+            "seeds": 5,
+        }
         for size, train, test in ((16, None, 0.9), (64, 0.9, 0.5))
     ]
     failed = failure(points, 16, ACCURACY)
@@ -143,7 +177,10 @@ def test_what_fails_cannot_be_told_without_a_training_score():
 @pytest.mark.parametrize("seeds", [1, 2, 5])
 def test_a_seed_that_diverged_at_the_smallest_batch_leaves_no_limit(seeds):
     config, rows = synthetic.make_study({"arm": Truth((0.98, 0.98, 0.5))})
-    rows = [diverge(row) if row["seed"] <= seeds and row["global_batch_size"] == 16 else row for row in rows]
+    rows = [
+        diverge(row) if row["seed"] <= seeds and row["global_batch_size"] == 16 else row
+        for row in rows
+    ]
     arm = summarize(config, rows)["arms"][0]
     assert (arm["limit"], arm["limit_interval"], arm["failure"]) == (None, None, None)
 
@@ -157,7 +194,9 @@ def test_nothing_fails_before_the_limit():
 
 def test_numbers():
     summary = summarize(
-        *synthetic.make_study({"momentum": Truth((0.98, 0.975, 0.9)), "lamb": legw((0.98, 0.98, 0.975))})
+        *synthetic.make_study(
+            {"momentum": Truth((0.98, 0.975, 0.9)), "lamb": legw((0.98, 0.98, 0.975))}
+        )
     )
     assert summary["complete"]
     momentum, lamb = summary["arms"]
@@ -168,13 +207,17 @@ def test_numbers():
     assert point["test_accuracy_std"] == pytest.approx(0.0005 * 2.5**0.5)
     assert (point["test_accuracy_min"], point["test_accuracy_max"]) == pytest.approx((0.974, 0.976))
     assert point["train_accuracy_mean"] == 1.0
-    assert [entry["validation_accuracy_mean"] for entry in point["search"]] == pytest.approx([0.965, 0.975, 0.965])
+    assert [entry["validation_accuracy_mean"] for entry in point["search"]] == pytest.approx(
+        [0.965, 0.975, 0.965]
+    )
     assert not point["at_edge_of_grid"]
     assert (point["search_trials"], point["search_full_runs"]) == (3, 3.0)
 
 
 def test_a_perplexity_is_the_exponential_of_the_mean_loss():
-    config, rows = synthetic.make_study({"arm": Truth((100.0, 100.0, 100.0))}, perplexity=True, seeds=(1, 2))
+    config, rows = synthetic.make_study(
+        {"arm": Truth((100.0, 100.0, 100.0))}, perplexity=True, seeds=(1, 2)
+    )
     for row in rows:
         if row["phase"] == "final":
             row["test_perplexity"] = 50.0 if row["seed"] == 1 else 200.0
@@ -184,13 +227,22 @@ def test_a_perplexity_is_the_exponential_of_the_mean_loss():
 
 
 def test_candidates_are_means_over_seeds_and_kept_apart_by_fidelity():
-    config, rows = synthetic.make_study({"arm": Truth((0.9, 0.9, 0.9))}, search_seeds=(0, 10), method="hyperband")
-    shifted = [{**row, "validation_accuracy": row["validation_accuracy"] + 0.01 * (row["seed"] == 10)} for row in rows]
-    before, after = (summarize(config, found)["arms"][0]["points"][0]["search"] for found in (rows, shifted))
+    config, rows = synthetic.make_study(
+        {"arm": Truth((0.9, 0.9, 0.9))}, search_seeds=(0, 10), method="hyperband"
+    )
+    shifted = [
+        {**row, "validation_accuracy": row["validation_accuracy"] + 0.01 * (row["seed"] == 10)}
+        for row in rows
+    ]
+    before, after = (
+        summarize(config, found)["arms"][0]["points"][0]["search"] for found in (rows, shifted)
+    )
     assert {entry["trials"] for entry in after} == {2}
     assert {entry["fidelity"] for entry in after} == {1.0, 1 / 3, 1 / 9}
     for one, other in zip(before, after, strict=True):
-        assert other["validation_accuracy_mean"] - one["validation_accuracy_mean"] == pytest.approx(0.005)
+        assert other["validation_accuracy_mean"] - one["validation_accuracy_mean"] == pytest.approx(
+            0.005
+        )
 
 
 @pytest.mark.parametrize(("factor", "edge"), [(0.5, True), (1.0, False), (2.0, True)])
@@ -209,7 +261,11 @@ def test_the_edges_of_every_factor_are_told():
     for row in rows:
         row["warmup_factor"], row["warmup_steps"], row["weight_decay_factor"] = 4.0, 32.0, 0.1
     point = summarize(config, rows)["arms"][0]["points"][0]
-    assert (point["at_edge_of_grid"], point["warmup_at_edge"], point["weight_decay_at_edge"]) == (False, True, True)
+    assert (point["at_edge_of_grid"], point["warmup_at_edge"], point["weight_decay_at_edge"]) == (
+        False,
+        True,
+        True,
+    )
     for row in rows:
         row["warmup_steps"] = row["weight_decay"] = 0  # so many times nothing
     point = summarize(config, rows)["arms"][0]["points"][0]
@@ -217,7 +273,9 @@ def test_the_edges_of_every_factor_are_told():
 
 
 def test_a_warmup_that_would_outlast_the_run_is_cut_and_nothing_lies_beyond_it():
-    config, rows = synthetic.make_study({"arm": Truth((0.98,) * 3)}, method="grid", warmup_factors=[1.0, 4.0, 16.0])
+    config, rows = synthetic.make_study(
+        {"arm": Truth((0.98,) * 3)}, method="grid", warmup_factors=[1.0, 4.0, 16.0]
+    )
     of_factor = {1.0: 8.0, 4.0: 32.0, 16.0: 39.0}
     searched = [row for row in rows if row["phase"] == "search"]
     tried = [{**row, "warmup_factor": factor} for factor in of_factor for row in searched]
@@ -240,7 +298,15 @@ def test_a_grid_of_one_has_no_edge():
 
 @pytest.mark.parametrize(
     ("factor", "edge"),
-    [(0.1, True), (0.15, True), (0.17, False), (1.0, False), (6.0, False), (6.5, True), (10.0, True)],
+    [
+        (0.1, True),
+        (0.15, True),
+        (0.17, False),
+        (1.0, False),
+        (6.0, False),
+        (6.5, True),
+        (10.0, True),
+    ],
 )
 def test_a_tenth_of_a_range_is_its_edge(factor, edge):
     assert at_edge({"method": "optuna", "learning_rate_range": [0.1, 10.0]}, factor) is edge
@@ -282,7 +348,9 @@ def test_a_step_without_signal_is_one_above_all_others():
 
 def test_what_was_not_probed_has_no_noise_scale():
     point = only(Truth((0.9,) * 3))["points"][0]
-    assert [point[name] for name in ("noise_scale", "noise_scale_range", "noise_scale_over_steps")] == [None] * 3
+    assert [
+        point[name] for name in ("noise_scale", "noise_scale_range", "noise_scale_over_steps")
+    ] == [None] * 3
 
 
 @pytest.mark.parametrize(("growth", "better"), [("log", "log_r2"), (0.6, "power_r2")])
@@ -296,11 +364,18 @@ def test_diffusion_is_told_apart(growth, better):
 
 
 def test_the_peak_of_the_lipschitz_constant_is_found():
-    config, rows = synthetic.make_study({"arm": Truth((0.9,) * 3, peak_step=lambda size: 512 // size)})
+    config, rows = synthetic.make_study(
+        {"arm": Truth((0.9,) * 3, peak_step=lambda size: 512 // size)}
+    )
     for point in summarize(config, rows)["arms"][0]["points"]:
-        probed = next(r for r in rows if r["phase"] == "final" and r["global_batch_size"] == point["global_batch_size"])
+        probed = next(
+            r
+            for r in rows
+            if r["phase"] == "final" and r["global_batch_size"] == point["global_batch_size"]
+        )
         nearest = min(
-            probed["probes"]["step"], key=lambda step: abs(math.log2(step / (512 / point["global_batch_size"])))
+            probed["probes"]["step"],
+            key=lambda step: abs(math.log2(step / (512 / point["global_batch_size"]))),
         )
         assert point["lipschitz_peak_step"] == nearest
         assert point["lipschitz_first_step"] == 1
@@ -309,12 +384,18 @@ def test_the_peak_of_the_lipschitz_constant_is_found():
 
 
 def test_a_run_that_diverged_has_no_peak():
-    config, rows = synthetic.make_study({"arm": Truth((0.9,) * 3, peak_step=lambda size: 8, diverges=(64,))})
-    assert [len(point["lipschitz_peaks"]) for point in summarize(config, rows)["arms"][0]["points"]] == [5, 0, 5]
+    config, rows = synthetic.make_study(
+        {"arm": Truth((0.9,) * 3, peak_step=lambda size: 8, diverges=(64,))}
+    )
+    assert [
+        len(point["lipschitz_peaks"]) for point in summarize(config, rows)["arms"][0]["points"]
+    ] == [5, 0, 5]
 
 
 def test_steps_to_the_target_are_medians_and_a_miss_is_slowest():
-    config, rows = synthetic.make_study({"arm": Truth((0.9,) * 3, steps_to_target=(200.0, 60.0, 20.0))})
+    config, rows = synthetic.make_study(
+        {"arm": Truth((0.9,) * 3, steps_to_target=(200.0, 60.0, 20.0))}
+    )
     missing = {(64, 1), (64, 2), (256, 1), (256, 2), (256, 3)}
     for row in rows:
         if row["phase"] == "final" and (row["global_batch_size"], row["seed"]) in missing:
@@ -337,14 +418,23 @@ def test_no_critical_batch_without_three_that_reach_the_target():
 
 def test_runs_that_stop_at_the_target_have_no_limit():
     arm = only(Truth((0.9, 0.9, 0.5), steps_to_target=(200.0, 100.0, None)), stops=True)
-    assert (arm["limit"], arm["limit_is_largest"], arm["limit_interval"], arm["failure"]) == (None, False, None, None)
+    assert (arm["limit"], arm["limit_is_largest"], arm["limit_interval"], arm["failure"]) == (
+        None,
+        False,
+        None,
+        None,
+    )
 
 
 # ---- waterfall
 
 
 def test_the_waterfall_is_of_the_largest_batch_in_the_order_of_the_config():
-    truths = {"a": Truth((0.98, 0.9, 0.8)), "b": Truth((0.98, 0.9, 0.85)), "c": Truth((0.98, 0.9, 0.8505))}
+    truths = {
+        "a": Truth((0.98, 0.9, 0.8)),
+        "b": Truth((0.98, 0.9, 0.85)),
+        "c": Truth((0.98, 0.9, 0.8505)),
+    }
     found = summarize(*synthetic.make_study(truths, waterfall=("c", "a", "b")))["waterfall"]
     assert found["global_batch_size"] == 256
     assert [step["arm"] for step in found["steps"]] == ["c", "a", "b"]
@@ -359,16 +449,18 @@ def test_a_gain_is_told_apart_by_the_interval_of_the_means(gain, apart):
     truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.8 + gain))}
     step = summarize(*synthetic.make_study(truths, waterfall=("a", "b")))["waterfall"]["steps"][1]
     half = 2.306 * 0.0005 * 2.5**0.5 * (2 / 5) ** 0.5
-    assert (step["gain_low"], step["gain_high"]) == pytest.approx((100 * (gain - half), 100 * (gain + half)), abs=1e-4)
+    assert (step["gain_low"], step["gain_high"]) == pytest.approx(
+        (100 * (gain - half), 100 * (gain + half)), abs=1e-4
+    )
     assert step["told_apart"] is apart
 
 
 def test_a_gain_between_one_and_two_seeds_worth_is_told_apart_with_many_seeds():
     truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.8006))}
     few, many = (
-        summarize(*synthetic.make_study(truths, waterfall=("a", "b"), seeds=range(1, 1 + count)))["waterfall"]["steps"][
-            1
-        ]
+        summarize(*synthetic.make_study(truths, waterfall=("a", "b"), seeds=range(1, 1 + count)))[
+            "waterfall"
+        ]["steps"][1]
         for count in (3, 30)
     )
     assert (few["told_apart"], many["told_apart"]) == (False, True)
@@ -383,20 +475,28 @@ def test_seeds_that_do_not_vary_tell_no_gain():
 
 def test_one_seed_has_no_spread_of_gains():
     truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.85))}
-    step = summarize(*synthetic.make_study(truths, waterfall=("a", "b"), seeds=(1,)))["waterfall"]["steps"][1]
-    assert [step[name] for name in ("gain_low", "gain_high", "gain_spread", "told_apart")] == [None] * 4
+    step = summarize(*synthetic.make_study(truths, waterfall=("a", "b"), seeds=(1,)))["waterfall"][
+        "steps"
+    ][1]
+    assert [step[name] for name in ("gain_low", "gain_high", "gain_spread", "told_apart")] == [
+        None
+    ] * 4
     assert step["gain"] == pytest.approx(5.0)
 
 
 def test_a_gain_of_a_language_model_is_in_percent_of_its_perplexity():
     truths = {"a": Truth((100.0,) * 3), "b": Truth((100.0, 100.0, 90.0))}
-    step = summarize(*synthetic.make_study(truths, waterfall=("a", "b"), perplexity=True))["waterfall"]["steps"][1]
+    step = summarize(*synthetic.make_study(truths, waterfall=("a", "b"), perplexity=True))[
+        "waterfall"
+    ]["steps"][1]
     assert step["gain"] == pytest.approx(10.0, abs=1e-4)
     assert step["gain_low"] < 10 < step["gain_high"] < 10.2
 
 
 def test_no_waterfall_without_all_its_arms():
-    config, rows = synthetic.make_study({"a": Truth((0.9,) * 3), "b": Truth((0.9,) * 3)}, waterfall=("a", "b"))
+    config, rows = synthetic.make_study(
+        {"a": Truth((0.9,) * 3), "b": Truth((0.9,) * 3)}, waterfall=("a", "b")
+    )
     assert summarize(config, [row for row in rows if row["arm"] == "a"])["waterfall"] is None
 
 
@@ -404,7 +504,9 @@ def test_no_waterfall_without_all_its_arms():
 
 
 def test_no_limit_past_a_gap_while_trials_are_missing():
-    config, rows = synthetic.make_study({"momentum": Truth((0.98, 0.975, 0.9)), "lamb": legw((0.98,) * 3)})
+    config, rows = synthetic.make_study(
+        {"momentum": Truth((0.98, 0.975, 0.9)), "lamb": legw((0.98,) * 3)}
+    )
     without = [row for row in rows if (row["arm"], row["global_batch_size"]) != ("momentum", 64)]
     summary = summarize(config, without)
     assert not summary["complete"]
@@ -419,7 +521,9 @@ def test_complete_is_every_final_seed_of_every_cell():
     last = max(place for place, row in enumerate(rows) if row["phase"] == "final")
     first = next(place for place, row in enumerate(rows) if row["phase"] == "search")
     assert not summarize(config, rows[:last] + rows[last + 1 :])["complete"]
-    assert summarize(config, rows[:first] + rows[first + 1 :])["complete"]  # how long a search is, no config can tell
+    assert summarize(config, rows[:first] + rows[first + 1 :])[
+        "complete"
+    ]  # how long a search is, no config can tell
 
 
 def test_an_unfinished_study_has_the_points_that_it_has():
@@ -447,15 +551,26 @@ def test_the_time_grows_with_the_trials_and_no_faster():
         return time.perf_counter() - start
 
     seconds(1)
-    assert seconds(21) < 5  # 5,040 trials; a pass over all of them for every cell would be 30 times as many
+    assert (
+        seconds(21) < 5
+    )  # 5,040 trials; a pass over all of them for every cell would be 30 times as many
 
 
 def test_the_shipped_study_reaches_from_16_to_the_whole_training_set():
-    shipped = arguments.call_get_config(str(pathlib.Path(__file__).parents[2] / "configs/sweeps/digits_limit.py"))
+    shipped = arguments.call_get_config(
+        str(pathlib.Path(__file__).parents[2] / "configs/sweeps/digits_limit.py")
+    )
     shipped.validate()
     assert shipped.global_batch_sizes[0] == 16
     assert shipped.global_batch_sizes[-1] == digits.NUM_TRAIN
-    rules = {(arm.optimizer.name, arm.schedule.scaling_rule, arm.schedule.warmup_rule) for arm in shipped.arms}
-    assert rules >= {("momentum", "linear", "epochs"), ("lars", "sqrt", "legw"), ("lamb", "sqrt", "legw")}
+    rules = {
+        (arm.optimizer.name, arm.schedule.scaling_rule, arm.schedule.warmup_rule)
+        for arm in shipped.arms
+    }
+    assert rules >= {
+        ("momentum", "linear", "epochs"),
+        ("lars", "sqrt", "legw"),
+        ("lamb", "sqrt", "legw"),
+    }
     assert {name for name, rule, _ in rules if rule == "sqrt"} >= {"adam", "adamw"}
     assert len(shipped.final_seeds) >= 5

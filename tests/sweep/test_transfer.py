@@ -60,12 +60,16 @@ def searched(name, rule, badness, factors=(0.25, 1.0, 4.0), sizes=BATCHES, metri
                 "weight_decay_factor": 1.0,
                 "warmup_steps": steps[factor],
                 "fidelity": 1.0,
-                f"validation_{metric}_mean": one if one is None or metric != "accuracy" else 1 - one,
+                f"validation_{metric}_mean": one
+                if one is None or metric != "accuracy"
+                else 1 - one,
             }
             for factor, one in lost.items()
         ]
         best = min((one for one in lost if lost[one] is not None), key=lost.__getitem__)
-        points.append({"global_batch_size": size, "warmup_factor": best, "target": None, "search": tried})
+        points.append(
+            {"global_batch_size": size, "warmup_factor": best, "target": None, "search": tried}
+        )
     return {"arm": name, "points": points}
 
 
@@ -85,7 +89,9 @@ def test_noise_is_no_evidence_of_any_transfer():
     verdicts = []
     for seed in range(200):
         draw = random.Random(seed)
-        verdicts.append(constant_warmup_steps(lstm_layout(lambda size, steps, draw=draw: draw.random())).verdict)
+        verdicts.append(
+            constant_warmup_steps(lstm_layout(lambda size, steps, draw=draw: draw.random())).verdict
+        )
     # 2.5 % are expected on the side of constant steps, and as many each for constant epochs and for growing steps.
     assert verdicts.count("held") <= 10
     assert verdicts.count("cannot be told") >= 180
@@ -101,7 +107,10 @@ def test_a_transfer_is_found_through_noise(wanted, verdict, seed):
 
 def test_warmups_that_should_grow_are_never_taken_for_constant_ones():
     """Few of them can be carried so far in these grids, so chance is not always excluded."""
-    growing = [constant_warmup_steps(lstm_layout(valley(lambda size: size / 8, 0.001, seed))) for seed in range(10)]
+    growing = [
+        constant_warmup_steps(lstm_layout(valley(lambda size: size / 8, 0.001, seed)))
+        for seed in range(10)
+    ]
     assert {claim.verdict for claim in growing} == {"did not hold", "cannot be told"}
 
 
@@ -109,15 +118,24 @@ def test_warmups_that_should_grow_are_never_taken_for_constant_ones():
 def test_a_warmup_best_at_the_end_of_what_was_tried_tells_nothing(sign):
     claim = constant_warmup_steps(lstm_layout(lambda size, steps: sign * math.log2(steps) / 100))
     assert claim.verdict == "cannot be told"
-    assert "no warmup that was chosen inside of the range tried can be carried to another batch size" in claim.sentence
+    assert (
+        "no warmup that was chosen inside of the range tried can be carried to another batch size"
+        in claim.sentence
+    )
 
 
 def test_arms_that_contradict_each_other_are_not_outvoted():
-    arms = [*lstm_layout(valley(lambda size: 8))[:2], lstm_layout(valley(lambda size: 2048 / size))[2]]
+    arms = [
+        *lstm_layout(valley(lambda size: 8))[:2],
+        lstm_layout(valley(lambda size: 2048 / size))[2],
+    ]
     claim = constant_warmup_steps(arms)
     assert claim.verdict == "cannot be told"
     assert claim.sentence.endswith("; but C alone says the opposite.")
-    assert "batch^0.00 for A, batch^0.00 for B, batch^-1.00 for C (0 is constant steps" in claim.sentence
+    assert (
+        "batch^0.00 for A, batch^0.00 for B, batch^-1.00 for C (0 is constant steps"
+        in claim.sentence
+    )
 
 
 def test_perplexities_and_divergence_are_ranked_too():
@@ -154,7 +172,12 @@ def test_warmup_that_was_not_searched_is_not_judged():
 def test_a_warmup_lands_only_near_one_that_was_tried():
     small, large = (Warmups(size, (0.0, 2.0, 8.0, 32.0), (0, 1, 2, 3), 2) for size in (16, 32))
     assert landing(small, large, STEPS).tolist() == [-1, 1, 2, -1]
-    assert landing(small, large, EPOCHS).tolist() == [-1, -1, -1, -1]  # 1 and 4 lie halfway, a factor of 2 off
+    assert landing(small, large, EPOCHS).tolist() == [
+        -1,
+        -1,
+        -1,
+        -1,
+    ]  # 1 and 4 lie halfway, a factor of 2 off
 
 
 def test_chance_is_symmetric_and_adds_up():
@@ -170,7 +193,10 @@ def test_chance_is_symmetric_and_adds_up():
 def test_chance_of_equal_arms_adds_up_like_noise():
     """Of 16 arms it is 4 times as wide as of one, not 16 times: it was measured to within 5 percent over 2000 shuffles."""
     cells = [Warmups(size, (2.0, 8.0, 32.0), (1, 0, 2), 1) for size in BATCHES]
-    one, many = compare(cells, EPOCHS), total([compare(cells, EPOCHS, index) for index in range(16)])
+    one, many = (
+        compare(cells, EPOCHS),
+        total([compare(cells, EPOCHS, index) for index in range(16)]),
+    )
     spreads = [np.std((contest.better - contest.worse)[1:]) for contest in (one, many)]
     assert spreads[1] / spreads[0] == pytest.approx(4, rel=0.1)
     low, high = many.by_chance
@@ -180,14 +206,23 @@ def test_chance_of_equal_arms_adds_up_like_noise():
 
 def test_what_the_rules_own_warmup_costs_is_said():
     text = found(
-        {"a": Truth(FLAT, rule_warmup_steps=lambda size: 32, best_warmup_steps=lambda size: 2048 // size)}, **WARMUPS
+        {
+            "a": Truth(
+                FLAT, rule_warmup_steps=lambda size: 32, best_warmup_steps=lambda size: 2048 // size
+            )
+        },
+        **WARMUPS,
     )
-    assert "would have been worse by: a up to 4 points (at batch 256)." in text  # 0.01 for each of 2 doublings, squared
+    assert (
+        "would have been worse by: a up to 4 points (at batch 256)." in text
+    )  # 0.01 for each of 2 doublings, squared
 
 
 def test_a_rule_that_was_too_short_costs_too():
     arm = Truth(FLAT, rule_warmup_steps=lambda size: 32, best_warmup_steps=lambda size: 64)
-    assert "would have been worse by: a up to 1 point (at batch 256)." in found({"a": arm}, **WARMUPS)
+    assert "would have been worse by: a up to 1 point (at batch 256)." in found(
+        {"a": arm}, **WARMUPS
+    )
 
 
 def test_a_rule_that_was_right_costs_nothing():
@@ -196,16 +231,24 @@ def test_a_rule_that_was_right_costs_nothing():
 
 
 def test_a_rule_whose_own_warmup_diverged_is_said_to():
-    arm = Truth((100.0,) * 3, rule_warmup_steps=lambda size: 32, best_warmup_steps=lambda size: 2048 // size)
+    arm = Truth(
+        (100.0,) * 3, rule_warmup_steps=lambda size: 32, best_warmup_steps=lambda size: 2048 // size
+    )
     config, rows = synthetic.make_study({"a": arm}, perplexity=True, **WARMUPS)
     own = [row["phase"] == "search" and row["warmup_factor"] == 1 for row in rows]
     rows = [
-        diverge(row) if hit and row["global_batch_size"] == 256 else row for row, hit in zip(rows, own, strict=True)
+        diverge(row) if hit and row["global_batch_size"] == 256 else row
+        for row, hit in zip(rows, own, strict=True)
     ]
     text = " ".join(summarize(config, rows)["findings"])
-    assert "would have been worse by: a up to 4 percent (at batch 16) and diverged at batch 256." in text
+    assert (
+        "would have been worse by: a up to 4 percent (at batch 16) and diverged at batch 256."
+        in text
+    )
     rows = [diverge(row) if hit else row for row, hit in zip(rows, own, strict=True)]
-    assert "worse by: a diverged at batch 16, 64 and 256." in " ".join(summarize(config, rows)["findings"])
+    assert "worse by: a diverged at batch 16, 64 and 256." in " ".join(
+        summarize(config, rows)["findings"]
+    )
 
 
 def test_a_study_with_a_target_says_nothing_of_the_rules_own_warmup():

@@ -15,8 +15,15 @@ from lbopt.sweep.search.protocol import Factors, Proposal
 RULE = Factors(1.0, 1.0, 1.0)
 
 
-def row(factor, accuracy, loss=1.0, phase="search", diverged=False, fidelity=1.0, warmup=1.0, **more):
-    scores = {"validation_accuracy": accuracy, "validation_loss": loss, "diverged": diverged, "steps": 100}
+def row(
+    factor, accuracy, loss=1.0, phase="search", diverged=False, fidelity=1.0, warmup=1.0, **more
+):
+    scores = {
+        "validation_accuracy": accuracy,
+        "validation_loss": loss,
+        "diverged": diverged,
+        "steps": 100,
+    }
     factors = {"learning_rate_factor": factor, "warmup_factor": warmup, "weight_decay_factor": 1.0}
     return {"phase": phase, "fidelity": fidelity, **factors, **scores, **more}
 
@@ -33,7 +40,11 @@ def going_through(cell, config, value):
         asked.append(wanted)
         rows = [
             row(
-                one.factors.learning_rate, value(one), phase=one.phase, fidelity=one.fidelity, warmup=one.factors.warmup
+                one.factors.learning_rate,
+                value(one),
+                phase=one.phase,
+                fidelity=one.fidelity,
+                warmup=one.factors.warmup,
             )
             for one in wanted
         ]
@@ -43,20 +54,29 @@ def going_through(cell, config, value):
             return asked
 
 
-def test_a_cell_runs_every_rate_with_every_search_seed_and_then_the_best_with_every_final_seed(cells):
+def test_a_cell_runs_every_rate_with_every_search_seed_and_then_the_best_with_every_final_seed(
+    cells,
+):
     config = make_config(search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0), seeds=(0, 3)))
-    search, final = going_through(cells[0], config, lambda one: 0.9 if one.factors.learning_rate == 2.0 else 0.8)
+    search, final = going_through(
+        cells[0], config, lambda one: 0.9 if one.factors.learning_rate == 2.0 else 0.8
+    )
     assert [(one.factors.learning_rate, one.seed) for one in search] == [
         (factor, seed) for factor in (0.5, 1.0, 2.0) for seed in (0, 3)
     ]
     assert {one.phase for one in search} == {"search"}
-    assert [(one.phase, one.factors.learning_rate, one.seed) for one in final] == [("final", 2.0, 7), ("final", 2.0, 8)]
+    assert [(one.phase, one.factors.learning_rate, one.seed) for one in final] == [
+        ("final", 2.0, 7),
+        ("final", 2.0, 8),
+    ]
 
 
 def test_a_halving_search_runs_short_trials_first_and_final_ones_whole(cells):
     search = SearchConfig("successive_halving", num_candidates=9, min_fidelity=1 / 9)
     config = make_config(search=search)
-    *rungs, final = going_through(cells[0], config, lambda one: -abs(math.log(one.factors.learning_rate)))
+    *rungs, final = going_through(
+        cells[0], config, lambda one: -abs(math.log(one.factors.learning_rate))
+    )
     assert [len(rung) for rung in rungs] == [9, 3, 1]
     assert [rung[0].num_steps for rung in rungs] == [3, 8, 24]
     assert {one.num_steps for one in final} == {24}
@@ -74,14 +94,21 @@ def test_a_warmup_too_long_for_a_run_ends_one_step_before_it_at_every_length(fid
 def test_a_noise_scale_that_nothing_is_compared_for_is_refused():
     config = make_config(microstep_size=128)
     config.arms[1].optimizer.track_noise_scale = True
-    with pytest.raises(UserError, match=r"config.arms\[1\].optimizer.track_noise_scale = True: batch 128 is one part"):
+    with pytest.raises(
+        UserError,
+        match=r"config.arms\[1\].optimizer.track_noise_scale = True: batch 128 is one part",
+    ):
         trials.make_cells(config, trials.make_problems(config))
 
 
 def test_data_that_are_scored_otherwise_are_refused():
     config = make_config()
-    problems = [one._replace(metric_names=("exact_match", "f1")) for one in trials.make_problems(config)]
-    with pytest.raises(UserError, match=r"config.train.data.name = 'digits': .*gives \['exact_match', 'f1'\]"):
+    problems = [
+        one._replace(metric_names=("exact_match", "f1")) for one in trials.make_problems(config)
+    ]
+    with pytest.raises(
+        UserError, match=r"config.train.data.name = 'digits': .*gives \['exact_match', 'f1'\]"
+    ):
         trials.make_cells(config, problems)
 
 
@@ -95,7 +122,10 @@ def test_what_takes_longest_is_dealt_first_so_that_shards_share_the_work():
 
 
 def test_rates_follow_the_scaling_rules(cells):
-    rates = {(cell.arm.name, cell.global_batch_size): cell.trial("search", whole(), 0).learning_rate for cell in cells}
+    rates = {
+        (cell.arm.name, cell.global_batch_size): cell.trial("search", whole(), 0).learning_rate
+        for cell in cells
+    }
     assert rates == pytest.approx(
         {
             ("momentum", 128): 0.05 * 2,
@@ -113,7 +143,10 @@ def test_legw_warms_up_for_the_same_steps_at_every_batch(cells):
 
 def test_a_warmup_longer_than_the_run_ends_one_step_before_it(cells):
     (cell,) = (cell for cell in cells if (cell.arm.name, cell.global_batch_size) == ("lamb", 1024))
-    assert [cell.trial("search", whole(Factors(1.0, factor, 1.0)), 0).warmup_steps for factor in (0.0, 0.5, 9.0)] == [
+    assert [
+        cell.trial("search", whole(Factors(1.0, factor, 1.0)), 0).warmup_steps
+        for factor in (0.0, 0.5, 9.0)
+    ] == [
         0,
         1,
         2,
@@ -145,7 +178,10 @@ def test_trials_share_a_program_whatever_their_numbers_and_rules(cells):
     (lamb, full) = (cell for cell in cells if cell.arm.name == "lamb")
     (momentum, _) = (cell for cell in cells if cell.arm.name == "momentum")
     other_rule = copy.deepcopy(lamb)
-    other_rule.train.schedule.scaling_rule, other_rule.train.schedule.base_learning_rate = "linear", 3.0
+    other_rule.train.schedule.scaling_rule, other_rule.train.schedule.base_learning_rate = (
+        "linear",
+        3.0,
+    )
     other_rule.train.schedule.base_warmup_epochs, other_rule.train.optimizer.weight_decay = 1.0, 0.5
     one = lamb.trial("search", whole(), 0)
     key = program_key(lamb, one)
@@ -154,26 +190,34 @@ def test_trials_share_a_program_whatever_their_numbers_and_rules(cells):
     other_decay = copy.deepcopy(lamb)
     other_decay.train.schedule.decay = "cosine"
     without = lamb.trial("search", whole(Factors(1.0, 1.0, 0.0)), 0)
-    different = [program_key(cell, one) for cell in (full, momentum, other_decay)] + [program_key(lamb, without)]
+    different = [program_key(cell, one) for cell in (full, momentum, other_decay)] + [
+        program_key(lamb, without)
+    ]
     assert len({key, *different}) == 5
 
 
 def test_a_batch_above_the_training_set_is_refused():
     config = make_config(global_batch_sizes=(128, 1025))
-    with pytest.raises(UserError, match=r"config.global_batch_sizes.*has 1024 examples; use at most that"):
+    with pytest.raises(
+        UserError, match=r"config.global_batch_sizes.*has 1024 examples; use at most that"
+    ):
         trials.make_cells(config, trials.make_problems(config))
 
 
 def test_a_search_over_the_warmup_of_an_arm_that_has_none_is_refused():
     config = make_config(search=SearchConfig(warmup_factors=(1.0, 2.0)))
-    with pytest.raises(UserError, match=r"config.arms\[0\].schedule.warmup_rule = 'none': .*give the arm a warmup"):
+    with pytest.raises(
+        UserError, match=r"config.arms\[0\].schedule.warmup_rule = 'none': .*give the arm a warmup"
+    ):
         trials.make_cells(config, trials.make_problems(config))
 
 
 def test_a_target_that_is_no_metric_of_the_data_is_refused():
     config = make_config()
     config.train.target_metric = "eval/perplexity"
-    with pytest.raises(UserError, match=r"config.train.target_metric = 'eval/perplexity': use one of"):
+    with pytest.raises(
+        UserError, match=r"config.train.target_metric = 'eval/perplexity': use one of"
+    ):
         trials.make_cells(config, trials.make_problems(config))
 
 
@@ -194,7 +238,11 @@ def test_more_probed_examples_than_there_are_are_refused():
 )
 def test_modules_that_do_not_fit_the_model_are_refused_before_the_search(modules, why):
     config = make_config()
-    config.measure.num_probes, config.measure.probe_part_size, config.measure.phi_modules = 1, 8, modules
+    config.measure.num_probes, config.measure.probe_part_size, config.measure.phi_modules = (
+        1,
+        8,
+        modules,
+    )
     with pytest.raises(UserError, match=rf"^config\.measure\.phi_modules = .*{why}"):
         trials.make_cells(config, trials.make_problems(config))
 

@@ -76,7 +76,9 @@ class Cloud:
     def set(self, **changes):
         """Write the settings file; None leaves a line out."""
         values = SETTINGS | {"WORKDIR": self.workdir} | changes
-        self.settings.write_text("".join(f"{name}='{value}'\n" for name, value in values.items() if value is not None))
+        self.settings.write_text(
+            "".join(f"{name}='{value}'\n" for name, value in values.items() if value is not None)
+        )
 
     def script(self, **script):
         """Say what will go wrong."""
@@ -103,7 +105,9 @@ class Cloud:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise AssertionError(f"no end within {limit} s: {process.communicate()}\n{self.everything()}") from None
+            raise AssertionError(
+                f"no end within {limit} s: {process.communicate()}\n{self.everything()}"
+            ) from None
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def tpu(self, name, *flags, limit=60):
@@ -114,7 +118,9 @@ class Cloud:
         """Return the calls whose first words are these."""
         path = self.root / "calls.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [call for call in map(json.loads, lines) if call[: 1 + len(words)] == [program, *words]]
+        return [
+            call for call in map(json.loads, lines) if call[: 1 + len(words)] == [program, *words]
+        ]
 
     def worker(self, index, node="lamb"):
         """Return the folder of a worker."""
@@ -165,7 +171,9 @@ class Cloud:
         workers = [path.parent.name for path in self.root.glob("nodes/lamb/*/environment.json")]
         pids = [pid for worker in workers for pid in self.processes_of(worker)]
         commands = subprocess.run(
-            ["ps", "-o", "pid,ppid,etimes,args", "-p", ",".join(pids)], capture_output=True, text=True
+            ["ps", "-o", "pid,ppid,etimes,args", "-p", ",".join(pids)],
+            capture_output=True,
+            text=True,
         )
         return "\n".join([*told, commands.stdout])
 
@@ -182,7 +190,13 @@ class Cloud:
         machine = json.loads((self.worker(index) / "environment.json").read_text())["FAKE_MACHINE"]
         code = f"import cloud\nprint(*cloud.processes_of({machine!r}))"
         environment = self.environment | {"PYTHONPATH": str(HERE / "fake")}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         return done.stdout.split()
 
     def terminate_keep(self, index):
@@ -213,7 +227,9 @@ def _programs(folder):
         if file.stem != "cloud":
             # Imported, they are compiled once.
             code = f'import sys; sys.path.insert(0, \\"{file.parent}\\"); import {file.stem}; {file.stem}.main(sys.argv[1:])'
-            _program(folder / file.stem, f'#!/bin/sh\nexec {sys.executable} -S -E -c "{code}" "$@"\n')
+            _program(
+                folder / file.stem, f'#!/bin/sh\nexec {sys.executable} -S -E -c "{code}" "$@"\n'
+            )
     _program(folder / "sudo", '#!/bin/sh\n[ "$1" = -n ] && shift\nexec "$@"\n')
     _program(folder / "apt-get", '#!/bin/sh\necho "$@" >>"$FAKE_CLOUD/apt.txt"\nexit 100\n')
     _program(folder / "python3.11", PYTHON.replace("REAL", sys.executable))
@@ -229,7 +245,9 @@ def _program(path, text):
 def checkout(tmp_path_factory):
     """Return a small git checkout with what tpu/ needs of this one."""
     folder = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(REPOSITORY / "tpu", folder / "tpu", ignore=shutil.ignore_patterns("__pycache__", "env"))
+    shutil.copytree(
+        REPOSITORY / "tpu", folder / "tpu", ignore=shutil.ignore_patterns("__pycache__", "env")
+    )
     (folder / "scripts").mkdir()
     for name in ("pyproject.toml", "scripts/constraints.txt"):
         shutil.copy(REPOSITORY / name, folder / name)

@@ -30,14 +30,18 @@ def main():
     process = int(os.environ.get("JAX_PROCESS_ID", "0"))
     arguments.workdir.mkdir(parents=True, exist_ok=True)
     saved = arguments.workdir / f"state-{process}.json"
-    state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "value": 1, "lines": []}
+    state = (
+        json.loads(saved.read_text()) if saved.exists() else {"step": 0, "value": 1, "lines": []}
+    )
     fail_step, _, fail_code = arguments.fail_at.partition(":")
     print(f"process {process} starts at step {state['step']}", flush=True)
     while state["step"] < arguments.steps:
         if fail_step and state["step"] == int(fail_step):
             print(f"process {process} fails at step {fail_step}", flush=True)
             sys.exit(int(fail_code))
-        while state["step"] == arguments.hold_at and not (asked or (arguments.workdir / "go").exists()):
+        while state["step"] == arguments.hold_at and not (
+            asked or (arguments.workdir / "go").exists()
+        ):
             time.sleep(0.02)
         state["step"] += 1
         if arguments.preempt_every and state["step"] % arguments.preempt_every == 0:
@@ -47,7 +51,10 @@ def main():
         if state["step"] % 5 == 0 or asked or state["step"] == arguments.steps:
             _write(saved, json.dumps(state))
             if process == 0:
-                _write(arguments.workdir / "metrics.jsonl", "".join(f"{line}\n" for line in state["lines"]))
+                _write(
+                    arguments.workdir / "metrics.jsonl",
+                    "".join(f"{line}\n" for line in state["lines"]),
+                )
         if asked:
             print(f"process {process} saved step {state['step']}", flush=True)
             sys.exit(75)

@@ -51,7 +51,9 @@ def _strictly(model, data, path="jobset"):
             if hasattr(getattr(models, name, None), "model_fields")
         ]
         for number, element in enumerate(value if isinstance(value, list) else [value]):
-            if inner and isinstance(element, dict) and "Dict[" not in kind:  # the keys of a map are free
+            if (
+                inner and isinstance(element, dict) and "Dict[" not in kind
+            ):  # the keys of a map are free
                 _strictly(inner[0], element, f"{path}.{key}[{number}]")
     assert model.from_dict(data) is not None
 
@@ -84,14 +86,23 @@ def test_pods(cloud):
     manifest = _manifest(cloud)
     job = manifest["spec"]["replicatedJobs"][0]
     assert job["replicas"] == 2
-    assert (job["template"]["spec"]["parallelism"], job["template"]["spec"]["completions"]) == (4, 4)
+    assert (job["template"]["spec"]["parallelism"], job["template"]["spec"]["completions"]) == (
+        4,
+        4,
+    )
     pod = _pod(manifest)
     assert pod["restartPolicy"] == "Never"  # a pod failure policy needs it
     assert pod["terminationGracePeriodSeconds"] == 300
     (container,) = pod["containers"]
-    assert container["resources"] == {"requests": {"google.com/tpu": 4}, "limits": {"google.com/tpu": 4}}
+    assert container["resources"] == {
+        "requests": {"google.com/tpu": 4},
+        "limits": {"google.com/tpu": 4},
+    }
     assert container["image"] == SETTINGS["IMAGE"]
-    assert {"name": "JAX_COMPILATION_CACHE_DIR", "value": "gs://bucket/lbopt/lamb/compiled"} in container["env"]
+    assert {
+        "name": "JAX_COMPILATION_CACHE_DIR",
+        "value": "gs://bucket/lbopt/lamb/compiled",
+    } in container["env"]
     reference = {"secretKeyRef": {"name": "lamb-job", "key": "secret"}}
     assert {"name": "LBOPT_JOB_SECRET", "valueFrom": reference} in container["env"]
 
@@ -120,7 +131,11 @@ def _outcome(manifest, exit_code=None, condition=None, failed_before=0):
                 f"Pod default/a-0 has condition {condition} matching FailJob rule at index {index}",
             )
             break
-        if exit_code and codes["values"] and (exit_code in codes["values"]) == (codes["operator"] == "In"):
+        if (
+            exit_code
+            and codes["values"]
+            and (exit_code in codes["values"]) == (codes["operator"] == "In")
+        ):
             assert codes["containerName"] == "lbopt"
             message = f"Container lbopt for pod default/a-0 failed with exit code {exit_code} matching FailJob rule at index {index}"
             reason = "PodFailurePolicy"
@@ -129,7 +144,9 @@ def _outcome(manifest, exit_code=None, condition=None, failed_before=0):
         return "a new pod in its place"
     for rule in manifest["spec"]["failurePolicy"]["rules"]:
         patterns = rule.get("onJobFailureMessagePatterns", [""])
-        if reason in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
+        if reason in rule["onJobFailureReasons"] and any(
+            re.search(pattern, message) for pattern in patterns
+        ):
             return rule["action"]
     return "RestartJobSet"
 
@@ -144,7 +161,10 @@ def _outcome(manifest, exit_code=None, condition=None, failed_before=0):
         ({"exit_code": 137}, "RestartJobSet"),
         # A node vanishes: its 3 peers end first, and then Kubernetes sees it.
         ({"exit_code": 3, "failed_before": 2}, "a new pod in its place"),
-        ({"condition": "DisruptionTarget", "failed_before": 3}, "RestartJobSetAndIgnoreMaxRestarts"),
+        (
+            {"condition": "DisruptionTarget", "failed_before": 3},
+            "RestartJobSetAndIgnoreMaxRestarts",
+        ),
         # The bucket may not be written: all 4 workers end, the 8th time for good.
         ({"exit_code": 3, "failed_before": 4 * 7 - 1}, "a new pod in its place"),
         ({"exit_code": 3, "failed_before": 4 * 7}, "FailJobSet"),
@@ -165,7 +185,9 @@ def test_submit_applies_once(cloud):
     assert made[0] not in (cloud.root / "calls.jsonl").read_text() + done.stdout + done.stderr
     done = cloud.tpu("gke/submit")
     assert done.returncode == 2
-    assert done.stderr.startswith("tpu/gke/submit: NAME=lamb: this JobSet is there already; kubectl delete jobset lamb")
+    assert done.stderr.startswith(
+        "tpu/gke/submit: NAME=lamb: this JobSet is there already; kubectl delete jobset lamb"
+    )
     cloud.script(kubectl_error="Unable to connect to the server")
     done = cloud.tpu("gke/submit")
     assert done.returncode == 3
@@ -236,7 +258,9 @@ def test_the_entry_point_becomes_the_program(arguments):
 
 
 def test_the_entry_point_needs_a_command():
-    done = subprocess.run([GKE / "entrypoint"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [GKE / "entrypoint"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (
         2,
         "entrypoint: COMMAND is missing; set it, or give the command as arguments\n",
@@ -247,20 +271,26 @@ def test_dockerfile():
     text = (GKE / "Dockerfile").read_text()
     assert re.search(r"^FROM python:3\.11\.\d+-slim-\w+$", text, re.M), "a pinned tag"
     assert "USER 1000" in text
-    assert json.loads(re.search(r"^ENTRYPOINT (.*)$", text, re.M)[1]) == ["/opt/lbopt/tpu/gke/entrypoint"]
+    assert json.loads(re.search(r"^ENTRYPOINT (.*)$", text, re.M)[1]) == [
+        "/opt/lbopt/tpu/gke/entrypoint"
+    ]
     assert "tpu/env" in (GKE / "Dockerfile.dockerignore").read_text().splitlines()
 
 
 def test_hadolint():
     program = _tool("hadolint")
-    done = subprocess.run([program, "--failure-threshold=info", GKE / "Dockerfile"], capture_output=True, text=True)
+    done = subprocess.run(
+        [program, "--failure-threshold=info", GKE / "Dockerfile"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
 
 
 def test_yamllint():
     program = _tool("yamllint")
     rules = "{extends: default, rules: {line-length: {max: 140}, document-start: disable, braces: disable}}"
-    done = subprocess.run([program, "--strict", "-d", rules, GKE / "jobset.yaml"], capture_output=True, text=True)
+    done = subprocess.run(
+        [program, "--strict", "-d", rules, GKE / "jobset.yaml"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -279,9 +309,13 @@ def test_shellcheck():
 
 
 def _is_shell(file):
-    return file.suffix == ".sh" or (not file.suffix and file.read_bytes().startswith(b"#!/usr/bin/env bash"))
+    return file.suffix == ".sh" or (
+        not file.suffix and file.read_bytes().startswith(b"#!/usr/bin/env bash")
+    )
 
 
 def _tool(name):
-    found = shutil.which(name, path=f"{pathlib.Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
+    found = shutil.which(
+        name, path=f"{pathlib.Path(sys.executable).parent}:/usr/local/bin:/usr/bin"
+    )
     return found or pytest.skip(f"{name} is not installed; scripts/check has it")

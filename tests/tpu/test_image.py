@@ -19,7 +19,9 @@ def test_install_steps(tmp_path):
     image.mkdir()
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     environment = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "EXTRAS")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV", "EXTRAS")
     }
     environment["PATH"] = f"{tmp_path / 'venv/bin'}:{os.environ['PATH']}"
     environment["PIP_COMPILE"] = "0"  # to bytecode, for a second time that never comes
@@ -37,14 +39,21 @@ def test_install_steps(tmp_path):
                 step for step in rest.split(" && ") if not step.startswith("useradd ")
             ]  # users are the engine's business
             subprocess.run(
-                ["bash", "-o", "pipefail", "-ec", " && ".join(steps)], cwd=image, env=environment, check=True
+                ["bash", "-o", "pipefail", "-ec", " && ".join(steps)],
+                cwd=image,
+                env=environment,
+                check=True,
             )
             run += 1
     assert (copied, run) == (4, 2)
     # The entry point runs lbopt, from the folder it was copied to, at the pinned versions.
     environment |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     done = subprocess.run(
-        [image / "tpu/gke/entrypoint", "lbopt", "recipes"], cwd=image, env=environment, capture_output=True, text=True
+        [image / "tpu/gke/entrypoint", "lbopt", "recipes"],
+        cwd=image,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "resnet50_lamb" in done.stdout
@@ -82,7 +91,9 @@ def _instructions():
 def _copy(source, target):
     """Copy as COPY does: into a folder, or a folder's content; what .dockerignore keeps away stays away."""
     ignored = [
-        line for line in pathlib.Path(f"{DOCKERFILE}.dockerignore").read_text().splitlines() if not line.startswith("#")
+        line
+        for line in pathlib.Path(f"{DOCKERFILE}.dockerignore").read_text().splitlines()
+        if not line.startswith("#")
     ]
     if source.is_dir():
         ignore = shutil.ignore_patterns(*(line.removeprefix("**/") for line in ignored))

@@ -21,7 +21,11 @@ TRAIN = (
 def uninterrupted(tmp_path_factory):
     """Return the metrics of one process with both devices that ran to the end, without the cloud and the keeper."""
     workdir = tmp_path_factory.mktemp("uninterrupted")
-    alone = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_COORDINATOR_ADDRESS")}
+    alone = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("XLA_FLAGS", "JAX_COORDINATOR_ADDRESS")
+    }
     command = TRAIN.replace("DEVICES=1 python", f"DEVICES=2 {sys.executable}")
     alone |= {"JAX_PLATFORMS": "cpu", "WORKDIR": str(workdir)}
     subprocess.run(["bash", "-c", command], env=alone, check=True, timeout=120)
@@ -51,5 +55,7 @@ def _numbers(workdir):
     """Return what was measured, without what the clock has a say in: speeds, and the line that only has those, of the last step
     before a preemption."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    measured = [{key: value for key, value in line.items() if not key.startswith("perf/")} for line in lines]
+    measured = [
+        {key: value for key, value in line.items() if not key.startswith("perf/")} for line in lines
+    ]
     return [line for line in measured if line.keys() > {"step", "examples_seen"}]

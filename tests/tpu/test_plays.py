@@ -39,7 +39,10 @@ def test_capacity_refused_at_once_by_the_call_itself(cloud):
     cloud.script(grants=["error RESOURCE_EXHAUSTED: no capacity", "granted"])
     done = cloud.tpu("create")
     assert done.returncode == 0, done
-    assert "refused: ERROR: (gcloud.compute.tpus.queued-resources.create) RESOURCE_EXHAUSTED" in done.stdout
+    assert (
+        "refused: ERROR: (gcloud.compute.tpus.queued-resources.create) RESOURCE_EXHAUSTED"
+        in done.stdout
+    )
 
 
 def test_capacity_never_granted_ends(cloud):
@@ -90,7 +93,16 @@ def test_preempted_without_notice(cloud, uninterrupted):
     assert done.returncode == 0, f"{done}\n{cloud.everything()}"
     assert cloud.metrics() == uninterrupted
     # The new machines took the source that the run had begun with: it was sent once.
-    assert len([call for call in cloud.calls("gcloud", "storage", "cp") if call[-2].endswith("source.tar.gz")]) == 1
+    assert (
+        len(
+            [
+                call
+                for call in cloud.calls("gcloud", "storage", "cp")
+                if call[-2].endswith("source.tar.gz")
+            ]
+        )
+        == 1
+    )
 
 
 def test_lost_between_two_looks_is_a_preemption(cloud, uninterrupted):
@@ -189,15 +201,29 @@ def test_failures_count_in_a_row(cloud):
     with open(shown, "w") as out:
         babysit = cloud.start("babysit", out=out)
         for number in (1, 2):
-            cloud.until(lambda: (run / "state").exists() and (run / "state").read_text().startswith("running"))
+            cloud.until(
+                lambda: (
+                    (run / "state").exists() and (run / "state").read_text().startswith("running")
+                )
+            )
             time.sleep(2)
             looks = len(cloud.calls("gcloud", "compute", "tpus", "tpu-vm", "ssh"))
             cloud.until(  # it is seen to run, for longer than HEALTHY_S
-                lambda looks=looks: len(cloud.calls("gcloud", "compute", "tpus", "tpu-vm", "ssh")) > looks + 5
+                lambda looks=looks: (
+                    len(cloud.calls("gcloud", "compute", "tpus", "tpu-vm", "ssh")) > looks + 5
+                )
             )
             os.kill(int((run / "pid").read_text()), signal.SIGKILL)
-            cloud.until(lambda number=number: f"failure {number}: nothing runs on worker 0-0" in shown.read_text())
-            cloud.until(lambda number=number: (run / "log").read_text().count("starts at step") == 1 + number)
+            cloud.until(
+                lambda number=number: (
+                    f"failure {number}: nothing runs on worker 0-0" in shown.read_text()
+                )
+            )
+            cloud.until(
+                lambda number=number: (
+                    (run / "log").read_text().count("starts at step") == 1 + number
+                )
+            )
         assert cloud.tpu("stop").returncode == 0
         done = cloud.finish(babysit)
     assert done.returncode == 0, done
@@ -258,7 +284,11 @@ def test_run_waits_for_the_last_word_of_the_run_before(cloud):
 
 
 def test_the_last_word_is_said_again_when_the_bucket_does_not_take_it(cloud):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", ACCELERATOR="v4-8", SYNC_S=600)
+    cloud.set(
+        COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12",
+        ACCELERATOR="v4-8",
+        SYNC_S=600,
+    )
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: cloud.said(0).startswith("running 1 "))
@@ -268,7 +298,11 @@ def test_the_last_word_is_said_again_when_the_bucket_does_not_take_it(cloud):
 
 
 def test_an_installation_that_fails_is_tried_again(cloud):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", ACCELERATOR="v4-8", MAX_FAILURES=1)
+    cloud.set(
+        COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12",
+        ACCELERATOR="v4-8",
+        MAX_FAILURES=1,
+    )
     (cloud.root / "pip_fails").write_text("2")
     cloud.ready()  # by the third try of the boot
     assert cloud.tpu("run").returncode == 0
@@ -331,12 +365,20 @@ def test_a_login_that_ends_is_not_taken_for_want_of_capacity(cloud):
     cloud.script(grants=["refused", "error You do not currently have an active account selected."])
     done = cloud.tpu("create")
     assert done.returncode == 3
-    assert done.stderr.endswith("active account selected.; gcloud auth login, then run this again\n")
+    assert done.stderr.endswith(
+        "active account selected.; gcloud auth login, then run this again\n"
+    )
     assert done.stderr.count("\n") == 1
 
 
 def test_silent_and_nothing_new_in_the_bucket(cloud):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --hold-at=12", SETUP_S=3, MAX_FAILURES=0, SYNC_S=1, POLL_S=1)
+    cloud.set(
+        COMMAND="python stand_in.py $WORKDIR 40 --hold-at=12",
+        SETUP_S=3,
+        MAX_FAILURES=0,
+        SYNC_S=1,
+        POLL_S=1,
+    )
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     state = cloud.root / "buckets/bucket/lbopt/lamb/workers/0-1/state"
@@ -350,7 +392,10 @@ def test_silent_and_nothing_new_in_the_bucket(cloud):
     cloud.play("cloud.power_off('lamb', 1)")
     done = cloud.finish(babysit)
     assert done.returncode == 1, done
-    assert "MAX_FAILURES=0 is reached: worker 1 of 2 (counted from 0) is not seen to run for SETUP_S=3 s" in done.stderr
+    assert (
+        "MAX_FAILURES=0 is reached: worker 1 of 2 (counted from 0) is not seen to run for SETUP_S=3 s"
+        in done.stderr
+    )
     assert "in the bucket: running 1 " in done.stderr
 
 
@@ -424,7 +469,8 @@ def test_who_is_not_logged_in_is_told_at_once(cloud):
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
     assert (
-        "You do not currently have an active account selected.; gcloud auth login, then run this again" in done.stderr
+        "You do not currently have an active account selected.; gcloud auth login, then run this again"
+        in done.stderr
     )
 
 
@@ -530,7 +576,9 @@ def test_stopped_while_machines_are_waited_for(cloud):
     cloud.preempt()
     cloud.script(grants=["waiting"])
     babysit = cloud.start("babysit")
-    cloud.until(lambda: len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 2)
+    cloud.until(
+        lambda: len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 2
+    )
     cloud.tpu("stop")
     done = cloud.finish(babysit)
     assert done.returncode == 3, done
@@ -549,7 +597,11 @@ def test_wrong_input_is_not_tried_again(cloud):
 
 
 def test_preemptions_of_the_program_are_no_failures(cloud, uninterrupted):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0 --preempt-every=6", MAX_FAILURES=0, MAX_LOST_PEERS=0)
+    cloud.set(
+        COMMAND="python stand_in.py $WORKDIR 40 --sleep=0 --preempt-every=6",
+        MAX_FAILURES=0,
+        MAX_LOST_PEERS=0,
+    )
     cloud.ready()
     cloud.tpu("run")
     assert cloud.tpu("babysit").returncode == 0
@@ -559,7 +611,9 @@ def test_preemptions_of_the_program_are_no_failures(cloud, uninterrupted):
 
 
 def test_lost_peers_are_bounded_apart(cloud):
-    cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:3", MAX_LOST_PEERS=4, MAX_FAILURES=0)
+    cloud.set(
+        COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:3", MAX_LOST_PEERS=4, MAX_FAILURES=0
+    )
     cloud.ready()
     cloud.tpu("run")
     cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "failed 3\n")
@@ -578,7 +632,10 @@ def test_two_slices(cloud, uninterrupted):
     assert "1 preemptions, 0 failures" in done.stdout
     assert cloud.metrics() == uninterrupted
     assert 'metrics: {"step": 40, ' in cloud.tpu("status").stdout
-    assert sorted(path.name for path in cloud.workdir.glob("state-*.json")) == ["state-0.json", "state-1.json"]
+    assert sorted(path.name for path in cloud.workdir.glob("state-*.json")) == [
+        "state-0.json",
+        "state-1.json",
+    ]
     create = cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")[-1]
     assert "--node-count=2" in create
     assert "--node-prefix=lamb" in create
@@ -596,7 +653,9 @@ def test_stop_ends_its_own_processes_only_and_run_goes_on(cloud, uninterrupted):
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     # The same program, started by hand on the same machine.
-    other = subprocess.Popen([sys.executable, cloud.checkout / "stand_in.py", cloud.root / "other", "9999"])
+    other = subprocess.Popen(
+        [sys.executable, cloud.checkout / "stand_in.py", cloud.root / "other", "9999"]
+    )
     try:
         cloud.until(lambda: len(cloud.metrics()) >= 5)
         refused = cloud.tpu("delete")

@@ -22,7 +22,11 @@ def test_all_is_well(cloud):
         assert f"process {worker} of 2, 4 of 8 devices, cpu, sum 28" in done.stdout
     assert done.stdout.endswith("2 processes and 8 devices: ready for tpu/run\n")
     # What the checks wrote is gone.
-    assert not [path for path in (cloud.root / "buckets/bucket/lbopt/lamb/preflight").rglob("*") if path.is_file()]
+    assert not [
+        path
+        for path in (cloud.root / "buckets/bucket/lbopt/lamb/preflight").rglob("*")
+        if path.is_file()
+    ]
 
 
 def test_a_worker_may_not_write_to_the_bucket(cloud):
@@ -49,7 +53,10 @@ def test_while_a_run_has_the_devices(cloud):
 def test_before_the_machines_are_there(cloud):
     done = cloud.tpu("preflight")
     assert done.returncode == 3
-    assert done.stderr == "tpu/preflight: NAME=lamb: there is no such queued resource; tpu/create makes it\n"
+    assert (
+        done.stderr
+        == "tpu/preflight: NAME=lamb: there is no such queued resource; tpu/create makes it\n"
+    )
 
 
 def test_another_number_of_devices(tmp_path):
@@ -69,7 +76,9 @@ def test_a_missing_peer_ends_it(tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    done = _preflight(0, 1, "--expect-processes=1", "--expect-devices=2", f"--bucket-dir={tmp_path / 'file'}")
+    done = _preflight(
+        0, 1, "--expect-processes=1", "--expect-devices=2", f"--bucket-dir={tmp_path / 'file'}"
+    )
     assert done.returncode == 3
     assert "cannot be used" in done.stdout
 
@@ -92,5 +101,9 @@ def _preflight(process, processes, *flags):
     }
     environment.pop("XLA_FLAGS", None)  # other tests ask for more devices by it
     return subprocess.run(
-        [sys.executable, SCRIPT, "--name=0-0", *flags], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, SCRIPT, "--name=0-0", *flags],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )

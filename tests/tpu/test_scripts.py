@@ -22,7 +22,11 @@ SCRIPTS = (
     "gke/xpk",
 )
 SETTINGS_SH = (pathlib.Path(__file__).parents[2] / "tpu" / "settings.sh").read_text()
-IMAGE = {"WORKDIR": "gs://bucket/run", "IMAGE": "registry.example.com/lbopt:1", "CLUSTER": "cluster"}
+IMAGE = {
+    "WORKDIR": "gs://bucket/run",
+    "IMAGE": "registry.example.com/lbopt:1",
+    "CLUSTER": "cluster",
+}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -39,7 +43,11 @@ def test_dry_run_prints_commands_and_calls_nothing(cloud, script):
     cloud.set(**IMAGE)
     done = cloud.tpu(script, "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
-    commands = [line for line in done.stdout.splitlines() if line.startswith(("gcloud ", "kubectl ", "xpk ", "git "))]
+    commands = [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("gcloud ", "kubectl ", "xpk ", "git "))
+    ]
     assert commands
     assert not (cloud.root / "calls.jsonl").exists()
 
@@ -50,7 +58,13 @@ def test_dry_run_needs_no_gcloud(cloud):
 
 
 def test_dry_run_prints_the_request(cloud):
-    cloud.set(CAPACITY="reserved", NUM_SLICES=3, SERVICE_ACCOUNT="a@example.com", NETWORK="n", SUBNETWORK="s")
+    cloud.set(
+        CAPACITY="reserved",
+        NUM_SLICES=3,
+        SERVICE_ACCOUNT="a@example.com",
+        NETWORK="n",
+        SUBNETWORK="s",
+    )
     lines = cloud.tpu("create", "--dry-run").stdout.splitlines()
     (line,) = [line for line in lines if " create " in line]
     for flag in (
@@ -100,7 +114,9 @@ def test_wrong_setting(cloud, case):
     cloud.set(**changes)
     done = cloud.tpu("create", limit=10)
     assert done.returncode == 2, done
-    assert done.stderr.startswith(f"tpu/create: {message.replace('ENV', str(cloud.settings))}"), done.stderr
+    assert done.stderr.startswith(f"tpu/create: {message.replace('ENV', str(cloud.settings))}"), (
+        done.stderr
+    )
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert not cloud.calls("gcloud")
@@ -130,11 +146,15 @@ def test_settings_are_read_and_never_run(cloud):
 
 def test_the_example_is_good_and_names_every_setting(cloud):
     example = (cloud.checkout / "tpu/env.example").read_text()
-    cloud.settings.write_text(re.sub(r"^#([A-Z])", r"\1", example, flags=re.M))  # with the defaults written out
+    cloud.settings.write_text(
+        re.sub(r"^#([A-Z])", r"\1", example, flags=re.M)
+    )  # with the defaults written out
     with_defaults = cloud.tpu("create", "--dry-run")
     assert (with_defaults.returncode, with_defaults.stderr) == (0, "")
     cloud.settings.write_text(example)
-    assert _without_temporary(cloud.tpu("create", "--dry-run").stdout) == _without_temporary(with_defaults.stdout)
+    assert _without_temporary(cloud.tpu("create", "--dry-run").stdout) == _without_temporary(
+        with_defaults.stdout
+    )
     known = (cloud.checkout / "tpu/settings.sh").read_text()
     for name in re.findall(r"\[([A-Z_]+)\]=", known.split("WANTED")[0]):
         assert f"\n#{name}=" in example
@@ -144,7 +164,9 @@ def test_missing_settings_file(cloud):
     cloud.settings.unlink()
     done = cloud.tpu("run")
     assert done.returncode == 2
-    assert done.stderr.endswith("there is no such file; cp tpu/env.example tpu/env and fill it in\n")
+    assert done.stderr.endswith(
+        "there is no such file; cp tpu/env.example tpu/env and fill it in\n"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--forse", "status", "--lines=5", "--force=yes"])
@@ -155,7 +177,8 @@ def test_unknown_option(cloud, flag):
 
 
 @pytest.mark.parametrize(
-    ("flag", "message"), [("--lines=x", "--lines=x: write a whole"), ("--worker=7", "--worker=7: there are 2 workers")]
+    ("flag", "message"),
+    [("--lines=x", "--lines=x: write a whole"), ("--worker=7", "--worker=7: there are 2 workers")],
 )
 def test_wrong_option_of_logs(cloud, flag, message):
     done = cloud.tpu("logs", flag)
@@ -168,7 +191,9 @@ def test_gcloud_is_missing(cloud, script):
     cloud.environment["PATH"] = _path_without("gcloud", cloud)
     done = cloud.tpu(script)
     assert done.returncode == 3
-    assert done.stderr.startswith(f"tpu/{script}: gcloud is not on PATH; install the Google Cloud CLI")
+    assert done.stderr.startswith(
+        f"tpu/{script}: gcloud is not on PATH; install the Google Cloud CLI"
+    )
     assert done.stderr.count("\n") == 1
 
 
@@ -226,7 +251,10 @@ def test_nobody_is_logged_in(cloud):
 def test_no_machines(cloud, script):
     done = cloud.tpu(script)
     assert done.returncode == 3
-    assert done.stderr == f"tpu/{script}: NAME=lamb: there is no such queued resource; tpu/create makes it\n"
+    assert (
+        done.stderr
+        == f"tpu/{script}: NAME=lamb: there is no such queued resource; tpu/create makes it\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -268,7 +296,8 @@ def test_a_firewall_that_cannot_be_read_is_said_and_no_reason_to_stop(cloud):
     done = cloud.tpu("create")
     assert done.returncode == 0
     assert (
-        "the firewall rules of network default cannot be read, so they are not checked: ERROR: Required" in done.stdout
+        "the firewall rules of network default cannot be read, so they are not checked: ERROR: Required"
+        in done.stdout
     )
 
 
@@ -282,7 +311,10 @@ def test_the_secret_of_a_job_is_made_once_and_shown_nowhere(cloud):
         assert done.returncode == 0
         cloud.until(lambda: cloud.said(0).startswith("done") and cloud.said(1).startswith("done"))
         said.append(path.read_text())
-        assert said[-1].strip() not in done.stdout + done.stderr + (cloud.root / "calls.jsonl").read_text()
+        assert (
+            said[-1].strip()
+            not in done.stdout + done.stderr + (cloud.root / "calls.jsonl").read_text()
+        )
     assert said[0] == said[1]
     assert re.fullmatch("[0-9a-f]{64}\n", said[0])
     for worker in range(2):
@@ -317,7 +349,10 @@ def test_setup_brings_new_source_but_not_under_a_run(cloud):
         file.write_text("print('newer')\n")
         done = cloud.tpu("setup", "--dirty")
         assert done.returncode == 2
-        assert done.stderr == "tpu/setup: NAME=lamb: a run is wanted, with the source it began with; tpu/stop first\n"
+        assert (
+            done.stderr
+            == "tpu/setup: NAME=lamb: a run is wanted, with the source it began with; tpu/stop first\n"
+        )
         assert "newer" not in (cloud.worker(1) / "lbopt/source/new_file.py").read_text()
     finally:
         file.unlink()
@@ -339,30 +374,43 @@ def _without_temporary(text):
 
 
 HOSTILE = '=<script>\x1b[31m "q" $(touch pwned) $x ${COMMAND} \\n: {a: b} # \u00e9'
-NAMES = [*re.findall(r"\[([A-Z_]+)\]=", SETTINGS_SH), *re.search(r"REQUIRED=\((.*)\)", SETTINGS_SH)[1].split()]
+NAMES = [
+    *re.findall(r"\[([A-Z_]+)\]=", SETTINGS_SH),
+    *re.search(r"REQUIRED=\((.*)\)", SETTINGS_SH)[1].split(),
+]
 
 
 @pytest.mark.parametrize("script", ["create", "gke/submit", "gke/xpk"])
 def test_hostile_settings(cloud, script):
     """Each is refused in one line, or is one word of the commands, and one value of the manifest; nothing in it is run."""
     of_gke = {"IMAGE", "CLUSTER", "RESERVATION"}
-    asked = set(NAMES) - of_gke if script == "create" else of_gke | {"WORKDIR", "COMMAND", "RUNTIME"}
+    asked = (
+        set(NAMES) - of_gke if script == "create" else of_gke | {"WORKDIR", "COMMAND", "RUNTIME"}
+    )
     taken = set()
     for name in asked:
         cloud.set(**IMAGE | {name: HOSTILE})
         done = cloud.tpu(script, "--dry-run")
-        assert not {letter for letter in done.stdout + done.stderr if not letter.isprintable()} - {"\n"}
+        assert not {letter for letter in done.stdout + done.stderr if not letter.isprintable()} - {
+            "\n"
+        }
         if done.returncode == 0:
             taken.add(name)
             (line,) = [line for line in done.stdout.splitlines() if " create " in line] or [""]
             words = subprocess.run(
                 ["bash", "-c", f'printf "%s\\0" {line}'], stdout=subprocess.PIPE, cwd=cloud.root
             ).stdout
-            assert script != "create" or any(word.endswith(f"={HOSTILE}".encode()) for word in words.split(b"\0"))
+            assert script != "create" or any(
+                word.endswith(f"={HOSTILE}".encode()) for word in words.split(b"\0")
+            )
         else:
             assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
             assert done.stderr.startswith(f"tpu/{script}: {name}=")
-    assert taken == ({"RUNTIME", "SERVICE_ACCOUNT", "NETWORK", "SUBNETWORK"} if script == "create" else {"RUNTIME"})
+    assert taken == (
+        {"RUNTIME", "SERVICE_ACCOUNT", "NETWORK", "SUBNETWORK"}
+        if script == "create"
+        else {"RUNTIME"}
+    )
     assert not list(cloud.root.parent.rglob("pwned"))
 
 

@@ -32,11 +32,22 @@ def batch(tmp_path):
     def run(*command, **variables):
         # JAX makes the port of the job's number: one that is free, and for which no other test looks.
         job = str(random.SystemRandom().randrange(0, 4000, 2))
-        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ASKED": str(tmp_path / "asked")}
-        environment |= {"SLURM_JOB_ID": job, "XDG_CONFIG_HOME": str(tmp_path / "nowhere"), "JAX_NUM_CPU_DEVICES": "1"}
+        environment = os.environ | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "ASKED": str(tmp_path / "asked"),
+        }
+        environment |= {
+            "SLURM_JOB_ID": job,
+            "XDG_CONFIG_HOME": str(tmp_path / "nowhere"),
+            "JAX_NUM_CPU_DEVICES": "1",
+        }
         environment.pop("XLA_FLAGS", None)
         done = subprocess.run(
-            ["bash", SCRIPT, *command], env=environment | variables, capture_output=True, text=True, timeout=120
+            ["bash", SCRIPT, *command],
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
         return done, asked.replace(job, "JOB")
@@ -45,7 +56,9 @@ def batch(tmp_path):
 
 
 def test_the_processes_of_a_job_know_each_other(batch, tmp_path):
-    done, asked = batch(sys.executable, "-m", "lbopt", "doctor", LBOPT_JOB_SECRET_FILE=str(tmp_path / "nowhere"))
+    done, asked = batch(
+        sys.executable, "-m", "lbopt", "doctor", LBOPT_JOB_SECRET_FILE=str(tmp_path / "nowhere")
+    )
     assert done.returncode == 0, done
     assert "process 0 of 2" in done.stdout
     assert asked == ""

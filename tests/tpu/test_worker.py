@@ -16,7 +16,10 @@ def test_boot_installs_at_the_pinned_versions(cloud):
     source = cloud.worker(0) / "lbopt/source"
     calls = (cloud.root / "pip.txt").read_text().splitlines()
     assert len(calls) == 2
-    assert any(f"--constraint {source.parent}/constraints.txt --editable {source}[tpu,gcs]" in call for call in calls)
+    assert any(
+        f"--constraint {source.parent}/constraints.txt --editable {source}[tpu,gcs]" in call
+        for call in calls
+    )
     # The second time there is nothing to do, until what it was made from changes.
     assert cloud.tpu("setup", "--keep-source").returncode == 0
     assert len((cloud.root / "pip.txt").read_text().splitlines()) == 2
@@ -33,7 +36,10 @@ def test_a_machine_without_a_python_says_so(cloud):
     done = cloud.tpu("setup", "--keep-source")
     assert done.returncode == 3
     assert (
-        done.stderr.count("no Python >= 3.11 with its venv module, and apt-get could not install python3.11-venv") == 2
+        done.stderr.count(
+            "no Python >= 3.11 with its venv module, and apt-get could not install python3.11-venv"
+        )
+        == 2
     )
     assert "install -qq --yes python3.11-venv" not in done.stderr
     assert cloud.tpu("run").stderr.count("lbopt is not installed here; tpu/setup") == 2
@@ -92,7 +98,9 @@ def test_a_killed_keeper_leaves_no_program_behind(cloud):
     os.kill(int((run / "pid").read_text()), signal.SIGKILL)
     cloud.until(lambda: "saved step" in (run / "log").read_text())  # it got SIGTERM
     cloud.until(lambda: "worker 0-0: lost (was running" in cloud.tpu("status").stdout)
-    cloud.until(lambda: not cloud.processes_of(0))  # nor a helper, which would go on saying that it runs
+    cloud.until(
+        lambda: not cloud.processes_of(0)
+    )  # nor a helper, which would go on saying that it runs
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: (run / "log").read_text().count("starts at step") == 2)
 
@@ -121,9 +129,9 @@ def test_what_the_program_leaves_behind_ends_with_it(cloud):
         cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "done\n")
         child = int((cloud.workdir / "child").read_text())
         deadline = time.monotonic() + 10
-        while subprocess.run(["ps", "-p", str(child), "-o", "stat="], capture_output=True, text=True).stdout.strip(
-            "Z\n +s"
-        ):
+        while subprocess.run(
+            ["ps", "-p", str(child), "-o", "stat="], capture_output=True, text=True
+        ).stdout.strip("Z\n +s"):
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
@@ -152,7 +160,11 @@ def test_logs_and_states_reach_the_bucket(cloud):
     cloud.ready()
     cloud.tpu("run")
     folder = cloud.root / "buckets/bucket/lbopt/lamb/workers"
-    cloud.until(lambda: (folder / "0-1/log").exists() and "starts at step" in (folder / "0-1/log").read_text())
+    cloud.until(
+        lambda: (
+            (folder / "0-1/log").exists() and "starts at step" in (folder / "0-1/log").read_text()
+        )
+    )
     cloud.until((folder / "0-1/state").exists)
     assert (folder / "0-1/state").read_text().startswith("running 1")
 
@@ -166,7 +178,11 @@ def test_the_last_state_has_the_last_word_in_the_bucket(cloud):
     cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "done\n")
     assert not (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/state").exists()
     cloud.until(lambda: not cloud.processes_of(0))
-    assert (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/state").read_text().startswith("done of ")
+    assert (
+        (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/state")
+        .read_text()
+        .startswith("done of ")
+    )
 
 
 def test_a_boot_that_has_not_come_to_its_end(cloud):

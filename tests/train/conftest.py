@@ -108,7 +108,10 @@ def logged():
 
     def read(workdir):
         lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-        return [{name: value for name, value in line.items() if not name.startswith("perf/")} for line in lines]
+        return [
+            {name: value for name, value in line.items() if not name.startswith("perf/")}
+            for line in lines
+        ]
 
     return read
 

@@ -44,14 +44,23 @@ def run(arguments, stderr):
 def outcome(workdir):
     """Return what a run or a study has left, without what depends on the clock."""
     # Where not even a partial file could be removed, a start does so once it is a minute old.
-    names = sorted(path.name for path in workdir.iterdir() if not re.fullmatch(r"\..+\.\d+", path.name))
+    names = sorted(
+        path.name for path in workdir.iterdir() if not re.fullmatch(r"\..+\.\d+", path.name)
+    )
     if (workdir / "results.jsonl").exists():
         rows = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
-        timeless = [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
-        summary = json.loads((workdir / "summary.json").read_text()) | {"command": None}  # names the workdir
+        timeless = [
+            {name: value for name, value in row.items() if name != "seconds"} for row in rows
+        ]
+        summary = json.loads((workdir / "summary.json").read_text()) | {
+            "command": None
+        }  # names the workdir
         return sorted(json.dumps(row, sort_keys=True) for row in timeless), summary, names
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    metrics = [{name: value for name, value in line.items() if not name.startswith("perf/")} for line in lines]
+    metrics = [
+        {name: value for name, value in line.items() if not name.startswith("perf/")}
+        for line in lines
+    ]
     newest = max((workdir / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
     return metrics, (newest / "seal" / "metadata").read_text(), names
 
@@ -73,17 +82,29 @@ def go(folder, cases, arguments):
         cases += [[at, error, not on, name] for at, error, on, name in cases]
     if isinstance(cases, int):
         every = [
-            [at, error, on, ""] for at in range(1, len(operations) + 1) for error in ERRORS for on in (False, True)
+            [at, error, on, ""]
+            for at in range(1, len(operations) + 1)
+            for error in ERRORS
+            for on in (False, True)
         ]
         cases = random.Random(0).sample(every, min(cases, len(every)))
     for at, error, on, name in cases:
         workdir = folder / "run"
         shutil.rmtree(workdir, ignore_errors=True)
         log.unlink(missing_ok=True)
-        os.environ.update(FAULT_FOLDER=str(workdir), FAULT_AT=str(at), FAULT_ERRNO=str(error), FAULT_ON=str(int(on)))
+        os.environ.update(
+            FAULT_FOLDER=str(workdir),
+            FAULT_AT=str(at),
+            FAULT_ERRNO=str(error),
+            FAULT_ON=str(int(on)),
+        )
         os.environ.update(FAULT_NAME=name)
         code, seconds = run([*arguments, f"--workdir={workdir}"], folder / "stderr")
-        failed = [line for line in log.read_text().splitlines() if line.startswith("FAILED")] if log.exists() else []
+        failed = (
+            [line for line in log.read_text().splitlines() if line.startswith("FAILED")]
+            if log.exists()
+            else []
+        )
         said = (folder / "stderr").read_text().splitlines()
         os.environ.update(FAULT_FOLDER="")
         again, _ = run([*arguments, f"--workdir={workdir}"], folder / "stderr2")

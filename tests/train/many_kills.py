@@ -47,7 +47,9 @@ def is_saving(workdir):
 
 def newest(workdir):
     folder = workdir / "checkpoints"
-    return max((int(entry.name) for entry in folder.glob("[0-9]*") if entry.name.isdecimal()), default=0)
+    return max(
+        (int(entry.name) for entry in folder.glob("[0-9]*") if entry.name.isdecimal()), default=0
+    )
 
 
 def wait_for(happened):
@@ -75,7 +77,9 @@ def go(kills, seed, workdir, arguments):
     for _ in range(kills):
         before = lines(workdir)
         kill(start(arguments), workdir, rng, before)
-        found["starting" if lines(workdir) <= before else "saving" if is_saving(workdir) else "else"] += 1
+        found[
+            "starting" if lines(workdir) <= before else "saving" if is_saving(workdir) else "else"
+        ] += 1
     _, status = os.waitpid(start(arguments), 0)
     print(json.dumps({**found, "exit": os.waitstatus_to_exitcode(status)}))
 

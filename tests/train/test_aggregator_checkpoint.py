@@ -40,7 +40,10 @@ def loss_fn(params, model_state, batch, rng):
 
 def batch(number):
     rng = np.random.default_rng(number)
-    return {"x": rng.normal(size=(8, 64)).astype(np.float32), "y": rng.normal(size=(8, 5)).astype(np.float32)}
+    return {
+        "x": rng.normal(size=(8, 64)).astype(np.float32),
+        "y": rng.normal(size=(8, 5)).astype(np.float32),
+    }
 
 
 def make(aggregator, devices=4, over="replicas"):
@@ -49,7 +52,9 @@ def make(aggregator, devices=4, over="replicas"):
     if aggregator.name.startswith("agvm"):
         tx = optax.chain(tx, lbopt.scale_by_agvm(LABELS))
     mesh = lbopt.make_mesh(devices)
-    step = lbopt.make_train_step(loss_fn, tx, mesh, aggregator=aggregator, aggregate_over=over, donate=False)
+    step = lbopt.make_train_step(
+        loss_fn, tx, mesh, aggregator=aggregator, aggregate_over=over, donate=False
+    )
     return step, step.place(lbopt.TrainState.create(params(), {}, tx))
 
 
@@ -60,32 +65,50 @@ def steps(step, state, numbers):
 
 
 def shapes_of(state):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
 
 
 def through_a_checkpoint(folder, state, like, said=None):
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(state, {})
         checkpoints.wait()
-        return checkpoints.restore(shapes_of(like), int(state.step), (said if said is not None else []).append)
+        return checkpoints.restore(
+            shapes_of(like), int(state.step), (said if said is not None else []).append
+        )
 
 
-@pytest.mark.parametrize(("name", "over"), [*((name, "replicas") for name in AGGREGATORS), ("momentum", 2)])
+@pytest.mark.parametrize(
+    ("name", "over"), [*((name, "replicas") for name in AGGREGATORS), ("momentum", 2)]
+)
 def test_resumed_it_goes_on_bit_for_bit(name, over, tmp_path):
     step, first = make(AGGREGATORS[name], over=over)
     half = steps(step, first, range(3))
     back = through_a_checkpoint(tmp_path, half, first)
     jax.tree.map(np.testing.assert_array_equal, back, half)
-    jax.tree.map(np.testing.assert_array_equal, steps(step, back, range(3, 6)), steps(step, half, range(3, 6)))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        steps(step, back, range(3, 6)),
+        steps(step, half, range(3, 6)),
+    )
     assert any(
         np.any(x != y)
-        for x, y in zip(*map(jax.tree.leaves, (half.aggregator_state, first.aggregator_state)), strict=True)
+        for x, y in zip(
+            *map(jax.tree.leaves, (half.aggregator_state, first.aggregator_state)), strict=True
+        )
     )
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [((4, 2), (4, 4)), ((4, 2), (2, 1)), ((4, 4), (4, 2)), ((4, 2), (4, "replicas")), ((4, "replicas"), (4, 2))],
+    [
+        ((4, 2), (4, 4)),
+        ((4, 2), (2, 1)),
+        ((4, 4), (4, 2)),
+        ((4, 2), (4, "replicas")),
+        ((4, "replicas"), (4, 2)),
+    ],
     ids=str,
 )
 def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_path):
@@ -104,7 +127,9 @@ def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_pat
     for field, old, new in zip(
         ("local", "mirrored"), state.aggregator_state[:2], back.aggregator_state[:2], strict=True
     ):
-        trees = jax.tree.leaves(state.params) * (2 if field == "local" else 1)  # estimate and velocity
+        trees = jax.tree.leaves(state.params) * (
+            2 if field == "local" else 1
+        )  # estimate and velocity
         for x, y, p in zip(jax.tree.leaves(old), jax.tree.leaves(new), trees, strict=True):
             if field == "local":
                 x = np.broadcast_to(np.mean(x, 0), (now, *x.shape[1:])) if was != now else x
@@ -115,6 +140,8 @@ def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_pat
             assert np.any(x)
     assert all(
         x.sharding == y.sharding
-        for x, y in zip(*map(jax.tree.leaves, (back.aggregator_state, like.aggregator_state)), strict=True)
+        for x, y in zip(
+            *map(jax.tree.leaves, (back.aggregator_state, like.aggregator_state)), strict=True
+        )
     )
     steps(other, back, range(2, 4))

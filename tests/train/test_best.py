@@ -10,7 +10,11 @@ from lbopt.cli import main
 from lbopt.train.checkpoint import Checkpoints
 from lbopt.train.writers import read_lines
 
-CADENCES = ("--config.eval_every_steps=2", "--config.checkpoint.every_steps=5", "--config.checkpoint.keep=1")
+CADENCES = (
+    "--config.eval_every_steps=2",
+    "--config.checkpoint.every_steps=5",
+    "--config.checkpoint.keep=1",
+)
 
 
 def test_the_best_evaluation_is_saved_though_no_checkpoint_was_due(train, tmp_path):
@@ -30,7 +34,11 @@ def test_the_best_evaluation_is_saved_though_no_checkpoint_was_due(train, tmp_pa
         assert not checkpoints.would_be_best({})
 
 
-SPOILT = ("--config.eval_every_steps=6", "--config.checkpoint.every_steps=2", "--config.checkpoint.keep=2")
+SPOILT = (
+    "--config.eval_every_steps=6",
+    "--config.checkpoint.every_steps=2",
+    "--config.checkpoint.keep=2",
+)
 
 
 @pytest.fixture
@@ -47,12 +55,22 @@ def spoilt(train):
 def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_path, capsys, caplog):
     assert spoilt(tmp_path) == 0
     out, err = capsys.readouterr()
-    assert not [record for record in caplog.records if "NaN" in record.getMessage()]  # a line for each, of a library
+    assert not [
+        record for record in caplog.records if "NaN" in record.getMessage()
+    ]  # a line for each, of a library
     assert json.loads(out.splitlines()[0], parse_constant=pytest.fail)["train/loss"] is None
-    said = [line for line in err.splitlines() if "finite" in line or "nan" in line.partition("  ")[0]]
+    said = [
+        line for line in err.splitlines() if "finite" in line or "nan" in line.partition("  ")[0]
+    ]
     assert len(said) == 2, said
-    assert re.match("train/loss is nan at step 8, .*config.stop_at_nan.*base_learning_rate.*max_grad_norm", said[0])
-    assert re.match("the loss was not finite, first at step 8: the last finite network is --checkpoint=6;", said[1])
+    assert re.match(
+        "train/loss is nan at step 8, .*config.stop_at_nan.*base_learning_rate.*max_grad_norm",
+        said[0],
+    )
+    assert re.match(
+        "the loss was not finite, first at step 8: the last finite network is --checkpoint=6;",
+        said[1],
+    )
     text = (tmp_path / "metrics.jsonl").read_text()
     lines = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
     assert [line["step"] for line in lines if line["train/loss"] is None] == list(range(8, 21))
@@ -70,23 +88,35 @@ def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_pa
 
 def test_a_run_may_end_at_the_first_nan(spoilt, tmp_path, capsys):
     assert spoilt(tmp_path, "--config.stop_at_nan=True") == 2
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "nan" in line.partition("  ")[0]]
-    assert "config.stop_at_nan = True: train/loss is nan at step 8, and the last checkpoint is of step 6" in said
+    (said,) = [
+        line for line in capsys.readouterr().err.splitlines() if "nan" in line.partition("  ")[0]
+    ]
+    assert (
+        "config.stop_at_nan = True: train/loss is nan at step 8, and the last checkpoint is of step 6"
+        in said
+    )
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         assert checkpoints.latest_step() == 6
 
 
-def test_a_network_that_is_not_finite_is_never_saved_where_the_run_may_end(spoilt, tmp_path, capsys):
+def test_a_network_that_is_not_finite_is_never_saved_where_the_run_may_end(
+    spoilt, tmp_path, capsys
+):
     overrides = ("--config.stop_at_nan=True", "--config.log_every_steps=5")
     assert spoilt(tmp_path, *overrides) == 2
-    assert "the network is not finite after step 8, and the last checkpoint is of step 6" in capsys.readouterr().err
+    assert (
+        "the network is not finite after step 8, and the last checkpoint is of step 6"
+        in capsys.readouterr().err
+    )
 
 
 def test_checkpoints_in_the_way_are_refused_before_training(train, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     assert train(tmp_path / "run", "--config.num_epochs=0.5") == 0
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "config.json").write_bytes((tmp_path / "run" / "config.json").read_bytes())
+    (tmp_path / "other" / "config.json").write_bytes(
+        (tmp_path / "run" / "config.json").read_bytes()
+    )
     (tmp_path / "other" / "checkpoints").write_text("a file")
     capsys.readouterr()
     assert train(tmp_path / "other", "--config.num_epochs=0.5") == 3

@@ -41,7 +41,9 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
     first = lbopt(*arguments, wait=False)
     until = time.monotonic() + 90
     while (
-        not any(re.search(r"checkpoints/\d+/commit_success.txt$", name) for name in objects(address))
+        not any(
+            re.search(r"checkpoints/\d+/commit_success.txt$", name) for name in objects(address)
+        )
         and time.monotonic() < until
     ):
         time.sleep(0.1)
@@ -52,7 +54,10 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
     assert out.splitlines()[-1] == "gs://bucket/runs/one/metrics.jsonl"
     assert "resuming at step" in err
     lines = [json.loads(line) for line in read(address, "runs/one/metrics.jsonl").splitlines()]
-    ours = [{name: value for name, value in line.items() if not name.startswith("perf/")} for line in lines]
+    ours = [
+        {name: value for name, value in line.items() if not name.startswith("perf/")}
+        for line in lines
+    ]
     assert ours == logged(reference())
     names = set(objects(address))
     assert {"runs/one/config.json", "runs/one/metrics.jsonl"} <= names
@@ -76,7 +81,9 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
     other = [argument.replace("seed=7", "seed=8") for argument in arguments]
     (_, err), code = lbopt(*other)
     assert (code, err.count("\n")) == (2, 1)
-    assert "--workdir = 'gs://bucket/runs/one': it holds a training run of another config (seed" in err
+    assert (
+        "--workdir = 'gs://bucket/runs/one': it holds a training run of another config (seed" in err
+    )
 
 
 def test_what_a_run_keeps_of_its_vocabulary_is_read_from_a_bucket_again():
@@ -96,14 +103,19 @@ def test_two_processes_in_a_bucket(cloud, start):
         assert [line for line in job.said(1) if "_FOR_TESTING" not in line] == []
     lines = [json.loads(line) for line in read(address, "runs/two/metrics.jsonl").splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 21))
-    assert any(re.search(r"checkpoints/20/default/ocdbt.process_1/", name) for name in objects(address))
+    assert any(
+        re.search(r"checkpoints/20/default/ocdbt.process_1/", name) for name in objects(address)
+    )
     assert "runs/two/.lease.json" not in objects(address)
 
 
 def test_a_bucket_without_permission(cloud, start):
     """One line, on both processes, before anything is compiled."""
     begin = time.monotonic()
-    job = start(train_command("gs://bucket/forbidden/one"), change=lambda index, of_job: {**cloud[1], **of_job})
+    job = start(
+        train_command("gs://bucket/forbidden/one"),
+        change=lambda index, of_job: {**cloud[1], **of_job},
+    )
     assert job.codes(60) == [3, 3]
     assert time.monotonic() - begin < 60
     for index in range(2):  # whose failure is heard first is told by both
@@ -115,12 +127,17 @@ def test_a_bucket_without_permission(cloud, start):
         assert "give this machine's account the right to read and write its objects" in said
 
 
-@pytest.mark.parametrize("workdir", ["s3://bucket/run", "gs://", "gs://bucket", "gs://bucket/", "gs://bucket/a/../b"])
+@pytest.mark.parametrize(
+    "workdir", ["s3://bucket/run", "gs://", "gs://bucket", "gs://bucket/", "gs://bucket/a/../b"]
+)
 def test_another_address_is_refused(workdir, command, capsys):
     from lbopt.cli import main
 
     assert main.main(command(workdir)) == 2
-    assert capsys.readouterr().err == f"lbopt train: --workdir = '{workdir}': give a folder, or gs://BUCKET/FOLDER\n"
+    assert (
+        capsys.readouterr().err
+        == f"lbopt train: --workdir = '{workdir}': give a folder, or gs://BUCKET/FOLDER\n"
+    )
 
 
 @pytest.fixture
@@ -140,7 +157,10 @@ def leases(tmp_path, monkeypatch):
 def test_two_runs_in_one_folder_of_a_bucket(leases, tmp_path):
     """The second waits, sees it renewed, and is refused."""
     first = leases("host-a")
-    with pytest.raises(EnvironmentProblem, match=r"another process is at work there \(host-a, pid \d+\); wait for it"):
+    with pytest.raises(
+        EnvironmentProblem,
+        match=r"another process is at work there \(host-a, pid \d+\); wait for it",
+    ):
         leases("host-b")
     first.check()
     first.release()
@@ -149,7 +169,9 @@ def test_two_runs_in_one_folder_of_a_bucket(leases, tmp_path):
 
 
 def test_a_lease_that_nobody_renews_is_taken(leases, tmp_path):
-    (tmp_path / ".lease.json").write_text('{"host": "host-of-old", "pid": 1, "id": "x", "renewed": 0}')
+    (tmp_path / ".lease.json").write_text(
+        '{"host": "host-of-old", "pid": 1, "id": "x", "renewed": 0}'
+    )
     begin = time.monotonic()
     leases("host").release()
     assert 0.9 < time.monotonic() - begin < 5
@@ -161,13 +183,17 @@ def test_who_stood_still_and_lost_its_lease_is_told_and_leaves_it_to_the_other(l
     (tmp_path / ".lease.json").write_text(other)
     first._thread.join(5)
     assert not first._thread.is_alive()
-    with pytest.raises(EnvironmentProblem, match=r"another process is at work there \(host-b, pid 7\)"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"another process is at work there \(host-b, pid 7\)"
+    ):
         first.check()
     first.release()
     assert (tmp_path / ".lease.json").read_text() == other
 
 
-@pytest.mark.parametrize("text", ['{"host": "a", "pid": 4194305, "space": "here", "id": "x"}', "{", "", "[]"])
+@pytest.mark.parametrize(
+    "text", ['{"host": "a", "pid": 4194305, "space": "here", "id": "x"}', "{", "", "[]"]
+)
 def test_a_lease_of_a_process_that_has_ended_is_taken_at_once(leases, tmp_path, text, monkeypatch):
     monkeypatch.setattr(bucket, "_RENEW_S", 30)
     (tmp_path / ".lease.json").write_text(text)

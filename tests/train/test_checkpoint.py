@@ -30,10 +30,15 @@ TX = optax.adam(0.1)
 def make_state(step=0, num_devices=1):
     """A small state of several dtypes; every value depends on the step."""
     params = {
-        "Dense_0": {"kernel": jnp.full((3, 2), step + 0.5), "bias": jnp.full(2, step, jnp.bfloat16)},
+        "Dense_0": {
+            "kernel": jnp.full((3, 2), step + 0.5),
+            "bias": jnp.full(2, step, jnp.bfloat16),
+        },
         "scale": jnp.float32(step / 3),
     }
-    state = lbopt.TrainState.create(params, {"batch_stats": {"mean": jnp.full(2, -1.0 * step)}}, TX, seed=step)
+    state = lbopt.TrainState.create(
+        params, {"batch_stats": {"mean": jnp.full(2, -1.0 * step)}}, TX, seed=step
+    )
     return put_replicated(make_mesh(num_devices), state.replace(step=jnp.int32(step)))
 
 
@@ -77,7 +82,9 @@ def test_of_equals_the_later_is_best(tmp_path):
     assert kept(tmp_path) == [2, 3]
 
 
-@pytest.mark.parametrize("losses", [{1: float("nan"), 2: 1.0, 3: 2.0}, {1: 1.0, 2: float("nan"), 3: 2.0}])
+@pytest.mark.parametrize(
+    "losses", [{1: float("nan"), 2: 1.0, 3: 2.0}, {1: 1.0, 2: float("nan"), 3: 2.0}]
+)
 def test_a_loss_that_is_not_a_number_is_never_best(tmp_path, losses):
     _, best = save_all(tmp_path, losses, keep=3, best_metric="eval/loss", name="eval/loss")
     assert losses[best] == 1.0
@@ -116,7 +123,9 @@ def test_values_dtypes_and_layout_come_back(tmp_path, num_devices, on):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, None)
         checkpoints.wait()
-        restored = checkpoints.restore(shards.placed(like(), jax.tree.map(lambda _: replicated(mesh), like())), 7)
+        restored = checkpoints.restore(
+            shards.placed(like(), jax.tree.map(lambda _: replicated(mesh), like())), 7
+        )
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
         assert (after.dtype, after.shape) == (before.dtype, before.shape)
@@ -125,7 +134,12 @@ def test_values_dtypes_and_layout_come_back(tmp_path, num_devices, on):
         assert len(after.addressable_shards) == on
         for shard in after.addressable_shards:
             assert np.asarray(shard.data).tobytes() == np.asarray(before).tobytes()
-    assert {str(leaf.dtype) for leaf in jax.tree.leaves(restored)} == {"int32", "float32", "bfloat16", "uint32"}
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(restored)} == {
+        "int32",
+        "float32",
+        "bfloat16",
+        "uint32",
+    }
 
 
 class Device:
@@ -144,7 +158,9 @@ class Device:
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "copied"), [(0, True), (-1, False)], ids=["room for it", "one byte too few for it"]
+    ("free_bytes", "copied"),
+    [(0, True), (-1, False)],
+    ids=["room for it", "one byte too few for it"],
 )
 def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
     tmp_path, monkeypatch, free_bytes, copied
@@ -152,18 +168,27 @@ def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
     """Whoever copies writes in a thread. By what was used before the first step there would be room in either case."""
     devices = [Device(device) for device in jax.local_devices()[:2]]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
-    state, size = make_state(1, num_devices=2), sum(leaf.nbytes for leaf in jax.tree.leaves(make_state()))
+    state, size = (
+        make_state(1, num_devices=2),
+        sum(leaf.nbytes for leaf in jax.tree.leaves(make_state())),
+    )
     for device in devices:
         device.stats = {"bytes_limit": 1000 + size, "peak_bytes_in_use": size, "bytes_in_use": size}
     threads = []
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.prepare(state)
-        devices[1].stats["peak_bytes_in_use"] = 1000 - free_bytes  # a step has run; this device's use is what counts
+        devices[1].stats["peak_bytes_in_use"] = (
+            1000 - free_bytes
+        )  # a step has run; this device's use is what counts
         checkpoints.save(state, None, before=lambda: threads.append(threading.current_thread()))
         checkpoints.wait()
         # The peak has the copy in it now: nothing is looked for again.
         devices[1].stats["peak_bytes_in_use"] = 1000 + size
-        checkpoints.save(make_state(2, num_devices=2), None, before=lambda: threads.append(threading.current_thread()))
+        checkpoints.save(
+            make_state(2, num_devices=2),
+            None,
+            before=lambda: threads.append(threading.current_thread()),
+        )
         checkpoints.wait()
     assert [thread is not threading.main_thread() for thread in threads] == [copied, copied]
     assert kept(tmp_path) == [1, 2]
@@ -192,7 +217,8 @@ def test_a_folder_that_shows_what_is_new_late_is_looked_at_again(tmp_path, monke
         assert checkpoints.steps() == [1, 2]
         assert job.looks == -1
     with pytest.raises(
-        EnvironmentProblem, match=r"process 0 sees checkpoints of the steps \[1, 2\], process 1 of \[1\]"
+        EnvironmentProblem,
+        match=r"process 0 sees checkpoints of the steps \[1, 2\], process 1 of \[1\]",
     ):
         Checkpoints(tmp_path, job=SlowFolder(10**6))
 
@@ -207,12 +233,19 @@ def test_a_checkpoint_from_before_there_were_aggregators_is_read(tmp_path, monke
         aggregator_state: ClassVar[tuple] = ()  # not saved
 
     now = make_state(3)
-    monkeypatch.setattr(replica_rows, "count", lambda state: seal.BEFORE_AGGREGATORS)  # what its seal is read as
+    monkeypatch.setattr(
+        replica_rows, "count", lambda state: seal.BEFORE_AGGREGATORS
+    )  # what its seal is read as
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(Earlier(now.step, now.params, now.model_state, now.opt_state, now.rng), {"eval/accuracy": 0.5})
+        checkpoints.save(
+            Earlier(now.step, now.params, now.model_state, now.opt_state, now.rng),
+            {"eval/accuracy": 0.5},
+        )
         checkpoints.wait()
     monkeypatch.undo()
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now
+    )
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(shapes, 3), now)
     body = json.dumps({"step": 3, "sums": {}, "metrics": {}})
@@ -222,7 +255,9 @@ def test_a_checkpoint_from_before_there_were_aggregators_is_read(tmp_path, monke
 
 STACK, RATE = lbopt.stacked_paths("^layers/"), optax.linear_schedule(0.1, 0.01, 10)
 OF_BEFORE = {
-    "lamb": lambda: optax.chain(lbopt.lamb(RATE, weight_decay=0.01, stacked=STACK), lbopt.monitor_layers(STACK)),
+    "lamb": lambda: optax.chain(
+        lbopt.lamb(RATE, weight_decay=0.01, stacked=STACK), lbopt.monitor_layers(STACK)
+    ),
     "lars_flax": lambda: lbopt.lars(RATE, weight_decay=0.01, variant="flax", stacked=STACK),
     "lans": lambda: lbopt.skip_bad_updates(lbopt.lans(RATE, weight_decay=0.01)),
 }
@@ -243,9 +278,15 @@ def test_a_checkpoint_whose_ratios_lay_in_the_parameters_containers_is_read(name
         updates, opt_state = tx.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
     with Checkpoints(tmp_path / name, read_only=True) as checkpoints:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), checkpoints.restore(shapes, 3), state)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, 1e-6),
+            checkpoints.restore(shapes, 3),
+            state,
+        )
         wrong = shapes.replace(params={**shapes.params, "new": shapes.step})
         with pytest.raises(EnvironmentProblem, match="its arrays differ at params/new"):
             checkpoints.restore(wrong, 3)
@@ -267,17 +308,25 @@ def test_a_checkpoint_holds_no_pickle(tmp_path):
     for file in files:
         assert file.suffix not in {".pkl", ".pickle", ".npy"}
         content = file.read_bytes()
-        assert not content.startswith(tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))), file
+        assert not content.startswith(
+            tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
+        ), file
 
 
 @pytest.mark.parametrize(
     ("name", "read_only"),
-    [*((name, False) for name in ("a[1]", "lamb[1024]/b", "a\\b", "a*b", "a?", "**/b")), ("a\\b", True)],
+    [
+        *((name, False) for name in ("a[1]", "lamb[1024]/b", "a\\b", "a*b", "a?", "**/b")),
+        ("a\\b", True),
+    ],
 )
-def test_a_folder_whose_name_is_a_pattern_is_refused_before_anything_is_saved(name, read_only, tmp_path):
+def test_a_folder_whose_name_is_a_pattern_is_refused_before_anything_is_saved(
+    name, read_only, tmp_path
+):
     """Where a path has a backslash, a good checkpoint would be taken for damaged."""
     with pytest.raises(
-        UserError, match=r"--workdir = .*: no checkpoint can be read in a path with \* \? \[...\] or a backslash"
+        UserError,
+        match=r"--workdir = .*: no checkpoint can be read in a path with \* \? \[...\] or a backslash",
     ):
         Checkpoints(tmp_path / name, read_only=read_only)
     assert not list(tmp_path.iterdir())
@@ -288,7 +337,9 @@ def test_other_odd_names_hold_checkpoints(name, tmp_path):
     now = make_state(3)
     with Checkpoints(tmp_path / name) as checkpoints:
         checkpoints.save(now, {"eval/accuracy": 0.5})
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now
+    )
     with Checkpoints(tmp_path / name, read_only=True) as checkpoints:
         jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(shapes, 3), now)
 
@@ -301,6 +352,8 @@ def test_the_first_checkpoint_is_read_back(tmp_path, monkeypatch):
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(Checkpoints(tmp_path))
         checkpoints.save(make_state(1), None)
-        with pytest.raises(EnvironmentProblem, match=r"/1 was saved and cannot be read back \(no such array\)"):
+        with pytest.raises(
+            EnvironmentProblem, match=r"/1 was saved and cannot be read back \(no such array\)"
+        ):
             checkpoints.save(make_state(2), None)
     assert [entry.name for entry in (tmp_path / "checkpoints").iterdir()] == ["1"]

@@ -61,8 +61,17 @@ def test_every_flipped_bit_is_seen():
 
 def test_exchanged_elements_are_seen():
     array = jnp.arange(1000, dtype=jnp.int32)
-    for other in (array[::-1], jnp.roll(array, 1), array.at[jnp.array([3, 500])].set(array[jnp.array([500, 3])])):
-        assert all(a != b for a, b in zip(*(halves(checksums([each])["0"]) for each in (array, other)), strict=True))
+    for other in (
+        array[::-1],
+        jnp.roll(array, 1),
+        array.at[jnp.array([3, 500])].set(array[jnp.array([500, 3])]),
+    ):
+        assert all(
+            a != b
+            for a, b in zip(
+                *(halves(checksums([each])["0"]) for each in (array, other)), strict=True
+            )
+        )
 
 
 def halves(checksum):
@@ -70,7 +79,11 @@ def halves(checksum):
 
 
 def test_what_differs_is_named():
-    assert differing({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "9", "d": "4"}) == ["b", "c", "d"]
+    assert differing({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "9", "d": "4"}) == [
+        "b",
+        "c",
+        "d",
+    ]
 
 
 def test_a_seal_knows_whether_it_was_changed():

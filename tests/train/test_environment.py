@@ -7,7 +7,9 @@ from lbopt.train import environment, workdir
 
 
 def opened(folder, num_devices=1):
-    with workdir.open_workdir(folder, "train", {"name": "a"}, lambda saved: [], num_devices, "lbopt train"):
+    with workdir.open_workdir(
+        folder, "train", {"name": "a"}, lambda saved: [], num_devices, "lbopt train"
+    ):
         return (folder / "config.json").read_text()
 
 
@@ -19,14 +21,21 @@ def test_a_restart_under_another_environment_is_kept_once_and_reported(tmp_path,
     first = json.loads(opened(tmp_path))
     other = environment.describe(1)
     other["versions"] = {**other["versions"], "jax": "9.9"}
-    monkeypatch.setattr(environment, "describe", lambda num_devices: {**other, "num_devices": num_devices})
+    monkeypatch.setattr(
+        environment, "describe", lambda num_devices: {**other, "num_devices": num_devices}
+    )
     opened(tmp_path)
     opened(tmp_path)
     saved = json.loads(opened(tmp_path, num_devices=4))
     resumed = saved.pop("resumed")
     assert saved == first
-    assert [(now["versions"]["jax"], now["num_devices"]) for now in resumed] == [("9.9", 1), ("9.9", 4)]
-    assert page.environment_text({**saved, "resumed": resumed}, "lbopt train").splitlines()[-2:] == [
+    assert [(now["versions"]["jax"], now["num_devices"]) for now in resumed] == [
+        ("9.9", 1),
+        ("9.9", 4),
+    ]
+    assert page.environment_text({**saved, "resumed": resumed}, "lbopt train").splitlines()[
+        -2:
+    ] == [
         f"resumed with jax {first['versions']['jax']} -> 9.9",
         "resumed with num_devices 1 -> 4",
     ]

@@ -40,21 +40,34 @@ def files_up_to(num_bytes):
 def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
     workdir = tmp_path / "run"
     rare = [f"--config.{name}=100000" for name in ("eval_every_steps", "checkpoint.every_steps")]
-    command = ["train", f"--config={CONFIG}:smoke", f"--workdir={workdir}", "--config.log_every_steps=1", *rare]
+    command = [
+        "train",
+        f"--config={CONFIG}:smoke",
+        f"--workdir={workdir}",
+        "--config.log_every_steps=1",
+        *rare,
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "lbopt", *command, "--config.num_epochs=20.0"],
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")},  # nothing can be kept
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY)),
+        env={
+            **os.environ,
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
+        },  # nothing can be kept
+        preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY)
+        ),
     )
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("lbopt train: ")
     assert "cannot be written (File too large)" in last
-    assert [line for line in done.stderr.splitlines() if not line.startswith(("starting at ", "step "))] == [last]
+    assert [
+        line for line in done.stderr.splitlines() if not line.startswith(("starting at ", "step "))
+    ] == [last]
     assert len(read_lines(workdir / "metrics.jsonl")) > 10
 
 
@@ -68,7 +81,9 @@ def test_two_that_write_one_file_at_once_do_not_meet(tmp_path, monkeypatch):
     before = os.fsync
     monkeypatch.setattr(workdir.os, "fsync", fsync)
     workdir.write_bytes(tmp_path / "file.json", b"one")
-    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file.json", "one")]
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [
+        ("file.json", "one")
+    ]
 
 
 # Which file is the first to be too large: a line has one long number, an event a frame around every scalar.
@@ -100,7 +115,14 @@ def test_what_cannot_be_opened_is_said(tmp_path, name):
 
 
 def row(seed):
-    numbers = ("global_batch_size", "steps", "warmup_steps", "learning_rate", "learning_rate_factor", "seed")
+    numbers = (
+        "global_batch_size",
+        "steps",
+        "warmup_steps",
+        "learning_rate",
+        "learning_rate_factor",
+        "seed",
+    )
     scores = ("train_accuracy", "validation_accuracy", "validation_loss", "test_accuracy")
     numbers = (*numbers, "fidelity", "warmup_factor", "weight_decay_factor")
     return {
@@ -117,7 +139,10 @@ def test_rows_that_do_not_fit_leave_no_part(tmp_path):
     results = Results(tmp_path)
     results.add([row(0)])
     size = (tmp_path / "results.jsonl").stat().st_size
-    with files_up_to(2 * size + 20), pytest.raises(EnvironmentProblem, match=r"results\.jsonl cannot be written"):
+    with (
+        files_up_to(2 * size + 20),
+        pytest.raises(EnvironmentProblem, match=r"results\.jsonl cannot be written"),
+    ):
         results.add([row(1), row(2)])
     assert (tmp_path / "results.jsonl").stat().st_size == size
     assert [kept["seed"] for kept in results.rows] == [0]
@@ -135,7 +160,9 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     with Checkpoints(tmp_path) as checkpoints:
         monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=1 << 20))
-        with pytest.raises(EnvironmentProblem, match=r"a checkpoint needs 1\.1 MiB and 1\.0 MiB are free"):
+        with pytest.raises(
+            EnvironmentProblem, match=r"a checkpoint needs 1\.1 MiB and 1\.0 MiB are free"
+        ):
             checkpoints.save(state, None)
         assert not list((tmp_path / "checkpoints").iterdir())
         assert checkpoints.steps() == []
@@ -146,7 +173,9 @@ def test_a_process_whose_save_has_failed_waits_for_nobody(monkeypatch):
     waited = []
     monkeypatch.setattr(checkpoint.jax, "process_count", lambda: 2)
     monkeypatch.setattr(
-        checkpoint.ocp.multihost, "get_barrier_sync_fn", lambda processes: lambda **key: waited.append(key)
+        checkpoint.ocp.multihost,
+        "get_barrier_sync_fn",
+        lambda processes: lambda **key: waited.append(key),
     )
     wait = checkpoint._in_background().barrier_sync_fn
 
@@ -204,7 +233,11 @@ def test_calls_that_fail_end_the_run_with_one_line(tmp_path, command):
     library = tmp_path / "failing_disk.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True)
     (tmp_path / "study.py").write_text(STUDY.format(str(SHIM.parent)))
-    arguments = TRAIN if command == "train" else ["sweep", f"--config={tmp_path / 'study.py'}", "--shard=1/1"]
+    arguments = (
+        TRAIN
+        if command == "train"
+        else ["sweep", f"--config={tmp_path / 'study.py'}", "--shard=1/1"]
+    )
     cases = rounds("kinds", WORST)
     done = subprocess.run(
         [sys.executable, str(FAILING_DISK), str(tmp_path), json.dumps(cases), *arguments],

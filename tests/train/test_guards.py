@@ -67,7 +67,12 @@ def test_what_is_watched_is_logged_and_drawn(train, tmp_path, logged):
     kinds = {name.split("/")[1] for name in last if name.startswith("train/")}
     assert {"trust_ratio", "weight_norm", "update_norm", "update_over_weight"} <= kinds
     page = write_training_report(folder, read_config(folder)).read_text()
-    for title in ("Trust ratio of each layer", "Update over weight", "Global gradient norm", "Gradient noise scale"):
+    for title in (
+        "Trust ratio of each layer",
+        "Update over weight",
+        "Global gradient norm",
+        "Gradient noise scale",
+    ):
         assert title in page
 
 
@@ -75,19 +80,34 @@ def test_stalled_weights_are_told_of_once():
     said = []
     loop = types.SimpleNamespace(history=History(), progress=types.SimpleNamespace(say=said.append))
     for step, share in ((1, 0.4), (2, 0.97), (3, 0.99)):
-        _Session._check_stalled(loop, step, {"stalled/a/kernel": share, "stalled/b[2]": 0.1, "learning_rate": 1.0})
+        _Session._check_stalled(
+            loop, step, {"stalled/a/kernel": share, "stalled/b[2]": 0.1, "learning_rate": 1.0}
+        )
     (line,) = said
-    assert line.startswith("warning: at step 2 the update left 97% of the weights of a/kernel as they were")
+    assert line.startswith(
+        "warning: at step 2 the update left 97% of the weights of a/kernel as they were"
+    )
 
 
 @pytest.mark.parametrize(
-    ("stats", "refused"), [(None, False), ({"bytes_limit": 2**50}, False), ({"bytes_limit": 2**20}, True)]
+    ("stats", "refused"),
+    [(None, False), ({"bytes_limit": 2**50}, False), ({"bytes_limit": 2**20}, True)],
 )
 def test_a_state_has_to_fit_the_memory_of_a_device_that_says_it(stats, refused):
     """One that says nothing has its own: the host's is smaller than that of its eight devices together."""
     device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
-    whole = jax.ShapeDtypeStruct((2**40,), "float32", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-    state = {"w": whole if stats is None else jax.ShapeDtypeStruct((2**20,), "float32", sharding=whole.sharding)}
-    run = types.SimpleNamespace(shapes=lambda: state, mesh=types.SimpleNamespace(local_devices=[device] * 8))
-    with pytest.raises(UserError, match=r"^config\.model: ") if refused else contextlib.nullcontext():
+    whole = jax.ShapeDtypeStruct(
+        (2**40,), "float32", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    )
+    state = {
+        "w": whole
+        if stats is None
+        else jax.ShapeDtypeStruct((2**20,), "float32", sharding=whole.sharding)
+    }
+    run = types.SimpleNamespace(
+        shapes=lambda: state, mesh=types.SimpleNamespace(local_devices=[device] * 8)
+    )
+    with (
+        pytest.raises(UserError, match=r"^config\.model: ") if refused else contextlib.nullcontext()
+    ):
         Run.check_memory(run)

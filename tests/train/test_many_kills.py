@@ -25,7 +25,9 @@ def test_many_kills(command, start_process, reference, bits, saved_state, logged
     assert found.pop("exit") == 0
     assert sum(found.values()) == KILLS
     assert found.get("saving", 0) > rounds(2, 0), found
-    resumed_at = [int(step) for step in re.findall(r"^resuming at step (\d+) of 400", stderr, re.MULTILINE)]
+    resumed_at = [
+        int(step) for step in re.findall(r"^resuming at step (\d+) of 400", stderr, re.MULTILINE)
+    ]
     assert resumed_at == sorted(resumed_at)
     assert len(set(resumed_at)) > KILLS // 3, (
         resumed_at

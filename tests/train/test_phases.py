@@ -52,7 +52,9 @@ def get_config(arg="keep"):
 def runs(file):
     """Return a function row -> the run, whose programs are compiled once."""
     made = {}
-    return lambda row: made.get(row) or made.setdefault(row, BUILD(call_get_config(f"{file}:{row}")))
+    return lambda row: (
+        made.get(row) or made.setdefault(row, BUILD(call_get_config(f"{file}:{row}")))
+    )
 
 
 @pytest.fixture
@@ -84,7 +86,10 @@ def watched(phase, kill_at):
 def lines():
     def read(workdir):
         whole = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-        return [{name: value for name, value in line.items() if not name.startswith("perf/")} for line in whole]
+        return [
+            {name: value for name, value in line.items() if not name.startswith("perf/")}
+            for line in whole
+        ]
 
     return read
 
@@ -121,8 +126,12 @@ def test_the_second_phase_goes_on_with_its_own_batch_and_warms_up_from_zero(stra
     rates = [line["train/learning_rate"] for line in seen]
     first, second = rates[:FIRST], rates[FIRST:]
     # Warmup of two steps; the updates are counted from 1, and the line reaches 0 one step after the last.
-    assert first == pytest.approx([0.01, 0.02, *(0.02 * (1 - k / 5) for k in range(1, 5))], rel=1e-6)
-    assert second == pytest.approx([0.005, 0.01, *(0.01 * (1 - k / 4) for k in range(1, 4))], rel=1e-6)
+    assert first == pytest.approx(
+        [0.01, 0.02, *(0.02 * (1 - k / 5) for k in range(1, 5))], rel=1e-6
+    )
+    assert second == pytest.approx(
+        [0.005, 0.01, *(0.01 * (1 - k / 4) for k in range(1, 4))], rel=1e-6
+    )
     evaluated = [line["step"] for line in seen if "eval/loss" in line]
     assert evaluated == [3, 6, 9, 11]  # every three steps of a phase, and at its end
 
@@ -152,19 +161,25 @@ def moments(opt_state):
 
 def test_kept_and_reset_moments_make_another_run(straight, lines):
     kept, reset = (lines(straight(row)) for row in ("keep", "reset"))
-    assert [line["train/loss"] for line in kept[: FIRST + 1]] == [line["train/loss"] for line in reset[: FIRST + 1]]
+    assert [line["train/loss"] for line in kept[: FIRST + 1]] == [
+        line["train/loss"] for line in reset[: FIRST + 1]
+    ]
     assert kept[-1]["train/loss"] != reset[-1]["train/loss"]
 
 
 @pytest.mark.parametrize("row", ["keep", "reset"])
 @pytest.mark.parametrize("kill_at", [4, FIRST + 1, FIRST + 4])
-def test_killed_in_either_phase_it_ends_in_the_same_state(row, kill_at, train, straight, runs, lines, tmp_path):
+def test_killed_in_either_phase_it_ends_in_the_same_state(
+    row, kill_at, train, straight, runs, lines, tmp_path
+):
     with pytest.raises(Killed):
         train(tmp_path / "run", row, kill_at)
     assert train(tmp_path / "run", row) == 0
     assert lines(tmp_path / "run") == lines(straight(row))
     last = FIRST + SECOND
-    ours, theirs = (saved(runs, workdir, row, last) for workdir in (tmp_path / "run", straight(row)))
+    ours, theirs = (
+        saved(runs, workdir, row, last) for workdir in (tmp_path / "run", straight(row))
+    )
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
@@ -182,7 +197,9 @@ def test_room_for_a_copy_is_looked_for_once_a_phase_after_steps_have_run(
     assert train(tmp_path) == 0
     assert [max(numbers) for numbers in asked] == [2, FIRST + 2]  # saved every two steps
     assert lines(tmp_path) == lines(straight("keep"))
-    ours, theirs = (saved(runs, workdir, "keep", FIRST + SECOND) for workdir in (tmp_path, straight("keep")))
+    ours, theirs = (
+        saved(runs, workdir, "keep", FIRST + SECOND) for workdir in (tmp_path, straight("keep"))
+    )
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
@@ -214,7 +231,9 @@ def test_a_checkpoint_of_either_phase_is_evaluated(step, straight, file, lines, 
     capsys.readouterr()
     assert main.main(["evaluate", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)
-    assert scores["validation/loss"] == pytest.approx(lines(workdir)[step - 1]["eval/loss"], rel=1e-6)
+    assert scores["validation/loss"] == pytest.approx(
+        lines(workdir)[step - 1]["eval/loss"], rel=1e-6
+    )
 
 
 OTHERS = {
@@ -241,13 +260,21 @@ def test_a_workdir_of_other_phases_is_refused(name, straight, file, fingerprint_
 
 BAD = {
     "steps of the first phase": ("num_steps=6,", "num_epochs=3.0,", "config.num_steps = None"),
-    "a batch that does not divide": ("global_batch_size=128, num", "global_batch_size=127, num", "config.phase2"),
+    "a batch that does not divide": (
+        "global_batch_size=128, num",
+        "global_batch_size=127, num",
+        "config.phase2",
+    ),
     "a warmup that is too long": (
         "warmup_steps=2.0),\n            optimizer",
         "warmup_steps=5.0),\n            optimizer",
         "config.phase2.schedule.warmup_steps = 5.0",
     ),
-    "another word": ("optimizer_state=arg", "optimizer_state='forget'", "config.phase2.optimizer_state = 'forget'"),
+    "another word": (
+        "optimizer_state=arg",
+        "optimizer_state='forget'",
+        "config.phase2.optimizer_state = 'forget'",
+    ),
 }
 
 

@@ -20,7 +20,9 @@ def terminate_at(last, number=signal.SIGTERM):
 
 
 @pytest.mark.parametrize("step", [1, 7, 9, 12, 19])
-def test_a_terminated_run_goes_on_where_it_stopped(step, train, reference, bits, saved_state, logged, tmp_path, capsys):
+def test_a_terminated_run_goes_on_where_it_stopped(
+    step, train, reference, bits, saved_state, logged, tmp_path, capsys
+):
     """7 and 1 have no checkpoint of their own, 9 has one, 12 has one with an evaluation, after 19 comes the last."""
     assert train(tmp_path, before=terminate_at(step)) == 75
     said = capsys.readouterr().err.splitlines()
@@ -54,13 +56,17 @@ def test_a_run_terminated_at_a_step_with_a_checkpoint_saves_what_an_uninterrupte
     assert bits(saved_state(tmp_path)) == bits(saved_state(reference(), step=9))
 
 
-def test_a_run_terminated_in_its_last_step_is_finished(train, reference, bits, saved_state, tmp_path, capsys):
+def test_a_run_terminated_in_its_last_step_is_finished(
+    train, reference, bits, saved_state, tmp_path, capsys
+):
     assert train(tmp_path, before=terminate_at(20)) == 0
     assert "stopped" not in capsys.readouterr().err
     assert bits(saved_state(tmp_path)) == bits(saved_state(reference()))
 
 
-def test_a_run_may_be_terminated_again_and_again(train, reference, bits, saved_state, logged, tmp_path):
+def test_a_run_may_be_terminated_again_and_again(
+    train, reference, bits, saved_state, logged, tmp_path
+):
     for step in (2, 3, 11):
         assert train(tmp_path, before=terminate_at(step)) == 75
     assert train(tmp_path) == 0
@@ -71,7 +77,9 @@ def test_a_run_may_be_terminated_again_and_again(train, reference, bits, saved_s
 def test_the_command_as_a_process_exits_with_75(command, start_process, tmp_path):
     """A long run, so that the signal finds it in mid-run."""
     workdir = tmp_path / "run"
-    process = start_process("-m", "lbopt", *command(workdir, "--config.num_epochs=2000", "--config.checkpoint.keep=1"))
+    process = start_process(
+        "-m", "lbopt", *command(workdir, "--config.num_epochs=2000", "--config.checkpoint.keep=1")
+    )
     deadline = time.monotonic() + 120
     metrics = workdir / "metrics.jsonl"
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
@@ -87,7 +95,9 @@ def test_the_command_as_a_process_exits_with_75(command, start_process, tmp_path
     assert json.loads(metrics.read_text().splitlines()[-1])["step"] == step
 
 
-def test_a_run_terminated_before_its_first_step_says_so(train, plan_of, tmp_path, capsys, monkeypatch):
+def test_a_run_terminated_before_its_first_step_says_so(
+    train, plan_of, tmp_path, capsys, monkeypatch
+):
     """For instance while the step is lowered."""
     plan = plan_of()
     monkeypatch.setattr(type(plan), "lower", lambda run: os.kill(os.getpid(), signal.SIGTERM))

@@ -27,7 +27,11 @@ WATCHED = (
     "--config.parallel.num_microsteps=2",
 )
 
-SPREAD = ("--config.parallel.num_devices=4", "--config.model.hidden=512", "--config.optimizer.ema_decay=0.9")
+SPREAD = (
+    "--config.parallel.num_devices=4",
+    "--config.model.hidden=512",
+    "--config.optimizer.ema_decay=0.9",
+)
 SHARDED = (*SPREAD, "--config.parallel.shard_update=True")
 
 AGGREGATED = (
@@ -70,21 +74,31 @@ def workdir(killed, tmp_path):
 
 
 def whole_checkpoints(workdir):
-    return sorted(int(folder.name) for folder in (workdir / "checkpoints").glob("[0-9]*") if folder.name.isdigit())
+    return sorted(
+        int(folder.name)
+        for folder in (workdir / "checkpoints").glob("[0-9]*")
+        if folder.name.isdigit()
+    )
 
 
 @pytest.mark.parametrize("name", KILLS)
-def test_the_same_command_ends_in_the_same_state(name, workdir, train, reference, bits, saved_state, logged):
+def test_the_same_command_ends_in_the_same_state(
+    name, workdir, train, reference, bits, saved_state, logged
+):
     overrides, workdir = KILLS[name][2], workdir(name)
     assert train(workdir, *overrides) == 0
     whole = reference(*overrides)
     for step in (12, 20):
-        resumed, straight = (bits(saved_state(folder, *overrides, step=step)) for folder in (workdir, whole))
+        resumed, straight = (
+            bits(saved_state(folder, *overrides, step=step)) for folder in (workdir, whole)
+        )
         assert resumed == straight
     assert any(name.startswith("opt_state/") for name in straight)
     assert any(name.startswith("model_state/batch_stats/") for name in straight)
     assert {"step", "rng"} < straight.keys()
-    assert any(name.startswith("aggregator_state/local/") for name in straight) == (name == "error feedback")
+    assert any(name.startswith("aggregator_state/local/") for name in straight) == (
+        name == "error feedback"
+    )
     assert logged(workdir) == logged(whole)
     assert [line["step"] for line in logged(workdir)] == list(range(1, 21))
 
@@ -105,12 +119,20 @@ def test_on_fewer_devices_what_replicas_remember_is_rebuilt(workdir, train, save
     assert whole_checkpoints(workdir)[-1] == 20
     first = seen["first"]
     jax.tree.map(np.testing.assert_array_equal, first.params, saved.params)
-    jax.tree.map(np.testing.assert_array_equal, first.aggregator_state.mirrored, saved.aggregator_state.mirrored)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        first.aggregator_state.mirrored,
+        saved.aggregator_state.mirrored,
+    )
     for was, now in zip(
-        jax.tree.leaves(saved.aggregator_state.local), jax.tree.leaves(first.aggregator_state.local), strict=True
+        jax.tree.leaves(saved.aggregator_state.local),
+        jax.tree.leaves(first.aggregator_state.local),
+        strict=True,
     ):
         assert len(was) == 4
-        np.testing.assert_allclose(now, np.broadcast_to(was.mean(0), (2, *was.shape[1:])), rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(
+            now, np.broadcast_to(was.mean(0), (2, *was.shape[1:])), rtol=1e-6, atol=1e-9
+        )
     assert train(workdir, *two) == 0
 
 
@@ -127,7 +149,9 @@ def test_the_command_as_a_process_ends_in_the_same_state(
 
 
 @pytest.mark.parametrize("name", ["one device", "while a checkpoint is being saved"])
-def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(name, workdir, train, bits, tmp_path):
+def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(
+    name, workdir, train, bits, tmp_path
+):
     """The same state, and the same examples in the same order."""
 
     def record(seen):
@@ -145,15 +169,20 @@ def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(name, workdir, t
     assert straight[7][1]["image"] != straight[8][1]["image"]
 
 
-def test_a_sharded_run_goes_on_without_sharding(workdir, train, reference, saved_state, logged, capsys):
+def test_a_sharded_run_goes_on_without_sharding(
+    workdir, train, reference, saved_state, logged, capsys
+):
     """To 1e-6 of the distance moved: norms are added up in another order."""
     workdir = workdir("sharded update")
     assert train(workdir, *SPREAD) == 0
     assert re.search(r"^resuming at step [369] of 20", capsys.readouterr().err, re.MULTILINE)
     evaluated = [
-        [line["eval/loss"] for line in logged(run) if "eval/loss" in line] for run in (workdir, reference(*SPREAD))
+        [line["eval/loss"] for line in logged(run) if "eval/loss" in line]
+        for run in (workdir, reference(*SPREAD))
     ]
-    np.testing.assert_allclose(*evaluated, rtol=1e-5)  # of the average: sharded until the kill, and never
+    np.testing.assert_allclose(
+        *evaluated, rtol=1e-5
+    )  # of the average: sharded until the kill, and never
     resumed, whole, killed = (
         np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
         for state in (
@@ -173,7 +202,10 @@ def test_a_sharded_run_is_evaluated_and_exported(train, command, saved_state, tm
     assert main.main(["evaluate", *command(workdir, *SHARDED)[1:]]) == 0
     scores = json.loads(capsys.readouterr().out)
     assert scores["validation/loss"] == pytest.approx(last["eval/loss"], rel=1e-6)
-    assert main.main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={output}"]) == 0
+    assert (
+        main.main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={output}"])
+        == 0
+    )
     variables, _ = native.load_safetensors(output / files.WEIGHTS)
     average = lbopt.ema_params(saved_state(workdir, *SHARDED).opt_state)
     jax.tree.map(np.testing.assert_array_equal, variables["params"], jax.device_get(average))
@@ -181,12 +213,17 @@ def test_a_sharded_run_is_evaluated_and_exported(train, command, saved_state, tm
 
 def test_the_optimizer_of_a_sharded_run_is_in_parts(plan_of):
     state = plan_of(*SHARDED).init()
-    parts = [leaf.size // leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(state.opt_state)]
+    parts = [
+        leaf.size // leaf.addressable_shards[0].data.size
+        for leaf in jax.tree.leaves(state.opt_state)
+    ]
     assert sorted(parts)[-3:] == [4, 4, 4]  # two moments and the average of one kernel
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(killed, train, workdir, logged, capsys):
+def test_a_run_killed_before_its_first_checkpoint_starts_again(
+    killed, train, workdir, logged, capsys
+):
     assert whole_checkpoints(killed["before the first checkpoint"]) == []
     assert [line["step"] for line in logged(killed["before the first checkpoint"])] == [1, 2]
     assert train(workdir("before the first checkpoint")) == 0
@@ -196,11 +233,15 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(killed, train, wo
 def test_a_checkpoint_cut_off_by_the_kill_is_not_used(killed, train, workdir, capsys):
     left = killed["while a checkpoint is being saved"]
     assert whole_checkpoints(left) == [3, 6]
-    assert len(list((left / "checkpoints").iterdir())) == 3, "the unfinished one is there under another name"
+    assert len(list((left / "checkpoints").iterdir())) == 3, (
+        "the unfinished one is there under another name"
+    )
     workdir = workdir("while a checkpoint is being saved")
     assert train(workdir) == 0
     assert "resuming at step 6 of 20" in capsys.readouterr().err
-    assert [folder for folder in (workdir / "checkpoints").iterdir() if not folder.name.isdigit()] == []
+    assert [
+        folder for folder in (workdir / "checkpoints").iterdir() if not folder.name.isdigit()
+    ] == []
 
 
 def test_a_checkpoint_saved_in_the_background_holds_the_state_of_its_step(
@@ -208,7 +249,13 @@ def test_a_checkpoint_saved_in_the_background_holds_the_state_of_its_step(
 ):
     """The step that follows a save is given the saved state's buffers to write into."""
     states = {}
-    assert train(tmp_path / "run", before=lambda step, state, batch: states.update({step - 1: bits(state)})) == 0
+    assert (
+        train(
+            tmp_path / "run",
+            before=lambda step, state, batch: states.update({step - 1: bits(state)}),
+        )
+        == 0
+    )
     for step in (3, 6, 9, 12, 15, 18):
         assert bits(saved_state(reference(), step=step)) == states[step]
     assert states[3] != states[6]

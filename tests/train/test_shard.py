@@ -15,7 +15,9 @@ def opened(folder, shard=None, config=CONFIG):
     def compare(saved):
         return [] if saved["config"] == config else ["value is 1 there and 2 here"]
 
-    return open_workdir(folder, "sweep", config, compare, shard=Shard.parse(shard) if shard else None)
+    return open_workdir(
+        folder, "sweep", config, compare, shard=Shard.parse(shard) if shard else None
+    )
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", "1/0", ""])
@@ -36,12 +38,18 @@ def test_two_parts_are_held_side_by_side(tmp_path):
 
 
 def test_one_part_is_held_once(tmp_path):
-    with opened(tmp_path / "w", "1/2"), pytest.raises(UserError, match="--shard = '1/2': another process"):
+    with (
+        opened(tmp_path / "w", "1/2"),
+        pytest.raises(UserError, match="--shard = '1/2': another process"),
+    ):
         opened(tmp_path / "w", "1/2").__enter__()
 
 
 def test_parts_of_two_divisions_would_do_work_twice(tmp_path):
-    with opened(tmp_path / "w", "1/2"), pytest.raises(UserError, match=r"--shard = '1/3': shard 1/2 is at work"):
+    with (
+        opened(tmp_path / "w", "1/2"),
+        pytest.raises(UserError, match=r"--shard = '1/3': shard 1/2 is at work"),
+    ):
         opened(tmp_path / "w", "1/3").__enter__()
     with opened(tmp_path / "w", "1/3"):  # once those have ended
         pass
@@ -50,7 +58,10 @@ def test_parts_of_two_divisions_would_do_work_twice(tmp_path):
 @pytest.mark.parametrize("shards", [("1/2", None), (None, "1/2")])
 def test_the_whole_and_a_part_exclude_each_other(tmp_path, shards):
     first, second = shards
-    with opened(tmp_path / "w", first), pytest.raises(UserError, match="another process is at work there"):
+    with (
+        opened(tmp_path / "w", first),
+        pytest.raises(UserError, match="another process is at work there"),
+    ):
         opened(tmp_path / "w", second).__enter__()
 
 
@@ -73,7 +84,9 @@ def test_a_part_is_free_again_when_its_process_has_ended(tmp_path):
 def test_a_lock_that_cannot_be_made_is_the_disks_fault(tmp_path, name):
     (tmp_path / name).mkdir()
     with (
-        pytest.raises(EnvironmentProblem, match=rf"{name} cannot be made or locked \(Is a directory\)"),
+        pytest.raises(
+            EnvironmentProblem, match=rf"{name} cannot be made or locked \(Is a directory\)"
+        ),
         opened(tmp_path, "1/2"),
     ):
         pass

@@ -48,7 +48,9 @@ def learned(file, tmp_path_factory):
 
 
 def load(file, place, *overrides):
-    return build.build(load_config(str(file), [f"--config.init_from={place}", *overrides], TrainConfig))
+    return build.build(
+        load_config(str(file), [f"--config.init_from={place}", *overrides], TrainConfig)
+    )
 
 
 def start(file, place, *overrides):
@@ -70,7 +72,10 @@ def test_the_newest_parameters_of_a_workdir_and_a_fresh_optimizer(file, learned,
     assert int(state.step) == 0
     fresh = build.build(load_config(str(file), [], TrainConfig)).init()
     same(state.opt_state, jax.device_get(fresh.opt_state))
-    assert np.any(np.asarray(fresh.params["word_embedding"]["embedding"]) != params["word_embedding"]["embedding"])
+    assert np.any(
+        np.asarray(fresh.params["word_embedding"]["embedding"])
+        != params["word_embedding"]["embedding"]
+    )
 
 
 def test_an_average_begins_where_the_parameters_do(file, learned, params):
@@ -81,7 +86,9 @@ def test_an_average_begins_where_the_parameters_do(file, learned, params):
 @pytest.mark.parametrize("kind", ["safetensors", "huggingface"])
 def test_what_was_exported_is_read_again(kind, file, learned, params, tmp_path):
     output = tmp_path / "out"
-    assert main.main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={output}"]) == 0
+    assert (
+        main.main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={output}"]) == 0
+    )
     place = output / "model.safetensors" if kind == "safetensors" else output
     same(start(file, place).params, params)
     if kind == "huggingface":
@@ -91,10 +98,22 @@ def test_what_was_exported_is_read_again(kind, file, learned, params, tmp_path):
 def test_another_activation_is_refused_wherever_it_is_known(file, learned, tmp_path):
     places = [learned]
     for kind in ("safetensors", "huggingface"):
-        assert main.main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={tmp_path / kind}"]) == 0
+        assert (
+            main.main(
+                [
+                    "export",
+                    f"--workdir={learned}",
+                    f"--format={kind}",
+                    f"--output={tmp_path / kind}",
+                ]
+            )
+            == 0
+        )
         places.append(tmp_path / kind / ("model.safetensors" if kind == "safetensors" else ""))
     for place in places:
-        with pytest.raises(UserError, match=r"config.model.activation = 'relu': .* was trained with 'gelu'"):
+        with pytest.raises(
+            UserError, match=r"config.model.activation = 'relu': .* was trained with 'gelu'"
+        ):
             start(file, place, "--config.model.activation=relu")
 
 
@@ -102,17 +121,26 @@ def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, lea
     """The data are lowercased; what the run starts from was lowercased too, says nothing, or was not."""
     places = {kind: tmp_path / kind for kind in ("huggingface", "safetensors", "workdir")}
     for kind in ("huggingface", "safetensors"):
-        assert main.main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={places[kind]}"]) == 0
+        assert (
+            main.main(
+                ["export", f"--workdir={learned}", f"--format={kind}", f"--output={places[kind]}"]
+            )
+            == 0
+        )
     shutil.copytree(learned, places["workdir"])
     places["safetensors"] /= "model.safetensors"
     for place in places.values():
         load(file, place).check_start()
     for kind in ("huggingface", "workdir"):
         settings = places[kind] / "tokenizer_config.json"
-        settings.write_text(settings.read_text().replace('"do_lower_case": true', '"do_lower_case": false'))
+        settings.write_text(
+            settings.read_text().replace('"do_lower_case": true', '"do_lower_case": false')
+        )
     variables, metadata = native.load_safetensors(places["safetensors"])
     assert json.loads(metadata[initial.TEXT]) == UNCASED._asdict()
-    metadata[initial.TEXT] = json.dumps({"do_lower_case": False, "strip_accents": None, "tokenize_chinese_chars": True})
+    metadata[initial.TEXT] = json.dumps(
+        {"do_lower_case": False, "strip_accents": None, "tokenize_chinese_chars": True}
+    )
     native.save_safetensors(places["safetensors"], variables, metadata)
     for place in places.values():
         said = rf"config.init_from = '{place}': {place}.* says do_lower_case = false, and the data have true"
@@ -145,7 +173,10 @@ def test_a_run_does_not_go_on_with_another_vocabulary(file, learned, tmp_path, c
         (workdir / name).write_text(before + "\n")
         capsys.readouterr()
         assert main.main(["train", f"--config={file}", f"--workdir={workdir}"]) == 2
-        assert f"--workdir = '{workdir}': the run there began with another {name}" in capsys.readouterr().err
+        assert (
+            f"--workdir = '{workdir}': the run there began with another {name}"
+            in capsys.readouterr().err
+        )
         if name == "vocab.txt":
             for command in (
                 ["evaluate", f"--config={file}"],
@@ -178,16 +209,29 @@ def test_a_head_that_is_missing_starts_fresh(learned, params, tmp_path):
 
 
 WRONG = {
-    "a wider model": (["--config.model.size=base"], "embedding_norm/bias is (128,) in it and (768,) here"),
-    "more positions": (["--config.model.max_length=128"], "position_embedding/embedding is (64, 128)"),
+    "a wider model": (
+        ["--config.model.size=base"],
+        "embedding_norm/bias is (128,) in it and (768,) here",
+    ),
+    "more positions": (
+        ["--config.model.max_length=128"],
+        "position_embedding/embedding is (64, 128)",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_another_model_is_refused_before_it_is_compiled(name, file, learned, tmp_path, capsys, monkeypatch):
+def test_another_model_is_refused_before_it_is_compiled(
+    name, file, learned, tmp_path, capsys, monkeypatch
+):
     overrides, said = WRONG[name]
     monkeypatch.setattr(build.steps.Step, "lower", lambda *arguments: pytest.fail("compiled"))
-    flags = [f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={learned}", *overrides]
+    flags = [
+        f"--config={file}",
+        f"--workdir={tmp_path / 'run'}",
+        f"--config.init_from={learned}",
+        *overrides,
+    ]
     assert main.main(["train", *flags]) == 2
     error = capsys.readouterr().err
     assert said in error
@@ -204,7 +248,9 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_folders_are_refused_in_one_line(name, file, params, tmp_path, capsys):
     place = tmp_path / "theirs"
-    huggingface.save_huggingface(place, bert.make("tiny", vocab_size=512, max_length=64), {"params": params})
+    huggingface.save_huggingface(
+        place, bert.make("tiny", vocab_size=512, max_length=64), {"params": params}
+    )
     config = json.loads((place / "config.json").read_text()) | HOSTILE[name]
     (place / "config.json").write_text(json.dumps(config))
     flags = [f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={place}"]
@@ -218,11 +264,20 @@ def test_hostile_folders_are_refused_in_one_line(name, file, params, tmp_path, c
 LAYER = {"kernel": np.zeros((2, 2), np.float32)}
 OTHER_NETWORKS = {
     "no layers": ({"head": LAYER}, "is not in it"),
-    "fewer layers": ({"layer0": LAYER}, "config.model.size = 'tiny': that has 2 layers, and .* has 1"),
+    "fewer layers": (
+        {"layer0": LAYER},
+        "config.model.size = 'tiny': that has 2 layers, and .* has 1",
+    ),
     "more layers": ({f"layer{i}": LAYER for i in range(3)}, "that has 2 layers, and .* has 3"),
     "a gap": ({"layer0": LAYER, "layer2": LAYER}, "that has 2 layers, and .* has 1"),
-    "a layer of another spelling": ({"layer0": LAYER, "layer1": LAYER, "layer01": LAYER}, "is not in it"),
-    "layers that differ": ({"layer0": LAYER, "layer1": {"bias": np.zeros(2, np.float32)}}, "is not in it"),
+    "a layer of another spelling": (
+        {"layer0": LAYER, "layer1": LAYER, "layer01": LAYER},
+        "is not in it",
+    ),
+    "layers that differ": (
+        {"layer0": LAYER, "layer1": {"bias": np.zeros(2, np.float32)}},
+        "is not in it",
+    ),
     "layers that are arrays": ({"layer0": np.zeros(2), "layer1": np.zeros(2)}, "is not in it"),
     "other stacks": ({"layers": {"a": np.zeros((3, 2)), "b": np.zeros((2, 2))}}, "is not in it"),
     "a stack of many": (
@@ -255,7 +310,10 @@ def test_a_place_that_may_not_be_read(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(pathlib.Path, "is_dir", refuse)
-    with pytest.raises(EnvironmentProblem, match=r"^config.init_from = '.*': it cannot be read \(Permission denied\)"):
+    with pytest.raises(
+        EnvironmentProblem,
+        match=r"^config.init_from = '.*': it cannot be read \(Permission denied\)",
+    ):
         initial.read(str(tmp_path), ModelConfig("bert", size="tiny"))
 
 
@@ -328,7 +386,9 @@ def make(what, place, learned):
             if part.is_file():
                 part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
     elif what == "a checkpoint with an array cut short":
-        largest = max((step / "ocdbt.process_0" / "d").iterdir(), key=lambda part: part.stat().st_size)
+        largest = max(
+            (step / "ocdbt.process_0" / "d").iterdir(), key=lambda part: part.stat().st_size
+        )
         largest.write_bytes(largest.read_bytes()[:100])
     elif what == "an empty checkpoint":
         shutil.rmtree(step)
@@ -336,7 +396,11 @@ def make(what, place, learned):
 
 def test_a_run_goes_on_where_its_start_is_gone(file, learned, tmp_path, capsys):
     start_from = shutil.copytree(learned, tmp_path / "start")
-    flags = [f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={start_from}"]
+    flags = [
+        f"--config={file}",
+        f"--workdir={tmp_path / 'run'}",
+        f"--config.init_from={start_from}",
+    ]
     assert main.main(["train", *flags]) == 0
     shutil.rmtree(start_from)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "2")
@@ -352,7 +416,9 @@ def test_batch_statistics_are_taken_too(tmp_path):
     config.schedule.warmup_rule = "none"
     run = build.build(config)
     state = run.init()
-    moved = jax.device_get(jax.tree.map(lambda x: x + 0.5, {"params": state.params, **state.model_state}))
+    moved = jax.device_get(
+        jax.tree.map(lambda x: x + 0.5, {"params": state.params, **state.model_state})
+    )
     native.save_safetensors(tmp_path / "model.safetensors", moved)
     config.init_from = str(tmp_path / "model.safetensors")
     again = build.build(config).init()
@@ -364,6 +430,9 @@ def test_a_run_that_kept_an_average_hands_that_on(file, tmp_path):
     flags = [f"--config={file}", "--config.optimizer.ema_decay=0.5"]
     assert main.main(["train", *flags, f"--workdir={workdir}"]) == 0
     output = tmp_path / "exported"
-    assert main.main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={output}"]) == 0
+    assert (
+        main.main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={output}"])
+        == 0
+    )
     exported = native.load_safetensors(output / "model.safetensors")[0]["params"]
     same(start(file, workdir).params, jax.device_get(exported))

@@ -65,7 +65,9 @@ def test_time_goes_on_after_a_restart(train, tmp_path):
     assert elapsed == sorted(elapsed)
     assert elapsed[-1] > before
     resumed = [line for line in lines(tmp_path) if line["step"] == 10]
-    assert resumed[0]["perf/elapsed_s"] > max(line["perf/elapsed_s"] for line in lines(tmp_path) if line["step"] == 9)
+    assert resumed[0]["perf/elapsed_s"] > max(
+        line["perf/elapsed_s"] for line in lines(tmp_path) if line["step"] == 9
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,9 @@ def test_a_metric_that_is_not_there_is_named():
 
 def test_mlperf_lines_tell_the_run(train, tmp_path, capsys):
     assert train(tmp_path, *STOPPING, "--config.mllog=True") == 0
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(":::MLLOG ")]
+    printed = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith(":::MLLOG ")
+    ]
     assert (tmp_path / "mllog.txt").read_text().splitlines() == printed
     said = [json.loads(re.sub("^:::MLLOG ", "", line)) for line in printed]
     for line in said:
@@ -109,8 +113,15 @@ def test_mlperf_lines_tell_the_run(train, tmp_path, capsys):
     ended = [line["key"] for line in said if line["event_type"] == "INTERVAL_END"]
     for stem in ("init", "run", "block", "eval"):
         assert started.count(f"{stem}_start") == ended.count(f"{stem}_stop") >= 1
-    assert started.count("eval_start") == ended.count("eval_stop") == keys.count("eval_accuracy") >= 1
-    assert keys.index("init_stop") < keys.index("run_start") < keys.index("block_start") < keys.index("eval_start")
+    assert (
+        started.count("eval_start") == ended.count("eval_stop") == keys.count("eval_accuracy") >= 1
+    )
+    assert (
+        keys.index("init_stop")
+        < keys.index("run_start")
+        < keys.index("block_start")
+        < keys.index("eval_start")
+    )
     times = [line["time_ms"] for line in said]
     assert times == sorted(times)
     accuracy = next(line for line in said if line["key"] == "eval_accuracy")
@@ -136,7 +147,9 @@ def test_a_resumed_run_says_everything_once(train, tmp_path):
     logged = (*EVERY, NEVER, "--config.mllog=True")
     with pytest.raises(Killed):
         train(tmp_path, *logged, before=kill)
-    before = [json.loads(line[9:])["key"] for line in (tmp_path / "mllog.txt").read_text().splitlines()]
+    before = [
+        json.loads(line[9:])["key"] for line in (tmp_path / "mllog.txt").read_text().splitlines()
+    ]
     assert before.count("eval_stop") == 2  # at steps 5 and 10; the run resumes at 10, its best
     assert train(tmp_path, *logged) == 0
     assert train(tmp_path, *logged) == 0

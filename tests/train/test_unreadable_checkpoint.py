@@ -27,7 +27,9 @@ def make_state(step=0):
 
 
 def shapes(make=make_state):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), make())
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), make()
+    )
 
 
 def data_files(folder):
@@ -133,20 +135,28 @@ def test_the_way_out_works(workdir):
 def test_without_an_earlier_one_the_run_starts_again(workdir):
     folder = workdir / "checkpoints" / "3"
     delete_data(folder)
-    with pytest.raises(EnvironmentProblem, match=r"; remove that folder to start again, or use another --workdir$"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"; remove that folder to start again, or use another --workdir$"
+    ):
         restore(workdir, 3)
 
 
 def test_one_of_another_model_is_not_taken(workdir):
     def other():
-        return lbopt.TrainState.create({"kernel": jnp.zeros((20, 31)), "bias": jnp.zeros(31)}, {}, optax.adam(0.1))
+        return lbopt.TrainState.create(
+            {"kernel": jnp.zeros((20, 31)), "bias": jnp.zeros(31)}, {}, optax.adam(0.1)
+        )
 
-    with Checkpoints(workdir) as checkpoints, pytest.raises(EnvironmentProblem, match=re.escape("checkpoints/6")):
+    with (
+        Checkpoints(workdir) as checkpoints,
+        pytest.raises(EnvironmentProblem, match=re.escape("checkpoints/6")),
+    ):
         checkpoints.restore(shapes(other), 6)
 
 
 @pytest.mark.parametrize(
-    ("generator", "other"), [("threefry2x32", "rbg"), ("rbg", "threefry2x32"), ("rbg", "unsafe_rbg")]
+    ("generator", "other"),
+    [("threefry2x32", "rbg"), ("rbg", "threefry2x32"), ("rbg", "unsafe_rbg")],
 )
 def test_one_with_random_keys_of_another_generator_names_the_variable(generator, other, tmp_path):
     with jax.default_prng_impl(generator), Checkpoints(tmp_path) as checkpoints:
@@ -169,8 +179,12 @@ def test_a_run_goes_back_to_the_one_before(train, reference, bits, saved_state, 
     assert train(tmp_path) == 0
     said = capsys.readouterr().err.splitlines()
     for line, step in zip(said, (20, 18), strict=False):
-        assert line.startswith(f"checkpoint {tmp_path / 'checkpoints' / str(step)} cannot be read (")
-        assert line.endswith(f"; moved to {tmp_path / 'damaged' / str(step)}; going back to step 15")
+        assert line.startswith(
+            f"checkpoint {tmp_path / 'checkpoints' / str(step)} cannot be read ("
+        )
+        assert line.endswith(
+            f"; moved to {tmp_path / 'damaged' / str(step)}; going back to step 15"
+        )
     assert said[2].startswith("resuming at step 15 of 20")
     moved = fingerprint(tmp_path / "damaged" / "20")
     assert {str(file.relative_to(tmp_path / "damaged")): data for file, data in moved.items()} == {
@@ -211,7 +225,9 @@ def test_a_run_without_an_intact_one_stops(train, tmp_path, capsys):
     assert train(tmp_path, "--config.checkpoint.keep=2") == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert said.startswith(f"lbopt train: checkpoint {tmp_path / 'checkpoints' / '20'} cannot be read (")
+    assert said.startswith(
+        f"lbopt train: checkpoint {tmp_path / 'checkpoints' / '20'} cannot be read ("
+    )
     assert fingerprint(tmp_path) == before
 
 
@@ -220,7 +236,10 @@ def test_what_is_only_read_is_left_where_it_is(train, command, tmp_path, capsys)
     truncate(tmp_path / "checkpoints" / "20")
     before = fingerprint(tmp_path)
     capsys.readouterr()
-    for which, code, said in (("latest", 0, "; going back to step 18\n"), ("20", 3, "to resume at step 18\n")):
+    for which, code, said in (
+        ("latest", 0, "; going back to step 18\n"),
+        ("20", 3, "to resume at step 18\n"),
+    ):
         assert main.main(["evaluate", *command(tmp_path)[1:], f"--checkpoint={which}"]) == code
         out, err = capsys.readouterr()
         assert err.endswith(said)
@@ -262,7 +281,9 @@ def damage_at_random(folder, rng):
 def noisy_state(step=0):
     """Numbers that no compression makes smaller: they lie in the files as they are."""
     noise = jax.random.normal(jax.random.key(step), (100, 200))
-    return lbopt.TrainState.create({"kernel": noise}, {}, optax.sgd(0.1)).replace(step=jnp.int32(step))
+    return lbopt.TrainState.create({"kernel": noise}, {}, optax.sgd(0.1)).replace(
+        step=jnp.int32(step)
+    )
 
 
 @pytest.fixture
@@ -354,4 +375,6 @@ def test_many_damaged_arrays_are_one_line(tmp_path, capfd):
             read_variables(tmp_path / "without")
         gc.collect()
     time.sleep(0.5)
-    assert not [line for line in capfd.readouterr().err.splitlines() if not line.startswith("WARNING:absl:")]
+    assert not [
+        line for line in capfd.readouterr().err.splitlines() if not line.startswith("WARNING:absl:")
+    ]

@@ -14,7 +14,14 @@ from tensorboardX.proto import event_pb2
 from lbopt.recipes import schedule as schedules
 from lbopt.train.writers import MetricsWriter, drop_lines_after, read_lines
 
-CONTRACT = {"step", "examples_seen", "train/loss", "train/learning_rate", "eval/accuracy", "perf/examples_per_s"}
+CONTRACT = {
+    "step",
+    "examples_seen",
+    "train/loss",
+    "train/learning_rate",
+    "eval/accuracy",
+    "perf/examples_per_s",
+}
 
 
 def masked(data):
@@ -67,7 +74,11 @@ def test_every_line_says_where_it_belongs(lines):
 
 
 def test_lines_come_at_the_cadence_and_at_the_end(train, tmp_path):
-    cadence = ("--config.log_every_steps=3", "--config.eval_every_steps=5", "--config.num_epochs=0.85")
+    cadence = (
+        "--config.log_every_steps=3",
+        "--config.eval_every_steps=5",
+        "--config.num_epochs=0.85",
+    )
     assert train(tmp_path, *cadence, "--config.schedule.warmup_rule=none") == 0
     lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [3, 5, 6, 9, 10, 12, 14]
@@ -86,7 +97,9 @@ def test_the_rate_logged_is_the_rate_of_the_step(lines, config_of):
 
 def test_every_layer_of_lamb_has_a_trust_ratio(lines, plan_of):
     kernels = {
-        f"train/trust_ratio/{layer}/kernel" for layer in jax.eval_shape(plan_of().init).params if "Norm" not in layer
+        f"train/trust_ratio/{layer}/kernel"
+        for layer in jax.eval_shape(plan_of().init).params
+        if "Norm" not in layer
     }
     assert len(kernels) == 3
     for line in lines:
@@ -113,8 +126,17 @@ def test_a_resumed_run_purges_the_events_it_writes_again(tmp_path):
             for step in range(resumed + 1, 6):
                 writer.write(step, 2 * step, {"train/loss": step + resumed / 10})
     starts = [event for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
-    assert [(event.session_log.status, event.step) for event in starts][-1] == (event_pb2.SessionLog.START, 4)
-    assert [line["train/loss"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4.3, 5.3]
+    assert [(event.session_log.status, event.step) for event in starts][-1] == (
+        event_pb2.SessionLog.START,
+        4,
+    )
+    assert [line["train/loss"] for line in read_lines(tmp_path / "metrics.jsonl")] == [
+        1,
+        2,
+        3,
+        4.3,
+        5.3,
+    ]
 
 
 @pytest.mark.parametrize(("step", "left"), [(0, 0), (2, 2), (4, 4), (9, 4)])
@@ -144,7 +166,9 @@ def test_hostile_names(tmp_path):
     name = f"train/trust_ratio/{HOSTILE}\udcff"
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, 8, {name: 1.0})
-    (tag,) = [value.tag for event in events(tmp_path / "tensorboard") for value in event.summary.value]
+    (tag,) = [
+        value.tag for event in events(tmp_path / "tensorboard") for value in event.summary.value
+    ]
     assert not unprintable(tag)
     assert "<" not in tag
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1

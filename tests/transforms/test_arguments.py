@@ -17,7 +17,11 @@ MOMENTUM, RATE = lbopt.scale_by_lars_momentum, lbopt.scale_by_learning_rate
 BAD_BOUNDS = ((2.0, 1.0), (-1.0, 1.0), (NAN, 1.0), (0.0, 1.0, 2.0))
 
 AT_BUILD = [
-    *[(TRUST, name, {name: bad}) for name in ("trust_ratio_bounds", "weight_norm_bounds") for bad in BAD_BOUNDS],
+    *[
+        (TRUST, name, {name: bad})
+        for name in ("trust_ratio_bounds", "weight_norm_bounds")
+        for bad in BAD_BOUNDS
+    ],
     *[(TRUST, "weight_decay", {"weight_decay": bad}) for bad in (-1e-4, NAN, INF)],
     *[(TRUST, "eps", {"eps": bad}) for bad in (-1e-8, NAN)],
     *[(TRUST, "trust_coefficient", {"trust_coefficient": bad}) for bad in (0.0, -1.0)],
@@ -32,7 +36,10 @@ AT_BUILD = [
     *[(RATE, "learning_rate", {"learning_rate": bad}) for bad in (-0.1, NAN, INF)],
     *[(lbopt.lamb, "learning_rate", {"learning_rate": bad}) for bad in (-0.1, NAN, INF)],
     *[(lbopt.lamb, name, {"learning_rate": 0.1, name: 1.0}) for name in ("b1", "b2")],
-    *[(lbopt.lamb, name, {"learning_rate": 0.1, name: -1.0}) for name in ("eps", "weight_decay", "max_grad_norm")],
+    *[
+        (lbopt.lamb, name, {"learning_rate": 0.1, name: -1.0})
+        for name in ("eps", "weight_decay", "max_grad_norm")
+    ],
     (lbopt.lamb, "trust_ratio_bounds", {"learning_rate": 0.1, "trust_ratio_bounds": (2.0, 1.0)}),
     (lbopt.lamb, "weight_norm_bounds", {"learning_rate": 0.1, "weight_norm_bounds": (2.0, 1.0)}),
     (lbopt.lamb, "variant", {"learning_rate": 0.1, "variant": "albret"}),
@@ -48,7 +55,9 @@ AT_BUILD = [
 
 
 @pytest.mark.parametrize(
-    ("build", "argument", "options"), AT_BUILD, ids=lambda value: getattr(value, "__name__", None) or str(value)
+    ("build", "argument", "options"),
+    AT_BUILD,
+    ids=lambda value: getattr(value, "__name__", None) or str(value),
 )
 def test_bad_value(build, argument, options):
     with pytest.raises(ValueError, match=rf"^{argument} = .*: (give|use)"):
@@ -71,9 +80,13 @@ def test_bad_value_of_another_kind(build, argument, options):
         build(**options)
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay_placement": "decoupled"}], ids=["applied", "looked_at"])
 @pytest.mark.parametrize(
-    "rate", [np.full(1, 0.1), jnp.ones(3), None, "0.1", 1j], ids=["one", "three", "none", "text", "complex"]
+    "options", [{}, {"weight_decay_placement": "decoupled"}], ids=["applied", "looked_at"]
+)
+@pytest.mark.parametrize(
+    "rate",
+    [np.full(1, 0.1), jnp.ones(3), None, "0.1", 1j],
+    ids=["one", "three", "none", "text", "complex"],
 )
 def test_a_schedule_that_does_not_give_one_number_is_refused(rate, options):
     tx = lbopt.lamb(lambda count: rate, **options)
@@ -89,7 +102,10 @@ def test_unknown_variant_lists_the_known_ones(build):
 
 PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
 BAD_MASKS = {
-    "selects_nothing": ({"dense": {"kernel": False, "bias": False}}, "selects none of the 2 parameters"),
+    "selects_nothing": (
+        {"dense": {"kernel": False, "bias": False}},
+        "selects none of the 2 parameters",
+    ),
     "callable_selects_nothing": (
         lambda params: jax.tree.map(lambda _: False, params),
         "selects none of the 2 parameters",
@@ -99,9 +115,18 @@ BAD_MASKS = {
         {"dense": {"kernel": True, "bias": True, "extra": True}},
         "has another structure than params .*dense/extra",
     ),
-    "float": ({"dense": {"kernel": 1.0, "bias": True}}, "at 'dense/kernel' is 1.0: give True or False"),
-    "name": ({"dense": {"kernel": "no", "bias": True}}, "at 'dense/kernel' is 'no': give True or False"),
-    "number_array": ({"dense": {"kernel": np.ones(()), "bias": True}}, "at 'dense/kernel' is .*: give True or False"),
+    "float": (
+        {"dense": {"kernel": 1.0, "bias": True}},
+        "at 'dense/kernel' is 1.0: give True or False",
+    ),
+    "name": (
+        {"dense": {"kernel": "no", "bias": True}},
+        "at 'dense/kernel' is 'no': give True or False",
+    ),
+    "number_array": (
+        {"dense": {"kernel": np.ones(()), "bias": True}},
+        "at 'dense/kernel' is .*: give True or False",
+    ),
 }
 
 
@@ -148,7 +173,9 @@ SHOWN = {
     "choice": lambda bad: lbopt.warmup_schedule(0.1, 2, 10, bad),
     "bits": lambda bad: lbopt.aps(bad, 3),
     "dtype": lambda bad: lbopt.track_ema(ema_dtype=bad),
-    "argument of a step": lambda bad: lbopt.make_train_step(bad, lbopt.lamb(0.1), lbopt.make_mesh(1)),
+    "argument of a step": lambda bad: lbopt.make_train_step(
+        bad, lbopt.lamb(0.1), lbopt.make_mesh(1)
+    ),
     "devices": lbopt.make_mesh,
 }
 

@@ -29,17 +29,37 @@ TABLE = {
         ("trust_ratio_mask", "weight_decay_mask"),
         True,
     ),
-    "lamb_moments": (lbopt.scale_by_lamb_moments, {"b1": 0.8, "b2": 0.9, "eps": 1e-3, "eps_root": 1e-6}, (), False),
+    "lamb_moments": (
+        lbopt.scale_by_lamb_moments,
+        {"b1": 0.8, "b2": 0.9, "eps": 1e-3, "eps_root": 1e-6},
+        (),
+        False,
+    ),
     "lars_momentum": (lbopt.scale_by_lars_momentum, {"momentum": 0.8, "nesterov": True}, (), False),
-    "learning_rate": (lbopt.scale_by_learning_rate, {"learning_rate": lambda count: 0.1 / (1 + count)}, (), False),
+    "learning_rate": (
+        lbopt.scale_by_learning_rate,
+        {"learning_rate": lambda count: 0.1 / (1 + count)},
+        (),
+        False,
+    ),
     "lamb": (
         lbopt.lamb,
-        {"learning_rate": lambda count: 0.1 / (1 + count), "b2": 0.9, "weight_decay": 0.1, "max_grad_norm": 1.5},
+        {
+            "learning_rate": lambda count: 0.1 / (1 + count),
+            "b2": 0.9,
+            "weight_decay": 0.1,
+            "max_grad_norm": 1.5,
+        },
         (),
         True,
     ),
     "clip": (lbopt.clip_by_global_norm, {"max_norm": 1.5, "eps": 1e-3}, (), False),
-    "lars": (lbopt.lars, {"learning_rate": 0.1, "weight_decay": 0.1, "trust_coefficient": 0.1, "eps": 1e-4}, (), True),
+    "lars": (
+        lbopt.lars,
+        {"learning_rate": 0.1, "weight_decay": 0.1, "trust_coefficient": 0.1, "eps": 1e-4},
+        (),
+        True,
+    ),
     "trust_ratio_of_momentum": (
         lbopt.scale_by_layerwise_trust_ratio,
         {"inner": lbopt.scale_by_lars_momentum(0.8), "denominator": "momentum", "eps": 1e-3},
@@ -70,11 +90,27 @@ TABLE = {
         (),
         True,
     ),
-    "lars_flax": (lbopt.lars, {"learning_rate": 0.1, "variant": "flax", "nesterov": True, "eps": 1e-4}, (), True),
-    "lars_nus": (lbopt.lars, {"learning_rate": 0.1, "variant": "nus", "weight_decay": 0.1, "eps": 1e-4}, (), True),
+    "lars_flax": (
+        lbopt.lars,
+        {"learning_rate": 0.1, "variant": "flax", "nesterov": True, "eps": 1e-4},
+        (),
+        True,
+    ),
+    "lars_nus": (
+        lbopt.lars,
+        {"learning_rate": 0.1, "variant": "nus", "weight_decay": 0.1, "eps": 1e-4},
+        (),
+        True,
+    ),
     "lars_timm": (
         lbopt.lars,
-        {"learning_rate": 0.1, "variant": "timm", "weight_decay": 0.1, "dampening": 0.4, "eps": 1e-4},
+        {
+            "learning_rate": 0.1,
+            "variant": "timm",
+            "weight_decay": 0.1,
+            "dampening": 0.4,
+            "eps": 1e-4,
+        },
         (),
         True,
     ),
@@ -91,7 +127,13 @@ TABLE = {
     ),
     "lamb_apex_l2": (
         lbopt.lamb,
-        {"learning_rate": 0.1, "variant": "apex", "weight_decay_placement": "gradient", "weight_decay": 0.1, "b2": 0.9},
+        {
+            "learning_rate": 0.1,
+            "variant": "apex",
+            "weight_decay_placement": "gradient",
+            "weight_decay": 0.1,
+            "b2": 0.9,
+        },
         (),
         True,
     ),
@@ -101,18 +143,38 @@ TABLE = {
         (),
         True,
     ),
-    "lans": (lbopt.lans, {"learning_rate": lambda count: 0.1 / (1 + count), "b2": 0.9, "weight_decay": 0.1}, (), True),
+    "lans": (
+        lbopt.lans,
+        {"learning_rate": lambda count: 0.1 / (1 + count), "b2": 0.9, "weight_decay": 0.1},
+        (),
+        True,
+    ),
     "scale_by_lans": (lbopt.scale_by_lans, {"b1": 0.8, "b2": 0.9, "eps": 1e-3}, (), True),
-    "normalize": (lbopt.normalize_gradients, {"stacked": lbopt.stacked_paths("kernel")}, ("stacked",), False),
+    "normalize": (
+        lbopt.normalize_gradients,
+        {"stacked": lbopt.stacked_paths("kernel")},
+        ("stacked",),
+        False,
+    ),
     "add_weight_decay": (add_weight_decay, {"weight_decay": 0.1}, (), True),
     "skip": (
         lbopt.skip_bad_updates,
-        {"inner": lbopt.lamb(0.1, b2=0.9), "spike_factor": 5.0, "norm_decay": 0.9, "warmup_updates": 0},
+        {
+            "inner": lbopt.lamb(0.1, b2=0.9),
+            "spike_factor": 5.0,
+            "norm_decay": 0.9,
+            "warmup_updates": 0,
+        },
         (),
         True,
     ),
     "ema": (lbopt.track_ema, {"decay": 0.9, "ramp": False}, (), True),
-    "monitor": (lbopt.monitor_layers, {"stacked": lbopt.stacked_paths("kernel")}, ("stacked",), True),
+    "monitor": (
+        lbopt.monitor_layers,
+        {"stacked": lbopt.stacked_paths("kernel")},
+        ("stacked",),
+        True,
+    ),
 }
 each = pytest.mark.parametrize("name", TABLE)
 narrow_too = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
@@ -132,16 +194,23 @@ def tree_of(seed, dtype=jnp.float32):
         "gain": (),
     }
     tree = jax.tree.map(
-        lambda shape: jnp.asarray(rng.normal(size=shape), dtype), shapes, is_leaf=lambda node: isinstance(node, tuple)
+        lambda shape: jnp.asarray(rng.normal(size=shape), dtype),
+        shapes,
+        is_leaf=lambda node: isinstance(node, tuple),
     )
-    return {**tree, "gain": jnp.asarray(1 + 0.1 * rng.normal(), dtype)}  # a scalar whose sum over steps does not cancel
+    return {
+        **tree,
+        "gain": jnp.asarray(1 + 0.1 * rng.normal(), dtype),
+    }  # a scalar whose sum over steps does not cancel
 
 
 def run(tx, params, steps=3, update=None):
     """Return the last updates and state after a few steps."""
     state = tx.init(params)
     for step in range(steps):
-        updates, state = (update or tx.update)(tree_of(100 + step, params["gain"].dtype), state, params)
+        updates, state = (update or tx.update)(
+            tree_of(100 + step, params["gain"].dtype), state, params
+        )
         params = optax.apply_updates(params, updates)
     return updates, state
 
@@ -159,7 +228,9 @@ def assert_identical(ours, theirs):
 
 
 def kinds(tree):
-    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(tree)]
+    return jax.tree.structure(tree), [
+        (leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(tree)
+    ]
 
 
 @each
@@ -167,7 +238,11 @@ def kinds(tree):
 def test_update_under_jit_equals_eager(name, dtype):
     tx, params = make(name), tree_of(0, dtype)
     eager = run(tx, params, steps=1)
-    assert_close(run(tx, params, steps=1, update=jit(tx.update)), eager, 1e-6 if dtype == jnp.float32 else 2**-8)
+    assert_close(
+        run(tx, params, steps=1, update=jit(tx.update)),
+        eager,
+        1e-6 if dtype == jnp.float32 else 2**-8,
+    )
 
 
 @each
@@ -205,8 +280,12 @@ def test_state_keeps_structure_shapes_and_dtypes(name, dtype):
 WITHOUT_GLOBAL_NORM = {
     "lamb": lbopt.lamb(0.1, weight_decay=0.1),
     "clip": lbopt.clip_by_global_norm(1e6),
-    "lamb_timm_decoupled": lbopt.lamb(0.1, variant="timm", weight_decay_placement="decoupled", max_grad_norm=None),
-    "lamb_apex_l2": lbopt.lamb(0.1, variant="apex", weight_decay_placement="gradient", max_grad_norm=None),
+    "lamb_timm_decoupled": lbopt.lamb(
+        0.1, variant="timm", weight_decay_placement="decoupled", max_grad_norm=None
+    ),
+    "lamb_apex_l2": lbopt.lamb(
+        0.1, variant="apex", weight_decay_placement="gradient", max_grad_norm=None
+    ),
 }
 
 
@@ -214,9 +293,16 @@ def test_a_masked_global_norm_counts_what_it_is_given():
     params, gradient = tree_of(0), tree_of(100)
     mask = {key: jax.tree.map(lambda _, key=key: key == "first", params[key]) for key in params}
     updates, _ = run(optax.masked(lbopt.clip_by_global_norm(1.5), mask), params, steps=1)
-    norm = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradient["first"])))
+    norm = np.sqrt(
+        sum(
+            np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradient["first"])
+        )
+    )
     assert norm > 1.5
-    expected = {**gradient, "first": jax.tree.map(lambda leaf: leaf * np.float32(1.5 / norm), gradient["first"])}
+    expected = {
+        **gradient,
+        "first": jax.tree.map(lambda leaf: leaf * np.float32(1.5 / norm), gradient["first"]),
+    }
     assert_close(updates, expected, 1e-6)
 
 
@@ -233,7 +319,9 @@ def test_masked_leaves_are_untouched_and_the_others_unchanged_by_it(name):
     masked = optax.masked(tx, mask)
     updates, _ = run(masked, params, steps=1)
     plain, _ = run(tx, params, steps=1)
-    expected = jax.tree.map(lambda chosen, update, gradient: update if chosen else gradient, mask, plain, tree_of(100))
+    expected = jax.tree.map(
+        lambda chosen, update, gradient: update if chosen else gradient, mask, plain, tree_of(100)
+    )
     assert_identical(updates, expected)
 
 
@@ -242,7 +330,9 @@ def test_inject_hyperparams_equals_the_plain_transform(name):
     factory, options, static, _ = TABLE[name]
     injected, params = optax.inject_hyperparams(factory, static_args=static)(**options), tree_of(0)
     updates, state = run(injected, params, update=jit(injected.update))
-    assert set(state.hyperparams) >= {key for key, value in options.items() if isinstance(value, float)}
+    assert set(state.hyperparams) >= {
+        key for key, value in options.items() if isinstance(value, float)
+    }
     plain, inner = run(make(name), params)
     assert_close(updates, plain, 2e-6)
     assert_close(state.inner_state, inner, 2e-6)
@@ -282,11 +372,16 @@ INJECTED = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name not in ("normalize", "skip", "ema", "monitor")])
+@pytest.mark.parametrize(
+    "name", [name for name in TABLE if name not in ("normalize", "skip", "ema", "monitor")]
+)
 def test_injected_hyperparams_take_effect(name):
     factory, options, static, _ = TABLE[name]
     constant = {"learning_rate": 0.1} if "learning_rate" in options else {}
-    injected, params = optax.inject_hyperparams(factory, static_args=static)(**{**options, **constant}), tree_of(0)
+    injected, params = (
+        optax.inject_hyperparams(factory, static_args=static)(**{**options, **constant}),
+        tree_of(0),
+    )
     state = injected.init(params)
     before, _ = injected.update(tree_of(100), state, params)
     key = INJECTED.get(name, "learning_rate")
@@ -317,11 +412,15 @@ def test_injected_hyperparams_of_the_passive_ones_are_read():
     state.hyperparams["decay"] = jnp.asarray(0.0)
     _, state = injected.update(tree_of(100), state, params)
     assert_close(lbopt.ema_params(state), optax.apply_updates(params, tree_of(100)), 1e-6)
-    injected = optax.inject_hyperparams(lbopt.skip_bad_updates)(optax.sgd(0.1), spike_factor=5.0, warmup_updates=0)
+    injected = optax.inject_hyperparams(lbopt.skip_bad_updates)(
+        optax.sgd(0.1), spike_factor=5.0, warmup_updates=0
+    )
     _, state = injected.update(tree_of(100), injected.init(params), params)
     for factor, skipped in ((5.0, 0), (0.01, 1)):
         state.hyperparams["spike_factor"] = jnp.asarray(factor)
-        _, after = jit(injected.update)(tree_of(101), state, params)  # a factor below 1 that is known would be refused
+        _, after = jit(injected.update)(
+            tree_of(101), state, params
+        )  # a factor below 1 that is known would be refused
         assert after.inner_state.skipped_spikes == skipped
 
 
@@ -335,14 +434,20 @@ def test_schedule_free_runs_on_it_under_jit(name):
     )
     assert kinds(jitted) == kinds(params)
     assert_close(jitted, eager, 1e-5)
-    assert any(np.any(leaf != p) for leaf, p in zip(jax.tree.leaves(jitted), jax.tree.leaves(params), strict=True))
+    assert any(
+        np.any(leaf != p)
+        for leaf, p in zip(jax.tree.leaves(jitted), jax.tree.leaves(params), strict=True)
+    )
 
 
 def test_schedule_free_with_ours_equals_schedule_free_with_optax():
     params = tree_of(0)
     ours, theirs = (
         run(optax.contrib.schedule_free(base, learning_rate=0.1, b1=0.9), params)[0]
-        for base in (lbopt.lamb(0.1, weight_decay=0.1, variant="optax"), optax.lamb(0.1, weight_decay=0.1))
+        for base in (
+            lbopt.lamb(0.1, weight_decay=0.1, variant="optax"),
+            optax.lamb(0.1, weight_decay=0.1),
+        )
     )
     assert_close(ours, theirs, 2e-5)
 
@@ -352,14 +457,22 @@ def test_multi_transform_equals_the_transform_on_its_group(name):
     tx, params = make(name), tree_of(0)
     labels = {"first": "ours", "norm": "none", "last": "none", "gain": "none"}
     labels = {key: jax.tree.map(lambda _, label=labels[key]: label, params[key]) for key in params}
-    updates, _ = run(optax.multi_transform({"ours": tx, "none": optax.set_to_zero()}, labels), params, steps=1)
+    updates, _ = run(
+        optax.multi_transform({"ours": tx, "none": optax.set_to_zero()}, labels), params, steps=1
+    )
     group, gradient = {"first": params["first"]}, {"first": tree_of(100)["first"]}
     expected, _ = tx.update(gradient, tx.init(group), group)
     assert_identical({"first": updates["first"]}, expected)
-    assert all(not np.any(leaf) for key in ("norm", "last", "gain") for leaf in jax.tree.leaves(updates[key]))
+    assert all(
+        not np.any(leaf)
+        for key in ("norm", "last", "gain")
+        for leaf in jax.tree.leaves(updates[key])
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name != "skip"])  # which skips it before optax can
+@pytest.mark.parametrize(
+    "name", [name for name in TABLE if name != "skip"]
+)  # which skips it before optax can
 def test_apply_if_finite_skips_a_bad_update_and_no_other(name):
     tx, params = make(name), tree_of(0)
     guarded = optax.apply_if_finite(tx, max_consecutive_errors=3)
@@ -382,7 +495,9 @@ def test_params_none(name):
         with pytest.raises(ValueError, match="needs the parameters"):
             tx.update(gradient, tx.init(params), None)
     else:
-        assert_identical(tx.update(gradient, tx.init(params), None), tx.update(gradient, tx.init(params), params))
+        assert_identical(
+            tx.update(gradient, tx.init(params), None), tx.update(gradient, tx.init(params), params)
+        )
 
 
 def without_types(state):
@@ -397,11 +512,19 @@ def test_a_state_without_its_types_or_of_other_parameters_is_refused_in_one_line
     tx, params, gradient = make(name), tree_of(0), tree_of(100)
     state = tx.init(params)
     if name not in ("clip", "normalize", "add_weight_decay", "monitor"):  # which read nothing of it
-        with pytest.raises(ValueError, match=r"its state is a dict, not \w+State: .*as its target$"):
+        with pytest.raises(
+            ValueError, match=r"its state is a dict, not \w+State: .*as its target$"
+        ):
             tx.update(gradient, without_types(state), params)
     if any(leaf.shape == params["first"]["kernel"].shape for leaf in jax.tree.leaves(state)):
-        with pytest.raises(ValueError, match=r"updates at 'last/bias' have shape \(3,\), the parameter has \(1,\)"):
-            tx.update(gradient, tx.init({**params, "last": {**params["last"], "bias": jnp.ones(1)}}), params)
+        with pytest.raises(
+            ValueError, match=r"updates at 'last/bias' have shape \(3,\), the parameter has \(1,\)"
+        ):
+            tx.update(
+                gradient,
+                tx.init({**params, "last": {**params["last"], "bias": jnp.ones(1)}}),
+                params,
+            )
 
 
 @each
@@ -413,7 +536,15 @@ def test_input_trees_are_not_changed(name):
     assert_identical(state, tx.init(params))
 
 
-OF_MODULI = {"lamb_moments", "lamb", "lamb_timm_decoupled", "lamb_apex_l2", "lans", "scale_by_lans", "skip"}
+OF_MODULI = {
+    "lamb_moments",
+    "lamb",
+    "lamb_timm_decoupled",
+    "lamb_apex_l2",
+    "lans",
+    "scale_by_lans",
+    "skip",
+}
 """They divide by the root of a mean of |g|^2."""
 REAL_ONLY = {
     "lamb_narrow_moments": "mu_dtype = 'bfloat16'",
@@ -424,13 +555,21 @@ REAL_ONLY = {
 @each
 def test_complex_leaves_count_by_their_moduli_or_are_refused_by_name(name):
     """Where no number is divided by its own size, a + bi is what the two parameters a and b are."""
-    parts = {"w": {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2)), jnp.float32)}}
-    grads = {"w": {"kernel": jnp.asarray(np.random.default_rng(1).normal(size=(3, 4, 2)), jnp.float32)}}
-    joined, gradient = (jax.tree.map(lambda x: jax.lax.complex(x[..., 0], x[..., 1]), tree) for tree in (parts, grads))
+    parts = {
+        "w": {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2)), jnp.float32)}
+    }
+    grads = {
+        "w": {"kernel": jnp.asarray(np.random.default_rng(1).normal(size=(3, 4, 2)), jnp.float32)}
+    }
+    joined, gradient = (
+        jax.tree.map(lambda x: jax.lax.complex(x[..., 0], x[..., 1]), tree)
+        for tree in (parts, grads)
+    )
     tx = make(name)
     if name in REAL_ONLY:
         with pytest.raises(
-            ValueError, match=f"^{REAL_ONLY[name]}: the parameter at 'w/kernel' is complex64; pass None"
+            ValueError,
+            match=f"^{REAL_ONLY[name]}: the parameter at 'w/kernel' is complex64; pass None",
         ):
             tx.update(gradient, tx.init(joined), joined)
         return
@@ -438,7 +577,9 @@ def test_complex_leaves_count_by_their_moduli_or_are_refused_by_name(name):
     assert kinds(state) == kinds(tx.init(joined))
 
     def apart(tree):
-        return jax.tree.map(lambda x: jnp.stack([x.real, x.imag], -1) if jnp.iscomplexobj(x) else x, tree)
+        return jax.tree.map(
+            lambda x: jnp.stack([x.real, x.imag], -1) if jnp.iscomplexobj(x) else x, tree
+        )
 
     if name not in OF_MODULI:
         theirs, expected = tx.update(grads, tx.init(parts), parts)
@@ -450,7 +591,9 @@ def test_complex_leaves_count_by_their_moduli_or_are_refused_by_name(name):
     assert_close(apart(jax.tree.map(lambda x: x * -1j, updates)), apart(ours), 1e-6)
     real, gradient = (jax.tree.map(lambda x: x[..., 0], tree) for tree in (parts, grads))
     joined = jax.tree.map(lambda x: x.astype(jnp.complex64), real)
-    updates, _ = tx.update(jax.tree.map(lambda x: x.astype(jnp.complex64), gradient), tx.init(joined), joined)
+    updates, _ = tx.update(
+        jax.tree.map(lambda x: x.astype(jnp.complex64), gradient), tx.init(joined), joined
+    )
     expected, _ = tx.update(gradient, tx.init(real), real)
     assert_close(apart(updates), jax.tree.map(lambda x: jnp.stack([x, 0 * x], -1), expected), 1e-6)
 
@@ -459,7 +602,10 @@ def test_complex_leaves_count_by_their_moduli_or_are_refused_by_name(name):
 def test_complex_leaves_beside_real_ones_equal_optax(name):
     def draw(seed):
         rng = np.random.default_rng(seed)
-        return {"kernel": rng.normal(size=(4, 3)) + 1j * rng.normal(size=(4, 3)), "other": rng.normal(size=(5, 2))}
+        return {
+            "kernel": rng.normal(size=(4, 3)) + 1j * rng.normal(size=(4, 3)),
+            "other": rng.normal(size=(5, 2)),
+        }
 
     with jax.enable_x64(True):
         ours = getattr(lbopt, name)(0.1, weight_decay=0.1, variant="optax")
@@ -473,9 +619,12 @@ def test_complex_leaves_beside_real_ones_equal_optax(name):
                 params = optax.apply_updates(params, updates)
             ends.append(params)
         for leaf in ends[1]:
-            assert np.linalg.norm(ends[0][leaf] - ends[1][leaf]) <= 1e-10 * np.linalg.norm(ends[1][leaf])
+            assert np.linalg.norm(ends[0][leaf] - ends[1][leaf]) <= 1e-10 * np.linalg.norm(
+                ends[1][leaf]
+            )
         with pytest.raises(
-            ValueError, match="updates at 'kernel' are float64, the parameter is complex128: give complex"
+            ValueError,
+            match="updates at 'kernel' are float64, the parameter is complex128: give complex",
         ):
             ours.update(jax.tree.map(jnp.real, params), ours.init(params), params)
 
@@ -512,7 +661,9 @@ def test_an_injected_dtype_is_refused_and_kept_if_it_is_static(factory, options,
     with pytest.raises(ValueError, match=rf'static_args=\("{argument}",\)'):
         optax.inject_hyperparams(factory)(**options).init(params)
     state = optax.inject_hyperparams(factory, static_args=(argument,))(**options).init(params)
-    assert jnp.dtype(options[argument]) in {leaf.dtype for leaf in jax.tree.leaves(state.inner_state)}
+    assert jnp.dtype(options[argument]) in {
+        leaf.dtype for leaf in jax.tree.leaves(state.inner_state)
+    }
 
 
 @pytest.mark.parametrize("argument", ["mu_dtype", "nu_dtype"])
@@ -527,9 +678,13 @@ def test_injected_numbers_in_bf16_are_refused_and_those_in_fp32_kept(name):
     numbers = [key for key, value in options.items() if isinstance(value, float)]
     params = tree_of(0, jnp.bfloat16)
     for dtype in (jnp.bfloat16, jnp.complex64) if numbers else ():
-        with pytest.raises(ValueError, match=rf"has dtype {dtype.dtype}.*hyperparam_dtype=jnp.float32"):
+        with pytest.raises(
+            ValueError, match=rf"has dtype {dtype.dtype}.*hyperparam_dtype=jnp.float32"
+        ):
             optax.inject_hyperparams(factory, static_args=static)(**options).init(tree_of(0, dtype))
-    wide = optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(**options)
+    wide = optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(
+        **options
+    )
     updates, _ = run(wide, params, steps=1)
     assert_close(updates, run(make(name), params, steps=1)[0], 2**-8)
 
@@ -544,7 +699,9 @@ def test_strict_promotion_changes_nothing(name):
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         assert_identical(tx.update(gradient, tx.init(params), params), expected)
         for dtype in (jnp.float8_e5m2, jnp.float4_e2m1fn, *[jnp.complex64][name in REAL_ONLY :]):
-            params = jax.tree.map(lambda p, dtype=dtype: jax.ShapeDtypeStruct(p.shape, dtype), params)
+            params = jax.tree.map(
+                lambda p, dtype=dtype: jax.ShapeDtypeStruct(p.shape, dtype), params
+            )
             state = jax.eval_shape(tx.init, params)
             assert kinds(jax.eval_shape(tx.update, params, state, params)) == kinds((params, state))
         with jax.enable_x64(True):
@@ -558,8 +715,14 @@ def test_strict_promotion_changes_nothing(name):
 
 SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 OF_A_STEP = {
-    "noise_scale": (lbopt.track_noise_scale(64), {"small_square_norm": SCALAR, "num_small": SCALAR}),
-    "agvm": (lbopt.scale_by_agvm({"all": ""}), {"agvm_scale": {"all": SCALAR}, "agvm_phi": {"all": SCALAR}}),
+    "noise_scale": (
+        lbopt.track_noise_scale(64),
+        {"small_square_norm": SCALAR, "num_small": SCALAR},
+    ),
+    "agvm": (
+        lbopt.scale_by_agvm({"all": ""}),
+        {"agvm_scale": {"all": SCALAR}, "agvm_phi": {"all": SCALAR}},
+    ),
 }
 """Transforms whose update needs what the step measures."""
 
@@ -572,7 +735,10 @@ def test_the_state_of_parameters_in_boxes_can_be_sharded_as_they_are(name, kind)
     shapes = jax.eval_shape(tx.init, params)
     boxes.check_ranks(kind, shapes)
     after = jax.eval_shape(tx.update, params, shapes, params, **extra)[1]
-    assert (jax.tree.leaves(after), jax.tree.structure(after)) == (jax.tree.leaves(shapes), jax.tree.structure(shapes))
+    assert (jax.tree.leaves(after), jax.tree.structure(after)) == (
+        jax.tree.leaves(shapes),
+        jax.tree.structure(shapes),
+    )
 
 
 @each
@@ -581,11 +747,17 @@ def test_tree_map_params_finds_what_is_like_the_parameters(name):
     state = jax.eval_shape(tx.init, params)
     specs = jax.tree.map(lambda p: PartitionSpec(*boxes.AXES[: p.ndim]), params)
     mapped = optax.tree_utils.tree_map_params(
-        tx, lambda leaf, p: leaf.shape == p.shape, state, params, transform_non_params=lambda _: None
+        tx,
+        lambda leaf, p: leaf.shape == p.shape,
+        state,
+        params,
+        transform_non_params=lambda _: None,
     )
     assert all(jax.tree.leaves(mapped))
     shardings = optax.tree_utils.tree_map_params(
         tx, lambda _, spec: spec, state, specs, transform_non_params=lambda _: PartitionSpec()
     )
-    for spec, part in zip(jax.tree.leaves(shardings), jax.tree.structure(shardings).flatten_up_to(state), strict=True):
+    for spec, part in zip(
+        jax.tree.leaves(shardings), jax.tree.structure(shardings).flatten_up_to(state), strict=True
+    ):
         assert all(len(spec) <= leaf.ndim for leaf in jax.tree.leaves(part))

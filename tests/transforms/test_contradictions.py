@@ -13,7 +13,10 @@ PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
 TRUST = lbopt.scale_by_layerwise_trust_ratio
 
 CONTRADICTIONS = {
-    "clip_without_rate": (lambda: TRUST(clip_mode="clip"), "clip_mode = 'clip' .*: pass learning_rate too"),
+    "clip_without_rate": (
+        lambda: TRUST(clip_mode="clip"),
+        "clip_mode = 'clip' .*: pass learning_rate too",
+    ),
     "clip_and_bounds": (
         lambda: lbopt.lars(0.1, variant="nvcaffe", trust_ratio_bounds=(0.0, 1.0)),
         "clip_mode = 'clip' already bounds .*: pass trust_ratio_bounds=None",
@@ -46,10 +49,19 @@ CONTRADICTIONS = {
         lambda: lbopt.lars(0.1, weight_decay_placement="gradient"),
         "weight_decay_placement = 'gradient': use one of inside, outside, norm_only, decoupled",
     ),
-    "placement": (lambda: lbopt.lars(0.1, learning_rate_placement="before"), "use one of inside, outside"),
-    "denominator": (lambda: TRUST(denominator="sum"), "denominator = 'sum': use one of norm_of_sum, sum_of_norms"),
+    "placement": (
+        lambda: lbopt.lars(0.1, learning_rate_placement="before"),
+        "use one of inside, outside",
+    ),
+    "denominator": (
+        lambda: TRUST(denominator="sum"),
+        "denominator = 'sum': use one of norm_of_sum, sum_of_norms",
+    ),
     "debias": (lambda: lbopt.lamb(0.1, debias="yes"), "debias = 'yes': give True or False"),
-    "clip_mode": (lambda: lbopt.lars(0.1, clip_mode="cap"), "clip_mode = 'cap': use one of scale, clip"),
+    "clip_mode": (
+        lambda: lbopt.lars(0.1, clip_mode="cap"),
+        "clip_mode = 'cap': use one of scale, clip",
+    ),
     "per": (
         lambda: lbopt.lamb(0.1, gradient_normalization="leaf"),
         "gradient_normalization = 'leaf': use one of layer, global",
@@ -62,10 +74,19 @@ CONTRADICTIONS = {
         lambda: lbopt.lamb(0.1, weight_norm_bounds=(-1.0, 1.0)),
         r"weight_norm_bounds = \(-1\.0, 1\.0\): .*0 <= low",
     ),
-    "update_bounds": (lambda: TRUST(update_bounds=(1.0, -1.0)), r"update_bounds = \(1\.0, -1\.0\): give \(low, high\)"),
+    "update_bounds": (
+        lambda: TRUST(update_bounds=(1.0, -1.0)),
+        r"update_bounds = \(1\.0, -1\.0\): give \(low, high\)",
+    ),
     "zero_norm": (lambda: lbopt.lamb(0.1, zero_norm_ratio=-1.0), r"zero_norm_ratio = -1\.0"),
-    "mu_dtype": (lambda: lbopt.lamb(0.1, mu_dtype="int8"), "mu_dtype = 'int8': give a floating-point dtype"),
-    "momentum_dtype": (lambda: lbopt.lars(0.1, momentum_dtype="half a byte"), "momentum_dtype = 'half a byte'"),
+    "mu_dtype": (
+        lambda: lbopt.lamb(0.1, mu_dtype="int8"),
+        "mu_dtype = 'int8': give a floating-point dtype",
+    ),
+    "momentum_dtype": (
+        lambda: lbopt.lars(0.1, momentum_dtype="half a byte"),
+        "momentum_dtype = 'half a byte'",
+    ),
     "dampening": (lambda: lbopt.lars(0.1, dampening=1.0), r"dampening = 1\.0"),
     "clip_norm": (lambda: lbopt.clip_by_global_norm(None), "^max_norm = None: give a number"),
     "lamb_clip_eps": (
@@ -86,20 +107,53 @@ CONTRADICTIONS = {
     ),
     "rate_as_text": (lambda: lbopt.lamb("0.1"), "learning_rate = '0.1': give a number"),
     "no_rate": (lambda: lbopt.lars(None), "learning_rate = None: give a number"),
-    "decay_as_text": (lambda: lbopt.lamb(0.1, weight_decay="0.1"), "weight_decay = '0.1': give a number"),
-    "decay_as_list": (lambda: lbopt.lars(0.1, weight_decay=[0.1]), r"weight_decay = \[0\.1\]: give a number"),
-    "decay_as_flag": (lambda: lbopt.lamb(0.1, weight_decay=True), "weight_decay = True: give a number"),
+    "decay_as_text": (
+        lambda: lbopt.lamb(0.1, weight_decay="0.1"),
+        "weight_decay = '0.1': give a number",
+    ),
+    "decay_as_list": (
+        lambda: lbopt.lars(0.1, weight_decay=[0.1]),
+        r"weight_decay = \[0\.1\]: give a number",
+    ),
+    "decay_as_flag": (
+        lambda: lbopt.lamb(0.1, weight_decay=True),
+        "weight_decay = True: give a number",
+    ),
     "b1_none": (lambda: lbopt.lamb(0.1, b1=None), "b1 = None: give a number"),
-    "bound_as_text": (lambda: lbopt.lamb(0.1, trust_ratio_bounds=(0.0, "b")), r"trust_ratio_bounds = \(0\.0, 'b'\)"),
-    "bound_none": (lambda: lbopt.lamb(0.1, trust_ratio_bounds=(None, 1.0)), r"trust_ratio_bounds = \(None, 1\.0\)"),
-    "nesterov_as_text": (lambda: lbopt.lars(0.1, nesterov="no"), "nesterov = 'no': give True or False"),
-    "averaging_as_text": (lambda: lbopt.lamb(0.1, grad_averaging="no"), "grad_averaging = 'no': give True or False"),
+    "bound_as_text": (
+        lambda: lbopt.lamb(0.1, trust_ratio_bounds=(0.0, "b")),
+        r"trust_ratio_bounds = \(0\.0, 'b'\)",
+    ),
+    "bound_none": (
+        lambda: lbopt.lamb(0.1, trust_ratio_bounds=(None, 1.0)),
+        r"trust_ratio_bounds = \(None, 1\.0\)",
+    ),
+    "nesterov_as_text": (
+        lambda: lbopt.lars(0.1, nesterov="no"),
+        "nesterov = 'no': give True or False",
+    ),
+    "averaging_as_text": (
+        lambda: lbopt.lamb(0.1, grad_averaging="no"),
+        "grad_averaging = 'no': give True or False",
+    ),
     "debias_as_number": (lambda: lbopt.lamb(0.1, debias=1), "debias = 1: give True or False"),
-    "dampening_as_text": (lambda: lbopt.lars(0.1, dampening="average"), "dampening = 'average': give a number"),
-    "variant_as_list": (lambda: lbopt.lamb(0.1, variant=["albert"]), r"variant = \['albert'\]: use one of paper"),
+    "dampening_as_text": (
+        lambda: lbopt.lars(0.1, dampening="average"),
+        "dampening = 'average': give a number",
+    ),
+    "variant_as_list": (
+        lambda: lbopt.lamb(0.1, variant=["albert"]),
+        r"variant = \['albert'\]: use one of paper",
+    ),
     "ramp": (lambda: lbopt.track_ema(ramp="no"), "ramp = 'no': give True or False"),
-    "guard_nothing": (lambda: lbopt.skip_bad_updates(None), "inner = None: give an Optax transformation"),
-    "ratio_of_nothing": (lambda: lbopt.scale_by_layerwise_trust_ratio(inner=optax.sgd), "inner = <function sgd"),
+    "guard_nothing": (
+        lambda: lbopt.skip_bad_updates(None),
+        "inner = None: give an Optax transformation",
+    ),
+    "ratio_of_nothing": (
+        lambda: lbopt.scale_by_layerwise_trust_ratio(inner=optax.sgd),
+        "inner = <function sgd",
+    ),
     "aggregate_before_nothing": (
         lambda: lbopt.aggregate(lbopt.aps(), 0.1, 2),
         "tx = 0.1: give an Optax transformation",
@@ -108,7 +162,10 @@ CONTRADICTIONS = {
         lambda: lbopt.aggregate(optax.sgd(0.1), optax.sgd(0.1), 2),
         "give one of lbopt.aggregators",
     ),
-    "state_of_nothing": (lambda: lbopt.TrainState.create({}, {}, None), "tx = None: give an Optax transformation"),
+    "state_of_nothing": (
+        lambda: lbopt.TrainState.create({}, {}, None),
+        "tx = None: give an Optax transformation",
+    ),
     "spike_as_text": (
         lambda: lbopt.skip_bad_updates(optax.sgd(0.1), spike_factor="3"),
         "spike_factor = '3': give a number",
@@ -155,7 +212,10 @@ def test_masks_and_stacks_that_do_not_fit_the_parameters(build):
 )
 def test_gradients_of_another_tree(build, updates):
     tx = build(0.1)
-    with pytest.raises(ValueError, match=r"updates has another structure than params .*give one value per parameter"):
+    with pytest.raises(
+        ValueError,
+        match=r"updates has another structure than params .*give one value per parameter",
+    ):
         tx.update(updates, tx.init(PARAMS), PARAMS)
 
 
@@ -164,14 +224,17 @@ def test_gradients_of_other_shapes(build):
     tx = build(0.1)
     for shape in ((3,), (1, 3), (3, 2)):
         updates = {"dense": {"kernel": jnp.ones(shape), "bias": jnp.ones(3)}}
-        with pytest.raises(ValueError, match=r"updates at 'dense/kernel' have shape .*, the parameter has \(2, 3\)"):
+        with pytest.raises(
+            ValueError, match=r"updates at 'dense/kernel' have shape .*, the parameter has \(2, 3\)"
+        ):
             tx.update(updates, tx.init(PARAMS), PARAMS)
 
 
 def test_only_the_finished_optimizers_know_the_mask_of_the_decay():
     for build in (TRUST, lambda **options: lbopt.lans(0.1, **options)):
         with pytest.raises(
-            ValueError, match=r"only lbopt.lamb and lbopt.lars know it; pass the mask of the decay again"
+            ValueError,
+            match=r"only lbopt.lamb and lbopt.lars know it; pass the mask of the decay again",
         ):
             build(trust_ratio_mask="as_weight_decay").init(PARAMS)
 
@@ -191,7 +254,8 @@ def test_masks_without_a_leaf_in_common_leave_nothing_to_adapt():
 def test_leaves_that_are_no_floating_point_arrays(build):
     params = {"dense": {"kernel": jnp.ones((2, 3)), "count": jnp.ones(3, bool)}}
     with pytest.raises(
-        ValueError, match=r"the parameter at 'dense/count' is bool, .*: take the leaf out with optax.masked"
+        ValueError,
+        match=r"the parameter at 'dense/count' is bool, .*: take the leaf out with optax.masked",
     ):
         build(0.1).init(params)
     mask = {"dense": {"kernel": True, "count": False}}
@@ -211,7 +275,9 @@ TRANSFORMS = {
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_no_parameters(name):
     tx = TRANSFORMS[name]
-    with pytest.raises(ValueError, match=r"needs the parameters: call tx.update\(grads, opt_state, params\)"):
+    with pytest.raises(
+        ValueError, match=r"needs the parameters: call tx.update\(grads, opt_state, params\)"
+    ):
         tx.update(PARAMS, tx.init(PARAMS))
 
 
@@ -227,7 +293,8 @@ def test_no_parameters(name):
 )
 def test_no_decay_turns_some_variants_into_another_optimizer_and_they_say_so(build, variant, what):
     with pytest.warns(
-        UserWarning, match=f'variant="{variant}".* with weight_decay = 0 has no trust ratio at all.* it is {what}'
+        UserWarning,
+        match=f'variant="{variant}".* with weight_decay = 0 has no trust ratio at all.* it is {what}',
     ):
         tx = build(0.1, weight_decay=0.0, variant=variant)
     assert not [name for name in lbopt.optimizer_metrics(tx.init(PARAMS)) if "trust_ratio" in name]
@@ -249,4 +316,6 @@ def test_decay_that_is_traced_switches_the_ratio_by_its_value():
     adam = optax.adam(0.1, eps=1e-6)
     expected, _ = adam.update(gradient, adam.init(PARAMS))
     assert jnp.allclose(first(0.0)["dense"]["kernel"], expected["dense"]["kernel"], rtol=1e-5)
-    assert jnp.allclose(jnp.linalg.norm(first(0.01)["dense"]["kernel"]), 0.1 * jnp.sqrt(6.0), rtol=1e-5)
+    assert jnp.allclose(
+        jnp.linalg.norm(first(0.01)["dense"]["kernel"]), 0.1 * jnp.sqrt(6.0), rtol=1e-5
+    )

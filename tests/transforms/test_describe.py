@@ -23,7 +23,9 @@ def test_a_row_is_printed_whole(optimizer, name, capsys):
     assert options == {option: repr(value) for option, value in row.options.items()}
     starred = set(re.findall(r"^  \* (\w+)", printed, re.MULTILINE))
     paper = VARIANTS[optimizer]["paper"].options
-    assert starred == {option for option, value in row.options.items() if repr(value) != repr(paper[option])}
+    assert starred == {
+        option for option, value in row.options.items() if repr(value) != repr(paper[option])
+    }
 
 
 def test_a_name_that_both_have_is_printed_twice(capsys):
@@ -58,7 +60,9 @@ def test_unknown_names(arguments, message):
 def test_every_row_builds_with_its_defaults():
     params = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3), "ln": {"scale": jnp.ones(3)}}
     silent = [
-        (optimizer, name) for optimizer, name in ROWS if (optimizer, name) not in (("lamb", "nus"), ("lars", "timm"))
+        (optimizer, name)
+        for optimizer, name in ROWS
+        if (optimizer, name) not in (("lamb", "nus"), ("lars", "timm"))
     ]
     for optimizer, name in silent:
         tx = getattr(lbopt, optimizer)(0.1, variant=name)
@@ -69,8 +73,14 @@ def test_every_row_builds_with_its_defaults():
 # ---- summarize_masks
 
 SHAPES = {
-    "head": {"kernel": jax.ShapeDtypeStruct((8, 3), "float32"), "bias": jax.ShapeDtypeStruct((3,), "float32")},
-    "layers": {"kernel": jax.ShapeDtypeStruct((4, 8, 8), "bfloat16"), "gain": jax.ShapeDtypeStruct((4, 8), "float32")},
+    "head": {
+        "kernel": jax.ShapeDtypeStruct((8, 3), "float32"),
+        "bias": jax.ShapeDtypeStruct((3,), "float32"),
+    },
+    "layers": {
+        "kernel": jax.ShapeDtypeStruct((4, 8, 8), "bfloat16"),
+        "gain": jax.ShapeDtypeStruct((4, 8), "float32"),
+    },
 }
 
 
@@ -84,7 +94,9 @@ def summary(tx, capsys):
 
 def test_summary_of_a_stacked_lamb(capsys):
     stacked = lbopt.stacked_paths("^layers/")
-    rows, last = summary(lbopt.lamb(0.1, weight_decay=0.1, variant="nvlamb", stacked=stacked), capsys)
+    rows, last = summary(
+        lbopt.lamb(0.1, weight_decay=0.1, variant="nvlamb", stacked=stacked), capsys
+    )
     assert rows == {
         "head/bias": ("bias", "no", "yes", "-"),
         "head/kernel": ("weight", "yes", "yes", "-"),
@@ -95,7 +107,9 @@ def test_summary_of_a_stacked_lamb(capsys):
 
 
 ONLY_DECAYED = [
-    (optimizer, name) for optimizer, name in ROWS if not VARIANTS[optimizer][name].options["adapt_undecayed"]
+    (optimizer, name)
+    for optimizer, name in ROWS
+    if not VARIANTS[optimizer][name].options["adapt_undecayed"]
 ]
 
 
@@ -127,7 +141,10 @@ def test_summary_under_wrappers(wrapper, capsys):
 
 
 def test_summary_of_groups(capsys):
-    labels = {"head": {"kernel": "lars", "bias": "sgd"}, "layers": {"kernel": "lamb", "gain": "lamb"}}
+    labels = {
+        "head": {"kernel": "lars", "bias": "sgd"},
+        "layers": {"kernel": "lamb", "gain": "lamb"},
+    }
     groups = {
         "lars": lbopt.lars(0.1, weight_decay_mask=False),
         "lamb": lbopt.lamb(0.1, weight_decay=0.1, trust_ratio_mask=lbopt.select_paths("kernel")),

@@ -23,7 +23,9 @@ def run(tx, params, steps=30):
 
 
 # The ramp (1 + t) / (10 + t) is what our docstring defines; that TensorFlow has the same is not asserted.
-@pytest.mark.parametrize(("decay", "ramp"), [(0.9999, True), (0.5, True), (0.9, False), (0.0, False)])
+@pytest.mark.parametrize(
+    ("decay", "ramp"), [(0.9999, True), (0.5, True), (0.9, False), (0.0, False)]
+)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_average_of_the_parameters_after_each_update(decay, ramp, dtype):
     start = {"w": jnp.asarray([1.0, -2.0, 3.0], dtype)}
@@ -59,7 +61,9 @@ def test_updates_pass_and_the_first_parameters_are_copied():
 )
 def test_found_under_wrappers(wrap):
     params = {"w": jnp.ones(3)}
-    assert np.array_equal(lbopt.ema_params(wrap(lbopt.track_ema(0.9)).init(params))["w"], np.ones(3))
+    assert np.array_equal(
+        lbopt.ema_params(wrap(lbopt.track_ema(0.9)).init(params))["w"], np.ones(3)
+    )
 
 
 def test_none_or_two_averages():
@@ -92,9 +96,19 @@ def test_leaves_that_were_masked_out_come_from_the_parameters():
 @pytest.mark.parametrize(
     ("tx", "beside"),
     [
-        (optax.chain(optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(), lbopt.track_ema()), True),
+        (
+            optax.chain(
+                optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(), lbopt.track_ema()
+            ),
+            True,
+        ),
         (optax.chain(optax.apply_every(2), optax.sgd(0.1), lbopt.track_ema()), True),
-        (optax.MultiSteps(optax.chain(optax.sgd(0.1), lbopt.track_ema()), 2).gradient_transformation(), False),
+        (
+            optax.MultiSteps(
+                optax.chain(optax.sgd(0.1), lbopt.track_ema()), 2
+            ).gradient_transformation(),
+            False,
+        ),
         (optax.chain(optax.sgd(0.1), lbopt.track_ema()), False),
     ],
 )
@@ -109,12 +123,16 @@ def test_an_average_of_microsteps_is_told(tx, beside):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             ask()
-        assert ["microsteps are gathered beside it" in str(one.message) for one in said] == [True] * beside
+        assert ["microsteps are gathered beside it" in str(one.message) for one in said] == [
+            True
+        ] * beside
 
 
 def test_two_parameters_of_one_name_are_told_apart_or_refused():
     params = {"a/b": jnp.zeros(2), "a": {"b": jnp.ones(2)}}
     state = lbopt.track_ema().init(params)
     assert float(lbopt.ema_params(state)["a"]["b"][0]) == 1
-    with pytest.raises(ValueError, match="two of the averages are called 'a/b'; call ema_params without like"):
+    with pytest.raises(
+        ValueError, match="two of the averages are called 'a/b'; call ema_params without like"
+    ):
         lbopt.ema_params(state, like=params)

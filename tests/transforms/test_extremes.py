@@ -43,7 +43,9 @@ def test_clip(size):
     gradient = tree_of(1, size)
     updates, state = update(lbopt.clip_by_global_norm(size), gradient)
     assert np.isclose(state.global_norm, exact_norm(gradient), rtol=1e-6, atol=0)
-    assert_close(updates, {name: leaf * (size / exact_norm(gradient)) for name, leaf in gradient.items()})
+    assert_close(
+        updates, {name: leaf * (size / exact_norm(gradient)) for name, leaf in gradient.items()}
+    )
 
 
 @each_size
@@ -51,13 +53,21 @@ def test_normalize(size):
     gradient = tree_of(2, size)
     for per, norm in (("global", lambda leaf: exact_norm(gradient)), ("layer", exact_norm)):
         updates, _ = update(lbopt.normalize_gradients(per), gradient)
-        assert_close(updates, {name: np.float64(leaf) / norm(leaf) for name, leaf in gradient.items()})
+        assert_close(
+            updates, {name: np.float64(leaf) / norm(leaf) for name, leaf in gradient.items()}
+        )
 
 
 def test_only_what_is_not_finite_is_skipped_and_a_jump_is_a_spike():
     tx = lbopt.skip_bad_updates(optax.sgd(1.0), spike_factor=5.0, warmup_updates=1)
     state = None
-    for size, counted in ((1e20, (0, 0)), (2e20, (0, 0)), (2e22, (0, 1)), (np.inf, (1, 1)), (1e-25, (1, 1))):
+    for size, counted in (
+        (1e20, (0, 0)),
+        (2e20, (0, 0)),
+        (2e22, (0, 1)),
+        (np.inf, (1, 1)),
+        (1e-25, (1, 1)),
+    ):
         gradient = tree_of(3, size)
         updates, state = update(tx, gradient, state)
         assert (state.skipped_nonfinite, state.skipped_spikes) == counted
@@ -93,19 +103,28 @@ def test_optimizers_equal_their_sources(name, decay, size):
     """One step: from the second on, LAMB's moments of gradients beyond 4.6e18 are those of 4.6e18."""
     build, options, source = SOURCES[name]
     source_options = (
-        {} if "variant" in options and name != "lars_lamb_paper" else {"skipped": lambda name: name == "bias"}
+        {}
+        if "variant" in options and name != "lars_lamb_paper"
+        else {"skipped": lambda name: name == "bias"}
     )
     if build is lbopt.lars:
-        options, source_options = {**options, "trust_coefficient": 0.01}, {**source_options, "trust_coefficient": 0.01}
+        options, source_options = (
+            {**options, "trust_coefficient": 0.01},
+            {**source_options, "trust_coefficient": 0.01},
+        )
     gradient = tree_of(5, size)
     updates, _ = update(build(0.1, weight_decay=decay, **options), gradient)
     step = source(weight_decay=decay, **source_options)
-    weights, gradients = ({name: np.float64(leaf) for name, leaf in tree.items()} for tree in (PARAMS, gradient))
+    weights, gradients = (
+        {name: np.float64(leaf) for name, leaf in tree.items()} for tree in (PARAMS, gradient)
+    )
     after = step(weights, gradients, np.float64(np.float32(0.1)))
     expected = {name: after[name] - weights[name] for name in weights}
     for leaf in expected:  # what float64 resolves of an update read off the weights
         error = np.linalg.norm(np.asarray(updates[leaf], np.float64) - expected[leaf])
-        assert error <= 3e-6 * np.linalg.norm(expected[leaf]) + 1e-15 * np.linalg.norm(weights[leaf]), leaf
+        assert error <= 3e-6 * np.linalg.norm(expected[leaf]) + 1e-15 * np.linalg.norm(
+            weights[leaf]
+        ), leaf
 
 
 def test_a_weight_still_moves_after_a_gradient_whose_square_is_infinite():
@@ -114,12 +133,16 @@ def test_a_weight_still_moves_after_a_gradient_whose_square_is_infinite():
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((updates, state)))
     updates, state = update(tx, tree_of(7, 1e20), state)
     assert all(np.all(np.isfinite(leaf)) and np.all(leaf) for leaf in jax.tree.leaves(updates))
-    assert np.isnan(update(tx, tree_of(6, np.inf), state)[0]["kernel"]).all(), "what is infinite is not hidden"
+    assert np.isnan(update(tx, tree_of(6, np.inf), state)[0]["kernel"]).all(), (
+        "what is infinite is not hidden"
+    )
 
 
 def test_noise_scale_leaves_out_what_it_cannot_square():
     tx = lbopt.track_noise_scale(64)
-    measure = lambda gradient, small, state: tx.update({"w": gradient}, state, small_square_norm=small, num_small=2)  # noqa: E731
+    measure = lambda gradient, small, state: tx.update(
+        {"w": gradient}, state, small_square_norm=small, num_small=2
+    )  # noqa: E731
     _, first = measure(jnp.full(4, 1e20), jnp.float32(np.inf), tx.init(None))
     assert [float(x) for x in first] == [0, 0, 0]
     _, second = measure(jnp.arange(1.0, 4.0), jnp.float32(20.0), first)

@@ -11,7 +11,10 @@ import pytest
 
 import lbopt
 
-PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "norm": {"scale": jnp.ones(3)}}
+PARAMS = {
+    "dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)},
+    "norm": {"scale": jnp.ones(3)},
+}
 EVERY = {"dense/kernel", "dense/bias", "norm/scale"}
 CHOICE = {"dense": {"kernel": False, "bias": True}, "norm": {"scale": True}}
 FORMS = {
@@ -29,30 +32,46 @@ FORMS = {
 
 
 def leaves(tree):
-    return {f"{module}/{name}": leaf for module, group in tree.items() for name, leaf in group.items()}
+    return {
+        f"{module}/{name}": leaf for module, group in tree.items() for name, leaf in group.items()
+    }
 
 
 def zeros():
-    return {module: {name: jnp.zeros_like(leaf) for name, leaf in group.items()} for module, group in PARAMS.items()}
+    return {
+        module: {name: jnp.zeros_like(leaf) for name, leaf in group.items()}
+        for module, group in PARAMS.items()
+    }
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "build",
-    [lambda mask: lbopt.scale_by_layerwise_trust_ratio(mask), lambda mask: lbopt.lamb(0.1, trust_ratio_mask=mask)],
+    [
+        lambda mask: lbopt.scale_by_layerwise_trust_ratio(mask),
+        lambda mask: lbopt.lamb(0.1, trust_ratio_mask=mask),
+    ],
 )
 def test_trust_ratio_mask(form, build):
     mask, chosen = FORMS[form]
     tx = build(mask)
     _, state = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
-    ratios = lbopt.optimizer_metrics(state) if not hasattr(state, "trust_ratio") else lbopt.optimizer_metrics((state,))
-    assert {name.removeprefix("trust_ratio/") for name in ratios if name != "learning_rate"} == chosen
+    ratios = (
+        lbopt.optimizer_metrics(state)
+        if not hasattr(state, "trust_ratio")
+        else lbopt.optimizer_metrics((state,))
+    )
+    assert {
+        name.removeprefix("trust_ratio/") for name in ratios if name != "learning_rate"
+    } == chosen
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_weight_decay_mask(form):
     mask, chosen = FORMS[form]
-    tx = lbopt.scale_by_layerwise_trust_ratio(trust_ratio_mask=False, weight_decay=0.5, weight_decay_mask=mask)
+    tx = lbopt.scale_by_layerwise_trust_ratio(
+        trust_ratio_mask=False, weight_decay=0.5, weight_decay_mask=mask
+    )
     updates, _ = tx.update(zeros(), tx.init(PARAMS), PARAMS)
     assert {name for name, leaf in leaves(updates).items() if np.all(leaf == 0.5)} == chosen
     assert {name for name, leaf in leaves(updates).items() if np.all(leaf == 0)} == EVERY - chosen
@@ -62,14 +81,14 @@ def test_masks_of_the_aliases_override_the_variant_one_by_one():
     for build in (lbopt.lamb, lbopt.lars):
         for variant, default in (("paper", {"dense/kernel"}), ("optax", EVERY)):
             state = build(0.1, variant=variant).init(PARAMS)
-            assert {name.removeprefix("trust_ratio/") for name in lbopt.optimizer_metrics(state)} - {
-                "learning_rate"
-            } == default
+            assert {
+                name.removeprefix("trust_ratio/") for name in lbopt.optimizer_metrics(state)
+            } - {"learning_rate"} == default
         for mask, chosen in FORMS.values():
             state = build(0.1, variant="paper", trust_ratio_mask=mask).init(PARAMS)
-            assert {name.removeprefix("trust_ratio/") for name in lbopt.optimizer_metrics(state)} - {
-                "learning_rate"
-            } == chosen
+            assert {
+                name.removeprefix("trust_ratio/") for name in lbopt.optimizer_metrics(state)
+            } - {"learning_rate"} == chosen
 
 
 def test_frozen_dicts():
@@ -88,7 +107,8 @@ def test_a_callable_mask_sees_only_what_optax_masked_left():
         return lbopt.weights_only(params)
 
     tx = optax.masked(
-        lbopt.lamb(0.1, trust_ratio_mask=mask), {"dense": {"kernel": True, "bias": True}, "norm": {"scale": False}}
+        lbopt.lamb(0.1, trust_ratio_mask=mask),
+        {"dense": {"kernel": True, "bias": True}, "norm": {"scale": False}},
     )
     tx.update(PARAMS, tx.init(PARAMS), PARAMS)
     assert seen
@@ -105,7 +125,12 @@ def test_a_summary_is_the_same_whatever_was_traced_before(capsys):
     make = functools.partial(lbopt.lamb, 0.1, weight_decay=0.01)
     expected = summary(make())
     assert "1 decayed (12), 1 adapted (12)" in expected
-    for wrap in (lambda tx: tx, lambda tx: optax.MultiSteps(tx, 2), lambda tx: optax.masked(tx, True), jitted):
+    for wrap in (
+        lambda tx: tx,
+        lambda tx: optax.MultiSteps(tx, 2),
+        lambda tx: optax.masked(tx, True),
+        jitted,
+    ):
         for trace in (jax.eval_shape, lambda init, params: jax.jit(init)(params)):
             tx = wrap(make())
             trace(tx.init, params)
@@ -124,8 +149,14 @@ def test_a_summary_shows_the_roles_that_masks_see_and_all_stacks(capsys):
     ):
         lbopt.summarize_masks(params, tx)
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert [(line[-4], line[-1]) for line in lines[1:-1]] == [("norm", "2"), ("norm", "2"), ("weight", "2")]
-    assert lines[-1][-4:] == ["-", "decayed,", "-", "adapted"], "the decay of optax.adamw is not known"
+        assert [(line[-4], line[-1]) for line in lines[1:-1]] == [
+            ("norm", "2"),
+            ("norm", "2"),
+            ("weight", "2"),
+        ]
+    assert lines[-1][-4:] == ["-", "decayed,", "-", "adapted"], (
+        "the decay of optax.adamw is not known"
+    )
     pairs = optax.LookaheadParams.init_synced(params)
     lbopt.summarize_masks(pairs, optax.lookahead(lbopt.lamb(0.1), 5, 0.5))
     assert capsys.readouterr().out.endswith("6 parameters (60 numbers): - decayed, - adapted\n")
@@ -135,8 +166,14 @@ def test_a_summary_shows_the_roles_that_masks_see_and_all_stacks(capsys):
 
 @pytest.mark.parametrize("argument", ["trust_ratio_mask", "stacked"])
 def test_what_is_taken_for_a_schedule_says_so(argument):
-    given = lbopt.select_paths("kernel") if argument == "trust_ratio_mask" else lbopt.stacked_paths("kernel")
-    with pytest.raises(ValueError, match=r"inside optax\.inject_hyperparams, name .* in static_args"):
+    given = (
+        lbopt.select_paths("kernel")
+        if argument == "trust_ratio_mask"
+        else lbopt.stacked_paths("kernel")
+    )
+    with pytest.raises(
+        ValueError, match=r"inside optax\.inject_hyperparams, name .* in static_args"
+    ):
         optax.inject_hyperparams(lbopt.lamb)(0.1, **{argument: given}).init(PARAMS)
 
 

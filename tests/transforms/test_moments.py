@@ -101,17 +101,26 @@ def test_without_debias_the_first_step_is_the_raw_ratio():
 
 def test_eps_stands_outside_the_root_and_eps_root_inside():
     g = jnp.asarray([0.0, 3.0])
-    for options, expected in (({"eps": 0.5}, [0.0, 3 / 3.5]), ({"eps": 0.0, "eps_root": 16.0}, [0.0, 3 / 5])):
+    for options, expected in (
+        ({"eps": 0.5}, [0.0, 3 / 3.5]),
+        ({"eps": 0.0, "eps_root": 16.0}, [0.0, 3 / 5]),
+    ):
         tx = lbopt.scale_by_lamb_moments(**options)
         updates, _ = tx.update({"w": g}, tx.init({"w": g}))
         assert np.allclose(updates["w"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("build", [lambda: lbopt.lamb(0.1, eps=0.0), lambda: lbopt.lans(0.1, eps=0.0)])
+@pytest.mark.parametrize(
+    "build", [lambda: lbopt.lamb(0.1, eps=0.0), lambda: lbopt.lans(0.1, eps=0.0)]
+)
 def test_without_eps_a_gradient_that_is_zero_moves_nothing(build):
     """An embedding's rows of words that never came: 0 / 0."""
     params = {"embedding": jnp.ones((3, 2))}
     tx = build()
-    updates, _ = tx.update({"embedding": jnp.asarray([[1.0, -2.0], [0.0, 0.0], [3.0, 0.0]])}, tx.init(params), params)
+    updates, _ = tx.update(
+        {"embedding": jnp.asarray([[1.0, -2.0], [0.0, 0.0], [3.0, 0.0]])}, tx.init(params), params
+    )
     assert np.all(np.isfinite(updates["embedding"]))
-    assert np.array_equal(np.asarray(updates["embedding"]) == 0, [[False, False], [True, True], [False, True]])
+    assert np.array_equal(
+        np.asarray(updates["embedding"]) == 0, [[False, False], [True, True], [False, True]]
+    )

@@ -14,15 +14,19 @@ import lbopt
 
 RNG = np.random.default_rng(12)
 PARAMS = {
-    name: {"kernel": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)} for name in ("a", "b")
+    name: {"kernel": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)}
+    for name in ("a", "b")
 }
 GRADS = {
-    name: {"kernel": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)} for name in ("a", "b")
+    name: {"kernel": jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)}
+    for name in ("a", "b")
 }
 
 
 def expected(name, coefficient=0.01):
-    return coefficient * np.linalg.norm(PARAMS[name]["kernel"]) / np.linalg.norm(GRADS[name]["kernel"])
+    return (
+        coefficient * np.linalg.norm(PARAMS[name]["kernel"]) / np.linalg.norm(GRADS[name]["kernel"])
+    )
 
 
 def base(rate=0.25):
@@ -33,10 +37,16 @@ WRAPPED = {
     "bare": (base, 1),
     "chain": (lambda: optax.chain(optax.identity(), optax.chain(base(), optax.identity())), 1),
     "masked": (lambda: optax.masked(base(), jax.tree.map(lambda _: True, PARAMS)), 1),
-    "inject_hyperparams": (lambda: optax.inject_hyperparams(lbopt.lars)(0.25, trust_coefficient=0.01), 1),
+    "inject_hyperparams": (
+        lambda: optax.inject_hyperparams(lbopt.lars)(0.25, trust_coefficient=0.01),
+        1,
+    ),
     "apply_if_finite": (lambda: optax.apply_if_finite(base(), 3), 1),
     "multi_steps": (lambda: optax.MultiSteps(base(), 2), 2),
-    "multi_transform": (lambda: optax.multi_transform({"all": base()}, jax.tree.map(lambda _: "all", PARAMS)), 1),
+    "multi_transform": (
+        lambda: optax.multi_transform({"all": base()}, jax.tree.map(lambda _: "all", PARAMS)),
+        1,
+    ),
 }
 
 
@@ -57,17 +67,26 @@ def test_under_a_wrapper(wrapper):
 
 def test_two_groups_of_multi_transform_have_two_rates_and_disjoint_ratios():
     labels = {name: {"kernel": name, "bias": name} for name in PARAMS}
-    tx = optax.multi_transform({"a": base(0.25), "b": lbopt.lars(0.5, trust_coefficient=0.02)}, labels)
+    tx = optax.multi_transform(
+        {"a": base(0.25), "b": lbopt.lars(0.5, trust_coefficient=0.02)}, labels
+    )
     _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
     metrics = lbopt.optimizer_metrics(state)
-    assert metrics.keys() == {"learning_rate", "learning_rate_1", "trust_ratio/a/kernel", "trust_ratio/b/kernel"}
+    assert metrics.keys() == {
+        "learning_rate",
+        "learning_rate_1",
+        "trust_ratio/a/kernel",
+        "trust_ratio/b/kernel",
+    }
     assert (metrics["learning_rate"], metrics["learning_rate_1"]) == (0.25, 0.5)
     assert abs(metrics["trust_ratio/a/kernel"] - expected("a")) <= 1e-6 * expected("a")
     assert abs(metrics["trust_ratio/b/kernel"] - expected("b", 0.02)) <= 1e-6 * expected("b", 0.02)
 
 
 def test_masked_out_layers_have_no_ratio():
-    tx = optax.masked(base(), {"a": {"kernel": True, "bias": True}, "b": {"kernel": False, "bias": False}})
+    tx = optax.masked(
+        base(), {"a": {"kernel": True, "bias": True}, "b": {"kernel": False, "bias": False}}
+    )
     _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
     assert lbopt.optimizer_metrics(state).keys() == {"learning_rate", "trust_ratio/a/kernel"}
 
@@ -85,7 +104,9 @@ def test_rate_is_the_one_that_was_applied():
 def test_works_inside_jit_and_on_a_foreign_state():
     tx = base()
     state = tx.init(PARAMS)
-    inside = jax.jit(lambda state: lbopt.optimizer_metrics(tx.update(GRADS, state, PARAMS)[1]))(state)
+    inside = jax.jit(lambda state: lbopt.optimizer_metrics(tx.update(GRADS, state, PARAMS)[1]))(
+        state
+    )
     assert inside.keys() == {"learning_rate", "trust_ratio/a/kernel", "trust_ratio/b/kernel"}
     assert lbopt.optimizer_metrics(optax.adam(0.1).init(PARAMS)) == {}
 
@@ -134,9 +155,13 @@ def test_both_ratios_of_lans_are_shown():
 
 
 def test_momentum_inside_the_ratio_is_no_obstacle():
-    tx = lbopt.scale_by_layerwise_trust_ratio(inner=optax.chain(lbopt.clip_by_global_norm(1.0), lbopt.monitor_layers()))
+    tx = lbopt.scale_by_layerwise_trust_ratio(
+        inner=optax.chain(lbopt.clip_by_global_norm(1.0), lbopt.monitor_layers())
+    )
     _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
-    assert {"gradient_norm", "weight_norm/a/kernel", "trust_ratio/a/kernel"} <= set(lbopt.optimizer_metrics(state))
+    assert {"gradient_norm", "weight_norm/a/kernel", "trust_ratio/a/kernel"} <= set(
+        lbopt.optimizer_metrics(state)
+    )
 
 
 def test_metrics_and_averages_come_out_of_the_state_of_an_nnx_optimizer():
@@ -149,13 +174,21 @@ def test_metrics_and_averages_come_out_of_the_state_of_an_nnx_optimizer():
     for state in (optimizer.opt_state, nnx.state(optimizer)):
         metrics = lbopt.optimizer_metrics(state)
         assert f"{metrics['learning_rate']:.2f}" == "0.50"
-        assert np.isclose(metrics["weight_norm/kernel"], np.linalg.norm(before["kernel"]), rtol=1e-6)
+        assert np.isclose(
+            metrics["weight_norm/kernel"], np.linalg.norm(before["kernel"]), rtol=1e-6
+        )
         assert "trust_ratio/kernel" in metrics
         after = nnx.state(model, nnx.Param)
         averaged = lbopt.ema_params(state, like=after)
         assert jax.tree.structure(averaged) == jax.tree.structure(after)
-        expected = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, before, nnx.to_pure_dict(after))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5), nnx.to_pure_dict(averaged), expected)
+        expected = jax.tree.map(
+            lambda old, new: 0.9 * old + 0.1 * new, before, nnx.to_pure_dict(after)
+        )
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, 1e-5),
+            nnx.to_pure_dict(averaged),
+            expected,
+        )
     kept = {name: float(value) for name, value in metrics.items()}
     averaged = lbopt.ema_params(optimizer.opt_state)
     numbers = [float(leaf.sum()) for leaf in jax.tree.leaves(averaged)]
@@ -167,8 +200,13 @@ def test_metrics_and_averages_come_out_of_the_state_of_an_nnx_optimizer():
 def test_an_average_of_other_parameters_is_refused():
     tx = lbopt.track_ema()
     with pytest.raises(ValueError, match="like has no parameter at a/bias"):
-        lbopt.ema_params(tx.init(PARAMS), like={"a": {"kernel": PARAMS["a"]["kernel"]}, "b": PARAMS["b"]})
-    with pytest.raises(ValueError, match=r"like at 'a/bias' has shape \(1, .*: give the parameters that are averaged"):
+        lbopt.ema_params(
+            tx.init(PARAMS), like={"a": {"kernel": PARAMS["a"]["kernel"]}, "b": PARAMS["b"]}
+        )
+    with pytest.raises(
+        ValueError,
+        match=r"like at 'a/bias' has shape \(1, .*: give the parameters that are averaged",
+    ):
         lbopt.ema_params(tx.init(PARAMS), like=jax.tree.map(lambda leaf: leaf[None], PARAMS))
 
 
@@ -182,10 +220,16 @@ def test_metrics_come_out_of_what_orbax_restored_without_a_target(tmp_path):
         checkpointer.wait_until_finished()
         restored = checkpointer.restore(tmp_path / "state")
         typed = checkpointer.restore(tmp_path / "state", jax.eval_shape(lambda: state))
-    assert lbopt.optimizer_metrics(restored) == lbopt.optimizer_metrics(state) == lbopt.optimizer_metrics(typed)
+    assert (
+        lbopt.optimizer_metrics(restored)
+        == lbopt.optimizer_metrics(state)
+        == lbopt.optimizer_metrics(typed)
+    )
 
 
-@pytest.mark.parametrize("make", [lbopt.lamb, lbopt.lars, lbopt.lans, functools.partial(lbopt.lars, variant="flax")])
+@pytest.mark.parametrize(
+    "make", [lbopt.lamb, lbopt.lars, lbopt.lans, functools.partial(lbopt.lars, variant="flax")]
+)
 def test_a_rate_is_set_where_it_was_injected_and_is_no_settable_leaf_elsewhere(make):
     for rate in (0.25, lambda count: 0.25):
         with pytest.raises(KeyError):
@@ -210,11 +254,18 @@ def test_one_count_is_found():
 def test_the_share_of_narrow_weights_that_do_not_move_is_shown():
     weights = jnp.asarray([[1.0, 1.0, 1.0, 1.0], [1e-3, 1e-3, 1e-3, 1.0]])
     params = {"narrow": weights.astype(jnp.bfloat16), "wide": weights}
-    updates = {"narrow": jnp.asarray([[1e-3, 1e-3, 0.0, 0.1]] * 2, jnp.bfloat16), "wide": jnp.full((2, 4), 1e-9)}
+    updates = {
+        "narrow": jnp.asarray([[1e-3, 1e-3, 0.0, 0.1]] * 2, jnp.bfloat16),
+        "wide": jnp.full((2, 4), 1e-9),
+    }
     tx = lbopt.monitor_layers(lbopt.stacked_paths("narrow"))
     _, state = jax.jit(tx.update)(updates, tx.init(params), params)
     metrics = lbopt.optimizer_metrics(state)
-    assert {name: round(float(value), 6) for name, value in metrics.items() if name.startswith("stalled")} == {
+    assert {
+        name: round(float(value), 6)
+        for name, value in metrics.items()
+        if name.startswith("stalled")
+    } == {
         "stalled/narrow[0]": round(
             2 / 3, 6
         ),  # 1 + 0.001 is 1 in bf16, 1 + 0.1 is not; what has no update does not count

@@ -37,10 +37,16 @@ def test_running_means_find_the_noise_scale():
     rng, size, num_small = np.random.default_rng(2), 16_384, 8
     tx = lbopt.track_noise_scale(size, decay=0.99)
     state = tx.init(None)
-    update = jax.jit(lambda g, state, small: tx.update({"w": g}, state, small_square_norm=small, num_small=num_small))
+    update = jax.jit(
+        lambda g, state, small: tx.update(
+            {"w": g}, state, small_square_norm=small, num_small=num_small
+        )
+    )
     for _ in range(400):
         g = parts(rng, num_small, size)
-        updates, state = update(jnp.float32(g.mean(0)), state, jnp.float32(np.mean(np.sum(g**2, 1))))
+        updates, state = update(
+            jnp.float32(g.mean(0)), state, jnp.float32(np.mean(np.sum(g**2, 1)))
+        )
     assert np.array_equal(updates["w"], np.float32(g.mean(0)))
     expected = DIM * NOISE**2 / SIGNAL**2
     assert state.noise_scale() == pytest.approx(expected, rel=0.15)
@@ -62,8 +68,12 @@ WRAPPED = {
 def test_arguments_find_their_way_through_wrappers(wrapper):
     tx = WRAPPED[wrapper](lbopt.track_noise_scale(64))
     state = tx.init(PARAMS)
-    assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, jax.eval_shape(tx.init, PARAMS))
-    update = jax.jit(lambda state, small: tx.update(PARAMS, state, PARAMS, small_square_norm=small, num_small=2))
+    assert jax.tree.map(jnp.shape, state) == jax.tree.map(
+        jnp.shape, jax.eval_shape(tx.init, PARAMS)
+    )
+    update = jax.jit(
+        lambda state, small: tx.update(PARAMS, state, PARAMS, small_square_norm=small, num_small=2)
+    )
     _, after = update(state, jnp.float32(20.0))
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
     # |g|^2 is 14: (2 * 14 - 20) / 1 = 8 and (20 - 14) * 64 / 1 = 384
@@ -72,14 +82,17 @@ def test_arguments_find_their_way_through_wrappers(wrapper):
 
 def test_no_signal_is_an_infinite_noise_scale():
     tx = lbopt.track_noise_scale(64)
-    _, state = tx.update({"w": jnp.zeros(3)}, tx.init(None), small_square_norm=jnp.float32(1.0), num_small=2)
+    _, state = tx.update(
+        {"w": jnp.zeros(3)}, tx.init(None), small_square_norm=jnp.float32(1.0), num_small=2
+    )
     assert state.noise_scale() == np.inf
 
 
 def test_refusals():
     tx = lbopt.track_noise_scale(64)
     with pytest.raises(
-        ValueError, match=r"needs small_square_norm and num_small; make_train_step\(..., measure_noise=True\)"
+        ValueError,
+        match=r"needs small_square_norm and num_small; make_train_step\(..., measure_noise=True\)",
     ):
         tx.update({"w": jnp.zeros(3)}, tx.init(None))
     with pytest.raises(ValueError, match="global_batch_size = 1"):

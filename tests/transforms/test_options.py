@@ -56,7 +56,9 @@ def lamb_float64(
         for name, g in step.items():
             m[name] = b1 * m[name] + (1 - b1) * g
             v[name] = b2 * v[name] + (1 - b2) * g * g
-            m_hat, v_hat = (m[name] / (1 - b1**t), v[name] / (1 - b2**t)) if debias else (m[name], v[name])
+            m_hat, v_hat = (
+                (m[name] / (1 - b1**t), v[name] / (1 - b2**t)) if debias else (m[name], v[name])
+            )
             u = m_hat / (np.sqrt(v_hat) + eps)
             if name in decayed:
                 u = u + wd * w[name]
@@ -129,7 +131,10 @@ LAMB_CASES = {
     ),
     "ratio_bounds": ({"trust_ratio_bounds": (0.4, 0.9)}, {"bounds": (0.4, 0.9)}),
     "clip": ({"weight_decay": 0.1, "max_grad_norm": 1.0}, {"wd": 0.1, "clip": 1.0}),
-    "every_leaf": ({"weight_decay": 0.1, "variant": "optax"}, {"wd": 0.1, "decayed": ALL, "adapted": ALL}),
+    "every_leaf": (
+        {"weight_decay": 0.1, "variant": "optax"},
+        {"wd": 0.1, "decayed": ALL, "adapted": ALL},
+    ),
     "decay_all": ({"weight_decay": 0.1, "weight_decay_mask": None}, {"wd": 0.1, "decayed": ALL}),
     "adapt_all": ({"weight_decay": 0.1, "trust_ratio_mask": None}, {"wd": 0.1, "adapted": ALL}),
     "adapt_none": ({"weight_decay": 0.1, "trust_ratio_mask": False}, {"wd": 0.1, "adapted": set()}),
@@ -149,7 +154,10 @@ LARS_CASES = {
         {"trust_coefficient": 0.05, "weight_decay": 0.1, "momentum": 0.0},
         {"eta": 0.05, "wd": 0.1, "beta": 0.0},
     ),
-    "eps": ({"trust_coefficient": 0.05, "weight_decay": 0.1, "eps": 0.5}, {"eta": 0.05, "wd": 0.1, "eps": 0.5}),
+    "eps": (
+        {"trust_coefficient": 0.05, "weight_decay": 0.1, "eps": 0.5},
+        {"eta": 0.05, "wd": 0.1, "eps": 0.5},
+    ),
     "ratio_bounds": (
         {"trust_coefficient": 0.05, "weight_decay": 0.1, "trust_ratio_bounds": (0.02, 0.1)},
         {"eta": 0.05, "wd": 0.1, "bounds": (0.02, 0.1)},
@@ -163,7 +171,12 @@ LARS_CASES = {
         {"eta": 0.05, "wd": 0.1, "of_sum": True, "decayed": ALL, "adapted": ALL},
     ),
     "sum_on_every_leaf": (
-        {"trust_coefficient": 0.05, "weight_decay": 0.1, "variant": "optax", "denominator": "sum_of_norms"},
+        {
+            "trust_coefficient": 0.05,
+            "weight_decay": 0.1,
+            "variant": "optax",
+            "denominator": "sum_of_norms",
+        },
         {"eta": 0.05, "wd": 0.1, "decayed": ALL, "adapted": ALL},
     ),
     "two_masks": (
@@ -179,14 +192,21 @@ LARS_CASES = {
 
 
 # family -> (builder, transcription, cases, peak of the learning rate)
-FAMILIES = {"lamb": (lbopt.lamb, lamb_float64, LAMB_CASES, 0.03), "lars": (lbopt.lars, lars_float64, LARS_CASES, 0.05)}
+FAMILIES = {
+    "lamb": (lbopt.lamb, lamb_float64, LAMB_CASES, 0.03),
+    "lars": (lbopt.lars, lars_float64, LARS_CASES, 0.05),
+}
 CASES = [(family, case) for family, (_, _, cases, _) in FAMILIES.items() for case in cases]
 
 
 def flatten(tree, prefix=""):
     flat = {}
     for key, value in tree.items():
-        flat.update(flatten(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value})
+        flat.update(
+            flatten(value, f"{prefix}{key}/")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return flat
 
 
@@ -207,7 +227,10 @@ def make_problem():
     params = jax.tree.map(np.float32, params)
     size = 10.0 ** rng.uniform(-2, 0, size=STEPS)  # the global norm passes 1 upwards and downwards
     grads = jax.tree.map(
-        lambda w: np.float32((size * rng.normal(size=(*w.shape, STEPS))).T.reshape(STEPS, *w.shape)), params
+        lambda w: np.float32(
+            (size * rng.normal(size=(*w.shape, STEPS))).T.reshape(STEPS, *w.shape)
+        ),
+        params,
     )
     grads["idle"] = jax.tree.map(np.zeros_like, grads["idle"])
     grads["late"]["kernel"][:7] = 0
@@ -234,7 +257,9 @@ def descend(family, case, dtype):
     build, _, cases, peak = FAMILIES[family]
     problem = make_problem()
     with jax.enable_x64(dtype == np.float64):
-        params, grads = jax.tree.map(lambda x: jnp.asarray(x, dtype), (problem.params, problem.grads))
+        params, grads = jax.tree.map(
+            lambda x: jnp.asarray(x, dtype), (problem.params, problem.grads)
+        )
         table = jnp.asarray(peak * problem.rates, dtype)
         tx = build(lambda count: table[count], **cases[case][0])
 
@@ -247,17 +272,24 @@ def descend(family, case, dtype):
         (last, _), updates = run(params, grads)
         assert all(leaf.dtype == dtype for leaf in jax.tree.leaves((last, updates)))
         last, updates = (
-            flatten(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)) for tree in (last, updates)
+            flatten(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree))
+            for tree in (last, updates)
         )
     moved = {name: steps.sum(0) for name, steps in updates.items()}
-    path = {name: np.linalg.norm(steps.reshape(STEPS, -1), axis=1).sum() for name, steps in updates.items()}
+    path = {
+        name: np.linalg.norm(steps.reshape(STEPS, -1), axis=1).sum()
+        for name, steps in updates.items()
+    }
     return types.SimpleNamespace(last=last, moved=moved, path=path)
 
 
 def position_errors(last, expected):
     """Return ||w - expected|| / ||expected|| per leaf, 0 where both are equal."""
     assert last.keys() == expected.keys()
-    return {name: relative(last[name] - leaf, np.linalg.norm(np.ravel(leaf))) for name, leaf in expected.items()}
+    return {
+        name: relative(last[name] - leaf, np.linalg.norm(np.ravel(leaf)))
+        for name, leaf in expected.items()
+    }
 
 
 def movement_errors(run, expected):
@@ -267,7 +299,10 @@ def movement_errors(run, expected):
     cancel, so that this sees a relative error of the steps themselves.
     """
     first = flatten(make_problem().params)
-    return {name: relative(run.moved[name] - (leaf - first[name]), run.path[name]) for name, leaf in expected.items()}
+    return {
+        name: relative(run.moved[name] - (leaf - first[name]), run.path[name])
+        for name, leaf in expected.items()
+    }
 
 
 def relative(difference, scale):
@@ -276,7 +311,9 @@ def relative(difference, scale):
 
 
 @pytest.mark.parametrize(("family", "case"), CASES)
-@pytest.mark.parametrize(("dtype", "limit"), [(np.float32, 1e-6), (np.float64, 1e-12)], ids=["fp32", "x64"])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(np.float32, 1e-6), (np.float64, 1e-12)], ids=["fp32", "x64"]
+)
 def test_fifty_steps_equal_the_transcription(family, case, dtype, limit):
     run, expected = descend(family, case, dtype), oracle(family, case)
     for errors in (position_errors(run.last, expected), movement_errors(run, expected)):
@@ -302,9 +339,15 @@ def test_norm_of_the_sum_is_never_larger_than_the_sum_of_norms():
     problem = make_problem()
     gradient, ratios = jax.tree.map(lambda g: g[0], problem.grads), {}
     for denominator in ("sum_of_norms", "norm_of_sum"):
-        tx = lbopt.lars(0.1, 0.1, denominator=denominator, weight_decay_mask=None, trust_ratio_mask=None)
-        ratios[denominator] = lbopt.optimizer_metrics(tx.update(gradient, tx.init(problem.params), problem.params)[1])
-    names = {f"trust_ratio/{name}" for name in ("conv/kernel", "dense/kernel", "dense/bias", "slope")}
+        tx = lbopt.lars(
+            0.1, 0.1, denominator=denominator, weight_decay_mask=None, trust_ratio_mask=None
+        )
+        ratios[denominator] = lbopt.optimizer_metrics(
+            tx.update(gradient, tx.init(problem.params), problem.params)[1]
+        )
+    names = {
+        f"trust_ratio/{name}" for name in ("conv/kernel", "dense/kernel", "dense/bias", "slope")
+    }
     quotients = [ratios["norm_of_sum"][name] / ratios["sum_of_norms"][name] for name in names]
     assert min(quotients) >= 1 - 1e-6
     assert max(quotients) > 1.01

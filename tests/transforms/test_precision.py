@@ -40,7 +40,9 @@ def test_bf16_parameters_and_gradients_give_the_fp32_ratio(name):
     assert update.dtype == jnp.bfloat16
     assert np.allclose(ratios, expected_ratios, rtol=1e-6)
     wide = np.asarray(update, np.float64)
-    assert np.max(np.abs(wide - expected) / np.abs(expected)) <= 2**-8, "one rounding to bf16 at the end, no more"
+    assert np.max(np.abs(wide - expected) / np.abs(expected)) <= 2**-8, (
+        "one rounding to bf16 at the end, no more"
+    )
 
 
 def test_rounding_between_the_links_would_be_seen():
@@ -76,7 +78,9 @@ def test_dtype_of_the_kept_moments(build, options, kept):
 
 
 def test_bf16_moments_stay_near_fp32_ones():
-    narrow, _ = run(lbopt.lamb(0.1, b2=0.9, mu_dtype="bfloat16", nu_dtype="bfloat16"), jnp.float32, steps=20)
+    narrow, _ = run(
+        lbopt.lamb(0.1, b2=0.9, mu_dtype="bfloat16", nu_dtype="bfloat16"), jnp.float32, steps=20
+    )
     wide, _ = run(lbopt.lamb(0.1, b2=0.9), jnp.float32, steps=20)
     error = np.linalg.norm(narrow - wide) / np.linalg.norm(wide)
     assert 1e-4 < error < 0.02

@@ -25,16 +25,24 @@ BUILD = {
     "lamb_unguarded": functools.partial(lbopt.lamb, 0.1, variant="flax", weight_decay=0.1),
     "lans": functools.partial(lbopt.lans, 0.1, weight_decay=0.1, stacked=STACKED),
     "lars": functools.partial(lbopt.lars, 0.1, weight_decay=0.1, trust_coefficient=0.1),
-    "lars_outside": functools.partial(lbopt.lars, 0.1, variant="nus", weight_decay=0.1, trust_coefficient=0.1),
+    "lars_outside": functools.partial(
+        lbopt.lars, 0.1, variant="nus", weight_decay=0.1, trust_coefficient=0.1
+    ),
     "lars_lamb_paper": functools.partial(lbopt.lars, 0.1, variant="lamb_paper", weight_decay=0.1),
 }
 
 
 def tree_of(seed):
     rng = np.random.default_rng(seed)
-    shapes = {"a": {"kernel": (8, 3), "bias": (5,)}, "b": {"kernel": (3, 4)}, "stack": {"kernel": (3, 4, 2)}}
+    shapes = {
+        "a": {"kernel": (8, 3), "bias": (5,)},
+        "b": {"kernel": (3, 4)},
+        "stack": {"kernel": (3, 4, 2)},
+    }
     return jax.tree.map(
-        lambda shape: np.float32(rng.normal(size=shape)), shapes, is_leaf=lambda s: isinstance(s, tuple)
+        lambda shape: np.float32(rng.normal(size=shape)),
+        shapes,
+        is_leaf=lambda s: isinstance(s, tuple),
     )
 
 
@@ -47,7 +55,11 @@ def walk(tx, params, grads):
     for gradient in grads:
         updates, state = tx.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
-    ratios = {name: value for name, value in lbopt.optimizer_metrics(state).items() if "trust_ratio" in name}
+    ratios = {
+        name: value
+        for name, value in lbopt.optimizer_metrics(state).items()
+        if "trust_ratio" in name
+    }
     return params, ratios
 
 
@@ -82,19 +94,26 @@ def test_under_jit_on_sharded_arrays(name):
     place = lambda tree: jax.tree.map(  # noqa: E731
         lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), tree, SPECS
     )
-    ours = jax.jit(functools.partial(walk, BUILD[name]()))(place(PARAMS), [place(gradient) for gradient in GRADS])
+    ours = jax.jit(functools.partial(walk, BUILD[name]()))(
+        place(PARAMS), [place(gradient) for gradient in GRADS]
+    )
     assert_same(ours, walk(BUILD[name](), PARAMS, GRADS))
 
 
 def test_norms_of_the_shards_alone_would_be_seen():
-    (ours, _), (expected, _) = on_shards(BUILD["lars"](), check_vma=False), walk(BUILD["lars"](), PARAMS, GRADS)
+    (ours, _), (expected, _) = (
+        on_shards(BUILD["lars"](), check_vma=False),
+        walk(BUILD["lars"](), PARAMS, GRADS),
+    )
     moved = lambda tree: tree["a"]["kernel"] - PARAMS["a"]["kernel"]  # noqa: E731
     assert np.linalg.norm(moved(ours) - moved(expected)) > 0.01 * np.linalg.norm(moved(expected))
 
 
 def test_a_whole_leaf_taken_for_split_would_be_seen_by_its_eps():
     """Without eps both norms are wrong by one factor, and the ratio is right by luck."""
-    build = functools.partial(lbopt.lars, 0.1, trust_ratio_mask=None, trust_coefficient=0.1, eps=1.0, axis_name="x")
+    build = functools.partial(
+        lbopt.lars, 0.1, trust_ratio_mask=None, trust_coefficient=0.1, eps=1.0, axis_name="x"
+    )
     _, wrong = on_shards(build(), check_vma=False)
     _, right = on_shards(build(sharded_mask=SPLIT))
     assert abs(float(wrong["trust_ratio/a/bias"] / right["trust_ratio/a/bias"]) - 1) > 0.1
@@ -107,10 +126,12 @@ def test_clip_counts_a_whole_leaf_once():
         tx = lbopt.clip_by_global_norm(1.0, axis_name="x", sharded_mask=split)
         mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
         inside = lambda grads, tx=tx: tx.update(grads, tx.init(None))[1].global_norm  # noqa: E731
-        norms[split is None] = jax.shard_map(inside, mesh=mesh, in_specs=(SPECS,), out_specs=P(), check_vma=False)(
-            GRADS[0]
-        )
-    expected = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(GRADS[0])))
+        norms[split is None] = jax.shard_map(
+            inside, mesh=mesh, in_specs=(SPECS,), out_specs=P(), check_vma=False
+        )(GRADS[0])
+    expected = np.sqrt(
+        sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(GRADS[0]))
+    )
     assert np.isclose(norms[False], expected, rtol=1e-6)
     assert norms[True] > 1.01 * expected
 
@@ -130,10 +151,13 @@ def test_other_transforms_inside_shard_map(build):
 
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     tx = build(axis_name="x", sharded_mask=SPLIT)
-    ours = jax.shard_map(functools.partial(outcome, tx), mesh=mesh, in_specs=(SPECS, SPECS), out_specs=(SPECS, P()))(
-        PARAMS, GRADS[0]
+    ours = jax.shard_map(
+        functools.partial(outcome, tx), mesh=mesh, in_specs=(SPECS, SPECS), out_specs=(SPECS, P())
+    )(PARAMS, GRADS[0])
+    assert_same(
+        ours,
+        outcome(build(), jax.tree.map(jnp.asarray, PARAMS), jax.tree.map(jnp.asarray, GRADS[0])),
     )
-    assert_same(ours, outcome(build(), jax.tree.map(jnp.asarray, PARAMS), jax.tree.map(jnp.asarray, GRADS[0])))
 
 
 LARS = BUILD["lars"]()

@@ -27,13 +27,19 @@ MAKE = {
     "ema": functools.partial(lbopt.track_ema, 0.9),
     "monitor": lbopt.monitor_layers,
 }
-SPECS = {"replicated": {"kernel": P(), "bias": P()}, "sharded": {"kernel": P(None, "x"), "bias": P("x")}}
+SPECS = {
+    "replicated": {"kernel": P(), "bias": P()},
+    "sharded": {"kernel": P(None, "x"), "bias": P("x")},
+}
 
 
 @pytest.fixture(scope="module")
 def values():
     rng = np.random.default_rng(5)
-    draw = lambda: {"kernel": np.float32(rng.normal(size=(3, 8))), "bias": np.float32(rng.normal(size=8))}  # noqa: E731
+    draw = lambda: {
+        "kernel": np.float32(rng.normal(size=(3, 8))),
+        "bias": np.float32(rng.normal(size=8)),
+    }  # noqa: E731
     return draw(), draw()
 
 
@@ -43,7 +49,8 @@ def test_state_keeps_its_shardings_over_updates(name, spec, values):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     whole = NamedSharding(mesh, P())
     params, gradient = (
-        jax.device_put(tree, {key: NamedSharding(mesh, SPECS[spec][key]) for key in tree}) for tree in values
+        jax.device_put(tree, {key: NamedSharding(mesh, SPECS[spec][key]) for key in tree})
+        for tree in values
     )
     tx = MAKE[name]()
     shardings = jax.tree.map(lambda leaf: leaf.sharding if leaf.ndim else whole, tx.init(params))
@@ -65,7 +72,11 @@ def test_state_keeps_its_shardings_over_updates(name, spec, values):
 def test_sharding_types_are_stable_on_an_explicit_mesh(name):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):
-        params = {"kernel": jnp.ones((2, 8, 4), jnp.float16, out_sharding=NamedSharding(mesh, P(None, "x")))}
+        params = {
+            "kernel": jnp.ones(
+                (2, 8, 4), jnp.float16, out_sharding=NamedSharding(mesh, P(None, "x"))
+            )
+        }
         tx = MAKE[name]()
         eager, jitted = tx.init(params), jax.jit(tx.init)(params)
         assert jax.tree.map(jax.typeof, eager) == jax.tree.map(jax.typeof, jitted)
@@ -78,12 +89,17 @@ def test_sharding_types_are_stable_on_an_explicit_mesh(name):
 def test_sharded_equals_whole(name, values):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     params, gradient = (
-        jax.device_put(tree, {key: NamedSharding(mesh, SPECS["sharded"][key]) for key in tree}) for tree in values
+        jax.device_put(tree, {key: NamedSharding(mesh, SPECS["sharded"][key]) for key in tree})
+        for tree in values
     )
     tx = MAKE[name]()
     sharded, _ = jax.jit(tx.update)(gradient, tx.init(params), params)
     expected, _ = tx.update(
-        *(jax.tree.map(jnp.asarray, values[1]), tx.init(values[0]), jax.tree.map(jnp.asarray, values[0]))
+        *(
+            jax.tree.map(jnp.asarray, values[1]),
+            tx.init(values[0]),
+            jax.tree.map(jnp.asarray, values[0]),
+        )
     )
     for key in expected:
         assert np.linalg.norm(sharded[key] - expected[key]) <= 1e-6 * np.linalg.norm(expected[key])
@@ -95,9 +111,16 @@ def test_types_are_stable_where_a_stack_is_split_along_its_layers(axis_type):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(axis_type,))
     stacked = lbopt.stacked_paths("^layers/")
     tx = optax.chain(lbopt.lamb(0.1, stacked=stacked), lbopt.monitor_layers(stacked))
-    wrapped = [tx, lbopt.skip_bad_updates(tx), optax.MultiSteps(tx, 2), optax.apply_if_finite(tx, 3)]
+    wrapped = [
+        tx,
+        lbopt.skip_bad_updates(tx),
+        optax.MultiSteps(tx, 2),
+        optax.apply_if_finite(tx, 3),
+    ]
     with jax.set_mesh(mesh):
-        params = {"layers": {"kernel": jax.device_put(jnp.ones((4, 3, 3)), NamedSharding(mesh, P("x")))}}
+        params = {
+            "layers": {"kernel": jax.device_put(jnp.ones((4, 3, 3)), NamedSharding(mesh, P("x")))}
+        }
         for each in wrapped:
 
             def step(carry, _=None, each=each):
@@ -106,7 +129,9 @@ def test_types_are_stable_where_a_stack_is_split_along_its_layers(axis_type):
 
             def steps(carry, step=step):
                 carry, _ = jax.lax.scan(step, carry, None, length=2)
-                return jax.lax.cond(carry[0]["layers"]["kernel"].sum() > 0, lambda c: step(c)[0], lambda c: c, carry)
+                return jax.lax.cond(
+                    carry[0]["layers"]["kernel"].sum() > 0, lambda c: step(c)[0], lambda c: c, carry
+                )
 
             state = each.init(params)
             after = jax.eval_shape(steps, (params, state))

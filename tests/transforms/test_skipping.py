@@ -29,7 +29,12 @@ def feed(tx, sizes, state=None):
 
 
 def counts(state):
-    return int(state.skipped_nonfinite), int(state.skipped_spikes), int(state.consecutive), bool(state.limit_reached)
+    return (
+        int(state.skipped_nonfinite),
+        int(state.skipped_spikes),
+        int(state.consecutive),
+        bool(state.limit_reached),
+    )
 
 
 def test_good_gradients_pass_as_they_are():
@@ -42,7 +47,8 @@ def test_good_gradients_pass_as_they_are():
         assert all(np.array_equal(ours[number][0][name], expected[name]) for name in PARAMS)
     assert counts(ours[-1][1]) == (0, 0, 0, False)
     assert all(
-        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(ours[-1][1].inner), jax.tree.leaves(state), strict=True)
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(ours[-1][1].inner), jax.tree.leaves(state), strict=True)
     )
 
 
@@ -56,7 +62,8 @@ def test_one_number_that_is_not_finite_skips_the_update(bad):
     assert not any(np.any(leaf) for leaf in updates.values())
     assert counts(after) == (1, 0, 1, False)
     assert all(
-        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(after.inner), jax.tree.leaves(before.inner), strict=True)
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(after.inner), jax.tree.leaves(before.inner), strict=True)
     )
     assert after.typical_norm == before.typical_norm
     _, good = feed(tx, [1.0], after)[0]
@@ -75,13 +82,27 @@ def test_spikes_are_measured_against_the_norms_before():
 
 def test_no_spike_is_seen_before_enough_updates_were_applied():
     tx = lbopt.skip_bad_updates(optax.sgd(0.1), spike_factor=2.0, warmup_updates=3)
-    assert [counts(state)[1] for _, state in feed(tx, [1.0, 100.0, 1e4, 1e6, 1.0])] == [0, 0, 0, 1, 1]
+    assert [counts(state)[1] for _, state in feed(tx, [1.0, 100.0, 1e4, 1e6, 1.0])] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
 
 
 def test_a_level_that_stays_is_accepted_after_the_limit():
-    tx = lbopt.skip_bad_updates(optax.sgd(0.1), max_consecutive=2, spike_factor=2.0, norm_decay=0.0, warmup_updates=1)
+    tx = lbopt.skip_bad_updates(
+        optax.sgd(0.1), max_consecutive=2, spike_factor=2.0, norm_decay=0.0, warmup_updates=1
+    )
     states = feed(tx, [1.0, 10.0, 10.0, 10.0, 10.0])
-    assert [counts(state)[:3] for _, state in states] == [(0, 0, 0), (0, 1, 1), (0, 2, 2), (0, 2, 0), (0, 2, 0)]
+    assert [counts(state)[:3] for _, state in states] == [
+        (0, 0, 0),
+        (0, 1, 1),
+        (0, 2, 2),
+        (0, 2, 0),
+        (0, 2, 0),
+    ]
     assert np.any(states[3][0]["kernel"])
 
 

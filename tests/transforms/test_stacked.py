@@ -15,11 +15,17 @@ BUILD = {
     "lamb": lambda **options: lbopt.lamb(0.1, weight_decay=0.1, **options),
     "lamb_clip": lambda **options: lbopt.lamb(0.1, variant="nvlamb", **options),
     "lamb_timm": lambda **options: lbopt.lamb(0.1, variant="timm", **options),
-    "lamb_layer_gradients": lambda **options: lbopt.lamb(0.1, gradient_normalization="layer", **options),
+    "lamb_layer_gradients": lambda **options: lbopt.lamb(
+        0.1, gradient_normalization="layer", **options
+    ),
     "lans": lambda **options: lbopt.lans(0.1, weight_decay=0.1, **options),
     "lars": lambda **options: lbopt.lars(0.1, weight_decay=0.1, trust_coefficient=0.1, **options),
-    "lars_outside": lambda **options: lbopt.lars(0.1, variant="contrib_2018", trust_coefficient=0.1, **options),
-    "lars_flax": lambda **options: lbopt.lars(0.1, variant="flax", trust_coefficient=0.1, **options),
+    "lars_outside": lambda **options: lbopt.lars(
+        0.1, variant="contrib_2018", trust_coefficient=0.1, **options
+    ),
+    "lars_flax": lambda **options: lbopt.lars(
+        0.1, variant="flax", trust_coefficient=0.1, **options
+    ),
     "lars_lamb_paper": lambda **options: lbopt.lars(0.1, variant="lamb_paper", **options),
     "larc": lambda **options: lbopt.lars(0.1, variant="nvcaffe", **options),
 }
@@ -30,7 +36,11 @@ def layers_of(seed):
     rng = np.random.default_rng(seed)
     scales = np.array([1.0, 0.1, 10.0, 0.0]) if seed == 0 else np.ones(LAYERS)
     return [
-        {"kernel": jnp.float32(s * rng.normal(size=(3, 4))), "bias": jnp.float32(rng.normal(size=4))} for s in scales
+        {
+            "kernel": jnp.float32(s * rng.normal(size=(3, 4))),
+            "bias": jnp.float32(rng.normal(size=4)),
+        }
+        for s in scales
     ]
 
 
@@ -39,7 +49,10 @@ def stack(trees):
 
 
 def whole(layers, head):
-    return {"stack": stack(layers), "head": head}, {**{str(i): layer for i, layer in enumerate(layers)}, "head": head}
+    return {"stack": stack(layers), "head": head}, {
+        **{str(i): layer for i, layer in enumerate(layers)},
+        "head": head,
+    }
 
 
 @pytest.mark.parametrize("name", BUILD)
@@ -60,7 +73,9 @@ def test_stack_equals_its_layers(name):
             assert np.allclose(ours, other, rtol=2e-6, atol=1e-7 * np.max(np.abs(other)))
     ours, theirs = lbopt.optimizer_metrics(state), lbopt.optimizer_metrics(their_state)
     for i in range(LAYERS):
-        assert np.isclose(ours[f"trust_ratio/stack/kernel[{i}]"], theirs[f"trust_ratio/{i}/kernel"], rtol=2e-6)
+        assert np.isclose(
+            ours[f"trust_ratio/stack/kernel[{i}]"], theirs[f"trust_ratio/{i}/kernel"], rtol=2e-6
+        )
     assert ours["trust_ratio/head/kernel"].shape == ()
 
 
@@ -83,22 +98,33 @@ def test_without_being_told_the_stack_is_one_layer():
 def test_ratio_of_each_slice_is_the_ratio_of_the_slice(seed, exponents, axes):
     rng = np.random.default_rng(seed)
     scale = 10.0 ** np.array(exponents).reshape(3, 1, 1, 1)
-    w, g = np.float32(scale * rng.normal(size=(3, 2, 4, 3))), np.float32(rng.normal(size=(3, 2, 4, 3)))
+    w, g = (
+        np.float32(scale * rng.normal(size=(3, 2, 4, 3))),
+        np.float32(rng.normal(size=(3, 2, 4, 3))),
+    )
     tx = lbopt.scale_by_layerwise_trust_ratio(stacked=lambda name, leaf: axes, weight_decay=0.1)
-    _, state = tx.update({"kernel": jnp.asarray(g)}, tx.init({"kernel": jnp.asarray(w)}), {"kernel": jnp.asarray(w)})
+    _, state = tx.update(
+        {"kernel": jnp.asarray(g)}, tx.init({"kernel": jnp.asarray(w)}), {"kernel": jnp.asarray(w)}
+    )
     shape = w.shape[:axes]
     assert state.trust_ratio["kernel"].shape == shape
     one = lbopt.scale_by_layerwise_trust_ratio(weight_decay=0.1)
     for index in np.ndindex(shape):
         leaf = {"kernel": jnp.asarray(w[index])}
         _, alone = one.update({"kernel": jnp.asarray(g[index])}, one.init(leaf), leaf)
-        assert np.isclose(state.trust_ratio["kernel"][index], alone.trust_ratio["kernel"], rtol=1e-6)
+        assert np.isclose(
+            state.trust_ratio["kernel"][index], alone.trust_ratio["kernel"], rtol=1e-6
+        )
 
 
 def test_bias_of_a_stack_is_still_a_bias():
     params = {"stack": stack(layers_of(0)), "gain": jnp.ones((LAYERS, 3))}
     everything = lbopt.stacked_paths(".")
     state = lbopt.scale_by_layerwise_trust_ratio(stacked=everything).init(params)
-    assert set(lbopt.optimizer_metrics(state)) == {f"trust_ratio/stack/kernel[{i}]" for i in range(LAYERS)}
+    assert set(lbopt.optimizer_metrics(state)) == {
+        f"trust_ratio/stack/kernel[{i}]" for i in range(LAYERS)
+    }
     untold = lbopt.scale_by_layerwise_trust_ratio().init(params)
-    assert "trust_ratio/gain" in lbopt.optimizer_metrics(untold), "a stack of vectors looks like a matrix"
+    assert "trust_ratio/gain" in lbopt.optimizer_metrics(untold), (
+        "a stack of vectors looks like a matrix"
+    )

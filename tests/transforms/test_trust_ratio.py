@@ -57,11 +57,17 @@ def test_norms_of_bf16_parameters_are_taken_in_fp32(denominator):
     tx = lbopt.scale_by_layerwise_trust_ratio(weight_decay=0.25, denominator=denominator)
     update, ratio = one(tx, w, g)
     wide_w, wide_g = np.asarray(w, np.float64), np.asarray(g, np.float64)
-    below = norm(wide_g + 0.25 * wide_w) if denominator == "norm_of_sum" else norm(wide_g) + 0.25 * norm(wide_w)
+    below = (
+        norm(wide_g + 0.25 * wide_w)
+        if denominator == "norm_of_sum"
+        else norm(wide_g) + 0.25 * norm(wide_w)
+    )
     expected = norm(wide_w) / below
     assert (update.dtype, ratio.dtype) == (jnp.bfloat16, jnp.float32)
     assert abs(ratio - expected) <= 1e-6 * expected
-    narrow = float(optax.safe_norm(w, 0.0) / optax.safe_norm(g + jnp.asarray(0.25, w.dtype) * w, 0.0))
+    narrow = float(
+        optax.safe_norm(w, 0.0) / optax.safe_norm(g + jnp.asarray(0.25, w.dtype) * w, 0.0)
+    )
     assert abs(narrow - norm(wide_w) / norm(wide_g + 0.25 * wide_w)) > 1e-4, (
         "this case cannot tell narrow norms from wide ones"
     )
@@ -87,26 +93,37 @@ def test_ratio_is_one_on_a_zero_gradient():
         assert ratio == 1
         assert not np.any(update)
     update, ratio = one(
-        lbopt.scale_by_layerwise_trust_ratio(trust_coefficient=0.01, weight_decay=0.5, denominator="sum_of_norms"),
+        lbopt.scale_by_layerwise_trust_ratio(
+            trust_coefficient=0.01, weight_decay=0.5, denominator="sum_of_norms"
+        ),
         w,
         zero,
     )
     assert ratio == 1
     assert np.array_equal(update, np.float32(0.5) * w)
-    update, ratio = one(lbopt.scale_by_layerwise_trust_ratio(trust_coefficient=0.01, weight_decay=0.5), w, zero)
+    update, ratio = one(
+        lbopt.scale_by_layerwise_trust_ratio(trust_coefficient=0.01, weight_decay=0.5), w, zero
+    )
     assert abs(ratio - 0.02) <= 1e-6 * 0.02
 
 
 @pytest.mark.parametrize("denominator", ["norm_of_sum", "sum_of_norms"])
 def test_both_zero_gives_zero_and_no_nan(denominator):
     zero = np.zeros((3, 2), np.float32)
-    update, ratio = one(lbopt.scale_by_layerwise_trust_ratio(weight_decay=0.1, denominator=denominator), zero, zero)
+    update, ratio = one(
+        lbopt.scale_by_layerwise_trust_ratio(weight_decay=0.1, denominator=denominator), zero, zero
+    )
     assert ratio == 1
     assert np.array_equal(update, zero)
 
 
 @few
-@given(seeds, sizes, sizes, st.sampled_from([(0.0, 1.0), (0.5, 2.0), (1.0, 1.0), (0.0, 0.0), (3.0, np.inf)]))
+@given(
+    seeds,
+    sizes,
+    sizes,
+    st.sampled_from([(0.0, 1.0), (0.5, 2.0), (1.0, 1.0), (0.0, 0.0), (3.0, np.inf)]),
+)
 def test_bounds_hold_and_are_idle_inside(seed, weight_size, update_size, bounds):
     w, g = pair(seed)
     w, g = np.float32(weight_size * w), np.float32(update_size * g)
@@ -118,13 +135,17 @@ def test_bounds_hold_and_are_idle_inside(seed, weight_size, update_size, bounds)
 
 def test_bounds_also_hold_for_the_ratio_of_a_zero_norm():
     _, g = pair(6)
-    _, ratio = one(lbopt.scale_by_layerwise_trust_ratio(trust_ratio_bounds=(0.0, 0.25)), np.zeros_like(g), g)
+    _, ratio = one(
+        lbopt.scale_by_layerwise_trust_ratio(trust_ratio_bounds=(0.0, 0.25)), np.zeros_like(g), g
+    )
     assert ratio == 0.25
 
 
 def test_phi_of_a_zero_weight_is_its_lower_bound():
     _, g = pair(7)
-    _, ratio = one(lbopt.scale_by_layerwise_trust_ratio(weight_norm_bounds=(0.5, 8.0)), np.zeros_like(g), g)
+    _, ratio = one(
+        lbopt.scale_by_layerwise_trust_ratio(weight_norm_bounds=(0.5, 8.0)), np.zeros_like(g), g
+    )
     assert abs(ratio - 0.5 / norm(g)) <= 1e-6 * ratio
 
 
@@ -142,7 +163,9 @@ def test_weight_norm_bounds_are_the_phi_of_the_paper(seed, size):
 @given(seeds, st.lists(sizes, min_size=2, max_size=2))
 def test_rescaling_the_gradients_of_a_layer_changes_no_step(seed, factors):
     rng = np.random.default_rng(seed)
-    params = {name: {"kernel": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32)} for name in ("a", "b")}
+    params = {
+        name: {"kernel": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32)} for name in ("a", "b")
+    }
     gradients = [{name: {"kernel": rng.normal(size=(3, 4))} for name in params} for _ in range(3)]
 
     for tx in (lbopt.lamb(0.1, eps=0.0), lbopt.lars(0.1, trust_coefficient=0.1)):
@@ -175,7 +198,11 @@ def base_lars():
 
 NOT_ADAPTED = {
     "lamb": (lbopt.lamb, {"weight_decay_mask": False}, base_lamb),
-    "lamb_decayed": (lbopt.lamb, {"weight_decay_mask": None}, lambda: base_lamb(optax.add_decayed_weights(0.1))),
+    "lamb_decayed": (
+        lbopt.lamb,
+        {"weight_decay_mask": None},
+        lambda: base_lamb(optax.add_decayed_weights(0.1)),
+    ),
     "lars": (lbopt.lars, {"weight_decay_mask": False}, base_lars),
     "lars_decayed": (
         lbopt.lars,
@@ -192,8 +219,13 @@ NOT_ADAPTED = {
 def test_leaves_that_are_not_adapted_equal_the_base_optimizer_bit_for_bit(case, mask, seed):
     build, options, base = NOT_ADAPTED[case]
     rng = np.random.default_rng(seed)
-    trees = [{"kernel": np.float32(rng.normal(size=(4, 3))), "bias": np.float32(rng.normal(size=3))} for _ in range(4)]
-    params, *gradients = [{name: jnp.asarray(leaf) for name, leaf in leaves.items()} for leaves in trees]
+    trees = [
+        {"kernel": np.float32(rng.normal(size=(4, 3))), "bias": np.float32(rng.normal(size=3))}
+        for _ in range(4)
+    ]
+    params, *gradients = [
+        {name: jnp.asarray(leaf) for name, leaf in leaves.items()} for leaves in trees
+    ]
     ours, base = build(0.1, weight_decay=0.1, trust_ratio_mask=mask, **options), base()
     state, base_state = ours.init(params), base.init(params)
     for gradient in gradients:
@@ -227,7 +259,9 @@ def test_where_the_decay_goes(placement):
 
 def test_another_ratio_where_a_norm_is_zero():
     _, g = pair(12)
-    update, ratio = one(lbopt.scale_by_layerwise_trust_ratio(zero_norm_ratio=0.25), np.zeros_like(g), g)
+    update, ratio = one(
+        lbopt.scale_by_layerwise_trust_ratio(zero_norm_ratio=0.25), np.zeros_like(g), g
+    )
     assert ratio == 0.25
     assert np.array_equal(update, 0.25 * g)
 
@@ -237,12 +271,20 @@ def test_another_ratio_where_a_norm_is_zero():
 def test_stage_of_the_normalisation_of_gradients(stage, per):
     """The clip's log tells what it was given: gradients as they came, or normalised ones."""
     params = {name: {"kernel": jnp.asarray(pair(seed)[0])} for name, seed in (("a", 13), ("b", 14))}
-    grads = {name: {"kernel": jnp.asarray(3 * pair(seed)[1])} for name, seed in (("a", 15), ("b", 16))}
-    tx = lbopt.lamb(0.1, max_grad_norm=0.5, gradient_normalization=per, gradient_normalization_stage=stage)
+    grads = {
+        name: {"kernel": jnp.asarray(3 * pair(seed)[1])} for name, seed in (("a", 15), ("b", 16))
+    }
+    tx = lbopt.lamb(
+        0.1, max_grad_norm=0.5, gradient_normalization=per, gradient_normalization_stage=stage
+    )
     _, state = tx.update(grads, tx.init(params), params)
     whole = np.sqrt(sum(norm(leaf["kernel"]) ** 2 for leaf in grads.values()))
     seen = whole if stage == "after_clip" else np.sqrt(2) if per == "layer" else 1.0
     assert np.isclose(lbopt.optimizer_metrics(state)["gradient_norm"], seen, rtol=1e-6)
     moments = next(link for link in state if hasattr(link, "mu"))
     entering = np.sqrt(sum(norm(leaf["kernel"]) ** 2 for leaf in moments.mu.values())) / 0.1
-    assert np.isclose(entering, 0.5 if stage == "before_clip" else np.sqrt(2) if per == "layer" else 1.0, rtol=1e-5)
+    assert np.isclose(
+        entering,
+        0.5 if stage == "before_clip" else np.sqrt(2) if per == "layer" else 1.0,
+        rtol=1e-5,
+    )

@@ -41,19 +41,33 @@ LAMB_CASES = {
     "you_rn50": ("you_rn50", {}, lambda wd: lamb_sources.you_rn50(weight_decay=wd)),
     "you_mnist": ("you_mnist", {}, lambda wd: lamb_sources.you_mnist(weight_decay=wd)),
     "apex": ("apex", {}, lambda wd: lamb_sources.apex(weight_decay=wd, no_decay=norm_or_bias)),
-    "nvlamb": ("nvlamb", {}, lambda wd: lamb_sources.nvlamb(weight_decay=wd, no_decay=norm_or_bias)),
+    "nvlamb": (
+        "nvlamb",
+        {},
+        lambda wd: lamb_sources.nvlamb(weight_decay=wd, no_decay=norm_or_bias),
+    ),
     "timm": ("timm", {}, lambda wd: lamb_sources.timm(weight_decay=wd, no_decay=not_a_weight)),
     # The row's eps of the clip is recalled only, so it is an input here and never an expected value.
     "nus": (
         "nus",
         {},
         lambda wd: lamb_sources.nus(
-            weight_decay=wd, no_decay=norm_or_bias, clip_eps=LAMB["nus"].options["max_grad_norm_eps"]
+            weight_decay=wd,
+            no_decay=norm_or_bias,
+            clip_eps=LAMB["nus"].options["max_grad_norm_eps"],
         ),
     ),
     "cybertron": ("cybertron", {}, lambda wd: lamb_sources.cybertron(weight_decay=wd)),
-    "mlperf_tf": ("mlperf_tf", {"stacked": by_24}, lambda wd: lamb_sources.mlperf_tf(weight_decay=wd)),
-    "mlperf_jax": ("mlperf_jax", {"stacked": by_24}, lambda wd: lamb_sources.mlperf_jax(weight_decay=wd)),
+    "mlperf_tf": (
+        "mlperf_tf",
+        {"stacked": by_24},
+        lambda wd: lamb_sources.mlperf_tf(weight_decay=wd),
+    ),
+    "mlperf_jax": (
+        "mlperf_jax",
+        {"stacked": by_24},
+        lambda wd: lamb_sources.mlperf_jax(weight_decay=wd),
+    ),
     "flax": ("flax", {}, lambda wd: lamb_sources.flax(weight_decay=wd)),
 }
 LAMB_OPTIONS = {
@@ -116,7 +130,9 @@ LAMB_OPTIONS = {
     "timm_always_adapt": (
         "timm",
         {"adapt_undecayed": True, "max_grad_norm": 2.0},
-        lambda wd: lamb_sources.timm(weight_decay=wd, no_decay=not_a_weight, always_adapt=True, max_grad_norm=2.0),
+        lambda wd: lamb_sources.timm(
+            weight_decay=wd, no_decay=not_a_weight, always_adapt=True, max_grad_norm=2.0
+        ),
     ),
     "timm_decoupled": (
         "timm",
@@ -149,27 +165,47 @@ LANS_CASES = {
     "lans_betas": (
         None,
         {"b1": 0.7, "b2": 0.99, "eps": 1e-3},
-        lambda wd: lamb_sources.lans(weight_decay=wd, skipped=not_a_weight, b1=0.7, b2=0.99, eps=1e-3),
+        lambda wd: lamb_sources.lans(
+            weight_decay=wd, skipped=not_a_weight, b1=0.7, b2=0.99, eps=1e-3
+        ),
     ),
 }
 ETA = {"trust_coefficient": 0.01}
 LARS_CASES = {
-    "paper": ("paper", ETA, lambda wd: lars_sources.paper(weight_decay=wd, **ETA, skipped=not_a_weight)),
-    "lamb_paper": ("lamb_paper", ETA, lambda wd: lars_sources.lamb_paper(weight_decay=wd, **ETA, skipped=not_a_weight)),
-    "contrib_2018": ("contrib_2018", ETA, lambda wd: lars_sources.contrib_2018(weight_decay=wd, **ETA)),
+    "paper": (
+        "paper",
+        ETA,
+        lambda wd: lars_sources.paper(weight_decay=wd, **ETA, skipped=not_a_weight),
+    ),
+    "lamb_paper": (
+        "lamb_paper",
+        ETA,
+        lambda wd: lars_sources.lamb_paper(weight_decay=wd, **ETA, skipped=not_a_weight),
+    ),
+    "contrib_2018": (
+        "contrib_2018",
+        ETA,
+        lambda wd: lars_sources.contrib_2018(weight_decay=wd, **ETA),
+    ),
     "tpu": ("tpu", ETA, lambda wd: lars_sources.tpu(weight_decay=wd, **ETA)),
     "mlperf_tf2": ("mlperf_tf2", ETA, lambda wd: lars_sources.mlperf_tf2(weight_decay=wd, **ETA)),
     "flax": ("flax", ETA, lambda wd: lars_sources.flax(weight_decay=wd, **ETA)),
     "optax": ("optax", ETA, lambda wd: lars_sources.optax(weight_decay=wd, **ETA)),
     "nus": ("nus", ETA, lambda wd: lars_sources.nus(weight_decay=wd, **ETA, skipped=norm_or_bias)),
-    "timm": ("timm", ETA, lambda wd: lars_sources.timm(weight_decay=wd, **ETA, skipped=not_a_weight)),
+    "timm": (
+        "timm",
+        ETA,
+        lambda wd: lars_sources.timm(weight_decay=wd, **ETA, skipped=not_a_weight),
+    ),
     "nvcaffe": ("nvcaffe", ETA, lambda wd: lars_sources.nvcaffe(weight_decay=wd, **ETA)),
 }
 LARS_OPTIONS = {
     "lamb_paper_phi": (
         "lamb_paper",
         {**ETA, "weight_norm_bounds": (0.5, 3.0), "momentum": 0.5},
-        lambda wd: lars_sources.lamb_paper(weight_decay=wd, **ETA, phi=(0.5, 3.0), momentum=0.5, skipped=not_a_weight),
+        lambda wd: lars_sources.lamb_paper(
+            weight_decay=wd, **ETA, phi=(0.5, 3.0), momentum=0.5, skipped=not_a_weight
+        ),
     ),
     "contrib_2018_nesterov": (
         "contrib_2018",
@@ -198,7 +234,11 @@ LARS_OPTIONS = {
     ),
     "optax_masks": (
         "optax",
-        {**ETA, "weight_decay_mask": lbopt.weights_only, "trust_ratio_mask": lbopt.exclude_roles("norm", "bias")},
+        {
+            **ETA,
+            "weight_decay_mask": lbopt.weights_only,
+            "trust_ratio_mask": lbopt.exclude_roles("norm", "bias"),
+        },
         lambda wd: lars_sources.optax(
             weight_decay=wd,
             **ETA,
@@ -224,7 +264,9 @@ LARS_OPTIONS = {
     "timm_always_adapt": (
         "timm",
         {**ETA, "adapt_undecayed": True},
-        lambda wd: lars_sources.timm(weight_decay=wd, **ETA, always_adapt=True, skipped=not_a_weight),
+        lambda wd: lars_sources.timm(
+            weight_decay=wd, **ETA, always_adapt=True, skipped=not_a_weight
+        ),
     ),
     "nvcaffe_scale": (
         "nvcaffe",
@@ -239,7 +281,9 @@ FAMILIES = {
 }
 CASES = [(family, case) for family, (_, cases, _) in FAMILIES.items() for case in cases]
 DECAYS = [0.0, 0.1]
-NO_RATIO_LEFT = "ignore:.*has no trust ratio at all:UserWarning"  # said by weight_decay = 0; see test_arguments
+NO_RATIO_LEFT = (
+    "ignore:.*has no trust ratio at all:UserWarning"  # said by weight_decay = 0; see test_arguments
+)
 
 
 # Without the decay in its denominator a ratio of 1e11 meets an update wd w that is not tiny, and the leaf explodes.
@@ -280,12 +324,17 @@ def whole_problem(family):
         "gain": (),
     }
     weights = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    weights |= {name: np.zeros(shapes[name]) for name in ("fresh/kernel", "fresh/bias", "idle/bias")}
+    weights |= {
+        name: np.zeros(shapes[name]) for name in ("fresh/kernel", "fresh/bias", "idle/bias")
+    }
     weights["large/kernel"] *= 5  # a norm of 30
     weights["stack/kernel"] *= np.geomspace(0.01, 100, 24).reshape(24, 1, 1)
     weights["stack/bias"] *= np.geomspace(100, 0.01, 24).reshape(24, 1)
     size = 10.0 ** rng.uniform(-3, 0, size=STEPS)  # the global norm passes 1 upwards and downwards
-    grads = {name: np.einsum("s,s...->s...", size, rng.normal(size=(STEPS, *shape))) for name, shape in shapes.items()}
+    grads = {
+        name: np.einsum("s,s...->s...", size, rng.normal(size=(STEPS, *shape)))
+        for name, shape in shapes.items()
+    }
     grads["idle/kernel"] *= 0
     grads["idle/bias"] *= 0
     grads["tiny/kernel"] *= 1e-12
@@ -308,7 +357,11 @@ def nest(flat):
 def flatten(tree, prefix=""):
     flat = {}
     for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= (
+            flatten(value, f"{prefix}{key}/")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return flat
 
 
@@ -335,11 +388,14 @@ def descend(family, case, weight_decay, dtype):
             updates, state = tx.update(gradient, state, params)
             return (optax.apply_updates(params, updates), state), (params, updates)
 
-        lowered = jax.jit(lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g)).lower(params, gradients)
+        lowered = jax.jit(lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g)).lower(
+            params, gradients
+        )
         _, (path, updates) = lowered.compile(QUICKLY)(params, gradients)
         assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(path))
         return tuple(
-            {name: np.asarray(leaf, np.float64) for name, leaf in flatten(tree).items()} for tree in (path, updates)
+            {name: np.asarray(leaf, np.float64) for name, leaf in flatten(tree).items()}
+            for tree in (path, updates)
         )
 
 
@@ -353,7 +409,9 @@ def transcribed(family, case, weight_decay):
     for t in range(STEPS):
         path.append(current)
         current = step(
-            current, {name: np.asarray(leaf[t], np.float64) for name, leaf in grads.items()}, float(rates[t])
+            current,
+            {name: np.asarray(leaf[t], np.float64) for name, leaf in grads.items()},
+            float(rates[t]),
         )
     return {name: np.stack([weights[name] for weights in path]) for name in current}
 
@@ -375,7 +433,11 @@ def distance(ours, theirs, least=0.0):
 def scale_of_updates(updates, weights):
     """Return what errors of updates are measured against, per step: at least the leaf's mean update (momentum may cancel
     to nearly nothing in one step), and at least what float64 resolves when an update is read off two weights."""
-    mean = np.nanmean(np.linalg.norm(updates.reshape(STEPS, -1), axis=1)) if np.any(np.isfinite(updates)) else 0.0
+    mean = (
+        np.nanmean(np.linalg.norm(updates.reshape(STEPS, -1), axis=1))
+        if np.any(np.isfinite(updates))
+        else 0.0
+    )
     resolved = 1e5 * np.finfo(np.float64).eps * np.linalg.norm(weights.reshape(STEPS, -1), axis=1)
     return np.nan_to_num(np.maximum(mean, resolved))
 
@@ -411,12 +473,17 @@ def test_every_update_in_fp32_equals_the_source_at_the_same_weights(family, case
     expected = {name: np.zeros_like(leaf) for name, leaf in path.items()}
     for t in range(STEPS):
         here = {name: leaf[t] for name, leaf in path.items()}
-        after = step(here, {name: np.asarray(leaf[t], np.float64) for name, leaf in grads.items()}, float(rates[t]))
+        after = step(
+            here,
+            {name: np.asarray(leaf[t], np.float64) for name, leaf in grads.items()},
+            float(rates[t]),
+        )
         for name, leaf in after.items():
             # Of weights that are NaN already (flax) no update can be read.
             expected[name][t] = np.where(np.isnan(here[name]), updates[name][t], leaf - here[name])
     errors = {
-        name: distance(updates[name], expected[name], scale_of_updates(expected[name], path[name])) for name in expected
+        name: distance(updates[name], expected[name], scale_of_updates(expected[name], path[name]))
+        for name in expected
     }
     assert max(errors.values()) <= 1e-5, errors
 
@@ -467,21 +534,35 @@ def test_the_very_first_update_with_a_rate_that_is_not_zero(family, case):
         tx = make(family, case, 0.1, lambda count: 0.1)
         params = nest({name: jnp.asarray(leaf, "float64") for name, leaf in weights.items()})
         gradient = nest({name: jnp.asarray(leaf[0], "float64") for name, leaf in grads.items()})
-        updates, _ = jax.jit(lambda p, g: tx.update(g, tx.init(p), p), compiler_options=QUICKLY)(params, gradient)
+        updates, _ = jax.jit(lambda p, g: tx.update(g, tx.init(p), p), compiler_options=QUICKLY)(
+            params, gradient
+        )
         updates = {name: np.asarray(leaf) for name, leaf in flatten(updates).items()}
     step = FAMILIES[family][1][case][2](0.1)
     before = {name: np.asarray(leaf, np.float64) for name, leaf in weights.items()}
-    after = step(before, {name: np.asarray(leaf[0], np.float64) for name, leaf in grads.items()}, 0.1)
+    after = step(
+        before, {name: np.asarray(leaf[0], np.float64) for name, leaf in grads.items()}, 0.1
+    )
     for name, leaf in after.items():
         expected = leaf - before[name]
         resolved = np.finfo(np.float64).eps * np.linalg.norm(before[name])
-        assert np.linalg.norm(updates[name] - expected) <= 1e-10 * np.linalg.norm(expected) + 4 * resolved, name
+        assert (
+            np.linalg.norm(updates[name] - expected)
+            <= 1e-10 * np.linalg.norm(expected) + 4 * resolved
+        ), name
 
 
 # name -> (family, variant, options, other variant, options, conditions); what the sources have in common, and when
 IDENTITIES = {
     # Their groups are the user's: lbopt's rows set them apart only by the default mask.
-    "apex_timm": ("lamb", "apex", {}, "timm", {"weight_decay_mask": lbopt.exclude_roles("norm", "bias")}, {}),
+    "apex_timm": (
+        "lamb",
+        "apex",
+        {},
+        "timm",
+        {"weight_decay_mask": lbopt.exclude_roles("norm", "bias")},
+        {},
+    ),
     "nvlamb_optax": (
         "lamb",
         "nvlamb",
@@ -555,24 +636,34 @@ IDENTITIES = {
 def test_rows_that_coincide_under_stated_conditions(identity):
     family, one, options, other, other_options, conditions = IDENTITIES[identity]
     weights, grads, rates = problem(family)
-    weight_decay, leaves = conditions.get("weight_decay", 0.1), conditions.get("leaves", lambda name: True)
+    weight_decay, leaves = (
+        conditions.get("weight_decay", 0.1),
+        conditions.get("leaves", lambda name: True),
+    )
     table = np.full_like(rates, 0.05) if "constant" in conditions else rates[20:]
 
     def last(variant, options):
         tx = FAMILIES[family][0](
-            lambda count: jnp.asarray(table)[count], weight_decay=weight_decay, variant=variant, **options
+            lambda count: jnp.asarray(table)[count],
+            weight_decay=weight_decay,
+            variant=variant,
+            **options,
         )
         params = nest({name: jnp.asarray(leaf) for name, leaf in weights.items()})
         state = tx.init(params)
         update = jax.jit(tx.update, compiler_options=QUICKLY)
         for t in range(5):
-            updates, state = update(nest({name: jnp.asarray(leaf[t]) for name, leaf in grads.items()}), state, params)
+            updates, state = update(
+                nest({name: jnp.asarray(leaf[t]) for name, leaf in grads.items()}), state, params
+            )
             params = optax.apply_updates(params, updates)
         return flatten(params)
 
     ours, theirs = last(one, options), last(other, other_options)
     for name in filter(leaves, ours):
-        assert np.linalg.norm(ours[name] - theirs[name]) <= 1e-6 * np.linalg.norm(theirs[name]), name
+        assert np.linalg.norm(ours[name] - theirs[name]) <= 1e-6 * np.linalg.norm(theirs[name]), (
+            name
+        )
 
 
 @pytest.mark.parametrize("weight_decay", DECAYS)
@@ -592,14 +683,19 @@ def test_variant_optax_equals_the_installed_optax(family, theirs, options, weigh
 
         def last(build, **named):
             tx = build(
-                lambda count: jnp.asarray(rates, "float64")[count], weight_decay=weight_decay, **options, **named
+                lambda count: jnp.asarray(rates, "float64")[count],
+                weight_decay=weight_decay,
+                **options,
+                **named,
             )
 
             def step(carry, gradient):
                 updates, state = tx.update(gradient, carry[1], carry[0])
                 return (optax.apply_updates(carry[0], updates), state), None
 
-            run = jax.jit(lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g)[0][0], compiler_options=QUICKLY)
+            run = jax.jit(
+                lambda p, g: jax.lax.scan(step, (p, tx.init(p)), g)[0][0], compiler_options=QUICKLY
+            )
             return run(params, gradients)
 
         ours, expected = last(FAMILIES[family][0], variant="optax"), last(theirs)

@@ -28,7 +28,9 @@ def main() -> int:
         return _check(arguments)
     limit = 3 * arguments.timeout_s + 60
     try:
-        done = subprocess.run([sys.executable, *sys.argv, "--inner"], stdout=subprocess.PIPE, text=True, timeout=limit)
+        done = subprocess.run(
+            [sys.executable, *sys.argv, "--inner"], stdout=subprocess.PIPE, text=True, timeout=limit
+        )
         out = done.stdout.splitlines()
     except subprocess.TimeoutExpired as error:
         out = (error.stdout or b"").decode().splitlines()
@@ -38,7 +40,8 @@ def main() -> int:
         return 0 if " preflight ok " in last else EXIT_ENVIRONMENT
     if last == MET:
         _say(
-            arguments, "failed: a process died, or hung, in the sum over all devices; look at the other workers' lines"
+            arguments,
+            "failed: a process died, or hung, in the sum over all devices; look at the other workers' lines",
         )
     else:
         _say(
@@ -65,11 +68,19 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--expect-processes", type=int, required=True)
     parser.add_argument("--expect-devices", type=int, required=True)
-    parser.add_argument("--bucket-dir", default="", help="gs://... or a folder: an object is written, read and removed")
-    parser.add_argument("--name", default=socket.gethostname(), help="what this process is called in its line")
+    parser.add_argument(
+        "--bucket-dir",
+        default="",
+        help="gs://... or a folder: an object is written, read and removed",
+    )
+    parser.add_argument(
+        "--name", default=socket.gethostname(), help="what this process is called in its line"
+    )
     parser.add_argument("--timeout-s", type=int, default=120, help="how long to wait for the peers")
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -105,9 +116,7 @@ def _join(arguments: argparse.Namespace) -> str:
             f"{arguments.expect_processes} and {arguments.expect_devices} were expected; compare ACCELERATOR and NUM_SLICES with tpu/status"
         )
     kind = jax.local_devices()[0].device_kind
-    return (
-        f"{host}: process {jax.process_index()} of {processes}, {jax.local_device_count()} of {devices} devices, {kind}"
-    )
+    return f"{host}: process {jax.process_index()} of {processes}, {jax.local_device_count()} of {devices} devices, {kind}"
 
 
 def _all_reduce() -> int:
@@ -119,9 +128,13 @@ def _all_reduce() -> int:
     count = jax.device_count()
     mesh = Mesh(np.array(jax.devices()), ("data",))
     numbers = jax.make_array_from_callback(
-        (count,), NamedSharding(mesh, PartitionSpec("data")), lambda index: np.arange(count, dtype=np.int32)[index]
+        (count,),
+        NamedSharding(mesh, PartitionSpec("data")),
+        lambda index: np.arange(count, dtype=np.int32)[index],
     )
-    total = int(jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec()))(numbers))
+    total = int(
+        jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec()))(numbers)
+    )
     if total != count * (count - 1) // 2:
         raise Problem(
             f"the sum over {count} devices is {total} and should be {count * (count - 1) // 2}; replace the machines"
@@ -140,7 +153,9 @@ def _check_bucket(folder: str, name: str) -> None:
                 read = file.read()
             os.remove(path)
         except OSError as error:
-            raise Problem(f"{folder} cannot be used: {error}; mount it, or give this user write access") from error
+            raise Problem(
+                f"{folder} cannot be used: {error}; mount it, or give this user write access"
+            ) from error
     else:
         _storage("cp", "-", path, text=text)
         read = _storage("cat", path)
@@ -158,7 +173,9 @@ def _storage(verb: str, *words: str, text: str | None = None) -> str:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
         reason = next((line for line in lines if "ERROR" in line), lines[-1])
-        raise Problem(f"{words[-1]}: {reason[:300]}; grant the machines' service account roles/storage.objectAdmin")
+        raise Problem(
+            f"{words[-1]}: {reason[:300]}; grant the machines' service account roles/storage.objectAdmin"
+        )
     return done.stdout
 
 

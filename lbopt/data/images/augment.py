@@ -49,7 +49,9 @@ def _signed(value: float, rng: np.random.Generator) -> float:
 
 
 def _affine(image: Image.Image, coefficients: tuple[float, ...]) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST, fillcolor=GREY)
+    return image.transform(
+        image.size, Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST, fillcolor=GREY
+    )
 
 
 def _rotate(image, level, reach, rng):
@@ -159,7 +161,9 @@ def autoaugment(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(picture)
 
 
-def randaugment(image: np.ndarray, rng: np.random.Generator, num_layers: int = 2, magnitude: float = 9) -> np.ndarray:
+def randaugment(
+    image: np.ndarray, rng: np.random.Generator, num_layers: int = 2, magnitude: float = 9
+) -> np.ndarray:
     """Return uint8 [height, width, 3] after `num_layers` operations, each drawn from all, at one level.
 
     Args:
@@ -175,7 +179,9 @@ def randaugment(image: np.ndarray, rng: np.random.Generator, num_layers: int = 2
     require(magnitude >= 0, "magnitude", magnitude, "give a number >= 0")
     picture, names = Image.fromarray(image), tuple(OPERATIONS)
     for _ in range(num_layers):
-        picture = OPERATIONS[names[int(rng.integers(len(names)))]](picture, magnitude, RANDAUGMENT_REACH, rng)
+        picture = OPERATIONS[names[int(rng.integers(len(names)))]](
+            picture, magnitude, RANDAUGMENT_REACH, rng
+        )
     return np.asarray(picture)
 
 

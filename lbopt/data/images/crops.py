@@ -65,7 +65,9 @@ def random_box(
         if size is not None:
             if sampling == "by_height" and size == (height, width):
                 break
-            return Box(int(down * (height - size[0] + 1)), int(across * (width - size[1] + 1)), *size)
+            return Box(
+                int(down * (height - size[0] + 1)), int(across * (width - size[1] + 1)), *size
+            )
     return _largest(height, width, ratio) if sampling == "by_area" else central_box(height, width)
 
 
@@ -84,7 +86,11 @@ def _by_height(one, other, height, width, area, ratio) -> tuple[int, int] | None
     box_height = least if least >= most else least + int(other * (most + 1 - least))
     box_width = round(box_height * drawn)
     fits = 0 < box_height <= height and 0 < box_width <= width
-    return (box_height, box_width) if fits and box_height * box_width >= LEAST_COVERED * height * width else None
+    return (
+        (box_height, box_width)
+        if fits and box_height * box_width >= LEAST_COVERED * height * width
+        else None
+    )
 
 
 def _between(low: float, high: float, part: float) -> float:
@@ -92,7 +98,10 @@ def _between(low: float, high: float, part: float) -> float:
 
 
 def _largest(height: int, width: int, ratio: tuple[float, float]) -> Box:
-    box_height, box_width = min(height, round(width / ratio[0])), min(width, round(height * ratio[1]))
+    box_height, box_width = (
+        min(height, round(width / ratio[0])),
+        min(width, round(height * ratio[1])),
+    )
     return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
 
 
@@ -136,7 +145,9 @@ def train_crop(
     require_choice("interpolation", interpolation, tuple(INTERPOLATIONS))
     height, width = decoding.read_size(data)
     shrink = _power_of_two(min(box.height, box.width) / size)
-    image = decoding.decode(data, shrink, box.top + box.height + shrink)  # a row more: rounding may ask for it
+    image = decoding.decode(
+        data, shrink, box.top + box.height + shrink
+    )  # a row more: rounding may ask for it
     across = image.shape[1] / width
     down = across if across == 1 else -(-height // shrink) / height
     top, left = round(box.top * down), round(box.left * across)
@@ -156,7 +167,10 @@ def mirror(image: np.ndarray) -> None:
 
 
 def eval_crop(
-    data: bytes, size: int, fraction: float = 0.875, resampling: Image.Resampling = Image.Resampling.BICUBIC
+    data: bytes,
+    size: int,
+    fraction: float = 0.875,
+    resampling: Image.Resampling = Image.Resampling.BICUBIC,
 ) -> np.ndarray:
     """Decode the central square at `size` x `size`, exactly: the whole image decoded, then Pillow's antialiased resampling.
 

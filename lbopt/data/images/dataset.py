@@ -45,9 +45,13 @@ class Preparation:
     def for_training(self, data: bytes, rng: np.random.Generator, out: np.ndarray) -> None:
         """Write a random part of an image, perhaps mirrored and augmented, into `out`, uint8 of `shape`, contiguous."""
         height, width = read_size(data)
-        box = crops.random_box(rng, height, width, self.crop_area, self.crop_ratio, self.crop_sampling)
+        box = crops.random_box(
+            rng, height, width, self.crop_area, self.crop_ratio, self.crop_sampling
+        )
         final = not (self.policy.changes or self.space_to_depth)
-        image = crops.train_crop(data, box, self.image_size, self.interpolation, out if final else None)
+        image = crops.train_crop(
+            data, box, self.image_size, self.interpolation, out if final else None
+        )
         if self.flip and rng.random() < 0.5:
             crops.mirror(image)
         if not final:
@@ -111,7 +115,9 @@ class ImageDataset:
         batch, draws = self._unfilled(len(indices)), Draws(_STREAM)
         for place, (index, epoch) in enumerate(zip(indices.tolist(), epochs.tolist(), strict=True)):
             draws_of = functools.partial(draws.at, seed, epoch)
-            batch["label"][place] = self._next_good(index, draws_of, batch["image"][place], batch[DAMAGED])
+            batch["label"][place] = self._next_good(
+                index, draws_of, batch["image"][place], batch[DAMAGED]
+            )
         return batch
 
     def _unfilled(self, count: int) -> dict[str, Any]:
@@ -122,7 +128,11 @@ class ImageDataset:
         }
 
     def _next_good(
-        self, index: int, draws_of: Callable[[int], np.random.Generator], out: np.ndarray, damaged: list
+        self,
+        index: int,
+        draws_of: Callable[[int], np.random.Generator],
+        out: np.ndarray,
+        damaged: list,
     ) -> int:
         for _ in range(len(self)):
             try:
@@ -130,7 +140,9 @@ class ImageDataset:
             except DamagedRecord as error:
                 damaged.append((index, str(error)))
                 index = (index + 1) % len(self)
-        raise EnvironmentProblem(f"none of {len(self)} records can be used ({damaged[-1][1]}); mend the data set")
+        raise EnvironmentProblem(
+            f"none of {len(self)} records can be used ({damaged[-1][1]}); mend the data set"
+        )
 
     def _read(self, index: int, rng: np.random.Generator | None, out: np.ndarray) -> int:
         """Write a record's image into `out`; return its label."""

@@ -21,12 +21,18 @@ _TABLES = (*range(0xE0, 0xF0), 0xC4, 0xDB, 0xFE)
 """What may come between them: tables, applications' data, comments; not the interval of restarts."""
 
 _BEHIND_THE_LAST_ROW = "extraneous bytes before marker 0xd9"
-_HARMLESS = re.compile(f"{_BEHIND_THE_LAST_ROW}$|unknown JFIF revision|Unknown Adobe color|Invalid SOS parameters")
+_HARMLESS = re.compile(
+    f"{_BEHIND_THE_LAST_ROW}$|unknown JFIF revision|Unknown Adobe color|Invalid SOS parameters"
+)
 """What a decoder remarks on whole images. It says no more than one thing, so Pillow, which refuses files cut short, reads on."""
 
-_AS_RGB = frozenset(("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
+_AS_RGB = frozenset(
+    ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+)
 """Modes of at most 8 bits a channel, which Pillow itself turns into RGB."""
-_GREY_16 = frozenset((("PNG", "I"), ("PPM", "I"), *((kind, "I;16") for kind in ("PNG", "TIFF", "JPEG2000", "IM"))))
+_GREY_16 = frozenset(
+    (("PNG", "I"), ("PPM", "I"), *((kind, "I;16") for kind in ("PNG", "TIFF", "JPEG2000", "IM")))
+)
 """(format, mode) of grey in 16 bits: 0 is black and 65535 white. Pillow calls a TIFF of 12 bits so too."""
 _BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _PLANAR, _SAMPLE_FORMAT = 258, 259, 262, 284, 339
 _RAW, _WHITE_IS_ZERO, _APART, _SIGNED = 1, 0, 2, 2
@@ -82,7 +88,10 @@ def decode(data: bytes, shrink: int = 1, rows: int | None = None) -> np.ndarray:
         height, width, space = _jpeg_header(data)
         if space not in _DIRECT:
             return _by_pillow(data)
-        if rows is not None and (image := _upper_rows(data, height, width, shrink, rows)) is not None:
+        if (
+            rows is not None
+            and (image := _upper_rows(data, height, width, shrink, rows)) is not None
+        ):
             return image
         return simplejpeg.decode_jpeg(data, "RGB", **_scale(height, width, shrink))
     except ValueError as error:
@@ -97,7 +106,9 @@ def _upper_rows(data: bytes, height: int, width: int, shrink: int, rows: int) ->
     The header is made to say that the image ends there. The decoder then finds that the file goes on, which it says only
     after the last row, and only if there was nothing else to say: so a file that is cut short is noticed all the same.
     """
-    rows = (-(-rows // shrink) + 1) * shrink  # one more than asked for: its colours are mixed into the last one
+    rows = (
+        -(-rows // shrink) + 1
+    ) * shrink  # one more than asked for: its colours are mixed into the last one
     place = _place_of_height(data)
     if rows >= height or place is None:
         return None
@@ -112,7 +123,9 @@ def _upper_rows(data: bytes, height: int, width: int, shrink: int, rows: int) ->
 
 
 def _scale(height: int, width: int, shrink: int) -> dict[str, int]:
-    return {"min_height": -(-height // shrink), "min_width": -(-width // shrink)} if shrink > 1 else {}
+    return (
+        {"min_height": -(-height // shrink), "min_width": -(-width // shrink)} if shrink > 1 else {}
+    )
 
 
 def _place_of_height(data: bytes) -> int | None:
@@ -176,7 +189,9 @@ def _grey(image: Image.Image) -> np.ndarray:
     values, tags = np.asarray(image), _tags(image)
     if image.mode == "F":
         if not (values.min() >= 0 and values.max() <= 1):  # nor if one is NaN
-            _refuse(image, f"floating point from {values.min():g} to {values.max():g}, not from 0 to 1")
+            _refuse(
+                image, f"floating point from {values.min():g} to {values.max():g}, not from 0 to 1"
+            )
         white = 1.0
     elif (image.format, image.mode[:4]) in _GREY_16:
         white = 4095.0 if 12 in tags.get(_BITS_PER_SAMPLE, ()) else 65535.0
@@ -191,7 +206,9 @@ def _misread(image: Image.Image, data: bytes) -> str:
     tags = _tags(image)
     if image.format == "JPEG2000" and image.mode not in ("L", "I;16"):
         place = data.find(_CODESTREAM) + _DEPTH_BEHIND
-        return "colours of more than 8 bits" if (data[place] & 0x7F) + 1 > 8 else ""  # white comes out black
+        return (
+            "colours of more than 8 bits" if (data[place] & 0x7F) + 1 > 8 else ""
+        )  # white comes out black
     raw = tags.get(_COMPRESSION, _RAW) == _RAW
     if raw and tags.get(_PLANAR) == _APART and max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8:
         return "channels apart of more than 8 bits"

@@ -32,7 +32,14 @@ class SmallImages(ArrayDataset):
       damaged: the count of records left out.
     """
 
-    def __init__(self, arrays: dict[str, np.ndarray], padding: int, flip: bool, policy: Policy, damaged: DamagedCount):
+    def __init__(
+        self,
+        arrays: dict[str, np.ndarray],
+        padding: int,
+        flip: bool,
+        policy: Policy,
+        damaged: DamagedCount,
+    ):
         super().__init__(arrays)
         self._padding, self._flip, self._policy, self.damaged = padding, flip, policy, damaged
         self.same_in_every_epoch = not (padding or flip or policy.changes)
@@ -44,7 +51,9 @@ class SmallImages(ArrayDataset):
             return batch
         draws = Draws(_STREAM)
         examples = zip(batch["image"], indices.tolist(), epochs.tolist(), strict=True)
-        images = [self._drawn(image, draws.at(seed, epoch, index)) for image, index, epoch in examples]
+        images = [
+            self._drawn(image, draws.at(seed, epoch, index)) for image, index, epoch in examples
+        ]
         return {**batch, "image": np.stack(images)}
 
     def _drawn(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -90,12 +99,16 @@ def load_arrays(
     return {"image": np.stack(images), "label": np.asarray(labels, np.int32)}
 
 
-def _read(records: Records, index: int, shape: tuple[int, ...], num_classes: int) -> tuple[np.ndarray, int]:
+def _read(
+    records: Records, index: int, shape: tuple[int, ...], num_classes: int
+) -> tuple[np.ndarray, int]:
     record = read_record(records, index, num_classes)
     try:
         image = decode(record["image"])
     except UnreadableImage as error:
         raise DamagedRecord(f"its image is unreadable: {error}") from error
     if image.shape[:2] != shape[:2]:
-        raise DamagedRecord(f"its image is {image.shape[0]} x {image.shape[1]}, not {shape[0]} x {shape[1]}")
+        raise DamagedRecord(
+            f"its image is {image.shape[0]} x {image.shape[1]}, not {shape[0]} x {shape[1]}"
+        )
     return (image[..., 0] if shape[2] == 1 else image), int(record["label"])

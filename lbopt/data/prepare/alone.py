@@ -56,7 +56,9 @@ def _lock(handle: int, folder: pathlib.Path) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise EnvironmentProblem(f"{folder}: another lbopt prepare is at work there; wait until it ends") from error
+        raise EnvironmentProblem(
+            f"{folder}: another lbopt prepare is at work there; wait until it ends"
+        ) from error
     except OSError:
         return False
     return True

@@ -46,7 +46,9 @@ def named(name: str, root: pathlib.Path) -> Any:
         with quiet():
             return tfds.builder(name, data_dir=str(root), file_format=_FORMAT)
     except AssertionError as error:  # the only thing left that a name can get wrong
-        raise UserError(f"DATASET = {name!r}: {plain} can be prepared in version {kind.VERSION}; write that") from error
+        raise UserError(
+            f"DATASET = {name!r}: {plain} can be prepared in version {kind.VERSION}; write that"
+        ) from error
 
 
 def of_source(source: Source, root: pathlib.Path) -> Any:
@@ -59,7 +61,9 @@ def of_source(source: Source, root: pathlib.Path) -> Any:
 
         def _info(self) -> Any:
             features = tfds.features.FeaturesDict(source.features(tfds.features))
-            return tfds.core.DatasetInfo(builder=self, description=source.description, features=features)
+            return tfds.core.DatasetInfo(
+                builder=self, description=source.description, features=features
+            )
 
         def _split_generators(self, dl_manager: Any) -> Any:
             return {split: make() for split, make in source.splits.items()}
@@ -150,10 +154,14 @@ def _explained(error: BaseException | None, name: str) -> str | None:
             return f"{name} is prepared with the package {missing}, which is not installed: pip install {missing}"
     for cause in seen:
         text = " ".join(str(cause).split())
-        if type(cause).__name__ in _SAY_WHAT_FAILED or (isinstance(cause, OSError) and cause.errno is None):
+        if type(cause).__name__ in _SAY_WHAT_FAILED or (
+            isinstance(cause, OSError) and cause.errno is None
+        ):
             return f"{name} cannot be downloaded ({text[:300]}); mend the network or HTTPS_PROXY and run this again"
         if isinstance(cause, OSError):
-            place = f" {os.fsdecode(cause.filename)}" if isinstance(cause.filename, str | bytes) else ""
+            place = (
+                f" {os.fsdecode(cause.filename)}" if isinstance(cause.filename, str | bytes) else ""
+            )
             return f"{name} cannot be prepared ({cause.strerror}{place}); mend that, or give another --data_dir"
     return None
 

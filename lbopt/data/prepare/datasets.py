@@ -31,7 +31,10 @@ class Prepared(NamedTuple):
 
 
 def prepare_named(
-    name: str, data_dir: str | None, manual_dir: str | None, say: Callable[[str], None] = lambda text: None
+    name: str,
+    data_dir: str | None,
+    manual_dir: str | None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Prepared:
     """Download and convert one of TFDS's own data sets, unless it is there.
 
@@ -46,7 +49,11 @@ def prepare_named(
       EnvironmentProblem: if something has to be fetched or mended first.
     """
     root = default_data_dir(data_dir).absolute()
-    by_hand = paths.local(manual_dir, "--manual_dir").absolute() if manual_dir else root / "downloads" / "manual"
+    by_hand = (
+        paths.local(manual_dir, "--manual_dir").absolute()
+        if manual_dir
+        else root / "downloads" / "manual"
+    )
     with contextlib.suppress(EnvironmentProblem), renamed("DATASET"):
         return Prepared(name, TfdsFolder(name, data_dir), False)
     builder = builders.named(name, root)
@@ -83,7 +90,9 @@ def _prepared(
             builders.generate(builder, manual_dir)
         return Prepared(name, TfdsFolder(exact, str(root)), True)
     if not (path / "dataset_info.json").is_file():
-        raise EnvironmentProblem(f"{path} is there and is no finished data set; remove it and run this again")
+        raise EnvironmentProblem(
+            f"{path} is there and is no finished data set; remove it and run this again"
+        )
     return Prepared(name, TfdsFolder(exact, str(root)), False)
 
 
@@ -93,5 +102,9 @@ def renamed(field: str) -> Iterator[None]:
     try:
         yield
     except (UserError, EnvironmentProblem) as error:
-        text = str(error).replace("config.data.builder", field).replace("config.data.data_dir", "--data_dir")
+        text = (
+            str(error)
+            .replace("config.data.builder", field)
+            .replace("config.data.data_dir", "--data_dir")
+        )
         raise type(error)(text) from error

@@ -15,7 +15,9 @@ SIZES = {"train": 96, "validation": 40}
 GREY, CMYK = 5, 16
 """The training images that are stored without colour and in the colours of print, as a few of ImageNet's are."""
 
-_COLOURS = np.asarray([[220, 60, 50], [60, 180, 70], [60, 80, 220], [220, 190, 50], [170, 70, 200]], np.float32)
+_COLOURS = np.asarray(
+    [[220, 60, 50], [60, 180, 70], [60, 80, 220], [220, 190, 50], [170, 70, 200]], np.float32
+)
 _SMALLEST, _LARGEST = 64, 96
 _NOISE = 24.0
 
@@ -25,7 +27,14 @@ def _examples(split: str) -> Examples:
         label = number % NUM_CLASSES
         name = f"{split}_{number:03d}.JPEG"
         mode = {GREY: "L", CMYK: "CMYK"}.get(number, "RGB") if split == "train" else "RGB"
-        yield name, {"image": _jpeg(_pixels(label, split, number), mode), "label": label, "file_name": name}
+        yield (
+            name,
+            {
+                "image": _jpeg(_pixels(label, split, number), mode),
+                "label": label,
+                "file_name": name,
+            },
+        )
 
 
 def _pixels(label: int, split: str, number: int) -> np.ndarray:
@@ -39,7 +48,9 @@ def _pixels(label: int, split: str, number: int) -> np.ndarray:
     along = np.arange(width)[None, :] if label % 2 else np.arange(height)[:, None]
     stripes = 0.6 + 0.4 * np.sin(2 * np.pi * (along / (8 + 8 * period) + phase))
     noise = generator.random_raw(height * width * 3) / 2**64 - 0.5
-    pixels = stripes[..., None] * _COLOURS[label // 2] + 2 * _NOISE * noise.reshape(height, width, 3)
+    pixels = stripes[..., None] * _COLOURS[label // 2] + 2 * _NOISE * noise.reshape(
+        height, width, 3
+    )
     return np.clip(pixels, 0, 255).astype(np.uint8)
 
 

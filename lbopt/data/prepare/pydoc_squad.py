@@ -38,9 +38,16 @@ def _records(topics: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
         for context in _contexts(topic):
             for question, pattern in QUESTIONS.items():
                 found = pattern.fullmatch(context)
-                if found and f1(found["answer"], found["answer"]) > 0:  # marks alone score nothing by the definition
+                if (
+                    found and f1(found["answer"], found["answer"]) > 0
+                ):  # marks alone score nothing by the definition
                     answers = {"text": [found["answer"]], "answer_start": [found.start("answer")]}
-                    yield {"title": topic[0][:60], "context": context, "question": question, "answers": answers}
+                    yield {
+                        "title": topic[0][:60],
+                        "context": context,
+                        "question": question,
+                        "answers": answers,
+                    }
 
 
 def _contexts(topic: Sequence[str]) -> Iterator[str]:
@@ -58,7 +65,13 @@ def _contexts(topic: Sequence[str]) -> Iterator[str]:
 def _features(kinds: Any) -> dict[str, Any]:
     text = kinds.Text
     answers = kinds.Sequence({"text": text(), "answer_start": np.int32})
-    return {"id": text(), "title": text(), "context": text(), "question": text(), "answers": answers}
+    return {
+        "id": text(),
+        "title": text(),
+        "context": text(),
+        "question": text(),
+        "answers": answers,
+    }
 
 
 SOURCE = Source(

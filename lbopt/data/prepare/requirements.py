@@ -40,7 +40,11 @@ _READ_BY_TENSORFLOW = ("cifar10", "cifar100", "fashion_mnist", "imagenet2012", "
 """TFDS reads their archives through `tf.io`, and says so only when it has downloaded them."""
 PACKAGES = {
     **{name: {"tensorflow": "tensorflow"} for name in _READ_BY_TENSORFLOW},
-    "wikipedia": {"apache_beam": "apache-beam", "mwparserfromhell": "mwparserfromhell", "mwxml": "mwxml"},
+    "wikipedia": {
+        "apache_beam": "apache-beam",
+        "mwparserfromhell": "mwparserfromhell",
+        "mwxml": "mwxml",
+    },
 }
 """What preparing takes beside TFDS: the name to import -> the name for pip."""
 
@@ -72,11 +76,13 @@ def _by_hand(builder: Any, manual_dir: pathlib.Path) -> str:
             for name, size in archives.sizes.items()
             if not _is_whole(manual_dir / name, size)
         ]
-        return f"put {' and '.join(missing)} from {archives.origin} into {manual_dir}" if missing else ""
-    if instructions and not (manual_dir.is_dir() and any(manual_dir.iterdir())):
         return (
-            f"{manual_dir} is empty or not there, and this has to be fetched by hand: {' '.join(instructions.split())}"
+            f"put {' and '.join(missing)} from {archives.origin} into {manual_dir}"
+            if missing
+            else ""
         )
+    if instructions and not (manual_dir.is_dir() and any(manual_dir.iterdir())):
+        return f"{manual_dir} is empty or not there, and this has to be fetched by hand: {' '.join(instructions.split())}"
     return ""
 
 
@@ -84,13 +90,17 @@ def _is_whole(file: pathlib.Path, size: int) -> bool:
     if not file.is_file():
         return False
     if (found := file.stat().st_size) < size:
-        raise EnvironmentProblem(f"{file} has {found} of {size} bytes: it was cut short; fetch it again")
+        raise EnvironmentProblem(
+            f"{file} has {found} of {size} bytes: it was cut short; fetch it again"
+        )
     return True
 
 
 def _packages(builder: Any) -> str:
     needed = PACKAGES.get(builder.name, {})
-    missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+    missing = [
+        package for module, package in needed.items() if importlib.util.find_spec(module) is None
+    ]
     fix = f"pip install {' '.join(missing)} (in any environment: preparing takes it, training does not)"
     return fix if missing else ""
 

@@ -45,9 +45,18 @@ class Corpus:
       EnvironmentProblem: if the data set is not there.
     """
 
-    def __init__(self, builder: str | None, folder: paths.GivenPath | None, data_dir: str | None, max_damaged: int = 0):
+    def __init__(
+        self,
+        builder: str | None,
+        folder: paths.GivenPath | None,
+        data_dir: str | None,
+        max_damaged: int = 0,
+    ):
         require(
-            builder or folder, "--tfds, --folder", None, "give one or both: a data set of articles, a folder of *.txt"
+            builder or folder,
+            "--tfds, --folder",
+            None,
+            "give one or both: a data set of articles, a folder of *.txt",
         )
         self._folder = paths.local(folder, "folder") if folder else None
         self._records: Records | None = None
@@ -68,7 +77,9 @@ class Corpus:
 
     def documents(self) -> Iterator[Sequence[str]]:
         """Go through the documents from the start."""
-        articles = () if self._records is None else wikipedia_documents(_each(self._records, self.damaged))
+        articles = (
+            () if self._records is None else wikipedia_documents(_each(self._records, self.damaged))
+        )
         texts = () if self._folder is None else folder_documents(self._folder)
         return itertools.chain(articles, texts)
 
@@ -83,7 +94,9 @@ def _each(records: Records, damaged: DamagedCount) -> Iterator[Any]:
             yield record
 
 
-def make_store(store: pathlib.Path, corpus: Corpus, vocabulary: WordPiece | int, watch: Watch) -> Counts:
+def make_store(
+    store: pathlib.Path, corpus: Corpus, vocabulary: WordPiece | int, watch: Watch
+) -> Counts:
     """Write a corpus as tokens; all of it is there afterwards, or nothing.
 
     Args:

@@ -60,7 +60,9 @@ def score(predictions: Mapping[str, str], questions: Sequence[Question]) -> dict
     }
 
 
-def choose(dataset: EvaluationWindows, scores: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> dict[str, str]:
+def choose(
+    dataset: EvaluationWindows, scores: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> dict[str, str]:
     """Return the answer of each question by its id: the best stretch of its best window, as the context has it.
 
     Args:
@@ -76,7 +78,9 @@ def choose(dataset: EvaluationWindows, scores: np.ndarray, starts: np.ndarray, e
       ValueError: if there are not as many as windows.
     """
     if not len(scores) == len(starts) == len(ends) == len(dataset):
-        raise ValueError(f"{len(scores)}, {len(starts)}, {len(ends)} scores, starts, ends: give {len(dataset)} of each")
+        raise ValueError(
+            f"{len(scores)}, {len(starts)}, {len(ends)} scores, starts, ends: give {len(dataset)} of each"
+        )
     best: dict[int, int] = {}
     for window in np.flatnonzero(np.isfinite(scores)):
         question = int(dataset.question_of[window])
@@ -93,7 +97,9 @@ def _normalize(text: str) -> str:
 
 
 def _percentage(
-    measure: Callable[[str, str], float], predictions: Mapping[str, str], questions: Sequence[Question]
+    measure: Callable[[str, str], float],
+    predictions: Mapping[str, str],
+    questions: Sequence[Question],
 ) -> float:
     total = sum(
         max(measure(predictions[question.id], gold) for gold in question.answers)

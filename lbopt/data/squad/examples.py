@@ -70,9 +70,13 @@ def read_json(path: paths.GivenPath) -> list[Question]:
       EnvironmentProblem: if the file cannot be read.
     """
     try:
-        content = typed_json.read_file(paths.local(path, "path"), most_bytes=typed_json.MOST_LINES_BYTES)
+        content = typed_json.read_file(
+            paths.local(path, "path"), most_bytes=typed_json.MOST_LINES_BYTES
+        )
     except OSError as error:
-        raise EnvironmentProblem(f"{path}: cannot be read ({error.strerror}); give the file of SQuAD v1.1") from error
+        raise EnvironmentProblem(
+            f"{path}: cannot be read ({error.strerror}); give the file of SQuAD v1.1"
+        ) from error
     except ValueError as error:
         raise UserError(f"{path}: {error}; fetch the file of SQuAD v1.1 again") from error
     return [from_record(record, place) for place, record in _flattened(content, str(path))]
@@ -104,7 +108,8 @@ def from_record(record: Mapping[str, Any], place: str = "record") -> Question:
         f"there are {len(texts)} texts; give each its start",
     )
     name, question, context = (
-        _text(_field(record, name, place), f"{place}.{name}") for name in ("id", "question", "context")
+        _text(_field(record, name, place), f"{place}.{name}")
+        for name in ("id", "question", "context")
     )
     return Question(
         name,
@@ -116,7 +121,9 @@ def from_record(record: Mapping[str, Any], place: str = "record") -> Question:
 
 
 def _field(record: Any, name: str, place: str) -> Any:
-    require(isinstance(record, Mapping), place, type(record).__name__, f"a mapping is needed; {_FIX}")
+    require(
+        isinstance(record, Mapping), place, type(record).__name__, f"a mapping is needed; {_FIX}"
+    )
     require(name in record, place, sorted(map(str, record)), f"there is no {name!r}; {_FIX}")
     return record[name]
 

@@ -66,9 +66,21 @@ class _QuestionWindows:
         doc_stride: int,
         max_query_length: int,
     ):
-        require(doc_stride >= 1, "config.data.doc_stride", doc_stride, "windows move on; use at least 1")
-        require(max_query_length >= 1, "config.data.max_query_length", max_query_length, "use at least 1")
-        require(questions, "config.data.builder", len(questions), "there is no question; give at least one")
+        require(
+            doc_stride >= 1, "config.data.doc_stride", doc_stride, "windows move on; use at least 1"
+        )
+        require(
+            max_query_length >= 1,
+            "config.data.max_query_length",
+            max_query_length,
+            "use at least 1",
+        )
+        require(
+            questions,
+            "config.data.builder",
+            len(questions),
+            "there is no question; give at least one",
+        )
         self.questions = tuple(questions)
         self._length, self._special = sequence_length, pieces.special
         self._texts = _encode(questions, pieces, max_query_length)
@@ -82,7 +94,9 @@ class _QuestionWindows:
         )
         rooms = sequence_length - NUM_SPECIAL_POSITIONS - self._texts.questions[:, 1]
         self._windows = _cut(self._texts.contexts, rooms, doc_stride)
-        require(len(self), "config.data.builder", len(questions), "no context has a token; give text")
+        require(
+            len(self), "config.data.builder", len(questions), "no context has a token; give text"
+        )
         self._answers = _answers(self.questions, self._texts)
 
     def __len__(self) -> int:
@@ -102,7 +116,11 @@ class _QuestionWindows:
         special, place = self._special, np.arange(self._length)[None]
         begin, end = self._bounds(indices)
         ids = self._texts.tokens[np.clip(self._sources(indices), 0, len(self._texts.tokens) - 1)]
-        ids = np.where((place == begin - 1) | (place == end), special.sep, np.where(place == 0, special.cls, ids))
+        ids = np.where(
+            (place == begin - 1) | (place == end),
+            special.sep,
+            np.where(place == 0, special.cls, ids),
+        )
         start, stop = self._labels(indices)
         return {
             "input_ids": np.where(place > end, special.pad, ids).astype(np.int32),
@@ -114,14 +132,20 @@ class _QuestionWindows:
 
     def _bounds(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the places of the first token of context and of the [SEP] behind the last, [windows, 1] each."""
-        begin = self._texts.questions[self._windows.question[indices], 1] + NUM_SPECIAL_POSITIONS - 1
+        begin = (
+            self._texts.questions[self._windows.question[indices], 1] + NUM_SPECIAL_POSITIONS - 1
+        )
         return begin[:, None], (begin + self._windows.size[indices])[:, None]
 
     def _sources(self, indices: np.ndarray) -> np.ndarray:
         """Return which token stands at each place [windows, sequence_length], where it is not a special one."""
         place, (begin, _) = np.arange(self._length)[None], self._bounds(indices)
         question = self._texts.questions[self._windows.question[indices], :1]
-        return np.where(place < begin, question + place - 1, self._windows.start[indices][:, None] + place - begin)
+        return np.where(
+            place < begin,
+            question + place - 1,
+            self._windows.start[indices][:, None] + place - begin,
+        )
 
     def _labels(self, indices: np.ndarray) -> np.ndarray:
         """Return the places of the first and last token of the answer [2, windows]; 0 if it is not wholly inside."""
@@ -209,7 +233,10 @@ class EvaluationWindows(_QuestionWindows):
     ):
         distinct = len({question.id for question in questions})
         require(
-            distinct == len(questions), "config.data.builder", len(questions), f"only {distinct} ids; give each its own"
+            distinct == len(questions),
+            "config.data.builder",
+            len(questions),
+            f"only {distinct} ids; give each its own",
         )
         super().__init__(questions, pieces, sequence_length, doc_stride, max_query_length)
         self.question_of = self._windows.question
@@ -217,7 +244,10 @@ class EvaluationWindows(_QuestionWindows):
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the windows at `indices` as one batch."""
         place, (begin, end) = np.arange(self._length)[None], self._bounds(indices)
-        source, (own_start, own_stop) = self._sources(indices), self._windows.own[indices].T[..., None]
+        source, (own_start, own_stop) = (
+            self._sources(indices),
+            self._windows.own[indices].T[..., None],
+        )
         context, own = (place >= begin) & (place < end), (source >= own_start) & (source < own_stop)
         spans = {"may_start": (context & own).astype(np.int32), "may_end": context.astype(np.int32)}
         return {**self._pack(indices), **spans}
@@ -259,7 +289,9 @@ def _encode(questions: Sequence[Question], pieces: WordPiece, max_query_length: 
         if question.context not in known:
             known[question.context] = add(question.context, None)
     contexts = [known[question.context] for question in questions]
-    return _Texts(np.concatenate(tokens), np.concatenate(offsets), np.asarray(bounds), np.asarray(contexts))
+    return _Texts(
+        np.concatenate(tokens), np.concatenate(offsets), np.asarray(bounds), np.asarray(contexts)
+    )
 
 
 def _cut(contexts: np.ndarray, rooms: np.ndarray, doc_stride: int) -> _Windows:
@@ -270,7 +302,9 @@ def _cut(contexts: np.ndarray, rooms: np.ndarray, doc_stride: int) -> _Windows:
         count = 1 + -(-max(0, size - room) // step) if size else 0
         starts = np.arange(count) * step
         sizes = np.minimum(room, size - starts)
-        parts.append(_Windows(np.full(count, number), begin + starts, sizes, begin + _own(starts, sizes)))
+        parts.append(
+            _Windows(np.full(count, number), begin + starts, sizes, begin + _own(starts, sizes))
+        )
     return _Windows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -280,7 +314,9 @@ def _own(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         return np.stack([starts, sizes], 1)
     left = np.arange(starts[-1] + sizes[-1]) - starts[:, None]
     nearest = np.minimum(left, sizes[:, None] - 1 - left)
-    owner = np.argmax(np.where(nearest >= 0, nearest + _OF_SIZE * sizes[:, None], -1), 0)  # never falls
+    owner = np.argmax(
+        np.where(nearest >= 0, nearest + _OF_SIZE * sizes[:, None], -1), 0
+    )  # never falls
     edges = np.searchsorted(owner, np.arange(len(starts) + 1))
     return np.stack([edges[:-1], edges[1:]], 1)
 

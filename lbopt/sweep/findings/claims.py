@@ -11,12 +11,17 @@ from lbopt.sweep.findings.further import Draws, layerwise_legw_goes_further
 from lbopt.sweep.findings.groups import settings
 from lbopt.sweep.findings.limits import has_limits
 from lbopt.sweep.findings.metric import Metric
-from lbopt.sweep.findings.predictions import noise_scale_predicts_critical_batch, noise_scale_predicts_limit
+from lbopt.sweep.findings.predictions import (
+    noise_scale_predicts_critical_batch,
+    noise_scale_predicts_limit,
+)
 from lbopt.sweep.findings.transfer import constant_warmup_steps
 from lbopt.sweep.findings.verdicts import Arms, Claim
 
 
-def judge(config: Mapping[str, Any], summary: Mapping[str, Any], metric: Metric, draws: Draws) -> list[Claim]:
+def judge(
+    config: Mapping[str, Any], summary: Mapping[str, Any], metric: Metric, draws: Draws
+) -> list[Claim]:
     """Return the claims that the study has what it needs to judge; of an unfinished study none.
 
     Args:
@@ -29,13 +34,17 @@ def judge(config: Mapping[str, Any], summary: Mapping[str, Any], metric: Metric,
         return []
     arms = summary["arms"]
     schedules = [(arm, settings(config, arm["arm"])["schedule"]) for arm in arms]
-    constant = [arm for arm, schedule in schedules if schedule.get("decay", "constant") == "constant"]
+    constant = [
+        arm for arm, schedule in schedules if schedule.get("decay", "constant") == "constant"
+    ]
     legw = [arm for arm, schedule in schedules if schedule["warmup_rule"] == "legw"]
     found = [
         *_of_limits(config, arms, metric, draws),
         constant_warmup_steps(arms, metric),
         lipschitz_peak_stays(legw),
-        noise_scale_predicts_limit(arms, config["global_batch_sizes"]) if has_limits(config) else None,
+        noise_scale_predicts_limit(arms, config["global_batch_sizes"])
+        if has_limits(config)
+        else None,
         noise_scale_predicts_critical_batch(arms),
         diffusion_is_logarithmic(constant, metric, len(arms) - len(constant)),
     ]

@@ -16,7 +16,9 @@ _HALFWAY = 0.5
 """Between the same step (exponent 0) and the same epoch (exponent -1)."""
 _DRAWS = 2000
 _TAILS = (0.025, 0.975)
-_CLAIMED = "the local Lipschitz constant along the gradient peaks near the same step at every batch (LEGW)"
+_CLAIMED = (
+    "the local Lipschitz constant along the gradient peaks near the same step at every batch (LEGW)"
+)
 Groups = Sequence[tuple[float, Sequence[float]]]
 
 
@@ -62,9 +64,15 @@ class _Peaks(NamedTuple):
 
     def words(self) -> str:
         slope, low, high = (None if value is None else value + 0.0 for value in self.slope[:3])
-        interval = "no interval" if low is None else f"95 % interval over {self.slope.over} {low:.2f} to {high:.2f}"
+        interval = (
+            "no interval"
+            if low is None
+            else f"95 % interval over {self.slope.over} {low:.2f} to {high:.2f}"
+        )
         least, most = (f"{value:.3g}" for value in self.warmups)
-        warmup = f"{least} steps" if least == most else f"{least} to {most} steps, as the search chose"
+        warmup = (
+            f"{least} steps" if least == most else f"{least} to {most} steps, as the search chose"
+        )
         edge = f"{self.at_edge} of {self.seeds} peaks at the first or last probe"
         return f"batch^{slope:.2f} for {self.name} ({interval}; {edge}; warmup of {warmup})"
 
@@ -97,7 +105,12 @@ def lipschitz_peak_stays(arms: Arms) -> Claim | None:
     if len(told) == len(found):
         verdict = HELD if all(near) else NOT_HELD if all(far) else UNKNOWN
     numbers = f"in the arms with LEGW's warmup the step of its peak goes like {', '.join(one.words() for one in found)}"
-    return said("lipschitz_peak_stays", verdict, _CLAIMED, f"{numbers}; 0 is the same step, -1 the same epoch")
+    return said(
+        "lipschitz_peak_stays",
+        verdict,
+        _CLAIMED,
+        f"{numbers}; 0 is the same step, -1 the same epoch",
+    )
 
 
 def _peaks(arm: Mapping[str, Any], index: int) -> _Peaks | None:
@@ -105,10 +118,15 @@ def _peaks(arm: Mapping[str, Any], index: int) -> _Peaks | None:
     if len(points) < 2:
         return None
     peaks = [peak for point in points for peak in point["lipschitz_peaks"]]
-    groups = [(point["global_batch_size"], [peak["step"] for peak in point["lipschitz_peaks"]]) for point in points]
+    groups = [
+        (point["global_batch_size"], [peak["step"] for peak in point["lipschitz_peaks"]])
+        for point in points
+    ]
     warmups = [point["warmup_steps"] for point in points]
     at_edge = sum(peak["at_edge"] for peak in peaks)
-    return _Peaks(arm_name(arm), log_slope(groups, index), len(peaks), at_edge, (min(warmups), max(warmups)))
+    return _Peaks(
+        arm_name(arm), log_slope(groups, index), len(peaks), at_edge, (min(warmups), max(warmups))
+    )
 
 
 def log_slope(groups: Groups, index: int = 0) -> Slope:
@@ -132,7 +150,10 @@ def log_slope(groups: Groups, index: int = 0) -> Slope:
     slope = float(_slopes(x, np.array([values.mean() for values in logs])))
     if min(map(len, logs)) > 1:
         draw = np.random.Generator(np.random.Philox([0, index]))
-        means = [values[draw.integers(len(values), size=(_DRAWS, len(values)))].mean(1) for values in logs]
+        means = [
+            values[draw.integers(len(values), size=(_DRAWS, len(values)))].mean(1)
+            for values in logs
+        ]
         low, high = np.quantile(_slopes(x, np.stack(means, axis=-1)), _TAILS)
         return Slope(round(slope, 9), round(float(low), 9), round(float(high), 9), "seeds")
     half = _half_width(x, np.array([values.mean() for values in logs]), slope)

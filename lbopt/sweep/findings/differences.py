@@ -123,7 +123,9 @@ def _scale(metric: Metric, scores: Sequence[float]) -> list[float]:
     return [100 * score if metric is ACCURACY else math.log(score) for score in scores]
 
 
-def ahead_of(metric: Metric, best: Sequence[float], others: Sequence[Sequence[float]]) -> list[Difference]:
+def ahead_of(
+    metric: Metric, best: Sequence[float], others: Sequence[Sequence[float]]
+) -> list[Difference]:
     """Tell the best from each of the others, so that with 95 % none of all is told apart by chance (Holm's method).
 
     The smallest p of m is held against 5 % / m, the next one against 5 % / (m - 1), and so on up to the first that is not

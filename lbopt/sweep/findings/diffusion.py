@@ -42,7 +42,9 @@ class _Cells(NamedTuple):
         return next((sign for sign in (1, -1) if 2 * self.count(sign) > len(self.fits)), 0)
 
 
-def diffusion_is_logarithmic(arms: Arms, metric: Metric = ACCURACY, rates_fall: int = 0) -> Claim | None:
+def diffusion_is_logarithmic(
+    arms: Arms, metric: Metric = ACCURACY, rates_fall: int = 0
+) -> Claim | None:
     """Hold the claim that the distance from the start grows like log t against the fits of log t and of a power of t.
 
     Both fits have two parameters, so the one with the larger R^2 is the better; but a cell speaks for neither if that R^2
@@ -63,18 +65,31 @@ def diffusion_is_logarithmic(arms: Arms, metric: Metric = ACCURACY, rates_fall: 
     References:
       Hoffer et al., arXiv 1705.08741 [recalled 80%]; contradicted by You et al., The Limit of the Batch Size, arXiv 2006.08517.
     """
-    cells = [_cells_of(arm, metric) for arm in arms if any(point["diffusion"] for point in arm["points"])]
+    cells = [
+        _cells_of(arm, metric) for arm in arms if any(point["diffusion"] for point in arm["points"])
+    ]
     if not cells:
         return None
     every = _all(cells)
     judged = [one for one in cells if one.fits]
     notes = _notes(every, rates_fall)
     if not every.fits:
-        return said("diffusion_is_logarithmic", UNKNOWN, _WHAT, "; ".join(["there is no cell to judge by", *notes]))
+        return said(
+            "diffusion_is_logarithmic",
+            UNKNOWN,
+            _WHAT,
+            "; ".join(["there is no cell to judge by", *notes]),
+        )
     against = [one.names[0] for one in judged if every.sign and one.sign == -every.sign]
-    verdict = {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[every.sign] if 3 * len(against) < len(judged) else UNKNOWN
+    verdict = (
+        {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[every.sign]
+        if 3 * len(against) < len(judged)
+        else UNKNOWN
+    )
     but = [f"but for {listed(against)} it is {_CURVES[-every.sign]}"] if against else []
-    return said("diffusion_is_logarithmic", verdict, _WHAT, "; ".join([_numbers(every), *but, *notes]))
+    return said(
+        "diffusion_is_logarithmic", verdict, _WHAT, "; ".join([_numbers(every), *but, *notes])
+    )
 
 
 def _cells_of(arm: Mapping[str, Any], metric: Metric) -> _Cells:
@@ -86,7 +101,9 @@ def _cells_of(arm: Mapping[str, Any], metric: Metric) -> _Cells:
 
 def _all(cells: Sequence[_Cells]) -> _Cells:
     names, fits, diverged, untrained = zip(*cells, strict=True)
-    return _Cells([*itertools.chain(*names)], [*itertools.chain(*fits)], sum(diverged), sum(untrained))
+    return _Cells(
+        [*itertools.chain(*names)], [*itertools.chain(*fits)], sum(diverged), sum(untrained)
+    )
 
 
 def _is_trained(point: Mapping[str, Any]) -> bool:
@@ -103,7 +120,8 @@ def _speaks(fit: Mapping[str, float]) -> int:
 
 def _numbers(cells: _Cells) -> str:
     log_r2, power_r2, exponent = (
-        statistics.median(fit[name] for fit in cells.fits) for name in ("log_r2", "power_r2", "exponent")
+        statistics.median(fit[name] for fit in cells.fits)
+        for name in ("log_r2", "power_r2", "exponent")
     )
     count = len(cells.fits)
     found = f"log t is the better fit, with R^2 of at least {_FITS:g}, in {cells.count(1)} of {count} cell{'s' * (count > 1)}, a power of t in {cells.count(-1)}"

@@ -20,7 +20,9 @@ _ONLY = "compared are only arms with the same data, model and loss"
 Draws = Mapping[str, np.ndarray]
 
 
-def layerwise_legw_goes_further(config: Mapping[str, Any], arms: Arms, metric: Metric, draws: Draws) -> list[Claim]:
+def layerwise_legw_goes_further(
+    config: Mapping[str, Any], arms: Arms, metric: Metric, draws: Draws
+) -> list[Claim]:
     """Hold the claim of the LEGW and LAMB papers against the limits.
 
     LAMB and LARS with LEGW's warmup and square-root scaling are held against all other arms, and once more against those
@@ -46,7 +48,9 @@ def layerwise_legw_goes_further(config: Mapping[str, Any], arms: Arms, metric: M
             what = f"layerwise adaptation with LEGW holds small-batch {metric.name} to a larger batch than {than}"
             verdict, numbers = _judge(config, ours, theirs, draws)
             name = f"layerwise_legw_goes_further{ending}{f'_{place + 1}' * (place > 0)}"
-            found.append(said(name, verdict, what, "; ".join([*numbers, *[_ONLY] * (len(groups) > 1)])))
+            found.append(
+                said(name, verdict, what, "; ".join([*numbers, *[_ONLY] * (len(groups) > 1)]))
+            )
     return found
 
 
@@ -56,7 +60,11 @@ def _sides(config: Mapping[str, Any], group: Arms, linear_only: bool) -> tuple[A
     others = [arm for arm in group if arm not in ours]
     if not linear_only:
         return ours, others
-    linear = [arm for arm in others if settings(config, arm["arm"])["schedule"]["scaling_rule"] == "linear"]
+    linear = [
+        arm
+        for arm in others
+        if settings(config, arm["arm"])["schedule"]["scaling_rule"] == "linear"
+    ]
     return ours, [] if linear == others else linear
 
 
@@ -65,7 +73,9 @@ def _is_ours(arm: Mapping[str, Any]) -> bool:
     return arm["optimizer"]["name"] in ("lamb", "lars") and rules == ("legw", "sqrt")
 
 
-def _judge(config: Mapping[str, Any], ours: Arms, theirs: Arms, draws: Draws) -> tuple[str, list[str]]:
+def _judge(
+    config: Mapping[str, Any], ours: Arms, theirs: Arms, draws: Draws
+) -> tuple[str, list[str]]:
     """Return the verdict and what it rests on."""
     sizes, without = config["global_batch_sizes"], named_without_limit([*ours, *theirs])
     sides = [[arm for arm in side if arm["limit"] is not None] for side in (ours, theirs)]
@@ -80,8 +90,17 @@ def _judge(config: Mapping[str, Any], ours: Arms, theirs: Arms, draws: Draws) ->
     if second.limit == sizes[-1] and verdict == HELD:
         verdict = UNKNOWN
     shares = f"drawing the seeds again, the former is larger in {100 * further:.1f} % of the draws and equal in {100 * equal:.1f} %"
-    both = [f"in {100 * beyond:.1f} % both reach the largest batch, and how far they go is not known"] if beyond else []
-    return verdict, [f"{first.words(sizes[-1])}, {second.words(sizes[-1])}", shares, *both, *without]
+    both = (
+        [f"in {100 * beyond:.1f} % both reach the largest batch, and how far they go is not known"]
+        if beyond
+        else []
+    )
+    return verdict, [
+        f"{first.words(sizes[-1])}, {second.words(sizes[-1])}",
+        shares,
+        *both,
+        *without,
+    ]
 
 
 class _Side(NamedTuple):
@@ -112,4 +131,7 @@ class _Side(NamedTuple):
 
 def _shares(ours: np.ndarray, theirs: np.ndarray, largest: int) -> Sequence[float]:
     """Return in what share of the draws ours is larger, both are equal, and both are the largest."""
-    return [float(np.mean(one)) for one in (ours > theirs, ours == theirs, (ours == largest) & (theirs == largest))]
+    return [
+        float(np.mean(one))
+        for one in (ours > theirs, ours == theirs, (ours == largest) & (theirs == largest))
+    ]

@@ -23,7 +23,9 @@ class _Scored(NamedTuple):
     scores: list[float]
 
 
-def at_largest(config: Mapping[str, Any], measured: Arms, index: Index, metric: Metric) -> list[str]:
+def at_largest(
+    config: Mapping[str, Any], measured: Arms, index: Index, metric: Metric
+) -> list[str]:
     """Return the sentence that ranks the arms at the largest batch, and says from which the best is told apart.
 
     It is compared with each arm of the same data, model and loss; see `lbopt.sweep.findings.differences.ahead_of`.
@@ -43,7 +45,8 @@ def at_largest(config: Mapping[str, Any], measured: Arms, index: Index, metric: 
     there = [
         _Scored(arm, scores)
         for arm in measured
-        if (cell := index.get((arm["arm"], largest))) and (scores := metric.scores(cell.final, "test"))
+        if (cell := index.get((arm["arm"], largest)))
+        and (scores := metric.scores(cell.final, "test"))
     ]
     if len(there) < 2:
         return []
@@ -58,7 +61,11 @@ def _shown(one: _Scored, size: int, metric: Metric) -> str:
     mean = metric.centre(one.scores)
     if not math.isfinite(mean):
         return metric.show(mean) + of_seeds(point)
-    broken = f" ({point['diverged']} of {point['seeds']} seeds diverged and count as 0)" if point["diverged"] else ""
+    broken = (
+        f" ({point['diverged']} of {point['seeds']} seeds diverged and count as 0)"
+        if point["diverged"]
+        else ""
+    )
     return metric.show(mean) + broken
 
 
@@ -67,17 +74,24 @@ def _told(config: Mapping[str, Any], ranked: Sequence[_Scored], metric: Metric) 
     best = ranked[0]
     groups = comparable(config, [one.arm for one in ranked])
     (same,) = (group for group in groups if best.arm in group)
-    others = [one for one in ranked[1:] if one.arm in same and math.isfinite(metric.centre(one.scores))]
+    others = [
+        one for one in ranked[1:] if one.arm in same and math.isfinite(metric.centre(one.scores))
+    ]
     if not others or not math.isfinite(metric.centre(best.scores)):
         return []
     found = ahead_of(metric, best.scores, [one.scores for one in others])
     names = [arm_name(one.arm) for one in others]
     clauses = _clauses(arm_name(best.arm), list(zip(names, found, strict=True)), metric)
-    return [*clauses, *["compared are only arms with the same data, model and loss"] * (len(groups) > 1)]
+    return [
+        *clauses,
+        *["compared are only arms with the same data, model and loss"] * (len(groups) > 1),
+    ]
 
 
 def _clauses(best: str, found: Sequence[tuple[str, Difference]], metric: Metric) -> list[str]:
-    apart, same, unknown = ([(name, one) for name, one in found if one.apart is kind] for kind in (True, False, None))
+    apart, same, unknown = (
+        [(name, one) for name, one in found if one.apart is kind] for kind in (True, False, None)
+    )
     tests = len(apart) + len(same)
     how = (
         "its 95 % interval by Welch"
@@ -103,7 +117,9 @@ def _clauses(best: str, found: Sequence[tuple[str, Difference]], metric: Metric)
 
 
 def _interval(one: Difference, metric: Metric) -> str:
-    return f"{one.low:+.2f} to {one.high:+.2f} {'points' if metric.name == 'accuracy' else 'percent'}"
+    return (
+        f"{one.low:+.2f} to {one.high:+.2f} {'points' if metric.name == 'accuracy' else 'percent'}"
+    )
 
 
 def _steps_at(size: int, measured: Arms) -> list[str]:
@@ -112,5 +128,8 @@ def _steps_at(size: int, measured: Arms) -> list[str]:
     if len(there) < 2:
         return []
     ranked = sorted(there, key=lambda pair: math.inf if pair[1] is None else pair[1])
-    said = ", ".join(f"{arm_name(arm)} {'not reached' if steps is None else f'{steps:,.0f}'}" for arm, steps in ranked)
+    said = ", ".join(
+        f"{arm_name(arm)} {'not reached' if steps is None else f'{steps:,.0f}'}"
+        for arm, steps in ranked
+    )
     return [f"Median steps to the target at batch {size}: {said}."]

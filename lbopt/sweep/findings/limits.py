@@ -18,7 +18,9 @@ _MOST = 0.5
 OPTIMISE, GENERALISE = "optimise", "generalise"
 
 
-def find_limit(points: Sequence[tuple[int, float]], limit_points: float, metric: Metric = ACCURACY) -> int | None:
+def find_limit(
+    points: Sequence[tuple[int, float]], limit_points: float, metric: Metric = ACCURACY
+) -> int | None:
     """Return the largest batch up to which an arm stays within so many points of its result at the smallest batch.
 
     Args:
@@ -41,7 +43,10 @@ def find_limit(points: Sequence[tuple[int, float]], limit_points: float, metric:
 
 
 def draw_limits(
-    measured: Sequence[tuple[int, Sequence[float]]], limit_points: float, metric: Metric, index: int = 0
+    measured: Sequence[tuple[int, Sequence[float]]],
+    limit_points: float,
+    metric: Metric,
+    index: int = 0,
 ) -> np.ndarray | None:
     """Return the limits of an arm over resampled seeds, None if nothing was measured.
 
@@ -59,7 +64,9 @@ def draw_limits(
     if metric is ACCURACY:
         return fits.resample_limits(measured, limit_points / 100, seed=(0, index))
     losses = [(size, [math.log(score) for score in scores]) for size, scores in measured]
-    return fits.resample_limits(losses, math.log1p(limit_points / 100), higher_is_better=False, seed=(0, index))
+    return fits.resample_limits(
+        losses, math.log1p(limit_points / 100), higher_is_better=False, seed=(0, index)
+    )
 
 
 def starts_badly(points: Sequence[Mapping[str, Any]]) -> bool:
@@ -99,7 +106,9 @@ def named_without_limit(arms: Sequence[Mapping[str, Any]]) -> list[str]:
     Returns:
       A clause for each.
     """
-    return [f"{arm_name(arm)} has no limit: {why_no_limit(arm)}" for arm in arms if arm["limit"] is None]
+    return [
+        f"{arm_name(arm)} has no limit: {why_no_limit(arm)}" for arm in arms if arm["limit"] is None
+    ]
 
 
 def of_seeds(counted: Mapping[str, Any]) -> str:
@@ -133,7 +142,9 @@ def measured_in_a_row(config: Mapping[str, Any], sizes: Sequence[int]) -> list[i
     return list(itertools.takewhile(set(sizes).__contains__, config["global_batch_sizes"]))
 
 
-def failure(points: Sequence[Mapping[str, Any]], limit: int | None, metric: Metric) -> dict[str, Any] | None:
+def failure(
+    points: Sequence[Mapping[str, Any]], limit: int | None, metric: Metric
+) -> dict[str, Any] | None:
     """Tell a failure to optimise from a failure to generalise, at the first batch past the limit.
 
     Both losses are from the smallest batch to that one: of accuracy in percentage points; of a language model's mean
@@ -152,14 +163,22 @@ def failure(points: Sequence[Mapping[str, Any]], limit: int | None, metric: Metr
       wrong.) The share is null as well where the test lost nothing by its mean, and then whether training lost anything
       decides. The kind is null where it cannot be told.
     """
-    past = next((point for point in points if limit is not None and point["global_batch_size"] > limit), None)
+    past = next(
+        (point for point in points if limit is not None and point["global_batch_size"] > limit),
+        None,
+    )
     if past is None:
         return None
     test, train = (_lost(points[0], past, split, metric) for split in ("test", "train"))
     share = train / test if test is not None and train is not None and test > 0 else None
     lost = {"test_lost": test, "train_lost": train, "train_share": share}
     counts = {"diverged": past["diverged"], "seeds": past["seeds"]}
-    return {"global_batch_size": past["global_batch_size"], "kind": _kind(past, train, share), **counts, **lost}
+    return {
+        "global_batch_size": past["global_batch_size"],
+        "kind": _kind(past, train, share),
+        **counts,
+        **lost,
+    }
 
 
 def _kind(past: Mapping[str, Any], train: float | None, share: float | None) -> str | None:
@@ -171,7 +190,9 @@ def _kind(past: Mapping[str, Any], train: float | None, share: float | None) -> 
     return OPTIMISE if share > _MOST else GENERALISE
 
 
-def _lost(first: Mapping[str, Any], past: Mapping[str, Any], split: str, metric: Metric) -> float | None:
+def _lost(
+    first: Mapping[str, Any], past: Mapping[str, Any], split: str, metric: Metric
+) -> float | None:
     if metric is ACCURACY:
         before, after = first[f"{split}_accuracy_mean"], past[f"{split}_accuracy_mean"]
         return None if before is None or after is None else 100 * (before - after)

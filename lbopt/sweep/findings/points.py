@@ -40,7 +40,9 @@ def index_rows(rows: Iterable[Row]) -> dict[tuple[str, int], CellRows]:
     return cells
 
 
-def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: Metric) -> dict[str, Any]:
+def measure_point(
+    config: Mapping[str, Any], size: int, cell: CellRows, metric: Metric
+) -> dict[str, Any]:
     """Return the numbers of a cell that has final trials, as JSON data.
 
     Args:
@@ -65,7 +67,9 @@ def measure_point(config: Mapping[str, Any], size: int, cell: CellRows, metric: 
     final = cell.final
     first = final[0]
     factors = {f"{name}_factor": first[f"{name}_factor"] for name in FACTORS}
-    shared = {name: first[name] for name in ("steps", "warmup_steps", "learning_rate", "weight_decay")}
+    shared = {
+        name: first[name] for name in ("steps", "warmup_steps", "learning_rate", "weight_decay")
+    }
     tried = candidates(cell.search, metric)
     return {
         "global_batch_size": size,
@@ -127,7 +131,8 @@ def _edges(search: Mapping[str, Any], chosen: Row, cut: Collection[float]) -> di
         "at_edge_of_grid": at_edge(search, chosen["learning_rate_factor"]),
         "warmup_at_edge": warms and at_edge(search, chosen["warmup_factor"], "warmup"),
         "weight_decay_at_edge": (
-            chosen["weight_decay"] > 0 and at_edge(search, chosen["weight_decay_factor"], "weight_decay")
+            chosen["weight_decay"] > 0
+            and at_edge(search, chosen["weight_decay_factor"], "weight_decay")
         ),
     }
 
@@ -144,7 +149,11 @@ def cut_warmups(tried: Iterable[Mapping[str, Any]]) -> set[float]:
     """
     full = [one for one in tried if one["fidelity"] == 1 and one["warmup_factor"] > 0]
     own = max((one["warmup_steps"] / one["warmup_factor"] for one in full), default=0.0)
-    return {one["warmup_factor"] for one in full if one["warmup_steps"] < 0.99 * own * one["warmup_factor"]}
+    return {
+        one["warmup_factor"]
+        for one in full
+        if one["warmup_steps"] < 0.99 * own * one["warmup_factor"]
+    }
 
 
 def at_edge(search: Mapping[str, Any], factor: float, name: str = "learning_rate") -> bool:
@@ -170,7 +179,10 @@ def at_edge(search: Mapping[str, Any], factor: float, name: str = "learning_rate
     if not min(factor, *search[f"{name}_range"]) > 0:
         return False
     low, high = (math.log(end) for end in search[f"{name}_range"])
-    return low < high and not _NEAR_THE_END < (math.log(factor) - low) / (high - low) < 1 - _NEAR_THE_END
+    return (
+        low < high
+        and not _NEAR_THE_END < (math.log(factor) - low) / (high - low) < 1 - _NEAR_THE_END
+    )
 
 
 def candidates(search: Iterable[Row], metric: Metric) -> list[dict[str, Any]]:
@@ -187,14 +199,18 @@ def candidates(search: Iterable[Row], metric: Metric) -> list[dict[str, Any]]:
     """
     groups: dict[tuple[float, ...], list[Row]] = {}
     for row in search:
-        groups.setdefault((*(row[f"{name}_factor"] for name in FACTORS), row["fidelity"]), []).append(row)
+        groups.setdefault(
+            (*(row[f"{name}_factor"] for name in FACTORS), row["fidelity"]), []
+        ).append(row)
     return [
         {
             **dict(zip((*(f"{name}_factor" for name in FACTORS), "fidelity"), key, strict=True)),
             "warmup_steps": group[0]["warmup_steps"],
             "trials": len(group),
             "diverged": sum(row["diverged"] for row in group),
-            f"validation_{metric.name}_mean": spread(metric, metric.scores(group, "validation"))["mean"],
+            f"validation_{metric.name}_mean": spread(metric, metric.scores(group, "validation"))[
+                "mean"
+            ],
         }
         for key, group in sorted(groups.items())
     ]
@@ -212,7 +228,10 @@ def is_chosen(point: Mapping[str, Any], candidate: Mapping[str, Any]) -> bool:
 
 def _divergence(final: Sequence[Row]) -> dict[str, Any]:
     steps = [row["divergence_step"] for row in final if row.get("divergence_step") is not None]
-    return {"diverged": sum(row["diverged"] for row in final), "divergence_step": min(steps, default=None)}
+    return {
+        "diverged": sum(row["diverged"] for row in final),
+        "divergence_step": min(steps, default=None),
+    }
 
 
 def _accuracies(final: Sequence[Row], metric: Metric) -> dict[str, Any]:
@@ -221,12 +240,16 @@ def _accuracies(final: Sequence[Row], metric: Metric) -> dict[str, Any]:
     The accuracy of a model whose outputs are not numbers is that of always naming the first class: it does not count.
     """
     means = {
-        f"{split}_{name}_mean": mean(None if row["diverged"] else row.get(f"{split}_{name}") for row in final)
+        f"{split}_{name}_mean": mean(
+            None if row["diverged"] else row.get(f"{split}_{name}") for row in final
+        )
         for split in ("train", "validation", "test")
         for name in ("loss", "accuracy")
     }
     judged = spread(metric, metric.scores(final, "test"))
-    means[f"validation_{metric.name}_mean"] = spread(metric, metric.scores(final, "validation"))["mean"]
+    means[f"validation_{metric.name}_mean"] = spread(metric, metric.scores(final, "validation"))[
+        "mean"
+    ]
     return means | {f"test_{metric.name}_{name}": value for name, value in judged.items()}
 
 

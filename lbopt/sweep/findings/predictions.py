@@ -42,7 +42,10 @@ class Prediction(NamedTuple):
     @property
     def missed(self) -> bool:
         """Whether it is off by more than `WITHIN`, wherever between its bounds the truth lies."""
-        return self.noise_scale is not None and not self.least / WITHIN <= self.noise_scale <= WITHIN * self.most
+        return (
+            self.noise_scale is not None
+            and not self.least / WITHIN <= self.noise_scale <= WITHIN * self.most
+        )
 
     @property
     def judged(self) -> bool:
@@ -74,7 +77,9 @@ def noise_scale_predicts_limit(arms: Arms, sizes: Sequence[int]) -> Claim | None
     if not noisy:
         return None
     found = [_of_limit(arm, sizes) for arm in noisy if arm["limit"] is not None]
-    return _predicted("noise_scale_predicts_limit", "limit", found, _range(noisy), named_without_limit(noisy))
+    return _predicted(
+        "noise_scale_predicts_limit", "limit", found, _range(noisy), named_without_limit(noisy)
+    )
 
 
 def noise_scale_predicts_critical_batch(arms: Arms) -> Claim | None:
@@ -90,7 +95,9 @@ def noise_scale_predicts_critical_batch(arms: Arms) -> Claim | None:
     if not noisy:
         return None
     found = [_prediction(arm, *[arm["critical_batch"]["critical_batch_size"]] * 2) for arm in noisy]
-    return _predicted("noise_scale_predicts_critical_batch", "critical batch", found, _range(noisy), [])
+    return _predicted(
+        "noise_scale_predicts_critical_batch", "critical batch", found, _range(noisy), []
+    )
 
 
 def _is_measured(arm: Mapping[str, Any]) -> bool:
@@ -123,7 +130,9 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _predicted(name: str, thing: str, found: Sequence[Prediction], course: str, without: Sequence[str]) -> Claim:
+def _predicted(
+    name: str, thing: str, found: Sequence[Prediction], course: str, without: Sequence[str]
+) -> Claim:
     """Judge predictions of batch sizes.
 
     The prediction is the noise scale at an arm's smallest batch, which nobody needs large batches to measure: the median
@@ -151,9 +160,15 @@ def _predicted(name: str, thing: str, found: Sequence[Prediction], course: str, 
     if len(judged) < _FEWEST:
         few = f"it takes {_FEWEST} arms to judge by, and there {'is' if len(judged) == 1 else 'are'} {len(judged) or 'none'}"
         return said(name, UNKNOWN, what, "; ".join([few, *_ratios(thing, judged), *notes]))
-    verdict = NOT_HELD if missed > within else HELD if within > missed and _agree(ranks) else UNKNOWN
-    factor = f"it is within a factor of {WITHIN:g} of the {thing} for {within} of {len(judged)} arms"
-    return said(name, verdict, what, "; ".join([factor, *_ratios(thing, judged), _said_of(ranks), *notes]))
+    verdict = (
+        NOT_HELD if missed > within else HELD if within > missed and _agree(ranks) else UNKNOWN
+    )
+    factor = (
+        f"it is within a factor of {WITHIN:g} of the {thing} for {within} of {len(judged)} arms"
+    )
+    return said(
+        name, verdict, what, "; ".join([factor, *_ratios(thing, judged), _said_of(ranks), *notes])
+    )
 
 
 def _can_be_told(ranks: RankTest | None) -> bool:
@@ -162,7 +177,11 @@ def _can_be_told(ranks: RankTest | None) -> bool:
 
 def _agree(ranks: RankTest | None) -> bool:
     """Return whether the ranks do not speak against the prediction."""
-    return ranks is None or not _can_be_told(ranks) or (ranks.correlation > _AGREES and ranks.p <= _CHANCE)
+    return (
+        ranks is None
+        or not _can_be_told(ranks)
+        or (ranks.correlation > _AGREES and ranks.p <= _CHANCE)
+    )
 
 
 def _said_of(ranks: RankTest | None) -> str:
@@ -185,9 +204,13 @@ def _left_out(found: Sequence[Prediction]) -> list[str]:
     bounded = [one.bounds() for one in found if one.noise_scale is not None and not one.judged]
     notes = []
     if bounded:
-        notes.append(f"{_counted(bounded)} left out, as each may be a hit or a miss: {', '.join(bounded)}")
+        notes.append(
+            f"{_counted(bounded)} left out, as each may be a hit or a miss: {', '.join(bounded)}"
+        )
     if infinite:
-        notes.append(f"{_counted(infinite)} left out, as the noise scale is not told from infinity: {listed(infinite)}")
+        notes.append(
+            f"{_counted(infinite)} left out, as the noise scale is not told from infinity: {listed(infinite)}"
+        )
     return notes
 
 

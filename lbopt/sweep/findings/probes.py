@@ -28,7 +28,9 @@ def probed(final: Sequence[Row]) -> dict[str, Any]:
     """
     found = [row["probes"] for row in final if row.get("probes")]
     lipschitz = _means(found, "lipschitz")
-    peaks = [peak for row in final if not row["diverged"] and (peak := _peak(row.get("probes") or {}))]
+    peaks = [
+        peak for row in final if not row["diverged"] and (peak := _peak(row.get("probes") or {}))
+    ]
     return {
         **_noise(noise_scales(found)),
         "lipschitz_peak_step": max(lipschitz, key=lambda pair: pair[1], default=(None, None))[0],
@@ -72,7 +74,9 @@ def _paired(probe: Probes, name: str) -> list[float | None]:
     """Return a column of the two of the noise scale, without the numbers whose other one is missing."""
     columns = [probe.get(one) or () for one in ("noise_trace", "gradient_square_norm")]
     whole = [None not in pair for pair in zip(*columns, strict=False)]
-    return [value if kept else None for value, kept in zip(probe.get(name) or (), whole, strict=False)]
+    return [
+        value if kept else None for value, kept in zip(probe.get(name) or (), whole, strict=False)
+    ]
 
 
 def _ratio(trace: float, square_norm: float) -> float:
@@ -84,7 +88,9 @@ def _noise(scales: Sequence[tuple[int, float]]) -> dict[str, Any]:
     return {
         "noise_scale": _finite(statistics.median(values)) if values else None,
         "noise_scale_range": [_finite(min(values)), _finite(max(values))] if values else None,
-        "noise_scale_over_steps": {"step": steps, "noise_scale": [*map(_finite, values)]} if values else None,
+        "noise_scale_over_steps": {"step": steps, "noise_scale": [*map(_finite, values)]}
+        if values
+        else None,
     }
 
 
@@ -102,7 +108,8 @@ def _peak(probe: Probes) -> dict[str, Any] | None:
 
 
 def by_step(
-    series: Iterable[Mapping[str, Any]], column: Callable[[Mapping[str, Any]], Sequence[float | None]]
+    series: Iterable[Mapping[str, Any]],
+    column: Callable[[Mapping[str, Any]], Sequence[float | None]],
 ) -> dict[int, list[float]]:
     """Return the numbers of all seeds at every step at which one has a number, ascending in the step.
 

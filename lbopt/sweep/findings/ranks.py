@@ -79,4 +79,7 @@ def _columns(pairs: Sequence[tuple[float, float]]) -> list[list[float]]:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     ordered = sorted(values)
-    return [(bisect.bisect_left(ordered, value) + bisect.bisect_right(ordered, value)) / 2 for value in values]
+    return [
+        (bisect.bisect_left(ordered, value) + bisect.bisect_right(ordered, value)) / 2
+        for value in values
+    ]

@@ -11,7 +11,11 @@ from lbopt.sweep.findings.names import arm_name, grouped, listed
 from lbopt.sweep.findings.points import search_of
 
 Arms = Sequence[Mapping[str, Any]]
-_EDGES = {"at_edge_of_grid": "learning rate", "warmup_at_edge": "warmup", "weight_decay_at_edge": "weight decay"}
+_EDGES = {
+    "at_edge_of_grid": "learning rate",
+    "warmup_at_edge": "warmup",
+    "weight_decay_at_edge": "weight decay",
+}
 
 
 def kept_warmup(config: Mapping[str, Any], measured: Arms, metric: Metric) -> list[str]:
@@ -32,8 +36,12 @@ def kept_warmup(config: Mapping[str, Any], measured: Arms, metric: Metric) -> li
         search = search_of(config, arm["arm"])
         if search["method"] != "grid" or not {1.0} < set(search["warmup_factors"]):
             continue
-        losses = [(_kept_loss(point, metric), point["global_batch_size"]) for point in arm["points"]]
-        parts += _kept_part(arm_name(arm), [(loss, size) for loss, size in losses if loss is not None], metric)
+        losses = [
+            (_kept_loss(point, metric), point["global_batch_size"]) for point in arm["points"]
+        ]
+        parts += _kept_part(
+            arm_name(arm), [(loss, size) for loss, size in losses if loss is not None], metric
+        )
     kept = f"Had every arm kept its own rule's warmup, the best validation {metric.name} of the search would have been worse by"
     return [f"{kept}: {', '.join(parts)}."] if parts else []
 
@@ -92,7 +100,11 @@ def same_search(config: Mapping[str, Any], measured: Arms) -> str:
 
 def _fields_that_differ(searches: Sequence[Mapping[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for search in searches for name in search)
-    return [name for name in names if any(search.get(name) != searches[0].get(name) for search in searches)]
+    return [
+        name
+        for name in names
+        if any(search.get(name) != searches[0].get(name) for search in searches)
+    ]
 
 
 def _span(counts: set[int]) -> str:

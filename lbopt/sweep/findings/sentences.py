@@ -16,7 +16,9 @@ Points = Sequence[Mapping[str, Any]]
 Arms = Sequence[Mapping[str, Any]]
 
 
-def sentences(config: Mapping[str, Any], summary: Mapping[str, Any], index: Index, metric: Metric) -> list[str]:
+def sentences(
+    config: Mapping[str, Any], summary: Mapping[str, Any], index: Index, metric: Metric
+) -> list[str]:
     """Return the findings, one sentence each.
 
     Args:
@@ -67,7 +69,9 @@ def _limit_sentence(config: Mapping[str, Any], arm: Mapping[str, Any], metric: M
         return f"{start} stays within {near} up to the largest batch, {arm['limit']}: its limit was not reached{_interval(arm)}."
     if arm["failure"] is None:
         return f"{start} stays within {near} at every batch measured so far, up to {arm['limit']}."
-    beyond = next(p for p in arm["points"] if p["global_batch_size"] == arm["failure"]["global_batch_size"])
+    beyond = next(
+        p for p in arm["points"] if p["global_batch_size"] == arm["failure"]["global_batch_size"]
+    )
     there = f"at {beyond['global_batch_size']} it has {_shown(beyond, metric)} and {_failure(arm['failure'], metric)}"
     return f"{start} reaches its limit at batch {arm['limit']}{_interval(arm)}; {there}."
 
@@ -106,10 +110,20 @@ def _target(config: Mapping[str, Any], measured: Arms) -> list[str]:
     missed = [
         f"{arm_name(arm)} at {', '.join(map(str, sizes))}"
         for arm in measured
-        if (sizes := [p["global_batch_size"] for p in arm["points"] if p["target"]["steps_median"] is None])
+        if (
+            sizes := [
+                p["global_batch_size"] for p in arm["points"] if p["target"]["steps_median"] is None
+            ]
+        )
     ]
-    found = [f"To the target need, by the fit of steps against batch: {'; '.join(costs)}."] if costs else []
-    return found + ([f"The median run did not reach the target: {'; '.join(missed)}."] if missed else [])
+    found = (
+        [f"To the target need, by the fit of steps against batch: {'; '.join(costs)}."]
+        if costs
+        else []
+    )
+    return found + (
+        [f"The median run did not reach the target: {'; '.join(missed)}."] if missed else []
+    )
 
 
 def _waterfall(waterfall: Mapping[str, Any] | None, metric: Metric) -> list[str]:
@@ -124,11 +138,17 @@ def _waterfall(waterfall: Mapping[str, Any] | None, metric: Metric) -> list[str]
 
 def _doubts(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say which gains are not told apart from seed noise, each held against its own 95 % interval."""
-    noise, unknown = ([arm_name(step) for step in steps if step["told_apart"] is kind] for kind in (False, None))
+    noise, unknown = (
+        [arm_name(step) for step in steps if step["told_apart"] is kind] for kind in (False, None)
+    )
     doubts = {"not told apart from seed noise": noise, "cannot be told from these seeds": unknown}
     found = [f"{what}: {', '.join(names)}" for what, names in doubts.items() if names]
     found[:0] = ["each is told apart from seed noise"] if not found else []
-    return found if len(unknown) == len(steps) else [f"{found[0]} (95 % interval of each gain)", *found[1:]]
+    return (
+        found
+        if len(unknown) == len(steps)
+        else [f"{found[0]} (95 % interval of each gain)", *found[1:]]
+    )
 
 
 def _shown(point: Mapping[str, Any], metric: Metric) -> str:

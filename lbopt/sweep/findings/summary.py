@@ -9,7 +9,13 @@ import numpy as np
 
 from lbopt.sweep import fits
 from lbopt.sweep.findings.claims import judge
-from lbopt.sweep.findings.limits import draw_limits, failure, find_limit, measured_in_a_row, starts_badly
+from lbopt.sweep.findings.limits import (
+    draw_limits,
+    failure,
+    find_limit,
+    measured_in_a_row,
+    starts_badly,
+)
 from lbopt.sweep.findings.metric import Metric, Row, metric_of
 from lbopt.sweep.findings.points import CellRows, Index, index_rows, measure_point
 from lbopt.sweep.findings.sentences import sentences
@@ -69,13 +75,19 @@ def _arm(
 ) -> tuple[dict[str, Any], np.ndarray | None]:
     """Return an arm of the summary, and its limit over resampled seeds, None if it has none."""
     arm = config["arms"][place]["name"]
-    sizes = [size for size in config["global_batch_sizes"] if (arm, size) in index and index[arm, size].final]
+    sizes = [
+        size
+        for size in config["global_batch_sizes"]
+        if (arm, size) in index and index[arm, size].final
+    ]
     points = [measure_point(config, size, index[arm, size], metric) for size in sizes]
     scores = {size: metric.scores(index[arm, size].final, "test") for size in sizes}
     # Up to the first gap only: the limit of an unfinished study starts at its smallest batch or not at all.
     row = [] if starts_badly(points) else measured_in_a_row(config, sizes)
     measured = [(size, scores[size]) for size in row]
-    limit = find_limit([(size, metric.centre(values)) for size, values in measured], config["limit_points"], metric)
+    limit = find_limit(
+        [(size, metric.centre(values)) for size, values in measured], config["limit_points"], metric
+    )
     draws = None if limit is None else draw_limits(measured, config["limit_points"], metric, place)
     found = {
         "arm": arm,

@@ -9,16 +9,23 @@ from collections.abc import Sequence
 from lbopt.sweep.findings.metric import ACCURACY, Metric
 from lbopt.sweep.findings.names import quoted
 from lbopt.sweep.findings.verdicts import HELD, NOT_HELD, UNKNOWN, Arms, Claim, said
-from lbopt.sweep.findings.warmups import EPOCHS, GROWING, Contest, Warmups, compare, is_searched, total, warmups
+from lbopt.sweep.findings.warmups import (
+    EPOCHS,
+    GROWING,
+    Contest,
+    Warmups,
+    compare,
+    is_searched,
+    total,
+    warmups,
+)
 
 Pairs = Sequence[tuple[float, float]]
 _WARMUP = "constant_warmup_steps"
 _CLAIMED = "constant warmup steps are the right transfer over batch sizes (LEGW)"
 _CARRIED = "carried to another batch size, the chosen warmup "
 _IN_PROPORTION = "as steps in proportion to the batch"
-_DRAWN = (
-    "warmup was drawn together with the learning rate, not crossed with it in a grid, so neither's part can be told"
-)
+_DRAWN = "warmup was drawn together with the learning rate, not crossed with it in a grid, so neither's part can be told"
 _NOWHERE = (
     "no warmup that was chosen inside of the range tried can be carried to another batch size both as the same steps and "
     "as the same epochs, for want of tried ones near these"
@@ -45,7 +52,9 @@ def constant_warmup_steps(arms: Arms, metric: Metric = ACCURACY) -> Claim | None
     Returns:
       The claim; None if no cell tried several warmups, or if all that did chose by the steps to a target.
     """
-    if not any(is_searched(point) for arm in arms for point in arm["points"] if point["target"] is None):
+    if not any(
+        is_searched(point) for arm in arms for point in arm["points"] if point["target"] is None
+    ):
         return None
     cells = {arm["arm"]: found for arm in arms if (found := warmups(arm, metric.name))}
     if not cells:
@@ -56,13 +65,26 @@ def constant_warmup_steps(arms: Arms, metric: Metric = ACCURACY) -> Claim | None
     if not pooled.told[0] and growing.sign >= 0:
         return said(_WARMUP, UNKNOWN, _CLAIMED, f"{_NOWHERE}; {slopes}")
     if growing.sign < 0:
-        return said(_WARMUP, NOT_HELD, _CLAIMED, f"{_CARRIED}{_counts(growing, _IN_PROPORTION)}; {slopes}")
+        return said(
+            _WARMUP, NOT_HELD, _CLAIMED, f"{_CARRIED}{_counts(growing, _IN_PROPORTION)}; {slopes}"
+        )
     numbers = f"{_CARRIED}{_counts(pooled, 'as the same number of epochs')}; {slopes}"
-    against = [quoted(name) for name, one in zip(cells, contests, strict=True) if one.sign * pooled.sign < 0]
+    against = [
+        quoted(name)
+        for name, one in zip(cells, contests, strict=True)
+        if one.sign * pooled.sign < 0
+    ]
     if against:
-        return said(_WARMUP, UNKNOWN, _CLAIMED, f"{numbers}; but {' and '.join(against)} alone says the opposite")
+        return said(
+            _WARMUP,
+            UNKNOWN,
+            _CLAIMED,
+            f"{numbers}; but {' and '.join(against)} alone says the opposite",
+        )
     if growing.lead < 0 < pooled.sign:
-        return said(_WARMUP, UNKNOWN, _CLAIMED, f"{numbers}; but it also {_counts(growing, _IN_PROPORTION)}")
+        return said(
+            _WARMUP, UNKNOWN, _CLAIMED, f"{numbers}; but it also {_counts(growing, _IN_PROPORTION)}"
+        )
     return said(_WARMUP, {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[pooled.sign], _CLAIMED, numbers)
 
 

@@ -37,4 +37,8 @@ def said(claim: str, verdict: str, what: str, numbers: str) -> Claim:
     >>> said("x", "cannot be told", "two is even", "no two").sentence
     'Whether two is even cannot be told here: no two.'
     """
-    return Claim(claim, verdict, f"{'Whether' if verdict == UNKNOWN else 'That'} {what} {verdict} here: {numbers}.")
+    return Claim(
+        claim,
+        verdict,
+        f"{'Whether' if verdict == UNKNOWN else 'That'} {what} {verdict} here: {numbers}.",
+    )

@@ -52,7 +52,9 @@ class Contest(NamedTuple):
     @property
     def by_chance(self) -> tuple[int, int]:
         """Between which leads 95 % of the shuffles lie."""
-        low, high = np.quantile((self.better - self.worse)[1:], [0.025, 0.975], method="inverted_cdf")
+        low, high = np.quantile(
+            (self.better - self.worse)[1:], [0.025, 0.975], method="inverted_cdf"
+        )
         return int(low), int(high)
 
     @property
@@ -115,7 +117,9 @@ def _badness(candidate: Mapping[str, Any], metric_name: str) -> float:
     return -score if metric_name == "accuracy" else score
 
 
-def compare(cells: Sequence[Warmups], exponent: float, index: int = 0, draws: int = _DRAWS) -> Contest:
+def compare(
+    cells: Sequence[Warmups], exponent: float, index: int = 0, draws: int = _DRAWS
+) -> Contest:
     """Carry the chosen warmup of every cell to every other one, as the same steps and otherwise, and compare the scores there.
 
     Chance is what is left when the scores of every cell are shuffled over its warmups, the choice along with them: if the
@@ -149,7 +153,9 @@ def compare(cells: Sequence[Warmups], exponent: float, index: int = 0, draws: in
     return Contest(better, worse, told)
 
 
-def _shuffles(cell: Warmups, draws: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _shuffles(
+    cell: Warmups, draws: int, draw: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Return ranks [1 + draws, warmups] and the place of the chosen one [1 + draws], first as they are."""
     order = draw.permuted(np.tile(np.arange(len(cell.steps)), (draws + 1, 1)), axis=1)
     order[0] = np.arange(len(cell.steps))
@@ -177,7 +183,9 @@ def landing(source: Warmups, target: Warmups, exponent: float) -> np.ndarray:
     """
     places = np.full(len(source.steps), -1)
     for place in range(1, len(source.steps) - 1):
-        wanted = source.steps[place] * (target.global_batch_size / source.global_batch_size) ** exponent
+        wanted = (
+            source.steps[place] * (target.global_batch_size / source.global_batch_size) ** exponent
+        )
         off = [abs(math.log(steps / wanted)) if steps > 0 else math.inf for steps in target.steps]
         if min(off) < math.log(_NEAR):
             places[place] = off.index(min(off))

@@ -13,7 +13,9 @@ from lbopt.sweep.findings.metric import Metric, spread
 from lbopt.sweep.findings.points import Index
 
 
-def measure_waterfall(config: Mapping[str, Any], index: Index, metric: Metric) -> dict[str, Any] | None:
+def measure_waterfall(
+    config: Mapping[str, Any], index: Index, metric: Metric
+) -> dict[str, Any] | None:
     """Return the arms of `config["waterfall"]` at the largest batch, each with what it gains over the one before it.
 
     A gain is told apart from seed noise if the 95 % interval of the difference of the two means does not contain none.
@@ -47,7 +49,9 @@ def measure_waterfall(config: Mapping[str, Any], index: Index, metric: Metric) -
     return {"global_batch_size": largest, "steps": steps}
 
 
-_FIRST: dict[str, Any] = dict.fromkeys(("gain", "gain_low", "gain_high", "gain_spread", "told_apart"))
+_FIRST: dict[str, Any] = dict.fromkeys(
+    ("gain", "gain_low", "gain_high", "gain_spread", "told_apart")
+)
 
 
 def _gain(metric: Metric, before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:

@@ -53,7 +53,9 @@ class AdjustableState(NamedTuple):
     inner: Any
 
 
-def adjustable(make: Callable[[Arguments], optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
+def adjustable(
+    make: Callable[[Arguments], optax.GradientTransformation],
+) -> optax.GradientTransformationExtraArgs:
     """Return an optimizer that reads its numbers from its state.
 
     Args:
@@ -70,9 +72,16 @@ def adjustable(make: Callable[[Arguments], optax.GradientTransformation]) -> opt
     def init_fn(params: types.Params) -> AdjustableState:
         blank = Arguments(*(jnp.zeros((), jnp.float32) for _ in Arguments._fields))
         # Traced, as in an update: zeros that are known would be checked as if somebody had asked for them.
-        return AdjustableState(blank, jax.jit(lambda arguments: make(arguments).init(params))(blank))
+        return AdjustableState(
+            blank, jax.jit(lambda arguments: make(arguments).init(params))(blank)
+        )
 
-    def update_fn(updates: optax.Updates, state: AdjustableState, params: types.Params | None = None, **extra: Any):
+    def update_fn(
+        updates: optax.Updates,
+        state: AdjustableState,
+        params: types.Params | None = None,
+        **extra: Any,
+    ):
         tx = optax.with_extra_args_support(make(state.arguments))
         updates, inner = tx.update(updates, state.inner, params, **extra)
         return updates, AdjustableState(state.arguments, inner)
@@ -97,7 +106,9 @@ def make_tx(cell: Cell, decays: bool) -> optax.GradientTransformationExtraArgs:
         decay = arguments.weight_decay if decays else 0.0
         stacked = cell.problem.stacked
         labels = aggregators.labels_of(cell.train.aggregator)
-        return optimizers.make_optimizer(cell.train.optimizer, schedule, decay, cell.global_batch_size, stacked, labels)
+        return optimizers.make_optimizer(
+            cell.train.optimizer, schedule, decay, cell.global_batch_size, stacked, labels
+        )
 
     return adjustable(make)
 

@@ -63,7 +63,9 @@ class Feed:
         """
         found = self._take(seed, start, max(count, 1))
         missing = self.num_steps - max(count, 1)
-        return jax.tree.map(lambda x: np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]), found)
+        return jax.tree.map(
+            lambda x: np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]), found
+        )
 
     def _take(self, seed: int, start: int, count: int) -> Any:
         size, examples = self._cell.global_batch_size, len(self._train)

@@ -55,12 +55,16 @@ class Probe(NamedTuple):
         found: dict[str, jax.Array] = {}
         for kind, value in self._asdict().items():
             found |= (
-                {f"{kind}/{name}": one for name, one in value.items()} if isinstance(value, dict) else {kind: value}
+                {f"{kind}/{name}": one for name, one in value.items()}
+                if isinstance(value, dict)
+                else {kind: value}
             )
         return found
 
 
-def make_probe(loss_fn: types.LossFn, num_parts: int, modules: Mapping[str, str] | None = None) -> Callable[..., Probe]:
+def make_probe(
+    loss_fn: types.LossFn, num_parts: int, modules: Mapping[str, str] | None = None
+) -> Callable[..., Probe]:
     """Build (params, model_state, batch, key) -> `Probe`, a pure function for `jax.jit` and `jax.vmap`.
 
     The batch has num_parts * b examples and example i belongs to part i // b. Parts are visited one after another, so
@@ -82,9 +86,16 @@ def make_probe(loss_fn: types.LossFn, num_parts: int, modules: Mapping[str, str]
       UserError: naming `num_parts`, if that is odd or below 2, or (from the probe) if it does not divide the batch.
       ValueError: from the probe, if a parameter has no module or a module no parameter.
     """
-    require(num_parts >= 2 and num_parts % 2 == 0, "num_parts", num_parts, "give an even number >= 2, for two halves")
+    require(
+        num_parts >= 2 and num_parts % 2 == 0,
+        "num_parts",
+        num_parts,
+        "give an even number >= 2, for two halves",
+    )
 
-    def probe(params: types.Params, model_state: types.ModelState, batch: types.Batch, key: jax.Array) -> Probe:
+    def probe(
+        params: types.Params, model_state: types.ModelState, batch: types.Batch, key: jax.Array
+    ) -> Probe:
         parts = (split_parts(batch, num_parts), jax.random.split(key, num_parts))
 
         def loss(params: types.Params, part: Any) -> jax.Array:
@@ -94,10 +105,14 @@ def make_probe(loss_fn: types.LossFn, num_parts: int, modules: Mapping[str, str]
             gradients = gradient_parts(jax.grad(loss), params, parts)
             lipschitz = local_lipschitz(loss, params, gradients.mean, parts)
         size = len(jax.tree.leaves(batch)[0])
-        noise = estimate_noise(gradients.mean_square_norm, square_norm(gradients.mean), num_parts, size)
+        noise = estimate_noise(
+            gradients.mean_square_norm, square_norm(gradients.mean), num_parts, size
+        )
         halves = gradients.first_half, gradients.second_half
         by_module = phi_modules(resolve_labels(modules, params), *halves) if modules else {}
-        return Probe(noise.trace, noise.square_norm, lipschitz, phi(*halves), phi_layers(*halves), by_module)
+        return Probe(
+            noise.trace, noise.square_norm, lipschitz, phi(*halves), phi_layers(*halves), by_module
+        )
 
     return probe
 
@@ -117,7 +132,12 @@ def split_parts(batch: types.PyTree, num_parts: int) -> types.PyTree:
     """
 
     def split(x: Any) -> jax.Array:
-        require(len(x) % num_parts == 0, "num_parts", num_parts, f"it does not divide the {len(x)} examples")
+        require(
+            len(x) % num_parts == 0,
+            "num_parts",
+            num_parts,
+            f"it does not divide the {len(x)} examples",
+        )
         return jnp.reshape(x, (num_parts, len(x) // num_parts, *jnp.shape(x)[1:]))
 
     return jax.tree.map(split, batch)
@@ -154,7 +174,10 @@ def gradient_parts(
 
 
 def local_lipschitz(
-    loss_fn: Callable[[types.Params, Any], jax.Array], params: types.Params, gradient: types.Params, parts: types.PyTree
+    loss_fn: Callable[[types.Params, Any], jax.Array],
+    params: types.Params,
+    gradient: types.Params,
+    parts: types.PyTree,
 ) -> jax.Array:
     """Measure how fast the gradient changes along itself.
 

@@ -59,7 +59,9 @@ class MeshProgram:
         self.train, self.problem, self.config = cell.train, cell.problem, config
         self.mesh = build.make_mesh(self.train.parallel)
         tx = trial_arguments.make_tx(cell, decays)
-        self.step = build.make_step(self.train, cell.problem.loss_fn, tx, self.mesh, cell.problem.stacked)
+        self.step = build.make_step(
+            self.train, cell.problem.loss_fn, tx, self.mesh, cell.problem.stacked
+        )
         self.evaluate = cell.problem.evaluator(self.mesh, self.train.parallel.backend)
         self._tx = tx
 
@@ -119,10 +121,14 @@ class MeshSession:
         (trial,) = trials.values()
         program = self._program
         self._state = program.init(np.int32(trial.seed), Arguments.of(trial))
-        self._start = jax.tree.map(jnp.copy, self._state.params) if program.config.measure.distance else None
+        self._start = (
+            jax.tree.map(jnp.copy, self._state.params) if program.config.measure.distance else None
+        )
         size, mesh = program.train.global_batch_size, program.mesh
         parts = meshes.local_parts(mesh)
-        batches = TrainBatches(program.problem.splits.train, trial.seed, size, trial.num_steps, mesh.size, parts)
+        batches = TrainBatches(
+            program.problem.splits.train, trial.seed, size, trial.num_steps, mesh.size, parts
+        )
         self._batches = train_iterator(batches)
 
     def advance(self, records: Mapping[int, Record]) -> None:
@@ -133,15 +139,21 @@ class MeshSession:
         """
         (record,) = records.values()
         found = [self._step() for _ in range(min(_STEPS, record.steps_to_next_stop))]
-        losses, distances = (np.asarray(jax.device_get(values), np.float32) for values in zip(*found, strict=True))
+        losses, distances = (
+            np.asarray(jax.device_get(values), np.float32) for values in zip(*found, strict=True)
+        )
         record.extend(losses, distances)
 
     def _step(self) -> tuple[Any, Any]:
         mesh = self._program.mesh
-        self._state, metrics = self._program.step(self._state, meshes.put_batch(mesh, next(self._batches)))
+        self._state, metrics = self._program.step(
+            self._state, meshes.put_batch(mesh, next(self._batches))
+        )
         total, count = metrics["loss"]
         if mesh.devices.flat[0].platform == "cpu":
-            jax.block_until_ready(metrics)  # queued collectives of many steps deadlock on a few CPU cores
+            jax.block_until_ready(
+                metrics
+            )  # queued collectives of many steps deadlock on a few CPU cores
         distance = 0.0 if self._start is None else _distance(self._state.params, self._start)
         return total / count, distance
 
@@ -167,7 +179,9 @@ class MeshSession:
           One dict: the names of `lbopt.sweep.lanes.gauges.Probe.flat` and `trust_ratio/PATH` -> number.
         """
         state = self._evaluated()
-        found = jax.device_get({**self._probe(state.params, state.model_state), **trust_ratios(self._state)})
+        found = jax.device_get(
+            {**self._probe(state.params, state.model_state), **trust_ratios(self._state)}
+        )
         return [{name: float(value) for name, value in found.items()}]
 
     def _evaluated(self) -> TrainState:
@@ -197,7 +211,9 @@ def make_mesh_probe(problem: Problem, config: SweepConfig) -> Probe:
         indices = example_indices(len(train), _CHOSEN, 0, count)
         batch = train.draw(indices, np.zeros_like(indices), _CHOSEN)
         batch.pop(DAMAGED, None)  # the next good ones are in their places
-        return gauge(params, model_state, meshes.put_replicated(place.mesh, batch), jax.random.key(_CHOSEN))
+        return gauge(
+            params, model_state, meshes.put_replicated(place.mesh, batch), jax.random.key(_CHOSEN)
+        )
 
     return probe
 

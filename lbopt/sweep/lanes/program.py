@@ -87,12 +87,23 @@ class Spread:
       most_examples: that each lane may see in a step or a call of the evaluation before its devices are likely to be full.
     """
 
-    def __init__(self, config: SweepConfig, devices: Sequence[jax.Device] | None = None, width: int | None = None):
+    def __init__(
+        self,
+        config: SweepConfig,
+        devices: Sequence[jax.Device] | None = None,
+        width: int | None = None,
+    ):
         devices = jax.local_devices() if devices is None else devices
         on_cpu = devices[0].platform == "cpu"
-        self.batched = config.trial_batching == "vmap" or (config.trial_batching == "auto" and not on_cpu)
+        self.batched = config.trial_batching == "vmap" or (
+            config.trial_batching == "auto" and not on_cpu
+        )
         self.devices = list(devices) if self.batched else list(devices[:1])
-        wanted = min(config.trials_per_program, width or config.trials_per_program) if self.batched else 1
+        wanted = (
+            min(config.trials_per_program, width or config.trials_per_program)
+            if self.batched
+            else 1
+        )
         self.width = math.ceil(wanted / len(self.devices)) * len(self.devices)
         self.most_examples = max(1, _EXAMPLES_A_DEVICE * len(self.devices) // self.width)
 
@@ -114,7 +125,9 @@ class Spread:
           A function with `lower` and `eval_shape`; all it returns has a leading lane axis.
         """
         if not self.batched:
-            return CompiledOnce(jax.jit(functools.partial(_alone, fn, num_shared), donate_argnums=donate))
+            return CompiledOnce(
+                jax.jit(functools.partial(_alone, fn, num_shared), donate_argnums=donate)
+            )
 
         def vmapped(*given: Any) -> Any:
             axes = tuple(None if number < num_shared else 0 for number in range(len(given)))
@@ -133,14 +146,18 @@ class Spread:
         mesh, parts = self._mesh, PartitionSpec(TRIALS)
 
         def specs(given: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
-            return tuple(PartitionSpec() if number < num_shared else parts for number in range(len(given)))
+            return tuple(
+                PartitionSpec() if number < num_shared else parts for number in range(len(given))
+            )
 
         def spread(*given: Any) -> Any:
             placed = [
                 jax.lax.with_sharding_constraint(one, NamedSharding(mesh, spec))
                 for one, spec in zip(given, specs(given), strict=True)
             ]
-            mapped = jax.shard_map(fn, mesh=mesh, in_specs=specs(given), out_specs=parts, check_vma=False)
+            mapped = jax.shard_map(
+                fn, mesh=mesh, in_specs=specs(given), out_specs=parts, check_vma=False
+            )
             return mapped(*placed)
 
         return jax.jit(spread, donate_argnums=donate)
@@ -178,7 +195,9 @@ class CompiledOnce:
 
 def _options() -> dict[str, Any] | None:
     """Return the compiler's: on CPU, LLVM's level 1 takes half the time and what it makes runs as fast, and a cell runs for seconds."""
-    if jax.default_backend() != "cpu" or jax.config.values["jax_disable_most_optimizations"]:  # which is level 0
+    if (
+        jax.default_backend() != "cpu" or jax.config.values["jax_disable_most_optimizations"]
+    ):  # which is level 0
         return None
     return {"xla_backend_optimization_level": 1}
 
@@ -241,7 +260,9 @@ class Program:
         self._tx = trial_arguments.make_tx(cell, decays)
         self.feed = Feed(cell, spread.width, arrays)
         optimizer = cell.train.optimizer
-        aggregator = aggregators.make_aggregator(cell.train.aggregator, optimizer, cell.problem.stacked)
+        aggregator = aggregators.make_aggregator(
+            cell.train.aggregator, optimizer, cell.problem.stacked
+        )
         rows = cell.train.aggregator.replicas_per_device
         self._aggregation = None if aggregator is None else Aggregation(aggregator, None, rows)
         self._step = step_fn(
@@ -287,7 +308,9 @@ class Program:
         """
         return self._advance.lower(*shapes)
 
-    def create(self, arguments: Arguments, seeds: np.ndarray, params: Any, model_state: Any) -> Lanes:
+    def create(
+        self, arguments: Arguments, seeds: np.ndarray, params: Any, model_state: Any
+    ) -> Lanes:
         """Return lanes before their first update; all arguments have a leading lane axis.
 
         Args:
@@ -322,14 +345,18 @@ class Program:
         state = self._average(lanes.state)
         return state.params, state.model_state
 
-    def _created(self, arguments: Arguments, seed: jax.Array, params: Any, model_state: Any) -> Lanes:
+    def _created(
+        self, arguments: Arguments, seed: jax.Array, params: Any, model_state: Any
+    ) -> Lanes:
         state = TrainState.create(params, model_state, self._tx, seed)
         if self._aggregation is not None:
             state = state.replace(aggregator_state=self._aggregation.init(params))
         start = jax.tree.map(jnp.copy, params) if self._config.measure.distance else ()
         return Lanes(trial_arguments.with_arguments(state, arguments), start)
 
-    def _advanced(self, shared: Any, count: jax.Array, lane: Lanes, fed: Any) -> tuple[Lanes, History]:
+    def _advanced(
+        self, shared: Any, count: jax.Array, lane: Lanes, fed: Any
+    ) -> tuple[Lanes, History]:
         blank = jnp.zeros((self.feed.num_steps,), jnp.float32)
         batched = self.spread.batched
 
@@ -344,14 +371,22 @@ class Program:
             state, metrics = self._step(state, self.feed.batch(shared, fed, done))
             total, counted = metrics["loss"]
             losses = history.losses.at[done].set(total / counted)
-            return done + 1, state, History(losses, self._farther(history.distances, done, state, lane.start))
+            return (
+                done + 1,
+                state,
+                History(losses, self._farther(history.distances, done, state, lane.start)),
+            )
 
         with replicas.tracing_for(1):
-            carry = jax.lax.while_loop(going, body, (jnp.int32(0), lane.state, History(blank, blank)))
+            carry = jax.lax.while_loop(
+                going, body, (jnp.int32(0), lane.state, History(blank, blank))
+            )
         _, state, history = carry
         return Lanes(state, lane.start), history
 
-    def _farther(self, distances: jax.Array, done: jax.Array, state: TrainState, start: Any) -> jax.Array:
+    def _farther(
+        self, distances: jax.Array, done: jax.Array, state: TrainState, start: Any
+    ) -> jax.Array:
         if not self._config.measure.distance:
             return distances
         moved = jax.tree.map(jnp.subtract, state.params, start)

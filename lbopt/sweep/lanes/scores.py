@@ -29,7 +29,9 @@ class Scorer:
     def __init__(self, problem: Problem, spread: Spread, global_batch_size: int):
         self._splits, self._size = problem.splits, global_batch_size
         self._put, self._width = spread.put, spread.width
-        self._score = spread.jit(lambda batch, params, state: problem.metric_fn(params, state, batch), num_shared=1)
+        self._score = spread.jit(
+            lambda batch, params, state: problem.metric_fn(params, state, batch), num_shared=1
+        )
         self._kept: dict[str, list[Any]] = {}
 
     def __call__(self, split: str, params: Any, model_state: Any) -> list[dict[str, float]]:
@@ -43,7 +45,10 @@ class Scorer:
         Returns:
           For each lane: metric -> mean over the split, added up in float64; NaN or infinite where the lane has diverged.
         """
-        pairs = [jax.device_get(self._score(batch, params, model_state)) for batch in self._batches(split)]
+        pairs = [
+            jax.device_get(self._score(batch, params, model_state))
+            for batch in self._batches(split)
+        ]
         return [metric_pairs.means(_lane(pairs, lane)) for lane in range(self._width)]
 
     def _batches(self, split: str) -> Sequence[Any] | Any:

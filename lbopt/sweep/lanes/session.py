@@ -147,9 +147,15 @@ class Session:
           For each lane: the names of `lbopt.sweep.lanes.gauges.Probe.flat` and `trust_ratio/PATH` -> number.
         """
         assert self._lanes is not None, "begin comes first"
-        found = {**self._equipment.probe(*self._variables()), **self._program.trust_ratios(self._lanes.state)}
+        found = {
+            **self._equipment.probe(*self._variables()),
+            **self._program.trust_ratios(self._lanes.state),
+        }
         values = jax.device_get(found)
-        return [{name: float(value[lane]) for name, value in values.items()} for lane in range(self.width)]
+        return [
+            {name: float(value[lane]) for name, value in values.items()}
+            for lane in range(self.width)
+        ]
 
     def _variables(self) -> tuple[Any, Any]:
         assert self._lanes is not None, "begin comes first"

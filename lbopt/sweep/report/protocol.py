@@ -23,7 +23,9 @@ def protocol(config: Config, metric: Metric) -> list[str]:
     return [
         _search(config),
         _choice(config, metric),
-        *_fidelity([config["search"], *(arm["search"] for arm in config["arms"] if arm.get("search"))]),
+        *_fidelity(
+            [config["search"], *(arm["search"] for arm in config["arms"] if arm.get("search"))]
+        ),
         *_target(config["train"]),
         *_limit(config, metric),
         *_measured(config),
@@ -53,7 +55,9 @@ def _own_searches(config: Config) -> str:
     for arm in config["arms"]:
         if arm.get("search"):
             by_text.setdefault(_described(arm["search"]), []).append(quoted(arm["name"]))
-    return " ".join(f"{', '.join(names)} got at every batch size: {text}." for text, names in by_text.items())
+    return " ".join(
+        f"{', '.join(names)} got at every batch size: {text}." for text, names in by_text.items()
+    )
 
 
 def _described(search: Config) -> str:
@@ -81,7 +85,9 @@ def _tried(search: Config, knob: str, name: str) -> str:
     if search["method"] == "grid":
         factors = search[f"{knob}_factors"]
         return (
-            f"{name} {', '.join(f'{factor:g}' for factor in factors)}" if len(factors) > 1 else f"{name} {factors[0]:g}"
+            f"{name} {', '.join(f'{factor:g}' for factor in factors)}"
+            if len(factors) > 1
+            else f"{name} {factors[0]:g}"
         )
     low, high = search[f"{knob}_range"]
     return f"{name} {low:g} to {high:g}" if low < high else f"{name} {low:g}"
@@ -118,7 +124,9 @@ def _target(train: Config) -> list[str]:
         return []
     name = train["target_metric"].replace("eval/", "validation ")
     stops = "; a run stops there" if train.get("stop_at_target") else ""
-    return [f"The target is {name} {train['target_value']:g}, looked for at every evaluation{stops}."]
+    return [
+        f"The target is {name} {train['target_value']:g}, looked for at every evaluation{stops}."
+    ]
 
 
 def _limit(config: Config, metric: Metric) -> list[str]:
@@ -144,7 +152,9 @@ def _measured(config: Config) -> list[str]:
     if measure is None:
         return []
     kept = ["the curve of the training loss"]
-    kept += ["the curve of the distance from the start with its fits"] if measure["distance"] else []
+    kept += (
+        ["the curve of the distance from the start with its fits"] if measure["distance"] else []
+    )
     kept += ["probes of the gradient"] if measure["num_probes"] else []
     end = ", the final distance" if measure["distance"] else ""
     text = (
@@ -152,7 +162,9 @@ def _measured(config: Config) -> list[str]:
         "the steps it took, and the step at which it diverged."
     )
     if not measure["num_probes"]:
-        return [f"{text} Gradients were not probed: there is no noise scale, Lipschitz constant or trust ratio."]
+        return [
+            f"{text} Gradients were not probed: there is no noise scale, Lipschitz constant or trust ratio."
+        ]
     return [text]
 
 

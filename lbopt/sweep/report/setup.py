@@ -6,13 +6,36 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lbopt.config import AggregatorConfig, DataConfig, LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig, checks
+from lbopt.config import (
+    AggregatorConfig,
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    checks,
+)
 from lbopt.sweep.report.figures.style import length_text
 
 Config = Mapping[str, Any]
 _OF_THE_MACHINE = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
-_OF_THE_DECAY = ("power", "end_factor", "decay_from", "end_learning_rate", "decay_steps", "decay_rate", "stair_epochs")
-_SHOWN = ("base_learning_rate", "base_batch_size", "scaling_rule", "warmup_rule", "base_warmup_epochs", "decay")
+_OF_THE_DECAY = (
+    "power",
+    "end_factor",
+    "decay_from",
+    "end_learning_rate",
+    "decay_steps",
+    "decay_rate",
+    "stair_epochs",
+)
+_SHOWN = (
+    "base_learning_rate",
+    "base_batch_size",
+    "scaling_rule",
+    "warmup_rule",
+    "base_warmup_epochs",
+    "decay",
+)
 _HEADER = (
     "arm",
     "optimizer",
@@ -70,9 +93,16 @@ def training_examples(config: Config, arms: Sequence[Mapping[str, Any]]) -> tupl
       (least, greatest), the same number in most studies, as the steps of an epoch are rounded up; None where the length is
       given in steps, or where arms have data of their own.
     """
-    points = [(point["global_batch_size"], point["steps"]) for arm in arms for point in arm["points"]]
+    points = [
+        (point["global_batch_size"], point["steps"]) for arm in arms for point in arm["points"]
+    ]
     epochs = config["train"].get("num_epochs")
-    if config["train"].get("num_steps") or not epochs or not points or any(arm.get("data") for arm in config["arms"]):
+    if (
+        config["train"].get("num_steps")
+        or not epochs
+        or not points
+        or any(arm.get("data") for arm in config["arms"])
+    ):
         return None
     low = max(math.floor((steps - 1) * size / epochs) + 1 for size, steps in points)
     high = min(math.floor(steps * size / epochs + 1e-6) for size, steps in points)
@@ -101,9 +131,7 @@ def _probes(measure: Config) -> str:
     if not measure.get("num_probes"):
         return ""
     parts, size = measure["probe_parts"], measure["probe_part_size"]
-    return (
-        f"{measure['num_probes']} log-spaced steps of every final run, {parts} parts of {size} training examples each"
-    )
+    return f"{measure['num_probes']} log-spaced steps of every final run, {parts} parts of {size} training examples each"
 
 
 def _devices(config: Config) -> str:
@@ -139,7 +167,13 @@ def _arm_row(arm: Config) -> list[str]:
     if schedule.get("warmup_rule") == "none":
         shown[4] = ""
     shown[3] = _with(shown[3], _changed(schedule, ScheduleConfig, (*_SHOWN, *_OF_THE_DECAY)))
-    return [arm["name"], _part(arm["optimizer"], OptimizerConfig), *shown, _decay(schedule), _own(arm)]
+    return [
+        arm["name"],
+        _part(arm["optimizer"], OptimizerConfig),
+        *shown,
+        _decay(schedule),
+        _own(arm),
+    ]
 
 
 def _decay(schedule: Config) -> str:
@@ -154,7 +188,11 @@ def _decay(schedule: Config) -> str:
 def _own(arm: Config) -> str:
     """Return the parts that an arm has instead of the study's; how it was searched is said in words elsewhere."""
     kinds = {"data": DataConfig, "model": ModelConfig, "aggregator": AggregatorConfig}
-    found = [f"{name}: {_part(arm[name], kind, _OF_THE_MACHINE)}" for name, kind in kinds.items() if arm.get(name)]
+    found = [
+        f"{name}: {_part(arm[name], kind, _OF_THE_MACHINE)}"
+        for name, kind in kinds.items()
+        if arm.get(name)
+    ]
     found += [f"loss: {_loss(arm['loss'])}"] if arm.get("loss") else []
     return "; ".join(found + (["a search of its own"] if arm.get("search") else []))
 

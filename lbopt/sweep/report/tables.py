@@ -26,7 +26,9 @@ _COLUMNS = (
 )
 
 
-def results_table(arms: Sequence[Mapping[str, Any]], metric: Metric, cells: Index) -> tuple[list[str], list[list[str]]]:
+def results_table(
+    arms: Sequence[Mapping[str, Any]], metric: Metric, cells: Index
+) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table with everything: one row for each cell that was tested.
 
     Args:
@@ -38,7 +40,8 @@ def results_table(arms: Sequence[Mapping[str, Any]], metric: Metric, cells: Inde
       Text throughout; accuracies in percent, "" for what was not measured. Columns in which all is "" are left out.
     """
     rows = [
-        _point_row(arm, point, metric) | _probed(point, cells[arm["arm"], point["global_batch_size"]].final)
+        _point_row(arm, point, metric)
+        | _probed(point, cells[arm["arm"], point["global_batch_size"]].final)
         for arm in arms
         for point in arm["points"]
     ]
@@ -74,7 +77,9 @@ def _point_row(arm: Mapping[str, Any], point: Mapping[str, Any], metric: Metric)
         "R^2 of log t": _number(point["diffusion"] and point["diffusion"]["log_r2"]),
         "R^2 of t^p": _number(point["diffusion"] and point["diffusion"]["power_r2"]),
         "steps to target": _number(point["target"] and point["target"]["steps_median"]),
-        "critical batch": _number(arm["critical_batch"] and arm["critical_batch"]["critical_batch_size"]),
+        "critical batch": _number(
+            arm["critical_batch"] and arm["critical_batch"]["critical_batch_size"]
+        ),
     }
 
 
@@ -90,8 +95,16 @@ def _probed(point: Mapping[str, Any], final: Sequence[Row]) -> dict[str, str]:
     probes = [row["probes"] for row in final if row.get("probes")]
     step = point["lipschitz_peak_step"]
     at_peak = by_step(probes, lambda one: one.get("lipschitz") or ()).get(step, [])
-    last = [phis[-1] for one in probes if (phis := [phi for phi in one.get("phi") or () if phi is not None])]
-    noise = "" if point["noise_scale_over_steps"] is None else _number(point["noise_scale"]) or "infinite"
+    last = [
+        phis[-1]
+        for one in probes
+        if (phis := [phi for phi in one.get("phi") or () if phi is not None])
+    ]
+    noise = (
+        ""
+        if point["noise_scale_over_steps"] is None
+        else _number(point["noise_scale"]) or "infinite"
+    )
     return {
         "noise scale": noise,
         "Lipschitz peak": _number(statistics.fmean(at_peak)) if at_peak else "",
@@ -108,11 +121,21 @@ def _scores(point: Mapping[str, Any], metric: Metric) -> dict[str, str]:
     if metric is PERPLEXITY:
         show, judged = (
             _number,
-            {"test perplexity" if title == "test %" else title: name for title, name in names.items()},
+            {
+                "test perplexity" if title == "test %" else title: name
+                for title, name in names.items()
+            },
         )
-    others = {f"{split} %": _percent(point[f"{split}_accuracy_mean"]) for split in ("train", "validation", "test")}
+    others = {
+        f"{split} %": _percent(point[f"{split}_accuracy_mean"])
+        for split in ("train", "validation", "test")
+    }
     losses = {f"{split} loss": _number(point[f"{split}_loss_mean"]) for split in ("train", "test")}
-    return {title: show(point[f"test_{metric.name}_{name}"]) for title, name in judged.items()} | others | losses
+    return (
+        {title: show(point[f"test_{metric.name}_{name}"]) for title, name in judged.items()}
+        | others
+        | losses
+    )
 
 
 def _percent(value: float | None) -> str:
@@ -139,14 +162,22 @@ def trials_table(rows: Sequence[Row], metric: Metric) -> tuple[list[str], list[l
       of outputs that are not numbers says nothing.
     """
     scores = [f"{split}_{metric.name}" for split in ("train", "validation", "test")]
-    header = [title for title, _ in _COLUMNS] + [name.replace("_", " ") for name in scores] + ["diverged at"]
-    ordered = sorted(rows, key=lambda row: (row["arm"], row["global_batch_size"], row["phase"] == "final"))
+    header = (
+        [title for title, _ in _COLUMNS]
+        + [name.replace("_", " ") for name in scores]
+        + ["diverged at"]
+    )
+    ordered = sorted(
+        rows, key=lambda row: (row["arm"], row["global_batch_size"], row["phase"] == "final")
+    )
     return header, [_trial_row(row, scores) for row in ordered]
 
 
 def _trial_row(row: Row, scores: Sequence[str]) -> list[str]:
     told = [row.get(name) for _, name in _COLUMNS]
-    told += [None if row.get(f"{name.split('_')[0]}_loss") is None else row.get(name) for name in scores]
+    told += [
+        None if row.get(f"{name.split('_')[0]}_loss") is None else row.get(name) for name in scores
+    ]
     diverged = (row.get("divergence_step") or "yes") if row["diverged"] else ""
     return [_cell(value) for value in told] + [str(diverged)]
 
@@ -168,13 +199,17 @@ def trials_csv(rows: Sequence[Row]) -> str:
       Text that a spreadsheet would take for a formula has an apostrophe before it.
     """
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
-    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in nested]
+    names = [
+        name for name in dict.fromkeys(name for row in rows for name in row) if name not in nested
+    ]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(spreadsheet_cell, names))
     for row in rows:
         values = (row.get(name) for name in names)
-        writer.writerow(spreadsheet_cell(value) if isinstance(value, str) else value for value in values)
+        writer.writerow(
+            spreadsheet_cell(value) if isinstance(value, str) else value for value in values
+        )
     return text.getvalue()
 
 
@@ -192,7 +227,9 @@ def terminal_table(summary: Mapping[str, Any]) -> str:
       not tested.
     """
     metric = PERPLEXITY if summary["metric"] == "perplexity" else ACCURACY
-    sizes = sorted({point["global_batch_size"] for arm in summary["arms"] for point in arm["points"]})
+    sizes = sorted(
+        {point["global_batch_size"] for arm in summary["arms"] for point in arm["points"]}
+    )
     names = [printable(arm["arm"]) for arm in summary["arms"]]
     width = max(map(len, names))
     lines = [
@@ -201,11 +238,15 @@ def terminal_table(summary: Mapping[str, Any]) -> str:
     ]
     for name, arm in zip(names, summary["arms"], strict=True):
         values = {
-            point["global_batch_size"]: _in_terminal(metric.shown(point[f"test_{metric.name}_mean"]))
+            point["global_batch_size"]: _in_terminal(
+                metric.shown(point[f"test_{metric.name}_mean"])
+            )
             for point in arm["points"]
         }
         limit = "-" if arm["limit"] is None else f"{'>=' * arm['limit_is_largest']}{arm['limit']}"
-        lines.append(name.ljust(width) + "".join(values.get(size, " " * 8) for size in sizes) + f"{limit:>8}")
+        lines.append(
+            name.ljust(width) + "".join(values.get(size, " " * 8) for size in sizes) + f"{limit:>8}"
+        )
     return "\n".join(lines)
 
 

@@ -39,7 +39,9 @@ __all__ = ["FIGURE", "TRIALS", "terminal_table", "write_sweep_report"]
 FIGURE, TRIALS = accuracy.FIGURE, "trials.csv"
 
 
-def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple[pathlib.Path, dict[str, Any]]:
+def write_sweep_report(
+    workdir: pathlib.Path, saved: Mapping[str, Any]
+) -> tuple[pathlib.Path, dict[str, Any]]:
     """Write summary.json, trials.csv, the figures and report.html; return the page and the summary.
 
     Args:
@@ -55,17 +57,25 @@ def write_sweep_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> tuple
     """
     rows = read_results(workdir, saved["config"]["name"])
     if not rows:
-        raise UserError(f"--workdir = {str(workdir)!r}: no trial is finished yet; run lbopt sweep first")
+        raise UserError(
+            f"--workdir = {str(workdir)!r}: no trial is finished yet; run lbopt sweep first"
+        )
     _check_saved(saved["config"])
     config, metric = saved["config"], metric_of(rows)
-    summary = {**summarize(config, rows), "command": saved.get("command", ""), "versions": saved["versions"]}
+    summary = {
+        **summarize(config, rows),
+        "command": saved.get("command", ""),
+        "versions": saved["versions"],
+    }
     workdirs.write_json(workdir / "summary.json", summary)
     workdirs.write_text(workdir / TRIALS, trials_csv(rows))
     sections = [
         *_measured_sections(_study(workdir, config, summary, rows, metric), summary),
         _protocol(config, summary, metric),
         _all_trials(rows, metric),
-        page.Section("How it was made", code=page.environment_text(saved, saved.get("command", ""))),
+        page.Section(
+            "How it was made", code=page.environment_text(saved, saved.get("command", ""))
+        ),
     ]
     file = workdir / "report.html"
     lead = f"How far does the batch size go? {summary['num_trials']} trials{'' if summary['complete'] else ' so far'}."
@@ -78,7 +88,12 @@ def _check_saved(config: Mapping[str, Any]) -> None:
     study = typed_json.convert(config, SweepConfig)
     names, sizes = [arm.name for arm in study.arms], list(study.global_batch_sizes)
     try:
-        require(names and len(set(names)) == len(names), "config.arms", names, "one arm or more, each of its own name")
+        require(
+            names and len(set(names)) == len(names),
+            "config.arms",
+            names,
+            "one arm or more, each of its own name",
+        )
         ascending = sizes and sizes[0] > 0 and sizes == sorted(set(sizes))
         require(ascending, "config.global_batch_sizes", sizes, "one size or more, ascending")
         epochs, fix = study.train.num_epochs, "give a number of epochs, or None"
@@ -86,11 +101,17 @@ def _check_saved(config: Mapping[str, Any]) -> None:
         for search in (study.search, *(arm.search for arm in study.arms if arm.search)):
             validate_search(search, "config.search")
     except UserError as error:
-        raise EnvironmentProblem(f"--workdir: config.json is not that of a study ({error}); restore it") from error
+        raise EnvironmentProblem(
+            f"--workdir: config.json is not that of a study ({error}); restore it"
+        ) from error
 
 
 def _study(
-    workdir: pathlib.Path, config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Row], metric: Metric
+    workdir: pathlib.Path,
+    config: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    rows: Sequence[Row],
+    metric: Metric,
 ) -> Study:
     arms = [arm for arm in summary["arms"] if arm["points"]]
     return Study(config, arms, index_rows(rows), metric, summary["waterfall"], workdir)
@@ -99,7 +120,9 @@ def _study(
 def _measured_sections(study: Study, summary: Mapping[str, Any]) -> list[page.Section]:
     """Return what is shown of the cells that were tested; of an unfinished study that may be none."""
     claims = [claim["sentence"] for claim in summary["claims"]]
-    findings = page.Section("What was found", items=[text for text in summary["findings"] if text not in claims])
+    findings = page.Section(
+        "What was found", items=[text for text in summary["findings"] if text not in claims]
+    )
     if not study.arms:
         return [findings]
     header, rows = results_table(study.arms, study.metric, study.cells)
@@ -130,7 +153,9 @@ _UNITS = (
 )
 
 
-def _protocol(config: Mapping[str, Any], summary: Mapping[str, Any], metric: Metric) -> page.Section:
+def _protocol(
+    config: Mapping[str, Any], summary: Mapping[str, Any], metric: Metric
+) -> page.Section:
     """Return how the study was done: in words, field by field, and arm by arm."""
     header, rows = arms_table(config)
     paragraphs = [*protocol(config, metric), _DEFAULTS]
@@ -144,4 +169,6 @@ _DEFAULTS = "Fields that are not named here are at their defaults in the version
 def _all_trials(rows: Sequence[Row], metric: Metric) -> page.Section:
     header, cells = trials_table(rows, metric)
     text = f"{TRIALS} beside this page has them with every number; results.jsonl has their curves and probes too."
-    return page.Section("All trials", [text], header=header, rows=cells, folded=f"Show all {len(cells)} trials")
+    return page.Section(
+        "All trials", [text], header=header, rows=cells, folded=f"Show all {len(cells)} trials"
+    )

@@ -60,14 +60,18 @@ def _generations(config: SearchConfig, study: Any, steps: int) -> Rounds:
     finished = False
     for start in range(0, config.num_candidates, config.candidates_at_once):
         count = min(config.candidates_at_once, config.num_candidates - start)
-        finished |= yield from _climb(study, [_suggest(study, space) for _ in range(count)], config.eta, steps)
+        finished |= yield from _climb(
+            study, [_suggest(study, space) for _ in range(count)], config.eta, steps
+        )
     if not finished:
         yield (Proposal(space.rule, 1.0),)
 
 
 def _suggest(study: Any, space: Space) -> _Candidate:
     trial = study.ask()
-    values = {name: trial.suggest_float(name, *ends, log=True) for name, ends in space.searched.items()}
+    values = {
+        name: trial.suggest_float(name, *ends, log=True) for name, ends in space.searched.items()
+    }
     return _Candidate(trial, space.with_values(values))
 
 
@@ -78,7 +82,11 @@ def _climb(study: Any, candidates: Sequence[_Candidate], eta: int, steps: int) -
     """
     for rung in range(steps):
         scores = yield _proposals(candidates, 1 / eta ** (steps - rung))
-        passed = {index for index in _best_first(scores) if _passes(study, candidates[index], scores[index], eta**rung)}
+        passed = {
+            index
+            for index in _best_first(scores)
+            if _passes(study, candidates[index], scores[index], eta**rung)
+        }
         candidates = [one for index, one in enumerate(candidates) if index in passed]
         if not candidates:
             return False
@@ -139,7 +147,9 @@ def _make_study(config: SearchConfig, steps: int) -> Any:
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(
-        study_name=_STUDY_NAME, sampler=_make_sampler(config, optuna), pruner=_make_pruner(config, steps, optuna)
+        study_name=_STUDY_NAME,
+        sampler=_make_sampler(config, optuna),
+        pruner=_make_pruner(config, steps, optuna),
     )
 
 
@@ -148,7 +158,10 @@ def _make_sampler(config: SearchConfig, optuna: Any) -> Any:
     if config.sampler == "random":
         return optuna.samplers.RandomSampler(seed=config.seed)
     return optuna.samplers.TPESampler(
-        seed=config.seed, multivariate=True, constant_liar=True, n_startup_trials=_quarter(config.num_candidates, 10)
+        seed=config.seed,
+        multivariate=True,
+        constant_liar=True,
+        n_startup_trials=_quarter(config.num_candidates, 10),
     )
 
 
@@ -162,7 +175,9 @@ def _make_pruner(config: SearchConfig, steps: int, optuna: Any) -> Any:
     if config.pruner == "successive_halving":
         return kinds.SuccessiveHalvingPruner(min_resource=1, reduction_factor=config.eta)
     # Optuna takes the floor of a computed logarithm, which is off by one at 3^5: one more step puts it above.
-    return kinds.HyperbandPruner(min_resource=1, max_resource=config.eta**steps + 1, reduction_factor=config.eta)
+    return kinds.HyperbandPruner(
+        min_resource=1, max_resource=config.eta**steps + 1, reduction_factor=config.eta
+    )
 
 
 def _quarter(num_candidates: int, most: int) -> int:

@@ -25,4 +25,6 @@ def grid(config: SearchConfig) -> Rounds:
     [(1.0, 0.0, 1.0), (1.0, 1.0, 1.0), (2.0, 0.0, 1.0), (2.0, 1.0, 1.0)]
     """
     lists = config.learning_rate_factors, config.warmup_factors, config.weight_decay_factors
-    yield tuple(Proposal(Factors(*map(float, factors)), 1.0) for factors in itertools.product(*lists))
+    yield tuple(
+        Proposal(Factors(*map(float, factors)), 1.0) for factors in itertools.product(*lists)
+    )

@@ -55,7 +55,10 @@ def halving_bracket(eta: int, min_budget: float, max_budget: float, num_candidat
     ([(10, 1.0), (3, 3.0), (1, 9.0)], [(4, 1.0), (1, 9.0)])
     """
     steps = num_halvings(eta, max_budget / min_budget)
-    rungs = [(max(1, num_candidates // eta**rung), max_budget / eta ** (steps - rung)) for rung in range(steps + 1)]
+    rungs = [
+        (max(1, num_candidates // eta**rung), max_budget / eta ** (steps - rung))
+        for rung in range(steps + 1)
+    ]
     return [(count, budget) for count, budget in rungs[:-1] if count > 1] + rungs[-1:]
 
 
@@ -81,8 +84,14 @@ def hyperband_brackets(eta: int, min_budget: float, max_budget: float) -> list[B
     [[(9, 1.0), (3, 3.0), (1, 9.0)], [(5, 3.0), (1, 9.0)], [(3, 9.0)]]
     """
     most = num_halvings(eta, max_budget / min_budget)
-    starts = [(halvings, -(-(most + 1) * eta**halvings // (halvings + 1))) for halvings in range(most, -1, -1)]
-    return [halving_bracket(eta, max_budget / eta**halvings, max_budget, count) for halvings, count in starts]
+    starts = [
+        (halvings, -(-(most + 1) * eta**halvings // (halvings + 1)))
+        for halvings in range(most, -1, -1)
+    ]
+    return [
+        halving_bracket(eta, max_budget / eta**halvings, max_budget, count)
+        for halvings, count in starts
+    ]
 
 
 def successive_halving(config: SearchConfig) -> Rounds:
@@ -94,7 +103,9 @@ def successive_halving(config: SearchConfig) -> Rounds:
     Returns:
       A round for each rung.
     """
-    return _tournaments(config, [halving_bracket(config.eta, config.min_fidelity, 1.0, config.num_candidates)])
+    return _tournaments(
+        config, [halving_bracket(config.eta, config.min_fidelity, 1.0, config.num_candidates)]
+    )
 
 
 def hyperband(config: SearchConfig) -> Rounds:
@@ -117,8 +128,16 @@ def _tournaments(config: SearchConfig, brackets: Sequence[Bracket]) -> Rounds:
     """Play brackets that share no candidate; each is given its part of one Halton sequence."""
     fields = _deal(config, [bracket[0][0] for bracket in brackets])
     for fidelity in sorted({fidelity for bracket in brackets for _, fidelity in bracket}):
-        playing = [index for index, bracket in enumerate(brackets) if fidelity in _fidelities(bracket)]
-        scores = iter((yield tuple(Proposal(factors, fidelity) for index in playing for factors in fields[index])))
+        playing = [
+            index for index, bracket in enumerate(brackets) if fidelity in _fidelities(bracket)
+        ]
+        scores = iter(
+            (
+                yield tuple(
+                    Proposal(factors, fidelity) for index in playing for factors in fields[index]
+                )
+            )
+        )
         for index in playing:
             here = tuple(itertools.islice(scores, len(fields[index])))
             fields[index] = _best(fields[index], here, _kept(brackets[index], fidelity))
@@ -140,7 +159,9 @@ def _kept(bracket: Bracket, fidelity: float) -> int:
     return bracket[following][0] if following < len(bracket) else 0
 
 
-def _best(candidates: Sequence[Factors], scores: Sequence[Score], count: int) -> tuple[Factors, ...]:
+def _best(
+    candidates: Sequence[Factors], scores: Sequence[Score], count: int
+) -> tuple[Factors, ...]:
     """Return the best candidates in the order of their proposal; of equal scores the earlier one is better."""
     ranked = sorted(range(len(candidates)), key=lambda index: scores[index])
     return tuple(candidates[index] for index in sorted(ranked[:count]))

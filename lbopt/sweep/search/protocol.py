@@ -95,9 +95,13 @@ class Turns:
           RuntimeError: if what was asked for last has not been told.
         """
         if self._asked:
-            raise RuntimeError(f"the scores of the last {len(self._asked)} proposals have not been told")
+            raise RuntimeError(
+                f"the scores of the last {len(self._asked)} proposals have not been told"
+            )
         try:
-            self._asked = next(self._rounds) if self._scores is None else self._rounds.send(self._scores)
+            self._asked = (
+                next(self._rounds) if self._scores is None else self._rounds.send(self._scores)
+            )
         except StopIteration:
             return ()
         return self._asked

@@ -13,8 +13,12 @@ def photograph():
 
     def make(height, width, seed=0):
         rng = np.random.default_rng(seed)
-        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((width, height), Image.BICUBIC)
-        return np.clip(np.asarray(coarse) + rng.normal(0, 4, (height, width, 3)), 0, 255).astype(np.uint8)
+        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize(
+            (width, height), Image.BICUBIC
+        )
+        return np.clip(np.asarray(coarse) + rng.normal(0, 4, (height, width, 3)), 0, 255).astype(
+            np.uint8
+        )
 
     return make
 

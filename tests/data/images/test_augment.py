@@ -47,10 +47,13 @@ def moved(image, row_of, column_of):
 
 
 @pytest.mark.parametrize(
-    ("level", "bits"), [(0, 0), (2, 0), (2.5, 1), (5, 2), (7.4, 2), (7.5, 3), (10, 4), (20, 8), (30, 8)]
+    ("level", "bits"),
+    [(0, 0), (2, 0), (2.5, 1), (5, 2), (7.4, 2), (7.5, 3), (10, 4), (20, 8), (30, 8)],
 )
 def test_posterize_keeps_the_highest_bits(level, bits, image):
-    np.testing.assert_array_equal(apply("Posterize", image, level), (image.astype(int) >> (8 - bits)) << (8 - bits))
+    np.testing.assert_array_equal(
+        apply("Posterize", image, level), (image.astype(int) >> (8 - bits)) << (8 - bits)
+    )
 
 
 @pytest.mark.parametrize(("level", "threshold"), [(0, 0), (1, 25), (5, 128), (10, 256), (15, 384)])
@@ -104,7 +107,9 @@ def test_sharpness_blends_with_a_smooth_image(image):
     inner = wide[1:-1, 1:-1]
     for level, factor in ((0, 0.1), (10, 1.9)):
         expected = np.clip(smooth + factor * (inner - smooth), 0, 255)
-        assert np.abs(apply("Sharpness", image, level)[1:-1, 1:-1] - expected).max() <= 1 + abs(1 - factor)
+        assert np.abs(apply("Sharpness", image, level)[1:-1, 1:-1] - expected).max() <= 1 + abs(
+            1 - factor
+        )
     np.testing.assert_array_equal(apply("Sharpness", image, 5), image)
 
 
@@ -114,7 +119,9 @@ def test_translations_move_whole_pixels_and_fill_with_grey(random, sign, image):
         found = apply(name, image, 3.5, Drawn(random))  # 7 pixels
         by = [0, 0]
         by[along] = 7 * sign
-        expected = moved(image, lambda row, column, y=by[0]: row + y, lambda row, column, x=by[1]: column + x)
+        expected = moved(
+            image, lambda row, column, y=by[0]: row + y, lambda row, column, x=by[1]: column + x
+        )
         np.testing.assert_array_equal(found, expected)
 
 
@@ -122,17 +129,25 @@ def test_translations_move_whole_pixels_and_fill_with_grey(random, sign, image):
 def test_shears_take_the_nearest_pixel(random, sign, image):
     """At the centres of pixels, a shear of .3 at level 10."""
     by = 0.3 * sign
-    along_x = moved(image, lambda row, column: row, lambda row, column: int(np.floor(column + 0.5 + by * (row + 0.5))))
+    along_x = moved(
+        image,
+        lambda row, column: row,
+        lambda row, column: int(np.floor(column + 0.5 + by * (row + 0.5))),
+    )
     np.testing.assert_array_equal(apply("ShearX", image, 10, Drawn(random)), along_x)
     along_y = moved(
-        image, lambda row, column: int(np.floor(row + 0.5 + by * (column + 0.5))), lambda row, column: column
+        image,
+        lambda row, column: int(np.floor(row + 0.5 + by * (column + 0.5))),
+        lambda row, column: column,
     )
     np.testing.assert_array_equal(apply("ShearY", image, 10, Drawn(random)), along_y)
 
 
 def test_a_rotation_turns_about_the_middle(image):
     square = image[:24, :24]
-    np.testing.assert_array_equal(apply("Rotate", square, 30), np.rot90(square))  # 90 degrees, to the left
+    np.testing.assert_array_equal(
+        apply("Rotate", square, 30), np.rot90(square)
+    )  # 90 degrees, to the left
     np.testing.assert_array_equal(apply("Rotate", square, 30, Drawn(0.9)), np.rot90(square, -1))
     tilted = apply("Rotate", square, 10)
     np.testing.assert_array_equal(tilted[0, 0], augment.GREY)
@@ -197,7 +212,9 @@ PUBLISHED_V0 = """
 
 def test_the_policy_is_the_published_one():
     words = PUBLISHED_V0.replace("|", " ").split()
-    triples = [(words[at], float(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), 3)]
+    triples = [
+        (words[at], float(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), 3)
+    ]
     assert [operation for pair in V0 for operation in pair] == triples
 
 
@@ -221,7 +238,8 @@ def test_randaugment_draws_operations_uniformly(recorded, image):
 def test_the_same_generator_gives_the_same_image(image):
     for function in (autoaugment, randaugment):
         first, second, other = (
-            [function(image, rng) for _ in range(20)] for rng in map(np.random.default_rng, (1, 1, 2))
+            [function(image, rng) for _ in range(20)]
+            for rng in map(np.random.default_rng, (1, 1, 2))
         )
         assert np.array_equal(first, second)
         assert not np.array_equal(first, other)

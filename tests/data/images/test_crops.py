@@ -27,12 +27,16 @@ def is_uniform(values, low, high):
 
 
 @pytest.mark.parametrize("sampling", crops.SAMPLINGS)
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (40, 900), (224, 224), (7, 9), (1, 1)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(375, 500), (500, 375), (40, 900), (224, 224), (7, 9), (1, 1)]
+)
 def test_boxes_lie_inside(sampling, height, width):
     top, left, box_height, box_width = boxes(height, width, 500, sampling=sampling).T
     assert np.all((top >= 0) & (left >= 0) & (box_height >= 1) & (box_width >= 1))
     assert np.all((top + box_height <= height) & (left + box_width <= width))
-    assert np.array_equal(boxes(height, width, 50, sampling=sampling), boxes(height, width, 50, sampling=sampling))
+    assert np.array_equal(
+        boxes(height, width, 50, sampling=sampling), boxes(height, width, 50, sampling=sampling)
+    )
 
 
 def test_by_area_draws_area_and_logarithm_of_the_ratio_uniformly():
@@ -73,7 +77,9 @@ def test_where_no_draw_fits():
 def test_a_draw_of_the_whole_image():
     """Google's code takes it for a draw that failed."""
     assert random_box(np.random.default_rng(0), 64, 64, (1, 1), (1, 1)) == Box(0, 0, 64, 64)
-    assert random_box(np.random.default_rng(0), 64, 64, (1, 1), (1, 1), "by_height") == Box(4, 4, 56, 56)
+    assert random_box(np.random.default_rng(0), 64, 64, (1, 1), (1, 1), "by_height") == Box(
+        4, 4, 56, 56
+    )
 
 
 def test_by_height_covers_a_tenth_of_the_image():
@@ -151,7 +157,9 @@ def test_training_shows_what_pillow_shows(box, photograph, encoded):
 def test_a_box_of_one_pixel(photograph, encoded):
     data = encoded(photograph(20, 20))
     pixel = np.asarray(Image.open(io.BytesIO(data)))[3, 4]
-    np.testing.assert_array_equal(train_crop(data, Box(3, 4, 1, 1), 8), np.broadcast_to(pixel, (8, 8, 3)))
+    np.testing.assert_array_equal(
+        train_crop(data, Box(3, 4, 1, 1), 8), np.broadcast_to(pixel, (8, 8, 3))
+    )
 
 
 def test_broken_bytes_are_refused(photograph, encoded):
@@ -162,7 +170,9 @@ def test_broken_bytes_are_refused(photograph, encoded):
 
 
 @pytest.mark.parametrize("subsampling", ["4:2:0", "4:4:4"])
-def test_a_box_is_cut_out_of_the_whole_image_or_its_upper_rows_alike(subsampling, photograph, encoded, monkeypatch):
+def test_a_box_is_cut_out_of_the_whole_image_or_its_upper_rows_alike(
+    subsampling, photograph, encoded, monkeypatch
+):
     data = encoded(photograph(375, 501), quality=90, subsampling=subsampling)
     rng = np.random.default_rng(0)
     drawn = [random_box(rng, 375, 501, sampling="by_height") for _ in range(60)]

@@ -25,7 +25,8 @@ def files(photograph, encoded):
     sizes = [(40 + 3 * number, 70 - number) for number in range(40)]
     modes = {3: "L", 4: "CMYK"}
     return [
-        encoded(photograph(*size, seed), mode=modes.get(seed, "RGB"), quality=90) for seed, size in enumerate(sizes)
+        encoded(photograph(*size, seed), mode=modes.get(seed, "RGB"), quality=90)
+        for seed, size in enumerate(sizes)
     ]
 
 
@@ -49,7 +50,9 @@ BAD = {5, 6, 20, 39}
 
 
 def dataset(records, limit=0, **preparation):
-    return ImageDataset(records, CLASSES, Preparation(SIDE, **preparation), DamagedCount("here", limit), READING)
+    return ImageDataset(
+        records, CLASSES, Preparation(SIDE, **preparation), DamagedCount("here", limit), READING
+    )
 
 
 def test_evaluation_sees_the_central_part_as_pillow_resizes_it(whole, files):
@@ -57,7 +60,9 @@ def test_evaluation_sees_the_central_part_as_pillow_resizes_it(whole, files):
     for image, file in zip(batch["image"], files, strict=True):
         picture = Image.fromarray(decode(file))
         top, left, side, _ = crops.central_box(picture.height, picture.width)
-        wanted = picture.crop((left, top, left + side, top + side)).resize((SIDE, SIDE), Image.BICUBIC)
+        wanted = picture.crop((left, top, left + side, top + side)).resize(
+            (SIDE, SIDE), Image.BICUBIC
+        )
         np.testing.assert_array_equal(image, np.asarray(wanted))
     assert batch["label"].tolist() == [number % CLASSES for number in range(40)]
     assert batch["mask"].all()
@@ -69,13 +74,17 @@ def test_an_example_of_training_depends_on_seed_epoch_and_number_only(whole):
     other = images.draw(np.asarray([8, 9, 3]), np.asarray([2, 2, 1]), seed=5)["image"]
     np.testing.assert_array_equal(one, other[[2, 0]])
     for index, epoch, seed in ((4, 1, 5), (3, 2, 5), (3, 1, 6)):
-        assert np.any(one[0] != images.draw(np.asarray([index]), np.asarray([epoch]), seed)["image"][0])
+        assert np.any(
+            one[0] != images.draw(np.asarray([index]), np.asarray([epoch]), seed)["image"][0]
+        )
 
 
 def test_half_of_the_images_are_mirrored_unless_nothing_is_to_be(whole):
     same = {"crop_area": (1.0, 1.0), "crop_ratio": (1.0, 1.0)}
     square = [{"image": whole[0]["image"], "label": 0}]
-    plain = dataset(square, flip=False, **same).draw(np.zeros(1, int), np.zeros(1, int), 0)["image"][0]
+    plain = dataset(square, flip=False, **same).draw(np.zeros(1, int), np.zeros(1, int), 0)[
+        "image"
+    ][0]
     epochs = np.arange(400)
     seen = dataset(square, **same).draw(np.zeros(400, int), epochs, 0)["image"]
     as_it_is = np.all(seen == plain, (1, 2, 3))
@@ -87,7 +96,9 @@ def test_half_of_the_images_are_mirrored_unless_nothing_is_to_be(whole):
 def test_folded_images_are_those_the_stem_would_fold(whole):
     pick = np.arange(5)
     for see in (lambda images: images.take(pick), lambda images: images.draw(pick, pick, 1)):
-        plain, folded = (see(dataset(whole, space_to_depth=flag))["image"] for flag in (False, True))
+        plain, folded = (
+            see(dataset(whole, space_to_depth=flag))["image"] for flag in (False, True)
+        )
         assert folded.shape == (5, SIDE // 2, SIDE // 2, 12)
         np.testing.assert_array_equal(folded, np.asarray(space_to_depth(plain)))
 
@@ -124,12 +135,17 @@ def test_evaluation_leaves_damaged_records_out_and_counts(damaged):
 
 @pytest.mark.parametrize("limit", [0, 3])
 def test_one_damaged_record_too_many_ends_the_run(damaged, limit):
-    with pytest.raises(EnvironmentProblem, match=rf"here: record \d+ cannot be used .*max_damaged_records = {limit}"):
+    with pytest.raises(
+        EnvironmentProblem,
+        match=rf"here: record \d+ cannot be used .*max_damaged_records = {limit}",
+    ):
         list(eval_batches(dataset(damaged, limit), 16))
 
 
 def test_a_data_set_without_a_good_record_says_so(damaged):
-    images = ImageDataset(damaged[5:7], CLASSES, Preparation(SIDE), DamagedCount("here", 9), READING)
+    images = ImageDataset(
+        damaged[5:7], CLASSES, Preparation(SIDE), DamagedCount("here", 9), READING
+    )
     with pytest.raises(EnvironmentProblem, match="none of 2 records"):
         images.draw(np.zeros(1, int), np.zeros(1, int), 0)
 
@@ -141,12 +157,16 @@ def test_processes_share_the_batches_of_one(damaged, count):
     parts = [list(read(TrainBatches(dataset(damaged, 4), 3, 12, 5, 4, share))) for share in shares]
     for step, batch in enumerate(alone):
         for name, array in batch.items():
-            np.testing.assert_array_equal(array, np.concatenate([part[step][name] for part in parts]))
+            np.testing.assert_array_equal(
+                array, np.concatenate([part[step][name] for part in parts])
+            )
     alone = list(read(EvalBatches(dataset(damaged, 4), 12, 4)))
     parts = [list(read(EvalBatches(dataset(damaged, 4), 12, 4, share))) for share in shares]
     for number, batch in enumerate(alone):
         for name, array in batch.items():
-            np.testing.assert_array_equal(array, np.concatenate([part[number][name] for part in parts]))
+            np.testing.assert_array_equal(
+                array, np.concatenate([part[number][name] for part in parts])
+            )
 
 
 def test_reading_resumes_in_the_middle_of_an_epoch(whole):
@@ -171,7 +191,9 @@ def test_processes_that_decode_give_what_threads_give(damaged):
 def thumbnails(encoded):
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (6, 8, 8), dtype=np.uint8)
-    return pixels, [{"image": encoded(one, "PNG", "L"), "label": label} for label, one in enumerate(pixels)]
+    return pixels, [
+        {"image": encoded(one, "PNG", "L"), "label": label} for label, one in enumerate(pixels)
+    ]
 
 
 def test_small_images_are_held_as_they_are(thumbnails):
@@ -180,7 +202,9 @@ def test_small_images_are_held_as_they_are(thumbnails):
     np.testing.assert_array_equal(arrays["image"], pixels)
     assert arrays["label"].tolist() == list(range(6))
     images = SmallImages(arrays, 0, False, Policy(), DamagedCount("here", 0))
-    np.testing.assert_array_equal(images.draw(np.asarray([4]), np.asarray([3]), 1)["image"][0], pixels[4])
+    np.testing.assert_array_equal(
+        images.draw(np.asarray([4]), np.asarray([3]), 1)["image"][0], pixels[4]
+    )
 
 
 def test_a_small_image_is_cut_out_of_its_padded_self(thumbnails):
@@ -195,14 +219,18 @@ def test_a_small_image_is_cut_out_of_its_padded_self(thumbnails):
             allowed[part.tobytes()] = (top, left, False)
             allowed[part[:, ::-1].tobytes()] = (top, left, True)
     seen = images.draw(np.ones(500, int), np.arange(500), 0)["image"]
-    found = [allowed[image.tobytes()] for image in seen]  # KeyError: an image that is none of the 50
+    found = [
+        allowed[image.tobytes()] for image in seen
+    ]  # KeyError: an image that is none of the 50
     assert len(set(found)) == 50
     np.testing.assert_array_equal(seen, images.draw(np.ones(500, int), np.arange(500), 0)["image"])
 
 
 def test_a_small_image_in_colour_depends_on_seed_epoch_and_number_only(encoded):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
-    records = [{"image": encoded(one, "PNG"), "label": 9 - number} for number, one in enumerate(pixels)]
+    records = [
+        {"image": encoded(one, "PNG"), "label": 9 - number} for number, one in enumerate(pixels)
+    ]
     arrays = load_arrays(records, (8, 8, 3), 10, DamagedCount("here", 0))
     np.testing.assert_array_equal(arrays["image"], pixels)
     images = SmallImages(arrays, 2, True, Policy("autoaugment"), DamagedCount("here", 0))
@@ -212,7 +240,10 @@ def test_a_small_image_in_colour_depends_on_seed_epoch_and_number_only(encoded):
     assert (one["image"].dtype, one["image"].shape) == (np.uint8, (2, 8, 8, 3))
     assert (one["label"].tolist(), other["label"].tolist()) == ([6, 8], [8, 9, 6])
     for index, epoch, seed in ((4, 1, 5), (3, 2, 5), (3, 1, 6)):
-        assert np.any(one["image"][0] != images.draw(np.asarray([index]), np.asarray([epoch]), seed)["image"][0])
+        assert np.any(
+            one["image"][0]
+            != images.draw(np.asarray([index]), np.asarray([epoch]), seed)["image"][0]
+        )
     np.testing.assert_array_equal(images.take(np.arange(6))["image"], pixels)
 
 

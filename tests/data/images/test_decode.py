@@ -34,7 +34,9 @@ def test_pixels_are_pillows(kind, photograph, encoded):
     assert read_size(data) == (61, 83)
 
 
-@pytest.mark.parametrize(("shrink", "expected"), [(1, (401, 603)), (2, (201, 302)), (4, (101, 151)), (8, (51, 76))])
+@pytest.mark.parametrize(
+    ("shrink", "expected"), [(1, (401, 603)), (2, (201, 302)), (4, (101, 151)), (8, (51, 76))]
+)
 def test_a_jpeg_shrinks_and_its_sides_are_rounded_up(shrink, expected, photograph, encoded):
     assert decode(encoded(photograph(401, 603)), shrink).shape == (*expected, 3)
 
@@ -160,19 +162,27 @@ SCALED = {
     "L": (saved(GREY, "PNG"), GREY),
     "LA": (saved(GREY.convert("LA"), "PNG"), GREY),
     "P": (saved(COLOURS.quantize(16), "PNG"), COLOURS.quantize(16)),
-    "P with a clear colour": (saved(COLOURS.quantize(16), "PNG", transparency=3), COLOURS.quantize(16)),
+    "P with a clear colour": (
+        saved(COLOURS.quantize(16), "PNG", transparency=3),
+        COLOURS.quantize(16),
+    ),
     "RGBA": (saved(COLOURS.convert("RGBA"), "PNG"), COLOURS),
     "CMYK": (saved(COLOURS.convert("CMYK"), "TIFF"), COLOURS.convert("CMYK")),
     "YCbCr": (saved(COLOURS.convert("YCbCr"), "TIFF"), COLOURS.convert("YCbCr")),
     "16 bits, PNG": (saved(PAPER, "PNG"), GREY),
     "16 bits, TIFF": (saved(PAPER, "TIFF"), GREY),
-    "16 bits, colours": (of_opencv(np.asarray(COLOURS)[..., ::-1].astype(np.uint16) * 257), COLOURS),
+    "16 bits, colours": (
+        of_opencv(np.asarray(COLOURS)[..., ::-1].astype(np.uint16) * 257),
+        COLOURS,
+    ),
     "floating point": (saved(Image.fromarray(SHADES.astype(np.float32) / 255), "TIFF"), GREY),
 }
 NOT_KNOWN = {
     "32 bits": saved(Image.fromarray(SHADES.astype(np.int32) * 1000), "TIFF"),
     "floating point to 255": saved(Image.fromarray(SHADES.astype(np.float32)), "TIFF"),
-    "floating point with NaN": saved(Image.fromarray(np.where(SHADES < 9, np.nan, 0.5).astype(np.float32)), "TIFF"),
+    "floating point with NaN": saved(
+        Image.fromarray(np.where(SHADES < 9, np.nan, 0.5).astype(np.float32)), "TIFF"
+    ),
 }
 
 
@@ -181,13 +191,21 @@ NUMBERS = {tag.name: number for number, tag in TiffImagePlugin.TiffTags.TAGS_V2.
 
 def tiff(channels, **tags):
     """Return a big-endian TIFF of channels that lie one after the other, as bytes."""
-    sizes, directory = [len(channel) for channel in channels], TiffImagePlugin.ImageFileDirectory_v2(prefix=b"MM")
+    sizes, directory = (
+        [len(channel) for channel in channels],
+        TiffImagePlugin.ImageFileDirectory_v2(prefix=b"MM"),
+    )
     starts = tuple(8 + sum(sizes[:number]) for number in range(len(sizes)))
     fixed = {"ImageWidth": 10, "ImageLength": 12, "RowsPerStrip": 12, "SamplesPerPixel": len(sizes)}
     fixed |= {"StripOffsets": starts, "StripByteCounts": tuple(sizes)}
     for name, value in (fixed | tags).items():
         directory[NUMBERS[name]] = value
-    return b"MM\0*" + struct.pack(">I", 8 + sum(sizes)) + b"".join(channels) + directory.tobytes(8 + sum(sizes))
+    return (
+        b"MM\0*"
+        + struct.pack(">I", 8 + sum(sizes))
+        + b"".join(channels)
+        + directory.tobytes(8 + sum(sizes))
+    )
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -212,10 +230,18 @@ CHANNELS = [channel.astype(">u2").tobytes() for channel in np.moveaxis(np.asarra
 BLACK_AND_WHITE = zlib.compress((SHADES > 99).astype(">f4").tobytes())
 MISREAD = {
     "channels apart of more than 8 bits": tiff(
-        CHANNELS, BitsPerSample=(16,) * 3, Compression=1, PhotometricInterpretation=2, PlanarConfiguration=2
+        CHANNELS,
+        BitsPerSample=(16,) * 3,
+        Compression=1,
+        PhotometricInterpretation=2,
+        PlanarConfiguration=2,
     ),
     "floating point of big-endian": tiff(
-        [BLACK_AND_WHITE], BitsPerSample=32, Compression=8, PhotometricInterpretation=1, SampleFormat=3
+        [BLACK_AND_WHITE],
+        BitsPerSample=32,
+        Compression=8,
+        PhotometricInterpretation=1,
+        SampleFormat=3,
     ),
     "colours of more than 8 bits": of_sixteen_bits(saved(COLOURS, "JPEG2000")),
 }
@@ -224,7 +250,9 @@ MISREAD = {
 
 @pytest.mark.parametrize("name", MISREAD)
 def test_what_pillow_reads_wrongly_is_unreadable(name):
-    with pytest.raises(UnreadableImage, match=rf"has .*{name}.*, which Pillow reads wrongly; save it as PNG"):
+    with pytest.raises(
+        UnreadableImage, match=rf"has .*{name}.*, which Pillow reads wrongly; save it as PNG"
+    ):
         decode(MISREAD[name])
 
 
@@ -233,7 +261,8 @@ def test_a_picture_that_declares_more_pixels_than_it_has_room_for_is_unreadable(
     header = struct.pack(">IIBBBBB", 178_956_970, 1, 16, 6, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
     data = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
     )
     with pytest.raises(UnreadableImage):
         decode(data)

@@ -63,7 +63,9 @@ datasets.prepare_source(Source("numbers", "", features, {"train": examples}), sy
 
 
 def test_what_a_killed_process_left_is_taken_away(tmp_path):
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, check=False
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (left,) = (tmp_path / "numbers").iterdir()
     assert left.name.startswith("incomplete.")
@@ -113,7 +115,9 @@ def fingerprint():
 
 def test_a_folder_that_is_no_data_set_is_not_taken_for_one(tmp_path):
     (tmp_path / "numbers" / "1.0.0").mkdir(parents=True)
-    with pytest.raises(EnvironmentProblem, match=r"numbers/1\.0\.0 is there and is no finished data set; remove it"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"numbers/1\.0\.0 is there and is no finished data set; remove it"
+    ):
         datasets.prepare_source(source(good), str(tmp_path))
 
 
@@ -126,9 +130,18 @@ ERRORS = {
         ModuleNotFoundError("No module named 'h5py'", name="h5py.core"),
         "with the package h5py.*pip install",
     ),
-    "a full disk": (OSError(28, "No space left on device", "/data/x"), r"cannot be prepared \(No space left.*/data/x"),
-    "a server": (DownloadError("Failed to get url http://x. HTTP code: 404."), "cannot be downloaded.*HTTP code: 404"),
-    "a connection": (OSError("Max retries exceeded"), "cannot be downloaded .Max retries.*HTTPS_PROXY"),
+    "a full disk": (
+        OSError(28, "No space left on device", "/data/x"),
+        r"cannot be prepared \(No space left.*/data/x",
+    ),
+    "a server": (
+        DownloadError("Failed to get url http://x. HTTP code: 404."),
+        "cannot be downloaded.*HTTP code: 404",
+    ),
+    "a connection": (
+        OSError("Max retries exceeded"),
+        "cannot be downloaded .Max retries.*HTTPS_PROXY",
+    ),
 }
 
 

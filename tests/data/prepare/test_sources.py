@@ -31,7 +31,11 @@ def records(split):
 
 def test_a_recipe_reads_the_images(data_dir):
     config = DataConfig(
-        "images", builder="generated_images", data_dir=str(data_dir), test_split="validation", image_size=32
+        "images",
+        builder="generated_images",
+        data_dir=str(data_dir),
+        test_split="validation",
+        image_size=32,
     )
     splits, num_classes = images.load(config)[:2]
     assert (num_classes, [len(split) for split in splits]) == (10, [96, 40, 40])
@@ -46,9 +50,19 @@ def test_a_recipe_reads_the_images(data_dir):
 
 
 def test_the_files_are_the_same_every_time_and_of_every_kind():
-    first, second = ([hashlib.sha256(record["image"]).digest() for record in records("train")] for _ in range(2))
+    first, second = (
+        [hashlib.sha256(record["image"]).digest() for record in records("train")] for _ in range(2)
+    )
     assert first == second
-    assert len({*first, *(hashlib.sha256(record["image"]).digest() for record in records("validation"))}) == 136
+    assert (
+        len(
+            {
+                *first,
+                *(hashlib.sha256(record["image"]).digest() for record in records("validation")),
+            }
+        )
+        == 136
+    )
     pictures = [Image.open(io.BytesIO(record["image"])) for record in records("train")]
     assert sorted(picture.mode for picture in pictures if picture.mode != "RGB") == ["CMYK", "L"]
     sides = {side for picture in pictures for side in picture.size}
@@ -78,11 +92,17 @@ def test_a_few_numbers_of_an_image_say_its_class():
 def questions(data_dir):
     folder = TfdsFolder("pydoc_squad", str(data_dir))
     opened = {split: folder.open(split, "split") for split in ("train", "validation")}
-    return {split: examples.from_records(part[number] for number in range(len(part))) for split, part in opened.items()}
+    return {
+        split: examples.from_records(part[number] for number in range(len(part)))
+        for split, part in opened.items()
+    }
 
 
 def test_every_answer_stands_where_it_should_and_is_the_only_one(questions):
-    assert {split: len(part) for split, part in questions.items()} == {"train": 400, "validation": 60}
+    assert {split: len(part) for split, part in questions.items()} == {
+        "train": 400,
+        "validation": 60,
+    }
     marks = dict(zip(pydoc_squad.QUESTIONS, ('""', "()"), strict=True))
     for question in (*questions["train"], *questions["validation"]):
         start, stop = question.span()
@@ -98,7 +118,9 @@ def test_both_questions_are_asked_and_no_topic_is_in_both_parts(questions):
         asked = [question.question for question in part]
         assert min(asked.count(question) for question in pydoc_squad.QUESTIONS) > len(asked) / 4
     assert len({question.id for part in questions.values() for question in part}) == 460
-    assert not {q.context for q in questions["train"]} & {q.context for q in questions["validation"]}
+    assert not {q.context for q in questions["train"]} & {
+        q.context for q in questions["validation"]
+    }
 
 
 def test_windows_can_be_made_of_the_questions(questions):

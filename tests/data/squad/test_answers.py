@@ -38,7 +38,10 @@ def f1_by_hand(prediction, gold):
             common += 1
     if not common:
         return 0.0
-    precision, recall = fractions.Fraction(common, len(ours)), fractions.Fraction(common, len(theirs))
+    precision, recall = (
+        fractions.Fraction(common, len(ours)),
+        fractions.Fraction(common, len(theirs)),
+    )
     return float(2 * precision * recall / (precision + recall))
 
 
@@ -108,7 +111,12 @@ def question(number, *answers):
 
 
 def test_a_score_is_in_percent_over_all_questions():
-    questions = [question(0, "cat", "black cat"), question(1, "dog"), question(2, "red fox"), question(3, "")]
+    questions = [
+        question(0, "cat", "black cat"),
+        question(1, "dog"),
+        question(2, "red fox"),
+        question(3, ""),
+    ]
     predictions = {"0": "the black cat", "2": "fox", "3": "", "other": "dog", "another": "dog"}
     assert score(predictions, questions) == {
         "exact_match": 50.0,
@@ -121,8 +129,14 @@ def test_a_score_is_in_percent_over_all_questions():
 
 def test_the_best_answer_of_each_measure_counts():
     """Of "x y": the first one has the better F1, none is the same."""
-    assert score({"0": "x y"}, [question(0, "x y z", "x q q q")]) == {"exact_match": 0.0, "f1": pytest.approx(80.0)}
-    assert score({"0": "x y"}, [question(0, "x q q q", "x y z")]) == {"exact_match": 0.0, "f1": pytest.approx(80.0)}
+    assert score({"0": "x y"}, [question(0, "x y z", "x q q q")]) == {
+        "exact_match": 0.0,
+        "f1": pytest.approx(80.0),
+    }
+    assert score({"0": "x y"}, [question(0, "x q q q", "x y z")]) == {
+        "exact_match": 0.0,
+        "f1": pytest.approx(80.0),
+    }
 
 
 def test_nothing_to_score_is_refused():
@@ -137,9 +151,24 @@ CONTEXTS = ["One two\tThree  four five six.", "Six (Five)", "seven"]
 def dataset():
     """Return windows of at most four tokens: of the first context three, of the others one."""
     pieces = WordPiece(
-        [*SPECIAL_TOKENS, "one", "two", "three", "four", "five", "six", "seven", "q", "(", ")", "."],
+        [
+            *SPECIAL_TOKENS,
+            "one",
+            "two",
+            "three",
+            "four",
+            "five",
+            "six",
+            "seven",
+            "q",
+            "(",
+            ")",
+            ".",
+        ],
     )
-    questions = [Question(f"id{n}", "q", context, ("x",), (0,)) for n, context in enumerate(CONTEXTS)]
+    questions = [
+        Question(f"id{n}", "q", context, ("x",), (0,)) for n, context in enumerate(CONTEXTS)
+    ]
     return EvaluationWindows(questions, pieces, sequence_length=8, doc_stride=2)
 
 
@@ -169,12 +198,16 @@ def test_the_first_of_equal_windows_wins(dataset):
 
 
 def test_scores_that_are_not_finite_are_no_answer(dataset):
-    assert chosen(dataset, w0=(np.nan, 3, 3), w1=(-np.inf, 3, 3), w3=(np.nan, 3, 3), w4=(0.0, 3, 3)) == {"id2": "seven"}
+    assert chosen(
+        dataset, w0=(np.nan, 3, 3), w1=(-np.inf, 3, 3), w3=(np.nan, 3, 3), w4=(0.0, 3, 3)
+    ) == {"id2": "seven"}
 
 
 def test_places_outside_of_the_context_are_refused(dataset):
     for start, end in ((2, 3), (4, 3), (3, 7), (0, 0)):
-        with pytest.raises(ValueError, match=f"start, end = {start}, {end}: window 0 has its context from 3 to 6"):
+        with pytest.raises(
+            ValueError, match=f"start, end = {start}, {end}: window 0 has its context from 3 to 6"
+        ):
             dataset.text(0, start, end)
     with pytest.raises(ValueError, match="give 5 of each"):
         choose(dataset, np.zeros(4), np.zeros(4, int), np.zeros(4, int))

@@ -101,15 +101,42 @@ def without(name):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        *((without(name), rf"^records\[1\] = \[.*\]: there is no '{name}'; ") for name in without("title")),
-        ({**RECORD, "answers": {"text": [b"a"]}}, r"records\[1\].answers = \['text'\]: there is no 'answer_start'"),
-        ({**RECORD, "answers": {"answer_start": [1]}}, r"records\[1\].answers = .* there is no 'text'"),
-        ({**RECORD, "answers": [{"text": "a", "answer_start": 0}]}, r"records\[1\].answers = 'list': a mapping"),
-        ({**RECORD, "answers": {"text": [], "answer_start": []}}, r"records\[1\].answers = 0: .* one answer"),
-        ({**RECORD, "answers": {"text": ["a"], "answer_start": [0, 1]}}, r"answer_start = 2: there are 1 texts"),
-        ({**RECORD, "answers": {"text": "a", "answer_start": [0]}}, r"answers.text = 'str': a list is needed"),
-        ({**RECORD, "answers": {"text": ["a"], "answer_start": [0.5]}}, r"answer_start\[0\] = 0.5: a whole number"),
-        ({**RECORD, "answers": {"text": [7], "answer_start": [0]}}, r"records\[1\].answers.text\[0\] = 7: text is"),
+        *(
+            (without(name), rf"^records\[1\] = \[.*\]: there is no '{name}'; ")
+            for name in without("title")
+        ),
+        (
+            {**RECORD, "answers": {"text": [b"a"]}},
+            r"records\[1\].answers = \['text'\]: there is no 'answer_start'",
+        ),
+        (
+            {**RECORD, "answers": {"answer_start": [1]}},
+            r"records\[1\].answers = .* there is no 'text'",
+        ),
+        (
+            {**RECORD, "answers": [{"text": "a", "answer_start": 0}]},
+            r"records\[1\].answers = 'list': a mapping",
+        ),
+        (
+            {**RECORD, "answers": {"text": [], "answer_start": []}},
+            r"records\[1\].answers = 0: .* one answer",
+        ),
+        (
+            {**RECORD, "answers": {"text": ["a"], "answer_start": [0, 1]}},
+            r"answer_start = 2: there are 1 texts",
+        ),
+        (
+            {**RECORD, "answers": {"text": "a", "answer_start": [0]}},
+            r"answers.text = 'str': a list is needed",
+        ),
+        (
+            {**RECORD, "answers": {"text": ["a"], "answer_start": [0.5]}},
+            r"answer_start\[0\] = 0.5: a whole number",
+        ),
+        (
+            {**RECORD, "answers": {"text": [7], "answer_start": [0]}},
+            r"records\[1\].answers.text\[0\] = 7: text is",
+        ),
         ({**RECORD, "context": b"\xff\xfe"}, r"records\[1\].context = b'\\xff\\xfe': not UTF-8"),
         ({**RECORD, "question": None}, r"records\[1\].question = None: text is needed"),
         (["id"], r"records\[1\] = 'list': a mapping is needed"),
@@ -133,9 +160,18 @@ def remove(content, *path):
         (("data",), r"file.json = \['version'\]: there is no 'data'"),
         (("data", 1, "paragraphs"), r"file.json.data\[1\] = \['title'\]: there is no 'paragraphs'"),
         (("data", 0, "paragraphs", 0, "context"), r"data\[0\].paragraphs\[0\] = .* no 'context'"),
-        (("data", 0, "paragraphs", 0, "qas", 1, "question"), r"paragraphs\[0\].qas\[1\] = .* no 'question'"),
-        (("data", 0, "paragraphs", 0, "qas", 0, "answers", 1, "text"), r"qas\[0\].answers\[1\] = .* no 'text'"),
-        (("data", 0, "paragraphs", 0, "qas", 1, "answers", 0), r"qas\[1\].answers = 0: a question has one answer"),
+        (
+            ("data", 0, "paragraphs", 0, "qas", 1, "question"),
+            r"paragraphs\[0\].qas\[1\] = .* no 'question'",
+        ),
+        (
+            ("data", 0, "paragraphs", 0, "qas", 0, "answers", 1, "text"),
+            r"qas\[0\].answers\[1\] = .* no 'text'",
+        ),
+        (
+            ("data", 0, "paragraphs", 0, "qas", 1, "answers", 0),
+            r"qas\[1\].answers = 0: a question has one answer",
+        ),
     ],
 )
 def test_files_of_another_schema_are_refused(tmp_path, path, message):

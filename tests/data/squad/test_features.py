@@ -18,7 +18,15 @@ from lbopt.errors import UserError
 
 SIZES = [(64, 16, 12), (48, 100, 8), (128, 32, 64), (40, 7, 12)]
 """sequence_length, doc_stride, max_query_length."""
-TRANSPOSED = ("input_ids", "token_type_ids", "attention_mask", "start_position", "end_position", "may_start", "may_end")
+TRANSPOSED = (
+    "input_ids",
+    "token_type_ids",
+    "attention_mask",
+    "start_position",
+    "end_position",
+    "may_start",
+    "may_end",
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +55,19 @@ def questions():
             continue
         asked = " ".join(text.split()[: chance.choice([1, 4, 30])])
         if spelt_once(context, start, stop):
-            found.append(Question(str(len(found)), asked, context, (context[start:stop],), (start,)))
+            found.append(
+                Question(str(len(found)), asked, context, (context[start:stop],), (start,))
+            )
     return found
 
 
 def spelt_once(context, start, stop):
     """Whether the words around an answer spell it once: where they do it twice, run_squad.py takes the first."""
     left = max(context.rfind(space, 0, start) for space in " \n\t") + 1
-    right = min((place for space in " \n\t" if (place := context.find(space, stop)) >= 0), default=len(context))
+    right = min(
+        (place for space in " \n\t" if (place := context.find(space, stop)) >= 0),
+        default=len(context),
+    )
     return context[left:right].lower().count(context[start:stop].lower()) == 1
 
 
@@ -85,7 +98,9 @@ class Slow:
             tokens += mine
             place += len(word)
         start = question.answer_starts[0]
-        touched = [word for word in words if word[0] < start + len(question.answers[0]) and word[1] > start]
+        touched = [
+            word for word in words if word[0] < start + len(question.answers[0]) and word[1] > start
+        ]
         first, last = touched[0][2], touched[-1][3]
         wanted = pieces.encode([question.answers[0]]).tokens.tolist()
         for left in range(first, last + 1):
@@ -142,7 +157,9 @@ def test_windows_equal_the_slow_ones(questions, pieces, sizes):
 def test_the_oracle_meets_every_case(questions, pieces):
     """Several windows, cut questions, answers in a window, out of it, of one token and of many, and within a word."""
     dataset = EvaluationWindows(questions, pieces, *SIZES[0])
-    start, end = (dataset.take(np.arange(len(dataset)))[f"{name}_position"] for name in ("start", "end"))
+    start, end = (
+        dataset.take(np.arange(len(dataset)))[f"{name}_position"] for name in ("start", "end")
+    )
     assert np.bincount(dataset.question_of).max() > 10
     assert np.bincount(dataset.question_of).min() == 1
     assert (start == 0).sum() > 20
@@ -213,7 +230,9 @@ def test_the_size_of_a_window_counts(size):
     dataset = EvaluationWindows([question], pieces, 304, 150)
     slow = Slow(question, pieces, 304, 150, 64)
     own = dataset.take(np.arange(len(dataset)))["may_start"]
-    np.testing.assert_array_equal(own, [slow.window(number)["may_start"] for number in range(len(slow.spans))])
+    np.testing.assert_array_equal(
+        own, [slow.window(number)["may_start"] for number in range(len(slow.spans))]
+    )
     assert size != 301 or own.sum(1).tolist() == [300, 1]
 
 
@@ -240,9 +259,9 @@ def test_letters_that_the_tokenizer_changes_keep_their_place():
 
 
 def test_a_literal_special_token_is_text():
-    batch = EvaluationWindows([Question("1", "q [SEP]", "x [CLS] y", ("y",), (8,))], words("q", "x", "y"), 20).take(
-        np.arange(1)
-    )
+    batch = EvaluationWindows(
+        [Question("1", "q [SEP]", "x [CLS] y", ("y",), (8,))], words("q", "x", "y"), 20
+    ).take(np.arange(1))
     assert (batch["input_ids"] == SEP).sum() == 2
     assert (batch["input_ids"] == CLS).sum() == 1
 
@@ -250,7 +269,9 @@ def test_a_literal_special_token_is_text():
 def test_special_tokens_are_where_the_vocabulary_has_them():
     """As in the published ones, where [PAD] is 0 and [CLS] is 101."""
     pieces = WordPiece(["q", "x", "[PAD]", "y", "[SEP]", "[MASK]", "[UNK]", "[CLS]"])
-    batch = EvaluationWindows([Question("1", "q", "x y", ("y",), (2,))], pieces, 8).take(np.arange(1))
+    batch = EvaluationWindows([Question("1", "q", "x y", ("y",), (2,))], pieces, 8).take(
+        np.arange(1)
+    )
     assert batch["input_ids"].tolist() == [[7, 0, 4, 1, 3, 4, 2, 2]]
 
 
@@ -269,7 +290,9 @@ def test_training_drops_wrong_records_and_evaluation_keeps_them():
 
 
 def test_training_has_the_same_windows(questions, pieces):
-    training, evaluation = (kind(questions, pieces, *SIZES[0]) for kind in (TrainingWindows, EvaluationWindows))
+    training, evaluation = (
+        kind(questions, pieces, *SIZES[0]) for kind in (TrainingWindows, EvaluationWindows)
+    )
     assert training.num_dropped == 0
     ours, theirs = (dataset.take(np.arange(len(dataset))) for dataset in (training, evaluation))
     assert set(ours) == set(TRANSPOSED[:5])
@@ -292,7 +315,9 @@ def test_windows_are_a_data_set(questions, pieces):
 def test_a_context_without_a_token_has_no_window():
     pieces = words("q", "x", "y")
     dataset = EvaluationWindows(
-        [Question("1", "q", " \u200b", ("z",), (0,)), Question("2", "q", "x y", ("y",), (2,))], pieces, 8
+        [Question("1", "q", " \u200b", ("z",), (0,)), Question("2", "q", "x y", ("y",), (2,))],
+        pieces,
+        8,
     )
     assert dataset.question_of.tolist() == [1]
     assert choose(dataset, np.zeros(1), np.asarray([3]), np.asarray([3])) == {"2": "x"}
@@ -302,7 +327,9 @@ def test_what_does_not_fit_is_refused():
     pieces = words("q", "x", "y")
     one = Question("1", "q q q q", "x y", ("y",), (2,))
     for kind in (TrainingWindows, EvaluationWindows):
-        with pytest.raises(UserError, match=r"config.data.sequence_length = 7: .* 4 tokens .* use at least 8"):
+        with pytest.raises(
+            UserError, match=r"config.data.sequence_length = 7: .* 4 tokens .* use at least 8"
+        ):
             kind([one], pieces, 7)
         assert len(kind([one], pieces, 8)) == 2
         assert len(kind([one], pieces, 6, max_query_length=2)) == 2

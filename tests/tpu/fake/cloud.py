@@ -143,7 +143,9 @@ def boot(node, worker):
     import subprocess
 
     folder = machine(node, worker)
-    environment = json.loads((folder / "environment.json").read_text()) | {"BOOT_ID": os.urandom(16).hex()}
+    environment = json.loads((folder / "environment.json").read_text()) | {
+        "BOOT_ID": os.urandom(16).hex()
+    }
     (folder / "environment.json").write_text(json.dumps(environment))
     with open(folder / "boot.log", "a") as log:
         subprocess.Popen(
@@ -165,7 +167,9 @@ def processes_of(prefix):
 
 def power_off(node, worker=None):
     """Lose a worker, or all workers of a node, with every process."""
-    folders = [machine(node, worker)] if worker is not None else sorted((ROOT / "nodes" / node).glob("*"))
+    folders = (
+        [machine(node, worker)] if worker is not None else sorted((ROOT / "nodes" / node).glob("*"))
+    )
     for folder in folders:
         prefix = json.loads((folder / "environment.json").read_text())["FAKE_MACHINE"]
         deadline = time.monotonic() + 20

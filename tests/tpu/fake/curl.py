@@ -14,7 +14,11 @@ BASE = "http://metadata.google.internal/computeMetadata/v1/instance/"
 def main(argv):
     """Print a metadata value; with wait_for_change, once it has changed or the time is over."""
     words, url = list(argv), argv[-1]
-    if "Metadata-Flavor: Google" not in words or not url.startswith(BASE) or "--max-time" not in words:
+    if (
+        "Metadata-Flavor: Google" not in words
+        or not url.startswith(BASE)
+        or "--max-time" not in words
+    ):
         cloud.refuse("curl: the metadata server wants its header, and a caller wants a limit")
     parts = urllib.parse.urlsplit(url.removeprefix(BASE))
     query = dict(urllib.parse.parse_qsl(parts.query))

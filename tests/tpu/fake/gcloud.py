@@ -67,7 +67,11 @@ def create(argv):
             "count": int(flags.get("--node-count", 1)),
             "node": flags.get("--node-id") or flags.get("--node-prefix", name),
             "metadata": metadata,
-            "capacity": "spot" if "--spot" in flags else "reserved" if "--reserved" in flags else "on-demand",
+            "capacity": "spot"
+            if "--spot" in flags
+            else "reserved"
+            if "--reserved" in flags
+            else "on-demand",
         }
 
 
@@ -97,12 +101,18 @@ def describe(argv):
 
 def delete(argv):
     """Remove a request, with its machines if --force."""
-    (name,), flags = cloud.parse("delete", argv, TPU, ("--force", "--quiet"), (*TPU, "--quiet"), (1, 1))
+    (name,), flags = cloud.parse(
+        "delete", argv, TPU, ("--force", "--quiet"), (*TPU, "--quiet"), (1, 1)
+    )
     with cloud.state() as value:
         if name not in value["requests"]:
-            cloud.fail("(gcloud.compute.tpus.queued-resources.delete) NOT_FOUND: Requested entity was not found.")
+            cloud.fail(
+                "(gcloud.compute.tpus.queued-resources.delete) NOT_FOUND: Requested entity was not found."
+            )
         if value["requests"][name]["state"] == "ACTIVE" and "--force" not in flags:
-            cloud.fail("(gcloud.compute.tpus.queued-resources.delete) FAILED_PRECONDITION: has nodes")
+            cloud.fail(
+                "(gcloud.compute.tpus.queued-resources.delete) FAILED_PRECONDITION: has nodes"
+            )
         if value["script"].get("undeletable", 0) > 0:
             value["script"]["undeletable"] -= 1
             cloud.fail("(gcloud.compute.tpus.queued-resources.delete) UNAVAILABLE: try again")
@@ -117,12 +127,20 @@ def delete(argv):
 
 def describe_node(argv):
     """Say how a node is."""
-    (name,), flags = cloud.parse("tpu-vm describe", argv, WIDE, ("--quiet",), (*TPU, "--format"), (1, 1))
+    (name,), flags = cloud.parse(
+        "tpu-vm describe", argv, WIDE, ("--quiet",), (*TPU, "--format"), (1, 1)
+    )
     if not (cloud.ROOT / "nodes" / name).exists():
-        cloud.fail("(gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Requested entity was not found.")
+        cloud.fail(
+            "(gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Requested entity was not found."
+        )
     with cloud.state() as value:
         ready = value["script"].get("node_state", "READY")
-    print("\t".join({"state": ready, "health": "HEALTHY"}[key] for key in flags["--format"][6:-1].split(",")))
+    print(
+        "\t".join(
+            {"state": ready, "health": "HEALTHY"}[key] for key in flags["--format"][6:-1].split(",")
+        )
+    )
 
 
 def ssh(argv):
@@ -131,7 +149,12 @@ def ssh(argv):
     import threading
 
     (name,), flags = cloud.parse(
-        "ssh", argv, (*TPU, "--worker", "--command"), ("--quiet",), (*TPU, "--worker", "--command"), (1, 1)
+        "ssh",
+        argv,
+        (*TPU, "--worker", "--command"),
+        ("--quiet",),
+        (*TPU, "--worker", "--command"),
+        (1, 1),
     )
     folder = cloud.ROOT / "nodes" / name
     if not folder.exists():
@@ -141,11 +164,18 @@ def ssh(argv):
         workers = [int(flags["--worker"])]
     codes = {}
     with cloud.state() as value:
-        unreachable = [worker for worker in workers if f"{name}/{worker}" in value["script"].get("unreachable", [])]
+        unreachable = [
+            worker
+            for worker in workers
+            if f"{name}/{worker}" in value["script"].get("unreachable", [])
+        ]
 
     def one(worker):
         if worker in unreachable or not cloud.machine(name, worker).exists():
-            print(f"ssh: connect to host 10.0.0.{worker} port 22: Connection timed out", file=sys.stderr)
+            print(
+                f"ssh: connect to host 10.0.0.{worker} port 22: Connection timed out",
+                file=sys.stderr,
+            )
             codes[worker] = 255
             return
         done = subprocess.run(
@@ -186,7 +216,9 @@ def _may(verb):
             busy[f"{who} {verb}"] -= 1
             cloud.fail(f"(gcloud.storage.{verb}) HTTPError 503: try again")
         if f"{who} {verb}" in value["script"].get("forbidden", []):
-            cloud.fail(f"(gcloud.storage.{verb}) HTTPError 403: {who}@example.com does not have storage access.")
+            cloud.fail(
+                f"(gcloud.storage.{verb}) HTTPError 403: {who}@example.com does not have storage access."
+            )
 
 
 def _slowness():
@@ -204,10 +236,14 @@ def copy(argv):
         cloud.refuse("cp: several sources need a folder")
     for source in sources:
         if source.startswith("gs://") and not cloud.object_path(source).is_file():
-            cloud.fail(f"(gcloud.storage.cp) The following URLs matched no objects or files:\n{source}")
+            cloud.fail(
+                f"(gcloud.storage.cp) The following URLs matched no objects or files:\n{source}"
+            )
         if not source.startswith("gs://") and not target.startswith("gs://"):
             cloud.refuse("cp: no bucket")
-        path = cloud.object_path(target) if target.startswith("gs://") else cloud.pathlib.Path(target)
+        path = (
+            cloud.object_path(target) if target.startswith("gs://") else cloud.pathlib.Path(target)
+        )
         if target.endswith("/"):
             path = path / os.path.basename(source)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +252,9 @@ def copy(argv):
             if source == "-":
                 new.write(sys.stdin.buffer.read())
             else:
-                with open(cloud.object_path(source) if source.startswith("gs://") else source, "rb") as old:
+                with open(
+                    cloud.object_path(source) if source.startswith("gs://") else source, "rb"
+                ) as old:
                     new.write(old.read())
                 if source.endswith("/state"):
                     time.sleep(_slowness())
@@ -235,7 +273,9 @@ def cat(argv):
                 continue
         path = cloud.object_path(url)
         if not path.is_file():
-            cloud.fail(f"(gcloud.storage.cat) The following URLs matched no objects or files:\n{url}")
+            cloud.fail(
+                f"(gcloud.storage.cat) The following URLs matched no objects or files:\n{url}"
+            )
         sys.stdout.write(path.read_text()[int(flags.get("--range", 0)) :])
 
 
@@ -248,7 +288,11 @@ def remove(argv):
         found = list(cloud.ROOT.glob(f"buckets/{url.removeprefix('gs://')}"))
         for path in found:
             path.unlink()
-        return None if found else cloud.fail("(gcloud.storage.rm) The following URLs matched no objects or files")
+        return (
+            None
+            if found
+            else cloud.fail("(gcloud.storage.rm) The following URLs matched no objects or files")
+        )
     if not path.exists() or (path.is_dir() and "--recursive" not in flags):
         cloud.fail(f"(gcloud.storage.rm) The following URLs matched no objects or files:\n{url}")
     if path.is_dir():

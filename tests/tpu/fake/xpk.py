@@ -18,7 +18,11 @@ def main(argv):
     if argv[:2] != ["workload", "create"]:
         cloud.refuse("xpk: unknown command")
     _, flags = cloud.parse(
-        "xpk", argv[2:], FLAGS, ("--spot", "--on-demand"), ("--workload", "--cluster", "--tpu-type", "--command")
+        "xpk",
+        argv[2:],
+        FLAGS,
+        ("--spot", "--on-demand"),
+        ("--workload", "--cluster", "--tpu-type", "--command"),
     )
     with open(flags["--env-file"]) as file:
         lines = [line.partition("=") for line in file.read().splitlines()]

@@ -34,13 +34,26 @@ def section(study: Study) -> page.Section | None:
         row, step = len(steps) - 1 - place, steps[place]
         axes.barh(row, mean - before, left=before, height=0.6, color=_colour(step))
         axes.errorbar(mean, row, xerr=std, color="#222222", capsize=3, linewidth=1)
-        axes.text(1.02, row, _text(step, metric), transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+        axes.text(
+            1.02,
+            row,
+            _text(step, metric),
+            transform=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=8,
+        )
     axes.set_yticks(
-        range(len(steps)), [style.label(step["arm"], style.TICK_LETTERS) for step in reversed(steps)], fontsize=9
+        range(len(steps)),
+        [style.label(step["arm"], style.TICK_LETTERS) for step in reversed(steps)],
+        fontsize=9,
     )
     axes.set_xlim(start, min(end, 100.5) if metric.name == "accuracy" else end)
     axes.set_xlabel(f"test {metric.label}")
-    axes.set_title(f"What each step adds at batch {study.waterfall['global_batch_size']}", fontsize=11, loc="left")
+    axes.set_title(
+        f"What each step adds at batch {study.waterfall['global_batch_size']}",
+        fontsize=11,
+        loc="left",
+    )
     png = page.save_figure(figure, study.workdir / "waterfall.png")
     alt = "Test score at the largest batch as one ingredient after the other is added"
     return page.Section("Ablation", [_ABOUT], pictures=[page.Picture(png, alt)])

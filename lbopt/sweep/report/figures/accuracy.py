@@ -31,13 +31,21 @@ def section(study: Study) -> page.Section:
     mark = "a ring marks the limit" if has_limits(study.config) else "every run stops at the target"
     caption = f"Mean over {seeds} seeds; the band goes from the worst to the best of them, {mark}. The length is {_length(study)}."
     pictures = [
-        page.Picture(_draw(study, FIGURE), f"Test {name} against global batch size, a line for each arm", caption)
+        page.Picture(
+            _draw(study, FIGURE),
+            f"Test {name} against global batch size, a line for each arm",
+            caption,
+        )
     ]
     near = _near_the_top(study)
     if near is not None:
         close = _draw(study, "accuracy_near_the_top.png", near)
         pictures.append(
-            page.Picture(close, f"The same test {name}, near its best", "The same, where the limits are decided.")
+            page.Picture(
+                close,
+                f"The same test {name}, near its best",
+                "The same, where the limits are decided.",
+            )
         )
     return page.Section(f"Test {name} against batch size", pictures=pictures)
 
@@ -50,7 +58,10 @@ def _near_the_top(study: Study) -> tuple[float, float] | None:
     """Return the range of accuracies in which limits are decided, if it would be a small part of the figure."""
     if study.metric.name != "accuracy":
         return None
-    means = [[study.metric.shown(point["test_accuracy_mean"]) for point in arm["points"]] for arm in study.arms]
+    means = [
+        [study.metric.shown(point["test_accuracy_mean"]) for point in arm["points"]]
+        for arm in study.arms
+    ]
     best, worst = max(map(max, means)), min(map(min, means))
     height = _ZOOM * study.config["limit_points"]
     inside = max(sum(mean > best - height for mean in arm) for arm in means)
@@ -65,7 +76,8 @@ def _draw(study: Study, file: str, near: tuple[float, float] | None = None) -> s
         look, points = study.look(arm), arm["points"]
         sizes = [point["global_batch_size"] for point in points]
         low, mean, high = (
-            [metric.shown(point[f"test_{metric.name}_{name}"]) for point in points] for name in ("min", "mean", "max")
+            [metric.shown(point[f"test_{metric.name}_{name}"]) for point in points]
+            for name in ("min", "mean", "max")
         )
         axes.fill_between(sizes, low, high, color=look["color"], alpha=0.15, linewidth=0)
         axes.plot(sizes, mean, **look, label=_label(arm))
@@ -77,20 +89,35 @@ def _draw(study: Study, file: str, near: tuple[float, float] | None = None) -> s
         axes.set_ylim(*near)
     axes.set_ylabel(f"test {metric.label}")
     whole = style.label(f"{study.config['name']}: {_length(study)}", 60)
-    axes.set_title(whole if near is None else f"Near the best test {metric.name}", fontsize=11, loc="left")
+    axes.set_title(
+        whole if near is None else f"Near the best test {metric.name}", fontsize=11, loc="left"
+    )
     style.legend_below(figure, axes)
     return page.save_figure(figure, study.workdir / file)
 
 
 def _ring(axes: Any, arm: Mapping[str, Any], means: Mapping[int, float], colour: str) -> None:
-    if arm["limit"] is not None and not arm["limit_is_largest"] and math.isfinite(means[arm["limit"]]):
-        ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": colour}
-        axes.plot([arm["limit"]], [means[arm["limit"]]], linestyle="none", markeredgewidth=1.5, **ring)
+    if (
+        arm["limit"] is not None
+        and not arm["limit_is_largest"]
+        and math.isfinite(means[arm["limit"]])
+    ):
+        ring = {
+            "marker": "o",
+            "markersize": 12,
+            "markerfacecolor": "none",
+            "markeredgecolor": colour,
+        }
+        axes.plot(
+            [arm["limit"]], [means[arm["limit"]]], linestyle="none", markeredgewidth=1.5, **ring
+        )
 
 
 def _label(arm: Mapping[str, Any]) -> str:
     told = (
-        f" (limit {'at least ' if arm['limit_is_largest'] else ''}{arm['limit']})" if arm["limit"] is not None else ""
+        f" (limit {'at least ' if arm['limit_is_largest'] else ''}{arm['limit']})"
+        if arm["limit"] is not None
+        else ""
     )
     return style.label(arm["arm"] + told, style.LEGEND_LETTERS)
 
@@ -111,22 +138,38 @@ def limits(study: Study) -> page.Section | None:
     for place, arm in enumerate(reversed(arms)):
         look = study.look(arm)
         axes.plot(
-            arm["limit_interval"], [place, place], color=look["color"], linewidth=3, alpha=0.4, solid_capstyle="butt"
+            arm["limit_interval"],
+            [place, place],
+            color=look["color"],
+            linewidth=3,
+            alpha=0.4,
+            solid_capstyle="butt",
         )
         axes.plot([arm["limit"]], [place], **look | {"markersize": 8})
         if arm["limit_is_largest"]:
             axes.annotate(
-                "   not reached", (arm["limit"], place), fontsize=8, va="center", ha="left", annotation_clip=False
+                "   not reached",
+                (arm["limit"], place),
+                fontsize=8,
+                va="center",
+                ha="left",
+                annotation_clip=False,
             )
     axes.set_yticks(
-        range(len(arms)), [style.label(arm["arm"], style.TICK_LETTERS) for arm in reversed(arms)], fontsize=9
+        range(len(arms)),
+        [style.label(arm["arm"], style.TICK_LETTERS) for arm in reversed(arms)],
+        fontsize=9,
     )
     axes.set_ylim(-0.6, len(arms) - 0.4)
     style.batch_axis(axes, study.sizes)
     # Of the whole figure: beside long names the axes are too narrow for it.
-    told = f"Largest batch within {study.metric.amount(study.config['limit_points'])} of the smallest"
+    told = (
+        f"Largest batch within {study.metric.amount(study.config['limit_points'])} of the smallest"
+    )
     figure.suptitle(told, x=0.02, ha="left", fontsize=11)
-    caption = "The bar is the 95 % interval over resampled seeds; its ends are batch sizes of the study."
+    caption = (
+        "The bar is the 95 % interval over resampled seeds; its ends are batch sizes of the study."
+    )
     picture = page.Picture(
         page.save_figure(figure, study.workdir / "limits.png"),
         "The limit of every arm and its interval over seeds",
@@ -136,7 +179,10 @@ def limits(study: Study) -> page.Section | None:
     lost = f"train lost, {unit}", f"test lost, {unit}"
     header = ("arm", "limit", "95 % interval", "first batch past it", "fails to", *lost)
     return page.Section(
-        "The limit of every arm", pictures=[picture], header=header, rows=[_limit_row(arm) for arm in arms]
+        "The limit of every arm",
+        pictures=[picture],
+        header=header,
+        rows=[_limit_row(arm) for arm in arms],
     )
 
 

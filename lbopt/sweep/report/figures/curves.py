@@ -28,10 +28,17 @@ def mean_curve(series: Iterable[Mapping[str, Any]], column: str | Column) -> Cur
     >>> mean_curve([{"step": [1, 2, 3], "x": [1.0, 2.0, 9.0]}, {"step": [1, 2], "x": [3.0, 4.0]}], "x")
     [(1, 2.0), (2, 3.0)]
     """
-    columns = [(one["step"], (one.get(column) or ()) if isinstance(column, str) else column(one)) for one in series]
+    columns = [
+        (one["step"], (one.get(column) or ()) if isinstance(column, str) else column(one))
+        for one in series
+    ]
     kept = [{"step": steps, "value": values} for steps, values in columns if values]
     found = by_step(kept, lambda one: one["value"])
-    return [(step, statistics.fmean(values)) for step, values in found.items() if len(values) == len(kept)]
+    return [
+        (step, statistics.fmean(values))
+        for step, values in found.items()
+        if len(values) == len(kept)
+    ]
 
 
 def positive(curve: Iterable[tuple[int, float]]) -> Curve:
@@ -39,7 +46,9 @@ def positive(curve: Iterable[tuple[int, float]]) -> Curve:
     return [(step, value) for step, value in curve if value > 0]
 
 
-def series_of(study: Study, arm: Mapping[str, Any], size: int, name: str) -> list[Mapping[str, Any]]:
+def series_of(
+    study: Study, arm: Mapping[str, Any], size: int, name: str
+) -> list[Mapping[str, Any]]:
     """Return the "curve" or the "probes" of every final run of a cell that has them.
 
     Args:

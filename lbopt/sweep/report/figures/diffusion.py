@@ -42,7 +42,9 @@ def section(study: Study) -> page.Section | None:
     png = page.save_figure(figure, study.workdir / "diffusion.png")
     rows = [row for arm in study.arms for row in _rows(arm)]
     notes = [_ABOUT, *style.left_out(len(arms), len(measured), "arms")]
-    return page.Section("Diffusion", notes, pictures=[page.Picture(png, alt, wide=True)], header=_HEADER, rows=rows)
+    return page.Section(
+        "Diffusion", notes, pictures=[page.Picture(png, alt, wide=True)], header=_HEADER, rows=rows
+    )
 
 
 _ABOUT = (
@@ -50,36 +52,61 @@ _ABOUT = (
     "diffusion), on log-log axes a power of t; dashed is the fit of log t on the left and of t^p on the right, from the end of warmup on. The table "
     "has the fits, each with two parameters, the mean over seeds of R^2 and of the exponent."
 )
-_HEADER = ("arm", "batch", "distance at the end", "R^2 of log t", "R^2 of t^p", "exponent p", "better")
+_HEADER = (
+    "arm",
+    "batch",
+    "distance at the end",
+    "R^2 of log t",
+    "R^2 of t^p",
+    "exponent p",
+    "better",
+)
 
 
 def _curves(study: Study, arm: Mapping[str, Any]) -> dict[int, Curve]:
     sizes = [point["global_batch_size"] for point in arm["points"]]
-    found = {size: positive(mean_curve(series_of(study, arm, size, "curve"), "distance")) for size in sizes}
+    found = {
+        size: positive(mean_curve(series_of(study, arm, size, "curve"), "distance"))
+        for size in sizes
+    }
     return {size: curve for size, curve in found.items() if curve}
 
 
 # ---- panels
 
 
-def _draw_log_x(panel: Any, study: Study, arm: Mapping[str, Any], curves: Mapping[int, Curve]) -> None:
+def _draw_log_x(
+    panel: Any, study: Study, arm: Mapping[str, Any], curves: Mapping[int, Curve]
+) -> None:
     """Draw distance against log t; curves rise to the right, so there is room for words at the top left."""
     _draw_curves(panel, study, curves)
-    panel.set_title(style.label(f"{arm['arm']} (log-x)", style.TITLE_LETTERS), fontsize=9, loc="left")
+    panel.set_title(
+        style.label(f"{arm['arm']} (log-x)", style.TITLE_LETTERS), fontsize=9, loc="left"
+    )
     tops = {size: max(distance for _, distance in curve) for size, curve in curves.items()}
     away = _running_away(tops)
     top = max(top for size, top in tops.items() if size not in away)
     panel.set_ylim(-0.05 * top, 1.2 * top)
     told = [_said_of(arm, "log"), *(f"batch {size} goes on to {tops[size]:,.0f}" for size in away)]
     panel.text(0.03, 0.97, "\n".join(told), transform=panel.transAxes, va="top", fontsize=7)
-    _draw_fits(panel, study, arm, "log", {size: curve for size, curve in curves.items() if size not in away})
+    _draw_fits(
+        panel,
+        study,
+        arm,
+        "log",
+        {size: curve for size, curve in curves.items() if size not in away},
+    )
 
 
-def _draw_log_log(panel: Any, study: Study, arm: Mapping[str, Any], curves: Mapping[int, Curve]) -> None:
+def _draw_log_log(
+    panel: Any, study: Study, arm: Mapping[str, Any], curves: Mapping[int, Curve]
+) -> None:
     """Draw log distance against log t; there is room for words at the bottom right."""
     _draw_curves(panel, study, curves)
     style.log_ticks(panel, "y")
-    panel.set_title(style.label(f"{arm['arm']} (log-log)", style.TITLE_LETTERS), fontsize=9, loc="left")
+    panel.set_title(
+        style.label(f"{arm['arm']} (log-log)", style.TITLE_LETTERS), fontsize=9, loc="left"
+    )
     told = _said_of(arm, "power")
     panel.text(0.98, 0.03, told, transform=panel.transAxes, ha="right", va="bottom", fontsize=7)
     _draw_fits(panel, study, arm, "power", curves)
@@ -101,12 +128,21 @@ def _running_away(tops: Mapping[int, float]) -> list[int]:
     return [size for size, top in tops.items() if top > _RUNS_AWAY * middle]
 
 
-def _draw_fits(panel: Any, study: Study, arm: Mapping[str, Any], kind: str, curves: Mapping[int, Curve]) -> None:
+def _draw_fits(
+    panel: Any, study: Study, arm: Mapping[str, Any], kind: str, curves: Mapping[int, Curve]
+) -> None:
     """Draw the fits of an arm's cells without moving the axes."""
     panel.autoscale(False)
     for size, curve in curves.items():
-        fits = [row["diffusion"] for row in study.cells[arm["arm"], size].final if row.get("diffusion")]
-        panel.plot(*_fitted(fits, kind, curve[-1][0]), color=study.shade(size), linewidth=0.9, linestyle="--")
+        fits = [
+            row["diffusion"] for row in study.cells[arm["arm"], size].final if row.get("diffusion")
+        ]
+        panel.plot(
+            *_fitted(fits, kind, curve[-1][0]),
+            color=study.shade(size),
+            linewidth=0.9,
+            linestyle="--",
+        )
 
 
 def _said_of(arm: Mapping[str, Any], kind: str) -> str:
@@ -115,7 +151,9 @@ def _said_of(arm: Mapping[str, Any], kind: str) -> str:
     return f"R² of {'log t' if kind == 'log' else 't^p'}: {_span(found)}" if found else ""
 
 
-def _fitted(fits: Sequence[Mapping[str, Any]], kind: str, drawn_to: int) -> tuple[list[float], list[float]]:
+def _fitted(
+    fits: Sequence[Mapping[str, Any]], kind: str, drawn_to: int
+) -> tuple[list[float], list[float]]:
     """Return the mean over seeds of the fitted curves, over the steps that all of them were fitted to and that are drawn.
 
     >>> fit = {"from_step": 1, "to_step": 100, "log": {"intercept": 2.0, "slope": 0.5}}

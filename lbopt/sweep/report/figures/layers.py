@@ -36,8 +36,12 @@ _OF_EACH = (
     "1 - cosine of the gradients of two half batches, of each {0} alone, the mean over the final seeds: 0 where they agree, 1 where they are unrelated. "
     "AGVM slows down what is above its anchor. The {0}s are in the order of their names, from dark to bright."
 )
-_PHI_MODULES = _Kind("phi_modules", "phi_modules.png", "phi of the modules", "phi", _OF_EACH.format("module"))
-_PHI_LAYERS = _Kind("phi_layers", "phi_layers.png", "phi of the layers", "phi", _OF_EACH.format("layer"))
+_PHI_MODULES = _Kind(
+    "phi_modules", "phi_modules.png", "phi of the modules", "phi", _OF_EACH.format("module")
+)
+_PHI_LAYERS = _Kind(
+    "phi_layers", "phi_layers.png", "phi of the layers", "phi", _OF_EACH.format("layer")
+)
 
 
 def trust_ratios(study: Study) -> page.Section | None:
@@ -75,12 +79,20 @@ def _section(study: Study, kind: _Kind) -> page.Section | None:
         sizes = [point["global_batch_size"] for point in arm["points"]]
         for panel, size in zip(row, (sizes[0], sizes[-1]), strict=True):
             for place, curve in enumerate(_curves(study, kind, arm, size).values()):
-                panel.plot(*zip(*curve, strict=True), **_LINE, color=style.shade(place, len(layers)))
+                panel.plot(
+                    *zip(*curve, strict=True), **_LINE, color=style.shade(place, len(layers))
+                )
             style.log_ticks(panel, "x")
             style.log_ticks(panel, "y")
-            panel.set_title(style.label(f"{arm['arm']}, batch {size}", style.TITLE_LETTERS), fontsize=9, loc="left")
+            panel.set_title(
+                style.label(f"{arm['arm']}, batch {size}", style.TITLE_LETTERS),
+                fontsize=9,
+                loc="left",
+            )
     if len(layers) <= _MOST_NAMED:
-        style.line_legend(figure, [(layer, style.shade(place, len(layers))) for place, layer in enumerate(layers)])
+        style.line_legend(
+            figure, [(layer, style.shade(place, len(layers))) for place, layer in enumerate(layers)]
+        )
     style.below(grid, "optimizer step")
     figure.supylabel(kind.axis, fontsize=9)
     png = page.save_figure(figure, study.workdir / kind.file)
@@ -97,7 +109,9 @@ def _layers(study: Study, kind: _Kind, arm: Mapping[str, Any]) -> list[str]:
 def _curves(study: Study, kind: _Kind, arm: Mapping[str, Any], size: int) -> dict[str, Curve]:
     probes = series_of(study, arm, size, "probes")
     names = list(dict.fromkeys(name for probe in probes for name in probe.get(kind.field) or {}))
-    curves = {name: positive(mean_curve(probes, functools.partial(_column, kind, name))) for name in names}
+    curves = {
+        name: positive(mean_curve(probes, functools.partial(_column, kind, name))) for name in names
+    }
     return {name: curve for name, curve in curves.items() if curve}
 
 

@@ -30,7 +30,11 @@ def section(study: Study) -> page.Section | None:
     Returns:
       A section with `precision.png`; None unless arms differ in the format of an `aps` aggregator.
     """
-    found = {arm["arm"]: point for arm in study.arms if (point := _point(study.config, arm["arm"])) is not None}
+    found = {
+        arm["arm"]: point
+        for arm in study.arms
+        if (point := _point(study.config, arm["arm"])) is not None
+    }
     forms = sorted({point.form for point in found.values()}, key=lambda form: (sum(form), form))
     if len({form for form in forms if form != _WHOLE}) < 2:
         return None
@@ -40,10 +44,14 @@ def section(study: Study) -> page.Section | None:
         for size in study.sizes:
             for shifted in (True, False):
                 _line(panel, study, found, forms, size, shifted)
-        panel.set_xticks(range(len(forms)), [f"{1 + sum(form)}\ne{form[0]}m{form[1]}" for form in forms])
+        panel.set_xticks(
+            range(len(forms)), [f"{1 + sum(form)}\ne{form[0]}m{form[1]}" for form in forms]
+        )
         panel.set_ylabel(f"test {study.metric.label}", fontsize=8.5)
     if near:
-        best = max(study.metric.shown(_mean(study, point)) for arm in study.arms for point in arm["points"])
+        best = max(
+            study.metric.shown(_mean(study, point)) for arm in study.arms for point in arm["points"]
+        )
         grid[1][0].set_ylim(best - _NEAR * study.config["limit_points"], best + 0.3)
     style.below(grid, "bits of the format (exponent, mantissa)")
     style.batch_legend(figure, study, study.sizes, "without a shift")
@@ -84,7 +92,10 @@ def _line(
             continue
         for point in arm["points"]:
             if point["global_batch_size"] == size:
-                ends = [study.metric.shown(point[f"test_{study.metric.name}_{end}"]) for end in ("min", "max")]
+                ends = [
+                    study.metric.shown(point[f"test_{study.metric.name}_{end}"])
+                    for end in ("min", "max")
+                ]
                 drawn.append((forms.index(at.form), study.metric.shown(_mean(study, point)), *ends))
     if drawn:
         places, means, low, high = zip(*sorted(drawn), strict=True)
@@ -92,5 +103,11 @@ def _line(
             [m - end for m, end in zip(means, low, strict=True)],
             [end - m for m, end in zip(means, high, strict=True)],
         ]
-        look = {"linewidth": 2, "marker": "o"} if shifted else {"linewidth": 1, "linestyle": "--", "marker": "x"}
-        panel.errorbar(places, means, yerr=reach, color=study.shade(size), markersize=4, elinewidth=0.8, **look)
+        look = (
+            {"linewidth": 2, "marker": "o"}
+            if shifted
+            else {"linewidth": 1, "linestyle": "--", "marker": "x"}
+        )
+        panel.errorbar(
+            places, means, yerr=reach, color=study.shade(size), markersize=4, elinewidth=0.8, **look
+        )

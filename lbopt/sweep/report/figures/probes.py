@@ -38,7 +38,9 @@ def lipschitz(study: Study) -> page.Section | None:
     png = page.save_figure(figure, study.workdir / "lipschitz.png")
     alt = "Local Lipschitz constant along the gradient over steps and over epochs, a row of panels for each arm"
     notes = [_ABOUT, *style.left_out(len(arms), len(probed), "arms")]
-    return page.Section("Curvature along the gradient", notes, pictures=[page.Picture(png, alt, wide=True)])
+    return page.Section(
+        "Curvature along the gradient", notes, pictures=[page.Picture(png, alt, wide=True)]
+    )
 
 
 _LINE = {"linewidth": 1.3, "marker": "o", "markersize": 2}
@@ -50,24 +52,41 @@ _ABOUT = (
 
 def _curves(study: Study, arm: Mapping[str, Any]) -> dict[int, Curve]:
     sizes = [point["global_batch_size"] for point in arm["points"]]
-    found = {size: positive(mean_curve(series_of(study, arm, size, "probes"), "lipschitz")) for size in sizes}
+    found = {
+        size: positive(mean_curve(series_of(study, arm, size, "probes"), "lipschitz"))
+        for size in sizes
+    }
     return {size: curve for size, curve in found.items() if curve}
 
 
 def _draw_lipschitz(
-    row: Sequence[Any], study: Study, arm: Mapping[str, Any], curves: Mapping[int, Curve], horizontal: str
+    row: Sequence[Any],
+    study: Study,
+    arm: Mapping[str, Any],
+    curves: Mapping[int, Curve],
+    horizontal: str,
 ) -> None:
     for point in arm["points"]:
         size, per_step = point["global_batch_size"], _per_step(study, point)
         for panel, factor in zip(row, (1.0, per_step), strict=True):
             scaled = [(factor * step, value) for step, value in curves.get(size, [])]
-            panel.plot(*(zip(*scaled, strict=True) if scaled else ((), ())), **_LINE, color=study.shade(size))
+            panel.plot(
+                *(zip(*scaled, strict=True) if scaled else ((), ())),
+                **_LINE,
+                color=study.shade(size),
+            )
     for panel, name in zip(row, ("steps", horizontal), strict=True):
         for axis in "xy":
             style.log_ticks(panel, axis)
-        panel.set_title(style.label(f"{arm['arm']}, over {name}", style.TITLE_LETTERS), fontsize=9, loc="left")
+        panel.set_title(
+            style.label(f"{arm['arm']}, over {name}", style.TITLE_LETTERS), fontsize=9, loc="left"
+        )
 
 
 def _per_step(study: Study, point: Mapping[str, Any]) -> float:
     train = study.config["train"]
-    return point["global_batch_size"] if train.get("num_steps") else train["num_epochs"] / point["steps"]
+    return (
+        point["global_batch_size"]
+        if train.get("num_steps")
+        else train["num_epochs"] / point["steps"]
+    )

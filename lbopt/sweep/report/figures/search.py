@@ -27,7 +27,11 @@ def section(study: Study) -> page.Section | None:
     Returns:
       A section with `learning_rate_search.png`; None if no arm tried more than one learning rate.
     """
-    searching = [arm for arm in study.arms if any(searched(point, "learning_rate") for point in arm["points"])]
+    searching = [
+        arm
+        for arm in study.arms
+        if any(searched(point, "learning_rate") for point in arm["points"])
+    ]
     arms = searching[: 2 * style.MOST_PANEL_ROWS]
     if not arms:
         return None
@@ -37,7 +41,9 @@ def section(study: Study) -> page.Section | None:
         panel.set_visible(False)
     for panel, arm in zip(shown, arms, strict=False):
         for point in arm["points"]:
-            _draw_line(panel, study, point, joined=search_of(study.config, arm["arm"])["method"] == "grid")
+            _draw_line(
+                panel, study, point, joined=search_of(study.config, arm["arm"])["method"] == "grid"
+            )
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter("{x:g}")
         panel.set_title(style.label(arm["arm"], style.TITLE_LETTERS), fontsize=9, loc="left")
@@ -58,11 +64,17 @@ def section(study: Study) -> page.Section | None:
 
 
 def _not_searched(count: int) -> list[str]:
-    return [f"Not drawn: {count} arm{'s' * (count > 1)} of which only one learning rate was tried."] if count else []
+    return (
+        [f"Not drawn: {count} arm{'s' * (count > 1)} of which only one learning rate was tried."]
+        if count
+        else []
+    )
 
 
 def _best_of_the_others(study: Study) -> list[str]:
-    if not any(searched(point, name) for point in _points(study) for name in ("warmup", "weight_decay")):
+    if not any(
+        searched(point, name) for point in _points(study) for name in ("warmup", "weight_decay")
+    ):
         return []
     return [
         "Warmup or weight decay was searched too: where a learning rate was tried with several, the best of them is drawn."
@@ -72,11 +84,19 @@ def _best_of_the_others(study: Study) -> list[str]:
 def _draw_line(panel: Any, study: Study, point: Entry, joined: bool) -> None:
     full = [one for one in point["search"] if one["fidelity"] == 1]
     best = best_by(full, study.metric, ("learning_rate_factor",))
-    found = [(one["learning_rate_factor"], study.metric.shown(_score(one, study.metric))) for one in best]
+    found = [
+        (one["learning_rate_factor"], study.metric.shown(_score(one, study.metric))) for one in best
+    ]
     if not found:
         return
     colour = study.shade(point["global_batch_size"])
-    panel.plot(*zip(*found, strict=True), color=colour, marker="o", markersize=2.5, linewidth=1 if joined else 0)
+    panel.plot(
+        *zip(*found, strict=True),
+        color=colour,
+        marker="o",
+        markersize=2.5,
+        linewidth=1 if joined else 0,
+    )
     chosen = [(x, y) for (x, y), one in zip(found, best, strict=True) if is_chosen(point, one)]
     if chosen:
         panel.plot(*zip(*chosen, strict=True), linestyle="none", marker="o", markersize=7, markerfacecolor="none", markeredgecolor=colour)  # fmt: skip

@@ -65,7 +65,11 @@ class Study(NamedTuple):
           "color", "marker" and "markersize", options of `Axes.plot`.
         """
         place = [one["name"] for one in self.config["arms"]].index(arm["arm"])
-        return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
+        return {
+            "color": COLOURS[place % len(COLOURS)],
+            "marker": MARKERS[place % len(MARKERS)],
+            "markersize": 5,
+        }
 
     def shade(self, size: int) -> Any:
         """Return the colour of one of the study's batch sizes: dark for small ones, bright for large ones."""
@@ -113,7 +117,11 @@ def _columns(names: Sequence[str], width_inches: float, font_size: float, most: 
 def length_text(config: Mapping[str, Any]) -> str:
     """Return how long every trial is, in words; `config` is the study's, as JSON data."""
     train = config["train"]
-    length = f"{train['num_steps']} steps" if train.get("num_steps") else f"{train['num_epochs']:g} epochs"
+    length = (
+        f"{train['num_steps']} steps"
+        if train.get("num_steps")
+        else f"{train['num_epochs']:g} epochs"
+    )
     return f"{length} at every batch size"
 
 
@@ -126,7 +134,9 @@ def batch_axis(axes: Any, sizes: Sequence[int], small: bool = False) -> None:
       small: for a panel: half as many names, and no label.
     """
     axes.set_xscale("log", base=2)
-    every = math.ceil(sum(len(str(size)) + 1 for size in sizes) / (_LONG_TICKS / (2 if small else 1)))
+    every = math.ceil(
+        sum(len(str(size)) + 1 for size in sizes) / (_LONG_TICKS / (2 if small else 1))
+    )
     named = sizes[:: -max(1, every)][::-1]
     axes.set_xticks(named, [str(size) for size in named])
     axes.minorticks_off()
@@ -166,10 +176,14 @@ def legend_below(figure: Any, axes: Any, columns: int = 2, **options: Any) -> No
     if handles:
         look = {"fontsize": 9, **options}
         fitting = _columns(labels, figure.get_size_inches()[0], look["fontsize"], columns)
-        figure.legend(handles, labels, loc="outside lower center", ncols=fitting, frameon=False, **look)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=fitting, frameon=False, **look
+        )
 
 
-def batch_legend(figure: Any, study: Study, sizes: Sequence[int], dashed: str | None = None) -> None:
+def batch_legend(
+    figure: Any, study: Study, sizes: Sequence[int], dashed: str | None = None
+) -> None:
     """Name the shades of the batch sizes below the figure.
 
     Args:
@@ -178,7 +192,9 @@ def batch_legend(figure: Any, study: Study, sizes: Sequence[int], dashed: str | 
       sizes: that are named.
       dashed: what thin dashed lines are; None if there are none.
     """
-    line_legend(figure, [(str(size), study.shade(size)) for size in sizes], "global batch size", 8, dashed)
+    line_legend(
+        figure, [(str(size), study.shade(size)) for size in sizes], "global batch size", 8, dashed
+    )
 
 
 def line_legend(
@@ -199,7 +215,9 @@ def line_legend(
     """
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=colour, linewidth=2, label=label(name)) for name, colour in lines]
+    handles = [
+        Line2D([], [], color=colour, linewidth=2, label=label(name)) for name, colour in lines
+    ]
     if dashed is not None:
         handles.append(Line2D([], [], color="#777777", linewidth=1, linestyle="--", label=dashed))
     look = {"loc": "outside lower center", "frameon": False, "fontsize": 8, "title_fontsize": 8}
@@ -208,7 +226,9 @@ def line_legend(
     figure.legend(handles=handles, title=title, ncols=fitting, **look)
 
 
-def panels(rows: int, columns: int, height_inches: float = 1.9, **options: Any) -> tuple[Any, list[list[Any]]]:
+def panels(
+    rows: int, columns: int, height_inches: float = 1.9, **options: Any
+) -> tuple[Any, list[list[Any]]]:
     """Return a figure and its panels, row by row, for small print.
 
     Args:
@@ -217,7 +237,9 @@ def panels(rows: int, columns: int, height_inches: float = 1.9, **options: Any) 
       height_inches: of a row.
       **options: of `Figure.subplots`.
     """
-    figure, grid = page.new_panels(rows, columns, PANELS_WIDTH, 0.7 + height_inches * rows, **options)
+    figure, grid = page.new_panels(
+        rows, columns, PANELS_WIDTH, 0.7 + height_inches * rows, **options
+    )
     for panel in (one for row in grid for one in row):
         panel.tick_params(which="both", labelsize=SMALL, labelbottom=True)
         panel.spines[["top", "right"]].set_visible(False)

@@ -41,7 +41,13 @@ def section(study: Study) -> page.Section | None:
     alt = "Median steps to the target against global batch size with ideal scaling, and examples below"
     png = page.save_figure(figure, study.workdir / "steps_to_target.png")
     rows = [_row(arm) for arm in study.arms]
-    return page.Section("Steps to the target", [_ABOUT], pictures=[page.Picture(png, alt)], header=_HEADER, rows=rows)
+    return page.Section(
+        "Steps to the target",
+        [_ABOUT],
+        pictures=[page.Picture(png, alt)],
+        header=_HEADER,
+        rows=rows,
+    )
 
 
 _ABOUT = (
@@ -55,13 +61,19 @@ _HEADER = ("arm", "reached at", "not reached at", "S_min", "E_min", "critical ba
 def _draw_steps(axes: Any, study: Study, arm: Mapping[str, Any]) -> None:
     look = study.look(arm)
     reached = _reached(arm, "steps_median")
-    axes.plot(*_columns(_with_gaps(arm, "steps_median")), **look, label=style.label(arm["arm"], style.LEGEND_LETTERS))
+    axes.plot(
+        *_columns(_with_gaps(arm, "steps_median")),
+        **look,
+        label=style.label(arm["arm"], style.LEGEND_LETTERS),
+    )
     missed = [
         (point["global_batch_size"], point["steps"])
         for point in arm["points"]
         if point["target"]["steps_median"] is None
     ]
-    axes.plot(*_columns(missed), **look | {"markersize": 7}, linestyle="none", markerfacecolor="none")
+    axes.plot(
+        *_columns(missed), **look | {"markersize": 7}, linestyle="none", markerfacecolor="none"
+    )
     if reached:
         size, first = reached[0]
         ideal = [(other, first * size / other) for other in study.sizes if other >= size]
@@ -73,7 +85,11 @@ def _draw_examples(axes: Any, study: Study, arm: Mapping[str, Any]) -> None:
 
 
 def _reached(arm: Mapping[str, Any], name: str) -> list[tuple[int, float]]:
-    return [(p["global_batch_size"], p["target"][name]) for p in arm["points"] if p["target"][name] is not None]
+    return [
+        (p["global_batch_size"], p["target"][name])
+        for p in arm["points"]
+        if p["target"][name] is not None
+    ]
 
 
 def _with_gaps(arm: Mapping[str, Any], name: str) -> list[tuple[int, float]]:
@@ -87,7 +103,9 @@ def _columns(pairs: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
 
 
 def _row(arm: Mapping[str, Any]) -> list[str]:
-    missed = [str(p["global_batch_size"]) for p in arm["points"] if p["target"]["steps_median"] is None]
+    missed = [
+        str(p["global_batch_size"]) for p in arm["points"] if p["target"]["steps_median"] is None
+    ]
     reached = [str(size) for size, _ in _reached(arm, "steps_median")]
     fit = arm["critical_batch"]
     names = ("min_steps", "min_examples", "critical_batch_size", "r2")

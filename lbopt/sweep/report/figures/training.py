@@ -29,7 +29,9 @@ def section(study: Study) -> page.Section | None:
         _draw(left, study, arm, "accuracy", 100.0)
         _draw(right, study, arm, "loss", 1.0)
         style.log_ticks(right, "y")
-        left.set_title(style.label(f"{arm['arm']}: accuracy, %", style.TITLE_LETTERS), fontsize=9, loc="left")
+        left.set_title(
+            style.label(f"{arm['arm']}: accuracy, %", style.TITLE_LETTERS), fontsize=9, loc="left"
+        )
         right.set_title(f"loss{_verdict(arm)}", fontsize=9, loc="left")
     style.legend_below(figure, grid[0][0], fontsize=8, handlelength=4)
     style.below(grid, "global batch size")
@@ -37,7 +39,11 @@ def section(study: Study) -> page.Section | None:
     return page.Section(
         "Failure to optimise or to generalise",
         [_about(study.config), *style.left_out(len(arms), len(study.arms), "arms")],
-        pictures=[page.Picture(page.save_figure(figure, study.workdir / "train_and_test.png"), alt, wide=True)],
+        pictures=[
+            page.Picture(
+                page.save_figure(figure, study.workdir / "train_and_test.png"), alt, wide=True
+            )
+        ],
     )
 
 
@@ -59,12 +65,25 @@ def _draw(panel: Any, study: Study, arm: Mapping[str, Any], name: str, factor: f
         sizes = [point["global_batch_size"] for point in arm["points"]]
         means = [point[f"{split}_{name}_mean"] for point in arm["points"]]
         heights = [math.nan if mean is None else factor * mean for mean in means]
-        panel.plot(sizes, heights, linestyle=line, markerfacecolor=fill, **look | {"markersize": 3.5}, label=split)
+        panel.plot(
+            sizes,
+            heights,
+            linestyle=line,
+            markerfacecolor=fill,
+            **look | {"markersize": 3.5},
+            label=split,
+        )
     if arm["failure"]:
-        panel.axvline(arm["failure"]["global_batch_size"], color="#999999", linestyle=":", linewidth=1.2)
+        panel.axvline(
+            arm["failure"]["global_batch_size"], color="#999999", linestyle=":", linewidth=1.2
+        )
     style.batch_axis(panel, study.sizes, small=True)
 
 
 def _verdict(arm: Mapping[str, Any]) -> str:
     failed = arm["failure"]
-    return f" (fails to {failed['kind']} at {failed['global_batch_size']})" if failed and failed["kind"] else ""
+    return (
+        f" (fails to {failed['kind']} at {failed['global_batch_size']})"
+        if failed and failed["kind"]
+        else ""
+    )

@@ -14,7 +14,13 @@ from lbopt.sweep.report.figures.search import Entry, best_by, searched
 from lbopt.sweep.report.figures.style import Study
 
 MOST_BATCHES = 4
-_CROSS = {"marker": "x", "color": "#d55e00", "markersize": 7, "markeredgewidth": 2, "linestyle": "none"}
+_CROSS = {
+    "marker": "x",
+    "color": "#d55e00",
+    "markersize": 7,
+    "markeredgewidth": 2,
+    "linestyle": "none",
+}
 
 
 def section(study: Study) -> page.Section | None:
@@ -30,7 +36,9 @@ def section(study: Study) -> page.Section | None:
     rows = arms[: style.MOST_PANEL_ROWS]
     if not rows:
         return None
-    sizes = style.thinned(sorted({p["global_batch_size"] for arm in rows for p in arm["points"]}), MOST_BATCHES)
+    sizes = style.thinned(
+        sorted({p["global_batch_size"] for arm in rows for p in arm["points"]}), MOST_BATCHES
+    )
     drawn = [[_point(arm, size) for size in sizes] for arm in rows]
     share = _shared(study, rows, drawn)
     figure, grid = style.panels(len(rows), len(sizes), 1.35, sharex=share, sharey=share)
@@ -41,13 +49,20 @@ def section(study: Study) -> page.Section | None:
         row[0].set_ylabel(style.label(arm["arm"], 20), fontsize=7.5)
     style.below(grid, "rate / scaled rate")
     figure.supylabel("warmup / the rule's warmup", fontsize=9)
-    bar = figure.colorbar(colours, ax=[panel for row in grid for panel in row], location="bottom", aspect=40, pad=0.02)
+    bar = figure.colorbar(
+        colours, ax=[panel for row in grid for panel in row], location="bottom", aspect=40, pad=0.02
+    )
     bar.ax.tick_params(labelsize=style.SMALL)
-    bar.set_label(f"validation {study.metric.name} worse than the panel's best by, {_unit(study.metric)}", fontsize=8)
+    bar.set_label(
+        f"validation {study.metric.name} worse than the panel's best by, {_unit(study.metric)}",
+        fontsize=8,
+    )
     png = page.save_figure(figure, study.workdir / "learning_rate_and_warmup.png")
     alt = "Mean validation score over learning rate and warmup, a panel for each arm and batch size"
     notes = [_ABOUT, *style.left_out(len(rows) * len(sizes), len(arms) * len(study.sizes), "cells")]
-    return page.Section("Learning rate and warmup", notes, pictures=[page.Picture(png, alt, wide=True)])
+    return page.Section(
+        "Learning rate and warmup", notes, pictures=[page.Picture(png, alt, wide=True)]
+    )
 
 
 _ABOUT = (
@@ -72,7 +87,11 @@ def _is_grid(study: Study, arm: Entry) -> bool:
 def _shared(study: Study, arms: Sequence[Entry], drawn: Sequence[Sequence[Entry | None]]) -> str:
     """Return which panels have the same axes: a heat map's are the places in its own grid, so all, a row or none."""
     rows = [
-        {tuple(map(tuple, _grid(point))) if _is_grid(study, arm) else () for point in row if point is not None}
+        {
+            tuple(map(tuple, _grid(point))) if _is_grid(study, arm) else ()
+            for point in row
+            if point is not None
+        }
         for arm, row in zip(arms, drawn, strict=True)
     ]
     if len(set().union(*rows)) == 1:
@@ -82,16 +101,28 @@ def _shared(study: Study, arms: Sequence[Entry], drawn: Sequence[Sequence[Entry 
 
 def _grid(point: Entry) -> list[list[float]]:
     """Return the factors of the learning rate and of the warmup that were tried, each ascending."""
-    return [sorted({one[f"{knob}_factor"] for one in point["search"]}) for knob in ("learning_rate", "warmup")]
+    return [
+        sorted({one[f"{knob}_factor"] for one in point["search"]})
+        for knob in ("learning_rate", "warmup")
+    ]
 
 
 def _draw_all(
-    study: Study, arms: Sequence[Entry], grid: Sequence[Sequence[Any]], drawn: Sequence[Sequence[Entry | None]]
+    study: Study,
+    arms: Sequence[Entry],
+    grid: Sequence[Sequence[Any]],
+    drawn: Sequence[Sequence[Entry | None]],
 ) -> Any:
     """Draw every panel on one colour scale, from its own best down to three quarters of all that was tried."""
     points = [point for row in drawn for point in row if point is not None]
-    behind = sorted(loss for point in points for _, loss in _losses(study, point) if math.isfinite(loss))
-    scale = {"vmin": 0.0, "vmax": max(behind[3 * len(behind) // 4], 1e-6) if behind else 1.0, "cmap": "viridis_r"}
+    behind = sorted(
+        loss for point in points for _, loss in _losses(study, point) if math.isfinite(loss)
+    )
+    scale = {
+        "vmin": 0.0,
+        "vmax": max(behind[3 * len(behind) // 4], 1e-6) if behind else 1.0,
+        "cmap": "viridis_r",
+    }
     bottom = _bottom(points)
     colours = None
     for arm, panels, row in zip(arms, grid, drawn, strict=True):
@@ -103,7 +134,12 @@ def _draw_all(
                 colours = _heat_map(panel, study, point, scale)
             else:
                 colours = _dots(panel, study, point, scale, bottom)
-    for panel in [panel for arm, row in zip(arms, grid, strict=True) for panel in row if not _is_grid(study, arm)]:
+    for panel in [
+        panel
+        for arm, row in zip(arms, grid, strict=True)
+        for panel in row
+        if not _is_grid(study, arm)
+    ]:
         _name_zero(panel, bottom, points)
     return colours
 
@@ -127,7 +163,12 @@ def _losses(study: Study, point: Entry) -> list[tuple[Entry, float]]:
     scores = [one[name] for one in point["search"] if one[name] is not None]
     best = (max if study.metric.name == "accuracy" else min)(scores, default=math.nan)
     return [
-        (one, math.nan if one[name] is None or one["diverged"] else study.metric.worse_by(best, one[name]))
+        (
+            one,
+            math.nan
+            if one[name] is None or one["diverged"]
+            else study.metric.worse_by(best, one[name]),
+        )
         for one in point["search"]
     ]
 
@@ -137,29 +178,52 @@ def _heat_map(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any]) 
     table = [[math.nan] * len(rates) for _ in warmups]
     losses = {id(one): loss for one, loss in _losses(study, point)}
     for one in best_by(point["search"], study.metric, ("learning_rate_factor", "warmup_factor")):
-        table[warmups.index(one["warmup_factor"])][rates.index(one["learning_rate_factor"])] = losses[id(one)]
+        table[warmups.index(one["warmup_factor"])][rates.index(one["learning_rate_factor"])] = (
+            losses[id(one)]
+        )
     panel.set_facecolor("#dddddd")
     image = panel.imshow(table, origin="lower", aspect="auto", **scale)
-    panel.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], rotation=90 if len(rates) > 3 else 0)
+    panel.set_xticks(
+        range(len(rates)), [f"{rate:g}" for rate in rates], rotation=90 if len(rates) > 3 else 0
+    )
     panel.set_yticks(range(len(warmups)), [f"{warmup:g}" for warmup in warmups])
     for warmup in cut_warmups(point["search"]):
         panel.text(
-            1.02, warmups.index(warmup), "*", transform=panel.get_yaxis_transform(), va="center", fontsize=style.SMALL
+            1.02,
+            warmups.index(warmup),
+            "*",
+            transform=panel.get_yaxis_transform(),
+            va="center",
+            fontsize=style.SMALL,
         )
     if point["learning_rate_factor"] in rates and point["warmup_factor"] in warmups:
-        panel.plot(rates.index(point["learning_rate_factor"]), warmups.index(point["warmup_factor"]), **_CROSS)
+        panel.plot(
+            rates.index(point["learning_rate_factor"]),
+            warmups.index(point["warmup_factor"]),
+            **_CROSS,
+        )
     return image
 
 
 def _dots(panel: Any, study: Study, point: Entry, scale: Mapping[str, Any], bottom: float) -> Any:
     tried = sorted(_losses(study, point), key=lambda pair: pair[0]["fidelity"])
     columns = [
-        (one["learning_rate_factor"], one["warmup_factor"] or bottom, loss, 4 + 18 * one["fidelity"])
+        (
+            one["learning_rate_factor"],
+            one["warmup_factor"] or bottom,
+            loss,
+            4 + 18 * one["fidelity"],
+        )
         for one, loss in tried
     ]
     finite = [column for column in columns if math.isfinite(column[2])]
     diverged = [column for column in columns if not math.isfinite(column[2])]
-    panel.scatter([x for x, *_ in diverged], [y for _, y, *_ in diverged], c="#cccccc", s=[s for *_, s in diverged])
+    panel.scatter(
+        [x for x, *_ in diverged],
+        [y for _, y, *_ in diverged],
+        c="#cccccc",
+        s=[s for *_, s in diverged],
+    )
     xs, ys, losses, sizes = zip(*finite, strict=True) if finite else ((), (), (), ())
     dots = panel.scatter(xs, ys, c=losses, s=sizes, edgecolors="none", **scale)
     style.log_ticks(panel, "x")
