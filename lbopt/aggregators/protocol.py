@@ -341,9 +341,10 @@ def as_optax(
             local=jax.tree.unflatten(jax.tree.structure(first.local), jax.tree.leaves(state.local))
         )
         seen = Extra(extra.get("second_moment"))
-        inside = lambda rows, state, seen: tuple(
-            aggregator.update(rows, state, Group(num_replicas, axis), seen)
-        )  # noqa: E731
+
+        def inside(rows, state, seen):
+            return tuple(aggregator.update(rows, state, Group(num_replicas, axis), seen))
+
         if mesh is not None:
             rows, whole = PartitionSpec(axis), PartitionSpec()
             states = AggregatorState(rows, whole, whole)

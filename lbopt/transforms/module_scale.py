@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -67,13 +67,13 @@ def resolve_labels(labels: Labels, params: types.Params) -> types.PyTree:
     {'conv': {'kernel': 'body'}, 'head': {'kernel': 'head'}}
     """
     if _are_patterns(labels, params):
-        tree.check_patterns(tuple(labels.values()))  # type: ignore[union-attr]
+        patterns = cast(Mapping[str, str], labels)
+        tree.check_patterns(tuple(patterns.values()))
 
         def module(name: str, leaf: Any) -> str:
             del leaf
-            found = next(
-                (label for label, pattern in labels.items() if re.search(pattern, name)), None
-            )  # type: ignore[union-attr]
+            matching = (label for label, p in patterns.items() if re.search(p, name))
+            found = next(matching, None)
             if found is None:
                 raise ValueError(
                     f"labels: no pattern of {labels!r} is found in {name!r}; add a module with pattern ''"

@@ -74,8 +74,8 @@ def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
     stream = (
         None
         if kind is None
-        else open(descriptor("pipe" if kind == "closed" else kind), "w", closefd=False)
-    )  # noqa: SIM115
+        else open(descriptor("pipe" if kind == "closed" else kind), "w", closefd=False)  # noqa: SIM115
+    )
     if kind == "closed":
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)

@@ -76,9 +76,10 @@ def check_inherited(ours, theirs):
 
 def places(tree):
     """Return where each leaf lies, by its path: each device's part."""
-    parts = lambda x: sorted(
-        (d.id, str(i)) for d, i in x.sharding.devices_indices_map(x.shape).items()
-    )  # noqa: E731
+
+    def parts(x):
+        return sorted((d.id, str(i)) for d, i in x.sharding.devices_indices_map(x.shape).items())
+
     return {
         jax.tree_util.keystr(path): parts(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -367,9 +367,10 @@ def test_what_transformers_does_not_have(case, tmp_path):
 def test_variables_of_another_module(tmp_path):
     module, x = Bert(20, 1, 8, 2), {"input_ids": np.zeros((1, 4), int)}
     variables = torch_side.randomized_variables(module, x)
-    save = lambda module, variables: huggingface.save_huggingface(
-        tmp_path / "out", module, variables
-    )  # noqa: E731
+
+    def save(module, variables):
+        return huggingface.save_huggingface(tmp_path / "out", module, variables)
+
     refused(
         lambda: save(module.clone(num_layers=2), variables),
         "variables = 'params/layer1/",

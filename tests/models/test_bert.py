@@ -372,9 +372,10 @@ def test_bf16_keeps_parameters_and_logits_in_fp32(params, inputs):
     ]
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
     small = jax.tree.map(lambda leaf: 0.3 * leaf, params)  # logits of order one
-    outputs = lambda module: jax.jit(
-        lambda params: module.apply({"params": params}, inputs, False)
-    )(small)  # noqa: E731
+
+    def outputs(module):
+        return jax.jit(lambda params: module.apply({"params": params}, inputs, False))(small)
+
     ours, theirs = outputs(narrow), outputs(network(**NO_DROPS))
     for name, logits in ours.items():
         assert logits.dtype == jnp.float32

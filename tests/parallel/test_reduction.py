@@ -62,9 +62,9 @@ def test_training_is_the_same_however_gradients_are_summed(sharded_run, options)
 def per_device_gradients(loss_fn, state, batch, num_devices):
     """Each device's own gradient, from its part of the batch alone."""
     parts = [
-        jax.tree.map(lambda x: np.split(x, num_devices)[number], batch)
+        jax.tree.map(lambda x: np.split(x, num_devices)[number], batch)  # noqa: B023
         for number in range(num_devices)
-    ]  # noqa: B023
+    ]
     grad = jax.jit(jax.grad(lambda params, part: loss_fn(params, {}, part, None)[0]))
     return [jax.tree.map(np.asarray, grad(state.params, part)) for part in parts]
 

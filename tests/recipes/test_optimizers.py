@@ -153,8 +153,11 @@ def test_rmsprop_is_tensorflows():
         squares = jax.tree.map(lambda s, g: 0.9 * s + 0.1 * g**2, squares, grads)
         rate = float(SCHEDULE(step))
         velocity = jax.tree.map(
-            lambda v, s, g: 0.8 * v + rate * g / np.sqrt(s + 1e-3), velocity, squares, grads
-        )  # noqa: B023
+            lambda v, s, g, rate=rate: 0.8 * v + rate * g / np.sqrt(s + 1e-3),
+            velocity,
+            squares,
+            grads,
+        )
         params = jax.tree.map(lambda w, v: w - v, params, velocity)
     for ours, theirs, start in zip(
         *map(jax.tree.leaves, (got, params, make_params())), strict=True

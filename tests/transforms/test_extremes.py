@@ -140,9 +140,10 @@ def test_a_weight_still_moves_after_a_gradient_whose_square_is_infinite():
 
 def test_noise_scale_leaves_out_what_it_cannot_square():
     tx = lbopt.track_noise_scale(64)
-    measure = lambda gradient, small, state: tx.update(
-        {"w": gradient}, state, small_square_norm=small, num_small=2
-    )  # noqa: E731
+
+    def measure(gradient, small, state):
+        return tx.update({"w": gradient}, state, small_square_norm=small, num_small=2)
+
     _, first = measure(jnp.full(4, 1e20), jnp.float32(np.inf), tx.init(None))
     assert [float(x) for x in first] == [0, 0, 0]
     _, second = measure(jnp.arange(1.0, 4.0), jnp.float32(20.0), first)

@@ -36,10 +36,13 @@ SPECS = {
 @pytest.fixture(scope="module")
 def values():
     rng = np.random.default_rng(5)
-    draw = lambda: {
-        "kernel": np.float32(rng.normal(size=(3, 8))),
-        "bias": np.float32(rng.normal(size=8)),
-    }  # noqa: E731
+
+    def draw():
+        return {
+            "kernel": np.float32(rng.normal(size=(3, 8))),
+            "bias": np.float32(rng.normal(size=8)),
+        }
+
     return draw(), draw()
 
 
