@@ -5,35 +5,141 @@ Each carries one line for the user; the command line turns the class into an exi
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, Literal
 
 EXIT_USER = 2
 EXIT_ENVIRONMENT = 3
 EXIT_PREEMPTED = 75
 
+Code = Literal[
+    "value",  # out of range, or malformed
+    "type",  # of another type, dtype, shape or structure
+    "choice",  # not among the known names
+    "conflict",  # does not go with another field
+    "unused",  # does not apply to what was chosen
+    "missing",  # needed, and not given or not found
+    "exists",  # would overwrite something
+    "damaged",  # a file or record that cannot be read
+    "mismatch",  # two things that must agree do not
+    "installation",  # a package, compiler or device is not there
+    "resource",  # disk, memory, network or a process failed
+]
+"""What kind of fault an error reports; tests and programs read this, not the sentence."""
 
-class UserError(ValueError):
+
+class _NoValue:
+    """Stands for the value of an error that has none."""
+
+    def __repr__(self) -> str:
+        return "NO_VALUE"
+
+    def __reduce__(self) -> str:
+        return "NO_VALUE"
+
+
+NO_VALUE: Any = _NoValue()
+
+
+class LboptError(Exception):
+    """An error that is not a bug: a field, its value, and what to do, in one line.
+
+    Attributes:
+      field: the parameter, config field, flag, file or leaf at fault; None for none of them.
+      value: its value; `NO_VALUE` if the line does not show one.
+      reason: what is wrong and what to do. Names in `also` stand in it in braces.
+      code: the kind of fault.
+      also: other fields that the reason mentions.
+
+    >>> print(UserError("rank", 0, "give a number >= 1"))
+    rank = 0: give a number >= 1
+    """
+
+    def __init__(
+        self,
+        field: str | None,
+        value: Any = NO_VALUE,
+        reason: str | None = None,
+        *,
+        code: Code = "value",
+        also: Iterable[str] = (),
+    ):
+        if reason is None:  # a line without a field
+            field, value, reason = None, NO_VALUE, field or ""
+        super().__init__(field, value, reason)
+        self.field = field
+        self.value = value
+        self.reason = reason
+        self.code = code
+        self.also = {name: name for name in also}
+
+    def __str__(self) -> str:
+        reason = self.reason.format_map(self.also) if self.also else self.reason
+        if self.field is None:
+            return reason
+        if self.value is NO_VALUE:
+            return f"{self.field}: {reason}"
+        return f"{self.field} = {brief(self.value)}: {reason}"
+
+
+class UserError(LboptError, ValueError):
     """What the user asked for cannot be done: exit code 2."""
 
     exit_code = EXIT_USER
 
 
-class EnvironmentProblem(RuntimeError):
+class EnvironmentProblem(LboptError, RuntimeError):
     """The machine, disk or installation is at fault: exit code 3."""
 
     exit_code = EXIT_ENVIRONMENT
 
 
 class Preempted(RuntimeError):
-    """The run was asked to stop and has saved its state: exit code 75, run the same command again."""
+    """The run was asked to stop and saved its state: exit code 75, run the same command again."""
 
     exit_code = EXIT_PREEMPTED
 
 
+@contextlib.contextmanager
+def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> Iterator[None]:
+    """Put the caller's place before the fields of an error that is raised inside.
+
+    A factory names its own arguments; a caller that fills them from a config says where they come
+    from. Contexts nest: the outer prefix comes before the inner one. Flags (`--workdir`) and leaves
+    (`params/dense/kernel`) keep their names.
+
+    Args:
+      prefix: the place of the fields, "config.aggregator" for instance; "" for none.
+      only: the fields that stand at the prefix, all if None; others keep their names.
+      **places: fields that stand elsewhere, by their names inside.
+
+    >>> with under("config.aggregator", rank="config.model.rank"):
+    ...     raise UserError("rank", 0, "give a number >= {least}", also=["least"])
+    Traceback (most recent call last):
+    lbopt.errors.UserError: config.model.rank = 0: give a number >= config.aggregator.least
+    """
+
+    def moved(name: str) -> str:
+        first, dot, rest = name.partition(".")
+        if first in places:
+            return places[first] + dot + rest
+        if not first.isidentifier() or (only is not None and first not in only):
+            return name
+        return f"{prefix}.{name}" if prefix else name
+
+    try:
+        yield
+    except LboptError as error:
+        if error.field is not None:
+            error.field = moved(error.field)
+        error.also = {name: moved(shown) for name, shown in error.also.items()}
+        raise
+
+
 def brief(value: Any, most: int = 300) -> str:
-    """Return the `repr` of a value in one line; the shape of an array; the beginning and the end of what is long, a file's for instance."""
+    """Return a value's `repr` on one line, its middle left out if it is long; an array's shape."""
     shape = getattr(value, "shape", None)
     if shape and hasattr(value, "dtype"):
         return f"an array of shape {shape}"
@@ -41,17 +147,25 @@ def brief(value: Any, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 6 :]}"
 
 
-def require(condition: Any, field: str, value: Any, fix: str) -> None:
-    """Raise `UserError` naming the field, its value and the fix unless `condition` holds."""
+def require(
+    condition: Any,
+    field: str,
+    value: Any,
+    reason: str,
+    *,
+    code: Code = "value",
+    also: Iterable[str] = (),
+) -> None:
+    """Raise `UserError` unless `condition` holds; the arguments are those of `LboptError`."""
     if not condition:
-        raise UserError(f"{field} = {brief(value)}: {fix}")
+        raise UserError(field, value, reason, code=code, also=also)
 
 
 def require_choice(field: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise `UserError` listing the choices (and the nearest one) unless `value` is among them."""
+    """Raise `UserError` with the choices, and the nearest one, unless `value` is among them."""
     known = sorted(choices)
     if value in known:
         return
     near = difflib.get_close_matches(str(value)[:100], known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise UserError(f"{field} = {brief(value)}: use one of {', '.join(known)}{hint}")
+    raise UserError(field, value, f"use one of {', '.join(known)}{hint}", code="choice")

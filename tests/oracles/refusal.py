@@ -1,0 +1,28 @@
+"""How tests check a refusal: by its field, value and code, never by its sentence."""
+
+import contextlib
+from unittest.mock import ANY
+
+import pytest
+
+from lbopt.errors import EnvironmentProblem, UserError
+
+__all__ = ["ANY", "refused", "troubled"]
+
+
+@contextlib.contextmanager
+def refused(field, value=ANY, code=ANY, kind=UserError):
+    """Check that the block ends in a `kind` of one line with this field, value and code."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    error = caught.value
+    assert (error.field, error.code) == (field, code)
+    if value is not ANY:
+        assert error.value is value or repr(error.value) == repr(value)
+    assert "\n" not in str(error)
+    assert error.reason
+
+
+def troubled(field, value=ANY, code=ANY):
+    """Check as `refused` does, for what the machine and not the user did wrong."""
+    return refused(field, value, code, EnvironmentProblem)

@@ -1,0 +1,46 @@
+import pickle
+
+import pytest
+
+from lbopt import errors
+from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError
+
+
+def raised(*contexts, error):
+    with pytest.raises(type(error)) as caught, nested(contexts):
+        raise error
+    return caught.value
+
+
+def nested(contexts):
+    stack = errors.contextlib.ExitStack()
+    for context in contexts:
+        stack.enter_context(context)
+    return stack
+
+
+def test_prefixes_nest_and_renamed_fields_keep_what_comes_after_the_dot():
+    error = UserError("group.0", 3, "with {size}, use less", also=["size"], code="conflict")
+    inner, outer = errors.under("aggregator", group="over"), errors.under("config")
+    found = raised(outer, inner, error=error)
+    assert found.field == "config.over.0"
+    assert str(found) == "config.over.0 = 3: with config.aggregator.size, use less"
+    assert found.code == "conflict"
+
+
+@pytest.mark.parametrize("field", ["--workdir", "params/dense/kernel", "batch", None])
+def test_what_is_no_field_of_the_caller_keeps_its_name(field):
+    found = raised(errors.under("config", {"rank"}), error=UserError(field, reason="mend it"))
+    assert found.field == field
+
+
+@pytest.mark.parametrize("kind", [UserError, EnvironmentProblem])
+def test_an_error_survives_a_pickle(kind):
+    error = kind("rank", reason="give {other}", also=["other"], code="missing")
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error) == "rank: give other"
+    assert (copy.field, copy.value, copy.code) == ("rank", NO_VALUE, "missing")
+
+
+def test_braces_of_a_value_are_text():
+    assert str(UserError("name", "{x}", "no such {name}")) == "name = '{x}': no such {name}"
