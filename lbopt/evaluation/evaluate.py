@@ -5,6 +5,7 @@ from __future__ import annotations
 from lbopt import metrics
 from lbopt.data.arrays import Dataset
 from lbopt.data.batches import eval_batches
+from lbopt.job import pulse
 from lbopt.parallel.mesh import local_parts, put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import Step
@@ -29,5 +30,5 @@ def evaluate(
     """
     mesh = eval_step.mesh
     batches = eval_batches(dataset, global_batch_size, mesh.size, local_parts(mesh))
-    laid_out = (put_batch(mesh, batch) for batch in batches)
+    laid_out = (put_batch(mesh, batch) for batch in pulse.beating(batches))
     return metrics.means(eval_step(state.params, state.model_state, batch) for batch in laid_out)

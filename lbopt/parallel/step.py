@@ -16,7 +16,6 @@ from lbopt import replicas, scalars, types
 from lbopt.aggregators import protocol
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState
 from lbopt.errors import UserError, require, require_choice
-from lbopt.job import pulse
 from lbopt.parallel import accumulate, clip as clips, loss_form, reduction, shards
 from lbopt.parallel.aggregation import Aggregation, make_aggregation
 from lbopt.parallel.clip import GradientClip
@@ -215,7 +214,6 @@ class Step:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run on (..., batch); the batch is the global one."""
-        pulse.beat()
         *rest, batch = self._prepare(arguments)
         return self._compiled(*self._on_mesh(rest), batch)
 

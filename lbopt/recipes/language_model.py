@@ -14,6 +14,7 @@ from lbopt import losses, metrics, types
 from lbopt.config.loss import LossConfig
 from lbopt.data.batches import rows_of
 from lbopt.data.windows import EvalLanes
+from lbopt.job import pulse
 from lbopt.models import seam
 from lbopt.parallel import step as steps
 from lbopt.parallel.mesh import local_parts, put_batch
@@ -129,7 +130,7 @@ def evaluate_lanes(
     mine = rows_of(local_parts(step.mesh), step.mesh.size, lanes)
     carried: Any = jax.tree.map(np.asarray, _zeros(network, state.params, lanes))
     found = []
-    for batch in dataset.batches(lanes):
+    for batch in pulse.beating(dataset.batches(lanes)):
         part_of_it = put_batch(step.mesh, {name: array[mine] for name, array in batch.items()})
         pairs, carried = step(state.params, carried, part_of_it)
         found.append(jax.tree.map(np.asarray, pairs))

@@ -15,6 +15,7 @@ from lbopt.config.loss import LossConfig
 from lbopt.data.batches import eval_batches
 from lbopt.data.squad import answers
 from lbopt.data.squad.features import EvaluationWindows
+from lbopt.job import pulse
 from lbopt.models import seam
 from lbopt.parallel import step as steps
 from lbopt.parallel.mesh import local_parts, put_batch
@@ -176,7 +177,7 @@ def evaluate_answers(
     batches = eval_batches(dataset, global_batch_size, mesh.size, local_parts(mesh))
     parts = [
         jax.device_get(predict_step(state.params, state.model_state, put_batch(mesh, batch)))
-        for batch in batches
+        for batch in pulse.beating(batches)
     ]
     scores, starts, ends = (  # padding is at the end
         np.concatenate([part[name] for part in parts])[: len(dataset)]

@@ -10,6 +10,7 @@ import lbopt
 from lbopt import losses, metrics
 from lbopt.data.arrays import ArrayDataset
 from lbopt.data.batches import eval_batches
+from lbopt.job import pulse
 
 SIZES = [1, 7, 359, 360]
 LAYOUTS = [(1, "jit"), (4, "jit"), (4, "pmap")]
@@ -147,3 +148,14 @@ def test_evaluation_follows_training():
         assert got["loss"] == pytest.approx(expected["loss"], rel=2e-6)
         assert got["loss"] < np.log(4)
         assert got["accuracy"] == expected["accuracy"]
+
+
+def test_evaluation_counts_each_batch_for_the_guard_and_a_step_alone_counts_nothing(steps, state):
+    """A guard takes a process that counts nothing for hung: an evaluation may take longer than that."""
+    dataset, step = examples(7), steps[1, "jit"]
+    before = pulse.count()
+    lbopt.evaluate(step, state, dataset, 2)
+    assert pulse.count() - before == 4
+    (batch,) = eval_batches(dataset, 7)
+    step(state.params, state.model_state, batch)
+    assert pulse.count() - before == 4

@@ -17,6 +17,7 @@ from lbopt.data.batches import TrainBatches, train_iterator
 from lbopt.data.damaged import DAMAGED
 from lbopt.data.order import example_indices
 from lbopt.errors import UserError
+from lbopt.job import pulse
 from lbopt.parallel import mesh as meshes
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build
@@ -146,6 +147,7 @@ class MeshSession:
 
     def _step(self) -> tuple[Any, Any]:
         mesh = self._program.mesh
+        pulse.beat()
         self._state, metrics = self._program.step(
             self._state, meshes.put_batch(mesh, next(self._batches))
         )
