@@ -1,0 +1,158 @@
+"""Three steps of every kind end in the parameters that an earlier form of the step found.
+
+`earlier_parameters.npz` holds a sample of each case's final parameters, found on an x86-64 CPU by the
+step as it was before it was written anew. `python tests/parallel/test_same_numbers.py FILE` writes such
+a file; on one machine two of them must be equal bit for bit.
+"""
+
+import pathlib
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lbopt
+from lbopt.aggregators import compress
+from lbopt.cli.arguments import load_config
+from lbopt.config import TrainConfig
+from lbopt.data.digits import load_digits
+from lbopt.data.order import example_indices
+from lbopt.models import seam
+from lbopt.recipes import build
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+EARLIER = pathlib.Path(__file__).with_name("earlier_parameters.npz")
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+LABELS = {"head": "^Dense_1/", "body": ""}
+PMAP = {"backend": "pmap"}
+MICRO = {"num_microsteps": 2}
+SHARDED = {"shard_update": True}
+
+
+def clip(stage):
+    return {"max_grad_norm": 0.5, "clip_stage": stage}
+
+
+OPTIONS = {
+    "plain": {},
+    "pmap": PMAP,
+    "micro": MICRO,
+    "pmap_micro": PMAP | MICRO,
+    "one_key": PMAP | {"key_per_replica": False},
+    "bf16": {"compute_dtype": jnp.bfloat16},
+    "clip_replica": clip("replica"),
+    "clip_replica_micro": clip("replica") | MICRO,
+    "clip_mean": clip("mean") | MICRO,
+    "clip_mean_pmap": clip("mean") | PMAP | MICRO,
+    "clip_accumulated": clip("accumulated") | MICRO,
+    "noise": {"measure_noise": True},
+    "noise_micro": {"measure_noise": True} | MICRO | clip("mean"),
+    "noise_pmap": {"measure_noise": True} | PMAP | MICRO,
+    "fp32_sum": {"reduce_dtype": jnp.float32},
+    "bf16_sum_pmap": {"reduce_dtype": jnp.bfloat16} | PMAP,
+    "bf16_sum_clip_mean": {"reduce_dtype": jnp.bfloat16} | clip("mean") | MICRO,
+    "sharded": SHARDED,
+    "sharded_micro_clip": SHARDED | MICRO | clip("accumulated"),
+    "scattered": SHARDED | {"reduce_scatter": True},
+    "scattered_bf16_clip": SHARDED
+    | {"reduce_scatter": True, "reduce_dtype": jnp.bfloat16}
+    | clip("replica"),
+    "aps": {"aggregator": lbopt.aps(4, 3)},
+    "aps_pmap": {"aggregator": lbopt.aps(4, 3)} | PMAP,
+    "ef_rows_micro": {"aggregator": lbopt.ef(compress.sign()), "replicas_per_device": 2} | MICRO,
+    "ef21_over": {"aggregator": lbopt.ef21(compress.topk(0.1)), "aggregate_over": 2},
+    "econtrol_clip": {"aggregator": lbopt.econtrol(compress.randk(0.2))} | clip("replica"),
+    "powersgd_sharded": {"aggregator": lbopt.powersgd(2, start=2)} | SHARDED,
+    "agvm": {"aggregator": lbopt.agvm(LABELS, "body", 2, 0, alpha=0.5)},
+    "agvm_pmap": {"aggregator": lbopt.agvm(LABELS, "body", 2, 0, alpha=0.5)} | PMAP,
+}
+"""Case -> arguments of `make_train_step`; four devices."""
+
+SHORT = ["--config.global_batch_size=16", "--config.num_steps=4"]
+SHORT += ["--config.schedule.warmup_steps=1.0"]
+FAMILIES = {
+    "digits_cnn": [*SHORT, "--config.model.widths=(4,)", "--config.model.hidden=8"],
+    "digits_lstm": [*SHORT, "--config.model.hidden=8"],
+    "digits_resnet": [*SHORT, "--config.model.width_coefficient=0.125"],
+    "digits_efficientnet": [*SHORT, "--config.model.depth_coefficient=0.1"],
+    "pydoc_bert": SHORT,
+    "pydoc_lstm": [
+        *SHORT,
+        "--config.model.width_coefficient=0.1",
+        "--config.data.sequence_length=16",
+    ],
+}
+"""Config file -> flags for its smoke row."""
+
+
+class Net(nn.Module):
+    """A network with statistics and random draws, large enough for a sharded update."""
+
+    stats_scope: str = "global"
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Dense(256)(x.reshape(len(x), -1))
+        x = jnp.tanh(
+            lbopt.BatchNorm(stats_scope=self.stats_scope)(x, use_running_average=not train)
+        )
+        x = nn.Dropout(0.1, deterministic=not train)(x)
+        return nn.Dense(10)(x)
+
+
+def loss_of(model):
+    def loss_fn(params, model_state, batch, rng):
+        logits, model_state = model.apply(params, model_state, batch["image"], train=True, rng=rng)
+        each = lbopt.losses.softmax_cross_entropy(logits.astype(jnp.float32), batch["label"])
+        metrics = lbopt.metrics.classification(logits, batch["label"], each)
+        return jnp.mean(each), (model_state, metrics)
+
+    return loss_fn
+
+
+def sample(params):
+    """Return at most 100 numbers, evenly from all parameters."""
+    flat = np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(params)])
+    return flat[:: -(-len(flat) // 100)]
+
+
+def of_options(name):
+    options = OPTIONS[name]
+    train = load_digits().train
+    batches = [train.take(example_indices(len(train), 3, 32 * step, 32)) for step in range(3)]
+    model = seam.from_linen(Net("local" if "rows" in name else "global"))
+    params, model_state = jax.jit(model.init)(jax.random.key(0), jnp.zeros((2, 8, 8)))
+    tx = lbopt.lamb(0.02, weight_decay=0.01)
+    if name.startswith("agvm"):
+        tx = optax.chain(tx, lbopt.scale_by_agvm(LABELS))
+    step = lbopt.make_train_step(loss_of(model), tx, lbopt.make_mesh(4), **options)
+    state = step.place(lbopt.TrainState.create(params, model_state, tx, seed=7))
+    for batch in batches:
+        state, _ = jax.block_until_ready(step(state, batch))
+    return sample((state.params, state.model_state))
+
+
+def of_family(name):
+    config = load_config(f"{CONFIGS / name}.py:smoke", FAMILIES[name], TrainConfig)
+    run = build.build(config)
+    state = run.init()
+    for number in range(3):
+        state, _ = jax.block_until_ready(run.train_step(state, run.batches[number]))
+    return sample(state.params)
+
+
+CASES = dict.fromkeys(OPTIONS, of_options) | dict.fromkeys(FAMILIES, of_family)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_ends_in_the_earlier_parameters(name):
+    with np.load(EARLIER) as earlier:
+        np.testing.assert_allclose(CASES[name](name), earlier[name], rtol=1e-5, atol=1e-6)
+
+
+if __name__ == "__main__":
+    np.savez_compressed(sys.argv[1], **{name: find(name) for name, find in CASES.items()})
