@@ -9,7 +9,7 @@ from .aggregators.feedback import econtrol, ef, ef21
 from .aggregators.powersgd import powersgd
 from .aggregators.protocol import aggregate
 from .aggregators.quantize import float_quantize
-from .evaluation.evaluate import evaluate
+from .evaluation.means import evaluate
 from .interchange.huggingface import load_huggingface
 from .masks import exclude_paths, exclude_roles, select_paths, select_roles, weights_only
 from .models.norm import BatchNorm

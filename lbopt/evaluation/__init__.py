@@ -1,3 +1,1 @@
 """Exact distributed evaluation."""
-
-from lbopt.evaluation.evaluate import evaluate as evaluate

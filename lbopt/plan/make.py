@@ -13,12 +13,13 @@ import numpy as np
 from lbopt.config.train import TrainConfig
 from lbopt.data.arrays import Dataset
 from lbopt.data.batches import EvalBatches
+from lbopt.data.from_config.known import has_known_length, known_source
 from lbopt.errors import require
 from lbopt.plan import count as counts
 from lbopt.plan.limits import Limits, limits
 from lbopt.plan.step import Say, StepCost, cost_of, silent
 from lbopt.plan.topology import Topology, memory_limit
-from lbopt.recipes import build, known, problem as problems
+from lbopt.recipes import build, problem as problems
 from lbopt.train.run import Run
 
 
@@ -169,12 +170,12 @@ def make_plan(
     for phase in config.phases():
         fix = f"how many examples an epoch of config.data.builder = {phase.data.builder!r} has is not known without the corpus; say how many steps"
         require(
-            phase.num_steps or known.has_known_length(phase.data),
+            phase.num_steps or has_known_length(phase.data),
             "config.num_steps",
             phase.num_steps,
             fix,
         )
-    run = build.build(config, topology.devices, known.source)
+    run = build.build(config, topology.devices, known_source)
     phases = []
     for number, (of, phase_run) in enumerate(zip(config.phases(), run.phases(), strict=True), 1):
         where = f"{topology.name}, phase {number}" if config.phase2 else topology.name
@@ -213,7 +214,7 @@ def _plan_evaluation(
 ) -> EvaluationPlan:
     say("the evaluation")
     times = math.ceil(run.num_steps / run.cadence.eval_every_steps)
-    sized = known.has_known_length(config.data)
+    sized = has_known_length(config.data)
     num_batches = (
         _num_batches(run.validation, config.eval_global_batch_size, run.mesh.size)
         if sized
@@ -238,7 +239,7 @@ def count_forward(config: TrainConfig) -> counts.Count:
         batch_norm_scope="global",
         remat="none",
     )
-    problem = problems.make_problem(data, model, config.loss, 1, None, known.source)
+    problem = problems.make_problem(data, model, config.loss, 1, None, known_source)
     batch = {**problem.splits.train.take(np.arange(1)), "mask": np.ones(1, bool)}
     shapes = jax.eval_shape(problem.init, jax.random.key(0))
     return counts.count(problem.metric_fn, shapes, batch)

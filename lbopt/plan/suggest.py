@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 
 from lbopt.config.model import REMATS
 from lbopt.config.train import TrainConfig
+from lbopt.data.from_config.known import known_source
 from lbopt.errors import UserError
 from lbopt.plan.step import Say, StepCost, cost_of, silent
 from lbopt.plan.topology import Topology
-from lbopt.recipes import build, known
+from lbopt.recipes import build
 from lbopt.train.run import Run
 
 MOST_MICROSTEPS = 8
@@ -73,7 +74,7 @@ def suggest_evaluation(
     for smaller in (size // parts for parts in (2, 4, MOST_MICROSTEPS) if size // parts >= devices):
         say(f"trying evaluation in batches of {smaller} ...")
         run = build.build(
-            with_fields(config, {field: smaller}), topology.devices, known.source
+            with_fields(config, {field: smaller}), topology.devices, known_source
         ).phases()[phase]
         step = cost_of(run.lower_evaluation, topology, list(run.mesh.devices.flat))
         if step.fits:
@@ -115,7 +116,7 @@ def _first_that_fits(
         say(f"trying {name} ...")
         changed = with_fields(config, fields)
         try:
-            step = _cost(build.build(changed, topology.devices, known.source), topology, phase)
+            step = _cost(build.build(changed, topology.devices, known_source), topology, phase)
         except UserError:  # another field forbids it: groups of batch norm, for instance
             continue
         if step.fits:

@@ -20,6 +20,7 @@ from lbopt.config.phase import as_of_phase2
 from lbopt.config.train import TrainConfig
 from lbopt.data.arrays import Dataset
 from lbopt.data.batches import TrainBatches
+from lbopt.data.from_config.source import load_source
 from lbopt.data.vocabulary import Vocabulary
 from lbopt.errors import UserError, require, require_choice
 from lbopt.parallel import mesh as meshes, shards, step as steps
@@ -31,7 +32,6 @@ from lbopt.recipes import (
     optimizers,
     problem as problems,
     schedule as schedules,
-    sources,
 )
 from lbopt.replicas import Replicas
 from lbopt.train.run import Cadence, Run, Target
@@ -42,7 +42,7 @@ from lbopt.transforms.learning_rate import LearningRateState
 def build(
     config: TrainConfig,
     devices: Sequence[jax.Device] | None = None,
-    load: problems.Load = sources.load,
+    load: problems.Load = load_source,
     trains: bool = True,
 ) -> Run:
     """Turn a validated config into everything the training loop needs, compiling nothing.

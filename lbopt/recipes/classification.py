@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from lbopt import losses, metrics, replicas, types
 from lbopt.config.loss import LossConfig
+from lbopt.data.from_config.source import Source
 from lbopt.errors import require
 from lbopt.models import seam
-from lbopt.recipes.sources import Source
 from lbopt.recipes.task import Task
 
 _MANY_CLASSES = 100

@@ -84,6 +84,20 @@ def opened(place: str) -> Iterator[pathlib.Path]:
             raise EnvironmentProblem(f"config.init_from = {brief(place)}: {fix}") from error
 
 
+@contextlib.contextmanager
+def opened_folder(place: str) -> Iterator[pathlib.Path]:
+    """Give the path of what a run starts from, where the data look for a vocabulary.
+
+    Raises:
+      UserError: if nothing is there.
+      EnvironmentProblem: see `opened`.
+    """
+    with opened(place) as path:
+        fix = "nothing is there; give a workdir of lbopt train or a folder of Transformers, whose vocabulary is taken too"
+        require(files.is_there(path), "config.init_from", place, fix)
+        yield path
+
+
 def _as_scanned(params: types.Params, model: ModelConfig, place: str) -> types.Params:
     """Return parameters of bert with its layers stacked or not, as the model has them; those of another network as they are."""
     if model.scan_layers:

@@ -7,20 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from lbopt import losses, metrics, types
 from lbopt.config.loss import LossConfig
-from lbopt.data.batches import rows_of
-from lbopt.data.windows import EvalLanes
-from lbopt.job import pulse
+from lbopt.data.from_config.source import Source
+from lbopt.evaluation.lanes import evaluate_lanes, lane_arguments
+from lbopt.evaluation.protocol import Evaluation
 from lbopt.models import seam
-from lbopt.parallel import step as steps
-from lbopt.parallel.mesh import local_parts, put_batch
-from lbopt.parallel.state import TrainState
-from lbopt.recipes.sources import Source
-from lbopt.recipes.task import Evaluation, Task
+from lbopt.parallel.step import make_eval_step
+from lbopt.recipes.task import Task
 
 CARRY = "carry"
 """In the model's state: what the text so far has left, as `lbopt.models.lstm.Carry`."""
@@ -90,9 +86,11 @@ def _carried(network: seam.Model, num_lanes: int) -> Task:
 
     def evaluator(mesh: Mesh, backend: str) -> Evaluation:
         del backend  # a state that goes from batch to batch is one of "jit"
-        run = functools.partial(evaluate_lanes, network)
+        first_carry = functools.partial(_zeros, network)
         return Evaluation(
-            steps.make_eval_step(scored, mesh), run, functools.partial(_lane_arguments, network)
+            make_eval_step(scored, mesh),
+            functools.partial(evaluate_lanes, first_carry),
+            functools.partial(lane_arguments, first_carry),
         )
 
     def first_state(params: types.Params) -> types.ModelState:
@@ -108,53 +106,3 @@ def _zeros(network: seam.Model, params: types.Params, num_lanes: int) -> dict[st
         lambda params: network.apply(params, {}, tokens, train=False)[0][CARRY], params
     )
     return {CARRY: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)}
-
-
-def evaluate_lanes(
-    network: seam.Model,
-    step: steps.Step,
-    state: TrainState,
-    dataset: EvalLanes,
-    global_batch_size: int,
-) -> dict[str, float]:
-    """Return the means over every token of a text, read in lanes through which the state is carried.
-
-    Args:
-      network: the language model.
-      step: (params, model_state, batch) -> (metrics, new model_state).
-      state: parameters to evaluate.
-      dataset: the text.
-      global_batch_size: lanes, at most one a window; rounded up to a multiple of the devices.
-    """
-    lanes = _num_lanes(step, dataset, global_batch_size)
-    mine = rows_of(local_parts(step.mesh), step.mesh.size, lanes)
-    carried: Any = jax.tree.map(np.asarray, _zeros(network, state.params, lanes))
-    found = []
-    for batch in pulse.beating(dataset.batches(lanes)):
-        part_of_it = put_batch(step.mesh, {name: array[mine] for name, array in batch.items()})
-        pairs, carried = step(state.params, carried, part_of_it)
-        found.append(jax.tree.map(np.asarray, pairs))
-    return metrics.means(found)
-
-
-def _num_lanes(step: steps.Step, dataset: EvalLanes, global_batch_size: int) -> int:
-    devices = step.mesh.size
-    return -(-min(global_batch_size, len(dataset)) // devices) * devices
-
-
-def _lane_arguments(
-    network: seam.Model,
-    step: steps.Step,
-    state: TrainState,
-    dataset: EvalLanes,
-    global_batch_size: int,
-) -> tuple[Any, ...]:
-    """Return the arguments, as shapes, of one call of the step in `evaluate_lanes`."""
-    lanes = _num_lanes(step, dataset, global_batch_size)
-    carried = jax.eval_shape(lambda params: _zeros(network, params, lanes), state.params)
-    batch = next(dataset.batches(lanes))
-    return (
-        state.params,
-        carried,
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch),
-    )

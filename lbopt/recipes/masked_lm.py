@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from lbopt import losses, metrics, types
 from lbopt.config.loss import LossConfig
+from lbopt.data.from_config.source import Source
 from lbopt.models import seam
-from lbopt.recipes.sources import Source
 from lbopt.recipes.task import Task
 
 

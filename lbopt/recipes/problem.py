@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,18 +16,21 @@ from lbopt.config.loss import LossConfig
 from lbopt.config.model import BATCH_NORMED, ModelConfig
 from lbopt.data.arrays import Dataset, Splits
 from lbopt.data.damaged import DAMAGED
+from lbopt.data.from_config.source import Source, load_source
+from lbopt.data.from_config.text import Learned
 from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
 from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.evaluation.means import means_of
 from lbopt.models import norm, seam
 from lbopt.recipes import (
     classification,
+    initial,
     language_model,
     masked_lm,
     networks,
     question_answering,
-    sources,
 )
-from lbopt.recipes.task import Task, means_of
+from lbopt.recipes.task import Task
 from lbopt.replicas import Replicas
 
 _ROOMS = {
@@ -37,8 +41,8 @@ _ROOMS = {
 }
 _OF_THE_DATA = ("image_size", "sequence_length")
 """What models call by these names are fields of the data."""
-Load = Callable[[DataConfig, int, str | None], sources.Source]
-"""(data, global batch size, what the run starts from) -> `Source`."""
+Load = Callable[[DataConfig, int, Learned | None], Source]
+"""(data, global batch size, opener of what the run starts from) -> `Source`."""
 
 
 class Problem(NamedTuple):
@@ -50,7 +54,7 @@ class Problem(NamedTuple):
       metric_fn: see `lbopt.types.MetricFn`.
       splits: training, validation and test sets.
       stacked: which parameters are stacks of layers, for the optimizer.
-      evaluator: see `lbopt.recipes.task.Evaluator`.
+      evaluator: see `lbopt.evaluation.Evaluator`.
       metric_names: of the evaluation.
       vocabulary: of text.
       outputs: classes or tokens that are told apart; 0 if nobody said.
@@ -73,7 +77,7 @@ def make_problem(
     loss: LossConfig | None = None,
     global_batch_size: int = 1,
     init_from: str | None = None,
-    load: Load = sources.load,
+    load: Load = load_source,
 ) -> Problem:
     """Load the data and build the model and the loss that belong to them; the configs are validated.
 
@@ -83,13 +87,14 @@ def make_problem(
       loss: None for the plain one.
       global_batch_size: of the run, for data that are laid out by it.
       init_from: what the run starts from, for its vocabulary.
-      load: what loads the data; `lbopt.recipes.known.source` for a program without data.
+      load: what loads the data; `known_source` for a program without data.
 
     Raises:
       UserError: if the model cannot take these examples.
       EnvironmentProblem: if the data cannot be had.
     """
-    source = load(data, global_batch_size, init_from)
+    learned = None if init_from is None else functools.partial(initial.opened_folder, init_from)
+    source = load(data, global_batch_size, learned)
     room = _ROOMS[TASKS[data.name]]
     head = "question_answering" if room is question_answering else "pretraining"
     network = seam.from_linen(networks.make_network(model, source.outputs, head))

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import dataclasses
 import errno
+import functools
 import importlib
 import inspect
 import operator
@@ -27,9 +28,10 @@ from lbopt import paths
 from lbopt.cli import arguments, train
 from lbopt.config import DataConfig, TrainConfig, checks
 from lbopt.data import pieces
+from lbopt.data.from_config import text
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job import secret
-from lbopt.recipes import initial, text
+from lbopt.recipes import initial
 from lbopt.train import bucket, workdir as workdirs
 
 ADDRESSES = [
@@ -378,7 +380,10 @@ def test_a_run_starts_from_a_workdir_in_a_bucket(trained, tmp_path_factory, monk
     places = {"gs://bucket/run": trained, "gs://bucket/bert": learned}
     monkeypatch.setattr(bucket, "address", lambda address: places[address])
     jax.tree.map(np.testing.assert_array_equal, initial.read("gs://bucket/run", model), expected)
-    words = text._vocabulary(DataConfig(name="squad", builder="squad"), "gs://bucket/bert")
+    words = text._vocabulary(
+        DataConfig(name="squad", builder="squad"),
+        functools.partial(initial.opened_folder, "gs://bucket/bert"),
+    )
     assert words.pieces == tuple(pieces.SPECIAL_TOKENS)
     with pytest.raises(
         UserError,

@@ -6,10 +6,11 @@ import planned
 import pytest
 
 from lbopt import replicas
+from lbopt.data.from_config.known import known_source
 from lbopt.plan import collectives, document, topology
 from lbopt.plan.make import make_plan
 from lbopt.plan.program import Program
-from lbopt.recipes import build, known
+from lbopt.recipes import build
 
 
 def total(plan, source, **fields):
@@ -23,7 +24,7 @@ def total(plan, source, **fields):
 
 
 def shapes(config, place):
-    return build.build(config, place.devices, known.source).shapes()
+    return build.build(config, place.devices, known_source).shapes()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_train_and_plan_lower_the_same_program(make):
     config.model.dtype, config.model.patch_convolutions = "float32", False
     texts = []
     for devices in (None, topology.open_topology("v3:1x2").devices):
-        run = build.build(config, devices, known.source)
+        run = build.build(config, devices, known_source)
         assert run.mesh.size == 4
         jax.clear_caches()  # names of functions are numbered by what was traced before
         texts.append(run.lower().as_text())
@@ -168,7 +169,7 @@ def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(
 def test_batch_norm_talks_within_its_groups(place, scope, dtype, groups):
     """As the compiler cuts the batch, and with mapped replicas; in fp32 whatever gradients are summed in."""
     config = planned.cnn(scope, order="torus" if "tiles" in scope else "given", reduce_dtype=dtype)
-    run = build.build(config, place.devices, known.source)
+    run = build.build(config, place.devices, known_source)
     program = Program(run.lower().compile().as_text())
     found = [
         part.instruction

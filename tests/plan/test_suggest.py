@@ -112,7 +112,7 @@ def test_only_networks_whose_layers_can_be_computed_again(place, tried):
 def test_layers_in_a_loop_are_computed_again_too(place):
     """What is suggested is compiled: with its layers computed again a looped step holds less."""
     plain, again = (
-        suggest._cost(suggest.build.build(changed, place.devices, suggest.known.source), place, 0)
+        suggest._cost(suggest.build.build(changed, place.devices, suggest.known_source), place, 0)
         for changed in (
             planned.bert(),
             suggest.with_fields(planned.bert(), {"model.remat": "layer"}),

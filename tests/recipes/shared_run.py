@@ -15,12 +15,13 @@ from lbopt.data.pieces import SPECIAL_TOKENS
 from lbopt.data.squad.examples import Question
 from lbopt.data.squad.features import EvaluationWindows
 from lbopt.data.text import WordPiece
+from lbopt.evaluation.answers import evaluate_answers, predict_fn
 from lbopt.models.seam import Model
 from lbopt.parallel import mesh as meshes
 from lbopt.parallel.mesh import put_batch, replicated
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import make_eval_step
-from lbopt.recipes import build, question_answering
+from lbopt.recipes import build
 
 RING = (0, 2, 3, 1)
 
@@ -69,13 +70,9 @@ def answers():
     def network(params, model_state, inputs, train, rng=None):
         return {name: value[inputs["input_ids"]] for name, value in params.items()}, model_state
 
-    step = make_eval_step(
-        question_answering.predict_fn(Model(None, network), 6), meshes.make_mesh()
-    )
+    step = make_eval_step(predict_fn(Model(None, network), 6), meshes.make_mesh())
     state = TrainState(jnp.int32(0), logits, {}, (), None)
-    return question_answering.evaluate_answers(
-        step, state, EvaluationWindows(questions, pieces, 16, 4, 6), 8
-    )
+    return evaluate_answers(step, state, EvaluationWindows(questions, pieces, 16, 4, 6), 8)
 
 
 def main(index=None, port=None):

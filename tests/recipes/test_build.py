@@ -12,8 +12,9 @@ import lbopt
 from lbopt.cli.arguments import call_get_config
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.data.digits import load_digits
+from lbopt.data.from_config.source import load_source
 from lbopt.errors import UserError
-from lbopt.recipes import build, schedule as schedules, sources
+from lbopt.recipes import build, schedule as schedules
 from lbopt.recipes.problem import make_problem
 from lbopt.sweep import trials
 
@@ -84,7 +85,7 @@ def load(row):
 
 def size_of(config):
     """Return the number of training examples."""
-    return len(sources.load(config.data).splits.train)
+    return len(load_source(config.data).splits.train)
 
 
 def closed_form(schedule, batch_size, num_epochs, num_examples):

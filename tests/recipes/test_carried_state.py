@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig
+from lbopt.data.from_config.source import Source, load_source
 from lbopt.data.windows import EvalLanes
 from lbopt.errors import UserError
 from lbopt.models import seam
 from lbopt.models.lstm import make
 from lbopt.parallel.mesh import make_mesh
 from lbopt.recipes import build, language_model
-from lbopt.recipes.sources import Source, load
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 LANES, LENGTH = 8, 16
@@ -40,7 +40,7 @@ def config_of(**changes):
 
 @pytest.fixture(scope="module")
 def source():
-    return load(config_of().data, LANES)
+    return load_source(config_of().data, LANES)
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 from lbopt import losses, metrics, replicas
 from lbopt.config.loss import LossConfig
 from lbopt.data.arrays import Splits
+from lbopt.data.from_config.source import Source
 from lbopt.errors import UserError
 from lbopt.models.seam import Model
 from lbopt.recipes import classification
-from lbopt.recipes.sources import Source
 
 BATCH, CLASSES = 8, 120
 SCALE = ((0.5, 0.25, 0.125), (0.2, 0.4, 0.8))

@@ -17,9 +17,10 @@ from lbopt.cli import main
 from lbopt.cli.arguments import load_config
 from lbopt.config import TrainConfig
 from lbopt.data.batches import train_iterator
+from lbopt.data.from_config import images
 from lbopt.errors import EnvironmentProblem
 from lbopt.models import seam
-from lbopt.recipes import build, images, networks
+from lbopt.recipes import build, networks
 from lbopt.train.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -161,7 +162,7 @@ def test_every_good_image_is_evaluated_once(run, trained, flags):
     found = run.evaluate(state)
     file, *overrides = flags()
     config = load_config(file.removeprefix("--config="), overrides, TrainConfig)
-    dataset = images.load(config.data)[0].validation
+    dataset = images.load_images(config.data)[0].validation
     network = seam.from_linen(networks.make_network(config.model, 1000))
     scores = {"loss": [], "accuracy": [], "top_5_accuracy": []}
     forward = jax.jit(lambda params, stats, x: network.apply(params, stats, x, train=False)[0])

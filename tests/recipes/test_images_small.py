@@ -12,7 +12,8 @@ from tfds_sets import write_images
 
 from lbopt.cli.arguments import load_config
 from lbopt.config import TrainConfig
-from lbopt.recipes import build, images
+from lbopt.data.from_config import images
+from lbopt.recipes import build
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "cifar10.py"
@@ -60,7 +61,7 @@ def config(data_dir):
 
 @pytest.fixture(scope="module")
 def splits(config):
-    found, num_classes = images.load(config().data)
+    found, num_classes = images.load_images(config().data)
     assert num_classes == 10
     return found
 

@@ -9,9 +9,9 @@ import pytest
 from lbopt import metrics as metric_pairs
 from lbopt.config import ModelConfig
 from lbopt.data.arrays import Splits
+from lbopt.data.from_config.source import Source
 from lbopt.models.seam import Model
 from lbopt.recipes import language_model, networks
-from lbopt.recipes.sources import Source
 
 BATCH, LENGTH, VOCABULARY = 5, 4, 7
 

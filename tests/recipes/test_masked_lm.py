@@ -10,13 +10,13 @@ from lbopt import metrics as metric_pairs
 from lbopt.config import DataConfig, ModelConfig
 from lbopt.data.arrays import Splits
 from lbopt.data.batches import eval_batches
+from lbopt.data.from_config.source import Source
 from lbopt.models.seam import Model
 from lbopt.parallel.mesh import make_mesh, put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import make_train_step
 from lbopt.recipes import masked_lm
 from lbopt.recipes.problem import make_problem
-from lbopt.recipes.sources import Source
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 BATCH, PREDICTIONS, VOCABULARY, MEAN = 6, 3, 11, 2.25

@@ -14,8 +14,10 @@ from tfds_sets import write_images
 from lbopt.cli import main
 from lbopt.cli.arguments import call_get_config
 from lbopt.data.digits import load_digits
+from lbopt.data.from_config.known import known_source
+from lbopt.data.from_config.source import load_source
 from lbopt.plan import topology
-from lbopt.recipes import build, known, sources
+from lbopt.recipes import build
 from lbopt.sweep import runner, trials
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "mnist.py"
@@ -90,7 +92,7 @@ def test_a_plan_lowers_what_train_does(row, data_dir):
     config.model.widths, config.model.hidden, config.model.patch_convolutions = (4,), 16, False
     pod = topology.open_topology("v3:1x2")
     texts = []
-    for devices, load in ((None, sources.load), (pod.devices, known.source)):
+    for devices, load in ((None, load_source), (pod.devices, known_source)):
         run = build.build(config, devices, load)
         jax.clear_caches()  # names of functions are numbered by what was traced before
         texts.append(run.lower().as_text())

@@ -10,15 +10,15 @@ import lbopt
 from lbopt import metrics as metric_pairs
 from lbopt.config.loss import LossConfig
 from lbopt.data.arrays import Splits
+from lbopt.data.from_config.source import Source
 from lbopt.data.pieces import SPECIAL_TOKENS
 from lbopt.data.squad.examples import Question
 from lbopt.data.squad.features import EvaluationWindows
 from lbopt.data.text import WordPiece
+from lbopt.evaluation.answers import best_span, evaluate_answers, predict_fn
 from lbopt.models.bert import Bert
 from lbopt.models.seam import Model, from_linen
 from lbopt.recipes import question_answering
-from lbopt.recipes.question_answering import best_span, evaluate_answers, predict_fn
-from lbopt.recipes.sources import Source
 
 BATCH, LENGTH = 6, 9
 KEYS: list = []

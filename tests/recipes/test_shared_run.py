@@ -12,7 +12,7 @@ import pytest
 from jobs import free_ports
 
 from lbopt.data.batches import TrainBatches
-from lbopt.recipes.sources import load
+from lbopt.data.from_config.source import load_source
 
 SHARED_RUN = pathlib.Path(__file__).with_name("shared_run.py")
 
@@ -53,7 +53,7 @@ def test_both_know_the_whole(shared, alone):
 
 def test_the_global_batches_are_those_of_the_stream(shared, alone):
     config = runpy.run_path(str(SHARED_RUN))["text_config"]()
-    batches = TrainBatches(load(config.data, 8).splits.train, config.seed, 8, 4)
+    batches = TrainBatches(load_source(config.data, 8).splits.train, config.seed, 8, 4)
     for found in (alone, shared[0]):
         np.testing.assert_array_equal(
             found["tokens"], [batches[step]["tokens"] for step in range(4)]

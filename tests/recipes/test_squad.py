@@ -1,6 +1,7 @@
 """Questions about Python's help topics, answered by a BERT-tiny that was pre-trained on them: the recipe as it ships."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -13,12 +14,13 @@ from tfds_sets import write
 from lbopt.cli import main
 from lbopt.cli.train import with_vocabulary
 from lbopt.config import DataConfig, TrainConfig
+from lbopt.data.from_config import text
 from lbopt.data.pieces import SPECIAL_TOKENS
 from lbopt.data.records import TfdsFolder
 from lbopt.data.squad import answers, examples
 from lbopt.data.vocabulary import UNCASED, TextNormalization, save_vocabulary
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.recipes import text
+from lbopt.recipes.initial import opened_folder
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 NUM_QUESTIONS = 12
@@ -121,7 +123,7 @@ def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
         doc_stride=16,
         max_query_length=16,
     )
-    splits, _ = text.load_questions(data, None)
+    splits, _ = text.load_questions(data)
     windows, batch = splits.validation, splits.validation.take(np.arange(len(splits.validation)))
     scores = np.where(batch["start_position"] > 0, 1.0, -np.inf)
     chosen = answers.choose(windows, scores, batch["start_position"], batch["end_position"])
@@ -205,7 +207,9 @@ def cased(tmp_path, data_dir):
 
 def questions_of(data, learned=None):
     """Return the first question as its vocabulary shows it, and the vocabulary."""
-    splits, pieces = text.load_questions(data, learned)
+    splits, pieces = text.load_questions(
+        data, learned and functools.partial(opened_folder, learned)
+    )
     tokens = splits.train.take(np.arange(1))["input_ids"][0]
     return pieces.decode(tokens).partition("[SEP]")[0], pieces.vocabulary
 
@@ -214,7 +218,7 @@ def test_questions_keep_their_case_where_it_is_said(cased, tmp_path):
     data, file = cased
     said = r"config.data.lowercase = None: 2 of 11 pieces of .* have capitals \(The, What\).*--config.data.lowercase=false"
     with pytest.raises(UserError, match=said):
-        text.load_questions(data, None)
+        text.load_questions(data)
     question, vocabulary = questions_of(dataclasses.replace(data, lowercase=False))
     assert question.startswith("[CLS] What is")
     assert vocabulary.normalization == TextNormalization(do_lower_case=False)
@@ -304,14 +308,14 @@ def test_a_question_without_an_answer_is_counted_by_its_number(data_dir, tmp_pat
         **sizes,
         max_damaged_records=1,
     )
-    splits, _ = text.load_questions(data, None)
+    splits, _ = text.load_questions(data)
     assert (len(splits.train.questions), len(splits.train.damaged)) == (5, 1)
     data.max_damaged_records = 0
     with pytest.raises(
         EnvironmentProblem,
         match=r"train: record \d+ cannot be used \(record.answers = 0: a question has",
     ):
-        text.load_questions(data, None)
+        text.load_questions(data)
 
 
 def test_an_unreadable_question_is_counted(data_dir, tmp_path):
@@ -329,10 +333,10 @@ def test_an_unreadable_question_is_counted(data_dir, tmp_path):
         sequence_length=64,
         max_damaged_records=400,
     )
-    splits, _ = text.load_questions(data, None)
+    splits, _ = text.load_questions(data)
     assert 0 < len(splits.train.damaged) < 400
     assert len(splits.train.questions) + len(splits.train.damaged) == 400
     assert len(splits.validation.damaged) == 0
     data.max_damaged_records = 0
     with pytest.raises(EnvironmentProblem, match=r"pydoc_squad train: record .* cannot be used"):
-        text.load_questions(data, None)
+        text.load_questions(data)

@@ -8,13 +8,13 @@ import pytest
 
 from lbopt.cli import main
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
+from lbopt.data.from_config.source import load_source
 from lbopt.data.pieces import SPECIAL_TOKENS
 from lbopt.data.pydoc import split_topics
 from lbopt.data.text import Document
 from lbopt.data.tokens import StoreWriter
 from lbopt.data.vocabulary import TextNormalization, Vocabulary
 from lbopt.errors import UserError
-from lbopt.recipes import sources
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -93,7 +93,7 @@ def test_a_run_knows_how_the_text_of_its_corpus_was_changed(tmp_path):
     data = DataConfig(
         "text_mlm", "mine", str(tmp_path), sequence_length=16, max_predictions=2, vocab_size=13
     )
-    assert sources.load(data).vocabulary == Vocabulary(pieces, settings)
+    assert load_source(data).vocabulary == Vocabulary(pieces, settings)
     data.lowercase = True
     with pytest.raises(UserError, match=r"config.data.lowercase = True: only squad"):
         TrainConfig(data=data, model=ModelConfig("bert", size="tiny")).validate()

@@ -50,7 +50,7 @@ class MeshProgram:
       config: of the study.
       mesh: all devices that train.
       step: see `lbopt.recipes.build.make_step`.
-      evaluate: see `lbopt.recipes.task.Evaluator`.
+      evaluate: see `lbopt.evaluation.Evaluator`.
 
     Raises:
       UserError: naming the field, if mesh or step cannot be made as the config says.

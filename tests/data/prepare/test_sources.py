@@ -9,10 +9,10 @@ from PIL import Image
 
 from lbopt.config.data import DataConfig
 from lbopt.data import pydoc
+from lbopt.data.from_config import images
 from lbopt.data.prepare import datasets, generated_images, pydoc_squad
 from lbopt.data.records import TfdsFolder
 from lbopt.data.squad import examples, features
-from lbopt.recipes import images
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_a_recipe_reads_the_images(data_dir):
         test_split="validation",
         image_size=32,
     )
-    splits, num_classes = images.load(config)[:2]
+    splits, num_classes = images.load_images(config)[:2]
     assert (num_classes, [len(split) for split in splits]) == (10, [96, 40, 40])
     seen = [
         splits.train.draw(np.arange(96), np.zeros(96, int), seed=0),

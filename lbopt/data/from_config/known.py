@@ -14,10 +14,10 @@ import numpy as np
 
 from lbopt.config.data import TASKS, DataConfig
 from lbopt.data.arrays import Reading, Splits
+from lbopt.data.from_config.source import Source, load_source
+from lbopt.data.from_config.text import Learned
 from lbopt.data.images.layout import image_shape
 from lbopt.data.windows import EvalLanes, Lanes, make_windows
-from lbopt.recipes import sources
-from lbopt.recipes.sources import Source
 
 IMAGES = {
     "imagenet2012": (
@@ -67,8 +67,10 @@ class Blank:
         return self.take(indices)
 
 
-def source(data: DataConfig, global_batch_size: int = 1, init_from: str | None = None) -> Source:
-    """Return what `lbopt.recipes.sources.load` would, with examples of zeros; what is not known is loaded.
+def known_source(
+    data: DataConfig, global_batch_size: int = 1, learned: Learned | None = None
+) -> Source:
+    """Return what `load_source` would, with examples of zeros; what is not known is loaded.
 
     Raises:
       UserError: naming the field that does not fit the data.
@@ -83,7 +85,7 @@ def source(data: DataConfig, global_batch_size: int = 1, init_from: str | None =
         found = _questions(data)
     elif data.name == "ptb":
         found = _running(data, global_batch_size)
-    return found or sources.load(data, global_batch_size, init_from)
+    return found or load_source(data, global_batch_size, learned)
 
 
 def has_known_length(data: DataConfig) -> bool:

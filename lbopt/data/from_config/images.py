@@ -18,7 +18,7 @@ _PIECE = 32
 """Examples that one thread prepares at a time."""
 
 
-def load(data: DataConfig) -> tuple[Splits, int]:
+def load_images(data: DataConfig) -> tuple[Splits, int]:
     """Open the splits of a validated config; return them and the number of classes.
 
     Raises:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from lbopt.config.data import TASKS, DataConfig
 from lbopt.data import digits, pydoc
 from lbopt.data.arrays import Splits
+from lbopt.data.from_config import text
 from lbopt.data.masked import MaskedLMDataset
 from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
 from lbopt.errors import EnvironmentProblem
-from lbopt.recipes import text
 
 
 class Source(NamedTuple):
@@ -35,20 +35,22 @@ class Source(NamedTuple):
     pixel_scale: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
 
 
-def load(data: DataConfig, global_batch_size: int = 1, init_from: str | None = None) -> Source:
+def load_source(
+    data: DataConfig, global_batch_size: int = 1, learned: text.Learned | None = None
+) -> Source:
     """Load the data of a validated config.
 
     Args:
       data: which.
       global_batch_size: for text that is laid out by it.
-      init_from: what the run starts from, for its vocabulary.
+      learned: opens the folder of what the run starts from, for the vocabulary in it.
 
     Raises:
       UserError: naming the field that does not fit the data.
       EnvironmentProblem: if the data cannot be had.
     """
     if data.name == "squad":
-        splits, pieces = text.load_questions(data, init_from)
+        splits, pieces = text.load_questions(data, learned)
         return Source(
             splits,
             len(pieces.pieces),
@@ -56,7 +58,7 @@ def load(data: DataConfig, global_batch_size: int = 1, init_from: str | None = N
             max_answer_length=data.max_answer_length,
         )
     if TASKS[data.name] == "language_model":
-        splits, vocabulary = text.load_running(data, global_batch_size)
+        splits, vocabulary = text.load_running_text(data, global_batch_size)
         return Source(
             splits,
             len(vocabulary.pieces),
@@ -73,12 +75,12 @@ def _digits(data: DataConfig) -> Source:
 
 def _images(data: DataConfig) -> Source:
     try:
-        from lbopt.recipes import images
+        from lbopt.data.from_config import images
     except ImportError as error:
         raise EnvironmentProblem(
             f"config.data.name = 'images': images are decoded by packages that are not installed ({error}): pip install 'lbopt[images]'"
         ) from error
-    splits, num_classes = images.load(data)
+    splits, num_classes = images.load_images(data)
     return Source(splits, num_classes, pixel_scale=(data.pixel_mean, data.pixel_std))
 
 
@@ -88,7 +90,7 @@ def _pydoc_mlm(data: DataConfig) -> Source:
 
 
 def _text_mlm(data: DataConfig) -> Source:
-    splits, pieces = text.load_masked(data)
+    splits, pieces = text.load_masked_text(data)
     return _masked(splits, pieces.vocabulary)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,6 @@ from lbopt.data.tokens import open_store, split_store
 from lbopt.data.vocabulary import Vocabulary, find_vocabulary
 from lbopt.data.windows import EvalLanes, Lanes, join_documents, make_windows
 from lbopt.errors import UserError, require
-from lbopt.interchange import files
-from lbopt.recipes import initial
 
 _EMBEDDED = "pydoc_squad"
 """Questions about the topics of pydoc, whose vocabulary is theirs."""
@@ -32,8 +31,11 @@ _GIVE_VOCABULARY = (
 _EVERY = 200
 """Of so many documents of a corpus one is for validation and one for the test; of a small one, more."""
 
+Learned = Callable[[], AbstractContextManager[pathlib.Path]]
+"""Opens the folder of what a run starts from; its vocabulary lies there."""
 
-def load_masked(data: DataConfig) -> tuple[Splits, WordPiece]:
+
+def load_masked_text(data: DataConfig) -> tuple[Splits, WordPiece]:
     """Open a prepared corpus as pairs of segments for BERT; return its vocabulary too."""
     store = open_store(places.store_folder(data.builder, data.data_dir), data.vocab_size)
     pieces = WordPiece(store.pieces, store.normalization)
@@ -48,12 +50,12 @@ def load_masked(data: DataConfig) -> tuple[Splits, WordPiece]:
     return Splits(*(MaskedLMDataset(part, *sizes, pieces.special) for part in parts)), pieces
 
 
-def load_questions(data: DataConfig, learned: str | None) -> tuple[Splits, WordPiece]:
+def load_questions(data: DataConfig, learned: Learned | None = None) -> tuple[Splits, WordPiece]:
     """Open a set of questions with the schema of SQuAD v1.1.
 
     Args:
       data: which one.
-      learned: what the run starts from: a workdir has its vocabulary.
+      learned: opens the folder whose vocabulary is taken if `data` names none.
     """
     pieces = _vocabulary(data, learned)
     fix = f"the vocabulary has {len(pieces.pieces)} pieces; use that, or another config.data.vocab_file"
@@ -87,7 +89,7 @@ def _usable(records: Records, damaged: DamagedCount) -> Iterator[examples.Questi
             damaged.add(index, f"it cannot be read: {' '.join(str(error).split())[:120]}")
 
 
-def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
+def _vocabulary(data: DataConfig, learned: Learned | None) -> WordPiece:
     if data.builder == _EMBEDDED and data.vocab_file is None:
         fix = f"{_EMBEDDED}'s vocabulary is learned from lowercased text; leave it None, or give config.data.vocab_file"
         require(data.lowercase is None, "config.data.lowercase", data.lowercase, fix)
@@ -96,22 +98,14 @@ def _vocabulary(data: DataConfig, learned: str | None) -> WordPiece:
         return load_wordpiece(data.vocab_file, data.lowercase, "config.data.lowercase")
     if learned is None:
         raise UserError(f"config.data.vocab_file = None: {_GIVE_VOCABULARY}")
-    with initial.opened(learned) as place:
-        return load_wordpiece(
-            _vocabulary_beside(place, learned), data.lowercase, "config.data.lowercase"
-        )
+    with learned() as folder:
+        file = find_vocabulary(folder)
+        if file is None:
+            raise UserError(f"config.data.vocab_file = None: {_GIVE_VOCABULARY}")
+        return load_wordpiece(file, data.lowercase, "config.data.lowercase")
 
 
-def _vocabulary_beside(place: pathlib.Path, learned: str) -> pathlib.Path:
-    fix = "nothing is there; give a workdir of lbopt train or a folder of Transformers, whose vocabulary is taken too"
-    require(files.is_there(place), "config.init_from", learned, fix)
-    file = find_vocabulary(place)
-    if file is None:
-        raise UserError(f"config.data.vocab_file = None: {_GIVE_VOCABULARY}")
-    return file
-
-
-def load_running(data: DataConfig, num_lanes: int) -> tuple[Splits, Vocabulary]:
+def load_running_text(data: DataConfig, num_lanes: int) -> tuple[Splits, Vocabulary]:
     """Open text for a language model, as windows or, with `carry_state`, as lanes; return its vocabulary too."""
     texts, vocabulary = _running_text(data)
     length = data.sequence_length
