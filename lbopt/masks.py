@@ -389,8 +389,8 @@ def _check_bool(name: str, chosen: Any, argument: str) -> None:
         raise ValueError(f"{argument} at {name!r} is {tree.said(chosen)}: give True or False")
 
 
-class Notes(list[tuple[str, types.PyTree]]):
-    """What transforms said, (argument, pytree of choices) each; every listener is another, so that no trace of before is taken for its own."""
+class Choices(list[tuple[str, types.PyTree]]):
+    """Pairs (argument, its choice per leaf) that transforms made in `init`; equal to itself only."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -398,20 +398,24 @@ class Notes(list[tuple[str, types.PyTree]]):
         return self is other
 
 
-# Part of the key of JAX's caches: whoever listens has `init` traced anew, also what is jitted inside it.
-_NOTES = jax.make_user_context(default_value=None)
+# JAX keys its caches by the value, and every recording has a `Choices` of its own. So `init` is traced
+# anew inside a recording, with all that is jitted in it. Elsewhere the value is None, always the same.
+_RECORDING = jax.make_user_context(default_value=None)
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[Notes]:
-    """Collect what is noted inside."""
-    notes = Notes()
-    with _NOTES(notes):
-        yield notes
+def recorded_choices() -> Iterator[Choices]:
+    """Collect, in this thread, what transforms choose while their `init` runs inside the block.
+
+    `lbopt.summarize_masks` asks so. Outside such a block, and in every update, nothing is recorded.
+    """
+    choices = Choices()
+    with _RECORDING(choices):
+        yield choices
 
 
-def note(argument: str, choices: types.PyTree) -> None:
-    """Tell whoever listens which leaves a transform touches; see `lbopt.summarize_masks`."""
-    notes = _NOTES.value
-    if notes is not None:
-        notes.append((argument, choices))
+def record_choice(argument: str, choice: types.PyTree) -> None:
+    """Add one choice to the recording around this `init`, if there is one."""
+    choices = _RECORDING.value
+    if choices is not None:
+        choices.append((argument, choice))

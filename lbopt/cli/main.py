@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
-import logging
 import os
 import re
 import signal
@@ -15,7 +14,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 
 from lbopt import __version__, paths
-from lbopt.cli import streams
+from lbopt.cli import process, streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
 from lbopt.job import guard, member, place as places
 from lbopt.shown import one_line, show
@@ -57,10 +56,13 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] in ("--version", "version"):
         show(f"lbopt {__version__}")
         return 0
+    with process.settings():
+        return _run_command(argv)
+
+
+def _run_command(argv: Sequence[str]) -> int:
+    """Run a command as one process of its job; see `main`."""
     name = argv[0]
-    logging.getLogger("absl").setLevel(
-        logging.CRITICAL
-    )  # orbax narrates every save there; what matters is raised
     job = member.join()
     try:
         require_choice("command", name, COMMANDS)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lbopt.cli import arguments
+from lbopt.cli import arguments, process
 from lbopt.config import TrainConfig, checks
 from lbopt.config.model import BATCH_NORMED
 from lbopt.config.optimizer import resolve_clip
@@ -92,6 +92,8 @@ def _train(
     with workdirs.open_workdir(
         folder, "train", data, compare, plan.mesh.size, command, job
     ) as workdir:
+        if job.index == 0:
+            process.import_tensorboard_writer()
         loop.train(plan, workdir, watch)
         return read_lines(workdir / "metrics.jsonl") if job.index == 0 else []
 

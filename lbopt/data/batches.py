@@ -174,15 +174,20 @@ def read(batches: Batches, start: int = 0) -> Iterator[Batch]:
     options = grain.ReadOptions(num_threads=reading.threads, prefetch_buffer_size=each)
     source = grain.MapDataset.source(pieces)[start * len(pieces.bounds) :].to_iter_dataset(options)
     if reading.processes:
-        if (
-            not flags.FLAGS.is_parsed()
-        ):  # Grain asks its own, which a program without absl.app never parses
-            flags.FLAGS.mark_as_parsed()
+        _let_grain_read_its_flags()
         workers = grain.MultiprocessingOptions(reading.processes, per_worker_buffer_size=1)
         source = source.mp_prefetch(workers, worker_init_fn=_in_a_worker)
     iterator = iter(source)
     for _ in range(start, len(batches)):
         yield _joined((next(iterator) for _ in pieces.bounds), batches.part_size, batches.dataset)
+
+
+def _let_grain_read_its_flags() -> None:
+    """Let Grain read its absl flags in a program that parses no flags; all other flags stay unparsed."""
+    if not flags.FLAGS.is_parsed():
+        for name in flags.FLAGS:
+            if name.startswith("grain_"):
+                flags.FLAGS[name].present = True
 
 
 class _Pieces:

@@ -14,6 +14,9 @@ _HEARTBEAT_S = 300
 def start(job: Alone) -> None:
     """Connect this process's JAX with the others', before any device is used; alone there is nothing to do.
 
+    This changes JAX's settings for the whole process: collectives on CPUs go through Gloo, and JAX's own
+    preemption service is off.
+
     Args:
       job: from `lbopt.job.member.join`.
 

@@ -81,7 +81,8 @@ class Topology:
 def prepare_environment() -> None:
     """Let this process compile for TPUs without having one; before any device is used.
 
-    Programs for devices that are not here cannot be stored: JAX's compilation cache is switched off.
+    This changes the whole process, so it belongs into one that only plans: JAX uses the CPU from then
+    on, and keeps no compiled programs, because those for absent devices cannot be stored.
 
     Raises:
       EnvironmentProblem: if libtpu is not installed.

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pathlib
+import re
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from tensorboardX.proto import event_pb2, summary_pb2
+from tensorboardX.record_writer import RecordWriter
+
 from lbopt.train import workdir as workdirs
 
-_HIDE_TORCH = "torch" not in sys.modules
-if (
-    _HIDE_TORCH
-):  # tensorboardX imports it where it is installed, for more than a second, to draw its graphs
-    sys.modules["torch"] = None  # type: ignore[assignment]
-try:
-    from tensorboardX import summary
-    from tensorboardX.proto import event_pb2
-    from tensorboardX.record_writer import RecordWriter
-finally:
-    if _HIDE_TORCH:
-        del sys.modules["torch"]
-
-# The run says once that its loss is not finite, this for every value.
-logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)
 _SYNC_EVERY_S = 30.0
-"""TensorBoard sees the curves at most so late."""
+"""Longest time until TensorBoard sees a new point of a curve."""
+_NOT_IN_TAGS = re.compile(r"[^-/\w.]")
+"""Characters that TensorBoard does not take in the name of a curve."""
 
 
 class Board:
@@ -56,9 +45,13 @@ class Board:
         )
 
     def write(self, step: int, scalars: Mapping[str, float]) -> bool:
-        """Write scalars; whether it was time to hand everything on."""
+        """Write scalars; return whether everything was handed to the operating system as well."""
         for name, value in scalars.items():
-            self._add(step=step, summary=summary.scalar(name, value))
+            # Not tensorboardX's own `summary.scalar`: it logs a warning for every value that is not
+            # finite, and the run says that once.
+            tag = _NOT_IN_TAGS.sub("_", name).lstrip("/")
+            point = summary_pb2.Summary.Value(tag=tag, simple_value=float(value))
+            self._add(step=step, summary=summary_pb2.Summary(value=[point]))
         due = time.monotonic() > self._synced + _SYNC_EVERY_S
         if due:
             self.sync()

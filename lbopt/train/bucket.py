@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import pathlib
 import socket
@@ -155,18 +154,32 @@ def address(workdir: str) -> Any:
       EnvironmentProblem: if the package for buckets is not installed.
     """
     workdir = paths.local_or_bucket(workdir, "--workdir")
-    os.environ.setdefault(
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
-    )  # it asks more of a bucket than its objects
     try:
-        import gcsfs  # noqa: F401
+        _import_gcsfs()
         from etils import epath
     except ImportError as error:
         raise EnvironmentProblem(
             f"--workdir = {workdir!r}: gcsfs is not installed; run pip install 'lbopt[gcs]'"
         ) from error
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what matters is raised
     return epath.Path(workdir)
+
+
+def _import_gcsfs() -> None:
+    """Import the bucket's client without its support for hierarchical namespaces.
+
+    That support needs a permission on the bucket itself, and lbopt needs only the bucket's objects.
+    gcsfs reads the variable once, when it is imported; a program that set it, or imported gcsfs
+    before, keeps its own choice.
+    """
+    variable = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
+    chosen = variable in os.environ
+    if not chosen:
+        os.environ[variable] = "false"
+    try:
+        import gcsfs  # noqa: F401
+    finally:
+        if not chosen:
+            del os.environ[variable]
 
 
 @contextlib.contextmanager

@@ -29,7 +29,6 @@ from lbopt.parallel.state import TrainState
 from lbopt.regular import check_regular
 from lbopt.train import bucket, earlier, replica_rows, seal as seals
 from lbopt.train.checksums import checksums, copies_of, differing, named, sums_of
-from lbopt.train.event_loop import finishing
 from lbopt.train.seal import Seal
 
 Say = Callable[[str], None]
@@ -118,8 +117,6 @@ class Checkpoints:
             step for step in steps if self._local and not os.path.isdir(self._folder / str(step))
         }
         self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
-        self._loops = contextlib.ExitStack()
-        self._loops.enter_context(finishing())  # Orbax's threads, too, make event loops
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "lbopt checkpoints")
         self._saving: concurrent.futures.Future[None] | None = None
         self._compiled: concurrent.futures.Future[Any] | None = None
@@ -429,7 +426,7 @@ class Checkpoints:
             self._finish_saving()
         finally:
             self._worker.shutdown(cancel_futures=True)
-            with self._loops, self._writing():
+            with self._writing():
                 self._manager.close()
 
     def __enter__(self) -> Checkpoints:
@@ -573,7 +570,7 @@ def _read_arrays(folder: pathlib.Path, like: Any) -> Any:
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process_{me}"
     )
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
-    with finishing(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
         return reader.restore(folder, args=ocp.args.StandardRestore(like))
 
 
@@ -588,7 +585,7 @@ def _read_one(folder: Any, name: str, like: jax.Array) -> jax.Array:
         {name: jax.eval_shape(lambda: like)},
         {name: ocp.ArrayRestoreArgs(sharding=like.sharding)},
     )
-    with finishing(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
         return reader.restore(
             folder, args=ocp.args.PyTreeRestore(shape, where, partial_restore=True)
         )[name]

@@ -12,7 +12,8 @@ from lbopt.job.member import Alone
 class PreemptionWatch:
     """Remember that the job was asked to end.
 
-    Signals can only be watched from the main thread; elsewhere nothing is watched.
+    While the block lasts it replaces the process's handlers of SIGTERM and SIGHUP, and then puts them
+    back. Signals can only be watched from the main thread; elsewhere nothing is watched.
 
     Args:
       job: of which this process is one; None if it is alone.

@@ -14,7 +14,6 @@ from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.train import bucket
 from lbopt.train.checkpoint import ARRAYS, described, read_seal, reason_of, steps_on_disk
 from lbopt.train.checksums import checksums, differing
-from lbopt.train.event_loop import finishing
 from lbopt.transforms.ema import EmaState
 from lbopt.transforms.per_path import find_states
 
@@ -34,7 +33,7 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
     if not steps:
         raise UserError(f"{field}: no checkpoint is there yet; let lbopt train save one")
     try:
-        with finishing(), ocp.PyTreeCheckpointer() as reader:
+        with ocp.PyTreeCheckpointer() as reader:
             place = folder / str(steps[-1]) / ARRAYS
             saved = reader.restore(place, restore_args=_as_numpy(described(place)))
         wrong = differing(checksums(saved), read_seal(folder, steps[-1]).sums)

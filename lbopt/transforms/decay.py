@@ -31,7 +31,7 @@ def add_weight_decay(
         return masks.resolve_mask(weight_decay_mask, params, "weight_decay_mask", layers)
 
     def init_fn(params: types.Params) -> optax.EmptyState:
-        masks.note("weight_decay_mask", chosen(params))
+        masks.record_choice("weight_decay_mask", chosen(params))
         return optax.EmptyState()
 
     def update_fn(

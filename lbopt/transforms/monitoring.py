@@ -79,7 +79,7 @@ def monitor_layers(
             return LayerNormsState(per_path.UNKNOWN, per_path.UNKNOWN, per_path.UNKNOWN)
         tree.check_inexact(params, "monitor_layers: the parameter")
         layers = stacks.resolve_stacked(stacked, params)
-        masks.note("stacked", layers)
+        masks.record_choice("stacked", layers)
 
         def zeros() -> dict[str, jax.Array]:
             zero = lambda p, axes: jnp.zeros(axes.layers(p.shape), tree.real_dtype(p.dtype))  # noqa: E731

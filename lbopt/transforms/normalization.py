@@ -50,7 +50,7 @@ def normalize_gradients(
 
     def init_fn(params: types.Params) -> optax.EmptyState:
         if per == "layer":
-            masks.note("stacked", stacks.resolve_stacked(stacked, params))
+            masks.record_choice("stacked", stacks.resolve_stacked(stacked, params))
         return optax.EmptyState()
 
     def update_fn(

@@ -35,12 +35,12 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
         raise ValueError(
             f"tx is of type {type(tx).__name__}: give an Optax transformation, summarize_masks(params, tx); of an nnx.Optimizer its tx"
         )
-    with masks.listening() as notes:
+    with masks.recorded_choices() as choices_made:
         jax.eval_shape(tx.init, params)
     chosen: dict[str, dict[str, Any]] = {
         argument: {} for argument in ("weight_decay_mask", "trust_ratio_mask", "stacked")
     }
-    for argument, choices in notes:
+    for argument, choices in choices_made:
         for path, value in jax.tree_util.tree_leaves_with_path(choices):
             name = tree.path_name(path)
             seen = chosen.setdefault(argument, {})

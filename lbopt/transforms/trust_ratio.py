@@ -108,9 +108,9 @@ class _Options:
             else arguments.rate_at(self.learning_rate, count)
         )
 
-    def plans(self, params: types.Params) -> types.PyTree:
-        """Return a `_Plan` per leaf of `params`."""
-        touched = resolve_touched(
+    def touched(self, params: types.Params) -> Touched:
+        """Return which leaves of `params` are adapted and decayed."""
+        return resolve_touched(
             params,
             self.trust_ratio_mask,
             self.weight_decay_mask,
@@ -118,11 +118,10 @@ class _Options:
             self.adapt_undecayed,
             self.stacked,
         )
+
+    def plans(self, params: types.Params, touched: Touched) -> types.PyTree:
+        """Return a `_Plan` per leaf of `params`."""
         split = masks.resolve_split(self.sharded_mask, self.axis_name, params)
-        for argument, choices in zip(
-            ("stacked", "trust_ratio_mask", "weight_decay_mask"), touched, strict=True
-        ):
-            masks.note(argument, choices)
 
         def plan(layer_axes: stacks.LayerAxes, adapted: bool, decayed: bool, over: bool) -> _Plan:
             return _Plan(self, adapted, decayed, layer_axes, split.axis_of(over))
@@ -142,6 +141,12 @@ class Touched(NamedTuple):
     layers: types.PyTree
     adapted: types.PyTree
     decayed: types.PyTree
+
+    def record(self) -> None:
+        """Tell `lbopt.summarize_masks`, if it asks; call it in `init`."""
+        masks.record_choice("stacked", self.layers)
+        masks.record_choice("trust_ratio_mask", self.adapted)
+        masks.record_choice("weight_decay_mask", self.decayed)
 
 
 def resolve_touched(
@@ -375,9 +380,11 @@ def scale_by_layerwise_trust_ratio(
         arguments.require_float_leaves(
             params, "scale_by_layerwise_trust_ratio", update_bounds=options.update_bounds
         )
+        touched = options.touched(params)
+        touched.record()
         ones = jax.tree.map(
             lambda plan, p: _one(p, plan.layer_axes) if plan.adapted else None,
-            options.plans(params),
+            options.plans(params, touched),
             params,
         )
         return TrustRatioState(per_path.collect(params, ones), through.init(params), count)
@@ -388,7 +395,8 @@ def scale_by_layerwise_trust_ratio(
         arguments.require_params(params, "scale_by_layerwise_trust_ratio")
         tree.check_updates(updates, params)
         arguments.require_state(state, TrustRatioState, "scale_by_layerwise_trust_ratio")
-        plans, rate = options.plans(params), options.rate(state.schedule_count)
+        plans = options.plans(params, options.touched(params))
+        rate = options.rate(state.schedule_count)
         wide = jax.tree.map(lambda u, p: u.astype(tree.wide_dtype(p.dtype)), updates, params)
         weights = jax.tree.map(lambda p: p.astype(tree.wide_dtype(p.dtype)), params)
         decayed = jax.tree.map(lambda plan, g, w: plan.decayed_update(g, w), plans, wide, weights)

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.cli import main
+from lbopt.cli import main, process
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import checkpoint
 from lbopt.train.checkpoint import Checkpoints, Damaged
@@ -351,7 +351,7 @@ def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monk
 
 
 def test_many_damaged_arrays_are_one_line(tmp_path, capfd):
-    """What reads the others, in threads, has nothing to add."""
+    """Of the command: threads that still read the other arrays print nothing."""
 
     def make(step=0):
         params = {f"layer_{i}": jax.random.normal(jax.random.key(i), (640, 100)) for i in range(40)}
@@ -365,16 +365,15 @@ def test_many_damaged_arrays_are_one_line(tmp_path, capfd):
     for file in data_files(tmp_path / "checkpoints"):
         file.write_bytes(b"x" * file.stat().st_size)
     capfd.readouterr()
-    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+    with process.settings():
+        with Checkpoints(tmp_path, read_only=True) as checkpoints:
+            for _ in range(5):
+                with pytest.raises(Damaged):
+                    checkpoints.restore(shapes(make), 1)
+                gc.collect()
         for _ in range(5):
-            with pytest.raises(Damaged):
-                checkpoints.restore(shapes(make), 1)
+            with pytest.raises(EnvironmentProblem):
+                read_variables(tmp_path / "without")
             gc.collect()
-    for _ in range(5):
-        with pytest.raises(EnvironmentProblem):
-            read_variables(tmp_path / "without")
-        gc.collect()
-    time.sleep(0.5)
-    assert not [
-        line for line in capfd.readouterr().err.splitlines() if not line.startswith("WARNING:absl:")
-    ]
+        time.sleep(0.5)
+    assert not capfd.readouterr().err

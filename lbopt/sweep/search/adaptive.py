@@ -145,12 +145,16 @@ def _make_study(config: SearchConfig, steps: int) -> Any:
         raise EnvironmentProblem(
             "config.search.method = 'optuna': optuna is not installed: pip install 'lbopt[search]'"
         ) from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(
-        study_name=_STUDY_NAME,
-        sampler=_make_sampler(config, optuna),
-        pruner=_make_pruner(config, steps, optuna),
-    )
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it prints a line for every new study
+    try:
+        return optuna.create_study(
+            study_name=_STUDY_NAME,
+            sampler=_make_sampler(config, optuna),
+            pruner=_make_pruner(config, steps, optuna),
+        )
+    finally:
+        optuna.logging.set_verbosity(verbosity)
 
 
 def _make_sampler(config: SearchConfig, optuna: Any) -> Any:

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from lbopt.train.event_loop import finishing
+from lbopt.cli.event_loop import finishing
 
 
 def run(error):

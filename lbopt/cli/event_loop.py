@@ -1,7 +1,8 @@
-"""Event loops that let what has begun come to its end.
+"""An asyncio loop that waits for pending tasks before it closes.
 
-Orbax reads all arrays of a checkpoint at once, and closes its event loop as soon as one of them cannot be read. What was still being
-read then complains to stderr, thousands of lines from threads of its own, over the one line that matters.
+Orbax reads all arrays of a checkpoint at once, and closes its event loop as soon as one of them
+cannot be read. Threads that still read the others then write thousands of lines to stderr, and hide
+the one line that matters.
 """
 
 from __future__ import annotations
@@ -15,22 +16,19 @@ from typing import Any
 
 class _Finishing(asyncio.SelectorEventLoop):
     def close(self) -> None:
-        """Wait for all tasks, whatever becomes of them, then close; at once on Ctrl-C."""
-        if (
-            not self.is_closed()
-            and not self.is_running()
-            and not isinstance(sys.exc_info()[1], KeyboardInterrupt)
-        ):
+        """Wait for all tasks, ignoring their errors, then close; close at once on Ctrl-C."""
+        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        if not (self.is_closed() or self.is_running() or interrupted):
             tasks = asyncio.all_tasks(self)
             if tasks:
                 self.run_until_complete(asyncio.wait(tasks))
-                for task in tasks:
-                    if not task.cancelled():
-                        task.exception()  # now it has been looked at
+            for task in tasks:
+                if not task.cancelled():
+                    task.exception()  # an exception that nobody asks for is printed
         super().close()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Pass over tasks that failed as others had before them, whose failure is the one that is raised."""
+        """Print nothing about a task that failed after another one: the first failure is raised."""
         if "never retrieved" not in context["message"]:
             super().call_exception_handler(context)
 
@@ -42,7 +40,7 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
 
 @contextlib.contextmanager
 def finishing() -> Iterator[None]:
-    """Let event loops that are made in here wait for their tasks when they are closed."""
+    """Make every new event loop of this process wait for its tasks, until the block ends."""
     before = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(_Policy())
     try:
