@@ -1,7 +1,9 @@
 """Every test process has four fake CPU devices; set before jax is imported."""
 
 import atexit
+import collections
 import contextlib
+import fnmatch
 import gc
 import os
 import shutil
@@ -25,6 +27,29 @@ from jax._src import compiler  # there is no public way to give options to all t
 from jax.experimental.compilation_cache import compilation_cache
 
 gc.set_threshold(50_000, 20, 50)  # tracing makes many objects and little garbage
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Mark as slow the cases that the `everyday` mark of their function does not name."""
+    unknown = collections.defaultdict(set)
+    for item in items:
+        everyday = item.get_closest_marker("everyday")
+        if everyday is None:
+            continue
+        function, case = (item.path, item.originalname), item.callspec.id
+        if function not in unknown:
+            unknown[function] = set(everyday.args)
+        named = {name for name in everyday.args if fnmatch.fnmatchcase(case, name)}
+        unknown[function] -= named
+        if not named:
+            item.add_marker(pytest.mark.slow)
+
+    # A name that no case has any longer would let a feature go untested every day.
+    collected_whole = not any("::" in argument for argument in config.args)
+    for (path, function), names in unknown.items():
+        if names and collected_whole:
+            raise pytest.UsageError(f"{path}: {function} has no cases {sorted(names)}")
 
 
 @pytest.fixture(scope="module")

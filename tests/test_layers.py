@@ -162,6 +162,7 @@ def test_the_core_can_be_vendored_alone():
             assert not outside, file
 
 
+@pytest.mark.process
 def test_public_names_are_imported_when_they_are_used():
     assert all(callable(getattr(lbopt, name)) for name in lbopt.__all__)
     said = subprocess.run(
@@ -177,6 +178,7 @@ def test_public_names_are_imported_when_they_are_used():
     assert said.stdout == "False True\n"
 
 
+@pytest.mark.process
 def test_a_start_waits_for_no_library_that_it_does_not_need():
     """scikit-learn ships the digits, and tensorboardX would draw networks of PyTorch: seconds of imports."""
     program = (

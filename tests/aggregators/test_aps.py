@@ -41,6 +41,13 @@ def grads():
     }
 
 
+@pytest.mark.everyday(
+    "True-kahan-form0",
+    "True-kahan-form2",
+    "False-kahan-form1",
+    "True-same-form1",
+    "False-same-form*",
+)
 @pytest.mark.parametrize("form", [(5, 2), (4, 3), (3, 0), (6, 9)])
 @pytest.mark.parametrize("accumulate", ["same", "kahan"])
 @pytest.mark.parametrize("shift", [True, False])
@@ -186,6 +193,7 @@ def test_refusals(wrong, said):
         lbopt.aps(**wrong)
 
 
+@pytest.mark.everyday("kahan-*", "same-*", "fp32-2")
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5, 7, 8])
 @pytest.mark.parametrize("accumulate", ["fp32", "same", "kahan"])
 def test_sums_never_overflow_where_drawing_upwards_doubles(replicas, accumulate):

@@ -80,6 +80,7 @@ def test_equals_numpy(name, gradients, run):
         )
 
 
+@pytest.mark.everyday("econtrol-topk(0.1)", "ef21-topk(0.1)", "ef-topk(0.1)")
 @pytest.mark.parametrize(
     ("make", "compressor"),
     [

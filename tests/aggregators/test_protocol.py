@@ -41,6 +41,7 @@ def behind(name):
     )
 
 
+@pytest.mark.everyday("aps-stochastic", "ef", "ef21", "agvm", "mean")
 @pytest.mark.parametrize("name", ALL)
 def test_one_device_and_four_agree(name, gradients, run, largest_gap):
     grads = gradients(4)

@@ -60,6 +60,7 @@ def distances(name):
         return tuple(float(jax.jit(one)(noise)) for noise in NOISES)
 
 
+@pytest.mark.slow
 def test_without_noise_error_feedback_is_stuck_and_ef21_and_econtrol_are_exact():
     exact, alone, ef, ef21, econtrol = (distances(name)[0] for name in ROWS)
     assert max(exact, ef21, econtrol) < 1e-12
@@ -67,6 +68,7 @@ def test_without_noise_error_feedback_is_stuck_and_ef21_and_econtrol_are_exact()
     assert 1e-3 < ef < 1
 
 
+@pytest.mark.slow
 def test_with_noise_ef21_stays_at_its_floor_and_econtrol_does_not():
     exact, alone, ef, ef21, econtrol = (distances(name)[1] for name in ROWS)
     assert ef21 > 10 * exact
@@ -75,6 +77,7 @@ def test_with_noise_ef21_stays_at_its_floor_and_econtrol_does_not():
     assert ef < 2 * exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_the_readme_says_so(name):
     readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()

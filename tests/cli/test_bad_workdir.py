@@ -233,6 +233,7 @@ def test_what_may_change_between_two_starts(lbopt, small, workdir):
     assert after == before
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_a_workdir_in_which_another_process_is_at_work(command, refused, small, workdir, study):
     flags, folder = (small, workdir) if command == "train" else study
@@ -316,6 +317,8 @@ def test_a_current_folder_that_is_gone(lbopt, small, tmp_path, monkeypatch):
     assert "current folder" in err
 
 
+@pytest.mark.process
+@pytest.mark.everyday("train-foo")
 @pytest.mark.parametrize("platform", ["foo", "cuda"])
 @pytest.mark.parametrize("command", ["train", "evaluate", "sweep"])
 def test_a_platform_that_is_not_there(command, platform, study, small, tmp_path):

@@ -191,6 +191,7 @@ def test_every_command_has_help(lbopt, capsys, command, flags, flag):
     assert re.findall(r"^  --(\S+)", out, re.MULTILINE) == flags
 
 
+@pytest.mark.process
 def test_the_module_runs_as_a_program():
     done = subprocess.run(
         [sys.executable, "-m", "lbopt", "--help"], capture_output=True, text=True, timeout=60

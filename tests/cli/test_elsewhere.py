@@ -37,6 +37,7 @@ ELSEWHERE = {
 """What does not fit the training, and may be said to an evaluation."""
 
 
+@pytest.mark.everyday("parts of the batch")
 @pytest.mark.parametrize("name", RUNS)
 def test_evaluated_and_exported_on_one_device(name, small, tmp_path, capsys):
     devices, fields = RUNS[name]

@@ -74,6 +74,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.everyday("bert")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_command_writes_what_transformers_reads(name, lbopt, tmp_path):
     data = DataConfig("pydoc_mlm", vocab_size=256) if name == "bert" else DataConfig(image_size=32)
@@ -140,6 +141,7 @@ def test_a_step_and_averaged_parameters(lbopt, averaged, tmp_path):
     assert not np.array_equal(*kernels)
 
 
+@pytest.mark.slow
 def test_a_resnet(lbopt, started_resnet, tmp_path):
     assert (
         lbopt(

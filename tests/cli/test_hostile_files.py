@@ -8,7 +8,6 @@ import shutil
 
 import pytest
 import synthetic
-from long_form import rounds
 from synthetic import Truth, legw
 
 from lbopt.data.text import Document
@@ -71,16 +70,28 @@ def changed(data, path, value):
     return data
 
 
-def some(cases, count):
-    """Return some of the cases, and all of them in the long form."""
-    return random.Random(0).sample(cases, rounds(len(cases), min(len(cases), count)))
+@pytest.fixture(params=["a sample", pytest.param("every case", marks=pytest.mark.slow)])
+def some(request):
+    """Return a function (cases, count) -> that many of them, drawn at random, or every one."""
+
+    def choose(cases, count):
+        if request.param == "every case":
+            return cases
+        return random.Random(0).sample(cases, min(len(cases), count))
+
+    return choose
 
 
-def versions(data, skip=()):
-    """Yield data with a hostile value in many places, in the long form in every one."""
-    found = [path for path in places(data) if path[: len(skip)] != skip or not skip]
-    for path, value in some([(path, value) for path in found for value in VALUES], 150):
-        yield path, value, changed(data, path, value)
+@pytest.fixture
+def versions(some):
+    """Return a function that yields JSON data with a hostile value in one place, for many places."""
+
+    def edit(data, skip=()):
+        found = [path for path in places(data) if path[: len(skip)] != skip or not skip]
+        for path, value in some([(path, value) for path in found for value in VALUES], 150):
+            yield path, value, changed(data, path, value)
+
+    return edit
 
 
 def refusal(read, *arguments):
@@ -132,7 +143,7 @@ def study(tmp_path_factory):
     return folder
 
 
-def check_config_json(folder, report, *without):
+def check_config_json(folder, report, versions, some, *without):
     """See that each edit of a config.json is refused in one line, and that a report of what is accepted is drawn or refused so."""
     file = folder / "config.json"
     accepted = []
@@ -145,8 +156,8 @@ def check_config_json(folder, report, *without):
         report(folder, path, value)
 
 
-def test_config_json_of_a_run(trained, tmp_path, report):
-    check_config_json(shutil.copytree(trained, tmp_path / "run"), report)
+def test_config_json_of_a_run(trained, tmp_path, report, versions, some):
+    check_config_json(shutil.copytree(trained, tmp_path / "run"), report, versions, some)
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "export", "report"])
@@ -166,10 +177,9 @@ def test_config_json_that_is_none(command, content, trained, small, tmp_path, lb
     assert "config.json is not a config.json of lbopt (" in err
 
 
-def test_config_json_of_a_study(study, tmp_path, report):
-    check_config_json(
-        shutil.copytree(study, tmp_path / "study"), report, ("config", "train", "about")
-    )
+def test_config_json_of_a_study(study, tmp_path, report, versions, some):
+    folder = shutil.copytree(study, tmp_path / "study")
+    check_config_json(folder, report, versions, some, ("config", "train", "about"))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +211,7 @@ def rows_of(folder):
     return rows, [final, next(row for row in rows if row["phase"] == "search")]
 
 
-def test_results(study, tmp_path, report):
+def test_results(study, tmp_path, report, versions, some):
     folder = shutil.copytree(study, tmp_path / "study")
     file = folder / "results.jsonl"
     rows, chosen = rows_of(folder)
@@ -234,7 +244,7 @@ def test_numbers_with_which_no_study_goes_on(field, value, study):
         check_row({**rows_of(study)[1][0], field: value})
 
 
-def test_metrics(trained, tmp_path, report):
+def test_metrics(trained, tmp_path, report, versions, some):
     run = shutil.copytree(trained, tmp_path / "run")
     file = run / "metrics.jsonl"
     before, line = file.read_text().splitlines()[:-1], json.loads(file.read_text().splitlines()[-1])
@@ -265,7 +275,7 @@ def sealed(body):
     return {"seal": body, "sha256": hashlib.sha256(body.encode()).hexdigest()}
 
 
-def test_seals():
+def test_seals(versions):
     """Sealed by who edited them, too."""
     body = json.loads(
         Seal(12, {"a": "00"}, {"eval/accuracy": 0.5, "eval/loss": None}, 2, 1).to_json()["seal"]
@@ -309,7 +319,7 @@ def test_leases(content, tmp_path):
     assert not bucket.is_held(tmp_path)
 
 
-def test_stores(tmp_path):
+def test_stores(tmp_path, versions):
     import numpy as np
 
     with StoreWriter(tmp_path / "store", ("a", "b"), "letters") as writer:

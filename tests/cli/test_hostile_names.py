@@ -219,6 +219,7 @@ def test_recipes(config_file, lbopt):
         assert "\n$(touch" not in out
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_commands_to_copy_mean_what_was_given(tmp_path):
     """And run nothing else, in one line."""

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 ABSENT = ("cv2", "simplejpeg", "tensorflow_datasets", "torch", "transformers", "tensorflow")
 BLOCK = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}));"

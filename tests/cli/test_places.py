@@ -392,6 +392,7 @@ def test_a_run_starts_from_a_workdir_in_a_bucket(trained, tmp_path_factory, monk
         initial.read("gs://bucket/bert", model)
 
 
+@pytest.mark.process
 def test_scripts(capsys):
     root = pathlib.Path(package.__file__).parents[1]
     bench = runpy.run_path(str(root / "scripts" / "benchmarks" / "run.py"))["main"]

@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 pytestmark = [
+    pytest.mark.tpu_compiler,
     pytest.mark.skipif(
         importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine"
     ),
@@ -60,6 +61,7 @@ def test_a_plan_is_printed_and_written(lbopt, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
     code, out, _ = lbopt(
         "plan",
@@ -120,6 +122,7 @@ def test_a_study_of_trials_on_one_device_has_no_plan(lbopt, configs):
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_study_over_a_pod_is_planned_cell_by_cell(lbopt, configs, tmp_path, monkeypatch):
     """Two batch sizes; the larger one is accumulated. A search of three short runs costs one whole one."""
     from lbopt.plan import make, step

@@ -84,6 +84,7 @@ def test_every_family_is_here(configs):
     assert {file.stem for file in configs.glob("*.py")} == set(FAMILIES)
 
 
+@pytest.mark.everyday("lstm_legw", "mnist", "pydoc_bert", "resnet50_lamb")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_smoke_row_goes_the_whole_way(family, configs, data_dir, tmp_path, capsys, monkeypatch):
     workdir = tmp_path / "run"

@@ -119,6 +119,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"lbopt {__version__}\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -43,6 +43,7 @@ def test_a_stream_outlives_its_reader(kind, lost, descriptor):
         assert os.write(raw.fileno(), b"abc") == 3
 
 
+@pytest.mark.process
 def test_a_stream_that_does_not_block_loses_nothing():
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -89,6 +90,7 @@ def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
             stream.close()
 
 
+@pytest.mark.process
 def test_a_run_outlives_its_terminal(small, tmp_path):
     """Standard output is closed from the start, the terminal after the first line."""
     ours, theirs = os.openpty()
@@ -104,6 +106,7 @@ def test_a_run_outlives_its_terminal(small, tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 8
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("asked", "into", "code", "err"),
     [

@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
 
+
+@pytest.mark.everyday("optax._src.sharding_test-6")
 @pytest.mark.parametrize(
     ("module", "least"), [("optax._src.alias_test", 30), ("optax._src.sharding_test", 6)]
 )

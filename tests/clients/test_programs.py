@@ -8,6 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.process
+
 SOURCES = {
     "LBOPT_CLIENTS_FLAX": "https://github.com/google/flax",
     "LBOPT_CLIENTS_ALGOPERF": "https://github.com/mlcommons/algorithmic-efficiency",

@@ -73,6 +73,7 @@ print(repr(load_topics(600).pieces.pieces))
 """
 
 
+@pytest.mark.process
 def test_every_process_learns_the_same_pieces():
     """The library's own trainer does not: its hash maps are seeded anew in each process."""
     command = [sys.executable, "-c", PROGRAM]

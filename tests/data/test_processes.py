@@ -73,6 +73,7 @@ def test_reading_resumes_at_the_next_example(kind):
         assert all(np.array_equal(batch[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.process
 def test_readers_end_with_a_training_process_that_is_killed():
     program = pathlib.Path(__file__).with_name("killed_reader.py")
     process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)

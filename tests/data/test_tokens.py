@@ -111,6 +111,7 @@ def test_nothing_is_left_of_a_store_that_failed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.process
 def test_nothing_is_in_the_folder_of_a_writer_that_was_killed(tmp_path):
     program = f"""
 import os, signal

@@ -180,6 +180,7 @@ def is_harmless(field, value, given):
     return value == given or (given is None and value in (False, True))
 
 
+@pytest.mark.everyday("basic", "answers")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_field_of_config_json(name, folder):
     place = folder(name)

@@ -69,6 +69,7 @@ def test_another_size_than_the_list_is_for(moved, evaluated):
     )
 
 
+@pytest.mark.everyday("*b0*")
 @pytest.mark.parametrize(("shape", "size", "side"), [(B0, "b0", 64), (B2, "b2", 260)])
 def test_published_networks(shape, size, side, moved, evaluated):
     model = torch_side.efficientnet(side, **shape, depthwise_padding=list(PADDING[size]))

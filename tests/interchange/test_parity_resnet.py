@@ -32,6 +32,7 @@ def side(name):
     return 64 if name in PARAMETERS else 32
 
 
+@pytest.mark.everyday("18", "bottleneck", "basic*")
 @pytest.mark.parametrize("name", SIZES)
 def test_evaluation(name, moved, evaluated):
     model = torch_side.resnet(**SIZES[name])
@@ -45,6 +46,7 @@ def test_evaluation(name, moved, evaluated):
     )
 
 
+@pytest.mark.everyday("basic")
 @pytest.mark.parametrize("name", ["basic", "50"])
 def test_the_folded_stem(name, moved, evaluated):
     model = torch_side.resnet(**SIZES[name])
@@ -70,6 +72,7 @@ def test_training(name, moved, trained):
     assert min(jax.tree.leaves(moves)) > 1e-3
 
 
+@pytest.mark.slow
 def test_training_of_fifty_layers(moved, trained):
     """As many batch norms amplify what rounding leaves: PyTorch's fp32 logits are 3e-4 from its fp64 ones, ours 2e-4."""
     model = torch_side.resnet().train()

@@ -11,6 +11,8 @@ import time
 import pytest
 from jobs import free_ports, train_command
 
+pytestmark = pytest.mark.process
+
 SECONDS = 60
 
 
@@ -85,6 +87,7 @@ def test_one_that_does_not_come(start, tmp_path):
         )
 
 
+@pytest.mark.everyday("127.0.0.1:0-2-*")
 @pytest.mark.parametrize(
     ("address", "code", "said"),
     [
@@ -155,6 +158,7 @@ def test_an_address_where_nobody_listens(start, tmp_path):
     )
 
 
+@pytest.mark.everyday("JAX_PROCESS_ID-2-*")
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
@@ -206,6 +210,7 @@ def test_configs_that_differ(start, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_workdir_that_not_all_see(start, tmp_path):
     job = start(lambda index: train_command(tmp_path / f"run-{index}"))
     assert job.codes(SECONDS) == [2, 2]
@@ -217,6 +222,7 @@ def test_a_workdir_that_not_all_see(start, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_process_without_a_device_of_the_mesh(start, tmp_path):
     job = start(
         train_command(tmp_path / "run", "--config.parallel.num_devices=2"), count=2, devices=2
@@ -324,6 +330,7 @@ def test_a_port_that_is_taken(start, tmp_path):
     assert codes[1] == 3
 
 
+@pytest.mark.slow
 def test_the_second_job_in_a_workdir(start, tmp_path):
     (tmp_path / "run").mkdir()
     held = os.open(tmp_path / "run", os.O_RDONLY)

@@ -22,9 +22,12 @@ from jobs import (
     train_command,
 )
 
+pytestmark = pytest.mark.process
+
 STATED_S = 60
 
 
+@pytest.mark.everyday("guard-1-*")
 @pytest.mark.parametrize(
     ("whom", "index", "said"),
     [
@@ -51,6 +54,7 @@ def test_one_that_is_killed_ends_the_other(start, tmp_path, whom, index, said):
         )
 
 
+@pytest.mark.slow
 def test_one_whose_machine_lost_its_power_ends_the_other(start, tmp_path):
     """Its connections stay open and nothing comes from them any more."""
     job = start(train_command(tmp_path / "run", *LONG))
@@ -95,6 +99,7 @@ def killed(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_after_a_death_another_number_of_processes_goes_on(start, killed, whole, tmp_path, count):
     """From the last checkpoint, with the same batches: to the parameters of a run that nothing interrupted."""
@@ -111,6 +116,7 @@ def test_after_a_death_another_number_of_processes_goes_on(start, killed, whole,
     assert [line["step"] for line in logged(workdir)] == list(range(1, 81))
 
 
+@pytest.mark.everyday("guard-0")
 @pytest.mark.parametrize(("whom", "index"), [("child", 1), ("guard", 0)])
 def test_asked_to_stop_all_save_the_same_step(start, tmp_path, whom, index):
     job = start(train_command(tmp_path / "run", *LONG))
@@ -125,6 +131,7 @@ def test_asked_to_stop_all_save_the_same_step(start, tmp_path, whom, index):
     assert steps_saved(tmp_path / "run")[-1] == step == logged(tmp_path / "run")[-1]["step"]
 
 
+@pytest.mark.slow
 def test_one_that_is_interrupted_ends_all(start, tmp_path):
     job = start(train_command(tmp_path / "run", *LONG))
     job.wait_for(lambda: steps_saved(tmp_path / "run"))
@@ -146,6 +153,7 @@ def test_what_saves_nothing_ends_when_one_is_asked_to_stop(start):
     assert re.match(r"lbopt doctor: process 1 of 2 \(.*\): was stopped", job.last(0))
 
 
+@pytest.mark.slow
 def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
     job = start(train_command(tmp_path / "run", *LONG, "--hang_timeout_s=5"))
     job.wait_for(lambda: steps_saved(tmp_path / "run"))

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from jobs import flat, logged, saved_state, train_alone, train_command
 
+pytestmark = pytest.mark.process
+
 # Of the distance that the parameters have moved: gradients are added up in another order.
 TOLERANCE = 1e-5
 
@@ -39,6 +41,7 @@ def test_two_processes_one_process_one_device(start, tmp_path):
 PARTS = ("--config.parallel.shard_update=True", "--config.model.hidden=64")
 
 
+@pytest.mark.slow
 def test_a_state_in_parts(start, tmp_path):
     """Saved by two processes and read by one; of a damaged part, which only one of the two reads, both go back."""
     job = start(train_command(tmp_path / "two", *PARTS), count=2, devices=2)
@@ -63,6 +66,7 @@ def test_a_state_in_parts(start, tmp_path):
     np.testing.assert_array_equal(flat(saved_state(tmp_path / "two", 20, *PARTS).params), ours)
 
 
+@pytest.mark.slow
 def test_evaluation_by_two_processes_is_that_of_one(start, tmp_path):
     assert train_alone(tmp_path / "run", devices=2) == 0
     command = ["evaluate", *train_command(tmp_path / "run")[1:]]

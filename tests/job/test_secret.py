@@ -80,6 +80,7 @@ def test_a_variable_that_is_none(value):
         secret.find({}, {"LBOPT_JOB_SECRET": value})
 
 
+@pytest.mark.process
 def test_all_of_one_home_have_one(tmp_path):
     """Whoever asks first makes it, for its user alone; what a killed process left is removed."""
     (tmp_path / "config" / "lbopt").mkdir(parents=True)
@@ -119,6 +120,8 @@ def listening(port):
     ]
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_it_is_said_nowhere(start, tmp_path):
     """Neither to the process that computes, nor in what a run leaves behind. Hub and JAX's service listen at one address."""
     workdir, port = tmp_path / "run", free_ports()

@@ -157,6 +157,7 @@ def dropped_scan(params, inputs):
     return scanned(params, inputs, **DROPS)
 
 
+@pytest.mark.everyday("layer", "inner")
 @pytest.mark.parametrize("remat", ["dots", "attention", "inner", "layer"])
 def test_rematerialisation_of_a_scan_changes_no_gradient(remat, params, inputs, dropped_scan):
     assert_close(scanned(params, inputs, remat=remat, **DROPS)[1], dropped_scan[1], 1e-6)
@@ -213,6 +214,7 @@ def test_more_than_nine_layers_stack_in_the_order_of_their_numbers():
     assert set(stacked) == {"layers", "pooler"}
 
 
+@pytest.mark.slow
 def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
     """Three updates of the scanned network are, leaf by leaf, those of the unscanned one."""
     scaled = {

@@ -51,6 +51,7 @@ def in_float64(x, kernel, stride, padding):
     return y
 
 
+@pytest.mark.everyday("2-2-4", "2-1-2", "1-2-1", "1-1-4")
 @pytest.mark.parametrize("columns_out", [1, 2, 4])
 @pytest.mark.parametrize("columns_in", [1, 2, 4])
 @pytest.mark.parametrize("stride", [1, 2])
@@ -126,6 +127,7 @@ def test_columns_fill_the_lanes_and_divide_the_width(width, channels, columns):
     assert fold.best_columns(width, channels) == columns
 
 
+@pytest.mark.everyday("how0-*", "how1-replicas:2", "how2-tiles*")
 @pytest.mark.parametrize("scope", ["global", "examples:4", "replicas:2", "local", "tiles:2x1@2x2"])
 @pytest.mark.parametrize("how", [Fold(columns=4), Fold(examples=2), Fold(columns=2, examples=2)])
 def test_batch_norm_sees_through_a_fold(how, scope):
@@ -217,6 +219,7 @@ def assert_gradients(found, expected):
         assert np.linalg.norm(leaf) < 1e-4 * size, jax.tree_util.keystr(path)
 
 
+@pytest.mark.everyday("space to depth")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_the_same_function(name):
     """Same parameters, and logits, statistics and gradients that differ by rounding alone."""

@@ -88,6 +88,7 @@ def moved(start, batch):
     return MOMENTUM * start + (1 - MOMENTUM) * batch
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 @pytest.mark.parametrize("scope", WIDE + GROUPED)
 def test_outputs_gradients_and_running_statistics(scope, backend, on_eight, arrays, reference):
@@ -112,6 +113,7 @@ def test_the_groups_of_tiles_are_not_contiguous():
     ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_the_grid_may_be_the_meshs(backend, on_eight, arrays, reference):
     """Also: the first tile is that of replica 0."""
@@ -124,6 +126,7 @@ def test_the_grid_may_be_the_meshs(backend, on_eight, arrays, reference):
     np.testing.assert_allclose(result["var"], moved(3.0, first.var((0, 1))), rtol=2e-6)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_bf16_inputs_and_unbiased_variance(backend, on_eight, arrays, reference):
     result, groups = on_eight["narrow", backend][0]["tiles:2x2@2x4"], examples_of("tiles:2x2@2x4")
@@ -144,6 +147,7 @@ def test_bf16_inputs_and_unbiased_variance(backend, on_eight, arrays, reference)
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 @pytest.mark.parametrize("scope", WITHIN)
 def test_groups_within_a_replica(scope, backend, on_eight, arrays, reference):
@@ -153,6 +157,7 @@ def test_groups_within_a_replica(scope, backend, on_eight, arrays, reference):
         np.testing.assert_allclose(result[name], expected[name], rtol=5e-5, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.process
 def test_programs_reduce_and_do_nothing_else(on_eight):
     assert (
         on_eight["wide", "jit"][1]

@@ -104,6 +104,7 @@ def alone(trials):
     return [jax.device_get(differentiate(*some(trials, number))) for number in range(TRIALS)]
 
 
+@pytest.mark.everyday("1", "3")
 @pytest.mark.parametrize("count", [1, 3, 8, 11])
 def test_each_trial_is_what_it_is_alone(trials, alone, exact, count):
     together = jax.jit(jax.vmap(functools.partial(differentiated, MODEL)))(
@@ -214,6 +215,7 @@ def probed(module, variables, images, labels):
     ).flat()
 
 
+@pytest.mark.slow
 def test_probes_are_those_of_the_plain_model(trials):
     """They differentiate twice."""
     three = some(trials, slice(3))

@@ -48,6 +48,7 @@ def resnet_count(depths, expansion, num_classes=1000):
     return total + (inputs + 1) * num_classes
 
 
+@pytest.mark.everyday("18-*", "50-*", "152-conv7")
 @pytest.mark.parametrize("stem", ["conv7", "space_to_depth"])
 @pytest.mark.parametrize("size", RESNETS)
 def test_resnet(size, stem):
@@ -121,6 +122,7 @@ def efficientnet_count(width, depth, num_classes=1000):
     return total + conv(1, inputs, head) + (head + 1) * num_classes
 
 
+@pytest.mark.everyday("b0", "b1", "b7")
 @pytest.mark.parametrize("size", EFFICIENTNETS)
 def test_efficientnet(size):
     width, depth, published = EFFICIENTNETS[size]

@@ -67,6 +67,7 @@ def trained(problem, trajectory, batches, name, devices, steps=4, **options):
     return _TRAINED[key]
 
 
+@pytest.mark.everyday("aps", "ef21", "powersgd")
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_one_two_and_four_devices_give_equal_results(name, mlp, trajectory, batches, relative_gap):
     runs = [
@@ -77,6 +78,12 @@ def test_one_two_and_four_devices_give_equal_results(name, mlp, trajectory, batc
         assert relative_gap(runs[0][0], runs[0][-1], other[-1]) < 1e-5
 
 
+@pytest.mark.everyday(
+    "{'backend': 'pmap'}-agvm",
+    "{'backend': 'pmap'}-ef21",
+    "{'num_microsteps': 2, 'shard_update': True}-econtrol",
+    "{'num_microsteps': 2, 'shard_update': True}-powersgd",
+)
 @pytest.mark.parametrize("name", AGGREGATORS)
 @pytest.mark.parametrize(
     "options",
@@ -98,6 +105,8 @@ def test_the_mean_is_the_step_without_an_aggregator_bit_for_bit(mlp, trajectory,
     jax.tree.map(np.testing.assert_array_equal, plain[-1].params, ours[-1].params)
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_eight_devices_too(tmp_path):
     """In a process of its own, as this one has four."""
     root = pathlib.Path(__file__).parents[2]
@@ -118,6 +127,7 @@ def test_eight_devices_too(tmp_path):
     assert max(gaps.values()) < 1e-5
 
 
+@pytest.mark.everyday("mean")
 @pytest.mark.parametrize("name", ["mean", "ef", "agvm"])
 def test_groups_of_batch_norm(name, problem, trajectory, batches, relative_gap):
     """Pairs of replicas share statistics under both backends, whatever becomes of their gradients."""
@@ -283,6 +293,7 @@ def test_memory_lies_with_its_replica(mlp, batches):
             assert whole.sharding.is_fully_replicated
 
 
+@pytest.mark.everyday("ef")
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_lamb_on_top_trains_the_digits_cnn(name, problem):
     """Sixty steps of batch 128 and four replicas on two devices: far from chance, a loss of 2.3 and an accuracy of 0.1."""

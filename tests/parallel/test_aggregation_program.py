@@ -53,6 +53,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.everyday("*-jit", "mean-pmap", "ef topk-pmap")
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_collectives(name, backend):

@@ -75,6 +75,7 @@ def one_step(loss_fn, state, batch, **options):
     return before - flat(jax.block_until_ready(state).params), metrics
 
 
+@pytest.mark.everyday("*-pmap-*", "*-jit-2")
 @pytest.mark.parametrize("microsteps", [1, MICROSTEPS])
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 @pytest.mark.parametrize("stage", ["replica", "mean", "accumulated"])

@@ -26,6 +26,7 @@ def train(step, state, batches):
     return state, np.asarray(losses)
 
 
+@pytest.mark.everyday("model-pmap-1")
 @pytest.mark.parametrize(
     ("how", "backend", "num_microsteps"), [("compute_dtype", "jit", 2), ("model", "pmap", 1)]
 )

@@ -141,6 +141,7 @@ def test_examples_draw_the_same_on_any_number_of_devices_and_backend(num_microst
         np.testing.assert_array_equal(drawn(num_devices, backend, num_microsteps), one)
 
 
+@pytest.mark.everyday("by example-2", "at once-1")
 @pytest.mark.parametrize("num_microsteps", [1, 2])
 @pytest.mark.parametrize(
     "draw", [None, lambda x, rng: jax.random.uniform(rng, x.shape)], ids=["by example", "at once"]
@@ -220,6 +221,7 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.mark.everyday("bert_problem")
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("problem", [bert_problem, efficientnet_problem, folded_problem])
 def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_backends(

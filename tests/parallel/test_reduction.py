@@ -24,6 +24,11 @@ def sharded_run():
     return runpy.run_path(str(Path(__file__).with_name("sharded_run.py")))
 
 
+@pytest.mark.everyday(
+    "{'reduce_dtype': <class 'jax.numpy.float32'>, 'backend': 'pmap'}",
+    "{'reduce_dtype': <class 'jax.numpy.float32'>, 'num_microsteps': 2, 'shard_update': True}",
+    "{'reduce_scatter': True, 'shard_update': True}",
+)
 @pytest.mark.parametrize(
     "options",
     [

@@ -34,6 +34,7 @@ def sharded_run():
     return runpy.run_path(str(PROGRAM))
 
 
+@pytest.mark.everyday("lamb", "momentum")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training_is_the_same_on_four_devices(sharded_run, optimizer):
     found = sharded_run["compare"](optimizer)
@@ -41,6 +42,8 @@ def test_training_is_the_same_on_four_devices(sharded_run, optimizer):
     assert {"params/Dense_0/kernel", "params/Dense_3/bias"} < found.keys()
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_training_is_the_same_on_eight_devices():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
@@ -67,6 +70,7 @@ def test_the_tolerance_sees_norms_of_parts(sharded_run):
     )
 
 
+@pytest.mark.everyday("{'max_grad_norm': 0.5, 'clip_stage': 'replica'}", "{'measure_noise': True}")
 @pytest.mark.parametrize(
     "options",
     [

@@ -53,6 +53,7 @@ def assert_same(relative_gap, one, other):
     assert relative_gap(one[0], one[-1], other[-1]) <= TOLERANCE
 
 
+@pytest.mark.everyday("lamb")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_cnn_with_global_batch_norm_trains_the_same_on_one_and_four_devices(
     optimizer, problem, trajectory, relative_gap, batches
@@ -65,6 +66,7 @@ def test_cnn_with_global_batch_norm_trains_the_same_on_one_and_four_devices(
         assert_same(relative_gap, one, other)
 
 
+@pytest.mark.everyday("lamb")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_accumulation_is_the_whole_batch_without_batch_norm(
     optimizer, problem, trajectory, relative_gap, batches

@@ -8,6 +8,7 @@ from tests.oracles import aggregated_step
 from tests.oracles.exchanges import exchanges, of_gradients
 
 pytestmark = [
+    pytest.mark.tpu_compiler,
     pytest.mark.usefixtures("cache_afterwards"),
     pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning"),
 ]
@@ -40,6 +41,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.everyday("aps e5m2", "econtrol sign", "powersgd", "mean", "agvm")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_collectives_on_v3(name, mesh):
     _, text = aggregated_step.compiled(name, mesh, WIDTH)

@@ -16,6 +16,7 @@ def bert_operations(length, masked, vocabulary=30522, width=1024, layers=24):
     return 2 * (encoder + heads)
 
 
+@pytest.mark.everyday("*resnet50*")
 @pytest.mark.parametrize(
     ("flag", "wanted"),
     [
@@ -34,6 +35,7 @@ def test_published_networks(flag, wanted):
     assert count_forward(arguments.call_get_config(flag)).flops == pytest.approx(wanted, rel=0.001)
 
 
+@pytest.mark.slow
 def test_bert_large_in_both_phases():
     phases = arguments.call_get_config("configs/bert_large_lamb.py:mixed").phases()
     found = [count_forward(phase).flops for phase in phases]

@@ -5,6 +5,8 @@ import pytest
 from lbopt.plan import interconnect, topology
 from lbopt.plan.collectives import Collective
 
+pytestmark = pytest.mark.tpu_compiler
+
 LINK, HOP = 82e9, 1e-6
 
 

@@ -12,6 +12,8 @@ from lbopt.plan.make import make_plan
 from lbopt.plan.program import Program
 from lbopt.recipes import build
 
+pytestmark = pytest.mark.tpu_compiler
+
 
 def total(plan, source, **fields):
     """Return the bytes exchanged for something in a step."""
@@ -94,6 +96,7 @@ def test_gradients_are_exchanged_once_each(plan, place):
     assert total(plan, "gradients", dtype="bf16") > 0
 
 
+@pytest.mark.everyday("bfloat16-bf16-True")
 @pytest.mark.parametrize(
     ("dtype", "name", "sharded"),
     [("float32", "f32", False), ("bfloat16", "bf16", False), ("bfloat16", "bf16", True)],
@@ -135,6 +138,7 @@ def test_a_sharded_update_holds_and_moves_its_part(plan, place):
     ), "small leaves stay whole"
 
 
+@pytest.mark.everyday("float32-f32-4")
 @pytest.mark.parametrize(
     ("dtype", "name", "size"), [("float32", "f32", 4), ("bfloat16", "bf16", 2)]
 )
@@ -155,6 +159,7 @@ def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(
         assert by_size == {4: large * size_of, 2: large * size_of // 4}
 
 
+@pytest.mark.everyday("replicas:2-bfloat16-groups1")
 @pytest.mark.parametrize(
     ("scope", "dtype", "groups"),
     [

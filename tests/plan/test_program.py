@@ -9,6 +9,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from lbopt.plan import collectives, costs, topology
 from lbopt.plan.program import Program, parse_shapes
 
+pytestmark = pytest.mark.tpu_compiler
+
 
 @pytest.fixture(scope="module")
 def compile_for_one():

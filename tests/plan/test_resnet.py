@@ -8,6 +8,8 @@ from lbopt.cli.arguments import call_get_config
 from lbopt.plan import topology
 from lbopt.plan.make import make_plan
 
+pytestmark = pytest.mark.tpu_compiler
+
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
 
@@ -32,6 +34,7 @@ for side, channels in ((28, 128), (14, 256), (7, 512)):
     )
 
 
+@pytest.mark.slow
 def test_operations_of_resnet_18_without_folding():
     """Twice in the backward pass, but for the gradient of the images (He et al., arXiv 1512.03385); folding computes more on purpose."""
     assert round(MULTIPLY_ADDS / 1e9, 1) == 1.7  # the paper's 1.8e9 with the padding

@@ -13,7 +13,7 @@ from lbopt.parallel.mesh import make_mesh, num_slices
 from lbopt.plan import topology
 from tests.oracles import aggregated_step
 
-pytestmark = pytest.mark.usefixtures("cache_afterwards")
+pytestmark = [pytest.mark.tpu_compiler, pytest.mark.usefixtures("cache_afterwards")]
 CHIPS = 4
 
 
@@ -77,6 +77,7 @@ BRANCHES = {"powersgd": 2, "agvm": 3 / 1.2}
 """Steps that the program has one of two of: PowerSGD's of either factor; AGVM's of once the sums and of twice them, which is 1.2 on average."""
 
 
+@pytest.mark.everyday("aps e5m2", "powersgd", "mean", "agvm")
 @pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning")
 @pytest.mark.parametrize("name", ["mean", "ef topk", "aps e5m2", "ef21 randk", "powersgd", "agvm"])
 def test_an_aggregator_between_slices_sends_what_it_says(mesh, name):

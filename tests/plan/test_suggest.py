@@ -10,6 +10,8 @@ from lbopt.config import PhaseConfig, ScheduleConfig
 from lbopt.plan import suggest, topology
 from lbopt.plan.step import StepCost
 
+pytestmark = pytest.mark.tpu_compiler
+
 
 @pytest.fixture(scope="module")
 def place():
@@ -109,6 +111,7 @@ def test_only_networks_whose_layers_can_be_computed_again(place, tried):
     assert all(config.model.remat == "none" for config in configs)
 
 
+@pytest.mark.slow
 def test_layers_in_a_loop_are_computed_again_too(place):
     """What is suggested is compiled: with its layers computed again a looped step holds less."""
     plain, again = (

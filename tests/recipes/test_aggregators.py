@@ -48,6 +48,7 @@ def load(*overrides):
     )
 
 
+@pytest.mark.everyday("aps", "ef21", "powersgd")
 @pytest.mark.parametrize("name", NAMED)
 def test_a_recipe_takes_it_by_name(name):
     fields, called = NAMED[name]

@@ -6,6 +6,7 @@ from short_run import trained
 pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 
 
+@pytest.mark.slow
 def test_efficientnet_on_digits():
     found, _ = trained(
         "digits_efficientnet.py:lamb-256", num_epochs=6.0, model__depth_coefficient=0.25

@@ -4,11 +4,13 @@ ResNet on digits must come near its full run (EfficientNet: test_efficientnet_le
 counting reaches on the same tokens.
 """
 
+import pytest
 from short_run import trained
 
 from lbopt.data import baselines
 
 
+@pytest.mark.slow
 def test_resnet_on_digits():
     found, _ = trained(
         "digits_resnet.py:lamb-1024", num_epochs=16.0, model__width_coefficient=0.125
@@ -25,6 +27,7 @@ BERT = {
 LSTM = {"data__sequence_length": 32, "model__width_coefficient": 0.5, "model__dropout_rate": 0.0}
 
 
+@pytest.mark.slow
 def test_bert_guesses_masked_tokens_far_better_than_counting():
     found, config = trained("pydoc_bert.py:lamb-64", num_epochs=3.0, **BERT)
     _, counting = baselines.pydoc_unigram_accuracy(config.data)
@@ -32,6 +35,7 @@ def test_bert_guesses_masked_tokens_far_better_than_counting():
     assert counting > 0.03
 
 
+@pytest.mark.slow
 def test_the_language_model_is_less_perplexed_than_a_trigram_model():
     changes = {
         "num_epochs": 7.0,

@@ -141,6 +141,7 @@ def restored(run, workdir):
         return checkpoints.restore(run.shapes(), 6)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(run, trained):
     resumed, straight = trained
     assert lines(resumed) == lines(straight)

@@ -156,6 +156,7 @@ def test_parts_of_the_batch_average_to_the_whole():
     assert float(loss(batch)) == pytest.approx(float(np.mean(halves)), rel=1e-5)
 
 
+@pytest.mark.everyday("0.1")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_one_gradient_by_jit_by_pmap_and_in_microsteps(dropout):
     """With dropout too, but for microsteps, which draw with keys of their own."""

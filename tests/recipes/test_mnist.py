@@ -45,6 +45,7 @@ def data_dir(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ["lamb-60000", "adam-50000"])
 def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
     """The batch is the whole training set: 1,024 here."""
@@ -78,6 +79,7 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
     )
 
 
+@pytest.mark.tpu_compiler
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine"
 )
@@ -127,6 +129,7 @@ def test_what_grey_images_cannot_have_is_one_line(name, data_dir, tmp_path, caps
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_study_goes_to_the_whole_training_set(data_dir, tmp_path):
     """`mnist_limit` as it ships but for its sizes: images from the records, half of the test set to choose on, the full batch in parts."""
     config = call_get_config(str(FILE.parent / "sweeps" / "mnist_limit.py"))

@@ -46,6 +46,8 @@ def shared():
     return [result(process) for process in [start(2, index, port) for index in range(2)]]
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_both_know_the_whole(shared, alone):
     assert shared[0] == shared[1]
     assert (alone["owners"], shared[0]["owners"]) == ([0, 0, 0, 0], [0, 1, 1, 0])

@@ -82,6 +82,7 @@ def lines(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_it_answers_what_it_has_learnt(trained):
     scores = [line for line in lines(trained) if "eval/f1" in line]
     assert scores[-1]["eval/f1"] > 90

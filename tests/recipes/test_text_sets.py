@@ -71,6 +71,7 @@ def lines(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_bert_trains_on_a_prepared_corpus_in_two_phases(data_dir, tmp_path):
     flags = [
         f"--config={CONFIGS / 'bert_large_lamb.py'}:mixed",

@@ -259,6 +259,7 @@ def vdot(one, other):
     return sum(np.vdot(np.asarray(a, float), np.asarray(b, float)) for a, b in pairs)
 
 
+@pytest.mark.everyday("lstm")
 @pytest.mark.parametrize("name", ["cnn", "lstm"])
 def test_lipschitz_is_the_finite_difference_of_two_gradients(name):
     """Within 1e-3: over 3e-4 either way rounding leaves 2e-4 or so; further away a ReLU or a maximum changes sides."""

@@ -76,6 +76,8 @@ def test_a_batch_that_does_not_split_over_the_devices_is_refused_before_the_work
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_two_processes_train_every_trial_together(
     start,  # noqa: F811
     config_file,

@@ -34,6 +34,8 @@ def without_time(lines):
     return sorted(json.dumps({**json.loads(line), "seconds": None}) for line in lines.splitlines())
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_two_shards_in_a_bucket_are_one_study(lbopt, cloud, config_file, tmp_path):
     """Side by side; the one that ends last puts all of it, with the report, where the study is. Then anybody can report it."""
     address, _ = cloud

@@ -37,6 +37,7 @@ def rows(tmp_path_factory):
     return runner.run_sweep(config, cells, tmp_path_factory.mktemp("study"))
 
 
+@pytest.mark.slow
 def test_perplexity_is_the_exponential_of_the_loss(rows):
     for row in rows:
         assert row["validation_perplexity"] == pytest.approx(

@@ -7,6 +7,8 @@ import signal
 import pytest
 from jobs import start  # noqa: F401  a fixture
 
+pytestmark = pytest.mark.process
+
 
 def rows_of(workdir):
     """The rows by what was tried, without how long it took."""
@@ -34,6 +36,7 @@ def same(ours, theirs):
     )
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(
     start,  # noqa: F811
     config_file,

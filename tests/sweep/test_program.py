@@ -137,6 +137,7 @@ def as_shipped():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
+@pytest.mark.everyday("mlp-lars-128-24")
 @pytest.mark.parametrize(("model", "arm", "size", "steps"), CELLS)
 def test_trials_in_one_program_equal_runs_of_their_own(model, arm, size, steps, request):
     if (model, arm, size) == AS_SHIPPED:
@@ -238,6 +239,7 @@ class Spoilt(ArrayDataset):
         return {**super().draw(indices, epochs, seed), DAMAGED: [(3, "cut short")]}
 
 
+@pytest.mark.slow
 def test_a_damaged_record_among_the_probed_ones_changes_nothing(cells):
     problem, config = (
         cells[0].problem,

@@ -321,6 +321,7 @@ def test_no_finished_trial_is_a_users_error(tmp_path):
         report.write_sweep_report(tmp_path, {"config": {"name": "planted"}})
 
 
+@pytest.mark.slow
 def test_five_thousand_trials_take_seconds(tmp_path):
     arms = {
         f"arm {place}": Truth(

@@ -30,6 +30,7 @@ if dies:
 """
 
 
+@pytest.mark.process
 def test_four_writers_of_which_two_die_in_a_line(tmp_path):
     """What each had added is there whole, in its order, both rows of a write side by side; nothing else is."""
     rows = {0: 40, 1: 40, 2: 10, 3: 20}

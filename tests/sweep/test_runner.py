@@ -7,7 +7,6 @@ import time
 
 import jax
 import pytest
-from long_form import rounds
 from tiny_study import make_config
 
 from lbopt.config import SearchConfig
@@ -41,6 +40,7 @@ def read(workdir):
     return [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.process
 def test_every_trial_is_there_once_with_every_field(rows):
     assert len(rows) == len({trials.key(row) for row in rows}) == TRIALS
     for row in rows:
@@ -49,12 +49,14 @@ def test_every_trial_is_there_once_with_every_field(rows):
         assert row["train_loss"] > 0
 
 
+@pytest.mark.process
 def test_only_final_trials_are_tested(rows):
     for row in rows:
         assert (row["test_accuracy"] is not None) == (row["phase"] == "final")
         assert row["validation_accuracy"] > 0
 
 
+@pytest.mark.process
 def test_a_row_says_what_was_measured(rows):
     """That scores are of the split they are named after is shown by test_program and by test_measured_where."""
     for row in rows:
@@ -83,6 +85,7 @@ def test_a_row_says_what_was_measured(rows):
             assert row["curve"]["distance"][-1] == pytest.approx(row["distance"], rel=1e-6)
 
 
+@pytest.mark.process
 def test_final_trials_run_at_the_rate_that_validation_chose(rows):
     for arm in ("momentum", "lamb"):
         for size in (128, 1024):
@@ -92,6 +95,7 @@ def test_final_trials_run_at_the_rate_that_validation_chose(rows):
             }
 
 
+@pytest.mark.process
 def test_a_finished_study_runs_nothing_again(finished, lbopt_sweep):
     workdir, *_ = finished
     before = (workdir / "results.jsonl").read_bytes()
@@ -112,11 +116,12 @@ def wait_for_rows(workdir, count, process):
         time.sleep(0.02)
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_killed_again_and_again_it_equals_the_uninterrupted_study(tmp_path, lbopt_sweep, rows):
-    """Ten times in the long form."""
     workdir = tmp_path / "workdir"
     survived = []
-    for count in range(1, TRIALS, rounds(2, 6)):
+    for count in range(1, TRIALS, 2):
         process = lbopt_sweep(workdir)
         wait_for_rows(workdir, count, process)
         os.kill(process.pid, signal.SIGKILL)
@@ -152,6 +157,7 @@ SEARCHES = {
 }
 
 
+@pytest.mark.everyday("halving", "optuna")
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_search_that_was_cut_off_anywhere_asks_for_the_same_trials(name, tmp_path):
     search, batching = SEARCHES[name]
@@ -228,6 +234,7 @@ def test_full_memory_is_one_line_that_says_what_to_lower(monkeypatch, tmp_path):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.process
 def test_sigterm_saves_what_is_finished_and_exits_75(tmp_path, lbopt_sweep, rows):
     for attempt in range(
         4
@@ -246,6 +253,7 @@ def test_sigterm_saves_what_is_finished_and_exits_75(tmp_path, lbopt_sweep, rows
     assert 1 <= len(done) < TRIALS
 
 
+@pytest.mark.process
 def test_two_shards_are_one_study(tmp_path, lbopt_sweep, rows, finished):
     """Both at the same time in one workdir; the one that ends last writes the whole report."""
     workdir = tmp_path / "workdir"
@@ -266,6 +274,7 @@ def test_two_shards_are_one_study(tmp_path, lbopt_sweep, rows, finished):
     assert output == finished[1].replace(str(finished[0]), str(workdir))
 
 
+@pytest.mark.process
 def test_a_shard_without_cells_has_nothing_to_do(tmp_path, lbopt_sweep):
     process = lbopt_sweep(tmp_path / "workdir", "--shard=5/5")
     output, errors = process.communicate(timeout=120)
@@ -273,6 +282,7 @@ def test_a_shard_without_cells_has_nothing_to_do(tmp_path, lbopt_sweep):
     assert output == "shard 5/5 has none of the 4 cells of the study: nothing to do\n"
 
 
+@pytest.mark.process
 def test_another_study_is_refused_and_nothing_changes(finished, lbopt_sweep):
     workdir, *_ = finished
     before = {file: file.read_bytes() for file in workdir.rglob("*") if file.is_file()}

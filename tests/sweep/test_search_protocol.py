@@ -63,6 +63,7 @@ def test_a_search_that_is_over_stays_over(search):
     assert search.ask() == ()
 
 
+@pytest.mark.process
 def test_libraries_wait_until_a_method_needs_them():
     program = "import sys, lbopt.sweep.search; print(sorted({'optuna', 'scipy.stats'} & set(sys.modules)))"
     said = subprocess.run(

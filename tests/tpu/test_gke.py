@@ -240,6 +240,7 @@ def test_xpk(cloud):
 # --- the image ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [["bash", "-c", "kill -TERM $$; sleep 9"], []])
 def test_the_entry_point_becomes_the_program(arguments):
     """SIGTERM of Kubernetes goes to process 1: the program must be that, not a shell around it."""
@@ -257,6 +258,7 @@ def test_the_entry_point_becomes_the_program(arguments):
         assert (process.returncode, int(out)) == (0, process.pid)
 
 
+@pytest.mark.process
 def test_the_entry_point_needs_a_command():
     done = subprocess.run(
         [GKE / "entrypoint"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True
@@ -277,6 +279,7 @@ def test_dockerfile():
     assert "tpu/env" in (GKE / "Dockerfile.dockerignore").read_text().splitlines()
 
 
+@pytest.mark.process
 def test_hadolint():
     program = _tool("hadolint")
     done = subprocess.run(
@@ -285,6 +288,7 @@ def test_hadolint():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.process
 def test_yamllint():
     program = _tool("yamllint")
     rules = "{extends: default, rules: {line-length: {max: 140}, document-start: disable, braces: disable}}"
@@ -294,6 +298,8 @@ def test_yamllint():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_shellcheck():
     program = _tool("shellcheck")
     root = GKE.parents[1]

@@ -10,10 +10,15 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 ROOT = pathlib.Path(__file__).parents[2]
 DOCKERFILE = ROOT / "tpu" / "gke" / "Dockerfile"
 
 
+@pytest.mark.slow
 def test_install_steps(tmp_path):
     image = tmp_path / "image"
     image.mkdir()

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
 TRAIN = (
     f"env JAX_NUM_CPU_DEVICES=1 python -m lbopt train --config={CONFIG}:lamb-64 --workdir=$WORKDIR --config.seed=7 --config.num_epochs=30 "
@@ -32,6 +34,7 @@ def uninterrupted(tmp_path_factory):
     return _numbers(workdir)
 
 
+@pytest.mark.slow
 def test_preempted_and_replaced(cloud, uninterrupted):
     cloud.set(COMMAND=TRAIN, POLL_S=1)
     cloud.ready()

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, checkout):
@@ -105,6 +107,7 @@ def test_preempted_without_notice(cloud, uninterrupted):
     )
 
 
+@pytest.mark.slow
 def test_lost_between_two_looks_is_a_preemption(cloud, uninterrupted):
     """The request is ACTIVE, then nothing runs on the workers, then the request is lost."""
     cloud.hold(MAX_FAILURES=0)
@@ -117,6 +120,7 @@ def test_lost_between_two_looks_is_a_preemption(cloud, uninterrupted):
     assert cloud.metrics() == uninterrupted
 
 
+@pytest.mark.slow
 def test_done_before_its_machines_were_lost(cloud):
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
@@ -143,6 +147,7 @@ def test_done_before_its_machines_were_lost(cloud):
     assert len(cloud.metrics()) == 50
 
 
+@pytest.mark.slow
 def test_gcloud_fails_while_machines_are_replaced(cloud, uninterrupted):
     cloud.hold(MAX_FAILURES=0)
     cloud.preempt()
@@ -169,6 +174,7 @@ def test_gcloud_never_deletes(cloud):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_going_down_is_no_failure(cloud, uninterrupted):
     """The machines tell keep, answer two looks more, and are gone."""
     cloud.hold(MAX_FAILURES=0)
@@ -182,6 +188,7 @@ def test_going_down_is_no_failure(cloud, uninterrupted):
     assert cloud.metrics() == uninterrupted
 
 
+@pytest.mark.slow
 def test_a_worker_that_stays_stopped_is_started(cloud, uninterrupted):
     cloud.hold(MAX_FAILURES=1)
     cloud.terminate_keep(0)
@@ -192,6 +199,7 @@ def test_a_worker_that_stays_stopped_is_started(cloud, uninterrupted):
     assert cloud.metrics() == uninterrupted
 
 
+@pytest.mark.slow
 def test_failures_count_in_a_row(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 9999 --sleep=0.1", MAX_FAILURES=1, HEALTHY_S=1)
     cloud.ready()
@@ -230,6 +238,7 @@ def test_failures_count_in_a_row(cloud):
     assert "0 preemptions, 2 failures" in shown.read_text()
 
 
+@pytest.mark.slow
 def test_how_an_older_run_has_failed_is_no_news(cloud):
     """The second run does not reach a worker, which then says, and whose bucket says, how the first one ended."""
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:2")
@@ -250,6 +259,7 @@ def test_how_an_older_run_has_failed_is_no_news(cloud):
     assert (cloud.worker(1) / "lbopt/run/log").read_text().count("starts at step") == 2
 
 
+@pytest.mark.slow
 def test_that_an_older_run_was_done_is_no_news(cloud):
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
@@ -267,6 +277,7 @@ def test_that_an_older_run_was_done_is_no_news(cloud):
     assert len(cloud.metrics()) == 50
 
 
+@pytest.mark.slow
 def test_run_waits_for_the_last_word_of_the_run_before(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:2", ACCELERATOR="v4-8")
     cloud.ready()
@@ -297,6 +308,7 @@ def test_the_last_word_is_said_again_when_the_bucket_does_not_take_it(cloud):
     cloud.until(lambda: cloud.said(0).startswith("done of "))
 
 
+@pytest.mark.slow
 def test_an_installation_that_fails_is_tried_again(cloud):
     cloud.set(
         COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12",
@@ -317,6 +329,7 @@ def test_an_installation_that_fails_is_tried_again(cloud):
     assert len(cloud.metrics()) == 40
 
 
+@pytest.mark.slow
 def test_a_notice_between_two_attempts_is_no_failure(cloud, uninterrupted):
     cloud.set(
         COMMAND="python stand_in.py $WORKDIR 40 --sleep=0 --preempt-every=20",
@@ -348,6 +361,7 @@ def test_a_notice_as_the_program_starts_is_no_failure(cloud):
     cloud.until(lambda: (cloud.worker(0) / "lbopt/run/state").read_text() == "preempted 1\n")
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_alone(cloud, uninterrupted):
     """The queued resource says that all is well."""
     cloud.hold(MAX_FAILURES=0)
@@ -371,6 +385,7 @@ def test_a_login_that_ends_is_not_taken_for_want_of_capacity(cloud):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_silent_and_nothing_new_in_the_bucket(cloud):
     cloud.set(
         COMMAND="python stand_in.py $WORKDIR 40 --hold-at=12",
@@ -420,6 +435,7 @@ def test_preemptions_are_bounded(cloud):
     assert "MAX_PREEMPTIONS=0 is reached" in done.stderr
 
 
+@pytest.mark.slow
 def test_ssh_of_one_worker_drops(cloud, uninterrupted):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()
@@ -507,6 +523,7 @@ def test_metrics_in_a_bucket(cloud):
     assert f"metrics: {lines[-1]}\n" in cloud.tpu("status").stdout
 
 
+@pytest.mark.slow
 def test_a_worker_is_missing_at_the_start(cloud):
     cloud.ready()
     cloud.script(unreachable=["lamb/1"])
@@ -569,6 +586,7 @@ def test_a_run_that_was_stopped_is_not_started_again(cloud):
     assert "no run is wanted" in cloud.tpu("babysit").stdout
 
 
+@pytest.mark.slow
 def test_stopped_while_machines_are_waited_for(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 9999 --sleep=0.1")
     cloud.ready()
@@ -596,6 +614,7 @@ def test_wrong_input_is_not_tried_again(cloud):
     assert (cloud.worker(0) / "lbopt/run/log").read_text().count("fails at step 0") == 1
 
 
+@pytest.mark.slow
 def test_preemptions_of_the_program_are_no_failures(cloud, uninterrupted):
     cloud.set(
         COMMAND="python stand_in.py $WORKDIR 40 --sleep=0 --preempt-every=6",
@@ -648,6 +667,7 @@ def test_babysit_does_not_make_machines_for_nothing(cloud):
     assert not cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")
 
 
+@pytest.mark.slow
 def test_stop_ends_its_own_processes_only_and_run_goes_on(cloud, uninterrupted):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()

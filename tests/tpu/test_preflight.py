@@ -6,7 +6,10 @@ import subprocess
 import sys
 import time
 
+import pytest
 from jobs import free_ports
+
+pytestmark = pytest.mark.process
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "tpu" / "worker" / "preflight.py"
 

@@ -8,6 +8,8 @@ import subprocess
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 SCRIPTS = (
     "create",
     "setup",
@@ -257,6 +259,9 @@ def test_no_machines(cloud, script):
     )
 
 
+@pytest.mark.everyday(
+    "mine|0.0.0.0/0|all-0.0.0.0/0", "mine|::/0|tcp-::/0", "mine|203.0.113.0/24|all-None"
+)
 @pytest.mark.parametrize(
     ("rule", "range_"),
     [

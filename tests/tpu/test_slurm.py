@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 SCRIPT = pathlib.Path(__file__).parents[2] / "tpu" / "slurm"
 # All tasks on this machine; the node's name is one that it has.
 SRUN = """#!/usr/bin/env bash

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 
 def test_boot_installs_at_the_pinned_versions(cloud):
     cloud.set(EXTRAS="tpu,gcs")
@@ -28,6 +30,7 @@ def test_boot_installs_at_the_pinned_versions(cloud):
     assert len((cloud.root / "pip.txt").read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_python_says_so(cloud):
     cloud.environment["PYTHON"] = "python2"
     _program = cloud.root.parent / "bin" / "python3.11"
@@ -58,6 +61,7 @@ def test_machines_that_may_not_read_the_bucket_say_so(cloud):
     )
 
 
+@pytest.mark.everyday("../escaped")
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped-from-lbopt", "a/../../escaped"])
 def test_an_archive_stays_in_its_folder(cloud, name):
     cloud.ready()
@@ -138,6 +142,7 @@ def test_what_the_program_leaves_behind_ends_with_it(cloud):
         script.unlink()
 
 
+@pytest.mark.slow
 def test_compiled_programs_outlive_the_machine(cloud):
     del cloud.environment["JAX_COMPILATION_CACHE_DIR"]  # of the tests
     cloud.set(ACCELERATOR="v4-8", EXTRAS="tpu,gcs", COMMAND="printenv JAX_COMPILATION_CACHE_DIR")
@@ -185,6 +190,7 @@ def test_the_last_state_has_the_last_word_in_the_bucket(cloud):
     )
 
 
+@pytest.mark.slow
 def test_a_boot_that_has_not_come_to_its_end(cloud):
     """What lies on the disk is of the boot before."""
     cloud.set(COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")

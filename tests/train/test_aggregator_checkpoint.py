@@ -79,6 +79,7 @@ def through_a_checkpoint(folder, state, like, said=None):
         )
 
 
+@pytest.mark.everyday("powersgd-replicas", "momentum-2")
 @pytest.mark.parametrize(
     ("name", "over"), [*((name, "replicas") for name in AGGREGATORS), ("momentum", 2)]
 )
@@ -100,6 +101,7 @@ def test_resumed_it_goes_on_bit_for_bit(name, over, tmp_path):
     )
 
 
+@pytest.mark.everyday("(4, 2)-(2, 1)", "(4, 'replicas')-(4, 2)")
 @pytest.mark.parametrize(
     ("before", "after"),
     [

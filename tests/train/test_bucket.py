@@ -14,6 +14,8 @@ from lbopt.data.vocabulary import UNCASED, Vocabulary
 from lbopt.errors import EnvironmentProblem
 from lbopt.train import bucket
 
+pytestmark = pytest.mark.process
+
 RARELY = "--config.checkpoint.every_steps=9"
 
 
@@ -91,6 +93,7 @@ def test_what_a_run_keeps_of_its_vocabulary_is_read_from_a_bucket_again():
     assert Vocabulary(("a",), UNCASED).files().keys() <= set(bucket._KEPT)
 
 
+@pytest.mark.slow
 def test_two_processes_in_a_bucket(cloud, start):
     """The first writes all but its part of the arrays; then both go on from the bucket, and nobody is left at work there."""
     address, variables = cloud

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
-from long_form import in_the_long_form, rounds
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep.results import Results, read_results
@@ -37,6 +36,7 @@ def files_up_to(num_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.process
 def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
     workdir = tmp_path / "run"
     rare = [f"--config.{name}=100000" for name in ("eval_every_steps", "checkpoint.every_steps")]
@@ -225,11 +225,19 @@ def get_config(row="smoke"):
 """
 
 
-@pytest.mark.parametrize("command", ["train", pytest.param("sweep", marks=in_the_long_form)])
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("command", "cases"),
+    [
+        pytest.param("train", WORST, id="train-worst"),
+        pytest.param("train", "kinds", marks=pytest.mark.slow),
+        pytest.param("sweep", "kinds", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD and /proc")
-def test_calls_that_fail_end_the_run_with_one_line(tmp_path, command):
-    """The making of a checkpoint's folders, which Orbax would do in a thread that others wait for; in the long form every kind of call."""
+def test_calls_that_fail_end_the_run_with_one_line(tmp_path, command, cases):
+    """The worst calls make a checkpoint's folders, which Orbax does in a thread that others wait for."""
     library = tmp_path / "failing_disk.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True)
     (tmp_path / "study.py").write_text(STUDY.format(str(SHIM.parent)))
@@ -238,7 +246,6 @@ def test_calls_that_fail_end_the_run_with_one_line(tmp_path, command):
         if command == "train"
         else ["sweep", f"--config={tmp_path / 'study.py'}", "--shard=1/1"]
     )
-    cases = rounds("kinds", WORST)
     done = subprocess.run(
         [sys.executable, str(FAILING_DISK), str(tmp_path), json.dumps(cases), *arguments],
         env={**os.environ, "LD_PRELOAD": str(library)},

@@ -1,12 +1,14 @@
-"""Kills at random moments over one run, 30 in the long form: it ends bit for bit where an uninterrupted one does."""
+"""A run that is killed at 30 random moments ends bit for bit where an uninterrupted one does."""
 
 import json
 import pathlib
 import re
 
-from long_form import rounds
+import pytest
 
-KILLS = rounds(30, 12)
+pytestmark = pytest.mark.process
+
+KILLS = 30
 MANY_KILLS = pathlib.Path(__file__).with_name("many_kills.py")
 LONGER = (
     "--config.num_epochs=25",
@@ -16,6 +18,7 @@ LONGER = (
 )
 
 
+@pytest.mark.slow
 def test_many_kills(command, start_process, reference, bits, saved_state, logged, tmp_path):
     workdir = tmp_path / "run"
     process = start_process(MANY_KILLS, KILLS, 1, workdir, *command(workdir, *LONGER), stdout=True)
@@ -24,7 +27,7 @@ def test_many_kills(command, start_process, reference, bits, saved_state, logged
     found = json.loads(stdout.splitlines()[-1])
     assert found.pop("exit") == 0
     assert sum(found.values()) == KILLS
-    assert found.get("saving", 0) > rounds(2, 0), found
+    assert found.get("saving", 0) > 2, found
     resumed_at = [
         int(step) for step in re.findall(r"^resuming at step (\d+) of 400", stderr, re.MULTILINE)
     ]

@@ -19,6 +19,7 @@ def terminate_at(last, number=signal.SIGTERM):
     return before
 
 
+@pytest.mark.everyday("1", "12")
 @pytest.mark.parametrize("step", [1, 7, 9, 12, 19])
 def test_a_terminated_run_goes_on_where_it_stopped(
     step, train, reference, bits, saved_state, logged, tmp_path, capsys
@@ -74,6 +75,7 @@ def test_a_run_may_be_terminated_again_and_again(
     assert logged(tmp_path) == logged(reference())
 
 
+@pytest.mark.process
 def test_the_command_as_a_process_exits_with_75(command, start_process, tmp_path):
     """A long run, so that the signal finds it in mid-run."""
     workdir = tmp_path / "run"

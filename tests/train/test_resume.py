@@ -81,6 +81,7 @@ def whole_checkpoints(workdir):
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", KILLS)
 def test_the_same_command_ends_in_the_same_state(
     name, workdir, train, reference, bits, saved_state, logged
@@ -103,6 +104,7 @@ def test_the_same_command_ends_in_the_same_state(
     assert [line["step"] for line in logged(workdir)] == list(range(1, 21))
 
 
+@pytest.mark.process
 def test_on_fewer_devices_what_replicas_remember_is_rebuilt(workdir, train, saved_state, capsys):
     """And nothing else: the step after it starts from the mean of the rows that were saved."""
     workdir, seen = workdir("error feedback"), {}
@@ -136,6 +138,7 @@ def test_on_fewer_devices_what_replicas_remember_is_rebuilt(workdir, train, save
     assert train(workdir, *two) == 0
 
 
+@pytest.mark.process
 def test_the_command_as_a_process_ends_in_the_same_state(
     workdir, command, start_process, reference, bits, saved_state, logged
 ):
@@ -148,6 +151,7 @@ def test_the_command_as_a_process_ends_in_the_same_state(
     assert logged(workdir) == logged(reference())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["one device", "while a checkpoint is being saved"])
 def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(
     name, workdir, train, bits, tmp_path
@@ -169,6 +173,7 @@ def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(
     assert straight[7][1]["image"] != straight[8][1]["image"]
 
 
+@pytest.mark.process
 def test_a_sharded_run_goes_on_without_sharding(
     workdir, train, reference, saved_state, logged, capsys
 ):
@@ -221,6 +226,7 @@ def test_the_optimizer_of_a_sharded_run_is_in_parts(plan_of):
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.process
 def test_a_run_killed_before_its_first_checkpoint_starts_again(
     killed, train, workdir, logged, capsys
 ):
@@ -230,6 +236,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(
     assert "starting at step 0 of 20" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_checkpoint_cut_off_by_the_kill_is_not_used(killed, train, workdir, capsys):
     left = killed["while a checkpoint is being saved"]
     assert whole_checkpoints(left) == [3, 6]
@@ -261,6 +268,7 @@ def test_a_checkpoint_saved_in_the_background_holds_the_state_of_its_step(
     assert states[3] != states[6]
 
 
+@pytest.mark.process
 def test_a_line_torn_by_the_kill_is_written_again(workdir, train, reference, logged):
     workdir = workdir("one device")
     with open(workdir / "metrics.jsonl", "a") as stream:

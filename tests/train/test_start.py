@@ -425,6 +425,7 @@ def test_batch_statistics_are_taken_too(tmp_path):
     same({"params": again.params, **again.model_state}, moved)
 
 
+@pytest.mark.slow
 def test_a_run_that_kept_an_average_hands_that_on(file, tmp_path):
     workdir = tmp_path / "averaged"
     flags = [f"--config={file}", "--config.optimizer.ema_decay=0.5"]

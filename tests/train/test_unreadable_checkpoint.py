@@ -350,6 +350,7 @@ def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monk
     assert (values(state) == values(noisy_state(int(state.step)))) == looked_at
 
 
+@pytest.mark.slow
 def test_many_damaged_arrays_are_one_line(tmp_path, capfd):
     """Of the command: threads that still read the other arrays print nothing."""
 

@@ -424,6 +424,7 @@ def test_injected_hyperparams_of_the_passive_ones_are_read():
         assert after.inner_state.skipped_spikes == skipped
 
 
+@pytest.mark.everyday("lamb", "lars", "skip")
 @each
 def test_schedule_free_runs_on_it_under_jit(name):
     params = tree_of(0)
@@ -470,6 +471,7 @@ def test_multi_transform_equals_the_transform_on_its_group(name):
     )
 
 
+@pytest.mark.everyday("lamb", "lars", "monitor", "learning_rate", "clip")
 @pytest.mark.parametrize(
     "name", [name for name in TABLE if name != "skip"]
 )  # which skips it before optax can

@@ -310,6 +310,7 @@ def relative(difference, scale):
     return 0.0 if size == 0 else (size / scale if scale > 0 else np.inf)
 
 
+@pytest.mark.everyday("x64-*", "fp32-lamb-plain", "fp32-lars-plain")
 @pytest.mark.parametrize(("family", "case"), CASES)
 @pytest.mark.parametrize(
     ("dtype", "limit"), [(np.float32, 1e-6), (np.float64, 1e-12)], ids=["fp32", "x64"]

@@ -136,6 +136,7 @@ def test_clip_counts_a_whole_leaf_once():
     assert norms[True] > 1.01 * expected
 
 
+@pytest.mark.everyday("build2")
 @pytest.mark.parametrize(
     "build",
     [

@@ -449,6 +449,7 @@ def is_row(case):
 IN_FLOAT64 = [(*case, decay) for case in CASES for decay in DECAYS if decay or is_row(case[1])]
 
 
+@pytest.mark.everyday("*-0.1", "lamb-paper-0.0", "lars-paper-0.0")
 @pytest.mark.parametrize(("family", "case", "weight_decay"), IN_FLOAT64)
 @pytest.mark.filterwarnings(NO_RATIO_LEFT)
 def test_two_hundred_steps_in_float64_equal_the_source(family, case, weight_decay):
@@ -464,6 +465,14 @@ DECAY = 0.1
 """Without one, the rows are compared in float64 only."""
 
 
+@pytest.mark.everyday(
+    "lamb-paper-*",
+    "lamb-optax-float32",
+    "lamb-mlperf_tf-bfloat16",
+    "lans-lans-bfloat16",
+    "lars-paper-*",
+    "lars-nvcaffe-bfloat16",
+)
 @pytest.mark.parametrize(("family", "case", "dtype"), IN_FP32)
 def test_every_update_in_fp32_equals_the_source_at_the_same_weights(family, case, dtype):
     """The transcription is handed our weights at every step, so that rounding of weights does not add up."""
@@ -632,6 +641,7 @@ IDENTITIES = {
 }
 
 
+@pytest.mark.everyday("nvlamb_optax", "tfa_mlperf_tf", "tpu_flax")
 @pytest.mark.parametrize("identity", IDENTITIES)
 def test_rows_that_coincide_under_stated_conditions(identity):
     family, one, options, other, other_options, conditions = IDENTITIES[identity]
@@ -666,6 +676,7 @@ def test_rows_that_coincide_under_stated_conditions(identity):
         )
 
 
+@pytest.mark.everyday("*-0.1")
 @pytest.mark.parametrize("weight_decay", DECAYS)
 @pytest.mark.parametrize(
     ("family", "theirs", "options"),

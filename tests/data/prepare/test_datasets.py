@@ -62,6 +62,7 @@ datasets.prepare_source(Source("numbers", "", features, {"train": examples}), sy
 """
 
 
+@pytest.mark.process
 def test_what_a_killed_process_left_is_taken_away(tmp_path):
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, check=False
