@@ -69,6 +69,7 @@ CONFINED = {
     "optuna": {"sweep/search/adaptive.py"},
     "scipy": {
         "plan/bounds.py",
+        "report/study/_limit.py",
         "sweep/findings/differences.py",
         "sweep/fits.py",
         "sweep/search/sampled.py",

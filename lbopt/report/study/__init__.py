@@ -1,0 +1,1 @@
+"""What a study measured, estimated from its finished trials."""
