@@ -287,7 +287,7 @@ def exclude_paths(*patterns: str) -> PathMask:
 
 
 def resolve_mask(
-    mask: types.Mask | types.Unset,
+    mask: types.Mask,
     params: types.Params,
     argument: str,
     stacked: types.PyTree = None,
@@ -295,7 +295,7 @@ def resolve_mask(
     """Turn a mask in any accepted form into a pytree of bools shaped like `params`.
 
     Args:
-      mask: not given (`weights_only`), None or True (every leaf), False (no leaf), a pytree with a bool per leaf or per subtree (see `tree.spread`), or a
+      mask: None or True (every leaf), False (no leaf), a pytree with a bool per leaf or per subtree (see `tree.spread`), or a
         function `params -> pytree of bools`. Leaves that `optax.masked` took out (`optax.MaskedNode`) stay out.
       params: the parameters.
       argument: the name of the argument, for messages.
@@ -315,8 +315,8 @@ def resolve_mask(
         raise ValueError(
             f"{argument} = {tree.said(mask)}: give True, False, None, a pytree of bools, or a callable"
         )
-    if isinstance(mask, types.Unset):
-        mask = weights_only
+    if isinstance(mask, types.Default):
+        mask = mask.value
     if isinstance(mask, (RoleMask, PathMask)) and tree.leaf_names(params) == [""]:
         raise ValueError(
             f"{argument} = {tree.said(mask)}: params are one array of shape {jnp.shape(params)} without a name: put it into a dict, "

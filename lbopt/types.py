@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
+
+T = TypeVar("T")
 
 PyTree = Any
 Params = PyTree
@@ -38,14 +41,24 @@ MetricFn = Callable[[Params, ModelState, Batch], Metrics]
 """(params, model_state, batch) -> metrics, honouring `batch["mask"]`."""
 
 
-class Unset:
-    """The value of an argument that was not given, where None already means something."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class Default:
+    """A default argument, told apart from the same value given by a caller; see `default`."""
+
+    value: Any
 
     def __repr__(self) -> str:
-        return "<from the variant>"
-
-    def __reduce__(self) -> str:
-        return "UNSET"  # the one of the process that reads it, which arguments are compared with
+        return repr(self.value)
 
 
-UNSET = Unset()
+def default(value: T) -> T:
+    """Mark a value as the default of an argument.
+
+    `help` shows the value and its type. The function can tell that the caller gave nothing, so that
+    something else, an optimizer's variant, may choose. `optax.inject_hyperparams` neither injects
+    the value nor takes a mask for a schedule: a `Default` is no number and cannot be called.
+
+    >>> default(0.9), isinstance(default(0.9), Default)
+    (0.9, True)
+    """
+    return cast(T, Default(value))

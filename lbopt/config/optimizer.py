@@ -76,7 +76,7 @@ def resolve_clip(config: OptimizerConfig) -> float | None:
     if config.clip_stage == "none":
         return None
     if config.max_grad_norm is None and config.name in VARIANTS:
-        return VARIANTS[config.name][config.variant].options.get("max_grad_norm")
+        return getattr(VARIANTS[config.name][config.variant].options, "max_grad_norm", None)
     return config.max_grad_norm
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import optax
@@ -24,7 +24,7 @@ from lbopt.transforms import (
     skipping,
 )
 from lbopt.transforms.module_scale import Labels
-from lbopt.transforms.variants import VARIANTS
+from lbopt.transforms.variants import VARIANTS, LambVariant, LarsVariant
 
 
 def make_optimizer(
@@ -75,7 +75,7 @@ def make_optimizer(
 def _clip_eps(config: OptimizerConfig) -> float:
     if config.name not in VARIANTS:
         return 0.0
-    return VARIANTS[config.name][config.variant].options.get("max_grad_norm_eps", 0.0)
+    return getattr(VARIANTS[config.name][config.variant].options, "max_grad_norm_eps", 0.0)
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _lamb(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Gradi
         config.eps,
         decay,
         max_grad_norm=None,  # make_optimizer or the step clips
-        variant=config.variant,
+        variant=cast(LambVariant, config.variant),
         stacked=stacked,
         mu_dtype=config.mu_dtype,
         nu_dtype=config.nu_dtype,
@@ -118,7 +118,7 @@ def _lars(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Gradi
         learning_rate,
         decay,
         config.momentum,
-        variant=config.variant,
+        variant=cast(LarsVariant, config.variant),
         nesterov=config.nesterov,
         stacked=stacked,
         momentum_dtype=config.mu_dtype,

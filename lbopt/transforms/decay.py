@@ -12,7 +12,7 @@ from lbopt.transforms import arguments
 
 def add_weight_decay(
     weight_decay: float | jax.Array,
-    weight_decay_mask: types.Mask | types.Unset = types.UNSET,
+    weight_decay_mask: types.Mask = types.default(masks.weights_only),
     stacked: types.Stacked = None,
 ) -> optax.GradientTransformation:
     """Add weight_decay * w to the updates of the chosen leaves, in fp32 (or wider).

@@ -90,23 +90,37 @@ def variants_table(optimizer: str) -> str:
     )
 
 
+def differences(optimizer: str) -> str:
+    """Return the list of variants in an optimizer's docstring: where each differs from the paper."""
+    width = max(map(len, VARIANTS[optimizer]))
+    lines = []
+    for row in VARIANTS[optimizer].values():
+        options = [f"{name}={value!r}" for name, value in row.differences().items()]
+        # A line breaks between two options, not inside one.
+        text = ", ".join(option.replace(" ", "\0") for option in options) or "-"
+        first = f"      {row.name:<{width}}  "
+        lines.append(
+            textwrap.fill(
+                text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first)
+            ).replace("\0", " ")
+        )
+    return "\n".join(lines)
+
+
 def _others(row: Variant, shown: set[str]) -> str:
-    paper = VARIANTS[row.optimizer]["paper"].options
     hidden = shown | {"adapt_undecayed"}
     return ", ".join(
-        f"{name}={value}"
-        for name, value in row.options.items()
-        if name not in hidden and _differs(value, paper[name])
+        f"{name}={value}" for name, value in row.differences().items() if name not in hidden
     )
 
 
 def _cell(option: str, row: Variant) -> str:
-    value = row.options[option]
+    value = getattr(row.options, option)
     if option.endswith("_mask"):
         chosen = _chosen(value)
         return (
             "decayed, if wd > 0"
-            if option == "trust_ratio_mask" and not row.options["adapt_undecayed"]
+            if option == "trust_ratio_mask" and not row.options.adapt_undecayed
             else chosen
         )
     if value is None:
@@ -122,15 +136,11 @@ def _chosen(mask: Any) -> str:
 
 
 def _page(row: Variant) -> str:
-    paper = VARIANTS[row.optimizer]["paper"].options
+    own = row.differences()
     about = textwrap.fill(row.about, _WIDTH, initial_indent="  ", subsequent_indent="  ")
-    width = max(map(len, row.options))
+    width = max(map(len, vars(row.options)))
     options = [
-        f"  {'*' if _differs(value, paper[name]) else ' '} {name:<{width}}  {value!r}"
-        for name, value in row.options.items()
+        f"  {'*' if name in own else ' '} {name:<{width}}  {value!r}"
+        for name, value in vars(row.options).items()
     ]
     return "\n".join([f'{row.optimizer}, variant "{row.name}": {row.source}', about, *options])
-
-
-def _differs(value: Any, paper: Any) -> bool:
-    return type(value) is not type(paper) or value != paper

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
-from lbopt import tree, types
+from lbopt import masks, tree, types
 from lbopt.transforms import (
     arguments,
     learning_rate as lr_transform,
@@ -38,16 +39,16 @@ def scale_by_lans(
     b2: float | jax.Array = 0.999,
     eps: float | jax.Array = 1e-6,
     weight_decay: float | jax.Array = 0.0,
-    weight_decay_mask: types.Mask | types.Unset = types.UNSET,
-    trust_ratio_mask: types.Mask | types.Unset = types.UNSET,
+    weight_decay_mask: types.Mask = types.default(masks.weights_only),
+    trust_ratio_mask: types.Mask = types.default(masks.weights_only),
     trust_ratio_bounds: tuple[float, float] | None = None,
     weight_norm_bounds: tuple[float, float] | None = None,
     *,
     stacked: types.Stacked = None,
     axis_name: types.AxisName = None,
     sharded_mask: types.Mask = None,
-    mu_dtype: Any = None,
-    nu_dtype: Any = None,
+    mu_dtype: DTypeLike | None = None,
+    nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     r"""Replace each (normalised) gradient by the LANS direction.
 
@@ -126,16 +127,16 @@ def lans(
     b2: float | jax.Array = 0.999,
     eps: float | jax.Array = 1e-6,
     weight_decay: float | jax.Array = 0.0,
-    weight_decay_mask: types.Mask | types.Unset = types.UNSET,
-    trust_ratio_mask: types.Mask | types.Unset = types.UNSET,
+    weight_decay_mask: types.Mask = types.default(masks.weights_only),
+    trust_ratio_mask: types.Mask = types.default(masks.weights_only),
     trust_ratio_bounds: tuple[float, float] | None = None,
     weight_norm_bounds: tuple[float, float] | None = None,
     *,
     stacked: types.Stacked = None,
     axis_name: types.AxisName = None,
     sharded_mask: types.Mask = None,
-    mu_dtype: Any = None,
-    nu_dtype: Any = None,
+    mu_dtype: DTypeLike | None = None,
+    nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     r"""Build LANS: `normalize_gradients` per layer, `scale_by_lans`, `scale_by_learning_rate`.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import optax
+from jax.typing import DTypeLike
 
-from lbopt import types
+from lbopt import masks, types
 from lbopt.transforms import (
     arguments,
     learning_rate as lr_transform,
@@ -24,80 +26,120 @@ PLACEMENTS = ("inside", "outside")
 
 def lars(
     learning_rate: optax.ScalarOrSchedule,
-    weight_decay: Any = types.UNSET,
-    momentum: Any = types.UNSET,
-    trust_coefficient: Any = types.UNSET,
-    weight_decay_mask: types.Mask | types.Unset = types.UNSET,
-    trust_ratio_mask: types.Mask | types.Unset = types.UNSET,
-    variant: str = "paper",
-    eps: Any = types.UNSET,
-    nesterov: Any = types.UNSET,
-    trust_ratio_bounds: tuple[float, float] | types.Unset | None = types.UNSET,
-    denominator: Any = types.UNSET,
+    weight_decay: float | jax.Array = types.default(0.0),
+    momentum: float | jax.Array = types.default(0.9),
+    trust_coefficient: float | jax.Array = types.default(0.001),
+    weight_decay_mask: types.Mask = types.default(masks.weights_only),
+    trust_ratio_mask: types.Mask = types.default(masks.weights_only),
+    variant: variants.LarsVariant = "paper",
+    eps: float | jax.Array = types.default(0.0),
+    nesterov: bool = types.default(False),
+    trust_ratio_bounds: tuple[float, float] | None = types.default(None),
+    denominator: Literal[
+        "sum_of_norms", "norm_of_sum", "gradient_only", "momentum"
+    ] = types.default("sum_of_norms"),
     *,
-    dampening: Any = types.UNSET,
-    undamped_start: Any = types.UNSET,
-    learning_rate_placement: Any = types.UNSET,
-    plain_learning_rate_placement: Any = types.UNSET,
-    trust_ratio_placement: Any = types.UNSET,
-    weight_decay_placement: Any = types.UNSET,
-    adapt_undecayed: Any = types.UNSET,
-    clip_mode: Any = types.UNSET,
-    weight_norm_bounds: tuple[float, float] | types.Unset | None = types.UNSET,
-    update_bounds: tuple[float, float] | types.Unset | None = types.UNSET,
-    zero_norm_ratio: Any = types.UNSET,
+    dampening: float | jax.Array | Literal["momentum"] = types.default(0.0),
+    undamped_start: bool = types.default(False),
+    learning_rate_placement: Literal["inside", "outside"] = types.default("inside"),
+    plain_learning_rate_placement: Literal["inside", "outside"] | None = types.default(None),
+    trust_ratio_placement: Literal["inside", "outside"] = types.default("inside"),
+    weight_decay_placement: Literal["inside", "outside", "norm_only", "decoupled"] = types.default(
+        "inside"
+    ),
+    adapt_undecayed: bool = types.default(True),
+    clip_mode: Literal["scale", "clip"] = types.default("scale"),
+    weight_norm_bounds: tuple[float, float] | None = types.default(None),
+    update_bounds: tuple[float, float] | None = types.default(None),
+    zero_norm_ratio: float | jax.Array | None = types.default(1.0),
     stacked: types.Stacked = None,
     axis_name: types.AxisName = None,
     sharded_mask: types.Mask = None,
-    momentum_dtype: Any = None,
+    momentum_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     r"""Build LARS: momentum SGD whose layers each move in proportion to their own norm.
 
         ratio = trust_coefficient * ||w|| / (||g|| + wd ||w|| + eps)
         vel   = momentum * vel + lr * ratio * (g + wd w) ;   w <- w - vel
 
-    A chain of `scale_by_layerwise_trust_ratio`, `scale_by_learning_rate` and `scale_by_lars_momentum`, and no more; a ratio
-    outside the momentum is the same chain with the momentum inside the first. Leaves that are not adapted take plain
-    momentum steps at the same rate. Between the links updates are fp32 (or wider).
+    A chain of `scale_by_layerwise_trust_ratio`, `scale_by_learning_rate` and
+    `scale_by_lars_momentum`; a ratio outside the momentum is the same chain with the momentum
+    inside the first. Leaves that are not adapted take plain momentum steps at the same rate. Between the
+    links updates are fp32 (or wider).
+
+    Every option from `weight_decay` to `zero_norm_ratio` has the value that is given, else the
+    variant's, else the paper's, which is the default shown above.
 
     Args:
-      learning_rate: a number or a schedule.
-      weight_decay: wd >= 0; .0001 or .0002 is usual for ResNet-50. As every option below up to `zero_norm_ratio`, the
-        variant's if not given.
-      momentum: decay rate of the velocity.
-      trust_coefficient: eta of the paper.
-      weight_decay_mask: which leaves are decayed (see `lbopt.types.Mask`).
-      trust_ratio_mask: which leaves are adapted; "as_weight_decay" for those that `weight_decay_mask` selects.
-      variant: which public LARS; `lbopt.describe()` lists them, `lbopt.describe("nus")` prints one.
-      eps: added to the denominator.
-      nesterov: Nesterov momentum.
+      learning_rate: number or schedule.
+      weight_decay: coefficient wd >= 0; 0.0001 or 0.0002 is usual for ResNet-50.
+      momentum: decay rate of the velocity, in [0, 1).
+      trust_coefficient: factor on the ratio, > 0; eta of the paper.
+      weight_decay_mask: the leaves that are decayed (see `lbopt.types.Mask`).
+      trust_ratio_mask: the leaves that are adapted; "as_weight_decay" for those that
+        `weight_decay_mask` selects.
+      variant: public LARS code whose options are the defaults; listed below, in full by
+        `lbopt.describe("nus", "lars")`.
+      eps: constant >= 0 added to the denominator of the ratio.
+      nesterov: whether the momentum is Nesterov's.
       trust_ratio_bounds: (low, high) for the ratio, or None.
-      denominator: "sum_of_norms", "norm_of_sum", "gradient_only" or "momentum" (which needs rate and ratio outside).
-      dampening: see `scale_by_lars_momentum`; "momentum" for a velocity that is an average.
-      undamped_start: likewise.
-      learning_rate_placement: "inside" the momentum (vel = m vel + lr ...) or "outside" (w <- w - lr ...). They differ
-        whenever the rate changes.
-      plain_learning_rate_placement: the same, for leaves that are not adapted; None for that of the others. Where the two
-        differ, Nesterov momentum is for the adapted ones alone (flax).
-      trust_ratio_placement: the ratio "inside" or "outside" the momentum.
-      weight_decay_placement: "inside" (the update and the denominator), "outside", "norm_only" (the denominator but not the
-        update), "decoupled"; see `scale_by_layerwise_trust_ratio`.
-      adapt_undecayed: False gives ratio 1 to leaves that are not decayed, and to all if `weight_decay` is 0.
-      clip_mode: "scale", or "clip": LARC, the layer's rate min(lr, ratio) instead of lr * ratio.
-      weight_norm_bounds: bounds on ||w||.
-      update_bounds: (low, high), clamps each number of the decayed gradient.
-      zero_norm_ratio: the ratio where a norm is zero. At 1, which all public codes have, a zero-initialised leaf that is adapted takes a
-        full step, about 1 / trust_coefficient times the others'.
-      stacked: which leaves are stacks of layers, each with a ratio of its own (see `scale_by_layerwise_trust_ratio`).
-      axis_name: inside `shard_map`: the axis over which leaves are split; norms are summed over it.
-      sharded_mask: with `axis_name`: which leaves are split; None for all.
-      momentum_dtype: of the kept velocity; None for fp32.
+      denominator: "sum_of_norms", "norm_of_sum", "gradient_only" or "momentum" (see
+        `scale_by_layerwise_trust_ratio`; the last needs rate and ratio outside the momentum).
+      dampening: share in [0, 1) of the update that is left out of the velocity (see
+        `scale_by_lars_momentum`); "momentum" makes the velocity an average.
+      undamped_start: whether the first velocity is the update itself, as in PyTorch.
+      learning_rate_placement: "inside" the momentum (vel = m vel + lr ...) or "outside"
+        (w <- w - lr ...). They differ whenever the rate changes.
+      plain_learning_rate_placement: the same for leaves that are not adapted; None for that of the
+        others. Where the two differ, Nesterov momentum is for adapted leaves alone (flax).
+      trust_ratio_placement: whether the ratio is "inside" or "outside" the momentum.
+      weight_decay_placement: "inside" (the update and the denominator), "outside", "norm_only" (the
+        denominator but not the update), "decoupled"; see `scale_by_layerwise_trust_ratio`.
+      adapt_undecayed: whether leaves without decay are adapted. False gives them ratio 1, and all
+        leaves if `weight_decay` is 0.
+      clip_mode: "scale", or "clip" for LARC: the layer's rate is min(lr, ratio), not lr * ratio.
+      weight_norm_bounds: (low, high) for ||w||, or None.
+      update_bounds: (low, high) for each number of the decayed gradient, or None.
+      zero_norm_ratio: ratio where a norm is zero. At 1, which all public codes have, an adapted
+        leaf that starts at zero takes a full step, about 1 / trust_coefficient times the others'.
+      stacked: leaves that are stacks of layers, each layer with a ratio of its own (see
+        `scale_by_layerwise_trust_ratio`).
+      axis_name: inside `shard_map`, the axis over which leaves are split; norms are summed over it.
+      sharded_mask: with `axis_name`, the leaves that are split; None for all.
+      momentum_dtype: dtype in which the velocity is kept; None for fp32.
+
+    Variants and the options in which they differ from the paper:
+
+      paper         -
+      lamb_paper    trust_coefficient=1.0, dampening='momentum', denominator='momentum',
+                    learning_rate_placement='outside', trust_ratio_placement='outside'
+      contrib_2018  learning_rate_placement='outside', trust_ratio_placement='outside',
+                    weight_decay_mask=select_roles('vector', 'weight'),
+                    weight_decay_placement='norm_only',
+                    trust_ratio_mask=select_roles('vector', 'weight')
+      tpu           weight_decay=1e-05, weight_decay_mask=select_roles('vector', 'weight'),
+                    trust_ratio_mask=select_roles('vector', 'weight')
+      mlperf_tf2    eps=1e-07, weight_decay_mask=select_roles('vector', 'weight'),
+                    trust_ratio_mask=select_roles('vector', 'weight')
+      flax          plain_learning_rate_placement='outside',
+                    weight_decay_mask=select_roles('vector', 'weight'),
+                    trust_ratio_mask=select_roles('vector', 'weight')
+      optax         denominator='norm_of_sum', weight_decay_mask=None, trust_ratio_mask=None
+      nus           eps=1e-05, learning_rate_placement='outside', trust_ratio_placement='outside',
+                    weight_decay_mask=select_roles('vector', 'weight'),
+                    trust_ratio_mask=select_roles('vector', 'weight'),
+                    trust_ratio_bounds=(0.0, 50.0), update_bounds=(-10.0, 10.0)
+      timm          eps=1e-08, undamped_start=True, learning_rate_placement='outside',
+                    trust_ratio_mask=None, adapt_undecayed=False
+      nvcaffe       denominator='gradient_only', weight_decay_mask=None, trust_ratio_mask=None,
+                    clip_mode='clip'
 
     Returns:
       An `optax.GradientTransformation` whose `update` needs `params`.
 
     Raises:
-      ValueError: naming the argument that is out of range or contradicts another, or the unknown variant.
+      ValueError: naming the argument that is out of range or contradicts another, or the unknown
+        variant.
 
     >>> import jax.numpy as jnp
     >>> tx = lars(1.0, momentum=0.0)
@@ -110,11 +152,11 @@ def lars(
       You et al., Large Batch Training of Convolutional Networks, arXiv 1708.03888, Algorithm 1.
 
     Note:
-      Under `optax.inject_hyperparams` only options given explicitly can be changed later; name masks and `stacked` in
-      `static_args`.
+      Under `optax.inject_hyperparams` only options given explicitly can be changed later; name
+      masks and `stacked` in `static_args`.
     """
-    row = variants.choose(
-        "lars",
+    options = variants.choose(
+        variants.LARS,
         variant,
         weight_decay=weight_decay,
         momentum=momentum,
@@ -137,27 +179,29 @@ def lars(
         update_bounds=update_bounds,
         zero_norm_ratio=zero_norm_ratio,
     )
-    if row["plain_learning_rate_placement"] is None:
-        row["plain_learning_rate_placement"] = row["learning_rate_placement"]
-    _check(row)
-    variants.check_adaptation(row, "lars", variant)
-    late_ratio = row["trust_ratio_placement"] == "outside"
-    steps = _momentum_steps(row, learning_rate, momentum_dtype, stacked)
+    if options.plain_learning_rate_placement is None:
+        options = dataclasses.replace(
+            options, plain_learning_rate_placement=options.learning_rate_placement
+        )
+    _check(options)
+    variants.check_adaptation(options, "lars", variant)
+    late_ratio = options.trust_ratio_placement == "outside"
+    steps = _momentum_steps(options, learning_rate, momentum_dtype, stacked)
     ratio = trust_ratio.scale_by_layerwise_trust_ratio(
-        trust_ratio_mask=variants.trust_ratio_mask(row),
-        trust_coefficient=row["trust_coefficient"],
-        eps=row["eps"],
-        trust_ratio_bounds=row["trust_ratio_bounds"],
-        weight_norm_bounds=row["weight_norm_bounds"],
-        weight_decay=row["weight_decay"],
-        weight_decay_mask=row["weight_decay_mask"],
-        denominator=row["denominator"],
-        weight_decay_placement=row["weight_decay_placement"],
-        zero_norm_ratio=row["zero_norm_ratio"],
-        adapt_undecayed=row["adapt_undecayed"],
-        clip_mode=row["clip_mode"],
+        trust_ratio_mask=variants.trust_ratio_mask(options),
+        trust_coefficient=options.trust_coefficient,
+        eps=options.eps,
+        trust_ratio_bounds=options.trust_ratio_bounds,
+        weight_norm_bounds=options.weight_norm_bounds,
+        weight_decay=options.weight_decay,
+        weight_decay_mask=options.weight_decay_mask,
+        denominator=options.denominator,
+        weight_decay_placement=options.weight_decay_placement,
+        zero_norm_ratio=options.zero_norm_ratio,
+        adapt_undecayed=options.adapt_undecayed,
+        clip_mode=options.clip_mode,
         learning_rate=learning_rate,
-        update_bounds=row["update_bounds"],
+        update_bounds=options.update_bounds,
         inner=steps.pop(0) if late_ratio else None,
         stacked=stacked,
         axis_name=axis_name,
@@ -166,51 +210,52 @@ def lars(
     return precision.chain_in_wide_precision(ratio, *steps)
 
 
-def _check(row: dict[str, Any]) -> None:
+def _check(options: variants.LarsOptions) -> None:
     for name in (
         "learning_rate_placement",
         "plain_learning_rate_placement",
         "trust_ratio_placement",
     ):
-        arguments.require_choice(name, row[name], PLACEMENTS)
+        arguments.require_choice(name, getattr(options, name), PLACEMENTS)
     arguments.require_choice(
-        "weight_decay_placement", row["weight_decay_placement"], WEIGHT_DECAY_PLACEMENTS
+        "weight_decay_placement", options.weight_decay_placement, WEIGHT_DECAY_PLACEMENTS
     )
     rate_outside = (
-        row["learning_rate_placement"] == row["plain_learning_rate_placement"] == "outside"
+        options.learning_rate_placement == options.plain_learning_rate_placement == "outside"
     )
-    if row["trust_ratio_placement"] == "outside" and not rate_outside:
+    if options.trust_ratio_placement == "outside" and not rate_outside:
         raise ValueError(
-            "trust_ratio_placement = 'outside' puts the ratio after the momentum: learning_rate_placement and "
-            "plain_learning_rate_placement have to be 'outside' too"
+            "trust_ratio_placement = 'outside' puts the ratio after the momentum: "
+            "learning_rate_placement and plain_learning_rate_placement have to be 'outside' too"
         )
     if (
-        row["weight_decay_placement"] in ("outside", "decoupled")
-        and row["trust_ratio_placement"] == "inside"
+        options.weight_decay_placement in ("outside", "decoupled")
+        and options.trust_ratio_placement == "inside"
     ):
         raise ValueError(
-            f"weight_decay_placement = {row['weight_decay_placement']!r} with a momentum after it: the velocity would gather the "
-            "decay; use 'inside', or trust_ratio_placement='outside'"
+            f"weight_decay_placement = {options.weight_decay_placement!r} with a momentum after it: "
+            "the velocity would gather the decay; use 'inside', or trust_ratio_placement='outside'"
         )
-    if row["denominator"] == "momentum" and row["trust_ratio_placement"] == "inside":
+    if options.denominator == "momentum" and options.trust_ratio_placement == "inside":
         raise ValueError(
-            "denominator = 'momentum' divides by the norm of the momentum: trust_ratio_placement has to be 'outside'"
+            "denominator = 'momentum' divides by the norm of the momentum: trust_ratio_placement has "
+            "to be 'outside'"
         )
 
 
 def _momentum_steps(
-    row: dict[str, Any], learning_rate, momentum_dtype, stacked
+    options: variants.LarsOptions, learning_rate, momentum_dtype, stacked
 ) -> list[optax.GradientTransformation]:
-    """Return what follows the decayed gradient: momentum and learning rate, in the order of the variant."""
+    """Return momentum and learning rate, which follow the decayed gradient, in the options' order."""
     adapted_order, plain_order = (
-        row["learning_rate_placement"],
-        row["plain_learning_rate_placement"],
+        options.learning_rate_placement,
+        options.plain_learning_rate_placement,
     )
     velocity = moments.scale_by_lars_momentum(
-        row["momentum"],
-        row["nesterov"],
-        dampening=row["momentum"] if row["dampening"] == "momentum" else row["dampening"],
-        undamped_start=row["undamped_start"],
+        options.momentum,
+        options.nesterov,
+        dampening=options.momentum if options.dampening == "momentum" else options.dampening,
+        undamped_start=options.undamped_start,
         momentum_dtype=momentum_dtype,
     )
     rate = lr_transform.scale_by_learning_rate(learning_rate)
@@ -220,10 +265,10 @@ def _momentum_steps(
     def adapted(params: types.Params) -> types.PyTree:
         return trust_ratio.resolve_touched(
             params,
-            variants.trust_ratio_mask(row),
-            row["weight_decay_mask"],
-            row["weight_decay"],
-            row["adapt_undecayed"],
+            variants.trust_ratio_mask(options),
+            options.weight_decay_mask,
+            options.weight_decay,
+            options.adapt_undecayed,
             stacked,
         ).adapted
 
@@ -235,7 +280,7 @@ def _momentum_steps(
     plain_momentum = lambda updates, state: state.momentum  # noqa: E731
     return [
         _only(inside, rate, unchanged),
-        _only(adapted, velocity, plain_momentum) if row["nesterov"] else velocity,
+        _only(adapted, velocity, plain_momentum) if options.nesterov else velocity,
         _only(outside, rate, unchanged),
     ]
 

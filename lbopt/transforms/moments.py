@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from lbopt import tree, types
 from lbopt.transforms import arguments
@@ -38,8 +39,8 @@ def scale_by_lamb_moments(
     debias: Debias = True,
     *,
     grad_averaging: bool = True,
-    mu_dtype: Any = None,
-    nu_dtype: Any = None,
+    mu_dtype: DTypeLike | None = None,
+    nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     r"""Replace each gradient by LAMB's elementwise direction, Adam's before any norm.
 
@@ -201,7 +202,7 @@ def scale_by_lars_momentum(
     *,
     dampening: float | jax.Array = 0.0,
     undamped_start: bool = False,
-    momentum_dtype: Any = None,
+    momentum_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     r"""Accumulate updates into a velocity.
 

@@ -40,13 +40,13 @@ class TrustRatioState(NamedTuple):
 class _Options:
     """The arguments of `scale_by_layerwise_trust_ratio`, checked."""
 
-    trust_ratio_mask: types.Mask | types.Unset
+    trust_ratio_mask: types.Mask
     trust_coefficient: float | jax.Array
     eps: float | jax.Array
     trust_ratio_bounds: tuple[float, float] | None
     weight_norm_bounds: tuple[float, float] | None
     weight_decay: float | jax.Array
-    weight_decay_mask: types.Mask | types.Unset
+    weight_decay_mask: types.Mask
     denominator: Denominator
     weight_decay_placement: WeightDecayPlacement
     zero_norm_ratio: float | jax.Array | None
@@ -151,8 +151,8 @@ class Touched(NamedTuple):
 
 def resolve_touched(
     params: types.Params,
-    trust_ratio_mask: types.Mask | types.Unset,
-    weight_decay_mask: types.Mask | types.Unset,
+    trust_ratio_mask: types.Mask,
+    weight_decay_mask: types.Mask,
     weight_decay: float | jax.Array,
     adapt_undecayed: bool,
     stacked: types.Stacked,
@@ -258,13 +258,13 @@ class _Plan:
 
 
 def scale_by_layerwise_trust_ratio(
-    trust_ratio_mask: types.Mask | types.Unset = types.UNSET,
+    trust_ratio_mask: types.Mask = types.default(masks.weights_only),
     trust_coefficient: float | jax.Array = 1.0,
     eps: float | jax.Array = 0.0,
     trust_ratio_bounds: tuple[float, float] | None = None,
     weight_norm_bounds: tuple[float, float] | None = None,
     weight_decay: float | jax.Array = 0.0,
-    weight_decay_mask: types.Mask | types.Unset = types.UNSET,
+    weight_decay_mask: types.Mask = types.default(masks.weights_only),
     denominator: Denominator = "norm_of_sum",
     *,
     weight_decay_placement: WeightDecayPlacement = "inside",

@@ -133,7 +133,7 @@ def actual(config: TrainConfig, numbers: schedules.Resolved, field: str):
         config.data,
     )
     options = VARIANTS.get(optimizer.name, {}).get(optimizer.variant)
-    options = options.options if options else {}
+    options = vars(options.options) if options else {}
     ours = {
         "global_batch_size": config.global_batch_size,
         "num_steps": numbers.num_steps,

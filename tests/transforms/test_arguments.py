@@ -1,6 +1,7 @@
 """Bad arguments raise ValueError, at the earliest possible moment, and the message names the argument."""
 
 import copy
+import inspect
 import pickle
 
 import jax
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 
 import lbopt
-from lbopt.types import UNSET
 
 NAN, INF = float("nan"), float("inf")
 TRUST, MOMENTS = lbopt.scale_by_layerwise_trust_ratio, lbopt.scale_by_lamb_moments
@@ -161,8 +161,13 @@ def test_traced_values_are_let_through():
 
 
 def test_what_was_not_given_stays_so_in_another_process():
-    """A sweep that pickles a transform, or a copy of its arguments, has its defaults."""
-    assert pickle.loads(pickle.dumps(UNSET)) is copy.deepcopy(UNSET) is UNSET
+    """A sweep that pickles a transform, or a copy of its arguments, has the variant's values."""
+    default = inspect.signature(lbopt.lamb).parameters["max_grad_norm"].default
+    assert default.value is None
+    for copied in (default, pickle.loads(pickle.dumps(default)), copy.deepcopy(default)):
+        tx = lbopt.lamb(0.1, max_grad_norm=copied, variant="albert")
+        assert len(tx.init(PARAMS)) == len(lbopt.lamb(0.1, max_grad_norm=1.0).init(PARAMS))
+    assert len(tx.init(PARAMS)) > len(lbopt.lamb(0.1, max_grad_norm=None).init(PARAMS))
 
 
 TABLE_OF_NUMBERS = np.arange(2000.0).reshape(40, 50)

@@ -1,6 +1,9 @@
 """Variants are printed as they are; masks are printed leaf by leaf."""
 
+import importlib
+import inspect
 import re
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,8 @@ import optax
 import pytest
 
 import lbopt
+from lbopt import types
+from lbopt.transforms import variants
 from lbopt.transforms.variants import VARIANTS
 
 ROWS = [(optimizer, name) for optimizer, rows in VARIANTS.items() for name in rows]
@@ -20,12 +25,33 @@ def test_a_row_is_printed_whole(optimizer, name, capsys):
     row = VARIANTS[optimizer][name]
     assert printed.startswith(f'{optimizer}, variant "{name}": {row.source}\n')
     options = dict(re.findall(r"^  [ *] (\w+) +(.+)$", printed, re.MULTILINE))
-    assert options == {option: repr(value) for option, value in row.options.items()}
+    assert options == {option: repr(value) for option, value in vars(row.options).items()}
     starred = set(re.findall(r"^  \* (\w+)", printed, re.MULTILINE))
     paper = VARIANTS[optimizer]["paper"].options
     assert starred == {
-        option for option, value in row.options.items() if repr(value) != repr(paper[option])
+        option
+        for option, value in vars(row.options).items()
+        if repr(value) != repr(getattr(paper, option))
     }
+
+
+@pytest.mark.parametrize("optimizer", VARIANTS)
+def test_the_signature_shows_every_option_of_the_paper_and_the_docstring_every_variant(optimizer):
+    alias = getattr(lbopt, optimizer)
+    parameters = inspect.signature(alias).parameters
+    shown = {
+        name: parameter.default.value
+        for name, parameter in parameters.items()
+        if isinstance(parameter.default, types.Default)
+    }
+    assert shown == vars(VARIANTS[optimizer]["paper"].options)
+    assert not [
+        name for name, parameter in parameters.items() if "Any" in str(parameter.annotation)
+    ]
+    describe = importlib.import_module("lbopt.transforms.describe")
+    assert describe.differences(optimizer) in alias.__doc__
+    names = getattr(variants, f"{optimizer.capitalize()}Variant")
+    assert typing.get_args(names) == tuple(VARIANTS[optimizer])
 
 
 def test_a_name_that_both_have_is_printed_twice(capsys):
@@ -109,7 +135,7 @@ def test_summary_of_a_stacked_lamb(capsys):
 ONLY_DECAYED = [
     (optimizer, name)
     for optimizer, name in ROWS
-    if not VARIANTS[optimizer][name].options["adapt_undecayed"]
+    if not VARIANTS[optimizer][name].options.adapt_undecayed
 ]
 
 

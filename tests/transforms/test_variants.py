@@ -54,7 +54,7 @@ LAMB_CASES = {
         lambda wd: lamb_sources.nus(
             weight_decay=wd,
             no_decay=norm_or_bias,
-            clip_eps=LAMB["nus"].options["max_grad_norm_eps"],
+            clip_eps=LAMB["nus"].options.max_grad_norm_eps,
         ),
     ),
     "cybertron": ("cybertron", {}, lambda wd: lamb_sources.cybertron(weight_decay=wd)),
@@ -151,7 +151,7 @@ LAMB_OPTIONS = {
             weight_decay=wd,
             no_decay=norm_or_bias,
             bias_correction=True,
-            clip_eps=LAMB["nus"].options["max_grad_norm_eps"],
+            clip_eps=LAMB["nus"].options.max_grad_norm_eps,
         ),
     ),
     "cybertron_adam": (
