@@ -11,7 +11,14 @@ from .aggregators.protocol import aggregate
 from .aggregators.quantize import float_quantize
 from .evaluation.means import evaluate
 from .interchange.huggingface import load_huggingface
-from .masks import exclude_paths, exclude_roles, select_paths, select_roles, weights_only
+from .masks import (
+    all_leaves,
+    exclude_paths,
+    exclude_roles,
+    select_paths,
+    select_roles,
+    weights_only,
+)
 from .models.norm import BatchNorm
 from .parallel.mesh import make_mesh
 from .parallel.state import TrainState
@@ -51,6 +58,7 @@ __all__ = [
     "aggregate",
     "agvm",
     "albert_schedule",
+    "all_leaves",
     "aps",
     "clip_by_global_norm",
     "describe",

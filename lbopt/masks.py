@@ -1,11 +1,19 @@
-"""Which leaves a transform touches: by role, by path, by callable."""
+"""Which leaves a transform touches: by role, by path, by callable, and combinations of these.
+
+Masks are callables `params -> pytree of bools`, as Optax takes them, and combine by `&`, `|` and `~`:
+
+    weights_only & ~select_paths("embed")     the default of lbopt, without embeddings
+    all_leaves & exclude_paths("embed")       biases and normalization leaves too
+"""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -166,8 +174,111 @@ def _module_class(params: types.Params, path: tuple[Any, ...]) -> type | None:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class RoleMask:
+class LeafMask(abc.ABC):
+    """A mask that combines with others: `&`, `|` and `~`, also with functions of the parameters."""
+
+    @abc.abstractmethod
+    def __call__(self, params: types.Params) -> types.PyTree:
+        """Return a bool per leaf."""
+
+    @abc.abstractmethod
+    def __invert__(self) -> LeafMask:
+        """Return the mask of all other leaves."""
+
+    @property
+    def only_excludes(self) -> bool:
+        """Whether the mask names nothing but leaves to leave out: it then selects every other one."""
+        return False
+
+    def __and__(self, other: MaskFn) -> LeafMask:
+        return _combined(all, self, other)
+
+    def __rand__(self, other: MaskFn) -> LeafMask:
+        return _combined(all, other, self)
+
+    def __or__(self, other: MaskFn) -> LeafMask:
+        return _combined(any, self, other)
+
+    def __ror__(self, other: MaskFn) -> LeafMask:
+        return _combined(any, other, self)
+
+
+MaskFn = LeafMask | Callable[[types.Params], types.PyTree]
+"""(params) -> a bool per leaf."""
+
+
+def _combined(rule: Callable[[Iterable[bool]], bool], *masks: MaskFn) -> LeafMask:
+    if not all(callable(mask) for mask in masks):
+        return NotImplemented
+    named = (mask if isinstance(mask, LeafMask) else FunctionMask(mask) for mask in masks)
+    return CombinedMask(rule, tuple(named))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CombinedMask(LeafMask):
+    """The leaves that all of several masks select (`&`), or any of them (`|`).
+
+    Attributes:
+      rule: `all` or `any`.
+      masks: two masks, which may be combinations themselves.
+    """
+
+    rule: Callable[[Iterable[bool]], bool]
+    masks: tuple[LeafMask, ...]
+
+    def __call__(self, params: types.Params) -> types.PyTree:
+        """Return a bool per leaf."""
+        choices = (tree.spread(mask(params), params, repr(mask)) for mask in self.masks)
+        return jax.tree.map(lambda *chosen: self.rule(map(bool, chosen)), *choices)
+
+    def __invert__(self) -> LeafMask:
+        """Return the mask of all other leaves: ~(a & b) = ~a | ~b, ~(a | b) = ~a & ~b."""
+        return CombinedMask(any if self.rule is all else all, tuple(~mask for mask in self.masks))
+
+    @property
+    def only_excludes(self) -> bool:
+        """Whether the mask names nothing but leaves to leave out."""
+        return self.rule(mask.only_excludes for mask in self.masks)
+
+    def __repr__(self) -> str:
+        sign = " & " if self.rule is all else " | "
+        return sign.join(
+            f"({mask!r})"
+            if isinstance(mask, CombinedMask) and mask.rule is not self.rule
+            else repr(mask)
+            for mask in self.masks
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class FunctionMask(LeafMask):
+    """A function of the parameters in a combination of masks.
+
+    Attributes:
+      function: (params) -> a bool per leaf or per subtree.
+      chosen: False for the leaves that the function does not select.
+    """
+
+    function: Callable[[types.Params], types.PyTree]
+    chosen: bool = True
+
+    def __call__(self, params: types.Params) -> types.PyTree:
+        """Return a bool per leaf."""
+        selected = self.function(params)
+        tree.map_with_name(lambda name, hit: _check_bool(name, hit, repr(self)), selected)
+        return jax.tree.map(lambda hit: bool(hit) == self.chosen, selected)
+
+    def __invert__(self) -> LeafMask:
+        """Return the mask of all other leaves."""
+        return FunctionMask(self.function, not self.chosen)
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__name__", repr(self.function))
+        return name if self.chosen else f"~{name}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RoleMask(LeafMask):
     """A mask by role; see `select_roles`, `exclude_roles` and `weights_only`."""
 
     roles: tuple[str, ...]
@@ -177,13 +288,17 @@ class RoleMask:
         _require_names(self, params)
         return jax.tree.map(lambda role: role in self.roles, tree_roles(params))
 
+    def __invert__(self) -> RoleMask:
+        """Return the mask of the other roles."""
+        return RoleMask(tuple(role for role in ROLES if role not in self.roles))
+
     def __repr__(self) -> str:
-        if self.roles == ("weight",):
-            return "weights_only"
+        if self.roles in (("weight",), ROLES):
+            return "all_leaves" if self.roles == ROLES else "weights_only"
         return f"select_roles({', '.join(repr(role) for role in self.roles)})"
 
 
-def _require_names(mask: RoleMask | PathMask, params: types.Params) -> None:
+def _require_names(mask: LeafMask, params: types.Params) -> None:
     if tree.leaf_names(params) == [""]:
         raise ValueError(
             f"{mask!r} needs a tree of named parameters; inside optax.inject_hyperparams, name the mask in "
@@ -227,8 +342,12 @@ either.
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class PathMask:
+all_leaves = RoleMask(ROLES)
+"""Every leaf. `all_leaves & exclude_paths("embed")` says that biases and norms are meant too."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PathMask(LeafMask):
     """A mask by regular expressions on paths; see `select_paths` and `exclude_paths`."""
 
     patterns: tuple[str, ...]
@@ -256,6 +375,15 @@ class PathMask:
             )
         return hit
 
+    def __invert__(self) -> PathMask:
+        """Return the mask of the leaves whose path does not match, or does."""
+        return PathMask(self.patterns, not self.chosen)
+
+    @property
+    def only_excludes(self) -> bool:
+        """Whether the patterns name leaves to leave out."""
+        return not self.chosen
+
     def __repr__(self) -> str:
         name = "select_paths" if self.chosen else "exclude_paths"
         return f"{name}({', '.join(repr(pattern) for pattern in self.patterns)})"
@@ -282,8 +410,41 @@ def select_paths(*patterns: str) -> PathMask:
 
 
 def exclude_paths(*patterns: str) -> PathMask:
-    """Return a mask that selects the leaves whose path matches none of the regular expressions; see `select_paths`."""
+    """Return `~select_paths(*patterns)`: the leaves whose path matches none of the expressions.
+
+    Alone it selects biases and normalization leaves too. Where lbopt's default leaves those out,
+    write `weights_only & exclude_paths(...)`, or `all_leaves & exclude_paths(...)` if they are
+    meant; `weight_decay_mask` and `trust_ratio_mask` warn of an exclusion alone.
+
+    >>> import numpy as np
+    >>> params = {"embed": {"kernel": np.zeros((2, 2))}, "head": {"kernel": np.zeros((2, 2)), "bias": np.zeros(2)}}
+    >>> (weights_only & exclude_paths("embed"))(params)
+    {'embed': {'kernel': False}, 'head': {'bias': False, 'kernel': True}}
+    """
     return PathMask(tree.check_patterns(patterns), False)
+
+
+def without(*patterns: str, default: types.Mask = weights_only) -> types.Mask:
+    """Return a default mask minus the leaves whose path matches a pattern, as a config lists them.
+
+    Args:
+      *patterns: regular expressions, as in `select_paths`; none gives the default itself.
+      default: `weights_only`, or the mask of a variant: a mask, a function, None or True (every
+        leaf), False (no leaf).
+
+    Raises:
+      ValueError: for a pattern that is no regular expression, or a default that is a tree.
+
+    >>> without(), without("embed", "^head/"), without("embed", default=None)
+    (weights_only, weights_only & exclude_paths('embed', '^head/'), all_leaves & exclude_paths('embed'))
+    """
+    if not patterns or default is False:
+        return default
+    if default is None or default is True:
+        default = all_leaves
+    if not tree.is_function(default):
+        raise ValueError(f"default = {tree.said(default)}: give a mask that is called, or None")
+    return default & exclude_paths(*patterns)
 
 
 def resolve_mask(
@@ -317,7 +478,7 @@ def resolve_mask(
         )
     if isinstance(mask, types.Default):
         mask = mask.value
-    if isinstance(mask, (RoleMask, PathMask)) and tree.leaf_names(params) == [""]:
+    if isinstance(mask, LeafMask) and tree.leaf_names(params) == [""]:
         raise ValueError(
             f"{argument} = {tree.said(mask)}: params are one array of shape {jnp.shape(params)} without a name: put it into a dict, "
             f'{{"kernel": array}}, or pass {argument}=None (touch it) or {argument}=False (leave it)'
@@ -336,6 +497,8 @@ def resolve_mask(
             selected = mask(stacks.one_layer(params, stacked))
         selected = tree.spread(selected, params, argument)
         tree.map_with_name(lambda name, chosen: _check_bool(name, chosen, argument), selected)
+        if argument in _WEIGHTS_BY_DEFAULT and isinstance(mask, LeafMask) and mask.only_excludes:
+            _warn_of_lost_default(mask, argument, selected, stacks.one_layer(params, stacked))
         names = tree.leaf_names(params)
         if names and not any(jax.tree.leaves(selected)):
             raise ValueError(
@@ -343,6 +506,25 @@ def resolve_mask(
                 f"pass {argument}=False if no leaf is meant, or {argument}=None for every leaf"
             )
     return selected
+
+
+_WEIGHTS_BY_DEFAULT = ("weight_decay_mask", "trust_ratio_mask")
+"""Arguments whose default leaves out biases, normalization leaves and vectors."""
+
+
+def _warn_of_lost_default(
+    mask: LeafMask, argument: str, selected: types.PyTree, params: types.Params
+) -> None:
+    """Warn if a mask that only excludes selects leaves that the default would leave out."""
+    new = jax.tree.map(lambda chosen, usual: chosen and not usual, selected, weights_only(params))
+    names = [name for name, is_new in tree.by_name(new).items() if is_new]
+    if names:
+        warnings.warn(
+            f"{argument} = {mask!r} replaces the default and selects biases, norms or vectors "
+            f"({tree.some(names)}): keep the default by weights_only & {mask!r}, or say that they "
+            f"are meant by all_leaves & {mask!r}",
+            stacklevel=3,
+        )
 
 
 def _meant(mask: str) -> str:

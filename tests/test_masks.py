@@ -353,6 +353,106 @@ def test_masks_by_role_and_by_path(mask, expected):
     assert chosen_by(mask) == expected
 
 
+def is_vector(params):
+    """Select by a plain function, as other people's masks do: one value for all of `stem`."""
+    return {"stem": False, "ln": jax.tree.map(lambda _: False, params["ln"]), "slope": True}
+
+
+STEM = lbopt.select_paths("^stem/")
+WEIGHTS = lbopt.weights_only
+COMBINED = [
+    (WEIGHTS & STEM, "weights_only & select_paths('^stem/')", {"stem/kernel"}),
+    (
+        WEIGHTS | lbopt.select_paths("slope"),
+        "weights_only | select_paths('slope')",
+        {"stem/kernel", "slope"},
+    ),
+    (
+        ~WEIGHTS,
+        "select_roles('bias', 'norm', 'vector')",
+        {"stem/bias", "ln/scale", "ln/bias", "slope"},
+    ),
+    (
+        ~STEM & ~WEIGHTS,
+        "exclude_paths('^stem/') & select_roles('bias', 'norm', 'vector')",
+        {"ln/scale", "ln/bias", "slope"},
+    ),
+    (
+        ~(STEM | WEIGHTS),
+        "exclude_paths('^stem/') & select_roles('bias', 'norm', 'vector')",
+        {"ln/scale", "ln/bias", "slope"},
+    ),
+    (
+        (WEIGHTS | is_vector) & ~STEM,
+        "(weights_only | is_vector) & exclude_paths('^stem/')",
+        {"slope"},
+    ),
+    (is_vector | WEIGHTS, "is_vector | weights_only", {"stem/kernel", "slope"}),
+    (
+        ~(WEIGHTS | is_vector),
+        "select_roles('bias', 'norm', 'vector') & ~is_vector",
+        {"stem/bias", "ln/scale", "ln/bias"},
+    ),
+    (
+        lbopt.all_leaves & ~STEM,
+        "all_leaves & exclude_paths('^stem/')",
+        {"ln/scale", "ln/bias", "slope"},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("mask", "shown", "expected"), COMBINED, ids=[shown for _, shown, _ in COMBINED]
+)
+def test_masks_combine(mask, shown, expected):
+    assert chosen_by(mask) == expected
+    assert chosen_by(~mask) == set(tree.leaf_names(NET)) - expected
+    assert repr(mask) == shown
+    assert ~~mask == mask
+    assert hash(~~mask) == hash(mask)
+    decayed = optax.add_decayed_weights(0.5, mask)  # Optax takes it as it is
+    updates, _ = decayed.update(NET, decayed.init(NET), jax.tree.map(np.ones_like, NET))
+    assert {name for name, leaf in tree.by_name(updates).items() if np.all(leaf == 0.5)} == expected
+
+
+def test_what_is_no_mask_does_not_combine():
+    for other in (None, True, {"stem": True}):
+        with pytest.raises(TypeError):
+            WEIGHTS & other
+    with pytest.raises(ValueError, match="give True or False"):
+        (WEIGHTS & (lambda params: jax.tree.map(jnp.ndim, params)))(NET)
+    with pytest.raises(ValueError, match="matches none"):
+        (WEIGHTS & ~lbopt.select_paths("renamed"))(NET)
+
+
+@pytest.mark.parametrize("argument", ["weight_decay_mask", "trust_ratio_mask"])
+def test_excluding_alone_does_not_lose_the_default_without_a_word(argument):
+    def resolved(mask):
+        return tree.by_name(masks.resolve_mask(mask, NET, argument))
+
+    for alone in (~STEM, ~STEM & lbopt.exclude_paths("slope"), is_vector | ~STEM):
+        with pytest.warns(UserWarning, match=f"{argument} = .* weights_only & "):
+            assert resolved(alone)["ln/bias"]
+    for said in (lbopt.all_leaves & ~STEM, lbopt.exclude_roles("weight"), STEM | WEIGHTS):
+        resolved(said)
+    resolved(lbopt.exclude_paths("bias", "scale", "slope"))  # the default by other means
+    assert resolved(masks.without("slope"))["stem/kernel"]
+    assert masks.resolve_mask(~STEM, NET, "sharded_mask")["ln"]["bias"]
+
+
+def test_a_config_lists_what_is_left_out_of_a_default():
+    assert chosen_by(masks.without("^ln/", default=lbopt.exclude_roles("vector"))) == {
+        "stem/kernel",
+        "stem/bias",
+    }
+    assert chosen_by(masks.without("^ln/", default=None)) == {"stem/kernel", "stem/bias", "slope"}
+    assert masks.without(default=None) is None
+    assert masks.without("^ln/", default=False) is False
+    assert masks.without() is WEIGHTS
+    with pytest.raises(ValueError, match="default = "):
+        masks.without("^ln/", default={"stem": True})
+
+
 def test_excluding_is_selecting_the_others():
     assert (
         lbopt.exclude_roles("norm", "bias", "vector")
