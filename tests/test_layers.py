@@ -46,6 +46,7 @@ STRANGERS = [
     ("job", "parallel"),
     ("report", "recipes"),
     ("report", "plan"),
+    ("sweep", "report"),  # a study is reported from the lines that it wrote
     ("sweep", "plan"),
 ]
 
@@ -70,12 +71,12 @@ CONFINED = {
     "scipy": {
         "plan/bounds.py",
         "report/study/_limit.py",
-        "sweep/findings/differences.py",
+        "report/study/_statistics.py",
         "sweep/fits.py",
         "sweep/search/sampled.py",
     },
     "tokenizers": {"data/text.py"},
-    "matplotlib": {"report/page.py", "sweep/report/figures/style.py"},
+    "matplotlib": {"report/page.py", "report/study/_style.py"},
     "ml_collections": {"cli/arguments.py"},
     "absl": {"cli/arguments.py", "data/batches.py"},
     "msgspec": {"typed_json.py"},

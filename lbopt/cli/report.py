@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from lbopt.cli import arguments
 from lbopt.errors import UserError
 from lbopt.report import training
+from lbopt.report.study import write_study_report
 from lbopt.shown import show
 from lbopt.sweep import parts
-from lbopt.sweep.report import write as sweep_report
 from lbopt.train import bucket, shard, workdir as workdirs
 
 FLAGS = {"workdir": "a folder of lbopt train or lbopt sweep"}
@@ -35,8 +35,9 @@ def _report(folder: str) -> None:
     workdirs.remove_leftovers(workdir)
     if saved["kind"] == "sweep":
         with shard.at_the_door(workdir) if shard.were_in(workdir) else contextlib.nullcontext():
-            page, summary = sweep_report.write_sweep_report(workdir, saved)
-        show(*sweep_report.terminal_table(summary).split("\n"))
+            written = write_study_report(workdir, saved)
+        page = written.file
+        show(*written.table.split("\n"))
     else:
         page = training.write_training_report(workdir, saved)
     show(bucket.shown(page))

@@ -19,10 +19,10 @@ from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
 from lbopt.report import page
+from lbopt.report.study import write_study_report
 from lbopt.shown import show
 from lbopt.sweep import parts, runner, trials
 from lbopt.sweep.lanes import on_mesh
-from lbopt.sweep.report import write as report
 from lbopt.sweep.search.make import DRAWN_BY
 from lbopt.train import bucket, environment, workdir as workdirs
 from lbopt.train.preemption import PreemptionWatch
@@ -118,17 +118,12 @@ def _report(workdir: pathlib.Path, shard: Shard | None) -> bool:
     """Write the report, and print what it says; return whether it is of the whole study."""
     saved = workdirs.read_config(workdir, "sweep")
     assert saved is not None
-    file, summary = report.write_sweep_report(workdir, saved)
-    show(
-        *report.terminal_table(summary).split("\n"),
-        "",
-        *summary["findings"],
-        "",
-        bucket.shown(file),
-    )
-    if shard and not summary["complete"]:
+    written = write_study_report(workdir, saved)
+    lines = [*written.table.split("\n"), "", *written.findings, "", bucket.shown(written.file)]
+    show(*lines)
+    if shard and not written.study.complete:
         show(f"shard {shard} is finished; the others are not: the last one writes the whole report")
-    return bool(summary["complete"])
+    return written.study.complete
 
 
 def _other_candidates(config: SweepConfig, saved: dict[str, Any]) -> list[str]:

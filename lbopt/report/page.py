@@ -120,7 +120,7 @@ class Section(NamedTuple):
 
 def write_page(file: pathlib.Path, title: str, lead: str, sections: Sequence[Section]) -> None:
     """Write the page; text is escaped."""
-    jinja2 = _need("jinja2")
+    jinja2 = need("jinja2")
     template = jinja2.Environment(autoescape=True, finalize=_shown).from_string(_TEMPLATE)
     workdirs.write_text(file, template.render(title=title, lead=lead, sections=sections))
 
@@ -143,8 +143,8 @@ def label(text: str) -> str:
 
 def new_figure(width_inches: float = 8.0, height_inches: float = 4.8) -> tuple[Any, Any]:
     """Return a figure and its axes, drawn without a screen."""
-    _need("matplotlib")
-    _need("jinja2")
+    need("matplotlib")
+    need("jinja2")
     from matplotlib.figure import Figure
 
     figure = Figure((width_inches, height_inches), dpi=144, layout="constrained")
@@ -159,7 +159,7 @@ def new_panels(
     rows: int, columns: int, width_inches: float, height_inches: float, **options: Any
 ) -> tuple[Any, list[list[Any]]]:
     """Return a figure and its panels, row by row; options are those of `Figure.subplots`."""
-    _need("matplotlib")
+    need("matplotlib")
     from matplotlib.figure import Figure
 
     figure = Figure((width_inches, height_inches), dpi=144, layout="constrained")
@@ -188,7 +188,8 @@ def environment_text(saved: Mapping[str, Any], command: str) -> str:
     return f"{command}\n\n{versions}\n{revision}{saved['num_devices']} x {saved['device_kind']}{resumed}"
 
 
-def _need(package: str) -> Any:
+def need(package: str) -> Any:
+    """Return an imported package of the `demo` extra, or say how to install it."""
     import importlib
 
     try:

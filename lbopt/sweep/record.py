@@ -12,7 +12,8 @@ import numpy as np
 
 from lbopt.config.sweep import SweepConfig
 from lbopt.sweep import fits
-from lbopt.sweep.findings.probes import noise_scales
+from lbopt.sweep.noise import noise_scales
+from lbopt.sweep.row import Probes
 from lbopt.sweep.trials import FINAL, Cell, Trial
 from lbopt.train.writers import finite
 
@@ -195,7 +196,7 @@ class Record:
                 math.ceil(self.cell.warmup_steps(self.trial)),
             )
             fit = fits.fit_diffusion(every, distances.tolist(), from_step=max(1, warmed_up))
-            found["diffusion"] = None if fit is None else fit.to_json()
+            found["diffusion"] = None if fit is None else dataclasses.asdict(fit)
         if self.evaluations:
             found["evaluations"] = _columns(
                 self.evaluations, {"loss": "validation_loss", "accuracy": "validation_accuracy"}
@@ -277,5 +278,8 @@ def _probes(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
             grouped.setdefault(kind, {})[layer] = values
         else:
             grouped[kind] = values
-    scales = [scale for _, scale in noise_scales([grouped])]
+    measured = Probes(
+        grouped["step"], grouped.get("noise_trace"), grouped.get("gradient_square_norm")
+    )
+    scales = [scale for _, scale in noise_scales([measured])]
     return {"probes": grouped, "noise_scale": finite(statistics.median(scales)) if scales else None}

@@ -32,8 +32,8 @@ from lbopt.config import (
     SweepConfig,
     TrainConfig,
 )
+from lbopt.report.study import write_study_report
 from lbopt.sweep import runner, trials
-from lbopt.sweep.report import write
 
 EPOCHS = 20
 CASES = [
@@ -181,7 +181,7 @@ def _report() -> dict:
         workdir = pathlib.Path(folder)
         saved, count = large_study.save(workdir)
         begin = time.perf_counter()
-        write.write_sweep_report(workdir, saved)
+        write_study_report(workdir, saved)
         seconds = time.perf_counter() - begin
     return pairs.row(f"report of {count} trials", "s", seconds, None, None, None, 20.0)
 

@@ -18,8 +18,8 @@ from lbopt import lamb, summarize_masks
 from lbopt.cli import arguments
 from lbopt.data.records import prepare_command
 from lbopt.report import page
+from lbopt.report.study._tables import trials_csv
 from lbopt.shown import one_line
-from lbopt.sweep.report.tables import terminal_table, trials_csv
 from lbopt.train import workdir as workdirs
 from lbopt.train.mllog import MlperfLog
 from lbopt.train.progress import Progress, say
@@ -62,10 +62,7 @@ def test_the_report_of_a_study(study, lbopt, monkeypatch):
     html = (study / "report.html").read_text()
     assert not unprintable(out) | unprintable(html)
     assert "<script" not in html
-    assert (
-        out.count("\n")
-        == len(terminal_table(json.loads((study / "summary.json").read_text())).split("\n")) + 1
-    )
+    assert out.count("\n") == 5  # what is shown, batch sizes, two arms, and where the page is
     cells = [
         cell for row in csv.reader((study / "trials.csv").read_text().splitlines()) for cell in row
     ]

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
+from lbopt.report.study import _findings, _summary, read_study
 from lbopt.sweep import fits
 
 SIZES = (16, 64, 256)
@@ -103,6 +104,13 @@ def make_study(
     return config, rows
 
 
+def summarize(config, rows):
+    """Return what `summary.json` of a study holds."""
+    study = read_study(config, rows)
+    claims = _findings.claims_of(study)
+    return _summary.summary_of(study, claims, _findings.findings_of(study, claims))
+
+
 def save_study(workdir, config, rows):
     """Write `results.jsonl`; return what `config.json` holds."""
     (workdir / "results.jsonl").write_text(
@@ -122,6 +130,7 @@ def _arm(name, truth):
         "scaling_rule": truth.scaling_rule,
         "warmup_rule": truth.warmup_rule,
         "base_learning_rate": 0.1,
+        "decay": "constant",
     }
     return {"name": name, "optimizer": {"name": truth.optimizer}, "schedule": schedule}
 
@@ -295,7 +304,11 @@ class _Cell:
                 "train_loss": [1 / step for step in steps],
                 "distance": distance,
             }
-            found |= {"curve": curve, "diffusion": fit and fit.to_json(), "distance": distance[-1]}
+            found |= {
+                "curve": curve,
+                "diffusion": fit and dataclasses.asdict(fit),
+                "distance": distance[-1],
+            }
         probes = self.probes(place)
         return found | ({"probes": probes} if len(probes) > 1 else {})
 

@@ -10,8 +10,9 @@ import pytest
 from lbopt import losses
 from lbopt.errors import UserError
 from lbopt.models import cnn, lstm, seam
-from lbopt.sweep.findings.probes import noise_scales
 from lbopt.sweep.lanes import gauges
+from lbopt.sweep.noise import noise_scales
+from lbopt.sweep.row import Probes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 KEY = jax.random.key(0)
@@ -57,7 +58,7 @@ def test_the_noise_scale_of_gaussian_gradients():
     assert_mean(probes.noise_trace, trace, 0.002)
     assert_mean(probes.gradient_square_norm, signal, 0.01)
     seeds = [
-        {"step": [1], "noise_trace": [float(noise)], "gradient_square_norm": [float(norm)]}
+        Probes([1], noise_trace=[float(noise)], gradient_square_norm=[float(norm)])
         for noise, norm in zip(probes.noise_trace, probes.gradient_square_norm, strict=True)
     ]
     ((_, found),) = noise_scales(seeds)
@@ -95,11 +96,7 @@ def test_the_hessian_of_squares_is_the_identity():
 
 
 def test_no_signal_is_an_infinite_noise_scale():
-    seed = {
-        "step": [1, 2, 3],
-        "noise_trace": [6.0, 6.0, 6.0],
-        "gradient_square_norm": [2.0, 0.0, -1.0],
-    }
+    seed = Probes([1, 2, 3], noise_trace=[6.0] * 3, gradient_square_norm=[2.0, 0.0, -1.0])
     assert noise_scales([seed]) == [(1, 3.0), (2, np.inf), (3, np.inf)]
 
 

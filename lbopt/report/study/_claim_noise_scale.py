@@ -1,0 +1,199 @@
+"""Claim: the gradient noise scale predicts how far the batch size can grow."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from lbopt.report.study import _limits
+from lbopt.report.study._model import Arm, Noise, Study
+from lbopt.report.study._statistics import RankTest, rank_test
+from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
+
+WITHIN = 4.0
+"""A prediction is good within this factor: batch sizes of a study are factors of 2 apart, or of 4."""
+_AGREES = 0.5
+_CHANCE = 0.1
+_FEWEST = 3
+_WHAT = (
+    "the gradient noise scale (tr(Sigma) / |G|^2 at the smallest batch, the median over the probes of a run) "
+    "predicts the {}"
+)
+_FEW = """it takes {{ fewest }} arms to judge by, and there {{ "is" if judged == 1 else "are" }}
+    {{ judged or "none" }}"""
+_FACTOR = """it is within a factor of {{ factor | number }} of the {{ thing }} for {{ within }} of
+    {{ judged }} arms"""
+_RANKS = """the rank correlation is {{ "%.2f" % test.correlation }} (one-sided p
+    {{ "%.2f" % test.p }} over all orders)"""
+_BOUNDED = """{{ arms | length | count("arm") }} left out, as each may be a hit or a miss:
+    {{ arms | join(", ") }}"""
+_INFINITE = """{{ arms | length | count("arm") }} left out, as the noise scale is not told from
+    infinity: {{ arms | listed }}"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the noise scale of an arm predicts, and what was found.
+
+    Attributes:
+      arm: name, as in running text.
+      noise_scale: noise scale at its smallest batch, in examples; may be infinite.
+      least: batch size that was found, or its lower bound.
+      most: the same, or its upper bound; infinite if there is none.
+    """
+
+    arm: str
+    noise_scale: float
+    least: float
+    most: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether the batch size is known, not only its bounds."""
+        return self.least == self.most
+
+    @property
+    def missed(self) -> bool:
+        """Whether the prediction is off by more than `WITHIN`, wherever between its bounds the truth lies."""
+        near = self.least / WITHIN <= self.noise_scale <= WITHIN * self.most
+        return math.isfinite(self.noise_scale) and not near
+
+    @property
+    def judged(self) -> bool:
+        """Whether it is known to be a hit or a miss."""
+        return math.isfinite(self.noise_scale) and (self.exact or self.missed)
+
+    @property
+    def bounds(self) -> str:
+        """What is known where only bounds are, as a clause."""
+        if math.isinf(self.most):
+            return f"{self.arm} held up to the largest batch, {self.least:.0f}"
+        return f"the limit of {self.arm} lies between {self.least:.0f} and {self.most:.0f}"
+
+
+def noise_scale_predicts_limit(study: Study) -> Claim | None:
+    """Hold the claim that the gradient noise scale predicts the limit; see `judge`.
+
+    The limit of an arm that held up to the largest batch is that batch or more. The limit of an arm that did not get
+    past the smallest batch lies between that and the next. Such an arm is a miss where all that may be true is more
+    than 4 times away; otherwise it is left out, as nothing tells on which side it is.
+
+    Returns:
+      The claim; None if no arm has a noise scale, or the study has no limits.
+    """
+    if not study.has_limits:
+        return None
+    noisy = [(arm, arm.cells[0].noise) for arm in study.measured if arm.cells[0].noise]
+    found = [_of_limit(arm, noise, study.sizes) for arm, noise in noisy if arm.limit and noise]
+    without = _limits.without_limit([arm for arm, _ in noisy])
+    scales = [noise for _, noise in noisy if noise]
+    return judge("noise_scale_predicts_limit", "limit", found, scales, without)
+
+
+def _of_limit(arm: Arm, noise: Noise, sizes: Sequence[int]) -> Prediction:
+    assert arm.limit is not None
+    least = most = float(arm.limit.batch_size)
+    if arm.limit.is_largest:
+        most = math.inf
+    elif least == sizes[0]:
+        most = sizes[1]
+    return Prediction(quoted(arm.name), noise.scale, least, most)
+
+
+def noise_scale_predicts_critical_batch(study: Study) -> Claim | None:
+    """Hold the same claim against the critical batches of the steps to a target; see `judge`.
+
+    Returns:
+      The claim; None if no arm has both a critical batch and a noise scale.
+    """
+    noisy = [
+        (arm.name, arm.critical_batch.critical_batch_size, arm.cells[0].noise)
+        for arm in study.measured
+        if arm.critical_batch and arm.cells[0].noise
+    ]
+    found = [
+        Prediction(quoted(name), noise.scale, batch, batch) for name, batch, noise in noisy if noise
+    ]
+    scales = [noise for _, _, noise in noisy if noise]
+    return judge("noise_scale_predicts_critical_batch", "critical batch", found, scales, [])
+
+
+def judge(
+    name: str,
+    thing: str,
+    found: Sequence[Prediction],
+    scales: Sequence[Noise],
+    without: Sequence[str],
+) -> Claim | None:
+    """Judge predictions of batch sizes by the noise scale at the smallest batch, which costs no large batches.
+
+    The claim does not hold if the prediction is off by more than a factor of 4 for most arms. It holds if it is
+    within that for most and the ranks agree, with a correlation above 0.5 that at most one in ten orders would give
+    by chance. With three arms, or many ties, no order is so rare, and the factor alone decides. Fewer than three
+    arms tell nothing.
+
+    Args:
+      name: name of the claim.
+      thing: what is predicted.
+      found: the prediction of every arm that has both a noise scale and something to predict.
+      scales: noise scale of every arm that has one.
+      without: clauses that name arms with nothing to predict.
+
+    References:
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162 [recalled 90%].
+    """
+    if not scales:
+        return None
+    hits = [one for one in found if one.judged]
+    missed = sum(one.missed for one in hits)
+    within = len(hits) - missed
+    what, notes = _WHAT.format(thing), [_range(scales), *_left_out(found), *without]
+    if len(hits) < _FEWEST:
+        few = say(_FEW, fewest=_FEWEST, judged=len(hits))
+        return judged(name, UNKNOWN, what, few, *_ratios(thing, hits), *notes)
+
+    ranks = rank_test([(one.noise_scale, one.least) for one in hits if one.exact])
+    if ranks is not None and ranks.least_p > _CHANCE:
+        ranks = None
+    verdict = HELD if within > missed and _agree(ranks) else UNKNOWN
+    verdict = NOT_HELD if missed > within else verdict
+    factor = say(_FACTOR, factor=WITHIN, thing=thing, within=within, judged=len(hits))
+    said = "whether the ranks agree cannot be told from so few arms with different limits"
+    said = said if ranks is None else say(_RANKS, test=ranks)
+    return judged(name, verdict, what, factor, *_ratios(thing, hits), said, *notes)
+
+
+def _agree(ranks: RankTest | None) -> bool:
+    """Return whether the ranks do not speak against the prediction."""
+    return ranks is None or (ranks.correlation > _AGREES and ranks.p <= _CHANCE)
+
+
+def _range(scales: Sequence[Noise]) -> str:
+    """Return between what the noise scale lies in the course of the runs at the smallest batch, as a clause."""
+    least = min(min(noise.scales) for noise in scales)
+    most = max(max(noise.scales) for noise in scales)
+    if math.isinf(least):
+        return "at no probe of a run the noise scale is told from infinity"
+    end = "infinity" if math.isinf(most) else _amount(most)
+    return f"over the run the noise scale goes from {_amount(least)} to {end}"
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _ratios(thing: str, hits: Sequence[Prediction]) -> list[str]:
+    """Return how far off the predictions are, and the misses of which only bounds are known."""
+    ratios = sorted(one.least / one.noise_scale for one in hits if one.exact and one.noise_scale)
+    ends = list(dict.fromkeys(f"{ratio:.3g}" for ratio in ratios[:1] + ratios[-1:]))
+    exact = [f"the {thing} is {' to '.join(ends)} times the noise scale"] if ends else []
+    return exact + [f"{one.bounds}, a miss" for one in hits if not one.exact]
+
+
+def _left_out(found: Sequence[Prediction]) -> list[str]:
+    """Return clauses that count and name the arms that are neither hits nor misses."""
+    infinite = [one.arm for one in found if math.isinf(one.noise_scale)]
+    bounded = [one.bounds for one in found if math.isfinite(one.noise_scale) and not one.judged]
+    notes = [say(_BOUNDED, arms=bounded)] if bounded else []
+    return notes + ([say(_INFINITE, arms=infinite)] if infinite else [])

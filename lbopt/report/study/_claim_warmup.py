@@ -1,0 +1,265 @@
+"""Claim: the warmup stays at the same number of steps while the batch grows (LEGW)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lbopt.report.study._metric import Metric
+from lbopt.report.study._model import Candidate, Cell, Study
+from lbopt.report.study._statistics import pooled_slope
+from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
+
+STEPS, EPOCHS, GROWING = 0.0, -1.0, 1.0
+"""Exponents of the batch size with which a number of warmup steps is carried to another batch size."""
+_NEAR = 1.5
+_SHUFFLES = 2000
+_NAME = "constant_warmup_steps"
+_WHAT = "constant warmup steps are the right transfer over batch sizes (LEGW)"
+_AS_EPOCHS = "as the same number of epochs"
+_IN_PROPORTION = "as steps in proportion to the batch"
+_DRAWN = "warmup was drawn together with the learning rate, not crossed with it in a grid, so neither's part can be told"
+_NOWHERE = (
+    "no warmup that was chosen inside of the range tried can be carried to another batch size both as the same "
+    "steps and as the same epochs, for want of tried ones near these"
+)
+_CARRIED = "carried to another batch size, the chosen warmup "
+_COUNTS = """scored better as the same number of steps than {{ other }} in {{ contest.better[0] }} of
+    {{ contest.told[0] }} cases and worse in {{ contest.worse[0] }}, a lead of {{ contest.lead }} where
+    scores shuffled over the warmups give {{ contest.by_chance[0] }} to {{ contest.by_chance[1] }} (95 %)"""
+_SLOPES = """the chosen warmup steps go like {{ slopes | join(", ") or "nothing, none being above 0" }}
+    (0 is constant steps, -1 constant epochs)"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Warmups:
+    """The warmups that were tried in a cell, each with all the other factors.
+
+    Attributes:
+      global_batch_size: batch size of the cell.
+      steps: warmup steps that were tried, ascending; 0 is no warmup.
+      ranks: rank of the best validation score with each, 0 for the best; equal scores share a rank.
+      chosen: place of the chosen one in both.
+    """
+
+    global_batch_size: int
+    steps: tuple[float, ...]
+    ranks: tuple[int, ...]
+    chosen: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contest:
+    """A comparison of constant steps with another transfer; each field is [1 + shuffles] int.
+
+    Element 0 is as measured, the others are of the shuffles.
+
+    Attributes:
+      better: number of comparisons in which constant steps gave the better score.
+      worse: number in which they gave the worse score.
+      told: number of comparisons, with those of equal scores.
+    """
+
+    better: np.ndarray
+    worse: np.ndarray
+    told: np.ndarray
+
+    def __add__(self, other: Contest) -> Contest:
+        """Add up the comparisons of two arms, whose shuffles are independent."""
+        return Contest(self.better + other.better, self.worse + other.worse, self.told + other.told)
+
+    @property
+    def lead(self) -> int:
+        """How many more were better than worse, as measured."""
+        return int(self.better[0] - self.worse[0])
+
+    @property
+    def by_chance(self) -> tuple[int, int]:
+        """The two leads between which 95 % of the shuffles lie."""
+        leads = (self.better - self.worse)[1:]
+        low, high = np.quantile(leads, [0.025, 0.975], method="inverted_cdf")
+        return int(low), int(high)
+
+    @property
+    def sign(self) -> int:
+        """1 if constant steps are ahead by more than chance gives, -1 if behind, else 0."""
+        low, high = self.by_chance
+        return int(self.lead > high) - int(self.lead < low)
+
+
+def constant_warmup_steps(study: Study) -> Claim | None:
+    """Hold LEGW's rule, the same warmup steps at every batch size, against the scores of the search itself.
+
+    See `judge_warmups`. Left out are cells whose candidates were chosen by their steps to a target, and cells in which
+    warmup was drawn together with the learning rate: a good warmup there may be one that met a good rate.
+
+    Returns:
+      The claim; None if no cell tried several warmups.
+    """
+    arms = [(arm.name, [] if study.has_target else arm.cells) for arm in study.arms]
+    if not any(len(_by_warmup(cell)) > 1 for _, cells in arms for cell in cells):
+        return None
+    crossed = {
+        name: found
+        for name, cells in arms
+        if (found := [one for cell in cells if (one := warmups_of(cell, study.metric))])
+    }
+    return judge_warmups(crossed)
+
+
+def warmups_of(cell: Cell, metric: Metric) -> Warmups | None:
+    """Return the warmups of a cell; None unless several were tried, each with the same other factors."""
+    tried = _by_warmup(cell)
+    others = [
+        {(one.factors.learning_rate, one.factors.weight_decay) for one in group}
+        for group in tried.values()
+    ]
+    crossed = len(others) > 1 and all(one == others[0] for one in others)
+    if not crossed or cell.chosen.warmup not in tried:
+        return None
+    steps = tuple(group[0].warmup_steps for group in tried.values())
+    best = [min(metric.badness(one.score) for one in group) for group in tried.values()]
+    ranks = tuple(sorted(set(best)).index(value) for value in best)
+    return Warmups(cell.global_batch_size, steps, ranks, list(tried).index(cell.chosen.warmup))
+
+
+def _by_warmup(cell: Cell) -> dict[float, list[Candidate]]:
+    """Return the candidates that were tried at full length, by their warmup factor, ascending."""
+    found: dict[float, list[Candidate]] = {}
+    for one in sorted(cell.full, key=lambda one: one.factors.warmup):
+        found.setdefault(one.factors.warmup, []).append(one)
+    return found
+
+
+def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
+    """Judge whether the warmup transfers as constant steps.
+
+    The slope of the chosen warmup over the batch size would not do: every arm's grid is centred on its own rule, so
+    choices of pure noise have slope 0 under LEGW and -1 under constant epochs. Instead the warmup that validation
+    chose at one batch size is carried to every other one as the same number of steps and as the same number of
+    epochs, and their scores there, of the same search, are compared. A permutation test tells how far ahead either
+    gets by chance, see `compare`.
+
+    The claim holds if constant steps lead by more than chance gives (95 %) and are not behind steps that grow with
+    the batch. It does not if constant epochs lead so, or growing steps. Otherwise, or if an arm contradicts the
+    others as clearly, it cannot be told.
+
+    Args:
+      arms: name of an arm -> its cells.
+    """
+    if not arms:
+        return judged(_NAME, UNKNOWN, _WHAT, _DRAWN)
+    contests, against_growing = (
+        [compare(cells, exponent, place) for place, cells in enumerate(arms.values())]
+        for exponent in (EPOCHS, GROWING)
+    )
+    pooled, growing = total(contests), total(against_growing)
+    growing_said = say(_COUNTS, contest=growing, other=_IN_PROPORTION)
+    slopes = _slopes(arms)
+    if growing.sign < 0:
+        return judged(_NAME, NOT_HELD, _WHAT, _CARRIED + growing_said, slopes)
+    if not pooled.told[0]:
+        return judged(_NAME, UNKNOWN, _WHAT, _NOWHERE, slopes)
+
+    evidence = [_CARRIED + say(_COUNTS, contest=pooled, other=_AS_EPOCHS), slopes]
+    names = zip(arms, contests, strict=True)
+    against = [quoted(name) for name, one in names if one.sign * pooled.sign < 0]
+    if against:
+        evidence.append(f"but {' and '.join(against)} alone says the opposite")
+        return judged(_NAME, UNKNOWN, _WHAT, *evidence)
+    if growing.lead < 0 < pooled.sign:
+        return judged(_NAME, UNKNOWN, _WHAT, *evidence, f"but it also {growing_said}")
+    verdict = {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[pooled.sign]
+    return judged(_NAME, verdict, _WHAT, *evidence)
+
+
+def _slopes(arms: Mapping[str, Sequence[Warmups]]) -> str:
+    """Return how the chosen warmup steps of every arm go with the batch size, as a clause."""
+    slopes = []
+    for name, cells in arms.items():
+        pairs = [(cell.global_batch_size, cell.steps[cell.chosen]) for cell in cells]
+        slope = pooled_slope([pair for pair in pairs if pair[1] > 0])
+        slopes += [] if slope is None else [f"batch^{slope + 0.0:.2f} for {quoted(name)}"]
+    return say(_SLOPES, slopes=slopes)
+
+
+def compare(
+    cells: Sequence[Warmups], exponent: float, index: int = 0, shuffles: int = _SHUFFLES
+) -> Contest:
+    """Carry the chosen warmup of every cell to every other one, in two ways, and compare the scores there.
+
+    In a shuffle the scores of every cell are permuted over its warmups, and the choice along with them: if the warmup
+    made no difference, every shuffle would be as likely as what was measured, whatever warmups the grid holds.
+
+    Args:
+      cells: cells of one arm.
+      exponent: exponent of the batch size of the other transfer: -1 for constant epochs.
+      index: place of the arm, so that the shuffles of two arms are independent.
+      shuffles: number of shuffles.
+
+    >>> cells = [Warmups(size, (2.0, 8.0, 32.0), (1, 0, 2), chosen=1) for size in (16, 64, 256)]
+    >>> contest = compare(cells, EPOCHS)
+    >>> int(contest.told[0]), contest.lead
+    (4, 4)
+    """
+    rng = np.random.Generator(np.random.Philox([0, index]))
+    shuffled = [(cell, *_shuffles(cell, shuffles, rng)) for cell in cells]
+    better, worse, told = (np.zeros(shuffles + 1, int) for _ in range(3))
+    rows = np.arange(shuffles + 1)
+    for (source, _, chosen), (target, ranks, _) in itertools.permutations(shuffled, 2):
+        ours, theirs = (landing(source, target, one)[chosen] for one in (STEPS, exponent))
+        apart = (ours >= 0) & (theirs >= 0) & (ours != theirs)
+        ahead = ranks[rows, theirs] - ranks[rows, ours]
+        better += apart & (ahead > 0)
+        worse += apart & (ahead < 0)
+        told += apart
+    return Contest(better, worse, told)
+
+
+def _shuffles(
+    cell: Warmups, shuffles: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return ranks [1 + shuffles, warmups] and the place of the chosen one [1 + shuffles], first as they are."""
+    order = rng.permuted(np.tile(np.arange(len(cell.steps)), (shuffles + 1, 1)), axis=1)
+    order[0] = np.arange(len(cell.steps))
+    return np.asarray(cell.ranks)[order], np.argmax(order == cell.chosen, axis=1)
+
+
+def landing(source: Warmups, target: Warmups, exponent: float) -> np.ndarray:
+    """Return where the warmups of a cell land among those of another: the nearest one tried, -1 if none is near.
+
+    Near is within a factor of 1.5: halfway between two that are a factor of 4 apart it is neither. The shortest and
+    the longest warmup of the source land nowhere: had they been chosen, the best one may lie beyond.
+
+    Args:
+      source: cell from which they are carried.
+      target: cell to which they are carried.
+      exponent: exponent of the ratio of the batch sizes by which steps are multiplied: 0 for the same steps, -1 for
+        the same epochs.
+
+    Returns:
+      [warmups of the source] int, places in `target.steps`.
+
+    >>> steps, ranks = (2.0, 8.0, 32.0), (0, 1, 2)
+    >>> ours, theirs = Warmups(16, steps, ranks, 0), Warmups(64, steps, ranks, 0)
+    >>> landing(ours, theirs, STEPS).tolist(), landing(ours, theirs, EPOCHS).tolist()
+    ([-1, 1, -1], [-1, 0, -1])
+    """
+    places = np.full(len(source.steps), -1)
+    ratio = (target.global_batch_size / source.global_batch_size) ** exponent
+    for place in range(1, len(source.steps) - 1):
+        wanted = source.steps[place] * ratio
+        off = [abs(math.log(steps / wanted)) if steps > 0 else math.inf for steps in target.steps]
+        if min(off) < math.log(_NEAR):
+            places[place] = off.index(min(off))
+    return places
+
+
+def total(contests: Sequence[Contest]) -> Contest:
+    """Add up the comparisons of several arms, at least one."""
+    first, *others = contests
+    return sum(others, first)

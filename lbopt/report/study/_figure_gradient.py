@@ -1,0 +1,306 @@
+"""Figures of what was probed: noise scale, phi, Lipschitz constant and trust ratios."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+from lbopt.report import page
+from lbopt.report.study import _style as style
+from lbopt.report.study._figure_scores import limit_text
+from lbopt.report.study._model import Arm, Cell, Curve, Study
+from lbopt.report.study._read import mean_curve, positive
+from lbopt.report.study._words import number
+from lbopt.sweep.row import Probes
+
+
+def _probes(cell: Cell) -> list[Probes]:
+    return [run.probes for run in cell.final if run.probes]
+
+
+# ---- noise
+
+_CAPTION = (
+    "tr(Sigma) / |G|^2 in examples: at each probed step pooled over the final seeds, then the median over the steps. "
+    "Above the dashed line, where the two are equal, the noise of a batch is larger than its signal. A ring marks the "
+    "limit; a gap is a noise scale that is not told from infinity."
+)
+_ALT = "Gradient noise scale over the optimizer steps, a panel for each arm and a colour for each batch size"
+_OVER_STEPS = (
+    "The same at every probed step that all seeds took: as the gradient shrinks, the noise scale grows. A gap is a step "
+    "at which the pooled |G|^2 is not positive, so that the noise scale is not told from infinity."
+)
+_PHI = (
+    "phi = 1 - cosine of the gradients of two half batches, the mean over probes and seeds: 0 where they agree, 1 where "
+    "they are unrelated."
+)
+_HEADER = (
+    "arm",
+    "noise scale at the smallest batch, examples",
+    "over its steps",
+    "at the limit",
+    "limit",
+    "limit / noise scale",
+    "critical batch",
+)
+
+
+def noise(study: Study, folder: pathlib.Path) -> page.Section | None:
+    """Draw the noise scale against batch size and over the steps, and phi; None if no cell has a noise scale."""
+    noisy = [arm for arm in study.measured if any(cell.noise for cell in arm.cells)]
+    if not noisy:
+        return None
+    shown = noisy[: 2 * style.MOST_PANEL_ROWS]
+    against_batch, over_steps = _draw_noise(study, noisy), _draw_over_steps(study, shown)
+    alt, file = "Gradient noise scale against global batch size", folder / "noise_scale.png"
+    pictures = [
+        style.picture(against_batch, file, alt, _CAPTION),
+        style.picture(over_steps, folder / "noise_scale_over_steps.png", _ALT, _OVER_STEPS, True),
+    ]
+    gauged = [arm for arm in study.measured if any(cell.phi is not None for cell in arm.cells)]
+    if gauged:
+        figure = _draw_phi(study, gauged)
+        alt = "phi against global batch size"
+        pictures.append(style.picture(figure, folder / "phi.png", alt, _PHI))
+    return page.Section(
+        "Gradient noise and the critical batch",
+        style.left_out(len(shown), len(noisy), "arms"),
+        pictures=pictures,
+        header=_HEADER,
+        rows=[_row(arm) for arm in noisy if arm.cells[0].noise],
+    )
+
+
+def _gap(value: float | None) -> float:
+    """Return NaN for a number that a line cannot go through."""
+    return value if value is not None and math.isfinite(value) else math.nan
+
+
+def _draw_noise(study: Study, arms: list[Arm]) -> Any:
+    figure, axes = page.new_figure(style.WIDTH, 4.2)
+    for arm in arms:
+        sizes = [cell.global_batch_size for cell in arm.cells]
+        scales = [_gap(cell.noise.scale if cell.noise else None) for cell in arm.cells]
+        look = style.look(arm)
+        axes.plot(sizes, scales, **look, label=style.label(arm.name, style.LEGEND_LETTERS))
+        if arm.limit and not arm.limit.is_largest:
+            height = scales[sizes.index(arm.limit.batch_size)]
+            if math.isfinite(height):
+                style.ring(axes, arm.limit.batch_size, height, look["color"])
+    equal = {"color": style.GREY, "linestyle": "--", "linewidth": 1}
+    axes.plot(study.sizes, study.sizes, **equal, label="noise scale = batch size")
+    style.batch_axis(axes, study.sizes)
+    style.log_ticks(axes, "y")
+    axes.set_ylabel("noise scale, examples")
+    style.title(axes, "Gradient noise scale", 11)
+    style.legend_below(figure, axes)
+    return figure
+
+
+def _draw_over_steps(study: Study, arms: list[Arm]) -> Any:
+    figure, grid, shown = style.two_columns(len(arms))
+    for panel, arm in zip(shown, arms, strict=True):
+        for cell in arm.cells:
+            colour = style.batch_shade(study, cell.global_batch_size)
+            line = {**style.PROBED, "markersize": 2.5, "color": colour}
+            panel.plot(*_over_steps(cell), **line)
+        style.log_ticks(panel, "x", "y")
+        style.title(panel, arm.name)
+    style.batch_legend(figure, study)
+    style.below(grid, "optimizer step")
+    figure.supylabel("noise scale, examples", fontsize=9)
+    return figure
+
+
+def _over_steps(cell: Cell) -> tuple[list[int], list[float]]:
+    """Return the noise scale at the steps that all seeds took, NaN where it is infinite."""
+    shared = {step for step, _ in mean_curve((one.step, one.noise_trace) for one in _probes(cell))}
+    if cell.noise is None:
+        return [], []
+    pairs = zip(cell.noise.steps, cell.noise.scales, strict=True)
+    kept = [(step, scale) for step, scale in pairs if step in shared]
+    return [step for step, _ in kept], [_gap(scale) for _, scale in kept]
+
+
+def _draw_phi(study: Study, arms: list[Arm]) -> Any:
+    figure, axes = page.new_figure(style.WIDTH, 3.6)
+    for arm in arms:
+        sizes = [cell.global_batch_size for cell in arm.cells]
+        name = style.label(arm.name, style.LEGEND_LETTERS)
+        axes.plot(sizes, [_gap(cell.phi) for cell in arm.cells], **style.look(arm), label=name)
+    style.batch_axis(axes, study.sizes)
+    axes.set_ylabel("phi = 1 - cosine")
+    style.title(axes, "Disagreement of two half batches", 11, None)
+    style.legend_below(figure, axes)
+    return figure
+
+
+def _row(arm: Arm) -> list[str]:
+    found, limit, critical = arm.cells[0].noise, arm.limit, arm.critical_batch
+    assert found is not None
+    at_limit = arm.cell(limit.batch_size) if limit else None
+    bound = ">= " if arm.limit_is_largest else ""
+    ratio = ""
+    if limit and math.isfinite(found.scale) and found.scale:
+        ratio = f"{bound}{limit.batch_size / found.scale:.3g}"
+    return [
+        arm.name,
+        _examples(found.scale),
+        f"{_examples(min(found.scales))} to {_examples(max(found.scales))}",
+        _examples(at_limit.noise.scale) if at_limit and at_limit.noise else "",
+        limit_text(arm),
+        ratio,
+        number(critical.critical_batch_size if critical else None, 4),
+    ]
+
+
+def _examples(noise_scale: float) -> str:
+    if math.isinf(noise_scale):
+        return "infinite"
+    return f"{noise_scale:.4g}" if noise_scale < 1000 else f"{noise_scale:,.0f}"
+
+
+# ---- curvature
+
+_ABOUT_LIPSCHITZ = (
+    "|g^T H g| / |g|^2, the mean over the final seeds, as far as all of them went. LEGW's explanation is that its peak "
+    "stays near the same step when the batch grows (left: peaks one above the other), so that the learning rate has to "
+    "stay low for more epochs (right)."
+)
+
+
+def lipschitz(study: Study, folder: pathlib.Path) -> page.Section | None:
+    """Draw the Lipschitz constant along the gradient over steps and over epochs; None if nothing was probed.
+
+    Where the length of a run is given in steps, examples seen stand for epochs.
+    """
+    curves = {arm.name: _lipschitz_curves(arm) for arm in study.measured}
+    having = [arm for arm in study.measured if any(curves[arm.name].values())]
+    arms = having[: style.MOST_PANEL_ROWS]
+    if not arms:
+        return None
+    train = study.config.train
+    horizontal = "examples seen" if train.num_steps else "epochs"
+    figure, grid = style.panels(len(arms), 2, sharex="col")
+    for (left, right), arm in zip(grid, arms, strict=True):
+        for cell in arm.cells:
+            size, curve = cell.global_batch_size, curves[arm.name][cell.global_batch_size]
+            colour = style.batch_shade(study, size)
+            per_step = size if train.num_steps else (train.num_epochs or 0.0) / cell.first.steps
+            for panel, factor in ((left, 1.0), (right, per_step)):
+                steps, values = [factor * step for step, _ in curve], [value for _, value in curve]
+                panel.plot(steps, values, **style.PROBED, color=colour)
+        for panel, name in ((left, "steps"), (right, horizontal)):
+            style.log_ticks(panel, "x", "y")
+            style.title(panel, f"{arm.name}, over {name}")
+    style.batch_legend(figure, study)
+    style.below(grid, "optimizer step", horizontal)
+    figure.supylabel("Lipschitz constant along the gradient", fontsize=9)
+
+    alt = (
+        "Local Lipschitz constant along the gradient over steps and over epochs, "
+        "a row of panels for each arm"
+    )
+    return page.Section(
+        "Curvature along the gradient",
+        [_ABOUT_LIPSCHITZ, *style.left_out(len(arms), len(having), "arms")],
+        pictures=[style.picture(figure, folder / "lipschitz.png", alt, wide=True)],
+    )
+
+
+def _lipschitz_curves(arm: Arm) -> dict[int, Curve]:
+    return {
+        cell.global_batch_size: positive(
+            mean_curve((one.step, one.lipschitz) for one in _probes(cell))
+        )
+        for cell in arm.cells
+    }
+
+
+# ---- layers and modules
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kind:
+    """A number that every layer or module has: its field in `Probes`, and what the page says of it."""
+
+    field: str
+    file: str
+    title: str
+    axis: str
+    about: str
+
+
+_TRUST_RATIO = _Kind(
+    "trust_ratio",
+    "trust_ratios.png",
+    "Trust ratios",
+    "trust ratio",
+    "The factor by which the layer's learning rate is multiplied, the mean over the final seeds; the layers in the "
+    "order of their names, from dark to bright.",
+)
+_OF_EACH = (
+    "1 - cosine of the gradients of two half batches, of each {0} alone, the mean over the final seeds: 0 where they "
+    "agree, 1 where they are unrelated. AGVM slows down what is above its anchor. The {0}s are in the order of their "
+    "names, from dark to bright."
+)
+_PHIS = [
+    _Kind(f"phi_{kind}s", f"phi_{kind}s.png", f"phi of the {kind}s", "phi", _OF_EACH.format(kind))
+    for kind in ("module", "layer")
+]
+_MOST_NAMED = 8
+
+
+def trust_ratios(study: Study, folder: pathlib.Path) -> page.Section | None:
+    """Draw the trust ratio of every layer over the steps, at the smallest and the largest batch of arms that have it."""
+    return _layers(study, folder, _TRUST_RATIO)
+
+
+def phis(study: Study, folder: pathlib.Path) -> page.Section | None:
+    """Draw phi of every module over the steps, or of every layer where the study names no modules."""
+    modules, layers = _PHIS
+    return _layers(study, folder, modules) or _layers(study, folder, layers)
+
+
+def _layers(study: Study, folder: pathlib.Path, kind: _Kind) -> page.Section | None:
+    curves = {arm.name: _layer_curves(kind, arm.cells[0]) for arm in study.measured}
+    having = [arm for arm in study.measured if curves[arm.name]]
+    arms = having[: style.MOST_PANEL_ROWS]
+    if not arms:
+        return None
+    layers = max((list(curves[arm.name]) for arm in arms), key=len)
+    colours = [style.shade(place, len(layers)) for place in range(len(layers))]
+    figure, grid = style.panels(len(arms), 2, sharey="row")
+    for row, arm in zip(grid, arms, strict=True):
+        for panel, cell in zip(row, (arm.cells[0], arm.cells[-1]), strict=True):
+            shown = _layer_curves(kind, cell).values()
+            for place, curve in enumerate(shown):
+                line = {**style.PROBED, "color": style.shade(place, len(layers))}
+                panel.plot(*zip(*curve, strict=True), **line)
+            style.log_ticks(panel, "x", "y")
+            style.title(panel, f"{arm.name}, batch {cell.global_batch_size}")
+    if len(layers) <= _MOST_NAMED:
+        style.line_legend(figure, zip(layers, colours, strict=True))
+    style.below(grid, "optimizer step")
+    figure.supylabel(kind.axis, fontsize=9)
+
+    alt = (
+        f"{kind.title} over the steps, at the smallest and the largest batch, "
+        "a row of panels for each arm"
+    )
+    notes = [kind.about, *style.left_out(len(arms), len(having), "arms")]
+    drawn = style.picture(figure, folder / kind.file, alt, wide=True)
+    return page.Section(kind.title, notes, pictures=[drawn])
+
+
+def _layer_curves(kind: _Kind, cell: Cell) -> dict[str, Curve]:
+    """Return the mean curve of every layer that has such a number in a cell."""
+    columns = [(one.step, getattr(one, kind.field) or {}) for one in _probes(cell)]
+    names = dict.fromkeys(name for _, column in columns for name in column)
+    curves = {
+        name: positive(mean_curve((steps, column.get(name)) for steps, column in columns))
+        for name in names
+    }
+    return {name: curve for name, curve in curves.items() if curve}

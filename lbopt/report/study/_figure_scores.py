@@ -1,0 +1,355 @@
+"""Figures of the score against batch size: test score, limits, training beside test, precision and waterfall."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+from lbopt.config.aggregator import AggregatorConfig
+from lbopt.report import page
+from lbopt.report.study import _style as style
+from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
+from lbopt.report.study._model import Arm, Failure, Step, Study
+
+FIGURE = "accuracy_vs_batch_size.png"
+_ZOOM = 6
+_FEW, _NAME_INCHES = 8, 0.2
+"""This many names leave the figure enough space; each further one takes so many inches below it."""
+
+
+# ---- test score against batch size
+
+
+def scores(study: Study, folder: pathlib.Path) -> page.Section:
+    """Draw the test score against the batch size, and once more near the top where limits lie in a small part of it."""
+    name, seeds = study.metric.name, len(study.config.final_seeds)
+    mark = "a ring marks the limit" if study.has_limits else "every run stops at the target"
+    caption = (
+        f"Mean over {seeds} seeds; the band goes from the worst to the best of them, {mark}. "
+        f"The length is {_length(study)}."
+    )
+    alt = f"Test {name} against global batch size, a line for each arm"
+    pictures = [style.picture(_draw(study), folder / FIGURE, alt, caption)]
+    if (near := _near_the_top(study)) is not None:
+        close, alt = folder / "accuracy_near_the_top.png", f"The same test {name}, near its best"
+        caption = "The same, where the limits are decided."
+        pictures.append(style.picture(_draw(study, near), close, alt, caption))
+    return page.Section(f"Test {name} against batch size", pictures=pictures)
+
+
+def _length(study: Study) -> str:
+    return f"{'' if study.has_limits else 'at most '}{style.length_text(study.config)}"
+
+
+def _near_the_top(study: Study) -> tuple[float, float] | None:
+    """Return the range of accuracies in which limits are decided, if it would be a small part of the figure."""
+    if study.metric is not ACCURACY:
+        return None
+    means = [[study.metric.shown(cell.test.mean) for cell in arm.cells] for arm in study.measured]
+    best, worst = max(map(max, means)), min(map(min, means))
+    height = _ZOOM * study.config.limit_points
+    inside = max(sum(mean > best - height for mean in arm) for arm in means)
+    wanted = inside > 1 and best - worst > 3 * height
+    return (best - height, best + 0.15 * height) if wanted else None
+
+
+def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
+    metric, arms = study.metric, study.measured
+    height = 4.6 + _NAME_INCHES * max(0, len(arms) - _FEW)
+    figure, axes = page.new_figure(style.WIDTH, height)
+    for arm in arms:
+        look, sizes = style.look(arm), [cell.global_batch_size for cell in arm.cells]
+        low, mean, high = (
+            [metric.shown(getattr(cell.test, name)) for cell in arm.cells]
+            for name in ("min", "mean", "max")
+        )
+        axes.fill_between(sizes, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        axes.plot(sizes, mean, **look, label=_label(arm))
+        if arm.limit and not arm.limit.is_largest:
+            height = mean[sizes.index(arm.limit.batch_size)]
+            if math.isfinite(height):
+                style.ring(axes, arm.limit.batch_size, height, look["color"])
+    style.batch_axis(axes, study.sizes)
+    if metric is PERPLEXITY:
+        style.log_ticks(axes, "y")
+    if near is not None:
+        axes.set_ylim(*near)
+    axes.set_ylabel(f"test {metric.label}")
+    whole = f"{study.config.name}: {_length(study)}"
+    style.title(axes, f"Near the best test {metric.name}" if near else whole, 11, 60)
+    style.legend_below(figure, axes)
+    return figure
+
+
+def _label(arm: Arm) -> str:
+    limit = (
+        f" (limit {'at least ' * arm.limit.is_largest}{arm.limit.batch_size})" if arm.limit else ""
+    )
+    return style.label(arm.name + limit, style.LEGEND_LETTERS)
+
+
+# ---- limits
+
+
+def limits(study: Study, folder: pathlib.Path) -> page.Section | None:
+    """Draw the limit of every arm with its interval over seeds; None if no arm has a limit."""
+    arms = [arm for arm in study.measured if arm.limit]
+    if not arms:
+        return None
+    figure, axes = page.new_figure(style.WIDTH, 1.3 + 0.32 * len(arms))
+    names = [style.label(arm.name, style.TICK_LETTERS) for arm in reversed(arms)]
+    for place, arm in enumerate(reversed(arms)):
+        _draw_limit(axes, place, arm)
+    axes.set_yticks(range(len(arms)), names, fontsize=9)
+    axes.set_ylim(-0.6, len(arms) - 0.4)
+    style.batch_axis(axes, study.sizes)
+    # A title of the whole figure: beside long names the axes are too narrow for it.
+    near = study.metric.amount(study.config.limit_points)
+    figure.suptitle(f"Largest batch within {near} of the smallest", x=0.02, ha="left", fontsize=11)
+
+    caption = (
+        "The bar is the 95 % bootstrap interval over seeds; its ends are batch sizes of the study."
+    )
+    alt = "The limit of every arm and its interval over seeds"
+    unit = "points" if study.metric is ACCURACY else "nats"
+    lost = f"train lost, {unit}", f"test lost, {unit}"
+    return page.Section(
+        "The limit of every arm",
+        pictures=[style.picture(figure, folder / "limits.png", alt, caption)],
+        header=("arm", "limit", "95 % interval", "first batch past it", "fails to", *lost),
+        rows=[_limit_row(arm) for arm in arms],
+    )
+
+
+def _draw_limit(axes: Any, place: int, arm: Arm) -> None:
+    assert arm.limit is not None
+    look = style.look(arm, markersize=8)
+    bar = {"linewidth": 3, "alpha": 0.4, "solid_capstyle": "butt"}
+    axes.plot(arm.limit.interval, [place, place], color=look["color"], **bar)
+    axes.plot([arm.limit.batch_size], [place], **look)
+    if arm.limit.is_largest:
+        at = {"fontsize": 8, "va": "center", "ha": "left", "annotation_clip": False}
+        axes.annotate("   not reached", (arm.limit.batch_size, place), **at)
+
+
+def _limit_row(arm: Arm) -> list[str]:
+    assert arm.limit is not None
+    low, high = arm.limit.interval
+    failed = arm.failure
+    past = ["", "", "", ""]
+    if failed:
+        lost = [_lost(failed, value) for value in (failed.train_lost, failed.test_lost)]
+        past = [str(failed.global_batch_size), failed.kind or "not told", *lost]
+    return [arm.name, limit_text(arm), f"{low} to {high}", *past]
+
+
+def limit_text(arm: Arm) -> str:
+    """Return the limit of an arm as a table shows it; "" if it has none."""
+    return f"{'>= ' * arm.limit.is_largest}{arm.limit.batch_size}" if arm.limit else ""
+
+
+def _lost(failed: Failure, value: float | None) -> str:
+    if value is None:
+        return "diverged" if failed.diverged else "not told"
+    return f"{value:.3g}"
+
+
+# ---- training beside test
+
+_ABOUT_TRAINING = (
+    "Training ({} at the end of the run, solid) beside test (dashed, hollow markers). The dotted line is the first "
+    "batch past the arm's limit: where more than half of what the test lost is lost in training too, the arm fails to "
+    "optimise there; otherwise it fails to generalise. A line is broken at a batch at which a seed diverged, for which "
+    "there is no mean; a classifier that diverged counts as all wrong in the test accuracy."
+)
+_PART = "a random part of the training set as large as validation, always the same,"
+
+
+def training(study: Study, folder: pathlib.Path) -> page.Section | None:
+    """Draw accuracy and loss of training and test, a row of panels for each arm; None if runs stop at a target."""
+    if not study.has_limits:
+        return None
+    arms = study.measured[: style.MOST_PANEL_ROWS]
+    figure, grid = style.panels(len(arms), 2, sharex=True, sharey="col")
+    for (left, right), arm in zip(grid, arms, strict=True):
+        _draw_training(left, study, arm, "accuracy", 100.0)
+        _draw_training(right, study, arm, "loss", 1.0)
+        style.log_ticks(right, "y")
+        style.title(left, f"{arm.name}: accuracy, %")
+        failed = arm.failure
+        verdict = f" (fails to {failed.kind} at {failed.global_batch_size})" if failed else ""
+        style.title(right, "loss" + verdict * bool(failed and failed.kind), letters=None)
+    style.legend_below(figure, grid[0][0], fontsize=8, handlelength=4)
+    style.below(grid, "global batch size")
+    alt = "Training and test accuracy and loss against batch size, a row of panels for each arm"
+    part = _PART if study.config.trial_devices == "all" else "the whole training set"
+    return page.Section(
+        "Failure to optimise or to generalise",
+        [_ABOUT_TRAINING.format(part), *style.left_out(len(arms), len(study.measured), "arms")],
+        pictures=[style.picture(figure, folder / "train_and_test.png", alt, wide=True)],
+    )
+
+
+def _draw_training(panel: Any, study: Study, arm: Arm, name: str, factor: float) -> None:
+    look = style.look(arm, markersize=3.5)
+    sizes = [cell.global_batch_size for cell in arm.cells]
+    for split, line, fill in (("train", "-", look["color"]), ("test", "--", "white")):
+        means = [cell.means.of(split, name) for cell in arm.cells]
+        heights = [math.nan if mean is None else factor * mean for mean in means]
+        panel.plot(sizes, heights, linestyle=line, markerfacecolor=fill, **look, label=split)
+    if arm.failure:
+        past = arm.failure.global_batch_size
+        panel.axvline(past, color=style.GREY, linestyle=":", linewidth=1.2)
+    style.batch_axis(panel, study.sizes, small=True)
+
+
+# ---- bits of the format in which replicas send gradients
+
+_FULL = (8, 23)
+_NEAR = 6
+"""Height of the panel near the best, in tolerances of the limit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Format:
+    """The format of an arm.
+
+    Attributes:
+      bits: exponent bits, mantissa bits.
+      shifted: whether each layer is shifted by a power of two; None in full precision, which is both.
+    """
+
+    bits: tuple[int, int]
+    shifted: bool | None
+
+
+def precision(study: Study, folder: pathlib.Path) -> page.Section | None:
+    """Draw the test score over the bits of the format; None unless arms differ in that of an `aps` aggregator."""
+    found = {arm.name: form for arm in study.measured if (form := _format(arm.train.aggregator))}
+    forms = sorted({one.bits for one in found.values()}, key=lambda bits: (sum(bits), bits))
+    if len([bits for bits in forms if bits != _FULL]) < 2:
+        return None
+    near, metric = study.metric is ACCURACY, study.metric
+    figure, grid = style.panels(1 + near, 1, 2.3)
+    for panel in (row[0] for row in grid):
+        for size in study.sizes:
+            for shifted in (True, False):
+                _line(panel, study, found, forms, size, shifted)
+        names = [f"{1 + sum(bits)}\ne{bits[0]}m{bits[1]}" for bits in forms]
+        panel.set_xticks(range(len(forms)), names)
+        panel.set_ylabel(f"test {metric.label}", fontsize=8.5)
+    if near:
+        best = max(metric.shown(cell.test.mean) for arm in study.measured for cell in arm.cells)
+        grid[1][0].set_ylim(best - _NEAR * study.config.limit_points, best + 0.3)
+    style.below(grid, "bits of the format (exponent, mantissa)")
+    style.batch_legend(figure, study, "without a shift")
+
+    caption = (
+        "Means over the final seeds; the bars go from the worst to the best. "
+        "Solid: each layer is shifted by a power of two (APS)."
+        + " Below: the same, near the best."
+        * near
+    )
+    alt = "Test score over the number of bits in which gradients are reduced, a line for each batch size"
+    drawn = style.picture(figure, folder / "precision.png", alt, caption)
+    return page.Section("How many bits it takes", pictures=[drawn])
+
+
+def _format(aggregator: AggregatorConfig) -> _Format | None:
+    if aggregator.name == "mean":
+        return _Format(_FULL, None)
+    if aggregator.name != "aps":
+        return None
+    return _Format((aggregator.exponent_bits, aggregator.mantissa_bits), aggregator.shift)
+
+
+def _line(
+    panel: Any,
+    study: Study,
+    found: dict[str, _Format],
+    forms: list[tuple[int, int]],
+    size: int,
+    shifted: bool,
+) -> None:
+    """Draw the arms at one batch size, with or without a shift."""
+    drawn = []
+    for arm in study.measured:
+        form, cell = found.get(arm.name), arm.cell(size)
+        if form and cell and form.shifted is not (not shifted):
+            ends = (cell.test.min, cell.test.mean, cell.test.max)
+            drawn.append((forms.index(form.bits), *map(study.metric.shown, ends)))
+    if not drawn:
+        return
+    places, low, means, high = zip(*sorted(drawn), strict=True)
+    reach = [
+        [mean - end for mean, end in zip(means, low, strict=True)],
+        [end - mean for mean, end in zip(means, high, strict=True)],
+    ]
+    look = {"linewidth": 2, "marker": "o"}
+    if not shifted:
+        look = {"linewidth": 1, "linestyle": "--", "marker": "x"}
+    colour = style.batch_shade(study, size)
+    panel.errorbar(places, means, yerr=reach, color=colour, markersize=4, elinewidth=0.8, **look)
+
+
+# ---- the waterfall
+
+_BETTER, _WORSE, _NOISE, _FIRST = "#0072b2", "#d55e00", "#bbbbbb", "#7f7f7f"
+_ABOUT_WATERFALL = (
+    "Each bar goes from the arm before it to its own mean over the final seeds: blue for a gain, orange for a loss, "
+    "grey where it is not told from seed noise. Beside it is the gain over the arm before and, in brackets, the 95 % "
+    "Welch interval of the difference of the two means, which in a coloured bar does not contain 0. Error bars are "
+    "standard deviations over seeds."
+)
+
+
+def waterfall(study: Study, folder: pathlib.Path) -> page.Section | None:
+    """Draw a bar for each arm of the waterfall, from the one before it to its own mean; None if there is none."""
+    if study.waterfall is None:
+        return None
+    steps, metric = study.waterfall.steps, study.metric
+    means = [metric.shown(step.mean) for step in steps]
+    stds = [metric.shown(step.std) for step in steps]
+    low, high = min(means) - max(stds), max(means) + max(stds)
+    start, end = max(0.0, low - 0.08 * (high - low)), high + 0.04 * (high - low)
+
+    figure, axes = page.new_figure(style.WIDTH, 1.4 + 0.45 * len(steps))
+    bars = zip(steps, means, stds, [start, *means], strict=False)
+    beside = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
+    for place, (step, mean, std, before) in enumerate(bars):
+        row = len(steps) - 1 - place
+        axes.barh(row, mean - before, left=before, height=0.6, color=_colour(step))
+        axes.errorbar(mean, row, xerr=std, color="#222222", capsize=3, linewidth=1)
+        axes.text(1.02, row, _gain(step, metric), **beside)
+    names = [style.label(step.arm, style.TICK_LETTERS) for step in reversed(steps)]
+    axes.set_yticks(range(len(steps)), names, fontsize=9)
+    axes.set_xlim(start, min(end, 100.5) if metric is ACCURACY else end)
+    axes.set_xlabel(f"test {metric.label}")
+    size = study.waterfall.global_batch_size
+    style.title(axes, f"What each step adds at batch {size}", 11, None)
+    alt = "Test score at the largest batch as one ingredient after the other is added"
+    drawn = style.picture(figure, folder / "waterfall.png", alt)
+    return page.Section("Ablation", [_ABOUT_WATERFALL], pictures=[drawn])
+
+
+def _colour(step: Step) -> str:
+    if step.gain is None:
+        return _FIRST
+    if not step.told_apart:
+        return _NOISE
+    return _BETTER if step.gain > 0 else _WORSE
+
+
+def _gain(step: Step, metric: Metric) -> str:
+    if step.gain is None:
+        return metric.show(step.mean)
+    gain = f"{_signed(step.gain)}{'' if metric is ACCURACY else '%'}"
+    if step.gain_low is None or step.gain_high is None:
+        return gain
+    return f"{gain}\n[{_signed(step.gain_low)}, {_signed(step.gain_high)}]"
+
+
+def _signed(gain: float) -> str:
+    return f"{round(gain, 2) + 0.0:+.2f}"

@@ -1,0 +1,92 @@
+"""Figure of the steps and examples to a target against batch size, with ideal scaling and the critical batch."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from typing import Any
+
+from lbopt.report import page
+from lbopt.report.study import _style as style
+from lbopt.report.study._findings import missed_sizes
+from lbopt.report.study._model import Arm, Cell, Study
+from lbopt.report.study._words import number
+
+_ABOUT = (
+    "Medians over the final seeds, of evaluations on validation; a run that never reached the target counts as the "
+    "slowest. Grey lines are ideal scaling: twice the batch, half the steps. Open markers at the full length of the run "
+    "are medians that did not reach the target. The critical batch B_c is of the fit steps = S_min (1 + B_c / B) to the "
+    "medians."
+)
+_HEADER = ("arm", "reached at", "not reached at", "S_min", "E_min", "critical batch", "R^2")
+
+
+def target(study: Study, folder: pathlib.Path) -> page.Section | None:
+    """Draw the median steps and examples to the target, with a table of the fits; None for a study without a target."""
+    if not study.has_target:
+        return None
+    figure, grid = page.new_panels(2, 1, style.WIDTH, 7.0, sharex=True)
+    (steps,), (examples,) = grid
+    for arm in study.measured:
+        _draw_steps(steps, study, arm)
+        medians = [
+            _height(cell.target.examples_median if cell.target else None) for cell in arm.cells
+        ]
+        examples.plot(_sizes(arm.cells), medians, **style.look(arm))
+    for axes, name in ((steps, "steps"), (examples, "examples")):
+        style.log_ticks(axes, "y")
+        axes.set_ylabel(f"median {name} to the target")
+        axes.grid(True, color="#eeeeee")
+        axes.spines[["top", "right"]].set_visible(False)
+        style.batch_axis(axes, study.sizes)
+    steps.set_xlabel("")
+    train = study.config.train
+    goal = f"{train.target_metric.replace('eval/', 'validation ')} {train.target_value:g}"
+    style.title(steps, f"Steps to {goal}", 11, None)
+    style.legend_below(figure, steps)
+
+    alt = "Median steps to the target against global batch size with ideal scaling, and examples below"
+    return page.Section(
+        "Steps to the target",
+        [_ABOUT],
+        pictures=[style.picture(figure, folder / "steps_to_target.png", alt)],
+        header=_HEADER,
+        rows=[_row(arm) for arm in study.measured],
+    )
+
+
+def _sizes(cells: tuple[Cell, ...] | list[Cell]) -> list[int]:
+    return [cell.global_batch_size for cell in cells]
+
+
+def _height(median: float | None) -> float:
+    """Return NaN where the target was not reached, so that no line goes through there."""
+    return math.nan if median is None else median
+
+
+def _draw_steps(axes: Any, study: Study, arm: Arm) -> None:
+    medians = [_height(cell.target.steps_median if cell.target else None) for cell in arm.cells]
+    name = style.label(arm.name, style.LEGEND_LETTERS)
+    axes.plot(_sizes(arm.cells), medians, **style.look(arm), label=name)
+
+    missed = [cell for cell in arm.cells if cell.global_batch_size in missed_sizes(arm)]
+    hollow = style.look(arm, markersize=7, markerfacecolor="none", linestyle="none")
+    axes.plot(_sizes(missed), [cell.first.steps for cell in missed], **hollow)
+
+    reached = [pair for pair in zip(_sizes(arm.cells), medians, strict=True) if pair[1] > 0]
+    if reached:
+        size, first = reached[0]
+        larger = [other for other in study.sizes if other >= size]
+        ideal = [first * size / other for other in larger]
+        axes.plot(larger, ideal, color="#bbbbbb", linewidth=1, linestyle="--", zorder=1)
+
+
+def _row(arm: Arm) -> list[str]:
+    missed = missed_sizes(arm)
+    reached = [size for size in _sizes(arm.cells) if size not in missed]
+    found = [arm.name, *(", ".join(map(str, sizes)) or "none" for sizes in (reached, missed))]
+    fit = arm.critical_batch
+    if fit is None:
+        return [*found, "", "", "not told", ""]
+    numbers = (fit.min_steps, fit.min_examples, fit.critical_batch_size, fit.r2)
+    return [*found, *(number(value, 4) for value in numbers)]

@@ -1,0 +1,124 @@
+"""Findings about the search: whether it was the same for all, where its choice lies, what the rules would cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from lbopt.config.search import SearchConfig
+from lbopt.report.study._metric import Metric
+from lbopt.report.study._model import Arm, Cell, Study
+from lbopt.report.study._words import grouped, listed, quoted, say, span
+
+_KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metric.name }} of the search
+    would have been worse by: {{ parts | join(", ") }}."""
+_SAME = """
+    {%- if differ %}The arms did not get the same search: as many, {{ each }}, but of other candidates
+    ({{ differ | join(", ") }} differ{{ "s" if differ | length == 1 }}).
+    {%- else %}Every arm got the same search: {{ each }}.{% endif %}"""
+_UNEQUAL = """The arms did not get the same search: trials at each batch size were {{ counts }}; they are
+    worth from {{ least | number }} to {{ most | number }} runs of full length."""
+_RATES = """Over the batch sizes, the chosen learning rate was this many times the one the scaling rule
+    gives: {{ rates }}."""
+_EDGE = """The best {{ what }} lies at the edge of the search for {{ arms | join("; ") }}: a wider one
+    might do better."""
+
+
+def search_findings(study: Study) -> list[str]:
+    """Return the sentences about the search of a study with a tested cell.
+
+    First stands what keeping the rules' own warmups would cost, "" if nothing tells it.
+    """
+    measured = study.measured
+    rates = [(span(cell.chosen.learning_rate for cell in arm.cells), arm.name) for arm in measured]
+    edges = [
+        say(_EDGE, what=field.name.replace("_", " "), arms=arms)
+        for field in dataclasses.fields(measured[0].cells[0].edges)
+        if (arms := _at_edges(measured, field.name))
+    ]
+    return [_kept_warmup(study), _same_search(measured), say(_RATES, rates=grouped(rates)), *edges]
+
+
+def _at_edges(arms: Sequence[Arm], name: str) -> list[str]:
+    found = [(arm, [c for c in arm.cells if getattr(c.edges, name)]) for arm in arms]
+    return [
+        f"{quoted(arm.name)} at {', '.join(str(cell.global_batch_size) for cell in cells)}"
+        for arm, cells in found
+        if cells
+    ]
+
+
+# ---- the rule's own warmup
+
+
+def _kept_warmup(study: Study) -> str:
+    """Return what keeping the rule's own warmup would have cost on validation; a grid tries it at every rate."""
+    if study.has_target:
+        return ""
+    parts = []
+    for arm in study.measured:
+        search = arm.search
+        if search.method == "grid" and {1.0} < set(search.warmup_factors):
+            losses = [
+                (_kept_loss(cell, study.metric), cell.global_batch_size) for cell in arm.cells
+            ]
+            found = [(loss, size) for loss, size in losses if loss is not None]
+            parts += [f"{quoted(arm.name)} {_kept_part(found, study.metric)}"] if found else []
+    return say(_KEPT, metric=study.metric, parts=parts) if parts else ""
+
+
+def _kept_part(found: Sequence[tuple[float, int]], metric: Metric) -> str:
+    """Return the worst loss of an arm, and where the rule's own warmup diverged instead."""
+    finite = [pair for pair in found if math.isfinite(pair[0])]
+    broken = [size for loss, size in found if not math.isfinite(loss)]
+    words = []
+    if finite:
+        worst, size = max(finite)
+        words.append(f"up to {metric.amount(worst)}" + f" (at batch {size})" * (worst > 0))
+    if broken:
+        words.append(f"diverged at batch {listed(broken)}")
+    return " and ".join(words)
+
+
+def _kept_loss(cell: Cell, metric: Metric) -> float | None:
+    """Return by how much the best candidate with the rule's own warmup was worse than the best of all.
+
+    Infinite if every candidate with the rule's own warmup diverged (language models); None if none was tried or all
+    candidates diverged. Only runs of full length count.
+    """
+    best = min((metric.badness(one.score) for one in cell.full), default=math.inf)
+    kept = [metric.badness(one.score) for one in cell.full if one.factors.warmup == 1]
+    if not kept or math.isinf(best):
+        return None
+    if math.isinf(min(kept)):
+        return math.inf
+    return metric.worse_by(abs(best), abs(min(kept)))
+
+
+# ---- budgets
+
+
+def _same_search(arms: Sequence[Arm]) -> str:
+    """Return whether every arm got the same search: its configs, and the trials counted from the rows."""
+    trials = {arm.name: {len(cell.search) for cell in arm.cells} for arm in arms}
+    lengths = {cell.full_runs for arm in arms for cell in arm.cells}
+    counts = set().union(*trials.values())
+    if len(counts) > 1 or len(lengths) > 1:
+        spans = grouped((span(found, "{}"), name) for name, found in trials.items())
+        return say(_UNEQUAL, counts=spans, least=min(lengths), most=max(lengths))
+    (count,), (length,) = counts, lengths
+    full = f" ({length:.3g} runs of full length)" * (length != count)
+    each = f"{count} trial{'s' * (count != 1)} at each batch size{full}"
+    return say(_SAME, each=each, differ=_differences([arm.search for arm in arms]))
+
+
+def _differences(searches: Sequence[SearchConfig]) -> list[str]:
+    """Return the fields in which searches differ."""
+    names = [field.name for field in dataclasses.fields(SearchConfig)]
+    first = searches[0]
+    return [
+        name
+        for name in names
+        if any(getattr(one, name) != getattr(first, name) for one in searches)
+    ]

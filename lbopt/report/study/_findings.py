@@ -1,0 +1,286 @@
+"""What a study found, in sentences made from its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lbopt.report.study import _limits
+from lbopt.report.study._claim_curvature import lipschitz_peak_stays
+from lbopt.report.study._claim_diffusion import diffusion_is_logarithmic
+from lbopt.report.study._claim_limits import layerwise_legw_goes_further
+from lbopt.report.study._claim_noise_scale import (
+    noise_scale_predicts_critical_batch,
+    noise_scale_predicts_limit,
+)
+from lbopt.report.study._claim_warmup import constant_warmup_steps
+from lbopt.report.study._finding_search import search_findings
+from lbopt.report.study._metric import ACCURACY, Metric
+from lbopt.report.study._model import Arm, Cell, Failure, Step, Study, comparable
+from lbopt.report.study._statistics import Difference, ahead_of
+from lbopt.report.study._words import Claim, quoted, say
+
+
+def claims_of(study: Study) -> list[Claim]:
+    """Return the claims that the study has what it needs to judge; of an unfinished study none."""
+    if not study.complete:
+        return []
+    # The arms of a waterfall differ in more than what the claim compares.
+    compares = study.has_limits and not study.config.waterfall
+    found = [
+        *(layerwise_legw_goes_further(study) if compares else []),
+        constant_warmup_steps(study),
+        lipschitz_peak_stays(study),
+        noise_scale_predicts_limit(study),
+        noise_scale_predicts_critical_batch(study),
+        diffusion_is_logarithmic(study),
+    ]
+    return [claim for claim in found if claim is not None]
+
+
+def findings_of(study: Study, claims: Sequence[Claim]) -> list[str]:
+    """Return the findings, a sentence each: limits, the largest batch, claims, target, waterfall and search.
+
+    First stands how complete the study is, if it is not; a study without a tested cell has no other sentence.
+    """
+    if not study.measured:
+        return _completeness(study)
+    warmup, *searched = search_findings(study)
+    found = [
+        *_completeness(study),
+        *([_limit(study, arm) for arm in study.measured] if study.has_limits else []),
+        _at_largest(study) if study.has_limits else _steps_at_largest(study),
+        *(claim.sentence for claim in claims),
+        warmup,
+        *_target(study),
+        _waterfall(study),
+        *searched,
+    ]
+    return [sentence for sentence in found if sentence]
+
+
+_INCOMPLETE = """The study is not complete: {{ study.num_complete }} of {{ study.num_cells }} cells (arm
+    and batch size) have all their final trials, with {{ study.runs | length }} trials so far."""
+
+
+def _completeness(study: Study) -> list[str]:
+    return [] if study.complete else [say(_INCOMPLETE, study=study)]
+
+
+# ---- limits
+
+_LIMIT = """
+    {{- arm.name | name }} ({{ score }} at batch {{ arm.cells[0].global_batch_size }})
+    {% if limit.is_largest -%}
+    stays within {{ near }} up to the largest batch, {{ limit.batch_size }}: its limit was not
+    reached{{ interval }}.
+    {%- elif not arm.failure -%}
+    stays within {{ near }} at every batch measured so far, up to {{ limit.batch_size }}.
+    {%- else -%}
+    reaches its limit at batch {{ limit.batch_size }}{{ interval }}; at
+    {{ arm.failure.global_batch_size }} it has {{ beyond }} and {{ failed }}.
+    {%- endif %}"""
+
+
+def _limit(study: Study, arm: Arm) -> str:
+    first, limit, metric = arm.cells[0], arm.limit, study.metric
+    if first.global_batch_size != study.sizes[0]:
+        return f"{quoted(arm.name)} has no result at the smallest batch yet."
+    if limit is None:
+        return f"{quoted(arm.name)} has no limit: {_limits.why_no_limit(arm)}."
+
+    low, high = limit.interval
+    beyond = arm.cell(arm.failure.global_batch_size) if arm.failure else None
+    return say(
+        _LIMIT,
+        arm=arm,
+        limit=limit,
+        score=metric.show(first.test.mean),
+        near=metric.amount(study.config.limit_points),
+        interval=f" (95 % interval over seeds {low} to {high})" * (low < high),
+        beyond=metric.show(beyond.test.mean) if beyond else "",
+        failed=_failed(arm.failure, metric) if arm.failure else "",
+    )
+
+
+def _failed(failure: Failure, metric: Metric) -> str:
+    """Return what failed at the first batch past the limit, as a clause."""
+    test, train = failure.test_lost, failure.train_lost
+    if failure.kind is None:
+        return (
+            "whether training failed too cannot be told, as training has no finite score at both "
+            "batch sizes"
+        )
+    if train is None or test is None:
+        why = f"training diverged{_limits.of_seeds(failure)}"
+    elif failure.train_share is None:
+        training = "training loss did" if train > 0 else "training loss did not either"
+        why = f"its mean test loss did not rise, its {training}"
+    elif metric is ACCURACY:
+        why = f"test accuracy lost {test:.2f} points, training accuracy {train + 0.0:.2f}"
+    else:
+        why = f"the test loss rose by {test:.3f}, the training loss by {train:.3f}"
+    return f"fails to {failure.kind}: {why}"
+
+
+# ---- the largest batch
+
+_RANKING = (
+    """At batch {{ size }}: {{ order }}{% for clause in clauses %}; {{ clause }}{% endfor %}."""
+)
+_SAME = "the seeds do not tell {{ best | name }} apart from {{ behind | join(', ') }}{{ how }}"
+_APART = """the seeds tell {{ best | name }} apart from {{ names | map("name") | listed }}
+    {{- ", the nearest of them " ~ (names[0] | name) if names | length > 1 }} ({{ interval }}){{ how }}"""
+_UNKNOWN = """whether {{ best | name }} and {{ names | map("name") | join(" or ") }} differ cannot be
+    told from these seeds"""
+_ONE = ", its 95 % interval by Welch"
+_SEVERAL = ", intervals by Welch at Holm's levels, 95 % for the {} comparisons together"
+
+
+def _at_largest(study: Study) -> str:
+    """Return the ranking at the largest batch, and from which arms the seeds tell the best apart."""
+    metric, size = study.metric, study.sizes[-1]
+    found = [(arm, cell) for arm in study.arms if (cell := arm.cell(size))]
+    if len(found) < 2:
+        return ""
+    ranked = sorted(found, key=lambda pair: metric.worse_by(1.0, metric.centre(pair[1].scores)))
+    order = ", ".join(f"{quoted(arm.name)} {_score(cell, metric)}" for arm, cell in ranked)
+    return say(_RANKING, size=size, order=order, clauses=_told(ranked, metric))
+
+
+def _score(cell: Cell, metric: Metric) -> str:
+    """Return the mean test score, and in how many of the seeds training diverged."""
+    mean = metric.centre(cell.scores)
+    if not math.isfinite(mean):
+        return metric.show(mean) + _limits.of_seeds(cell)
+    broken = f" ({cell.diverged} of {cell.seeds} seeds diverged and count as 0)"
+    return metric.show(mean) + broken * bool(cell.diverged)
+
+
+def _told(ranked: Sequence[tuple[Arm, Cell]], metric: Metric) -> list[str]:
+    """Return the clauses that compare the best arm with the others of its group."""
+    best, top = ranked[0]
+    groups = comparable([arm for arm, _ in ranked])
+    (same,) = (group for group in groups if best in group)
+    others = [
+        (arm, cell)
+        for arm, cell in ranked[1:]
+        if arm in same and math.isfinite(metric.centre(cell.scores))
+    ]
+    if not others or not math.isfinite(metric.centre(top.scores)):
+        return []
+    found = ahead_of(metric, top.scores, [cell.scores for _, cell in others])
+    clauses = _clauses(best.name, [arm.name for arm, _ in others], found, metric)
+    only = ["compared are only arms with the same data, model and loss"] * (len(groups) > 1)
+    return clauses + only
+
+
+def _clauses(
+    best: str, names: Sequence[str], found: Sequence[Difference], metric: Metric
+) -> list[str]:
+    apart, same, unknown = (
+        [(name, one) for name, one in zip(names, found, strict=True) if one.apart is kind]
+        for kind in (True, False, None)
+    )
+    tests = len(apart) + len(same)
+    how = _ONE if tests == 1 else _SEVERAL.format(tests)
+    clauses = []
+    if same:
+        behind = [f"{quoted(name)} ({_interval(one, metric)})" for name, one in same]
+        clauses.append(say(_SAME, best=best, behind=behind, how="" if apart else how))
+    if apart:
+        told = [name for name, _ in apart]
+        nearest = _interval(apart[0][1], metric)
+        clauses.append(say(_APART, best=best, names=told, interval=nearest, how=how))
+    if unknown:
+        clauses.append(say(_UNKNOWN, best=best, names=[name for name, _ in unknown]))
+    return clauses
+
+
+def _interval(one: Difference, metric: Metric) -> str:
+    return f"{one.low:+.2f} to {one.high:+.2f} {metric.units}"
+
+
+def _steps_at_largest(study: Study) -> str:
+    """Return the median steps of each arm, as runs that stop at the target differ in nothing else."""
+    size = study.sizes[-1]
+    found = [
+        (quoted(arm.name), cell.target.steps_median if cell.target else None)
+        for arm in study.arms
+        if (cell := arm.cell(size))
+    ]
+    if len(found) < 2:
+        return ""
+    ranked = sorted(found, key=lambda pair: math.inf if pair[1] is None else pair[1])
+    order = [
+        f"{name} {'not reached' if steps is None else f'{steps:,.0f}'}" for name, steps in ranked
+    ]
+    return f"Median steps to the target at batch {size}: {', '.join(order)}."
+
+
+# ---- target, waterfall
+
+_COST = """{{ arm.name | name }} at least {{ "{:,.0f}".format(fit.min_steps) }} steps and
+    {{ "{:,.0f}".format(fit.min_examples) }} examples, so a critical batch of
+    {{ "{:,.0f}".format(fit.critical_batch_size) }}"""
+
+
+def _target(study: Study) -> list[str]:
+    """Return what the target costs, and where it was not reached."""
+    if not study.has_target:
+        return []
+    fitted = [arm for arm in study.measured if arm.critical_batch]
+    costs = [say(_COST, arm=arm, fit=arm.critical_batch) for arm in fitted]
+    missed = [
+        f"{quoted(arm.name)} at {', '.join(map(str, sizes))}"
+        for arm in study.measured
+        if (sizes := missed_sizes(arm))
+    ]
+    found = [
+        ("To the target need, by the fit of steps against batch", costs),
+        ("The median run did not reach the target", missed),
+    ]
+    return [f"{what}: {'; '.join(texts)}." for what, texts in found if texts]
+
+
+def missed_sizes(arm: Arm) -> list[int]:
+    """Return the batch sizes at which the median run of an arm did not reach the target."""
+    return [
+        cell.global_batch_size
+        for cell in arm.cells
+        if cell.target and cell.target.steps_median is None
+    ]
+
+
+_GAINS = """At batch {{ size }}, from {{ first | name }} with {{ score }}, in {{ unit }}:
+    {{ gains | join(", ") }}; {{ doubts | join("; ") }}."""
+
+
+def _waterfall(study: Study) -> str:
+    if study.waterfall is None:
+        return ""
+    first, *others = study.waterfall.steps
+    gains = [f"{quoted(one.arm)} {round(one.gain or 0.0, 2) + 0.0:+.2f}" for one in others]
+    return say(
+        _GAINS,
+        size=study.waterfall.global_batch_size,
+        first=first.arm,
+        score=study.metric.show(first.mean),
+        unit=study.metric.units,
+        gains=gains,
+        doubts=_doubts(others),
+    )
+
+
+def _doubts(steps: Sequence[Step]) -> list[str]:
+    """Return which gains are not told apart from seed noise, each by its own 95 % interval."""
+    noise, unknown = (
+        ", ".join(quoted(one.arm) for one in steps if one.told_apart is kind)
+        for kind in (False, None)
+    )
+    doubts = [f"not told apart from seed noise: {noise}"] if noise else []
+    doubts += [f"cannot be told from these seeds: {unknown}"] if unknown else []
+    doubts = doubts or ["each is told apart from seed noise"]
+    if all(one.told_apart is None for one in steps):
+        return doubts
+    return [f"{doubts[0]} (95 % interval of each gain)", *doubts[1:]]

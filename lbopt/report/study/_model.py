@@ -1,0 +1,403 @@
+"""A study as dataclasses: arms, their cells, the candidates that were tried, and what the runs came to."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from lbopt.config.search import SearchConfig
+from lbopt.config.sweep import Arm as ArmConfig, SweepConfig
+from lbopt.config.train import TrainConfig
+from lbopt.report.study._metric import Metric, Spread
+from lbopt.report.study._statistics import CriticalBatch
+from lbopt.sweep.row import Run
+from lbopt.sweep.search.protocol import Factors
+
+Curve = tuple[tuple[int, float], ...]
+"""(step, value), ascending in the step."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A candidate of a search at one fidelity, with the mean over its search seeds.
+
+    Attributes:
+      factors: multiples of what the arm's rules give.
+      fidelity: length of the runs as a fraction of the full length.
+      warmup_steps: warmup of the first run, in optimizer steps.
+      trials: number of runs.
+      diverged: number of runs that diverged.
+      score: mean validation score, where a diverged classifier counts as 0; None if a language model diverged.
+    """
+
+    factors: Factors
+    fidelity: float
+    warmup_steps: float
+    trials: int
+    diverged: int
+    score: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Means:
+    """Mean losses and accuracies over the final seeds; None where a seed diverged or has no number.
+
+    In a study judged by accuracy, a seed that diverged counts as 0 in those of validation and test.
+    """
+
+    train_loss: float | None
+    train_accuracy: float | None
+    validation_loss: float | None
+    validation_accuracy: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+
+    def of(self, split: str, name: str) -> float | None:
+        """Return the mean "loss" or "accuracy" of a split."""
+        return getattr(self, f"{split}_{name}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Edges:
+    """Which of the chosen factors lie at an edge of the search, so that a wider one might do better."""
+
+    learning_rate: bool
+    warmup: bool
+    weight_decay: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeanDiffusion:
+    """Means over the final seeds of the fits of the distance from the start."""
+
+    log_r2: float
+    power_r2: float
+    exponent: float
+    seeds: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """Cost of the target over the final seeds, where a seed that never reached it counts as the slowest.
+
+    Attributes:
+      reached: number of seeds that reached it.
+      steps_median: median optimizer steps; None if the median run did not reach it.
+      examples_median: median examples.
+      steps_run: steps of the longest run.
+    """
+
+    reached: int
+    steps_median: float | None
+    examples_median: float | None
+    steps_run: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Noise:
+    """Gradient noise scale of a cell in examples; infinite where |G|^2 is not told from 0.
+
+    Attributes:
+      scale: median over the probed steps.
+      steps: probed optimizer steps.
+      scales: noise scale at each of them.
+    """
+
+    scale: float
+    steps: tuple[int, ...]
+    scales: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peak:
+    """The probed step at which the curvature along the gradient is largest in a run.
+
+    Attributes:
+      step: optimizer step.
+      at_edge: whether it is the first or the last probe of the run.
+    """
+
+    step: int
+    at_edge: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cell:
+    """An arm at one batch size whose chosen candidate was tested.
+
+    Attributes:
+      global_batch_size: examples per step.
+      search: runs that chose the candidate.
+      final: runs of the chosen candidate, which are tested, at least one.
+      candidates: candidates that were tried, ascending in the factors and then the fidelity.
+      scores: test score of each final seed.
+      test: spread of these.
+      validation: mean validation score of the final seeds; None if one is not finite.
+      means: mean losses and accuracies.
+      learned: whether the training loss fell, None if a seed has no losses; see `_read.learned`.
+      edges: chosen factors that lie at an edge of the search.
+      cut_warmups: warmup factors whose warmups would outlast the run, and so end one step before it.
+      distance: mean ||w_T - w_0||; None where it was not measured.
+      diffusion: fits of the distance; None where there are none.
+      target: cost of the target; None for a study without one.
+      noise: gradient noise scale; None where it was not probed.
+      lipschitz: mean Lipschitz constant over the seeds at every probed step.
+      peaks: peak of every seed that did not diverge and was probed twice or more.
+      phi: mean phi over steps and seeds; None where it was not probed.
+    """
+
+    global_batch_size: int
+    search: tuple[Run, ...]
+    final: tuple[Run, ...]
+    candidates: tuple[Candidate, ...]
+    scores: tuple[float, ...]
+    test: Spread
+    validation: float | None
+    means: Means
+    learned: bool | None
+    edges: Edges
+    cut_warmups: frozenset[float]
+    distance: float | None
+    diffusion: MeanDiffusion | None
+    target: Target | None
+    noise: Noise | None
+    lipschitz: Curve
+    peaks: tuple[Peak, ...]
+    phi: float | None
+
+    @property
+    def first(self) -> Run:
+        """A final run: all of them have the chosen rate, warmup, weight decay and length."""
+        return self.final[0]
+
+    @property
+    def chosen(self) -> Factors:
+        """Factors of the chosen candidate."""
+        return factors_of(self.first)
+
+    @property
+    def seeds(self) -> int:
+        """Number of final seeds."""
+        return len(self.final)
+
+    @property
+    def diverged(self) -> int:
+        """Number of final seeds that diverged."""
+        return sum(run.diverged for run in self.final)
+
+    @property
+    def divergence_step(self) -> int | None:
+        """Earliest step at which a final seed diverged."""
+        steps = [run.divergence_step for run in self.final if run.divergence_step is not None]
+        return int(min(steps)) if steps else None
+
+    @property
+    def full(self) -> list[Candidate]:
+        """Candidates that were run at full length."""
+        return [one for one in self.candidates if one.fidelity == 1]
+
+    @property
+    def full_runs(self) -> float:
+        """Length of the whole search, in runs of full length."""
+        return round(math.fsum(run.fidelity for run in self.search), 9)
+
+    def tried(self, name: str) -> list[float]:
+        """Return the factors that were tried of "learning_rate", "warmup" or "weight_decay", ascending."""
+        return sorted({getattr(one.factors, name) for one in self.candidates})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limit:
+    """The largest batch size up to which an arm keeps the quality of its smallest batch.
+
+    Attributes:
+      batch_size: in examples.
+      is_largest: whether it is the study's largest batch, so that the limit was not reached.
+      interval: 95 % percentile interval of a bootstrap over seeds, two batch sizes.
+      draws: the limit in every bootstrap resample, [resamples] int.
+    """
+
+    batch_size: int
+    is_largest: bool
+    interval: tuple[int, int]
+    draws: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """What failed at the first batch size past the limit.
+
+    Attributes:
+      global_batch_size: that batch size.
+      kind: "optimise" or "generalise"; None if it cannot be told.
+      diverged: number of final seeds that diverged there.
+      seeds: number of final seeds.
+      test_lost: what the test lost against the smallest batch, in points of accuracy or nats of the mean loss.
+      train_lost: what training lost; both are None where a mean is missing.
+      train_share: train_lost / test_lost; None where the test lost nothing by its mean.
+    """
+
+    global_batch_size: int
+    kind: str | None
+    diverged: int
+    seeds: int
+    test_lost: float | None
+    train_lost: float | None
+    train_share: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arm:
+    """An optimizer with its scaling and warmup rule, and its tested cells.
+
+    Attributes:
+      place: position in `SweepConfig.arms`.
+      config: optimizer, rules, and what it has instead of the study's.
+      train: config of its runs.
+      search: config of its search.
+      cells: tested cells, ascending in batch size.
+      limit: None if it has none, see `why_no_limit`.
+      failure: None if it has no limit, or no result past it.
+      critical_batch: fit of the median steps to the target; None where there is none.
+    """
+
+    place: int
+    config: ArmConfig
+    train: TrainConfig
+    search: SearchConfig
+    cells: tuple[Cell, ...]
+    limit: Limit | None = None
+    failure: Failure | None = None
+    critical_batch: CriticalBatch | None = None
+
+    @property
+    def name(self) -> str:
+        """Name, as in the config."""
+        return self.config.name
+
+    @property
+    def limit_is_largest(self) -> bool:
+        """Whether the arm holds up to the study's largest batch."""
+        return self.limit is not None and self.limit.is_largest
+
+    def cell(self, global_batch_size: int) -> Cell | None:
+        """Return the tested cell at a batch size, if there is one."""
+        found = (cell for cell in self.cells if cell.global_batch_size == global_batch_size)
+        return next(found, None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """An arm of the waterfall at the largest batch, and its gain over the arm before.
+
+    Attributes:
+      arm: name.
+      mean: mean test score.
+      std: its standard deviation over seeds.
+      gain: in points of accuracy or percent of the perplexity, positive for the better; None for the first.
+      gain_low: lower end of the 95 % Welch interval of the gain; None where seeds cannot tell.
+      gain_high: upper end.
+      gain_spread: standard deviation of the difference of two single seeds; None with one seed.
+      told_apart: whether the interval excludes 0; None without an interval.
+    """
+
+    arm: str
+    mean: float
+    std: float
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
+    gain_spread: float | None = None
+    told_apart: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waterfall:
+    """What each arm adds to the one before it, at the largest batch."""
+
+    global_batch_size: int
+    steps: tuple[Step, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Study:
+    """A study, complete or not.
+
+    Attributes:
+      config: its config.
+      metric: the measure that judges it.
+      arms: all arms, in the order of the config.
+      waterfall: None if the study has none, or an arm of it has no result at the largest batch.
+      runs: every finished trial, as in `results.jsonl`.
+    """
+
+    config: SweepConfig
+    metric: Metric
+    arms: tuple[Arm, ...]
+    waterfall: Waterfall | None
+    runs: tuple[Run, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes, ascending."""
+        return self.config.global_batch_sizes
+
+    @property
+    def measured(self) -> list[Arm]:
+        """Arms with a tested cell."""
+        return [arm for arm in self.arms if arm.cells]
+
+    @property
+    def num_cells(self) -> int:
+        """Number of cells, (arm, batch size)."""
+        return len(self.arms) * len(self.sizes)
+
+    @property
+    def num_complete(self) -> int:
+        """Number of cells tested with every final seed; no config tells how many trials a search takes."""
+        wanted = set(self.config.final_seeds)
+        cells = [cell for arm in self.arms for cell in arm.cells]
+        return sum({run.seed for run in cell.final} >= wanted for cell in cells)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell is."""
+        return self.num_complete == self.num_cells
+
+    @property
+    def has_target(self) -> bool:
+        """Whether candidates are chosen by their steps to a target."""
+        return bool(self.config.train.target_metric)
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether runs go on to their end: where they stop at a target, all accuracies are near that."""
+        return not (self.has_target and self.config.train.stop_at_target)
+
+
+def factors_of(run: Run) -> Factors:
+    """Return the candidate of a run."""
+    return Factors(run.learning_rate_factor, run.warmup_factor, run.weight_decay_factor)
+
+
+def comparable(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """Sort arms into groups that train the same model on the same data with the same loss.
+
+    The groups are in the order of their first arms.
+    """
+    groups: list[list[Arm]] = []
+    for arm in arms:
+        same = (group for group in groups if _problem(group[0]) == _problem(arm))
+        group = next(same, None)
+        if group is None:
+            groups.append([arm])
+        else:
+            group.append(arm)
+    return groups
+
+
+def _problem(arm: Arm) -> tuple[object, object, object]:
+    return arm.train.data, arm.train.model, arm.train.loss

@@ -1,0 +1,132 @@
+"""How a study was done, in words made from its config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lbopt.config.search import SearchConfig
+from lbopt.report.study._metric import ACCURACY
+from lbopt.report.study._model import Study
+from lbopt.report.study._words import say
+
+_KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": "weight decay"}
+_OWN = '{{ names | map("name") | join(", ") }} got at every batch size: {{ text }}.'
+_OTHERS = """{% if own %}All arms but {{ own | map("name") | join(", ") }}{% else %}Every arm{% endif %} got
+    the same search at every batch size: {{ text }}."""
+_METHODS = {
+    "grid": "the whole grid",
+    "log_uniform": "{{ s.num_candidates }} candidates drawn log-uniformly ({{ seed }})",
+    "halton": "{{ s.num_candidates }} candidates of a Halton sequence ({{ seed }})",
+    "successive_halving": """successive halving from {{ s.num_candidates }} candidates ({{ rungs }},
+        {{ seed }})""",
+    "hyperband": "Hyperband ({{ rungs }}, {{ seed }})",
+    "optuna": """Optuna with {{ s.num_candidates }} candidates (sampler {{ s.sampler }},
+        {% if s.pruner == "none" %}no pruner{% else %}pruner {{ s.pruner }}, {{ rungs }}{% endif %},
+        {{ s.candidates_at_once }} at once, {{ seed }})""",
+}
+_CHOICE = """The candidate with the
+    {% if target %}fewest steps to the target (and, of those that did not reach it, the best mean validation
+    {{ by }}){% else %}best mean validation {{ by }}{% endif %} was run again with the fresh {{ seeds }};
+    only those runs were tested, once. No choice looked at the test split. A run that diverged counts with
+    {{ "accuracy 0" if by == "accuracy" else "an infinite loss" }}."""
+_FIDELITY = (
+    "A run of lower fidelity is shorter, with the whole schedule rescaled to its length, never one with a smaller batch. "
+    "The choice is among candidates run at full length."
+)
+_TARGET = """The target is {{ train.target_metric | replace("eval/", "validation ") }}
+    {{ "%g" % train.target_value }}, looked for at every evaluation
+    {{- "; a run stops there" if train.stop_at_target }}."""
+_LIMIT = """The limit is the largest batch up to which the {{ mean }} stays within {{ near }} of the same arm's
+    at the smallest batch. Its 95 % interval is a percentile bootstrap of 2,000 resamples: each batch's final
+    seeds are drawn with replacement and the limit is found again; it knows of the spread over seeds, not of the
+    choice of candidates nor of the test set's size. An arm of which a final seed diverged at the smallest batch
+    has no limit: there is no result to stay near to."""
+_MEASURED = """Only final runs have {{ kept | listed }}. A search run has its scores on training and validation
+    {{- ", the final distance" if measure.distance }}, the steps it took, and the step at which it diverged.
+    {%- if not measure.num_probes %} Gradients were not probed: there is no noise scale, Lipschitz constant or
+    trust ratio.{% endif %}"""
+_BY_HAND = (
+    "Base learning rates, base warmups and all other fields that the search does not vary were set by hand before the "
+    "study. That tuning is outside the equal budget of the search, and not counted here."
+)
+_SHARES = """An arm is an optimizer together with its scaling and warmup rule; the study does not tell their
+    shares apart{{ ", but where the ablation takes it apart" if waterfall }}.
+    {%- if shared %} Data set and model are one each: others may give another order.{% endif %}"""
+
+
+def protocol(study: Study) -> list[str]:
+    """Return the protocol, a paragraph each: search, choice, fidelity, target, limit, measures, what it cannot tell."""
+    config, metric = study.config, study.metric
+    by_accuracy = metric is ACCURACY
+    searches = [config.search, *(arm.search for arm in config.arms if arm.search)]
+    mean = "test perplexity (the exponential of the mean loss over seeds)"
+    found = [
+        _search(study),
+        say(
+            _CHOICE,
+            target=study.has_target,
+            by="accuracy" if by_accuracy else "loss",
+            seeds=_seeds(config.final_seeds),
+        ),
+        _FIDELITY if any(search.has_rungs for search in searches) else "",
+        say(_TARGET, train=config.train) if study.has_target else "",
+        say(
+            _LIMIT,
+            mean="mean test accuracy" if by_accuracy else mean,
+            near=metric.amount(config.limit_points),
+        )
+        if study.has_limits
+        else "As runs stop at the target, no limit of accuracy is looked for.",
+        _measured(study),
+        _BY_HAND,
+        say(
+            _SHARES,
+            waterfall=config.waterfall,
+            shared=not any(arm.data or arm.model for arm in config.arms),
+        ),
+    ]
+    return [paragraph for paragraph in found if paragraph]
+
+
+def _search(study: Study) -> str:
+    """Return how arms were searched: most as the study says, those with an equal search of their own together."""
+    own: dict[str, list[str]] = {}
+    for arm in study.config.arms:
+        if arm.search:
+            own.setdefault(_described(arm.search), []).append(arm.name)
+    names = [name for found in own.values() for name in found]
+    found = [say(_OWN, names=names, text=text) for text, names in own.items()]
+    if len(names) < len(study.config.arms):
+        found.insert(0, say(_OTHERS, own=names, text=_described(study.config.search)))
+    return " ".join(found)
+
+
+def _described(search: SearchConfig) -> str:
+    rungs = f"eta {search.eta}, shortest run {search.min_fidelity:.3g} of the full length"
+    method = say(_METHODS[search.method], s=search, rungs=rungs, seed=f"search seed {search.seed}")
+    tried = ", ".join(_tried(search, knob, name) for knob, name in _KNOBS.items())
+    return (
+        f"{method} over multiples of what the arm's rules give there ({tried}), each candidate with "
+        f"{_seeds(search.seeds)}"
+    )
+
+
+def _tried(search: SearchConfig, knob: str, name: str) -> str:
+    if search.method == "grid":
+        factors = getattr(search, f"{knob}_factors")
+        return f"{name} {', '.join(f'{factor:g}' for factor in factors)}"
+    low, high = getattr(search, f"{knob}_range")
+    return f"{name} {low:g} to {high:g}" if low < high else f"{name} {low:g}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
+def _measured(study: Study) -> str:
+    """Return which runs were measured for what."""
+    measure = study.config.measure
+    kept = ["the curve of the training loss"]
+    kept += ["the curve of the distance from the start with its fits"] * measure.distance
+    kept += ["probes of the gradient"] * bool(measure.num_probes)
+    return say(_MEASURED, kept=kept, measure=measure)

@@ -1,0 +1,335 @@
+"""Build a `Study` from its config and the lines of `results.jsonl`, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from lbopt import typed_json
+from lbopt.config.search import SearchConfig
+from lbopt.config.sweep import SweepConfig
+from lbopt.report.study import _limits
+from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric, mean
+from lbopt.report.study._model import (
+    Arm,
+    Candidate,
+    Cell,
+    Curve,
+    Edges,
+    MeanDiffusion,
+    Means,
+    Noise,
+    Peak,
+    Step,
+    Study,
+    Target,
+    Waterfall,
+    factors_of,
+)
+from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
+from lbopt.sweep.noise import by_step, noise_scales
+from lbopt.sweep.row import Numbers, Probes, Run
+
+_LEARNED = 0.05
+_NEAR_THE_END = 0.1
+_CUT = 0.99
+
+
+def read_study(config: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Study:
+    """Return a study, complete or not.
+
+    Args:
+      config: the study's config as JSON data.
+      rows: lines of `results.jsonl`, in any order.
+    """
+    found = list(rows)
+    metric = PERPLEXITY if any("validation_perplexity" in row for row in found) else ACCURACY
+    runs = tuple(typed_json.convert(row, Run) for row in found)
+    return _study(typed_json.convert(config, SweepConfig), metric, runs)
+
+
+def _study(config: SweepConfig, metric: Metric, runs: tuple[Run, ...]) -> Study:
+    by_cell: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        by_cell.setdefault((run.arm, run.global_batch_size), []).append(run)
+
+    arms = []
+    for place, settings in enumerate(config.arms):
+        search = config.arm_search(place)
+        found = [
+            (size, by_cell.get((settings.name, size), [])) for size in config.global_batch_sizes
+        ]
+        cells = tuple(
+            _cell(size, runs, search, metric, bool(config.train.target_metric))
+            for size, runs in found
+            if any(run.is_final for run in runs)
+        )
+        arms.append(Arm(place, settings, config.arm_train(place), search, cells))
+    study = Study(config, metric, tuple(arms), None, runs)
+    judged = tuple(_judged(study, arm) for arm in arms)
+    return dataclasses.replace(study, arms=judged, waterfall=_waterfall(study))
+
+
+def _judged(study: Study, arm: Arm) -> Arm:
+    """Return an arm with its limit, what fails past it, and its critical batch."""
+    limit, failed = None, None
+    if study.has_limits:
+        points, metric = study.config.limit_points, study.metric
+        found = _limits.limit_of(arm.cells, study.sizes, points, metric, arm.place)
+        limit, failed = found or (None, None)
+    critical = _critical_batch(arm.cells)
+    return dataclasses.replace(arm, limit=limit, failure=failed, critical_batch=critical)
+
+
+def _critical_batch(cells: Iterable[Cell]) -> CriticalBatch | None:
+    """Return the fit of the median steps to the target, over the batch sizes that reached it."""
+    reached = [
+        (cell.global_batch_size, cell.target.steps_median)
+        for cell in cells
+        if cell.target and cell.target.steps_median
+    ]
+    return fit_critical_batch(*zip(*reached, strict=True)) if reached else None
+
+
+# ---- cells
+
+
+def _cell(
+    size: int, runs: Sequence[Run], search: SearchConfig, metric: Metric, has_target: bool
+) -> Cell:
+    searched = tuple(run for run in runs if not run.is_final)
+    final = tuple(run for run in runs if run.is_final)
+    tried, scores = _candidates(searched, metric), metric.scores(final, "test")
+    cut = cut_warmups(tried)
+    probes = [run.probes for run in final if run.probes]
+    lipschitz = _means((one.step, one.lipschitz) for one in probes)
+    peaks = [_peak(run.probes) for run in final if run.probes and not run.diverged]
+    return Cell(
+        global_batch_size=size,
+        search=searched,
+        final=final,
+        candidates=tried,
+        scores=scores,
+        test=metric.spread(scores),
+        validation=metric.spread(metric.scores(final, "validation")).mean,
+        means=_mean_scores(final, metric),
+        learned=learned(final),
+        edges=_edges(search, final[0], cut),
+        cut_warmups=cut,
+        distance=mean(run.distance for run in final),
+        diffusion=_diffusion(final),
+        target=_target(final) if has_target else None,
+        noise=_noise(probes),
+        lipschitz=lipschitz,
+        peaks=tuple(peak for peak in peaks if peak),
+        phi=mean(value for _, value in _means((one.step, one.phi) for one in probes)),
+    )
+
+
+def _candidates(search: Iterable[Run], metric: Metric) -> tuple[Candidate, ...]:
+    groups: dict[tuple, list[Run]] = {}
+    for run in search:
+        groups.setdefault((factors_of(run), run.fidelity), []).append(run)
+    return tuple(
+        Candidate(
+            factors,
+            fidelity,
+            runs[0].warmup_steps,
+            len(runs),
+            sum(run.diverged for run in runs),
+            metric.spread(metric.scores(runs, "validation")).mean,
+        )
+        for (factors, fidelity), runs in sorted(groups.items(), key=lambda pair: pair[0])
+    )
+
+
+def _mean_scores(final: Sequence[Run], metric: Metric) -> Means:
+    """Return mean losses and accuracies.
+
+    The accuracy of a model whose outputs are not numbers is that of always naming the first class, so a run that
+    diverged has none.
+    """
+    kept = [None if run.diverged else run for run in final]
+    means = Means(
+        *(
+            mean(None if run is None else getattr(run, f"{split}_{name}") for run in kept)
+            for split in ("train", "validation", "test")
+            for name in ("loss", "accuracy")
+        )
+    )
+    if metric is not ACCURACY:
+        return means
+    validation, test = (
+        metric.spread(metric.scores(final, split)).mean for split in ("validation", "test")
+    )
+    return dataclasses.replace(means, validation_accuracy=validation, test_accuracy=test)
+
+
+def learned(final: Sequence[Run]) -> bool | None:
+    """Return whether the last epoch's mean loss is at least 5 % below the first step's and below a uniform guess's.
+
+    Batches differ by a few hundredths. A network whose gradients are all rounded to zero stays where it began, or
+    is left by its weight decay with a uniform guess, whose loss is log(outputs). Losses are means over the seeds;
+    None where a seed has none.
+    """
+    curves = [run.curve.train_loss if run.curve else None for run in final]
+    first = mean(curve[0] if curve else None for curve in curves)
+    last = mean(run.last_epoch_loss for run in final)
+    if first is None or last is None:
+        return None
+    outputs = final[0].outputs or 0  # lines of an earlier version do not say
+    return last < (1 - _LEARNED) * (min(first, math.log(outputs)) if outputs > 1 else first)
+
+
+def _target(final: Sequence[Run]) -> Target:
+    def median(values: Iterable[float | None]) -> float | None:
+        found = statistics.median(math.inf if value is None else value for value in values)
+        return found if math.isfinite(found) else None
+
+    return Target(
+        sum(run.steps_to_target is not None for run in final),
+        median(run.steps_to_target for run in final),
+        median(run.examples_to_target for run in final),
+        max(run.steps_run for run in final),
+    )
+
+
+def _diffusion(final: Sequence[Run]) -> MeanDiffusion | None:
+    fits = [run.diffusion for run in final if run.diffusion]
+    log_r2 = mean(fit.log.r2 for fit in fits)
+    power_r2 = mean(fit.power.r2 for fit in fits)
+    exponent = mean(fit.power.exponent for fit in fits)
+    if log_r2 is None or power_r2 is None or exponent is None:
+        return None
+    return MeanDiffusion(log_r2, power_r2, exponent, len(fits))
+
+
+# ---- edges of the search
+
+
+def _edges(search: SearchConfig, chosen: Run, cut: Collection[float]) -> Edges:
+    """Return the factors at an edge; a multiple of zero has none, and nothing lies beyond a warmup that is cut."""
+    warms = chosen.warmup_steps > 0 and chosen.warmup_factor not in cut
+    return Edges(
+        at_edge(search, "learning_rate", chosen.learning_rate_factor),
+        warms and at_edge(search, "warmup", chosen.warmup_factor),
+        chosen.weight_decay > 0 and at_edge(search, "weight_decay", chosen.weight_decay_factor),
+    )
+
+
+def at_edge(search: SearchConfig, name: str, factor: float) -> bool:
+    """Return whether a factor of "learning_rate", "warmup" or "weight_decay" lies where the search ends.
+
+    Of a grid these are its ends, except 0, beyond which nothing lies. Of a range they are its outer tenths in the
+    logarithm. A single factor has no edge.
+
+    >>> at_edge(SearchConfig("halton", learning_rate_range=(0.1, 10.0)), "learning_rate", 7.0)
+    True
+    """
+    if search.method == "grid":
+        grid = getattr(search, f"{name}_factors")
+        return factor > 0 and len(grid) > 1 and factor in (grid[0], grid[-1])
+    ends = getattr(search, f"{name}_range")
+    if not min(factor, *ends) > 0:
+        return False
+    low, high = (math.log(end) for end in ends)
+    if low == high:
+        return False
+    return not _NEAR_THE_END < (math.log(factor) - low) / (high - low) < 1 - _NEAR_THE_END
+
+
+def cut_warmups(tried: Iterable[Candidate]) -> frozenset[float]:
+    """Return the factors whose warmups would outlast the run, and so end one step before it."""
+    full = [one for one in tried if one.fidelity == 1 and one.factors.warmup > 0]
+    own = max((one.warmup_steps / one.factors.warmup for one in full), default=0.0)
+    return frozenset(
+        one.factors.warmup for one in full if one.warmup_steps < _CUT * own * one.factors.warmup
+    )
+
+
+# ---- probes
+
+
+def _noise(probes: Sequence[Probes]) -> Noise | None:
+    found = noise_scales(probes)
+    if not found:
+        return None
+    steps, scales = zip(*found, strict=True)
+    return Noise(statistics.median(scales), steps, scales)
+
+
+def _peak(probes: Probes) -> Peak | None:
+    pairs = zip(probes.step, probes.lipschitz or (), strict=False)
+    curve = [(int(step), value) for step, value in pairs if value is not None]
+    if len(curve) < 2:
+        return None
+    step, _ = max(curve, key=lambda pair: pair[1])
+    return Peak(step, step in (curve[0][0], curve[-1][0]))
+
+
+def _means(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Curve:
+    """Return the mean over the seeds that have a number, at every step."""
+    return tuple((step, statistics.fmean(values)) for step, values in by_step(series).items())
+
+
+# ---- the waterfall
+
+
+def _waterfall(study: Study) -> Waterfall | None:
+    """Return the arms of the waterfall at the largest batch; None if one of them has no finite result there."""
+    largest, metric = study.sizes[-1], study.metric
+    arms = {arm.name: arm for arm in study.arms}
+    cells = [arms[name].cell(largest) for name in study.config.waterfall if name in arms]
+    found = [cell for cell in cells if cell is not None and cell.test.mean is not None]
+    if len(cells) < 2 or len(found) < len(cells):
+        return None
+
+    steps = []
+    for before, name, cell in zip([None, *found], study.config.waterfall, found, strict=False):
+        gain = () if before is None else _gain(metric, before.scores, cell.scores)
+        steps.append(Step(name, cell.test.mean or 0.0, cell.test.std or 0.0, *gain))
+    return Waterfall(largest, tuple(steps))
+
+
+def _gain(
+    metric: Metric, before: Sequence[float], after: Sequence[float]
+) -> tuple[float, float | None, float | None, float | None, bool | None]:
+    """Return the gain, the ends of its interval, its spread over single seeds, and whether it is told apart."""
+    base, noise = metric.centre(before), None
+    if min(len(before), len(after)) > 1:
+        both = math.hypot(statistics.stdev(before), statistics.stdev(after))
+        noise = abs(metric.worse_by(base, base - both))
+    gain = 0.0 - metric.worse_by(base, metric.centre(after))
+    interval = advantage(metric, after, before)
+    if interval is None:
+        return gain, None, None, noise, None
+    low, high = interval
+    return gain, low, high, noise, low > 0 or high < 0
+
+
+# ---- curves of figures
+
+
+def mean_curve(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Curve:
+    """Return the mean over seeds at the steps at which every one of them has a number.
+
+    Runs that stop at a target or diverge differ in length: a mean over those that are left would jump where one
+    ends. A seed whose column is empty or missing does not count.
+
+    >>> mean_curve([([1, 2, 3], [1.0, 2.0, 9.0]), ([1, 2], [3.0, 4.0])])
+    ((1, 2.0), (2, 3.0))
+    """
+    kept = [(steps, column) for steps, column in series if column]
+    return tuple(
+        (step, statistics.fmean(values))
+        for step, values in by_step(kept).items()
+        if len(values) == len(kept)
+    )
+
+
+def positive(curve: Curve) -> Curve:
+    """Return the part of a curve that a logarithmic axis can show."""
+    return tuple((step, value) for step, value in curve if value > 0)

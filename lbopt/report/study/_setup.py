@@ -1,0 +1,195 @@
+"""What a study ran, field by field, so that it can be done again from its page."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import Any
+
+from lbopt.config.aggregator import AggregatorConfig
+from lbopt.config.loss import LossConfig
+from lbopt.config.schedule import ScheduleConfig
+from lbopt.config.sweep import Arm as ArmConfig, SweepConfig
+from lbopt.report.study._model import Study
+from lbopt.report.study._style import length_text
+from lbopt.report.study._tables import Table
+
+_OF_THE_MACHINE = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
+_OF_THE_DECAY = (
+    "power",
+    "end_factor",
+    "decay_from",
+    "end_learning_rate",
+    "decay_steps",
+    "decay_rate",
+    "stair_epochs",
+)
+_SHOWN = {
+    "base_learning_rate": "base learning rate",
+    "base_batch_size": "at batch",
+    "scaling_rule": "scaling",
+    "warmup_rule": "warmup",
+    "base_warmup_epochs": "base warmup, epochs",
+}
+_OWN = "its own"
+
+
+def definitions(study: Study) -> list[tuple[str, str]]:
+    """Return what all trials of a study have in common, as terms and what they are."""
+    config, train = study.config, study.config.train
+    found = [
+        ("data", _data(study)),
+        ("model", _part(train.model)),
+        ("loss", _loss(train.loss)),
+        ("sum of gradients", _summed(train.aggregator)),
+        ("length of a run", length_text(config)),
+        ("evaluations for the target", _evaluations(study)),
+        ("global batch sizes", ", ".join(map(str, study.sizes))),
+        ("search seeds", ", ".join(map(str, config.search.seeds))),
+        ("final seeds", ", ".join(map(str, config.final_seeds))),
+        ("probes of the gradient", _probes(config)),
+        ("devices of a trial", _devices(config)),
+    ]
+    return [(term, text) for term, text in found if text]
+
+
+def _data(study: Study) -> str:
+    text, told = _part(study.config.train.data, _OF_THE_MACHINE), training_examples(study)
+    if told is None:
+        return text
+    low, high = told
+    number = str(low) if low == high else f"{low} to {high}"
+    return f"{text}; {number} training examples, as the steps of the epochs tell"
+
+
+def training_examples(study: Study) -> tuple[int, int] | None:
+    """Return the least and the greatest number of training examples with which epochs have the steps that they had.
+
+    The same number in most studies, as the steps of an epoch are rounded up. None where the length is given in steps, or
+    where arms have data of their own.
+    """
+    epochs, steps = study.config.train.num_epochs, study.config.train.num_steps
+    cells = [(cell.global_batch_size, cell.first.steps) for arm in study.arms for cell in arm.cells]
+    if steps or not epochs or not cells or any(arm.data for arm in study.config.arms):
+        return None
+    return examples_of(cells, epochs)
+
+
+def examples_of(cells: Collection[tuple[int, float]], epochs: float) -> tuple[int, int] | None:
+    """Return the numbers of examples that runs of (batch size, steps) over these epochs leave possible.
+
+    >>> examples_of([(16, 1601), (64, 401), (1024, 26)], epochs=6.0)
+    (4267, 4269)
+    """
+    low = max(math.floor((steps - 1) * size / epochs) + 1 for size, steps in cells)
+    high = min(math.floor(steps * size / epochs + 1e-6) for size, steps in cells)
+    return (low, high) if low <= high else None
+
+
+def _summed(aggregator: AggregatorConfig) -> str:
+    return "" if aggregator.name == "none" else _part(aggregator)
+
+
+def _loss(loss: LossConfig) -> str:
+    return ", ".join(_changed(loss)) or "the task's own, with nothing added to it"
+
+
+def _evaluations(study: Study) -> str:
+    train = study.config.train
+    if not study.has_target:
+        return ""
+    if train.eval_every_epochs:
+        return f"every {train.eval_every_epochs:g} epochs"
+    return f"every {train.eval_every_steps} steps" if train.eval_every_steps else ""
+
+
+def _probes(config: SweepConfig) -> str:
+    measure = config.measure
+    if not measure.num_probes:
+        return ""
+    return (
+        f"{measure.num_probes} log-spaced steps of every final run, {measure.probe_parts} parts of "
+        f"{measure.probe_part_size} training examples each"
+    )
+
+
+def _devices(config: SweepConfig) -> str:
+    text = "all, data-parallel" if config.trial_devices == "all" else "one"
+    if config.microstep_size:
+        return f"{text}, at most {config.microstep_size} examples at a time on each"
+    microsteps = config.train.parallel.num_microsteps
+    return text if microsteps == 1 else f"{text}, {microsteps} microsteps a step"
+
+
+# ---- arms
+
+
+def arms_table(config: SweepConfig) -> Table:
+    """Return the table of arms: what the rules of each start from.
+
+    The last column, what an arm has instead of the study's, is left out if no arm has anything.
+    """
+    header = ["arm", "optimizer", *_SHOWN.values(), "decay", _OWN]
+    lines = [_arm_line(arm) for arm in config.arms]
+    if any(line[-1] for line in lines):
+        return header, lines
+    return header[:-1], [line[:-1] for line in lines]
+
+
+def _arm_line(arm: ArmConfig) -> list[str]:
+    schedule = arm.schedule
+    shown = {name: _value(getattr(schedule, name)) for name in _SHOWN}
+    if schedule.warmup_rule == "none":
+        shown["base_warmup_epochs"] = ""
+    rest = _changed(schedule, (*_SHOWN, "decay", *_OF_THE_DECAY))
+    shown["warmup_rule"] = _with(schedule.warmup_rule, rest)
+    return [arm.name, _part(arm.optimizer), *shown.values(), _decay(schedule), _own(arm)]
+
+
+def _decay(schedule: ScheduleConfig) -> str:
+    others = [f.name for f in dataclasses.fields(schedule) if f.name not in _OF_THE_DECAY]
+    changed = _changed(schedule, others)
+    if schedule.decay == "polynomial" and schedule.power == 1:
+        changed.insert(0, "power=1")  # the default, but no polynomial is known without it
+    return _with(schedule.decay, changed)
+
+
+def _own(arm: ArmConfig) -> str:
+    """Return the parts that an arm has instead of the study's; words elsewhere say how it was searched."""
+    parts = {"data": arm.data, "model": arm.model, "aggregator": arm.aggregator}
+    found = [f"{name}: {_part(part, _OF_THE_MACHINE)}" for name, part in parts.items() if part]
+    found += [f"loss: {_loss(arm.loss)}"] if arm.loss else []
+    found += ["a search of its own"] if arm.search else []
+    return "; ".join(found)
+
+
+# ---- fields
+
+
+def _part(config: Any, left_out: Collection[str] = ()) -> str:
+    """Return a part of the config by its name and the fields that are not at their defaults."""
+    return _with(config.name, _changed(config, (*left_out, "name")))
+
+
+def _with(name: str, fields: Collection[str]) -> str:
+    return f"{name} ({', '.join(fields)})" if fields else name
+
+
+def _changed(config: Any, left_out: Collection[str] = ()) -> list[str]:
+    """Return "field=value" for every field that is not at its default."""
+    default = type(config)()
+    names = [f.name for f in dataclasses.fields(config) if f.name not in left_out]
+    values = [(name, getattr(config, name)) for name in names]
+    return [f"{name}={_value(value)}" for name, value in values if value != getattr(default, name)]
+
+
+def _value(value: Any) -> str:
+    """Return a value as a config file would have it.
+
+    >>> _value((16, 32)), _value(0.0001), _value(20.0), _value("sqrt")
+    ('(16, 32)', '0.0001', '20', 'sqrt')
+    """
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_value, value))}{',' * (len(value) == 1)})"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,306 @@
+"""Tests, intervals and fits of a study: SciPy with the rules for what too few seeds cannot tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import optimize, stats
+
+from lbopt.report.study._metric import ACCURACY, Metric
+
+_FAMILY_WISE = 0.05
+_RESAMPLES = 2000
+_ORDERS = 10_000
+_FAR = 1000.0
+
+
+# ---- differences of means
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference of two means.
+
+    Attributes:
+      apart: whether it is significant; None if these seeds cannot tell.
+      low: lower end of the interval at the level that decided; None without an interval.
+      high: upper end.
+    """
+
+    apart: bool | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def welch_interval(
+    ours: Sequence[float], theirs: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """Return Welch's interval of the difference of two means, ours less theirs.
+
+    None if a sample has fewer than two numbers or one that is not finite, or if neither sample varies and the
+    means differ: so few equal numbers do not tell how much others would vary.
+
+    >>> [round(end, 3) for end in welch_interval([5.1, 4.9, 5.0], [4.0, 4.2, 3.8])]
+    [0.584, 1.416]
+
+    References:
+      Welch, The generalization of "Student's" problem when several different population variances are
+      involved, 1947.
+    """
+    if min(len(ours), len(theirs)) < 2 or not all(map(math.isfinite, (*ours, *theirs))):
+        return None
+    if len(set(ours)) == len(set(theirs)) == 1:
+        return (0.0, 0.0) if ours[0] == theirs[0] else None
+    interval = _welch(ours, theirs).confidence_interval(confidence)
+    return float(interval.low), float(interval.high)
+
+
+def _welch(ours: Sequence[float], theirs: Sequence[float]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # one sample may not vary at all
+        return stats.ttest_ind(ours, theirs, equal_var=False)
+
+
+def advantage(
+    metric: Metric, ours: Sequence[float], theirs: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """Return Welch's interval of how much better our mean score is than theirs.
+
+    Returns:
+      (low, high) in points of accuracy, or in percent of their perplexity, from the interval of the mean
+      logarithms. Above 0 is better. None where `welch_interval` is.
+
+    >>> [round(end, 2) for end in advantage(ACCURACY, [0.99, 0.97], [0.95, 0.95])]
+    [-9.71, 15.71]
+    """
+    interval = welch_interval(metric.on_scale(ours), metric.on_scale(theirs), confidence)
+    if interval is None or metric is ACCURACY:
+        return interval
+    low, high = interval
+    return -100 * math.expm1(high), -100 * math.expm1(low)
+
+
+def ahead_of(
+    metric: Metric, best: Sequence[float], others: Sequence[Sequence[float]]
+) -> list[Difference]:
+    """Test the best arm against each other one, with Holm's correction at a family-wise error of 5 %.
+
+    The smallest of m p-values is compared with 5 % / m, the next one with 5 % / (m - 1), and so on up to the
+    first that is not small enough. That one and all after it are not significant.
+
+    Returns:
+      One difference for each other arm, in order; its interval is `advantage` at the level that decided.
+
+    Note:
+      The best arm is the best of these very seeds, so it is ahead of the others by a little chance too.
+
+    References:
+      Holm, A simple sequentially rejective multiple test procedure, 1979.
+    """
+    chances = []
+    for place, other in enumerate(others):
+        ours, theirs = metric.on_scale(best), metric.on_scale(other)
+        if (interval := welch_interval(ours, theirs)) is not None:
+            same = interval == (0.0, 0.0)
+            chances.append((1.0 if same else float(_welch(ours, theirs).pvalue), place))
+
+    found = [Difference()] * len(others)
+    apart, level = True, _FAMILY_WISE
+    for rank, (p, place) in enumerate(sorted(chances)):
+        level = _FAMILY_WISE / (len(chances) - rank) if apart else level
+        apart = apart and p <= level
+        found[place] = Difference(
+            apart, *(advantage(metric, best, others[place], 1 - level) or (None, None))
+        )
+    return found
+
+
+# ---- ranks
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankTest:
+    """A permutation test of Spearman's rank correlation, one-sided.
+
+    Attributes:
+      correlation: Spearman's.
+      p: share of all orders in which it would be at least as high.
+      least_p: p of the best agreement that these numbers, with their ties, could show.
+    """
+
+    correlation: float
+    p: float
+    least_p: float
+
+
+def rank_test(pairs: Sequence[tuple[float, float]]) -> RankTest | None:
+    """Test whether two orders agree; None for fewer than 3 pairs or a constant side.
+
+    All orders count up to 7 pairs; beyond, 10,000 random ones stand for all.
+
+    >>> rank_test([(1, 10), (2, 20), (3, 30), (4, 40)]).p == 1 / 24
+    True
+    """
+    ours, theirs = (stats.rankdata([pair[axis] for pair in pairs]) for axis in (0, 1))
+    if len(pairs) < 3 or np.ptp(ours) == 0 or np.ptp(theirs) == 0:
+        return None
+    correlation = round(float(stats.spearmanr(ours, theirs).statistic), 9)
+    return RankTest(correlation, _share(ours, theirs), _share(np.sort(ours), np.sort(theirs)))
+
+
+def _share(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Return the share of orders of one side in which the ranks agree at least as well."""
+    found = stats.permutation_test(
+        (ours,),
+        lambda ranks, axis: ranks @ theirs,  # Spearman's correlation grows with it
+        permutation_type="pairings",
+        alternative="greater",
+        vectorized=True,
+        n_resamples=_ORDERS,
+        rng=np.random.Generator(np.random.Philox(0)),
+    )
+    return float(found.pvalue)
+
+
+# ---- slopes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slope:
+    """A least-squares slope of log y against log x, with its 95 % interval.
+
+    Attributes:
+      slope: exponent of x.
+      low: lower end; None without an interval.
+      high: upper end.
+      over: what the interval is over, "seeds" or "batch sizes".
+    """
+
+    slope: float
+    low: float | None
+    high: float | None
+    over: str
+
+
+def log_slope(groups: Sequence[tuple[float, Sequence[float]]], index: int = 0) -> Slope:
+    """Return the slope of log y against log x, each x with the mean of its log y.
+
+    With several y at every x the interval is a percentile bootstrap over them. With a single y at some x it is
+    Student's interval of a regression through the means, which three x or more have.
+
+    Args:
+      groups: (x, its y), two or more of different x; all > 0.
+      index: arm, so that the resamples of two arms are independent.
+
+    >>> log_slope([(16, [64, 64]), (64, [16, 16])])
+    Slope(slope=-1.0, low=-1.0, high=-1.0, over='seeds')
+    """
+    x = np.log([size for size, _ in groups])
+    logs = [np.log(values) for _, values in groups]
+    apart = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
+    slope = float(apart @ [values.mean() for values in logs])
+
+    if min(map(len, logs)) > 1:
+        interval = stats.bootstrap(
+            logs,
+            lambda *samples, axis: sum(
+                weight * values.mean(axis) for weight, values in zip(apart, samples, strict=True)
+            ),
+            n_resamples=_RESAMPLES,
+            method="percentile",
+            rng=np.random.Generator(np.random.Philox([0, index])),
+        ).confidence_interval
+        low, high = interval
+        return Slope(round(slope, 9), round(float(low), 9), round(float(high), 9), "seeds")
+
+    if len(x) < 3:
+        return Slope(round(slope, 9), None, None, "batch sizes")
+    line = stats.linregress(x, [values.mean() for values in logs])
+    half = float(stats.t.ppf(0.975, len(x) - 2) * line.stderr)
+    low, high = slope - half, slope + half
+    return Slope(round(slope, 9), round(low, 9), round(high, 9), "batch sizes")
+
+
+# ---- the critical batch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CriticalBatch:
+    """S = min_steps (1 + critical_batch_size / B), for S steps to the target at batch B.
+
+    Attributes:
+      min_steps: steps that no batch, however large, gets below.
+      min_examples: examples that no batch, however small, gets below; min_steps * critical_batch_size.
+      critical_batch_size: batch at which twice the steps and twice the examples of these are needed.
+      r2: R^2 of log S.
+    """
+
+    min_steps: float
+    min_examples: float
+    critical_batch_size: float
+    r2: float
+
+
+def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> CriticalBatch | None:
+    """Fit steps to a target against the batch size.
+
+        (S / S_min - 1) (E / E_min - 1) = 1,  E = B S,  so  S = S_min (1 + B_crit / B),  B_crit = E_min / S_min,
+
+    by least squares on log S, so that every batch weighs alike.
+
+    Args:
+      batch_sizes: B, in examples; several runs at one batch are several points.
+      steps: S, positive, of runs that reached the target.
+
+    Returns:
+      The fit; None for fewer than 3 batch sizes, or where B_crit is a factor of 1000 outside of all of them:
+      perfect scaling throughout, or none at all.
+
+    >>> fit = fit_critical_batch([10, 100, 1000], [1100, 200, 110])
+    >>> round(fit.min_steps), round(fit.min_examples), round(fit.critical_batch_size), round(fit.r2, 6)
+    (100, 10000, 100, 1.0)
+
+    References:
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, section 2 [recalled 90%].
+    """
+    sizes, log_steps = np.asarray(batch_sizes, float), np.log(np.asarray(steps, float))
+    if len(set(sizes)) < 3 or np.ptp(log_steps) == 0:
+        return None
+
+    def left(log_critical: float) -> np.ndarray:
+        """Return log S without the excess over S_min: their mean is the best log S_min."""
+        return log_steps - np.log1p(np.exp(log_critical) / sizes)
+
+    # From the best point of a grid on, as the error is flat far from all batch sizes.
+    grid = np.linspace(np.log(sizes.min() / _FAR), np.log(sizes.max() * _FAR), 201)
+    best = int(np.argmin([np.var(left(one)) for one in grid]))
+    if best in (0, len(grid) - 1):
+        return None
+    found = optimize.minimize_scalar(
+        lambda one: np.var(left(one)),
+        bounds=(grid[best - 1], grid[best + 1]),
+        method="bounded",
+        options={"xatol": 1e-12},
+    )
+
+    critical, least = float(np.exp(found.x)), float(np.exp(np.mean(left(found.x))))
+    r2 = float(1 - np.var(left(found.x)) / np.var(log_steps))
+    return CriticalBatch(least, least * critical, critical, r2)
+
+
+def pooled_slope(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return the least-squares slope of log2 y against log2 x; None without spread in x.
+
+    >>> pooled_slope([(16, 64), (64, 16)])
+    -1.0
+    """
+    if len({x for x, _ in pairs}) < 2:
+        return None
+    xs, ys = (np.log2([pair[axis] for pair in pairs]) for axis in (0, 1))
+    return float(statistics.linear_regression(xs.tolist(), ys.tolist()).slope)

@@ -1,0 +1,272 @@
+"""What the figures of a study share: a colour for each arm, a shade for each batch size, axes, panels."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lbopt.config.sweep import SweepConfig
+from lbopt.report import page
+from lbopt.report.study._model import Arm, Study
+from lbopt.shown import printable
+
+COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
+"""Told apart without red and green (Okabe and Ito); with the markers they serve 8 arms, then both repeat."""
+MARKERS = "svD^oPX*"
+GREY = "#999999"
+WIDTH, PANELS_WIDTH = 5.2, 6.0
+"""Inches: 10 points of a figure are still read where a phone shows it 340 pixels wide; panels scroll there."""
+SMALL = 7.5
+LEGEND_LETTERS, TICK_LETTERS, TITLE_LETTERS = 58, 24, 32
+"""Letters after which a name is broken in a legend, beside an axis, and above a panel."""
+MOST_PANEL_ROWS = 8
+PROBED = {"linewidth": 1.3, "marker": "o", "markersize": 2}
+_LONG_TICKS = 38
+_SHORT_DECADES = 2.6
+_POINTS_PER_INCH = 72
+_EM = 0.54
+"""Mean width of a letter of matplotlib's own font, in font sizes."""
+_HANDLE_EMS = 4.8
+"""Width of the line beside a name and of the gap to the next name in a legend, in font sizes."""
+
+
+def look(arm: Arm, **changes: Any) -> dict[str, Any]:
+    """Return options of `Axes.plot`: an arm has its colour and marker in every figure, also where others are missing."""
+    return {
+        "color": COLOURS[arm.place % len(COLOURS)],
+        "marker": MARKERS[arm.place % len(MARKERS)],
+        "markersize": 5,
+        **changes,
+    }
+
+
+def shade(place: int, count: int) -> Any:
+    """Return the colour of the `place`-th of `count` ordered things, dark to bright, without the brightest yellow."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.92 * place / max(1, count - 1))
+
+
+def batch_shade(study: Study, size: int) -> Any:
+    """Return the colour of one of the study's batch sizes: dark for small ones, bright for large ones."""
+    return shade(study.sizes.index(size), len(study.sizes))
+
+
+def ring(axes: Any, x: float, y: float, colour: Any, size: float = 12, width: float = 1.5) -> None:
+    """Draw a ring around a point."""
+    axes.plot(
+        [x],
+        [y],
+        linestyle="none",
+        marker="o",
+        markersize=size,
+        markerfacecolor="none",
+        markeredgecolor=colour,
+        markeredgewidth=width,
+    )
+
+
+def label(text: str, width: int | None = None) -> str:
+    """Return a name as matplotlib is to be given it, broken into lines of `width` letters.
+
+    >>> label("costs $2 $3"), label("_base"), label("momentum + linear", 12)
+    ('costs \\\\$2 \\\\$3', ' _base', 'momentum +\\nlinear')
+    """
+    shown = printable(text)  # first: line breaks of the name itself are shown, not made
+    return page.label(shown if width is None else textwrap.fill(shown, width))
+
+
+def title(axes: Any, text: str, size: float = 9, letters: int | None = TITLE_LETTERS) -> None:
+    """Write a title at the left above an axes."""
+    axes.set_title(label(text, letters), fontsize=size, loc="left")
+
+
+def length_text(config: SweepConfig) -> str:
+    """Return how long every trial is, in words."""
+    steps, epochs = config.train.num_steps, config.train.num_epochs
+    length = f"{steps} steps" if steps else f"{epochs:g} epochs"
+    return f"{length} at every batch size"
+
+
+def picture(
+    figure: Any, file: pathlib.Path, alt: str, caption: str = "", wide: bool = False
+) -> page.Picture:
+    """Save a figure and return it for the page."""
+    return page.Picture(page.save_figure(figure, file), alt, caption, wide)
+
+
+# ---- axes
+
+
+def batch_axis(axes: Any, sizes: Sequence[int], small: bool = False) -> None:
+    """Make the horizontal axis one of batch sizes, with as many names as fit.
+
+    Args:
+      axes: matplotlib axes.
+      sizes: batch sizes of the study, ascending; the last one is always named.
+      small: whether it is that of a panel, which has half as many names and no label.
+    """
+    axes.set_xscale("log", base=2)
+    letters = sum(len(str(size)) + 1 for size in sizes)
+    every = math.ceil(letters / (_LONG_TICKS / (2 if small else 1)))
+    named = sizes[:: -max(1, every)][::-1]
+    axes.set_xticks(named, [str(size) for size in named])
+    axes.minorticks_off()
+    pad = max(1.15, (sizes[-1] / sizes[0]) ** 0.04)
+    axes.set_xlim(sizes[0] / pad, sizes[-1] * pad)
+    if not small:
+        axes.set_xlabel("global batch size")
+
+
+def log_ticks(axes: Any, *which: str) -> None:
+    """Make axes "x" or "y" logarithmic: plain numbers at 1, 2, 5 of a short one, at whole decades of a long one.
+
+    Call it after drawing, as the length of the axis decides. Where nothing above 0 is drawn, the axis stays as it is.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    for name in which:
+        if not math.isfinite(getattr(axes.dataLim, f"minpos{name}")):
+            continue  # nothing is drawn: there is no range to take the logarithm of
+        getattr(axes, f"set_{name}scale")("log")
+        low, high = getattr(axes, f"get_{name}lim")()
+        axis = getattr(axes, f"{name}axis")
+        subs = (1, 2, 5) if high / low < 10**_SHORT_DECADES else (1,)
+        axis.set_major_locator(LogLocator(subs=subs))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
+
+
+def tidy(axes: Any) -> None:
+    """Draw a grid behind an axes, and no frame at its top and right."""
+    axes.grid(True, color="#eeeeee")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+
+
+# ---- panels
+
+
+def panels(
+    rows: int, columns: int, height_inches: float = 1.9, **options: Any
+) -> tuple[Any, list[list[Any]]]:
+    """Return a figure and its panels, row by row, for small print; options are those of `Figure.subplots`."""
+    height = 0.7 + height_inches * rows
+    figure, grid = page.new_panels(rows, columns, PANELS_WIDTH, height, **options)
+    for panel in (one for row in grid for one in row):
+        panel.tick_params(which="both", labelsize=SMALL, labelbottom=True)
+        tidy(panel)
+    return figure, grid
+
+
+def two_columns(count: int) -> tuple[Any, list[list[Any]], list[Any]]:
+    """Return a figure of `count` panels with the same axes in two columns: all panels by row, and those in use."""
+    columns = min(2, count)
+    figure, grid = panels(-(-count // columns), columns, sharex=True, sharey=True)
+    every = [panel for row in grid for panel in row]
+    for panel in every[count:]:
+        panel.set_visible(False)
+    return figure, grid, every[:count]
+
+
+def below(grid: Sequence[Sequence[Any]], *names: str) -> None:
+    """Name the horizontal axis below the lowest visible panel of every column.
+
+    Args:
+      grid: panels, row by row.
+      *names: name of each column, or one for all.
+    """
+    columns = list(zip(*grid, strict=True))
+    for column, name in zip(columns, names * (len(columns) // len(names)), strict=True):
+        lowest = [panel for panel in column if panel.get_visible()][-1]
+        lowest.set_xlabel(name, fontsize=8.5)
+
+
+def thinned(values: Sequence[Any], most: int) -> list[Any]:
+    """Return at most `most` (>= 2) of the values, evenly spread, the first and the last among them.
+
+    >>> thinned([1, 2, 3, 4, 5, 6, 7], 3)
+    [1, 4, 7]
+    """
+    if len(values) <= most:
+        return list(values)
+    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
+
+
+def left_out(shown: int, total: int, what: str) -> list[str]:
+    """Return a sentence that says what a figure leaves out, if anything.
+
+    >>> left_out(8, 9, "arms"), left_out(9, 9, "arms")
+    (['Drawn for 8 of 9 arms; results.jsonl has all.'], [])
+    """
+    if shown == total:
+        return []
+    return [f"Drawn for {shown} of {total} {what}; results.jsonl has all."]
+
+
+# ---- legends
+
+
+def legend_below(figure: Any, axes: Any, columns: int = 2, **options: Any) -> None:
+    """Name the labelled lines of an axes below the figure, where nothing is covered."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        _legend(figure, handles, labels, columns, **{"fontsize": 9, **options})
+
+
+def batch_legend(figure: Any, study: Study, dashed: str | None = None) -> None:
+    """Name the shades of the batch sizes below the figure, and what thin dashed lines are."""
+    lines = [(str(size), batch_shade(study, size)) for size in study.sizes]
+    line_legend(figure, lines, "global batch size", 8, dashed)
+
+
+def line_legend(
+    figure: Any,
+    lines: Iterable[tuple[str, Any]],
+    title: str | None = None,
+    columns: int = 3,
+    dashed: str | None = None,
+) -> None:
+    """Name colours below the figure.
+
+    Args:
+      figure: matplotlib figure.
+      lines: (name, colour).
+      title: title above the names.
+      columns: greatest number of columns.
+      dashed: name of thin dashed lines; None if there are none.
+    """
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=colour, linewidth=2, label=label(name)) for name, colour in lines
+    ]
+    if dashed is not None:
+        handles.append(Line2D([], [], color="#777777", linewidth=1, linestyle="--", label=dashed))
+    labels = [str(handle.get_label()) for handle in handles]
+    options = {"title": title, "fontsize": 8, "title_fontsize": 8}
+    _legend(figure, handles, labels, columns, **options)
+
+
+def _legend(figure: Any, handles: Any, labels: Sequence[str], columns: int, **options: Any) -> None:
+    fitting = _columns(labels, figure.get_size_inches()[0], options["fontsize"], columns)
+    where = {"loc": "outside lower center", "frameon": False, "ncols": fitting}
+    figure.legend(handles, labels, **where, **options)
+
+
+def _columns(names: Sequence[str], width_inches: float, font_size: float, most: int) -> int:
+    """Return in how many columns names fit below a figure, rows filled alike.
+
+    >>> _columns(["16", "64", "256", "1024", "fitted curve"], 6.0, 8, most=8), _columns(["a" * 100, "b"], 6.0, 8, most=8)
+    (5, 1)
+    """
+    space = width_inches * _POINTS_PER_INCH / font_size
+    widths = [_HANDLE_EMS + _EM * max(map(len, name.split("\n"))) for name in names]
+    if sum(widths) <= space and len(names) <= most:
+        return max(1, len(names))
+    fitting = max(1, min(most, len(names), int(space / max(widths))))
+    rows = -(-len(names) // fitting)
+    return -(-len(names) // rows)

@@ -1,0 +1,117 @@
+"""summary.json: the numbers of a study as JSON data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lbopt.report.study._metric import Metric
+from lbopt.report.study._model import Arm, Candidate, Cell, Noise, Study
+from lbopt.report.study._words import Claim
+
+
+def summary_of(study: Study, claims: Sequence[Claim], findings: Sequence[str]) -> dict[str, Any]:
+    """Return the summary of a study as JSON data; null is what was not measured, not reached or not finite."""
+    return {
+        "name": study.config.name,
+        "complete": study.complete,
+        "num_trials": len(study.runs),
+        "cells": study.num_cells,
+        "cells_complete": study.num_complete,
+        "metric": study.metric.name,
+        "limit_points": study.config.limit_points,
+        "arms": [_arm(arm, study.metric) for arm in study.arms],
+        "waterfall": _record(study.waterfall),
+        "claims": [dataclasses.asdict(claim) for claim in claims],
+        "findings": list(findings),
+    }
+
+
+def _record(value: Any) -> dict[str, Any] | None:
+    return None if value is None else dataclasses.asdict(value)
+
+
+def _arm(arm: Arm, metric: Metric) -> dict[str, Any]:
+    return {
+        "arm": arm.name,
+        "limit": arm.limit and arm.limit.batch_size,
+        "limit_is_largest": arm.limit_is_largest,
+        "limit_interval": arm.limit and arm.limit.interval,
+        "failure": _record(arm.failure),
+        "critical_batch": _record(arm.critical_batch),
+        "points": [_point(cell, metric) for cell in arm.cells],
+    }
+
+
+def _point(cell: Cell, metric: Metric) -> dict[str, Any]:
+    """Return the numbers of a cell; accuracies are in [0, 1], noise scales in examples."""
+    chosen, first, name = cell.chosen, cell.first, metric.name
+    means = {f"{field}_mean": value for field, value in dataclasses.asdict(cell.means).items()}
+    spread = {
+        f"test_{name}_{field}": value for field, value in dataclasses.asdict(cell.test).items()
+    }
+    return {
+        "global_batch_size": cell.global_batch_size,
+        "steps": first.steps,
+        "warmup_steps": first.warmup_steps,
+        "learning_rate": first.learning_rate,
+        "weight_decay": first.weight_decay,
+        **_factors(chosen),
+        "at_edge_of_grid": cell.edges.learning_rate,
+        "warmup_at_edge": cell.edges.warmup,
+        "weight_decay_at_edge": cell.edges.weight_decay,
+        "seeds": cell.seeds,
+        "diverged": cell.diverged,
+        "divergence_step": cell.divergence_step,
+        "learned": cell.learned,
+        **means,
+        f"validation_{name}_mean": cell.validation,
+        **spread,
+        "search_trials": len(cell.search),
+        "search_diverged": sum(run.diverged for run in cell.search),
+        "search_full_runs": cell.full_runs,
+        "distance_mean": cell.distance,
+        "diffusion": _record(cell.diffusion),
+        "target": _record(cell.target),
+        **_noise(cell.noise),
+        "lipschitz_peak_step": max(cell.lipschitz, key=lambda pair: pair[1])[0]
+        if cell.lipschitz
+        else None,
+        "lipschitz_first_step": cell.lipschitz[0][0] if cell.lipschitz else None,
+        "lipschitz_steps": [step for step, _ in cell.lipschitz],
+        "lipschitz_peaks": [dataclasses.asdict(peak) for peak in cell.peaks],
+        "phi_mean": cell.phi,
+        "search": [_candidate(one, name) for one in cell.candidates],
+    }
+
+
+def _factors(factors: Any) -> dict[str, float]:
+    return {f"{name}_factor": value for name, value in factors._asdict().items()}
+
+
+def _candidate(one: Candidate, name: str) -> dict[str, Any]:
+    return {
+        **_factors(one.factors),
+        "fidelity": one.fidelity,
+        "warmup_steps": one.warmup_steps,
+        "trials": one.trials,
+        "diverged": one.diverged,
+        f"validation_{name}_mean": one.score,
+    }
+
+
+def _noise(noise: Noise | None) -> dict[str, Any]:
+    if noise is None:
+        return dict.fromkeys(("noise_scale", "noise_scale_range", "noise_scale_over_steps"))
+    scales = [_finite(scale) for scale in noise.scales]
+    return {
+        "noise_scale": _finite(noise.scale),
+        "noise_scale_range": [_finite(min(noise.scales)), _finite(max(noise.scales))],
+        "noise_scale_over_steps": {"step": list(noise.steps), "noise_scale": scales},
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

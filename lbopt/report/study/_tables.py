@@ -1,0 +1,198 @@
+"""The tables of a study: on the page, on the terminal, and every trial as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lbopt.report.study._figure_scores import limit_text
+from lbopt.report.study._metric import ACCURACY, Metric
+from lbopt.report.study._model import Arm, Cell, Study
+from lbopt.report.study._words import number
+from lbopt.shown import printable, spreadsheet_cell
+from lbopt.sweep.row import Run
+
+Table = tuple[list[str], list[list[str]]]
+"""Header and lines, text throughout."""
+
+
+def results_table(study: Study) -> Table:
+    """Return the table with everything, a line for each cell that was tested.
+
+    Accuracies are in percent. What was not measured is "", and a column in which all is "" is left out.
+    """
+    lines = [_line(arm, cell, study.metric) for arm in study.measured for cell in arm.cells]
+    kept = [name for name in lines[0] if any(line[name] for line in lines)]
+    return kept, [[line[name] for name in kept] for line in lines]
+
+
+def _line(arm: Arm, cell: Cell, metric: Metric) -> dict[str, str]:
+    first, chosen, edges = cell.first, cell.chosen, cell.edges
+    at_edge = " (edge)"
+    warmup = " (cut)" if chosen.warmup in cell.cut_warmups else at_edge * edges.warmup
+    failed, critical = arm.failure, arm.critical_batch
+    fit, target = cell.diffusion, cell.target
+    past = failed is not None and failed.global_batch_size == cell.global_batch_size
+    diverged = sum(run.diverged for run in cell.search)
+    return {
+        "arm": arm.name,
+        "batch": str(cell.global_batch_size),
+        **_scores(cell, metric),
+        "limit": limit_text(arm),
+        "fails to": (failed.kind or "not told") if failed and past else "",
+        "diverged": f"{cell.diverged}/{cell.seeds}",
+        "at step": number(cell.divergence_step, 4),
+        "steps": f"{first.steps:.0f}",
+        "learning rate": number(first.learning_rate, 4),
+        "x scaled": f"{chosen.learning_rate:.3g}{at_edge * edges.learning_rate}",
+        "warmup steps": number(first.warmup_steps, 4),
+        "x warmup": f"{chosen.warmup:.3g}{warmup}",
+        "weight decay": number(first.weight_decay, 4),
+        "x decay": f"{chosen.weight_decay:.3g}{at_edge * edges.weight_decay}",
+        "search trials": str(len(cell.search)),
+        "of them diverged": str(diverged or ""),
+        "distance": number(cell.distance, 4),
+        "exponent": number(fit.exponent if fit else None, 4),
+        "R^2 of log t": number(fit.log_r2 if fit else None, 4),
+        "R^2 of t^p": number(fit.power_r2 if fit else None, 4),
+        "steps to target": number(target.steps_median if target else None, 4),
+        "critical batch": number(critical.critical_batch_size if critical else None, 4),
+        **_probed(cell),
+    }
+
+
+def _scores(cell: Cell, metric: Metric) -> dict[str, str]:
+    """Return the test score with its spread over seeds, then the other splits and the losses."""
+    test, means = cell.test, cell.means
+    show = _percent if metric is ACCURACY else lambda value: number(value, 4)
+    judged = {
+        "test %" if metric is ACCURACY else "test perplexity": show(test.mean),
+        "std": show(test.std),
+        "min": show(test.min),
+        "max": show(test.max),
+    }
+    return judged | {
+        "train %": _percent(means.train_accuracy),
+        "validation %": _percent(means.validation_accuracy),
+        "test %": _percent(means.test_accuracy),
+        "train loss": number(means.train_loss, 4),
+        "test loss": number(means.test_loss, 4),
+    }
+
+
+def _probed(cell: Cell) -> dict[str, str]:
+    """Return what was probed in the final runs."""
+    probes = [run.probes for run in cell.final if run.probes]
+    step, peak = max(cell.lipschitz, key=lambda pair: pair[1], default=(None, None))
+    phis = [[phi for phi in one.phi or () if phi is not None] for one in probes]
+    last = [one[-1] for one in phis if one]
+    scale = None if cell.noise is None else cell.noise.scale
+    return {
+        "noise scale": number(scale, 4).replace("inf", "infinite"),
+        "Lipschitz peak": number(peak, 4),
+        "at its step": number(step, 4),
+        "mean phi": number(cell.phi, 4),
+        "last phi": number(statistics.fmean(last) if last else None, 4),
+    }
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f}"
+
+
+# ---- every trial
+
+_COLUMNS = {
+    "phase": "phase",
+    "arm": "arm",
+    "batch": "global_batch_size",
+    "fidelity": "fidelity",
+    "learning rate": "learning_rate",
+    "warmup steps": "warmup_steps",
+    "weight decay": "weight_decay",
+    "seed": "seed",
+    "steps run": "steps_run",
+}
+
+
+def trials_table(study: Study) -> Table:
+    """Return the table of all trials, ascending in arm name and batch size, search before final.
+
+    Accuracies are in [0, 1]. Of a split whose loss is not finite no score is shown: the accuracy of outputs that are not
+    numbers says nothing. The last column is the step at which a trial diverged, "yes" if none is known.
+    """
+    splits = ("train", "validation", "test")
+    scores = [f"{split} {study.metric.name}" for split in splits]
+
+    def line(run: Run) -> list[str]:
+        told = [getattr(run, field) for field in _COLUMNS.values()]
+        for split in splits:
+            known = getattr(run, f"{split}_loss") is not None
+            told.append(getattr(run, f"{split}_{study.metric.name}") if known else None)
+        diverged = (number(run.divergence_step, 9) or "yes") if run.diverged else ""
+        return [*map(_cell, told), diverged]
+
+    ordered = sorted(study.runs, key=lambda run: (run.arm, run.global_batch_size, run.is_final))
+    return [*_COLUMNS, *scores, "diverged at"], [line(run) for run in ordered]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:.4g}"
+    return "" if value is None else f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
+def trials_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return every trial as CSV, without curves, fits and probes.
+
+    Args:
+      rows: lines of `results.jsonl`.
+
+    Returns:
+      A line of the fields' names, as they are first met, and then the rows in their order; what a row does not have is
+      empty. Text that a spreadsheet would take for a formula has an apostrophe before it.
+    """
+    nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
+    names = [
+        name for name in dict.fromkeys(name for row in rows for name in row) if name not in nested
+    ]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(spreadsheet_cell, names))
+    for row in rows:
+        values = (row.get(name) for name in names)
+        writer.writerow(spreadsheet_cell(one) if isinstance(one, str) else one for one in values)
+    return text.getvalue()
+
+
+# ---- the terminal
+
+
+def terminal_table(study: Study) -> str:
+    """Return the test score per arm and batch size, and the limits, as text without a last newline.
+
+    Accuracies are in percent; "div." is a perplexity that is not finite; blank is a cell that was not tested.
+    """
+    metric = study.metric
+    sizes = sorted({cell.global_batch_size for arm in study.arms for cell in arm.cells})
+    names = [printable(arm.name) for arm in study.arms]
+    width = max(map(len, names))
+    lines = [
+        f"test {metric.label} (mean over seeds)".ljust(width),
+        "batch".ljust(width) + "".join(f"{size:>8}" for size in sizes) + "   limit",
+    ]
+    for name, arm in zip(names, study.arms, strict=True):
+        cells = [arm.cell(size) for size in sizes]
+        scores = [metric.shown(cell.test.mean) if cell else None for cell in cells]
+        limit = limit_text(arm).replace(" ", "") or "-"
+        lines.append(name.ljust(width) + "".join(map(_in_terminal, scores)) + f"{limit:>8}")
+    return "\n".join(lines)
+
+
+def _in_terminal(score: float | None) -> str:
+    if score is None:
+        return " " * 8
+    return f"{'div.':>8}" if score != score else f"{score:8.2f}"

@@ -1,0 +1,161 @@
+"""Write the report of a study: figures, page, summary and CSV."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from lbopt import typed_json
+from lbopt.config import SweepConfig
+from lbopt.config.search import validate_search
+from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.report import page
+from lbopt.report.study import (
+    _figure_diffusion as diffusion,
+    _figure_gradient as gradient,
+    _figure_scores as scores,
+    _figure_search as search,
+    _figure_target as target,
+)
+from lbopt.report.study._findings import claims_of, findings_of
+from lbopt.report.study._model import Study
+from lbopt.report.study._protocol import protocol
+from lbopt.report.study._read import read_study
+from lbopt.report.study._setup import arms_table, definitions
+from lbopt.report.study._summary import summary_of
+from lbopt.report.study._tables import results_table, terminal_table, trials_csv, trials_table
+from lbopt.report.study._words import Claim
+from lbopt.sweep.results import read_results
+from lbopt.train import workdir as workdirs
+
+TRIALS = "trials.csv"
+_UNITS = (
+    "Means over the final seeds; std, min and max are of what stands before them. x scaled, x warmup and x decay are "
+    "multiples of what the arm's rules give; (edge): at an end of what was searched; (cut): a warmup that would outlast "
+    "the run. Noise scale and critical batch are in examples, all steps are optimizer steps."
+)
+_DEFAULTS = (
+    "Fields that are not named here are at their defaults in the version of lbopt named below; config.json beside this "
+    "page has all of them."
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StudyReport:
+    """A written report.
+
+    Attributes:
+      file: path of report.html.
+      study: what it shows.
+      table: test scores and limits, for the terminal.
+      findings: what was found, a sentence each.
+    """
+
+    file: pathlib.Path
+    study: Study
+    table: str
+    findings: list[str]
+
+
+def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> StudyReport:
+    """Write summary.json, trials.csv, the figures and report.html.
+
+    Args:
+      workdir: the study's folder.
+      saved: its `config.json`.
+
+    Raises:
+      UserError: naming `--workdir`, if no trial is finished yet, or one is of another study.
+      EnvironmentProblem: if `results.jsonl` is damaged, a file cannot be written, or matplotlib or jinja2 is not installed.
+    """
+    rows = read_results(workdir, saved["config"]["name"])
+    if not rows:
+        raise UserError(
+            f"--workdir = {str(workdir)!r}: no trial is finished yet; run lbopt sweep first"
+        )
+    _check_saved(saved["config"])
+    study = read_study(saved["config"], rows)
+    claims = claims_of(study)
+    findings = findings_of(study, claims)
+    command = saved.get("command", "")
+    made = {"command": command, "versions": saved["versions"]}
+    workdirs.write_json(workdir / "summary.json", summary_of(study, claims, findings) | made)
+    workdirs.write_text(workdir / TRIALS, trials_csv(rows))
+
+    sections = [
+        *_measured_sections(study, workdir, claims, findings),
+        _protocol(study),
+        _all_trials(study),
+        page.Section("How it was made", code=page.environment_text(saved, command)),
+    ]
+    file = workdir / "report.html"
+    so_far = "" if study.complete else " so far"
+    lead = f"How far does the batch size go? {len(rows)} trials{so_far}."
+    page.write_page(file, study.config.name, lead, sections)
+    return StudyReport(file, study, terminal_table(study), findings)
+
+
+def _check_saved(config: Mapping[str, Any]) -> None:
+    """Refuse a config.json that somebody edited: what no study begins with has no report."""
+    study = typed_json.convert(config, SweepConfig)
+    names, sizes = [arm.name for arm in study.arms], list(study.global_batch_sizes)
+    try:
+        unique = names and len(set(names)) == len(names)
+        require(unique, "config.arms", names, "one arm or more, each of its own name")
+        ascending = sizes and sizes[0] > 0 and sizes == sorted(set(sizes))
+        require(ascending, "config.global_batch_sizes", sizes, "one size or more, ascending")
+        epochs, fix = study.train.num_epochs, "give a number of epochs, or None"
+        require(epochs is None or 1e-9 < epochs < 1e9, "config.train.num_epochs", epochs, fix)
+        for one in (study.search, *(arm.search for arm in study.arms if arm.search)):
+            validate_search(one, "config.search")
+    except UserError as error:
+        raise EnvironmentProblem(
+            f"--workdir: config.json is not that of a study ({error}); restore it"
+        ) from error
+
+
+def _measured_sections(
+    study: Study, workdir: pathlib.Path, claims: list[Claim], findings: list[str]
+) -> list[page.Section]:
+    """Return what is shown of the cells that were tested; of an unfinished study that may be none."""
+    sentences = [claim.sentence for claim in claims]
+    others = [text for text in findings if text not in sentences]
+    found = page.Section("What was found", items=others)
+    if not study.measured:
+        return [found]
+    header, lines = results_table(study)
+    sections = [
+        scores.scores(study, workdir),
+        found,
+        page.Section("Claims held against these numbers", items=sentences) if claims else None,
+        scores.precision(study, workdir),
+        scores.limits(study, workdir),
+        scores.training(study, workdir),
+        scores.waterfall(study, workdir),
+        target.target(study, workdir),
+        gradient.noise(study, workdir),
+        diffusion.diffusion(study, workdir),
+        gradient.lipschitz(study, workdir),
+        gradient.trust_ratios(study, workdir),
+        gradient.phis(study, workdir),
+        search.learning_rates(study, workdir),
+        search.warmups(study, workdir),
+        page.Section("Results", [_UNITS], header=header, rows=lines),
+    ]
+    return [section for section in sections if section is not None]
+
+
+def _protocol(study: Study) -> page.Section:
+    """Return how the study was done: in words, field by field, and arm by arm."""
+    header, lines = arms_table(study.config)
+    paragraphs, terms = [*protocol(study), _DEFAULTS], definitions(study)
+    return page.Section("Protocol", paragraphs, header=header, rows=lines, definitions=terms)
+
+
+def _all_trials(study: Study) -> page.Section:
+    header, lines = trials_table(study)
+    text = f"{TRIALS} beside this page has them with every number; results.jsonl has their curves and probes too."
+    folded = f"Show all {len(lines)} trials"
+    return page.Section("All trials", [text], header=header, rows=lines, folded=folded)

@@ -1,1 +1,0 @@
-"""What a study found, from its rows alone."""

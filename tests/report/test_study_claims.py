@@ -1,0 +1,501 @@
+"""Every verdict on a claim can come out either way, and says what it rests on."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import synthetic
+from scipy import stats
+from synthetic import Truth, diverge, legw, summarize
+
+from lbopt.report.study import read_study
+from lbopt.report.study._claim_curvature import judge_peaks
+from lbopt.report.study._claim_noise_scale import noise_scale_predicts_limit
+from lbopt.report.study._model import Peak
+from lbopt.report.study._statistics import log_slope, rank_test
+
+
+def judged(config, rows):
+    """Return the verdict and the sentence of every claim."""
+    summary = summarize(config, rows)
+    for claim in summary["claims"]:
+        assert claim["sentence"] in summary["findings"]
+    return {claim["claim"]: (claim["verdict"], claim["sentence"]) for claim in summary["claims"]}
+
+
+def claims(truths, **options):
+    return judged(*synthetic.make_study(truths, **options))
+
+
+MOMENTUM = Truth((0.98, 0.975, 0.9))
+FLAT = (0.98, 0.98, 0.98)
+FURTHER = "layerwise_legw_goes_further"
+
+# ---- layerwise adaptation under LEGW goes further
+
+
+@pytest.mark.parametrize(
+    ("lamb", "lars", "verdict", "ours", "shares"),
+    [
+        (FLAT, FLAT, "held", "the largest batch 256 (95 % interval 256 to 256)", "larger in 100.0 % of the resamples and equal in 0.0 %"),
+        (FLAT, (0.98, 0.9, 0.9), "held", "the largest batch 256 (95 % interval 256 to 256)", "larger in 100.0 %"),
+        ((0.98, 0.97, 0.9), (0.98, 0.9, 0.9), "did not hold", "batch 64 (95 % interval 16 to 64)", "larger in 0.0 %"),
+        ((0.98, 0.9, 0.9), (0.98, 0.9, 0.9), "did not hold", "batch 16 (95 % interval 16 to 16)", "larger in 0.0 %"),
+    ],
+)  # fmt: skip
+def test_findings_favour_nobody(lamb, lars, verdict, ours, shares):
+    said = claims({"momentum": MOMENTUM, "lamb": legw(lamb), "lars": legw(lars, optimizer="lars")})[
+        FURTHER
+    ]
+    assert said[0] == verdict
+    assert (
+        f"the best of lamb and lars holds it up to {ours}, momentum holds it up to batch 64"
+        in said[1]
+    )
+    assert shares in said[1]
+
+
+def test_a_limit_that_is_larger_by_the_luck_of_the_seeds_is_not_further():
+    wide = {
+        "momentum": Truth((0.98, 0.972, 0.9), spread=0.02),
+        "lamb": legw((0.98, 0.98, 0.971), spread=0.02),
+    }
+    verdict, sentence = claims(wide)[FURTHER]
+    assert verdict == "cannot be told"
+    assert "lamb holds it up to the largest batch 256 (95 % interval 64 to 256), momentum holds it up to batch 64 (95 % interval 16 to 64); in a bootstrap" in sentence  # fmt: skip
+
+
+def test_the_draws_of_two_arms_are_independent():
+    """Each arm has a limit of 64 in about half of the draws: in a quarter of them the second alone has."""
+    edge = (0.98, 0.97, 0.9)
+    _, sentence = claims({"momentum": Truth(edge, spread=0.02), "lamb": legw(edge, spread=0.02)})[
+        FURTHER
+    ]
+    share = float(sentence.split("larger in ")[1].split(" %")[0])
+    assert 15 < share < 35
+
+
+@pytest.mark.parametrize(
+    ("lamb", "verdict", "part"),
+    [
+        (
+            FLAT,
+            "cannot be told",
+            "in 100.0 % of them both reach the largest batch, and how far they go is not known.",
+        ),
+        ((0.98, 0.98, 0.9), "did not hold", "larger in 0.0 % of the resamples and equal in 0.0 %."),
+    ],
+)
+def test_how_far_an_arm_goes_beyond_the_largest_batch_is_not_known(lamb, verdict, part):
+    said = claims({"momentum": Truth(FLAT), "lamb": legw(lamb)})[FURTHER]
+    assert said[0] == verdict
+    assert said[1].endswith(part)
+
+
+def test_where_nobody_gets_past_the_smallest_batch_nobody_goes_further():
+    worse = (0.98, 0.9, 0.9)
+    verdict, sentence = claims({"momentum": Truth(worse), "lamb": legw(worse)})[FURTHER]
+    assert verdict == "cannot be told"
+    assert sentence.endswith(
+        "no arm got past the smallest batch; every limit lies between 16 and 64."
+    )
+
+
+def test_linear_scaling_is_compared_apart_from_the_others():
+    adam = Truth(FLAT, optimizer="adam", scaling_rule="sqrt")
+    said = claims({"momentum": MOMENTUM, "adam": adam, "lamb": legw(FLAT)})
+    assert said[FURTHER][0] == "cannot be told"
+    verdict, sentence = said[f"{FURTHER}_than_linear_scaling"]
+    assert verdict == "held"
+    assert (
+        "than the arms with linear scaling held here: lamb holds it up to the largest batch 256"
+        in sentence
+    )
+
+
+def test_linear_scaling_can_win():
+    adam = Truth((0.98, 0.9, 0.9), optimizer="adam", scaling_rule="sqrt")
+    said = claims({"momentum": MOMENTUM, "adam": adam, "lamb": legw((0.98, 0.9, 0.9))})
+    assert said[f"{FURTHER}_than_linear_scaling"][0] == "did not hold"
+
+
+def test_legw_is_square_root_scaling_too():
+    said = claims(
+        {
+            "momentum": MOMENTUM,
+            "lamb": legw(FLAT),
+            "linear lamb": legw(MOMENTUM.test, scaling_rule="linear"),
+        }
+    )
+    assert "the best of momentum and linear lamb holds it up to batch 64" in said[FURTHER][1]
+    assert FURTHER not in claims({"momentum": MOMENTUM, "lamb": legw(FLAT, scaling_rule="linear")})
+
+
+@pytest.mark.parametrize("truths", [{"momentum": MOMENTUM}, {"lamb": legw(FLAT)}])
+def test_what_was_not_compared_is_not_judged(truths):
+    assert FURTHER not in claims(truths)
+
+
+def test_all_others_with_linear_scaling_are_judged_once():
+    assert f"{FURTHER}_than_linear_scaling" not in claims(
+        {"momentum": MOMENTUM, "lamb": legw(FLAT)}
+    )
+
+
+def of_seeds(arm, seeds):
+    """Return a change of rows: so many seeds of an arm diverge at the smallest batch."""
+
+    def change(row):
+        hit = (row["arm"], row["global_batch_size"], row["phase"]) == (arm, 16, "final") and row[
+            "seed"
+        ] <= seeds
+        return diverge(row) if hit else row
+
+    return change
+
+
+@pytest.mark.parametrize(("names", "verdict"), [(("momentum", "lamb"), "cannot be told"), (("momentum", "sgd", "lamb"), "held")])  # fmt: skip
+def test_an_arm_without_a_limit_is_named_and_not_compared(names, verdict):
+    truths = {name: legw(FLAT) if name == "lamb" else MOMENTUM for name in names}
+    config, rows = synthetic.make_study(truths)
+    said = judged(config, [of_seeds("momentum", 1)(row) for row in rows])[FURTHER]
+    assert said[0] == verdict
+    assert said[1].endswith(
+        "momentum has no limit: it diverged with 1 of 5 seeds at the smallest batch, 16."
+    )
+
+
+def with_models(config, models):
+    """Give every arm of a study a model of its own."""
+    for arm, model in zip(config["arms"], models, strict=True):
+        arm["model"] = model and {"name": model}
+    return config
+
+
+def test_only_arms_that_train_the_same_thing_are_compared():
+    truths = {"momentum": MOMENTUM, "far": Truth(FLAT), "lamb": legw(FLAT)}
+    config, rows = synthetic.make_study(truths)
+    config["train"]["model"] = {"name": "cnn"}
+    verdict, sentence = judged(with_models(config, (None, "mlp", "cnn")), rows)[FURTHER]
+    assert verdict == "held"
+    assert "far" not in sentence
+    assert sentence.endswith("; compared are only arms with the same data, model and loss.")
+    assert FURTHER not in judged(with_models(config, ("mlp", "mlp", "cnn")), rows)
+
+
+def test_each_group_that_has_both_sides_is_judged():
+    truths = {"a": MOMENTUM, "b": legw(FLAT), "c": MOMENTUM, "d": legw((0.98, 0.9, 0.9))}
+    config, rows = synthetic.make_study(truths)
+    said = judged(with_models(config, ("mlp", "mlp", "cnn", "cnn")), rows)
+    assert said[FURTHER][0] == "held"
+    assert (
+        "b holds it up to the largest batch 256 (95 % interval 256 to 256), a holds"
+        in said[FURTHER][1]
+    )
+    assert said[f"{FURTHER}_2"][0] == "did not hold"
+    assert "d holds it up to batch 16 (95 % interval 16 to 16), c holds" in said[f"{FURTHER}_2"][1]
+
+
+# ---- LEGW's explanation
+
+
+def peaked(name, steps, edge=False, sizes=(16, 64, 256, 1024)):
+    """Return name and cells of an arm; `steps` of a batch size are where the curvature of its seeds peaks."""
+    truth = legw((0.98,) * len(sizes), rule_warmup_steps=lambda size: 4)
+    cells = read_study(*synthetic.make_study({name: truth}, sizes=sizes)).arms[0].cells
+    peaks = [tuple(Peak(step, edge) for step in steps(size)) for size in sizes]
+    return name, [
+        dataclasses.replace(cell, peaks=one) for cell, one in zip(cells, peaks, strict=True)
+    ]
+
+
+def same(size):
+    return [8, 16, 8, 8, 4]
+
+
+def with_epochs(size):
+    return [8192 // size * step for step in (1, 2, 1, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "verdict"),
+    [
+        ((same, same), "held"),
+        ((with_epochs, with_epochs), "did not hold"),
+        ((same, with_epochs), "cannot be told"),
+        ((lambda size: [round(2048 / size**0.5)] * 5, same), "cannot be told"),
+    ],
+)
+def test_where_the_lipschitz_constant_peaks(steps, verdict):
+    assert (
+        judge_peaks([peaked(str(place), one) for place, one in enumerate(steps)]).verdict == verdict
+    )
+
+
+def test_the_slope_of_every_arm_is_said_with_what_it_rests_on():
+    claim = judge_peaks(
+        [peaked("a", same), peaked("b", lambda size: [8192 // size] * 2, edge=True)]
+    )
+    assert claim.verdict == "cannot be told"
+    assert "batch^0.00 for a (95 % interval over seeds -0." in claim.sentence
+    assert "0 of 20 peaks at the first or last probe; warmup of 4 steps), batch^-1.00 for b (95 % interval over seeds -1.00 to -1.00; 8 of 8 peaks" in claim.sentence  # fmt: skip
+
+
+def test_peaks_where_probing_began_or_ended_tell_nothing():
+    for peak in (lambda size: 1, lambda size: 8192 // size):
+        said = claims({"a": legw(FLAT, peak_step=peak)})["lipschitz_peak_stays"]
+        assert said[0] == "cannot be told"
+        assert "15 of 15 peaks at the first or last probe" in said[1]
+
+
+def test_only_arms_with_legws_warmup_are_judged():
+    moving = {"peak_step": lambda size: 2048 // size}
+    assert "lipschitz_peak_stays" not in claims({"a": Truth(FLAT, warmup_rule="epochs", **moving)})
+    said = claims(
+        {
+            "a": Truth(FLAT, warmup_rule="epochs", **moving),
+            "b": legw(FLAT, peak_step=lambda size: 8),
+        }
+    )
+    assert said["lipschitz_peak_stays"][0] == "held"
+    assert " for a " not in said["lipschitz_peak_stays"][1]
+
+
+def test_a_constant_that_was_not_probed_is_not_judged():
+    assert "lipschitz_peak_stays" not in claims({"a": legw(FLAT)})
+
+
+def test_a_slope_over_batch_sizes_is_that_of_least_squares():
+    sizes, steps = [16, 64, 256, 1024], [70, 30, 9, 5]
+    slope = log_slope([(size, [step]) for size, step in zip(sizes, steps, strict=True)])
+    expected = stats.linregress(np.log(sizes), np.log(steps))
+    half = stats.t.ppf(0.975, 2) * expected.stderr
+    assert (slope.slope, slope.low, slope.high) == pytest.approx(
+        (expected.slope, expected.slope - half, expected.slope + half), abs=1e-8
+    )
+    assert slope.over == "batch sizes"
+    alone = log_slope([(16, [8]), (64, [2])])
+    assert (alone.low, alone.high) == (None, None)
+
+
+def test_a_slope_over_seeds_is_as_uncertain_as_these():
+    """Seeds a factor of 2 to either side of a line: the slope's standard error is that of their means."""
+    draw = np.random.default_rng(0)
+    groups = [(size, 100 * 2 ** draw.normal(size=40)) for size in (16, 64, 256, 1024)]
+    slope = log_slope(groups)
+    apart = np.log([16, 64, 256, 1024]) - np.log([16, 64, 256, 1024]).mean()
+    errors = np.array([np.log(values).std() / 40**0.5 for _, values in groups])
+    expected = 2 * 1.96 * (apart**2 @ errors**2) ** 0.5 / (apart @ apart)
+    assert slope.high - slope.low == pytest.approx(expected, rel=0.1)
+
+
+# ---- noise scale
+
+
+def noisy(scale, limit, **changes):
+    """Return an arm with a noise scale at the smallest batch, and a limit."""
+    test = {16: (0.98, 0.9, 0.9, 0.9), 64: (0.98, 0.98, 0.9, 0.9), 256: (0.98, 0.98, 0.98, 0.9), 1024: (0.98,) * 4}[limit]  # fmt: skip
+    return Truth(test, noise_scale=(scale, 2 * scale, 4 * scale, 8 * scale), **changes)
+
+
+def of_noise(*arms):
+    """Return what became of the claim on the limit, in a study of arms (noise scale, limit)."""
+    truths = {chr(ord("a") + place): noisy(*arm) for place, arm in enumerate(arms)}
+    return claims(truths, sizes=(16, 64, 256, 1024))["noise_scale_predicts_limit"]
+
+
+@pytest.mark.parametrize(
+    ("arms", "verdict", "part"),
+    [
+        ([(30.0, 64), (100.0, 64), (90.0, 256)], "held", "within a factor of 4 of the limit for 3 of 3 arms; the limit is 0.64 to 2.84 times the noise scale; whether the ranks agree cannot be told from so few"),
+        ([(300.0, 64), (8.0, 64), (90.0, 256)], "did not hold", "within a factor of 4 of the limit for 1 of 3 arms; the limit is 0.213 to 8 times"),
+        ([(30.0, 64), (100.0, 256)], "cannot be told", "it takes 3 arms to judge by, and there are 2; the limit is 2.13 to 2.56 times"),
+        ([(30.0, 64), (31.0, 64), (90.0, 256), (91.0, 256), (92.0, 256)], "held", "the rank correlation is 0.87 (one-sided p 0.10 over all orders)"),
+        ([(90.0, 64), (91.0, 64), (80.0, 256), (81.0, 256), (82.0, 256)], "cannot be told", "5 of 5 arms; the limit is 0.703 to 3.2 times the noise scale; the rank correlation is -0.87"),
+        ([(90.0, 64), (91.0, 64), (80.0, 256), (300.0, 256)], "held", "whether the ranks agree cannot be told"),
+        ([(300.0, 64), (300.0, 64), (90.0, 256), (90.0, 256)], "cannot be told", "for 2 of 4 arms"),
+    ],
+)  # fmt: skip
+def test_whether_the_noise_scale_predicts_the_limit(arms, verdict, part):
+    said = of_noise(*arms)
+    assert said[0] == verdict
+    assert part in said[1]
+
+
+def test_what_the_noise_scale_is_said_with_its_range():
+    _, sentence = of_noise((30.0, 64), (100.0, 64), (90.0, 256))
+    assert (
+        "(tr(Sigma) / |G|^2 at the smallest batch, the median over the probes of a run)" in sentence
+    )
+    assert (
+        "over the run the noise scale goes from 0.117 to 25,600" in sentence
+    )  # a factor of 4^4 both ways
+
+
+def test_a_limit_that_was_not_reached_is_a_miss_only_if_the_largest_batch_is_too_far():
+    fits = [(30.0, 64), (40.0, 64), (90.0, 256)]
+    verdict, sentence = of_noise(*fits, (300.0, 1024))
+    assert verdict == "held"
+    assert "for 3 of 3 arms" in sentence
+    assert (
+        "1 arm left out, as each may be a hit or a miss: d held up to the largest batch, 1024"
+        in sentence
+    )
+    verdict, sentence = of_noise(*fits, *[(200.0, 1024)] * 4)
+    assert verdict == "did not hold"
+    assert "for 3 of 7 arms" in sentence
+    assert "d held up to the largest batch, 1024, a miss" in sentence
+
+
+def test_a_limit_at_the_smallest_batch_is_a_miss_only_if_the_next_is_too_far():
+    fits = [(30.0, 64), (40.0, 64), (90.0, 256)]
+    for scale in (5.0, 100.0, 250.0):
+        _, sentence = of_noise(*fits, (scale, 16))
+        assert "for 3 of 3 arms" in sentence
+        assert (
+            "1 arm left out, as each may be a hit or a miss: the limit of d lies between 16 and 64"
+            in sentence
+        )
+    for scale in (3.0, 260.0):
+        _, sentence = of_noise(*fits, (scale, 16))
+        assert "for 3 of 4 arms" in sentence
+        assert "the limit of d lies between 16 and 64, a miss" in sentence
+
+
+def test_an_arm_without_a_limit_is_named_beside_the_noise_scale():
+    config, rows = synthetic.make_study(
+        {"a": noisy(30.0, 64), "b": noisy(30.0, 64)}, sizes=(16, 64, 256, 1024)
+    )
+    said = judged(config, [of_seeds("b", 2)(row) for row in rows])["noise_scale_predicts_limit"]
+    assert said[0] == "cannot be told"
+    assert "it takes 3 arms to judge by, and there is 1" in said[1]
+    assert said[1].endswith(
+        "; b has no limit: it diverged with 2 of 5 seeds at the smallest batch, 16."
+    )
+
+
+def test_a_noise_scale_that_is_not_told_from_infinity_judges_nothing():
+    config, rows = synthetic.make_study({"a": noisy(30.0, 64)}, sizes=(16, 64, 256, 1024))
+    for row in rows:
+        if row["phase"] == "final":
+            traces = row["probes"]["noise_trace"]
+            row["probes"]["noise_trace"] = [3.0] * len(traces)
+            row["probes"]["gradient_square_norm"] = [1.0] + [-1.0] * (len(traces) - 1)
+    claim = noise_scale_predicts_limit(read_study(config, rows))
+    assert claim.verdict == "cannot be told"
+    assert "over the run the noise scale goes from 3 to infinity; 1 arm left out, as the noise scale is not told from infinity: a." in claim.sentence  # fmt: skip
+
+
+def test_a_noise_scale_that_was_not_measured_is_not_judged():
+    assert "noise_scale_predicts_limit" not in claims({"a": MOMENTUM})
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [(90.0, "held"), (900.0, "did not hold")])
+def test_whether_the_noise_scale_predicts_the_critical_batch(scale, verdict):
+    steps = tuple(30 * (1 + 100 / size) for size in synthetic.SIZES)
+    arm = Truth(FLAT, noise_scale=(scale,) * 3, steps_to_target=steps)
+    said = claims({"a": arm, "b": arm, "c": arm}, stops=True)
+    assert said["noise_scale_predicts_critical_batch"][0] == verdict
+    assert "noise_scale_predicts_limit" not in said
+    assert (
+        claims({"a": arm}, stops=True)["noise_scale_predicts_critical_batch"][0] == "cannot be told"
+    )
+
+
+def test_what_was_not_fitted_is_not_judged():
+    arm = Truth(FLAT, noise_scale=(90.0,) * 3, steps_to_target=(200.0, 100.0, None))
+    assert "noise_scale_predicts_critical_batch" not in claims({"a": arm}, stops=True)
+
+
+def test_the_p_of_a_rank_correlation_counts_orders():
+    pairs = [(1, 2), (2, 1), (3, 3), (4, 4), (5, 6), (6, 5), (7, 7)]
+    test = rank_test(pairs)
+    expected = stats.spearmanr(*zip(*pairs, strict=True))
+    exact = stats.permutation_test(
+        ([x for x, _ in pairs],),
+        lambda x: stats.spearmanr(x, [y for _, y in pairs]).statistic,
+        permutation_type="pairings",
+        alternative="greater",
+        n_resamples=np.inf,
+    )
+    assert test.correlation == pytest.approx(expected.statistic)
+    assert test.p == pytest.approx(exact.pvalue)
+    assert test.least_p == pytest.approx(1 / 5040)
+
+
+def test_three_arms_can_never_agree_by_rank():
+    assert rank_test([(1, 1), (2, 2), (3, 3)]).least_p == pytest.approx(1 / 6)
+
+
+def test_many_arms_are_ranked_against_a_sample_of_orders():
+    pairs = [(place, place + 3 * (place % 2)) for place in range(10)]
+    assert rank_test(pairs).p < 0.01
+    assert rank_test([(x, -y) for x, y in pairs]).p > 0.99
+
+
+# ---- diffusion
+
+
+@pytest.mark.parametrize(
+    ("growths", "verdict", "part"),
+    [
+        (("log", "log", "log", 0.6), "held", "in 9 of 12 cells, a power of t in 3"),
+        (("log", "log", "log", 0.6), "held", "; but for 3 it is a power of t"),
+        (("log", "log", 0.6), "cannot be told", "; but for 2 it is a power of t"),
+        (("log", 0.6, 0.6, 0.6), "did not hold", "; but for 0 it is log t"),
+        (("log", 0.6), "cannot be told", "neither fits most cells: log t is the better fit, with R^2 of at least 0.95, in 3 of 6 cells"),
+        ((0.6, 0.6, 0.6), "did not hold", "median exponent 0.60"),
+    ],
+)  # fmt: skip
+def test_whether_diffusion_is_logarithmic(growths, verdict, part):
+    truths = {str(place): Truth(FLAT, growth=growth) for place, growth in enumerate(growths)}
+    said = claims(truths)["diffusion_is_logarithmic"]
+    assert said[0] == verdict
+    assert part in said[1]
+
+
+def test_the_better_of_two_bad_fits_describes_nothing():
+    config, rows = synthetic.make_study({"a": Truth(FLAT, growth="log")})
+    for row in rows:
+        if row["phase"] == "final":
+            row["diffusion"]["log"]["r2"], row["diffusion"]["power"]["r2"] = 0.94, 0.5
+    verdict, sentence = judged(config, rows)["diffusion_is_logarithmic"]
+    assert verdict == "cannot be told"
+    assert (
+        "neither fits most cells: log t is the better fit, with R^2 of at least 0.95, in 0 of 3 cells"
+        in sentence
+    )
+
+
+def test_runs_that_do_not_train_tell_nothing_of_diffusion():
+    truths = {
+        "a": Truth(FLAT, (1.0, 1.0, 0.8), growth="log"),
+        "b": Truth(FLAT, growth=0.5, diverges=(16, 64)),
+    }
+    said = claims(truths)["diffusion_is_logarithmic"]
+    assert said[0] == "cannot be told"
+    assert "in 2 of 3 cells" in said[1]
+    assert said[1].endswith("; 2 cells left out, as a seed diverged; 1 cell left out, as training accuracy stayed under 90 %.")  # fmt: skip
+    said = claims({"a": Truth(FLAT, (0.5,) * 3, growth="log")})["diffusion_is_logarithmic"]
+    assert (said[0], "there is no cell to judge by; 3 cells" in said[1]) == ("cannot be told", True)
+
+
+def test_a_language_model_need_not_guess_nine_of_ten_words():
+    said = claims({"a": Truth((100.0,) * 3, growth="log")}, perplexity=True)[
+        "diffusion_is_logarithmic"
+    ]
+    assert (said[0], "left out" in said[1]) == ("held", False)
+
+
+def test_arms_whose_rate_falls_are_counted_and_not_judged():
+    config, rows = synthetic.make_study(
+        {"a": Truth(FLAT, growth="log"), "b": Truth(FLAT, growth=0.5)}
+    )
+    config["arms"][1]["schedule"]["decay"] = "cosine"
+    said = judged(config, rows)["diffusion_is_logarithmic"]
+    assert said[0] == "held"
+    assert said[1].endswith("; 1 arm not judged, as the rate falls.")
+
+
+def test_diffusion_that_was_not_measured_is_not_judged():
+    assert "diffusion_is_logarithmic" not in claims({"a": Truth(FLAT)})

@@ -1,0 +1,371 @@
+"""The page of a study holds everything, asks nobody for anything, and escapes what it shows."""
+
+import csv
+import html.parser
+import json
+import re
+
+import pytest
+import synthetic
+from synthetic import Truth, legw, summarize
+
+from lbopt.config import checks
+from lbopt.errors import UserError
+from lbopt.report import page
+from lbopt.report.study import read_study, write_study_report
+from lbopt.report.study._figure_scores import FIGURE
+from lbopt.report.study._tables import results_table, terminal_table, trials_table
+from lbopt.report.study._write import TRIALS
+
+PNG = b"\x89PNG\r\n\x1a\n"
+FLAT = (0.98, 0.98, 0.98)
+ALWAYS = {FIGURE, "limits.png", "train_and_test.png", "learning_rate_search.png"}
+
+
+class Page(html.parser.HTMLParser):
+    """Collect addresses, tags, headings and images, and check that tags close."""
+
+    VOID = {"meta", "link", "img"}
+
+    def __init__(self, file):
+        super().__init__()
+        self.addresses, self.tags, self.headings, self.alts, self._open = [], [], [], [], []
+        self.text = file.read_text()
+        self.feed(self.text)
+        assert not self._open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [
+            value for name, value in attributes if name in ("src", "href", "srcset", "action")
+        ]
+        self.alts += [value for name, value in attributes if name == "alt"]
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] == "h2":
+            self.headings.append(data)
+
+
+def write(workdir, truths, **options):
+    """Write the report of a planted study; return its page and the study."""
+    config, rows = synthetic.make_study(truths, **options)
+    written = write_study_report(workdir, synthetic.save_study(workdir, config, rows))
+    return Page(written.file), written.study
+
+
+def summary_of(workdir):
+    return json.loads((workdir / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("plain")
+    return workdir, *write(workdir, {"A & <b>": legw((0.98, 0.975, 0.9))})
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """A study in which all was measured, one arm of which diverges."""
+    common = {"growth": 0.5, "noise_scale": (90.0, 100.0, 200.0), "peak_step": lambda size: 4}
+    truths = {
+        "momentum": Truth(
+            (0.98, 0.97, 0.6), (1.0, 1.0, 0.7), steps_to_target=(200.0, 100.0, None), **common
+        ),
+        "lamb": legw(
+            (0.98, 0.98, 0.975), steps_to_target=(150.0, 50.0, 20.0), layers=("a", "b"), **common
+        ),
+        "adam": Truth((0.98, 0.98, 0.5), steps_to_target=(150.0, 50.0, None), diverges=(256,)),
+    }
+    workdir = tmp_path_factory.mktemp("everything")
+    return workdir, *write(
+        workdir, truths, waterfall=tuple(truths), warmup_factors=[0.0, 0.5, 1.0, 2.0]
+    )
+
+
+def test_page_is_self_contained(everything):
+    _, written, _ = everything
+    assert written.addresses
+    assert all(address.startswith("data:") for address in written.addresses)
+    assert "script" not in written.tags
+    assert "http" not in written.text
+
+
+def test_page_escapes_names(plain):
+    _, written, _ = plain
+    assert "A &amp; &lt;b&gt;" in written.text
+    assert "<b>" not in written.text
+
+
+def test_page_says_how_it_was_made(plain):
+    for part in (
+        "lbopt sweep --config=study.py",
+        "jax 0.0",
+        "git abc123",
+        "1 x cpu",
+        "best mean validation accuracy",
+    ):
+        assert part in plain[1].text
+
+
+def test_what_was_not_measured_has_no_section(plain):
+    workdir, written, _ = plain
+    assert {file.name for file in workdir.glob("*.png")} == ALWAYS
+    for heading in (
+        "Ablation",
+        "Steps to the target",
+        "Diffusion",
+        "Trust ratios",
+        "Learning rate and warmup",
+    ):
+        assert heading not in written.headings
+
+
+def test_what_was_measured_has_one(everything):
+    workdir, written, _ = everything
+    measured = {
+        "waterfall",
+        "steps_to_target",
+        "noise_scale",
+        "phi",
+        "diffusion",
+        "lipschitz",
+        "trust_ratios",
+        "phi_layers",
+    }
+    measured.add("noise_scale_over_steps")
+    names = {file.name for file in workdir.glob("*.png")}
+    assert names == ALWAYS | {
+        f"{name}.png" for name in {*measured, "learning_rate_and_warmup", "accuracy_near_the_top"}
+    }
+    assert len(written.alts) == len(names)
+    assert all((workdir / name).read_bytes().startswith(PNG) for name in names)
+    headings = [
+        "Ablation",
+        "Steps to the target",
+        "Diffusion",
+        "Trust ratios",
+        "Learning rate and warmup",
+        "Results",
+        "Protocol",
+    ]
+    assert [heading for heading in written.headings if heading in headings] == headings
+
+
+def test_findings_and_claims_are_each_said_once(everything):
+    workdir, written, _ = everything
+    summary = summary_of(workdir)
+    assert summary["claims"]
+    text = written.text.replace("&#39;", "'").replace("&gt;", ">").replace("&lt;", "<")
+    for finding in summary["findings"]:
+        assert text.count(finding) == 1, finding
+
+
+def test_summary_file_is_the_summary(everything):
+    workdir, _, study = everything
+    rows = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
+    made = {"command": "lbopt sweep --config=study.py", "versions": {"jax": "0.0"}}
+    summary = summarize(checks.to_json(study.config), rows) | made
+    assert summary_of(workdir) == json.loads(json.dumps(summary))
+    assert "NaN" not in (workdir / "summary.json").read_text()
+
+
+def test_trials_are_written_as_csv(everything):
+    workdir, _, study = everything
+    with open(workdir / TRIALS, newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    assert len(lines) == len(study.runs) == 3 * 3 * (3 * 4 + 5)
+    final = [line for line in lines if line["phase"] == "final" and line["arm"] == "lamb"]
+    assert float(final[0]["test_accuracy"]) == pytest.approx(0.979)
+    assert "probes" not in final[0]
+
+
+def test_the_table_of_trials_is_folded(everything):
+    _, written, study = everything
+    folded = written.text[written.text.index("<details>") : written.text.index("</details>")]
+    assert f"Show all {len(study.runs)} trials" in folded
+    assert folded.count("<tr>") == len(study.runs) + 1
+
+
+def test_the_table_of_results_has_what_was_measured(everything, plain):
+    _, _, study = everything
+    header, rows = results_table(study)
+    assert len(rows) == 9
+    row = dict(zip(header, rows[2], strict=True))
+    assert (row["arm"], row["batch"], row["train %"], row["test %"], row["diverged"]) == (
+        "momentum",
+        "256",
+        "70.00",
+        "60.00",
+        "0/5",
+    )
+    assert (row["noise scale"], row["exponent"], row["limit"]) == ("200", "0.5", "64")
+    assert (row["fails to"], row["weight decay"], row["R^2 of t^p"]) == ("optimise", "0.01", "1")
+    assert (row["Lipschitz peak"], row["at its step"], row["last phi"]) == ("10", "4", "0.5")
+    assert dict(zip(header, rows[1], strict=True))["fails to"] == ""
+    assert float(dict(zip(header, rows[3], strict=True))["critical batch"]) > 0
+    diverged = dict(zip(header, rows[-1], strict=True))
+    assert (diverged["diverged"], diverged["at step"], diverged["steps to target"]) == (
+        "5/5",
+        "3",
+        "",
+    )
+    assert (diverged["train %"], diverged["train loss"]) == ("", "")
+    assert "noise scale" not in results_table(plain[2])[0]
+
+
+def test_no_score_is_shown_of_outputs_that_are_not_numbers():
+    """The first class is what argmax finds in them: an accuracy of 0.09 that nobody reached."""
+    config, rows = synthetic.make_study({"a": Truth(FLAT, diverges=(256,))})
+    rows = [{**row, "train_accuracy": 0.09} if row["diverged"] else row for row in rows]
+    study = read_study(config, rows)
+    header, cells = trials_table(study)
+    shown = [dict(zip(header, cell, strict=True)) for cell in cells]
+    assert {row["train accuracy"] for row in shown if row["diverged at"]} == {""}
+    assert {row["train accuracy"] for row in shown if not row["diverged at"]} == {"1"}
+    header, cells = results_table(study)
+    assert [cell[header.index("train %")] for cell in cells] == ["100.00", "100.00", ""]
+
+
+def test_terminal_table_shows_means_and_limit(plain):
+    lines = terminal_table(plain[2]).splitlines()
+    assert lines[0].startswith("test accuracy, %")
+    assert lines[1].split() == ["batch", "16", "64", "256", "limit"]
+    assert lines[2].endswith("98.00   97.50   90.00      64")
+
+
+def test_a_language_model_is_shown_by_its_perplexity(tmp_path):
+    truths = {
+        "sgd": Truth((100.0, 101.0, 300.0), (80.0, 80.0, 290.0)),
+        "lamb": legw((100.0,) * 3, diverges=(256,)),
+    }
+    written, study = write(
+        tmp_path, truths, perplexity=True, method="hyperband", warmup_range=[0.25, 4.0]
+    )
+    assert written.headings[0] == "Test perplexity against batch size"
+    assert "(100.00 at batch 16) reaches its limit at batch 64" in written.text
+    lines = terminal_table(study).splitlines()
+    assert lines[0].startswith("test perplexity")
+    assert lines[2].split() == ["sgd", "100.00", "101.00", "300.00", "64"]
+    assert lines[3].split() == ["lamb", "100.00", "100.00", "div.", "64"]
+
+
+def test_a_target_study_reports_what_was_not_reached(tmp_path):
+    arm = Truth(FLAT, steps_to_target=(None, None, None))
+    written, _ = write(tmp_path, {"a": arm}, stops=True)
+    assert "The median run did not reach the target: a at 16, 64, 256." in written.text
+    assert "The limit of every arm" not in written.headings
+    assert "fewest steps to the target" in written.text
+
+
+@pytest.mark.parametrize(("options", "sizes"), [({"stops": True}, 3), ({"seeds": (1,)}, 3)])
+def test_the_terminal_shows_no_limit_where_there_is_none(options, sizes):
+    arm = Truth(FLAT, steps_to_target=(9.0,) * 3, diverges=(16,))
+    study = read_study(*synthetic.make_study({"a": arm}, **options))
+    lines = terminal_table(study).splitlines()
+    assert lines[2].split()[-1] == "-"
+    assert len(lines[2].split()) == sizes + 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "part"),
+    [("one", "the whole training set"), ("all", "a random part of the training set")],
+)
+def test_the_figure_of_training_says_what_was_scored(tmp_path, devices, part):
+    config, rows = synthetic.make_study({"a": Truth(FLAT)})
+    saved = synthetic.save_study(tmp_path, {**config, "trial_devices": devices}, rows)
+    file = write_study_report(tmp_path, saved).file
+    assert f"Training ({part}" in file.read_text()
+
+
+def test_an_unfinished_study_is_shown_as_far_as_it_is(tmp_path):
+    config, rows = synthetic.make_study({"a": Truth(FLAT), "b": Truth(FLAT)})
+    for count in (1, 4, 9, 30):
+        saved = synthetic.save_study(tmp_path, config, rows[:count])
+        written = write_study_report(tmp_path, saved)
+        assert f"{count} trials so far" in Page(written.file).text
+        assert written.table
+
+
+def test_one_arm_one_batch_one_candidate_is_a_study_too(tmp_path):
+    written, _ = write(
+        tmp_path,
+        {"a": Truth((0.9,), growth=0.5)},
+        sizes=(64,),
+        seeds=(1,),
+        learning_rate_factors=[1.0],
+    )
+    assert "reached" in written.text
+
+
+def test_many_arms_and_batches_are_thinned_and_it_is_said(tmp_path):
+    sizes = tuple(2**power for power in range(10))
+    arms = {f"arm {place}": Truth((0.9,) * 10, growth=0.5) for place in range(9)}
+    written, _ = write(
+        tmp_path,
+        arms,
+        sizes=sizes,
+        seeds=(1,),
+        warmup_factors=[0.5, 1.0],
+        learning_rate_factors=[1.0],
+    )
+    assert "Drawn for 8 of 9 arms" in written.text
+    assert "Drawn for 32 of 90 cells" in written.text
+
+
+def test_no_finished_trial_is_a_users_error(tmp_path):
+    with pytest.raises(UserError, match="no trial is finished yet"):
+        write_study_report(tmp_path, {"config": {"name": "planted"}})
+
+
+@pytest.mark.slow
+def test_five_thousand_trials_take_seconds(tmp_path):
+    arms = {
+        f"arm {place}": Truth(
+            (0.9,) * 7, growth=0.5, noise_scale=(9.0,) * 7, peak_step=lambda size: 4
+        )
+        for place in range(5)
+    }
+    factors = [2.0**power for power in range(-6, 7)]
+    search = {
+        "learning_rate_factors": factors,
+        "warmup_factors": [0.5, 1.0, 2.0, 4.0, 8.0],
+        "search_seeds": (0, 10),
+    }
+    config, rows = synthetic.make_study(
+        arms, sizes=(4, 8, 16, 32, 64, 128, 256), seeds=range(100, 113), **search
+    )
+    assert len(rows) == 5005
+    saved = synthetic.save_study(tmp_path, config, rows)
+    file = write_study_report(tmp_path, saved).file
+    assert file.stat().st_size < 10e6
+
+
+# ---- the page
+
+
+def test_empty_sections_are_left_out(tmp_path):
+    file = tmp_path / "page.html"
+    page.write_page(file, "t", "lead", [page.Section("Only a heading")])
+    text = file.read_text()
+    for tag in ("<table", "<img", "<ul", "<details", "<figure", "<pre"):
+        assert tag not in text
+
+
+def test_pictures_are_numbered_by_nothing_but_their_caption(tmp_path):
+    file = tmp_path / "page.html"
+    pictures = [
+        page.Picture("QQ==", 'a "quoted" alt', "caption <1>"),
+        page.Picture("QQ==", "other", wide=True),
+    ]
+    page.write_page(file, "t", "lead", [page.Section("s", pictures=pictures, items=["one & two"])])
+    text = file.read_text()
+    assert 'alt="a &#34;quoted&#34; alt"' in text
+    assert "caption &lt;1&gt;" in text
+    assert "<li>one &amp; two</li>" in text
+    assert len(re.findall("<figcaption>", text)) == 1
+    assert len(re.findall('class="panels"', text)) == 1
