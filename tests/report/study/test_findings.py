@@ -1,4 +1,4 @@
-"""Nothing is said that the rows do not say; what became of claims is in test_study_claims.py."""
+"""Nothing is said that the rows do not say; what became of claims is in test_claims.py."""
 
 import pytest
 import synthetic

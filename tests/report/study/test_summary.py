@@ -546,7 +546,7 @@ def test_the_time_grows_with_the_trials_and_no_faster():
 
 def test_the_shipped_study_reaches_from_16_to_the_whole_training_set():
     shipped = arguments.call_get_config(
-        str(pathlib.Path(__file__).parents[2] / "configs/sweeps/digits_limit.py")
+        str(pathlib.Path(__file__).parents[3] / "configs/sweeps/digits_limit.py")
     )
     shipped.validate()
     assert shipped.global_batch_sizes[0] == 16
