@@ -1,4 +1,4 @@
-"""Steps that are even in log t, and the fits of the distance from the start; NumPy and SciPy only."""
+"""Steps that are even in log t, and fits of the distance from the start."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _EXPONENTS = np.linspace(-2.0, 8.0, 201)
 
 
 def log_spaced_steps(num_steps: int, count: int) -> tuple[int, ...]:
-    """Return `count` distinct steps from 1 to `num_steps`, as evenly spaced in log t as whole numbers allow.
+    """Return `count` distinct steps from 1 to `num_steps`, as even in log t as whole numbers allow.
 
-    The first is 1 (if there are two or more), the last is `num_steps`; all of them, if there are no more than `count`.
+    The first is 1 (if there are two or more), the last is `num_steps`; all of them, if there are no
+    more than `count`.
 
     Args:
       num_steps: >= 1.
@@ -43,10 +44,10 @@ def log_spaced_steps(num_steps: int, count: int) -> tuple[int, ...]:
 def fit_diffusion(
     steps: Sequence[int], distances: Sequence[float], from_step: int, to_step: int | None = None
 ) -> Diffusion | None:
-    """Fit the distance from the initial parameters by log t and by a power of t, each by least squares on d itself.
+    """Fit the distance d from the start by log t and by a power of t, by least squares on d.
 
-    A point weighs as much as its part of the axis of log t (trapezoid rule), so that each decade weighs alike whether
-    the points are log-spaced or every step.
+    A point weighs as much as its part of the axis of log t (trapezoid rule), so that each decade
+    weighs alike whether the points are log-spaced or every step.
 
     Args:
       steps: t, 1-based, ascending.
@@ -55,15 +56,17 @@ def fit_diffusion(
       to_step: the last one; None for the last there is.
 
     Returns:
-      Both fits; None where fewer than 4 points, or points that are not finite or all equal, leave nothing to compare.
+      Both fits; None where fewer than 4 points, or points that are not finite or all equal, leave
+      nothing to compare.
 
     >>> fit = fit_diffusion([1, 10, 100, 1000], [2.0, 2.5, 3.0, 3.5], from_step=1)
     >>> round(fit.log.slope, 3), round(fit.log.r2, 6), fit.power.r2 < fit.log.r2
     (0.217, 1.0, True)
 
     References:
-      Hoffer et al., arXiv 1705.08741: the distance grows like log t while the learning rate is high [recalled 80%]. The
-      abstract of The Limit of the Batch Size, arXiv 2006.08517, says that its results contradict that.
+      Hoffer et al., arXiv 1705.08741: the distance grows like log t while the learning rate is high
+      [recalled 80%]. The abstract of The Limit of the Batch Size, arXiv 2006.08517, says that its
+      results contradict that.
     """
     t, d = np.asarray(steps, float), np.asarray(distances, float)
     inside = (t >= from_step) & (t <= (np.inf if to_step is None else to_step))
@@ -75,7 +78,7 @@ def fit_diffusion(
 
 
 def _widths(x: np.ndarray) -> np.ndarray:
-    """Return the part of the axis that belongs to each ascending point, halfway to its neighbours."""
+    """Return the part of the axis of each ascending point, halfway to its neighbours."""
     gaps = np.diff(x)
     return (np.append(gaps, 0) + np.insert(gaps, 0, 0)) / 2
 
@@ -87,7 +90,7 @@ def _fit_log(t: np.ndarray, d: np.ndarray, weights: np.ndarray) -> LogFit:
 
 
 def _fit_power(t: np.ndarray, d: np.ndarray, weights: np.ndarray) -> PowerFit:
-    """Search the exponent alone: for each exponent the best scale is a linear least-squares problem."""
+    """Search the exponent alone: the best scale of each is a linear least-squares problem."""
     relative = t / t[-1]  # no power of it overflows
 
     def scale(exponent: float) -> float:

@@ -28,16 +28,18 @@ def by_step(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> dict[in
 def noise_scales(probes: Sequence[Probes]) -> list[tuple[int, float]]:
     """Return the gradient noise scale tr(Sigma) / |G|^2 at every probed step, in examples.
 
-    At each step it is the sum of the traces over the seeds divided by the sum of the squared norms: single
-    estimates of |G|^2 scatter widely and may be negative, so a mean of ratios would mean nothing. Where the
-    sum is not positive the scale is infinite: the signal cannot be told from the noise.
+    At each step it is the sum of the traces over the seeds divided by the sum of the squared norms:
+    single estimates of |G|^2 scatter widely and may be negative, so a mean of ratios would mean
+    nothing. Where the sum is not positive the scale is infinite: the signal cannot be told from the
+    noise.
 
-    The noise scale grows by orders of magnitude during training, as |G|^2 falls. Sums over all steps would be
-    those of the first few, so a run is described by the median over its probed steps. These are log-spaced, so
-    that every stretch of log t weighs alike.
+    The noise scale grows by orders of magnitude during training, as |G|^2 falls. Sums over all
+    steps would be those of the first few, so a run is described by the median over its probed
+    steps. These are log-spaced, so that every stretch of log t weighs alike.
 
     Args:
-      probes: probes of every seed. A step at which a seed lacks either number is taken from the other seeds.
+      probes: probes of every seed. A step at which a seed lacks either number is taken from the
+        other seeds.
 
     Returns:
       (step, noise scale), ascending in the step.
@@ -46,8 +48,8 @@ def noise_scales(probes: Sequence[Probes]) -> list[tuple[int, float]]:
     [(1, 4.0), (9, inf)]
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162: the scale grows during
-      training [recalled 90%].
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162: the scale
+      grows during training [recalled 90%].
     """
     pairs = [(one.step, _pairs(one)) for one in probes]
     traces = by_step((steps, [trace for trace, _ in pair]) for steps, pair in pairs)

@@ -1,4 +1,4 @@
-"""`Run`: a finished trial as a line of `results.jsonl` holds it, with the types every line must have."""
+"""`Run`: a finished trial with the types that every line of `results.jsonl` must have."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Diffusion:
 class Run:
     """A finished trial; see `lbopt.sweep.record.Record.row` for what each field means.
 
-    None is a number that was not measured or is not finite. Lines of earlier versions lack some of the
-    fields that have a default here.
+    None is a number that was not measured or is not finite. Lines of earlier versions lack some of
+    the fields that have a default here.
     """
 
     arm: str

@@ -1,4 +1,4 @@
-"""The report of a study: `write_study_report` writes it, `read_study` gives its numbers as dataclasses."""
+"""The report of a study (`write_study_report`), and its numbers as dataclasses (`read_study`)."""
 
 from lbopt.report.study._read import read_study
 from lbopt.report.study._write import StudyReport, write_study_report

@@ -1,4 +1,4 @@
-"""Claim: the curvature along the gradient peaks near the same step whatever the batch (LEGW's explanation)."""
+"""Claim: the curvature along the gradient peaks near the same step at every batch (LEGW)."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ class _Peaks:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the slope; None if there is none, or most peaks lie where probing began or ended."""
+        """The interval of the slope; None if there is none, or most peaks are at an edge."""
         if self.slope.low is None or self.slope.high is None or 2 * self.at_edge > self.seeds:
             return None
         return self.slope.low, self.slope.high
 
 
 def lipschitz_peak_stays(study: Study) -> Claim | None:
-    """Hold LEGW's explanation against the probes: the Lipschitz constant peaks near the same step at every batch.
+    """Hold LEGW's explanation of its warmup against the probed Lipschitz constants.
 
-    What counts is the slope of log(step of the peak) against log(batch size) of each arm under LEGW's warmup, 0 for
-    the same step and -1 for the same epoch. The curvature follows the warmup, so under a warmup of constant epochs a
-    peak that moves would say nothing. The claim holds if the 95 % intervals of all arms lie less than halfway from 0,
-    and does not if all lie farther away. Otherwise it cannot be told; nor can it where an arm has most of its peaks
-    at the first or the last probe of a run, where probing began or ended.
+    What counts is the slope of log(step of the peak) against log(batch size) of each arm under
+    LEGW's warmup, 0 for the same step and -1 for the same epoch. The curvature follows the warmup,
+    so under a warmup of constant epochs a peak that moves would say nothing. The claim holds if the
+    95 % intervals of all arms lie less than halfway from 0, and does not if all lie farther away.
+    Otherwise it cannot be told; nor can it where an arm has most of its peaks at the first or the
+    last probe of a run, where probing began or ended.
 
     Returns:
       The claim; None if no such arm was probed at two batch sizes or more.

@@ -50,22 +50,23 @@ class _Cells:
 
 
 def diffusion_is_logarithmic(study: Study) -> Claim | None:
-    """Hold the claim that the distance from the start grows like log t against fits of log t and of a power of t.
+    """Hold the claim that the distance grows like log t against fits of log t and of a power of t.
 
-    Both fits have two parameters, so the larger R^2 is the better fit. A cell counts for neither if that R^2 is
-    below 0.95, as the better of two bad fits describes nothing. The claim holds if most cells are described by
-    log t, and does not if most are by a power of t. Where at least a third of the arms say the opposite of that,
-    it cannot be told.
+    Both fits have two parameters, so the larger R^2 is the better fit. A cell counts for neither if
+    that R^2 is below 0.95, as the better of two bad fits describes nothing. The claim holds if most
+    cells are described by log t, and does not if most are by a power of t. Where at least a third
+    of the arms say the opposite of that, it cannot be told.
 
-    Left out are arms whose learning rate decays, as their distance grows ever more slowly anyway; cells in which a
-    final seed diverged; and cells of classifiers with a training accuracy below 90 %.
+    Left out are arms whose learning rate decays, as their distance grows ever more slowly anyway;
+    cells in which a final seed diverged; and cells of classifiers with a training accuracy below 90
+    %.
 
     Returns:
       The claim; None if no cell has fits.
 
     References:
-      Hoffer et al., arXiv 1705.08741 [recalled 80%]; contradicted by You et al., The Limit of the Batch Size,
-      arXiv 2006.08517.
+      Hoffer et al., arXiv 1705.08741 [recalled 80%]; contradicted by You et al., The Limit of the
+      Batch Size, arXiv 2006.08517.
     """
     constant = [arm for arm in study.arms if arm.config.schedule.decay == "constant"]
     arms = [

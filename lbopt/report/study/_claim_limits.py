@@ -31,14 +31,16 @@ _NOBODY = """no arm got past the smallest batch; every limit lies between {{ siz
 def layerwise_legw_goes_further(study: Study) -> list[Claim]:
     """Hold the claim of the LEGW and LAMB papers against the limits.
 
-    LAMB and LARS with LEGW's warmup and square-root scaling are held against all other arms, and once more against
-    those of them with linear scaling. In every bootstrap resample of the seeds the largest limit of each side
-    counts. The claim holds if ours is larger in 95 % or more. It does not if that is so in 5 % or less, where
-    resamples in which both reach the study's largest batch count as ours, as nothing tells what lies beyond.
-    Otherwise it cannot be told; nor can it where no arm got past the smallest batch.
+    LAMB and LARS with LEGW's warmup and square-root scaling are held against all other arms, and
+    once more against those of them with linear scaling. In every bootstrap resample of the seeds
+    the largest limit of each side counts. The claim holds if ours is larger in 95 % or more. It
+    does not if that is so in 5 % or less, where resamples in which both reach the study's largest
+    batch count as ours, as nothing tells what lies beyond. Otherwise it cannot be told; nor can it
+    where no arm got past the smallest batch.
 
     Returns:
-      A claim for each group of comparable arms that has both sides, and for each of the two comparisons.
+      A claim for each group of comparable arms that has both sides, and for each of the two
+      comparisons.
     """
     groups = comparable(study.arms)
     found: list[Claim] = []
@@ -53,7 +55,7 @@ def layerwise_legw_goes_further(study: Study) -> list[Claim]:
 
 
 def _sides(group: Sequence[Arm], linear_only: bool) -> tuple[list[Arm], list[Arm]]:
-    """Return our arms and those they are compared with; none of the latter if it would say the same twice."""
+    """Return our arms and the others; none of these if the claim would be made twice."""
     ours = [arm for arm in group if _is_ours(arm)]
     others = [arm for arm in group if not _is_ours(arm)]
     if not linear_only:

@@ -12,13 +12,13 @@ from lbopt.report.study._statistics import RankTest, rank_test
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
 WITHIN = 4.0
-"""A prediction is good within this factor: batch sizes of a study are factors of 2 apart, or of 4."""
+"""A prediction is good within this factor; batch sizes are factors of 2 or 4 apart."""
 _AGREES = 0.5
 _CHANCE = 0.1
 _FEWEST = 3
 _WHAT = (
-    "the gradient noise scale (tr(Sigma) / |G|^2 at the smallest batch, the median over the probes of a run) "
-    "predicts the {}"
+    "the gradient noise scale (tr(Sigma) / |G|^2 at the smallest batch, the median over the probes "
+    "of a run) predicts the {}"
 )
 _FEW = """it takes {{ fewest }} arms to judge by, and there {{ "is" if judged == 1 else "are" }}
     {{ judged or "none" }}"""
@@ -55,7 +55,7 @@ class Prediction:
 
     @property
     def missed(self) -> bool:
-        """Whether the prediction is off by more than `WITHIN`, wherever between its bounds the truth lies."""
+        """Whether it is off by more than `WITHIN`, wherever between the bounds the truth lies."""
         near = self.least / WITHIN <= self.noise_scale <= WITHIN * self.most
         return math.isfinite(self.noise_scale) and not near
 
@@ -75,9 +75,10 @@ class Prediction:
 def noise_scale_predicts_limit(study: Study) -> Claim | None:
     """Hold the claim that the gradient noise scale predicts the limit; see `judge`.
 
-    The limit of an arm that held up to the largest batch is that batch or more. The limit of an arm that did not get
-    past the smallest batch lies between that and the next. Such an arm is a miss where all that may be true is more
-    than 4 times away; otherwise it is left out, as nothing tells on which side it is.
+    The limit of an arm that held up to the largest batch is that batch or more. The limit of an arm
+    that did not get past the smallest batch lies between that and the next. Such an arm is a miss
+    where all that may be true is more than 4 times away; otherwise it is left out, as nothing tells
+    on which side it is.
 
     Returns:
       The claim; None if no arm has a noise scale, or the study has no limits.
@@ -126,12 +127,12 @@ def judge(
     scales: Sequence[Noise],
     without: Sequence[str],
 ) -> Claim | None:
-    """Judge predictions of batch sizes by the noise scale at the smallest batch, which costs no large batches.
+    """Judge predictions of batch sizes by the noise scale at the smallest batch.
 
-    The claim does not hold if the prediction is off by more than a factor of 4 for most arms. It holds if it is
-    within that for most and the ranks agree, with a correlation above 0.5 that at most one in ten orders would give
-    by chance. With three arms, or many ties, no order is so rare, and the factor alone decides. Fewer than three
-    arms tell nothing.
+    The claim does not hold if the prediction is off by more than a factor of 4 for most arms. It
+    holds if it is within that for most and the ranks agree, with a correlation above 0.5 that at
+    most one in ten orders would give by chance. With three arms, or many ties, no order is so rare,
+    and the factor alone decides. Fewer than three arms tell nothing.
 
     Args:
       name: name of the claim.
@@ -141,7 +142,8 @@ def judge(
       without: clauses that name arms with nothing to predict.
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162 [recalled 90%].
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162 [recalled
+      90%].
     """
     if not scales:
         return None
@@ -170,7 +172,7 @@ def _agree(ranks: RankTest | None) -> bool:
 
 
 def _range(scales: Sequence[Noise]) -> str:
-    """Return between what the noise scale lies in the course of the runs at the smallest batch, as a clause."""
+    """Return the range of the noise scale over the runs at the smallest batch, as a clause."""
     least = min(min(noise.scales) for noise in scales)
     most = max(max(noise.scales) for noise in scales)
     if math.isinf(least):

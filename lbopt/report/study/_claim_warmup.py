@@ -15,23 +15,29 @@ from lbopt.report.study._statistics import pooled_slope
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
 STEPS, EPOCHS, GROWING = 0.0, -1.0, 1.0
-"""Exponents of the batch size with which a number of warmup steps is carried to another batch size."""
+"""Exponents of the batch size that carry a number of warmup steps to another batch size."""
 _NEAR = 1.5
 _SHUFFLES = 2000
 _NAME = "constant_warmup_steps"
 _WHAT = "constant warmup steps are the right transfer over batch sizes (LEGW)"
 _AS_EPOCHS = "as the same number of epochs"
 _IN_PROPORTION = "as steps in proportion to the batch"
-_DRAWN = "warmup was drawn together with the learning rate, not crossed with it in a grid, so neither's part can be told"
+_DRAWN = (
+    "warmup was drawn together with the learning rate, not crossed with it in a grid, so neither's "
+    "part can be told"
+)
 _NOWHERE = (
-    "no warmup that was chosen inside of the range tried can be carried to another batch size both as the same "
-    "steps and as the same epochs, for want of tried ones near these"
+    "no warmup that was chosen inside of the range tried can be carried to another batch size both "
+    "as the same steps and as the same epochs, for want of tried ones near these"
 )
 _CARRIED = "carried to another batch size, the chosen warmup "
-_COUNTS = """scored better as the same number of steps than {{ other }} in {{ contest.better[0] }} of
-    {{ contest.told[0] }} cases and worse in {{ contest.worse[0] }}, a lead of {{ contest.lead }} where
-    scores shuffled over the warmups give {{ contest.by_chance[0] }} to {{ contest.by_chance[1] }} (95 %)"""
-_SLOPES = """the chosen warmup steps go like {{ slopes | join(", ") or "nothing, none being above 0" }}
+_COUNTS = """scored better as the same number of steps than {{ other }} in {{ contest.better[0] }}
+of
+    {{ contest.told[0] }} cases and worse in {{ contest.worse[0] }}, a lead of {{ contest.lead }}
+    where scores shuffled over the warmups give {{ contest.by_chance[0] }} to {{
+    contest.by_chance[1] }} (95 %)"""
+_SLOPES = """the chosen warmup steps go like {{ slopes | join(", ") or "nothing, none being above 0"
+}}
     (0 is constant steps, -1 constant epochs)"""
 
 
@@ -92,10 +98,11 @@ class Contest:
 
 
 def constant_warmup_steps(study: Study) -> Claim | None:
-    """Hold LEGW's rule, the same warmup steps at every batch size, against the scores of the search itself.
+    """Hold LEGW's rule of constant warmup steps against the scores of the search itself.
 
-    See `judge_warmups`. Left out are cells whose candidates were chosen by their steps to a target, and cells in which
-    warmup was drawn together with the learning rate: a good warmup there may be one that met a good rate.
+    See `judge_warmups`. Left out are cells whose candidates were chosen by their steps to a target,
+    and cells in which warmup was drawn together with the learning rate: a good warmup there may be
+    one that met a good rate.
 
     Returns:
       The claim; None if no cell tried several warmups.
@@ -112,7 +119,7 @@ def constant_warmup_steps(study: Study) -> Claim | None:
 
 
 def warmups_of(cell: Cell, metric: Metric) -> Warmups | None:
-    """Return the warmups of a cell; None unless several were tried, each with the same other factors."""
+    """Return the warmups of a cell; None unless each of several met the same other factors."""
     tried = _by_warmup(cell)
     others = [
         {(one.factors.learning_rate, one.factors.weight_decay) for one in group}
@@ -138,15 +145,16 @@ def _by_warmup(cell: Cell) -> dict[float, list[Candidate]]:
 def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
     """Judge whether the warmup transfers as constant steps.
 
-    The slope of the chosen warmup over the batch size would not do: every arm's grid is centred on its own rule, so
-    choices of pure noise have slope 0 under LEGW and -1 under constant epochs. Instead the warmup that validation
-    chose at one batch size is carried to every other one as the same number of steps and as the same number of
-    epochs, and their scores there, of the same search, are compared. A permutation test tells how far ahead either
-    gets by chance, see `compare`.
+    The slope of the chosen warmup over the batch size would not do: every arm's grid is centred on
+    its own rule, so choices of pure noise have slope 0 under LEGW and -1 under constant epochs.
+    Instead the warmup that validation chose at one batch size is carried to every other one as the
+    same number of steps and as the same number of epochs, and their scores there, of the same
+    search, are compared. A permutation test tells how far ahead either gets by chance, see
+    `compare`.
 
-    The claim holds if constant steps lead by more than chance gives (95 %) and are not behind steps that grow with
-    the batch. It does not if constant epochs lead so, or growing steps. Otherwise, or if an arm contradicts the
-    others as clearly, it cannot be told.
+    The claim holds if constant steps lead by more than chance gives (95 %) and are not behind steps
+    that grow with the batch. It does not if constant epochs lead so, or growing steps. Otherwise,
+    or if an arm contradicts the others as clearly, it cannot be told.
 
     Args:
       arms: name of an arm -> its cells.
@@ -190,10 +198,11 @@ def _slopes(arms: Mapping[str, Sequence[Warmups]]) -> str:
 def compare(
     cells: Sequence[Warmups], exponent: float, index: int = 0, shuffles: int = _SHUFFLES
 ) -> Contest:
-    """Carry the chosen warmup of every cell to every other one, in two ways, and compare the scores there.
+    """Carry the chosen warmup of every cell to every other one in two ways and compare the scores.
 
-    In a shuffle the scores of every cell are permuted over its warmups, and the choice along with them: if the warmup
-    made no difference, every shuffle would be as likely as what was measured, whatever warmups the grid holds.
+    In a shuffle the scores of every cell are permuted over its warmups, and the choice along with
+    them: if the warmup made no difference, every shuffle would be as likely as what was measured,
+      whatever warmups the grid holds.
 
     Args:
       cells: cells of one arm.
@@ -223,23 +232,24 @@ def compare(
 def _shuffles(
     cell: Warmups, shuffles: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ranks [1 + shuffles, warmups] and the place of the chosen one [1 + shuffles], first as they are."""
+    """Return ranks [1 + shuffles, warmups] and chosen places [1 + shuffles], first as measured."""
     order = rng.permuted(np.tile(np.arange(len(cell.steps)), (shuffles + 1, 1)), axis=1)
     order[0] = np.arange(len(cell.steps))
     return np.asarray(cell.ranks)[order], np.argmax(order == cell.chosen, axis=1)
 
 
 def landing(source: Warmups, target: Warmups, exponent: float) -> np.ndarray:
-    """Return where the warmups of a cell land among those of another: the nearest one tried, -1 if none is near.
+    """Return the nearest warmups of another cell to those of a cell; -1 if none is near.
 
-    Near is within a factor of 1.5: halfway between two that are a factor of 4 apart it is neither. The shortest and
-    the longest warmup of the source land nowhere: had they been chosen, the best one may lie beyond.
+    Near is within a factor of 1.5: halfway between two that are a factor of 4 apart it is neither.
+    The shortest and the longest warmup of the source land nowhere: had they been chosen, the best
+    one may lie beyond.
 
     Args:
       source: cell from which they are carried.
       target: cell to which they are carried.
-      exponent: exponent of the ratio of the batch sizes by which steps are multiplied: 0 for the same steps, -1 for
-        the same epochs.
+      exponent: exponent of the ratio of the batch sizes by which steps are multiplied: 0 for the
+        same steps, -1 for the same epochs.
 
     Returns:
       [warmups of the source] int, places in `target.steps`.

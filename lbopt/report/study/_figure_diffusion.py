@@ -17,13 +17,14 @@ from lbopt.report.study._words import number, span
 from lbopt.sweep.row import Diffusion
 
 _RUNS_AWAY = 10
-"""A curve that gets this many times as far as the median curve leaves the panel whose axis is not logarithmic."""
+"""A curve this many times as far as the median one leaves the panel with a linear axis."""
 _FIT_POINTS = 50
 _ABOUT = (
-    "||w_t - w_0||, the mean over the final seeds, up to the last step that all of them took. On log-x axes a straight "
-    "line is log t (ultra-slow diffusion), on log-log axes a power of t; dashed is the fit of log t on the left and of "
-    "t^p on the right, from the end of warmup on. The table has the fits, each with two parameters, the mean over seeds "
-    "of R^2 and of the exponent."
+    "||w_t - w_0||, the mean over the final seeds, up to the last step that all of them took. On "
+    "log-x axes a straight line is log t (ultra-slow diffusion), on log-log axes a power of t; "
+    "dashed is the fit of log t on the left and of t^p on the right, from the end of warmup on. "
+    "The table has the fits, each with two parameters, the mean over seeds of R^2 and of the "
+    "exponent."
 )
 _HEADER = (
     "arm",
@@ -82,7 +83,7 @@ def _distance(cell: Cell) -> Curve:
 
 
 def _draw_log_x(panel: Any, study: Study, arm: Arm, curves: Curves) -> None:
-    """Draw distance against log t; curves rise to the right, so there is room for words at the top left."""
+    """Draw distance against log t; curves rise to the right, so the top left is free for text."""
     _draw_curves(panel, study, curves)
     style.title(panel, f"{arm.name} (log-x)")
     tops = {size: max(distance for _, distance in curve) for size, curve in curves.items()}
@@ -100,7 +101,7 @@ def _draw_log_x(panel: Any, study: Study, arm: Arm, curves: Curves) -> None:
 
 
 def _draw_log_log(panel: Any, study: Study, arm: Arm, curves: Curves) -> None:
-    """Draw log distance against log t; there is room for words at the bottom right."""
+    """Draw log distance against log t; the bottom right is free for text."""
     _draw_curves(panel, study, curves)
     style.log_ticks(panel, "y")
     style.title(panel, f"{arm.name} (log-log)")

@@ -23,18 +23,20 @@ def _probes(cell: Cell) -> list[Probes]:
 # ---- noise
 
 _CAPTION = (
-    "tr(Sigma) / |G|^2 in examples: at each probed step pooled over the final seeds, then the median over the steps. "
-    "Above the dashed line, where the two are equal, the noise of a batch is larger than its signal. A ring marks the "
-    "limit; a gap is a noise scale that is not told from infinity."
+    "tr(Sigma) / |G|^2 in examples: at each probed step pooled over the final seeds, then the "
+    "median over the steps. Above the dashed line, where the two are equal, the noise of a batch "
+    "is larger than its signal. A ring marks the limit; a gap is a noise scale that is not told "
+    "from infinity."
 )
-_ALT = "Gradient noise scale over the optimizer steps, a panel for each arm and a colour for each batch size"
+_ALT = "Gradient noise scale over the optimizer steps, a panel for each arm"
 _OVER_STEPS = (
-    "The same at every probed step that all seeds took: as the gradient shrinks, the noise scale grows. A gap is a step "
-    "at which the pooled |G|^2 is not positive, so that the noise scale is not told from infinity."
+    "The same at every probed step that all seeds took: as the gradient shrinks, the noise scale "
+    "grows. A gap is a step at which the pooled |G|^2 is not positive, so that the noise scale is "
+    "not told from infinity."
 )
 _PHI = (
-    "phi = 1 - cosine of the gradients of two half batches, the mean over probes and seeds: 0 where they agree, 1 where "
-    "they are unrelated."
+    "phi = 1 - cosine of the gradients of two half batches, the mean over probes and seeds: 0 "
+    "where they agree, 1 where they are unrelated."
 )
 _HEADER = (
     "arm",
@@ -48,7 +50,7 @@ _HEADER = (
 
 
 def noise(study: Study, folder: pathlib.Path) -> page.Section | None:
-    """Draw the noise scale against batch size and over the steps, and phi; None if no cell has a noise scale."""
+    """Draw the noise scale against batch size and over the steps, and phi; None without probes."""
     noisy = [arm for arm in study.measured if any(cell.noise for cell in arm.cells)]
     if not noisy:
         return None
@@ -165,14 +167,14 @@ def _examples(noise_scale: float) -> str:
 # ---- curvature
 
 _ABOUT_LIPSCHITZ = (
-    "|g^T H g| / |g|^2, the mean over the final seeds, as far as all of them went. LEGW's explanation is that its peak "
-    "stays near the same step when the batch grows (left: peaks one above the other), so that the learning rate has to "
-    "stay low for more epochs (right)."
+    "|g^T H g| / |g|^2, the mean over the final seeds, as far as all of them went. LEGW's "
+    "explanation is that its peak stays near the same step when the batch grows (left: peaks one "
+    "above the other), so that the learning rate has to stay low for more epochs (right)."
 )
 
 
 def lipschitz(study: Study, folder: pathlib.Path) -> page.Section | None:
-    """Draw the Lipschitz constant along the gradient over steps and over epochs; None if nothing was probed.
+    """Draw the Lipschitz constant along the gradient over steps and epochs; None without probes.
 
     Where the length of a run is given in steps, examples seen stand for epochs.
     """
@@ -224,7 +226,7 @@ def _lipschitz_curves(arm: Arm) -> dict[int, Curve]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kind:
-    """A number that every layer or module has: its field in `Probes`, and what the page says of it."""
+    """A number of every layer or module: its field in `Probes`, and what the page says of it."""
 
     field: str
     file: str
@@ -238,13 +240,13 @@ _TRUST_RATIO = _Kind(
     "trust_ratios.png",
     "Trust ratios",
     "trust ratio",
-    "The factor by which the layer's learning rate is multiplied, the mean over the final seeds; the layers in the "
-    "order of their names, from dark to bright.",
+    "The factor by which the layer's learning rate is multiplied, the mean over the final seeds; "
+    "the layers in the order of their names, from dark to bright.",
 )
 _OF_EACH = (
-    "1 - cosine of the gradients of two half batches, of each {0} alone, the mean over the final seeds: 0 where they "
-    "agree, 1 where they are unrelated. AGVM slows down what is above its anchor. The {0}s are in the order of their "
-    "names, from dark to bright."
+    "1 - cosine of the gradients of two half batches, of each {0} alone, the mean over the final "
+    "seeds: 0 where they agree, 1 where they are unrelated. AGVM slows down what is above its "
+    "anchor. The {0}s are in the order of their names, from dark to bright."
 )
 _PHIS = [
     _Kind(f"phi_{kind}s", f"phi_{kind}s.png", f"phi of the {kind}s", "phi", _OF_EACH.format(kind))
@@ -254,12 +256,12 @@ _MOST_NAMED = 8
 
 
 def trust_ratios(study: Study, folder: pathlib.Path) -> page.Section | None:
-    """Draw the trust ratio of every layer over the steps, at the smallest and the largest batch of arms that have it."""
+    """Draw the trust ratio of every layer over the steps, at the smallest and the largest batch."""
     return _layers(study, folder, _TRUST_RATIO)
 
 
 def phis(study: Study, folder: pathlib.Path) -> page.Section | None:
-    """Draw phi of every module over the steps, or of every layer where the study names no modules."""
+    """Draw phi of every module over the steps, or of every layer without modules."""
     modules, layers = _PHIS
     return _layers(study, folder, modules) or _layers(study, folder, layers)
 

@@ -1,4 +1,4 @@
-"""Figures of the score against batch size: test score, limits, training beside test, precision and waterfall."""
+"""Figures of scores: against batch size, limits, training beside test, precision, waterfall."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEW, _NAME_INCHES = 8, 0.2
 
 
 def scores(study: Study, folder: pathlib.Path) -> page.Section:
-    """Draw the test score against the batch size, and once more near the top where limits lie in a small part of it."""
+    """Draw the test score against the batch size, and once more near the best one."""
     name, seeds = study.metric.name, len(study.config.final_seeds)
     mark = "a ring marks the limit" if study.has_limits else "every run stops at the target"
     caption = (
@@ -44,7 +44,7 @@ def _length(study: Study) -> str:
 
 
 def _near_the_top(study: Study) -> tuple[float, float] | None:
-    """Return the range of accuracies in which limits are decided, if it would be a small part of the figure."""
+    """Return the range of accuracies that decides limits, if it is a small part of the figure."""
     if study.metric is not ACCURACY:
         return None
     means = [[study.metric.shown(cell.test.mean) for cell in arm.cells] for arm in study.measured]
@@ -159,16 +159,17 @@ def _lost(failed: Failure, value: float | None) -> str:
 # ---- training beside test
 
 _ABOUT_TRAINING = (
-    "Training ({} at the end of the run, solid) beside test (dashed, hollow markers). The dotted line is the first "
-    "batch past the arm's limit: where more than half of what the test lost is lost in training too, the arm fails to "
-    "optimise there; otherwise it fails to generalise. A line is broken at a batch at which a seed diverged, for which "
-    "there is no mean; a classifier that diverged counts as all wrong in the test accuracy."
+    "Training ({} at the end of the run, solid) beside test (dashed, hollow markers). The dotted "
+    "line is the first batch past the arm's limit: where more than half of what the test lost is "
+    "lost in training too, the arm fails to optimise there; otherwise it fails to generalise. A "
+    "line is broken at a batch at which a seed diverged, for which there is no mean; a classifier "
+    "that diverged counts as all wrong in the test accuracy."
 )
 _PART = "a random part of the training set as large as validation, always the same,"
 
 
 def training(study: Study, folder: pathlib.Path) -> page.Section | None:
-    """Draw accuracy and loss of training and test, a row of panels for each arm; None if runs stop at a target."""
+    """Draw training beside test, a row of panels for each arm; None if runs stop at a target."""
     if not study.has_limits:
         return None
     arms = study.measured[: style.MOST_PANEL_ROWS]
@@ -218,7 +219,8 @@ class _Format:
 
     Attributes:
       bits: exponent bits, mantissa bits.
-      shifted: whether each layer is shifted by a power of two; None in full precision, which is both.
+      shifted: whether each layer is shifted by a power of two; None in full precision, which is
+        both.
     """
 
     bits: tuple[int, int]
@@ -226,7 +228,7 @@ class _Format:
 
 
 def precision(study: Study, folder: pathlib.Path) -> page.Section | None:
-    """Draw the test score over the bits of the format; None unless arms differ in that of an `aps` aggregator."""
+    """Draw the test score over the bits of `aps` aggregators; None unless arms differ in them."""
     found = {arm.name: form for arm in study.measured if (form := _format(arm.train.aggregator))}
     forms = sorted({one.bits for one in found.values()}, key=lambda bits: (sum(bits), bits))
     if len([bits for bits in forms if bits != _FULL]) < 2:
@@ -252,7 +254,7 @@ def precision(study: Study, folder: pathlib.Path) -> page.Section | None:
         + " Below: the same, near the best."
         * near
     )
-    alt = "Test score over the number of bits in which gradients are reduced, a line for each batch size"
+    alt = "Test score over the bits in which gradients are reduced, a line for each batch size"
     drawn = style.picture(figure, folder / "precision.png", alt, caption)
     return page.Section("How many bits it takes", pictures=[drawn])
 
@@ -298,15 +300,15 @@ def _line(
 
 _BETTER, _WORSE, _NOISE, _FIRST = "#0072b2", "#d55e00", "#bbbbbb", "#7f7f7f"
 _ABOUT_WATERFALL = (
-    "Each bar goes from the arm before it to its own mean over the final seeds: blue for a gain, orange for a loss, "
-    "grey where it is not told from seed noise. Beside it is the gain over the arm before and, in brackets, the 95 % "
-    "Welch interval of the difference of the two means, which in a coloured bar does not contain 0. Error bars are "
-    "standard deviations over seeds."
+    "Each bar goes from the arm before it to its own mean over the final seeds: blue for a gain, "
+    "orange for a loss, grey where it is not told from seed noise. Beside it is the gain over the "
+    "arm before and, in brackets, the 95 % Welch interval of the difference of the two means, "
+    "which in a coloured bar does not contain 0. Error bars are standard deviations over seeds."
 )
 
 
 def waterfall(study: Study, folder: pathlib.Path) -> page.Section | None:
-    """Draw a bar for each arm of the waterfall, from the one before it to its own mean; None if there is none."""
+    """Draw a bar for each arm of the waterfall, from the mean before it to its own."""
     if study.waterfall is None:
         return None
     steps, metric = study.waterfall.steps, study.metric

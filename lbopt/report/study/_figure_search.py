@@ -1,4 +1,4 @@
-"""Figures of the search: validation over learning rate, and over learning rate and warmup together."""
+"""Figures of the search: validation over learning rate, and over rate and warmup together."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from lbopt.report.study._model import Arm, Candidate, Cell, Study
 from lbopt.report.study._words import count
 
 _NOTE = (
-    "The horizontal axis is the learning rate divided by the rate that the arm's scaling rule gives; a rule that "
-    "transfers keeps the peak at the same place. A ring marks what was chosen."
+    "The horizontal axis is the learning rate divided by the rate that the arm's scaling rule "
+    "gives; a rule that transfers keeps the peak at the same place. A ring marks what was chosen."
 )
-_BEST = "Warmup or weight decay was searched too: where a learning rate was tried with several, the best of them is drawn."
+_BEST = (
+    "Warmup or weight decay was searched too: where a learning rate was tried with several, the "
+    "best of them is drawn."
+)
 
 
 def learning_rates(study: Study, folder: pathlib.Path) -> page.Section | None:
@@ -57,8 +60,8 @@ def learning_rates(study: Study, folder: pathlib.Path) -> page.Section | None:
         )
     notes += style.left_out(len(arms), len(searching), "arms")
     alt = (
-        "Mean validation score against learning rate over the scaled rate, a panel for each arm and "
-        "a colour for each batch size"
+        "Mean validation score against learning rate over the scaled rate, a panel for each arm "
+        "and a colour for each batch size"
     )
     drawn = style.picture(figure, folder / "learning_rate_search.png", alt, wide=True)
     return page.Section("Learning-rate search", notes, pictures=[drawn])
@@ -84,7 +87,7 @@ def _draw_rates(panel: Any, study: Study, cell: Cell, joined: bool) -> None:
 
 
 def best_by(tried: Iterable[Candidate], metric: Metric, *names: str) -> list[Candidate]:
-    """Return the best candidate for each value of the named factors, ascending in these; of equally good ones the first."""
+    """Return the best candidate, the first of equals, for each value of the named factors."""
     best: dict[tuple[float, ...], Candidate] = {}
     for one in tried:
         key = tuple(getattr(one.factors, name) for name in names)
@@ -104,9 +107,10 @@ _CROSS = {
     "linestyle": "none",
 }
 _ABOUT = (
-    "A row for each arm; the cross is what was chosen, warmup 1 is the rule's own. Bright is the best of the panel; what "
-    "is far behind has the darkest colour, what diverged is grey. Of sampled candidates the dots of shortened runs are "
-    "small. A warmup with * would outlast that run and ends one step before it."
+    "A row for each arm; the cross is what was chosen, warmup 1 is the rule's own. Bright is the "
+    "best of the panel; what is far behind has the darkest colour, what diverged is grey. Of "
+    "sampled candidates the dots of shortened runs are small. A warmup with * would outlast that "
+    "run and ends one step before it."
 )
 
 
@@ -147,7 +151,7 @@ class _Panel:
 
 
 def warmups(study: Study, folder: pathlib.Path) -> page.Section | None:
-    """Draw validation over learning rate and warmup, at four batch sizes at most; None if one warmup was tried.
+    """Draw validation over rate and warmup, at four batch sizes at most; None for one warmup.
 
     A grid is a heat map, sampled candidates are dots.
     """
@@ -184,7 +188,7 @@ def warmups(study: Study, folder: pathlib.Path) -> page.Section | None:
 
 
 def _shared(drawn: Sequence[Sequence[_Panel | None]]) -> str:
-    """Return which panels have the same axes: those of a heat map are places in its own grid, so all, a row or none."""
+    """Return whether "all" panels have the same axes, those of each "row", or "none"."""
     rows = [{one.ticks for one in row if one} for row in drawn]
     if len(set().union(*rows)) == 1:
         return "all"
@@ -194,7 +198,7 @@ def _shared(drawn: Sequence[Sequence[_Panel | None]]) -> str:
 def _draw_all(
     grid: Sequence[Sequence[Any]], drawn: Sequence[Sequence[_Panel | None]], metric: Metric
 ) -> Any:
-    """Draw every panel on one colour scale, from its own best down to three quarters of all that was tried."""
+    """Draw all panels on one colour scale, which ends at the third quartile of all losses."""
     pairs = [
         (axes, one)
         for panels, row in zip(grid, drawn, strict=True)

@@ -1,4 +1,4 @@
-"""Figure of the steps and examples to a target against batch size, with ideal scaling and the critical batch."""
+"""Figure of the steps and examples to a target against batch size, with ideal scaling."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lbopt.report.study._model import Arm, Cell, Study
 from lbopt.report.study._words import number
 
 _ABOUT = (
-    "Medians over the final seeds, of evaluations on validation; a run that never reached the target counts as the "
-    "slowest. Grey lines are ideal scaling: twice the batch, half the steps. Open markers at the full length of the run "
-    "are medians that did not reach the target. The critical batch B_c is of the fit steps = S_min (1 + B_c / B) to the "
-    "medians."
+    "Medians over the final seeds, of evaluations on validation; a run that never reached the "
+    "target counts as the slowest. Grey lines are ideal scaling: twice the batch, half the steps. "
+    "Open markers at the full length of the run are medians that did not reach the target. The "
+    "critical batch B_c is of the fit steps = S_min (1 + B_c / B) to the medians."
 )
 _HEADER = ("arm", "reached at", "not reached at", "S_min", "E_min", "critical batch", "R^2")
 
 
 def target(study: Study, folder: pathlib.Path) -> page.Section | None:
-    """Draw the median steps and examples to the target, with a table of the fits; None for a study without a target."""
+    """Draw the median steps and examples to the target, with a table of the fits."""
     if not study.has_target:
         return None
     figure, grid = page.new_panels(2, 1, style.WIDTH, 7.0, sharex=True)
@@ -45,7 +45,7 @@ def target(study: Study, folder: pathlib.Path) -> page.Section | None:
     style.title(steps, f"Steps to {goal}", 11, None)
     style.legend_below(figure, steps)
 
-    alt = "Median steps to the target against global batch size with ideal scaling, and examples below"
+    alt = "Median steps to the target against batch size with ideal scaling, and examples below"
     return page.Section(
         "Steps to the target",
         [_ABOUT],

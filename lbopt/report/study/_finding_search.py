@@ -1,4 +1,4 @@
-"""Findings about the search: whether it was the same for all, where its choice lies, what the rules would cost."""
+"""Findings about the search: its budget, its choice, and what the rules' own warmup costs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from lbopt.report.study._metric import Metric
 from lbopt.report.study._model import Arm, Cell, Study
 from lbopt.report.study._words import grouped, listed, quoted, say, span
 
-_KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metric.name }} of the search
+_KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metric.name }} of the
+search
     would have been worse by: {{ parts | join(", ") }}."""
 _SAME = """
-    {%- if differ %}The arms did not get the same search: as many, {{ each }}, but of other candidates
-    ({{ differ | join(", ") }} differ{{ "s" if differ | length == 1 }}).
+    {%- if differ %}The arms did not get the same search: as many, {{ each }}, but of other
+    candidates ({{ differ | join(", ") }} differ{{ "s" if differ | length == 1 }}).
     {%- else %}Every arm got the same search: {{ each }}.{% endif %}"""
-_UNEQUAL = """The arms did not get the same search: trials at each batch size were {{ counts }}; they are
+_UNEQUAL = """The arms did not get the same search: trials at each batch size were {{ counts }};
+they are
     worth from {{ least | number }} to {{ most | number }} runs of full length."""
-_RATES = """Over the batch sizes, the chosen learning rate was this many times the one the scaling rule
+_RATES = """Over the batch sizes, the chosen learning rate was this many times the one the scaling
+rule
     gives: {{ rates }}."""
-_EDGE = """The best {{ what }} lies at the edge of the search for {{ arms | join("; ") }}: a wider one
+_EDGE = """The best {{ what }} lies at the edge of the search for {{ arms | join("; ") }}: a wider
+one
     might do better."""
 
 
@@ -53,7 +57,7 @@ def _at_edges(arms: Sequence[Arm], name: str) -> list[str]:
 
 
 def _kept_warmup(study: Study) -> str:
-    """Return what keeping the rule's own warmup would have cost on validation; a grid tries it at every rate."""
+    """Return what keeping the rule's own warmup would have cost on validation, in grids."""
     if study.has_target:
         return ""
     parts = []
@@ -82,10 +86,10 @@ def _kept_part(found: Sequence[tuple[float, int]], metric: Metric) -> str:
 
 
 def _kept_loss(cell: Cell, metric: Metric) -> float | None:
-    """Return by how much the best candidate with the rule's own warmup was worse than the best of all.
+    """Return how much worse the best candidate with the rule's own warmup was than the best of all.
 
-    Infinite if every candidate with the rule's own warmup diverged (language models); None if none was tried or all
-    candidates diverged. Only runs of full length count.
+    Infinite if every candidate with the rule's own warmup diverged (language models); None if none
+    was tried or all candidates diverged. Only runs of full length count.
     """
     best = min((metric.badness(one.score) for one in cell.full), default=math.inf)
     kept = [metric.badness(one.score) for one in cell.full if one.factors.warmup == 1]
@@ -100,7 +104,7 @@ def _kept_loss(cell: Cell, metric: Metric) -> float | None:
 
 
 def _same_search(arms: Sequence[Arm]) -> str:
-    """Return whether every arm got the same search: its configs, and the trials counted from the rows."""
+    """Return whether every arm got the same search, by its configs and its counted trials."""
     trials = {arm.name: {len(cell.search) for cell in arm.cells} for arm in arms}
     lengths = {cell.full_runs for arm in arms for cell in arm.cells}
     counts = set().union(*trials.values())

@@ -39,9 +39,10 @@ def claims_of(study: Study) -> list[Claim]:
 
 
 def findings_of(study: Study, claims: Sequence[Claim]) -> list[str]:
-    """Return the findings, a sentence each: limits, the largest batch, claims, target, waterfall and search.
+    """Return the findings: limits, the largest batch, claims, target, waterfall and search.
 
-    First stands how complete the study is, if it is not; a study without a tested cell has no other sentence.
+    First stands how complete the study is, if it is not; a study without a tested cell has no other
+    sentence.
     """
     if not study.measured:
         return _completeness(study)
@@ -59,7 +60,8 @@ def findings_of(study: Study, claims: Sequence[Claim]) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-_INCOMPLETE = """The study is not complete: {{ study.num_complete }} of {{ study.num_cells }} cells (arm
+_INCOMPLETE = """The study is not complete: {{ study.num_complete }} of {{ study.num_cells }} cells
+(arm
     and batch size) have all their final trials, with {{ study.runs | length }} trials so far."""
 
 
@@ -130,15 +132,17 @@ _RANKING = (
 )
 _SAME = "the seeds do not tell {{ best | name }} apart from {{ behind | join(', ') }}{{ how }}"
 _APART = """the seeds tell {{ best | name }} apart from {{ names | map("name") | listed }}
-    {{- ", the nearest of them " ~ (names[0] | name) if names | length > 1 }} ({{ interval }}){{ how }}"""
-_UNKNOWN = """whether {{ best | name }} and {{ names | map("name") | join(" or ") }} differ cannot be
+    {{- ", the nearest of them " ~ (names[0] | name) if names | length > 1 }} ({{ interval }}){{ how
+    }}"""
+_UNKNOWN = """whether {{ best | name }} and {{ names | map("name") | join(" or ") }} differ cannot
+be
     told from these seeds"""
 _ONE = ", its 95 % interval by Welch"
 _SEVERAL = ", intervals by Welch at Holm's levels, 95 % for the {} comparisons together"
 
 
 def _at_largest(study: Study) -> str:
-    """Return the ranking at the largest batch, and from which arms the seeds tell the best apart."""
+    """Return the ranking at the largest batch, and the arms that the best is told apart from."""
     metric, size = study.metric, study.sizes[-1]
     found = [(arm, cell) for arm in study.arms if (cell := arm.cell(size))]
     if len(found) < 2:
@@ -202,7 +206,7 @@ def _interval(one: Difference, metric: Metric) -> str:
 
 
 def _steps_at_largest(study: Study) -> str:
-    """Return the median steps of each arm, as runs that stop at the target differ in nothing else."""
+    """Return the median steps of each arm: runs that stop at the target differ in nothing else."""
     size = study.sizes[-1]
     found = [
         (quoted(arm.name), cell.target.steps_median if cell.target else None)

@@ -36,7 +36,8 @@ def limit_of(
     """
     if not cells or cells[0].diverged or cells[0].learned is False:
         return None  # the mean of the other seeds would be that of those which went well
-    # Up to the first gap only: the limit of an unfinished study starts at its smallest batch or not at all.
+    # Up to the first gap only: the limit of an unfinished study starts at its smallest batch or not
+    # at all.
     pairs = zip(cells, sizes, strict=False)
     row = [cell for cell, _ in itertools.takewhile(lambda p: p[0].global_batch_size == p[1], pairs)]
     means = [(cell.global_batch_size, metric.centre(cell.scores)) for cell in row]
@@ -53,7 +54,7 @@ def limit_of(
 def find_limit(
     points: Sequence[tuple[int, float]], limit_points: float, metric: Metric = ACCURACY
 ) -> int | None:
-    """Return the largest batch size up to which the score stays within `limit_points` of the smallest batch's.
+    """Return the largest batch size up to which the score stays near the smallest batch's.
 
     Args:
       points: (batch size, accuracy in [0, 1] or perplexity), ascending in batch size.
@@ -105,13 +106,15 @@ def resample_limits(
     """Return the limit of every bootstrap resample of the seeds.
 
     Args:
-      values_by_batch: (batch size, one value for each seed), ascending, without gaps in the study. A run that
-        diverged has the worst value there is: accuracy 0, loss infinity.
-      tolerance: how far the mean may fall behind the smallest batch's, in the unit of the values: limit_points
-        / 100 for accuracies in [0, 1], log(1 + p / 100) of losses for p percent of perplexity.
+      values_by_batch: (batch size, one value for each seed), ascending, without gaps in the study.
+        A run that diverged has the worst value there is: accuracy 0, loss infinity.
+      tolerance: how far the mean may fall behind the smallest batch's, in the unit of the values:
+        limit_points / 100 for accuracies in [0, 1], log(1 + p / 100) of losses for p percent of
+        perplexity.
       higher_is_better: whether the values are accuracies, not losses.
       num_resamples: number of resamples.
-      seed: seed of the resamples (Philox: the same on every machine); two arms need two, as theirs are other runs.
+      seed: seed of the resamples (Philox: the same on every machine); two arms need two, as theirs
+        are other runs.
 
     Returns:
       [num_resamples] int, batch sizes, by the rule of `lbopt.report.study._limits.find_limit`.
@@ -134,11 +137,11 @@ def resample_limits(
 
 
 def failure(first: Cell, past: Cell, metric: Metric) -> Failure:
-    """Tell a failure to optimise from a failure to generalise, at the first batch size past the limit.
+    """Tell a failure to optimise from one to generalise, at the first batch size past the limit.
 
-    Where more than half of what the test lost is lost in training too, the model was not optimised; otherwise it
-    was, and did not generalise. Losses are those of the mean accuracy in percentage points, or of the mean loss
-    of a language model.
+    Where more than half of what the test lost is lost in training too, the model was not optimised;
+    otherwise it was, and did not generalise. Losses are those of the mean accuracy in percentage
+    points, or of the mean loss of a language model.
 
     Args:
       first: cell at the smallest batch size.
@@ -169,7 +172,7 @@ def _lost(first: Cell, past: Cell, split: str, metric: Metric) -> float | None:
 
 
 def why_no_limit(arm: Arm) -> str:
-    """Return why an arm whose smallest batch was tested has no limit, as a clause without its name."""
+    """Return why an arm with a tested smallest batch has no limit, as a clause."""
     first = arm.cells[0]
     if not first.diverged and first.learned is False:
         return f"it did not learn at the smallest batch, {first.global_batch_size}"

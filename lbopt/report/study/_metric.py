@@ -1,4 +1,4 @@
-"""The measure by which a study judges a trained model: accuracy, or the perplexity of a language model."""
+"""The measure by which a study judges a model: accuracy, or perplexity of a language model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lbopt.sweep.row import Run
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean, sample standard deviation, minimum and maximum over seeds; None if a score is not finite."""
+    """Mean, standard deviation, minimum and maximum over seeds; None if one is not finite."""
 
     mean: float | None
     std: float | None
@@ -42,7 +42,8 @@ class Metric:
     def scores(self, runs: Iterable[Run], split: str) -> tuple[float, ...]:
         """Return the score of every run on "train", "validation" or "test".
 
-        A run that diverged counts as the worst there is, as in the search: accuracy 0, perplexity infinity.
+        A run that diverged counts as the worst there is, as in the search: accuracy 0, perplexity
+        infinity.
         """
         worst = 0.0 if self is ACCURACY else math.inf
         values = (None if run.diverged else getattr(run, f"{split}_{self.name}") for run in runs)
@@ -88,7 +89,7 @@ class Metric:
         return -score if self is ACCURACY else score
 
     def on_scale(self, scores: Iterable[float]) -> list[float]:
-        """Return scores on the scale on which means are taken: percent, or the logarithm of a perplexity."""
+        """Return scores on the scale of their means: percent, or the logarithm of a perplexity."""
         return [100 * score if self is ACCURACY else math.log(score) for score in scores]
 
     def show(self, value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A study as dataclasses: arms, their cells, the candidates that were tried, and what the runs came to."""
+"""A study as dataclasses: arms, their cells, the candidates that were tried, and their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Candidate:
       warmup_steps: warmup of the first run, in optimizer steps.
       trials: number of runs.
       diverged: number of runs that diverged.
-      score: mean validation score, where a diverged classifier counts as 0; None if a language model diverged.
+      score: mean validation score, where a diverged classifier counts as 0; None if a language
+        model diverged.
     """
 
     factors: Factors
@@ -62,7 +63,7 @@ class Means:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Edges:
-    """Which of the chosen factors lie at an edge of the search, so that a wider one might do better."""
+    """Which of the chosen factors lie at an edge of the search: a wider one might do better."""
 
     learning_rate: bool
     warmup: bool
@@ -81,7 +82,7 @@ class MeanDiffusion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """Cost of the target over the final seeds, where a seed that never reached it counts as the slowest.
+    """Cost of the target over the final seeds; one that never reached it counts as the slowest.
 
     Attributes:
       reached: number of seeds that reached it.
@@ -139,7 +140,8 @@ class Cell:
       means: mean losses and accuracies.
       learned: whether the training loss fell, None if a seed has no losses; see `_read.learned`.
       edges: chosen factors that lie at an edge of the search.
-      cut_warmups: warmup factors whose warmups would outlast the run, and so end one step before it.
+      cut_warmups: warmup factors whose warmups would outlast the run, and so end one step before
+        it.
       distance: mean ||w_T - w_0||; None where it was not measured.
       diffusion: fits of the distance; None where there are none.
       target: cost of the target; None for a study without one.
@@ -205,7 +207,7 @@ class Cell:
         return round(math.fsum(run.fidelity for run in self.search), 9)
 
     def tried(self, name: str) -> list[float]:
-        """Return the factors that were tried of "learning_rate", "warmup" or "weight_decay", ascending."""
+        """Return the tried factors of "learning_rate", "warmup" or "weight_decay", ascending."""
         return sorted({getattr(one.factors, name) for one in self.candidates})
 
 
@@ -235,7 +237,8 @@ class Failure:
       kind: "optimise" or "generalise"; None if it cannot be told.
       diverged: number of final seeds that diverged there.
       seeds: number of final seeds.
-      test_lost: what the test lost against the smallest batch, in points of accuracy or nats of the mean loss.
+      test_lost: what the test lost against the smallest batch, in points of accuracy or nats of the
+        mean loss.
       train_lost: what training lost; both are None where a mean is missing.
       train_share: train_lost / test_lost; None where the test lost nothing by its mean.
     """
@@ -297,7 +300,8 @@ class Step:
       arm: name.
       mean: mean test score.
       std: its standard deviation over seeds.
-      gain: in points of accuracy or percent of the perplexity, positive for the better; None for the first.
+      gain: in points of accuracy or percent of the perplexity, positive for the better; None for
+        the first.
       gain_low: lower end of the 95 % Welch interval of the gain; None where seeds cannot tell.
       gain_high: upper end.
       gain_spread: standard deviation of the difference of two single seeds; None with one seed.
@@ -357,7 +361,7 @@ class Study:
 
     @property
     def num_complete(self) -> int:
-        """Number of cells tested with every final seed; no config tells how many trials a search takes."""
+        """Number of cells tested with every final seed."""
         wanted = set(self.config.final_seeds)
         cells = [cell for arm in self.arms for cell in arm.cells]
         return sum({run.seed for run in cell.final} >= wanted for cell in cells)
@@ -374,7 +378,7 @@ class Study:
 
     @property
     def has_limits(self) -> bool:
-        """Whether runs go on to their end: where they stop at a target, all accuracies are near that."""
+        """Whether runs have their full length; stopped at a target, all scores are near it."""
         return not (self.has_target and self.config.train.stop_at_target)
 
 

@@ -11,7 +11,8 @@ from lbopt.report.study._words import say
 
 _KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": "weight decay"}
 _OWN = '{{ names | map("name") | join(", ") }} got at every batch size: {{ text }}.'
-_OTHERS = """{% if own %}All arms but {{ own | map("name") | join(", ") }}{% else %}Every arm{% endif %} got
+_OTHERS = """{% if own %}All arms but {{ own | map("name") | join(", ") }}{% else %}Every arm{%
+endif %} got
     the same search at every batch size: {{ text }}."""
 _METHODS = {
     "grid": "the whole grid",
@@ -25,37 +26,41 @@ _METHODS = {
         {{ s.candidates_at_once }} at once, {{ seed }})""",
 }
 _CHOICE = """The candidate with the
-    {% if target %}fewest steps to the target (and, of those that did not reach it, the best mean validation
-    {{ by }}){% else %}best mean validation {{ by }}{% endif %} was run again with the fresh {{ seeds }};
-    only those runs were tested, once. No choice looked at the test split. A run that diverged counts with
-    {{ "accuracy 0" if by == "accuracy" else "an infinite loss" }}."""
+    {% if target %}fewest steps to the target (and, of those that did not reach it, the best mean
+    validation {{ by }}){% else %}best mean validation {{ by }}{% endif %} was run again with the
+    fresh {{ seeds }}; only those runs were tested, once. No choice looked at the test split. A run
+    that diverged counts with {{ "accuracy 0" if by == "accuracy" else "an infinite loss" }}."""
 _FIDELITY = (
-    "A run of lower fidelity is shorter, with the whole schedule rescaled to its length, never one with a smaller batch. "
-    "The choice is among candidates run at full length."
+    "A run of lower fidelity is shorter, with the whole schedule rescaled to its length, never one "
+    "with a smaller batch. The choice is among candidates run at full length."
 )
 _TARGET = """The target is {{ train.target_metric | replace("eval/", "validation ") }}
     {{ "%g" % train.target_value }}, looked for at every evaluation
     {{- "; a run stops there" if train.stop_at_target }}."""
-_LIMIT = """The limit is the largest batch up to which the {{ mean }} stays within {{ near }} of the same arm's
-    at the smallest batch. Its 95 % interval is a percentile bootstrap of 2,000 resamples: each batch's final
-    seeds are drawn with replacement and the limit is found again; it knows of the spread over seeds, not of the
-    choice of candidates nor of the test set's size. An arm of which a final seed diverged at the smallest batch
-    has no limit: there is no result to stay near to."""
-_MEASURED = """Only final runs have {{ kept | listed }}. A search run has its scores on training and validation
-    {{- ", the final distance" if measure.distance }}, the steps it took, and the step at which it diverged.
-    {%- if not measure.num_probes %} Gradients were not probed: there is no noise scale, Lipschitz constant or
-    trust ratio.{% endif %}"""
+_LIMIT = """The limit is the largest batch up to which the {{ mean }} stays within {{ near }} of the
+same arm's
+    at the smallest batch. Its 95 % interval is a percentile bootstrap of 2,000 resamples: each
+    batch's final seeds are drawn with replacement and the limit is found again; it knows of the
+    spread over seeds, not of the choice of candidates nor of the test set's size. An arm of which a
+    final seed diverged at the smallest batch has no limit: there is no result to stay near to."""
+_MEASURED = """Only final runs have {{ kept | listed }}. A search run has its scores on training and
+validation
+    {{- ", the final distance" if measure.distance }}, the steps it took, and the step at which it
+    diverged. {%- if not measure.num_probes %} Gradients were not probed: there is no noise scale,
+    Lipschitz constant or trust ratio.{% endif %}"""
 _BY_HAND = (
-    "Base learning rates, base warmups and all other fields that the search does not vary were set by hand before the "
-    "study. That tuning is outside the equal budget of the search, and not counted here."
+    "Base learning rates, base warmups and all other fields that the search does not vary were set "
+    "by hand before the study. That tuning is outside the equal budget of the search, and not "
+    "counted here."
 )
-_SHARES = """An arm is an optimizer together with its scaling and warmup rule; the study does not tell their
+_SHARES = """An arm is an optimizer together with its scaling and warmup rule; the study does not
+tell their
     shares apart{{ ", but where the ablation takes it apart" if waterfall }}.
     {%- if shared %} Data set and model are one each: others may give another order.{% endif %}"""
 
 
 def protocol(study: Study) -> list[str]:
-    """Return the protocol, a paragraph each: search, choice, fidelity, target, limit, measures, what it cannot tell."""
+    """Return the protocol: search, choice, fidelity, target, limit and measures, a paragraph each."""
     config, metric = study.config, study.metric
     by_accuracy = metric is ACCURACY
     searches = [config.search, *(arm.search for arm in config.arms if arm.search)]
@@ -89,7 +94,7 @@ def protocol(study: Study) -> list[str]:
 
 
 def _search(study: Study) -> str:
-    """Return how arms were searched: most as the study says, those with an equal search of their own together."""
+    """Return how arms were searched, those with an equal search of their own together."""
     own: dict[str, list[str]] = {}
     for arm in study.config.arms:
         if arm.search:
@@ -106,8 +111,8 @@ def _described(search: SearchConfig) -> str:
     method = say(_METHODS[search.method], s=search, rungs=rungs, seed=f"search seed {search.seed}")
     tried = ", ".join(_tried(search, knob, name) for knob, name in _KNOBS.items())
     return (
-        f"{method} over multiples of what the arm's rules give there ({tried}), each candidate with "
-        f"{_seeds(search.seeds)}"
+        f"{method} over multiples of what the arm's rules give there ({tried}), each candidate "
+        f"with {_seeds(search.seeds)}"
     )
 
 

@@ -149,8 +149,8 @@ def _candidates(search: Iterable[Run], metric: Metric) -> tuple[Candidate, ...]:
 def _mean_scores(final: Sequence[Run], metric: Metric) -> Means:
     """Return mean losses and accuracies.
 
-    The accuracy of a model whose outputs are not numbers is that of always naming the first class, so a run that
-    diverged has none.
+    The accuracy of a model whose outputs are not numbers is that of always naming the first class,
+    so a run that diverged has none.
     """
     kept = [None if run.diverged else run for run in final]
     means = Means(
@@ -169,11 +169,11 @@ def _mean_scores(final: Sequence[Run], metric: Metric) -> Means:
 
 
 def learned(final: Sequence[Run]) -> bool | None:
-    """Return whether the last epoch's mean loss is at least 5 % below the first step's and below a uniform guess's.
+    """Return whether the last epoch's loss is 5 % below the first step's and a uniform guess's.
 
-    Batches differ by a few hundredths. A network whose gradients are all rounded to zero stays where it began, or
-    is left by its weight decay with a uniform guess, whose loss is log(outputs). Losses are means over the seeds;
-    None where a seed has none.
+    Batches differ by a few hundredths. A network whose gradients are all rounded to zero stays
+    where it began, or is left by its weight decay with a uniform guess, whose loss is log(outputs).
+    Losses are means over the seeds; None where a seed has none.
     """
     curves = [run.curve.train_loss if run.curve else None for run in final]
     first = mean(curve[0] if curve else None for curve in curves)
@@ -211,7 +211,7 @@ def _diffusion(final: Sequence[Run]) -> MeanDiffusion | None:
 
 
 def _edges(search: SearchConfig, chosen: Run, cut: Collection[float]) -> Edges:
-    """Return the factors at an edge; a multiple of zero has none, and nothing lies beyond a warmup that is cut."""
+    """Return the chosen factors at an edge; factors of zero and warmups that are cut have none."""
     warms = chosen.warmup_steps > 0 and chosen.warmup_factor not in cut
     return Edges(
         at_edge(search, "learning_rate", chosen.learning_rate_factor),
@@ -221,10 +221,10 @@ def _edges(search: SearchConfig, chosen: Run, cut: Collection[float]) -> Edges:
 
 
 def at_edge(search: SearchConfig, name: str, factor: float) -> bool:
-    """Return whether a factor of "learning_rate", "warmup" or "weight_decay" lies where the search ends.
+    """Return whether a factor of "learning_rate", "warmup" or "weight_decay" is at an edge.
 
-    Of a grid these are its ends, except 0, beyond which nothing lies. Of a range they are its outer tenths in the
-    logarithm. A single factor has no edge.
+    Of a grid these are its ends, except 0, beyond which nothing lies. Of a range they are its outer
+    tenths in the logarithm. A single factor has no edge.
 
     >>> at_edge(SearchConfig("halton", learning_rate_range=(0.1, 10.0)), "learning_rate", 7.0)
     True
@@ -279,7 +279,7 @@ def _means(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Curve:
 
 
 def _waterfall(study: Study) -> Waterfall | None:
-    """Return the arms of the waterfall at the largest batch; None if one of them has no finite result there."""
+    """Return the waterfall at the largest batch; None if an arm has no finite result there."""
     largest, metric = study.sizes[-1], study.metric
     arms = {arm.name: arm for arm in study.arms}
     cells = [arms[name].cell(largest) for name in study.config.waterfall if name in arms]
@@ -297,7 +297,7 @@ def _waterfall(study: Study) -> Waterfall | None:
 def _gain(
     metric: Metric, before: Sequence[float], after: Sequence[float]
 ) -> tuple[float, float | None, float | None, float | None, bool | None]:
-    """Return the gain, the ends of its interval, its spread over single seeds, and whether it is told apart."""
+    """Return the gain, its interval, its spread over single seeds, and whether it is told apart."""
     base, noise = metric.centre(before), None
     if min(len(before), len(after)) > 1:
         both = math.hypot(statistics.stdev(before), statistics.stdev(after))
@@ -316,8 +316,8 @@ def _gain(
 def mean_curve(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Curve:
     """Return the mean over seeds at the steps at which every one of them has a number.
 
-    Runs that stop at a target or diverge differ in length: a mean over those that are left would jump where one
-    ends. A seed whose column is empty or missing does not count.
+    Runs that stop at a target or diverge differ in length: a mean over those that are left would
+    jump where one ends. A seed whose column is empty or missing does not count.
 
     >>> mean_curve([([1, 2, 3], [1.0, 2.0, 9.0]), ([1, 2], [3.0, 4.0])])
     ((1, 2.0), (2, 3.0))

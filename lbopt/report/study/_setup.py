@@ -64,10 +64,10 @@ def _data(study: Study) -> str:
 
 
 def training_examples(study: Study) -> tuple[int, int] | None:
-    """Return the least and the greatest number of training examples with which epochs have the steps that they had.
+    """Return the least and the greatest number of training examples that the steps of epochs allow.
 
-    The same number in most studies, as the steps of an epoch are rounded up. None where the length is given in steps, or
-    where arms have data of their own.
+    The same number in most studies, as the steps of an epoch are rounded up. None where the length
+    is given in steps, or where arms have data of their own.
     """
     epochs, steps = study.config.train.num_epochs, study.config.train.num_steps
     cells = [(cell.global_batch_size, cell.first.steps) for arm in study.arms for cell in arm.cells]
@@ -77,7 +77,7 @@ def training_examples(study: Study) -> tuple[int, int] | None:
 
 
 def examples_of(cells: Collection[tuple[int, float]], epochs: float) -> tuple[int, int] | None:
-    """Return the numbers of examples that runs of (batch size, steps) over these epochs leave possible.
+    """Return the range of numbers of examples that runs of (batch size, steps) allow.
 
     >>> examples_of([(16, 1601), (64, 401), (1024, 26)], epochs=6.0)
     (4267, 4269)
@@ -156,7 +156,7 @@ def _decay(schedule: ScheduleConfig) -> str:
 
 
 def _own(arm: ArmConfig) -> str:
-    """Return the parts that an arm has instead of the study's; words elsewhere say how it was searched."""
+    """Return the parts that an arm has instead of the study's."""
     parts = {"data": arm.data, "model": arm.model, "aggregator": arm.aggregator}
     found = [f"{name}: {_part(part, _OF_THE_MACHINE)}" for name, part in parts.items() if part]
     found += [f"loss: {_loss(arm.loss)}"] if arm.loss else []

