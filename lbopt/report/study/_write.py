@@ -104,9 +104,9 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
 def _check_saved(config: Mapping[str, Any]) -> None:
     """Refuse a config.json that somebody edited: what no study begins with has no report."""
     # A field that is gone is not one that an earlier version lacked: its default was not what ran.
-    for owner, names in ((config, _FIELDS), *((arm, _ARM_FIELDS) for arm in config["arms"])):
-        for name in names:
-            owner[name]
+    for owner, fields in ((config, _FIELDS), *((arm, _ARM_FIELDS) for arm in config["arms"])):
+        for field in fields:
+            owner[field]
     study = typed_json.convert(config, SweepConfig)
     names, sizes = [arm.name for arm in study.arms], list(study.global_batch_sizes)
     try:
