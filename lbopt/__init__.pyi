@@ -20,7 +20,9 @@ from .masks import (
     weights_only,
 )
 from .models.norm import BatchNorm
+from .parallel.clip import GradientClip
 from .parallel.mesh import make_mesh
+from .parallel.reduction import Aggregate, AllReduce, ReduceScatter
 from .parallel.state import TrainState
 from .parallel.step import make_eval_step, make_train_step
 from .schedules.plan import scaling_plan
@@ -53,7 +55,11 @@ from .transforms.trust_ratio import scale_by_layerwise_trust_ratio
 __version__: str
 
 __all__ = [
+    "Aggregate",
+    "AllReduce",
     "BatchNorm",
+    "GradientClip",
+    "ReduceScatter",
     "TrainState",
     "aggregate",
     "agvm",

@@ -113,7 +113,8 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
     Args:
       prefix: the place of the fields, "config.aggregator" for instance; "" for none.
       only: the fields that stand at the prefix, all if None; others keep their names.
-      **places: fields that stand elsewhere, by their names inside.
+      **places: fields that stand elsewhere, by their names inside; a whole name ("clip.stage") goes before
+        its first part ("clip").
 
     >>> with under("config.aggregator", rank="config.model.rank"):
     ...     raise UserError("rank", 0, "give a number >= {least}", also=["least"])
@@ -122,6 +123,8 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
     """
 
     def moved(name: str) -> str:
+        if name in places:
+            return places[name]
         first, dot, rest = name.partition(".")
         if first in places:
             return places[first] + dot + rest

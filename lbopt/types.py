@@ -32,10 +32,20 @@ Stacked = None | PyTree | Callable[[str, Any], bool | int]
 AxisName = str | tuple[str, ...] | None
 """A mapped axis, or several, of `shard_map` or `pmap`; None outside of them."""
 
-LossFn = Callable[
-    [Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]
-]
-"""(params, model_state, batch, rng) -> (mean loss, (new model_state, metrics))."""
+Loss = jax.Array | tuple[jax.Array, jax.Array]
+"""A floating-point scalar, the mean over examples, or a pair of scalars (sum, weight)."""
+
+LossFn = Callable[[Params, ModelState, Batch, jax.Array], tuple[Loss, tuple[ModelState, Metrics]]]
+"""(params, model_state, batch, rng) -> (loss, (new model_state, metrics)).
+
+The loss of a batch is sum / weight. Where a step splits the batch, over microsteps or replicas, it divides
+the sum of the parts' gradients by the sum of their weights: the gradient is that of the whole batch. No
+gradient flows through the weight.
+
+A mean alone is enough where equal numbers of examples weigh the same, so that every part of a batch has the
+same weight: a mean over examples, or a sum divided by a constant. A mean over counted tokens, or over the
+examples that a mask leaves, needs the pair.
+"""
 
 MetricFn = Callable[[Params, ModelState, Batch], Metrics]
 """(params, model_state, batch) -> metrics, honouring `batch["mask"]`."""

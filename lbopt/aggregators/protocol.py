@@ -105,7 +105,7 @@ class Aggregator:
 
 
 def mean() -> Aggregator:
-    """Return the plain mean, summed in fp32 or wider: what `make_train_step(..., reduce_dtype=jnp.float32)` does."""
+    """Return the plain mean, summed in fp32 or wider: what `make_train_step(..., reduction=AllReduce(jnp.float32))` does."""
 
     def update(
         rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
@@ -260,7 +260,7 @@ def warn_of(aggregator: Aggregator, wire: WireBytes, num_replicas: int) -> None:
         warnings.warn(
             f"{aggregator.name} sends {_bytes(wire.sent)} a step and device between {num_replicas} replicas, a ring "
             f"all-reduce of fp32 gradients {_bytes(wire.ring)}: it loses {wire.sent / wire.ring:.3g} x on the wire. "
-            "Use it between fewer replicas (aggregate_over='slices'), or compress more",
+            "Use it between fewer replicas (over='slices'), or compress more",
             stacklevel=2,
         )
 

@@ -9,7 +9,8 @@ device of a slice sends the same.
 
 from __future__ import annotations
 
-import numbers
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,7 +23,6 @@ from lbopt.aggregators.group import Group
 from lbopt.aggregators.protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.errors import UserError, require
 from lbopt.parallel import parts
-from lbopt.parallel.clip import GradientClip
 from lbopt.parallel.mesh import DATA_AXIS, num_slices
 from lbopt.parallel.state import TrainState
 
@@ -54,28 +54,22 @@ class Aggregation:
         over: str | int = "replicas",
         pmapped: bool = False,
     ):
-        whole = isinstance(replicas_per_device, numbers.Integral) and not isinstance(
-            replicas_per_device, bool
-        )
-        require(
-            whole and replicas_per_device >= 1,
-            "replicas_per_device",
-            replicas_per_device,
-            "give a number >= 1",
-        )
-        self.aggregator, self.rows = aggregator, replicas_per_device
+        self.aggregator = aggregator
+        self.replicas_per_device = replicas_per_device
         self._within = _devices_summed_first(mesh, over)
-        fix = "devices that are summed first have one replica each; use replicas_per_device=1"
-        require(self._within == 1 or self.rows == 1, "replicas_per_device", self.rows, fix)
+        field = "reduction.replicas_per_device"
+        fix = "devices that are summed first have one replica each; give 1"
+        alone = self._within == 1 or replicas_per_device == 1
+        require(alone, field, replicas_per_device, fix, code="conflict")
         devices = 1 if mesh is None else mesh.size
-        self.num_replicas = devices * self.rows // self._within
+        self.num_replicas = devices * self.replicas_per_device // self._within
         self._mesh = None if mesh is None else _two_axes(mesh, self._within)
         self._in_parts = self._within > 1 and aggregator.takes_parts
         self._pmapped_on = mesh if pmapped else None
 
     @staticmethod
     def check_over(mesh: Mesh, over: str | int) -> None:
-        """Raise `UserError` naming `aggregate_over` unless the devices can be grouped so."""
+        """Raise `UserError` naming `reduction.over` unless the devices can be grouped so."""
         _devices_summed_first(mesh, over)
 
     def init(self, params: types.Params) -> AggregatorState:
@@ -84,43 +78,47 @@ class Aggregation:
         Raises:
           UserError: if the aggregator does not fit the parameters or the number of replicas.
         """
-        try:
+        with self._refusing():
             return self.aggregator.first_state(self._parts_of(params), self.num_replicas)
-        except ValueError as error:
-            raise UserError(f"aggregator = {self.aggregator.name}: {error}") from error
 
     def check(self, state: TrainState) -> None:
         """Raise `UserError` unless the state has what this aggregator keeps, and an optimizer that goes with it."""
-        try:
+        with self._refusing():
             self.aggregator.check_chain(state.opt_state, state.params)
             if self.aggregator.needs_second_moment:
                 protocol.second_moment_of(state.opt_state)
-        except ValueError as error:
-            raise UserError(f"aggregator = {self.aggregator.name}: {error}") from error
         wanted, got = jax.eval_shape(self.init, state.params), state.aggregator_state
         ours: Any = jax.tree.structure(wanted)
         if ours != jax.tree.structure(got):
-            raise UserError(
-                f"aggregator = {self.aggregator.name}: the training state has none of its state; use state = step.place(state)"
-            )
+            fix = "the training state has none of its state; use state = step.place(state)"
+            raise UserError("aggregator", self.aggregator, fix, code="missing")
         for name, needed, there in zip(
             tree.leaf_names(wanted), jax.tree.leaves(wanted), jax.tree.leaves(got), strict=True
         ):
             if needed.shape != jnp.shape(there):
-                raise UserError(
-                    f"aggregator_state/{name}: it has shape {jnp.shape(there)}, {self.num_replicas} replicas need {needed.shape}; "
-                    "use lbopt.aggregators.protocol.rebuilt for another number of replicas"
-                )
+                reason = f"it has shape {jnp.shape(there)}, {self.num_replicas} replicas need "
+                reason += f"{needed.shape}; use lbopt.aggregators.rebuilt for another number"
+                raise UserError(f"aggregator_state/{name}", reason=reason, code="mismatch")
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Name the aggregator in what it says of parameters and optimizers."""
+        try:
+            yield
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError("aggregator", self.aggregator, str(error), code="conflict") from error
 
     def warn(self, params: types.Params) -> None:
         """Warn if more is sent than a plain mean would send."""
-        if self._mesh is not None and self.rows == 1:
+        if self._mesh is not None and self.replicas_per_device == 1:
             protocol.warn_of(self.aggregator, self.wire_bytes(params), self.num_replicas)
 
     def wire_bytes(self, params: types.Params) -> protocol.WireBytes:
         """Return what a device with one replica sends to others in a step, beside a ring of the sums of parts; inside a slice more is sent."""
         found = self.aggregator.wire_bytes(
-            self._part_shapes(params), self.num_replicas // self.rows
+            self._part_shapes(params), self.num_replicas // self.replicas_per_device
         )
         return found if self._in_parts else found._replace(ring=found.ring / self._within)
 
@@ -223,68 +221,22 @@ class Aggregation:
         return jax.tree.map(shape, params)
 
 
-def make_aggregation(
-    aggregator: Aggregator | None,
-    mesh: Mesh,
-    replicas_per_device: int,
-    over: str | int,
-    backend: str,
-    clip: GradientClip | None,
-    reduce_dtype: Any,
-    reduce_scatter: bool,
-    shard_update: bool,
-) -> Aggregation | None:
-    """Return an aggregator on the devices; raise `UserError` for what does not go with it."""
-    if aggregator is None:
-        fix = "only an aggregator sees them; leave it 1"
-        require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
-        require(
-            over == "replicas",
-            "aggregate_over",
-            over,
-            "there is no aggregator; leave it 'replicas'",
-        )
-        return None
-    fix = "the aggregator chooses how gradients are summed; leave it None"
-    require(reduce_dtype is None, "reduce_dtype", reduce_dtype, fix)
-    fix = "an aggregator gives all devices the whole; leave it False"
-    require(not reduce_scatter, "reduce_scatter", reduce_scatter, fix)
-    fix = "an aggregator takes the mean once a step; use clip_stage='accumulated' or 'replica'"
-    require(clip is None or clip.stage != "mean", "clip_stage", "mean", fix)
-    fix = f"{aggregator.name} needs the optimizer's second moment whole; leave it False"
-    require(
-        not (shard_update and aggregator.needs_second_moment), "shard_update", shard_update, fix
-    )
-    if backend == "pmap":
-        fix = "under pmap a device is one replica; use backend='jit'"
-        require(replicas_per_device == 1, "replicas_per_device", replicas_per_device, fix)
-        require(over == "replicas", "aggregate_over", over, "use backend='jit'")
-    return Aggregation(aggregator, mesh, replicas_per_device, over, backend == "pmap")
-
-
 def _devices_summed_first(mesh: Mesh | None, over: Any) -> int:
-    fix = "use 'replicas', 'slices', or how many neighbouring devices are summed first"
+    """Return how many neighbouring devices are summed before the aggregator sees them."""
     if over == "replicas":
         return 1
+    field = "reduction.over"
     devices = 1 if mesh is None else mesh.size
     if over == "slices":
         slices = 1 if mesh is None else num_slices(mesh)
-        require(
-            slices > 1,
-            "aggregate_over",
-            over,
-            "these devices are one slice; use 'replicas', or a number of devices",
-        )
+        fix = "these devices are one slice; use 'replicas', or a number of devices"
+        require(slices > 1, field, over, fix, code="mismatch")
         return devices // slices
-    require(
-        isinstance(over, int) and not isinstance(over, bool) and over >= 1,
-        "aggregate_over",
-        over,
-        fix,
-    )
-    require(
-        devices % over == 0, "aggregate_over", over, f"it does not divide the {devices} devices"
-    )
+    counts = isinstance(over, int) and not isinstance(over, bool) and over >= 1
+    fix = "use 'replicas', 'slices', or the number of neighbouring devices to sum first"
+    require(counts, field, over, fix, code="choice")
+    fix = f"it does not divide the {devices} devices; use a divisor"
+    require(devices % over == 0, field, over, fix, code="mismatch")
     return over
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +13,53 @@ from lbopt import tree, types
 from lbopt.errors import UserError
 
 
-def checked(returned: Any) -> tuple[jax.Array, tuple[types.ModelState, types.Metrics]]:
-    """Return what a loss function returned, its metrics as of `checked_metrics`.
+class Loss(NamedTuple):
+    """What a loss function said of a batch.
+
+    Attributes:
+      mean: scalar, to be differentiated.
+      weight: fp32 scalar, what the mean was divided by; None if the function returned a mean.
+      model_state: the new state.
+      metrics: pairs in dtypes that add up.
+    """
+
+    mean: jax.Array
+    weight: jax.Array | None
+    model_state: types.ModelState
+    metrics: types.Metrics
+
+
+def checked(returned: Any) -> Loss:
+    """Return what a loss function returned, with the mean taken of a (sum, weight).
 
     Raises:
-      UserError: it is not (loss, (model_state, metrics)), or the loss is not one floating-point number.
+      UserError: it is not (loss, (model_state, metrics)), or the loss is neither one floating-point
+        number nor a pair (sum, weight) of such.
     """
     if not (_is_pair(returned) and _is_pair(returned[1])):
-        raise UserError(
-            f"loss_fn: it returns {_containers(returned)}; return (loss, (model_state, metrics))"
-        )
+        reason = f"it returns {_containers(returned)}; return (loss, (model_state, metrics))"
+        raise UserError("loss_fn", reason=reason, code="type")
     loss, (model_state, metrics) = returned
-    dtype, shape = _dtype(loss), jnp.shape(loss) if _dtype(loss) else ()
-    if dtype is None or shape or not jnp.issubdtype(dtype, jnp.floating):
-        kind = f"{dtype}{list(shape)}" if dtype else type(loss).__name__
-        raise UserError(
-            f"loss_fn: the loss is {kind}; return one floating-point number, the mean over examples"
-        )
-    return loss, (model_state, checked_metrics(metrics, "loss_fn"))
+    total, weight = loss if _is_pair(loss) else (loss, None)
+    _require_number(total, jnp.floating, "the loss", "the mean over examples, or (sum, weight)")
+    if weight is None:
+        return Loss(total, None, model_state, checked_metrics(metrics, "loss_fn"))
+
+    # Nothing is learned by making the weight larger: it is a constant to the gradient.
+    _require_number(weight, jnp.number, "the weight of the loss", "a number of examples or tokens")
+    weight = jax.lax.stop_gradient(jnp.asarray(weight, jnp.float32))
+    mean = total / jnp.where(weight == 0, jnp.ones_like(weight), weight)
+    return Loss(mean, weight, model_state, checked_metrics(metrics, "loss_fn"))
+
+
+def _require_number(value: Any, kind: Any, what: str, fix: str) -> None:
+    dtype = _dtype(value)
+    shape = jnp.shape(value) if dtype else ()
+    is_real = dtype is not None and not jnp.issubdtype(dtype, jnp.complexfloating)
+    if not is_real or shape or not jnp.issubdtype(dtype, kind):
+        found = f"{dtype}{list(shape)}" if dtype else type(value).__name__
+        reason = f"{what} is {found}; return one real number, {fix}"
+        raise UserError("loss_fn", reason=reason, code="type")
 
 
 def checked_metrics(metrics: Any, field: str) -> types.Metrics:
@@ -44,17 +73,16 @@ def checked_metrics(metrics: Any, field: str) -> types.Metrics:
       UserError: it is not {name: (sum, number of examples)}, both of them numbers.
     """
     if not isinstance(metrics, Mapping):
-        raise UserError(
-            f"{field}: the metrics are {_containers(metrics)}; return {{name: (sum, number of examples)}}"
-        )
-    return {name: _wide_pair(f"{field}: metrics/{name}", value) for name, value in metrics.items()}
+        reason = f"the metrics are {_containers(metrics)}; return "
+        reason += "{name: (sum, number of examples)}"
+        raise UserError(field, reason=reason, code="type")
+    return {name: _wide_pair(field, name, value) for name, value in metrics.items()}
 
 
-def _wide_pair(where: str, value: Any) -> tuple[jax.Array, jax.Array]:
+def _wide_pair(field: str, name: str, value: Any) -> tuple[jax.Array, jax.Array]:
     if not (_is_pair(value) and all(map(_dtype, value))):
-        raise UserError(
-            f"{where} is {_containers(value)}; give (sum over examples, number of examples)"
-        )
+        reason = f"metrics/{name} is {_containers(value)}; give (sum over examples, number of them)"
+        raise UserError(field, reason=reason, code="type")
     total, weight = (jnp.asarray(x, _wide(jnp.asarray(x).dtype)) for x in value)
     return total, weight
 

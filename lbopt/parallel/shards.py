@@ -12,6 +12,7 @@ References:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -111,6 +112,31 @@ def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, in
             left[best] //= prime
             taken[best].append((axis, prime))
     return taken
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The part of the parameters that each device of a step updates.
+
+    Attributes:
+      mesh: the devices that have a shard each; None if every device updates everything.
+      along_axes: whether to gather along one axis of the torus at a time.
+    """
+
+    mesh: Mesh | None = None
+    along_axes: bool = False
+
+    def split(self, arrays: types.PyTree) -> types.PyTree:
+        """Within a traced function: let each device have its part of every array."""
+        return arrays if self.mesh is None else split(self.mesh, arrays)
+
+    def gather(self, arrays: types.PyTree) -> types.PyTree:
+        """Within a traced function: let each device have every array whole."""
+        return arrays if self.mesh is None else gather(self.mesh, arrays, self.along_axes)
+
+
+WHOLE = Layout()
+"""Every device updates everything."""
 
 
 def split(mesh: Mesh, arrays: types.PyTree) -> types.PyTree:

@@ -72,7 +72,7 @@ def require_tx(tx: Any) -> None:
     try:
         arguments.require_transformation("tx", tx)
     except ValueError as error:
-        raise UserError(str(error)) from error
+        raise UserError("tx", tx, "give an Optax transformation", code="type") from error
 
 
 def apart(arrays: Any) -> Any:

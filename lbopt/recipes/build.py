@@ -14,7 +14,6 @@ import optax
 from jax.sharding import Mesh
 
 from lbopt import types
-from lbopt.config.optimizer import resolve_clip
 from lbopt.config.parallel import ParallelConfig
 from lbopt.config.phase import as_of_phase2
 from lbopt.config.train import TrainConfig
@@ -23,8 +22,8 @@ from lbopt.data.batches import TrainBatches
 from lbopt.data.from_config.source import load_source
 from lbopt.data.vocabulary import Vocabulary
 from lbopt.errors import UserError, require, require_choice
-from lbopt.parallel import mesh as meshes, shards, step as steps
-from lbopt.parallel.aggregation import Aggregation
+from lbopt.parallel import mesh as meshes, shards
+from lbopt.parallel.compiled import Step
 from lbopt.parallel.state import TrainState, split_seed
 from lbopt.recipes import (
     aggregators,
@@ -32,6 +31,7 @@ from lbopt.recipes import (
     optimizers,
     problem as problems,
     schedule as schedules,
+    step,
 )
 from lbopt.replicas import Replicas
 from lbopt.train.run import Cadence, Run, Target
@@ -123,7 +123,7 @@ def _build_phase(
     labels = aggregators.labels_of(config.aggregator)
     aggregators.check_modules(labels, problem.init)
     tx = optimizers.make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
-    train_step = make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
+    train_step = step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
     shapes, init = _laid_out(
         functools.partial(make_state, problem, tx, config.seed), train_step, config
     )
@@ -234,57 +234,8 @@ def _mllog(
     }
 
 
-def make_step(
-    config: TrainConfig,
-    loss_fn: types.LossFn,
-    tx: Any,
-    mesh: Mesh,
-    stacked: types.Stacked = None,
-    trains: bool = True,
-) -> steps.Step:
-    """Build the training step that a config asks for; sweeps over whole pods and runs have the same one.
-
-    Without `trains` it is only asked for the layout of the state.
-    """
-    measured, parallel = config.optimizer.track_noise_scale and trains, config.parallel
-    require(
-        not measured
-        or mesh.size * parallel.num_microsteps * config.aggregator.replicas_per_device > 1,
-        "config.optimizer.track_noise_scale",
-        measured,
-        "it compares gradients of parts of the batch: set config.parallel.num_microsteps to 2 or more",
-    )
-    stage, over = config.optimizer.clip_stage, aggregators.group_of(config.aggregator)
-    try:
-        Aggregation.check_over(mesh, over)
-    except UserError as error:
-        raise UserError(
-            str(error).replace("aggregate_over", "config.aggregator.over", 1)
-        ) from error
-    step = steps.make_train_step(
-        loss_fn,
-        tx,
-        mesh,
-        parallel.backend,  # type: ignore[arg-type]
-        parallel.num_microsteps,
-        max_grad_norm=None if stage in ("accumulated", "none") else resolve_clip(config.optimizer),
-        clip_stage=stage,
-        measure_noise=measured,
-        key_per_replica=False,
-        shard_update=parallel.shard_update,
-        reduce_dtype=None if parallel.reduce_dtype is None else jnp.dtype(parallel.reduce_dtype),
-        reduce_scatter=parallel.reduce_scatter,
-        aggregator=aggregators.make_aggregator(config.aggregator, config.optimizer, stacked),
-        replicas_per_device=config.aggregator.replicas_per_device,
-        aggregate_over=over,
-    )
-    if step.aggregation is not None:
-        aggregators.check_replicas(config.aggregator, step.aggregation.num_replicas)
-    return step
-
-
 def _laid_out(
-    first: Callable[..., TrainState], train_step: steps.Step, config: TrainConfig
+    first: Callable[..., TrainState], train_step: Step, config: TrainConfig
 ) -> tuple[Callable[[], TrainState], Callable[[], TrainState]]:
     """Return () -> shapes of the first state with the shardings that the step asks for, and () -> the state itself, laid out so.
 
@@ -340,7 +291,7 @@ def _averaging(config: TrainConfig, mesh: Mesh) -> Callable[[TrainState], TrainS
 
 
 def _entering(
-    tx: optax.GradientTransformation, train_step: steps.Step, keep_optimizer: bool
+    tx: optax.GradientTransformation, train_step: Step, keep_optimizer: bool
 ) -> Callable[[TrainState], TrainState]:
     """Return the last state of a phase -> the first state of the next."""
 

@@ -141,7 +141,11 @@ def _with_l2(plain: types.LossFn, weight: float) -> types.LossFn:
 
     def loss_fn(params, model_state, batch, rng):
         loss, rest = plain(params, model_state, batch, rng)
-        return loss + losses.l2_penalty(params, weight), rest
+        penalty = losses.l2_penalty(params, weight)
+        if isinstance(loss, tuple):
+            total, count = loss
+            return (total + count * penalty, count), rest
+        return loss + penalty, rest
 
     return loss_fn
 

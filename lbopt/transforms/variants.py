@@ -153,7 +153,8 @@ def _by_name(optimizer: str, *rows: tuple[str, str, str, Options]) -> dict[str, 
 
 _PER_REPLICA_CLIP = (
     "The source clips each replica's own gradient before the sum over replicas [recalled 97%]; lamb clips what it is given. "
-    'To clip per replica: make_train_step(..., clip_stage="replica", max_grad_norm=1.0) and lamb(..., max_grad_norm=None).'
+    'To clip per replica: make_train_step(..., clip=GradientClip(1.0, "replica")) and '
+    "lamb(..., max_grad_norm=None)."
 )
 _WITHOUT_DECAY_ADAM = (
     "The ratio is taken only where decay is not zero: weight_decay = 0 turns it into Adam."

@@ -68,7 +68,7 @@ def test_parts_that_are_sent_apart_draw_apart(aggregator):
 
     tx = optax.sgd(1.0)
     step = lbopt.make_train_step(
-        loss_fn, tx, lbopt.make_mesh(4), aggregator=aggregator, aggregate_over=2
+        loss_fn, tx, lbopt.make_mesh(4), reduction=lbopt.Aggregate(aggregator, over=2)
     )
     state = step.place(lbopt.TrainState.create({"w": jnp.zeros(128)}, {}, tx, 0))
     state, _ = jax.block_until_ready(step(state, {"x": np.ones(4, np.float32)}))

@@ -101,7 +101,7 @@ def test_a_module_in_the_place_of_what_makes_it_is_refused():
         ({}, 1),
         ({"backend": "pmap"}, 4),
         ({"num_microsteps": 4}, 4),
-        ({"reduce_dtype": jnp.float32}, 4),
+        ({"reduction": lbopt.AllReduce(jnp.float32)}, 4),
     ],
 )
 def test_streams_of_a_module_draw_anew_for_each_replica_microstep_and_step(options, draws):

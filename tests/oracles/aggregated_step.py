@@ -38,14 +38,15 @@ def loss_fn(params, model_state, batch, rng):
     return each.mean(), (model_state, {"loss": (each.sum(), jnp.float32(len(each)))})
 
 
-def compiled(name, mesh, width=256, **options):
+def compiled(name, mesh, width=256, over="replicas", **options):
     """Return (step, text of the compiled program)."""
     tx = (
         optax.chain(optax.sgd(0.1), lbopt.scale_by_agvm(LABELS))
         if name == "agvm"
         else optax.sgd(0.1)
     )
-    step = lbopt.make_train_step(loss_fn, tx, mesh, aggregator=AGGREGATORS[name], **options)
+    reduction = lbopt.Aggregate(AGGREGATORS[name], over=over)
+    step = lbopt.make_train_step(loss_fn, tx, mesh, reduction=reduction, **options)
     state = jax.eval_shape(
         lambda: step.with_aggregator_state(lbopt.TrainState.create(params(width), {}, tx))
     )

@@ -44,7 +44,7 @@ def trained(aggregator, devices):
         else lbopt.lamb(0.02)
     )
     mesh, rows = lbopt.make_mesh(devices), 8 // devices
-    step = lbopt.make_train_step(loss_fn, tx, mesh, aggregator=aggregator, replicas_per_device=rows)
+    step = lbopt.make_train_step(loss_fn, tx, mesh, reduction=lbopt.Aggregate(aggregator, rows))
     state, rng = step.place(lbopt.TrainState.create(params(), {}, tx)), np.random.default_rng(1)
     for _ in range(3):
         batch = {

@@ -76,7 +76,7 @@ def test_a_sharded_update_changes_nothing_of_it(name):
 
 
 def test_between_groups_of_devices_only_parts_are_compressed():
-    _, text = aggregated_step.compiled("ef topk", lbopt.make_mesh(4), aggregate_over=2)
+    _, text = aggregated_step.compiled("ef topk", lbopt.make_mesh(4), over=2)
     found = of_gradients(exchanges(text, 4))
     kept = 82 + 2 + 21
     assert sorted(one[:2] for one in found if one[2] == 2 * kept) == [

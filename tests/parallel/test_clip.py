@@ -5,9 +5,9 @@ import jax
 import numpy as np
 import optax
 import pytest
+from refusal import refused
 
 import lbopt
-from lbopt.errors import UserError
 from lbopt.models import cnn
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -93,8 +93,7 @@ def test_gradient_is_clipped_at_the_stage_that_is_named(stage, backend, microste
         batch,
         backend=backend,
         num_microsteps=microsteps,
-        max_grad_norm=MAX_NORM,
-        clip_stage=stage,
+        clip=lbopt.GradientClip(MAX_NORM, stage),
     )
     assert np.linalg.norm(moved - expected) <= 1e-5 * np.linalg.norm(expected)
     total, count = metrics[f"gradient_norm/{stage}"]
@@ -116,7 +115,7 @@ def test_a_clip_that_is_not_reached_changes_nothing(start):
     plain, _ = one_step(loss_fn, create(optax.sgd(1.0)), batch)
     for stage in ("replica", "mean", "accumulated"):
         moved, _ = one_step(
-            loss_fn, create(optax.sgd(1.0)), batch, max_grad_norm=1e6, clip_stage=stage
+            loss_fn, create(optax.sgd(1.0)), batch, clip=lbopt.GradientClip(1e6, stage)
         )
         assert np.linalg.norm(moved - plain) <= 1e-6 * np.linalg.norm(plain)
 
@@ -127,7 +126,7 @@ def test_batch_norm_over_groups_of_replicas_runs_with_a_clip_per_replica(problem
     states = []
     for backend in ("jit", "pmap"):
         step = lbopt.make_train_step(
-            loss_fn, tx, lbopt.make_mesh(4), backend, max_grad_norm=0.5, clip_stage="replica"
+            loss_fn, tx, lbopt.make_mesh(4), backend, clip=lbopt.GradientClip(0.5, "replica")
         )
         states.append(jax.block_until_ready(step(create(tx), batches[0]))[0])
     assert np.allclose(flat(states[0].params), flat(states[1].params), rtol=1e-5, atol=1e-6)
@@ -161,26 +160,27 @@ def test_noise_is_measured_from_the_parts(backend, microsteps, parts, start):
     assert set(metrics) == {"loss", "accuracy"}
 
 
-def test_refusals(problem):
+@pytest.mark.parametrize("norm", [0, float("inf"), float("nan"), "1"])
+def test_a_norm_that_is_none_is_refused(norm):
+    with refused("max_norm", norm):
+        lbopt.GradientClip(norm)
+
+
+def test_an_unknown_stage_is_refused():
+    with refused("stage", "inside", "choice"):
+        lbopt.GradientClip(1.0, "inside")
+
+
+@pytest.mark.parametrize("backend", ["jit", "pmap"])
+@pytest.mark.parametrize(("devices", "clip"), [(4, lbopt.GradientClip(1.0, "mean")), (1, None)])
+def test_noise_is_refused_where_the_batch_is_one_part(devices, clip, backend, problem):
     loss_fn, _ = problem(Perceptron())
-    mesh = lbopt.make_mesh(1)
-    with pytest.raises(UserError, match="clip_stage = 'inside': "):
-        lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, max_grad_norm=1.0, clip_stage="inside")
-    with pytest.raises(UserError, match="clip_stage = 'replica': nothing is clipped"):
-        lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, clip_stage="replica")
-    for norm in (0, float("inf"), float("nan")):
-        with pytest.raises(UserError, match=f"max_grad_norm = {norm}: give a finite number > 0"):
-            lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, max_grad_norm=norm)
-    for backend in ("jit", "pmap"):
-        with pytest.raises(UserError, match="measure_noise = True: the batch is one part"):
-            lbopt.make_train_step(
-                loss_fn,
-                optax.sgd(1.0),
-                lbopt.make_mesh(4),
-                backend,
-                max_grad_norm=1.0,
-                clip_stage="mean",
-                measure_noise=True,
-            )
-    with pytest.raises(UserError, match="measure_noise = True: one replica and one microstep"):
-        lbopt.make_train_step(loss_fn, optax.sgd(1.0), mesh, measure_noise=True)
+    with refused("measure_noise", True, "conflict"):
+        lbopt.make_train_step(
+            loss_fn,
+            optax.sgd(1.0),
+            lbopt.make_mesh(devices),
+            backend,
+            clip=clip,
+            measure_noise=True,
+        )

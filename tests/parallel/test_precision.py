@@ -8,7 +8,7 @@ import pytest
 
 import lbopt
 from lbopt.models import cnn
-from lbopt.parallel.accumulate import make_gradient_fn
+from lbopt.parallel.gradients import make_gradient_fn
 
 
 def floating_dtypes(tree):
@@ -63,11 +63,11 @@ def test_compute_dtype_reaches_parameters_and_inputs_but_not_integers():
         return jnp.mean(params["w"] * batch["x"]), (model_state, {})
 
     batch = {"x": jnp.ones(4), "label": jnp.ones(4, jnp.int32)}
-    grads, _, _ = make_gradient_fn(loss_fn, compute_dtype=jnp.bfloat16)(
+    found = make_gradient_fn(loss_fn, compute_dtype=jnp.bfloat16)(
         {"w": jnp.ones(())}, {}, batch, jax.random.key(0)
     )
     assert seen == {"w": jnp.bfloat16, "x": jnp.bfloat16, "label": jnp.int32}
-    assert grads["w"].dtype == jnp.float32
+    assert found.grads["w"].dtype == jnp.float32
 
 
 # Gradients of eight microsteps. 256 + 1 is 256 in bf16, so a bf16 sum stays at 256; the true mean, 32.5, is a bf16 number.
@@ -84,11 +84,11 @@ def linear_loss(params, model_state, batch, rng):
 
 def test_gradients_of_bf16_parameters_are_added_up_in_fp32():
     batch = {"x": jnp.asarray(PARTS, jnp.bfloat16)}
-    grads, _, _ = jax.jit(make_gradient_fn(linear_loss, num_microsteps=8))(
+    found = jax.jit(make_gradient_fn(linear_loss, num_microsteps=8))(
         {"w": jnp.bfloat16(1)}, {}, batch, jax.random.key(0)
     )
-    assert grads["w"].dtype == jnp.bfloat16
-    assert float(grads["w"]) == MEAN
+    assert found.grads["w"].dtype == jnp.bfloat16
+    assert float(found.grads["w"]) == MEAN
 
 
 def test_a_bf16_accumulator_would_not_pass():
@@ -124,11 +124,10 @@ def test_metrics_and_statistics_of_microsteps():
 
     batch = {"x": jnp.arange(8.0)}
     fn = make_gradient_fn(loss_fn, num_microsteps=4)
-    grads, model_state, metrics = fn(
-        {"w": jnp.ones(())}, {"seen": jnp.float32(10)}, batch, jax.random.key(0)
-    )
-    assert float(grads["w"]) == 7.0  # the mean of 0+4, 1+5, 2+6, 3+7
-    assert float(model_state["seen"]) == 17.0
+    found = fn({"w": jnp.ones(())}, {"seen": jnp.float32(10)}, batch, jax.random.key(0))
+    metrics = found.metrics
+    assert float(found.grads["w"]) == 7.0  # the mean of 0+4, 1+5, 2+6, 3+7
+    assert float(found.model_state["seen"]) == 17.0
     assert [float(part) for part in metrics["x"]] == [28.0, 8.0]
     assert metrics["n"][0].dtype == jnp.int32
     assert int(metrics["n"][0]) == 4

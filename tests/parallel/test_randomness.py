@@ -154,8 +154,7 @@ def test_a_replica_draws_the_same_wherever_it_is(draw, num_microsteps):
             backend,
             num_microsteps,
             draw=draw,
-            aggregator=mean(),
-            replicas_per_device=4 // devices,
+            reduction=lbopt.Aggregate(mean(), 4 // devices),
         )
         for devices, backend in ((1, "jit"), (2, "jit"), (4, "jit"), (4, "pmap"))
     )

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from refusal import refused
 
 import lbopt
-from lbopt.errors import UserError
 from lbopt.parallel import shards
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -24,39 +24,27 @@ def sharded_run():
     return runpy.run_path(str(Path(__file__).with_name("sharded_run.py")))
 
 
-@pytest.mark.everyday(
-    "{'reduce_dtype': <class 'jax.numpy.float32'>, 'backend': 'pmap'}",
-    "{'reduce_dtype': <class 'jax.numpy.float32'>, 'num_microsteps': 2, 'shard_update': True}",
-    "{'reduce_scatter': True, 'shard_update': True}",
-)
+@pytest.mark.everyday("options5", "options1", "options2")
 @pytest.mark.parametrize(
     "options",
     [
-        {"reduce_dtype": jnp.float32},
-        {"reduce_dtype": jnp.float32, "num_microsteps": 2, "shard_update": True},
-        {"reduce_scatter": True, "shard_update": True},
+        {"reduction": lbopt.AllReduce(jnp.float32)},
+        {"reduction": lbopt.AllReduce(jnp.float32), "num_microsteps": 2, "shard_update": True},
+        {"reduction": lbopt.ReduceScatter()},
         {
-            "reduce_scatter": True,
-            "shard_update": True,
-            "max_grad_norm": 0.5,
-            "clip_stage": "replica",
+            "reduction": lbopt.ReduceScatter(),
+            "clip": lbopt.GradientClip(0.5, "replica"),
         },
         {
-            "reduce_dtype": jnp.float32,
-            "max_grad_norm": 0.5,
-            "clip_stage": "mean",
+            "reduction": lbopt.AllReduce(jnp.float32),
+            "clip": lbopt.GradientClip(0.5, "mean"),
             "num_microsteps": 2,
         },
-        {"reduce_dtype": jnp.float32, "backend": "pmap"},
+        {"reduction": lbopt.AllReduce(jnp.float32), "backend": "pmap"},
     ],
-    ids=str,
 )
 def test_training_is_the_same_however_gradients_are_summed(sharded_run, options):
-    plain = {
-        name: value
-        for name, value in options.items()
-        if name in ("num_microsteps", "max_grad_norm", "clip_stage")
-    }
+    plain = {name: value for name, value in options.items() if name in ("num_microsteps", "clip")}
     tx = functools.partial(lbopt.lamb, 0.01, weight_decay=0.01)
     (start, whole, _), (_, other, _) = (
         sharded_run["train"](tx(), 5, **given) for given in (plain, options)
@@ -75,12 +63,17 @@ def per_device_gradients(loss_fn, state, batch, num_devices):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"shard_update": True}, {"shard_update": True, "reduce_scatter": True}], ids=str
+    "options",
+    [
+        {"reduction": lbopt.AllReduce(jnp.bfloat16)},
+        {"reduction": lbopt.AllReduce(jnp.bfloat16), "shard_update": True},
+        {"reduction": lbopt.ReduceScatter(jnp.bfloat16)},
+    ],
 )
 def test_a_sum_in_bf16_is_one_of_rounded_gradients(sharded_run, options):
     loss_fn, _ = sharded_run["problem"]()
     batch = sharded_run["batches"](1)[0]
-    start, after, _ = sharded_run["train"](optax.sgd(1.0), 1, reduce_dtype=jnp.bfloat16, **options)
+    start, after, _ = sharded_run["train"](optax.sgd(1.0), 1, **options)
     grads = per_device_gradients(loss_fn, start, batch, 4)
     moved = jax.tree.map(
         lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64),
@@ -152,21 +145,21 @@ def test_lines_of_the_torus(places, lines):
     assert shards._torus_lines(Mesh) == lines
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"reduce_scatter": True}, r"reduce_scatter = True: .* set shard_update=True"),
-        (
-            {
-                "reduce_scatter": True,
-                "shard_update": True,
-                "max_grad_norm": 1.0,
-                "clip_stage": "mean",
-            },
-            r"reduce_scatter = True: a clip of the mean",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        lbopt.make_train_step(lambda *_: None, optax.sgd(0.1), lbopt.make_mesh(4), **options)
+def test_a_clip_of_the_mean_and_a_scatter_do_not_go_together():
+    with refused("clip.stage", "mean", "conflict"):
+        lbopt.make_train_step(
+            lambda *_: None,
+            optax.sgd(0.1),
+            lbopt.make_mesh(4),
+            reduction=lbopt.ReduceScatter(),
+            clip=lbopt.GradientClip(1.0, "mean"),
+        )
+
+
+@pytest.mark.parametrize("field", ["shard_update", "reduction"])
+def test_under_pmap_no_update_is_sharded(field):
+    asked = {"shard_update": True, "reduction": lbopt.ReduceScatter()}[field]
+    with refused(field, asked, "conflict"):
+        lbopt.make_train_step(
+            lambda *_: None, optax.sgd(0.1), lbopt.make_mesh(4), "pmap", **{field: asked}
+        )

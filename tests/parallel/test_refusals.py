@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from refusal import ANY, refused
 
 import lbopt
 from lbopt.aggregators.protocol import mean
@@ -129,7 +130,8 @@ def mesh_of(shape, names, kind=AxisType.Auto):
 
 
 @pytest.mark.parametrize(
-    "options", [{"backend": "pmap"}, {"reduce_dtype": jnp.float32}, {"shard_update": True}, {}]
+    "options",
+    [{"backend": "pmap"}, {"reduction": lbopt.AllReduce(jnp.float32)}, {"shard_update": True}, {}],
 )
 def test_a_mesh_that_does_not_go_with_the_step_is_refused(options):
     for_all = [mesh_of(4, ("batch",)), mesh_of(4, ("data",), AxisType.Manual)]
@@ -206,53 +208,32 @@ GOOD = {"n": (jnp.zeros(()), 8)}
 
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 @pytest.mark.parametrize(
-    ("form", "message"),
+    "form",
     [
-        (lambda loss: loss, "loss_fn: it returns array; return .loss, .model_state, metrics"),
-        (lambda loss: (loss, GOOD), r"loss_fn: it returns tuple\(array, dict\); return"),
-        (
-            lambda loss: (loss, ({}, GOOD, 1)),
-            r"loss_fn: it returns tuple\(array, tuple\(dict, dict, int\)\); return",
-        ),
-        (
-            lambda loss: (loss[None], ({}, GOOD)),
-            r"loss_fn: the loss is float32\[1\]; return one floating-point number",
-        ),
-        (
-            lambda loss: (loss.astype(int), ({}, GOOD)),
-            r"loss_fn: the loss is int32\[\]; return one floating",
-        ),
-        (
-            lambda loss: (loss + 1j, ({}, GOOD)),
-            r"loss_fn: the loss is complex64\[\]; return one floating",
-        ),
-        (lambda loss: ("0.5", ({}, GOOD)), "loss_fn: the loss is str; return one floating"),
-        (
-            lambda loss: (loss, ({}, [loss, 1])),
-            r"loss_fn: the metrics are list\(array, int\); return {name:",
-        ),
-        (
-            lambda loss: (loss, ({}, {"loss": loss})),
-            "loss_fn: metrics/loss is array; give .sum over examples",
-        ),
-        (
-            lambda loss: (loss, ({}, {"loss": (loss, None)})),
-            r"loss_fn: metrics/loss is tuple\(array, NoneType\)",
-        ),
-        (
-            lambda loss: (loss, ({}, {"a": {"b": (loss, 1)}})),
-            "loss_fn: metrics/a is dict; give .sum over examples",
-        ),
+        lambda loss: loss,
+        lambda loss: (loss, GOOD),
+        lambda loss: (loss, ({}, GOOD, 1)),
+        lambda loss: (loss[None], ({}, GOOD)),
+        lambda loss: (loss.astype(int), ({}, GOOD)),
+        lambda loss: (loss + 1j, ({}, GOOD)),
+        lambda loss: ("0.5", ({}, GOOD)),
+        lambda loss: ((loss, loss[None]), ({}, GOOD)),
+        lambda loss: ((loss, loss + 1j), ({}, GOOD)),
+        lambda loss: ((loss, "1"), ({}, GOOD)),
+        lambda loss: ((loss, loss, loss), ({}, GOOD)),
+        lambda loss: (loss, ({}, [loss, 1])),
+        lambda loss: (loss, ({}, {"loss": loss})),
+        lambda loss: (loss, ({}, {"loss": (loss, None)})),
+        lambda loss: (loss, ({}, {"a": {"b": (loss, 1)}})),
     ],
 )
-def test_what_is_no_loss_is_refused_in_one_line(backend, form, message):
+def test_what_is_no_loss_is_refused_in_one_line(backend, form):
     def loss_fn(params, model_state, batch, rng):
         return form(jnp.vdot(params["w"], params["w"]) + batch["x"].sum())
 
     step = lbopt.make_train_step(loss_fn, optax.sgd(0.1), lbopt.make_mesh(4), backend)
-    with pytest.raises(UserError, match=f"^{message}") as said:
+    with refused("loss_fn", code="type"):
         step.lower(state(), {"x": np.zeros((8, 2), np.float32)})
-    assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
@@ -260,33 +241,34 @@ def test_evaluation_refuses_metrics_that_do_not_add_up(backend):
     step = lbopt.make_eval_step(
         lambda params, model_state, batch: {"n": batch["x"].sum()}, lbopt.make_mesh(4), backend
     )
-    with pytest.raises(
-        UserError, match=r"metrics/n.* give .sum over examples, number of examples"
-    ) as said:
+    with refused(ANY, code=ANY):
         lbopt.evaluate(step, state(), ArrayDataset({"x": np.zeros((8, 2), np.float32)}), 8)
-    assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("field", "value"),
     [
-        ({"loss_fn": {}}, "loss_fn = {}: give a function"),
-        ({"tx": 0.1}, "tx = 0.1: give an Optax transformation"),
-        ({"mesh": None}, r"mesh = None: use lbopt.make_mesh\(\)"),
-        ({"num_microsteps": 2.0}, "num_microsteps = 2.0: give a number >= 1"),
-        ({"num_microsteps": True}, "num_microsteps = True: give a number >= 1"),
-        ({"compute_dtype": jnp.int8}, "compute_dtype = .*int8.*: give a floating-point dtype"),
-        ({"reduce_dtype": "fp33"}, "reduce_dtype = 'fp33': give a floating-point dtype"),
-        ({"aggregator": lbopt.aps}, "aggregator = .*aps.*: give one of lbopt.aggregators"),
-        ({"max_grad_norm": "1"}, "max_grad_norm = '1': give a finite number > 0"),
-        ({"donate": "no"}, "donate = 'no': give True or False"),
+        ("loss_fn", {}),
+        ("tx", 0.1),
+        ("mesh", None),
+        ("num_microsteps", 2.0),
+        ("num_microsteps", True),
+        ("compute_dtype", jnp.int8),
+        ("reduction", jnp.float32),
+        ("reduction", lbopt.aps),
+        ("clip", 1.0),
+        ("donate", "no"),
     ],
 )
-def test_an_argument_of_another_type_is_named(changed, message):
-    arguments = {"loss_fn": never, "tx": optax.sgd(0.1), "mesh": lbopt.make_mesh(4), **changed}
-    with pytest.raises(UserError, match=f"^{message}") as said:
+def test_an_argument_of_another_type_is_named(field, value):
+    arguments = {"loss_fn": never, "tx": optax.sgd(0.1), "mesh": lbopt.make_mesh(4), field: value}
+    with refused(field, value):
         lbopt.make_train_step(**arguments)
-    assert "\n" not in str(said.value)
+
+
+def test_a_dtype_that_does_not_add_up_is_refused():
+    with refused("reduction.dtype", "fp33", "type"):
+        lbopt.AllReduce("fp33")
 
 
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
@@ -296,9 +278,8 @@ def test_arrays_of_one_number_are_numbers(kind):
         optax.sgd(0.1),
         lbopt.make_mesh(kind(2)),
         num_microsteps=kind(2),
-        max_grad_norm=kind(1),
-        aggregator=mean(),
-        replicas_per_device=kind(1),
+        clip=lbopt.GradientClip(kind(1)),
+        reduction=lbopt.Aggregate(mean(), kind(1)),
         donate=0,
     )
     after, _ = step(step.place(state()), {"x": np.zeros((8, 2), np.float32)})

@@ -34,16 +34,21 @@ SHARDED = {"shard_update": True}
 
 
 def clip(stage):
-    return {"max_grad_norm": 0.5, "clip_stage": stage}
+    return {"clip": lbopt.GradientClip(0.5, stage)}
 
 
+def aggregate(*given, **options):
+    return {"reduction": lbopt.Aggregate(*given, **options)}
+
+
+BF16 = jnp.bfloat16
 OPTIONS = {
     "plain": {},
     "pmap": PMAP,
     "micro": MICRO,
     "pmap_micro": PMAP | MICRO,
     "one_key": PMAP | {"key_per_replica": False},
-    "bf16": {"compute_dtype": jnp.bfloat16},
+    "bf16": {"compute_dtype": BF16},
     "clip_replica": clip("replica"),
     "clip_replica_micro": clip("replica") | MICRO,
     "clip_mean": clip("mean") | MICRO,
@@ -52,23 +57,21 @@ OPTIONS = {
     "noise": {"measure_noise": True},
     "noise_micro": {"measure_noise": True} | MICRO | clip("mean"),
     "noise_pmap": {"measure_noise": True} | PMAP | MICRO,
-    "fp32_sum": {"reduce_dtype": jnp.float32},
-    "bf16_sum_pmap": {"reduce_dtype": jnp.bfloat16} | PMAP,
-    "bf16_sum_clip_mean": {"reduce_dtype": jnp.bfloat16} | clip("mean") | MICRO,
+    "fp32_sum": {"reduction": lbopt.AllReduce(jnp.float32)},
+    "bf16_sum_pmap": {"reduction": lbopt.AllReduce(BF16)} | PMAP,
+    "bf16_sum_clip_mean": {"reduction": lbopt.AllReduce(BF16)} | clip("mean") | MICRO,
     "sharded": SHARDED,
     "sharded_micro_clip": SHARDED | MICRO | clip("accumulated"),
-    "scattered": SHARDED | {"reduce_scatter": True},
-    "scattered_bf16_clip": SHARDED
-    | {"reduce_scatter": True, "reduce_dtype": jnp.bfloat16}
-    | clip("replica"),
-    "aps": {"aggregator": lbopt.aps(4, 3)},
-    "aps_pmap": {"aggregator": lbopt.aps(4, 3)} | PMAP,
-    "ef_rows_micro": {"aggregator": lbopt.ef(compress.sign()), "replicas_per_device": 2} | MICRO,
-    "ef21_over": {"aggregator": lbopt.ef21(compress.topk(0.1)), "aggregate_over": 2},
-    "econtrol_clip": {"aggregator": lbopt.econtrol(compress.randk(0.2))} | clip("replica"),
-    "powersgd_sharded": {"aggregator": lbopt.powersgd(2, start=2)} | SHARDED,
-    "agvm": {"aggregator": lbopt.agvm(LABELS, "body", 2, 0, alpha=0.5)},
-    "agvm_pmap": {"aggregator": lbopt.agvm(LABELS, "body", 2, 0, alpha=0.5)} | PMAP,
+    "scattered": {"reduction": lbopt.ReduceScatter()},
+    "scattered_bf16_clip": {"reduction": lbopt.ReduceScatter(BF16)} | clip("replica"),
+    "aps": aggregate(lbopt.aps(4, 3)),
+    "aps_pmap": {"reduction": lbopt.aps(4, 3)} | PMAP,
+    "ef_rows_micro": aggregate(lbopt.ef(compress.sign()), replicas_per_device=2) | MICRO,
+    "ef21_over": aggregate(lbopt.ef21(compress.topk(0.1)), over=2),
+    "econtrol_clip": aggregate(lbopt.econtrol(compress.randk(0.2))) | clip("replica"),
+    "powersgd_sharded": aggregate(lbopt.powersgd(2, start=2)) | SHARDED,
+    "agvm": aggregate(lbopt.agvm(LABELS, "body", 2, 0, alpha=0.5)),
+    "agvm_pmap": aggregate(lbopt.agvm(LABELS, "body", 2, 0, alpha=0.5)) | PMAP,
 }
 """Case -> arguments of `make_train_step`; four devices."""
 

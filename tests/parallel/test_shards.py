@@ -70,17 +70,16 @@ def test_the_tolerance_sees_norms_of_parts(sharded_run):
     )
 
 
-@pytest.mark.everyday("{'max_grad_norm': 0.5, 'clip_stage': 'replica'}", "{'measure_noise': True}")
+@pytest.mark.everyday("options0", "options3")
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_grad_norm": 0.5, "clip_stage": "replica"},
-        {"max_grad_norm": 0.5, "clip_stage": "mean", "num_microsteps": 2},
-        {"max_grad_norm": 0.5},
+        {"clip": lbopt.GradientClip(0.5, "replica")},
+        {"clip": lbopt.GradientClip(0.5, "mean"), "num_microsteps": 2},
+        {"clip": lbopt.GradientClip(0.5)},
         {"measure_noise": True},
         {"num_microsteps": 4},
     ],
-    ids=str,
 )
 def test_clips_noise_and_microsteps_are_the_same(sharded_run, options):
     def tx():
@@ -92,8 +91,8 @@ def test_clips_noise_and_microsteps_are_the_same(sharded_run, options):
     )
     assert max(sharded_run["gaps"](start, whole, parts).values()) <= TOLERANCE
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), metrics, others)
-    if "max_grad_norm" in options:
-        total, count = metrics[f"gradient_norm/{options.get('clip_stage', 'accumulated')}"]
+    if "clip" in options:
+        total, count = metrics[f"gradient_norm/{options['clip'].stage}"]
         assert total / count > 0.5, "nothing was clipped"
 
 

@@ -70,8 +70,8 @@ def train(mesh, **settings):
 
 SETTINGS = [
     {"shard_update": True},
-    {"shard_update": True, "reduce_dtype": jnp.float32},
-    {"shard_update": True, "reduce_dtype": jnp.float32, "reduce_scatter": True},
+    {"shard_update": True, "reduction": lbopt.AllReduce(jnp.float32)},
+    {"reduction": lbopt.ReduceScatter(jnp.float32)},
 ]
 
 

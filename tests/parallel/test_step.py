@@ -217,10 +217,10 @@ def test_the_step_is_a_pure_function(num_devices, backend, problem, batches):
     "options",
     [
         {"num_microsteps": 2},
-        {"backend": "pmap", "reduce_dtype": jnp.float32},
-        {"shard_update": True, "reduce_scatter": True, "reduce_dtype": jnp.float32},
-        {"aggregator": aggregators.mean(), "max_grad_norm": 1.0},
-        {"max_grad_norm": 1.0, "clip_stage": "mean", "num_microsteps": 2, "measure_noise": True},
+        {"backend": "pmap", "reduction": lbopt.AllReduce(jnp.float32)},
+        {"reduction": lbopt.ReduceScatter(jnp.float32)},
+        {"reduction": aggregators.mean(), "clip": lbopt.GradientClip(1.0)},
+        {"clip": lbopt.GradientClip(1.0, "mean"), "num_microsteps": 2, "measure_noise": True},
     ],
     ids=["microsteps", "pmap in fp32", "scattered", "aggregated", "measured"],
 )

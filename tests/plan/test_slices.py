@@ -53,7 +53,7 @@ def sent_bytes(text):
     [
         {},
         {"shard_update": True},
-        {"shard_update": True, "reduce_dtype": jnp.float32, "reduce_scatter": True},
+        {"reduction": lbopt.ReduceScatter(jnp.float32)},
     ],
 )
 def test_inside_and_between(mesh, settings):
@@ -82,7 +82,7 @@ BRANCHES = {"powersgd": 2, "agvm": 3 / 1.2}
 @pytest.mark.parametrize("name", ["mean", "ef topk", "aps e5m2", "ef21 randk", "powersgd", "agvm"])
 def test_an_aggregator_between_slices_sends_what_it_says(mesh, name):
     """Gradients are summed inside each slice, and what goes to the other one is the compressed part of each chip."""
-    step, text = aggregated_step.compiled(name, mesh, 4096, aggregate_over="slices")
+    step, text = aggregated_step.compiled(name, mesh, 4096, over="slices")
     sent = [
         (SIZES[dtype], math.prod(map(int, dims.split(",")))) for dtype, dims in SENT.findall(text)
     ]

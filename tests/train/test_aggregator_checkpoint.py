@@ -53,7 +53,7 @@ def make(aggregator, devices=4, over="replicas"):
         tx = optax.chain(tx, lbopt.scale_by_agvm(LABELS))
     mesh = lbopt.make_mesh(devices)
     step = lbopt.make_train_step(
-        loss_fn, tx, mesh, aggregator=aggregator, aggregate_over=over, donate=False
+        loss_fn, tx, mesh, reduction=lbopt.Aggregate(aggregator, over=over), donate=False
     )
     return step, step.place(lbopt.TrainState.create(params(), {}, tx))
 

@@ -12,9 +12,7 @@ import numpy as np
 import optax
 
 from lbopt import types
-from lbopt.config.optimizer import OptimizerConfig, resolve_clip
 from lbopt.config.schedule import ScheduleConfig
-from lbopt.parallel.clip import GradientClip
 from lbopt.recipes import aggregators, optimizers, schedule as schedules
 from lbopt.sweep.trials import Cell, Trial
 
@@ -111,14 +109,6 @@ def make_tx(cell: Cell, decays: bool) -> optax.GradientTransformationExtraArgs:
         )
 
     return adjustable(make)
-
-
-def early_clip(optimizer: OptimizerConfig) -> GradientClip | None:
-    """Return the clip that belongs to the step; None where nothing is clipped, or by the optimizer, stage "accumulated"."""
-    max_norm = resolve_clip(optimizer)
-    if max_norm is None or optimizer.clip_stage == "accumulated":
-        return None
-    return GradientClip(max_norm, optimizer.clip_stage)
 
 
 def with_arguments(state: Any, arguments: Arguments) -> Any:

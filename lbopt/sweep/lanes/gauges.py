@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from lbopt import replicas, tree, types
 from lbopt.aggregators.disagreement import phi, phi_layers, phi_modules, square_norm
 from lbopt.errors import require
+from lbopt.parallel import loss_form
 from lbopt.transforms.module_scale import resolve_labels
 from lbopt.transforms.noise_scale import estimate_noise
 
@@ -99,7 +100,7 @@ def make_probe(
         parts = (split_parts(batch, num_parts), jax.random.split(key, num_parts))
 
         def loss(params: types.Params, part: Any) -> jax.Array:
-            return loss_fn(params, model_state, *part)[0]
+            return loss_form.checked(loss_fn(params, model_state, *part)).mean
 
         with replicas.tracing_for(1):
             gradients = gradient_parts(jax.grad(loss), params, parts)

@@ -22,6 +22,7 @@ from lbopt.parallel import mesh as meshes
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build
 from lbopt.recipes.problem import Problem
+from lbopt.recipes.step import make_step
 from lbopt.sweep.lanes import arguments as trial_arguments
 from lbopt.sweep.lanes.arguments import Arguments
 from lbopt.sweep.lanes.gauges import make_probe
@@ -49,7 +50,7 @@ class MeshProgram:
       problem: what is learned.
       config: of the study.
       mesh: all devices that train.
-      step: see `lbopt.recipes.build.make_step`.
+      step: see `lbopt.recipes.step.make_step`.
       evaluate: see `lbopt.evaluation.Evaluator`.
 
     Raises:
@@ -60,9 +61,7 @@ class MeshProgram:
         self.train, self.problem, self.config = cell.train, cell.problem, config
         self.mesh = build.make_mesh(self.train.parallel)
         tx = trial_arguments.make_tx(cell, decays)
-        self.step = build.make_step(
-            self.train, cell.problem.loss_fn, tx, self.mesh, cell.problem.stacked
-        )
+        self.step = make_step(self.train, cell.problem.loss_fn, tx, self.mesh, cell.problem.stacked)
         self.evaluate = cell.problem.evaluator(self.mesh, self.train.parallel.backend)
         self._tx = tx
 

@@ -15,12 +15,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lbopt import replicas, tree
 from lbopt.config.sweep import SweepConfig
-from lbopt.parallel.aggregation import Aggregation
+from lbopt.parallel.reduction import on_one_device
 from lbopt.parallel.state import TrainState, split_seed
-from lbopt.parallel.step import step_fn
-from lbopt.recipes import aggregators
+from lbopt.parallel.step import step_on_one_device
 from lbopt.recipes.build import with_averaged_params
 from lbopt.recipes.problem import Problem
+from lbopt.recipes.step import options_of
 from lbopt.sweep.lanes import arguments as trial_arguments
 from lbopt.sweep.lanes.arguments import Arguments
 from lbopt.sweep.lanes.feed import Feed
@@ -256,24 +256,16 @@ class Program:
         spread: Spread,
         arrays: Mapping[str, jax.Array] | None = None,
     ):
-        self._problem, self._config, self.spread = cell.problem, config, spread
+        self._problem = cell.problem
+        self._config = config
+        self.spread = spread
         self._tx = trial_arguments.make_tx(cell, decays)
         self.feed = Feed(cell, spread.width, arrays)
+        options = options_of(cell.train, cell.problem.stacked)
+        strategy = on_one_device(options.reduction)
+        self._aggregation = strategy.aggregation
+        self._step = step_on_one_device(cell.problem.loss_fn, self._tx, options, strategy)
         optimizer = cell.train.optimizer
-        aggregator = aggregators.make_aggregator(
-            cell.train.aggregator, optimizer, cell.problem.stacked
-        )
-        rows = cell.train.aggregator.replicas_per_device
-        self._aggregation = None if aggregator is None else Aggregation(aggregator, None, rows)
-        self._step = step_fn(
-            cell.problem.loss_fn,
-            self._tx,
-            cell.train.parallel.num_microsteps,
-            clip=trial_arguments.early_clip(optimizer),
-            measure_noise=optimizer.track_noise_scale,
-            key_per_replica=False,
-            aggregation=self._aggregation,
-        )
         self._create = spread.jit(self._created)
         self._merge = jax.jit(_merged, donate_argnums=1)
         averages = optimizer.ema_decay is not None

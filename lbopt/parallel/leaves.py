@@ -1,0 +1,93 @@
+"""Leaves of a model's state: which have a mean, and how parts of a batch agree on each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import tree, types
+from lbopt.errors import UserError
+
+
+def has_mean(x: Any) -> bool:
+    """Return whether a leaf is averaged: floats are; counts, flags and random keys are not."""
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def by_mean(state: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
+    """Split a state into leaves with a mean and the others, each with None in place of the rest."""
+    averaged = jax.tree.map(lambda x: x if has_mean(x) else None, state)
+    return averaged, jax.tree.map(lambda x: None if has_mean(x) else x, state)
+
+
+def joined(averaged: types.PyTree, others: types.PyTree) -> types.PyTree:
+    """Undo `by_mean`."""
+    pick = lambda a, b: b if a is None else a  # noqa: E731
+    return jax.tree.map(pick, averaged, others, is_leaf=lambda x: x is None)
+
+
+def mean_of_rows(x: jax.Array) -> jax.Array:
+    """Return the mean over the leading axis; the first row of a leaf without a mean."""
+    if not has_mean(x):
+        return x[0]
+    return x.astype(tree.wide_dtype(x.dtype)).mean(0).astype(x.dtype)
+
+
+def over_replicas(axis_name: str, state: types.PyTree) -> types.PyTree:
+    """Within a mapped function: average leaves that have a mean, take the first replica's others."""
+
+    def one(x: jax.Array) -> jax.Array:
+        if not has_mean(x):
+            return _of_first(x, axis_name)
+        return jax.lax.pmean(x.astype(tree.wide_dtype(x.dtype)), axis_name).astype(x.dtype)
+
+    return jax.tree.map(one, state)
+
+
+def _of_first(x: jax.Array, axis_name: str) -> jax.Array:
+    """Broadcast the first replica's value: a sum to which the others add nothing."""
+    if x.dtype == jax.dtypes.float0:
+        return x
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _of_first(jax.random.key_data(x), axis_name)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+
+    # Some backends sum neither bools nor numbers of less than 32 bits.
+    number = x.astype(jnp.int32) if x.dtype.itemsize < 4 else x
+    mine = jnp.where(jax.lax.axis_index(axis_name) == 0, number, jnp.zeros_like(number))
+    return jax.lax.psum(mine, axis_name).astype(x.dtype)
+
+
+def with_dtypes_of(old: types.PyTree, new: types.PyTree) -> types.PyTree:
+    """Return the new state in the old one's containers and dtypes.
+
+    A step can then take what it returned without a second compilation. A dtype is kept between dtypes of
+    one kind only: an integer that the loss turned into a float stays a float. New leaves are allowed.
+
+    Raises:
+      UserError: for a leaf that the new state lacks, or that has another shape there.
+    """
+    before, after = tree.by_name(old), tree.by_name(new)
+    for name, was in before.items():
+        if name not in after:
+            reason = "not in the state that the loss returns; return every leaf, changed or not"
+            raise UserError(f"model_state/{name}", reason=reason, code="missing")
+        if jnp.shape(after[name]) != was.shape:
+            reason = f"shape {was.shape}, but {jnp.shape(after[name])} in the state that the loss"
+            reason += " returns; keep the shape"
+            raise UserError(f"model_state/{name}", reason=reason, code="type")
+    kept = [_like(before.get(name), jnp.asarray(now)) for name, now in after.items()]
+    containers = old if before.keys() == after.keys() else new
+    return jax.tree.unflatten(jax.tree.structure(containers), kept)
+
+
+def _like(was: Any, now: jax.Array) -> jax.Array:
+    return now.astype(was.dtype) if was is not None and _alike(was, now) else now
+
+
+def _alike(one: Any, other: jax.Array) -> bool:
+    kinds = jnp.floating, jnp.complexfloating, jnp.signedinteger, jnp.unsignedinteger
+    both = lambda kind: all(jnp.issubdtype(x.dtype, kind) for x in (one, other))  # noqa: E731
+    return any(map(both, kinds))
