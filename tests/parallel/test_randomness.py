@@ -117,7 +117,14 @@ def drawn(num_devices, backend, num_microsteps=1, num_steps=1, seed=0, draw=None
     tx = optax.sgd(0.1)
     mesh = lbopt.make_mesh(num_devices)
     step = lbopt.make_train_step(
-        loss_fn, tx, mesh, backend, num_microsteps, key_per_replica=False, donate=False, **options
+        loss_fn,
+        tx,
+        mesh,
+        backend,
+        num_microsteps=num_microsteps,
+        key_per_replica=False,
+        donate=False,
+        **options,
     )
     state = step.place(lbopt.TrainState.create({"w": jnp.ones(())}, {}, tx, seed))
     for _ in range(num_steps):

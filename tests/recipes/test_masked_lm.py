@@ -169,7 +169,13 @@ def test_one_gradient_by_jit_by_pmap_and_in_microsteps(dropout):
         mesh = make_mesh(devices)
         params, model_state = problem.init(jax.random.key(0))
         step = make_train_step(
-            problem.loss_fn, tx, mesh, backend, microsteps, donate=False, key_per_replica=False
+            problem.loss_fn,
+            tx,
+            mesh,
+            backend,
+            num_microsteps=microsteps,
+            donate=False,
+            key_per_replica=False,
         )
         state = jax.device_put(
             TrainState.create(params, model_state, tx), jax.sharding.NamedSharding(mesh, jax.P())
