@@ -1,0 +1,143 @@
+"""Which files of this repository import which, and how far a test is from the code it reaches."""
+
+import ast
+import collections
+import functools
+import pathlib
+import re
+
+TEST_FOLDERS = ("tests", "tests/oracles", "tests/plan", "tests/train")
+"""Folders in which tests find modules by their bare names; see `pythonpath` in pyproject.toml."""
+_MODULE = re.compile(r"lbopt(\.\w+)+\.?")
+
+
+class ImportGraph:
+    """The imports of all Python files of a tree.
+
+    Args:
+      root: The tree's folder, with `lbopt/` and `tests/` in it.
+    """
+
+    def __init__(self, root: pathlib.Path):
+        self.root = root
+        folders = ("lbopt", "tests", "configs", "scripts", "tpu", "examples")
+        paths = (path for folder in folders for path in sorted((root / folder).rglob("*.py*")))
+        self.files = [path for path in paths if path.suffix in (".py", ".pyi")]
+        self.modules = {self._name(path): path for path in self.files if path.suffix == ".py"}
+        self.configs = {path.stem: path for path in self.files if "configs" in path.parts}
+
+    def distances(self, test: pathlib.Path) -> dict[pathlib.Path, int]:
+        """Return every file that a test reaches, with the number of imports in between."""
+        found = {test: 0}
+        waiting = collections.deque([test])
+        while waiting:
+            path = waiting.popleft()
+            for imported in self.imports(path):
+                if imported not in found:
+                    found[imported] = found[path] + 1
+                    waiting.append(imported)
+        return found
+
+    def nearest_tests(self, changed: set[pathlib.Path]) -> dict[pathlib.Path, int]:
+        """Return the test files that reach a changed file, with their distance from it.
+
+        The nearest come first; of equally near ones, those in the folder of the changed package.
+        """
+        packages = {
+            path.relative_to(self.root).parts[1] for path in changed if "lbopt" in path.parts
+        }
+        found = {}
+        for test in self.tests():
+            reached = self.distances(test)
+            near = [reached[path] for path in changed if path in reached]
+            if near:
+                found[test] = min(near)
+
+        def order(test: pathlib.Path) -> tuple[int, bool, pathlib.Path]:
+            return found[test], test.relative_to(self.root).parts[1] not in packages, test
+
+        return {test: found[test] for test in sorted(found, key=order)}
+
+    def tests(self) -> list[pathlib.Path]:
+        """Return all test files."""
+        return [path for path in self.files if path.name.startswith("test_")]
+
+    @functools.cache  # noqa: B019  there is one graph, which lives as long as the program
+    def imports(self, path: pathlib.Path) -> frozenset[pathlib.Path]:
+        """Return the files that one file needs: imported modules, fixtures and named configs."""
+        text = path.read_text()
+        tree = ast.parse(text)
+        found = {file for name in _names(tree) for file in self._files(name)}
+
+        if "tests" in path.parts:
+            found |= self._fixtures(path)
+            words = set(re.findall(r"\w+", text))
+            found |= {file for stem, file in self.configs.items() if stem in words}
+        return frozenset(found - {path})
+
+    def _fixtures(self, path: pathlib.Path) -> set[pathlib.Path]:
+        folders = [folder for folder in path.parents if self.root in folder.parents]
+        return {file for folder in folders if (file := folder / "conftest.py").exists()}
+
+    def _name(self, path: pathlib.Path) -> str:
+        names = path.relative_to(self.root).with_suffix("").parts
+        return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+    def _files(self, name: str) -> set[pathlib.Path]:
+        """Return the files behind a dotted name, which may end in names that a module defines."""
+        if name.endswith("."):  # the beginning of a module's name, completed when it is imported
+            return {path for module, path in self.modules.items() if module.startswith(name)}
+        parts = name.split(".")
+        for end in range(len(parts), 0, -1):
+            module = ".".join(parts[:end])
+            path = self.modules.get(module) or self._beside_tests(module)
+            if path is not None:
+                reexported = self._reexports(path).get(parts[end]) if end < len(parts) else None
+                return {path} | (self._files(reexported) if reexported else set())
+        return set()
+
+    def _beside_tests(self, module: str) -> pathlib.Path | None:
+        prefixes = (folder.replace("/", ".") for folder in TEST_FOLDERS)
+        return next(
+            (self.modules[n] for p in prefixes if (n := f"{p}.{module}") in self.modules), None
+        )
+
+    @functools.cache  # noqa: B019
+    def _reexports(self, path: pathlib.Path) -> dict[str, str]:
+        """Return {public name of a package: dotted name it stands for}."""
+        if path.name != "__init__.py":
+            return {}
+        stub = path.with_suffix(".pyi")
+        tree = ast.parse((stub if stub.exists() else path).read_text())
+        here = self._name(path)
+        found = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                module = f"{here}.{node.module}" if node.level else str(node.module)
+                found |= {
+                    alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names
+                }
+        return found
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """Return the dotted names that a file imports, also inside functions and by strings."""
+    found = set()
+    roots = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            roots |= {alias.asname or alias.name.split(".")[0]: alias for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and _MODULE.fullmatch(str(node.value)):
+            found.add(str(node.value))
+
+    # `lbopt.lamb` after `import lbopt`: the name tells which module the package takes it from.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            alias = roots.get(node.value.id)
+            if alias is not None:
+                whole = alias.name if alias.asname else node.value.id
+                found.add(f"{whole}.{node.attr}")
+    return found

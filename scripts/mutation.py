@@ -1,0 +1,299 @@
+"""Plant faults in a copy of lbopt, one at a time, and see which tests catch them.
+
+The faults are drawn at random, equally many from each package. The everyday tests run until the first
+failure, beginning with those nearest to the faulty module. The results are kept in a JSONL file, one
+fault a line; the same command resumes where it was stopped. A fault that changes nothing anybody could
+observe is no gap in the tests: set `"equivalent": true` in its line.
+"""
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import difflib
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+from faults import Fault, all_faults
+from import_graph import ImportGraph
+
+ROOT = pathlib.Path(__file__).parents[1]
+STAGES = (8, 40, None)
+"""Number of test files in the first runs of pytest; most faults are caught by the nearest files."""
+EVERYDAY, SLOW = "not slow", "slow"
+
+
+@dataclasses.dataclass
+class Mutant:
+    """A planted fault and what has become of it.
+
+    Args:
+      file: The module, relative to the repository.
+      fault: What is changed in it.
+      diff: The change, to read.
+      caught_by: The test that failed, None if none did.
+      kind: Which tests caught it: "everyday", "slow" or "missed"; None before it was run.
+      seconds: Time until it was caught, or of all tests.
+      equivalent: Whether somebody found that the fault makes no difference.
+    """
+
+    file: str
+    fault: Fault
+    diff: str
+    caught_by: str | None = None
+    kind: str | None = None
+    seconds: float = 0.0
+    equivalent: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """The outcome in one word."""
+        return "equivalent" if self.equivalent else self.kind or "not run"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Draw the faults, run the tests and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=40, help="number of faults (default: 40)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the drawing (default: 0)")
+    parser.add_argument(
+        "--file", type=pathlib.Path, help="results (default: runs/mutants-SEED.jsonl)"
+    )
+    parser.add_argument(
+        "--also-slow", action="store_true", help="run the slow tests where others miss a fault"
+    )
+    parser.add_argument("--workers", default="2", help="processes of pytest (default: 2)")
+    parser.add_argument(
+        "--timeout-s", type=float, default=3600.0, help="most seconds of one run of pytest"
+    )
+    options = parser.parse_args(argv)
+
+    file = options.file or ROOT / "runs" / f"mutants-{options.seed}.jsonl"
+    if file.exists():
+        mutants = load(file)
+    else:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        mutants = draw(options.count, options.seed)
+        save(file, mutants)
+
+    with copy_of_tree() as folder:
+        tests = Tests(folder, options.workers, options.timeout_s)
+        for number, mutant in enumerate(mutants, 1):
+            print(
+                f"{number}/{len(mutants)} {mutant.file}:{mutant.fault.line} {mutant.fault.kind}",
+                flush=True,
+            )
+            run(mutant, folder, tests, options.also_slow)
+            save(file, mutants)
+            print(
+                f"    {mutant.outcome} {mutant.caught_by or ''} {mutant.seconds:.0f} s", flush=True
+            )
+    print(table(mutants))
+    print(f"results: {file}")
+    return 0
+
+
+def draw(count: int, seed: int) -> list[Mutant]:
+    """Draw faults, in turn from each package and there from all its faults alike."""
+    packages: dict[str, list[tuple[pathlib.Path, Fault]]] = {}
+    for path in sorted((ROOT / "lbopt").rglob("*.py")):
+        parts = path.relative_to(ROOT / "lbopt").parts
+        package = parts[0] if len(parts) > 1 else "lbopt"
+        faults = ((path, fault) for fault in all_faults(path.read_text()))
+        packages.setdefault(package, []).extend(faults)
+
+    rng = random.Random(seed)
+    found: dict[tuple[pathlib.Path, Fault], Mutant] = {}
+    while len(found) < count:
+        for faults in rng.sample(list(packages.values()), len(packages)):
+            path, fault = rng.choice(faults)
+            mutant = make_mutant(path, fault)
+            if mutant is not None and len(found) < count:
+                found[path, fault] = mutant
+    return list(found.values())
+
+
+def make_mutant(path: pathlib.Path, fault: Fault) -> Mutant | None:
+    """Return the mutant of a module, None if its code is the same as before."""
+    source = path.read_text()
+    changed = fault.plant(source)
+    if ast.dump(ast.parse(source)) == ast.dump(ast.parse(changed)):
+        return None
+    lines = difflib.unified_diff(source.splitlines(), changed.splitlines(), lineterm="", n=0)
+    return Mutant(str(path.relative_to(ROOT)), fault, "\n".join(list(lines)[2:]))
+
+
+def load(file: pathlib.Path) -> list[Mutant]:
+    """Read mutants; those that no longer fit the source are an error."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    mutants = [Mutant(**{**line, "fault": Fault(**line["fault"])}) for line in lines]
+    for mutant in mutants:
+        made = make_mutant(ROOT / mutant.file, mutant.fault)
+        if made is None or made.diff != mutant.diff:
+            raise SystemExit(f"{file}: {mutant.file} has changed since; give another --file")
+    return mutants
+
+
+def save(file: pathlib.Path, mutants: Sequence[Mutant]) -> None:
+    """Write all mutants; the file is whole at every moment."""
+    text = "".join(json.dumps(dataclasses.asdict(mutant)) + "\n" for mutant in mutants)
+    partial = file.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(file)
+
+
+@contextlib.contextmanager
+def copy_of_tree() -> Iterator[pathlib.Path]:
+    """Make a copy of what git tracks or would add, beside which the repository stays as it is."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="lbopt-mutants-") as name:
+        folder = pathlib.Path(name)
+        for entry in filter(None, listed.stdout.split("\0")):
+            if (ROOT / entry).is_file():
+                (folder / entry).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / entry, folder / entry)
+        yield folder
+
+
+class Tests:
+    """Runs the tests of a copy of the tree.
+
+    Args:
+      folder: The copy.
+      workers: Number of processes of pytest.
+      timeout_s: Seconds after which a run counts as a failure: a fault may make a loop endless.
+    """
+
+    def __init__(self, folder: pathlib.Path, workers: str, timeout_s: float):
+        self.folder = folder
+        self.workers = workers
+        self.timeout_s = timeout_s
+        self.graph = ImportGraph(folder)
+        self.unsound: set[str] = set()
+
+    def first_failure(self, module: pathlib.Path, selection: str) -> str | None:
+        """Return the first test that fails among those of a selection, None if all pass."""
+        near = list(self.graph.nearest_tests({module}))
+        others = [test for test in self.graph.tests() if test not in near]
+        waiting = [*near, *others, self.folder / "lbopt"]
+
+        for stage in STAGES:
+            files, waiting = waiting[:stage], waiting[stage:] if stage else []
+            failed = self.run(
+                [
+                    *("-x", "-m", selection, "-n", self.workers),
+                    *(f"--deselect={test}" for test in sorted(self.unsound)),
+                    *map(str, files),
+                ]
+            )
+            if failed is not None:
+                return failed
+        return None
+
+    def run(self, arguments: Sequence[str]) -> str | None:
+        """Run pytest; return the first failing test or another reason, None if all passed."""
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-rfE",
+            *arguments,
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(self.folder)}
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=self.timeout_s)
+        except subprocess.TimeoutExpired:
+            return "no end"
+        finally:
+            # Tests leave processes behind where a fault ends them before their cleanup.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode in (0, 5):  # 5: the files have no test of this selection
+            return None
+        failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
+        return failed[1] if failed else f"pytest ended with {process.returncode}"
+
+    def is_sound(self, test: str) -> bool:
+        """Return whether a test passes without the fault; one that does not is left out from now on."""
+        if "::" not in test or self.run([test]) is None:
+            return True
+        self.unsound.add(test)
+        print(f"    {test} fails without a fault, too: it is left out", flush=True)
+        return False
+
+
+def run(mutant: Mutant, folder: pathlib.Path, tests: Tests, also_slow: bool) -> None:
+    """Run a mutant's tests, unless they were run before."""
+    path = folder / mutant.file
+    source = path.read_text()
+    selections = [EVERYDAY] if mutant.kind is None else []
+    if also_slow and mutant.kind in (None, "missed"):
+        selections.append(SLOW)
+
+    for selection in selections:
+        if mutant.equivalent or mutant.caught_by:
+            break
+        found = first_sound_failure(mutant, path, source, tests, selection)
+        mutant.caught_by = found
+        mutant.kind = "missed" if found is None else "everyday" if selection == EVERYDAY else "slow"
+
+
+def first_sound_failure(
+    mutant: Mutant, path: pathlib.Path, source: str, tests: Tests, selection: str
+) -> str | None:
+    """Return the first test that fails because of the fault, None if there is none."""
+    while True:
+        begin = time.monotonic()
+        path.write_text(mutant.fault.plant(source))
+        try:
+            found = tests.first_failure(path, selection)
+        finally:
+            path.write_text(source)
+        mutant.seconds += time.monotonic() - begin
+        if found is None or tests.is_sound(found):
+            return found
+
+
+def table(mutants: Sequence[Mutant]) -> str:
+    """Return the outcomes, a line for each mutant and one for all."""
+    lines = [
+        f"{mutant.outcome:10} {mutant.seconds:6.0f} s  {mutant.file}:{mutant.fault.line}  "
+        f"{mutant.fault.kind}  {mutant.caught_by or ''}"
+        for mutant in mutants
+    ]
+    outcomes = [mutant.outcome for mutant in mutants]
+    counts = (f"{outcomes.count(one)} {one}" for one in dict.fromkeys(sorted(outcomes)))
+    return "\n".join([*lines, f"{len(mutants)} faults: {', '.join(counts)}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

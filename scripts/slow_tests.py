@@ -1,0 +1,104 @@
+"""Run the slow tests of what a change touched, the nearest first, for a limited time.
+
+A test file is run if it imports a changed file, directly or through others. Tests for which no time is
+left are skipped, and counted by file at the end. `scripts/test --all` runs everything.
+"""
+
+import argparse
+import collections
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+from import_graph import ImportGraph
+
+ROOT = pathlib.Path(__file__).parents[1]
+DEADLINE = "LBOPT_SLOW_TESTS_UNTIL"
+LATE = "no time left"
+
+
+def main(argv: list[str]) -> int:
+    """Run the slow tests and return the exit code of pytest."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--budget-s", type=float, default=600.0, help="seconds in which a test may begin"
+    )
+    parser.add_argument(
+        "--since",
+        default=os.environ.get("LBOPT_TESTED_COMMIT"),
+        help="commit that passed its tests",
+    )
+    parser.add_argument("--list", action="store_true", help="print the files and stop")
+    options = parser.parse_args(argv)
+
+    base = options.since or last_tested()
+    if base is None:
+        print(
+            "slow tests: none; the commit before this change is not known (--since=COMMIT names it)"
+        )
+        return 0
+    changed = changed_files(base)
+    tests = list(ImportGraph(ROOT).nearest_tests(changed))
+    print(
+        f"slow tests: {len(changed)} files changed since {base}; {len(tests)} test files reach them"
+    )
+    if options.list:
+        print("\n".join(str(test.relative_to(ROOT)) for test in tests))
+    if options.list or not tests:
+        return 0
+
+    command = [sys.executable, "-m", "pytest", "-m", "slow", "-p", "slow_tests", "-rs"]
+    workers = ["-n", os.environ.get("TEST_WORKERS", "3")]
+    environment = {
+        **os.environ,
+        DEADLINE: str(time.time() + options.budget_s),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run([*command, *workers, *map(str, tests)], cwd=ROOT, env=environment)
+    return 0 if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED else done.returncode
+
+
+def last_tested() -> str | None:
+    """Return the commit that this change began from, None if it is not known."""
+    head = git("rev-parse", "HEAD")
+    for branch in ("origin/main", "main"):
+        base = git("merge-base", "HEAD", branch)
+        if base and base != head:
+            return base
+    return git("rev-parse", "--verify", "HEAD~1")
+
+
+def changed_files(base: str) -> set[pathlib.Path]:
+    """Return the files that differ from a commit, those that are not committed included."""
+    names = git("diff", "--name-only", base) or ""
+    return {ROOT / name for name in names.splitlines()}
+
+
+def git(*arguments: str) -> str | None:
+    """Return what git says, None if it fails."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave a test out if the time is over."""
+    if time.time() > float(os.environ[DEADLINE]):
+        pytest.skip(LATE)
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Say which tests were left out, by file."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    late = collections.Counter(
+        report.nodeid.partition("::")[0] for report in skipped if LATE in str(report.longrepr)
+    )
+    terminalreporter.write_line(f"slow tests left out because the time was over: {late.total()}")
+    for file, count in late.items():
+        terminalreporter.write_line(f"  {count} of {file}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
