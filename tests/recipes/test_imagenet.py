@@ -20,6 +20,7 @@ from lbopt.data.batches import train_iterator
 from lbopt.data.from_config import images
 from lbopt.errors import EnvironmentProblem
 from lbopt.models import seam
+from lbopt.parallel.compiled import Step
 from lbopt.recipes import build, networks
 from lbopt.train.checkpoint import Checkpoints
 
@@ -252,7 +253,7 @@ def test_what_cannot_be_is_one_line_before_anything_is_compiled(
     name, flags, data_dir, tmp_path, capsys, monkeypatch
 ):
     overrides, code, said = BAD[name]
-    monkeypatch.setattr(build.steps.Step, "lower", lambda *arguments: pytest.fail("lowered"))
+    monkeypatch.setattr(Step, "lower", lambda *arguments: pytest.fail("lowered"))
     assert main.main(["train", *flags(), *overrides, f"--workdir={tmp_path / 'run'}"]) == code
     error = capsys.readouterr().err
     assert said.format(data_dir=data_dir) in error

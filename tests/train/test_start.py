@@ -17,6 +17,7 @@ from lbopt.data.vocabulary import UNCASED, Vocabulary
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.interchange import huggingface, native
 from lbopt.models import bert
+from lbopt.parallel.compiled import Step
 from lbopt.recipes import build, initial
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -225,7 +226,7 @@ def test_another_model_is_refused_before_it_is_compiled(
     name, file, learned, tmp_path, capsys, monkeypatch
 ):
     overrides, said = WRONG[name]
-    monkeypatch.setattr(build.steps.Step, "lower", lambda *arguments: pytest.fail("compiled"))
+    monkeypatch.setattr(Step, "lower", lambda *arguments: pytest.fail("compiled"))
     flags = [
         f"--config={file}",
         f"--workdir={tmp_path / 'run'}",
@@ -347,7 +348,7 @@ def test_what_is_no_checkpoint_is_one_line(what, file, learned, tmp_path, capsys
     place = tmp_path / "there"
     make(what, place, learned)
     code, said = NO_CHECKPOINT[what]
-    monkeypatch.setattr(build.steps.Step, "lower", lambda *arguments: pytest.fail("compiled"))
+    monkeypatch.setattr(Step, "lower", lambda *arguments: pytest.fail("compiled"))
     flags = [f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={place}"]
     assert main.main(["train", *flags]) == code
     error = capsys.readouterr().err
