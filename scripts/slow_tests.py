@@ -1,7 +1,7 @@
 """Run the slow tests of what a change touched, the nearest first, for a limited time.
 
 A test file is run if it imports a changed file, directly or through others. Tests for which no time is
-left are skipped, and counted by file at the end. `scripts/test --all` runs everything.
+left are skipped, and counted by file at the end; those marked exhaustive are left out. `scripts/test --all` runs everything.
 """
 
 import argparse
@@ -50,7 +50,16 @@ def main(argv: list[str]) -> int:
     if options.list or not tests:
         return 0
 
-    command = [sys.executable, "-m", "pytest", "-m", "slow", "-p", "slow_tests", "-rs"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "slow and not exhaustive",
+        "-p",
+        "slow_tests",
+        "-rs",
+    ]
     workers = ["-n", os.environ.get("TEST_WORKERS", "3")]
     environment = {
         **os.environ,

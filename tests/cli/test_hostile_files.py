@@ -70,7 +70,12 @@ def changed(data, path, value):
     return data
 
 
-@pytest.fixture(params=["a sample", pytest.param("every case", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        "a sample",
+        pytest.param("every case", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ]
+)
 def some(request):
     """Return a function (cases, count) -> that many of them, drawn at random, or every one."""
 

@@ -230,8 +230,8 @@ def get_config(row="smoke"):
     ("command", "cases"),
     [
         pytest.param("train", WORST, id="train-worst"),
-        pytest.param("train", "kinds", marks=pytest.mark.slow),
-        pytest.param("sweep", "kinds", marks=pytest.mark.slow),
+        pytest.param("train", "kinds", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+        pytest.param("sweep", "kinds", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
     ],
 )
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
