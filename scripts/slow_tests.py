@@ -1,7 +1,8 @@
 """Run the slow tests of what a change touched, the nearest first, for a limited time.
 
 A test file is run if it imports a changed file, directly or through others. Tests for which no time is
-left are skipped, and counted by file at the end; those marked exhaustive are left out. `scripts/test --all` runs everything.
+left are skipped, and counted by file at the end; those marked exhaustive are left out.
+`scripts/test --all` runs everything.
 """
 
 import argparse
