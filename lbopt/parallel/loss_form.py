@@ -40,16 +40,25 @@ def checked(returned: Any) -> Loss:
         reason = f"it returns {_containers(returned)}; return (loss, (model_state, metrics))"
         raise UserError("loss_fn", reason=reason, code="type")
     loss, (model_state, metrics) = returned
+    mean, weight = mean_and_weight(loss)
+    return Loss(mean, weight, model_state, checked_metrics(metrics, "loss_fn"))
+
+
+def mean_and_weight(loss: types.Loss) -> tuple[jax.Array, jax.Array | None]:
+    """Return the mean that a loss is, or that its pair (sum, weight) makes, and the weight.
+
+    Raises:
+      UserError: it is neither one floating-point number nor a pair of such.
+    """
     total, weight = loss if _is_pair(loss) else (loss, None)
     _require_number(total, jnp.floating, "the loss", "the mean over examples, or (sum, weight)")
     if weight is None:
-        return Loss(total, None, model_state, checked_metrics(metrics, "loss_fn"))
+        return total, None
 
     # Nothing is learned by making the weight larger: it is a constant to the gradient.
     _require_number(weight, jnp.number, "the weight of the loss", "a number of examples or tokens")
     weight = jax.lax.stop_gradient(jnp.asarray(weight, jnp.float32))
-    mean = total / jnp.where(weight == 0, jnp.ones_like(weight), weight)
-    return Loss(mean, weight, model_state, checked_metrics(metrics, "loss_fn"))
+    return total / jnp.where(weight == 0, jnp.ones_like(weight), weight), weight
 
 
 def _require_number(value: Any, kind: Any, what: str, fix: str) -> None:

@@ -100,7 +100,7 @@ def make_probe(
         parts = (split_parts(batch, num_parts), jax.random.split(key, num_parts))
 
         def loss(params: types.Params, part: Any) -> jax.Array:
-            return loss_form.checked(loss_fn(params, model_state, *part)).mean
+            return loss_form.mean_and_weight(loss_fn(params, model_state, *part)[0])[0]
 
         with replicas.tracing_for(1):
             gradients = gradient_parts(jax.grad(loss), params, parts)
