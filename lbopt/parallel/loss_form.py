@@ -44,8 +44,11 @@ def checked(returned: Any) -> Loss:
     return Loss(mean, weight, model_state, checked_metrics(metrics, "loss_fn"))
 
 
-def mean_and_weight(loss: types.Loss) -> tuple[jax.Array, jax.Array | None]:
+def mean_and_weight(loss: Any) -> tuple[jax.Array, jax.Array | None]:
     """Return the mean that a loss is, or that its pair (sum, weight) makes, and the weight.
+
+    Args:
+      loss: a `lbopt.types.Loss`, not checked yet.
 
     Raises:
       UserError: it is neither one floating-point number nor a pair of such.
