@@ -78,6 +78,8 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
 
+    # When it is told to stop, it ends the tests that it runs too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     file = options.file or ROOT / "runs" / f"mutants-{options.seed}.jsonl"
     if file.exists():
         mutants = load(file)
