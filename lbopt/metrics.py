@@ -43,6 +43,30 @@ def classification(
     return {"loss": summed(losses, mask), "accuracy": summed(correct, mask)}
 
 
+def of_each_example(metric_fn: types.MetricFn) -> types.MetricFn:
+    """Return a function that gives the metrics of each example instead of those of the batch.
+
+    Metrics are sums over examples, so the metrics of a batch of one are that example's own.
+
+    Args:
+      metric_fn: (params, model_state, batch) -> metrics. An example's outputs must not depend on
+        the others in its batch, as holds in evaluation.
+
+    Returns:
+      (params, model_state, batch) -> metric -> (sums, counts) of each example [batch].
+    """
+
+    def each(
+        params: types.Params, model_state: types.ModelState, batch: types.Batch
+    ) -> types.Metrics:
+        def alone(example: types.Batch) -> types.Metrics:
+            return metric_fn(params, model_state, jax.tree.map(lambda x: x[None], example))
+
+        return jax.vmap(alone)(dict(batch))
+
+    return each
+
+
 def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
     """Add up the pairs of many batches in float64 on the host and divide once.
 

@@ -161,6 +161,28 @@ def test_classification(masked, examples):
     )
 
 
+def test_metrics_of_each_example_add_up_to_those_of_the_batch():
+    """Also of windows of tokens, some of which do not count."""
+    draw = np.random.default_rng(0)
+    batch = {
+        "logits": draw.standard_normal((6, 4, 3)).astype(np.float32),
+        "labels": draw.integers(0, 3, (6, 4)),
+        "mask": draw.random((6, 4)) < 0.7,
+    }
+
+    def metric_fn(params, model_state, batch):
+        each = losses.softmax_cross_entropy(batch["logits"], batch["labels"])
+        return metrics.classification(batch["logits"], batch["labels"], each, batch["mask"])
+
+    whole = metric_fn({}, {}, batch)
+    each = metrics.of_each_example(metric_fn)({}, {}, batch)
+    for name, pair in whole.items():
+        for total, parts in zip(pair, each[name], strict=True):
+            assert parts.shape == (6,)
+            np.testing.assert_allclose(np.sum(parts), total, rtol=1e-6)
+    np.testing.assert_array_equal(each["loss"][1], batch["mask"].sum(1))
+
+
 def test_means_divides_once():
     batches = [
         {"loss": (3.0, 1.0), "accuracy": (1.0, 1.0)},

@@ -11,6 +11,7 @@ from typing import Any
 
 from lbopt import paths
 from lbopt.errors import UserError
+from lbopt.sweep import examples
 from lbopt.sweep.results import OTHERS, read_results
 from lbopt.train import bucket, workdir as workdirs
 from lbopt.train.shard import Shard
@@ -53,12 +54,17 @@ class Parts:
         Raises:
           EnvironmentProblem: if the bucket cannot be read.
         """
-        others = self._mirror / OTHERS
-        others.mkdir(exist_ok=True)
+        places = {
+            _RESULTS: self._mirror / OTHERS,
+            examples.EXAMPLES: self._mirror / examples.OTHERS,
+        }
+        for place in places.values():
+            place.mkdir(exist_ok=True)
         with bucket.talking(self._study, "read"):
             for name, folder in self._folders().items():
-                with contextlib.suppress(FileNotFoundError):
-                    (others / f"{name}.jsonl").write_bytes((folder / _RESULTS).read_bytes())
+                for file, place in places.items():
+                    with contextlib.suppress(FileNotFoundError):
+                        (place / f"{name}.jsonl").write_bytes((folder / file).read_bytes())
                 config = self._mirror / "config.json"
                 if not config.exists():
                     with contextlib.suppress(FileNotFoundError):
@@ -94,11 +100,16 @@ class Parts:
 
     def publish(self) -> None:
         """Put the whole study where its --workdir is: all trials, in one file, and the report beside them."""
-        rows = read_results(self._mirror)
+        merged = {
+            _RESULTS: read_results(self._mirror),
+            examples.EXAMPLES: examples.read_packed(self._mirror),
+        }
         with bucket.talking(self._study, "written"):
-            (self._root / _RESULTS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+            for name, lines in merged.items():
+                text = "".join(json.dumps(line) + "\n" for line in lines)
+                (self._root / name).write_text(text)
             for file in sorted(self._mirror.iterdir()):
-                if file.is_file() and not file.name.startswith(".") and file.name != _RESULTS:
+                if file.is_file() and not file.name.startswith(".") and file.name not in merged:
                     (self._root / file.name).write_bytes(file.read_bytes())
 
     def _folders(self) -> dict[str, Any]:

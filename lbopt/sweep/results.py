@@ -1,4 +1,7 @@
-"""results.jsonl: one line per finished trial, appended whole, never rewritten."""
+"""results.jsonl: one line per finished trial, appended whole, never rewritten.
+
+Beside it lies test_examples.jsonl, with a line for each final trial: see `lbopt.sweep.examples`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from typing import IO, Any
 from lbopt.errors import UserError
 from lbopt.job.member import Alone
 from lbopt.regular import open_regular
+from lbopt.sweep.examples import EXAMPLES
 from lbopt.sweep.row import REQUIRED as REQUIRED, check_row
 from lbopt.sweep.trials import key
 from lbopt.train import bucket
@@ -87,6 +91,7 @@ class Results:
     ):
         self._of_all = of_all
         self._file = workdir / "results.jsonl"
+        self._examples = workdir / EXAMPLES
         self._lock = threading.Lock()
         self._job = Alone() if job is None else job
         self._progress = progress
@@ -101,11 +106,12 @@ class Results:
         if self._job.index:
             self.rows = found
 
-    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+    def add(self, rows: Sequence[dict[str, Any]], examples: Sequence[dict[str, Any]] = ()) -> None:
         """Append rows in one write and wait until they are on disk, or hand them to who does.
 
         Args:
           rows: of finished trials, from `lbopt.sweep.record.Record.row`.
+          examples: Lines of those among them that were tested, from `lbopt.sweep.examples.pack`.
 
         Raises:
           EnvironmentProblem: naming the file, if it cannot be written; none of the rows is in it then.
@@ -113,13 +119,17 @@ class Results:
         if self._job.index:
             self.rows.extend(rows)
         if self._job.index == 0 or not self._of_all:
-            self._job.post(list(rows))
+            self._job.post([list(rows), list(examples)])
 
-    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
-        text = "".join(json.dumps(row) + "\n" for row in rows)
+    def _write(self, posted: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> None:
+        rows, examples = posted
         with self._lock:
+            # First: a trial whose row is there has its examples too, and one without runs again.
+            if examples:
+                with writing(self._examples):
+                    _append(self._examples, _lines(examples))
             with writing(self._file):
-                _append(self._file, text.encode())
+                _append(self._file, _lines(rows))
             bucket.copy_soon(self._file.parent)
             self.rows.extend(rows)
             if self._progress is not None:
@@ -150,6 +160,10 @@ def _end_of_whole_lines(stream: IO[bytes], end: int) -> int:
             return begin + found + 1
         start = begin
     return 0
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def _append(file: pathlib.Path, data: bytes) -> None:

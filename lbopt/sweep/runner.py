@@ -16,9 +16,11 @@ from lbopt.config.sweep import SweepConfig
 from lbopt.errors import EnvironmentProblem, Preempted
 from lbopt.job import pulse
 from lbopt.job.member import Alone
+from lbopt.sweep.examples import pack
 from lbopt.sweep.lanes import on_mesh
 from lbopt.sweep.lanes.feed import resident
 from lbopt.sweep.lanes.program import Program, Spread, most_lanes
+from lbopt.sweep.lanes.scores import Pairs
 from lbopt.sweep.lanes.session import Equipment, Once, Session
 from lbopt.sweep.record import Record
 from lbopt.sweep.results import Results
@@ -240,7 +242,7 @@ class Study:
         pulse.beat()
         _look(session, records)
         ended = {lane: record for lane, record in records.items() if record.ended}
-        scores = _final_scores(session, ended)
+        scores, examples = _final_scores(session, ended)
         seconds = (time.perf_counter() - begin) / len(lanes)
         for record in records.values():
             record.seconds += seconds
@@ -248,7 +250,13 @@ class Study:
             (lanes.pop(lane)[0], record.row(scores[lane])) for lane, record in ended.items()
         ]
         if finished:
-            self._results.add([row for _, row in finished])
+            rows = [row for _, row in finished]
+            packed = [
+                pack(row, examples[lane])
+                for lane, row in zip(ended, rows, strict=True)
+                if lane in examples
+            ]
+            self._results.add(rows, [line for line in packed if line is not None])
         for of, row in finished:
             self._say(of.cell, row)
             work.tell(of, row)
@@ -289,15 +297,24 @@ def _look(session: AnySession, records: dict[int, Record]) -> None:
 
 def _final_scores(
     session: AnySession, ended: dict[int, Record]
-) -> dict[int, dict[str, dict[str, float]]]:
-    """Return the scores of trials that have ended, by lane and split; the test split is looked at for final trials only."""
+) -> tuple[dict[int, dict[str, dict[str, float]]], dict[int, Pairs]]:
+    """Return the scores of trials that have ended, by lane and split.
+
+    The second dictionary has the scores of each test example, by lane. The test split is looked at
+    for final trials only.
+    """
     found: dict[int, dict[str, dict[str, float]]] = {lane: {} for lane in ended}
-    if not ended:
-        return found
-    tested = {lane for lane, record in ended.items() if record.trial.phase == FINAL}
-    for split in ("train", "validation", *(["test"] if tested else [])):
+    examples: dict[int, Pairs] = {}
+    for split in ("train", "validation") if ended else ():
         scores = session.score(split)
         for lane in ended:
-            if split != "test" or lane in tested:
-                found[lane][split] = scores[lane]
-    return found
+            found[lane][split] = scores[lane]
+
+    final = [lane for lane, record in ended.items() if record.trial.phase == FINAL]
+    tested = session.test() if final else []
+    for lane in final:
+        found[lane]["test"] = tested[lane].means
+        pairs = tested[lane].examples
+        if pairs is not None:
+            examples[lane] = pairs
+    return found, examples

@@ -28,6 +28,7 @@ _KEPT = (
     "config.json",
     "metrics.jsonl",
     "results.jsonl",
+    "test_examples.jsonl",
     "summary.json",
     SETTINGS,
     VOCABULARY,

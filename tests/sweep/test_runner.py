@@ -12,6 +12,7 @@ from tiny_study import make_config
 from lbopt.config import SearchConfig
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep import drive, runner, trials
+from lbopt.sweep.examples import read_examples
 from lbopt.sweep.lanes.session import Session
 
 FIELDS = {
@@ -54,6 +55,13 @@ def test_only_final_trials_are_tested(rows):
     for row in rows:
         assert (row["test_accuracy"] is not None) == (row["phase"] == "final")
         assert row["validation_accuracy"] > 0
+
+
+@pytest.mark.process
+def test_every_final_trial_has_its_test_examples(finished, rows):
+    tested = {trials.key(row): row["test_accuracy"] for row in rows if row["phase"] == "final"}
+    found = read_examples(finished[0])
+    assert {key: each.values.mean() for key, each in found.items()} == pytest.approx(tested)
 
 
 @pytest.mark.process
@@ -141,6 +149,8 @@ def test_killed_again_and_again_it_equals_the_uninterrupted_study(tmp_path, lbop
     assert process.returncode == 0, errors
     again = read(workdir)
     assert again[: len(survived)] == survived  # nothing finished was run again or rewritten
+    tested = {trials.key(row) for row in rows if row["phase"] == "final"}
+    assert set(read_examples(workdir)) == tested
     assert without_time(again) == without_time(rows)
 
 
@@ -182,7 +192,7 @@ def test_if_one_thread_fails_the_others_stop_at_their_next_look(monkeypatch, tmp
     config.train.num_epochs = 2000.0
     tried = []
 
-    def fail(results, rows):
+    def fail(results, rows, examples):
         tried.extend(row["global_batch_size"] for row in rows)
         raise EnvironmentProblem("the disk is full")
 
@@ -262,6 +272,7 @@ def test_two_shards_are_one_study(tmp_path, lbopt_sweep, rows, finished):
     assert [process.returncode for process in shards] == [0, 0], said
     assert without_time(read(workdir)) == without_time(rows)
     assert len(read(workdir)) == TRIALS  # nothing twice
+    assert set(read_examples(workdir)) == set(read_examples(finished[0]))
     summaries = [
         json.loads((folder / "summary.json").read_text()) for folder in (workdir, finished[0])
     ]

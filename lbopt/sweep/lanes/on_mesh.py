@@ -27,6 +27,7 @@ from lbopt.sweep.lanes import arguments as trial_arguments
 from lbopt.sweep.lanes.arguments import Arguments
 from lbopt.sweep.lanes.gauges import make_probe
 from lbopt.sweep.lanes.program import trust_ratios
+from lbopt.sweep.lanes.scores import Tested
 from lbopt.sweep.record import Record
 from lbopt.sweep.trials import Cell, Trial
 
@@ -172,6 +173,10 @@ class MeshSession:
         if split == "train":
             dataset = Some(dataset, min(len(dataset), len(splits.validation)))
         return [self._program.evaluate(state, dataset, self._program.train.eval_global_batch_size)]
+
+    def test(self) -> list[Tested]:
+        """Return the mean metrics on the test split; those of each example stay on the devices."""
+        return [Tested(means, None) for means in self.score("test")]
 
     def probe(self) -> list[dict[str, float]]:
         """Return what is measured of the gradients, every device for itself, and the trust ratios of the last update.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,9 +16,24 @@ from lbopt.sweep.lanes.program import Spread
 
 SPLITS = ("train", "validation", "test")
 
+Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
+"""Metric -> (sums, counts) of each example of a split [examples], in its order."""
+
+
+class Tested(NamedTuple):
+    """What a trial scored on the test split.
+
+    Attributes:
+      means: Metric -> mean over the split.
+      examples: The same of each example; None if they were not recorded.
+    """
+
+    means: dict[str, float]
+    examples: Pairs | None
+
 
 class Scorer:
-    """Mean metrics of each lane over every example of a split, padded and masked.
+    """Metrics of each lane on every example of a split, padded and masked.
 
     Args:
       problem: what is learned.
@@ -29,8 +44,9 @@ class Scorer:
     def __init__(self, problem: Problem, spread: Spread, global_batch_size: int):
         self._splits, self._size = problem.splits, global_batch_size
         self._put, self._width = spread.put, spread.width
+        each = metric_pairs.of_each_example(problem.metric_fn)
         self._score = spread.jit(
-            lambda batch, params, state: problem.metric_fn(params, state, batch), num_shared=1
+            lambda batch, params, state: each(params, state, batch), num_shared=1
         )
         self._kept: dict[str, list[Any]] = {}
 
@@ -45,11 +61,19 @@ class Scorer:
         Returns:
           For each lane: metric -> mean over the split, added up in float64; NaN or infinite where the lane has diverged.
         """
-        pairs = [
+        pairs = self.examples(split, params, model_state)
+        return [means(pairs_of_lane) for pairs_of_lane in pairs]
+
+    def examples(self, split: str, params: Any, model_state: Any) -> list[Pairs]:
+        """Return the metrics of each lane on each example; the arguments are those of a call."""
+        batches = [
             jax.device_get(self._score(batch, params, model_state))
             for batch in self._batches(split)
         ]
-        return [metric_pairs.means(_lane(pairs, lane)) for lane in range(self._width)]
+        # What lies behind the last example is padding.
+        count = len(getattr(self._splits, split))
+        joined = jax.tree.map(lambda *each: np.concatenate(each, axis=1)[:, :count], *batches)
+        return [_lane(joined, lane) for lane in range(self._width)]
 
     def _batches(self, split: str) -> Sequence[Any] | Any:
         dataset: Dataset = getattr(self._splits, split)
@@ -60,5 +84,14 @@ class Scorer:
         return self._kept[split]
 
 
-def _lane(pairs: Sequence[Any], lane: int) -> list[Any]:
-    return [jax.tree.map(lambda x: np.asarray(x)[lane], batch) for batch in pairs]
+def means(pairs: Pairs) -> dict[str, float]:
+    """Return metric -> mean over examples, added up in float64."""
+    totals: Any = {
+        name: (np.sum(sums, dtype=np.float64), np.sum(counts, dtype=np.float64))
+        for name, (sums, counts) in pairs.items()
+    }
+    return metric_pairs.means([totals])
+
+
+def _lane(pairs: Pairs, lane: int) -> Pairs:
+    return {name: (sums[lane], counts[lane]) for name, (sums, counts) in pairs.items()}

@@ -17,7 +17,7 @@ from lbopt.recipes.problem import Problem
 from lbopt.sweep.lanes.arguments import Arguments
 from lbopt.sweep.lanes.gauges import make_probe
 from lbopt.sweep.lanes.program import Beginning, Lanes, Program, Spread
-from lbopt.sweep.lanes.scores import Scorer
+from lbopt.sweep.lanes.scores import Scorer, Tested, means
 from lbopt.sweep.record import Record
 from lbopt.sweep.trials import Trial
 
@@ -137,8 +137,13 @@ class Session:
             record.extend(losses[lane], distances[lane])
 
     def score(self, split: str) -> list[dict[str, float]]:
-        """Return the mean metrics of each lane on a split, "train", "validation" or "test"; see `Scorer`."""
+        """Return the mean metrics of each lane on "train" or "validation"; see `Scorer`."""
         return self._equipment.score(split, *self._variables())
+
+    def test(self) -> list[Tested]:
+        """Return the metrics of each lane on the test split, and on each of its examples."""
+        pairs = self._equipment.score.examples("test", *self._variables())
+        return [Tested(means(of_lane), of_lane) for of_lane in pairs]
 
     def probe(self) -> list[dict[str, float]]:
         """Return what is measured of each lane's gradients, and the trust ratios of its last update.

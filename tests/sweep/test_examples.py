@@ -1,0 +1,100 @@
+"""test_examples.jsonl: the score on every test example survives whatever interrupts a study."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lbopt.errors import EnvironmentProblem
+from lbopt.sweep import parts
+from lbopt.sweep.examples import EXAMPLES, pack, read_examples
+from lbopt.sweep.results import REQUIRED, Results
+from lbopt.sweep.trials import key
+from lbopt.train import bucket
+
+
+def row(seed, **fields):
+    final = {"arm": "a", "phase": "final", "study": "s", "diverged": False, "seed": seed}
+    return {**dict.fromkeys(REQUIRED, 1.0), "global_batch_size": 64, **final, **fields}
+
+
+def right(bits):
+    return {"accuracy": (np.asarray(bits, np.float32), np.ones(len(bits), np.float32))}
+
+
+def line(seed, bits):
+    return pack(row(seed), right(bits))
+
+
+def test_bits_and_losses_come_back(tmp_path):
+    bits = np.random.default_rng(0).integers(0, 2, 361)
+    losses = np.random.default_rng(1).random(5, np.float32)
+    tokens = np.array([64, 64, 64, 64, 7], np.float32)
+    text = row(2, test_perplexity=9.0, test_loss=2.2)
+    packed = [line(1, bits), pack(text, {"loss": (losses * tokens, tokens)})]
+    assert len(json.dumps(packed[0])) < 400
+    Results(tmp_path).add([row(1), text], packed)
+
+    found = read_examples(tmp_path)
+    assert [each.metric for each in found.values()] == ["accuracy", "loss"]
+    np.testing.assert_array_equal(found[key(row(1))].values, bits)
+    np.testing.assert_allclose(found[key(text)].values, losses, rtol=1e-6)
+    np.testing.assert_array_equal(found[key(text)].weights, tokens)
+
+
+def test_examples_of_which_some_do_not_count(tmp_path):
+    pairs = {"accuracy": (np.array([1, 0, 0], np.float32), np.array([1, 0, 1], np.float32))}
+    Results(tmp_path).add([row(1)], [pack(row(1), pairs)])
+    found = read_examples(tmp_path)[key(row(1))]
+    assert np.average(found.values, weights=found.weights) == 0.5
+
+
+def test_outputs_that_are_not_numbers_have_no_line():
+    assert pack(row(1, test_accuracy=None), right([1, 0])) is None
+
+
+def test_a_trial_that_was_killed_between_its_two_lines_counts_once(tmp_path):
+    """Its examples are there and its row is not: it runs again, and a cut line is removed."""
+    examples = tmp_path / EXAMPLES
+    examples.write_text(json.dumps(line(1, [0, 1])) + "\n" + '{"arm": "a", "glo')
+    Results(tmp_path).add([row(1)], [line(1, [1, 1])])
+    assert len(examples.read_text().splitlines()) == 2
+    (found,) = read_examples(tmp_path).values()
+    assert found.values.tolist() == [1, 1]
+
+
+def test_a_row_is_not_written_without_its_examples(tmp_path):
+    results = Results(tmp_path)
+    (tmp_path / EXAMPLES).mkdir()
+    with pytest.raises(EnvironmentProblem):
+        results.add([row(1)], [line(1, [1, 1])])
+    assert (tmp_path / "results.jsonl").read_text() == ""
+    assert not results.rows
+
+
+@pytest.mark.parametrize(
+    "damage", [{"correct": "AAAA"}, {"correct": "?"}, {"num_examples": 0}, {"metric": "f1"}]
+)
+def test_damage_is_noticed(damage, tmp_path):
+    (tmp_path / EXAMPLES).write_text(json.dumps({**line(1, [1, 0, 1]), **damage}) + "\n")
+    with pytest.raises(EnvironmentProblem):
+        read_examples(tmp_path)
+
+
+def test_shards_in_a_bucket_are_merged(monkeypatch, tmp_path):
+    study = tmp_path / "study"
+    mirror = tmp_path / "mirror"
+    shard = study / "shards" / "1-of-2"
+    shard.mkdir(parents=True)
+    mirror.mkdir()
+    monkeypatch.setattr(bucket, "address", lambda named: study)
+    (shard / EXAMPLES).write_text(json.dumps(line(1, [0, 1])) + "\n")
+    Results(mirror).add([row(2)], [line(2, [1, 0])])
+
+    others = parts.Parts("gs://bucket/study", mirror)
+    others.fetch()
+    others.publish()
+    others.fetch()  # the study's own file now holds both
+    for folder in (mirror, study):
+        assert {trial[-1] for trial in read_examples(folder)} == {1, 2}
+    assert len((study / EXAMPLES).read_text().splitlines()) == 2
