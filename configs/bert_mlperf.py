@@ -14,7 +14,7 @@ name checkpoints/bert_large_mlperf, a place of our own choice. Data: `lbopt prep
     3072    v0.7 v4-128                .712        978-1141 of 1141     324-378
     8192    v0.7 v3-8192 JAX and TF    .712        496 of 560           JAX 23.7-26.9, TensorFlow 23.3-23.9
     6144    v1.0 v4-4096               .720        ~528-561 of 700      18.6-19.8
-    6912    v1.0 v4-6912               .720        462-528 of 700       13.2-19.6
+    6912    v1.0 v4-6912               .720        462-561 of 700       13.2-19.6
     smoke   BERT-tiny on Python's help topics, seconds on a CPU
 
 At 8192 the ramp begins 76 steps before the run and the decay counts from step 0: the rate climbs to 286/287 of its base at step 210 and
@@ -137,7 +137,7 @@ TABLE = {
         700,
         33,
         0.72,
-        "step 462-528 of 700",
+        "step 462-561 of 700",
         "TPU v4-6912",
         "13.2-19.6 s",
     ),

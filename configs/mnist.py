@@ -1,9 +1,13 @@
-"""Full-batch MNIST in 30 or 35 steps: fastalgo/mnist_tpu, the small end of "The Limit of the Batch Size" (arXiv 2006.08517).
+"""Full-batch MNIST in 30 or 35 steps: the small end of "The Limit of the Batch Size" (2006.08517).
+
+Source: fastalgo/mnist_tpu@9d6ba7de9fdcacb2a911b5a648993c3d05677157; tests/configs/published.json
+names the file of each number.
 
     lbopt train --config=configs/mnist.py:lamb-60000 --workdir=runs/mnist
 
-Data: `lbopt prepare mnist`. The results are the best single runs of sweeps over learning rate and warmup, SELECTED ON THE TEST SET;
-here too validation is the test set, so that the same thing is compared. Hardware and time are published for no row.
+Data: `lbopt prepare mnist`. The results are the best single runs of sweeps over learning rate and
+warmup, SELECTED ON THE TEST SET; here too validation is the test set, so that the same thing is
+compared. Hardware and time are published for no row.
 
     row               steps    test accuracy, %    learning rate    warmup steps
     momentum-60000    35       93.74               .13              9
@@ -13,16 +17,18 @@ here too validation is the test set, so that the same thing is compared. Hardwar
     lamb-50000        30       98.54               .12              8
     smoke             the row lamb-60000 on scikit-learn's digits, seconds on a CPU
 
-The decay is polynomial with power .5. Baselines at batch 1024: momentum 99.35, Adam 99.41, AdamW 99.47, LAMB 99.47.
+The decay is polynomial with power .5, counted from step 0, and ends at 0 for LAMB and at 1e-4 for
+momentum and LARS. The run of adam-50000 has power 0: the rate stays at its peak after the warmup.
+The first update has rate 0. LAMB clips each replica's own gradient.
 
-Own choices: a LeNet-like network of 3 x 3 convolutions (32, 64) and 1024 hidden units with batch norm (theirs has 5 x 5 convolutions, dropout .4 and no
-batch norm), 50000 as the first 50000 training images, intervals. Read in the code besides the notes that the tests hold, or recalled: the decay counts
-from step 0, the first update has rate 0, the end is 0 for LAMB and 1e-4 for the others; momentum .9, LARS's constants and variant, Adam's constants,
-LAMB clips each replica's own gradient [recalled 97%]. Default row: lamb-60000.
+Own choices: a LeNet-like network of 3 x 3 convolutions (32, 64) and 1024 hidden units with batch
+norm (theirs has 5 x 5 convolutions, dropout .4 and no batch norm), 50000 as the first 50000
+training images, intervals. Default row: lamb-60000.
 Status: not yet run.
 """
 
 import copy
+from typing import Any
 
 from lbopt.config import (
     About,
@@ -40,6 +46,13 @@ OPTIMIZERS = {
     "lars": OptimizerConfig("lars", "contrib_2018", weight_decay=1e-4, momentum=0.9),
     "adam": OptimizerConfig("adam", eps=1e-8),
     "lamb": OptimizerConfig("lamb", "you_mnist", weight_decay=0.01, clip_stage="replica"),
+}
+_ROOT = {"power": 0.5, "decay_from": "start"}
+DECAYS: dict[str, dict[str, Any]] = {
+    "momentum": _ROOT | {"end_learning_rate": 1e-4},
+    "lars": _ROOT | {"end_learning_rate": 1e-4},
+    "adam": {"decay": "constant"},
+    "lamb": _ROOT | {"end_learning_rate": 0.0},
 }
 TABLE = {
     "momentum-60000": (35, 0.13, 9, 93.74),
@@ -65,9 +78,7 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
         about=About(
             paper="The Limit of the Batch Size 2006.08517, fastalgo/mnist_tpu",
             published_result=f"test accuracy {percent:.2f} %, selected on the test set",
-            note="Own choice: network, intervals. Recalled or read besides: origin and end of the decay, first update at rate 0, constants that section 6.1 "
-            "does not give"
-            + ("; clip of each replica's gradient [recalled 97%]." if name == "lamb" else "."),
+            note="Own choice: network, intervals.",
         ),
         global_batch_size=int(batch),
         num_steps=steps,
@@ -90,10 +101,8 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
             scaling_rule="none",
             warmup_rule="none",
             warmup_steps=warmup,
-            power=0.5,
-            end_learning_rate=0.0 if name == "lamb" else 1e-4,
-            decay_from="start",
             first_step=0,
+            **DECAYS[name],
         ),
         checkpoint=CheckpointConfig(every_steps=10),
         eval_global_batch_size=10000,

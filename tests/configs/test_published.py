@@ -1,6 +1,7 @@
-"""Every published row: the configs against an independent transcription of the reference (published.json).
+"""Every published row: the configs against published.json, an independent transcription.
 
-Only values marked "source" or "derived from source" are expected values. What is recalled may be anything, but the row has to say so.
+Only values marked "source" or "derived from source" are expected values. A recalled value is
+compared with nothing, but the config has to say that it is recalled.
 """
 
 import dataclasses
@@ -22,7 +23,16 @@ from lbopt.recipes import schedule as schedules
 from lbopt.transforms.variants import VARIANTS
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-PUBLISHED = json.loads((pathlib.Path(__file__).parent / "published.json").read_text())["rows"]
+TRANSCRIPTION = json.loads((pathlib.Path(__file__).parent / "published.json").read_text())
+PUBLISHED, SOURCES = TRANSCRIPTION["rows"], TRANSCRIPTION["sources"]
+UNCONFIRMED = "source not confirmed: "
+CITATION = re.compile(
+    rf"(?:{UNCONFIRMED})?"
+    r"(?:arXiv:\d{4}\.\d{4,5}v\d+|[\w.-]+/[\w.-]+@[0-9a-f]{40}:\S+)"
+    r"(?:, .+)?"
+)
+"""A paper with its version, or a file at a commit; then, after a comma, a place within it."""
+MARK = re.compile(r"(?:derived from )?(?:source|recalled \d\d%)|own arithmetic")
 FILES = sorted(
     {row["config"].partition(":")[0] for row in PUBLISHED if row["config"]} | {"configs/cifar10.py"}
 )
@@ -41,17 +51,14 @@ OWN = {
 }
 """Rows of ours that nobody published; besides the smoke rows."""
 
+_TF2_EPS = (
+    "lars_optimizer.py takes `epsilon or backend_config.epsilon()`, 1e-7, as the variant does"
+)
 KNOWN = {
-    (
-        "configs/resnet50_mlperf.py:4096",
-        "eps",
-    ): "TF2 turns 0 into 1e-7 (variants.md, trap 15), and so does the variant",
-    (
-        "configs/resnet50_mlperf.py:2496",
-        "eps",
-    ): "TF2 turns 0 into 1e-7 (variants.md, trap 15), and so does the variant",
+    ("configs/resnet50_mlperf.py:4096", "eps"): _TF2_EPS,
+    ("configs/resnet50_mlperf.py:2496", "eps"): _TF2_EPS,
 }
-"""Where a config cannot have the published value. The test fails when one of these begins to agree."""
+"""Fields that cannot have the published value. A test fails when one of them begins to agree."""
 
 ELSEWHERE = {
     "undecayed": "masks of the variants: tests/transforms",
@@ -62,6 +69,7 @@ SUFFIXES = {"all classes": "all_classes", "other classes": "other_classes"}
 STAGES = {
     "inside the optimizer": "accumulated",
     "each replica's local gradient, before the cross-replica sum": "replica",
+    "outside the optimizer, per replica before the cross-replica reduction": "replica",
 }
 METRICS = {
     "top-1 accuracy": "eval/accuracy",
@@ -91,7 +99,7 @@ ALL_ROWS = [name for file in FILES for name in rows_of(file)]
 
 
 def examples_of(config: TrainConfig) -> int:
-    """Return how many training examples the data set has; any number where the schedule is in steps."""
+    """Return the number of training examples; any number where the schedule is in steps."""
     if config.data.builder == "mnist":
         return {"train": 60000, "train[:50000]": 50000, "train[:55000]": 55000}[
             config.data.train_split
@@ -124,7 +132,7 @@ def make(config: TrainConfig, numbers: schedules.Resolved):
 
 
 def actual(config: TrainConfig, numbers: schedules.Resolved, field: str):
-    """Return what a (one-phase) config has for a published field that can be compared by its value."""
+    """Return a one-phase config's value of a published field that is compared by value."""
     optimizer, schedule, model, loss, data = (
         config.optimizer,
         config.schedule,
@@ -229,7 +237,7 @@ def _num_steps(config, numbers, theirs, entry, row):
 
 
 def _epochs_in_steps(config, epochs, row):
-    """Return the steps of so many epochs: by the row's own steps of an epoch if it has some, else N / B."""
+    """Return the steps of `epochs` epochs, by the row's steps of an epoch if it gives them."""
     per_epoch = row["values"].get("steps_per_epoch", {"mark": ""})
     return epochs * (
         per_epoch["value"]
@@ -238,8 +246,8 @@ def _epochs_in_steps(config, epochs, row):
     )
 
 
-def _gives_steps(row):
-    return row["values"].get("num_steps", {"mark": ""})["mark"] in SOURCED
+def _gives(row, field):
+    return row["values"].get(field, {"mark": ""})["mark"] in SOURCED
 
 
 def _num_epochs(config, numbers, theirs, entry, row):
@@ -248,7 +256,9 @@ def _num_epochs(config, numbers, theirs, entry, row):
             None if config.num_epochs == theirs else f"{config.num_epochs} here, {theirs} published"
         )
     unrounded = _epochs_in_steps(config, theirs, row)
-    slack = 1 if _gives_steps(row) else theirs  # the run rounded up; each epoch rounded up, at most
+    slack = (
+        1 if _gives(row, "num_steps") else theirs
+    )  # the run rounded up; each epoch rounded up, at most
     fits = 0 <= config.num_steps - unrounded < slack
     return (
         None
@@ -267,7 +277,9 @@ def _warmup_epochs(config, numbers, theirs, entry, row):
     whole_epochs = (
         theirs * math.floor(unrounded / theirs) if theirs else 0
     )  # an epoch's steps rounded down, as TF2's code does
-    allowed = [unrounded] if _gives_steps(row) else [unrounded, math.floor(unrounded), whole_epochs]
+    # Where the row gives the steps themselves, those are compared exactly.
+    exact = _gives(row, "num_steps") and not _gives(row, "warmup_steps")
+    allowed = [unrounded] if exact else [unrounded, math.floor(unrounded), whole_epochs]
     fits = any(abs(numbers.warmup_steps - steps) <= 0.5 for steps in allowed)
     return (
         None
@@ -277,8 +289,8 @@ def _warmup_epochs(config, numbers, theirs, entry, row):
 
 
 def _warmup_steps(config, numbers, theirs, entry, row):
-    # Epochs times N / B: recipes.md does not say how the code rounds them, and the rule here rounds to the nearest step.
-    slack = 0.5 if "N / B" in entry["where"] and not float(theirs).is_integer() else 0
+    # A source that ramps over a fraction of a step: the rule here rounds to the nearest step.
+    slack = 0.5 if entry.get("unrounded") else 0
     fits = abs(numbers.warmup_steps - theirs) <= max(slack, 1e-6 * theirs)
     return None if fits else f"{numbers.warmup_steps} here, {theirs} published"
 
@@ -312,7 +324,7 @@ def _target_metric(config, numbers, theirs, entry, row):
 
 def _learning_rate_at(config, numbers, theirs, entry, row):
     schedule, first = make(config, numbers), config.schedule.first_step
-    # fp32: 1 - progress is off by half a unit of 1, which is a part of the peak and not of a rate near the end.
+    # In fp32 the error of 1 - progress is relative to 1: that of the rate is relative to the peak.
     rounding = np.finfo(np.float32).eps * numbers.learning_rate
     for step, rate in theirs:
         ours = float(schedule(step - first))
@@ -350,11 +362,9 @@ def test_a_row_has_the_published_values(row):
         if reason and not message:
             wrong.append(f"{field}: agrees now; take it out of KNOWN ({reason})")
     if row["first_step"] is not None:
-        first = float(make(config, resolved(config))(0))
-        if first != row["first_step"]:
-            wrong.append(
-                f"first_step: rate {first} at the first update here, {row['first_step']} published"
-            )
+        first, theirs = float(make(config, resolved(config))(0)), row["first_step"]["value"]
+        if first != theirs:
+            wrong.append(f"first_step: rate {first} at the first update here, {theirs} published")
     assert not wrong, "\n".join([row["config"], *wrong])
     recalled_row = all("recalled" in entry["mark"] for entry in row["values"].values())
     assert compared or recalled_row, f"{row['config']}: nothing was compared"
@@ -391,6 +401,26 @@ def test_about_says_what_is_published_and_what_is_recalled(row):
         )
 
 
+def test_every_number_cites_a_known_source_and_says_whether_it_was_read_there():
+    used = set()
+    for row in PUBLISHED:
+        besides = {name: row[name] for name in ("published", "hardware", "time", "first_step")}
+        for field, entry in (row["values"] | besides).items():
+            if entry is None:
+                continue
+            said = f"{row['config']}, {field}: {entry}"
+            keys = [entry["source"]] if isinstance(entry["source"], str) else entry["source"]
+            assert keys, said
+            assert entry["where"], said
+            assert MARK.fullmatch(entry["mark"]), said
+            unread = any(SOURCES[key].startswith(UNCONFIRMED) for key in keys)
+            assert unread == ("recalled" in entry["mark"]), said
+            used.update(keys)
+    assert used == set(SOURCES)
+    for key, citation in SOURCES.items():
+        assert CITATION.fullmatch(citation), f"{key}: {citation}"
+
+
 def test_configs_and_the_transcription_have_the_same_rows():
     published = {load(row["config"]).name for row in WITH_CONFIG}  # a bare file is its default row
     ours = {load(name).name: name for name in ALL_ROWS}
@@ -418,7 +448,10 @@ def test_every_field_of_the_transcription_is_compared_or_known_to_be_elsewhere()
 
 @pytest.mark.parametrize("name", [name for name in ALL_ROWS if "efficientnet" in name])
 def test_efficientnets_average_over_replicas_and_updates_as_the_released_code(name):
-    """recipes.md 7.3: running statistics of all replicas; an average of the parameters whose decay rises."""
+    """Running statistics of all replicas; an average of the parameters whose decay rises.
+
+    Source: efficientnet-utils (DistributedBatchNormalization) and efficientnet-main (num_updates).
+    """
     config = load(name)
     assert config.model.batch_norm_running_from == "all"
     assert config.optimizer.ema_ramp
@@ -443,7 +476,8 @@ def test_every_row_is_valid_named_after_itself_and_has_a_schedule(name):
         assert np.max(rates) > 0, f"{name}, phase {number}: {rates}"
 
 
-# Every row of every file in closed form: float64, from the fields alone, by what warmup_schedule's docstring says.
+# Every row of every file in closed form: in float64, from the fields alone, by the docstring of
+# warmup_schedule.
 
 EVERY_ROW = [
     name
@@ -506,7 +540,7 @@ def closed_form(config: TrainConfig, examples: int):
 
 
 def steepness(schedule, part):
-    """Return by how much a root of (1 - progress) moves where that moves by one: the slope at `part` of the peak, at least 1."""
+    """Return the slope of (1 - progress) ** power where the rate is `part` of the peak; >= 1."""
     if schedule.decay != "polynomial" or schedule.power >= 1:
         return 1.0
     return np.maximum(1.0, schedule.power * np.maximum(part, 1e-6) ** (1 - 1 / schedule.power))
@@ -526,7 +560,8 @@ def test_the_schedule_of_a_row_is_its_closed_form(name):
         assert after in counts or after < 0, said
         built = np.asarray(jax.vmap(make(config, numbers))(np.asarray(counts)), np.float64)
         expected = np.asarray([rate(count) for count in counts])
-        # fp32: 1 - progress is off by half a unit of 1, which is a part of the peak and not of a rate near the end.
+        # In fp32 the error of 1 - progress is relative to 1, so that of the rate is relative to the
+        # peak.
         slack = 1e-5 * np.abs(expected) + np.finfo(np.float32).eps * peak * steepness(
             config.schedule, expected / peak
         )
@@ -536,7 +571,7 @@ def test_the_schedule_of_a_row_is_its_closed_form(name):
 
 
 def test_the_closed_form_knows_the_rates_that_are_published():
-    """The two references, against each other: what a log or a code fixes, where every input of it is sourced."""
+    """The closed form against the transcribed rates whose inputs are all sourced."""
     compared = 0
     for row in WITH_CONFIG:
         entry = row["values"].get("learning_rate_at")
@@ -579,19 +614,19 @@ def test_a_phase_of_bert_goes_on_where_the_first_ended():
         assert float(second(config.phase2.num_steps)) == 0
 
 
-# Section 1 of recipes.md: the invariants whose marks allow it.
+# Invariants of the published rows: arithmetic on sourced values of several rows together.
 
 
 def numbers_of(name: str) -> schedules.Resolved:
     return resolved(load(name))
 
 
-def test_i1_lamb_warms_up_for_782_steps_at_every_batch():
+def test_lamb_warms_up_for_782_steps_at_every_batch():
     for batch in (512, 1024, 2048, 4096, 8192, 16384, 32768):
         assert numbers_of(f"configs/resnet50_lamb.py:{batch}").warmup_steps == 782, batch
 
 
-def test_i2_lars_warms_up_for_391_steps_but_at_32768():
+def test_lars_warms_up_for_391_steps_but_at_32768():
     for batch in (512, 1024, 4096, 8192, 16384):
         assert numbers_of(f"configs/resnet50_lars.py:{batch}").warmup_steps == 391, batch
     assert numbers_of("configs/resnet50_lars.py:32768").warmup_steps == round(14 * IMAGENET / 32768)
@@ -607,7 +642,7 @@ def test_i2_lars_warms_up_for_391_steps_but_at_32768():
         ("lstm_legw.py:ptb-large-20", "lstm_legw.py:ptb-large-640"),
     ],
 )
-def test_i4_legw_scales_the_rate_by_the_root_and_keeps_the_warmup_steps(small, large):
+def test_legw_scales_the_rate_by_the_root_and_keeps_the_warmup_steps(small, large):
     before, after = (load(f"configs/{name}") for name in (small, large))
     k = after.global_batch_size / before.global_batch_size
     assert resolved(after).learning_rate == pytest.approx(
@@ -617,17 +652,17 @@ def test_i4_legw_scales_the_rate_by_the_root_and_keeps_the_warmup_steps(small, l
     assert after.num_epochs == before.num_epochs
 
 
-def test_i5_ninety_epochs_at_32768_are_3519_steps():
+def test_ninety_epochs_at_32768_are_3519_steps():
     assert numbers_of("configs/resnet50_lamb.py:32768").num_steps == 3519
     assert numbers_of("configs/resnet50_lamb.py:you-32768").num_steps == 3519
 
 
-def test_i6_mlperf_rounds_epochs_up_in_loops_of_four():
+def test_mlperf_rounds_epochs_up_in_loops_of_four():
     for row, epochs, per_epoch in (("32768", 64, 39.25), ("65536", 92, 19.75)):
         assert numbers_of(f"configs/resnet50_mlperf.py:{row}").num_steps == epochs * per_epoch
 
 
-def test_i9_the_mixed_batch_run_has_8599_steps():
+def test_the_mixed_batch_run_has_8599_steps():
     assert (
         sum(
             resolved(phase).num_steps for phase in load("configs/bert_large_lamb.py:mixed").phases()
