@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from lbopt.cli import arguments
 from lbopt.errors import EnvironmentProblem
-from lbopt.job.member import Alone
+from lbopt.job.member import Job
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.shown import one_line, show
@@ -17,7 +17,7 @@ from lbopt.shown import one_line, show
 _ENOUGH_DISK_BYTES = 1 << 30
 
 
-def run(argv: Sequence[str], job: Alone) -> None:
+def run(argv: Sequence[str], job: Job) -> None:
     """Check what a run needs; say what is wrong and how to mend it.
 
     Raises:

@@ -11,7 +11,7 @@ from lbopt.cli import arguments
 from lbopt.cli.train import MAY_CHANGE, OF_THE_HOST, comparison, with_vocabulary
 from lbopt.config import TrainConfig, checks
 from lbopt.errors import UserError
-from lbopt.job.member import STARTING, Alone
+from lbopt.job.member import STARTING, Job
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
@@ -52,7 +52,7 @@ UNUSED_BY_EVALUATION = (
 """Fields that have to fit the devices of training, or say when something happens in it."""
 
 
-def run(argv: Sequence[str], job: Alone) -> None:
+def run(argv: Sequence[str], job: Job) -> None:
     """Print validation and test metrics of a checkpoint as one JSON line."""
     given, overrides = arguments.parse("evaluate", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, TrainConfig)
@@ -71,7 +71,7 @@ def run(argv: Sequence[str], job: Alone) -> None:
         show(json.dumps({"step": step, **{name: finite(score) for name, score in scores.items()}}))
 
 
-def _restore(config: TrainConfig, folder: str, which: str, job: Alone) -> tuple[Run, TrainState]:
+def _restore(config: TrainConfig, folder: str, which: str, job: Job) -> tuple[Run, TrainState]:
     config.validate()
     workdir = workdirs.absolute(folder)
     saved = workdirs.refuse_another(workdir, "train", comparison(config, UNUSED_BY_EVALUATION))

@@ -16,7 +16,7 @@ from lbopt.cli.train import with_vocabulary
 from lbopt.config import TrainConfig, checks
 from lbopt.errors import UserError, require, require_choice
 from lbopt.interchange import files, folders, huggingface, native
-from lbopt.job.member import Alone
+from lbopt.job.member import SoloJob
 from lbopt.parallel.state import TrainState
 from lbopt.recipes import build, initial, language_model, networks
 from lbopt.shown import show
@@ -100,7 +100,7 @@ def _restore(plan: Run, workdir: pathlib.Path, which: str) -> TrainState:
         workdir, plan.keep_checkpoints, plan.best_metric, read_only=True
     ) as checkpoints:
         return restore_chosen(
-            checkpoints, which, lambda step: plan.shapes(), said_by_first(Alone())
+            checkpoints, which, lambda step: plan.shapes(), said_by_first(SoloJob())
         )
 
 

@@ -96,7 +96,7 @@ def _run_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def _run(name: str, argv: Sequence[str], job: member.Alone) -> None:
+def _run(name: str, argv: Sequence[str], job: member.Job) -> None:
     command = importlib.import_module(f"lbopt.cli.{name}")
     if name in (*RESUMED, "evaluate", "export"):
         importlib.import_module("lbopt.cli.compiled").keep()
@@ -228,7 +228,7 @@ def _names(said: str, name: str) -> bool:
     return name in said.upper().replace(".", "_") or f"base 10: {os.environ[name]!r}" in said
 
 
-def _leave(job: member.Alone, code: int, line: str) -> None:
+def _leave(job: member.Job, code: int, line: str) -> None:
     """End a process of a job at once: an orderly exit of JAX would wait for the others, who are not coming."""
     if job.count > 1:
         job.fail(code, line)

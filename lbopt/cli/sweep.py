@@ -14,7 +14,7 @@ from lbopt import paths
 from lbopt.cli import arguments
 from lbopt.cli.train import OF_THE_HOST
 from lbopt.config import SweepConfig, checks
-from lbopt.job.member import STARTING, Alone
+from lbopt.job.member import STARTING, Job
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.parallel.mesh import available_devices
@@ -37,7 +37,7 @@ FLAGS = {
 NOT_COMPARED = ("num_workers", "trials_per_program", "about")
 
 
-def run(argv: Sequence[str], job: Alone) -> None:
+def run(argv: Sequence[str], job: Job) -> None:
     """Run what is missing of a study, or of a shard of it, and write its report.
 
     Args:

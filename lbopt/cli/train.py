@@ -12,7 +12,7 @@ from lbopt.config import TrainConfig, checks
 from lbopt.config.model import BATCH_NORMED
 from lbopt.config.optimizer import resolve_clip
 from lbopt.config.parallel import ParallelConfig
-from lbopt.job.member import STARTING, Alone
+from lbopt.job.member import STARTING, Job
 from lbopt.job.place import FLAGS as JOB_FLAGS
 from lbopt.parallel import processes
 from lbopt.recipes import build
@@ -46,7 +46,7 @@ MAY_CHANGE = (
 """Fields that may change when a run is resumed, on another machine for instance: the batches and, up to rounding, the updates are the same."""
 
 
-def run(argv: Sequence[str], job: Alone) -> None:
+def run(argv: Sequence[str], job: Job) -> None:
     """Train to the end, or from where the workdir stands."""
     given, overrides = arguments.parse("train", argv, FLAGS, required=("config", "workdir"))
     config = arguments.load_config(given["config"], overrides, TrainConfig)

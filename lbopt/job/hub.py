@@ -1,4 +1,8 @@
-"""The hub of a job, in the guard of process 0: it knows who is there, who is gone, and what all have said."""
+"""The hub of a job, in the guard of process 0.
+
+It keeps the list of processes, collects the values on which all of them agree, and ends the job
+when one of them fails, dies or hangs.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +15,53 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-from lbopt.errors import EXIT_ENVIRONMENT, EXIT_USER, EnvironmentProblem
+from lbopt import errors
+from lbopt.errors import EXIT_ENVIRONMENT, EXIT_USER, EnvironmentProblem, UserError
 from lbopt.job import listening, secret as secrets
 from lbopt.job.place import Place
 from lbopt.job.wire import CHANGED, MOST_BYTES, MOST_HELLO_BYTES, QueuedWire, encode
 from lbopt.shown import one_line
 
 BEAT_S = 2.0
-"""How often each end of a connection says that it is there."""
+"""Seconds between the heartbeats that each end of a connection sends."""
 SILENT_S = 30.0
-"""Whoever says nothing for so long is taken for dead: a machine that lost its power or its network closes no connection."""
+"""Seconds without a message after which the other end counts as dead.
+
+A machine that loses its power or its network does not close its connections.
+"""
 _GREETING_S = 5.0
-"""How long a connection may take to prove that it belongs to the job."""
+"""Seconds that a connection may take to prove that it belongs to the job."""
 _MOST_STRANGERS = 64
-"""How many more connections than the job still lacks may wait to prove it. One more, and the busiest address loses its oldest."""
+"""Unproven connections to keep, beyond one for each process that is still missing."""
 _MOST_QUEUED_BYTES = 4 * MOST_BYTES
 _SETTLE_S = 1.0
-"""How long to listen once one has failed: what JAX's runtime makes of a death can be heard before the death is."""
+"""Seconds to collect failures after the first one.
+
+An error of JAX's runtime may arrive before the news of the death that caused it.
+"""
 _LATE_S = 5.0
-"""How long to tell latecomers that the job has failed."""
+"""Seconds in which processes that come after a refusal are told that the job has failed."""
 _KILLING_S = 6.0
-"""How long processes may take to end once they have been told to."""
+"""Seconds that processes may take to end once they have been told to."""
+NOT_READING = "it does not read its messages"
+"""The reason given when the messages queued for a process become too many."""
 KINDS = ("died", "said", "bug", "aborted")
-"""Of failures; of several the first of the first kind is the cause of the others."""
+"""Failure kinds, most fundamental first.
+
+The earliest failure of the first kind present is reported as the cause.
+"""
 
 
 @dataclasses.dataclass
 class _Stranger:
-    """A connection that has not proven yet that it belongs to the job."""
+    """A connection that has not proven yet that it belongs to the job.
+
+    Attributes:
+      address: IP address of the other end.
+      asked: The nonce that it was sent.
+      since: Time at which it connected.
+      hello: Its answer, once that has proven that it knows the secret.
+    """
 
     address: str
     asked: str
@@ -48,7 +71,22 @@ class _Stranger:
 
 @dataclasses.dataclass
 class _Process:
-    """What is known of a process that has answered the roll call."""
+    """The state of a process that has answered the roll call.
+
+    Attributes:
+      wire: The connection to its guard.
+      name: Index, host and process id, for messages.
+      heard: Time of the last message from its guard.
+      step: Training step of its last heartbeat.
+      doing: Activity of its last heartbeat, in words.
+      pulse: Number of batches begun, by its last heartbeat.
+      since: Time at which step, activity or pulse last changed.
+      patience: The activity may take this many times the hang timeout; 0 if it only waits.
+      silent_s: Seconds since its guard last heard the process that computes.
+      done: Whether it has finished.
+      failed: Whether it has reported an error.
+      down: Whether it has ended, or its connection has.
+    """
 
     wire: QueuedWire
     name: str
@@ -65,23 +103,24 @@ class _Process:
 
 
 class Hub:
-    """Listen, and serve the job in a thread until it is over.
+    """Listens for the processes of a job, and serves them in a thread until the job is over.
 
     Args:
-      place: of process 0.
-      secret: of the job. A connection that does not know it is closed, and counted.
+      place: The place of process 0.
+      secret: The job's secret. A connection that does not know it is closed and counted.
 
     Raises:
-      UserError: if there is no host of that name.
-      EnvironmentProblem: if the address cannot be listened at.
+      socket.gaierror: If the host name cannot be resolved.
+      EnvironmentProblem: If process 0 cannot listen at its address.
 
     Attributes:
-      address: (host, port) by which this host reaches it.
-      everywhere: whether it listens on every interface, because the coordinator's name does not say on which.
+      address: (host, port) at which this host reaches the hub.
+      everywhere: Whether the hub listens on every interface; see `listening.listen`.
     """
 
     def __init__(self, place: Place, secret: bytes):
-        self._place, self._secret = place, secret
+        self._place = place
+        self._secret = secret
         listening.allow_connections(place.count + _MOST_STRANGERS)
         self._listeners, self.everywhere = listening.listen(place)
         self.address: tuple[str, int] = self._listeners[0].getsockname()[:2]
@@ -89,6 +128,7 @@ class Hub:
         for listener in self._listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
+
         self._processes: dict[int, _Process] = {}
         self._indices: dict[QueuedWire, int] = {}
         self._strangers: dict[QueuedWire, _Stranger] = {}
@@ -100,35 +140,34 @@ class Hub:
         self._failures: list[tuple[int, float, int, str]] = []
         self._stopping = self._started = self._over = self._left = False
         self._begun = self._beaten = self._ticked = time.monotonic()
+
         self._thread = threading.Thread(target=self._serve, name="lbopt hub", daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until everybody has been told that the job is over; that is at once if not even process 0 is here."""
+        """Wait until all processes know that the job is over, unless process 0 never came."""
         self._left = 0 not in self._processes
         self._thread.join(timeout_s)
 
     def strangers(self) -> str:
-        """Return in words how many connections without the job's secret were closed since this was last asked; "" if none."""
-        number, self._num_closed = self._num_closed, 0
+        """Return the number of connections closed since the last call, in words; "" for none."""
+        number = self._num_closed
+        self._num_closed = 0
         if not number:
             return ""
-        what = (
-            "connections without the job's secret were closed, the first"
-            if number > 1
-            else "connection without the job's secret was closed,"
+        if number == 1:
+            return f"1 connection without the job's secret was closed, from {self._first_closed}"
+        return (
+            f"{number:,} connections without the job's secret were closed, the first from "
+            f"{self._first_closed}"
         )
-        return f"{number:,} {what} from {self._first_closed}"
 
     def _serve(self) -> None:
         try:
             self._serve_to_the_end()
         except Exception as error:
-            self._end(
-                1,
-                f"the hub of this job, in process 0, has failed ({type(error).__name__}: {error})",
-                "bug",
-            )
+            line = f"the hub of this job, in process 0, failed ({type(error).__name__}: {error})"
+            self._end(1, line, "bug")
             raise
         finally:
             for listener in self._listeners:
@@ -143,7 +182,7 @@ class Hub:
                 self._tick(time.monotonic())
 
     def _turn(self, timeout_s: float) -> None:
-        """Hear who has something to say, and go on sending to who was slow."""
+        """Accept connections, handle the messages that have come, and send what is queued."""
         for key, events in self._selector.select(timeout_s):
             if isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)
@@ -156,14 +195,14 @@ class Hub:
                 self._hear(wire)
         now = time.monotonic()
         for wire, stranger in list(self._strangers.items()):
-            # One that has proven itself takes itself for one of the job's: it has as long as these.
+            # A guard that has proven itself believes that it has joined, and need not hurry.
             if now - stranger.since > (_GREETING_S if stranger.hello is None else SILENT_S):
                 self._close(wire)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, address = listener.accept()
-        except OSError:  # gone again, or no descriptor is left: a stranger makes room
+        except OSError:  # the other end has left, or this process has no file descriptor left
             self._make_room()
             time.sleep(0.01)
             return
@@ -176,7 +215,10 @@ class Hub:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Close the oldest stranger of the address that has most: a flood from one host drives out no other's. None that has proven itself."""
+        """Close the oldest unproven connection of the address that has most of them.
+
+        A flood of connections from one host thus does not displace those of other hosts.
+        """
         addresses = {
             wire: stranger.address
             for wire, stranger in self._strangers.items()
@@ -188,16 +230,19 @@ class Hub:
 
     def _hear(self, wire: QueuedWire) -> None:
         if wire not in self._strangers and wire not in self._indices:
-            self._forget(wire)  # refused, or forgotten in this turn
+            self._forget(wire)  # it was refused or closed earlier in this turn
             return
+
         why = "it was killed, or its machine ended"
+        messages = None
         try:
             messages = wire.receive()
         except ValueError:
-            messages, why = None, CHANGED
+            why = CHANGED
         if wire in self._strangers:
             self._meet(wire, messages)
             return
+
         index = self._indices[wire]
         process = self._processes[index]
         if self._told is not None:
@@ -221,45 +266,63 @@ class Hub:
             self._fail("died", EXIT_ENVIRONMENT, f"{process.name} is gone: {why}")
 
     def _meet(self, wire: QueuedWire, messages: list[dict[str, Any]] | None) -> None:
-        """Take what a stranger says for the next of its two lines; whoever says something else is not ours."""
+        """Handle the next step of a greeting: the answer to the challenge, then `here`.
+
+        A connection that sends anything else is closed.
+        """
         stranger = self._strangers[wire]
         if messages == []:
             return
         if messages is None or (stranger.hello is None and len(messages) > 1):
             self._close(wire)
         elif stranger.hello is None:
-            believed = secrets.believed(self._secret, stranger.asked, messages[0])
-            if not believed:
-                if believed is False:
-                    wire.send(refused="secret")
-                self._close(wire)
-                return
-            if self._is_of_the_next_job(messages[0]["index"]):
-                self._forget(wire)  # it tries again
-                return
-            stranger.hello = messages[0]
-            nonce = stranger.hello["nonce"]
-            wire.send(**secrets.reply(self._secret, stranger.asked, nonce))
-            secrets.trust(wire, self._secret, stranger.asked, nonce, is_hub=True)
+            self._check_hello(wire, stranger, messages[0])
         else:
             del self._strangers[wire]
             self._call(wire, stranger.hello, messages[1:])
 
+    def _check_hello(self, wire: QueuedWire, stranger: _Stranger, hello: dict[str, Any]) -> None:
+        """Check the answer to the challenge, and prove in turn that the hub knows the secret."""
+        believed = secrets.believed(self._secret, stranger.asked, hello)
+        if not believed:
+            if believed is False:
+                wire.send(refused="secret")
+            self._close(wire)
+        elif self._is_of_the_next_job(hello["index"]):
+            self._forget(wire)  # its guard retries, and finds the next job's hub
+        else:
+            stranger.hello = hello
+            nonce = hello["nonce"]
+            wire.send(**secrets.reply(self._secret, stranger.asked, nonce))
+            secrets.trust(wire, self._secret, stranger.asked, nonce, is_hub=True)
+
     def _call(
         self, wire: QueuedWire, hello: dict[str, Any], messages: list[dict[str, Any]]
     ) -> None:
-        """Take the answer to the roll call of one who knows the secret."""
-        index, count, now = hello["index"], hello["count"], time.monotonic()
+        """Add a process that has answered the roll call, or refuse it.
+
+        Args:
+          wire: The authenticated connection.
+          hello: The process's answer to the challenge.
+          messages: The messages that came with `here`.
+        """
+        index = hello["index"]
+        count = hello["count"]
         name = f"process {index} of {count} ({one_line(hello['where'])})"
-        there, process = self._processes.get(index), _Process(wire, name, now, since=now)
+        present = self._processes.get(index)
+        now = time.monotonic()
+        process = _Process(wire, name, now, since=now)
+
         if self._told is not None:
             self._send(wire, end=self._told)
         elif count != self._place.count:
-            line = f"--num_processes = {count}: so says {name}, process 0 says {self._place.count}; give all the same"
-            self._refuse(process, line)
-        elif there is not None:
-            line = f"--process_id = {index}: {name} and {there.name} have the same; give each process its own"
-            self._refuse(process, line)
+            reason = (
+                f"this is from {name}, and process 0 has {self._place.count}; give all the same"
+            )
+            self._refuse(process, UserError("--num_processes", count, reason, code="mismatch"))
+        elif present is not None:
+            reason = f"{name} and {present.name} both have it; give each process its own"
+            self._refuse(process, UserError("--process_id", index, reason, code="conflict"))
         else:
             self._processes[index] = process
             self._indices[wire] = index
@@ -269,22 +332,28 @@ class Hub:
                 self._answer(index, process, message)
 
     def _is_of_the_next_job(self, index: int) -> bool:
-        """Return whether this job has had all its processes and is at its end, or has heard that this one is done."""
-        there = self._processes.get(index)
-        return self._started and bool(self._failures or self._told or (there and there.done))
+        """Return whether a process that connects belongs to the job that follows this one.
+
+        It does if this job was complete and is ending, or if its own process of this index is done.
+        """
+        present = self._processes.get(index)
+        is_done = present is not None and present.done
+        return self._started and bool(self._failures or self._told or is_done)
 
     def _start(self) -> None:
         self._started = True
-        for process in self._processes.values():  # waiting for the last one was no hang
+        for process in self._processes.values():  # the wait for the last process was not a hang
             process.since = time.monotonic()
         self._tell_all(started=True)
 
-    def _refuse(self, process: _Process, line: str) -> None:
+    def _refuse(self, process: _Process, error: UserError) -> None:
+        """Send a process away; if the job has not started yet, end the whole job."""
+        line = str(error)
         self._send(process.wire, end={"code": EXIT_USER, "line": line, "kind": "said"})
         self._forget(process.wire)
-        if not self._started:  # a job at work is not ended by somebody who was started twice
+        if not self._started:
             self._end(EXIT_USER, line)
-            self._turn_until(lambda: False, _LATE_S)  # others come a little later, and are told
+            self._turn_until(lambda: False, _LATE_S)  # tells the processes that come late
 
     def _answer(self, index: int, process: _Process, message: dict[str, Any]) -> None:
         if "say" in message:
@@ -298,14 +367,14 @@ class Hub:
             self._stopping = True
             self._tell_all(stop=process.name)
         elif "beat" in message:
-            now = (message["beat"], message["doing"], message.get("pulse", 0))
-            if now != (process.step, process.doing, process.pulse):
-                process.step, process.doing, process.pulse = now
+            before = (process.step, process.doing, process.pulse)
+            process.step = message["beat"]
+            process.doing = message["doing"]
+            process.pulse = message.get("pulse", 0)
+            if (process.step, process.doing, process.pulse) != before:
                 process.since = time.monotonic()
-            process.patience, process.silent_s = (
-                message.get("patience", 1),
-                message.get("silent_s", 0.0),
-            )
+            process.patience = message.get("patience", 1)
+            process.silent_s = message.get("silent_s", 0.0)
         elif "done" in message:
             process.done = True
             self._decide()
@@ -315,109 +384,133 @@ class Hub:
             self._fail(message["kind"], message["failed"], f"{process.name}: {message['line']}")
 
     def _decide(self) -> None:
-        """Say after which step to stop once all that still work have said which one they are in."""
+        """Announce the step after which to stop, once each working process has sent its own."""
         working = [index for index, process in self._processes.items() if not process.done]
         if self._bounds and all(index in self._bounds for index in working):
             self._tell_all(stop_at=max(self._bounds.values()))
 
     def _say(self, index: int, number: int, key: str, value: Any) -> None:
-        said = self._rounds.setdefault(number, {})
-        said[index] = (key, value)
-        if len({key for key, _ in said.values()}) > 1:
-            keys = ", ".join(f"process {i} {k!r}" for i, (k, _) in sorted(said.items()))
-            self._fail(
-                "said",
-                EXIT_USER,
-                f"processes of one job do different things ({keys}); start all with the same command",
-            )
-        elif len(said) == self._place.count:
+        """Collect the values of one round of `Job.together`, and send all of them to all."""
+        received = self._rounds.setdefault(number, {})
+        received[index] = (key, value)
+        if len({key for key, _ in received.values()}) > 1:
+            keys = ", ".join(f"process {i} {k!r}" for i, (k, _) in sorted(received.items()))
+            line = f"the processes do different things ({keys}); start all with the same command"
+            self._fail("said", EXIT_USER, line)
+        elif len(received) == self._place.count:
             del self._rounds[number]
             for process in self._processes.values():
                 process.since = time.monotonic()
+            values = [received[i][1] for i in range(self._place.count)]
             try:
-                self._tell_all(round=number, values=[said[i][1] for i in range(self._place.count)])
+                with errors.under("", message=key):
+                    self._tell_all(round=number, values=values)
             except EnvironmentProblem as error:
-                self._fail("said", EXIT_ENVIRONMENT, f"{key}: {error}")
+                self._fail("said", EXIT_ENVIRONMENT, str(error))
 
     def _tick(self, now: float) -> None:
-        """Look at the clock: who is missing, silent or stuck. The time in which the hub was suspended does not count."""
-        suspended_s, self._ticked = max(now - self._ticked - BEAT_S, 0), now
+        """Look for processes that are missing, silent or stuck, and end the job after a failure."""
+        # Time in which the hub was suspended, by a scheduler for instance, does not count.
+        suspended_s = max(now - self._ticked - BEAT_S, 0)
+        self._ticked = now
         for process in self._processes.values():
             process.heard += suspended_s
             process.since += suspended_s
+
         if now - self._beaten > BEAT_S:
             self._beaten = now
             self._tell_all(beat=True)
+
         if self._failures:
             if now - min(when for _, when, _, _ in self._failures) > _SETTLE_S:
                 kind, _, code, line = min(self._failures)
                 self._end(code, line, KINDS[kind])
-            return
-        if not self._started:
+        elif not self._started:
             if now - self._begun > self._place.start_timeout_s:
                 self._end(EXIT_ENVIRONMENT, self._missing())
-            return
+        else:
+            self._look_for_stuck(now)
+
+    def _look_for_stuck(self, now: float) -> None:
+        """Report the first process that is lost or silent; if there is none, look for hangs."""
         working = {index: process for index, process in self._processes.items() if not process.done}
         for process in working.values():
             if process.wire.queued_bytes > _MOST_QUEUED_BYTES:
-                self._lose(process, "it does not read what it is told")
+                self._lose(process, NOT_READING)
                 return
             if now - process.heard > SILENT_S:
-                line = f"{process.name} has not been heard of for {SILENT_S:.0f} s: its machine or its network has failed"
-                self._fail("died", EXIT_ENVIRONMENT, line)
+                silence = f"has not been heard of for {SILENT_S:.0f} s; check its host and network"
+                self._fail("died", EXIT_ENVIRONMENT, f"{process.name} {silence}")
                 return
         self._look_for_hangs(working, now)
 
     def _look_for_hangs(self, working: dict[int, _Process], now: float) -> None:
-        """End the job if one process does not even beat, or if none of those that others may wait for has gone on."""
+        """End the job if a process is stuck, or if no process makes progress.
+
+        A process is stuck if its guard does not hear it. Processes that only wait for others do not
+        count as long as another one is busy.
+        """
         hang_s = self._place.hang_timeout_s
-        stopped = next((process for process in working.values() if process.silent_s > hang_s), None)
-        if stopped is not None:
-            line = f"{stopped.name} has stood still for {hang_s:.0f} s (--hang_timeout_s): it was {stopped.doing}"
-            self._end(EXIT_ENVIRONMENT, line, "hung")
+        stuck = next((process for process in working.values() if process.silent_s > hang_s), None)
+        if stuck is not None:
+            self._end_hung(f"{stuck.name} has been stuck for this long; it was {stuck.doing}")
             return
-        busy = [process for process in working.values() if process.patience] or list(
-            working.values()
-        )
+
+        busy = [process for process in working.values() if process.patience]
+        busy = busy or list(working.values())
         if busy and all(now - process.since > hang_s * (process.patience or 1) for process in busy):
-            what = "; ".join(
+            doing = "; ".join(
                 f"{process.name} is {process.doing}" for process in _slowest_first(working)
             )
             seconds = now - max(process.since for process in busy)
-            line = (
-                f"nothing has gone on for {seconds:.0f} s (--hang_timeout_s = {hang_s:.0f}): {what}"
-            )
-            self._end(EXIT_ENVIRONMENT, line, "hung")
+            self._end_hung(f"no process has made progress for {seconds:.0f} s; {doing}")
+
+    def _end_hung(self, reason: str) -> None:
+        hang_s = self._place.hang_timeout_s
+        reason += "; raise the timeout if it only needs longer"
+        error = EnvironmentProblem("--hang_timeout_s", hang_s, reason, code="resource")
+        self._end(EXIT_ENVIRONMENT, str(error), "hung")
 
     def _missing(self) -> str:
         missing = [str(index) for index in range(self._place.count) if index not in self._processes]
-        which = (
-            f"process {missing[0]}" if len(missing) == 1 else f"processes {', '.join(missing[:8])}"
+        names = ", ".join(missing[:8]) + " and more" * (len(missing) > 8)
+        closed = self.strangers()
+        error = EnvironmentProblem(
+            "--start_timeout_s",
+            self._place.start_timeout_s,
+            f"process{'es' * (len(missing) > 1)} {names} of {self._place.count} did not come in "
+            f"this time; start them, see that they reach {self._place.host}:{self._place.port}, or "
+            "raise it" + (f" ({closed}; {secrets.HOW})" if closed else ""),
+            code="missing",
         )
-        return (
-            f"{which}{' and more' * (len(missing) > 8)} of {self._place.count} did not come within "
-            f"{self._place.start_timeout_s:.0f} s: start them, and see that they reach "
-            f"{self._place.host}:{self._place.port}, or raise --start_timeout_s"
-            + (f" ({closed}; {secrets.HOW})" if (closed := self.strangers()) else "")
-        )
+        return str(error)
 
     def _fail(self, kind: str, code: int, line: str) -> None:
         self._failures.append((KINDS.index(kind), time.monotonic(), code, line))
 
     def _end(self, code: int, line: str, kind: str = "said") -> None:
-        """Tell all to end, process 0 last: without JAX's coordination service, which it has, the others would be aborted."""
+        """Tell all processes to end, process 0 last.
+
+        Process 0 has JAX's coordination service, without which the others would be aborted.
+        """
         self._over = True
         self._told = {"code": code, "line": line, "kind": kind}
-        there = {
+        present = {
             index: process
             for index, process in self._processes.items()
             if not (process.down or process.done)
         }
-        for wave in ([p for i, p in there.items() if i], [p for i, p in there.items() if not i]):
-            for process in wave:
+        others = [process for index, process in present.items() if index > 0]
+        first = [process for index, process in present.items() if index == 0]
+        for processes in (others, first):
+            for process in processes:
                 self._send(process.wire, end=self._told)
-            self._turn_until(lambda wave=wave: all(process.down for process in wave), _KILLING_S)  # type: ignore[misc]
-        self._turn_until(lambda: not self._strangers, 1.0)  # one of ours may just be on its way in
+            self._turn_until(
+                lambda processes=processes: all(process.down for process in processes),  # type: ignore[misc]
+                _KILLING_S,
+            )
+        # A process of this job may be in the middle of its greeting.
+        self._turn_until(lambda: not self._strangers, 1.0)
 
     def _turn_until(self, condition: Callable[[], bool], seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -436,13 +529,13 @@ class Hub:
         self._watch(wire)
 
     def _watch(self, wire: QueuedWire) -> None:
-        """Let the selector say when what is queued can be sent."""
+        """Wake the selector when queued bytes can be sent, if there are any."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.queued_bytes else 0)
         if wire.fileno() >= 0 and self._selector.get_key(wire).events != events:
             self._selector.modify(wire, events)
 
     def _close(self, wire: QueuedWire) -> None:
-        """Close a connection that has not proven itself, and count it."""
+        """Close an unproven connection, and count it."""
         self._num_closed += 1
         self._first_closed = self._first_closed or self._strangers[wire].address
         self._forget(wire)
@@ -456,9 +549,11 @@ class Hub:
 
 
 def _slowest_first(processes: dict[int, _Process]) -> list[_Process]:
-    """Order processes by how far they are; of many that are equally far, one speaks for all."""
+    """Return the processes by progress, the slowest first; only one for each step and activity."""
     ordered = sorted(
         processes.values(), key=lambda process: (process.step, process.doing.startswith("in step"))
     )
-    seen: set[tuple[int, str]] = set()
-    return [p for p in ordered if (p.step, p.doing) not in seen and not seen.add((p.step, p.doing))]  # type: ignore[func-returns-value]
+    first_of_each: dict[tuple[int, str], _Process] = {}
+    for process in ordered:
+        first_of_each.setdefault((process.step, process.doing), process)
+    return list(first_of_each.values())

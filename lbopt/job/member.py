@@ -1,7 +1,8 @@
-"""The process that computes, seen from inside: what it tells the others, and what they agree on."""
+"""A job as the process that computes sees it: what it tells the others, and what all agree on."""
 
 from __future__ import annotations
 
+import abc
 import faulthandler
 import json
 import os
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from lbopt import errors
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job import pulse
 from lbopt.job.hub import BEAT_S
@@ -17,14 +19,20 @@ from lbopt.job.place import Place
 from lbopt.job.wire import Wire
 
 VARIABLE = "LBOPT_MEMBER"
-"""The environment variable by which a guard tells its child who it is."""
+"""The environment variable by which a guard describes the job to its child."""
 STARTING = 4
-"""The patience with what comes before the first step: data are made ready and programs compiled."""
+"""The patience during start-up, while data are prepared and programs are compiled."""
 _RELEASE_S = 20.0
 
 
 def describe(place: Place, descriptor: int, everywhere: bool = False) -> str:
-    """Return what a guard writes into `VARIABLE`."""
+    """Return the value of `VARIABLE` for a guard's child.
+
+    Args:
+      place: The place of the process.
+      descriptor: File descriptor of the child's connection to its guard.
+      everywhere: Whether JAX's coordination service listens on every interface.
+    """
     local = list(place.local_device_ids) if place.local_device_ids else None
     bind = None if place.index or everywhere else place.jax_bind_address
     return json.dumps(
@@ -40,74 +48,122 @@ def describe(place: Place, descriptor: int, everywhere: bool = False) -> str:
     )
 
 
-class Alone:
-    """The only process of a job, as far as it asks what `Member` answers."""
+class Job(abc.ABC):
+    """The job that this process takes part in.
 
-    index, count = 0, 1
+    Attributes:
+      index: Index of this process, from 0.
+      count: Number of processes in the job.
+      stop_wanted: Whether the job has been asked to save its state and stop.
+    """
+
+    index = 0
+    count = 1
     stop_wanted = False
     _receive: Callable[[Any], None] = staticmethod(lambda value: None)
 
+    @abc.abstractmethod
     def together(self, key: str, value: Any) -> list[Any]:
-        """Return what all have said."""
-        del key
-        return [value]
+        """Send a value, wait for every process's value, and return all of them by index.
+
+        Every process makes the same calls in the same order.
+
+        Args:
+          key: Name of the value, the same in all processes.
+          value: JSON data.
+        """
 
     def from_first(self, key: str, value: Any) -> Any:
-        """Return what process 0 says."""
+        """Return the value of process 0, in every process; see `together`."""
         return self.together(key, value if self.index == 0 else None)[0]
 
     def on_post(self, receive: Callable[[Any], None]) -> None:
-        """Say what process 0 does with what the others post; in them it has no effect."""
+        """Set the function that process 0 calls with each posted value; ignored in the others."""
         self._receive = receive
 
+    @abc.abstractmethod
     def post(self, value: Any) -> None:
-        """Hand a value to process 0 without waiting; what one process posts comes in order, and before what it says together."""
+        """Send a value to process 0 without waiting.
+
+        The posts of one process arrive in order, and before the values that it sends afterwards by
+        `together`.
+        """
+
+    @abc.abstractmethod
+    def doing(self, what: str, step: int = 0, patience: float = 1) -> None:
+        """Record what this process is doing, for the message if it hangs.
+
+        Args:
+          what: The activity, in words.
+          step: The training step that the activity belongs to.
+          patience: The activity may take this many times `hang_timeout_s`; 0 if it only waits for
+            other processes.
+        """
+
+    @abc.abstractmethod
+    def stops_after(self, step: int) -> bool:
+        """Return whether to stop after a finished step; the answer is the same in all processes."""
+
+    @abc.abstractmethod
+    def fail(self, code: int, line: str) -> None:
+        """Report that this process ends with an error, and wait until the others have ended."""
+
+    def same(self, what: str, ours: dict[str, Any], names: str = "config") -> None:
+        """Raise `UserError` in every process unless all of them pass the same data.
+
+        Args:
+          what: Name of the data, for the message.
+          ours: Nested JSON data of this process.
+          names: Prefix of the field names in the message.
+        """
+        first, *others = self.together(what, ours)
+        for index, other in enumerate(others, 1):
+            for field, (of_first, of_other) in _differences(first, other, names).items():
+                raise UserError(
+                    field,
+                    of_first,
+                    f"this is from process 0 of {self.count}, and process {index} has "
+                    f"{errors.brief(of_other)}; start all with the same {what}",
+                    code="mismatch",
+                )
+
+
+class SoloJob(Job):
+    """A job of one process."""
+
+    def together(self, key: str, value: Any) -> list[Any]:
+        """Return the value alone."""
+        del key
+        return [value]
+
+    def post(self, value: Any) -> None:
+        """Receive the value at once."""
         self._receive(value)
 
     def doing(self, what: str, step: int = 0, patience: float = 1) -> None:
-        """Say what the process is at, for when it hangs.
-
-        Args:
-          what: in words.
-          step: of training that this belongs to.
-          patience: how many times `hang_timeout_s` it may take; 0 if it only waits for the others.
-        """
+        """Do nothing: no other process waits for this one."""
 
     def stops_after(self, step: int) -> bool:
-        """Return whether to stop, now that a step is done: all processes answer alike."""
+        """Return whether this process has been asked to stop."""
         del step
         return self.stop_wanted
 
     def fail(self, code: int, line: str) -> None:
-        """Tell the others that this process ends with an error, and wait until they have ended."""
-
-    def same(self, what: str, ours: dict[str, Any], names: str = "config") -> None:
-        """Raise `UserError` in every process unless all have said the same.
-
-        Args:
-          what: they are to agree on, in words.
-          ours: nested JSON data.
-          names: what goes before a field's name.
-        """
-        first, *others = self.together(what, ours)
-        for index, other in enumerate(others, 1):
-            for name, (a, b) in _differences(first, other, names).items():
-                raise UserError(
-                    f"{name}: process 0 of {self.count} has {a!r}, process {index} has {b!r}; start all with the same {what}"
-                )
+        """Do nothing: no other process has to be told."""
 
 
-class Member(Alone):
-    """One of several processes.
+class MemberJob(Job):
+    """A job of several processes, seen from one of them.
 
     Args:
-      connection: to the guard.
-      index: of this process.
-      count: of processes.
-      jax_address: of JAX's coordination service.
-      start_timeout_s: how long JAX may take to bring them together.
-      local_device_ids: see `Place`.
-      jax_bind_address: where that service listens; None for every interface.
+      connection: Connection to this process's guard.
+      index: Index of this process.
+      count: Number of processes.
+      jax_address: HOST:PORT of JAX's coordination service.
+      start_timeout_s: Seconds that JAX may take to connect the processes.
+      local_device_ids: Devices of this host that this process uses; None for all of them.
+      jax_bind_address: HOST:PORT where JAX's coordination service listens; None for every
+        interface.
     """
 
     def __init__(
@@ -120,17 +176,17 @@ class Member(Alone):
         local_device_ids: list[int] | None,
         jax_bind_address: str | None = None,
     ):
-        self.index, self.count = index, count
+        self.index = index
+        self.count = count
+        self.jax_address = jax_address
         self.jax_bind_address = jax_bind_address
-        self.jax_address, self.start_timeout_s, self.local_device_ids = (
-            jax_address,
-            start_timeout_s,
-            local_device_ids,
-        )
+        self.start_timeout_s = start_timeout_s
+        self.local_device_ids = local_device_ids
+
         self._wire = Wire(connection)
         self._round = 0
-        self._said: dict[int, list[Any]] = {}
-        self._now: tuple[int, str, float] = (0, "starting", STARTING)
+        self._values: dict[int, list[Any]] = {}
+        self._activity: tuple[int, str, float] = (0, "starting", STARTING)
         self._step = 0
         self._bound: int | None = None
         self._stop_at: int | None = None
@@ -138,44 +194,38 @@ class Member(Alone):
         self._problem: Exception | None = None
         self._changed = threading.Condition()
         self._released = threading.Event()
-        faulthandler.enable()  # the guard asks by SIGABRT where a process hangs
+
+        faulthandler.enable()  # the guard of a process that hangs asks for its stack by SIGABRT
         threading.Thread(target=self._listen, name="lbopt member", daemon=True).start()
         threading.Thread(target=self._beat, name="lbopt beats", daemon=True).start()
 
     def together(self, key: str, value: Any) -> list[Any]:
-        """Say something, wait until every process has, and return what all have said, by index.
-
-        Every process calls this equally often, in the same order.
-
-        Args:
-          key: what it is about.
-          value: JSON data.
-        """
-        number, self._round = self._round, self._round + 1
-        try:
+        """Send a value, wait for every process's value, and return all of them by index."""
+        number = self._round
+        self._round += 1
+        with errors.under("", message=key):
             self._wire.send(say=key, round=number, value=value)
-        except EnvironmentProblem as error:
-            raise EnvironmentProblem(f"{key}: {error}") from error
         with self._changed:
-            self._changed.wait_for(lambda: number in self._said or self._lost or self._problem)
+            self._changed.wait_for(lambda: number in self._values or self._lost or self._problem)
             self._check()
-            return self._said.pop(number)
+            return self._values.pop(number)
 
     def post(self, value: Any) -> None:
-        """Hand a value to process 0 without waiting; what one process posts comes in order, and before what it says together."""
+        """Send a value to process 0 without waiting."""
         if self.index == 0:
             self._receive(value)
         else:
             self._wire.send(post=value)
 
     def doing(self, what: str, step: int = 0, patience: float = 1) -> None:
-        """Say what the process is at, for when it hangs."""
-        self._now = (step, what, patience)
+        """Record what this process is doing; the next heartbeat carries it."""
+        self._activity = (step, what, patience)
 
     def stops_after(self, step: int) -> bool:
-        """Return whether to stop, now that a step is done: all processes answer alike.
+        """Return whether to stop after a finished step; the answer is the same in all processes.
 
-        When one is asked to stop, each says which step it is in and goes no further; all stop after the latest of these.
+        When the job is asked to stop, each process reports the step that it is in and goes no
+        further; all of them stop after the latest of these steps.
         """
         with self._changed:
             self._step = step
@@ -185,7 +235,7 @@ class Member(Alone):
             return self._stop_at is not None and step >= self._stop_at
 
     def fail(self, code: int, line: str) -> None:
-        """Tell the others that this process ends with an error, and wait until they have ended."""
+        """Report that this process ends with an error, and wait until the others have ended."""
         self._wire.send(failed=code, line=line)
         self._released.wait(_RELEASE_S)
 
@@ -194,7 +244,7 @@ class Member(Alone):
             raise self._problem
         if self._lost:
             raise EnvironmentProblem(
-                "the guard of this process is gone; run the same command again"
+                "the guard of this process has ended; run the same command again", code="resource"
             )
 
     def _listen(self) -> None:
@@ -212,7 +262,7 @@ class Member(Alone):
             return
         with self._changed:
             if "round" in message:
-                self._said[message["round"]] = message["values"]
+                self._values[message["round"]] = message["values"]
             elif "stop" in message:
                 self.stop_wanted = self._asked = True
                 self._bound = self._step + 1
@@ -224,17 +274,21 @@ class Member(Alone):
             self._changed.notify_all()
 
     def _take(self, posted: Any) -> None:
-        """Do with a post what process 0 does with them; what that raises is raised where the process next waits for the others."""
+        """Receive a posted value in process 0.
+
+        An error is raised where the process next waits for the others, not in this thread.
+        """
         if self._problem is None:
             try:
                 self._receive(posted)
             except Exception as error:
                 with self._changed:
-                    self._problem, self.stop_wanted = error, True  # nothing more would be kept
+                    self._problem = error
+                    self.stop_wanted = True  # later results could not be kept either
                     self._changed.notify_all()
 
     def _beat(self) -> None:
-        """Say every now and then what goes on, and soon when this process has been asked to stop."""
+        """Send heartbeats, and without delay the request to stop that this process has received."""
         turns = 0
         while not self._released.wait(BEAT_S / 10):
             if self.stop_wanted and not self._asked:
@@ -242,12 +296,12 @@ class Member(Alone):
                 self._wire.send(stop=True)
             turns += 1
             if turns % 5 == 0:
-                step, doing, patience = self._now
+                step, doing, patience = self._activity
                 self._wire.send(beat=step, doing=doing, pulse=pulse.count(), patience=patience)
 
 
 def _differences(first: Any, other: Any, name: str) -> dict[str, tuple[Any, Any]]:
-    """Return field -> the two values, where they differ."""
+    """Return the two values of each field in which nested data differ, by the field's name."""
     if isinstance(first, dict) and isinstance(other, dict):
         found: dict[str, tuple[Any, Any]] = {}
         for key in {**first, **other}:
@@ -256,14 +310,13 @@ def _differences(first: Any, other: Any, name: str) -> dict[str, tuple[Any, Any]
     return {} if first == other else {name: (first, other)}
 
 
-def join() -> Alone:
-    """Return this process's part in its job: what its guard has told it, or that it is alone."""
-    described = os.environ.pop(VARIABLE, None)  # what this process starts is no member
+def join() -> Job:
+    """Return the job of this process: the one that its guard describes, or one of its own."""
+    described = os.environ.pop(VARIABLE, None)  # programs that this process starts are not members
     if described is None:
-        return Alone()
+        return SoloJob()
     descriptor, *rest = json.loads(described)
     connection = socket.socket(fileno=descriptor)
-    connection.set_inheritable(
-        False
-    )  # the guard hears that this process has ended, whatever it has started
-    return Member(connection, *rest)
+    # Else programs that this process starts would hide its end from the guard.
+    connection.set_inheritable(False)
+    return MemberJob(connection, *rest)

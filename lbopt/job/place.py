@@ -1,4 +1,4 @@
-"""Which process of a job this one is: told by flags or the environment, or found out by JAX."""
+"""A process's place in its job: given by flags or environment variables, or found by JAX."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import NO_VALUE, EnvironmentProblem, require
 
 FLAGS = {
-    "coordinator_address": "of several processes: HOST:PORT of process 0; HOST:PORT+1 is used too (or JAX_COORDINATOR_ADDRESS)",
-    "coordinator_bind_address": "where process 0 listens, if not at that address: HOST:PORT (or JAX_COORDINATOR_BIND_ADDRESS)",
-    "num_processes": "how many there are (or JAX_NUM_PROCESSES); none of the three on Cloud TPU, GKE, Slurm",
-    "process_id": "which one this is, from 0 (or JAX_PROCESS_ID)",
-    "start_timeout_s": "how long to wait for the others at the start (default 60, or LBOPT_START_TIMEOUT_S)",
-    "hang_timeout_s": "end the job when no process has gone on for so long (default 900, or LBOPT_HANG_TIMEOUT_S)",
-    "job_secret_file": "a file that only you can read, with what all processes know and nobody else (or LBOPT_JOB_SECRET_FILE, "
-    "LBOPT_JOB_SECRET; default ~/.config/lbopt/job_secret, made where it is missing)",
+    "coordinator_address": "HOST:PORT of process 0 in a job of several processes; PORT+1 is used "
+    "too (or JAX_COORDINATOR_ADDRESS)",
+    "coordinator_bind_address": "HOST:PORT where process 0 listens, if not at "
+    "--coordinator_address (or JAX_COORDINATOR_BIND_ADDRESS)",
+    "num_processes": "number of processes in the job (or JAX_NUM_PROCESSES); not needed on Cloud "
+    "TPU, GKE or Slurm, nor are --coordinator_address and --process_id",
+    "process_id": "index of this process, from 0 (or JAX_PROCESS_ID)",
+    "start_timeout_s": "seconds to wait for the other processes at the start (default 60, or "
+    "LBOPT_START_TIMEOUT_S)",
+    "hang_timeout_s": "seconds without progress in any process before the job is ended (default "
+    "900, or LBOPT_HANG_TIMEOUT_S)",
+    "job_secret_file": "file with the secret that all processes of the job share, readable by you "
+    "alone (or LBOPT_JOB_SECRET_FILE, LBOPT_JOB_SECRET; default ~/.config/lbopt/job_secret, "
+    "created if missing)",
 }
 VARIABLES = {
     "coordinator_address": "JAX_COORDINATOR_ADDRESS",
@@ -28,9 +34,10 @@ VARIABLES = {
     "hang_timeout_s": "LBOPT_HANG_TIMEOUT_S",
     "job_secret_file": "LBOPT_JOB_SECRET_FILE",
 }
-_SIGNS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "JOB_COMPLETION_INDEX")
+_CLUSTER_VARIABLES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "JOB_COMPLETION_INDEX")
 """Set by Slurm, Open MPI and indexed jobs of Kubernetes."""
-_WHO = ("coordinator_address", "num_processes", "process_id")
+_IDENTITY = ("coordinator_address", "num_processes", "process_id")
+"""The flags that say which process this is: all of them are given, or none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +45,14 @@ class Place:
     """A process's place in a job.
 
     Attributes:
-      host: on which process 0 runs.
-      port: at which its hub listens; JAX's coordination service has the next one.
-      count: of processes.
-      index: of this one.
-      local_device_ids: which of the host's devices are this process's; None for all.
-      start_timeout_s: how long the others may take to come.
-      hang_timeout_s: how long the job may stand still.
-      bind: (host, port) at which process 0 listens; None for what `host` stands for, and `port`.
+      host: Host of process 0.
+      port: Port of the job's hub on that host. JAX's coordination service uses the next port.
+      count: Number of processes in the job.
+      index: Index of this process, from 0.
+      local_device_ids: Devices of this host that this process uses; None for all of them.
+      start_timeout_s: Seconds to wait for the other processes at the start.
+      hang_timeout_s: Seconds without progress in any process before the job is ended.
+      bind: (host, port) where process 0 listens; None for `host` and `port`.
     """
 
     host: str
@@ -59,19 +66,22 @@ class Place:
 
     @property
     def listens(self) -> tuple[str, str, int]:
-        """Which flag says where process 0 listens, and its host and port. Of another process: whom it looks for."""
+        """The flag that says where process 0 listens, and the host and port in it.
+
+        Only process 0 uses `bind`; the others connect to `host` and `port`.
+        """
         if self.bind and self.index == 0:
             return ("coordinator_bind_address", *self.bind)
         return "coordinator_address", self.host, self.port
 
     @property
     def jax_address(self) -> str:
-        """Where JAX's coordination service is found."""
+        """HOST:PORT to which the processes connect for JAX's coordination service."""
         return _joined(self.host, self.port + 1)
 
     @property
     def jax_bind_address(self) -> str:
-        """Where it listens."""
+        """HOST:PORT at which JAX's coordination service listens in process 0."""
         host, port = self.bind or (self.host, self.port)
         return _joined(host, port + 1)
 
@@ -81,7 +91,7 @@ def _joined(host: str, port: int) -> str:
 
 
 def is_number(host: str) -> bool:
-    """Return whether it is an address of numbers, and no name.
+    """Return whether a host is given by a numeric IP address, and not by a name.
 
     >>> is_number("10.0.0.1"), is_number("::1"), is_number("host-0")
     (True, True, False)
@@ -94,7 +104,7 @@ def is_number(host: str) -> bool:
 
 
 def given_flags(argv: Sequence[str]) -> dict[str, str]:
-    """Return those of `FLAGS` that a command line has.
+    """Return the flags of `FLAGS` that a command line contains, with their values.
 
     >>> given_flags(["--workdir=w", "--process_id=1", "--num_processes", "2"])
     {'process_id': '1', 'num_processes': '2'}
@@ -108,80 +118,100 @@ def given_flags(argv: Sequence[str]) -> dict[str, str]:
 
 
 def find(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | None:
-    """Return this process's place; None if it is alone.
+    """Return this process's place in its job; None if it is the only process.
 
     Args:
-      flags: from `given_flags`; they come before the environment.
-      environ: `os.environ`.
+      flags: The flags of the job, from `given_flags`. A flag overrides its environment variable.
+      environ: The environment variables, `os.environ`.
 
     Raises:
-      UserError: if what is given is no place.
-      EnvironmentProblem: if JAX knows the cluster and fails to find the place out.
+      UserError: If a flag or variable has a wrong value, or only some of `_IDENTITY` are given.
+      EnvironmentProblem: If JAX recognizes a cluster but cannot find this process's place in it.
     """
+    # An error names what the user set: the flag if it is given, or else the variable.
     shown = {name: f"--{name}" if name in flags else VARIABLES[name] for name in FLAGS}
-    told = {
+    given = {
         name: environ[variable] for name, variable in VARIABLES.items() if environ.get(variable)
     } | dict(flags)
-    rest: dict[str, Any] = {
-        name: _seconds(shown[name], told[name])
+
+    options: dict[str, Any] = {
+        name: _seconds(shown[name], given[name])
         for name in ("start_timeout_s", "hang_timeout_s")
-        if name in told
+        if name in given
     }
-    if "coordinator_bind_address" in told:
-        rest["bind"] = _address(shown["coordinator_bind_address"], told["coordinator_bind_address"])
-    who = [name for name in _WHO if name in told]
-    if not who:
-        return _detected(rest) if _may_be_one_of_many(environ) else None
-    for name in _WHO:
+    if "coordinator_bind_address" in given:
+        options["bind"] = _address(
+            shown["coordinator_bind_address"], given["coordinator_bind_address"]
+        )
+
+    identity = [name for name in _IDENTITY if name in given]
+    if not identity:
+        return _detected(options) if _may_be_in_a_cluster(environ) else None
+    for name in _IDENTITY:
         require(
-            name in told,
+            name in given,
             shown[name],
             None,
-            f"{shown[who[0]]} is given too; give all of {', '.join(_WHO)} or none",
+            f"{shown[identity[0]]} is given too; give all of {', '.join(_IDENTITY)} or none",
+            code="missing",
         )
-    host, port = _address(shown["coordinator_address"], told["coordinator_address"])
-    count = _number(shown["num_processes"], told["num_processes"], 1, 1 << 20)
-    index = _number(shown["process_id"], told["process_id"], 0, count - 1)
-    return Place(host, port, count, index, None, **rest) if count > 1 else None
+
+    host, port = _address(shown["coordinator_address"], given["coordinator_address"])
+    count = _number(shown["num_processes"], given["num_processes"], 1, 1 << 20)
+    index = _number(shown["process_id"], given["process_id"], 0, count - 1)
+    return Place(host, port, count, index, None, **options) if count > 1 else None
 
 
-def _may_be_one_of_many(environ: Mapping[str, str]) -> bool:
-    """Return whether to ask at all: in a lone container of Kubernetes, for instance, JAX's question would fail."""
+def _may_be_in_a_cluster(environ: Mapping[str, str]) -> bool:
+    """Return whether JAX's cluster detection may be asked.
+
+    It fails, instead of answering "no", in a single container of Kubernetes for instance.
+    """
     from jax._src import cloud_tpu_init
 
-    return cloud_tpu_init.running_in_cloud_tpu_vm or any(name in environ for name in _SIGNS)
+    in_cluster = any(name in environ for name in _CLUSTER_VARIABLES)
+    return cloud_tpu_init.running_in_cloud_tpu_vm or in_cluster
 
 
-def _detected(rest: Mapping[str, Any]) -> Place | None:
-    """Ask JAX whether this is a process of a Cloud TPU slice, of a GKE or Slurm job, or of MPI."""
-    from jax._src import clusters  # there is no public way to ask without starting
+def _detected(options: Mapping[str, Any]) -> Place | None:
+    """Return the place that JAX finds in a Cloud TPU slice, a GKE or Slurm job, or MPI; or None."""
+    from jax._src import clusters  # the public way would start JAX's runtime
 
-    seconds = int(rest.get("start_timeout_s", 60))
+    seconds = int(options.get("start_timeout_s", 60))
     try:
         address, count, index, local = clusters.ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, seconds
         )
     except Exception as error:  # whatever metadata servers and schedulers answer
         raise EnvironmentProblem(
-            f"this process's place in its job cannot be found out ({' '.join(str(error).split())}); "
-            f"give {', '.join(f'--{name}' for name in _WHO)}"
+            "--coordinator_address",
+            NO_VALUE,
+            f"JAX cannot find it in this cluster ({' '.join(str(error).split())}); give it, "
+            "--num_processes and --process_id",
+            code="resource",
         ) from error
     if address is None or count is None or index is None or count == 1:
         return None
-    host, port = _address("the coordinator's address that JAX found", address)
-    return Place(host, port, count, index, None if local is None else tuple(local), **rest)
+
+    host, port = _address("--coordinator_address", address)
+    return Place(host, port, count, index, None if local is None else tuple(local), **options)
 
 
 def _address(field: str, value: str) -> tuple[str, int]:
-    host, _, port = value.rpartition(":")
-    host, number = host.strip("[]"), _whole(port)
-    if not (host and _may_be_asked_for(host) and 0 < number < 65535):
-        raise UserError(f"{field} = {value!r}: give HOST:PORT of process 0, PORT from 1 to 65534")
-    return host, number
+    host, _, port_text = value.rpartition(":")
+    host = host.strip("[]")
+    port = _whole(port_text)
+    require(
+        host and _may_be_looked_up(host) and 0 < port < 65535,
+        field,
+        value,
+        "give HOST:PORT of process 0, PORT from 1 to 65534",
+    )
+    return host, port
 
 
-def _may_be_asked_for(host: str) -> bool:
-    """Return whether `socket` takes it for a name: `a..b` it does not."""
+def _may_be_looked_up(host: str) -> bool:
+    """Return whether `socket` can encode a host's name; it cannot encode `a..b`, for instance."""
     try:
         return bool(host.encode("idna"))
     except UnicodeError:
@@ -190,13 +220,15 @@ def _may_be_asked_for(host: str) -> bool:
 
 def _number(field: str, value: str, least: int, most: int) -> int:
     number = _whole(value)
-    if not least <= number <= most:
-        raise UserError(f"{field} = {value!r}: give a whole number from {least} to {most}")
+    require(least <= number <= most, field, value, f"give a whole number from {least} to {most}")
     return number
 
 
 def _whole(value: str) -> int:
-    """Return a whole number, or -1 if it is none; Python reads no longer ones than 4300 digits."""
+    """Return a non-negative whole number, or -1 if the text is not one.
+
+    Numbers of 20 and more digits count as wrong: Python refuses to read more than 4300 digits.
+    """
     return int(value) if value.isdecimal() and len(value) < 20 else -1
 
 
@@ -205,6 +237,5 @@ def _seconds(field: str, value: str) -> float:
         seconds = float(value)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < 1e7:
-        raise UserError(f"{field} = {value!r}: give a number of seconds > 0")
+    require(0 < seconds < 1e7, field, value, "give a number of seconds > 0 and < 1e7")
     return seconds

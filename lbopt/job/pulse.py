@@ -1,6 +1,7 @@
-"""A count of the batches that this process has begun, by which its guard sees that it has not stopped.
+"""The number of batches that this process has begun, by which its guard sees that it progresses.
 
-The loops that run steps count (training, evaluation, sweeps); a compiled step called by another program counts nothing.
+The loops of training, evaluation and sweeps count; a compiled step called by another program does
+not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def beat() -> None:
 
 
 def beating(batches: Iterable[T]) -> Iterator[T]:
-    """Yield the batches, counting each as it is begun.
+    """Yield the batches, counting each before it is yielded.
 
     >>> before = count()
     >>> list(beating("abc"))

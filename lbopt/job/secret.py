@@ -1,12 +1,14 @@
-"""What the processes of a job know and strangers do not: where it is found, and how it is proven without being said.
+"""The secret that the processes of a job share: where it is found, and how each side proves it.
 
-Whoever connects to the hub is asked to answer a number that nobody has seen before, by HMAC-SHA256 (RFC 2104) with the secret as its
-key; the hub answers one in turn. From both numbers come the keys of the codes that all later lines carry (`lbopt.job.wire`):
+The secret itself is never sent. The hub sends a nonce to whoever connects, and the guard answers
+with an HMAC-SHA256 (RFC 2104) keyed by the secret; the hub proves in the same way that it knows the
+secret. Both nonces together give the keys that authenticate all later lines (`lbopt.job.wire`):
 
     hub    {"lbopt": 1, "nonce": H}
-    guard  {"index": ..., "count": ..., "where": ..., "nonce": G, "proof": of "guard", H, G, index, count, where}
-    hub    {"proof": of "hub", H, G}
-    guard  {"here": true}, and from here on codes
+    guard  {"index": ..., "count": ..., "where": ..., "nonce": G,
+            "proof": HMAC of "guard", H, G, index, count, where}
+    hub    {"proof": HMAC of "hub", H, G}
+    guard  {"here": true}, the first line with an authentication code
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, cast
 
 from lbopt import paths, unfinished
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError, require
 from lbopt.job.wire import Keys, Wire
 from lbopt.regular import open_regular
 
@@ -31,91 +33,115 @@ FILE_VARIABLE = "LBOPT_JOB_SECRET_FILE"
 FILE_FLAG = "job_secret_file"
 HOW = f"give all processes the same {VARIABLE} or --{FILE_FLAG}"
 PROTOCOL = 1
-_LEAST, _MOST = 16, 4096
-_WHERE = 200
-"""The most characters of a host's name that are said."""
+_LEAST_BYTES = 16
+_MOST_BYTES = 4096
+_LONGEST_WHERE = 200
+"""Characters of a process's host name and id that are sent, at most."""
 
 
 def find(flags: Mapping[str, str], environ: MutableMapping[str, str]) -> bytes:
-    """Return the job's secret; take it out of the environment, which the processes that compute inherit.
+    """Return the job's secret, and remove it from the environment that child processes inherit.
 
-    It comes from the file that --job_secret_file or LBOPT_JOB_SECRET_FILE names, from LBOPT_JOB_SECRET, or else from
-    ~/.config/lbopt/job_secret, which is made where it is missing: hosts with one home folder need nothing else.
+    The secret comes from the file in --job_secret_file or LBOPT_JOB_SECRET_FILE, from
+    LBOPT_JOB_SECRET, or else from ~/.config/lbopt/job_secret, which is created if missing: hosts
+    that share a home folder need no setting.
 
     Args:
-      flags: from `place.given_flags`.
-      environ: `os.environ`.
+      flags: The flags of the job, from `place.given_flags`.
+      environ: The environment variables, `os.environ`.
 
     Raises:
-      UserError: if what is given is no secret, or others can read it.
-      EnvironmentProblem: if there is none and none can be made.
+      UserError: If the file cannot be read, others may read it, or the secret has a wrong length.
+      EnvironmentProblem: If no secret is given and none can be created.
     """
-    said = environ.pop(VARIABLE, None)
+    from_variable = environ.pop(VARIABLE, None)
     if FILE_FLAG in flags:
         return _read(f"--{FILE_FLAG}", flags[FILE_FLAG])
     if (file := environ.get(FILE_VARIABLE)) is not None:
-        if said:
-            raise UserError(f"{VARIABLE} and {FILE_VARIABLE} are both set; unset one of them")
+        require(
+            not from_variable,
+            FILE_VARIABLE,
+            file,
+            f"{VARIABLE} is set too; unset one of them",
+            code="conflict",
+        )
         return _read(FILE_VARIABLE, file)
-    if said is not None:
-        return _checked(VARIABLE, os.fsencode(said))
-    return _own(environ)
+    if from_variable is not None:
+        return _checked(VARIABLE, NO_VALUE, os.fsencode(from_variable))
+    return _of_user(environ)
 
 
-def _read(shown: str, given: str) -> bytes:
-    path = paths.local(given, shown)
+def _read(field: str, file: str) -> bytes:
+    path = paths.local(file, field)
     try:
         with open_regular(path) as stream:
             mode = os.fstat(stream.fileno()).st_mode
-            text = stream.read(_MOST + 1)
+            text = stream.read(_MOST_BYTES + 1)
     except OSError as error:
         raise UserError(
-            f"{shown} = {given!r}: {error.strerror}; name a file with the job's secret, the same for all processes"
+            field,
+            file,
+            f"{error.strerror}; name a file with the job's secret, the same for all processes",
+            code="missing" if isinstance(error, FileNotFoundError) else "damaged",
         ) from error
     require(
         not mode & 0o077,
-        shown,
-        given,
-        f"others may read it, its mode is {mode & 0o777:03o}; chmod 600 it",
+        field,
+        file,
+        f"other users may read it, its mode is {mode & 0o777:03o}; chmod 600 it",
     )
-    return _checked(f"{shown} = {given!r}", text)
+    return _checked(field, file, text)
 
 
-def _checked(shown: str, text: bytes) -> bytes:
+def _checked(field: str, file: str, text: bytes) -> bytes:
+    """Return the secret without white space around it, if its length is right.
+
+    Args:
+      field: The flag or variable that gave it.
+      file: The file that it came from; `NO_VALUE` for a variable, since the secret is not shown.
+      text: The secret.
+    """
     text = text.strip()
-    if not _LEAST <= len(text) <= _MOST:  # and it is not shown
-        raise UserError(
-            f"{shown}: has {len(text)} characters; give from {_LEAST} to {_MOST}: openssl rand -hex 32"
-        )
+    require(
+        _LEAST_BYTES <= len(text) <= _MOST_BYTES,
+        field,
+        file,
+        f"the secret has {len(text)} characters; give {_LEAST_BYTES} to {_MOST_BYTES}: "
+        "openssl rand -hex 32",
+    )
     return text
 
 
-def _own(environ: Mapping[str, str]) -> bytes:
-    """Return the secret of this user, made by whoever asks first."""
+def _of_user(environ: Mapping[str, str]) -> bytes:
+    """Return the secret in this user's configuration folder, created if missing."""
     path = pathlib.Path("~/.config/lbopt/job_secret")
     try:
         path = paths.of_user(environ, "XDG_CONFIG_HOME", ".config") / "lbopt" / "job_secret"
         unfinished.remove(path.parent, re.compile(r"\.job_secret\.\d+(\.[0-9a-f]{8})?"))
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = unfinished.beside(path)
+            temporary = unfinished.beside(path)
             try:
-                descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(descriptor, "w") as stream:
                     stream.write(secrets.token_hex(32) + "\n")
-                with contextlib.suppress(FileExistsError):  # another was faster: its secret holds
-                    os.link(part, path)
+                # Processes that start together agree on the secret of whoever links first.
+                with contextlib.suppress(FileExistsError):
+                    os.link(temporary, path)
             finally:
-                part.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
     except OSError as error:
         raise EnvironmentProblem(
-            f"{path}: the secret by which the processes of a job know each other cannot be kept there ({error.strerror}); {HOW}"
+            str(path),
+            NO_VALUE,
+            f"the secret of this user's jobs cannot be kept there ({error.strerror}); {HOW}",
+            code="resource",
         ) from error
-    return _read("the job's secret", str(path))
+    return _read(f"--{FILE_FLAG}", str(path))
 
 
 def challenge() -> tuple[str, dict[str, Any]]:
-    """Return a number that was never used, and the hub's first message with it."""
+    """Return a fresh nonce, and the hub's first message, which contains it."""
     nonce = secrets.token_hex(32)
     return nonce, {"lbopt": PROTOCOL, "nonce": nonce}
 
@@ -123,25 +149,36 @@ def challenge() -> tuple[str, dict[str, Any]]:
 def answer(
     secret: bytes, asked: str, index: int, count: int, where: str
 ) -> tuple[str, dict[str, Any]]:
-    """Return a guard's number and its answer to the hub's."""
-    nonce, where = secrets.token_hex(32), where[:_WHERE]
+    """Return a guard's nonce and its answer to the hub's challenge.
+
+    Args:
+      secret: The job's secret.
+      asked: The hub's nonce.
+      index: Index of the guard's process.
+      count: Number of processes that this process was started with.
+      where: Host name and process id, for messages.
+    """
+    nonce = secrets.token_hex(32)
+    where = where[:_LONGEST_WHERE]
     proof = _proof(secret, "guard", asked, nonce, index, count, where)
     return nonce, {"index": index, "count": count, "where": where, "nonce": nonce, "proof": proof}
 
 
 def believed(secret: bytes, asked: str, hello: Mapping[str, Any]) -> bool | None:
-    """Return whether an answer was made with the secret; None if it is none at all."""
+    """Return whether a guard's answer was made with the secret; None if it is malformed."""
     index, count, where, nonce = (
         cast(Any, hello.get(name)) for name in ("index", "count", "where", "nonce")
     )
     right = type(index) is int and type(count) is int and 0 <= index < count
-    if not (right and isinstance(where, str) and len(where) <= _WHERE and _is_nonce(nonce)):
+    if not (right and isinstance(where, str) and len(where) <= _LONGEST_WHERE):
+        return None
+    if not _is_nonce(nonce):
         return None
     return _equal(hello.get("proof"), _proof(secret, "guard", asked, nonce, index, count, where))
 
 
 def reply(secret: bytes, asked: str, nonce: str) -> dict[str, Any]:
-    """Return the hub's answer to a guard's number."""
+    """Return the hub's answer to a guard's nonce."""
     return {"proof": _proof(secret, "hub", asked, nonce)}
 
 
@@ -151,17 +188,28 @@ def is_hub(secret: bytes, asked: str, nonce: str, message: Mapping[str, Any]) ->
 
 
 def is_challenge(message: Mapping[str, Any]) -> bool:
-    """Return whether this is a hub's first message."""
+    """Return whether a message is the first one of a hub of this protocol version."""
     return message.get("lbopt") == PROTOCOL and _is_nonce(message.get("nonce"))
 
 
 def trust(wire: Wire, secret: bytes, asked: str, nonce: str, is_hub: bool) -> None:
-    """Let a connection carry codes from here on, with keys of its own for each direction."""
-    ways = [
+    """Authenticate all later lines of a connection, with a key for each direction.
+
+    Args:
+      wire: The connection.
+      secret: The job's secret.
+      asked: The hub's nonce.
+      nonce: The guard's nonce.
+      is_hub: Whether this end is the hub.
+    """
+    from_hub, from_guard = (
         Keys(bytes.fromhex(_proof(secret, f"from the {who}", asked, nonce)))
         for who in ("hub", "guard")
-    ]
-    wire.trust(*ways if is_hub else reversed(ways))
+    )
+    if is_hub:
+        wire.trust(sending=from_hub, receiving=from_guard)
+    else:
+        wire.trust(sending=from_guard, receiving=from_hub)
 
 
 def _is_nonce(value: Any) -> bool:

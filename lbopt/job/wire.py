@@ -1,7 +1,7 @@
-"""JSON lines over sockets: all that hub, guards and members say to each other.
+"""JSON lines over sockets, by which hub, guards and members talk to each other.
 
-Between machines every line carries a code that only those who know the job's secret can make (`Keys`): nobody else can say
-anything, say it again, or leave something out unseen. It is not enciphered.
+Between machines every line carries an authentication code that only holders of the job's secret
+can make (`Keys`): nobody else can send, repeat or drop a line unnoticed. Lines are not encrypted.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ import threading
 from collections import deque
 from typing import Any, NamedTuple
 
-from lbopt.errors import EnvironmentProblem
+from lbopt.errors import NO_VALUE, EnvironmentProblem
 
 MOST_BYTES = 1 << 26
-"""No line is longer, its code included: whoever sends more is none of ours."""
+"""Longest line, its code included; a longer one does not come from this job."""
 MOST_HELLO_BYTES = 2048
-"""No message is longer as long as it is not known who is at the other end."""
-CHANGED = "what comes from it is changed on the way"
-"""What is wrong where a line has not its code."""
-_CODE = 64
-"""Length of a code: HMAC-SHA256 in hexadecimal."""
+"""Longest message while the other end has not proven that it belongs to the job."""
+CHANGED = "its messages are altered on the way"
+"""The reason given when a line does not match its code."""
+_CODE_LENGTH = 64
+"""Length of an authentication code: HMAC-SHA256 in hexadecimal."""
 
 
 class Line(NamedTuple):
-    """A message as it is sent, and its SHA-256, which is computed once however many it is sent to."""
+    """A message as it is sent, and its SHA-256, computed once for all receivers."""
 
     data: bytes
     digest: bytes
 
 
 class Keys:
-    """Codes of the lines of one direction of one connection, each for its place in the order.
+    """Authentication codes for one direction of one connection; they cover the order of the lines.
 
     Args:
-      key: for this direction of this connection alone.
+      key: The HMAC key, used for this direction of this connection only.
     """
 
     def __init__(self, key: bytes):
-        self._key, self._number = key, 0
+        self._key = key
+        self._number = 0
 
     def code(self, line: Line) -> bytes:
         """Return the code of the next line."""
@@ -55,8 +56,8 @@ class Wire:
     """One connection. Any thread may send; one thread receives.
 
     Args:
-      connection: a connected stream socket.
-      most_bytes: of a message.
+      connection: The connected stream socket.
+      most_bytes: Longest message to accept.
     """
 
     _queues = False
@@ -67,24 +68,32 @@ class Wire:
         self._rest = bytearray()
         self._sending = threading.Lock()
         self._keys: tuple[Keys, Keys] | None = None
-        with contextlib.suppress(
-            OSError
-        ):  # only TCP has it: there a short line would wait 40 ms for the one before it
+        # On TCP a short line would wait 40 ms for the previous one; other sockets lack the option.
+        with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """See `socket.settimeout`."""
+        """Limit how long sending and receiving may block, as `socket.settimeout` does."""
         self._socket.settimeout(timeout_s)
 
     def trust(self, sending: Keys, receiving: Keys) -> None:
-        """From here on send codes, believe nothing without them, and take messages of any size that ours have."""
-        self._keys, self._most_bytes = (sending, receiving), MOST_BYTES
+        """Authenticate all later lines, and accept messages up to `MOST_BYTES`.
+
+        Args:
+          sending: The codes of the lines that this end sends.
+          receiving: The codes of the lines that it receives.
+        """
+        self._keys = (sending, receiving)
+        self._most_bytes = MOST_BYTES
 
     def send(self, **message: Any) -> bool:
-        """Send a message; False if nobody is at the other end any more, or takes it within the connection's timeout: that is its end."""
+        """Send a message and return whether it went out.
+
+        A message that the other end does not take within the timeout ends the connection.
+        """
         line = encode(**message)
         with self._sending:
             return self._send(line)
@@ -92,7 +101,7 @@ class Wire:
     def _send(self, line: Line) -> bool:
         try:
             self._socket.sendall(self._code(line) + line.data)
-        except TimeoutError:  # nothing can come after a part of a line
+        except TimeoutError:  # nothing can follow an incomplete line
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             return False
@@ -104,13 +113,13 @@ class Wire:
         return self._keys[0].code(line) if self._keys else b""
 
     def receive(self, or_wait: bool = False) -> list[dict[str, Any]] | None:
-        """Wait for bytes and return the messages that they complete; None at the end.
+        """Wait for bytes and return the messages that they complete; None if the connection ended.
 
         Args:
-          or_wait: raise TimeoutError where the end is only that of the connection's timeout.
+          or_wait: Whether to raise TimeoutError, instead of returning None, after the timeout.
 
         Raises:
-          ValueError: if it is no message of ours.
+          ValueError: If a line is too long, malformed, or has a wrong authentication code.
         """
         try:
             data = self._socket.recv(1 << 16)
@@ -127,16 +136,17 @@ class Wire:
             self._rest = rest
             messages = [self._message(bytes(line)) for line in lines]
         if len(self._rest) > self._most_bytes:
-            raise ValueError("a message without end")
+            raise ValueError("a message does not end")
         return messages
 
     def _message(self, line: bytes) -> dict[str, Any]:
         if len(line) > self._most_bytes:
-            raise ValueError("a message too long")
+            raise ValueError("a message is too long")
         if self._keys is not None:
-            code, line = line[:_CODE], line[_CODE:]
+            code = line[:_CODE_LENGTH]
+            line = line[_CODE_LENGTH:]
             if not hmac.compare_digest(code, self._keys[1].code(_hashed(line + b"\n"))):
-                raise ValueError("not one of this job's")
+                raise ValueError("a message does not match its authentication code")
         try:
             message = json.loads(line)
         except RecursionError as error:
@@ -146,14 +156,17 @@ class Wire:
         return message
 
     def close(self) -> None:
-        """Close the connection, waking who waits for it."""
+        """Close the connection and wake the threads that wait for it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
 class QueuedWire(Wire):
-    """A connection on which sending never waits: what the other end does not take yet stays in a queue. For one thread."""
+    """A connection that queues what the other end does not take yet, so that sending never blocks.
+
+    It is for use by one thread.
+    """
 
     _queues = True
 
@@ -164,22 +177,22 @@ class QueuedWire(Wire):
         self.queued_bytes = 0
 
     def send(self, **message: Any) -> bool:
-        """Send a message, or the part of it that goes; False if nobody is at the other end any more."""
+        """Queue a message and send what the other end takes; False if the connection has ended."""
         return self._send(encode(**message))
 
     def send_line(self, line: Line) -> bool:
-        """Send a message that `encode` has made: it is kept once, however many it is queued for."""
+        """Send a line from `encode`, whose memory is shared by all queues that hold it."""
         return self._send(line)
 
     def _send(self, line: Line) -> bool:
-        for part in (self._code(line), line.data):
-            if part:
-                self._queue.append(memoryview(part))
-                self.queued_bytes += len(part)
+        for data in (self._code(line), line.data):
+            if data:
+                self._queue.append(memoryview(data))
+                self.queued_bytes += len(data)
         return self.flush()
 
     def flush(self) -> bool:
-        """Send of the queue what goes; False if nobody is at the other end any more."""
+        """Send what the other end takes of the queue; False if the connection has ended."""
         try:
             while self._queue:
                 sent = self._socket.send(self._queue[0])
@@ -198,15 +211,20 @@ class QueuedWire(Wire):
 
 
 def encode(**message: Any) -> Line:
-    """Return a message as `QueuedWire.send_line` takes it.
+    """Return a message as a line that `QueuedWire.send_line` takes.
 
     Raises:
-      EnvironmentProblem: if it is longer than the other end takes.
+      EnvironmentProblem: If the line is longer than the other end accepts.
     """
     data = json.dumps(message).encode() + b"\n"
-    if len(data) > MOST_BYTES - _CODE:
+    most = MOST_BYTES - _CODE_LENGTH
+    if len(data) > most:
         raise EnvironmentProblem(
-            f"{len(data):,} bytes to tell the other processes of the job, of {MOST_BYTES - _CODE:,} at most; run it in one process"
+            "message",
+            NO_VALUE,
+            f"{len(data):,} bytes to send to the other processes, of {most:,} at most; "
+            "run it in one process",
+            code="resource",
         )
     return _hashed(data)
 

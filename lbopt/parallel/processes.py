@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 
 from lbopt.errors import EnvironmentProblem
-from lbopt.job.member import STARTING, Alone, Member
+from lbopt.job.member import STARTING, Job, MemberJob
 
 _HEARTBEAT_S = 300
 """The guards notice a death within 30 s and say which process it was; JAX's runtime would abort without saying it."""
 
 
-def start(job: Alone) -> None:
+def start(job: Job) -> None:
     """Connect this process's JAX with the others', before any device is used; alone there is nothing to do.
 
     This changes JAX's settings for the whole process: collectives on CPUs go through Gloo, and JAX's own
@@ -23,11 +23,11 @@ def start(job: Alone) -> None:
     Raises:
       EnvironmentProblem: if they do not come together.
     """
-    if not isinstance(job, Member):
+    if not isinstance(job, MemberJob):
         return
     job.doing("waiting for JAX's runtime of the others", patience=STARTING)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # The guard handles SIGTERM, and all agree on a step by `Member.stops_after`.
+    # The guard handles SIGTERM, and all agree on a step by `MemberJob.stops_after`.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(

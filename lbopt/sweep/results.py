@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from lbopt.errors import UserError
-from lbopt.job.member import Alone
+from lbopt.job.member import Job, SoloJob
 from lbopt.regular import open_regular
 from lbopt.sweep.examples import EXAMPLES
 from lbopt.sweep.row import REQUIRED as REQUIRED, check_row
@@ -84,7 +84,7 @@ class Results:
     def __init__(
         self,
         workdir: pathlib.Path,
-        job: Alone | None = None,
+        job: Job | None = None,
         progress: Progress | None = None,
         of_all: bool = False,
         study: str | None = None,
@@ -93,7 +93,7 @@ class Results:
         self._file = workdir / "results.jsonl"
         self._examples = workdir / EXAMPLES
         self._lock = threading.Lock()
-        self._job = Alone() if job is None else job
+        self._job = SoloJob() if job is None else job
         self._progress = progress
         self.rows: list[dict[str, Any]] = []
         if self._job.index == 0:

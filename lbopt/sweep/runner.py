@@ -15,7 +15,7 @@ import jax
 from lbopt.config.sweep import SweepConfig
 from lbopt.errors import EnvironmentProblem, Preempted
 from lbopt.job import pulse
-from lbopt.job.member import Alone
+from lbopt.job.member import SoloJob
 from lbopt.sweep.examples import pack
 from lbopt.sweep.lanes import on_mesh
 from lbopt.sweep.lanes.feed import resident
@@ -58,7 +58,7 @@ def run_sweep(
       Preempted: on SIGTERM; finished trials are saved.
       EnvironmentProblem: if `results.jsonl` is damaged or cannot be written, or a search needs a package that is not installed.
     """
-    job = Alone() if watch is None else watch.job
+    job = SoloJob() if watch is None else watch.job
     with (
         contextlib.nullcontext(watch) if watch else PreemptionWatch() as watch,
         Progress(None, 0, "trial", silent=job.index > 0) as progress,

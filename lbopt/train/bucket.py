@@ -22,7 +22,7 @@ from typing import Any, TypedDict
 from lbopt import paths, typed_json
 from lbopt.data.vocabulary import SETTINGS, VOCABULARY
 from lbopt.errors import EnvironmentProblem, Preempted, UserError
-from lbopt.job.member import Alone
+from lbopt.job.member import Job, SoloJob
 
 _KEPT = (
     "config.json",
@@ -47,7 +47,7 @@ _MIRRORS: dict[pathlib.Path, _Mirror] = {}
 
 @contextlib.contextmanager
 def opened(
-    workdir: paths.GivenPath, job: Alone | None = None, write: bool = True, hold: bool = True
+    workdir: paths.GivenPath, job: Job | None = None, write: bool = True, hold: bool = True
 ) -> Iterator[str]:
     """Give the folder to work in: the one that is named, or the mirror of a bucket's.
 
@@ -68,7 +68,7 @@ def opened(
     if not paths.is_address(workdir):
         yield workdir
         return
-    job = Alone() if job is None else job
+    job = SoloJob() if job is None else job
     root = address(workdir)
     with tempfile.TemporaryDirectory(prefix="lbopt-workdir-") as folder:
         mirror = _Mirror(pathlib.Path(folder), root, write and job.index == 0, hold)

@@ -24,7 +24,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from lbopt import tree, typed_json
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.job.member import Alone
+from lbopt.job.member import Job, SoloJob
 from lbopt.parallel.state import TrainState
 from lbopt.regular import check_regular
 from lbopt.train import bucket, earlier, replica_rows, seal as seals
@@ -89,7 +89,7 @@ class Checkpoints:
         best_metric: str = "eval/accuracy",
         read_only: bool = False,
         always: Sequence[int] = (),
-        job: Alone | None = None,
+        job: Job | None = None,
     ):
         root = bucket.root_of(workdir)
         check_name(str(root), read_only)
@@ -97,7 +97,7 @@ class Checkpoints:
         self._aside = root / "damaged"
         self._local = isinstance(root, pathlib.Path)
         self._best_metric, self._keep, self._always = best_metric, keep, set(always)
-        self._read_only, self._job = read_only, Alone() if job is None else job
+        self._read_only, self._job = read_only, SoloJob() if job is None else job
         steps = self._steps_seen_by_all()
         if not steps and read_only:
             raise UserError(

@@ -14,7 +14,7 @@ import jax
 from lbopt import metrics as metric_pairs, types
 from lbopt.data.batches import train_iterator
 from lbopt.errors import EnvironmentProblem, Preempted, UserError, require
-from lbopt.job.member import STARTING, Alone
+from lbopt.job.member import STARTING, Job, SoloJob
 from lbopt.parallel.mesh import put_batch
 from lbopt.parallel.state import TrainState
 from lbopt.regular import read_regular
@@ -56,7 +56,7 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
       Preempted: on SIGTERM, once the state is saved.
       EnvironmentProblem: if a checkpoint cannot be read or written.
     """
-    job = Alone() if watch is None else watch.job
+    job = SoloJob() if watch is None else watch.job
     first = job.index == 0  # the only one that writes, but for its part of the checkpoints
     if first:
         workdirs.make_writable(workdir / "checkpoints")
@@ -144,7 +144,7 @@ def _say_if_broken(history: History, checkpoints: Checkpoints, say: Callable[[st
     say(f"the loss was not finite, first at step {history.broken_step}: {fix}; {_STEER}")
 
 
-def restore_or_init(run: Run, checkpoints: Checkpoints, job: Alone) -> TrainState:
+def restore_or_init(run: Run, checkpoints: Checkpoints, job: Job) -> TrainState:
     """Return the newest saved state that is intact, or the first one."""
     state = checkpoints.restore_newest(lambda step: run.phase_at(step).shapes(), said_by_first(job))
     return run.init() if state is None else state

@@ -6,7 +6,7 @@ import signal
 import threading
 from types import FrameType
 
-from lbopt.job.member import Alone
+from lbopt.job.member import Job, SoloJob
 
 
 class PreemptionWatch:
@@ -19,8 +19,8 @@ class PreemptionWatch:
       job: of which this process is one; None if it is alone.
     """
 
-    def __init__(self, job: Alone | None = None) -> None:
-        self.job = Alone() if job is None else job
+    def __init__(self, job: Job | None = None) -> None:
+        self.job = SoloJob() if job is None else job
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> PreemptionWatch:

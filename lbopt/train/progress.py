@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 
 import tqdm
 
-from lbopt.job.member import Alone
+from lbopt.job.member import Job
 from lbopt.shown import printable
 
 _READER_OR_NOT = contextlib.suppress(OSError, ValueError)
 """Lets nothing be raised by a pipe or terminal that nobody reads any more, or by a closed stream."""
 
 
-def said_by_first(job: Alone) -> Callable[[str], None]:
+def said_by_first(job: Job) -> Callable[[str], None]:
     """Return what prints a line to standard error in the first process of a job, and nothing in the others."""
     return (lambda line: None) if job.index else say
 

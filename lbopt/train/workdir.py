@@ -17,7 +17,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from lbopt import paths, typed_json, unfinished
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.job.member import Alone
+from lbopt.job.member import Job, SoloJob
 from lbopt.train import bucket, environment
 from lbopt.train.shard import Shard, at_the_door
 
@@ -67,7 +67,7 @@ def open_workdir(
     compare: Compare,
     num_devices: int = 1,
     command: str = "",
-    job: Alone | None = None,
+    job: Job | None = None,
     shard: Shard | None = None,
 ) -> Iterator[pathlib.Path]:
     """Hold a workdir for this process, or this job: a new one, or one that holds the same config.
@@ -93,7 +93,7 @@ def open_workdir(
       UserError: if it holds something else, or if another process holds it.
       EnvironmentProblem: if it cannot be written.
     """
-    job = Alone() if job is None else job
+    job = SoloJob() if job is None else job
     folder = absolute(path)
     if job.index > 0:
         job.together("workdir opened", True)
@@ -120,7 +120,7 @@ def open_workdir(
         yield folder
 
 
-def check_shared(path: paths.GivenPath, job: Alone) -> None:
+def check_shared(path: paths.GivenPath, job: Job) -> None:
     """Raise `UserError` unless all processes of a job see a file that the first one writes into the workdir."""
     folder = absolute(path)
     if job.count == 1:
@@ -139,7 +139,7 @@ def check_shared(path: paths.GivenPath, job: Alone) -> None:
             file.unlink()
 
 
-def _see_the_first_ones(folder: pathlib.Path, job: Alone) -> None:
+def _see_the_first_ones(folder: pathlib.Path, job: Job) -> None:
     name = job.together("workdir", None)[0]
     if not (bucket.root_of(folder) / name).exists():
         raise UserError(

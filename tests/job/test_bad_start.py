@@ -1,6 +1,7 @@
 """Jobs that cannot come together: one line on every process, within seconds."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -11,6 +12,8 @@ import time
 import pytest
 from jobs import free_ports, train_command
 
+from lbopt.job.secret import HOW
+
 pytestmark = pytest.mark.process
 
 SECONDS = 60
@@ -20,6 +23,13 @@ def one_line(job, index):
     said = job.said(index)
     assert len(said) == 1, said
     return said[0]
+
+
+def assert_refused(job, index, field, value):
+    """Check that all that a process has said is one line about a field and its value."""
+    line = one_line(job, index)
+    assert line.startswith(f"lbopt train: {field} = {value!r}: "), line
+    return line
 
 
 def swap(**changes):
@@ -43,27 +53,23 @@ def test_two_of_one_id(start, tmp_path):
     change = swap(JAX_PROCESS_ID=lambda index: str(min(index, 1)))
     job = started(start, tmp_path, [2, 2, 2], count=3, change=change)
     for index in range(3):
-        pattern = r"lbopt train: --process_id = 1: process 1 of 3 \(.*, pid \d+\) and process 1 of 3 \(.*\) have the same; give each"
-        assert re.match(pattern, one_line(job, index))
+        line = assert_refused(job, index, "--process_id", 1)
+        assert len(re.findall(r"process 1 of 3 \(.*?, pid \d+\)", line)) == 2
 
 
 def test_two_that_say_they_are_the_first(start, tmp_path):
     """The second cannot listen, and tells the first that there are two."""
+    port = free_ports()
     begin = time.monotonic()
-    job = start(train_command(tmp_path / "run"), change=swap(JAX_PROCESS_ID=lambda index: "0"))
-    assert sorted(job.codes(SECONDS)) == [2, 3]
+    change = swap(JAX_PROCESS_ID=lambda index: "0")
+    job = start(train_command(tmp_path / "run"), port=port, change=change)
+    codes = job.codes(SECONDS)
+    assert sorted(codes) == [2, 3]
     assert time.monotonic() - begin < 30
-    first, second = sorted(
-        (one_line(job, index) for index in range(2)), key=lambda line: "cannot listen" in line
-    )
-    assert re.match(
-        r"lbopt train: --process_id = 0: process 0 of 2 \(.*\) and process 0 of 2 \(.*\) have the same",
-        first,
-    )
-    assert re.match(
-        r"lbopt train: --coordinator_address: process 0 cannot listen at port \d+ \(Address already in use",
-        second,
-    )
+    line = assert_refused(job, codes.index(2), "--process_id", 0)
+    assert len(re.findall(r"process 0 of 2 \(.*?\)", line)) == 2
+    line = assert_refused(job, codes.index(3), "--coordinator_address", f"127.0.0.1:{port}")
+    assert os.strerror(errno.EADDRINUSE) in line
 
 
 def test_different_numbers_of_processes(start, tmp_path):
@@ -71,46 +77,34 @@ def test_different_numbers_of_processes(start, tmp_path):
         start, tmp_path, [2, 2], change=swap(JAX_NUM_PROCESSES=lambda index: str(2 + index))
     )
     for index in range(2):
-        assert re.match(
-            r"lbopt train: --num_processes = 3: so says process 1 of 3 \(.*\), process 0 says 2; give",
-            one_line(job, index),
-        )
+        line = assert_refused(job, index, "--num_processes", 3)
+        assert re.search(r"process 1 of 3 \(.*\).* process 0 has 2", line)
 
 
 def test_one_that_does_not_come(start, tmp_path):
     change = swap(JAX_NUM_PROCESSES=lambda index: "4", LBOPT_START_TIMEOUT_S=lambda index: "3")
     job = started(start, tmp_path, [3, 3], change=change)
     for index in range(2):
-        assert (
-            "processes 2, 3 of 4 did not come within 3 s: start them, and see that they reach 127.0.0.1:"
-            in one_line(job, index)
-        )
+        line = assert_refused(job, index, "--start_timeout_s", 3.0)
+        assert re.search(r"processes 2, 3 of 4 .*127\.0\.0\.1:\d+", line)
 
 
 @pytest.mark.everyday("127.0.0.1:0-2-*")
 @pytest.mark.parametrize(
-    ("address", "code", "said"),
+    ("address", "code", "field"),
     [
-        ("127.0.0.1", 2, "JAX_COORDINATOR_ADDRESS = '127.0.0.1': give HOST:PORT of process 0"),
-        ("127.0.0.1:0", 2, "JAX_COORDINATOR_ADDRESS = '127.0.0.1:0': give HOST:PORT of process 0"),
-        (
-            "127.0.0.1:http",
-            2,
-            "JAX_COORDINATOR_ADDRESS = '127.0.0.1:http': give HOST:PORT of process 0",
-        ),
-        (
-            "nowhere.invalid:1234",
-            2,
-            "--coordinator_address = 'nowhere.invalid:1234': there is no host of that name",
-        ),
+        ("127.0.0.1", 2, "JAX_COORDINATOR_ADDRESS"),
+        ("127.0.0.1:0", 2, "JAX_COORDINATOR_ADDRESS"),
+        ("127.0.0.1:http", 2, "JAX_COORDINATOR_ADDRESS"),
+        ("nowhere.invalid:1234", 2, "--coordinator_address"),
     ],
 )
-def test_an_address_that_is_none(start, tmp_path, address, code, said):
+def test_an_address_that_is_none(start, tmp_path, address, code, field):
     job = started(
         start, tmp_path, [code, code], change=swap(JAX_COORDINATOR_ADDRESS=lambda index: address)
     )
     for index in range(2):
-        assert one_line(job, index).startswith(f"lbopt train: {said}")
+        assert_refused(job, index, field, address)
 
 
 def test_a_bind_address_that_is_none(start, tmp_path):
@@ -120,24 +114,19 @@ def test_a_bind_address_that_is_none(start, tmp_path):
         LBOPT_START_TIMEOUT_S=lambda index: "3",
     )
     job = started(start, tmp_path, [2, 3], change=change)
-    said = "lbopt train: --coordinator_bind_address = 'nowhere.invalid:1234': there is no host of that name"
-    assert one_line(job, 0).startswith(said)
+    assert_refused(job, 0, "--coordinator_bind_address", "nowhere.invalid:1234")
 
 
 def test_an_address_of_another_network(start, tmp_path):
-    """Reserved for documentation: no host has it. Process 0 need not wait to know that it is not its own."""
+    """An address reserved for documentation: process 0 knows at once that it is not its own."""
     address = f"192.0.2.1:{free_ports()}"
     change = swap(
         JAX_COORDINATOR_ADDRESS=lambda index: address,
         LBOPT_START_TIMEOUT_S=lambda index: "3" if index else "600",
     )
     job = started(start, tmp_path, [3, 3], change=change)
-    assert one_line(job, 0).startswith(
-        f"lbopt train: --coordinator_address = '{address}': this is process 0, and its host has no such address; give all"
-    )
-    assert one_line(job, 1).startswith(
-        f"lbopt train: --coordinator_address = '{address}': process 0 does not answer"
-    )
+    assert "(3 s; " not in assert_refused(job, 0, "--coordinator_address", address)
+    assert "(3 s; " in assert_refused(job, 1, "--coordinator_address", address)
 
 
 def test_an_address_where_nobody_listens(start, tmp_path):
@@ -149,46 +138,32 @@ def test_an_address_where_nobody_listens(start, tmp_path):
         LBOPT_START_TIMEOUT_S=lambda index: "3",
     )
     job = started(start, tmp_path, [3, 3], change=change)
-    assert (
-        f"process 1 of 2 did not come within 3 s: start them, and see that they reach {here}"
-        in one_line(job, 0)
-    )
-    assert one_line(job, 1).startswith(
-        f"lbopt train: --coordinator_address = '{elsewhere}': process 0 does not answer there (3 s; "
-    )
+    line = assert_refused(job, 0, "--start_timeout_s", 3.0)
+    assert re.search(rf"process 1 of 2 .*{re.escape(here)}", line)
+    assert "(3 s; " in assert_refused(job, 1, "--coordinator_address", elsewhere)
 
 
 @pytest.mark.everyday("JAX_PROCESS_ID-2-*")
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "shown"),
     [
-        ("JAX_NUM_PROCESSES", "two", "JAX_NUM_PROCESSES = 'two': give a whole number from 1 to"),
-        ("JAX_PROCESS_ID", "2", "JAX_PROCESS_ID = '2': give a whole number from 0 to 1"),
-        (
-            "JAX_PROCESS_ID",
-            "",
-            "JAX_PROCESS_ID = None: JAX_COORDINATOR_ADDRESS is given too; give all of",
-        ),
-        (
-            "LBOPT_START_TIMEOUT_S",
-            "soon",
-            "LBOPT_START_TIMEOUT_S = 'soon': give a number of seconds > 0",
-        ),
-        ("LBOPT_HANG_TIMEOUT_S", "-1", "LBOPT_HANG_TIMEOUT_S = '-1': give a number of seconds > 0"),
+        ("JAX_NUM_PROCESSES", "two", "two"),
+        ("JAX_PROCESS_ID", "2", "2"),
+        ("JAX_PROCESS_ID", "", None),
+        ("LBOPT_START_TIMEOUT_S", "soon", "soon"),
+        ("LBOPT_HANG_TIMEOUT_S", "-1", "-1"),
     ],
 )
-def test_a_place_that_is_none(start, tmp_path, variable, value, said):
+def test_a_place_that_is_none(start, tmp_path, variable, value, shown):
     job = started(start, tmp_path, [2, 2], change=swap(**{variable: lambda index: value}))
     for index in range(2):
-        assert one_line(job, index).startswith(f"lbopt train: {said}")
+        assert_refused(job, index, variable, shown)
 
 
 def test_flags_come_before_the_environment(start, tmp_path):
     job = start([*train_command(tmp_path / "run"), "--process_id=7"])
     assert job.codes(SECONDS) == [2, 2]
-    assert one_line(job, 0).startswith(
-        "lbopt train: --process_id = '7': give a whole number from 0 to 1"
-    )
+    assert_refused(job, 0, "--process_id", "7")
 
 
 def test_configs_that_differ(start, tmp_path):
@@ -204,10 +179,8 @@ def test_configs_that_differ(start, tmp_path):
     assert job.codes(SECONDS) == [2, 2, 2]
     assert time.monotonic() - begin < SECONDS
     for index in range(3):
-        assert (
-            "config.seed: process 0 of 3 has 7, process 1 has 8; start all with the same config"
-            in one_line(job, index)
-        )
+        line = one_line(job, index)
+        assert re.search(r"config\.seed = 7: .*process 0 of 3.*, .*process 1 has 8", line)
 
 
 @pytest.mark.slow
@@ -216,10 +189,6 @@ def test_a_workdir_that_not_all_see(start, tmp_path):
     assert job.codes(SECONDS) == [2, 2]
     for index in range(2):
         assert f"--workdir = '{tmp_path}/run-1': process 1 of 2" in one_line(job, index)
-        assert (
-            "does not see what process 0 writes there; use a folder that all hosts share"
-            in one_line(job, index)
-        )
 
 
 @pytest.mark.slow
@@ -229,8 +198,7 @@ def test_a_process_without_a_device_of_the_mesh(start, tmp_path):
     )
     assert job.codes(SECONDS) == [2, 2]
     for index in range(2):
-        said = "config.parallel.num_devices = 2: 1 of 2 processes would have some; use more devices, or start fewer processes"
-        assert said in one_line(job, index)
+        assert "config.parallel.num_devices = 2: 1 of 2 processes " in one_line(job, index)
 
 
 def test_another_secret(start, tmp_path):
@@ -239,39 +207,28 @@ def test_another_secret(start, tmp_path):
         LBOPT_START_TIMEOUT_S=lambda index: "3",
     )
     job = started(start, tmp_path, [3, 3], change=change)
-    assert (
-        "has another secret than this process; give all processes the same LBOPT_JOB_SECRET or --job_secret_file"
-        in (one_line(job, 1))
-    )
-    assert one_line(job, 0).endswith(
-        "(1 connection without the job's secret was closed, from 127.0.0.1; give all processes the same LBOPT_JOB_SECRET or "
-        "--job_secret_file)"
-    )
+    line = one_line(job, 1)
+    assert line.startswith("lbopt train: --coordinator_address = '127.0.0.1:")
+    assert HOW in line
+    line = assert_refused(job, 0, "--start_timeout_s", 3.0)
+    assert re.search(rf"\(1 connection .*127\.0\.0\.1; {HOW}\)$", line)
 
 
 @pytest.mark.parametrize(
-    ("says", "code", "said"),
+    ("says", "code", "told"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", 3, "is no process 0 of lbopt; start process 0 there"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", 3, "no process 0 of lbopt"),
         (
             b'{"lbopt": 1, "nonce": "' + b"0" * 64 + b'"}\n{"proof": "' + b"0" * 64 + b'"}\n',
             3,
-            "is no process 0 of lbopt",
+            "no process 0 of lbopt",
         ),
-        (
-            b'{"lbopt": 2, "nonce": ""}\n',
-            3,
-            "has another version of lbopt than this process; install one version on all hosts",
-        ),
-        (
-            None,
-            3,
-            "process 0 does not answer there (3 s; what listens there closes the connection)",
-        ),
+        (b'{"lbopt": 2, "nonce": ""}\n', 3, "another version"),
+        (None, 3, "(3 s; "),
     ],
 )
-def test_what_listens_there_is_none_of_ours(start, tmp_path, says, code, said):
-    """Process 1 alone, and somebody who says something else, or hangs up."""
+def test_another_program_listens_there(start, tmp_path, says, code, told):
+    """Process 1 alone, and a program that says something else, or closes the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer():
@@ -293,7 +250,7 @@ def test_what_listens_there_is_none_of_ours(start, tmp_path, says, code, said):
         )
         job = started(start, tmp_path, [code], count=1, change=change)
         listener.shutdown(socket.SHUT_RDWR)
-    assert said in one_line(job, 0)
+    assert told in assert_refused(job, 0, "--coordinator_address", f"127.0.0.1:{port}")
 
 
 def test_stopped_before_process_0_has_answered(start, tmp_path):
@@ -311,10 +268,7 @@ def test_stopped_before_process_0_has_answered(start, tmp_path):
         assert job.codes(SECONDS) == [3]
         assert time.monotonic() - begun < 5
         connection.close()
-    assert (
-        f"'{address}': process 0 does not answer there (stopped; asked, it has not answered yet)"
-        in one_line(job, 0)
-    )
+    assert "(stopped; " in assert_refused(job, 0, "--coordinator_address", address)
 
 
 def test_a_port_that_is_taken(start, tmp_path):
@@ -323,11 +277,8 @@ def test_a_port_that_is_taken(start, tmp_path):
         change = swap(LBOPT_START_TIMEOUT_S=lambda index: "3")
         job = start(train_command(tmp_path / "run"), port=port, change=change)
         codes = job.codes(SECONDS)
-    assert codes[0] == 3
-    assert one_line(job, 0).startswith(
-        f"lbopt train: --coordinator_address: process 0 cannot listen at port {port} ("
-    )
-    assert codes[1] == 3
+    assert codes == [3, 3]
+    assert_refused(job, 0, "--coordinator_address", f"127.0.0.1:{port}")
 
 
 @pytest.mark.slow
@@ -337,6 +288,6 @@ def test_the_second_job_in_a_workdir(start, tmp_path):
     fcntl.flock(held, fcntl.LOCK_EX)
     job = started(start, tmp_path, [2, 2])
     os.close(held)
-    assert "another process is at work there" in one_line(job, 0)
-    assert "process 0 of 2" in one_line(job, 1)
-    assert "another process is at work there" in one_line(job, 1)
+    field = f"--workdir = '{tmp_path / 'run'}': "
+    assert one_line(job, 0).startswith(f"lbopt train: {field}")
+    assert re.search(rf"process 0 of 2 .*{re.escape(field)}", one_line(job, 1))

@@ -29,14 +29,14 @@ STATED_S = 60
 
 @pytest.mark.everyday("guard-1-*")
 @pytest.mark.parametrize(
-    ("whom", "index", "said"),
+    ("whom", "index", "named"),
     [
-        ("child", 0, r"process 0 of 2 \(.*\): was killed by SIGKILL"),
-        ("guard", 1, r"process 1 of 2 \(.*\) is gone: it was killed"),
-        ("guard", 0, r"process 0 of 2 \(.*\) is gone: it was killed"),
+        ("child", 0, r"process 0 of 2 \(.*\): .*SIGKILL"),
+        ("guard", 1, r"process 1 of 2 \(.*\) is gone: "),
+        ("guard", 0, r"process 0 of 2 \(.*\) is gone: "),
     ],
 )
-def test_one_that_is_killed_ends_the_other(start, tmp_path, whom, index, said):
+def test_one_that_is_killed_ends_the_other(start, tmp_path, whom, index, named):
     job = start(train_command(tmp_path / "run", *LONG))
     job.wait_for(lambda: steps_saved(tmp_path / "run"))
     children = [job.child(0), job.child(1)]
@@ -45,7 +45,7 @@ def test_one_that_is_killed_ends_the_other(start, tmp_path, whom, index, said):
     codes = job.codes(STATED_S)
     assert time.monotonic() - begin < STATED_S
     assert codes[1 - index] == 3
-    assert re.match(f"lbopt train: {said}", job.last(1 - index))
+    assert re.match(f"lbopt train: {named}", job.last(1 - index))
     assert codes[index] == (3 if whom == "child" else -signal.SIGKILL)
     for child in children:
         assert (
@@ -62,10 +62,7 @@ def test_one_whose_machine_lost_its_power_ends_the_other(start, tmp_path):
     for pid in (job.child(0), job.processes[0].pid):
         os.kill(pid, signal.SIGSTOP)
     assert job.processes[1].wait(STATED_S) == 3
-    assert re.match(
-        r"lbopt train: process 0 of 2 \(.*\) is gone: it has not been heard of for 30 s",
-        job.last(1),
-    )
+    assert re.match(r"lbopt train: process 0 of 2 \(.*\) is gone: .* 30 s", job.last(1))
 
 
 FIVE = ("--config.num_epochs=5",)
@@ -93,7 +90,7 @@ def killed(tmp_path_factory):
         job.wait_for(lambda: len(steps_saved(folder / "run")) > 2)
         os.kill(job.child(1), signal.SIGKILL)
         assert job.codes(STATED_S) == [3, 3]
-        assert re.match(r"lbopt train: process 1 of 2 \(.*\): was killed by SIGKILL", job.last(0))
+        assert re.match(r"lbopt train: process 1 of 2 \(.*\): .*SIGKILL", job.last(0))
     finally:
         job.end()
     return folder / "run"
@@ -102,7 +99,7 @@ def killed(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_after_a_death_another_number_of_processes_goes_on(start, killed, whole, tmp_path, count):
-    """From the last checkpoint, with the same batches: to the parameters of a run that nothing interrupted."""
+    """It resumes at the last checkpoint, and ends with the parameters of an uninterrupted run."""
     workdir = shutil.copytree(killed, tmp_path / "run")
     left = steps_saved(workdir)[-1]
     assert left < 80
@@ -123,11 +120,8 @@ def test_asked_to_stop_all_save_the_same_step(start, tmp_path, whom, index):
     job.wait_for(lambda: steps_saved(tmp_path / "run"))
     os.kill(job.child(index) if whom == "child" else job.processes[index].pid, signal.SIGTERM)
     assert job.codes(60) == [75, 75]
-    step = int(
-        re.match(r"lbopt train: stopped at step (\d+) of 32000 with the state saved", job.last(0))[
-            1
-        ]
-    )
+    stopped = re.match(r"lbopt train: stopped at step (\d+) of 32000", job.last(0))
+    step = int(stopped[1])
     assert steps_saved(tmp_path / "run")[-1] == step == logged(tmp_path / "run")[-1]["step"]
 
 
@@ -162,8 +156,7 @@ def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
     assert job.codes(60) == [3, 3]
     assert time.monotonic() - begin > 3
     said = [line for line in job.said(0) if line.startswith("lbopt train: ")]
-    hung = r"nothing has gone on for \d+ s \(--hang_timeout_s = 5\): process 1 of 2 \(.*\) is|process 1 of 2 \(.*\) has stood still for 5 s"
-    assert re.match(f"lbopt train: ({hung})", said[0])
+    assert re.match(r"lbopt train: --hang_timeout_s = 5\.0: .*process 1 of 2 \(", said[0])
     assert "lbopt/train/loop.py" in "\n".join(job.said(0)), "where it waited"
 
 
@@ -184,7 +177,8 @@ def test_a_failure_of_one_is_said_by_all(start, tmp_path):
     )
     assert job.codes(60) == [2, 2]
     assert job.said(1) == [
-        f"lbopt train: --config = {str(broken)!r}: ZeroDivisionError: division by zero; mend {broken}"
+        f"lbopt train: --config = {str(broken)!r}: ZeroDivisionError: division by zero; "
+        f"mend {broken}"
     ]
     assert len(job.said(0)) == 1
     assert re.match(

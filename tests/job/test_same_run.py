@@ -1,4 +1,4 @@
-"""However many processes share a run: the same global batches, the same evaluation, the same parameters."""
+"""A run has the same batches, evaluation and parameters with any number of processes."""
 
 import json
 import re
@@ -43,7 +43,7 @@ PARTS = ("--config.parallel.shard_update=True", "--config.model.hidden=64")
 
 @pytest.mark.slow
 def test_a_state_in_parts(start, tmp_path):
-    """Saved by two processes and read by one; of a damaged part, which only one of the two reads, both go back."""
+    """Two processes save it and one reads it; if a file of one process is damaged, both go back."""
     job = start(train_command(tmp_path / "two", *PARTS), count=2, devices=2)
     assert job.codes() == [0, 0], [job.said(0), job.said(1)]
     assert train_alone(tmp_path / "one", *PARTS, devices=4) == 0

@@ -18,7 +18,7 @@ import pytest
 
 import lbopt
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.job.member import Alone
+from lbopt.job.member import SoloJob
 from lbopt.parallel import shards
 from lbopt.parallel.mesh import make_mesh, put_replicated, replicated
 from lbopt.train import checkpoint, replica_rows, seal
@@ -194,7 +194,7 @@ def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
     assert kept(tmp_path) == [1, 2]
 
 
-class SlowFolder(Alone):
+class SlowFolder(SoloJob):
     """A job of two whose second process sees what is new in the folder after so many looks."""
 
     count = 2
