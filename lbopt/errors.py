@@ -111,10 +111,11 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
     (`params/dense/kernel`) keep their names.
 
     Args:
-      prefix: the place of the fields, "config.aggregator" for instance; "" for none.
+      prefix: the place of the fields, "config.aggregator" for instance; "" for none. A prefix that
+        ends in a blank is put before the name as it is: "config.json: ".
       only: the fields that stand at the prefix, all if None; others keep their names.
-      **places: fields that stand elsewhere, by their names inside; a whole name ("clip.stage") goes before
-        its first part ("clip").
+      **places: fields that stand elsewhere, by their names inside; a whole name ("clip.stage") goes
+        before its first part ("clip").
 
     >>> with under("config.aggregator", rank="config.model.rank"):
     ...     raise UserError("rank", 0, "give a number >= {least}", also=["least"])
@@ -130,7 +131,7 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
             return places[first] + dot + rest
         if not first.isidentifier() or (only is not None and first not in only):
             return name
-        return f"{prefix}.{name}" if prefix else name
+        return f"{prefix}{name}" if prefix == "" or prefix.endswith(" ") else f"{prefix}.{name}"
 
     try:
         yield

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from lbopt import types
+from lbopt import errors, types
 from lbopt.cli import arguments
 from lbopt.cli.train import with_vocabulary
 from lbopt.config import TrainConfig, checks
@@ -117,9 +117,10 @@ def _save_huggingface(
         if config.model.name == "efficientnet"
         else None
     )
-    huggingface.save_huggingface(
-        output, network, variables, side, metadata, "--output", plan.vocabulary.files()
-    )
+    with errors.under("config.model", ("stem",)):
+        huggingface.save_huggingface(
+            output, network, variables, side, metadata, "--output", plan.vocabulary.files()
+        )
 
 
 def outputs_and_head(params: Mapping[str, Any]) -> tuple[int, str]:

@@ -1,1 +1,1 @@
-"""Networks as files that other programs read: safetensors under our names, or folders as `transformers` keeps them."""
+"""Networks as files: safetensors under lbopt's names, or folders of `transformers`."""

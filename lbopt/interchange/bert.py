@@ -1,4 +1,4 @@
-"""BERT here and in `transformers`."""
+"""BERT in lbopt and in `transformers`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-"""Their name -> ours; of two names for one function, the first is written."""
+"""Activations by their names in `transformers`; of two names for one, the first is written."""
 
 
 def _module(config: Mapping[str, Any], head: str) -> Bert:
@@ -86,7 +86,8 @@ def _module(config: Mapping[str, Any], head: str) -> Bert:
         width % heads == 0,
         "num_attention_heads",
         heads,
-        f"they do not share a hidden_size of {width} evenly",
+        f"give a number that divides hidden_size, which is {width}",
+        code="conflict",
     )
     return Bert(head=head, activation=ACTIVATIONS[activation], **attributes)
 
@@ -94,22 +95,24 @@ def _module(config: Mapping[str, Any], head: str) -> Bert:
 def _config(module: Bert, params: types.Params, image_size: int | None) -> dict[str, Any]:
     del params, image_size
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == module.activation)
-    found = {**fields.write(FIELDS, module), **FIXED, "hidden_act": activation, "pad_token_id": 0}
-    del found[
-        "position_embedding_type"
-    ]  # the one there is; newer `transformers` have no such field
-    return {**found, "intermediate_size": module.inner_width or 4 * module.width}
+    config = {**fields.write(FIELDS, module), **FIXED, "hidden_act": activation, "pad_token_id": 0}
+    del config["position_embedding_type"]  # newer `transformers` lack the field: one type is left
+    return {**config, "intermediate_size": module.inner_width or 4 * module.width}
 
 
 def _layers(module: Bert, config: Mapping[str, Any]) -> Iterator[Described]:
     del config
     wide = module.clone(inner_width=module.inner_width or 4 * module.width)
     size = fields.sizes(FIELDS, wide)
-    vocabulary, width, inner = size["vocab_size"], size["width"], size["inner_width"]
+    vocabulary = size["vocab_size"]
+    width = size["width"]
+    inner = size["inner_width"]
+
     yield Described("word_embedding", (vocabulary, width))
     yield Described("position_embedding", (size["max_length"], width))
     yield Described("segment_embedding", (size["num_segments"], width))
     yield Described("embedding_norm", (width,))
+
     for number in range(module.num_layers):
         for name, shape in (
             ("query", (width, width)),
@@ -122,6 +125,7 @@ def _layers(module: Bert, config: Mapping[str, Any]) -> Iterator[Described]:
             ("output_norm", (width,)),
         ):
             yield Described(f"layer{number}/{name}", shape, size["num_layers"].fields)
+
     if module.head == "question_answering":
         yield Described("span", (width, 2))
         return
@@ -149,7 +153,8 @@ PRETRAINING_FAMILY = _family(
     "BertForPreTraining",
     "pretraining",
     PRETRAINING,
-    # google-bert's own folders say BertForMaskedLM and hold both heads; one without the second lacks tensors.
+    # google-bert's folders say BertForMaskedLM and hold both heads; others of that class lack the
+    # next-sentence head and are refused for its missing tensors.
     also=("BertForMaskedLM",),
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -161,6 +166,6 @@ QUESTION_ANSWERING_FAMILY = _family(
     "BertForQuestionAnswering",
     "question_answering",
     QUESTION_ANSWERING,
-    # Older `transformers` saved a pooler that the answers do not go through.
+    # Older `transformers` saved a pooler that does not affect the answers.
     ignored=(r"bert\.embeddings\.position_ids", r"bert\.pooler\.dense\.(weight|bias)"),
 )

@@ -1,4 +1,4 @@
-"""EfficientNet here and in `transformers`."""
+"""EfficientNet in lbopt and in `transformers`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,20 @@ from lbopt.interchange.fields import (
     STRIDES,
     Field,
 )
-from lbopt.interchange.names import BATCH_NORM, CONV, DENSE, DENSE_AS_CONV, Described, Layer, Size
+from lbopt.interchange.names import (
+    BATCH_NORM,
+    CONV,
+    DENSE,
+    DENSE_AS_CONV,
+    DerivedInt,
+    Described,
+    Layer,
+)
 from lbopt.models import efficientnet
 from lbopt.models.efficientnet import EfficientNet
 
-_OURS, _THEIRS = "block{i}", "efficientnet.encoder.blocks.{i}"
+_OURS = "block{i}"
+_THEIRS = "efficientnet.encoder.blocks.{i}"
 TABLE = (
     Layer("stem_conv", "efficientnet.embeddings.convolution", CONV),
     Layer("stem_norm", "efficientnet.embeddings.batchnorm", BATCH_NORM),
@@ -47,7 +56,8 @@ FIELDS = (
     Field("squeeze_expansion_ratio", "squeeze_ratio", 0.25, POSITIVE),
     Field("depthwise_padding", "symmetric_blocks", (), INDICES),
     Field("batch_norm_eps", "batch_norm_epsilon", 1e-3, POSITIVE),
-    # TensorFlow's momentum, as ours; `transformers` hands it to PyTorch as it is, where it would mean 1 - momentum.
+    # TensorFlow's momentum, as in lbopt. `transformers` passes it on to PyTorch, where it means
+    # 1 - momentum.
     Field("batch_norm_momentum", "batch_norm_momentum", 0.99, RATE),
     Field("dropout_rate", "dropout_rate", 0.5, RATE),
     Field("drop_connect_rate", "stochastic_depth_rate", 0.2, RATE),
@@ -68,11 +78,12 @@ STAGE_FIELDS = (
         "num_block_repeats", "depth", tuple(stage.depth for stage in efficientnet.STAGES), COUNTS
     ),
 )
-"""Their defaults are the numbers of B0, and the coefficients those of B7."""
+"""The stages' defaults are those of B0, and the coefficients' those of B7, as in `transformers`."""
 FIXED = {"pooling_type": "mean"}
 ACTIVATIONS = ("swish", "silu")
-STEM_WIDTH, HEAD_WIDTH = 32, 1280
-"""Before scaling; `transformers` has no fields for them."""
+STEM_WIDTH = 32
+HEAD_WIDTH = 1280
+"""Widths before scaling, for which `transformers` has no fields."""
 
 
 def _module(config: Mapping[str, Any]) -> EfficientNet:
@@ -93,7 +104,8 @@ def _module(config: Mapping[str, Any]) -> EfficientNet:
         all(number < blocks for number in padded),
         "depthwise_padding",
         padded,
-        f"there are {blocks} blocks",
+        f"give numbers of blocks, below {blocks}",
+        code="conflict",
     )
     return network
 
@@ -107,17 +119,19 @@ def _stages(config: Mapping[str, Any]) -> tuple[efficientnet.Stage, ...]:
             field.theirs,
             list(columns[field.ours]),
             f"give {count}, one for each of out_channels",
+            code="conflict",
         )
     return tuple(
-        efficientnet.Stage(**dict(zip(columns, row, strict=True)))
-        for row in zip(*columns.values(), strict=True)
+        efficientnet.Stage(**dict(zip(columns, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
     )
 
 
 def _config(module: EfficientNet, params: types.Params, image_size: int | None) -> dict[str, Any]:
     for name, value in (("stem_width", STEM_WIDTH), ("head_width", HEAD_WIDTH)):
         fix = f"transformers' EfficientNet has {value} and no field for it; use format safetensors"
-        require(getattr(module, name) == value, name, getattr(module, name), fix)
+        require(getattr(module, name) == value, name, getattr(module, name), fix, code="choice")
+
     module = module.clone(symmetric_blocks=_symmetric_blocks(module, image_size))
     stages = [efficientnet.Stage(*stage) for stage in module.stages]
     columns = {
@@ -137,14 +151,16 @@ def _config(module: EfficientNet, params: types.Params, image_size: int | None) 
 
 
 def _symmetric_blocks(module: EfficientNet, image_size: int | None) -> tuple[int, ...]:
-    """Return which blocks pad evenly: at one image size, as `transformers` keeps it, that is all there is to say."""
+    """Return the numbers of the blocks that pad evenly, for images of one size.
+
+    `transformers` stores these numbers, where lbopt derives them from the size of each image.
+    """
     if module.symmetric_blocks is not None:
         return tuple(module.symmetric_blocks)
     if image_size is None:
-        raise UserError(
-            "image_size = None: padding follows from it; say the side of the images the network is for"
-        )
-    fix = "transformers' stem pads right and bottom only, which is right for even sides; use an even one"
+        fix = "padding follows from it; give the side of the images that the network is for"
+        raise UserError("image_size", None, fix, code="missing")
+    fix = "transformers' stem pads only right and bottom, which fits even sides; give an even side"
     require(image_size % 2 == 0, "image_size", image_size, fix)
     return efficientnet.symmetric_blocks(module, image_size)
 
@@ -152,18 +168,20 @@ def _symmetric_blocks(module: EfficientNet, image_size: int | None) -> tuple[int
 def _layers(module: EfficientNet, config: Mapping[str, Any]) -> Iterator[Described]:
     scaled = ("width_coefficient", "depth_divisor")
     depth = ("depth_coefficient", "num_block_repeats")
-    before = Size(module.scaled(module.stem_width), *scaled)
+    before = DerivedInt(module.scaled(module.stem_width), *scaled)
+
     yield Described(
-        "stem_conv", (3, 3, Size(config.get("num_channels", 3), "num_channels"), before)
+        "stem_conv", (3, 3, DerivedInt(config.get("num_channels", 3), "num_channels"), before)
     )
     yield Described("stem_norm", (before,))
     for number, block in enumerate(module.each_block()):
-        inside = Size(before * block.expansion, "expand_ratios", *before.fields)
-        squeeze = Size(
+        inside = DerivedInt(before * block.expansion, "expand_ratios", *before.fields)
+        squeeze = DerivedInt(
             max(1, int(before * module.squeeze_ratio)), "squeeze_expansion_ratio", *before.fields
         )
-        width = Size(block.width, "out_channels", *scaled)
-        kernel = Size(block.kernel, "kernel_sizes")
+        width = DerivedInt(block.width, "out_channels", *scaled)
+        kernel = DerivedInt(block.kernel, "kernel_sizes")
+
         if block.expansion != 1:
             yield Described(
                 f"block{number}/expand_conv", (1, 1, before, inside), ("expand_ratios", *depth)
@@ -178,7 +196,8 @@ def _layers(module: EfficientNet, config: Mapping[str, Any]) -> Iterator[Describ
         yield Described(f"block{number}/squeeze_excite/reduce", (inside, squeeze), depth)
         yield Described(f"block{number}/squeeze_excite/expand", (squeeze, inside), depth)
         before = width
-    head = Size(module.scaled(module.head_width), *scaled)
+
+    head = DerivedInt(module.scaled(module.head_width), *scaled)
     yield Described("head_conv", (1, 1, before, head))
     yield Described("head_norm", (head,))
     yield Described("head", (head, fields.num_labels(config)))

@@ -1,4 +1,4 @@
-"""What it takes to move networks of one family."""
+"""The description of a family of networks that can be moved between lbopt and `transformers`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ class Family:
     """One architecture of `transformers` and its Linen module.
 
     Attributes:
-      architecture: name of its class.
-      model_type: as `config.json` says it.
-      table: every layer here and there.
-      describes: whether a module is of this family.
-      module: config.json -> module.
-      config: (module, params, image_size) -> what config.json says of it.
-      layers: (module, config.json) -> the layers that it has; nothing is made, so that they can be compared with a file first.
-      also: other classes whose files have, or may have, all of its tensors.
-      tied: tensor -> the one that it must equal; `transformers` writes the second only.
-      ignored: regular expressions of tensors that hold nothing of the network.
+      architecture: Name of the class in `transformers`.
+      model_type: Value of `model_type` in `config.json`.
+      table: Every kind of layer, with its paths in lbopt and in PyTorch.
+      describes: Function that tells whether a module belongs to this family.
+      module: Function that builds the module that a `config.json` describes.
+      config: Function of (module, params, image_size) that returns the fields of `config.json`.
+      layers: Function of (module, config.json) that yields the layers and their shapes. It
+        allocates nothing, so that they can be compared with a file first.
+      also: Other classes whose files have all of the tensors, or may have them.
+      tied: For each tied tensor the one that it must equal; `transformers` saves only the latter.
+      ignored: Regular expressions of tensors that are not part of the network.
     """
 
     architecture: str

@@ -1,4 +1,4 @@
-"""Fields of `config.json` as tables: their name, our attribute, what it is when it is left out, what it may be."""
+"""Tables of the fields of `config.json`: names, attributes, defaults and allowed values."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 
 from lbopt.errors import require
-from lbopt.interchange.names import Size
+from lbopt.interchange.names import DerivedInt
 
 
 class Kind(NamedTuple):
-    """What values a field takes.
+    """The values that a field may have.
 
     Attributes:
-      allows: value -> bool.
-      fix: what to say of others.
+      allows: Function that tells whether a value is allowed.
+      fix: End of the message for other values.
     """
 
     allows: Callable[[Any], bool]
@@ -49,13 +49,13 @@ RATE = Kind(lambda value: _is_number(value) and 0 <= value < 1, "give a number i
 
 
 class Field(NamedTuple):
-    """A row of a table.
+    """A field of `config.json`.
 
     Attributes:
-      theirs: name in config.json.
-      ours: attribute of the module.
-      default: what `transformers` takes where it is left out.
-      kind: what it may be.
+      theirs: Name in `config.json`.
+      ours: Attribute of the module.
+      default: Value that `transformers` takes where the field is left out.
+      kind: The allowed values.
     """
 
     theirs: str
@@ -65,10 +65,10 @@ class Field(NamedTuple):
 
 
 def read(table: tuple[Field, ...], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes of the module.
+    """Return the attributes of the module that the fields of a table stand for.
 
     Raises:
-      UserError: naming the field.
+      UserError: If a field has a value that is not allowed.
     """
     found = {}
     for field in table:
@@ -78,23 +78,27 @@ def read(table: tuple[Field, ...], config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get(config: Mapping[str, Any], name: str, default: Any, kind: Kind) -> Any:
-    """Return one field, checked."""
+    """Return the value of a field, or `default` if it is left out.
+
+    Raises:
+      UserError: If the value is not allowed.
+    """
     value = config.get(name, default)
     require(kind.allows(value), name, value, kind.fix)
     return value
 
 
-def sizes(table: tuple[Field, ...], module: nn.Module) -> dict[str, Size]:
-    """Return the module's attributes that are counts, with the fields that say them."""
+def sizes(table: tuple[Field, ...], module: nn.Module) -> dict[str, DerivedInt]:
+    """Return the module's attributes that are counts, each with the field that gives it."""
     return {
-        field.ours: Size(getattr(module, field.ours), field.theirs)
+        field.ours: DerivedInt(getattr(module, field.ours), field.theirs)
         for field in table
         if field.kind is COUNT
     }
 
 
 def write(table: tuple[Field, ...], module: nn.Module) -> dict[str, Any]:
-    """Return fields of config.json."""
+    """Return the fields of `config.json` that a module's attributes stand for."""
     values = {field.theirs: getattr(module, field.ours) for field in table}
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
@@ -102,33 +106,35 @@ def write(table: tuple[Field, ...], module: nn.Module) -> dict[str, Any]:
 
 
 def require_fixed(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Raise `UserError` unless the fields that are given have the one value that our network has."""
+    """Raise `UserError` if a given field differs from the only value that lbopt supports."""
     for name, value in fixed.items():
         given = config.get(name, value)
         require(
             given == value,
             name,
             given,
-            f"lbopt's network has {value!r} there; give a model of that kind",
+            f"lbopt's network supports only {value!r}; give a model with that",
+            code="choice",
         )
 
 
-def num_labels(config: Mapping[str, Any]) -> Size:
-    """Return how many classes there are: the length of `id2label`; 2 where nothing is said, as in `transformers`."""
+def num_labels(config: Mapping[str, Any]) -> DerivedInt:
+    """Return the number of classes: the length of `id2label`, or `num_labels`, or 2 by default."""
     labels = config.get("id2label")
     if labels is None:
-        return Size(get(config, "num_labels", 2, COUNT), "num_labels", "id2label")
+        return DerivedInt(get(config, "num_labels", 2, COUNT), "num_labels", "id2label")
     require(
         isinstance(labels, dict) and labels,
         "id2label",
         labels,
         "give an object with a name for each class",
+        code="type",
     )
-    return Size(len(labels), "id2label")
+    return DerivedInt(len(labels), "id2label")
 
 
 def labels(count: int) -> dict[str, Any]:
-    """Return the fields that say how many classes there are."""
+    """Return the fields that give the number of classes, with a made-up name for each class."""
     names = [f"LABEL_{number}" for number in range(count)]
     return {
         "id2label": {str(number): name for number, name in enumerate(names)},

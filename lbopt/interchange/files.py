@@ -1,4 +1,4 @@
-"""Safetensors files: headers first, arrays when everything about them is known to be right."""
+"""Safetensors files: headers are read and checked first, arrays only when all headers are right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from lbopt import typed_json
-from lbopt.errors import EnvironmentProblem, UserError, brief
+from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError, require
 from lbopt.regular import open_regular
 from lbopt.shown import one_line
 
@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 FLOATS = ("F64", "F32", "F16", "BF16")
 MOST_TENSORS = 1 << 16
-"""In one file: the largest networks that are read here have about a thousand."""
+"""Tensors in one file, at most; the largest networks that are read here have about a thousand."""
 
 
 class _Tensor(TypedDict):
@@ -34,13 +34,13 @@ class _Tensor(TypedDict):
 
 
 class Entry(NamedTuple):
-    """What a header says of a tensor.
+    """A tensor's entry in the header of a file.
 
     Attributes:
-      file: where it is.
-      name: under which it is there.
-      shape: of the array.
-      dtype: as safetensors spells it, for instance "BF16".
+      file: The file.
+      name: The tensor's name in it.
+      shape: The tensor's shape.
+      dtype: The tensor's dtype as safetensors spells it, for instance "BF16".
     """
 
     file: pathlib.Path
@@ -53,7 +53,7 @@ def weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
     """Return the safetensors files of a `transformers` folder: one, or those that its index lists.
 
     Raises:
-      UserError: if there are none; also if there are only pickles, which run code when they are read.
+      UserError: If there are none. Pickles are not read, because reading one can run its code.
     """
     if is_there(directory / WEIGHTS):
         return [directory / WEIGHTS]
@@ -62,56 +62,62 @@ def weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
     for name in PICKLES:
         if is_there(directory / name):
             raise UserError(
-                f"{directory / name}: only safetensors are read; load it with transformers and save it again "
-                "(save_pretrained(folder, safe_serialization=True))"
+                str(directory / name),
+                NO_VALUE,
+                "only safetensors are read; load it with transformers and save it again "
+                "(save_pretrained(folder, safe_serialization=True))",
+                code="type",
             )
-    raise UserError(f"{directory}: it has no {WEIGHTS}; give the folder that save_pretrained wrote")
+    raise UserError(
+        str(directory),
+        NO_VALUE,
+        f"it has no {WEIGHTS}; give the folder that save_pretrained wrote",
+        code="missing",
+    )
 
 
 def _shard_names(index: pathlib.Path) -> list[str]:
     names = read_json(index).get("weight_map")
-    if (
-        not isinstance(names, dict)
-        or not names
-        or not all(isinstance(name, str) for name in names.values())
-    ):
+    is_map = isinstance(names, dict) and all(isinstance(name, str) for name in names.values())
+    if not is_map or not names:
         raise UserError(
-            f"{index}: weight_map = {str(names)[:60]!r}: it names no files; save the model again"
+            f"{index}: weight_map", names, "it names no files; save the model again", code="damaged"
         )
     return sorted(set(names.values()))
 
 
 def is_there(path: pathlib.Path) -> bool:
-    """Return whether there is a file or a folder.
+    """Return whether a file or folder exists.
 
     Raises:
-      UserError: if the name is too long for there to be one.
-      EnvironmentProblem: if the system cannot look for it.
+      UserError: If the path is too long for the file system.
+      EnvironmentProblem: If the system refuses to look.
     """
     try:
         return path.exists()
     except OSError as error:
-        kind = UserError if error.errno == errno.ENAMETOOLONG else EnvironmentProblem
-        raise kind(
-            f"{brief(str(path))}: it cannot be looked for ({error.strerror}); use another path"
+        too_long = error.errno == errno.ENAMETOOLONG
+        raise (UserError if too_long else EnvironmentProblem)(
+            "path",
+            str(path),
+            f"it cannot be looked for ({error.strerror}); use another path",
+            code="value" if too_long else "resource",
         ) from error
 
 
 def _shard(directory: pathlib.Path, name: str) -> pathlib.Path:
+    field = f"{directory / INDEX}: weight_map"
     if pathlib.PurePath(name).name != name or name in ("", ".."):
-        raise UserError(
-            f"{directory / INDEX}: weight_map names {brief(name)}, which is outside of the folder or no name; save the model again"
-        )
+        fix = "that is not the name of a file in this folder; save the model again"
+        raise UserError(field, name, fix, code="damaged")
+
     try:
-        there = (directory / name).exists()
+        exists = (directory / name).exists()
     except OSError as error:
-        raise UserError(
-            f"{directory / INDEX}: weight_map names {brief(name)}: {error.strerror}; save the model again"
-        ) from error
-    if not there:
-        raise UserError(
-            f"{one_line(str(directory / name))}: {INDEX} lists it and it is missing; copy it too, or save the model again"
-        )
+        fix = f"{error.strerror}; save the model again"
+        raise UserError(field, name, fix, code="damaged") from error
+    fix = "this file is missing; copy it too, or save the model again"
+    require(exists, field, name, fix, code="missing")
     return directory / name
 
 
@@ -119,37 +125,40 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-      UserError: if it holds none.
-      EnvironmentProblem: if it cannot be read.
+      UserError: If the file is not JSON, or contains something other than an object.
+      EnvironmentProblem: If the file cannot be read.
     """
     try:
         data = typed_json.read_file(file)
     except OSError as error:
         raise EnvironmentProblem(
-            f"{file}: cannot be read ({error.strerror}); mend it or use another folder"
+            str(file),
+            NO_VALUE,
+            f"cannot be read ({error.strerror}); mend it or use another folder",
+            code="resource",
         ) from error
     except ValueError as error:
-        raise UserError(f"{file}: {error}; save the model again") from error
-    if not isinstance(data, dict):
         raise UserError(
-            f"{file}: it holds a {type(data).__name__}, not an object; save the model again"
-        )
+            str(file), NO_VALUE, f"{error}; save the model again", code="damaged"
+        ) from error
+    fix = f"it contains a {type(data).__name__}, not an object; save the model again"
+    require(isinstance(data, dict), str(file), NO_VALUE, fix, code="damaged")
     return data
 
 
 def headers(files: list[pathlib.Path]) -> list[Entry]:
-    """Return what the files hold, reading no arrays."""
+    """Return the entries of all tensors in the files; no array is read."""
     found = []
     for file in files:
         with opened(file) as handle:
             for name in handle.keys():  # noqa: SIM118 -- it is no mapping
-                part = handle.get_slice(name)
-                found.append(Entry(file, name, tuple(part.get_shape()), str(part.get_dtype())))
+                view = handle.get_slice(name)
+                found.append(Entry(file, name, tuple(view.get_shape()), str(view.get_dtype())))
     return found
 
 
 def read_floats(entries: Mapping[str, Entry]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each key with its array in fp32, whatever precision the file has."""
+    """Yield each key with its tensor converted to fp32."""
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as handle:
             for key, entry in entries.items():
@@ -158,48 +167,60 @@ def read_floats(entries: Mapping[str, Entry]) -> Iterator[tuple[str, np.ndarray]
 
 
 def tensor(handle: Any, file: pathlib.Path, name: str) -> np.ndarray:
-    """Return an array of an opened file.
+    """Return a tensor of an opened file.
 
     Raises:
-      UserError: if NumPy has no such dtype or shape.
+      UserError: If NumPy has no array of its dtype or shape.
     """
     try:
         return handle.get_tensor(name)
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(
-            f"{file}: {one_line(name[:100])} is no array of NumPy ({error}); save the model again in {FLOATS[1]}"
+            f"{file}: {one_line(name[:100])}",
+            NO_VALUE,
+            f"NumPy has no such array ({error}); save the model again in {FLOATS[1]}",
+            code="type",
         ) from error
 
 
 @contextlib.contextmanager
 def opened(file: pathlib.Path) -> Iterator[Any]:
-    """Open a safetensors file.
+    """Open a safetensors file, and close it at the end.
 
     Raises:
-      UserError: if it is not a whole one.
-      EnvironmentProblem: if it cannot be read.
+      UserError: If the file is incomplete or damaged.
+      EnvironmentProblem: If the file cannot be read.
     """
     try:
         _check_header(file)
         with safetensors.safe_open(file, framework="np") as handle:
             yield handle
     except (safetensors.SafetensorError, _DamagedHeaderError) as error:
-        said = one_line(str(error)[:200])
+        cause = one_line(str(error)[:200])
         raise UserError(
-            f"{file}: not a whole safetensors file ({said}); fetch or save it again"
+            str(file),
+            NO_VALUE,
+            f"not a whole safetensors file ({cause}); fetch or save it again",
+            code="damaged",
         ) from error
     except OSError as error:
         raise EnvironmentProblem(
-            f"{file}: cannot be read ({error.strerror or error}); mend it or use another folder"
+            str(file),
+            NO_VALUE,
+            f"cannot be read ({error.strerror or error}); mend it or use another folder",
+            code="resource",
         ) from error
 
 
 class _DamagedHeaderError(Exception):
-    """It says what is wrong."""
+    """A header that is not one of safetensors; its message says why."""
 
 
 def _check_header(file: pathlib.Path) -> None:
-    """Check sizes and types of a header, and that the file is a regular one; safetensors checks that the offsets make sense."""
+    """Check that the file is regular, and the sizes and types in its header.
+
+    safetensors itself checks the offsets.
+    """
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         (length,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\0"))
@@ -219,16 +240,24 @@ def _check_header(file: pathlib.Path) -> None:
 def write(
     file: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]
 ) -> None:
-    """Write one safetensors file."""
+    """Write one safetensors file.
+
+    Raises:
+      EnvironmentProblem: If the file cannot be written.
+    """
     try:
-        whole = {
+        # `ascontiguousarray` turns scalars into vectors; the reshape turns them back.
+        contiguous = {
             name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()
         }
         file.touch()
-        mode = file.stat().st_mode  # safetensors lets nobody but the owner read
-        safetensors_numpy.save_file(whole, file, dict(metadata))
+        mode = file.stat().st_mode  # safetensors would let only the owner read the file
+        safetensors_numpy.save_file(contiguous, file, dict(metadata))
         file.chmod(mode)
     except (safetensors.SafetensorError, OSError) as error:
         raise EnvironmentProblem(
-            f"{file}: cannot be written ({error}); free space or use another folder"
+            str(file),
+            NO_VALUE,
+            f"cannot be written ({error}); free space or use another folder",
+            code="resource",
         ) from error

@@ -1,4 +1,4 @@
-"""A folder that is there whole or not at all, and never in the place of another one."""
+"""New folders that appear only when they are complete, and never replace another folder."""
 
 from __future__ import annotations
 
@@ -10,55 +10,65 @@ from collections.abc import Iterator
 from typing import Any
 
 from lbopt import paths, unfinished
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import EnvironmentProblem, require
 
 
 def require_new(path: paths.GivenPath, field: str) -> pathlib.Path:
-    """Return the absolute path of a folder that is not there yet, or is empty.
+    """Return the absolute path of a folder, which must not exist yet or be empty.
+
+    Args:
+      path: The path that the user gave.
+      field: The flag or argument that gave it, for messages.
 
     Raises:
-      UserError: if something is there.
+      UserError: If a file or a folder that is not empty exists there.
+      EnvironmentProblem: If the folder cannot be read.
     """
-    place = pathlib.Path(os.path.abspath(paths.local(path, field)))
+    folder = pathlib.Path(os.path.abspath(paths.local(path, field)))
     try:
-        taken = any(place.iterdir()) if place.is_dir() else os.path.lexists(place)
+        taken = any(folder.iterdir()) if folder.is_dir() else os.path.lexists(folder)
     except OSError as error:
         raise EnvironmentProblem(
-            f"{field} = {str(path)!r}: cannot be read ({error.strerror}); use another"
+            field, str(path), f"cannot be read ({error.strerror}); use another", code="resource"
         ) from error
-    if taken:
-        raise UserError(
-            f"{field} = {str(path)!r}: something is there, and nothing is overwritten; give a new folder"
-        )
-    return place
+    fix = "something is there, and nothing is overwritten; give a new folder"
+    require(not taken, field, str(path), fix, code="exists")
+    return folder
 
 
 @contextlib.contextmanager
 def new_folder(path: paths.GivenPath, field: str = "directory") -> Iterator[pathlib.Path]:
-    """Yield a hidden folder beside `path`; it is renamed to `path` at the end, and removed if that is not reached.
+    """Yield a hidden folder beside `path`, which is renamed to `path` at the end.
 
-    What killed processes have left beside `path` is removed.
+    After an error it is removed instead. Hidden folders of killed processes are removed too.
+
+    Args:
+      path: The path of the new folder.
+      field: The flag or argument that gave it, for messages.
 
     Raises:
-      UserError: if something is at `path`.
-      EnvironmentProblem: if it cannot be written.
+      UserError: If a file or a folder that is not empty exists at `path`.
+      EnvironmentProblem: If the folder cannot be written.
     """
-    place = require_new(path, field)
+    folder = require_new(path, field)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.folder(place) as partial:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.folder(folder) as partial:
             yield partial
             for file in partial.iterdir():
                 _flush(file)
-            os.replace(partial, place)
+            os.replace(partial, folder)
     except OSError as error:
         raise EnvironmentProblem(
-            f"{field} = {str(path)!r}: cannot be written ({error.strerror or error}); free space or use another folder"
+            field,
+            str(path),
+            f"cannot be written ({error.strerror or error}); free space or use another folder",
+            code="resource",
         ) from error
 
 
 def write_json(file: pathlib.Path, data: Any) -> None:
-    """Write a JSON file as `transformers` spells it: sorted, two spaces."""
+    """Write a JSON file in the style of `transformers`: sorted keys, two spaces of indentation."""
     file.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
 
 

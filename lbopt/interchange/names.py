@@ -1,4 +1,4 @@
-"""Names of variables, ours and theirs, as a table of patterns that is read in both directions."""
+"""Names of variables in lbopt and in PyTorch, as tables of patterns for both directions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lbopt.interchange import layouts
 from lbopt.interchange.layouts import Layout
 
 
-class Size(int):
-    """A length or a number, and the fields of `config.json` from which it follows.
+class DerivedInt(int):
+    """A length of an axis, or a count, with the fields of `config.json` that determine it.
 
     Attributes:
-      fields: their names there; none for what every network of the family has.
+      fields: Names of the fields; empty for a length that all networks of the family share.
     """
 
     fields: tuple[str, ...]
 
-    def __new__(cls, value: int, *fields: str) -> Size:
-        """Make the number."""
+    def __new__(cls, value: int, *fields: str) -> DerivedInt:
+        """Return the number with the names of its fields."""
         made = super().__new__(cls, value)
         made.fields = fields
         return made
@@ -35,10 +35,10 @@ class Leaf(NamedTuple):
 
     Attributes:
       collection: "params" or "batch_stats".
-      ours: its name in the Linen module.
-      theirs: its name in the PyTorch module.
-      layout: how it is turned.
-      is_vector: it has the last axis of the layer's shape only.
+      ours: Name in the Linen module.
+      theirs: Name in the PyTorch module.
+      layout: Order of its axes in PyTorch.
+      is_vector: Whether it has only the last axis of the layer's shape.
     """
 
     collection: str
@@ -66,12 +66,12 @@ BATCH_NORM = (
 
 
 class Layer(NamedTuple):
-    """A row of a table: a layer's path here and there; `{i}` stands for the same number on both sides.
+    """The paths of a layer in lbopt and in PyTorch; `{i}` stands for the same number in both.
 
     Attributes:
-      ours: path of the Linen module, "" for the network itself.
-      theirs: path of the PyTorch module.
-      leaves: its arrays.
+      ours: Path of the Linen module, "" for the network itself.
+      theirs: Path of the PyTorch module.
+      leaves: The layer's arrays.
     """
 
     ours: str
@@ -83,9 +83,10 @@ class Described(NamedTuple):
     """A layer of a network that `config.json` describes.
 
     Attributes:
-      ours: path of the Linen module.
-      shape: of its kernel, embedding or vector, ours; lengths are `Size`s, or ints where no field says them.
-      because: fields that say how many layers there are of this kind.
+      ours: Path of the Linen module.
+      shape: Shape of the layer's kernel, embedding or vector in lbopt. Its lengths are
+        `DerivedInt`s, or ints where no field determines them.
+      because: Fields that determine the number of layers of this kind.
     """
 
     ours: str
@@ -94,14 +95,14 @@ class Described(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """An array of a network, here and there.
+    """An array of a network, in lbopt and in PyTorch.
 
     Attributes:
-      ours: its name, for instance "params/dense/kernel".
-      theirs: its name in the file.
-      layout: how it is turned.
-      shape: ours; see `Described`.
-      because: see `Described`.
+      ours: Name in lbopt, for instance "params/dense/kernel".
+      theirs: Name in the file.
+      layout: Order of its axes in PyTorch.
+      shape: Shape in lbopt, with lengths as in `Described`.
+      because: Fields that determine the number of layers of this kind.
     """
 
     ours: str
@@ -112,21 +113,21 @@ class Tensor(NamedTuple):
 
 
 class Counterpart(NamedTuple):
-    """What one of our variables is there."""
+    """The name and layout in PyTorch of one of lbopt's variables."""
 
     name: str
     layout: Layout
 
 
 def counterpart(table: Iterable[Layer], name: str) -> Counterpart:
-    """Look our variable up.
+    """Return the counterpart of one of lbopt's variables.
 
-    >>> row = Layer("layer{i}/query", "encoder.{i}.self.query", DENSE)
-    >>> counterpart([row], "params/layer11/query/kernel").name
+    >>> layer = Layer("layer{i}/query", "encoder.{i}.self.query", DENSE)
+    >>> counterpart([layer], "params/layer11/query/kernel").name
     'encoder.11.self.query.weight'
 
     Raises:
-      KeyError: if the table has no row for it: the table is behind the model.
+      KeyError: If the table does not contain the variable, and so does not match the model.
     """
     collection, _, path = name.partition("/")
     module, _, last = path.rpartition("/")
@@ -134,15 +135,15 @@ def counterpart(table: Iterable[Layer], name: str) -> Counterpart:
     for leaf in leaves:
         if (leaf.collection, leaf.ours) == (collection, last):
             return Counterpart(f"{theirs}.{leaf.theirs}", leaf.layout)
-    raise KeyError(f"no row of the table names {name!r}")
+    raise KeyError(f"the table has no layer of {name!r}")
 
 
 def tensors(table: Iterable[Layer], layers: Iterable[Described]) -> Iterator[Tensor]:
-    """Yield the arrays of layers one after another, however many are described.
+    """Yield the arrays of layers lazily: any number of layers may be described.
 
-    >>> row = Layer("layer{i}/query", "encoder.{i}.self.query", DENSE)
+    >>> layer = Layer("layer{i}/query", "encoder.{i}.self.query", DENSE)
     >>> described = (Described(f"layer{i}/query", (8, 16)) for i in range(10**9))
-    >>> next(tensors([row], described)).theirs
+    >>> next(tensors([layer], described)).theirs
     'encoder.0.self.query.weight'
     """
     for path, shape, because in layers:
@@ -159,12 +160,12 @@ def tensors(table: Iterable[Layer], layers: Iterable[Described]) -> Iterator[Ten
 
 
 def _layer(table: Iterable[Layer], path: str) -> tuple[str, tuple[Leaf, ...]]:
-    """Return the path of a layer there, and its arrays."""
-    for row in table:
-        found = _expression(row.ours).fullmatch(path)
+    """Return the path of a layer in PyTorch, and its arrays."""
+    for layer in table:
+        found = _expression(layer.ours).fullmatch(path)
         if found:
-            return row.theirs.format(**found.groupdict()), row.leaves
-    raise KeyError(f"no row of the table names {path!r}")
+            return layer.theirs.format(**found.groupdict()), layer.leaves
+    raise KeyError(f"the table has no layer {path!r}")
 
 
 @functools.cache
@@ -173,12 +174,12 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def flatten(variables: types.PyTree) -> dict[str, Any]:
-    """Return {"params/dense/kernel": leaf, ...}."""
+    """Return the leaves by their names, such as "params/dense/kernel"."""
     found: dict[str, Any] = {}
     tree.map_with_name(found.__setitem__, variables)
     return found
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested dicts that `flatten` was given."""
+    """Return nested dicts from leaves by their names; the inverse of `flatten`."""
     return traverse_util.unflatten_dict(dict(flat), sep="/")

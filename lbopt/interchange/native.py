@@ -1,9 +1,10 @@
-"""Our own layout: one safetensors file whose keys are the path names that masks and messages use."""
+"""lbopt's own format: one safetensors file whose keys are the names used in masks and messages."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt import paths, typed_json, types, unfinished
-from lbopt.errors import EnvironmentProblem, UserError, brief
+from lbopt.errors import EnvironmentProblem, require
 from lbopt.interchange import files, names
 
 FORMAT = "lbopt"
@@ -22,77 +23,82 @@ def save_safetensors(
     variables: Mapping[str, types.PyTree],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write variables under their names, `params/...` and `batch_stats/...`, in the precision they have.
+    """Write variables under their names, `params/...` and `batch_stats/...`, in their own dtypes.
 
     Args:
-      file: to write; one that is there is replaced when the new one is whole.
-      variables: {"params": ..., "batch_stats": ...}.
-      metadata: strings to keep beside them; `format` is ours.
+      file: The file to write. An existing file is replaced once the new one is complete.
+      variables: The variables, {"params": ..., "batch_stats": ...}.
+      metadata: Strings to store in the file's header. The key `format` is reserved.
 
     Raises:
-      EnvironmentProblem: if it cannot be written.
+      EnvironmentProblem: If the file cannot be written.
     """
-    place = paths.local(file, "file")
+    path = paths.local(file, "file")
     arrays = {name: np.asarray(leaf) for name, leaf in names.flatten(variables).items()}
     try:
-        with unfinished.folder(place) as room:
-            files.write(room / place.name, arrays, {**(metadata or {}), "format": FORMAT})
-            os.replace(room / place.name, place)
+        with unfinished.folder(path) as temporary:
+            files.write(temporary / path.name, arrays, {**(metadata or {}), "format": FORMAT})
+            os.replace(temporary / path.name, path)
     except OSError as error:
         raise EnvironmentProblem(
-            f"file = {str(file)!r}: cannot be written ({error.strerror}); free space or use another folder"
+            "file",
+            str(file),
+            f"cannot be written ({error.strerror}); free space or use another folder",
+            code="resource",
         ) from error
 
 
 def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read what `save_safetensors` wrote, bit for bit.
+    """Read a file of `save_safetensors`; the arrays are bit for bit the ones that were written.
 
     Returns:
       The variables and the metadata.
 
     Raises:
-      UserError: if it is another file.
+      UserError: If the file does not exist, is damaged, or was not written by `save_safetensors`.
+      EnvironmentProblem: If the file cannot be read.
     """
-    with _opened(file) as (handle, metadata):
+    path = paths.local(file, "file")
+    with _opened(path) as (handle, metadata):
         keys = list(handle.keys())
-        _check_names(keys, str(file))
-        flat = {
-            name: jnp.asarray(files.tensor(handle, paths.local(file, "file"), name))
-            for name in keys
-        }
+        _check_names(keys, path)
+        flat = {name: jnp.asarray(files.tensor(handle, path, name)) for name in keys}
     return names.unflatten(flat), metadata
 
 
 def read_metadata(file: paths.GivenPath) -> dict[str, str]:
-    """Return the metadata alone; see `load_safetensors`."""
-    with _opened(file) as (_, metadata):
+    """Return the metadata of a file of `save_safetensors`, without reading its arrays."""
+    with _opened(paths.local(file, "file")) as (_, metadata):
         return metadata
 
 
 @contextlib.contextmanager
-def _opened(file: paths.GivenPath) -> Iterator[tuple[Any, dict[str, str]]]:
-    place = paths.local(file, "file")
-    if not files.is_there(place):
-        raise UserError(
-            f"{brief(str(place))}: no such file; give a model.safetensors of lbopt export --format=safetensors"
-        )
-    with files.opened(place) as handle:
+def _opened(path: pathlib.Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    fix = "no such file; give a model.safetensors of lbopt export --format=safetensors"
+    require(files.is_there(path), "file", str(path), fix, code="missing")
+    with files.opened(path) as handle:
         metadata = handle.metadata() or {}
-        if metadata.get("format") != FORMAT:
-            raise UserError(
-                f"{place}: format = {brief(metadata.get('format'))} in its metadata, not {FORMAT!r}; "
-                "give a file of lbopt export --format=safetensors, or the folder to lbopt.load_huggingface"
-            )
+        require(
+            metadata.get("format") == FORMAT,
+            f"{path}: format",
+            metadata.get("format"),
+            f"its metadata must say {FORMAT!r}; give a file of lbopt export --format=safetensors, "
+            "or the folder to lbopt.load_huggingface",
+            code="type",
+        )
         yield handle, metadata
 
 
-def _check_names(keys: list[str], place: str) -> None:
-    """Raise `UserError` if an array would lie inside of another, or too deep."""
+def _check_names(keys: list[str], path: pathlib.Path) -> None:
+    """Raise `UserError` if an array's name lies below another array's, or too deep."""
     known = set(keys)
     for name in keys:
         parts = name.split("/")
         above = {"/".join(parts[:end]) for end in range(1, min(len(parts), typed_json.DEEPEST))}
-        if len(parts) > typed_json.DEEPEST or above & known:
-            raise UserError(
-                f"{place}: {brief(name)} cannot be the name of an array beside the others; export it again"
-            )
+        require(
+            len(parts) <= typed_json.DEEPEST and not above & known,
+            f"{path}: name of an array",
+            name,
+            "it lies below another array, or too deep; export it again",
+            code="damaged",
+        )

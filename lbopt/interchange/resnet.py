@@ -1,4 +1,4 @@
-"""ResNet v1.5 here and in `transformers`."""
+"""ResNet v1.5 in lbopt and in `transformers`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from lbopt.errors import require, require_choice
 from lbopt.interchange import fields
 from lbopt.interchange.family import Family
 from lbopt.interchange.fields import COUNT, COUNTS, Field
-from lbopt.interchange.names import BATCH_NORM, CONV, DENSE, Described, Layer, Size
+from lbopt.interchange.names import BATCH_NORM, CONV, DENSE, DerivedInt, Described, Layer
 from lbopt.models.resnet import ResNet
 
-_OUR_BLOCK, _THEIR_BLOCK = "stage{s}_block{b}", "resnet.encoder.stages.{s}.layers.{b}"
+_OUR_BLOCK = "stage{s}_block{b}"
+_THEIR_BLOCK = "resnet.encoder.stages.{s}.layers.{b}"
 _EMBEDDER = "resnet.embedder.embedder"
 TABLE = (
     Layer("stem/conv", f"{_EMBEDDER}.convolution", CONV),
@@ -40,7 +41,7 @@ FIXED = {
 }
 LAYER_TYPES = {"bottleneck": True, "basic": False}
 EPSILON = 1e-5
-"""PyTorch's default, which `transformers` has no field for."""
+"""PyTorch's default; `transformers` has no field for it."""
 
 
 def _module(config: Mapping[str, Any]) -> ResNet:
@@ -54,14 +55,15 @@ def _module(config: Mapping[str, Any]) -> ResNet:
         "depths",
         list(attributes["depths"]),
         f"give {stages}, one for each of hidden_sizes",
+        code="conflict",
     )
     bottleneck = LAYER_TYPES[layer_type]
-    fix = "a bottleneck is a quarter as wide; give widths of at least 4, or layer_type basic"
     require(
         min(attributes["widths"]) >= 4 or not bottleneck,
         "hidden_sizes",
         list(attributes["widths"]),
-        fix,
+        "a bottleneck is a quarter as wide; give widths of at least 4, or layer_type basic",
+        code="conflict",
     )
     fields.get(config, "num_channels", 3, COUNT)
     return ResNet(
@@ -74,12 +76,14 @@ def _module(config: Mapping[str, Any]) -> ResNet:
 
 def _config(module: ResNet, params: types.Params, image_size: int | None) -> dict[str, Any]:
     del image_size
-    fix = "transformers' stem is 7 x 7 with stride 2; only 'conv7' and 'space_to_depth' are that; use format safetensors"
-    require(module.stem != "conv3", "stem", module.stem, fix)
-    fix = f"transformers' ResNet has {EPSILON} and no field for it; use format safetensors"
-    require(
-        module.batch_norm_epsilon == EPSILON, "batch_norm_epsilon", module.batch_norm_epsilon, fix
+    fix = (
+        "transformers' stem is 7 x 7 with stride 2, as 'conv7' and 'space_to_depth' are; use "
+        "format safetensors"
     )
+    require(module.stem != "conv3", "stem", module.stem, fix, code="choice")
+    fix = f"transformers' ResNet has {EPSILON} and no field for it; use format safetensors"
+    epsilon = module.batch_norm_epsilon
+    require(epsilon == EPSILON, "batch_norm_epsilon", epsilon, fix, code="choice")
     return {
         **fields.write(FIELDS, module),
         **FIXED,
@@ -91,17 +95,19 @@ def _config(module: ResNet, params: types.Params, image_size: int | None) -> dic
 
 def _layers(module: ResNet, config: Mapping[str, Any]) -> Iterator[Described]:
     before = fields.sizes(FIELDS, module)["stem_width"]
-    channels = Size(config.get("num_channels", 3), "num_channels")
+    channels = DerivedInt(config.get("num_channels", 3), "num_channels")
     yield Described("stem/conv", (7, 7, channels, before))
     yield Described("stem/norm", (before,))
+
     for stage, (depth, wide) in enumerate(zip(module.depths, module.widths, strict=True)):
-        width = Size(wide, "hidden_sizes")
-        inside = Size(wide // 4, "hidden_sizes")
+        width = DerivedInt(wide, "hidden_sizes")
+        inside = DerivedInt(wide // 4, "hidden_sizes")
         for number in range(depth):
             block = f"stage{stage}_block{number}"
             shapes = [(3, 3, before, width), (3, 3, width, width)]
             if module.bottleneck:
                 shapes = [(1, 1, before, inside), (3, 3, inside, inside), (1, 1, inside, width)]
+
             for conv, shape in enumerate(shapes, 1):
                 yield Described(f"{block}/conv{conv}", shape, ("depths",))
                 yield Described(f"{block}/norm{conv}", shape[-1:], ("depths",))
@@ -110,6 +116,7 @@ def _layers(module: ResNet, config: Mapping[str, Any]) -> Iterator[Described]:
                 yield Described(f"{block}/shortcut_conv", (1, 1, before, width), because)
                 yield Described(f"{block}/shortcut_norm", (width,), because)
             before = width
+
     yield Described("head", (before, fields.num_labels(config)))
 
 

@@ -8,7 +8,7 @@ import lbopt
 
 @pytest.fixture(scope="module", autouse=True)
 def _quickly(quickly_compiled):
-    """What is computed matters here, not how fast."""
+    """The results matter here, not how fast they are computed."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def evaluated():
 
 @pytest.fixture(scope="session")
 def trained():
-    """Return a function (module, variables, inputs) -> outputs in training and the new batch statistics."""
+    """Return a function (module, variables, inputs) -> training outputs, new batch statistics."""
 
     def train(module, variables, x):
         run = jax.jit(lambda v, x: module.apply(v, x, train=True, mutable=["batch_stats"]))

@@ -1,4 +1,4 @@
-"""EfficientNet computes what `transformers` computes from the same weights, in evaluation and in training."""
+"""EfficientNet agrees with `transformers` on the same weights, in evaluation and training."""
 
 import functools
 
@@ -21,7 +21,7 @@ PADDING = {
     "b6": (31,),
     "b7": (18,),
 }
-"""`depthwise_padding` of the configs that were published with the weights (google/efficientnet-b0 to b7)."""
+"""`depthwise_padding` in the configs of the published weights (google/efficientnet-b0 to b7)."""
 PARAMETERS = {"b0": 5_288_548, "b1": 7_794_184, "b2": 9_109_994, "b5": 30_389_784}
 """Of torchvision's and Keras' networks with 1000 classes."""
 
@@ -42,7 +42,7 @@ def test_published_sizes(size):
 
 
 def _slim(side, depth=0.1):
-    """Return a network of theirs for images of a side; of depth .1 it has one block a stage, of .5 up to two."""
+    """Return a PyTorch network; with depth .1 it has one block per stage, with .5 up to two."""
     shape = {"width_coefficient": 0.25, "depth_coefficient": depth}
     padding = efficientnet.symmetric_blocks(efficientnet.EfficientNet(**shape), side)
     return torch_side.efficientnet(**shape, hidden_dim=320, depthwise_padding=list(padding))
@@ -86,7 +86,7 @@ def test_published_networks(shape, size, side, moved, evaluated):
 
 
 def test_training(moved, trained):
-    # `transformers` gives TensorFlow's momentum .99 to PyTorch, where it would mean .01: the intended one is set.
+    # `transformers` passes TensorFlow's momentum .99 to PyTorch, where it should be .01: correct it.
     model = torch_side.unbiased(_slim(68, 0.5).train())
     module, variables = moved(model)
     x = torch_side.images(68, batch=6)

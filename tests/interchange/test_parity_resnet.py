@@ -1,4 +1,4 @@
-"""ResNet computes what `transformers` computes from the same weights, in evaluation and in training."""
+"""ResNet agrees with `transformers` on the same weights, in evaluation and in training."""
 
 import functools
 
@@ -58,7 +58,7 @@ def test_the_folded_stem(name, moved, evaluated):
 
 @pytest.mark.parametrize("name", ["bottleneck", "basic"])
 def test_training(name, moved, trained):
-    """Batch statistics are kept as PyTorch keeps them, with the variance of n - 1 degrees of freedom."""
+    """Batch statistics use the unbiased variance (n - 1 degrees of freedom), as in PyTorch."""
     model = torch_side.unbiased(torch_side.resnet(**SIZES[name]).train())
     module, variables = moved(model)
     x = torch_side.images(side(name), batch=6)
@@ -74,7 +74,7 @@ def test_training(name, moved, trained):
 
 @pytest.mark.slow
 def test_training_of_fifty_layers(moved, trained):
-    """As many batch norms amplify what rounding leaves: PyTorch's fp32 logits are 3e-4 from its fp64 ones, ours 2e-4."""
+    """Batch norms amplify rounding: from fp64, fp32 logits are 3e-4 (PyTorch) and 2e-4 (lbopt)."""
     model = torch_side.resnet().train()
     module, variables = moved(model)
     x = torch_side.images(64, batch=6)

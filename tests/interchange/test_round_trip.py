@@ -104,12 +104,13 @@ def test_we_read_it(network, folder):
 
 
 def test_transformers_would_write_the_same(network, folder, tmp_path):
-    """The same tensors and, field by field, the same config as `save_pretrained` writes of what it read."""
+    """The tensors and all fields of the config are those of `save_pretrained` after reading."""
     getattr(transformers, network[-1]).from_pretrained(folder).save_pretrained(tmp_path / "theirs")
     keys = {}
     for place in (folder, tmp_path / "theirs"):
         with safe_open(place / "model.safetensors", "np") as handle:
-            keys[place] = {name: handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
+            names = list(handle.keys())
+            keys[place] = {name: handle.get_slice(name).get_shape() for name in names}
     assert keys[folder] == keys[tmp_path / "theirs"]
     ours, theirs = (
         json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "theirs")
@@ -165,7 +166,7 @@ def test_other_precisions_are_read_to_fp32(dtype, moved):
 
 
 def test_names_from_tensorflow_and_tied_copies(tmp_path):
-    """The files of google-bert: `gamma` and `beta`, a copy of the embedding, another class in config.json."""
+    """google-bert's files have `gamma` and `beta`, a copy of the embedding, and another class."""
     model = SAVED["BertForPreTraining"]()
     model.save_pretrained(tmp_path / "new")
     _, expected = lbopt.load_huggingface(tmp_path / "new")
