@@ -1,1 +1,1 @@
-"""Exact distributed evaluation."""
+"""Evaluation on many devices in which every example counts exactly once."""

@@ -1,4 +1,4 @@
-"""Exact match and F1 of the answers that a network gives to questions."""
+"""Exact match and F1 of a network's answers to questions (SQuAD)."""
 
 from __future__ import annotations
 
@@ -14,45 +14,50 @@ from lbopt import types
 from lbopt.data.batches import eval_batches
 from lbopt.data.squad import answers
 from lbopt.data.squad.features import EvaluationWindows
+from lbopt.errors import require
 from lbopt.job import pulse
 from lbopt.models import seam
 from lbopt.parallel.mesh import local_parts, put_batch
 from lbopt.parallel.state import TrainState
 
 MAX_ANSWER_LENGTH = 30
-"""In tokens: max_answer_length of google-research/bert, run_squad.py."""
+"""Longest answer in tokens: `max_answer_length` of google-research/bert, run_squad.py."""
 
 _INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 Predict = Callable[[types.Params, types.ModelState, types.Batch], dict[str, jax.Array]]
 
 
 class PredictStep(Protocol):
-    """A compiled `Predict`, as `lbopt.make_eval_step` makes it of one (backend "jit")."""
+    """A compiled `Predict`, from `lbopt.make_eval_step` with backend "jit"."""
 
     mesh: Mesh
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run on (params, model_state, global batch)."""
+        """Return the predictions for the arguments (params, model_state, global batch)."""
 
 
 def predict_fn(network: seam.Model, max_answer_length: int = MAX_ANSWER_LENGTH) -> Predict:
-    """Build (params, model_state, batch) -> the best stretch of each window; see `best_span` for what that is.
+    """Build a function of (params, model_state, batch) that predicts the best span of each window.
 
     Args:
-      network: see `make`.
-      max_answer_length: tokens of an answer.
+      network: A model with outputs `start_logits` and `end_logits`, [batch, length].
+      max_answer_length: Longest answer in tokens, at least 1.
 
     Returns:
-      A function of a batch of `EvaluationWindows` whose result has `score` [batch] fp32 and `start` and `end` [batch] int32.
+      A function of parameters, model state and a batch of `EvaluationWindows`, whose result has
+      `score` [batch] fp32, and `start` and `end` [batch] int32; see `best_span`.
     """
 
     def predict(
         params: types.Params, model_state: types.ModelState, batch: types.Batch
     ) -> dict[str, jax.Array]:
         outputs, _ = network.apply(params, model_state, question_inputs(batch), train=False)
-        logits = outputs["start_logits"], outputs["end_logits"]
         score, start, end = best_span(
-            *logits, batch["may_start"], batch["may_end"], max_answer_length
+            outputs["start_logits"],
+            outputs["end_logits"],
+            batch["may_start"],
+            batch["may_end"],
+            max_answer_length,
         )
         return {"score": score, "start": start, "end": end}
 
@@ -66,42 +71,48 @@ def best_span(
     may_end: jax.Array,
     max_answer_length: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the greatest start_logits[i] + end_logits[j] over i <= j < i + max_answer_length, and its i and j.
+    """Return the greatest start_logits[i] + end_logits[j] over i <= j < i + max_answer_length.
 
-    Exact: google-research/bert (run_squad.py) only looks at the twenty greatest logits of either kind. Of equal sums the
-    first i wins, and then the first j. Sums that are not numbers never win. Takes O(length) memory and
-    O(length x max_answer_length) time an example.
+    The search is exact; google-research/bert (run_squad.py) considers only the twenty greatest
+    logits of each kind. Of equal sums the first i wins, and then the first j. A sum that is not a
+    number never wins. An example takes O(length) memory and O(length x max_answer_length) time.
 
     Args:
-      start_logits: [batch, length].
-      end_logits: [batch, length].
-      may_start: [batch, length] bool or int, where i may be.
-      may_end: [batch, length] bool or int, where j may be.
-      max_answer_length: >= 1.
+      start_logits: Logits of the first token of an answer, [batch, length].
+      end_logits: Logits of the last token of an answer, [batch, length].
+      may_start: Whether an answer may start at a token, [batch, length] bool or int.
+      may_end: Whether an answer may end at a token, [batch, length] bool or int.
+      max_answer_length: Longest answer in tokens, at least 1.
 
     Returns:
-      score [batch] fp32, start [batch] int32, end [batch] int32; -inf, 0, 0 where nothing is allowed.
+      The greatest sum [batch] fp32, its i [batch] int32 and its j [batch] int32; -inf, 0 and 0
+      where no answer is allowed.
+
+    Raises:
+      UserError: If `max_answer_length` is less than 1.
     """
-    if max_answer_length < 1:
-        raise ValueError(f"max_answer_length = {max_answer_length}: give a number >= 1")
+    require(max_answer_length >= 1, "max_answer_length", max_answer_length, "give a number >= 1")
     length = start_logits.shape[-1]
-    first, may_start = start_logits.astype(jnp.float32), may_start.astype(bool)
-    behind = ((0, 0), (0, max_answer_length - 1))
-    last, may_end = (
-        jnp.pad(end_logits.astype(jnp.float32), behind),
-        jnp.pad(may_end.astype(bool), behind),
-    )
+    starts = start_logits.astype(jnp.float32)
+    may_start = may_start.astype(bool)
+
+    # The padding lets every shifted slice have the full length.
+    padding = ((0, 0), (0, max_answer_length - 1))
+    padded_ends = jnp.pad(end_logits.astype(jnp.float32), padding)
+    padded_may_end = jnp.pad(may_end.astype(bool), padding)
 
     def widen(extra, best):
+        """Compare the best spans with those of `extra` tokens after the first."""
         scores, extras = best
         ends, allowed = (
-            jax.lax.dynamic_slice_in_dim(x, extra, length, -1) for x in (last, may_end)
+            jax.lax.dynamic_slice_in_dim(x, extra, length, -1)
+            for x in (padded_ends, padded_may_end)
         )
-        sums = jnp.where(may_start & allowed, first + ends, -jnp.inf)
+        sums = jnp.where(may_start & allowed, starts + ends, -jnp.inf)
         better = sums > scores
         return jnp.where(better, sums, scores), jnp.where(better, extra, extras)
 
-    nothing = jnp.full_like(first, -jnp.inf), jnp.zeros(first.shape, jnp.int32)
+    nothing = (jnp.full_like(starts, -jnp.inf), jnp.zeros(starts.shape, jnp.int32))
     scores, extras = jax.lax.fori_loop(0, max_answer_length, widen, nothing)
     start = jnp.argmax(scores, -1).astype(jnp.int32)
     score, extra = (jnp.take_along_axis(x, start[:, None], -1)[:, 0] for x in (scores, extras))
@@ -114,24 +125,25 @@ def evaluate_answers(
     """Return `exact_match` and `f1` in percent over all questions of a data set.
 
     Args:
-      predict_step: what `predict_fn` returns, compiled for a mesh; its results are of the global batch, in every process.
-      state: parameters and model state to evaluate.
-      dataset: of any size.
-      global_batch_size: windows at a time, of any size; rounded up to a multiple of the devices.
+      predict_step: A function of `predict_fn`, compiled for a mesh. Every process gets its results
+        for the whole global batch.
+      state: The parameters and model state to evaluate.
+      dataset: The windows of all questions; their number may be any.
+      global_batch_size: Number of windows in a step, rounded up to a multiple of the devices.
     """
     mesh = predict_step.mesh
     batches = eval_batches(dataset, global_batch_size, mesh.size, local_parts(mesh))
-    parts = [
+    results = [
         jax.device_get(predict_step(state.params, state.model_state, put_batch(mesh, batch)))
         for batch in pulse.beating(batches)
     ]
-    scores, starts, ends = (  # padding is at the end
-        np.concatenate([part[name] for part in parts])[: len(dataset)]
+    scores, starts, ends = (  # without the padding, which is at the end
+        np.concatenate([result[name] for result in results])[: len(dataset)]
         for name in ("score", "start", "end")
     )
     return answers.score(answers.choose(dataset, scores, starts, ends), dataset.questions)
 
 
 def question_inputs(batch: types.Batch) -> dict[str, Any]:
-    """Return what a network for questions reads of a batch."""
+    """Return the inputs of a network for questions from a batch."""
     return {name: batch[name] for name in _INPUTS}

@@ -1,4 +1,4 @@
-"""Means over every token of a text through which a network carries its state."""
+"""Means over every token of a text, for networks that carry a state through it."""
 
 from __future__ import annotations
 
@@ -17,52 +17,57 @@ from lbopt.parallel.state import TrainState
 from lbopt.parallel.step import Step
 
 FirstCarry = Callable[[types.Params, int], types.ModelState]
-"""(parameters, number of lanes) -> the state that the network carries into the first token."""
+"""Function of (parameters, number of streams) that returns the state before the first token."""
 
 
-def evaluate_lanes(
+def evaluate_streams(
     first_carry: FirstCarry,
     step: Step,
     state: TrainState,
     dataset: EvalLanes,
     global_batch_size: int,
 ) -> dict[str, float]:
-    """Return the means over every token of a text, read in lanes through which the state is carried.
+    """Return the mean of each metric over every token of a text.
+
+    The text is cut into parallel streams, and the network carries its state through each of them.
 
     Args:
-      first_carry: the state before any text.
-      step: (params, model_state, batch) -> (metrics, new model_state).
-      state: parameters to evaluate.
-      dataset: the text.
-      global_batch_size: lanes, at most one a window; rounded up to a multiple of the devices.
+      first_carry: Function that returns the state before any text.
+      step: Compiled function of (params, model_state, batch) that returns the metrics and the new
+        model state.
+      state: The parameters to evaluate.
+      dataset: The text.
+      global_batch_size: Number of streams, at most one per window; rounded up to a multiple of the
+        devices.
     """
-    lanes = _num_lanes(step, dataset, global_batch_size)
-    mine = rows_of(local_parts(step.mesh), step.mesh.size, lanes)
-    carried: Any = jax.tree.map(np.asarray, first_carry(state.params, lanes))
+    num_streams = _num_streams(step, dataset, global_batch_size)
+    local = rows_of(local_parts(step.mesh), step.mesh.size, num_streams)
+    carried: Any = jax.tree.map(np.asarray, first_carry(state.params, num_streams))
+
     found = []
-    for batch in pulse.beating(dataset.batches(lanes)):
-        part_of_it = put_batch(step.mesh, {name: array[mine] for name, array in batch.items()})
-        pairs, carried = step(state.params, carried, part_of_it)
+    for batch in pulse.beating(dataset.batches(num_streams)):
+        local_batch = {name: array[local] for name, array in batch.items()}
+        pairs, carried = step(state.params, carried, put_batch(step.mesh, local_batch))
         found.append(jax.tree.map(np.asarray, pairs))
     return metrics.means(found)
 
 
-def _num_lanes(step: Step, dataset: EvalLanes, global_batch_size: int) -> int:
+def _num_streams(step: Step, dataset: EvalLanes, global_batch_size: int) -> int:
     devices = step.mesh.size
     return -(-min(global_batch_size, len(dataset)) // devices) * devices
 
 
-def lane_arguments(
+def stream_arguments(
     first_carry: FirstCarry,
     step: Step,
     state: TrainState,
     dataset: EvalLanes,
     global_batch_size: int,
 ) -> tuple[Any, ...]:
-    """Return the arguments, as shapes, of one call of the step in `evaluate_lanes`."""
-    lanes = _num_lanes(step, dataset, global_batch_size)
-    carried = jax.eval_shape(lambda params: first_carry(params, lanes), state.params)
-    batch = next(dataset.batches(lanes))
+    """Return the shapes of the arguments of the step in `evaluate_streams`."""
+    num_streams = _num_streams(step, dataset, global_batch_size)
+    carried = jax.eval_shape(lambda params: first_carry(params, num_streams), state.params)
+    batch = next(dataset.batches(num_streams))
     return (
         state.params,
         carried,

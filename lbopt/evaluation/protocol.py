@@ -1,4 +1,4 @@
-"""An evaluation: a compiled step, and how it is run over a whole data set."""
+"""An evaluation: a compiled step, and the function that runs it over a whole data set."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lbopt.parallel.step import Step
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The evaluation of whole data sets: call it with (state, data set, global batch size) for its metrics.
+    """An evaluation of whole data sets; a call with (state, data set, batch size) returns metrics.
 
     Attributes:
-      step: the compiled step.
-      run: (step, state, data set, global batch size) -> metrics.
-      arguments: (step, state, data set, global batch size) -> shapes of the arguments of one call of the step.
+      step: The compiled step.
+      run: Function of (step, state, data set, global batch size) that returns the metrics.
+      arguments: Function of the same arguments that returns the shapes of the step's arguments.
     """
 
     step: Step
@@ -30,9 +30,9 @@ class Evaluation:
         return self.run(self.step, state, dataset, global_batch_size)
 
     def lower(self, state: TrainState, dataset: Any, global_batch_size: int) -> Any:
-        """Lower the step for these shapes; nothing is compiled or run."""
+        """Return the step, lowered for the shapes of its arguments; nothing is compiled or run."""
         return self.step.lower(*self.arguments(self.step, state, dataset, global_batch_size))
 
 
 Evaluator = Callable[[Mesh, str], Evaluation]
-"""(mesh, backend) -> `Evaluation`."""
+"""Function of (mesh, backend) that returns an `Evaluation`."""

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from lbopt import losses, metrics, types
 from lbopt.config.loss import LossConfig
 from lbopt.data.from_config.source import Source
-from lbopt.evaluation.lanes import evaluate_lanes, lane_arguments
+from lbopt.evaluation.lanes import evaluate_streams, stream_arguments
 from lbopt.evaluation.protocol import Evaluation
 from lbopt.models import seam
 from lbopt.parallel.step import make_eval_step
@@ -89,8 +89,8 @@ def _carried(network: seam.Model, num_lanes: int) -> Task:
         first_carry = functools.partial(_zeros, network)
         return Evaluation(
             make_eval_step(scored, mesh),
-            functools.partial(evaluate_lanes, first_carry),
-            functools.partial(lane_arguments, first_carry),
+            functools.partial(evaluate_streams, first_carry),
+            functools.partial(stream_arguments, first_carry),
         )
 
     def first_state(params: types.Params) -> types.ModelState:

@@ -1,4 +1,4 @@
-"""Evaluation equals one float64 NumPy pass over the data, whatever divides what, and padding never counts."""
+"""Evaluation equals one float64 NumPy pass over the data, and padding never counts."""
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,8 @@ def steps():
 @pytest.fixture(scope="module")
 def state():
     rng = np.random.default_rng(0)
-    params, model_state = (
-        {"w": rng.standard_normal((5, 4)).astype(np.float32)},
-        {"shift": rng.standard_normal(5).astype(np.float32)},
-    )
+    params = {"w": rng.standard_normal((5, 4)).astype(np.float32)}
+    model_state = {"shift": rng.standard_normal(5).astype(np.float32)}
     return lbopt.TrainState.create(params, model_state, optax.sgd(0.1))
 
 
@@ -52,10 +50,10 @@ def examples(size):
 
 
 def reference(state, dataset):
-    x, label = dataset.arrays["x"].astype(np.float64), dataset.arrays["label"]
-    logits = (x - np.asarray(state.model_state["shift"], np.float64)) @ np.asarray(
-        state.params["w"], np.float64
-    )
+    x = dataset.arrays["x"].astype(np.float64)
+    label = dataset.arrays["label"]
+    shift = np.asarray(state.model_state["shift"], np.float64)
+    logits = (x - shift) @ np.asarray(state.params["w"], np.float64)
     log_sum = np.log(np.exp(logits).sum(-1))
     return {
         "loss": np.mean(log_sum - logits[np.arange(len(x)), label]),
@@ -86,14 +84,14 @@ def test_every_example_counts_exactly_once(layout):
     step = lbopt.make_eval_step(counting, lbopt.make_mesh(layout[0]), layout[1])
     for size, batch_size in ((359, 100), (360, 100), (1, 100), (7, 3)):
         dataset = ArrayDataset({"index": np.arange(size, dtype=np.int32)})
-        parts = [
+        results = [
             jax.block_until_ready(step({}, {}, batch))
             for batch in eval_batches(dataset, batch_size, layout[0])
         ]
         np.testing.assert_array_equal(
-            sum(np.asarray(part["seen"][0]) for part in parts), np.arange(360) < size
+            sum(np.asarray(result["seen"][0]) for result in results), np.arange(360) < size
         )
-        assert sum(float(part["seen"][1]) for part in parts) == size
+        assert sum(float(result["seen"][1]) for result in results) == size
 
 
 def poisoned(params, model_state, batch):
@@ -129,7 +127,8 @@ def test_the_state_is_still_there_after_evaluation(layout, steps, state):
 
 def test_evaluation_follows_training():
     """The state as it comes out of a training step goes straight into evaluation."""
-    tx, mesh = optax.sgd(0.1), lbopt.make_mesh(4)
+    tx = optax.sgd(0.1)
+    mesh = lbopt.make_mesh(4)
 
     def loss_fn(params, model_state, batch, rng):
         return jnp.mean(losses.softmax_cross_entropy(batch["x"] @ params["w"], batch["label"])), (
@@ -151,8 +150,9 @@ def test_evaluation_follows_training():
 
 
 def test_evaluation_counts_each_batch_for_the_guard_and_a_step_alone_counts_nothing(steps, state):
-    """A guard takes a process that counts nothing for hung: an evaluation may take longer than that."""
-    dataset, step = examples(7), steps[1, "jit"]
+    """A guard ends a process that counts nothing for long, and an evaluation may take that long."""
+    dataset = examples(7)
+    step = steps[1, "jit"]
     before = pulse.count()
     lbopt.evaluate(step, state, dataset, 2)
     assert pulse.count() - before == 4

@@ -135,7 +135,7 @@ def test_gradients_of_pretraining(inputs, positions, moved):
     assert ours.keys() == wanted.keys()
     largest = max(np.linalg.norm(gradient) for gradient in wanted.values())
     for name, gradient in wanted.items():
-        # Softmax is invariant to a shift of all keys: their bias has a zero gradient, up to rounding.
+        # Softmax is invariant to a shift of all keys: their bias has no gradient, up to rounding.
         scale = largest if name.endswith("key.bias") else np.linalg.norm(gradient)
         assert np.linalg.norm(ours[name] - gradient) < 1e-4 * scale, name
         assert scale > 1e-4 * largest, name

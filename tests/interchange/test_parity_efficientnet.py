@@ -86,7 +86,7 @@ def test_published_networks(shape, size, side, moved, evaluated):
 
 
 def test_training(moved, trained):
-    # `transformers` passes TensorFlow's momentum .99 to PyTorch, where it should be .01: correct it.
+    # `transformers` passes TensorFlow's momentum .99 to PyTorch; it should be .01: correct it.
     model = torch_side.unbiased(_slim(68, 0.5).train())
     module, variables = moved(model)
     x = torch_side.images(68, batch=6)
