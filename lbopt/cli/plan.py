@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> None:
         )
     topologies.prepare_environment()
     if isinstance(config, SweepConfig):
-        _plan_study(argv, config, given, name, options["evaluation"], output)
+        _plan_all_cells(argv, config, given, name, options["evaluation"], output)
         return
     columns = [Column(name, topologies.open_topology(name), config)]
     if "compare" in given:
@@ -95,7 +95,7 @@ def run(argv: Sequence[str]) -> None:
         _write(output, written)
 
 
-def _plan_study(
+def _plan_all_cells(
     argv: Sequence[str],
     config: SweepConfig,
     given: dict[str, str],

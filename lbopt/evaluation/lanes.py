@@ -12,9 +12,9 @@ from lbopt import metrics, types
 from lbopt.data.batches import rows_of
 from lbopt.data.windows import EvalLanes
 from lbopt.job import pulse
+from lbopt.parallel.compiled import Step
 from lbopt.parallel.mesh import local_parts, put_batch
 from lbopt.parallel.state import TrainState
-from lbopt.parallel.step import Step
 
 FirstCarry = Callable[[types.Params, int], types.ModelState]
 """Function of (parameters, number of streams) that returns the state before the first token."""

@@ -13,9 +13,10 @@ from lbopt.data.batches import EvalBatches, eval_batches
 from lbopt.data.damaged import DAMAGED
 from lbopt.evaluation.protocol import Evaluation, Evaluator
 from lbopt.job import pulse
+from lbopt.parallel.compiled import Step
 from lbopt.parallel.mesh import local_parts, put_batch
 from lbopt.parallel.state import TrainState
-from lbopt.parallel.step import Step, make_eval_step
+from lbopt.parallel.step import make_eval_step
 
 
 def evaluate(

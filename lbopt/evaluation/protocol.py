@@ -8,8 +8,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from lbopt.parallel.compiled import Step
 from lbopt.parallel.state import TrainState
-from lbopt.parallel.step import Step
 
 
 @dataclasses.dataclass(frozen=True)

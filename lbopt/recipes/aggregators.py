@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from lbopt import types
-from lbopt.aggregators import compress, protocol
+from lbopt.aggregators import protocol
 from lbopt.aggregators.agvm import agvm
 from lbopt.aggregators.aps import aps
-from lbopt.aggregators.compress import Compressor
+from lbopt.aggregators.compress import Compressor, cast, identity, randk, sign, topk
 from lbopt.aggregators.feedback import econtrol, ef, ef21
 from lbopt.aggregators.powersgd import powersgd
 from lbopt.aggregators.protocol import Aggregator
@@ -86,10 +86,10 @@ def check_modules(
 
 def _compressor(config: AggregatorConfig) -> Compressor:
     if config.compressor == "cast":
-        return compress.cast(config.exponent_bits, config.mantissa_bits)
+        return cast(config.exponent_bits, config.mantissa_bits)
     if config.compressor in ("topk", "randk"):
-        return getattr(compress, config.compressor)(config.fraction)
-    return getattr(compress, config.compressor)()
+        return (topk if config.compressor == "topk" else randk)(config.fraction)
+    return (sign if config.compressor == "sign" else identity)()
 
 
 def _mean(

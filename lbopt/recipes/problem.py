@@ -21,7 +21,8 @@ from lbopt.data.from_config.text import Learned
 from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.evaluation.means import means_of
-from lbopt.models import norm, seam
+from lbopt.models import seam
+from lbopt.models.scope import Scope
 from lbopt.recipes import (
     classification,
     initial,
@@ -159,7 +160,7 @@ def check_batch(model: ModelConfig, here: Replicas, num_examples: int) -> None:
     fix = f"use a divisor of a replica's {part} examples, or 1"
     require(part % folded == 0, "config.model.fold_examples", folded, fix)
     try:
-        norm.Scope.parse(model.batch_norm_scope).view(here, num_examples, folded)
+        Scope.parse(model.batch_norm_scope).view(here, num_examples, folded)
     except ValueError as error:
         raise UserError(_by_field(str(error))) from error
 

@@ -281,15 +281,15 @@ class _Session:
             )
 
     def _scalars(
-        self, step: int, state: TrainState, metrics: types.Metrics, clock: _Clock, stopping: bool
+        self, step: int, state: TrainState, pairs: types.Metrics, clock: _Clock, stopping: bool
     ) -> dict[str, float]:
         """Return what this step has to log: nothing, training scalars, evaluation, or both."""
         run = self.run
         scalars: dict[str, float] = {}
         if self._due(step, run.cadence.log_every_steps):
-            metrics, applied = jax.device_get((metrics, optimizer_metrics(state.opt_state)))
+            pairs, applied = jax.device_get((pairs, optimizer_metrics(state.opt_state)))
             scalars |= {
-                f"train/{name}": value for name, value in metric_pairs.means([metrics]).items()
+                f"train/{name}": value for name, value in metric_pairs.means([pairs]).items()
             }
             scalars |= {f"train/{name}": float(value) for name, value in applied.items()}
             _check_skipped(step, applied)

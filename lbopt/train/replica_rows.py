@@ -147,7 +147,7 @@ def _by_parameter(change: Callable[[Any, Any], Any], memory: Any, params: types.
 def _local(state: TrainState) -> Any:
     return (
         state.aggregator_state.local
-        if isinstance(state.aggregator_state, protocol.AggregatorState)
+        if isinstance(state.aggregator_state, AggregatorState)
         else ()
     )
 

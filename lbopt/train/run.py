@@ -16,8 +16,8 @@ from lbopt.data.batches import TrainBatches
 from lbopt.data.damaged import DAMAGED
 from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
 from lbopt.errors import UserError, require_choice
+from lbopt.parallel.compiled import Step
 from lbopt.parallel.state import TrainState
-from lbopt.parallel.step import Step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 import lbopt
 from lbopt import replicas
-from lbopt.models.norm import Scope
+from lbopt.models.scope import Scope
 
 
 def apply(scope, count, axis_name, x):

@@ -11,7 +11,7 @@ import pytest
 
 import lbopt
 from lbopt import replicas
-from lbopt.models.norm import Scope
+from lbopt.models.scope import Scope
 
 DEVICES, BATCH, MOMENTUM = 8, 16, 0.75
 GRIDS = {

@@ -180,12 +180,12 @@ def test_one_gradient_by_jit_by_pmap_and_in_microsteps(dropout):
         state = jax.device_put(
             TrainState.create(params, model_state, tx), jax.sharding.NamedSharding(mesh, jax.P())
         )
-        after, metrics = step(state, put_batch(mesh, batch))
+        after, pairs = step(state, put_batch(mesh, batch))
         moved.append(
-            (jax.device_get(after.params), metric_pairs.means([jax.device_get(metrics)]), params)
+            (jax.device_get(after.params), metric_pairs.means([jax.device_get(pairs)]), params)
         )
-    for after, metrics, params in moved[1:]:
-        assert metrics == pytest.approx(moved[0][1], rel=1e-4)
+    for after, means, params in moved[1:]:
+        assert means == pytest.approx(moved[0][1], rel=1e-4)
         for ours, theirs, before in zip(
             *map(jax.tree.leaves, (after, moved[0][0], params)), strict=True
         ):

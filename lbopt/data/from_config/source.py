@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lbopt.config.data import TASKS, DataConfig
-from lbopt.data import digits, pydoc
+from lbopt.data import pydoc
 from lbopt.data.arrays import Splits
+from lbopt.data.digits import NUM_CLASSES, load_digits
 from lbopt.data.from_config import text
 from lbopt.data.masked import MaskedLMDataset
 from lbopt.data.vocabulary import NO_VOCABULARY, Vocabulary
@@ -70,7 +71,7 @@ def load_source(
 
 
 def _digits(data: DataConfig) -> Source:
-    return Source(digits.load_digits(data.image_size), digits.NUM_CLASSES)
+    return Source(load_digits(data.image_size), NUM_CLASSES)
 
 
 def _images(data: DataConfig) -> Source:
