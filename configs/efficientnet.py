@@ -43,7 +43,7 @@ from lbopt.config import (
     TrainConfig,
 )
 from lbopt.errors import require_choice
-from lbopt.schedules.units import Units
+from lbopt.schedules import Units
 
 NUM_EXAMPLES = 1_281_167
 NUM_EPOCHS = 350.0

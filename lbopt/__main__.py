@@ -1,5 +1,5 @@
 """`python -m lbopt` is the `lbopt` command."""
 
-from lbopt.cli.main import run
+from lbopt.cli import run
 
 run()

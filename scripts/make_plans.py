@@ -35,13 +35,13 @@ def main(argv: list[str]) -> int:
 
 def recipes() -> list[str]:
     """Return FILE:ROW of every recipe that names a pod."""
-    from lbopt.cli import arguments
+    from lbopt.cli import call_get_config, config_rows
     from lbopt.config import TrainConfig
 
     found = []
     for file in sorted(pathlib.Path("configs").glob("*.py")):
-        for row in arguments.config_rows(str(file)):
-            config = arguments.call_get_config(f"{file}:{row}")
+        for row in config_rows(str(file)):
+            config = call_get_config(f"{file}:{row}")
             if isinstance(config, TrainConfig) and config.about.topology:
                 found.append(f"{file}:{row}")
     return found
@@ -49,12 +49,10 @@ def recipes() -> list[str]:
 
 def studies() -> list[str]:
     """Return FILE of every study over a pod."""
-    from lbopt.cli import arguments
+    from lbopt.cli import call_get_config
     from lbopt.config import SweepConfig
 
-    configs = {
-        str(file): arguments.call_get_config(str(file)) for file in sorted(STUDIES.glob("*.py"))
-    }
+    configs = {str(file): call_get_config(str(file)) for file in sorted(STUDIES.glob("*.py"))}
     return [
         file
         for file, config in configs.items()
@@ -98,7 +96,7 @@ def table() -> list[str]:
 
 
 def _row(found: dict) -> tuple[str, ...]:
-    from lbopt.plan.table import duration
+    from lbopt.plan import duration_text
 
     assert found["fits"], f"{found['recipe']} does not fit: change it, or the pod it names"
     parts = [
@@ -117,8 +115,8 @@ def _row(found: dict) -> tuple[str, ...]:
         "; ".join(parts),
         f"{100 * found['model_flops_utilization']:.1f} %",
         f"{found['steps']:,}",
-        duration(found["projected_seconds"]),
-        "-" if published is None else duration(published) + recalled,
+        duration_text(found["projected_seconds"]),
+        "-" if published is None else duration_text(published) + recalled,
     )
 
 

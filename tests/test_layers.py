@@ -52,36 +52,36 @@ STRANGERS = [
 
 # Only these rooms may import the library.
 CONFINED = {
-    "orbax": {"train/checkpoint.py", "train/variables.py"},
-    "tensorboardX": {"train/board.py"},
-    "tqdm": {"train/progress.py"},
-    "grain": {"data/batches.py"},
-    "etils": {"train/bucket.py"},
-    "fsspec": {"train/bucket.py"},
-    "gcsfs": {"train/bucket.py"},
-    "cv2": {"data/images/crops.py"},
-    "simplejpeg": {"data/images/decode.py"},
+    "orbax": {"train/_checkpoint.py", "train/_variables.py"},
+    "tensorboardX": {"workdir/_tensorboard.py"},
+    "tqdm": {"train/_progress.py"},
+    "grain": {"data/_batches.py"},
+    "etils": {"workdir/_bucket.py"},
+    "fsspec": {"workdir/_bucket.py"},
+    "gcsfs": {"workdir/_bucket.py"},
+    "cv2": {"data/images/_crops.py"},
+    "simplejpeg": {"data/images/_decode.py"},
     "PIL": {
-        "data/images/augment.py",
-        "data/images/crops.py",
-        "data/images/decode.py",
-        "data/prepare/generated_images.py",
+        "data/images/_augment.py",
+        "data/images/_crops.py",
+        "data/images/_decode.py",
+        "data/prepare/_generated_images.py",
     },
-    "optuna": {"sweep/search/adaptive.py"},
+    "optuna": {"sweep/search/_adaptive.py"},
     "scipy": {
-        "plan/bounds.py",
+        "plan/_bounds.py",
         "report/study/_limit.py",
         "report/study/_statistics.py",
-        "sweep/fits.py",
-        "sweep/search/sampled.py",
+        "sweep/_fits.py",
+        "sweep/search/_sampled.py",
     },
-    "tokenizers": {"data/text.py"},
-    "matplotlib": {"report/page.py", "report/study/_style.py"},
-    "ml_collections": {"cli/arguments.py"},
-    "absl": {"cli/arguments.py", "data/batches.py"},
-    "msgspec": {"typed_json.py"},
-    "safetensors": {"interchange/files.py"},
-    "tensorflow_datasets": {"data/prepare/builders.py", "data/records.py"},
+    "tokenizers": {"data/text/_wordpiece.py"},
+    "matplotlib": {"report/_page.py", "report/study/_style.py"},
+    "ml_collections": {"cli/_arguments.py"},
+    "absl": {"cli/_arguments.py", "data/_batches.py"},
+    "msgspec": {"_typed_json.py"},
+    "safetensors": {"interchange/_files.py"},
+    "tensorflow_datasets": {"data/prepare/_builders.py", "data/_records.py"},
 }
 VENDORABLE = {
     "transforms",
@@ -171,7 +171,7 @@ def test_public_names_are_imported_when_they_are_used():
         [
             sys.executable,
             "-c",
-            "import sys, lbopt, lbopt.cli.main; print('jax' in sys.modules, 'lamb' in dir(lbopt))",
+            "import sys, lbopt, lbopt.cli._main; print('jax' in sys.modules, 'lamb' in dir(lbopt))",
         ],
         capture_output=True,
         text=True,
@@ -184,7 +184,7 @@ def test_public_names_are_imported_when_they_are_used():
 def test_a_start_waits_for_no_library_that_it_does_not_need():
     """scikit-learn ships the digits, and tensorboardX would draw networks of PyTorch: seconds of imports."""
     program = (
-        "import sys; from lbopt.cli import process, train; from lbopt.data.digits import load_digits; "
+        "import sys; from lbopt.cli import process, train; from lbopt.data import load_digits; "
         "process.import_tensorboard_writer(); load_digits(); print(sorted({'sklearn', 'torch', 'transformers', 'matplotlib', 'tensorflow'} & set(sys.modules)))"
     )
     said = subprocess.run(

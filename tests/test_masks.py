@@ -15,7 +15,7 @@ from flax import nnx
 
 import lbopt
 from lbopt import masks, stacks, tree
-from lbopt.transforms.module_scale import resolve_labels
+from lbopt.transforms import resolve_labels
 
 
 def roles(params):

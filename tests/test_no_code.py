@@ -23,7 +23,7 @@ MODULES = {
 }
 CALLS = {"eval", "exec", "compile"}
 ATTRIBUTES = {"load": {"np", "numpy", "yaml", "torch", "joblib"}, "unpack_archive": {"shutil"}}
-LOADS_CONFIGS = "lbopt/cli/arguments.py"
+LOADS_CONFIGS = "lbopt/cli/_arguments.py"
 """Runs the config file that the user names: `exec_module`."""
 
 
@@ -74,8 +74,8 @@ def test_the_name_of_a_recipe_is_no_path(tmp_path):
             "--config.num_steps=8",
             f"--workdir={workdir / 'run'}{len(name)}",
         ]
-        assert main.main(["train", config, *flags]) == 0
-        assert main.main(["report", flags[-1]]) == 0
+        assert main(["train", config, *flags]) == 0
+        assert main(["report", flags[-1]]) == 0
     assert around(tmp_path).keys() == before.keys()
     assert not pathlib.Path("/tmp/evil-recipe").exists()
 
@@ -85,7 +85,7 @@ def test_the_name_of_a_corpus_is_no_path(name, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("Some words. And more of them.\n\nA second article.\n")
     (tmp_path / "inside").mkdir()
     before = around(tmp_path)
-    code = main.main(
+    code = main(
         [
             "prepare",
             "text",

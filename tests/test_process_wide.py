@@ -36,9 +36,9 @@ for found in pkgutil.walk_packages(lbopt.__path__, "lbopt."):
         except ModuleNotFoundError as error:  # an optional package
             assert not error.name.startswith("lbopt"), error
 
-from lbopt.train.checkpoint import Checkpoints
-from lbopt.train.preemption import PreemptionWatch
-from lbopt.train.writers import MetricsWriter
+from lbopt.train import Checkpoints
+from lbopt.job import PreemptionWatch
+from lbopt.workdir import MetricsWriter
 
 folder = pathlib.Path(sys.argv[1])
 state = lbopt.TrainState.create({"kernel": jnp.ones((2, 2))}, {}, lbopt.lamb(0.1))

@@ -8,10 +8,10 @@ import jax
 import pytest
 
 import lbopt
-from lbopt.cli import arguments, main
+from lbopt.cli import _main, load_config
 from lbopt.config import SweepConfig
-from lbopt.sweep.search.cost import search_cost
-from lbopt.transforms.describe import variants_table
+from lbopt.sweep.search import search_cost
+from lbopt.transforms._describe import variants_table
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -37,7 +37,7 @@ def test_every_exported_name_is_in_the_readme():
 
 
 def test_every_command_is_in_the_readme():
-    for name in main.COMMANDS:
+    for name in _main.COMMANDS:
         assert f"    lbopt {name}" in README, name
 
 
@@ -154,7 +154,7 @@ def numbers_in(text):
 def test_the_summaries_are_of_the_configs_as_they_are(study, config):
     """And the README has the number of trials of each."""
     made, summary = (
-        arguments.load_config(
+        load_config(
             f"{ROOT / 'configs' / 'sweeps'}/{config.replace(':', '.py:')}{'' if ':' in config else '.py'}",
             [],
             SweepConfig,

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from lbopt.regular import open_regular, read_regular
+from lbopt._regular import open_regular, read_regular
 
 
 @pytest.mark.parametrize("mode", ["rb", "ab", "a+b", "r", "wb"])

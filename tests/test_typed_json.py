@@ -5,7 +5,7 @@ from typing import TypedDict
 
 import pytest
 
-from lbopt import typed_json
+from lbopt import _typed_json
 from lbopt.errors import EnvironmentProblem
 
 DEEP = 10**5
@@ -17,12 +17,12 @@ DEEP = 10**5
 )
 def test_deep_nesting_is_refused(nested):
     with pytest.raises(ValueError, match="nested deeper than 64"):
-        typed_json.decode(nested.encode())
+        _typed_json.decode(nested.encode())
 
 
 def test_as_deep_as_is_allowed():
     nested = "[" * 64 + "[]" + "]" * 64
-    assert typed_json.decode(nested.encode()) == json.loads(nested)
+    assert _typed_json.decode(nested.encode()) == json.loads(nested)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_as_deep_as_is_allowed():
 )
 def test_what_is_no_json(data):
     with pytest.raises(ValueError, match=r"^not JSON: ") as refused:
-        typed_json.decode(data)
+        _typed_json.decode(data)
     assert "\n" not in str(refused.value)
 
 
@@ -46,7 +46,7 @@ def test_what_is_no_json(data):
     ],
 )
 def test_what_python_writes_is_read_as_python_reads_it(text):
-    assert typed_json.decode(text.encode()) == json.loads(text)
+    assert _typed_json.decode(text.encode()) == json.loads(text)
 
 
 class Inner(TypedDict):
@@ -71,12 +71,12 @@ class Outer(TypedDict, total=False):
 )
 def test_another_type_names_the_field(data, said):
     with pytest.raises(ValueError, match=said):
-        typed_json.decode(json.dumps(data).encode(), Outer)
+        _typed_json.decode(json.dumps(data).encode(), Outer)
 
 
 def test_data_are_given_out_as_they_are():
     data = {"rate": 1, "of a later version": [None, {"b": 1.5}]}
-    assert repr(typed_json.decode(json.dumps(data).encode(), Outer)) == repr(data)
+    assert repr(_typed_json.decode(json.dumps(data).encode(), Outer)) == repr(data)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
@@ -84,16 +84,16 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
     with file.open("wb") as stream:
         stream.truncate(1 << 40)
     with pytest.raises(ValueError, match="it has more than 67108864 bytes"):
-        typed_json.read_file(file)
+        _typed_json.read_file(file)
 
 
 def test_a_mark_of_utf8_is_passed_over(tmp_path):
     (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
-    assert typed_json.read_file(tmp_path / "a.json") == {"a": 1}
+    assert _typed_json.read_file(tmp_path / "a.json") == {"a": 1}
 
 
 def test_a_record_names_what_it_lacks():
-    found = typed_json.records({"a": [{"b": 1}]}, "config.json", "restore it")
+    found = _typed_json.records({"a": [{"b": 1}]}, "config.json", "restore it")
     assert found == {"a": [{"b": 1}]}
     assert found["a"][0].get("c") is None
     with pytest.raises(EnvironmentProblem, match=r"^config.json: a\[0\] has no 'c'; restore it$"):

@@ -1,1 +1,5 @@
 """What must see each replica's gradient before the mean: agvm, low-bit and compressed reductions, PowerSGD."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -12,11 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lbopt.config.data import DataConfig
-from lbopt.data import pydoc
-from lbopt.data.arrays import Dataset, Splits
-from lbopt.data.windows import join_documents
-from lbopt.shown import show
+from lbopt._shown import show
+from lbopt.config import DataConfig
+from lbopt.data._arrays import Dataset, Splits
+from lbopt.data.text import (
+    join_documents,
+    load_pydoc_masked_lm,
+    load_pydoc_topics,
+    split_pydoc_topics,
+)
 
 _EM_STEPS = 200
 VOCABULARIES = (256, 512, 1024, 2048)
@@ -97,10 +101,10 @@ def _most_likely_weights(components: np.ndarray) -> np.ndarray:
 
 def pydoc_unigram_accuracy(config: DataConfig) -> tuple[float, float]:
     """Return the baseline of masked tokens on the validation and the test part."""
-    splits: Splits = pydoc.load_masked_lm(
+    splits: Splits = load_pydoc_masked_lm(
         config.vocab_size, config.sequence_length, config.max_predictions
     )
-    corpus = pydoc.load_topics(config.vocab_size)
+    corpus = load_pydoc_topics(config.vocab_size)
     tokens = np.concatenate([document.tokens for document in corpus.train])
     return unigram_accuracy(tokens, splits.validation), unigram_accuracy(tokens, splits.test)
 
@@ -110,7 +114,7 @@ def pydoc_trigram_perplexity(config: DataConfig) -> tuple[float, float]:
 
     It sees the two tokens before every token, also where the language model begins a new window.
     """
-    corpus = pydoc.load_topics(config.vocab_size)
+    corpus = load_pydoc_topics(config.vocab_size)
     texts = [join_documents(part) for part in corpus[1:]]
     model = fit_trigram(texts[0], texts[1], len(corpus.pieces.pieces))
     validation, test = (math.exp(model.losses(text).mean()) for text in texts[1:])
@@ -119,9 +123,9 @@ def pydoc_trigram_perplexity(config: DataConfig) -> tuple[float, float]:
 
 def bits_per_character(perplexity: float, vocab_size: int) -> float:
     """Return what a perplexity on the test part is in bits per character: comparable over vocabularies."""
-    num_tokens = sum(len(document.tokens) + 1 for document in pydoc.load_topics(vocab_size).test)
+    num_tokens = sum(len(document.tokens) + 1 for document in load_pydoc_topics(vocab_size).test)
     num_characters = sum(
-        len(sentence) + 1 for topic in pydoc.split_topics()[2] for sentence in topic
+        len(sentence) + 1 for topic in split_pydoc_topics()[2] for sentence in topic
     )
     return math.log2(perplexity) * num_tokens / num_characters
 

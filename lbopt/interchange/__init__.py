@@ -1,1 +1,5 @@
 """Networks as files: safetensors under lbopt's names, or folders of `transformers`."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """Self-contained HTML pages and PNG figures from a workdir."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
-"""The training loop and what it leaves in a workdir."""
+"""The training loop, the run that it trains, and checkpoints."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -19,14 +19,9 @@ import tpu_compiler
 from bert_tree import bert
 
 import lbopt
-from lbopt.aggregators import compress, protocol
-from lbopt.parallel import shards
-from lbopt.parallel.aggregation import Aggregation
-from lbopt.parallel.mesh import make_mesh, sharded
-from lbopt.parallel.state import TrainState
-from lbopt.plan.program import Program
-from lbopt.plan.step import StepCost, read_cost
-from lbopt.plan.topology import open_topology
+from lbopt.aggregators import WireBytes, cast, plain_mean, randk, sign, topk
+from lbopt.parallel import Aggregation, TrainState, batch_sharding, make_mesh, with_shardings
+from lbopt.plan import HloProgram, StepCost, open_topology, read_cost
 
 TOPOLOGY = "v3:4x4"
 TREE = (12, 768)
@@ -40,11 +35,11 @@ CASES = {
     "aps, e5m2, stochastic": lbopt.aps(5, 2, rounding="stochastic", stacked=LAYERS),
     "aps, bf16": lbopt.aps(8, 7, stacked=LAYERS),
     "powersgd, rank 4": lbopt.powersgd(4, start=0, stacked=LAYERS),
-    "econtrol, sign": lbopt.econtrol(compress.sign(), stacked=LAYERS),
-    "ef21, randk 1 %": lbopt.ef21(compress.randk(0.01), 0.9, stacked=LAYERS),
-    "ef, cast to e5m2": lbopt.ef(compress.cast(5, 2), LAYERS),
-    "ef, topk 1 %": lbopt.ef(compress.topk(0.01), LAYERS),
-    "ef, randk 1 %": lbopt.ef(compress.randk(0.01), LAYERS),
+    "econtrol, sign": lbopt.econtrol(sign(), stacked=LAYERS),
+    "ef21, randk 1 %": lbopt.ef21(randk(0.01), 0.9, stacked=LAYERS),
+    "ef, cast to e5m2": lbopt.ef(cast(5, 2), LAYERS),
+    "ef, topk 1 %": lbopt.ef(topk(0.01), LAYERS),
+    "ef, randk 1 %": lbopt.ef(randk(0.01), LAYERS),
 }
 ELEMENTS = 1 << 24
 FORMATS = {"e5m2": (5, 2), "e4m3": (4, 3), "e3m0": (3, 0), "bf16": (8, 7)}
@@ -53,7 +48,7 @@ FORMATS = {"e5m2": (5, 2), "e4m3": (4, 3), "e3m0": (3, 0), "bf16": (8, 7)}
 def run() -> list[dict]:
     """Return the rows of both tables."""
     tree = bert(*TREE, stacked=True)
-    _, mean, _ = _cost(tree, protocol.mean())
+    _, mean, _ = _cost(tree, plain_mean())
     rows = []
     for name, aggregator in CASES.items():
         begin = time.perf_counter()
@@ -88,16 +83,19 @@ def run() -> list[dict]:
     return rows + [_quantiser(*one) for one in FORMATS.items()]
 
 
-def _cost(tree, aggregator) -> tuple[protocol.WireBytes, StepCost, int]:
+def _cost(tree, aggregator) -> tuple[WireBytes, StepCost, int]:
     """Compile the aggregation alone, memory donated; return also how many numbers it sorts."""
     place = open_topology(TOPOLOGY)
     mesh = make_mesh(devices=place.devices)
     aggregation = Aggregation(aggregator, mesh)
     rows = jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct((mesh.size, *p.shape), p.dtype, sharding=sharded(mesh)), tree
+        lambda p: jax.ShapeDtypeStruct(
+            (mesh.size, *p.shape), p.dtype, sharding=batch_sharding(mesh)
+        ),
+        tree,
     )
     state = jax.eval_shape(aggregation.init, tree)
-    state = shards.placed(state, aggregation.sharding(state))
+    state = with_shardings(state, aggregation.sharding(state))
 
     def aggregate(rows, state):
         blank = jnp.zeros((), jnp.int32)
@@ -107,7 +105,7 @@ def _cost(tree, aggregator) -> tuple[protocol.WireBytes, StepCost, int]:
     begin = time.perf_counter()
     compiled = jax.jit(aggregate, donate_argnums=1).lower(rows, state).compile()
     cost = read_cost(compiled, place, list(mesh.devices.flat), time.perf_counter() - begin)
-    sorts = [one for one in Program(compiled.as_text()).executed if one.instruction.op == "sort"]
+    sorts = [one for one in HloProgram(compiled.as_text()).executed if one.instruction.op == "sort"]
     return (
         aggregation.wire_bytes(tree),
         cost,

@@ -24,12 +24,8 @@ import numpy as np
 import pairs
 import simplejpeg
 
-from lbopt.data.arrays import Reading
-from lbopt.data.batches import TrainBatches, read
-from lbopt.data.damaged import DamagedCount
-from lbopt.data.images.augment import Policy
-from lbopt.data.images.dataset import ImageDataset, Preparation
-from lbopt.data.records import TfdsFolder
+from lbopt.data import DamagedCount, Reading, TfdsFolder, TrainBatches, read_batches
+from lbopt.data.images import ImageDataset, Policy, Preparation
 
 IMAGES, PIECE = 288, 32
 """In the data set, and in a piece as recipes have it."""
@@ -43,7 +39,7 @@ LENGTHS = ((128, 20), (512, 80))
 TEXT_BATCH = 1024
 MEMORY_BATCH, MEMORY_THREADS, MEMORY_BATCHES = 1024, 16, 5
 PIECES_AHEAD = 4
-"""For each thread, if those are more than a batch, beside the batch that is put together: see `lbopt.data.batches.read`."""
+"""For each thread, if those are more than a batch, beside the batch that is put together: see `lbopt.data.read_batches`."""
 SLACK = 0.5
 """Batches, 77 MB, for the decoders' images (0.6 MB in each thread) and for what the allocator keeps of freed pieces."""
 
@@ -269,7 +265,7 @@ def _read_rate(
 ) -> float:
     cv2.setNumThreads(0)
     dataset = _dataset(folder, Preparation(SIDE, "by_height", interpolation="bicubic"), reading)
-    batches = read(
+    batches = read_batches(
         TrainBatches(dataset, 0, size, warm + count + 8)
     )  # never near the end, where less is read ahead
     for _ in range(warm):
@@ -312,13 +308,13 @@ def _memory(folder: pathlib.Path) -> dict:
     reading = Reading(MEMORY_THREADS, 0, PIECE)
     dataset = _dataset(folder, Preparation(SIDE, "by_height", interpolation="bicubic"), reading)
     list(
-        read(TrainBatches(dataset, 0, PIECE, 20))
+        read_batches(TrainBatches(dataset, 0, PIECE, 20))
     )  # code and buffers that stay, however large the batch
     gc.collect()
     before = _resident("VmRSS")
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     batch_bytes = MEMORY_BATCH * SIDE * SIDE * 3
-    batches = read(TrainBatches(dataset, 0, MEMORY_BATCH, MEMORY_BATCHES + 2))
+    batches = read_batches(TrainBatches(dataset, 0, MEMORY_BATCH, MEMORY_BATCHES + 2))
     for _ in range(MEMORY_BATCHES):
         next(batches)
         time.sleep(2.5)

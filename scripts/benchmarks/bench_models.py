@@ -18,9 +18,7 @@ import cases
 import pairs
 
 from lbopt import make_mesh
-from lbopt.plan.hardware import CHIPS
-from lbopt.plan.step import StepCost, cost_of
-from lbopt.plan.topology import open_topology
+from lbopt.plan import CHIPS, StepCost, cost_of, open_topology
 
 GIB = 2**30
 TOP = 12

@@ -13,11 +13,8 @@ import time
 
 import pairs
 
-from lbopt.cli import arguments
-from lbopt.plan.limits import words_received
-from lbopt.plan.make import make_plan
-from lbopt.plan.step import StepCost
-from lbopt.plan.topology import open_topology
+from lbopt.cli import call_get_config
+from lbopt.plan import StepCost, make_plan, open_topology, words_received
 
 RECIPE, PER_CORE = "configs/resnet50_lars.py:32768", 16
 SLICES = ("v3:2x2", "v3:4x4", "v3:8x8", "v3:16x16", "v3:32x32")
@@ -50,7 +47,7 @@ def run() -> list[dict]:
 @functools.cache
 def _cost(name: str, sharded: bool, scattered: bool = False) -> StepCost:
     place = open_topology(name)
-    config = arguments.call_get_config(RECIPE)
+    config = call_get_config(RECIPE)
     config.global_batch_size = PER_CORE * len(place.devices)
     config.parallel = dataclasses.replace(
         config.parallel, shard_update=sharded, reduce_scatter=scattered, reduce_dtype="float32"

@@ -19,11 +19,11 @@ import jax
 import orbax.checkpoint as ocp
 import pairs
 
-from lbopt.cli import arguments, compiled
+from lbopt.cli import MIN_COMPILE_S, load_config
 from lbopt.config import TrainConfig
-from lbopt.parallel.mesh import put_batch
-from lbopt.recipes import build
-from lbopt.train.checkpoint import Checkpoints
+from lbopt.parallel import put_batch
+from lbopt.recipes import build_run
+from lbopt.train import Checkpoints
 
 ROOT = pathlib.Path(__file__).parents[2]
 SAVED = ["digits_cnn.py:lamb-256", "digits_resnet.py:lamb-1024"]
@@ -38,9 +38,9 @@ import json, pathlib, sys
 import jax
 from lbopt.cli import arguments, train
 from lbopt.config import TrainConfig
-from lbopt.parallel.mesh import put_batch
+from lbopt.parallel import put_batch
 from lbopt.recipes import build
-from lbopt.train.checkpoint import Checkpoints
+from lbopt.train import Checkpoints
 marks = {"import": time.perf_counter()}
 run = build.build(arguments.load_config(sys.argv[1], [], TrainConfig))
 marks["data and model"] = time.perf_counter()
@@ -74,7 +74,7 @@ def run() -> list[dict]:
 
 def _saving(name: str) -> list[dict]:
     """Ours beside Orbax's own asynchronous save of the same state, the save before being finished; the limit is one step."""
-    plan = build.build(arguments.load_config(str(ROOT / "configs" / name), [], TrainConfig))
+    plan = build_run(load_config(str(ROOT / "configs" / name), [], TrainConfig))
     state, batch = plan.init(), put_batch(plan.mesh, plan.batches[0])
     state = _train(plan, state, batch, 3)[0]
     _, seconds = _train(plan, state, batch, 10)
@@ -169,7 +169,7 @@ def _restart(name: str, workdir: str, cache: str) -> dict[str, float]:
     environment = {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": cache,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(compiled.MIN_COMPILE_S),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(MIN_COMPILE_S),
     }
     command = [sys.executable, "-c", RESTART, str(ROOT / "configs" / name), workdir]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

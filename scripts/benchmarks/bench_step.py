@@ -11,14 +11,11 @@ import optax
 import pairs
 
 import lbopt
-from lbopt.config import ModelConfig, OptimizerConfig
-from lbopt.config.data import DataConfig
-from lbopt.data.batches import TrainBatches
-from lbopt.models.cnn import CNN
-from lbopt.parallel import mesh as meshes
-from lbopt.recipes import optimizers
-from lbopt.recipes.build import make_state
-from lbopt.recipes.problem import make_problem
+from lbopt.config import DataConfig, ModelConfig, OptimizerConfig
+from lbopt.data import TrainBatches
+from lbopt.models import CNN
+from lbopt.parallel import batch_sharding, put_replicated, replicated_sharding
+from lbopt.recipes import build_state, make_optimizer, make_problem
 
 LEARNING_RATE = 0.01
 CASES = [
@@ -54,9 +51,9 @@ def _case(optimizer: str, batch_size: int, num_devices: int) -> dict:
 
 def _ours(problem, optimizer, mesh, batches):
     config = OptimizerConfig(optimizer, weight_decay=0.0)
-    tx = optimizers.make_optimizer(config, LEARNING_RATE)
+    tx = make_optimizer(config, LEARNING_RATE)
     step = lbopt.make_train_step(problem.loss_fn, tx, mesh)
-    holder = [meshes.put_replicated(mesh, make_state(problem, tx, 0))]
+    holder = [put_replicated(mesh, build_state(problem, tx, 0))]
 
     def walk():
         state = holder[0]
@@ -85,7 +82,7 @@ def _peer(optimizer, mesh, batches):
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), new_stats, opt_state, (loss, accuracy)
 
-    everywhere, split = meshes.replicated(mesh), meshes.sharded(mesh)
+    everywhere, split = replicated_sharding(mesh), batch_sharding(mesh)
     layouts = (everywhere, everywhere, everywhere)
     compiled = jax.jit(
         step,
@@ -95,7 +92,7 @@ def _peer(optimizer, mesh, batches):
     )
     variables = model.init(jax.random.key(0), jnp.zeros((1, 8, 8)), train=True)
     start = (variables["params"], variables["batch_stats"], tx.init(variables["params"]))
-    holder = [meshes.put_replicated(mesh, start)]
+    holder = [put_replicated(mesh, start)]
 
     def walk():
         state = holder[0]

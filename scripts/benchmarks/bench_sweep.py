@@ -33,7 +33,7 @@ from lbopt.config import (
     TrainConfig,
 )
 from lbopt.report.study import write_study_report
-from lbopt.sweep import runner, trials
+from lbopt.sweep import make_cells, make_problems, run_sweep
 
 EPOCHS = 20
 CASES = [
@@ -225,9 +225,9 @@ def _timed(config: SweepConfig, expected: int) -> float:
     jax.clear_caches()
     config.validate()
     begin = time.perf_counter()
-    cells = trials.make_cells(config, trials.make_problems(config))
+    cells = make_cells(config, make_problems(config))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        rows = runner.run_sweep(config, cells, pathlib.Path(folder))
+        rows = run_sweep(config, cells, pathlib.Path(folder))
     assert len(rows) == expected
     return time.perf_counter() - begin
 

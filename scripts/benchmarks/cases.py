@@ -11,8 +11,8 @@ import plain_models
 
 import lbopt
 from lbopt import losses
-from lbopt.models import bert, efficientnet, resnet, seam
-from lbopt.parallel.state import TrainState
+from lbopt.models import from_linen, make_bert, make_efficientnet, make_resnet
+from lbopt.parallel import TrainState
 
 Build = Callable[[Any], tuple[Any, Any, Any]]
 """mesh -> (step, shapes of the state, shapes of the batch)."""
@@ -71,7 +71,7 @@ def _pretraining(outputs, batch):
 
 
 def _step(network, batch: dict, loss, tx, shard_update: bool = False) -> Build:
-    model = seam.from_linen(network)
+    model = from_linen(network)
     inputs = (lambda batch: batch) if loss is _pretraining else (lambda batch: batch["image"])
 
     def loss_fn(params, model_state, batch, rng):
@@ -113,7 +113,7 @@ _BF16 = jnp.bfloat16
 _LARS, _PLAIN_LARS = lbopt.lars(0.1, weight_decay=1e-4), optax.lars(0.1, weight_decay=1e-4)
 _LAMB, _PLAIN_LAMB = lbopt.lamb(1e-3, weight_decay=0.01), optax.lamb(1e-3, weight_decay=0.01)
 _STACKED_LAMB = lbopt.lamb(1e-3, weight_decay=0.01, stacked=lbopt.stacked_paths("^layers/"))
-_RESNET = resnet.make("50", stem="space_to_depth", fold_columns=True, dtype=_BF16)
+_RESNET = make_resnet("50", stem="space_to_depth", fold_columns=True, dtype=_BF16)
 _RESNET_FLOPS = 3 * 2 * 4.089e9 * 32
 _B5_FLOPS = 3 * 2 * 9.9e9 * 64
 _B5 = {"dtype": _BF16, "dropout_rate": 0.0, "stochastic_depth_rate": 0.0}
@@ -153,7 +153,7 @@ CASES = [
         "v3:16x32",
         _B5_FLOPS,
         _step(
-            efficientnet.make("b5", fold_examples=8, **_B5),
+            make_efficientnet("b5", fold_examples=8, **_B5),
             _images(65536, 456),
             _classification,
             _LARS,
@@ -179,7 +179,7 @@ CASES = [
         "BERT-Large, batch 65536 x 128, no dropout",
         "v3:32x32",
         _bert_flops(32, 128, 20),
-        _bert(bert.make("large", **_NO_DROPOUT), 65536, 128, 20, _LAMB),
+        _bert(make_bert("large", **_NO_DROPOUT), 65536, 128, 20, _LAMB),
         _bert(plain_models.BertLarge(dropout=0.0), 65536, 128, 20, _PLAIN_LAMB),
         least_utilisation=62,
         breakdown=True,
@@ -188,7 +188,7 @@ CASES = [
         "BERT-Large, batch 65536 x 128, no dropout, sharded update",
         "v3:32x32",
         _bert_flops(32, 128, 20),
-        _bert(bert.make("large", **_NO_DROPOUT), 65536, 128, 20, _LAMB, shard_update=True),
+        _bert(make_bert("large", **_NO_DROPOUT), 65536, 128, 20, _LAMB, shard_update=True),
         least_utilisation=62,
         breakdown=True,
     ),
@@ -196,33 +196,33 @@ CASES = [
         "BERT-Large, batch 65536 x 128, no dropout, one layer in a loop",
         "v3:32x32",
         _bert_flops(32, 128, 20),
-        _bert(bert.make("large", scan=True, **_NO_DROPOUT), 65536, 128, 20, _STACKED_LAMB),
+        _bert(make_bert("large", scan=True, **_NO_DROPOUT), 65536, 128, 20, _STACKED_LAMB),
         loops=True,
     ),
     Case(
         "BERT-Large, batch 65536 x 128",
         "v3:32x32",
         _bert_flops(32, 128, 20),
-        _bert(bert.make("large", **_DROPOUT), 65536, 128, 20, _LAMB),
+        _bert(make_bert("large", **_DROPOUT), 65536, 128, 20, _LAMB),
         _bert(plain_models.BertLarge(), 65536, 128, 20, _PLAIN_LAMB),
     ),
     Case(
         "BERT-Large, batch 65536 x 128, sharded update",
         "v3:32x32",
         _bert_flops(32, 128, 20),
-        _bert(bert.make("large", **_DROPOUT), 65536, 128, 20, _LAMB, shard_update=True),
+        _bert(make_bert("large", **_DROPOUT), 65536, 128, 20, _LAMB, shard_update=True),
     ),
     Case(
         "BERT-Large, batch 32768 x 512",
         "v3:32x32",
         _bert_flops(16, 512, 80),
-        _bert(bert.make("large", **_DROPOUT), 32768, 512, 80, _LAMB),
+        _bert(make_bert("large", **_DROPOUT), 32768, 512, 80, _LAMB),
         _bert(plain_models.BertLarge(remat=True), 32768, 512, 80, _PLAIN_LAMB),
     ),
     Case(
         "BERT-Large, batch 32768 x 512, sharded update",
         "v3:32x32",
         _bert_flops(16, 512, 80),
-        _bert(bert.make("large", **_DROPOUT), 32768, 512, 80, _LAMB, shard_update=True),
+        _bert(make_bert("large", **_DROPOUT), 32768, 512, 80, _LAMB, shard_update=True),
     ),
 ]

@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from lbopt.data.digits import load_digits
-from lbopt.models.cnn import CNN
-from lbopt.models.lstm import LSTMClassifier
-from lbopt.models.mlp import MLP
+from lbopt.data import load_digits
+from lbopt.models import CNN, MLP, LSTMClassifier
 
 MODELS = {"cnn": CNN, "lstm": LSTMClassifier, "mlp": MLP}
 OPTIMIZERS = {

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import tokenizers
 
-from lbopt.data import masked, pydoc
-from lbopt.data.tokens import StoreWriter, open_store
+from lbopt.data.text import MaskedLMDataset, StoreWriter, load_pydoc_topics, open_store
 
 NAME = "plain tokenizers loop"
 VOCAB_SIZE = 8192
@@ -20,19 +19,19 @@ MASKED_FRACTION = 0.15
 
 def write_store(folder: pathlib.Path) -> None:
     """Write the topics of pydoc as a token store."""
-    corpus = pydoc.load_topics(VOCAB_SIZE)
+    corpus = load_pydoc_topics(VOCAB_SIZE)
     with StoreWriter(folder, corpus.pieces.pieces, "the topics of pydoc") as writer:
         for document in itertools.chain(corpus.train, corpus.validation, corpus.test):
             writer.append(document)
 
 
-def open_ours(folder: pathlib.Path, length: int, max_predictions: int) -> masked.MaskedLMDataset:
+def open_ours(folder: pathlib.Path, length: int, max_predictions: int) -> MaskedLMDataset:
     """Open the store as examples of a length."""
     store = open_store(folder)
-    return masked.MaskedLMDataset(store, length, len(store.pieces), max_predictions)
+    return MaskedLMDataset(store, length, len(store.pieces), max_predictions)
 
 
-def as_text(dataset: masked.MaskedLMDataset, pieces: tuple[str, ...]) -> list[tuple[str, str]]:
+def as_text(dataset: MaskedLMDataset, pieces: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the segments of every example as text, so that both sides have the same to do."""
     batch = dataset.take(np.arange(len(dataset)))
     ids = batch["input_ids"].copy()

@@ -44,9 +44,9 @@ def main(argv: list[str]) -> int:
         os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     if names[0] in ("aggregators", "models", "pod", "sweep", "update"):
         os.environ["JAX_PLATFORMS"] = "cpu"
-        from lbopt.plan import topology
+        from lbopt.plan import prepare_environment
 
-        topology.prepare_environment()
+        prepare_environment()
     sys.path.insert(0, str(pathlib.Path(__file__).parent))
     rows = importlib.import_module(f"bench_{names[0]}").run()
     print_table(rows)

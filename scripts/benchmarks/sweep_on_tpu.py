@@ -5,10 +5,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from lbopt.config import Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
-from lbopt.plan import costs, topology
-from lbopt.plan.program import Program as Text
-from lbopt.sweep import trials
-from lbopt.sweep.lanes.program import TRIALS, Program, Spread, most_lanes
+from lbopt.plan import HloProgram as Text, estimated_cycles, open_topology
+from lbopt.sweep import make_cells, make_problems
+from lbopt.sweep.lanes import TRIALS_AXIS, Program, Spread, most_lanes
 
 TRIALS_AT_ONCE = 64
 MODELS = {"cnn": ModelConfig("cnn", patch_convolutions=False), "mlp": ModelConfig("mlp", (128,))}
@@ -20,7 +19,7 @@ def run() -> list[tuple[str, float, float]]:
 
     Where a call takes fewer than 64 trials, as `most_lanes` says, it is counted as often as it is needed.
     """
-    devices = topology.open_topology("v5e:2x2").devices
+    devices = open_topology("v5e:2x2").devices
     found = []
     for model, batch_size in CASES:
         width = min(TRIALS_AT_ONCE, most_lanes(batch_size, len(devices)))
@@ -41,7 +40,7 @@ def _cycles(model: str, batch_size: int, batching: str, devices, width: int) -> 
         trial_batching=batching,
     )
     config.validate()
-    (cell,) = trials.make_cells(config, trials.make_problems(config))
+    (cell,) = make_cells(config, make_problems(config))
     spread = Spread(config, devices, width)
     program = Program(cell, False, config, spread)
     shapes = [
@@ -50,13 +49,14 @@ def _cycles(model: str, batch_size: int, batching: str, devices, width: int) -> 
         )
         for part, place in zip(program.shapes(), _places(spread), strict=True)
     ]
-    return costs.cycles(Text(program.lower(*shapes).compile().as_text()))
+    return estimated_cycles(Text(program.lower(*shapes).compile().as_text()))
 
 
 def _places(spread: Spread) -> list:
     if len(spread.devices) == 1:
         return [SingleDeviceSharding(spread.devices[0])] * 4
-    mesh = Mesh(np.array(spread.devices), (TRIALS,))
+    mesh = Mesh(np.array(spread.devices), (TRIALS_AXIS,))
     return [
-        NamedSharding(mesh, spec) for spec in (PartitionSpec(),) * 2 + (PartitionSpec(TRIALS),) * 2
+        NamedSharding(mesh, spec)
+        for spec in (PartitionSpec(),) * 2 + (PartitionSpec(TRIALS_AXIS),) * 2
     ]

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lbopt.plan import costs, topology
-from lbopt.plan.program import Program
+from lbopt.plan import HloProgram, estimated_cycles, hbm_bytes, open_topology
 
 TOPOLOGIES = {
     "v3": "v3:2x2",
@@ -27,7 +26,7 @@ class Cost:
     """What the compiler says.
 
     Attributes:
-      hbm_bytes: read and written by one call, see `lbopt.plan.costs.hbm_bytes`.
+      hbm_bytes: read and written by one call, see `lbopt.plan.hbm_bytes`.
       accessed_bytes: the compiler's own count, which from v4 on includes on-chip memory.
       temporary_bytes: beside arguments and results.
       cycles: the sum of its estimates.
@@ -43,7 +42,7 @@ class Cost:
 
 def compile_for(generation: str, fn, arguments, donate: tuple[int, ...]) -> Cost:
     """Compile `fn` for the first device of a topology of this generation ("v3", "v4", "v5e", "v5p", "v6e")."""
-    device = topology.open_topology(TOPOLOGIES[generation]).devices[0]
+    device = open_topology(TOPOLOGIES[generation]).devices[0]
     everywhere = NamedSharding(Mesh(np.array([device]), ("one",)), PartitionSpec())
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), arguments
@@ -51,11 +50,11 @@ def compile_for(generation: str, fn, arguments, donate: tuple[int, ...]) -> Cost
     begin = time.perf_counter()
     compiled = jax.jit(fn, donate_argnums=donate).lower(*shapes).compile()
     seconds = time.perf_counter() - begin
-    program = Program(compiled.as_text())
+    program = HloProgram(compiled.as_text())
     return Cost(
-        costs.hbm_bytes(program),
+        hbm_bytes(program),
         compiled.cost_analysis()["bytes accessed"],
         compiled.memory_analysis().temp_size_in_bytes,
-        costs.cycles(program),
+        estimated_cycles(program),
         seconds,
     )

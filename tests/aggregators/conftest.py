@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lbopt.aggregators import protocol
-from lbopt.parallel.mesh import make_mesh
+from lbopt.aggregators import as_optax
+from lbopt.parallel import make_mesh
 
 REPLICAS = 8
 SHAPES = {"body": {"kernel": (12, 16), "bias": (16,)}, "head": {"kernel": (16, 10)}}
@@ -44,7 +44,7 @@ def run(params):
 
     def go(aggregator, grads, devices=1, state=None, second_moments=None):
         mesh = None if devices == 1 else make_mesh(devices)
-        tx = protocol.as_optax(aggregator, REPLICAS, mesh)
+        tx = as_optax(aggregator, REPLICAS, mesh)
         update = jax.jit(tx.update)
         state = tx.init(params) if state is None else state
         rows = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))

@@ -10,9 +10,8 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.aggregators import protocol
-from lbopt.aggregators.disagreement import phi_modules
-from lbopt.transforms.monitoring import monitor_layers, optimizer_metrics
+from lbopt.aggregators import as_optax, phi_modules, plain_mean
+from lbopt.transforms import monitor_layers, optimizer_metrics
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -116,7 +115,7 @@ def test_phi_of_gaussian_gradients_is_known(sigma):
     signal = rng.normal(size=size)
     rows = {"w": (signal + sigma * rng.normal(size=(replicas, size))).astype(np.float32)}
     aggregator = lbopt.agvm({"all": ""}, "all", interval=1, start=0)
-    tx = protocol.as_optax(aggregator, replicas)
+    tx = as_optax(aggregator, replicas)
     params = {"w": jnp.zeros(size)}
     (_, aux), _ = tx.update(rows, tx.init(params), params)
     q = sigma**2 / (replicas / 2) / np.mean(signal**2)
@@ -146,7 +145,7 @@ def test_without_a_change_of_scale_it_is_the_mean_bit_for_bit(
     grads = gradients(4)
     aggregator = lbopt.agvm(labels, next(iter(labels)), interval=2, start=0, alpha=alpha)
     ours, aux, _ = run(aggregator, grads, devices)
-    plain, _, _ = run(protocol.mean(), grads, devices)
+    plain, _, _ = run(plain_mean(), grads, devices)
     jax.tree.map(np.testing.assert_array_equal, ours, plain)
     assert set(map(float, aux["agvm_scale"].values())) == {1.0}
     assert all(value > 0 for value in aux["agvm_phi"].values())
@@ -181,7 +180,7 @@ def test_a_steady_difference_saturates_at_the_bound():
     """Twice as noisy is enough: the factor goes to the root of the lower bound."""
     rng = np.random.default_rng(0)
     labels = {"body": "body", "head": "head"}
-    tx = protocol.as_optax(lbopt.agvm(labels, "body", interval=1, start=0), 8)
+    tx = as_optax(lbopt.agvm(labels, "body", interval=1, start=0), 8)
     params = {"body": jnp.zeros(200), "head": jnp.zeros(200)}
     state, update = tx.init(params), jax.jit(tx.update)
     for _ in range(300):
@@ -202,7 +201,7 @@ def test_eps_is_added_to_both_sides_inside_the_bounds(clip, quotient):
         for name, angle in (("body", 2e-3), ("head", 2e-3 / np.sqrt(2)))
     }
     labels, params = {"body": "body", "head": "head"}, {"body": jnp.zeros(2), "head": jnp.zeros(2)}
-    tx = protocol.as_optax(lbopt.agvm(labels, "body", 1, 0, alpha=0.0, clip=clip), 2)
+    tx = as_optax(lbopt.agvm(labels, "body", 1, 0, alpha=0.0, clip=clip), 2)
     (_, aux), _ = tx.update(rows, tx.init(params), params)
     assert float(aux["agvm_scale"]["head"]) == pytest.approx(np.sqrt(quotient), rel=1e-3)
 
@@ -210,7 +209,7 @@ def test_eps_is_added_to_both_sides_inside_the_bounds(clip, quotient):
 def test_phi_of_a_zero_module_is_one(params, gradients):
     rows = gradients(1)[0]
     rows["head"]["kernel"] = np.zeros_like(rows["head"]["kernel"])
-    tx = protocol.as_optax(lbopt.agvm(LABELS, "body", interval=1, start=0), 8)
+    tx = as_optax(lbopt.agvm(LABELS, "body", interval=1, start=0), 8)
     (_, aux), state = tx.update(rows, tx.init(params), params)
     assert aux["agvm_phi"]["head"] == 1
     assert np.isfinite(state.shared.scale["head"])
@@ -387,7 +386,7 @@ def test_factors_and_phi_are_among_the_metrics(params, gradients):
         (lambda params: lbopt.agvm(LABELS, "body", start=10, stop=5), "stop = 5"),
         (lambda params: lbopt.agvm(LABELS, "body", clip=(2.0, 1.0)), "clip = "),
         (
-            lambda params: protocol.as_optax(lbopt.agvm(LABELS, "body", adam_b2=0.9), 8).update(
+            lambda params: as_optax(lbopt.agvm(LABELS, "body", adam_b2=0.9), 8).update(
                 params, None, params
             ),
             "needs Adam's second moment",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import lbopt
-from lbopt.aggregators import compress, protocol
-from lbopt.aggregators.scaling import ceil_log2, ldexp
+from lbopt.aggregators import as_optax, cast, topk
+from lbopt.aggregators._scaling import ceil_log2, ldexp
 from tests.oracles import low_bits
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -17,7 +17,7 @@ REPLICAS = 8
 
 def updates_of(aggregator, grads, steps):
     """Return the updates of some steps with the same gradients."""
-    tx = protocol.as_optax(aggregator, REPLICAS)
+    tx = as_optax(aggregator, REPLICAS)
     params = jax.tree.map(lambda g: g[0], grads)
     state, update, found = tx.init(params), jax.jit(tx.update), []
     for _ in range(steps):
@@ -202,7 +202,7 @@ def test_sums_never_overflow_where_drawing_upwards_doubles(replicas, accumulate)
     values[::2] = 1
     values = np.float32(values / replicas)  # the sum of the largest is a power of two
     params = {"w": jnp.zeros(500)}
-    tx = protocol.as_optax(lbopt.aps(3, 0, accumulate, rounding="stochastic"), replicas)
+    tx = as_optax(lbopt.aps(3, 0, accumulate, rounding="stochastic"), replicas)
     (updates, _), _ = tx.update({"w": np.tile(values, (replicas, 1))}, tx.init(params), params)
     assert np.isfinite(updates["w"]).all()
     assert float(np.max(updates["w"])) >= 0.5 / replicas
@@ -213,10 +213,10 @@ def test_a_leaf_without_numbers_is_let_be():
     params = jax.tree.map(lambda x: jnp.zeros(x.shape[1:]), rows)
     for aggregator in (
         lbopt.aps(4, 3),
-        lbopt.ef(compress.cast(4, 3)),
-        lbopt.ef(compress.topk(0.5)),
+        lbopt.ef(cast(4, 3)),
+        lbopt.ef(topk(0.5)),
     ):
-        tx = protocol.as_optax(aggregator, 4)
+        tx = as_optax(aggregator, 4)
         (updates, _), _ = tx.update(rows, tx.init(params), params)
         assert updates["none"].shape == (0, 3)
         assert np.any(updates["w"])

@@ -5,19 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lbopt.aggregators import compress
-from lbopt.aggregators.group import Group
+from lbopt.aggregators import Group, _compress
 from tests.oracles import low_bits
 
 KEY = jax.random.key(3)
 ALL = [
-    compress.identity(),
-    compress.topk(0.1),
-    compress.topk(k=5),
-    compress.randk(0.25),
-    compress.sign(),
-    compress.cast(4, 3),
-    compress.cast(5, 10),
+    _compress.identity(),
+    _compress.topk(0.1),
+    _compress.topk(k=5),
+    _compress.randk(0.25),
+    _compress.sign(),
+    _compress.cast(4, 3),
+    _compress.cast(5, 10),
 ]
 
 
@@ -28,7 +27,7 @@ def x():
 
 def known_of(compressor, x, key=KEY):
     """What three replicas know of two layers."""
-    return compress.known_of(compressor, Group(len(x)), [jnp.asarray(x)], [key])[0]
+    return _compress.known_of(compressor, Group(len(x)), [jnp.asarray(x)], [key])[0]
 
 
 def through(compressor, x, key=KEY):
@@ -37,7 +36,7 @@ def through(compressor, x, key=KEY):
 
 
 def test_topk_keeps_the_largest_numbers(x):
-    out = through(compress.topk(k=7), x)
+    out = through(_compress.topk(k=7), x)
     for row, kept in zip(x.reshape(-1, 101), out.reshape(-1, 101), strict=True):
         places = np.argsort(-np.abs(row), kind="stable")[:7]
         wanted = np.zeros_like(row)
@@ -46,21 +45,21 @@ def test_topk_keeps_the_largest_numbers(x):
 
 
 def test_randk_keeps_the_same_places_on_all_replicas_and_others_at_other_steps(x):
-    out = through(compress.randk(k=20), x)
+    out = through(_compress.randk(k=20), x)
     places = out != 0
     assert np.all(places == places[0, 0])
     assert places[0, 0].sum() == 20
     np.testing.assert_array_equal(out[places], x[places])
-    assert np.any(places != (through(compress.randk(k=20), x, jax.random.key(4)) != 0))
+    assert np.any(places != (through(_compress.randk(k=20), x, jax.random.key(4)) != 0))
 
 
 def test_randk_draws_all_places_equally_often():
     keys = jax.random.split(jax.random.key(0), 2000)
     one = jnp.ones((1, 1, 20))
-    few = compress.randk(k=5)
+    few = _compress.randk(k=5)
 
     def draw(key):
-        known = compress.Known((20,), key)
+        known = _compress.Known((20,), key)
         return few.decompress(few.compress(one, known), known)[0, 0]
 
     drawn = jax.vmap(draw)(keys)
@@ -69,7 +68,7 @@ def test_randk_draws_all_places_equally_often():
 
 
 def test_sign_is_one_bit_and_a_size(x):
-    compressor = compress.sign()
+    compressor = _compress.sign()
     message = compressor.compress(jnp.asarray(x), known_of(compressor, x))
     assert message["bits"].dtype == jnp.uint8
     assert message["bits"].shape == (3, 2, 13)
@@ -81,7 +80,7 @@ def test_sign_is_one_bit_and_a_size(x):
 def test_layouts_of_bits_are_all_the_same(shape):
     """A matrix whose rows divide into eighths keeps its layout; others are one row. Both say the same bits, in the same order."""
     x = np.random.default_rng(1).normal(size=(2, 3, *shape)).astype(np.float32)
-    compressor = compress.sign()
+    compressor = _compress.sign()
     bits = compressor.compress(jnp.asarray(x), known_of(compressor, x))["bits"].reshape(2, 3, -1)
     flat = x.reshape(2, 3, -1)
     row = compressor.compress(jnp.asarray(flat), known_of(compressor, flat))["bits"]
@@ -100,10 +99,10 @@ def test_cast_rounds_at_the_largest_power_of_two_that_fits(x):
         int
     )  # all replicas', of each layer
     wanted = np.ldexp(low_bits.rounded(np.ldexp(tiny, shift), 4, 3), -shift)
-    np.testing.assert_array_equal(through(compress.cast(4, 3), tiny), wanted.astype(np.float32))
-    known = known_of(compress.cast(4, 3), tiny)
+    np.testing.assert_array_equal(through(_compress.cast(4, 3), tiny), wanted.astype(np.float32))
+    known = known_of(_compress.cast(4, 3), tiny)
     assert (
-        compress.cast(4, 3).compress(jnp.asarray(tiny), known)["payload"].dtype == jnp.float8_e4m3
+        _compress.cast(4, 3).compress(jnp.asarray(tiny), known)["payload"].dtype == jnp.float8_e4m3
     )
 
 
@@ -139,37 +138,37 @@ def test_break_even_of_topk_is_at_one_over_the_replicas():
     n, replicas = 1_000_000, 64
     ring = 2 * 4 * n * (replicas - 1) / replicas
     assert (
-        compress.topk(0.99 / replicas).wire_bytes([n], replicas)
+        _compress.topk(0.99 / replicas).wire_bytes([n], replicas)
         < ring
-        < compress.topk(1.01 / replicas).wire_bytes([n], replicas)
+        < _compress.topk(1.01 / replicas).wire_bytes([n], replicas)
     )
-    at_1024 = compress.topk(0.01).wire_bytes([n], 1024) / (2 * 4 * n * 1023 / 1024)
+    at_1024 = _compress.topk(0.01).wire_bytes([n], 1024) / (2 * 4 * n * 1023 / 1024)
     assert at_1024 == pytest.approx(10.24)
 
 
 def test_randk_wins_on_any_number_of_replicas():
     for replicas in (2, 1024):
         assert (
-            compress.randk(0.01).wire_bytes([10_000], replicas)
+            _compress.randk(0.01).wire_bytes([10_000], replicas)
             == 2 * 400 * (replicas - 1) / replicas
         )
 
 
 def test_cast_sends_pieces_sums_and_the_largest_number_of_each_vector():
     pieces, sums, largest = 300 * 7 / 8, 4 * 300 * 7 / 8, 2 * 4 * 2 * 7 / 8
-    assert compress.cast(5, 2).wire_bytes([100, 200], 8) == pieces + sums + largest
+    assert _compress.cast(5, 2).wire_bytes([100, 200], 8) == pieces + sums + largest
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: compress.topk(), "fraction = None, k = None: give one of both"),
-        (lambda: compress.topk(0.1, 3), "fraction = 0.1, k = 3: give one of both"),
-        (lambda: compress.topk(0.0), "fraction = 0.0: give a number in"),
-        (lambda: compress.randk(1.5), "fraction = 1.5"),
-        (lambda: compress.randk(k=0), "k = 0"),
-        (lambda: compress.topk(k=2.5), "k = 2.5: give a whole number"),
-        (lambda: compress.cast(9, 2), "exponent_bits = 9"),
+        (lambda: _compress.topk(), "fraction = None, k = None: give one of both"),
+        (lambda: _compress.topk(0.1, 3), "fraction = 0.1, k = 3: give one of both"),
+        (lambda: _compress.topk(0.0), "fraction = 0.0: give a number in"),
+        (lambda: _compress.randk(1.5), "fraction = 1.5"),
+        (lambda: _compress.randk(k=0), "k = 0"),
+        (lambda: _compress.topk(k=2.5), "k = 2.5: give a whole number"),
+        (lambda: _compress.cast(9, 2), "exponent_bits = 9"),
     ],
 )
 def test_refusals(make, said):

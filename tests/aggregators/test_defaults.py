@@ -5,7 +5,8 @@ import inspect
 import pytest
 
 import lbopt
-from lbopt.config.aggregator import AGVM_START_STEP, AggregatorConfig
+from lbopt.config import AggregatorConfig
+from lbopt.config._aggregator import AGVM_START_STEP
 
 PUBLISHED = {
     # agvm_optimizer_hook.py at b60d598: the hook's own, and the bounds and eps of its code

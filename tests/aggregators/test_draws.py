@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.aggregators import compress, protocol
+from lbopt.aggregators import as_optax, randk
 
 REPLICAS = 8
 VALUES = np.random.default_rng(0).uniform(0.5, 1, 64).astype(np.float32)
@@ -18,7 +18,7 @@ SAME = {name: np.tile(VALUES, (REPLICAS, 1)) for name in ("first", "second")}
 def two_steps(aggregator):
     """Return {leaf: update} of two steps."""
     params = {name: jnp.zeros(64) for name in SAME}
-    tx = protocol.as_optax(aggregator, REPLICAS)
+    tx = as_optax(aggregator, REPLICAS)
     (one, _), state = tx.update(SAME, tx.init(params), params)
     (two, _), _ = tx.update(SAME, state, params)
     return [jax.tree.map(np.asarray, updates) for updates in (one, two)]
@@ -29,7 +29,7 @@ def places(update):
 
 
 def test_randk_draws_for_every_step_and_leaf():
-    said = two_steps(lbopt.econtrol(compress.randk(0.25), eta=0.0))
+    said = two_steps(lbopt.econtrol(randk(0.25), eta=0.0))
     first = {name: places(x) for name, x in said[0].items()}
     second = {name: places(said[1][name] - said[0][name]) for name in SAME}
     assert len({first["first"], first["second"], second["first"], second["second"]}) == 4
@@ -48,14 +48,14 @@ def test_stochastic_rounding_draws_for_every_replica():
     rows = {"w": np.stack([VALUES, -VALUES] * (REPLICAS // 2))}
     params = {"w": jnp.zeros(64)}
     for rounding, some in (("stochastic", True), ("nearest", False)):
-        tx = protocol.as_optax(lbopt.aps(5, 2, rounding=rounding), REPLICAS)
+        tx = as_optax(lbopt.aps(5, 2, rounding=rounding), REPLICAS)
         (updates, _), _ = tx.update(rows, tx.init(params), params)
         assert np.any(updates["w"]) == some
 
 
 @pytest.mark.parametrize(
     "aggregator",
-    [lbopt.ef(compress.randk(0.25)), lbopt.aps(5, 2, rounding="stochastic")],
+    [lbopt.ef(randk(0.25)), lbopt.aps(5, 2, rounding="stochastic")],
     ids=["randk", "aps"],
 )
 def test_parts_that_are_sent_apart_draw_apart(aggregator):

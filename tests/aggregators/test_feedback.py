@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import lbopt
-from lbopt.aggregators import compress, protocol
+from lbopt.aggregators import Compressor, as_optax, cast, identity, randk, sign, topk
 from lbopt.stacks import stacked_paths
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -63,14 +63,14 @@ RULES = {
         {"rule": "econtrol", "eta": 0.3, "dense_start": True},
     ),
 }
-COMPRESSORS = [compress.topk(0.1), compress.randk(0.2), compress.sign(), compress.cast(4, 3)]
+COMPRESSORS = [topk(0.1), randk(0.2), sign(), cast(4, 3)]
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_equals_numpy(name, gradients, run):
     make, options = RULES[name]
     grads = gradients(STEPS)
-    ours, _, _ = run(make(compress.topk(0.1)), grads)
+    ours, _, _ = run(make(topk(0.1)), grads)
     flat = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(one)]) for one in ours]
     leaves = zip(*(jax.tree.leaves(one) for one in grads), strict=True)
     wanted = [by_hand(grads=[x.reshape(8, -1) for x in leaf], **options) for leaf in leaves]
@@ -88,7 +88,7 @@ def test_equals_numpy(name, gradients, run):
         (lbopt.ef, COMPRESSORS[0]),
         (lbopt.ef21, COMPRESSORS[0]),
     ],
-    ids=lambda one: one.name if isinstance(one, compress.Compressor) else one.__name__,
+    ids=lambda one: one.name if isinstance(one, Compressor) else one.__name__,
 )
 def test_on_the_wire_and_on_one_device_it_is_the_same(
     compressor, make, gradients, run, largest_gap
@@ -102,7 +102,7 @@ def test_on_the_wire_and_on_one_device_it_is_the_same(
 @pytest.mark.parametrize("make", [lbopt.ef, lbopt.ef21, lbopt.econtrol])
 def test_with_everything_said_it_is_the_mean(make, gradients, run, largest_gap):
     grads = gradients(STEPS)
-    ours, _, _ = run(make(compress.identity()), grads)
+    ours, _, _ = run(make(identity()), grads)
     wanted = [jax.tree.map(lambda g: g.astype(np.float64).mean(0), one) for one in grads]
     assert largest_gap(ours, wanted) < 1e-6
 
@@ -117,7 +117,7 @@ def test_econtrol_without_feedback_is_ef21_bit_for_bit(gradients, run):
 
 def test_what_was_said_and_what_is_left_add_up_to_the_gradients(gradients, run):
     grads = gradients(STEPS)
-    updates, _, state = run(lbopt.ef(compress.topk(0.1)), grads)
+    updates, _, state = run(lbopt.ef(topk(0.1)), grads)
     said = jax.tree.map(lambda *x: np.sum(x, 0, dtype=np.float64), *updates)
     left = jax.tree.map(lambda e: e.mean(0, dtype=np.float64), as_tree(state.local.error, said))
     meant = jax.tree.map(lambda *x: np.sum(x, 0, dtype=np.float64).mean(0), *grads)
@@ -127,7 +127,7 @@ def test_what_was_said_and_what_is_left_add_up_to_the_gradients(gradients, run):
 def test_the_error_of_econtrol_telescopes(gradients, params):
     """e_T = sum of g_t - h_(t+1), replica by replica."""
     grads = gradients(STEPS)
-    tx = protocol.as_optax(lbopt.econtrol(compress.topk(0.1), 0.3), 8)
+    tx = as_optax(lbopt.econtrol(topk(0.1), 0.3), 8)
     state, total = tx.init(params), jax.tree.map(lambda g: np.zeros(g.shape), grads[0])
     for one in grads:
         _, state = tx.update(one, state, params)
@@ -148,7 +148,7 @@ def test_the_error_of_econtrol_telescopes(gradients, params):
 def test_the_mean_is_built_from_messages_alone_and_stays_the_mean_of_the_estimates(
     make, gradients, run
 ):
-    _, _, state = run(make(compress.topk(0.1)), gradients(30), devices=4)
+    _, _, state = run(make(topk(0.1)), gradients(30), devices=4)
     for estimates, mean in zip(state.local.estimate, jax.tree.leaves(state.mirrored), strict=True):
         np.testing.assert_allclose(estimates.mean(0), mean, atol=3e-6)
 
@@ -161,18 +161,18 @@ def test_layers_of_a_stack_are_compressed_one_by_one():
     params = {"w": np.zeros((3, 20), np.float32)}
 
     def update(aggregator):
-        tx = protocol.as_optax(aggregator, 8)
+        tx = as_optax(aggregator, 8)
         return np.asarray(tx.update(rows, tx.init(params), params)[0][0]["w"])
 
-    kept = update(lbopt.ef(compress.topk(0.1), stacked=stacked_paths("^w")))
+    kept = update(lbopt.ef(topk(0.1), stacked=stacked_paths("^w")))
     np.testing.assert_allclose(kept, top(rows["w"]).mean(0), rtol=1e-5, atol=1e-9)
-    assert np.all(update(lbopt.ef(compress.topk(0.1)))[[0, 2]] == 0)
+    assert np.all(update(lbopt.ef(topk(0.1)))[[0, 2]] == 0)
 
 
 def test_bf16_gradients_are_remembered_in_fp32(gradients, params):
     rows = jax.tree.map(lambda g: g.astype("bfloat16"), gradients(1)[0])
     half = jax.tree.map(lambda p: p.astype("bfloat16"), params)
-    tx = protocol.as_optax(lbopt.ef21(compress.topk(0.1)), 8)
+    tx = as_optax(lbopt.ef21(topk(0.1)), 8)
     (updates, _), state = tx.update(rows, tx.init(half), half)
     assert {x.dtype for x in jax.tree.leaves(updates)} == {np.dtype("bfloat16")}
     assert {x.dtype for x in jax.tree.leaves(state.local)} == {np.dtype(np.float32)}
@@ -181,10 +181,10 @@ def test_bf16_gradients_are_remembered_in_fp32(gradients, params):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: lbopt.ef("topk"), "compressor = 'topk': give one of lbopt.aggregators.compress"),
-        (lambda: lbopt.ef21(compress.topk), "compressor = <function topk"),
-        (lambda: lbopt.ef21(compress.sign(), momentum=1.0), "momentum = 1.0"),
-        (lambda: lbopt.econtrol(compress.sign(), eta=-0.1), "eta = -0.1"),
+        (lambda: lbopt.ef("topk"), "compressor = 'topk': give one of lbopt.aggregators._compress"),
+        (lambda: lbopt.ef21(topk), "compressor = <function topk"),
+        (lambda: lbopt.ef21(sign(), momentum=1.0), "momentum = 1.0"),
+        (lambda: lbopt.econtrol(sign(), eta=-0.1), "eta = -0.1"),
     ],
 )
 def test_refusals(make, said):

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.aggregators import protocol
+from lbopt.aggregators import as_optax
 from lbopt.stacks import stacked_paths
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -143,7 +143,7 @@ def test_layers_of_a_stack_are_matrices_of_their_own():
     rows = rng.normal(size=(8, 3, 12, 10)).astype(np.float32)
     params = {"w": np.zeros((3, 12, 10), np.float32)}
     aggregator = lbopt.powersgd(2, start=0, stacked=stacked_paths("^w"))
-    tx = protocol.as_optax(aggregator, 8)
+    tx = as_optax(aggregator, 8)
     first = tx.init(params)
     (updates, _), _ = tx.update({"w": rows}, first, params)
     for layer in range(3):

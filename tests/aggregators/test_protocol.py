@@ -14,21 +14,21 @@ from jax.sharding import AxisType
 from optax.experimental import aggregating
 
 import lbopt
-from lbopt.aggregators import compress, protocol
+from lbopt.aggregators import _protocol, cast, randk, sign, topk
 from lbopt.stacks import stacked_paths
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 LABELS = {"body": "^body/", "head": "^head/"}
 ALL = {
-    "mean": protocol.mean(),
+    "mean": _protocol.plain_mean(),
     "agvm": lbopt.agvm(LABELS, "body", 1, 0),
     "aps": lbopt.aps(4, 3),
     "aps-stochastic": lbopt.aps(5, 2, rounding="stochastic", overflow="saturate"),
-    "ef": lbopt.ef(compress.topk(0.2)),
-    "ef21": lbopt.ef21(compress.sign(), 0.5),
-    "econtrol": lbopt.econtrol(compress.randk(0.3)),
-    "cast": lbopt.ef(compress.cast(5, 2)),
+    "ef": lbopt.ef(topk(0.2)),
+    "ef21": lbopt.ef21(sign(), 0.5),
+    "econtrol": lbopt.econtrol(randk(0.3)),
+    "cast": lbopt.ef(cast(5, 2)),
     "powersgd": lbopt.powersgd(2, start=1),
 }
 
@@ -68,7 +68,7 @@ def test_gradients_of_1e20_and_of_1e_minus_25_are_what_their_multiples_are(
     """A power of two changes no digit; nothing is squared where that is out of the range of fp32."""
     if name == "powersgd":
         monkeypatch.setattr(jnp.linalg, "qr", squaring_qr)
-    tx, grads = protocol.as_optax(ALL[name], 8), gradients(3)
+    tx, grads = _protocol.as_optax(ALL[name], 8), gradients(3)
     update = jax.jit(tx.update)
 
     def walk(factor):
@@ -87,7 +87,7 @@ def test_gradients_of_1e20_and_of_1e_minus_25_are_what_their_multiples_are(
 
 
 def test_agvm_of_adam_measures_gradients_of_1e22(gradients, params):
-    tx = protocol.as_optax(lbopt.agvm(LABELS, "body", 1, 0, adam_b2=0.9), 8)
+    tx = _protocol.as_optax(lbopt.agvm(LABELS, "body", 1, 0, adam_b2=0.9), 8)
     rows = jax.tree.map(lambda x: x * np.float32(1e22), gradients(1)[0])
     (_, aux), _ = tx.update(rows, tx.init(params), params, second_moment=params)
     assert all(0.01 < phi < 0.9 for phi in aux["agvm_phi"].values())
@@ -97,7 +97,7 @@ RANKED = {
     **ALL,
     "agvm-adam": lbopt.agvm(LABELS, "body", 1, 0, adam_b2=0.9),
     "aps-kahan": lbopt.aps(5, 2, "kahan", stacked=stacked_paths("kernel")),
-    "econtrol-sign": lbopt.econtrol(compress.sign()),
+    "econtrol-sign": lbopt.econtrol(sign()),
     "powersgd-many": lbopt.powersgd(10, start=0),
 }
 
@@ -105,7 +105,7 @@ RANKED = {
 @pytest.mark.parametrize("x64", [False, True], ids=["fp32", "x64"])
 @pytest.mark.parametrize("name", RANKED)
 def test_nothing_is_promoted_implicitly(name, x64, gradients, params):
-    tx, rows = protocol.as_optax(RANKED[name], 8), gradients(1)[0]
+    tx, rows = _protocol.as_optax(RANKED[name], 8), gradients(1)[0]
     step = lambda params, state, rows: tx.update(rows, state, params, second_moment=params)  # noqa: E731
     kinds = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]  # noqa: E731
     with (
@@ -130,7 +130,7 @@ def test_agvm_starts_without_nan(params):
 
 @pytest.mark.parametrize("name", ALL)
 def test_state_keeps_its_shapes_and_dtypes(name, gradients, params, run):
-    init = lambda: protocol.as_optax(ALL[name], 8).init(params)  # noqa: E731
+    init = lambda: _protocol.as_optax(ALL[name], 8).init(params)  # noqa: E731
     first = init()
     _, _, last = run(ALL[name], gradients(2))
     assert jax.tree.structure(first) == jax.tree.structure(last)
@@ -143,7 +143,7 @@ def test_state_keeps_its_shapes_and_dtypes(name, gradients, params, run):
 def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(
     name, gradients, params
 ):
-    tx = protocol.as_optax(ALL[name], 8)
+    tx = _protocol.as_optax(ALL[name], 8)
     for kind in boxes.KINDS:
         inside = boxes.boxed(kind, params)
         state = jax.eval_shape(tx.init, inside)
@@ -168,7 +168,7 @@ def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(
 @pytest.mark.parametrize("name", ["mean", "agvm", "ef", "powersgd"])
 def test_with_and_without_the_module_of_optax(name, gradients, params, largest_gap):
     ours = lbopt.aggregate(ALL[name], behind(name), 8)
-    there = protocol.as_optax(ALL[name], 8)
+    there = _protocol.as_optax(ALL[name], 8)
     assert isinstance(there, aggregating.Aggregator)
     theirs = aggregating.process(
         optax.identity(), there, optax.with_extra_args_support(behind(name)), True
@@ -186,7 +186,7 @@ def test_with_and_without_the_module_of_optax(name, gradients, params, largest_g
 
 def test_standing_alone_where_optax_has_no_such_module(monkeypatch, gradients, params):
     monkeypatch.setitem(sys.modules, "optax.experimental", None)
-    tx = protocol.as_optax(protocol.mean(), 8)
+    tx = _protocol.as_optax(_protocol.plain_mean(), 8)
     assert type(tx) is optax.GradientTransformationExtraArgs
     (updates, aux), _ = tx.update(gradients(1)[0], tx.init(params), params)
     assert aux == {}
@@ -196,14 +196,14 @@ def test_standing_alone_where_optax_has_no_such_module(monkeypatch, gradients, p
 @pytest.mark.parametrize("name", ALL)
 def test_rebuilt_for_other_replicas_it_goes_on(name, gradients, params, run):
     _, _, state = run(ALL[name], gradients(3))
-    other = protocol.rebuilt(jax.tree.map(jnp.asarray, state), 4)
+    other = _protocol.rebuilt_state(jax.tree.map(jnp.asarray, state), 4)
     wanted = jax.eval_shape(lambda: ALL[name].init(params, 4))
     assert [x.shape for x in jax.tree.leaves(other)] == [x.shape for x in jax.tree.leaves(wanted)]
     mean = lambda rows: rows.mean(0)  # noqa: E731
     for was, now in zip(jax.tree.leaves(state.local), jax.tree.leaves(other.local), strict=True):
         np.testing.assert_allclose(mean(now), mean(was), atol=1e-6)
     rows = jax.tree.map(lambda g: g[:4], gradients(1)[0])
-    (updates, _), _ = jax.jit(protocol.as_optax(ALL[name], 4).update)(rows, other, params)
+    (updates, _), _ = jax.jit(_protocol.as_optax(ALL[name], 4).update)(rows, other, params)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(updates))
 
 
@@ -212,7 +212,7 @@ def test_a_broken_gradient_is_forgotten_if_asked(name, gradients, params, run):
     good = gradients(3)
     broken = jax.tree.map(np.copy, good[0])
     broken["body"]["kernel"][2, 0, 0] = np.nan
-    sound = protocol.keep_finite(ALL[name])
+    sound = _protocol.keep_finite(ALL[name])
     with_it, _, state = run(sound, [good[0], broken, *good[1:]])
     without, _, wanted = run(ALL[name], good)
     jax.tree.map(np.testing.assert_array_equal, state.local, wanted.local)
@@ -227,20 +227,20 @@ def test_a_choice_that_loses_on_the_wire_is_told(params):
         UserWarning,
         match=r"ef\(topk\(0.3\)\) sends 6\.\d+ kB a step and device between 8 replicas.* it loses 2\.\d+ x",
     ):
-        protocol.warn_if_it_loses(lbopt.ef(compress.topk(0.3)), params, 8)
+        _protocol.warn_if_it_loses(lbopt.ef(topk(0.3)), params, 8)
     with pytest.warns(UserWarning, match=r"it loses 1\.[01]\d* x"):
-        protocol.warn_if_it_loses(lbopt.ef(compress.topk(0.13)), params, 8)
+        _protocol.warn_if_it_loses(lbopt.ef(topk(0.13)), params, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        protocol.warn_if_it_loses(lbopt.ef(compress.topk(0.1)), params, 8)
-        protocol.warn_if_it_loses(lbopt.agvm(LABELS, "body"), params, 8)
+        _protocol.warn_if_it_loses(lbopt.ef(topk(0.1)), params, 8)
+        _protocol.warn_if_it_loses(lbopt.agvm(LABELS, "body"), params, 8)
 
 
 def test_a_second_moment_is_found_in_the_chain_or_missed():
     params = {"kernel": jnp.ones((3, 1))}
-    assert protocol.second_moment_of(lbopt.lamb(0.1).init(params))["kernel"].shape == (3, 1)
+    assert _protocol.second_moment_of(lbopt.lamb(0.1).init(params))["kernel"].shape == (3, 1)
     with pytest.raises(ValueError, match="keeps no second moment"):
-        protocol.second_moment_of(optax.sgd(0.1).init(params))
+        _protocol.second_moment_of(optax.sgd(0.1).init(params))
     both = optax.chain(
         optax.scale_by_adam(), optax.scale_by_adam(), lbopt.scale_by_agvm({"all": ""})
     )
@@ -248,12 +248,12 @@ def test_a_second_moment_is_found_in_the_chain_or_missed():
     rows = jax.tree.map(lambda p: jnp.stack([p, p]), params)
     tx.update(rows, tx.init(params), params, second_moment=params)
     with pytest.raises(ValueError, match="several nu"):
-        protocol.second_moment_of(both.init(params))
+        _protocol.second_moment_of(both.init(params))
 
 
 def test_replicas_have_to_fit_the_mesh():
     with pytest.raises(ValueError, match="num_replicas = 6: give a multiple of the 4 devices"):
-        protocol.as_optax(protocol.mean(), 6, lbopt.make_mesh(4))
+        _protocol.as_optax(_protocol.plain_mean(), 6, lbopt.make_mesh(4))
     for mesh in (
         jax.make_mesh((4,), ("data",)),
         jax.make_mesh((2, 2), ("a", "b"), (AxisType.Auto,) * 2),
@@ -261,11 +261,11 @@ def test_replicas_have_to_fit_the_mesh():
         with pytest.raises(
             ValueError, match=r"mesh = .*: give one with a single axis of AxisType.Auto"
         ):
-            protocol.as_optax(protocol.mean(), 8, mesh)
+            _protocol.as_optax(_protocol.plain_mean(), 8, mesh)
 
 
 def test_gradients_have_to_be_rows(gradients, params):
-    tx = lbopt.aggregate(protocol.mean(), optax.sgd(0.1), 8)
+    tx = lbopt.aggregate(_protocol.plain_mean(), optax.sgd(0.1), 8)
     state, rows = tx.init(params), gradients(1)[0]
     for wrong in (
         params,
@@ -280,7 +280,7 @@ def test_gradients_have_to_be_rows(gradients, params):
     with pytest.raises(
         ValueError, match=r"gradients at 'body/bias' have shape \(16,\): .*, \(8, ...\)"
     ):
-        protocol.as_optax(protocol.mean(), 8).update(params, state[0])
+        _protocol.as_optax(_protocol.plain_mean(), 8).update(params, state[0])
     with pytest.raises(ValueError, match="gradients has another structure than params"):
         tx.update(rows["body"], state, params)
     with pytest.raises(
@@ -291,13 +291,13 @@ def test_gradients_have_to_be_rows(gradients, params):
 
 @pytest.mark.parametrize("name", ["agvm", "ef", "econtrol", "powersgd"])
 def test_a_state_without_its_type_or_of_others_is_refused(name, gradients, params):
-    tx, rows = protocol.as_optax(ALL[name], 8), gradients(1)[0]
+    tx, rows = _protocol.as_optax(ALL[name], 8), gradients(1)[0]
     with pytest.raises(ValueError, match=r"its state is a dict, not AggregatorState"):
         tx.update(rows, tx.init(params)._asdict(), params)
     if name != "agvm":  # which keeps nothing of a replica or a parameter
         for other in (
             tx.init(jax.tree.map(lambda p: p[..., :1], params)),
-            protocol.as_optax(ALL[name], 4).init(params),
+            _protocol.as_optax(ALL[name], 4).init(params),
         ):
             with pytest.raises(ValueError, match="its state is of other parameters or replicas"):
                 tx.update(rows, other, params)
@@ -310,10 +310,10 @@ def test_a_state_without_its_type_or_of_others_is_refused(name, gradients, param
 def test_what_the_optimizer_skips_leaves_nothing_behind(name, gradients, params):
     """A spike in the middle, which is skipped: all goes on as if that step had not been."""
     aggregator = {
-        "ef topk": lbopt.ef(compress.topk(0.2)),
-        "ef sign": lbopt.ef(compress.sign()),
-        "ef21": lbopt.ef21(compress.randk(0.3), dense_start=True),
-        "econtrol": lbopt.econtrol(compress.randk(0.3), dense_start=True),
+        "ef topk": lbopt.ef(topk(0.2)),
+        "ef sign": lbopt.ef(sign()),
+        "ef21": lbopt.ef21(randk(0.3), dense_start=True),
+        "econtrol": lbopt.econtrol(randk(0.3), dense_start=True),
         "powersgd": lbopt.powersgd(1, start=1),
     }[name]
     inner = lbopt.skip_bad_updates(optax.sgd(0.1), 5, spike_factor=20.0, warmup_updates=4)
@@ -334,11 +334,11 @@ def test_what_the_optimizer_skips_leaves_nothing_behind(name, gradients, params)
     assert int(skips.skipped_spikes) == 1
     jax.tree.map(np.testing.assert_array_equal, (spiked, after), (plain, memory))
     unguarded = lbopt.aggregate(aggregator, optax.sgd(0.1), 8).init(params)[0]
-    assert protocol.remembered(after, unguarded, skips.inner, skips.inner) is after
+    assert _protocol.remembered_state(after, unguarded, skips.inner, skips.inner) is after
 
 
 def test_what_optax_skips_leaves_nothing_behind(gradients, params):
-    tx = lbopt.aggregate(lbopt.ef(compress.topk(0.2)), optax.apply_if_finite(optax.sgd(0.1), 3), 8)
+    tx = lbopt.aggregate(lbopt.ef(topk(0.2)), optax.apply_if_finite(optax.sgd(0.1), 3), 8)
     update, (first, second) = jax.jit(tx.update), gradients(2)
     _, plain = update(first, tx.init(params), params)
     _, after = update(jax.tree.map(lambda g: jnp.nan * g, second), plain, params)
@@ -350,7 +350,7 @@ def test_updates_that_only_wait_are_remembered(gradients, params):
     """Of microsteps that Optax adds up, the optimizer skips one in two or none; a skip before is none of theirs."""
     inner = lbopt.skip_bad_updates(optax.sgd(0.1), 5, spike_factor=20.0, warmup_updates=1)
     tx = lbopt.aggregate(
-        lbopt.ef(compress.topk(0.2)), optax.MultiSteps(inner, 2).gradient_transformation(), 8
+        lbopt.ef(topk(0.2)), optax.MultiSteps(inner, 2).gradient_transformation(), 8
     )
     grads = gradients(8)
     grads[5] = jax.tree.map(lambda g: 1000 * g, grads[5])
@@ -376,7 +376,7 @@ def test_complex_parameters_are_averaged_or_refused_by_name(name):
         lambda p: jnp.stack([p + 1, p + 1 + 2 * jnp.asarray(1j, jnp.complex64)]).astype(p.dtype),
         params,
     )
-    (updates, _), _ = protocol.as_optax(ALL[name], 2).update(
-        rows, protocol.as_optax(ALL[name], 2).init(params)
+    (updates, _), _ = _protocol.as_optax(ALL[name], 2).update(
+        rows, _protocol.as_optax(ALL[name], 2).init(params)
     )
     np.testing.assert_array_equal(updates["head"]["w"], [1 + 1j] * 3)

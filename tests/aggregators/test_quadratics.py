@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.aggregators import compress, protocol
+from lbopt.aggregators import _protocol, topk
 
 REPLICAS, SIZE, RATE, STEPS, LAST = 8, 40, 0.003, 12_000, 3_000
 NOISES = (0.0, 5.0)
@@ -23,12 +23,12 @@ def forgetful(aggregator):
     def update(rows, state, group, extra):
         return aggregator.update(rows, state, group, extra)._replace(state=state)
 
-    return protocol.dataclasses.replace(aggregator, update=update)
+    return _protocol.dataclasses.replace(aggregator, update=update)
 
 
-TOP = compress.topk(k=2)
+TOP = topk(k=2)
 ROWS = {
-    "plain mean": protocol.mean(),
+    "plain mean": _protocol.plain_mean(),
     "top-2 alone": forgetful(lbopt.ef(TOP)),
     "`ef`": lbopt.ef(TOP),
     "`ef21`": lbopt.ef21(TOP),
@@ -42,7 +42,7 @@ def distances(name):
     rng = np.random.default_rng(0)
     curvature, minima = rng.uniform(0.5, 2, (REPLICAS, SIZE)), 3 * rng.normal(size=(REPLICAS, SIZE))
     goal = (curvature * minima).sum(0) / curvature.sum(0)
-    tx = protocol.aggregate(ROWS[name], optax.sgd(RATE), REPLICAS)
+    tx = _protocol.aggregate(ROWS[name], optax.sgd(RATE), REPLICAS)
 
     def one(noise):
         def step(carry, key):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lbopt
-from lbopt.aggregators.quantize import Format
+from lbopt.aggregators._quantize import Format
 from tests.oracles import low_bits
 
 KNOWN = {

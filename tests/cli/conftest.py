@@ -23,7 +23,7 @@ def lbopt(capsys):
 
     def run(*arguments):
         capsys.readouterr()
-        code = main.main([str(argument) for argument in arguments])
+        code = main([str(argument) for argument in arguments])
         said = capsys.readouterr()
         return code, said.out, said.err
 
@@ -72,5 +72,5 @@ def small():
 def trained(small, tmp_path_factory):
     """Return the workdir of a finished run; look, do not touch."""
     workdir = tmp_path_factory.mktemp("trained") / "run"
-    assert main.main(["train", *small, f"--workdir={workdir}"]) == 0
+    assert main(["train", *small, f"--workdir={workdir}"]) == 0
     return workdir

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from lbopt.cli import arguments
-from lbopt.config import SweepConfig, checks
-from lbopt.sweep.results import REQUIRED
-from lbopt.train import workdir as workdirs
+from lbopt.cli import load_config
+from lbopt.config import SweepConfig, config_to_json
+from lbopt.sweep._results import REQUIRED
+from lbopt.workdir import open_workdir
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def workdir(trained, tmp_path):
 def study(configs, tmp_path):
     """Return the flags of a study and a workdir that belongs to it."""
     flag = f"{configs / 'sweeps' / 'digits_limit.py'}:smoke"
-    config = arguments.load_config(flag, [], SweepConfig)
-    with workdirs.open_workdir(
-        tmp_path / "study", "sweep", checks.to_json(config), lambda saved: []
+    config = load_config(flag, [], SweepConfig)
+    with open_workdir(
+        tmp_path / "study", "sweep", config_to_json(config), lambda saved: []
     ) as folder:
         pass
     return [f"--config={flag}", "--config.num_workers=1"], folder
@@ -338,19 +338,15 @@ def test_a_platform_that_is_not_there(command, platform, study, small, tmp_path)
 
 def test_a_study_may_go_on_where_its_data_lie_elsewhere(lbopt, study):
     """And what is kept of its config is all of it."""
-    from lbopt.cli import sweep
+    from lbopt.cli import _sweep
 
-    config = checks.to_json(
-        arguments.load_config(study[0][0].removeprefix("--config="), [], SweepConfig)
-    )
-    before = checks.to_json(
-        arguments.load_config(study[0][0].removeprefix("--config="), [], SweepConfig)
-    )
+    config = config_to_json(load_config(study[0][0].removeprefix("--config="), [], SweepConfig))
+    before = config_to_json(load_config(study[0][0].removeprefix("--config="), [], SweepConfig))
     moved = {
         **config,
         "train": {**config["train"], "data": {**config["train"]["data"], "data_dir": "/elsewhere"}},
     }
-    assert sweep._core(config) == sweep._core(moved)
+    assert _sweep._core(config) == _sweep._core(moved)
     assert config == before
 
 

@@ -8,17 +8,16 @@ import sys
 
 import pytest
 
-from lbopt.cli import doctor
-from lbopt.cli.arguments import call_get_config
-from lbopt.train import environment
+from lbopt.cli import _doctor, call_get_config
+from lbopt.workdir import _versions
 
 
 def test_doctor_finds_nothing_wrong(lbopt):
     code, out, err = lbopt("doctor")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert len(lines) == len(doctor.CHECKS)
-    for name, line in zip(doctor.CHECKS, lines, strict=True):
+    assert len(lines) == len(_doctor.CHECKS)
+    for name, line in zip(_doctor.CHECKS, lines, strict=True):
         assert re.match(rf"ok    {name} +\S", line)
     assert "4 x cpu" in out
     assert "1024/" in out
@@ -28,7 +27,7 @@ def test_doctor_says_what_is_wrong_and_goes_on(lbopt, monkeypatch):
     def broken():
         raise RuntimeError("the rack\nis on fire")
 
-    monkeypatch.setitem(doctor.CHECKS, "devices", broken)
+    monkeypatch.setitem(_doctor.CHECKS, "devices", broken)
     code, out, err = lbopt("doctor")
     assert code == 3
     assert err == "lbopt doctor: 1 of 7 checks failed; mend what is marked WRONG above\n"
@@ -38,7 +37,7 @@ def test_doctor_says_what_is_wrong_and_goes_on(lbopt, monkeypatch):
 
 
 def test_doctor_wants_room_on_the_disk(lbopt, monkeypatch):
-    monkeypatch.setattr(doctor, "_ENOUGH_DISK_BYTES", 1 << 80)
+    monkeypatch.setattr(_doctor, "_ENOUGH_DISK_BYTES", 1 << 80)
     code, out, _ = lbopt("doctor")
     assert code == 3
     assert re.search(r"^WRONG disk .*GiB free", out, re.MULTILINE)
@@ -302,8 +301,8 @@ def test_of_two_overrides_of_a_field_the_last_counts(lbopt, configs, tmp_path):
 )
 def test_doctor_asks_for_no_package_of_an_extra(lbopt, monkeypatch, name, shown):
     """What scripts/quickstart installs is whole."""
-    versions = environment.versions()
-    monkeypatch.setattr(environment, "versions", lambda: {**versions, name: None})
+    versions = _versions.package_versions()
+    monkeypatch.setattr(_versions, "package_versions", lambda: {**versions, name: None})
     code, out, _ = lbopt("doctor")
     (line,) = [line for line in out.splitlines() if "versions" in line]
     assert shown in line

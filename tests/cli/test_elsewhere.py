@@ -45,7 +45,7 @@ def test_evaluated_and_exported_on_one_device(name, small, tmp_path, capsys):
     flags += ["--config.schedule.warmup_rule=none"]
     flags += ["--config.checkpoint.every_steps=2", f"--workdir={tmp_path / 'run'}"]
     here = f"--config.parallel.num_devices={devices}"
-    assert main.main(["train", *flags, here]) == 0
+    assert main(["train", *flags, here]) == 0
     capsys.readouterr()
     scores = []
     elsewhere = ELSEWHERE if name == "parts of the batch" else ["one"]
@@ -53,13 +53,13 @@ def test_evaluated_and_exported_on_one_device(name, small, tmp_path, capsys):
         [here],
         *([f"--config.{field}" for field in ELSEWHERE[place]] for place in elsewhere),
     ):
-        assert main.main(["evaluate", *flags, *where]) == 0
+        assert main(["evaluate", *flags, *where]) == 0
         scores.append(json.loads(capsys.readouterr().out))
     for others in scores[1:]:
         assert others == pytest.approx(scores[0], rel=1e-5)
     output = tmp_path / "exported"
     assert (
-        main.main(
+        main(
             [
                 "export",
                 f"--workdir={tmp_path / 'run'}",

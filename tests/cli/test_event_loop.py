@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from lbopt.cli.event_loop import finishing
+from lbopt.cli._event_loop import finishing
 
 
 def run(error):

@@ -11,15 +11,15 @@ import torch_networks as torch_side
 import transformers
 
 import lbopt as lbopt_package
-from lbopt.cli import export, main
-from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig, checks
-from lbopt.data import vocabulary
-from lbopt.interchange import native
-from lbopt.models.bert import stack_layers
-from lbopt.recipes import build, networks
-from lbopt.train import workdir as workdirs
-from lbopt.train.checkpoint import Checkpoints
-from lbopt.transforms.ema import ema_params
+from lbopt.cli import _export, main
+from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig, config_to_json
+from lbopt.data.text import NO_VOCABULARY
+from lbopt.interchange import load_safetensors
+from lbopt.models import stack_layers
+from lbopt.recipes import build_run, make_network
+from lbopt.train import Checkpoints
+from lbopt.transforms import ema_params
+from lbopt.workdir import open_workdir
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def averaged(small, tmp_path_factory):
     overrides = ["--config.optimizer.ema_decay=0.5", "--config.optimizer.track_noise_scale=True"]
     overrides += ["--config.parallel.num_microsteps=2", "--config.num_epochs=0.4"]
     overrides += ["--config.schedule.warmup_rule=none", "--config.checkpoint.every_steps=2"]
-    assert main.main(["train", *small, *overrides, f"--workdir={workdir}"]) == 0
+    assert main(["train", *small, *overrides, f"--workdir={workdir}"]) == 0
     return workdir
 
 
@@ -46,8 +46,8 @@ def started(folder, config):
             else np.ones(leaf.shape, leaf.dtype)
         )
 
-    state = jax.tree.map(made_up, jax.eval_shape(build.build(config).init))
-    with workdirs.open_workdir(folder, "train", checks.to_json(config), lambda saved: []):
+    state = jax.tree.map(made_up, jax.eval_shape(build_run(config).init))
+    with open_workdir(folder, "train", config_to_json(config), lambda saved: []):
         pass
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(jax.device_put(state), {"eval/accuracy": 0.1})
@@ -97,8 +97,8 @@ def test_the_command_writes_what_transformers_reads(name, lbopt, tmp_path):
 
 def checkpoint(workdir, step):
     """Return the state at a step, by way of `build`."""
-    config = export._saved_config(workdir)
-    plan = build.build(config)
+    config = _export._saved_config(workdir)
+    plan = build_run(config)
     with Checkpoints(workdir, read_only=True) as checkpoints:
         return checkpoints.restore(plan.shapes(), step)
 
@@ -113,7 +113,7 @@ def test_our_layout(lbopt, trained, tmp_path):
         "export", f"--workdir={trained}", "--format=safetensors", f"--output={out}"
     )
     assert (code, said.strip()) == (0, str(out))
-    variables, metadata = native.load_safetensors(out / "model.safetensors")
+    variables, metadata = load_safetensors(out / "model.safetensors")
     state = checkpoint(trained, int(metadata["step"]))
     same(variables, {"params": state.params, **state.model_state})
     assert metadata["step"] == max(
@@ -132,7 +132,7 @@ def test_a_step_and_averaged_parameters(lbopt, averaged, tmp_path):
         f"--output={tmp_path}/out",
     ]
     assert lbopt("export", *arguments)[0] == 0
-    variables, metadata = native.load_safetensors(tmp_path / "out" / "model.safetensors")
+    variables, metadata = load_safetensors(tmp_path / "out" / "model.safetensors")
     assert (metadata["step"], metadata["averaged_params"]) == ("2", "true")
     state = checkpoint(averaged, 2)
     same(variables["params"], ema_params(state.opt_state, like=state.params))
@@ -152,12 +152,10 @@ def test_a_resnet(lbopt, started_resnet, tmp_path):
         )[0]
         == 0
     )
-    variables, _ = native.load_safetensors(tmp_path / "out" / "model.safetensors")
-    assert export.outputs_and_head(variables["params"]) == (10, "pretraining")
-    config = export._saved_config(started_resnet)
-    logits = networks.make_network(config.model, 10).apply(
-        variables, np.ones((2, 8, 8)), train=False
-    )
+    variables, _ = load_safetensors(tmp_path / "out" / "model.safetensors")
+    assert _export.outputs_and_head(variables["params"]) == (10, "pretraining")
+    config = _export._saved_config(started_resnet)
+    logits = make_network(config.model, 10).apply(variables, np.ones((2, 8, 8)), train=False)
     assert logits.shape == (2, 10)
 
 
@@ -204,14 +202,14 @@ MODELS = {
 def test_a_folder_for_transformers(name, tmp_path):
     """What the command does after a run on data that are not embedded."""
     model, inputs, outputs, head = MODELS[name]
-    variables = torch_side.randomized_variables(networks.make_network(model, outputs, head), inputs)
+    variables = torch_side.randomized_variables(make_network(model, outputs, head), inputs)
     batches = types.SimpleNamespace(piece=lambda *numbers: IMAGES)
-    plan = types.SimpleNamespace(batches=batches, vocabulary=vocabulary.NO_VOCABULARY)
-    export._save_huggingface(
+    plan = types.SimpleNamespace(batches=batches, vocabulary=NO_VOCABULARY)
+    _export._save_huggingface(
         tmp_path / "out", TrainConfig(model=model), plan, variables, {"recipe": "x"}
     )
     loaded, back = lbopt_package.load_huggingface(tmp_path / "out")
-    assert export.outputs_and_head(back["params"]) == (outputs, head)
+    assert _export.outputs_and_head(back["params"]) == (outputs, head)
     if name == "bert":
         back = {"params": stack_layers(back["params"])}
     same(back, variables)

@@ -10,18 +10,16 @@ import pytest
 import synthetic
 from synthetic import Truth, legw
 
-from lbopt.data.text import Document
-from lbopt.data.tokens import StoreWriter, open_store
+from lbopt.data.text import StoreWriter, open_store
+from lbopt.data.text._wordpiece import Document
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.recipes import initial
-from lbopt.report import page
-from lbopt.sweep.parts import Parts
-from lbopt.sweep.results import read_results
-from lbopt.sweep.row import check_row
-from lbopt.train import bucket, seal as seals, workdir as workdirs
-from lbopt.train.mllog import MlperfLog
-from lbopt.train.seal import Seal
-from lbopt.train.writers import read_lines
+from lbopt.recipes import _initial
+from lbopt.report import _page
+from lbopt.sweep import Parts, read_results
+from lbopt.sweep._row import check_row
+from lbopt.train import _seal
+from lbopt.train._seal import Seal
+from lbopt.workdir import MlperfLog, _bucket, open_workdir, read_config, read_json_lines, write_json
 
 MISSING = object()
 VALUES = (
@@ -111,7 +109,7 @@ def refusal(read, *arguments):
 
 @pytest.fixture
 def draws_nothing(monkeypatch):
-    monkeypatch.setattr(page, "save_figure", lambda figure, file: "")
+    monkeypatch.setattr(_page, "save_figure", lambda figure, file: "")
 
 
 @pytest.fixture
@@ -144,7 +142,7 @@ def study(tmp_path_factory):
     )
     folder = tmp_path_factory.mktemp("study")
     saved = synthetic.save_study(folder, config, rows)
-    workdirs.write_json(folder / "config.json", {"kind": "sweep", **saved})
+    write_json(folder / "config.json", {"kind": "sweep", **saved})
     return folder
 
 
@@ -154,7 +152,7 @@ def check_config_json(folder, report, versions, some, *without):
     accepted = []
     for path, value, data in versions(json.loads(file.read_text()), *without):
         file.write_text(json.dumps(data))
-        if refusal(workdirs.read_config, folder) is None:
+        if refusal(read_config, folder) is None:
             accepted.append((path, value, data))
     for path, value, data in some(accepted, 8):
         file.write_text(json.dumps(data))
@@ -257,7 +255,7 @@ def test_metrics(trained, tmp_path, report, versions, some):
     accepted = []
     for path, value, data in versions(line):
         file.write_text("\n".join([*before, json.dumps(data)]) + "\n")
-        said = refusal(read_lines, file)
+        said = refusal(read_json_lines, file)
         if said is None:
             accepted.append((path, value, data))
         else:
@@ -273,7 +271,7 @@ def test_metrics(trained, tmp_path, report, versions, some):
 def test_lines_that_are_none(name, content, tmp_path):
     (tmp_path / name).write_bytes(f"{content}\n".encode("utf-8", "surrogatepass"))
     with pytest.raises(EnvironmentProblem, match=f"{name} is damaged at line 1"):
-        read_lines(tmp_path / name) if name == "metrics.jsonl" else read_results(tmp_path)
+        read_json_lines(tmp_path / name) if name == "metrics.jsonl" else read_results(tmp_path)
 
 
 def sealed(body):
@@ -287,8 +285,8 @@ def test_seals(versions):
     )
     bodies = [json.dumps(data) for _, _, data in versions(body)] + [DEEP, "null", "[]", ""]
     for data in (*map(sealed, bodies), None, [], {"seal": None}, {"seal": "{}", "sha256": None}):
-        if refusal(seals.read, data) is None:
-            seal = seals.read(data)
+        if refusal(_seal.read, data) is None:
+            seal = _seal.read(data)
             assert all(isinstance(value, float) for value in seal.metrics.values())
             assert all(isinstance(value, str) for value in seal.sums.values())
 
@@ -321,7 +319,7 @@ def test_mllog(line, tmp_path):
 )
 def test_leases(content, tmp_path):
     (tmp_path / ".lease.json").write_text(content)
-    assert not bucket.is_held(tmp_path)
+    assert not _bucket.is_folder_held(tmp_path)
 
 
 def test_stores(tmp_path, versions):
@@ -339,14 +337,14 @@ def test_stores(tmp_path, versions):
 @pytest.mark.parametrize("model", ["null", "[]", DEEP, '{"activation": []}', "\x00"])
 def test_what_an_export_says_of_its_model(model):
     with pytest.raises(UserError, match=r"config.init_from = 'x': model in its metadata: "):
-        initial._activation(model, "x")
+        _initial._activation(model, "x")
 
 
 @pytest.mark.parametrize(
     "content", ["null", DEEP, '{"config": null}', '{"config": {"arms": 3}}', '{"config": {}}']
 )
 def test_the_config_of_another_shard(content, tmp_path, monkeypatch):
-    monkeypatch.setattr(bucket, "address", lambda named: tmp_path)
+    monkeypatch.setattr(_bucket, "bucket_path", lambda named: tmp_path)
     (tmp_path / "shards" / "1-of-2").mkdir(parents=True)
     (tmp_path / "shards" / "1-of-2" / "config.json").write_text(content)
     others = Parts("gs://bucket/study", tmp_path / "mirror")
@@ -356,13 +354,13 @@ def test_the_config_of_another_shard(content, tmp_path, monkeypatch):
 
 def test_a_study_goes_on_only_where_its_lines_are_ours(configs, study, tmp_path, lbopt):
     """`weight_decay` null, an accuracy that is a list: what a search would choose by."""
-    from lbopt.cli import arguments
-    from lbopt.config import SweepConfig, checks
+    from lbopt.cli import load_config
+    from lbopt.config import SweepConfig, config_to_json
 
     flag = f"{configs / 'sweeps' / 'digits_limit.py'}:smoke"
-    config = arguments.load_config(flag, [], SweepConfig)
+    config = load_config(flag, [], SweepConfig)
     folder = tmp_path / "new"
-    with workdirs.open_workdir(folder, "sweep", checks.to_json(config), lambda saved: []):
+    with open_workdir(folder, "sweep", config_to_json(config), lambda saved: []):
         pass
     _, (_, search) = rows_of(study)
     for field, value in {

@@ -15,23 +15,21 @@ from hostile import HOSTILE, commands, unprintable
 from synthetic import legw
 
 from lbopt import lamb, summarize_masks
-from lbopt.cli import arguments
-from lbopt.data.records import prepare_command
-from lbopt.report import page
+from lbopt._shown import one_line
+from lbopt.cli import _arguments
+from lbopt.data._records import prepare_command
+from lbopt.report import _page
 from lbopt.report.study._tables import trials_csv
-from lbopt.shown import one_line
-from lbopt.train import workdir as workdirs
-from lbopt.train.mllog import MlperfLog
-from lbopt.train.progress import Progress, say
-from lbopt.train.writers import MetricsWriter
+from lbopt.train import Progress, say
+from lbopt.workdir import MetricsWriter, MlperfLog, write_json
 
 CONSTANT = {
-    "shown.py",  # here text is made printable
-    "train/progress.py",  # and here
-    "train/mllog.py",  # JSON of ASCII
-    "cli/main.py",  # the line of an error
-    "cli/streams.py",
-    "job/guard.py",
+    "_shown.py",  # here text is made printable
+    "train/_progress.py",  # and here
+    "workdir/_mllog.py",  # JSON of ASCII
+    "cli/_main.py",  # the line of an error
+    "cli/_streams.py",
+    "job/_guard.py",
 }
 """Files that print by themselves; all others by `show`."""
 COMMANDS = list(commands())
@@ -49,14 +47,12 @@ def study(tmp_path):
             folder, {**config, "name": HOSTILE}, [{**row, "study": HOSTILE} for row in rows]
         )
     }
-    workdirs.write_json(
-        folder / "config.json", {**saved, "command": HOSTILE, "device_kind": HOSTILE}
-    )
+    write_json(folder / "config.json", {**saved, "command": HOSTILE, "device_kind": HOSTILE})
     return folder
 
 
 def test_the_report_of_a_study(study, lbopt, monkeypatch):
-    monkeypatch.setattr(page, "save_figure", lambda figure, file: figure.canvas.draw() or "")
+    monkeypatch.setattr(_page, "save_figure", lambda figure, file: figure.canvas.draw() or "")
     code, out, err = lbopt("report", f"--workdir={study}")
     assert (code, err) == (0, "")
     html = (study / "report.html").read_text()
@@ -82,12 +78,12 @@ def test_the_report_of_a_run(trained, tmp_path, lbopt, monkeypatch):
     workdir = shutil.copytree(trained, tmp_path / "run")
     saved = json.loads((workdir / "config.json").read_text())
     saved["config"]["name"] = saved["command"] = saved["device_kind"] = f"{HOSTILE}\udcff"
-    workdirs.write_json(workdir / "config.json", saved)
+    write_json(workdir / "config.json", saved)
     with MetricsWriter(workdir, 16) as writer:
         writer.write(
             17, 1, {f"train/trust_ratio/{HOSTILE}{number}\udcff": 1.0 for number in range(3)}
         )
-    monkeypatch.setattr(page, "save_figure", lambda figure, file: figure.canvas.draw() or "")
+    monkeypatch.setattr(_page, "save_figure", lambda figure, file: figure.canvas.draw() or "")
     code, out, err = lbopt("report", f"--workdir={workdir}")
     assert (code, err) == (0, "")
     html = (workdir / "report.html").read_text()
@@ -122,7 +118,7 @@ def test_tables_of_parameters(capsys):
 
 
 def test_nothing_is_printed_as_it_is():
-    root = pathlib.Path(page.__file__).parents[1]
+    root = pathlib.Path(_page.__file__).parents[1]
     found = set()
     for file in root.rglob("*.py"):
         names = (
@@ -226,7 +222,7 @@ def test_commands_to_copy_mean_what_was_given(tmp_path):
         "--config.model.widths=(4,)",
         "--workdir=a b\udcff\u00e9",
     ]
-    line = arguments.command_line("train", words[1:])
+    line = _arguments.command_line("train", words[1:])
     assert not unprintable(line)
     assert "\n" not in line
     done = subprocess.run(
@@ -237,7 +233,7 @@ def test_commands_to_copy_mean_what_was_given(tmp_path):
     ]
     assert not list(tmp_path.iterdir())
     assert prepare_command("mnist", HOSTILE).count("\n") == 0
-    assert shlex.split(arguments.command_line("train", ["--workdir=my runs"])) == [
+    assert shlex.split(_arguments.command_line("train", ["--workdir=my runs"])) == [
         "lbopt",
         "train",
         "--workdir=my runs",

@@ -33,7 +33,7 @@ def python(code):
 
 def test_every_command_is_there_without_the_packages_of_other_extras():
     code = "import importlib; from lbopt.cli import main;"
-    code += "[importlib.import_module(f'lbopt.cli.{name}') for name in main.COMMANDS]; import lbopt.recipes.build"
+    code += "[importlib.import_module(f'lbopt.cli.{name}') for name in main.COMMANDS]; import lbopt.recipes._build"
     done = python(code)
     assert done.returncode == 0, done.stderr
 

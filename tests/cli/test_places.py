@@ -25,14 +25,14 @@ import pytest
 
 import lbopt as package
 from lbopt import paths
-from lbopt.cli import arguments, train
-from lbopt.config import DataConfig, TrainConfig, checks
-from lbopt.data import pieces
-from lbopt.data.from_config import text
+from lbopt.cli import _train, call_get_config
+from lbopt.config import DataConfig, TrainConfig, config_from_json
+from lbopt.data.from_config import _text
+from lbopt.data.text import _pieces
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.job import secret
-from lbopt.recipes import initial
-from lbopt.train import bucket, workdir as workdirs
+from lbopt.job import _secret
+from lbopt.recipes import _initial
+from lbopt.workdir import _bucket, read_config
 
 ADDRESSES = [
     "gs:/bucket/run",
@@ -148,7 +148,7 @@ def test_fields(address):
     "field", ["train.data.data_dir", "train.init_from", "arms[0].data.data_dir"]
 )
 def test_fields_of_a_study(field, configs):
-    config = arguments.call_get_config(f"{configs / 'sweeps' / 'digits_limit.py'}:smoke")
+    config = call_get_config(f"{configs / 'sweeps' / 'digits_limit.py'}:smoke")
     config.arms[0].data = DataConfig()
     owner, _, last = field.rpartition(".")
     setattr(
@@ -182,7 +182,7 @@ def functions():
                         or (argument.arg.endswith("_dir") and "str" in kind)
                     )
                     known = (
-                        module in ("lbopt.paths", "lbopt.regular")
+                        module in ("lbopt.paths", "lbopt._regular")
                         or (node.name, argument.arg) in FOR_MESSAGES
                     )
                     if takes and not known and not node.name.startswith("_"):
@@ -219,8 +219,8 @@ def test_functions(name, argument):
 
 def test_there_are_functions_that_take_paths():
     assert {
-        ("lbopt.interchange.huggingface.load_huggingface", "directory"),
-        ("lbopt.train.bucket.opened", "workdir"),
+        ("lbopt.interchange.load_huggingface", "directory"),
+        ("lbopt.workdir.local_workdir", "workdir"),
     } < set(FUNCTIONS)
     assert len(FUNCTIONS) > 20
 
@@ -258,11 +258,11 @@ def test_folders_of_the_user(tmp_path, monkeypatch):
     with pytest.raises(
         EnvironmentProblem, match=r"cannot be kept there \(this user has no home folder\); give all"
     ):
-        secret.find({}, {})
+        _secret.find({}, {})
     with pytest.raises(
         UserError, match=r"^LBOPT_JOB_SECRET_FILE = 'gs:/secret': give a path of this machine"
     ):
-        secret.find({}, {"LBOPT_JOB_SECRET_FILE": "gs:/secret"})
+        _secret.find({}, {"LBOPT_JOB_SECRET_FILE": "gs:/secret"})
 
 
 def test_what_is_no_address_is_taken(tmp_path, monkeypatch):
@@ -331,7 +331,7 @@ def test_a_folder_that_may_not_be_entered(command, lbopt, monkeypatch, configs):
     ],
 )
 def test_memory_that_does_not_suffice_is_one_line(error, said, lbopt, monkeypatch, configs):
-    monkeypatch.setattr(train, "run", mock.Mock(side_effect=error))
+    monkeypatch.setattr(_train, "run", mock.Mock(side_effect=error))
     code, out, err = lbopt("train", f"--config={configs / 'digits_cnn.py'}:smoke", "--workdir=run")
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert err.startswith(f"lbopt train: {said}")
@@ -373,23 +373,23 @@ def test_files_for_folders_and_folders_for_files(lbopt, tmp_path_factory, config
 
 def test_a_run_starts_from_a_workdir_in_a_bucket(trained, tmp_path_factory, monkeypatch):
     """The clients of buckets are tried in tests/train/test_bucket.py; here the bucket is a folder."""
-    model = checks.from_json(TrainConfig, workdirs.read_config(trained)["config"]).model
-    expected = initial.read(str(trained), model)
+    model = config_from_json(TrainConfig, read_config(trained)["config"]).model
+    expected = _initial.read(str(trained), model)
     learned = tmp_path_factory.mktemp("learned")
-    (learned / "vocab.txt").write_text("\n".join(pieces.SPECIAL_TOKENS))
+    (learned / "vocab.txt").write_text("\n".join(_pieces.SPECIAL_TOKENS))
     places = {"gs://bucket/run": trained, "gs://bucket/bert": learned}
-    monkeypatch.setattr(bucket, "address", lambda address: places[address])
-    jax.tree.map(np.testing.assert_array_equal, initial.read("gs://bucket/run", model), expected)
-    words = text._vocabulary(
+    monkeypatch.setattr(_bucket, "bucket_path", lambda address: places[address])
+    jax.tree.map(np.testing.assert_array_equal, _initial.read("gs://bucket/run", model), expected)
+    words = _text._vocabulary(
         DataConfig(name="squad", builder="squad"),
-        functools.partial(initial.opened_folder, "gs://bucket/bert"),
+        functools.partial(_initial.opened_folder, "gs://bucket/bert"),
     )
-    assert words.pieces == tuple(pieces.SPECIAL_TOKENS)
+    assert words.pieces == tuple(_pieces.SPECIAL_TOKENS)
     with pytest.raises(
         UserError,
         match=r"^config.init_from = 'gs://bucket/bert': give a workdir .*; of a bucket only",
     ):
-        initial.read("gs://bucket/bert", model)
+        _initial.read("gs://bucket/bert", model)
 
 
 @pytest.mark.process

@@ -105,9 +105,9 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line(lbopt, monkeypatch, flags, message):
-    from lbopt.plan import make
+    from lbopt.plan import _make
 
-    monkeypatch.setattr(make, "cost_of", lambda *_: pytest.fail("something was compiled"))
+    monkeypatch.setattr(_make, "cost_of", lambda *_: pytest.fail("something was compiled"))
     code, out, err = lbopt("plan", CONFIG, *flags)
     assert code == 2, err
     assert message in err
@@ -125,10 +125,10 @@ def test_a_study_of_trials_on_one_device_has_no_plan(lbopt, configs):
 @pytest.mark.slow
 def test_a_study_over_a_pod_is_planned_cell_by_cell(lbopt, configs, tmp_path, monkeypatch):
     """Two batch sizes; the larger one is accumulated. A search of three short runs costs one whole one."""
-    from lbopt.plan import make, step
+    from lbopt.plan import StepCost, _make
 
-    cost = step.StepCost(True, 2**30, 1.0, seconds=0.5, flops=1.0)
-    monkeypatch.setattr(make, "cost_of", lambda *_: cost)
+    cost = StepCost(True, 2**30, 1.0, seconds=0.5, flops=1.0)
+    monkeypatch.setattr(_make, "cost_of", lambda *_: cost)
     study = "--config=" + str(configs / "sweeps/imagenet_limit.py")
     arms = [
         "--config.global_batch_sizes=(4096,262144)",
@@ -193,7 +193,7 @@ def test_a_new_file_is_not_left_behind_by_what_is_wrong(lbopt, tmp_path):
 
 
 def test_what_cannot_be_compiled_is_one_line(lbopt, monkeypatch):
-    from lbopt.train.run import Run
+    from lbopt.train import Run
 
     def lower(run):
         raise NotImplementedError("no rule for TPUs")
@@ -208,10 +208,9 @@ def test_what_cannot_be_compiled_is_one_line(lbopt, monkeypatch):
 
 
 def test_a_full_disk_is_one_line(lbopt, monkeypatch):
-    from lbopt.plan import make
-    from lbopt.plan.step import StepCost
+    from lbopt.plan import StepCost, _make
 
-    monkeypatch.setattr(make, "cost_of", lambda *_: StepCost(True, 1, 0.0, seconds=1.0))
+    monkeypatch.setattr(_make, "cost_of", lambda *_: StepCost(True, 1, 0.0, seconds=1.0))
     code, _, err = lbopt(
         "plan", CONFIG, "--topology=v3:2x2", "--evaluation=false", "--output=/dev/full"
     )

@@ -15,14 +15,12 @@ import pytest
 import requests
 import tensorflow_datasets as tfds
 
-from lbopt.cli import prepare
-from lbopt.data import pydoc
-from lbopt.data.pieces import SPECIAL_TOKENS
-from lbopt.data.prepare import builders, datasets, requirements
-from lbopt.data.prepare.source import Source
-from lbopt.data.records import TfdsFolder
-from lbopt.data.tokens import open_store
-from lbopt.data.vocabulary import TextNormalization, save_vocabulary
+from lbopt.cli import _prepare
+from lbopt.data import TfdsFolder
+from lbopt.data.prepare import GeneratedDataset, _builders, _requirements, prepare_source
+from lbopt.data.text import TextNormalization, load_pydoc_topics, open_store
+from lbopt.data.text._pieces import SPECIAL_TOKENS
+from lbopt.data.text._vocabulary import save_vocabulary
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +96,7 @@ def test_a_data_set_of_tfds_is_written_where_its_default_config_belongs(
 def whole(archive):
     """Make a file of an archive's size that takes no room."""
     archive.touch()
-    os.truncate(archive, requirements.ARCHIVES["imagenet2012"].sizes[archive.name])
+    os.truncate(archive, _requirements.ARCHIVES["imagenet2012"].sizes[archive.name])
 
 
 def test_imagenet_says_what_has_to_be_fetched_by_hand(lbopt, tmp_path):
@@ -124,9 +122,9 @@ def test_imagenet_says_what_has_to_be_fetched_by_hand(lbopt, tmp_path):
 
 @pytest.fixture
 def archives(tmp_path, monkeypatch):
-    for name in requirements.ARCHIVES["imagenet2012"].sizes:
+    for name in _requirements.ARCHIVES["imagenet2012"].sizes:
         whole(tmp_path / name)
-    monkeypatch.setitem(requirements.PACKAGES, "imagenet2012", {})
+    monkeypatch.setitem(_requirements.PACKAGES, "imagenet2012", {})
     return tmp_path
 
 
@@ -140,7 +138,7 @@ def test_an_archive_that_was_cut_short(lbopt, archives):
 
 def test_what_preparing_takes_is_said_before_it_begins(lbopt, archives, monkeypatch):
     monkeypatch.setitem(
-        requirements.PACKAGES, "imagenet2012", {"no_such_module": "no-such-package"}
+        _requirements.PACKAGES, "imagenet2012", {"no_such_module": "no-such-package"}
     )
     said = lbopt(
         "prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}"
@@ -263,7 +261,7 @@ def test_help_lists_what_can_be_made(lbopt):
         "mnist",
         "squad",
         "wikipedia/20230601.en",
-        *prepare.LISTED,
+        *_prepare.LISTED,
     ):
         assert any(line.split()[0] == name for line in out.splitlines() if line.strip())
 
@@ -300,8 +298,8 @@ def with_articles(tmp_path_factory):
         return {"title": kinds.Text(), "text": kinds.Text()}
 
     folder = tmp_path_factory.mktemp("sets")
-    datasets.prepare_source(
-        Source("articles", "Articles.", features, {"train": examples}), str(folder)
+    prepare_source(
+        GeneratedDataset("articles", "Articles.", features, {"train": examples}), str(folder)
     )
     return folder
 
@@ -344,7 +342,7 @@ def test_text_of_a_data_set_and_a_folder_with_a_loaded_vocabulary(
     lbopt, with_articles, articles_folder, tmp_path
 ):
     vocabulary = tmp_path / "vocab.txt"
-    save_vocabulary(pydoc.load_topics(512).pieces.pieces, vocabulary)
+    save_vocabulary(load_pydoc_topics(512).pieces.pieces, vocabulary)
     sources = ["--tfds=articles", f"--folder={articles_folder}", f"--data_dir={with_articles}"]
     code, _, err = lbopt("prepare", "text", "--name=both", *sources, f"--vocab={vocabulary}")
     assert code == 0, err
@@ -521,4 +519,4 @@ def test_ptb_is_fetched_by_hand_and_checked(lbopt, tmp_path):
 
 def test_categories_are_found_where_tfds_stops_looking():
     """Its own search ends at the first category whose packages are missing."""
-    assert builders.named("wikipedia/20230601.en", pathlib.Path("/nowhere")).name == "wikipedia"
+    assert _builders.named("wikipedia/20230601.en", pathlib.Path("/nowhere")).name == "wikipedia"

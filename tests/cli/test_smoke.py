@@ -7,10 +7,9 @@ import re
 
 import pytest
 
-from lbopt.cli import main
-from lbopt.cli.arguments import load_config
+from lbopt.cli import load_config, main
 from lbopt.config import TrainConfig
-from lbopt.recipes import build
+from lbopt.recipes import _build
 
 pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 PREPARED = ("generated_images", "pydoc_squad")
@@ -64,7 +63,7 @@ def data_dir(tmp_path_factory):
     """Return a folder with the data sets that `lbopt prepare` makes without a network."""
     folder = tmp_path_factory.mktemp("data")
     for name in PREPARED:
-        assert main.main(["prepare", name, f"--data_dir={folder}"]) == 0
+        assert main(["prepare", name, f"--data_dir={folder}"]) == 0
     return folder
 
 
@@ -94,24 +93,24 @@ def test_a_smoke_row_goes_the_whole_way(family, configs, data_dir, tmp_path, cap
         f"--config.data.data_dir={data_dir}",
         *FAMILIES[family],
     ]
-    run = build.build(load_config(flags[0].removeprefix("--config="), flags[2:], TrainConfig))
+    run = _build.build_run(load_config(flags[0].removeprefix("--config="), flags[2:], TrainConfig))
     last = run.phases()[-1].last_step
     kills = [phase.first_step + phase.num_steps // 2 + 1 for phase in run.phases()]
     for step in kills:
-        monkeypatch.setattr(build, "build", lambda config, step=step, **_: stopping(run, step))
+        monkeypatch.setattr(_build, "build_run", lambda config, step=step, **_: stopping(run, step))
         with pytest.raises(Killed):
-            main.main(["train", *flags])
+            main(["train", *flags])
         assert lines(workdir)[-1]["step"] == step - 1
-    monkeypatch.setattr(build, "build", lambda config, **_: run)
+    monkeypatch.setattr(_build, "build_run", lambda config, **_: run)
     capsys.readouterr()
-    assert main.main(["train", *flags]) == 0
+    assert main(["train", *flags]) == 0
     resumed = re.search(r"resuming at step (\d+)", capsys.readouterr().err)
     assert resumed is not None
     assert run.phases()[-1].first_step < int(resumed[1]) < last
     found = lines(workdir)
     assert [line["step"] for line in found] == list(range(1, last + 1))
     assert all(line[name] is not None for line in found for name in line)
-    assert main.main(["evaluate", *flags]) == 0
+    assert main(["evaluate", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)
     evaluated = {
         name.partition("/")[2]: value
@@ -124,7 +123,7 @@ def test_a_smoke_row_goes_the_whole_way(family, configs, data_dir, tmp_path, cap
     assert all(math.isfinite(value) for value in scores.values())
     if family not in REPORTED:
         return
-    assert main.main(["report", f"--workdir={workdir}"]) == 0
+    assert main(["report", f"--workdir={workdir}"]) == 0
     assert (workdir / "report.html").stat().st_size > 1000
     assert len(list(workdir.glob("*.png"))) > 0
 

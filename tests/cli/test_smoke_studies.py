@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from lbopt.cli import main
-from lbopt.cli.arguments import call_get_config
+from lbopt.cli import call_get_config, main
 
 pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 STUDIES = (
@@ -25,7 +24,7 @@ ON_IMAGES = ("cifar10_limit", "imagenet_limit")
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    assert main.main(["prepare", "generated_images", f"--data_dir={folder}"]) == 0
+    assert main(["prepare", "generated_images", f"--data_dir={folder}"]) == 0
     return folder
 
 
@@ -51,7 +50,7 @@ def test_a_smoke_row_goes_the_whole_way(study, configs, data_dir, tmp_path, caps
             f"--config.train.data.data_dir={data_dir}",
             "--config.train.data.reader_threads=2",
         ]
-    assert main.main(["sweep", *flags]) == 0
+    assert main(["sweep", *flags]) == 0
     out, _ = capsys.readouterr()
     rows = [
         json.loads(line) for line in (tmp_path / "study" / "results.jsonl").read_text().splitlines()

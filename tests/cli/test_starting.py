@@ -10,8 +10,7 @@ import jax
 import pytest
 
 from lbopt import __version__
-from lbopt.cli import main, recipes
-from lbopt.cli.arguments import call_get_config, config_rows
+from lbopt.cli import _main, _recipes, call_get_config, config_rows
 from lbopt.errors import EnvironmentProblem, UserError
 
 MINE = """
@@ -97,25 +96,25 @@ def test_a_config_that_fails_is_told_of_in_one_line(tmp_path):
 def test_an_interrupt_while_libraries_are_imported_ends_the_process(monkeypatch):
     """NumPy turned it into an ImportError with its traceback, and absl aborted."""
     handlers = []
-    monkeypatch.setattr(main.streams, "outlive_readers", lambda: None)
+    monkeypatch.setattr(_main.streams, "outlive_readers", lambda: None)
     monkeypatch.setattr(
-        main, "_check_folder", lambda: handlers.append(signal.getsignal(signal.SIGINT))
+        _main, "_check_folder", lambda: handlers.append(signal.getsignal(signal.SIGINT))
     )
     monkeypatch.setattr(
-        recipes, "run", lambda argv: handlers.append(signal.getsignal(signal.SIGINT))
+        _recipes, "run", lambda argv: handlers.append(signal.getsignal(signal.SIGINT))
     )
     monkeypatch.setattr(sys, "argv", ["lbopt", "recipes"])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(SystemExit):
-            main.run()
+            _main.run()
     finally:
         signal.signal(signal.SIGINT, before)
     assert handlers == [signal.SIG_DFL, signal.default_int_handler]
 
 
 def test_version(capsys):
-    assert main.main(["--version"]) == 0
+    assert _main.main(["--version"]) == 0
     assert capsys.readouterr().out == f"lbopt {__version__}\n"
 
 
@@ -155,7 +154,7 @@ def test_a_setting_that_jax_does_not_take_is_named(name, value):
 )
 def test_a_setting_is_known_by_what_jax_says(name, value, said, monkeypatch):
     monkeypatch.setenv(name, value)
-    assert [one for one in os.environ if main._names(said, one)] == [name]
+    assert [one for one in os.environ if _main._names(said, one)] == [name]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_a_setting_with_which_nothing_would_run_is_named(name, value, said):
     jax.config.update(name, value)
     try:
         with pytest.raises(EnvironmentProblem, match=f"^{name.upper()} = {said}$"):
-            main._check_jax()
+            _main._check_jax()
     finally:
         jax.config.update(name, before)
 
@@ -193,7 +192,7 @@ def test_jax_may_dump_into_a_bucket():
     before = jax.config.values["jax_dump_ir_to"]
     jax.config.update("jax_dump_ir_to", "gs://bucket/dumped")
     try:
-        main._check_jax()
+        _main._check_jax()
     finally:
         jax.config.update("jax_dump_ir_to", before)
 
@@ -217,7 +216,7 @@ def test_flags_that_xla_does_not_take_are_named_before_it_ends_the_process(
         EnvironmentProblem,
         match=rf"^XLA_FLAGS = {re.escape(repr(flags))}: .*{re.escape(said)}.*unset it$",
     ):
-        main._check_xla_flags()
+        _main._check_xla_flags()
 
 
 def test_flags_that_xla_takes_are_left_alone(monkeypatch):
@@ -227,4 +226,4 @@ def test_flags_that_xla_takes_are_left_alone(monkeypatch):
         "--xla_cpu_enable_fast_math=false",
     ):
         monkeypatch.setenv("XLA_FLAGS", flags)
-        main._check_xla_flags()
+        _main._check_xla_flags()

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from lbopt.cli import streams
-from lbopt.train.progress import Progress, say
+from lbopt.cli import _streams
+from lbopt.train import Progress, say
 
 LBOPT = [sys.executable, "-m", "lbopt"]
 
@@ -36,7 +36,7 @@ def descriptor():
     ("kind", "lost"), [("pipe", ""), ("terminal", ""), ("full", "No space left on device")]
 )
 def test_a_stream_outlives_its_reader(kind, lost, descriptor):
-    raw = streams.Outliving(descriptor(kind))
+    raw = _streams.Outliving(descriptor(kind))
     assert [raw.write(b"abc"), raw.write(b"de")] == [3, 2]
     assert raw.lost == lost
     if kind != "full":  # libraries that write to the descriptor itself
@@ -55,7 +55,7 @@ def test_a_stream_that_does_not_block_loses_nothing():
     ]
     with subprocess.Popen(command, stdin=reader, stdout=subprocess.PIPE, text=True) as slow:
         os.close(reader)
-        raw, sent = streams.Outliving(writer), 0
+        raw, sent = _streams.Outliving(writer), 0
         while sent < len(text):
             sent += raw.write(text[sent:])
         os.close(writer)
@@ -64,7 +64,7 @@ def test_a_stream_that_does_not_block_loses_nothing():
 
 def test_a_letter_that_an_encoding_does_not_have_is_written_as_an_escape():
     with open(os.devnull, "w", encoding="ascii", errors="strict") as before:
-        written = streams._stream(1, before)
+        written = _streams._stream(1, before)
         assert (written.encoding, written.errors) == ("ascii", "backslashreplace")
         written.detach()
 

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from lbopt.config import Arm, SweepConfig, TrainConfig
-from lbopt.config.checks import check_types, differences, to_json
+from lbopt.config import Arm, SweepConfig, TrainConfig, config_to_json, json_differences
+from lbopt.config._checks import check_types
 from lbopt.errors import UserError
 
 
@@ -114,24 +114,24 @@ def test_the_defaults_have_their_types():
     ],
 )
 def test_differences_are_listed_by_field(ours, theirs, expected):
-    assert differences(ours, theirs) == expected
+    assert json_differences(ours, theirs) == expected
 
 
 def test_json_is_plain_and_stays_the_same():
     config = SweepConfig(arms=(Arm("a"), Arm("b")), global_batch_sizes=(1, 2))
-    data = to_json(config)
+    data = config_to_json(config)
     assert data["global_batch_sizes"] == [1, 2]
     assert [arm["name"] for arm in data["arms"]] == ["a", "b"]
     assert data["train"]["model"]["widths"] == [16, 32]
     assert json.loads(json.dumps(data)) == data
-    assert to_json(config) == data
+    assert config_to_json(config) == data
     assert data.keys() == {field.name for field in dataclasses.fields(SweepConfig)}
 
 
 def test_every_changed_field_of_a_config_is_seen():
     """A workdir would otherwise be resumed with another config."""
-    first = to_json(TrainConfig())
+    first = config_to_json(TrainConfig())
     for name, value in {"seed": 3, "num_epochs": 3.5, "name": "x"}.items():
-        assert differences(to_json(TrainConfig(**{name: value})), first) == [
+        assert json_differences(config_to_json(TrainConfig(**{name: value})), first) == [
             f"{name} is {first[name]!r} there and {value!r} here"
         ]

@@ -4,8 +4,15 @@ import json
 
 import pytest
 
-from lbopt.config import Arm, ModelConfig, OptimizerConfig, SweepConfig, TrainConfig
-from lbopt.config.checks import from_json, to_json
+from lbopt.config import (
+    Arm,
+    ModelConfig,
+    OptimizerConfig,
+    SweepConfig,
+    TrainConfig,
+    config_from_json,
+    config_to_json,
+)
 from lbopt.errors import UserError
 
 CONFIGS = [
@@ -23,13 +30,13 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_it_comes_back(config):
-    back = from_json(type(config), json.loads(json.dumps(to_json(config))))
+    back = config_from_json(type(config), json.loads(json.dumps(config_to_json(config))))
     assert back == config
     assert repr(back) == repr(config)
 
 
 def test_left_out_fields_have_their_defaults():
-    assert from_json(TrainConfig, {"seed": 7}) == TrainConfig(seed=7)
+    assert config_from_json(TrainConfig, {"seed": 7}) == TrainConfig(seed=7)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +52,10 @@ def test_left_out_fields_have_their_defaults():
 )
 def test_fields_of_another_version(data, said):
     with pytest.raises(UserError) as raised:
-        from_json(TrainConfig, data, "9.9")
+        config_from_json(TrainConfig, data, "9.9")
     assert said in str(raised.value)
 
 
 def test_wrong_types_are_left_for_validate():
     with pytest.raises(UserError, match=r"config.model.widths"):
-        from_json(TrainConfig, {"model": {"widths": "wide"}}).validate()
+        config_from_json(TrainConfig, {"model": {"widths": "wide"}}).validate()

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from lbopt.cli.arguments import load_config
+from lbopt.cli import load_config
 from lbopt.config import TrainConfig
 from lbopt.errors import UserError
 

@@ -6,10 +6,9 @@ import runpy
 
 import pytest
 
-from lbopt.cli.arguments import call_get_config
-from lbopt.config import checks
-from lbopt.config.train import TrainConfig
-from lbopt.plan.document import settings
+from lbopt.cli import call_get_config
+from lbopt.config import TrainConfig, completed_json
+from lbopt.plan._document import settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 PLANS = {
@@ -23,7 +22,7 @@ def as_now(config):
     """Return what a plan says of its settings; what lbopt could not yet be told then was as it is by default."""
     return {
         name: value
-        for name, value in checks.completed(TrainConfig, config).items()
+        for name, value in completed_json(TrainConfig, config).items()
         if name != "about"
     }
 

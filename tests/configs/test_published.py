@@ -15,12 +15,11 @@ import jax
 import numpy as np
 import pytest
 
-from lbopt.cli import arguments
-from lbopt.config import TrainConfig
-from lbopt.config.optimizer import resolve_clip
-from lbopt.models import efficientnet, resnet
-from lbopt.recipes import schedule as schedules
-from lbopt.transforms.variants import VARIANTS
+from lbopt.cli import _arguments
+from lbopt.config import TrainConfig, resolve_clip
+from lbopt.models import EfficientNet, ResNet
+from lbopt.recipes import ResolvedSchedule, make_schedule, resolve_schedule
+from lbopt.transforms import VARIANTS
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 TRANSCRIPTION = json.loads((pathlib.Path(__file__).parent / "published.json").read_text())
@@ -78,21 +77,21 @@ METRICS = {
     "SQuAD v1.1 dev F1": None,  # of another run, which starts from this one
 }
 BATCH_NORM_EPS = {
-    "resnet": resnet.ResNet.batch_norm_epsilon,
-    "efficientnet": efficientnet.EfficientNet.batch_norm_epsilon,
+    "resnet": ResNet.batch_norm_epsilon,
+    "efficientnet": EfficientNet.batch_norm_epsilon,
 }
 
 
 @functools.cache
 def load(name: str) -> TrainConfig:
     """Return `configs/FILE.py[:ROW]`, validated."""
-    config = arguments.call_get_config(str(CONFIGS.parent / name))
+    config = _arguments.call_get_config(str(CONFIGS.parent / name))
     config.validate()
     return config
 
 
 def rows_of(file: str) -> list[str]:
-    return [f"{file}:{row}" for row in arguments.config_rows(str(CONFIGS.parent / file))]
+    return [f"{file}:{row}" for row in _arguments.config_rows(str(CONFIGS.parent / file))]
 
 
 ALL_ROWS = [name for file in FILES for name in rows_of(file)]
@@ -113,9 +112,9 @@ def examples_of(config: TrainConfig) -> int:
     )
 
 
-def resolved(config: TrainConfig, first_phase_only: bool = True) -> schedules.Resolved:
+def resolved(config: TrainConfig, first_phase_only: bool = True) -> ResolvedSchedule:
     phase = config.phases()[0 if first_phase_only else 1]
-    return schedules.resolve(
+    return resolve_schedule(
         phase.schedule,
         phase.global_batch_size,
         examples_of(phase),
@@ -124,14 +123,14 @@ def resolved(config: TrainConfig, first_phase_only: bool = True) -> schedules.Re
     )
 
 
-def make(config: TrainConfig, numbers: schedules.Resolved):
-    return schedules.make_schedule(config.schedule, numbers)
+def make(config: TrainConfig, numbers: ResolvedSchedule):
+    return make_schedule(config.schedule, numbers)
 
 
 # What a row has: field of published.json -> value of the config, or a message of what does not fit.
 
 
-def actual(config: TrainConfig, numbers: schedules.Resolved, field: str):
+def actual(config: TrainConfig, numbers: ResolvedSchedule, field: str):
     """Return a one-phase config's value of a published field that is compared by value."""
     optimizer, schedule, model, loss, data = (
         config.optimizer,
@@ -190,7 +189,7 @@ def _eps(optimizer, options):
     return options.get("eps") if optimizer.trust_ratio_eps is None else optimizer.trust_ratio_eps
 
 
-def decay_steps(config: TrainConfig, numbers: schedules.Resolved) -> float:
+def decay_steps(config: TrainConfig, numbers: ResolvedSchedule) -> float:
     schedule = config.schedule
     if schedule.decay_steps is not None:
         return schedule.decay_steps
@@ -588,7 +587,7 @@ def test_the_closed_form_knows_the_rates_that_are_published():
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_file_lists_its_rows_and_refuses_others(file):
-    module = arguments._from_config_file(file, str(CONFIGS.parent / file), lambda module: module)
+    module = _arguments._from_config_file(file, str(CONFIGS.parent / file), lambda module: module)
     for row in module.ROWS:
         assert re.search(rf"^    {re.escape(row)}\s", module.__doc__, re.MULTILINE), (
             f"{file}: {row} is not in its table"
@@ -617,7 +616,7 @@ def test_a_phase_of_bert_goes_on_where_the_first_ended():
 # Invariants of the published rows: arithmetic on sourced values of several rows together.
 
 
-def numbers_of(name: str) -> schedules.Resolved:
+def numbers_of(name: str) -> ResolvedSchedule:
     return resolved(load(name))
 
 

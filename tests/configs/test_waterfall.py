@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from lbopt.cli import arguments
+from lbopt.cli import load_config
 from lbopt.config import SweepConfig
 from lbopt.errors import UserError
 
@@ -22,7 +22,7 @@ CHANGES = {
 
 
 def load(row):
-    return arguments.load_config(f"{FILE}:{row}", [], SweepConfig)
+    return load_config(f"{FILE}:{row}", [], SweepConfig)
 
 
 def fields(arm):

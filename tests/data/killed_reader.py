@@ -5,8 +5,7 @@ import time
 
 import numpy as np
 
-from lbopt.data.arrays import ArrayDataset, Reading
-from lbopt.data.batches import TrainBatches, read
+from lbopt.data import ArrayDataset, Reading, TrainBatches, read_batches
 
 
 class Numbers(ArrayDataset):
@@ -16,7 +15,7 @@ class Numbers(ArrayDataset):
 
 
 if __name__ == "__main__":
-    batches = read(TrainBatches(Numbers({"number": np.arange(1000)}), 0, 100, 400))
+    batches = read_batches(TrainBatches(Numbers({"number": np.arange(1000)}), 0, 100, 400))
     next(batches)
     children = pathlib.Path("/proc/self/task").glob("*/children")
     print(" ".join(file.read_text() for file in children), flush=True)

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from lbopt.config import DataConfig
-from lbopt.data import baselines, pydoc
-from lbopt.data.arrays import ArrayDataset
-from lbopt.data.windows import join_documents
+from lbopt.data import ArrayDataset, baselines
+from lbopt.data.text import join_documents, load_pydoc_topics, split_pydoc_topics
 
 TRAIN = np.asarray([0, 1, 2, 0, 1, 3, 0, 1, 2, 0])
 VALIDATION = np.asarray([0, 1, 2, 0, 1, 2, 4, 0, 1, 3])
@@ -93,8 +92,8 @@ def test_the_command_prints_both(capsys, monkeypatch):
 def test_bits_per_character_are_of_the_whole_text():
     """A token that is one of two is one bit, and the test part has so many tokens and characters."""
     corpus, sentences = (
-        pydoc.load_topics(256),
-        [s for topic in pydoc.split_topics()[2] for s in topic],
+        load_pydoc_topics(256),
+        [s for topic in split_pydoc_topics()[2] for s in topic],
     )
     characters = len(" ".join(sentences)) + 1
     assert baselines.bits_per_character(2.0, 256) == pytest.approx(

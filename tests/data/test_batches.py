@@ -5,9 +5,15 @@ import time
 import numpy as np
 import pytest
 
-from lbopt.data.arrays import ArrayDataset, Reading
-from lbopt.data.batches import TrainBatches, eval_batches, read, train_iterator
-from lbopt.data.order import example_indices
+from lbopt.data import (
+    ArrayDataset,
+    Reading,
+    TrainBatches,
+    eval_batches,
+    example_indices,
+    read_batches,
+    train_iterator,
+)
 
 
 def numbered(size):
@@ -136,7 +142,7 @@ class Counted(ArrayDataset):
 def test_what_is_read_ahead_is_bounded(threads, processes, tmp_path):
     pieces = 50
     reading = Reading(threads, processes, examples_per_piece=10)
-    batches = read(TrainBatches(Counted(tmp_path, reading), 0, 10 * pieces, 40))
+    batches = read_batches(TrainBatches(Counted(tmp_path, reading), 0, 10 * pieces, 40))
     next(batches)
     made, before = -1, -2
     while made != before:  # until nobody reads on

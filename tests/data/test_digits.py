@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import sklearn.datasets
 
-from lbopt.data.digits import NUM_CLASSES, load_digits
+from lbopt.data import load_digits
+from lbopt.data._digits import NUM_CLASSES
 
 SIZES = {"train": 1024, "validation": 386, "test": 387}
 DIGESTS = {

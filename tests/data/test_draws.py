@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lbopt.data.draws import Draws
+from lbopt.data._draws import Draws
 
 PLACES = [(0, 0, 0), (5, 1, 3), (2**32, 7, 2**40), (2**63 - 1, 0, 1)]
 

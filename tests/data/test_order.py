@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from lbopt.data import order
-from lbopt.data.order import example_indices
+from lbopt.data import _order, example_indices
 
 PINNED = [[0, 2, 9, 1, 8, 5, 4, 3, 6, 7], [0, 6, 5, 3, 4, 9, 7, 8, 2, 1]]
 
@@ -24,7 +23,7 @@ def test_raw_values():
 
 def test_same_arguments_same_indices():
     first = example_indices(100, 5, 37, 150)
-    order._sorted.cache_clear()
+    _order._sorted.cache_clear()
     np.testing.assert_array_equal(first, example_indices(100, 5, 37, 150))
 
 

@@ -8,15 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from lbopt.data.batches import EvalBatches, TrainBatches, read
-from lbopt.data.damaged import DamagedCount
-from lbopt.data.images.augment import Policy
-from lbopt.data.images.small import SmallImages
-from lbopt.data.pieces import SPECIAL_TOKENS
-from lbopt.data.squad.examples import Question
-from lbopt.data.squad.features import EvaluationWindows, TrainingWindows
-from lbopt.data.text import WordPiece
-from lbopt.data.windows import Lanes, make_windows
+from lbopt.data import DamagedCount, EvalBatches, TrainBatches, read_batches
+from lbopt.data.images import Policy, SmallImages
+from lbopt.data.squad import EvaluationWindows, Question, TrainingWindows
+from lbopt.data.text import Lanes, WordPiece, make_windows
+from lbopt.data.text._pieces import SPECIAL_TOKENS
 
 RNG = np.random.default_rng(0)
 TEXT = RNG.integers(0, 50, 1000)
@@ -55,8 +51,10 @@ def test_the_parts_of_all_processes_are_the_batches_of_one(kind, count):
         lambda parts=None: TrainBatches(dataset, 3, 12, 9, 4, parts),
         lambda parts=None: EvalBatches(dataset, 12, 4, parts),
     ):
-        alone = list(read(make()))
-        parts = [list(read(make(devices.tolist()))) for devices in np.split(np.arange(4), count)]
+        alone = list(read_batches(make()))
+        parts = [
+            list(read_batches(make(devices.tolist()))) for devices in np.split(np.arange(4), count)
+        ]
         assert len(alone) > 1
         for number, batch in enumerate(alone):
             for name, array in batch.items():
@@ -68,8 +66,10 @@ def test_the_parts_of_all_processes_are_the_batches_of_one(kind, count):
 @pytest.mark.parametrize("kind", SETS)
 def test_reading_resumes_at_the_next_example(kind):
     dataset = SETS[kind]()
-    straight = list(read(TrainBatches(dataset, 3, 12, 9)))
-    for batch, wanted in zip(read(TrainBatches(dataset, 3, 12, 9), 4), straight[4:], strict=True):
+    straight = list(read_batches(TrainBatches(dataset, 3, 12, 9)))
+    for batch, wanted in zip(
+        read_batches(TrainBatches(dataset, 3, 12, 9), 4), straight[4:], strict=True
+    ):
         assert all(np.array_equal(batch[name], wanted[name]) for name in wanted)
 
 

@@ -10,8 +10,9 @@ import pytest
 import tensorflow_datasets as tfds
 from tfds_sets import write, write_images
 
-from lbopt.data.damaged import DamagedRecord
-from lbopt.data.records import TfdsFolder, read_record
+from lbopt.data import TfdsFolder
+from lbopt.data._damaged import DamagedRecord
+from lbopt.data._records import read_record
 from lbopt.errors import EnvironmentProblem, UserError
 
 

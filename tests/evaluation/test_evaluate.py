@@ -8,9 +8,8 @@ import pytest
 
 import lbopt
 from lbopt import losses, metrics
-from lbopt.data.arrays import ArrayDataset
-from lbopt.data.batches import eval_batches
-from lbopt.job import pulse
+from lbopt.data import ArrayDataset, eval_batches
+from lbopt.job import _pulse
 
 SIZES = [1, 7, 359, 360]
 LAYOUTS = [(1, "jit"), (4, "jit"), (4, "pmap")]
@@ -153,9 +152,9 @@ def test_evaluation_counts_each_batch_for_the_guard_and_a_step_alone_counts_noth
     """A guard ends a process that counts nothing for long, and an evaluation may take that long."""
     dataset = examples(7)
     step = steps[1, "jit"]
-    before = pulse.count()
+    before = _pulse.count()
     lbopt.evaluate(step, state, dataset, 2)
-    assert pulse.count() - before == 4
+    assert _pulse.count() - before == 4
     (batch,) = eval_batches(dataset, 7)
     step(state.params, state.model_state, batch)
-    assert pulse.count() - before == 4
+    assert _pulse.count() - before == 4

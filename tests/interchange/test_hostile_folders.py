@@ -17,10 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 import lbopt
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.interchange import huggingface, native
-from lbopt.models.bert import Bert
-from lbopt.models.efficientnet import EfficientNet
-from lbopt.models.resnet import ResNet
+from lbopt.interchange import _huggingface, load_safetensors
+from lbopt.models import Bert, EfficientNet, ResNet
 
 IMAGES = np.zeros((1, 64, 64, 3), np.float32)
 TOKENS = {"input_ids": np.zeros((1, 4), np.int32)}
@@ -79,7 +77,7 @@ def saved(tmp_path_factory):
             lambda module=module, x=x: module.init(jax.random.key(0), x, train=False)
         )
         variables = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
-        huggingface.save_huggingface(root / name, module, variables, image_size=64)
+        _huggingface.save_huggingface(root / name, module, variables, image_size=64)
     return {name: root / name for name in NETWORKS}
 
 
@@ -144,7 +142,7 @@ def fields_read(config):
     recorded = Recorded(config)
     family = next(
         family
-        for family in huggingface.FAMILIES
+        for family in _huggingface.FAMILIES
         if family.architecture == config["architectures"][0]
     )
     list(family.layers(family.module(recorded), recorded))
@@ -538,7 +536,7 @@ def test_damaged_headers(case, folder):
     place = folder()
     damage(place)
     file = place / "model.safetensors"
-    for error in (refusal(lbopt.load_huggingface, place), refusal(native.load_safetensors, file)):
+    for error in (refusal(lbopt.load_huggingface, place), refusal(load_safetensors, file)):
         assert isinstance(error, UserError)
         assert (error.field, error.code) == (str(file), "damaged")
         assert named in error.reason
@@ -552,7 +550,7 @@ def test_special_files(case, name, folder):
     replaced(name, make)(place)
     errors = [refusal(lbopt.load_huggingface, place)]
     if name == "model.safetensors":
-        errors.append(refusal(native.load_safetensors, place / name))
+        errors.append(refusal(load_safetensors, place / name))
     for error in errors:
         assert isinstance(error, EnvironmentProblem)
         assert (error.field, error.code) == (str(place / name), "resource")
@@ -575,7 +573,7 @@ def test_damaged_folders(case, folder, monkeypatch):
 def test_paths(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert refusal(lbopt.load_huggingface, place) is not None
-    assert refusal(native.load_safetensors, place) is not None
+    assert refusal(load_safetensors, place) is not None
 
 
 INSIDE = {
@@ -591,7 +589,7 @@ def test_names_of_ours(case, tmp_path):
     save_file(
         {key: np.zeros(1, np.float32) for key in keys}, tmp_path / "file", {"format": "lbopt"}
     )
-    error = refusal(native.load_safetensors, tmp_path / "file")
+    error = refusal(load_safetensors, tmp_path / "file")
     assert (error.field, error.value) == (f"{tmp_path / 'file'}: name of an array", wrong)
 
 
@@ -606,5 +604,5 @@ def test_arrays_that_numpy_has_not(dtype, shape, tmp_path):
     }
     raw(tensor, b"\0" * size)(tmp_path)
     file = tmp_path / "model.safetensors"
-    error = refusal(native.load_safetensors, file)
+    error = refusal(load_safetensors, file)
     assert (error.field, error.code) == (f"{file}: params/a", "type")

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from lbopt.errors import NO_VALUE
-from lbopt.interchange.native import load_safetensors, save_safetensors
+from lbopt.interchange import load_safetensors, save_safetensors
 
 VARIABLES = {
     "params": {

@@ -8,8 +8,8 @@ import torch
 import torch_networks as torch_side
 from transformers import BertForPreTraining, BertForQuestionAnswering
 
-from lbopt.interchange import huggingface, names
-from lbopt.models import bert
+from lbopt.interchange import _huggingface, _names
+from lbopt.models import stack_layers
 
 TINY = {"vocab_size": 211, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 TINY |= {"intermediate_size": 512, "max_position_embeddings": 32}
@@ -99,7 +99,7 @@ def test_without_mask_and_token_types(inputs, moved, evaluated):
 def test_a_scanned_network(inputs, moved, evaluated):
     model = torch_side.bert(BertForPreTraining, **TINY)
     module, variables = moved(model)
-    stacked = {"params": bert.stack_layers(variables["params"])}
+    stacked = {"params": stack_layers(variables["params"])}
     out = evaluated(module.clone(scan=True), stacked, inputs)
     close(out["prediction_logits"], theirs(model, inputs).prediction_logits)
 
@@ -143,7 +143,7 @@ def test_gradients_of_pretraining(inputs, positions, moved):
 
 def _as_theirs(params):
     found = {}
-    for name, leaf in names.flatten({"params": params}).items():
-        there = names.counterpart(huggingface.FAMILIES[0].table, name)
+    for name, leaf in _names.flatten({"params": params}).items():
+        there = _names.counterpart(_huggingface.FAMILIES[0].table, name)
         found[there.name] = there.layout.to_theirs(np.asarray(leaf))
     return found

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch_networks as torch_side
 
-from lbopt.models import efficientnet
+from lbopt.models import EFFICIENTNET_SIZES, EfficientNet, make_efficientnet, symmetric_blocks
 
 B0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}
 B2 = {"width_coefficient": 1.1, "depth_coefficient": 1.2, "hidden_dim": 1408}
@@ -28,15 +28,15 @@ PARAMETERS = {"b0": 5_288_548, "b1": 7_794_184, "b2": 9_109_994, "b5": 30_389_78
 
 @pytest.mark.parametrize("size", PADDING)
 def test_padding_follows_from_the_image_size(size):
-    shape = efficientnet.SIZES[size]
-    assert efficientnet.symmetric_blocks(efficientnet.make(size), shape.image_size) == PADDING[size]
+    shape = EFFICIENTNET_SIZES[size]
+    assert symmetric_blocks(make_efficientnet(size), shape.image_size) == PADDING[size]
 
 
 @pytest.mark.parametrize("size", PARAMETERS)
 def test_published_sizes(size):
     x = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
     shapes = jax.eval_shape(
-        functools.partial(efficientnet.make(size).init, train=False), jax.random.key(0), x
+        functools.partial(make_efficientnet(size).init, train=False), jax.random.key(0), x
     )
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == PARAMETERS[size]
 
@@ -44,7 +44,7 @@ def test_published_sizes(size):
 def _slim(side, depth=0.1):
     """Return a PyTorch network; with depth .1 it has one block per stage, with .5 up to two."""
     shape = {"width_coefficient": 0.25, "depth_coefficient": depth}
-    padding = efficientnet.symmetric_blocks(efficientnet.EfficientNet(**shape), side)
+    padding = symmetric_blocks(EfficientNet(**shape), side)
     return torch_side.efficientnet(**shape, hidden_dim=320, depthwise_padding=list(padding))
 
 
@@ -79,7 +79,7 @@ def test_published_networks(shape, size, side, moved, evaluated):
         model
     )
     x = torch_side.images(side, batch=2 if side < 100 else 1)
-    ours = evaluated(efficientnet.make(size, num_classes=7), variables, x)
+    ours = evaluated(make_efficientnet(size, num_classes=7), variables, x)
     theirs = torch_side.classify(model, x)
     assert np.std(theirs) > 0.1
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)

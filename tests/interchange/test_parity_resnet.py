@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch_networks as torch_side
 
-from lbopt.models import resnet
+from lbopt.models import make_resnet
 
 SMALL = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1]}
 SIZES = {
@@ -96,6 +96,6 @@ def test_one_channel(moved, evaluated):
 def test_published_sizes(size):
     x = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
     shapes = jax.eval_shape(
-        functools.partial(resnet.make(size).init, train=False), jax.random.key(0), x
+        functools.partial(make_resnet(size).init, train=False), jax.random.key(0), x
     )
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == PARAMETERS[size]

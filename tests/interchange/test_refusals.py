@@ -14,11 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 import lbopt
 from lbopt.errors import NO_VALUE
-from lbopt.interchange import folders, huggingface, native
-from lbopt.models.bert import Bert
-from lbopt.models.cnn import CNN
-from lbopt.models.efficientnet import EfficientNet
-from lbopt.models.resnet import ResNet
+from lbopt.interchange import new_folder, require_new_folder, save_huggingface, save_safetensors
+from lbopt.models import CNN, Bert, EfficientNet, ResNet
 
 
 @pytest.fixture(scope="session")
@@ -362,9 +359,7 @@ SAVES = {
 def test_what_transformers_does_not_have(case, tmp_path):
     module, x, options, *fault = SAVES[case]
     variables = torch_side.randomized_variables(module, x)
-    refusal(
-        lambda: huggingface.save_huggingface(tmp_path / "out", module, variables, **options), *fault
-    )
+    refusal(lambda: save_huggingface(tmp_path / "out", module, variables, **options), *fault)
     assert not list(tmp_path.iterdir())
 
 
@@ -373,7 +368,7 @@ def test_variables_of_another_module(tmp_path):
     variables = torch_side.randomized_variables(module, x)
 
     def save(module, variables):
-        return huggingface.save_huggingface(tmp_path / "out", module, variables)
+        return save_huggingface(tmp_path / "out", module, variables)
 
     deeper = module.clone(num_layers=2)
     first = "params/layer1/attention_norm/bias"
@@ -385,9 +380,7 @@ def test_variables_of_another_module(tmp_path):
     assert "(21,)" in refusal(lambda: save(wider, variables), field, (20,), "mismatch")
     beside = {"no folder/vocab.txt": ""}  # the last file that is written
     with troubled("--output", str(tmp_path / "out"), "resource"):
-        huggingface.save_huggingface(
-            tmp_path / "out", module, variables, None, None, "--output", beside
-        )
+        save_huggingface(tmp_path / "out", module, variables, None, None, "--output", beside)
     assert not list(tmp_path.iterdir())
 
 
@@ -397,14 +390,14 @@ def test_nothing_is_overwritten_and_nothing_is_left_by_a_failure(tmp_path):
     (tmp_path / "file").write_text("mine")
     for name in ("full", "file"):
         refusal(
-            lambda name=name: folders.require_new(tmp_path / name, "--output"),
+            lambda name=name: require_new_folder(tmp_path / name, "--output"),
             "--output",
             str(tmp_path / name),
             "exists",
         )
 
     def fail():
-        with folders.new_folder(tmp_path / "new") as partial:
+        with new_folder(tmp_path / "new") as partial:
             (partial / "half").write_text("half")
             assert not (tmp_path / "new").exists()
             raise ZeroDivisionError
@@ -413,10 +406,10 @@ def test_nothing_is_overwritten_and_nothing_is_left_by_a_failure(tmp_path):
         fail()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "full"]
     (tmp_path / "empty").mkdir()
-    with folders.new_folder(tmp_path / "empty") as partial:
+    with new_folder(tmp_path / "empty") as partial:
         (partial / "whole").write_text("whole")
         # Processes in different containers may have the same number.
-        with pytest.raises(ZeroDivisionError), folders.new_folder(tmp_path / "empty"):
+        with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "empty"):
             raise ZeroDivisionError
     assert (tmp_path / "empty" / "whole").read_text() == "whole"
 
@@ -432,16 +425,16 @@ def test_what_killed_processes_have_left_is_removed(tmp_path):
     descriptor = os.open(held, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with folders.new_folder(tmp_path / "new") as partial:
+        with new_folder(tmp_path / "new") as partial:
             os.utime(partial, (0, 0))
-            with pytest.raises(ZeroDivisionError), folders.new_folder(tmp_path / "new"):
+            with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "new"):
                 raise ZeroDivisionError
             (partial / "whole").write_text("whole")
     finally:
         os.close(descriptor)
     left = [".new.2.partial", ".new.3.partial", ".new.x.partial", "new"]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == left
-    native.save_safetensors(tmp_path / "new" / "w", {"params": {"w": np.zeros(2)}})
+    save_safetensors(tmp_path / "new" / "w", {"params": {"w": np.zeros(2)}})
     assert sorted(entry.name for entry in (tmp_path / "new").iterdir()) == ["w", "whole"]
     with troubled("file", str(tmp_path / "new" / "w" / "x"), "resource"):
-        native.save_safetensors(tmp_path / "new" / "w" / "x", {"params": {"w": np.zeros(2)}})
+        save_safetensors(tmp_path / "new" / "w" / "x", {"params": {"w": np.zeros(2)}})

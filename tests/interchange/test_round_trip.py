@@ -12,11 +12,16 @@ import transformers
 from safetensors import safe_open
 
 import lbopt
-from lbopt.interchange import huggingface, names
-from lbopt.models import bert, efficientnet, resnet
-from lbopt.models.bert import Bert, unstack_layers
-from lbopt.models.efficientnet import EfficientNet
-from lbopt.models.resnet import ResNet
+from lbopt.interchange import _huggingface, _names
+from lbopt.models import (
+    Bert,
+    EfficientNet,
+    ResNet,
+    make_bert,
+    make_efficientnet,
+    make_resnet,
+    unstack_layers,
+)
 
 SMALL = {"depths": (2, 1), "widths": (16, 32), "stem_width": 8, "num_classes": 5}
 TINY = {"vocab_size": 61, "num_layers": 2, "width": 16, "num_heads": 2, "max_length": 12}
@@ -60,7 +65,7 @@ def network(request):
 def folder(network, tmp_path):
     module, variables, *_ = network
     size = 36 if isinstance(module, EfficientNet) else None
-    huggingface.save_huggingface(tmp_path / "out", module, variables, size, {"step": "3"})
+    _huggingface.save_huggingface(tmp_path / "out", module, variables, size, {"step": "3"})
     return tmp_path / "out"
 
 
@@ -196,23 +201,23 @@ def test_names_from_tensorflow_and_tied_copies(tmp_path):
     ("module", "x"),
     [
         *((module, x) for module, x, _ in NETWORKS.values() if not getattr(module, "scan", False)),
-        *((resnet.make(size, num_classes=9), IMAGES) for size in ("18", "50")),
-        *((efficientnet.make(size), IMAGES) for size in ("b0", "b1", "b5")),
-        (bert.make("base", inner_width=5, max_length=77), TOKENS),
-        (bert.make("tiny", head="question_answering"), TOKENS),
+        *((make_resnet(size, num_classes=9), IMAGES) for size in ("18", "50")),
+        *((make_efficientnet(size), IMAGES) for size in ("b0", "b1", "b5")),
+        (make_bert("base", inner_width=5, max_length=77), TOKENS),
+        (make_bert("tiny", head="question_answering"), TOKENS),
         (ResNet((1, 1), (64, 64), False, stem="space_to_depth"), IMAGES[..., :1]),
     ],
 )
 def test_layers_are_described_as_the_module_makes_them(module, x):
     """Names and shapes, which are compared with a file's before there is a module's variable."""
-    family = next(family for family in huggingface.FAMILIES if family.describes(module))
-    made = names.flatten(jax.eval_shape(lambda: module.init(jax.random.key(0), x, train=False)))
-    tensors = list(names.tensors(family.table, family.layers(module, _config_of(module, x))))
+    family = next(family for family in _huggingface.FAMILIES if family.describes(module))
+    made = _names.flatten(jax.eval_shape(lambda: module.init(jax.random.key(0), x, train=False)))
+    tensors = list(_names.tensors(family.table, family.layers(module, _config_of(module, x))))
     assert {tensor.ours: tensor.shape for tensor in tensors} == {
         name: leaf.shape for name, leaf in made.items()
     }
     assert {tensor.ours: (tensor.theirs, tensor.layout) for tensor in tensors} == {
-        name: names.counterpart(family.table, name) for name in made
+        name: _names.counterpart(family.table, name) for name in made
     }
     assert len({tensor.theirs for tensor in tensors}) == len(tensors)
 

@@ -12,7 +12,7 @@ import time
 import pytest
 from jobs import free_ports, train_command
 
-from lbopt.job.secret import HOW
+from lbopt.job._secret import HOW
 
 pytestmark = pytest.mark.process
 

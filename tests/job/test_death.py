@@ -157,7 +157,7 @@ def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
     assert time.monotonic() - begin > 3
     said = [line for line in job.said(0) if line.startswith("lbopt train: ")]
     assert re.match(r"lbopt train: --hang_timeout_s = 5\.0: .*process 1 of 2 \(", said[0])
-    assert "lbopt/train/loop.py" in "\n".join(job.said(0)), "where it waited"
+    assert "lbopt/train/_loop.py" in "\n".join(job.said(0)), "where it waited"
 
 
 def test_a_failure_of_one_is_said_by_all(start, tmp_path):

@@ -15,12 +15,11 @@ import pytest
 from jobs import free_ports
 from refusal import refused, troubled
 
-from lbopt.job import guard as guards_of, hub as hubs, secret as secrets, wire as wires
-from lbopt.job.guard import _connect, _greeted, _Guard, _Signals
-from lbopt.job.hub import Hub
-from lbopt.job.member import MemberJob
-from lbopt.job.place import Place, find
-from lbopt.job.wire import QueuedWire, Wire, encode
+from lbopt.job import MemberJob, _guard, _hub, _secret, _wire, find_place
+from lbopt.job._guard import _connect, _greeted, _Guard, _Signals
+from lbopt.job._hub import Hub
+from lbopt.job._place import Place
+from lbopt.job._wire import QueuedWire, Wire, encode
 
 SECRET = b"known to both sides"
 
@@ -28,11 +27,11 @@ SECRET = b"known to both sides"
 def introduced(place, index):
     """Return a connection that has proven itself but not yet sent `here`, and its proof."""
     connection, asked = connect(place)
-    nonce, hello = secrets.answer(SECRET, asked, index, 2, f"host-{index}, pid {index}")
+    nonce, hello = _secret.answer(SECRET, asked, index, 2, f"host-{index}, pid {index}")
     connection.sendall(json.dumps(hello).encode() + b"\n")
     connection.recv(4096)
     wire = Wire(connection)
-    secrets.trust(wire, SECRET, asked, nonce, is_hub=False)
+    _secret.trust(wire, SECRET, asked, nonce, is_hub=False)
     return wire, hello
 
 
@@ -46,13 +45,13 @@ class Guard:
         self.heard = []
         (asked,) = self.wire.receive()
         time.sleep(far)
-        nonce, hello = secrets.answer(
+        nonce, hello = _secret.answer(
             secret, asked["nonce"], index, count, f"host-{index}, pid {index}"
         )
         self.wire.send(**hello)
         (self.proof,) = self.wire.receive()
-        if secrets.is_hub(secret, asked["nonce"], nonce, self.proof):
-            secrets.trust(self.wire, secret, asked["nonce"], nonce, is_hub=False)
+        if _secret.is_hub(secret, asked["nonce"], nonce, self.proof):
+            _secret.trust(self.wire, secret, asked["nonce"], nonce, is_hub=False)
             self.wire.send(here=True)
 
     def wait_for(self, name, seconds=10):
@@ -118,7 +117,7 @@ def test_who_is_done_need_not_say_where_it_is(place):
 
 
 def test_who_says_nothing_is_taken_for_dead(place, monkeypatch):
-    monkeypatch.setattr(hubs, "SILENT_S", 1.5)
+    monkeypatch.setattr(_hub, "SILENT_S", 1.5)
     _, guards = begin(place)
     until = time.monotonic() + 10
     told = None
@@ -134,8 +133,8 @@ def test_who_says_nothing_is_taken_for_dead(place, monkeypatch):
 
 def test_a_job_that_was_suspended_goes_on(place, monkeypatch):
     """A scheduler or a virtual machine suspends all processes at once: none could be heard."""
-    monkeypatch.setattr(hubs, "BEAT_S", 0.5)
-    monkeypatch.setattr(hubs, "SILENT_S", 1.5)
+    monkeypatch.setattr(_hub, "BEAT_S", 0.5)
+    monkeypatch.setattr(_hub, "SILENT_S", 1.5)
     hub, guards = begin(place)
     turn = hub._turn
     monkeypatch.setattr(
@@ -169,7 +168,7 @@ def is_closed(stranger):
 
 
 def greeting(asked, secret=SECRET, **changes):
-    return secrets.answer(secret, asked, 0, 2, "host-0, pid 0")[1] | changes
+    return _secret.answer(secret, asked, 0, 2, "host-0, pid 0")[1] | changes
 
 
 STRANGERS = {
@@ -249,7 +248,7 @@ def test_a_line_that_comes_twice_is_no_line_of_ours(place):
     line = encode(stop=True)
     guards[1].wire._socket.sendall((guards[1].wire._keys[0].code(line) + line.data) * 2)
     told = guards[0].wait_for("end")["end"]
-    assert told["line"] == f"process 1 of 2 (host-1, pid 1) is gone: {wires.CHANGED}"
+    assert told["line"] == f"process 1 of 2 (host-1, pid 1) is gone: {_wire.CHANGED}"
 
 
 def test_what_is_told_comes_at_once(place):
@@ -274,7 +273,7 @@ def test_a_long_line_costs_no_more_for_many():
     once = time.monotonic() - begun
     ours, theirs = socket.socketpair()
     wire = QueuedWire(ours)
-    secrets.trust(wire, SECRET, "0" * 64, "1" * 64, is_hub=True)
+    _secret.trust(wire, SECRET, "0" * 64, "1" * 64, is_hub=True)
     begun = time.monotonic()
     for _ in range(200):
         wire.send_line(line)
@@ -331,7 +330,7 @@ def test_all_of_a_large_job_may_come_at_once(place):
     hub = Hub(dataclasses.replace(place, count=count), SECRET)
     connections = [connect(place) for _ in range(count)]
     for index, (connection, asked) in enumerate(connections):
-        hello = secrets.answer(SECRET, asked, index, count, f"host-{index}")[1]
+        hello = _secret.answer(SECRET, asked, index, count, f"host-{index}")[1]
         connection.sendall(json.dumps(hello).encode() + b"\n")
     for connection, _ in connections:
         assert b"proof" in connection.recv(4096)
@@ -339,7 +338,7 @@ def test_all_of_a_large_job_may_come_at_once(place):
 
 
 def test_who_takes_its_time_is_closed(place, monkeypatch):
-    monkeypatch.setattr(hubs, "_GREETING_S", 0.5)
+    monkeypatch.setattr(_hub, "_GREETING_S", 0.5)
     Hub(place, SECRET)
     slow, _ = connect(place)
     begun = time.monotonic()
@@ -351,7 +350,7 @@ def test_who_takes_its_time_is_closed(place, monkeypatch):
 
 
 def test_one_that_does_not_read_holds_up_nobody(place, monkeypatch):
-    monkeypatch.setattr(hubs, "_MOST_QUEUED_BYTES", 1 << 24)
+    monkeypatch.setattr(_hub, "_MOST_QUEUED_BYTES", 1 << 24)
     _, guards = begin(place)
     guards[1].wire.send(say="key", round=0, value="x" * (1 << 23))
     guards[0].wire.send(say="key", round=0, value=None)
@@ -362,7 +361,7 @@ def test_one_that_does_not_read_holds_up_nobody(place, monkeypatch):
         guards[1].wire.send(say="key", round=number, value="x" * (1 << 23))
         guards[0].wire.send(say="key", round=number, value=None)
     told = guards[0].wait_for("end")["end"]
-    assert told["line"] == f"process 1 of 2 (host-1, pid 1) is gone: {hubs.NOT_READING}"
+    assert told["line"] == f"process 1 of 2 (host-1, pid 1) is gone: {_hub.NOT_READING}"
 
 
 def test_it_listens_where_it_is_told_to_and_nowhere_else(place):
@@ -388,7 +387,7 @@ def test_it_listens_where_it_is_told_to_and_nowhere_else(place):
 def test_a_name_that_is_a_loopback_address_here_alone(place, monkeypatch):
     """As Debian's /etc/hosts has it: where the others look for this host is not known to it."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", place.port))]
-    monkeypatch.setattr(hubs.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(_hub.socket, "getaddrinfo", lambda *_, **__: found)
     hub = Hub(dataclasses.replace(place, host="host-0"), SECRET)
     assert hub.everywhere
     assert hub.address[0] == "0.0.0.0"
@@ -421,7 +420,7 @@ def test_who_comes_while_a_job_ends_is_of_the_next(place):
 
 
 def test_a_hub_that_reads_nothing_holds_up_no_guard(place, monkeypatch):
-    monkeypatch.setattr(guards_of, "_SENDING_S", 0.3)
+    monkeypatch.setattr(_guard, "_SENDING_S", 0.3)
     hub = Hub(place, SECRET)
     wire = _greeted(socket.create_connection((place.host, place.port)), place, SECRET, _Signals())
     ended = threading.Event()
@@ -470,7 +469,7 @@ def test_what_comes_with_the_answer_to_the_roll_call_is_heard(place):
 
 
 def test_who_answers_a_roll_call_that_has_failed_is_told(place, monkeypatch):
-    monkeypatch.setattr(hubs, "_LATE_S", 1.5)
+    monkeypatch.setattr(_hub, "_LATE_S", 1.5)
     Hub(place, SECRET)
     Guard(place, 0, count=3).wait_for("end")
     told = Guard(place, 1).wait_for("end")["end"]
@@ -540,7 +539,7 @@ def test_a_post_that_cannot_be_kept_is_an_error_where_the_first_one_waits(place)
 def test_what_is_too_long_for_a_line_is_said_by_name(place, monkeypatch):
     """By a process whose value is, and by the hub where those of all are."""
     _, guards = begin(place)
-    monkeypatch.setattr(wires, "MOST_BYTES", 1064)
+    monkeypatch.setattr(_wire, "MOST_BYTES", 1064)
     for guard in guards:
         guard.wire.send(say="rows", round=0, value="x" * 600)
     told = guards[1].wait_for("end")["end"]
@@ -568,7 +567,7 @@ def test_a_message_without_end_is_refused():
 def test_a_place_that_python_does_not_read(flag, value):
     told = {"coordinator_address": "host:1", "num_processes": "2", "process_id": "0"}
     with refused(f"--{flag}", value, "value"):
-        find(told | {flag: value}, {})
+        find_place(told | {flag: value}, {})
 
 
 def test_a_place_is_found_by_jax(monkeypatch):
@@ -583,11 +582,11 @@ def test_a_place_is_found_by_jax(monkeypatch):
     }
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
-    place = find({}, slurm)
+    place = find_place({}, slurm)
     assert (place.host, place.count, place.index, place.local_device_ids) == ("node003", 4, 2, (0,))
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert find({}, slurm) is None
-    assert find({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) is None
+    assert find_place({}, slurm) is None
+    assert find_place({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) is None
 
 
 def test_on_gke_too(monkeypatch):
@@ -603,8 +602,8 @@ def test_on_gke_too(monkeypatch):
     monkeypatch.setenv("TPU_WORKER_ID", "1")
     for name in ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"):
         monkeypatch.setenv(name, "")
-    place = find({}, {})
+    place = find_place({}, {})
     assert (place.host, place.port, place.count, place.index) == ("localhost", 8482, 3, 1)
     monkeypatch.setenv("TPU_WORKER_ID", "none")
     with troubled("--coordinator_address", code="resource"):
-        find({}, {})
+        find_place({}, {})

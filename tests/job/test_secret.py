@@ -12,8 +12,7 @@ from jobs import free_ports, train_command
 from refusal import refused, troubled
 
 from lbopt.errors import NO_VALUE
-from lbopt.job import secret
-from lbopt.job.member import VARIABLE as MEMBER
+from lbopt.job import MEMBER_VARIABLE as MEMBER, _secret
 
 WORDS = "sixteen letters or more"
 
@@ -27,17 +26,17 @@ def written(path, text=WORDS, mode=0o600):
 def test_it_is_taken_out_of_the_environment():
     """Programs that the processes start, and logs of their environment, must not contain it."""
     environ = {"LBOPT_JOB_SECRET": f"{WORDS}\n", "HOME": "/nowhere"}
-    assert secret.find({}, environ) == WORDS.encode()
+    assert _secret.find({}, environ) == WORDS.encode()
     assert environ == {"HOME": "/nowhere"}
 
 
 def test_a_file_comes_before_the_variable(tmp_path):
     flags = {"job_secret_file": written(tmp_path / "flag", "that of the flag, see")}
-    assert secret.find(flags, {"LBOPT_JOB_SECRET": WORDS}) == b"that of the flag, see"
+    assert _secret.find(flags, {"LBOPT_JOB_SECRET": WORDS}) == b"that of the flag, see"
     variable = {"LBOPT_JOB_SECRET_FILE": written(tmp_path / "variable")}
-    assert secret.find({}, dict(variable)) == WORDS.encode()
+    assert _secret.find({}, dict(variable)) == WORDS.encode()
     with refused("LBOPT_JOB_SECRET_FILE", variable["LBOPT_JOB_SECRET_FILE"], "conflict"):
-        secret.find({}, variable | {"LBOPT_JOB_SECRET": WORDS})
+        _secret.find({}, variable | {"LBOPT_JOB_SECRET": WORDS})
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_a_file_comes_before_the_variable(tmp_path):
 def test_a_file_that_is_none(tmp_path, make, code, shown):
     file = make(tmp_path / "file")
     with refused("LBOPT_JOB_SECRET_FILE", file, code) as caught:
-        secret.find({}, {"LBOPT_JOB_SECRET_FILE": file})
+        _secret.find({}, {"LBOPT_JOB_SECRET_FILE": file})
     assert shown in caught.value.reason
     assert WORDS not in str(caught.value)
 
@@ -63,15 +62,15 @@ def test_a_file_that_is_none(tmp_path, make, code, shown):
 def test_what_has_no_value_is_no_file():
     """As --job_secret_file=$UNSET gives it: the secret of somebody else's job would be taken."""
     with refused("LBOPT_JOB_SECRET_FILE", "", "damaged"):
-        secret.find({}, {"LBOPT_JOB_SECRET_FILE": ""})
+        _secret.find({}, {"LBOPT_JOB_SECRET_FILE": ""})
     with refused("--job_secret_file", "", "damaged"):
-        secret.find({"job_secret_file": ""}, {"LBOPT_JOB_SECRET": WORDS})
+        _secret.find({"job_secret_file": ""}, {"LBOPT_JOB_SECRET": WORDS})
 
 
 @pytest.mark.parametrize("value", ["", "short"])
 def test_a_variable_that_is_none(value):
     with refused("LBOPT_JOB_SECRET", NO_VALUE, "value"):
-        secret.find({}, {"LBOPT_JOB_SECRET": value})
+        _secret.find({}, {"LBOPT_JOB_SECRET": value})
 
 
 @pytest.mark.process
@@ -101,8 +100,8 @@ def test_a_home_that_takes_nothing(tmp_path):
     (tmp_path / "file").touch()
     file = tmp_path / "file" / "lbopt" / "job_secret"
     with troubled(str(file), code="resource") as caught:
-        secret.find({}, {"XDG_CONFIG_HOME": str(tmp_path / "file")})
-    assert secret.HOW in caught.value.reason
+        _secret.find({}, {"XDG_CONFIG_HOME": str(tmp_path / "file")})
+    assert _secret.HOW in caught.value.reason
 
 
 def listening(port):

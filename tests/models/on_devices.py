@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import lbopt
 from lbopt import replicas
-from lbopt.parallel import mesh as meshes
+from lbopt.parallel import batch_sharding, make_mesh, replicated_sharding
 
 MOMENTUM = 0.75
 COLLECTIVE = re.compile(
@@ -59,7 +59,7 @@ def run(backend, devices, scopes, arrays, grid=None, **options):
       Scope -> y, dx, dscale, dbias, mean and var; and the kinds of collectives in the program.
     """
     of_scopes = {scope: differentiated(scope, options) for scope in scopes}
-    mesh = meshes.make_mesh(devices)
+    mesh = make_mesh(devices)
     axis = "data" if backend == "pmap" else None
 
     def part(*arguments):
@@ -87,7 +87,7 @@ def run(backend, devices, scopes, arrays, grid=None, **options):
         arguments = (split(x), scale, bias, split(weights))
         compiled = mapped.lower(*arguments).compile()
     else:
-        split, same = meshes.sharded(mesh), meshes.replicated(mesh)
+        split, same = batch_sharding(mesh), replicated_sharding(mesh)
         jitted = jax.jit(part, in_shardings=(split, same, same, split), out_shardings=(split, same))
         arguments = jax.device_put((x, scale, bias, weights), (split, same, same, split))
         compiled = jitted.lower(*arguments).compile()

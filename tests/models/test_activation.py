@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lbopt.models import activation
+from lbopt.models import _activation
 
 X = np.random.default_rng(0).standard_normal((4, 33)) * 4
 PAIRS = {
-    "relu": (lambda x: activation.relu(x, x.dtype), jax.nn.relu),
-    "gelu": (activation.gelu, lambda x: jax.nn.gelu(x, approximate=False)),
-    "gelu_tanh": (activation.gelu_tanh, jax.nn.gelu),
-    "swish": (activation.swish, jax.nn.silu),
+    "relu": (lambda x: _activation.relu(x, x.dtype), jax.nn.relu),
+    "gelu": (_activation.gelu, lambda x: jax.nn.gelu(x, approximate=False)),
+    "gelu_tanh": (_activation.gelu_tanh, jax.nn.gelu),
+    "swish": (_activation.swish, jax.nn.silu),
 }
 
 
@@ -34,7 +34,7 @@ def test_bf16_is_fp32_rounded_once(name):
     np.testing.assert_array_equal(PAIRS[name][0](narrow), exact.astype(jnp.bfloat16))
 
 
-@pytest.mark.parametrize("fn", [activation.gelu, activation.gelu_tanh])
+@pytest.mark.parametrize("fn", [_activation.gelu, _activation.gelu_tanh])
 def test_gelu_keeps_only_its_input(fn):
     kept = jax.tree.leaves(jax.vjp(fn, jnp.asarray(X, jnp.bfloat16))[1])
     assert [leaf.dtype for leaf in kept if leaf.size > 1] == [jnp.bfloat16]
@@ -42,10 +42,10 @@ def test_gelu_keeps_only_its_input(fn):
 
 def test_relu_keeps_only_the_narrow_result():
     kept = jax.tree.leaves(
-        jax.vjp(lambda x: activation.relu(x, jnp.bfloat16), jnp.asarray(X, jnp.float32))[1]
+        jax.vjp(lambda x: _activation.relu(x, jnp.bfloat16), jnp.asarray(X, jnp.float32))[1]
     )
     assert [leaf.dtype for leaf in kept if leaf.size > 1] == [jnp.bfloat16]
 
 
 def test_relu_passes_nothing_at_zero():
-    assert jax.grad(lambda x: activation.relu(x, jnp.float32))(0.0) == 0
+    assert jax.grad(lambda x: _activation.relu(x, jnp.float32))(0.0) == 0

@@ -12,7 +12,7 @@ import pytest
 from compiling import QUICKLY
 
 from lbopt import replicas
-from lbopt.models import bert, efficientnet, resnet, seam
+from lbopt.models import EfficientNet, ResNet, Stage, _bert, from_linen
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -118,13 +118,13 @@ def their_efficientnet(module, theirs, x):
 
 
 SMALL = {"stem_width": 8, "num_classes": 5}
-BASIC = resnet.ResNet(depths=(2, 1), widths=(8, 16), bottleneck=False, **SMALL)
-BOTTLENECK = resnet.ResNet(depths=(2, 1), widths=(16, 32), **SMALL)
-EFFICIENT = efficientnet.EfficientNet(
+BASIC = ResNet(depths=(2, 1), widths=(8, 16), bottleneck=False, **SMALL)
+BOTTLENECK = ResNet(depths=(2, 1), widths=(16, 32), **SMALL)
+EFFICIENT = EfficientNet(
     stages=(
-        efficientnet.Stage(3, 1, 1, 8, 1),
-        efficientnet.Stage(5, 2, 4, 16, 2),
-        efficientnet.Stage(3, 2, 2, 8, 1),
+        Stage(3, 1, 1, 8, 1),
+        Stage(5, 2, 4, 16, 2),
+        Stage(3, 2, 2, 8, 1),
     ),
     head_width=16,
     dropout_rate=0.0,
@@ -166,7 +166,7 @@ def test_image_networks_in_training(case):
     module, sides, num_groups = CASES[case]
     x = np.float32(np.random.default_rng(5).normal(size=(8, *sides, 3)))
     weights = np.float32(np.random.default_rng(6).normal(size=(8, 5)))
-    shapes = jax.eval_shape(seam.from_linen(module).init, jax.random.key(0), x)
+    shapes = jax.eval_shape(from_linen(module).init, jax.random.key(0), x)
     rng = np.random.default_rng(7)
     params = jax.tree.map(lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape)), shapes[0])
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -176,7 +176,7 @@ def test_image_networks_in_training(case):
 
     def loss(params, x):
         with replicas.tracing_for(4):
-            logits, new_state = seam.from_linen(module).apply(params, state, x, True)
+            logits, new_state = from_linen(module).apply(params, state, x, True)
         return jnp.sum(weights * jnp.sin(logits)), (logits, new_state)
 
     run = jax.jit(jax.grad(loss, (0, 1), has_aux=True), compiler_options=QUICKLY)
@@ -185,7 +185,7 @@ def test_image_networks_in_training(case):
     momentum, epsilon = module.batch_norm_momentum, module.batch_norm_epsilon
     theirs = Theirs(params, state["batch_stats"], num_groups, momentum, epsilon)
     images = torch.tensor(np.float64(x.transpose(0, 3, 1, 2)), requires_grad=True)
-    network = their_resnet if isinstance(module, resnet.ResNet) else their_efficientnet
+    network = their_resnet if isinstance(module, ResNet) else their_efficientnet
     their_logits = network(module, theirs, images)
     (torch.tensor(np.float64(weights)) * their_logits.sin()).sum().backward()
     np.testing.assert_allclose(
@@ -239,9 +239,9 @@ def their_bert(module, p, inputs):
     }
 
 
-@pytest.mark.parametrize("head", bert.HEADS)
+@pytest.mark.parametrize("head", _bert.HEADS)
 def test_bert(head):
-    module = bert.Bert(
+    module = _bert.Bert(
         40,
         num_layers=2,
         width=12,

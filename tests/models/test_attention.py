@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lbopt.models import attention
+from lbopt.models import _attention
 
 BATCH, HEADS, WIDTH, QUERIES, KEYS = 3, 2, 4, 5, 6
 SHARE = 0.75
@@ -36,7 +36,7 @@ def by_definition(query, key, value, mask, keep):
 
 
 def in_few_passes(query, key, value, mask, keep):
-    return attention.attend(query, key, value, mask, keep, 1.0 if keep is None else SHARE)
+    return _attention.attend(query, key, value, mask, keep, 1.0 if keep is None else SHARE)
 
 
 def results(fn, query, key, value, mask, keep, weights):

@@ -18,7 +18,7 @@ from compiling import UNOPTIMIZED
 from jax.ad_checkpoint import print_saved_residuals
 
 import lbopt
-from lbopt.models import bert
+from lbopt.models import _bert
 
 BATCH, LENGTH, HEADS, WIDTH, INNER, LAYERS = 3, 7, 2, 16, 20, 2
 SIZE = {
@@ -41,7 +41,7 @@ SQUARE, HIDDEN, WIDE = (
 
 
 def network(**options):
-    return bert.Bert(**{**SIZE, **options})
+    return _bert.Bert(**{**SIZE, **options})
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +142,8 @@ def scanned(params, inputs, **options):
         outputs = apply(module, stacked, inputs)
         return mean_sine(outputs), outputs
 
-    grads, outputs = both(bert.stack_layers(params))
-    return outputs, bert.unstack_layers(grads)
+    grads, outputs = both(_bert.stack_layers(params))
+    return outputs, _bert.unstack_layers(grads)
 
 
 def test_scanned_is_unscanned(params, inputs, gradients):
@@ -166,7 +166,7 @@ def test_rematerialisation_of_a_scan_changes_no_gradient(remat, params, inputs, 
 def test_layers_of_a_scan_draw_differently(params, inputs, monkeypatch):
     met = []
 
-    class Recorded(bert.Dropout):
+    class Recorded(_bert.Dropout):
         """Dropout that shows, layer by layer, what it keeps."""
 
         def keep(self, num_examples, shape, train):
@@ -174,10 +174,10 @@ def test_layers_of_a_scan_draw_differently(params, inputs, monkeypatch):
             jax.debug.callback(lambda kept: met.append(np.asarray(kept)), kept, ordered=True)
             return kept, share
 
-    monkeypatch.setattr(bert, "Dropout", Recorded)
+    monkeypatch.setattr(_bert, "Dropout", Recorded)
     module = network(scan=True, dropout_rate=0.5, attention_dropout_rate=0.5)
     jax.block_until_ready(
-        jax.jit(lambda stacked: apply(module, stacked, inputs))(bert.stack_layers(params))
+        jax.jit(lambda stacked: apply(module, stacked, inputs))(_bert.stack_layers(params))
     )
     jax.effects_barrier()
     assert [mask.shape for mask in met] == [HIDDEN, *(SQUARE, HIDDEN, HIDDEN) * LAYERS]
@@ -189,14 +189,14 @@ def test_layers_of_a_scan_draw_differently(params, inputs, monkeypatch):
 
 
 def test_stacking_is_undone_by_unstacking(params, inputs):
-    stacked = bert.stack_layers(params)
+    stacked = _bert.stack_layers(params)
     expected = jax.eval_shape(
         lambda key: network(scan=True).init(key, inputs, False), jax.random.key(0)
     )["params"]
     assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(jnp.shape, expected)
     for again in (
-        bert.unstack_layers(stacked),
-        bert.unstack_layers(bert.stack_layers(bert.unstack_layers(stacked))),
+        _bert.unstack_layers(stacked),
+        _bert.unstack_layers(_bert.stack_layers(_bert.unstack_layers(stacked))),
     ):
         jax.tree.map(np.testing.assert_array_equal, again, params)
     for number in range(LAYERS):
@@ -209,7 +209,7 @@ def test_more_than_nine_layers_stack_in_the_order_of_their_numbers():
         f"layer{number}": {"bias": jnp.full(2, float(number))}
         for number in sorted(range(12), key=str)
     }
-    stacked = bert.stack_layers({**each, "pooler": {"bias": jnp.zeros(2)}})
+    stacked = _bert.stack_layers({**each, "pooler": {"bias": jnp.zeros(2)}})
     np.testing.assert_array_equal(stacked["layers"]["bias"][:, 0], np.arange(12.0))
     assert set(stacked) == {"layers", "pooler"}
 
@@ -240,10 +240,10 @@ def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
 
     each, their_ratios = three_updates(scaled, False, None)
     stack, our_ratios = three_updates(
-        bert.stack_layers(scaled), True, lbopt.stacked_paths("^layers/")
+        _bert.stack_layers(scaled), True, lbopt.stacked_paths("^layers/")
     )
     moved = jax.tree.map(np.subtract, *jax.device_get((each, scaled)))
-    ours = jax.tree.map(np.subtract, *jax.device_get((bert.unstack_layers(stack), scaled)))
+    ours = jax.tree.map(np.subtract, *jax.device_get((_bert.unstack_layers(stack), scaled)))
     for network_moved in (moved, ours):
         for number in range(
             LAYERS
@@ -277,7 +277,7 @@ def residuals(module, params, inputs):
 def kept(params, inputs):
     """Return what each policy keeps, without the heads' part: shape -> how many, and the sum of bytes."""
     found = {}
-    for remat in bert.REMATS:
+    for remat in _bert.REMATS:
         all_of_them = residuals(network(remat=remat, **DROPS), params, inputs)
         shapes = [shape for shape, _ in all_of_them]
         found[remat] = (
@@ -326,7 +326,7 @@ def test_only_so_many_layers_are_rematerialised(kept, params, inputs):
         assert squares(counts) == (LAYERS - how_many) * per_layer
 
 
-@pytest.mark.parametrize("head", bert.HEADS)
+@pytest.mark.parametrize("head", _bert.HEADS)
 def test_padding_is_not_seen(head, params, inputs):
     """Other tokens behind the mask change no logit before it; without the mask they do."""
     module = network(head=head, **NO_DROPS)
@@ -415,7 +415,7 @@ def test_what_cannot_be_is_refused(options, length, message):
 
 def test_unknown_size_is_refused():
     with pytest.raises(ValueError, match=r"size = 'huge': use one of base, large, tiny"):
-        bert.make("huge")
+        _bert.make_bert("huge")
 
 
 def test_initialisation():

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lbopt.models import cnn
+from lbopt.models import CNN
 
 WIDTHS, HIDDEN, TRIALS, BATCH = (6, 12), 16, 3, 16
-MODEL = cnn.CNN(widths=WIDTHS, hidden=HIDDEN)
+MODEL = CNN(widths=WIDTHS, hidden=HIDDEN)
 BY_XLA = MODEL.clone(by_patches=False)
 
 

@@ -14,9 +14,9 @@ from compiling import QUICKLY
 import lbopt
 from lbopt import replicas
 from lbopt.errors import UserError
-from lbopt.models import efficientnet, fold, resnet
-from lbopt.models.fold import Fold
-from lbopt.models.randomness import StochasticDepth
+from lbopt.models import EfficientNet, ResNet, Stage, _fold
+from lbopt.models._fold import Fold
+from lbopt.models._randomness import StochasticDepth
 
 HEIGHT, WIDTH, CHANNELS, OUT = 6, 24, 3, 5
 
@@ -27,7 +27,7 @@ def images():
 
 
 def test_neighbours_share_the_last_axis_slowest(images):
-    columns, examples = fold.fold_columns(images, 4), fold.fold_examples(jnp.asarray(images), 2)
+    columns, examples = _fold.fold_columns(images, 4), _fold.fold_examples(jnp.asarray(images), 2)
     for column, example in itertools.product(range(4), range(2)):
         np.testing.assert_array_equal(
             columns[..., 3 * column : 3 * column + 3], images[:, :, column::4]
@@ -35,8 +35,8 @@ def test_neighbours_share_the_last_axis_slowest(images):
         np.testing.assert_array_equal(
             examples[..., 3 * example : 3 * example + 3], images[example::2]
         )
-    np.testing.assert_array_equal(fold.unfold_columns(columns, 4), images)
-    np.testing.assert_array_equal(fold.unfold_examples(examples, 2), images)
+    np.testing.assert_array_equal(_fold.unfold_columns(columns, 4), images)
+    np.testing.assert_array_equal(_fold.unfold_examples(examples, 2), images)
 
 
 def in_float64(x, kernel, stride, padding):
@@ -71,13 +71,13 @@ def test_folded_columns_are_convolved_alike(images, stride, columns_in, columns_
                 .standard_normal((size, size, CHANNELS, OUT))
                 .astype(np.float32)
             )
-            folded = fold.fold_columns(jnp.asarray(images), columns_in)
-            found = fold.convolve(
+            folded = _fold.fold_columns(jnp.asarray(images), columns_in)
+            found = _fold.convolve(
                 folded, jnp.asarray(kernel), stride, (padding, padding), columns_in, columns_out
             )
             expected = in_float64(images, kernel, stride, padding)
             np.testing.assert_allclose(
-                fold.unfold_columns(found, columns_out), expected, rtol=1e-5, atol=2e-5
+                _fold.unfold_columns(found, columns_out), expected, rtol=1e-5, atol=2e-5
             )
             tried += 1
     assert tried >= 2 or stride * columns_out % columns_in
@@ -88,21 +88,21 @@ def test_folded_examples_are_convolved_alike(images, size, stride):
     kernel = (
         np.random.default_rng(size).standard_normal((size, size, CHANNELS, OUT)).astype(np.float32)
     )
-    folded = fold.fold_examples(jnp.asarray(images), 2)
-    found = fold.convolve(folded, jnp.asarray(kernel), stride, "SAME", examples=2)
+    folded = _fold.fold_examples(jnp.asarray(images), 2)
+    found = _fold.convolve(folded, jnp.asarray(kernel), stride, "SAME", examples=2)
     padding = (0, size // 2) if stride == 2 else (size // 2, size // 2)
     expected = in_float64(images, kernel, stride, padding)
-    np.testing.assert_allclose(fold.unfold_examples(found, 2), expected, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(_fold.unfold_examples(found, 2), expected, rtol=1e-5, atol=2e-5)
 
 
 def test_both_folds_are_convolved_alike(images):
     kernel = np.random.default_rng(9).standard_normal((3, 3, CHANNELS, OUT)).astype(np.float32)
-    folded = fold.fold_columns(fold.fold_examples(jnp.asarray(images), 2), 4)
-    found = fold.unfold_columns(
-        fold.convolve(folded, jnp.asarray(kernel), 2, "SAME", 4, 2, examples=2), 2
+    folded = _fold.fold_columns(_fold.fold_examples(jnp.asarray(images), 2), 4)
+    found = _fold.unfold_columns(
+        _fold.convolve(folded, jnp.asarray(kernel), 2, "SAME", 4, 2, examples=2), 2
     )
     np.testing.assert_allclose(
-        fold.unfold_examples(found, 2), in_float64(images, kernel, 2, (0, 1)), rtol=1e-5, atol=2e-5
+        _fold.unfold_examples(found, 2), in_float64(images, kernel, 2, (0, 1)), rtol=1e-5, atol=2e-5
     )
 
 
@@ -112,9 +112,9 @@ def test_both_folds_are_convolved_alike(images):
 def test_subsampling(images, stride, columns_in, columns_out):
     if columns_out == 4:
         images = np.concatenate([images, images[:, :, :8]], axis=2)
-    folded = fold.fold_columns(jnp.asarray(images), columns_in)
-    found = fold.unfold_columns(
-        fold.subsample(folded, stride, columns_in, columns_out), columns_out
+    folded = _fold.fold_columns(jnp.asarray(images), columns_in)
+    found = _fold.unfold_columns(
+        _fold.subsample(folded, stride, columns_in, columns_out), columns_out
     )
     np.testing.assert_array_equal(found, images[:, ::stride, ::stride])
 
@@ -124,7 +124,7 @@ def test_subsampling(images, stride, columns_in, columns_out):
     [(56, 64, 2), (28, 128, 1), (57, 16, 1), (24, 16, 8), (24, 17, 4), (8, 2, 8)],
 )
 def test_columns_fill_the_lanes_and_divide_the_width(width, channels, columns):
-    assert fold.best_columns(width, channels) == columns
+    assert _fold.best_columns(width, channels) == columns
 
 
 @pytest.mark.everyday("how0-*", "how1-replicas:2", "how2-tiles*")
@@ -140,7 +140,9 @@ def test_batch_norm_sees_through_a_fold(how, scope):
     }
 
     def folded(array):
-        return fold.fold_columns(fold.fold_examples(jnp.asarray(array), how.examples), how.columns)
+        return _fold.fold_columns(
+            _fold.fold_examples(jnp.asarray(array), how.examples), how.columns
+        )
 
     def total(variables, x, weights, how, train):
         module = lbopt.BatchNorm(scope, unbiased_running_var=True, fold=how)
@@ -175,20 +177,20 @@ def test_stochastic_depth_drops_the_same_examples(images):
     x = jnp.ones((8, 2, 2, 3))
     rngs = {"example": jax.random.key(1)}
     expected = StochasticDepth(0.5).apply({}, x, True, rngs=rngs)
-    found = StochasticDepth(0.5, 4).apply({}, fold.fold_examples(x, 4), True, rngs=rngs)
+    found = StochasticDepth(0.5, 4).apply({}, _fold.fold_examples(x, 4), True, rngs=rngs)
     assert 0 < np.count_nonzero(expected[:, 0, 0, 0]) < 8
-    np.testing.assert_array_equal(fold.unfold_examples(found, 4), expected)
+    np.testing.assert_array_equal(_fold.unfold_examples(found, 4), expected)
 
 
-STAGES = (efficientnet.Stage(3, 1, 1, 16, 2), efficientnet.Stage(5, 2, 1, 64, 2))
+STAGES = (Stage(3, 1, 1, 16, 2), Stage(5, 2, 1, 64, 2))
 NETWORKS = {
     "bottleneck": (
-        functools.partial(resnet.ResNet, depths=(1, 1), widths=(128, 256), num_classes=5),
+        functools.partial(ResNet, depths=(1, 1), widths=(128, 256), num_classes=5),
         {"fold_columns": True},
     ),
     "space to depth": (
         functools.partial(
-            resnet.ResNet,
+            ResNet,
             depths=(1,),
             widths=(64,),
             bottleneck=False,
@@ -199,7 +201,7 @@ NETWORKS = {
     ),
     "efficientnet": (
         functools.partial(
-            efficientnet.EfficientNet,
+            EfficientNet,
             stages=STAGES,
             head_width=64,
             num_classes=5,
@@ -265,7 +267,7 @@ def test_networks_are_the_same_function(name):
 def test_examples_fold_within_a_replica(num_examples, axis_name):
     """Whole steps that fold are in tests/parallel/test_randomness.py."""
     with replicas.tracing_for(4, axis_name):
-        assert fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 4).shape == (
+        assert _fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 4).shape == (
             num_examples // 4,
             1,
             1,
@@ -274,13 +276,11 @@ def test_examples_fold_within_a_replica(num_examples, axis_name):
         with pytest.raises(
             UserError, match="fold_examples = 8: use a divisor of a replica's 4 examples"
         ):
-            fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 8)
+            _fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 8)
 
 
 def test_evaluation_takes_any_number_of_examples():
-    network = efficientnet.EfficientNet(
-        stages=STAGES[:1], stem_width=8, head_width=16, fold_examples=8
-    )
+    network = EfficientNet(stages=STAGES[:1], stem_width=8, head_width=16, fold_examples=8)
     shape = jax.eval_shape(
         lambda: network.init_with_output(jax.random.key(0), jnp.zeros((3, 16, 16, 3)), train=False)[
             0
@@ -290,7 +290,7 @@ def test_evaluation_takes_any_number_of_examples():
 
 
 def test_a_conv_keeps_the_parameters_of_flax(images):
-    module = fold.Conv(OUT, 3, 2, "SAME", nn.initializers.lecun_normal(), jnp.float32)
+    module = _fold.Conv(OUT, 3, 2, "SAME", nn.initializers.lecun_normal(), jnp.float32)
     theirs = nn.Conv(OUT, (3, 3), (2, 2), use_bias=False)
     variables = theirs.init(jax.random.key(0), images)
     np.testing.assert_allclose(

@@ -10,17 +10,13 @@ import pytest
 from compiling import QUICKLY
 
 import lbopt
-from lbopt.models import efficientnet, resnet, seam, stem
+from lbopt.models import ResNet, _efficientnet, _stem, from_linen, make_resnet
 
 SMALL = {
-    "basic": resnet.ResNet(
-        depths=(1, 1), widths=(8, 16), bottleneck=False, stem_width=8, num_classes=5
-    ),
-    "bottleneck": resnet.ResNet(
-        depths=(2, 1), widths=(16, 32), stem="conv3", stem_width=8, num_classes=5
-    ),
-    "efficientnet": efficientnet.EfficientNet(
-        stages=(efficientnet.Stage(3, 1, 1, 16, 1), efficientnet.Stage(5, 2, 4, 16, 2)),
+    "basic": ResNet(depths=(1, 1), widths=(8, 16), bottleneck=False, stem_width=8, num_classes=5),
+    "bottleneck": ResNet(depths=(2, 1), widths=(16, 32), stem="conv3", stem_width=8, num_classes=5),
+    "efficientnet": _efficientnet.EfficientNet(
+        stages=(_efficientnet.Stage(3, 1, 1, 16, 1), _efficientnet.Stage(5, 2, 4, 16, 2)),
         stem_width=8,
         head_width=32,
         num_classes=5,
@@ -36,7 +32,7 @@ def images():
 @functools.cache
 def drawn(name):
     """Return (params, model_state) of a small network."""
-    init = jax.jit(seam.from_linen(SMALL[name]).init, compiler_options=QUICKLY)
+    init = jax.jit(from_linen(SMALL[name]).init, compiler_options=QUICKLY)
     return jax.device_get(init(jax.random.key(1), jnp.zeros((1, 16, 16, 3))))
 
 
@@ -90,7 +86,7 @@ def initialised(module, shape):
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_resnet_convolutions_are_he_normal_by_fan_out(size):
     """Normal, not cut at two deviations."""
-    kernel = initialised(stem.conv(64, size, 1, jnp.float32, "conv"), (1, 8, 8, 64))["kernel"]
+    kernel = initialised(_stem.conv(64, size, 1, jnp.float32, "conv"), (1, 8, 8, 64))["kernel"]
     assert kernel.shape == (size, size, 64, 64)
     deviation = np.sqrt(2 / (size * size * 64))
     assert_deviation(kernel, deviation)
@@ -98,8 +94,8 @@ def test_resnet_convolutions_are_he_normal_by_fan_out(size):
 
 
 def test_folded_stem_is_drawn_as_the_plain_one():
-    plain = initialised(stem.WideConv(64), (1, 8, 8, 3))["kernel"]
-    folded = initialised(stem.WideConv(64, folded=True), (1, 8, 8, 3))["kernel"]
+    plain = initialised(_stem.WideConv(64), (1, 8, 8, 3))["kernel"]
+    folded = initialised(_stem.WideConv(64, folded=True), (1, 8, 8, 3))["kernel"]
     assert plain.shape == folded.shape == (7, 7, 3, 64)
     for kernel in (plain, folded):
         assert_deviation(kernel, np.sqrt(2 / (49 * 64)))
@@ -108,7 +104,7 @@ def test_folded_stem_is_drawn_as_the_plain_one():
 def test_heads():
     """ResNet's is normal(0, 0.01); EfficientNet's is uniform within 1 / sqrt(classes)."""
     networks = {
-        "resnet": resnet.ResNet(
+        "resnet": ResNet(
             depths=(1,),
             widths=(128,),
             bottleneck=False,
@@ -116,8 +112,8 @@ def test_heads():
             stem_width=8,
             num_classes=200,
         ),
-        "efficientnet": efficientnet.EfficientNet(
-            stages=(efficientnet.Stage(3, 1, 1, 16, 1),),
+        "efficientnet": _efficientnet.EfficientNet(
+            stages=(_efficientnet.Stage(3, 1, 1, 16, 1),),
             stem_width=8,
             head_width=256,
             num_classes=64,
@@ -135,8 +131,8 @@ def test_heads():
 
 def test_efficientnet_kernels():
     """Variance 2 / fan_out, of a depthwise kernel 2 / area."""
-    block = efficientnet.Block(
-        efficientnet.Stage(5, 1, 6, 96, 1),
+    block = _efficientnet.Block(
+        _efficientnet.Stage(5, 1, 6, 96, 1),
         "SAME",
         0.25,
         False,
@@ -157,7 +153,7 @@ def test_efficientnet_kernels():
 
 def outputs(module, variables, images, train=False):
     params, state = variables
-    model = seam.from_linen(module)
+    model = from_linen(module)
     run = jax.jit(
         lambda images: model.apply(params, state, images, train, jax.random.key(0)),
         compiler_options=QUICKLY,
@@ -180,7 +176,7 @@ def test_space_to_depth_is_conv7(train, images):
     variables = shaken(drawn("basic"))
     folded = plain.clone(stem="space_to_depth")
     expected = outputs(plain, variables, images, train)
-    for x in (images, stem.space_to_depth(images)):
+    for x in (images, _stem.space_to_depth(images)):
         found = outputs(folded, variables, x, train)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected
@@ -189,7 +185,7 @@ def test_space_to_depth_is_conv7(train, images):
 
 
 def test_folding_puts_rows_before_columns_before_channels(images):
-    folded = np.asarray(stem.space_to_depth(images))
+    folded = np.asarray(_stem.space_to_depth(images))
     assert folded.shape == (4, 8, 8, 12)
     for row, column, channel in np.ndindex(2, 2, 3):
         np.testing.assert_array_equal(
@@ -199,7 +195,7 @@ def test_folding_puts_rows_before_columns_before_channels(images):
 
 def test_gradient_of_the_folded_stem_is_that_of_the_plain_one():
     x = jax.random.normal(jax.random.key(0), (2, 10, 8, 3))
-    modules = (stem.WideConv(4), stem.WideConv(4, folded=True))
+    modules = (_stem.WideConv(4), _stem.WideConv(4, folded=True))
     kernel = jax.random.normal(jax.random.key(1), (7, 7, 3, 4))
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
@@ -217,7 +213,7 @@ def test_gradient_of_the_folded_stem_is_that_of_the_plain_one():
 def test_bf16_keeps_parameters_statistics_and_logits_in_fp32(name, images):
     narrow = SMALL[name].clone(dtype=jnp.bfloat16)
     variables = shaken(drawn(name))
-    shapes = jax.eval_shape(seam.from_linen(narrow).init, jax.random.key(0), images)
+    shapes = jax.eval_shape(from_linen(narrow).init, jax.random.key(0), images)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
     options = {"dropout_rate": 0.0, "stochastic_depth_rate": 0.0} if name == "efficientnet" else {}
     ours, theirs = (
@@ -232,44 +228,44 @@ def test_bf16_keeps_parameters_statistics_and_logits_in_fp32(name, images):
 
 
 def traced(module, shape):
-    return jax.eval_shape(seam.from_linen(module).init, jax.random.key(0), jnp.zeros(shape))
+    return jax.eval_shape(from_linen(module).init, jax.random.key(0), jnp.zeros(shape))
 
 
 @pytest.mark.parametrize(
     ("module", "shape", "message"),
     [
         (
-            resnet.make("50"),
+            make_resnet("50"),
             (1, 31, 64, 3),
             r"image_size = \(31, 64\): the strides reduce it 32 times.*at least 32 x 32",
         ),
         (
-            resnet.make("18", stem="conv3"),
+            make_resnet("18", stem="conv3"),
             (1, 8, 7, 3),
             r"image_size = \(8, 7\): the strides reduce it 8 times",
         ),
         (
-            resnet.make("50", stem="space_to_depth"),
+            make_resnet("50", stem="space_to_depth"),
             (1, 15, 16, 12),
             r"image_size = \(30, 32\): .*at least 32 x 32",
         ),
         (
-            resnet.make("50", stem="space_to_depth"),
+            make_resnet("50", stem="space_to_depth"),
             (1, 33, 32, 3),
             r"image_size = \(33, 32\): .* needs even sides",
         ),
         (
-            resnet.make("50", stem="space_to_depth"),
+            make_resnet("50", stem="space_to_depth"),
             (1, 32, 32, 13),
             r"channels = 13: folded images have 4 times those of an image",
         ),
         (
-            resnet.make("50", stem="conv5"),
+            make_resnet("50", stem="conv5"),
             (1, 32, 32, 3),
             r"stem = 'conv5': use one of conv3, conv7, space_to_depth",
         ),
         (
-            efficientnet.make("b0"),
+            _efficientnet.make_efficientnet("b0"),
             (1, 31, 32, 3),
             r"image_size = \(31, 32\): the strides reduce it 32 times.*at least 32 x 32",
         ),
@@ -287,13 +283,13 @@ def test_what_cannot_be_is_refused(module, shape, message):
         (SMALL["basic"], (2, 8, 8)),
         (SMALL["bottleneck"], (2, 2, 2, 1)),
         (SMALL["efficientnet"], (2, 5, 7)),
-        (resnet.make("18", num_classes=5), (2, 33, 47, 3)),
+        (make_resnet("18", num_classes=5), (2, 33, 47, 3)),
     ],
 )
 def test_images_of_one_channel_odd_sides_and_no_pixel_to_spare(module, shape):
     variables = traced(module, shape)
     logits, _ = jax.eval_shape(
-        lambda variables, x: seam.from_linen(module).apply(*variables, x, False),
+        lambda variables, x: from_linen(module).apply(*variables, x, False),
         variables,
         jnp.zeros(shape),
     )
@@ -302,8 +298,8 @@ def test_images_of_one_channel_odd_sides_and_no_pixel_to_spare(module, shape):
 
 def test_symmetric_blocks_are_those_with_an_odd_side():
     """Padding stated block by block is the padding that "SAME" works out from the sides at hand."""
-    network = efficientnet.EfficientNet(
-        stages=(efficientnet.Stage(3, 2, 1, 8, 1), efficientnet.Stage(5, 2, 2, 8, 1)),
+    network = _efficientnet.EfficientNet(
+        stages=(_efficientnet.Stage(3, 2, 1, 8, 1), _efficientnet.Stage(5, 2, 2, 8, 1)),
         stem_width=8,
         head_width=8,
         num_classes=3,
@@ -312,13 +308,11 @@ def test_symmetric_blocks_are_those_with_an_odd_side():
     x = jax.random.normal(
         jax.random.key(0), (2, 20, 20, 3)
     )  # 20 -> 10 -> 5 -> 3: the second block's input is odd
-    assert efficientnet.symmetric_blocks(network, 20) == (1,)
-    variables = jax.jit(seam.from_linen(network).init, compiler_options=QUICKLY)(
-        jax.random.key(0), x
-    )
+    assert _efficientnet.symmetric_blocks(network, 20) == (1,)
+    variables = jax.jit(from_linen(network).init, compiler_options=QUICKLY)(jax.random.key(0), x)
     variables = shaken(jax.device_get(variables))
     stated = network.clone(symmetric_blocks=(1,))
     np.testing.assert_allclose(
         outputs(stated, variables, x)[0], outputs(network, variables, x)[0], rtol=1e-5, atol=1e-6
     )
-    assert efficientnet.symmetric_blocks(efficientnet.make("b0"), 224) == ()
+    assert _efficientnet.symmetric_blocks(_efficientnet.make_efficientnet("b0"), 224) == ()

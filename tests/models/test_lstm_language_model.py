@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lbopt.models import lstm, seam
+from lbopt.models import _lstm, from_linen
 
 BATCH, LENGTH, VOCAB, HIDDEN, LAYERS = 3, 6, 11, 5, 2
-TINY = lstm.LSTMLanguageModel(vocab_size=VOCAB, hidden=HIDDEN, num_layers=LAYERS)
+TINY = _lstm.LSTMLanguageModel(vocab_size=VOCAB, hidden=HIDDEN, num_layers=LAYERS)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def tokens():
 @pytest.fixture(scope="module")
 def params(tokens):
     """Return parameters with biases, all different."""
-    shapes, _ = jax.eval_shape(seam.from_linen(TINY).init, jax.random.key(0), {"tokens": tokens})
+    shapes, _ = jax.eval_shape(from_linen(TINY).init, jax.random.key(0), {"tokens": tokens})
     rng = np.random.default_rng(1)
     return jax.tree.map(lambda leaf: np.float32(rng.normal(0, 0.5, leaf.shape)), shapes)
 
@@ -27,7 +27,7 @@ def params(tokens):
 def outputs(params, inputs, module=TINY, train=False, key=0):
     rng = jax.random.key(key)
     found, _ = jax.jit(
-        lambda params, inputs: seam.from_linen(module).apply(params, {}, inputs, train, rng)
+        lambda params, inputs: from_linen(module).apply(params, {}, inputs, train, rng)
     )(params, inputs)
     return jax.device_get(found)
 
@@ -110,13 +110,13 @@ def test_dropout_is_between_layers_only(params, tokens, monkeypatch):
     """Dropout meets each layer's input and the last output, never the state that runs through time, nor the carry."""
     met = []
 
-    class Recorded(lstm.Dropout):
+    class Recorded(_lstm.Dropout):
         def __call__(self, x, train):
             y = super().__call__(x, train)
             met.append((x, y))
             return y
 
-    monkeypatch.setattr(lstm, "Dropout", Recorded)
+    monkeypatch.setattr(_lstm, "Dropout", Recorded)
     module = TINY.clone(dropout_rate=0.5)
 
     def run(params):
@@ -155,7 +155,7 @@ def test_bf16_keeps_carry_and_logits_in_fp32(params, tokens):
     gap = np.abs(ours["logits"] - theirs["logits"]).max() / np.abs(theirs["logits"]).max()
     assert 1e-5 < gap < 0.03
     classified = jax.jit(
-        lstm.LSTMClassifier(hidden=8, dtype=jnp.bfloat16).init_with_output, static_argnums=2
+        _lstm.LSTMClassifier(hidden=8, dtype=jnp.bfloat16).init_with_output, static_argnums=2
     )(jax.random.key(0), np.ones((2, 3, 4), np.float32), False)[0]
     for logits in (ours["logits"], np.asarray(classified)):
         assert not np.array_equal(logits, logits.astype(jnp.bfloat16)), "rounded to bf16 on the way"
@@ -164,9 +164,9 @@ def test_bf16_keeps_carry_and_logits_in_fp32(params, tokens):
 @pytest.mark.parametrize(("size", "scale"), [("small", 0.1), ("medium", 0.05), ("large", 0.04)])
 def test_initialisation(size, scale):
     """Uniform within the published range; the LSTM's biases, forget gate too, are zero."""
-    module = lstm.make(size, hidden=30, vocab_size=150)
+    module = _lstm.make_lstm_language_model(size, hidden=30, vocab_size=150)
     assert module.init_scale == scale
-    drawn, _ = jax.jit(seam.from_linen(module).init)(
+    drawn, _ = jax.jit(from_linen(module).init)(
         jax.random.key(0), {"tokens": np.zeros((1, 2), np.int32)}
     )
     for path, leaf in jax.tree_util.tree_leaves_with_path(drawn):

@@ -6,14 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lbopt.models import cnn, conv, lstm, seam
+from lbopt.models import LSTMClassifier, _cnn, _conv, from_linen
 
 
 @pytest.mark.parametrize(
     ("size", "shape"), [(3, (2, 8, 8, 3)), (1, (2, 4, 4, 2)), (5, (2, 6, 4, 2)), (5, (2, 1, 2, 1))]
 )
 def test_patch_conv_equals_flax_conv(size, shape):
-    ours = conv.PatchConv(4, size)
+    ours = _conv.PatchConv(4, size)
     theirs = nn.Conv(4, (size, size), use_bias=False)
     x = jax.random.normal(jax.random.key(1), shape)
     weights = jax.random.normal(jax.random.key(2), (*shape[:3], 4))
@@ -38,10 +38,10 @@ def test_patch_conv_equals_flax_conv(size, shape):
 
 def test_patch_conv_computes_in_the_asked_dtype():
     x = jnp.ones((2, 4, 4, 1))
-    variables = conv.PatchConv(4, dtype=jnp.bfloat16).init(jax.random.key(0), x)
+    variables = _conv.PatchConv(4, dtype=jnp.bfloat16).init(jax.random.key(0), x)
     assert variables["params"]["kernel"].dtype == jnp.float32
-    assert conv.PatchConv(4, dtype=jnp.bfloat16).apply(variables, x).dtype == jnp.bfloat16
-    assert conv.PatchConv(4).apply(variables, x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    assert _conv.PatchConv(4, dtype=jnp.bfloat16).apply(variables, x).dtype == jnp.bfloat16
+    assert _conv.PatchConv(4).apply(variables, x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def count(tree):
@@ -58,11 +58,11 @@ def described(tree):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
     "module",
-    [cnn.CNN(), cnn.CNN(7, widths=(4,)), lstm.LSTMClassifier(), lstm.LSTMClassifier(7, hidden=5)],
+    [_cnn.CNN(), _cnn.CNN(7, widths=(4,)), LSTMClassifier(), LSTMClassifier(7, hidden=5)],
 )
 def test_shapes_and_dtypes(module, dtype):
     module = module.clone(dtype=dtype)
-    model = seam.from_linen(module)
+    model = from_linen(module)
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((2, 8, 8)))
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
     for train in (True, False):
@@ -79,21 +79,19 @@ def test_shapes_and_dtypes(module, dtype):
 
 def test_parameter_counts():
     zeros = jnp.zeros((2, 8, 8))
-    params, state = jax.eval_shape(seam.from_linen(cnn.CNN()).init, jax.random.key(0), zeros)
+    params, state = jax.eval_shape(from_linen(_cnn.CNN()).init, jax.random.key(0), zeros)
     # two convolutions, a scale and a bias for each channel, 2 x 2 x 32 inputs of the hidden layer, the head
     assert count(params) == 9 * 16 + 9 * 16 * 32 + 2 * (16 + 32) + (128 * 64 + 64) + (64 * 10 + 10)
     assert count(state) == 2 * (16 + 32)
-    params, state = jax.eval_shape(
-        seam.from_linen(lstm.LSTMClassifier()).init, jax.random.key(0), zeros
-    )
+    params, state = jax.eval_shape(from_linen(LSTMClassifier()).init, jax.random.key(0), zeros)
     # four gates from 8 columns and 64 states with one bias each, and the head
     assert count(params) == 4 * (8 * 64 + 64 * 64 + 64) + (64 * 10 + 10)
     assert state == {}
 
 
-@pytest.mark.parametrize("module", [cnn.CNN(widths=(4,), hidden=6), lstm.LSTMClassifier(hidden=5)])
+@pytest.mark.parametrize("module", [_cnn.CNN(widths=(4,), hidden=6), LSTMClassifier(hidden=5)])
 def test_a_channel_axis_of_one_makes_no_difference(module):
-    model = seam.from_linen(module)
+    model = from_linen(module)
     images = jax.random.normal(jax.random.key(1), (3, 2, 2))
     params, state = model.init(jax.random.key(0), images)
     flat, _ = model.apply(params, state, images, True)
@@ -107,12 +105,12 @@ def test_a_channel_axis_of_one_makes_no_difference(module):
 )
 def test_an_image_that_cannot_be_halved_is_refused(shape, widths):
     with pytest.raises(ValueError, match="cannot be halved again"):
-        cnn.CNN(widths=widths).init(jax.random.key(0), jnp.zeros(shape), train=True)
+        _cnn.CNN(widths=widths).init(jax.random.key(0), jnp.zeros(shape), train=True)
 
 
 def test_cnn_equals_its_layers_at_inference():
     """Convolution, normalization, ReLU and pooling in float64 NumPy, on given statistics."""
-    model = seam.from_linen(cnn.CNN(widths=(3,), hidden=5))
+    model = from_linen(_cnn.CNN(widths=(3,), hidden=5))
     x = np.random.default_rng(0).standard_normal((4, 4, 4)).astype(np.float32)
     params, state = model.init(jax.random.key(0), x)
     state = {
@@ -148,7 +146,7 @@ def sigmoid(x):
 
 def test_lstm_equals_its_equations():
     """i, f, o = sigmoid, g = tanh of W x + U h + b;  c = f c + i g;  h = o tanh(c);  the last h is classified."""
-    model = seam.from_linen(lstm.LSTMClassifier(hidden=5))
+    model = from_linen(LSTMClassifier(hidden=5))
     x = np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
     params, state = model.init(jax.random.key(0), x)
     params = jax.tree.map(
@@ -182,8 +180,8 @@ def test_the_gradient_of_the_maximum_is_shared_evenly_and_never_undefined():
         return jnp.sum(x.reshape(4, 3, 2, 3, 2, 3).max(axis=(2, 4)) * weights)
 
     def ours(x):
-        return jnp.sum(cnn._max_pool(x) * weights)
+        return jnp.sum(_cnn._max_pool(x) * weights)
 
     np.testing.assert_array_equal(jax.grad(ours)(x), jax.grad(plain)(x))
-    (pooled,) = cnn._max_pool_backward((x, jnp.full((4, 3, 3, 3), 0.5)), weights)
+    (pooled,) = _cnn._max_pool_backward((x, jnp.full((4, 3, 3, 3), 0.5)), weights)
     assert not np.any(pooled)  # no element has the maximum: nobody gets a gradient

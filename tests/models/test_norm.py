@@ -9,7 +9,7 @@ import pytest
 
 import lbopt
 from lbopt import losses, metrics
-from lbopt.models import seam
+from lbopt.models import from_linen
 
 DEVICES, BATCH, MOMENTUM = 4, 16, 0.75
 # Scope -> the number of contiguous groups of a global batch of 16 on 4 replicas. A replica's part has 4 examples.
@@ -290,7 +290,7 @@ def test_microsteps_normalize_each_part_on_its_own(
     backend, scope, groups_in_a_part, arrays, reference
 ):
     """Microstep m has examples m, m + 2, ... on any device; groups divide that part; statistics are the mean over parts."""
-    model = seam.from_linen(Normalized(scope))
+    model = from_linen(Normalized(scope))
     x, labels = np.concatenate([arrays[0], 2 * arrays[0][::-1] + 1]), np.arange(32) % 3
 
     def loss_fn(params, model_state, batch, rng):

@@ -8,7 +8,7 @@ import pytest
 
 import lbopt
 from lbopt import replicas
-from lbopt.parallel import mesh as meshes
+from lbopt.parallel import batch_sharding
 
 COLLECTIVE = re.compile(
     r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?\("
@@ -19,7 +19,7 @@ DEVICES = 4
 def collectives(scopes):
     """Compile outputs and input gradients over every scope for a batch that is spread over four devices."""
     modules = [lbopt.BatchNorm(scope, use_scale=False, use_bias=False) for scope in scopes]
-    split = meshes.sharded(lbopt.make_mesh(DEVICES))
+    split = batch_sharding(lbopt.make_mesh(DEVICES))
     stats = {"mean": np.zeros(2, np.float32), "var": np.ones(2, np.float32)}
 
     def differentiated(module, x):

@@ -7,7 +7,7 @@ import pytest
 
 import lbopt
 from lbopt import replicas
-from lbopt.models.scope import Scope
+from lbopt.models import StatsScope
 
 
 def apply(scope, count, axis_name, x):
@@ -33,10 +33,10 @@ UNKNOWN = [
     "local:2",
 ]
 KNOWN = {
-    "global": Scope("global", 0),
-    "local": Scope("local", 0),
-    "replicas:2": Scope("replicas", 2),
-    "examples:16": Scope("examples", 16),
+    "global": StatsScope("global", 0),
+    "local": StatsScope("local", 0),
+    "replicas:2": StatsScope("replicas", 2),
+    "examples:16": StatsScope("examples", 16),
 }
 UNEVEN = {
     "replicas:3": "groups of 3 do not divide the 4 replicas",
@@ -51,13 +51,13 @@ def test_unknown_text_is_refused(text):
     with pytest.raises(
         ValueError, match=r"stats_scope = .* use global, local, replicas:N, examples:N"
     ):
-        Scope.parse(text)
+        StatsScope.parse(text)
     with pytest.raises(ValueError, match="stats_scope"):
         apply(text, 1, None, np.ones((4, 2), np.float32))
 
 
 def test_known_text():
-    assert {text: Scope.parse(text) for text in KNOWN} == KNOWN
+    assert {text: StatsScope.parse(text) for text in KNOWN} == KNOWN
 
 
 @pytest.mark.parametrize(("scope", "message"), UNEVEN.items())

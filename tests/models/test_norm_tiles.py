@@ -11,7 +11,7 @@ import pytest
 
 import lbopt
 from lbopt import replicas
-from lbopt.models.scope import Scope
+from lbopt.models import StatsScope
 
 DEVICES, BATCH, MOMENTUM = 8, 16, 0.75
 GRIDS = {
@@ -211,9 +211,9 @@ def test_tiles_that_do_not_fit_are_refused_in_one_line(scope, grid, examples, me
 
 
 def test_the_stated_grid_wins_over_the_meshs():
-    scope = Scope.parse("tiles:1x2@2x4")
+    scope = StatsScope.parse("tiles:1x2@2x4")
     assert scope.tile_counts(8, (4, 2)) == (2, 2)
-    assert Scope.parse("tiles:1x2").tile_counts(8, (4, 2)) == (4, 1)
+    assert StatsScope.parse("tiles:1x2").tile_counts(8, (4, 2)) == (4, 1)
     with pytest.raises(ValueError, match="a grid of 2 x 4 is not 4 replicas"):
         scope.tile_counts(4, (2, 2))
 
@@ -234,14 +234,14 @@ def test_the_stated_grid_wins_over_the_meshs():
 )
 def test_what_are_no_tiles(text):
     with pytest.raises(ValueError, match=r"stats_scope = .* tiles:RxC@HxW"):
-        Scope.parse(text)
+        StatsScope.parse(text)
 
 
 @pytest.mark.parametrize(
     "text", [*TILED, "tiles:2x16", "global", "local", "replicas:4", "examples:256"]
 )
 def test_text_is_what_was_parsed(text):
-    assert Scope.parse(text).text == text
+    assert StatsScope.parse(text).text == text
 
 
 @pytest.mark.parametrize("grid", [(2, 4), (4, 2), (8, 1), (1, 8)])
@@ -250,7 +250,9 @@ def test_peers_cover_every_replica_once(grid):
     for rows, columns in itertools.product((1, 2, 4, 8), repeat=2):
         if grid[0] % rows or grid[1] % columns or rows * columns in (1, 8):
             continue
-        groups = Scope.parse(f"tiles:{rows}x{columns}").peers(replicas.Replicas(8, "data", grid), 2)
+        groups = StatsScope.parse(f"tiles:{rows}x{columns}").peers(
+            replicas.Replicas(8, "data", grid), 2
+        )
         assert sorted(itertools.chain(*groups)) == list(range(8))
         assert {len(group) for group in groups} == {rows * columns}
         for group in groups:

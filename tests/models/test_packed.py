@@ -9,14 +9,14 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from lbopt import replicas
-from lbopt.models import cnn, packed
-from lbopt.sweep.lanes import gauges
+from lbopt.models import CNN, _packed
+from lbopt.sweep.lanes import _gauges
 
 WIDTHS, HIDDEN, TRIALS, BATCH = (6, 12), 16, 11, 16
-MODEL = cnn.CNN(widths=WIDTHS, hidden=HIDDEN, by_patches=False)
+MODEL = CNN(widths=WIDTHS, hidden=HIDDEN, by_patches=False)
 
 
-class Plain(cnn.CNN):
+class Plain(CNN):
     """The same, every operation as it stands in the model."""
 
     def _packs_trials(self):
@@ -209,7 +209,7 @@ def probed(module, variables, images, labels):
         value, (_, updated) = loss_fn(module, params, stats, *batch)
         return value, ({}, updated)
 
-    probe = gauges.make_probe(loss, 4)
+    probe = _gauges.make_probe(loss, 4)
     return probe(
         variables["params"], variables["batch_stats"], (images, labels), jax.random.key(0)
     ).flat()
@@ -238,9 +238,9 @@ def rows(trials, fn, calls):
     def together(x, w):
         calls.append("together")
         assert len(x) == len(w) == trials
-        return packed.unpack(fn(packed.pack(x), packed.pack(w)), trials)
+        return _packed.unpack(fn(_packed.pack(x), _packed.pack(w)), trials)
 
-    return packed.batched_by(alone, together)
+    return _packed.batched_by(alone, together)
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
@@ -275,8 +275,8 @@ def test_vmap_takes_its_rule():
 
 def test_pack_puts_trials_beside_each_other():
     x = jnp.arange(2 * 3 * 4).reshape(2, 3, 4)
-    np.testing.assert_array_equal(packed.pack(x)[0], [0, 1, 2, 3, 12, 13, 14, 15])
-    np.testing.assert_array_equal(packed.unpack(packed.pack(x), 2), x)
+    np.testing.assert_array_equal(_packed.pack(x)[0], [0, 1, 2, 3, 12, 13, 14, 15])
+    np.testing.assert_array_equal(_packed.unpack(_packed.pack(x), 2), x)
 
 
 def uses_rule(model, trials):

@@ -9,8 +9,8 @@ import pytest
 
 import lbopt
 from lbopt import replicas
-from lbopt.models import product, stem
-from lbopt.parallel import mesh as meshes
+from lbopt.models import _product, _stem
+from lbopt.parallel import batch_sharding, make_mesh, replicated_sharding
 
 DEVICES, BATCH, IN, OUT = 4, 16, 3, 5
 SCOPES = {"global": 1, "local": 4, "replicas:2": 2, "examples:2": 8, "examples:8": 2}
@@ -53,8 +53,8 @@ def under_jit(scope, arrays):
         with replicas.tracing_for(DEVICES):
             return differentiated(scope)(*arguments)
 
-    mesh = meshes.make_mesh(DEVICES)
-    layouts = [meshes.sharded(mesh), *[meshes.replicated(mesh)] * 3, meshes.sharded(mesh)]
+    mesh = make_mesh(DEVICES)
+    layouts = [batch_sharding(mesh), *[replicated_sharding(mesh)] * 3, batch_sharding(mesh)]
     return jax.block_until_ready(jax.jit(traced, in_shardings=layouts)(*arrays))
 
 
@@ -111,7 +111,7 @@ def test_output_of_the_convolution_is_not_kept(arrays):
 
     def kept(fused):
         def total(x, kernel):
-            inputs = (x, False, kernel) if fused else (product.pointwise(x, kernel), False)
+            inputs = (x, False, kernel) if fused else (_product.pointwise(x, kernel), False)
             return jnp.sum(module.apply(variables, *inputs, mutable=["batch_stats"])[0])
 
         shapes = [leaf.shape for leaf in jax.tree.leaves(jax.vjp(total, x, kernel)[1])]
@@ -130,8 +130,8 @@ def test_fused_only_where_channels_grow_and_images_are_large(pixels, out, fused)
         seen.append(kernel is not None)
         return x
 
-    product.normalized(jnp.ones((2, pixels, 1, 16)), jnp.ones((16, out)), norm, train=True)
-    product.normalized(jnp.ones((2, pixels, 1, 16)), jnp.ones((16, out)), norm, train=False)
+    _product.normalized(jnp.ones((2, pixels, 1, 16)), jnp.ones((16, out)), norm, train=True)
+    _product.normalized(jnp.ones((2, pixels, 1, 16)), jnp.ones((16, out)), norm, train=False)
     assert seen == [fused, False]
 
 
@@ -149,9 +149,9 @@ def test_pooling_before_scaling_changes_nothing():
             mutable=["batch_stats"],
         )
         if early:
-            y = bound(x * bound.sign(), not train, then=stem.max_pool)
+            y = bound(x * bound.sign(), not train, then=_stem.max_pool)
         else:
-            y = stem.max_pool(bound(x, not train))
+            y = _stem.max_pool(bound(x, not train))
         return jnp.sum(weights * jnp.tanh(y)), bound.variables["batch_stats"]
 
     for train in (True, False):

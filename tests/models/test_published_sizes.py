@@ -5,12 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lbopt.models import bert, efficientnet, lstm, resnet, seam
+from lbopt.models import (
+    EFFICIENTNET_SIZES,
+    LSTMClassifier,
+    from_linen,
+    make_bert,
+    make_efficientnet,
+    make_lstm_language_model,
+    make_resnet,
+)
 
 
 def count(module, inputs):
     """Return the number of parameters and of batch statistics."""
-    params, state = jax.eval_shape(seam.from_linen(module).init, jax.random.key(0), inputs)
+    params, state = jax.eval_shape(from_linen(module).init, jax.random.key(0), inputs)
     assert {leaf.dtype for leaf in jax.tree.leaves((params, state))} == {jnp.dtype(jnp.float32)}
     return tuple(sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, state))
 
@@ -54,16 +62,16 @@ def resnet_count(depths, expansion, num_classes=1000):
 def test_resnet(size, stem):
     depths, expansion, published = RESNETS[size]
     assert resnet_count(depths, expansion) == published
-    params, _ = count(resnet.make(size, stem=stem), jnp.zeros((1, 64, 64, 3)))
+    params, _ = count(make_resnet(size, stem=stem), jnp.zeros((1, 64, 64, 3)))
     assert params == published
 
 
 def test_resnet_layers():
     """The network's number is that of its convolutions (shortcuts aside) and its head; every convolution has a batch norm."""
     for size in RESNETS:
-        module = resnet.make(size)
+        module = make_resnet(size)
         shapes = jax.eval_shape(
-            seam.from_linen(module).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3))
+            from_linen(module).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3))
         )[0]
         kernels = [
             jax.tree_util.keystr(path)
@@ -127,9 +135,9 @@ def efficientnet_count(width, depth, num_classes=1000):
 def test_efficientnet(size):
     width, depth, published = EFFICIENTNETS[size]
     assert efficientnet_count(width, depth) == published
-    params, _ = count(efficientnet.make(size), jnp.zeros((1, 32, 32, 3)))
+    params, _ = count(make_efficientnet(size), jnp.zeros((1, 32, 32, 3)))
     assert params == published
-    assert efficientnet.SIZES[size].image_size == IMAGES[size]
+    assert EFFICIENTNET_SIZES[size].image_size == IMAGES[size]
 
 
 BERTS = {"base": (12, 768, 12, 110106428), "large": (24, 1024, 16, 336226108)}
@@ -146,10 +154,10 @@ def test_bert_for_pretraining(size, scan):
     pretraining = dense(width, width) + 2 * width + 30522
     next_sentence = dense(width, width) + dense(width, 2)
     assert embeddings + layers * layer + pretraining + next_sentence == published
-    module = bert.make(size, scan=scan)
+    module = make_bert(size, scan=scan)
     assert count(module, {"input_ids": jnp.zeros((1, 8), jnp.int32)}) == (published, 0)
     assert module.num_heads == heads
-    answering = bert.make(size, scan=scan, head="question_answering")
+    answering = make_bert(size, scan=scan, head="question_answering")
     params, _ = count(answering, {"input_ids": jnp.zeros((1, 8), jnp.int32)})
     assert params == embeddings + layers * layer + dense(width, 2)
 
@@ -162,7 +170,7 @@ def test_lstm_language_model(size, hidden, millions):
     """Two layers of four gates; Zaremba et al. give 66 M for the large one (arXiv 1409.2329; Gal and Ghahramani 20 M for the medium one)."""
     expected = 10000 * hidden + 2 * 4 * hidden * (2 * hidden + 1) + (hidden + 1) * 10000
     assert expected / 1e6 == pytest.approx(millions, abs=0.01)
-    module = lstm.make(size)
+    module = make_lstm_language_model(size)
     assert count(module, {"tokens": jnp.zeros((1, 2), jnp.int32)}) == (expected, 0)
     assert module.num_layers == 2
 
@@ -170,16 +178,16 @@ def test_lstm_language_model(size, hidden, millions):
 def test_the_lstm_of_legw():
     """MNIST by rows, 128 wide (You et al., arXiv 1901.08256): four gates of 28 + 128 inputs and a bias, and the head."""
     expected = 4 * 128 * (28 + 128 + 1) + (128 + 1) * 10
-    assert count(lstm.LSTMClassifier(hidden=128), jnp.zeros((1, 28, 28))) == (expected, 0)
+    assert count(LSTMClassifier(hidden=128), jnp.zeros((1, 28, 28))) == (expected, 0)
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (resnet.make, r"size = '20': use one of 101, 152, 18, 34, 50"),
-        (efficientnet.make, r"size = '20': use one of b0, b1"),
-        (bert.make, r"size = '20': use one of base, large, tiny"),
-        (lstm.make, r"size = '20': use one of large, medium, small"),
+        (make_resnet, r"size = '20': use one of 101, 152, 18, 34, 50"),
+        (make_efficientnet, r"size = '20': use one of b0, b1"),
+        (make_bert, r"size = '20': use one of base, large, tiny"),
+        (make_lstm_language_model, r"size = '20': use one of large, medium, small"),
     ],
 )
 def test_unknown_sizes_are_refused(make, text):
@@ -188,7 +196,7 @@ def test_unknown_sizes_are_refused(make, text):
 
 
 def test_options_override_the_published_shape():
-    assert resnet.make("50", num_classes=7, dtype=jnp.bfloat16).num_classes == 7
-    assert efficientnet.make("b3", dropout_rate=0.1).dropout_rate == 0.1
-    assert lstm.make("medium", dropout_rate=0.0).init_scale == 0.05
-    assert np.isclose(efficientnet.make("b3").dropout_rate, 0.3)
+    assert make_resnet("50", num_classes=7, dtype=jnp.bfloat16).num_classes == 7
+    assert make_efficientnet("b3", dropout_rate=0.1).dropout_rate == 0.1
+    assert make_lstm_language_model("medium", dropout_rate=0.0).init_scale == 0.05
+    assert np.isclose(make_efficientnet("b3").dropout_rate, 0.3)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lbopt import replicas
-from lbopt.models.randomness import Dropout, StochasticDepth, draw
+from lbopt.models._randomness import Dropout, StochasticDepth, draw
 
 LEVELS = 2**16
 

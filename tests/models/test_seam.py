@@ -9,8 +9,8 @@ import pytest
 
 import lbopt
 from lbopt import losses, metrics
-from lbopt.data.digits import load_digits
-from lbopt.models import cnn, seam
+from lbopt.data import load_digits
+from lbopt.models import CNN, Model, from_linen
 
 
 def init(key, inputs):
@@ -44,7 +44,7 @@ def logistic_regression(params, batch, learning_rate, num_steps):
 
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_a_model_of_plain_functions_trains(backend):
-    model = seam.Model(init, apply)
+    model = Model(init, apply)
     batch = load_digits().train.take(np.arange(64))
 
     def loss_fn(params, model_state, batch, rng):
@@ -68,7 +68,7 @@ def test_a_model_of_plain_functions_trains(backend):
 
 
 def test_linen_state_is_what_is_not_a_parameter():
-    model = seam.from_linen(cnn.CNN(widths=(4,), hidden=6))
+    model = from_linen(CNN(widths=(4,), hidden=6))
     images = jax.random.normal(jax.random.key(1), (4, 4, 4))
     params, model_state = model.init(jax.random.key(0), images)
     assert set(model_state) == {"batch_stats"}
@@ -92,7 +92,7 @@ class Dropped(nn.Module):
 
 
 def test_dropout_draws_from_the_key_in_training_only():
-    model = seam.from_linen(Dropped())
+    model = from_linen(Dropped())
     x = jnp.ones((4, 32))
     dropped, _ = model.apply({}, {}, x, True, jax.random.key(0))
     again, _ = model.apply({}, {}, x, True, jax.random.key(0))

@@ -9,9 +9,9 @@ from flax import nnx
 
 import lbopt
 from lbopt import losses, metrics
-from lbopt.data.digits import load_digits
+from lbopt.data import load_digits
 from lbopt.errors import UserError
-from lbopt.models import seam
+from lbopt.models import from_nnx
 
 
 class Classifier(nnx.Module):
@@ -32,7 +32,7 @@ class Classifier(nnx.Module):
 
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_an_nnx_classifier_trains(backend):
-    model, mesh = seam.from_nnx(Classifier), lbopt.make_mesh(4)
+    model, mesh = from_nnx(Classifier), lbopt.make_mesh(4)
     batch = load_digits().train.take(np.arange(64))
 
     def loss_fn(params, model_state, batch, rng):
@@ -92,7 +92,7 @@ class Dropped(nnx.Module):
 
 def test_a_module_in_the_place_of_what_makes_it_is_refused():
     with pytest.raises(UserError, match=r"build = Dropped\(\.\.\.\): give what makes the module"):
-        seam.from_nnx(Dropped(nnx.Rngs(0)))
+        from_nnx(Dropped(nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_module_in_the_place_of_what_makes_it_is_refused():
     ],
 )
 def test_streams_of_a_module_draw_anew_for_each_replica_microstep_and_step(options, draws):
-    model = seam.from_nnx(Dropped)
+    model = from_nnx(Dropped)
     params, model_state = model.init(jax.random.key(0), None)
     assert jax.tree.leaves(model_state) == []
 

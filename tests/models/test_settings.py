@@ -8,16 +8,16 @@ import pytest
 
 import lbopt
 from lbopt import losses, metrics
-from lbopt.cli.arguments import load_config
+from lbopt.cli import load_config
 from lbopt.config import TrainConfig
-from lbopt.models import cnn, seam
-from lbopt.recipes import build
+from lbopt.models import CNN, from_linen
+from lbopt.recipes import build_run
 
 pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 
 
 def test_a_step_and_an_evaluation_promote_no_rank_and_no_dtype_implicitly():
-    model, mesh = seam.from_linen(cnn.CNN(widths=(4,), hidden=8)), lbopt.make_mesh(4)
+    model, mesh = from_linen(CNN(widths=(4,), hidden=8)), lbopt.make_mesh(4)
     rng = np.random.default_rng(0)
     batch = {"image": rng.normal(size=(16, 4, 4)).astype(np.float32), "label": np.arange(16) % 10}
 
@@ -60,6 +60,6 @@ def test_every_network_is_trained_and_evaluated_without_implicit_promotion_of_ra
         f"configs/{name}.py:smoke", ["--config.parallel.num_devices=1", *options], TrainConfig
     )
     with jax.numpy_rank_promotion("raise"):
-        run = build.build(config)
+        run = build_run(config)
         run.lower()
         run.lower_evaluation()

@@ -5,20 +5,20 @@ import jax.numpy as jnp
 import optax
 
 import lbopt
-from lbopt.aggregators import compress, protocol
-from lbopt.parallel import shards
+from lbopt.aggregators import cast, plain_mean, randk, sign, topk
+from lbopt.parallel import with_shardings
 
 LABELS = {"out": "^out", "hidden": ""}
 AGGREGATORS = {
-    "mean": protocol.mean(),
+    "mean": plain_mean(),
     "agvm": lbopt.agvm(LABELS, "hidden", 5, 500),
     "aps e5m2": lbopt.aps(5, 2),
     "aps e4m3 kahan": lbopt.aps(4, 3, "kahan"),
     "aps bf16": lbopt.aps(8, 7, "same", shift=False),
-    "ef topk": lbopt.ef(compress.topk(0.01)),
-    "ef21 randk": lbopt.ef21(compress.randk(0.01)),
-    "econtrol sign": lbopt.econtrol(compress.sign()),
-    "ef cast": lbopt.ef(compress.cast(5, 2)),
+    "ef topk": lbopt.ef(topk(0.01)),
+    "ef21 randk": lbopt.ef21(randk(0.01)),
+    "econtrol sign": lbopt.econtrol(sign()),
+    "ef cast": lbopt.ef(cast(5, 2)),
     "powersgd": lbopt.powersgd(2, start=0),
     "powersgd later": lbopt.powersgd(2),
 }
@@ -51,6 +51,6 @@ def compiled(name, mesh, width=256, over="replicas", **options):
         lambda: step.with_aggregator_state(lbopt.TrainState.create(params(width), {}, tx))
     )
     if options.get("backend") != "pmap":
-        state = shards.placed(state, step.state_sharding(state))
+        state = with_shardings(state, step.state_sharding(state))
     shape = lambda size: jax.ShapeDtypeStruct((4 * mesh.size, size), jnp.float32)  # noqa: E731
     return step, step.lower(state, {"x": shape(64), "y": shape(16)}).compile().as_text()

@@ -1,13 +1,13 @@
 """Every collective that is written in a compiled program, also in the branches of a condition."""
 
-from lbopt.plan.collectives import OPS, first_group
-from lbopt.plan.program import Program
+from lbopt.plan import HloProgram
+from lbopt.plan._collectives import OPS, first_group
 
 
 def exchanges(text, num_devices):
     """Return sorted (operation, dtype, elements of the result, devices that take part)."""
     found = []
-    for computation in Program(text).computations.values():
+    for computation in HloProgram(text).computations.values():
         for one in computation.values():
             op = one.op.removesuffix("-start")
             if op not in OPS:

@@ -3,7 +3,7 @@
 import contextlib
 from unittest import mock
 
-from lbopt.cli import arguments, main, prepare
+from lbopt.cli import _arguments, _main, _prepare
 
 HOSTILE = "=1+1<script>alert(1)</script>\x1b[31m\nnext $(touch pwned) $x$ \"q' \u202e\x07"
 """For pages (a script), terminals (ANSI escapes, a bell, a mark of direction), tables (a formula), logs (a newline) and shells."""
@@ -16,13 +16,13 @@ def unprintable(text):
 
 def commands():
     """Yield (words, flags, those that must be given) of every command, by its own parser."""
-    for words in [[name] for name in main.COMMANDS if name != "prepare"] + [
-        ["prepare", name] for name in prepare.LISTED
+    for words in [[name] for name in _main.COMMANDS if name != "prepare"] + [
+        ["prepare", name] for name in _prepare.LISTED
     ]:
         with (
-            mock.patch.object(arguments, "parse", side_effect=SystemExit) as parse,
+            mock.patch.object(_arguments, "parse", side_effect=SystemExit) as parse,
             contextlib.suppress(SystemExit),
         ):
-            main.main([*words, "--help"])
+            _main.main([*words, "--help"])
         _, _, flags = parse.call_args.args
         yield words, flags, parse.call_args.kwargs.get("required", ())

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 import pytest
 
-from lbopt.cli import arguments
+from lbopt.cli import load_config
 from lbopt.config import TrainConfig
-from lbopt.recipes import build
-from lbopt.train.checkpoint import Checkpoints
+from lbopt.recipes import build_run
+from lbopt.train import Checkpoints
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
 BRIEF = (
@@ -135,11 +135,11 @@ def train_alone(workdir, *overrides, devices=1):
 
 
 def saved_state(workdir, step, *overrides):
-    config = arguments.load_config(
+    config = load_config(
         f"{FILE}:lamb-64", [*SMALL, *overrides, "--config.parallel.num_devices=1"], TrainConfig
     )
     with Checkpoints(workdir, keep=100, read_only=True) as checkpoints:
-        return checkpoints.restore(build.build(config).shapes(), step)
+        return checkpoints.restore(build_run(config).shapes(), step)
 
 
 def flat(tree):

@@ -5,8 +5,8 @@ import pathlib
 
 import jax
 
-from lbopt.cli.arguments import call_get_config
-from lbopt.recipes import build
+from lbopt.cli import call_get_config
+from lbopt.recipes import build_run
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -20,7 +20,7 @@ def trained(row, **changes):
         part = functools.reduce(getattr, parts, config)
         assert hasattr(part, field)
         setattr(part, field, value)
-    run = build.build(config)
+    run = build_run(config)
     state = run.init()
     for step in range(run.num_steps):
         state, metrics = run.train_step(state, run.batches[step])

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from lbopt.report.study import _findings, _summary, read_study
-from lbopt.sweep import fits
+from lbopt.sweep import _fits
 
 SIZES = (16, 64, 256)
 SEEDS = (1, 2, 3, 4, 5)
@@ -296,9 +296,9 @@ class _Cell:
         """Return curves, fits and probes of one of the final seeds."""
         found = {"curve": None, "diffusion": None, "probes": None, "noise_scale": None}
         if self.truth.growth is not None:
-            steps = fits.log_spaced_steps(self.steps, 64)
+            steps = _fits.log_spaced_steps(self.steps, 64)
             distance = [_distance(self.truth.growth, step) for step in steps]
-            fit = fits.fit_diffusion(steps, distance, 1)
+            fit = _fits.fit_diffusion(steps, distance, 1)
             curve = {
                 "step": list(steps),
                 "train_loss": [1 / step for step in steps],
@@ -313,7 +313,7 @@ class _Cell:
         return found | ({"probes": probes} if len(probes) > 1 else {})
 
     def probes(self, seed_place):
-        truth, steps = self.truth, fits.log_spaced_steps(self.steps, 9)
+        truth, steps = self.truth, _fits.log_spaced_steps(self.steps, 9)
         probes = {"step": list(steps)}
         if truth.noise_scale is not None:
             # Of single seeds |G|^2 is off by more than itself: only the sums over them are the truth.

@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import save_file as save_file
 
-from lbopt.interchange import names
+from lbopt.interchange import _names
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -110,7 +110,9 @@ def randomized_variables(module, *inputs, seed=0):
         return (spread * rng.normal(size=leaf.shape)).astype(np.float32)
 
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, train=False))
-    return names.unflatten({name: draw(name, leaf) for name, leaf in names.flatten(shapes).items()})
+    return _names.unflatten(
+        {name: draw(name, leaf) for name, leaf in _names.flatten(shapes).items()}
+    )
 
 
 def spread(logits):

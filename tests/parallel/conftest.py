@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from lbopt import losses, metrics, tree
-from lbopt.data.digits import load_digits
-from lbopt.data.order import example_indices
-from lbopt.models import seam
-from lbopt.parallel.state import TrainState
+from lbopt.data import example_indices, load_digits
+from lbopt.models import from_linen
+from lbopt.parallel import TrainState
 
 BATCH_SIZE = 32
 NUM_BATCHES = 10
@@ -33,7 +32,7 @@ def problem():
 
     @functools.cache
     def build(module):
-        model = seam.from_linen(module)
+        model = from_linen(module)
         params, model_state = jax.jit(model.init)(jax.random.key(0), jnp.zeros((2, 8, 8)))
         host = jax.tree.map(np.asarray, (params, model_state))
 

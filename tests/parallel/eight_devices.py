@@ -10,13 +10,13 @@ import numpy as np
 import optax
 
 import lbopt
-from lbopt.aggregators import compress
+from lbopt.aggregators import randk, sign, topk
 
 LABELS = {"out": "^out", "hidden": ""}
 AGGREGATORS = {
-    "ef": lbopt.ef(compress.topk(0.1)),
-    "ef21": lbopt.ef21(compress.randk(0.2), 0.5),
-    "econtrol": lbopt.econtrol(compress.sign(), 0.3),
+    "ef": lbopt.ef(topk(0.1)),
+    "ef21": lbopt.ef21(randk(0.2), 0.5),
+    "econtrol": lbopt.econtrol(sign(), 0.3),
     "aps": lbopt.aps(4, 3),
     "aps stochastic": lbopt.aps(5, 2, rounding="stochastic"),
     "powersgd": lbopt.powersgd(1, start=1, min_rate=1.0),

@@ -14,9 +14,8 @@ import optax
 
 import lbopt
 from lbopt import losses, tree
-from lbopt.data.digits import load_digits
-from lbopt.data.order import example_indices
-from lbopt.models import seam
+from lbopt.data import example_indices, load_digits
+from lbopt.models import from_linen
 
 STEPS, BATCH = 20, 16
 OPTIMIZERS = {
@@ -43,7 +42,7 @@ class Network(nn.Module):
 @functools.cache
 def problem():
     """Return (loss_fn, function tx -> first state)."""
-    model = seam.from_linen(Network())
+    model = from_linen(Network())
     params, model_state = jax.device_get(
         jax.jit(model.init)(jax.random.key(0), jnp.zeros((2, 8, 8)))
     )

@@ -14,23 +14,21 @@ import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.aggregators import compress, protocol
-from lbopt.data.digits import load_digits
-from lbopt.data.order import example_indices
+from lbopt.aggregators import identity, keep_finite, plain_mean, randk, sign, topk
+from lbopt.data import example_indices, load_digits
 from lbopt.errors import UserError
-from lbopt.models.cnn import CNN
-from lbopt.models.mlp import MLP
+from lbopt.models import CNN, MLP
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 REPLICAS = 4
 LABELS = {"head": "^(head|Dense_1)/", "body": ""}
 AGGREGATORS = {
-    "mean": protocol.mean(),
+    "mean": plain_mean(),
     "agvm": lbopt.agvm(LABELS, "body", 2, 0, alpha=0.5),
     "aps": lbopt.aps(4, 3),
-    "ef": lbopt.ef(compress.sign()),
-    "ef21": lbopt.ef21(compress.topk(0.1), 0.5, dense_start=True),
-    "econtrol": lbopt.econtrol(compress.randk(0.2)),
+    "ef": lbopt.ef(sign()),
+    "ef21": lbopt.ef21(topk(0.1), 0.5, dense_start=True),
+    "econtrol": lbopt.econtrol(randk(0.2)),
     "powersgd": lbopt.powersgd(2, start=2),
 }
 
@@ -206,7 +204,7 @@ def test_leaves_without_axes_or_without_numbers(backend, over):
     tx, batch = optax.sgd(0.1), {"x": np.arange(8.0, dtype=np.float32).reshape(4, 2)}
     params = {"scale": jnp.float32(0.5), "w": jnp.array([0.1, 0.2]), "none": jnp.zeros((0, 3))}
     ends = []
-    for reduction in (None, lbopt.Aggregate(lbopt.ef21(compress.identity()), over=over)):
+    for reduction in (None, lbopt.Aggregate(lbopt.ef21(identity()), over=over)):
         step = lbopt.make_train_step(
             loss_fn, tx, lbopt.make_mesh(4), backend, reduction=reduction, donate=False
         )
@@ -217,7 +215,7 @@ def test_leaves_without_axes_or_without_numbers(backend, over):
 def test_a_broken_gradient_is_forgotten_by_all_parts(mlp, batches):
     """Also where only one device's part has the number that is not finite."""
     loss_fn, state_of = mlp
-    aggregator = protocol.keep_finite(lbopt.ef(compress.topk(0.1)))
+    aggregator = keep_finite(lbopt.ef(topk(0.1)))
     tx = lbopt.skip_bad_updates(optimizer("ef"), 5)
 
     def broken(params, model_state, batch, rng):
@@ -251,7 +249,7 @@ def test_a_skipped_spike_leaves_nothing_behind(backend, mlp, batches):
         return loss * jnp.where(jnp.any(batch["label"] < 0), 1e5, 1.0), rest
 
     step = lbopt.make_train_step(
-        spiked, tx, lbopt.make_mesh(4), backend, reduction=lbopt.ef(compress.topk(0.1))
+        spiked, tx, lbopt.make_mesh(4), backend, reduction=lbopt.ef(topk(0.1))
     )
     state = step.place(state_of(tx))
     for batch in batches[:3]:
@@ -269,7 +267,7 @@ def test_a_skipped_spike_leaves_nothing_behind(backend, mlp, batches):
 def test_parts_of_a_slice_are_compressed_for_themselves(mlp, batches):
     loss_fn, state_of = mlp
     tx, params = optimizer("ef"), state_of(optimizer("ef")).params
-    aggregator = lbopt.ef(compress.topk(0.1))
+    aggregator = lbopt.ef(topk(0.1))
     step = lbopt.make_train_step(
         loss_fn, tx, lbopt.make_mesh(4), reduction=lbopt.Aggregate(aggregator, over=2), donate=False
     )
@@ -333,7 +331,7 @@ def test_lamb_on_top_trains_the_digits_cnn(name, problem):
 def test_a_choice_that_loses_on_the_wire_is_told(mlp):
     loss_fn, state_of = mlp
     tx = optimizer("ef")
-    half = lbopt.ef(compress.topk(0.5))
+    half = lbopt.ef(topk(0.5))
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), reduction=half)
     with pytest.warns(UserWarning, match=r"ef\(topk\(0.5\)\) sends .* it loses 2 x on the wire"):
         step.place(state_of(tx))

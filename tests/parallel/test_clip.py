@@ -8,7 +8,7 @@ import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.models import cnn
+from lbopt.models import CNN
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 MAX_NORM = 1.5
@@ -121,7 +121,7 @@ def test_a_clip_that_is_not_reached_changes_nothing(start):
 
 
 def test_batch_norm_over_groups_of_replicas_runs_with_a_clip_per_replica(problem, batches):
-    loss_fn, create = problem(cnn.CNN(widths=(8,), hidden=16, batch_norm_scope="replicas:2"))
+    loss_fn, create = problem(CNN(widths=(8,), hidden=16, batch_norm_scope="replicas:2"))
     tx = optax.sgd(0.1)
     states = []
     for backend in ("jit", "pmap"):

@@ -13,7 +13,7 @@ from refusal import refused
 
 import lbopt
 from lbopt.errors import UserError
-from lbopt.parallel.gradients import make_gradient_fn
+from lbopt.parallel._gradients import make_gradient_fn
 
 pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 STEPS = 2

@@ -9,7 +9,7 @@ import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.parallel import mesh as meshes
+from lbopt.parallel import put_batch, put_replicated
 
 BACKENDS = ["jit", "pmap"]
 
@@ -27,7 +27,7 @@ def test_donation_deletes_the_old_state(backend, problem, batches):
     loss_fn, create = problem(Linear())
     tx, mesh = lbopt.lamb(0.01), lbopt.make_mesh(4)
     step = lbopt.make_train_step(loss_fn, tx, mesh, backend)
-    state = meshes.put_replicated(mesh, create(tx))
+    state = put_replicated(mesh, create(tx))
     new_state, _ = jax.block_until_ready(step(state, batches[0]))
     arrays = [
         leaf for leaf in jax.tree.leaves(state) if leaf.ndim
@@ -68,7 +68,7 @@ def test_without_donation_the_old_state_lives(backend, problem, batches):
     loss_fn, create = problem(Linear())
     tx, mesh = lbopt.lamb(0.01), lbopt.make_mesh(4)
     step = lbopt.make_train_step(loss_fn, tx, mesh, backend, donate=False)
-    state = meshes.put_replicated(mesh, create(tx))
+    state = put_replicated(mesh, create(tx))
     before = jax.tree.map(np.array, state)
     jax.block_until_ready(step(state, batches[0]))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
@@ -98,7 +98,7 @@ def test_a_batch_on_the_mesh_equals_a_host_batch(backend, problem, batches):
     loss_fn, create = problem(Linear())
     tx, mesh = optax.sgd(0.1), lbopt.make_mesh(4)
     step = lbopt.make_train_step(loss_fn, tx, mesh, backend, donate=False)
-    laid_out = meshes.put_batch(mesh, batches[0])
+    laid_out = put_batch(mesh, batches[0])
     assert laid_out["image"].sharding.shard_shape(laid_out["image"].shape) == (8, 8, 8)
     from_host = jax.block_until_ready(step(create(tx), batches[0]))
     from_mesh = jax.block_until_ready(step(create(tx), laid_out))

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.models import cnn
-from lbopt.parallel.gradients import make_gradient_fn
+from lbopt.models import CNN
+from lbopt.parallel._gradients import make_gradient_fn
 
 
 def floating_dtypes(tree):
@@ -34,7 +34,7 @@ def test_bf16_computation_keeps_an_fp32_state_and_gets_near_the_fp32_loss(
     how, backend, num_microsteps, problem, batches
 ):
     """bf16 rounds by 2^-9 at each of a handful of layers: losses around 2 agree to 2 %, and are not equal."""
-    module = cnn.CNN(widths=(4,), hidden=16)
+    module = CNN(widths=(4,), hidden=16)
     wide_loss, create = problem(module)
     narrow_loss, _ = (
         problem(module.clone(dtype=jnp.bfloat16)) if how == "model" else (wide_loss, None)

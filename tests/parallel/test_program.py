@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.models import cnn
+from lbopt.models import CNN
 
 COLLECTIVE = re.compile(
     r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?\("
@@ -22,7 +22,7 @@ def collectives(step, *arguments):
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 @pytest.mark.parametrize("num_microsteps", [1, 2])
 def test_the_training_step_only_reduces(backend, num_microsteps, problem, batches):
-    loss_fn, create = problem(cnn.CNN(widths=(4,), hidden=8))
+    loss_fn, create = problem(CNN(widths=(4,), hidden=8))
     tx = lbopt.lamb(0.01)
     step = lbopt.make_train_step(
         loss_fn, tx, lbopt.make_mesh(4), backend, num_microsteps=num_microsteps
@@ -32,7 +32,7 @@ def test_the_training_step_only_reduces(backend, num_microsteps, problem, batche
 
 
 def test_one_device_needs_no_collective(problem, batches):
-    loss_fn, create = problem(cnn.CNN(widths=(4,), hidden=8))
+    loss_fn, create = problem(CNN(widths=(4,), hidden=8))
     tx = optax.sgd(0.1)
     assert (
         collectives(
@@ -62,7 +62,7 @@ def test_the_pattern_sees_another_collective():
 
 
 def test_lowering_takes_shapes(problem, batches):
-    loss_fn, create = problem(cnn.CNN(widths=(4,), hidden=8))
+    loss_fn, create = problem(CNN(widths=(4,), hidden=8))
     tx = optax.sgd(0.1)
     shapes = (
         jax.eval_shape(lambda: create(tx)),

@@ -14,9 +14,9 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.aggregators.protocol import mean
-from lbopt.models import bert, efficientnet, seam
-from lbopt.models.randomness import Dropout, StochasticDepth
+from lbopt.aggregators import plain_mean
+from lbopt.models import Bert, EfficientNet, Stage, from_linen
+from lbopt.models._randomness import Dropout, StochasticDepth
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -107,7 +107,7 @@ class Drawn(nn.Module):
 
 def drawn(num_devices, backend, num_microsteps=1, num_steps=1, seed=0, draw=None, **options):
     """Return [16, 12]: what each example of the global batch drew in the last step."""
-    draw = draw or (lambda x, rng: seam.from_linen(Drawn()).apply({}, {}, x, True, rng)[0])
+    draw = draw or (lambda x, rng: from_linen(Drawn()).apply({}, {}, x, True, rng)[0])
 
     def loss_fn(params, model_state, batch, rng):
         y = draw(batch["x"], rng)
@@ -161,7 +161,7 @@ def test_a_replica_draws_the_same_wherever_it_is(draw, num_microsteps):
             backend,
             num_microsteps,
             draw=draw,
-            reduction=lbopt.Aggregate(mean(), 4 // devices),
+            reduction=lbopt.Aggregate(plain_mean(), 4 // devices),
         )
         for devices, backend in ((1, "jit"), (2, "jit"), (4, "jit"), (4, "pmap"))
     )
@@ -182,7 +182,7 @@ def test_steps_and_seeds_draw_differently_example_by_example():
 
 def bert_problem():
     """Return a model and a batch: a layer of BERT, dropping everywhere."""
-    module = bert.Bert(
+    module = Bert(
         vocab_size=30,
         num_layers=1,
         width=8,
@@ -200,8 +200,8 @@ def bert_problem():
 
 def efficientnet_problem():
     """Return the same for an EfficientNet whose batch norm is grouped and whose second block is dropped by example."""
-    module = efficientnet.EfficientNet(
-        stages=(efficientnet.Stage(3, 2, 1, 8, 2),),
+    module = EfficientNet(
+        stages=(Stage(3, 2, 1, 8, 2),),
         stem_width=8,
         head_width=8,
         num_classes=5,
@@ -235,7 +235,7 @@ def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_back
 ):
     """Three steps; parameters agree to 1e-5 of how far they have moved, batch statistics to 1e-5."""
     module, batch, *spread = problem()
-    models = {1: seam.from_linen(module), 4: seam.from_linen(*spread or [module])}
+    models = {1: from_linen(module), 4: from_linen(*spread or [module])}
 
     def loss_fn(model, params, model_state, batch, rng):
         outputs, model_state = model.apply(params, model_state, batch["inputs"], True, rng)

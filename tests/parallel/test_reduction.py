@@ -13,7 +13,7 @@ import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.parallel import shards
+from lbopt.parallel import _shards
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 TOLERANCE = 1e-6
@@ -95,12 +95,14 @@ def test_a_scattered_mean_is_the_mean(shape):
     mesh = lbopt.make_mesh(4)
     stacked = np.random.default_rng(0).standard_normal((4, *shape), np.float32)
     found = jax.jit(
-        lambda x: shards.scatter_mean(mesh, [x], None)[0],
+        lambda x: _shards.scatter_mean(mesh, [x], None)[0],
         in_shardings=jax.NamedSharding(mesh, jax.P("data")),
     )(stacked)
-    assert found.sharding.is_equivalent_to(shards.split_sharding(mesh, shape), len(shape))
+    assert found.sharding.is_equivalent_to(_shards.split_sharding(mesh, shape), len(shape))
     np.testing.assert_allclose(found, stacked.astype(np.float64).mean(0), atol=1e-6)
-    whole = jax.jit(lambda x: shards.gather_along_axes(mesh, x), in_shardings=found.sharding)(found)
+    whole = jax.jit(lambda x: _shards.gather_along_axes(mesh, x), in_shardings=found.sharding)(
+        found
+    )
     np.testing.assert_array_equal(whole, found)
 
 
@@ -142,7 +144,7 @@ def test_lines_of_the_torus(places, lines):
         size = len(places)
         devices = np.array([Core(*place[:3], core=place[3]) for place in places], object)
 
-    assert shards._torus_lines(Mesh) == lines
+    assert _shards._torus_lines(Mesh) == lines
 
 
 def test_a_clip_of_the_mean_and_a_scatter_do_not_go_together():

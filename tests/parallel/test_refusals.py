@@ -9,10 +9,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from refusal import ANY, refused
 
 import lbopt
-from lbopt.aggregators.protocol import mean
-from lbopt.data.arrays import ArrayDataset
+from lbopt.aggregators import plain_mean
+from lbopt.data import ArrayDataset
 from lbopt.errors import UserError
-from lbopt.parallel.mesh import check_divisible, put_batch
+from lbopt.parallel import check_divisible, put_batch
 
 
 def never(*arguments):
@@ -279,7 +279,7 @@ def test_arrays_of_one_number_are_numbers(kind):
         lbopt.make_mesh(kind(2)),
         num_microsteps=kind(2),
         clip=lbopt.GradientClip(kind(1)),
-        reduction=lbopt.Aggregate(mean(), kind(1)),
+        reduction=lbopt.Aggregate(plain_mean(), kind(1)),
         donate=0,
     )
     after, _ = step(step.place(state()), {"x": np.zeros((8, 2), np.float32)})

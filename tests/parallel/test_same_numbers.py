@@ -16,13 +16,12 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.aggregators import compress
-from lbopt.cli.arguments import load_config
+from lbopt.aggregators import randk, sign, topk
+from lbopt.cli import load_config
 from lbopt.config import TrainConfig
-from lbopt.data.digits import load_digits
-from lbopt.data.order import example_indices
-from lbopt.models import seam
-from lbopt.recipes import build
+from lbopt.data import example_indices, load_digits
+from lbopt.models import from_linen
+from lbopt.recipes import build_run
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 EARLIER = pathlib.Path(__file__).with_name("earlier_parameters.npz")
@@ -66,9 +65,9 @@ OPTIONS = {
     "scattered_bf16_clip": {"reduction": lbopt.ReduceScatter(BF16)} | clip("replica"),
     "aps": aggregate(lbopt.aps(4, 3)),
     "aps_pmap": {"reduction": lbopt.aps(4, 3)} | PMAP,
-    "ef_rows_micro": aggregate(lbopt.ef(compress.sign()), replicas_per_device=2) | MICRO,
-    "ef21_over": aggregate(lbopt.ef21(compress.topk(0.1)), over=2),
-    "econtrol_clip": aggregate(lbopt.econtrol(compress.randk(0.2))) | clip("replica"),
+    "ef_rows_micro": aggregate(lbopt.ef(sign()), replicas_per_device=2) | MICRO,
+    "ef21_over": aggregate(lbopt.ef21(topk(0.1)), over=2),
+    "econtrol_clip": aggregate(lbopt.econtrol(randk(0.2))) | clip("replica"),
     "powersgd_sharded": aggregate(lbopt.powersgd(2, start=2)) | SHARDED,
     "agvm": aggregate(lbopt.agvm(LABELS, "body", 2, 0, alpha=0.5)),
     "agvm_pmap": aggregate(lbopt.agvm(LABELS, "body", 2, 0, alpha=0.5)) | PMAP,
@@ -127,7 +126,7 @@ def of_options(name):
     options = OPTIONS[name]
     train = load_digits().train
     batches = [train.take(example_indices(len(train), 3, 32 * step, 32)) for step in range(3)]
-    model = seam.from_linen(Net("local" if "rows" in name else "global"))
+    model = from_linen(Net("local" if "rows" in name else "global"))
     params, model_state = jax.jit(model.init)(jax.random.key(0), jnp.zeros((2, 8, 8)))
     tx = lbopt.lamb(0.02, weight_decay=0.01)
     if name.startswith("agvm"):
@@ -141,7 +140,7 @@ def of_options(name):
 
 def of_family(name):
     config = load_config(f"{CONFIGS / name}.py:smoke", FAMILIES[name], TrainConfig)
-    run = build.build(config)
+    run = build_run(config)
     state = run.init()
     for number in range(3):
         state, _ = jax.block_until_ready(run.train_step(state, run.batches[number]))

@@ -20,8 +20,8 @@ import pytest
 
 import lbopt
 from lbopt.errors import UserError
-from lbopt.parallel import mesh as meshes, shards
-from lbopt.train.checkpoint import Checkpoints
+from lbopt.parallel import _shards, put_replicated
+from lbopt.train import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 TOLERANCE = 1e-6
@@ -126,7 +126,7 @@ def test_layers_of_a_stack_keep_their_ratios_wherever_they_lie(num_devices, dtyp
         for leaf in jax.tree.leaves(state.opt_state)
         if leaf.ndim == 3
     }
-    assert parts == {shards.part_shape(num_devices, (6, 48, 96))}
+    assert parts == {_shards.part_shape(num_devices, (6, 48, 96))}
     moved = np.linalg.norm(ends[0] - np.asarray(kernel, np.float64), axis=(1, 2), keepdims=True)
     assert np.max(np.abs(ends[0] - ends[1]) / moved) <= tolerance
 
@@ -139,7 +139,7 @@ def test_each_device_holds_its_part(sharded_run):
     )
     held = {}
     for name, leaf in jax.tree.leaves_with_path(state.opt_state):
-        if leaf.size >= shards.MIN_SPLIT_ELEMENTS:
+        if leaf.size >= _shards.MIN_SPLIT_ELEMENTS:
             held[jax.tree_util.keystr(name)] = leaf.size / leaf.addressable_shards[0].data.size
         else:
             assert leaf.sharding.is_fully_replicated
@@ -168,14 +168,14 @@ def test_each_device_holds_its_part(sharded_run):
     ],
 )
 def test_what_is_split(size, shape, part):
-    assert shards.part_shape(size, shape) == part
+    assert _shards.part_shape(size, shape) == part
 
 
 @pytest.mark.parametrize("shape", [(256, 130), (130, 127), (7, 64, 64), (4, 4)])
 def test_an_array_lies_as_it_is_said_to(shape):
     mesh = lbopt.make_mesh(4)
-    where = shards.split_sharding(mesh, shape)
-    assert where.shard_shape(shape) == shards.part_shape(4, shape)
+    where = _shards.split_sharding(mesh, shape)
+    assert where.shard_shape(shape) == _shards.part_shape(4, shape)
     assert list(where.mesh.devices.flat) == list(mesh.devices.flat)
 
 
@@ -194,13 +194,15 @@ def test_a_checkpoint_does_not_know_how_it_was_sharded(
         )
     )
     where = [
-        shards.state_sharding(lbopt.make_mesh(n), state, parts)
+        _shards.state_sharding(lbopt.make_mesh(n), state, parts)
         for n, parts in ((saved_on, saved_in_parts), (read_on, read_in_parts))
     ]
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(jax.device_put(state.replace(step=jnp.int32(3)), where[0]), None)
         checkpoints.wait()
-        restored = checkpoints.restore(shards.placed(jax.eval_shape(lambda: state), where[1]), 3)
+        restored = checkpoints.restore(
+            _shards.with_shardings(jax.eval_shape(lambda: state), where[1]), 3
+        )
     for before, after, there in zip(
         *map(jax.tree.leaves, (state.opt_state, restored.opt_state, where[1].opt_state)),
         strict=True,
@@ -209,12 +211,12 @@ def test_a_checkpoint_does_not_know_how_it_was_sharded(
         assert after.sharding.is_equivalent_to(there, after.ndim)
 
 
-@pytest.mark.parametrize("way", [shards.gather_by_dimension, shards.gather_by_sum])
+@pytest.mark.parametrize("way", [_shards.gather_by_dimension, _shards.gather_by_sum])
 @pytest.mark.parametrize("shape", [(256, 130), (130, 254), (130, 127), (3, 64, 127), (4, 4)])
 def test_what_was_split_comes_back_whole(way, shape):
     mesh = lbopt.make_mesh(4)
     x = np.random.default_rng(0).standard_normal(shape, np.float32)
-    whole = jax.jit(lambda x: way(mesh, x), in_shardings=shards.split_sharding(mesh, shape))(x)
+    whole = jax.jit(lambda x: way(mesh, x), in_shardings=_shards.split_sharding(mesh, shape))(x)
     assert whole.sharding.is_fully_replicated
     assert [np.array_equal(x, np.asarray(copy.data)) for copy in whole.addressable_shards] == [
         True
@@ -225,7 +227,7 @@ def test_what_was_split_comes_back_whole(way, shape):
 def test_devices_share_the_work_and_gather_parameters_only(monkeypatch, sharded_run, by_sum):
     """On CPU, where this process runs, one dimension after another; on TPU v3 by sum: then no array is gathered at all."""
     if by_sum:
-        monkeypatch.setattr(shards, "SUM_KINDS", (jax.devices()[0].device_kind,))
+        monkeypatch.setattr(_shards, "SUM_KINDS", (jax.devices()[0].device_kind,))
     loss_fn, create = sharded_run["problem"]()
     tx = lbopt.lamb(0.01)
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(), shard_update=True)
@@ -235,12 +237,12 @@ def test_devices_share_the_work_and_gather_parameters_only(monkeypatch, sharded_
     split = [
         leaf.shape
         for leaf in jax.tree.leaves(state.params)
-        if leaf.size >= shards.MIN_SPLIT_ELEMENTS
+        if leaf.size >= _shards.MIN_SPLIT_ELEMENTS
     ]
     assert len(split) == 3
     assert len(gathered) == (0 if by_sum else 3), gathered
     for shape in split:
-        part = ",".join(map(str, shards.part_shape(4, shape)))
+        part = ",".join(map(str, _shards.part_shape(4, shape)))
         assert f"f32[{part}]" in program
 
 
@@ -248,7 +250,7 @@ def test_a_state_that_lies_elsewhere_is_named(sharded_run):
     loss_fn, create = sharded_run["problem"]()
     tx = lbopt.lamb(0.01)
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(), shard_update=True)
-    state = meshes.put_replicated(lbopt.make_mesh(), create(tx))
+    state = put_replicated(lbopt.make_mesh(), create(tx))
     step.lower(jax.eval_shape(lambda: state), sharded_run["batches"](1)[0])  # shapes lie nowhere
     for use in (step, step.lower):
         with pytest.raises(

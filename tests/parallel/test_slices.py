@@ -7,7 +7,7 @@ import pytest
 
 import lbopt
 from lbopt.errors import UserError
-from lbopt.parallel import mesh as meshes, shards
+from lbopt.parallel import _mesh, _shards
 
 
 class Device:
@@ -18,19 +18,19 @@ class Device:
 @pytest.fixture
 def two_slices(monkeypatch):
     """Let the four devices be two slices of two."""
-    monkeypatch.setattr(meshes, "slice_of", lambda device: device.id // 2)
+    monkeypatch.setattr(_mesh, "slice_of", lambda device: device.id // 2)
 
 
 def test_devices_come_slice_by_slice(monkeypatch):
-    monkeypatch.setattr(meshes, "slice_of", lambda device: device.id % 2)
-    mesh = meshes.make_mesh(4)
+    monkeypatch.setattr(_mesh, "slice_of", lambda device: device.id % 2)
+    mesh = _mesh.make_mesh(4)
     assert [device.id for device in mesh.devices.flat] == [0, 2, 1, 3]
-    assert meshes.num_slices(mesh) == 2
+    assert _mesh.num_slices(mesh) == 2
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_whole_slices_are_taken(two_slices, num_devices):
-    assert meshes.num_slices(meshes.make_mesh(num_devices)) == (2 if num_devices == 4 else 1)
+    assert _mesh.num_slices(_mesh.make_mesh(num_devices)) == (2 if num_devices == 4 else 1)
 
 
 def test_a_part_of_a_slice_is_refused(two_slices):
@@ -38,7 +38,7 @@ def test_a_part_of_a_slice_is_refused(two_slices):
         UserError,
         match="num_devices = 3: slices of 2 devices share the batch; give a multiple of 2",
     ):
-        meshes.make_mesh(3)
+        _mesh.make_mesh(3)
 
 
 def loss_fn(params, model_state, batch, rng):
@@ -77,15 +77,15 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_the_numbers_are_those_of_one_slice(two_slices, settings):
-    mesh = meshes.make_mesh(4)
+    mesh = _mesh.make_mesh(4)
     state = train(mesh, **settings)
-    plain = train(meshes.make_mesh(1))
+    plain = train(_mesh.make_mesh(1))
     for ours, theirs in zip(
         jax.tree.leaves(state.params), jax.tree.leaves(plain.params), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
     moments = [
-        leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.size >= shards.MIN_SPLIT_ELEMENTS
+        leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.size >= _shards.MIN_SPLIT_ELEMENTS
     ]
     assert len(moments) == 4
     for leaf in moments:

@@ -14,8 +14,8 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.aggregators import protocol as aggregators
-from lbopt.models import cnn, lstm
+from lbopt.aggregators import plain_mean
+from lbopt.models import CNN, LSTMClassifier
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 TOLERANCE = 1e-5
@@ -41,7 +41,7 @@ class Perceptron(nn.Module):
 
 
 def small_cnn(scope="global"):
-    return cnn.CNN(widths=(8,), hidden=16, batch_norm_scope=scope)
+    return CNN(widths=(8,), hidden=16, batch_norm_scope=scope)
 
 
 def make_step(loss_fn, tx, num_devices, backend, **options):
@@ -84,7 +84,7 @@ def test_accumulation_is_the_whole_batch_without_batch_norm(
 
 
 def test_accumulation_of_an_lstm_is_the_whole_batch(problem, trajectory, relative_gap, batches):
-    loss_fn, create = problem(lstm.LSTMClassifier(hidden=8))
+    loss_fn, create = problem(LSTMClassifier(hidden=8))
     tx = OPTIMIZERS["lamb"]()
     batches = [
         batch | {"image": batch["image"][:, 2:5]} for batch in batches
@@ -219,7 +219,7 @@ def test_the_step_is_a_pure_function(num_devices, backend, problem, batches):
         {"num_microsteps": 2},
         {"backend": "pmap", "reduction": lbopt.AllReduce(jnp.float32)},
         {"reduction": lbopt.ReduceScatter(jnp.float32)},
-        {"reduction": aggregators.mean(), "clip": lbopt.GradientClip(1.0)},
+        {"reduction": plain_mean(), "clip": lbopt.GradientClip(1.0)},
         {"clip": lbopt.GradientClip(1.0, "mean"), "num_microsteps": 2, "measure_noise": True},
     ],
     ids=["microsteps", "pmap in fp32", "scattered", "aggregated", "measured"],

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import lbopt
-from lbopt.parallel import mesh as meshes
+from lbopt.parallel import _mesh
 
 
 def chips(columns, rows, planes=1, cores=2):
@@ -54,42 +54,42 @@ class OnDevices:
     ],
 )
 def test_rows_of_chips_are_a_grid(shape, grid):
-    assert meshes.torus_grid(OnDevices(chips(**shape))) == grid
+    assert _mesh.torus_grid(OnDevices(chips(**shape))) == grid
 
 
 def test_host_order_is_no_grid():
     devices = chips(4, 4)
     assert by_host(devices) != devices
-    assert meshes.torus_grid(OnDevices(by_host(devices))) is None
+    assert _mesh.torus_grid(OnDevices(by_host(devices))) is None
 
 
 def test_two_neighbours_exchanged_are_no_grid():
     devices = chips(2, 2)
     devices[1], devices[2] = devices[2], devices[1]
-    assert meshes.torus_grid(OnDevices(devices)) is None
+    assert _mesh.torus_grid(OnDevices(devices)) is None
 
 
 def test_rows_of_different_lengths_are_no_grid():
-    assert meshes.torus_grid(OnDevices(chips(4, 2)[:-1])) is None
+    assert _mesh.torus_grid(OnDevices(chips(4, 2)[:-1])) is None
 
 
 def test_make_mesh_brings_devices_into_torus_order(monkeypatch):
     monkeypatch.setattr(
-        meshes, "Mesh", lambda devices, names, axis_types: OnDevices(list(devices.flat))
+        _mesh, "Mesh", lambda devices, names, axis_types: OnDevices(list(devices.flat))
     )
     devices = chips(4, 4)
     mesh = lbopt.make_mesh(devices=by_host(devices), order="torus")
     assert list(mesh.devices.flat) == devices
-    assert meshes.torus_grid(mesh) == (4, 8)
+    assert _mesh.torus_grid(mesh) == (4, 8)
     given = lbopt.make_mesh(devices=by_host(devices))
     assert list(given.devices.flat) == by_host(devices)
-    assert meshes.torus_grid(given) is None
+    assert _mesh.torus_grid(given) is None
     half = lbopt.make_mesh(16, devices=by_host(devices), order="torus")
-    assert meshes.torus_grid(half) == (2, 8), "the first rows"
+    assert _mesh.torus_grid(half) == (2, 8), "the first rows"
 
 
 def test_cpu_devices_have_no_grid():
-    assert meshes.torus_grid(lbopt.make_mesh(4)) is None
+    assert _mesh.torus_grid(lbopt.make_mesh(4)) is None
     assert not hasattr(jax.devices()[0], "coords")
     with pytest.raises(
         ValueError, match=r"order = 'torus': these devices have no coordinates; use order='given'"

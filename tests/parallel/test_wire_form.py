@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import lbopt
-from lbopt.aggregators import compress, protocol
-from lbopt.aggregators.group import Shares
+from lbopt.aggregators import as_optax, cast, sign, topk
+from lbopt.aggregators._group import Shares
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 REPLICAS = 4
@@ -38,10 +38,10 @@ EXACT = {
     "drawn, partial sums": lbopt.aps(3, 4, "same", rounding="stochastic"),
 }
 ROUNDED = {
-    "sign": lbopt.econtrol(compress.sign(), 0.1, stacked=STACKED),
-    "topk": lbopt.ef21(compress.topk(0.1), 0.5, stacked=STACKED),
-    "topk, dense start": lbopt.ef21(compress.topk(0.1), dense_start=True),
-    "cast": lbopt.ef(compress.cast(4, 3)),
+    "sign": lbopt.econtrol(sign(), 0.1, stacked=STACKED),
+    "topk": lbopt.ef21(topk(0.1), 0.5, stacked=STACKED),
+    "topk, dense start": lbopt.ef21(topk(0.1), dense_start=True),
+    "cast": lbopt.ef(cast(4, 3)),
 }
 
 
@@ -52,7 +52,7 @@ DRAWN = ("stack", "odd", "few", "narrow")
 @functools.cache
 def after_three_steps(name, devices):
     mesh = None if devices == 1 else lbopt.make_mesh(devices)
-    tx = protocol.as_optax((EXACT | ROUNDED)[name], REPLICAS, mesh)
+    tx = as_optax((EXACT | ROUNDED)[name], REPLICAS, mesh)
     kept = DRAWN if name.startswith("drawn") else SHAPES
 
     def rows(seed):

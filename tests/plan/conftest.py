@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from lbopt.plan import topology
+from lbopt.plan import prepare_environment
 
 if importlib.util.find_spec("libtpu") is None:  # it has no wheel for this machine
     collect_ignore = [
@@ -20,4 +20,4 @@ if importlib.util.find_spec("libtpu") is None:  # it has no wheel for this machi
 @pytest.fixture(scope="module", autouse=True)
 def environment(cache_afterwards):
     if importlib.util.find_spec("libtpu") is not None:
-        topology.prepare_environment()
+        prepare_environment()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lbopt.parallel.mesh import make_mesh
-from lbopt.plan import topology
+from lbopt.parallel import make_mesh
+from lbopt.plan import open_topology
 from tests.oracles import aggregated_step
 from tests.oracles.exchanges import exchanges, of_gradients
 
@@ -21,7 +21,7 @@ LOSS = 2
 
 @pytest.fixture(scope="module")
 def mesh():
-    return make_mesh(devices=topology.open_topology("v3:2x2").devices)
+    return make_mesh(devices=open_topology("v3:2x2").devices)
 
 
 EXPECTED = {

@@ -10,7 +10,7 @@ import pytest
 
 import lbopt.plan
 from lbopt.errors import UserError
-from lbopt.plan import bounds
+from lbopt.plan import dp_limit, grid, tile, words_received
 
 MATMUL = {"A": "mk", "B": "kn", "C": "mn"}
 DENSE = {"A": ("token", "in"), "W": ("in", "out"), "C": ("token", "out")}
@@ -32,7 +32,7 @@ def nests(draw):
 @hypothesis.given(nests(), st.integers(2, 2**20))
 def test_the_dual_certifies_the_tile(nest, memory_words):
     sizes, arrays = nest
-    found = bounds.tile(sizes, arrays, memory_words)
+    found = tile(sizes, arrays, memory_words)
     beta = {loop: math.log(size, memory_words) for loop, size in sizes.items()}
     for loops in arrays.values():  # the tile is feasible
         assert sum(found.exponents[loop] for loop in loops) <= 1 + 1e-6
@@ -74,7 +74,7 @@ def test_the_dual_certifies_the_tile(nest, memory_words):
     ],
 )
 def test_known_exponents(sizes, arrays, memory, exponent):
-    found = bounds.tile(sizes, arrays, memory)
+    found = tile(sizes, arrays, memory)
     assert found.exponent == pytest.approx(exponent, abs=1e-6)
     whole = math.prod(sizes.values())
     largest = max(math.prod(sizes[loop] for loop in loops) for loops in arrays.values())
@@ -94,19 +94,19 @@ def test_no_tile_of_whole_sides_does_more(sizes, memory):
         for m, n, k in itertools.product(*(range(1, size + 1) for size in sizes))
         if max(m * n, n * k, m * k) <= memory
     )
-    found = bounds.tile(loops, MATMUL, memory)
+    found = tile(loops, MATMUL, memory)
     assert best <= memory**found.exponent * (1 + 1e-6)
     assert best >= memory**found.exponent / 2, "and the bound is no empty one"
     assert best / 2 <= math.prod(found.sides.values()) <= best
 
 
 def test_of_equal_tiles_the_balanced_one_is_taken():
-    assert bounds.tile({"m": 32, "n": 32, "k": 4}, MATMUL, 64).sides == {"m": 8, "n": 8, "k": 4}
+    assert tile({"m": 32, "n": 32, "k": 4}, MATMUL, 64).sides == {"m": 8, "n": 8, "k": 4}
 
 
 @pytest.mark.parametrize("memory", [2**14, 10_000, 200])
 def test_sides_may_be_those_of_vectors(memory):
-    found = bounds.tile({"m": 1000, "n": 1000, "k": 6}, MATMUL, memory, {"m": 8, "n": 128}).sides
+    found = tile({"m": 1000, "n": 1000, "k": 6}, MATMUL, memory, {"m": 8, "n": 128}).sides
     assert found["m"] % 8 == 0
     assert found["n"] % 128 == 0 or found["n"] < 128
     assert found["k"] <= 6
@@ -125,7 +125,7 @@ def test_no_grid_receives_less(sizes, processors):
     ]
     if not every:
         with pytest.raises(UserError, match=rf"num_processors = {processors}: no grid"):
-            bounds.grid(loops, MATMUL, processors)
+            grid(loops, MATMUL, processors)
         return
     m, n, k = sizes
     words = min(
@@ -135,9 +135,9 @@ def test_no_grid_receives_less(sizes, processors):
         - (m * k + k * n + m * n) / processors
         for pm, pn, pk in every
     )
-    found = bounds.grid(loops, MATMUL, processors)
+    found = grid(loops, MATMUL, processors)
     assert found.words == pytest.approx(words, abs=1e-6)
-    assert bounds.words_received(loops, MATMUL, found.parts) == pytest.approx(words, abs=1e-6)
+    assert words_received(loops, MATMUL, found.parts) == pytest.approx(words, abs=1e-6)
 
 
 @pytest.mark.parametrize(("batch", "limit"), [(512, 16), (8192, 256), (65536, 2048)])
@@ -148,22 +148,22 @@ def test_the_batch_alone_is_cut_up_to_the_limit_and_no_further(batch, limit):
         lbopt.plan.dp_limit(tokens, 1024, 4096) == lbopt.plan.dp_limit(tokens, 4096, 1024) == limit
     )
     loops = {"token": tokens, "in": 1024, "out": 4096}
-    assert bounds.grid(loops, DENSE, limit).parts == {"token": limit, "in": 1, "out": 1}
-    assert bounds.grid(loops, DENSE, 2 * limit).parts["token"] < 2 * limit
+    assert grid(loops, DENSE, limit).parts == {"token": limit, "in": 1, "out": 1}
+    assert grid(loops, DENSE, 2 * limit).parts["token"] < 2 * limit
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bounds.tile({"m": 0}, {"A": "m"}, 8), r"bounds\['m'\] = 0"),
-        (lambda: bounds.tile({"m": 4}, {"A": "m"}, 1), "memory_words = 1"),
-        (lambda: bounds.tile({}, {}, 64), "a nest has a loop at least"),
-        (lambda: bounds.tile({"m": 4}, {"A": "m"}, 8, {"m": 0}), r"multiples\['m'\] = 0"),
-        (lambda: bounds.tile({"m": 4}, {"A": "m"}, 8, {"n": 8}), r"multiples\['n'\] = 8"),
-        (lambda: bounds.tile({"m": 4}, {"A": "mx"}, 8), "there is no loop 'x'"),
-        (lambda: bounds.grid({"m": 4, "n": 4}, {"A": "m"}, 2), "no array has the loop 'n'"),
-        (lambda: bounds.grid({"m": 4}, {"A": "m"}, 0), "num_processors = 0"),
-        (lambda: bounds.dp_limit(0, 1, 1), "tokens = 0"),
+        (lambda: tile({"m": 0}, {"A": "m"}, 8), r"bounds\['m'\] = 0"),
+        (lambda: tile({"m": 4}, {"A": "m"}, 1), "memory_words = 1"),
+        (lambda: tile({}, {}, 64), "a nest has a loop at least"),
+        (lambda: tile({"m": 4}, {"A": "m"}, 8, {"m": 0}), r"multiples\['m'\] = 0"),
+        (lambda: tile({"m": 4}, {"A": "m"}, 8, {"n": 8}), r"multiples\['n'\] = 8"),
+        (lambda: tile({"m": 4}, {"A": "mx"}, 8), "there is no loop 'x'"),
+        (lambda: grid({"m": 4, "n": 4}, {"A": "m"}, 2), "no array has the loop 'n'"),
+        (lambda: grid({"m": 4}, {"A": "m"}, 0), "num_processors = 0"),
+        (lambda: dp_limit(0, 1, 1), "tokens = 0"),
     ],
 )
 def test_what_is_no_nest_is_refused(call, message):
@@ -172,14 +172,14 @@ def test_what_is_no_nest_is_refused(call, message):
 
 
 def test_words_of_a_layer_are_those_of_its_grid():
-    from lbopt.plan.count import Layer
-    from lbopt.plan.limits import fewest_words
+    from lbopt.plan._count import Layer
+    from lbopt.plan._limits import fewest_words
 
     rng = np.random.default_rng(0)
     for _ in range(50):
         tokens, d_in, d_out = (int(2**power) for power in rng.integers(3, 14, 3))
         processors = int(2 ** rng.integers(0, 8))
         layer = Layer("", 0, tokens * d_in, d_in * d_out, tokens * d_out)
-        wanted = bounds.grid({"token": tokens, "in": d_in, "out": d_out}, DENSE, processors).words
+        wanted = grid({"token": tokens, "in": d_in, "out": d_out}, DENSE, processors).words
         assert fewest_words(layer, processors) == pytest.approx(wanted)
-        assert layer.dp_limit == max(1, bounds.dp_limit(tokens, d_in, d_out))
+        assert layer.dp_limit == max(1, dp_limit(tokens, d_in, d_out))

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lbopt.cli import arguments
-from lbopt.plan.count import count
-from lbopt.plan.make import count_forward
+from lbopt.cli import call_get_config
+from lbopt.plan._count import count
+from lbopt.plan._make import count_forward
 
 
 def bert_operations(length, masked, vocabulary=30522, width=1024, layers=24):
@@ -32,19 +32,19 @@ def bert_operations(length, masked, vocabulary=30522, width=1024, layers=24):
     ],
 )
 def test_published_networks(flag, wanted):
-    assert count_forward(arguments.call_get_config(flag)).flops == pytest.approx(wanted, rel=0.001)
+    assert count_forward(call_get_config(flag)).flops == pytest.approx(wanted, rel=0.001)
 
 
 @pytest.mark.slow
 def test_bert_large_in_both_phases():
-    phases = arguments.call_get_config("configs/bert_large_lamb.py:mixed").phases()
+    phases = call_get_config("configs/bert_large_lamb.py:mixed").phases()
     found = [count_forward(phase).flops for phase in phases]
     assert found == pytest.approx([bert_operations(128, 20), bert_operations(512, 80)], rel=1e-6)
 
 
 def test_a_scanned_network_counts_as_one_that_is_not():
-    plain = arguments.call_get_config("configs/pydoc_bert.py:smoke")
-    looped = arguments.call_get_config("configs/pydoc_bert.py:smoke")
+    plain = call_get_config("configs/pydoc_bert.py:smoke")
+    looped = call_get_config("configs/pydoc_bert.py:smoke")
     looped.model.scan_layers = True
     ours, theirs = count_forward(looped), count_forward(plain)
     assert ours.flops == theirs.flops

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lbopt.plan import interconnect, topology
-from lbopt.plan.collectives import Collective
+from lbopt.plan import _interconnect, _topology
+from lbopt.plan._collectives import Collective
 
 pytestmark = pytest.mark.tpu_compiler
 
@@ -16,11 +16,11 @@ def exchange(op, num_bytes, group, count=1):
 
 @pytest.fixture(scope="module")
 def pod():
-    return topology.open_topology("v3:32x32")
+    return _topology.open_topology("v3:32x32")
 
 
 def seconds(place, one):
-    return interconnect.seconds_of(place, place.devices, one)
+    return _interconnect.seconds_of(place, place.devices, one)
 
 
 def test_a_whole_pod_is_a_torus(pod):
@@ -30,13 +30,13 @@ def test_a_whole_pod_is_a_torus(pod):
 
 
 def test_a_smaller_slice_is_a_mesh():
-    place = topology.open_topology("v3:4x4")
+    place = _topology.open_topology("v3:4x4")
     wanted = 2 * 10**8 * (1 - 1 / 16) / (2 * LINK) + 2 * (3 + 3) * HOP
     assert seconds(place, exchange("all-reduce", 10**8, range(32))) == pytest.approx(wanted)
 
 
 def test_a_slice_may_be_a_ring_along_one_axis():
-    place = topology.open_topology("v3:16x32")
+    place = _topology.open_topology("v3:16x32")
     assert [place.is_ring(axis) for axis in (0, 1)] == [False, True]
     wanted = 10**8 * (1 - 1 / 512) / (3 * LINK) + (15 + 16) * HOP
     assert seconds(place, exchange("all-gather", 10**8, range(1024))) == pytest.approx(wanted)
@@ -70,7 +70,7 @@ def test_everybody_to_everybody_crosses_half_of_the_longest_axis(pod):
     ],
 )
 def test_which_axes_close(name, rings):
-    place = topology.open_topology(name)
+    place = _topology.open_topology(name)
     assert [place.is_ring(axis) for axis in range(len(place.shape))] == rings
 
 
@@ -87,7 +87,7 @@ def test_which_axes_close(name, rings):
 )
 def test_generations(name, devices, hosts, gibibytes):
     """Devices are cores up to v3 and chips from v4 on; memory is what the compiler says that a program may use."""
-    place = topology.open_topology(name)
+    place = _topology.open_topology(name)
     assert (len(place.devices), len({device.process_index for device in place.devices})) == (
         devices,
         hosts,
@@ -95,10 +95,10 @@ def test_generations(name, devices, hosts, gibibytes):
     assert len(place.devices) == place.chip.cores_per_chip * len(
         {tuple(device.coords) for device in place.devices}
     )
-    assert topology.memory_limit(place.devices[0]) / 2**30 == pytest.approx(gibibytes, rel=0.01)
+    assert _topology.memory_limit(place.devices[0]) / 2**30 == pytest.approx(gibibytes, rel=0.01)
 
 
 def test_every_listed_slice_is_known():
-    for generation, shapes in topology.SHAPES.items():
+    for generation, shapes in _topology.SHAPES.items():
         for shape in shapes:
-            assert topology.open_topology(f"{generation}:{shape}").chip.generation == generation
+            assert _topology.open_topology(f"{generation}:{shape}").chip.generation == generation

@@ -6,11 +6,9 @@ import planned
 import pytest
 
 from lbopt import replicas
-from lbopt.data.from_config.known import known_source
-from lbopt.plan import collectives, document, topology
-from lbopt.plan.make import make_plan
-from lbopt.plan.program import Program
-from lbopt.recipes import build
+from lbopt.data.from_config import known_source
+from lbopt.plan import HloProgram, _collectives, make_plan, open_topology, plan_document
+from lbopt.recipes import build_run
 
 pytestmark = pytest.mark.tpu_compiler
 
@@ -26,12 +24,12 @@ def total(plan, source, **fields):
 
 
 def shapes(config, place):
-    return build.build(config, place.devices, known_source).shapes()
+    return build_run(config, place.devices, known_source).shapes()
 
 
 @pytest.fixture(scope="module")
 def place():
-    return topology.open_topology("v3:2x2")
+    return open_topology("v3:2x2")
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +48,8 @@ def test_train_and_plan_lower_the_same_program(make):
     config = make()
     config.model.dtype, config.model.patch_convolutions = "float32", False
     texts = []
-    for devices in (None, topology.open_topology("v3:1x2").devices):
-        run = build.build(config, devices, known_source)
+    for devices in (None, open_topology("v3:1x2").devices):
+        run = build_run(config, devices, known_source)
         assert run.mesh.size == 4
         jax.clear_caches()  # names of functions are numbered by what was traced before
         texts.append(run.lower().as_text())
@@ -174,13 +172,13 @@ def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(
 def test_batch_norm_talks_within_its_groups(place, scope, dtype, groups):
     """As the compiler cuts the batch, and with mapped replicas; in fp32 whatever gradients are summed in."""
     config = planned.cnn(scope, order="torus" if "tiles" in scope else "given", reduce_dtype=dtype)
-    run = build.build(config, place.devices, known_source)
-    program = Program(run.lower().compile().as_text())
+    run = build_run(config, place.devices, known_source)
+    program = HloProgram(run.lower().compile().as_text())
     found = [
         part.instruction
         for part in program.executed
         if part.instruction.op == "all-reduce"
-        and collectives.source_of(part.instruction.path) == "batch norm"
+        and _collectives.source_of(part.instruction.path) == "batch norm"
     ]
     running = [
         one for one in found if replicas.STATE in one.path.split("/")
@@ -190,14 +188,14 @@ def test_batch_norm_talks_within_its_groups(place, scope, dtype, groups):
     for one in forward:
         assert {array.dtype for array in one.arrays} == {"f32"}
         assert (
-            sorted(map(sorted, collectives.replica_groups(one.attributes) or [list(range(8))]))
+            sorted(map(sorted, _collectives.replica_groups(one.attributes) or [list(range(8))]))
             == groups
         )
 
 
 def test_one_core_talks_with_nobody():
     found = make_plan(
-        planned.cnn(num_devices=1), "cnn", topology.open_topology("v3:1x1"), with_evaluation=False
+        planned.cnn(num_devices=1), "cnn", open_topology("v3:1x1"), with_evaluation=False
     )
     assert (found.num_devices, found.num_hosts) == (1, 1)
     assert found.phases[0].step.collectives == ()
@@ -214,20 +212,20 @@ def test_a_local_batch_norm_talks_with_nobody(place):
 
 
 def test_what_does_not_fit_is_refused():
-    place = topology.open_topology("v3:1x1")
+    place = open_topology("v3:1x1")
     config = planned.cnn(global_batch_size=49152)
     config.model.widths, config.model.dtype = (32, 64), "float32"
     found = make_plan(config, "cnn", place, with_evaluation=False)
     assert not found.fits
     step = found.phases[0].step
     assert step.hbm_bytes > found.hbm_limit_bytes
-    written = document.document(found)
+    written = plan_document(found)
     assert written["fits"] is False
     assert written["projected_seconds"] is None
 
 
 def test_a_plan_as_data(plan):
-    found = document.document(plan)
+    found = plan_document(plan)
     names = {
         "recipe", "topology", "device_kind", "num_devices", "fits", "hbm_bytes_per_device", "hbm_limit_bytes",
         "flops_per_step_per_device", "hbm_bytes_moved_per_step", "collectives", "compute_seconds_per_step",

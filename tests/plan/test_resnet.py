@@ -4,9 +4,8 @@ import pathlib
 
 import pytest
 
-from lbopt.cli.arguments import call_get_config
-from lbopt.plan import topology
-from lbopt.plan.make import make_plan
+from lbopt.cli import call_get_config
+from lbopt.plan import make_plan, open_topology
 
 pytestmark = pytest.mark.tpu_compiler
 
@@ -42,7 +41,7 @@ def test_operations_of_resnet_18_without_folding():
     config.model.size, config.model.zero_init_residual = "18", False
     config.global_batch_size, config.schedule.warmup_rule = 16, "none"
     config.model.fold_columns, config.model.batch_norm_scope = False, "global"
-    plan = make_plan(config, "resnet", topology.open_topology("v3:1x1"), with_evaluation=False)
+    plan = make_plan(config, "resnet", open_topology("v3:1x1"), with_evaluation=False)
     step = plan.phases[0].step
     wanted = 2 * (3 * MULTIPLY_ADDS - STEM) * 8
     assert step.matrix_flops == pytest.approx(wanted, rel=0.03)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import lbopt
-from lbopt.parallel import shards
-from lbopt.parallel.mesh import make_mesh, num_slices
-from lbopt.plan import topology
+from lbopt.parallel import make_mesh, with_shardings
+from lbopt.parallel._mesh import num_slices
+from lbopt.plan import prepare_environment
 from tests.oracles import aggregated_step
 
 pytestmark = [pytest.mark.tpu_compiler, pytest.mark.usefixtures("cache_afterwards")]
@@ -19,7 +19,7 @@ CHIPS = 4
 
 @pytest.fixture(scope="module")
 def mesh():
-    topology.prepare_environment()
+    prepare_environment()
     from jax.experimental import topologies
 
     found = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2", num_slices=2)
@@ -37,7 +37,7 @@ def program(mesh, **settings):
     step = lbopt.make_train_step(loss_fn, tx, mesh, **settings)
     params = {"first": jnp.zeros((512, 1024)), "second": jnp.zeros((1024, 256))}
     state = jax.eval_shape(lambda: lbopt.TrainState.create(params, {}, tx))
-    state = shards.placed(state, step.state_sharding(state))
+    state = with_shardings(state, step.state_sharding(state))
     shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)  # noqa: E731
     return step.lower(state, {"x": shape(512, 512), "y": shape(512, 256)}).compile().as_text()
 

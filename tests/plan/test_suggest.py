@@ -7,15 +7,14 @@ import planned
 import pytest
 
 from lbopt.config import PhaseConfig, ScheduleConfig
-from lbopt.plan import suggest, topology
-from lbopt.plan.step import StepCost
+from lbopt.plan import StepCost, _suggest, open_topology
 
 pytestmark = pytest.mark.tpu_compiler
 
 
 @pytest.fixture(scope="module")
 def place():
-    return topology.open_topology("v3:1x1")
+    return open_topology("v3:1x1")
 
 
 @pytest.fixture
@@ -29,8 +28,8 @@ def tried(monkeypatch):
             configs.append(config)
             return config
 
-        monkeypatch.setattr(suggest.build, "build", build)
-        monkeypatch.setattr(suggest, "_cost", lambda config, *_: StepCost(fits(config), 0, 0.0))
+        monkeypatch.setattr(_suggest.build, "build", build)
+        monkeypatch.setattr(_suggest, "_cost", lambda config, *_: StepCost(fits(config), 0, 0.0))
         return configs
 
     return arrange
@@ -50,7 +49,7 @@ def test_the_mildest_of_each_kind_is_named(place, tried):
             or config.parallel.shard_update
         )
     )
-    found = suggest.suggest(bert(), place, 0)
+    found = _suggest.suggest_changes(bert(), place, 0)
     assert [(one.name, one.flags) for one in found] == [
         ("rematerialisation of inner", ("--config.model.remat=inner",)),
         ("accumulation x4", ("--config.parallel.num_microsteps=4",)),
@@ -67,7 +66,7 @@ def test_what_helps_only_together_is_named_together(place, tried):
             and config.parallel.shard_update
         )
     )
-    (found,) = suggest.suggest(bert(), place, 0)
+    (found,) = _suggest.suggest_changes(bert(), place, 0)
     assert set(found.flags) == {
         "--config.model.remat=layer",
         "--config.parallel.num_microsteps=8",
@@ -77,14 +76,14 @@ def test_what_helps_only_together_is_named_together(place, tried):
 
 def test_nothing_is_named_that_does_not_fit(place, tried):
     tried(lambda config: False)
-    assert suggest.suggest(bert(shard_update=True), place, 0) == []
+    assert _suggest.suggest_changes(bert(shard_update=True), place, 0) == []
 
 
 def test_a_batch_is_not_cut_where_it_does_not_divide(place, tried):
     configs = tried(lambda config: False)
     config = bert()
     config.global_batch_size = 12  # six a core: parts of three, and no more
-    suggest.suggest(config, place, 0)
+    _suggest.suggest_changes(config, place, 0)
     assert {config.parallel.num_microsteps for config in configs} == {1, 2}
 
 
@@ -98,7 +97,7 @@ def test_fields_of_the_second_phase(place, tried):
         schedule=ScheduleConfig(1e-3, warmup_rule="none"),
     )
     config = dataclasses.replace(bert(), phase2=second)
-    found = suggest.suggest(config, place, 1)
+    found = _suggest.suggest_changes(config, place, 1)
     assert [one.flags for one in found] == [
         ("--config.phase2.remat=attention",),
         ("--config.phase2.num_microsteps=2",),
@@ -107,7 +106,7 @@ def test_fields_of_the_second_phase(place, tried):
 
 def test_only_networks_whose_layers_can_be_computed_again(place, tried):
     configs = tried(lambda config: False)
-    suggest.suggest(planned.cnn(), place, 0)
+    _suggest.suggest_changes(planned.cnn(), place, 0)
     assert all(config.model.remat == "none" for config in configs)
 
 
@@ -115,19 +114,21 @@ def test_only_networks_whose_layers_can_be_computed_again(place, tried):
 def test_layers_in_a_loop_are_computed_again_too(place):
     """What is suggested is compiled: with its layers computed again a looped step holds less."""
     plain, again = (
-        suggest._cost(suggest.build.build(changed, place.devices, suggest.known_source), place, 0)
+        _suggest._cost(
+            _suggest.build.build(changed, place.devices, _suggest.known_source), place, 0
+        )
         for changed in (
             planned.bert(),
-            suggest.with_fields(planned.bert(), {"model.remat": "layer"}),
+            _suggest.with_fields(planned.bert(), {"model.remat": "layer"}),
         )
     )
     assert again.temporary_bytes < plain.temporary_bytes
 
 
 def test_evaluation_is_cut_down_to_an_example_a_device(place, monkeypatch):
-    monkeypatch.setattr(suggest, "cost_of", lambda *_: StepCost(False, 0, 0.0))
+    monkeypatch.setattr(_suggest, "cost_of", lambda *_: StepCost(False, 0, 0.0))
     said = []
     config = planned.cnn()
     config.eval_global_batch_size = 8
-    assert suggest.suggest_evaluation(config, place, 0, said.append) is None
+    assert _suggest.suggest_evaluation(config, place, 0, said.append) is None
     assert said == [f"trying evaluation in batches of {size} ..." for size in (4, 2)]

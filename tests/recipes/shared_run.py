@@ -11,17 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig
-from lbopt.data.pieces import SPECIAL_TOKENS
-from lbopt.data.squad.examples import Question
-from lbopt.data.squad.features import EvaluationWindows
+from lbopt.data.squad import EvaluationWindows, Question
 from lbopt.data.text import WordPiece
-from lbopt.evaluation.answers import evaluate_answers, predict_fn
-from lbopt.models.seam import Model
-from lbopt.parallel import mesh as meshes
-from lbopt.parallel.mesh import put_batch, replicated
-from lbopt.parallel.state import TrainState
-from lbopt.parallel.step import make_eval_step
-from lbopt.recipes import build
+from lbopt.data.text._pieces import SPECIAL_TOKENS
+from lbopt.evaluation import evaluate_answers, predict_fn
+from lbopt.models import Model
+from lbopt.parallel import TrainState, _mesh, make_eval_step, put_batch, replicated_sharding
+from lbopt.recipes import build_run
 
 RING = (0, 2, 3, 1)
 
@@ -43,8 +39,8 @@ def text_config():
 
 def text():
     """Return the global batches as the devices have them, the losses of training, and the evaluation."""
-    run = build.build(text_config())
-    whole = jax.jit(lambda batch: batch["tokens"], out_shardings=replicated(run.mesh))
+    run = build_run(text_config())
+    whole = jax.jit(lambda batch: batch["tokens"], out_shardings=replicated_sharding(run.mesh))
     state, tokens, losses = run.init(), [], []
     for step in range(run.num_steps):
         batch = put_batch(run.mesh, run.batches[step])
@@ -70,7 +66,7 @@ def answers():
     def network(params, model_state, inputs, train, rng=None):
         return {name: value[inputs["input_ids"]] for name, value in params.items()}, model_state
 
-    step = make_eval_step(predict_fn(Model(None, network), 6), meshes.make_mesh())
+    step = make_eval_step(predict_fn(Model(None, network), 6), _mesh.make_mesh())
     state = TrainState(jnp.int32(0), logits, {}, (), None)
     return evaluate_answers(step, state, EvaluationWindows(questions, pieces, 16, 4, 6), 8)
 
@@ -81,7 +77,7 @@ def main(index=None, port=None):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index))
     ring = [jax.devices()[place] for place in RING]
-    meshes.available_devices = lambda: ring
+    _mesh.available_devices = lambda: ring
     owners = [device.process_index for device in ring]
     print(json.dumps({"owners": owners, **text(), "answers": answers()}))
 

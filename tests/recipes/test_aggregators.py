@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import lbopt
-from lbopt.cli import arguments
+from lbopt.cli import load_config
 from lbopt.config import AggregatorConfig, OptimizerConfig, SweepConfig, TrainConfig
 from lbopt.errors import UserError
-from lbopt.recipes import build
-from lbopt.recipes.aggregators import group_of, make_aggregator
-from lbopt.sweep import trials
-from lbopt.sweep.lanes.arguments import program_key
-from lbopt.sweep.search.protocol import Factors, Proposal
+from lbopt.recipes import build_run
+from lbopt.recipes._aggregators import group_of, make_aggregator
+from lbopt.sweep import make_cells, make_problems
+from lbopt.sweep.lanes import program_key
+from lbopt.sweep.search import Factors, Proposal
 
 pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -43,9 +43,7 @@ NAMED = {
 
 
 def load(*overrides):
-    return arguments.load_config(
-        f"{CONFIGS / 'digits_cnn.py'}:lamb-64", [*BRIEF, *overrides], TrainConfig
-    )
+    return load_config(f"{CONFIGS / 'digits_cnn.py'}:lamb-64", [*BRIEF, *overrides], TrainConfig)
 
 
 @pytest.mark.everyday("aps", "ef21", "powersgd")
@@ -55,7 +53,7 @@ def test_a_recipe_takes_it_by_name(name):
     config = load()
     config.aggregator = AggregatorConfig(name, **fields)
     config.validate()
-    run = build.build(config)
+    run = build_run(config)
     assert run.train_step.aggregation.aggregator.name == called
     state = run.init()
     first = jax.tree.map(np.asarray, state.params)
@@ -72,7 +70,7 @@ def test_a_recipe_takes_it_by_name(name):
 
 def test_without_one_nothing_changes():
     assert make_aggregator(AggregatorConfig(), OptimizerConfig()) is None
-    run = build.build(load())
+    run = build_run(load())
     assert run.train_step.aggregation is None
     assert run.shapes().aggregator_state == ()
 
@@ -93,9 +91,9 @@ def test_fields_reach_it():
         "--config.aggregator.over=2",
         "--config.aggregator.fraction=0.01",
     )
-    assert build.build(two).train_step.aggregation.num_replicas == 1
+    assert build_run(two).train_step.aggregation.num_replicas == 1
     rows = load("--config.aggregator.name=ef21", "--config.aggregator.replicas_per_device=4", LOCAL)
-    assert build.build(rows).train_step.aggregation.num_replicas == 8
+    assert build_run(rows).train_step.aggregation.num_replicas == 8
 
 
 AGVM = ("name=agvm", "anchor=body", "modules=(('body',''),)")
@@ -180,7 +178,7 @@ def test_what_agvm_needs_is_named():
     with pytest.raises(
         UserError, match=r"config.aggregator.replicas_per_device = 1: agvm compares two halves"
     ):
-        build.build(one)
+        build_run(one)
     lars = OptimizerConfig("lars")
     with pytest.raises(
         UserError,
@@ -201,7 +199,7 @@ def test_modules_that_do_not_fit_the_model_are_named():
     with pytest.raises(
         UserError, match=r"config.aggregator.modules: labels: module 'head' has no parameter"
     ):
-        build.build(config)
+        build_run(config)
 
 
 @pytest.mark.parametrize("scope", ["global", "replicas:2"])
@@ -213,7 +211,7 @@ def test_statistics_of_several_rows_are_refused(scope):
         UserError,
         match=rf"config.model.batch_norm_scope = '{scope}': the 2 replicas of a device run",
     ):
-        build.build(config)
+        build_run(config)
 
 
 def test_a_batch_that_replicas_cannot_share_is_refused():
@@ -222,21 +220,19 @@ def test_a_batch_that_replicas_cannot_share_is_refused():
         UserError,
         match="global_batch_size = 64: 2 devices x 5 replicas x 1 microsteps need a multiple of 10; 60 is the nearest",
     ):
-        build.build(config)
+        build_run(config)
 
 
 def test_devices_that_cannot_be_grouped_are_refused():
     with pytest.raises(
         UserError, match=r"config\.aggregator\.over = 3: it does not divide the 2 devices"
     ):
-        build.build(load("--config.aggregator.name=ef", "--config.aggregator.over=3"))
+        build_run(load("--config.aggregator.name=ef", "--config.aggregator.over=3"))
 
 
 def test_arms_have_aggregators_of_their_own():
-    config = arguments.load_config(
-        f"{CONFIGS / 'sweeps' / 'precision_digits.py'}:smoke", [], SweepConfig
-    )
-    cells = trials.make_cells(config, trials.make_problems(config))
+    config = load_config(f"{CONFIGS / 'sweeps' / 'precision_digits.py'}:smoke", [], SweepConfig)
+    cells = make_cells(config, make_problems(config))
     keys = {
         program_key(cell, cell.trial("final", Proposal(Factors(1.0, 1.0, 1.0), 1.0), 0))
         for cell in cells
@@ -247,7 +243,7 @@ def test_arms_have_aggregators_of_their_own():
     with pytest.raises(
         UserError, match=r"config.train.aggregator.replicas_per_device = 7: so many replicas"
     ):
-        trials.make_cells(config, trials.make_problems(config))
+        make_cells(config, make_problems(config))
     config.arms[1].aggregator = AggregatorConfig("ef", over="2")
     with pytest.raises(UserError, match=r"aggregator.over = '2': a trial has one device"):
         config.validate()

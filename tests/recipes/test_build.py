@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import lbopt
-from lbopt.cli.arguments import call_get_config
+from lbopt.cli import call_get_config
 from lbopt.config import SweepConfig, TrainConfig
-from lbopt.data.digits import load_digits
-from lbopt.data.from_config.source import load_source
+from lbopt.data import load_digits
+from lbopt.data.from_config import load_source
 from lbopt.errors import UserError
-from lbopt.recipes import build, schedule as schedules
-from lbopt.recipes.problem import make_problem
-from lbopt.sweep import trials
+from lbopt.recipes import _build, make_problem, make_schedule, resolve_schedule
+from lbopt.sweep import make_cells, make_problems
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -72,7 +71,7 @@ STUDIES = [
 def test_each_layer_of_a_scanned_bert_has_a_trust_ratio_of_its_own():
     config = load("pydoc_bert.py:smoke")
     config.model.scan_layers, config.parallel.num_devices, config.global_batch_size = True, 1, 8
-    run = build.build(config)
+    run = _build.build_run(config)
     state, _ = jax.block_until_ready(run.train_step(run.init(), run.batches[0]))
     metrics = lbopt.optimizer_metrics(state.opt_state)
     ratios = [metrics[f"trust_ratio/layers/inner/kernel[{layer}]"] for layer in range(2)]
@@ -103,8 +102,8 @@ def closed_form(schedule, batch_size, num_epochs, num_examples):
 
 
 def check_rates(schedule, batch_size, num_epochs, num_examples=NUM_EXAMPLES):
-    resolved = schedules.resolve(schedule, batch_size, num_examples, num_epochs)
-    built = schedules.make_schedule(schedule, resolved)
+    resolved = resolve_schedule(schedule, batch_size, num_examples, num_epochs)
+    built = make_schedule(schedule, resolved)
     values = np.asarray(jax.vmap(built)(np.arange(resolved.num_steps)))
     peak, warmup, steps = closed_form(schedule, batch_size, num_epochs, num_examples)
     assert (resolved.warmup_steps, resolved.num_steps) == (warmup, steps)
@@ -130,7 +129,7 @@ def check_rates(schedule, batch_size, num_epochs, num_examples=NUM_EXAMPLES):
 def test_a_row_becomes_a_run(row):
     config = load(row)
     assert isinstance(config, TrainConfig)
-    plan = build.build(config)
+    plan = _build.build_run(config)
     assert plan.global_batch_size == config.global_batch_size
     steps = math.ceil(config.num_epochs * size_of(config) / config.global_batch_size)
     assert plan.num_steps == len(plan.batches) == steps
@@ -157,7 +156,7 @@ def test_a_study_can_be_laid_out(row):
     config = load(row)
     assert isinstance(config, SweepConfig)
     config.validate()
-    cells = trials.make_cells(config, trials.make_problems(config))
+    cells = make_cells(config, make_problems(config))
     assert len(cells) == len(config.arms) * len(config.global_batch_sizes)
     for cell in cells:
         size, examples = cell.global_batch_size, len(cell.problem.splits.train)
@@ -208,9 +207,9 @@ def test_warmup_must_end_before_training():
     config = load("digits_cnn.py:lamb-1024")
     config.num_epochs = 4.0
     with pytest.raises(UserError, match=r"4 warmup steps do not end before the 4 steps"):
-        build.build(config)
+        _build.build_run(config)
     config.num_epochs = 5.0
-    assert build.build(config).num_steps == 5
+    assert _build.build_run(config).num_steps == 5
 
 
 def test_a_run_and_a_study_start_from_the_same_state():
@@ -218,9 +217,9 @@ def test_a_run_and_a_study_start_from_the_same_state():
     config = load("digits_cnn.py:lamb-64")
     config.model.widths, config.model.hidden, config.seed = (4,), 8, 5
     problem = make_problem(config.data, config.model)
-    tx = build.optimizers.make_optimizer(config.optimizer, 0.1)
-    traced = jax.jit(lambda seed: build.make_state(problem, tx, seed).params)(np.uint32(5))
-    run = build.build(config).init().params
+    tx = _build.optimizers.make_optimizer(config.optimizer, 0.1)
+    traced = jax.jit(lambda seed: _build.build_state(problem, tx, seed).params)(np.uint32(5))
+    run = _build.build_run(config).init().params
     for ours, theirs in zip(jax.tree.leaves(traced), jax.tree.leaves(run), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

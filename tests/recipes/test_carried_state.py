@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig
-from lbopt.data.from_config.source import Source, load_source
-from lbopt.data.windows import EvalLanes
+from lbopt.data.from_config import Source, load_source
+from lbopt.data.text import EvalLanes
 from lbopt.errors import UserError
-from lbopt.models import seam
-from lbopt.models.lstm import make
-from lbopt.parallel.mesh import make_mesh
-from lbopt.recipes import build, language_model
+from lbopt.models import from_linen, make_lstm_language_model
+from lbopt.parallel import make_mesh
+from lbopt.recipes import _build, _language_model
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 LANES, LENGTH = 8, 16
@@ -45,11 +44,11 @@ def source():
 
 @pytest.fixture(scope="module")
 def run():
-    return build.build(config_of())
+    return _build.build_run(config_of())
 
 
 def network_of(source):
-    return make("small", vocab_size=source.outputs, hidden=16)
+    return make_lstm_language_model("small", vocab_size=source.outputs, hidden=16)
 
 
 def nll(source, params, tokens, carry=None):
@@ -96,7 +95,7 @@ def test_a_step_goes_on_where_the_one_before_ended(run, source):
 
 def test_the_state_is_zero_where_a_pass_begins(run, source):
     steps = source.splits.train.num_steps
-    batches = build.TrainBatches(source.splits.train, 0, LANES, steps + 2)
+    batches = _build.TrainBatches(source.splits.train, 0, LANES, steps + 2)
     first, again = batches[0], batches[steps]
     for name in first:
         np.testing.assert_array_equal(first[name], again[name])
@@ -113,9 +112,9 @@ def test_the_state_is_zero_where_a_pass_begins(run, source):
 
 def test_one_lane_scores_every_token_as_the_text_read_in_one_piece(source):
     tokens = np.asarray(source.splits.train.take(np.arange(40))["tokens"]).reshape(-1)[:517]
-    network = seam.from_linen(network_of(source))
+    network = from_linen(network_of(source))
     params, _ = network.init(jax.random.key(1), {"tokens": jnp.zeros((1, 4), jnp.int32)})
-    task = language_model.make(network, Source(source.splits, source.outputs, num_lanes=1), None)
+    task = _language_model.make(network, Source(source.splits, source.outputs, num_lanes=1), None)
     evaluate = task.evaluator(make_mesh(1), "jit")
 
     class State:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from lbopt import losses, metrics, replicas
-from lbopt.config.loss import LossConfig
-from lbopt.data.arrays import Splits
-from lbopt.data.from_config.source import Source
+from lbopt.config import LossConfig
+from lbopt.data import Splits
+from lbopt.data.from_config import Source
 from lbopt.errors import UserError
-from lbopt.models.seam import Model
-from lbopt.recipes import classification
+from lbopt.models import Model
+from lbopt.recipes import _classification
 
 BATCH, CLASSES = 8, 120
 SCALE = ((0.5, 0.25, 0.125), (0.2, 0.4, 0.8))
@@ -24,7 +24,7 @@ def flat(params, model_state, images, train, rng=None):
 
 def task(loss=None, scale=SCALE):
     source = Source(Splits(None, None, None), CLASSES, pixel_scale=scale)
-    return classification.make(Model(None, flat), source, loss or LossConfig())
+    return _classification.make(Model(None, flat), source, loss or LossConfig())
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_the_five_best_classes_are_counted(batch, params):
 def test_neighbours_are_mixed_in_image_and_label(batch, params):
     mixing = task(LossConfig(mixup_alpha=0.4, label_smoothing=0.1))
     key = jax.random.key(3)
-    weights = np.asarray(classification.mixup_weights(jax.random.fold_in(key, 0x6D69), BATCH, 0.4))
+    weights = np.asarray(_classification.mixup_weights(jax.random.fold_in(key, 0x6D69), BATCH, 0.4))
     np.testing.assert_allclose(weights[::2] + weights[1::2], 1, rtol=1e-6)
     images = np.asarray(task().inputs(batch))
     order = [1, 0, 3, 2, 5, 4, 7, 6]
@@ -103,7 +103,7 @@ def test_neighbours_are_mixed_in_image_and_label(batch, params):
 
 
 def test_weights_are_drawn_from_beta_pair_by_pair():
-    weights = np.asarray(classification.mixup_weights(jax.random.key(0), 20000, 0.4))[::2]
+    weights = np.asarray(_classification.mixup_weights(jax.random.key(0), 20000, 0.4))[::2]
     assert abs(weights.mean() - 0.5) < 4 * np.sqrt(weights.var() / 10000)
     assert weights.var() == pytest.approx(0.25 / (2 * 0.4 + 1), rel=0.03)  # of Beta(a, a)
 
@@ -113,10 +113,10 @@ def test_weights_do_not_depend_on_how_the_batch_is_spread():
 
     def here(_):
         with replicas.tracing_for(4, "data"):
-            return classification.mixup_weights(key, 2, 0.4)
+            return _classification.mixup_weights(key, 2, 0.4)
 
     parts = jax.vmap(here, axis_name="data")(jnp.arange(4))
-    np.testing.assert_array_equal(parts.reshape(-1), classification.mixup_weights(key, 8, 0.4))
+    np.testing.assert_array_equal(parts.reshape(-1), _classification.mixup_weights(key, 8, 0.4))
 
 
 def test_an_odd_part_has_no_pairs(batch, params):

@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 from refusal import refused
 
-from lbopt.cli.arguments import call_get_config
-from lbopt.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
-from lbopt.config.data import DataConfig
-from lbopt.config.schedule import validate_schedule
+from lbopt.cli import call_get_config
+from lbopt.config import DataConfig, LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from lbopt.config._schedule import validate_schedule
 from lbopt.errors import EnvironmentProblem
-from lbopt.recipes import build, schedule as schedules
-from lbopt.recipes.problem import make_problem
-from lbopt.transforms.ema import ema_params
-from lbopt.transforms.monitoring import optimizer_metrics
+from lbopt.recipes import ResolvedSchedule, build_run, make_problem, make_schedule, resolve_schedule
+from lbopt.transforms import ema_params, optimizer_metrics
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 CNN = {"name": "cnn", "widths": (4,), "hidden": 8}
@@ -53,7 +50,7 @@ def mean_over(problem, state, split):
 
 def test_a_run_evaluates_on_validation_and_tests_on_test():
     config = small()
-    run, problem = build.build(config), make_problem(config.data, config.model)
+    run, problem = build_run(config), make_problem(config.data, config.model)
     state = run.init()
     expected = [mean_over(problem, state, split) for split in problem.splits]
     assert (
@@ -125,7 +122,7 @@ def test_what_is_best_kept_and_due(metric):
         7,
         5,
     )
-    run = build.build(config)
+    run = build_run(config)
     assert (run.best_metric, run.keep_checkpoints) == (metric, 7)
     assert tuple(vars(run.cadence).values()) == (3, 4, 5)
 
@@ -143,7 +140,7 @@ FALLS = {
 @pytest.mark.parametrize("first_step", [0, 1])
 def test_the_decay_that_is_asked_for(decay, power, end_factor, first_step):
     config = ScheduleConfig(decay=decay, power=power, end_factor=end_factor, first_step=first_step)
-    schedule = schedules.make_schedule(config, schedules.Resolved(2.0, 10, 50, 12.5))
+    schedule = make_schedule(config, ResolvedSchedule(2.0, 10, 50, 12.5))
     for count in (10, 30, 49):
         x = (count + first_step - 10) / (50 + first_step - 10)
         assert float(schedule(count)) == pytest.approx(
@@ -184,7 +181,7 @@ def test_the_form_of_the_schedule_that_is_asked_for(form):
     fields, after = FORMS[form]
     config = ScheduleConfig(**fields)
     validate_schedule(config, "config.schedule")
-    schedule = schedules.make_schedule(config, schedules.Resolved(2.0, 10, 50, 12.5))
+    schedule = make_schedule(config, ResolvedSchedule(2.0, 10, 50, 12.5))
     for count in (10, 24, 25, 39, 40, 49):
         assert float(schedule(count)) == pytest.approx(after(count), rel=1e-5), count
     assert float(schedule(4)) == pytest.approx(2 * (0.8 if form == "start" else 0.4), rel=1e-5)
@@ -193,7 +190,7 @@ def test_the_form_of_the_schedule_that_is_asked_for(form):
 def test_the_power_of_the_ramp_and_where_it_begins():
     def rate(**ramp):
         config = ScheduleConfig(warmup_power=2.0, first_step=0, **ramp)
-        return float(schedules.make_schedule(config, schedules.Resolved(2.0, 10, 50, 12.5))(5))
+        return float(make_schedule(config, ResolvedSchedule(2.0, 10, 50, 12.5))(5))
 
     assert rate() == pytest.approx(0.5)
     assert rate(warmup_from=1.0) == pytest.approx(1.25)
@@ -201,7 +198,7 @@ def test_the_power_of_the_ramp_and_where_it_begins():
 
 def trained(config, steps=3):
     """Return the run, and its state after a few steps."""
-    run = build.build(config)
+    run = build_run(config)
     state = run.init()
     for number in range(steps):
         state, metrics = run.train_step(state, run.batches[number])
@@ -234,7 +231,7 @@ def test_the_noise_scale_needs_parts_to_compare():
     config = small(optimizer=OptimizerConfig("lamb", track_noise_scale=True))
     config.parallel.num_devices = 1
     with refused("config.optimizer.track_noise_scale", True, "conflict") as caught:
-        build.build(config)
+        build_run(config)
     assert "config.parallel.num_microsteps" in str(caught.value)
     config.parallel.num_microsteps = 2
     _, state, _ = trained(config, steps=2)
@@ -266,7 +263,7 @@ def test_a_peak_below_its_floor_is_refused_with_the_field(field):
         ValueError,
         match=rf"^config\.schedule\.{field} = 0\.5: the peak at batch 64 is 0\.01, below it",
     ):
-        schedules.resolve(ScheduleConfig(**{field: 0.5}), 64, 6400, 4.0)
+        resolve_schedule(ScheduleConfig(**{field: 0.5}), 64, 6400, 4.0)
 
 
 def test_a_ramp_that_is_over_before_the_first_step_is_refused():
@@ -274,9 +271,9 @@ def test_a_ramp_that_is_over_before_the_first_step_is_refused():
     with pytest.raises(
         ValueError, match=r"^config\.schedule\.warmup_steps = 5\.0: no step of warmup at batch 64"
     ):
-        schedules.resolve(config, 64, 6400, 4.0)
+        resolve_schedule(config, 64, 6400, 4.0)
     assert (
-        schedules.resolve(dataclasses.replace(config, start_step=-4), 64, 6400, 4.0).warmup_steps
+        resolve_schedule(dataclasses.replace(config, start_step=-4), 64, 6400, 4.0).warmup_steps
         == 5
     )
 

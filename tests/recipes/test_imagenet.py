@@ -13,16 +13,15 @@ from PIL import Image
 from tfds_sets import write, write_images
 
 from lbopt import losses
-from lbopt.cli import main
-from lbopt.cli.arguments import load_config
+from lbopt.cli import load_config, main
 from lbopt.config import TrainConfig
-from lbopt.data.batches import train_iterator
-from lbopt.data.from_config import images
+from lbopt.data import train_iterator
+from lbopt.data.from_config import _images
 from lbopt.errors import EnvironmentProblem
-from lbopt.models import seam
-from lbopt.parallel.compiled import Step
-from lbopt.recipes import build, networks
-from lbopt.train.checkpoint import Checkpoints
+from lbopt.models import from_linen
+from lbopt.parallel import Step
+from lbopt.recipes import _build, make_network
+from lbopt.train import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "resnet50_lamb.py"
@@ -94,7 +93,7 @@ def flags(data_dir):
 @pytest.fixture(scope="module")
 def run(flags):
     file, *overrides = flags()
-    return build.build(load_config(file.removeprefix("--config="), overrides, TrainConfig))
+    return _build.build_run(load_config(file.removeprefix("--config="), overrides, TrainConfig))
 
 
 class Killed(BaseException):
@@ -117,15 +116,15 @@ def trained(run, flags, tmp_path_factory):
         for step in steps:
             with patch.context() as inner:
                 inner.setattr(
-                    build,
-                    "build",
+                    _build,
+                    "build_run",
                     lambda config, step=step, **_: dataclasses.replace(run, train_step=step),
                 )
                 if step is killed:
                     with pytest.raises(Killed):
-                        main.main(["train", *flags(), f"--workdir={folder / name}"])
+                        main(["train", *flags(), f"--workdir={folder / name}"])
                 else:
-                    assert main.main(["train", *flags(), f"--workdir={folder / name}"]) == 0
+                    assert main(["train", *flags(), f"--workdir={folder / name}"]) == 0
     return folder / "resumed", folder / "straight"
 
 
@@ -164,8 +163,8 @@ def test_every_good_image_is_evaluated_once(run, trained, flags):
     found = run.evaluate(state)
     file, *overrides = flags()
     config = load_config(file.removeprefix("--config="), overrides, TrainConfig)
-    dataset = images.load_images(config.data)[0].validation
-    network = seam.from_linen(networks.make_network(config.model, 1000))
+    dataset = _images.load_images(config.data)[0].validation
+    network = from_linen(make_network(config.model, 1000))
     scores = {"loss": [], "accuracy": [], "top_5_accuracy": []}
     forward = jax.jit(lambda params, stats, x: network.apply(params, stats, x, train=False)[0])
     params, stats = jax.device_get((state.params, state.model_state))
@@ -192,7 +191,7 @@ def test_every_good_image_is_evaluated_once(run, trained, flags):
 
 def test_one_damaged_record_too_many_ends_the_run(flags):
     file, *overrides = flags(limit=1)
-    run = build.build(load_config(file.removeprefix("--config="), overrides, TrainConfig))
+    run = _build.build_run(load_config(file.removeprefix("--config="), overrides, TrainConfig))
     said = r"imagenet2012 train: record (3|17) cannot be used .*config.data.max_damaged_records = 1"
     with pytest.raises(EnvironmentProblem, match=said):
         list(train_iterator(run.batches))
@@ -254,7 +253,7 @@ def test_what_cannot_be_is_one_line_before_anything_is_compiled(
 ):
     overrides, code, said = BAD[name]
     monkeypatch.setattr(Step, "lower", lambda *arguments: pytest.fail("lowered"))
-    assert main.main(["train", *flags(), *overrides, f"--workdir={tmp_path / 'run'}"]) == code
+    assert main(["train", *flags(), *overrides, f"--workdir={tmp_path / 'run'}"]) == code
     error = capsys.readouterr().err
     assert said.format(data_dir=data_dir) in error
     assert len(error.splitlines()) == 1
@@ -263,7 +262,7 @@ def test_what_cannot_be_is_one_line_before_anything_is_compiled(
 def test_records_of_another_kind_are_refused(tmp_path, flags, capsys):
     write(tmp_path / "data", "other", {"train": [{"text": "a"}]}, {"text": tfds.features.Text()})
     override = ["--config.data.builder=other", f"--config.data.data_dir={tmp_path / 'data'}"]
-    assert main.main(["train", *flags(), *override, f"--workdir={tmp_path / 'run'}"]) == 2
+    assert main(["train", *flags(), *override, f"--workdir={tmp_path / 'run'}"]) == 2
     assert (
         "config.data.builder = 'other': its records have text, not image, label"
         in capsys.readouterr().err

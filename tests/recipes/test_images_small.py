@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 from tfds_sets import write_images
 
-from lbopt.cli.arguments import load_config
+from lbopt.cli import load_config
 from lbopt.config import TrainConfig
-from lbopt.data.from_config import images
-from lbopt.recipes import build
+from lbopt.data.from_config import _images
+from lbopt.recipes import build_run
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "cifar10.py"
@@ -61,7 +61,7 @@ def config(data_dir):
 
 @pytest.fixture(scope="module")
 def splits(config):
-    found, num_classes = images.load_images(config().data)
+    found, num_classes = _images.load_images(config().data)
     assert num_classes == 10
     return found
 
@@ -115,7 +115,7 @@ def test_one_step_of_the_recipe(config):
         "--config.parallel.num_devices=1",
         "--config.parallel.num_microsteps=1",
     )
-    run = build.build(small)
+    run = build_run(small)
     state, metrics = jax.block_until_ready(run.train_step(run.init(), run.batches[0]))
     assert int(state.step) == 1
     total, weight = map(float, metrics["loss"])

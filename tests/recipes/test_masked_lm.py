@@ -6,17 +6,13 @@ import numpy as np
 import optax
 import pytest
 
-from lbopt import metrics as metric_pairs
+from lbopt import metrics
 from lbopt.config import DataConfig, ModelConfig
-from lbopt.data.arrays import Splits
-from lbopt.data.batches import eval_batches
-from lbopt.data.from_config.source import Source
-from lbopt.models.seam import Model
-from lbopt.parallel.mesh import make_mesh, put_batch
-from lbopt.parallel.state import TrainState
-from lbopt.parallel.step import make_train_step
-from lbopt.recipes import masked_lm
-from lbopt.recipes.problem import make_problem
+from lbopt.data import Splits, eval_batches
+from lbopt.data.from_config import Source
+from lbopt.models import Model
+from lbopt.parallel import TrainState, make_mesh, make_train_step, put_batch
+from lbopt.recipes import _masked_lm, make_problem
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 BATCH, PREDICTIONS, VOCABULARY, MEAN = 6, 3, 11, 2.25
@@ -58,7 +54,7 @@ def params():
 @pytest.fixture
 def task():
     source = Source(Splits(None, None, None), VOCABULARY, MEAN)
-    return masked_lm.make(Model(None, recall), source, ModelConfig("bert", size="tiny"))
+    return _masked_lm.make(Model(None, recall), source, ModelConfig("bert", size="tiny"))
 
 
 def nll(logits, labels):
@@ -93,7 +89,7 @@ def test_loss_and_metrics_by_their_definition(task, params, following):
     loss, (state, found) = task.loss_fn(params, {}, batch, jax.random.key(0))
     wanted = expected(params, batch, np.arange(BATCH))
     assert float(loss) == pytest.approx(wanted["loss"], rel=1e-5)
-    assert metric_pairs.means([jax.device_get(found)]) == pytest.approx(wanted, rel=1e-5)
+    assert metrics.means([jax.device_get(found)]) == pytest.approx(wanted, rel=1e-5)
     assert state == {}
 
 
@@ -108,7 +104,7 @@ def test_padding_counts_nowhere(task, params):
     rows = np.asarray([0, 1, 3, 4])
     padded = {**batch, "mask": np.isin(np.arange(BATCH), rows)}
     params["prediction_logits"][2] = np.nan
-    found = metric_pairs.means([jax.device_get(task.metric_fn(params, {}, padded))])
+    found = metrics.means([jax.device_get(task.metric_fn(params, {}, padded))])
     assert found == pytest.approx(expected(params, batch, rows), rel=1e-5)
 
 
@@ -122,7 +118,7 @@ def test_predictions_that_are_not_used_have_no_gradient(task, params):
 def test_where_all_examples_have_as_many_predictions_the_loss_is_googles(params):
     """run_pretraining.py: the sum over the batch's masked tokens by their number, plus the mean of the next sentences."""
     source = Source(Splits(None, None, None), VOCABULARY, 2.0)
-    task = masked_lm.make(Model(None, recall), source, ModelConfig("bert", size="tiny"))
+    task = _masked_lm.make(Model(None, recall), source, ModelConfig("bert", size="tiny"))
     batch = make_batch()
     batch["masked_weights"] = np.tile(np.asarray([1, 1, 0], np.float32), (BATCH, 1))
     tokens, weights = (
@@ -181,9 +177,7 @@ def test_one_gradient_by_jit_by_pmap_and_in_microsteps(dropout):
             TrainState.create(params, model_state, tx), jax.sharding.NamedSharding(mesh, jax.P())
         )
         after, pairs = step(state, put_batch(mesh, batch))
-        moved.append(
-            (jax.device_get(after.params), metric_pairs.means([jax.device_get(pairs)]), params)
-        )
+        moved.append((jax.device_get(after.params), metrics.means([jax.device_get(pairs)]), params))
     for after, means, params in moved[1:]:
         assert means == pytest.approx(moved[0][1], rel=1e-4)
         for ours, theirs, before in zip(
@@ -200,8 +194,6 @@ def test_evaluation_does_not_depend_on_the_batch():
     found = []
     for size in (len(dataset), 37):
         found.append(
-            metric_pairs.means(
-                metric_fn(params, state, batch) for batch in eval_batches(dataset, size)
-            )
+            metrics.means(metric_fn(params, state, batch) for batch in eval_batches(dataset, size))
         )
     assert found[0] == pytest.approx(found[1], rel=1e-5)

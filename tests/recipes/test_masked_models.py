@@ -6,9 +6,8 @@ import jax
 import pytest
 
 import lbopt
-from lbopt.config import ModelConfig
-from lbopt.config.data import DataConfig
-from lbopt.recipes.problem import make_problem
+from lbopt.config import DataConfig, ModelConfig
+from lbopt.recipes import make_problem
 
 # Counted by hand. CNN: 9 x 16 + 9 x 16 x 32 + 128 x 64 + 64 x 10 numbers in 4 kernels; 96 in two norms, 74 in two biases.
 # LSTM: 4 x (8 x 64 + 64 x 64) + 64 x 10 in 9 kernels; 4 x 64 + 10 in 5 biases.

@@ -11,14 +11,12 @@ import pytest
 from PIL import Image
 from tfds_sets import write_images
 
-from lbopt.cli import main
-from lbopt.cli.arguments import call_get_config
-from lbopt.data.digits import load_digits
-from lbopt.data.from_config.known import known_source
-from lbopt.data.from_config.source import load_source
-from lbopt.plan import topology
-from lbopt.recipes import build
-from lbopt.sweep import runner, trials
+from lbopt.cli import call_get_config, main
+from lbopt.data import load_digits
+from lbopt.data.from_config import known_source, load_source
+from lbopt.plan import open_topology, prepare_environment
+from lbopt.recipes import build_run
+from lbopt.sweep import make_cells, make_problems, run_sweep
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "mnist.py"
 NUM_TRAIN, NUM_TEST = 1024, 387
@@ -60,7 +58,7 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
         "--config.model.hidden=16",
         "--config.parallel.num_devices=1",
     ]
-    assert main.main(["train", *flags]) == 0
+    assert main(["train", *flags]) == 0
     lines = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ]
@@ -70,7 +68,7 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
     assert lines[0]["train/learning_rate"] == 0.0
     assert lines[-1]["eval/accuracy"] > 0.75
     capsys.readouterr()
-    assert main.main(["evaluate", *flags]) == 0
+    assert main(["evaluate", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)
     assert (
         scores["test/accuracy"]
@@ -88,14 +86,14 @@ def test_a_plan_lowers_what_train_does(row, data_dir):
     """The run that reads this data set on four devices here, and the one that knows mnist by its shapes on four cores of TPU v3:
     the same StableHLO, letter by letter, with replicas that are mapped (each one's gradient is clipped) and that are not. Without
     products of patches, which lbopt writes otherwise for CPUs (tests/plan/test_make.py)."""
-    topology.prepare_environment()
+    prepare_environment()
     config = call_get_config(f"{FILE}:{row}")
     config.data.data_dir, config.global_batch_size = str(data_dir), NUM_TRAIN
     config.model.widths, config.model.hidden, config.model.patch_convolutions = (4,), 16, False
-    pod = topology.open_topology("v3:1x2")
+    pod = open_topology("v3:1x2")
     texts = []
     for devices, load in ((None, load_source), (pod.devices, known_source)):
-        run = build.build(config, devices, load)
+        run = build_run(config, devices, load)
         jax.clear_caches()  # names of functions are numbered by what was traced before
         texts.append(run.lower().as_text())
     assert run.mesh.size == 4
@@ -123,7 +121,7 @@ def test_what_grey_images_cannot_have_is_one_line(name, data_dir, tmp_path, caps
     override, said = BAD[name]
     overrides = [f"--config.data.{one}" for one in override.split("; ")]
     flags = [f"--config={FILE}", f"--config.data.data_dir={data_dir}", *overrides]
-    assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 2
+    assert main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
@@ -145,9 +143,9 @@ def test_the_study_goes_to_the_whole_training_set(data_dir, tmp_path):
     for arm in config.arms:
         arm.schedule.base_batch_size = NUM_TRAIN
     config.validate()
-    cells = trials.make_cells(config, trials.make_problems(config))
+    cells = make_cells(config, make_problems(config))
     assert {cell.train.parallel.num_microsteps for cell in cells} == {4}
-    rows = runner.run_sweep(config, cells, tmp_path)
+    rows = run_sweep(config, cells, tmp_path)
     assert [row["steps"] for row in rows] == [35] * 8
     best = {row["arm"]: row["test_accuracy"] for row in rows if row["phase"] == "final"}
     assert best["LAMB + LEGW"] > 0.75

@@ -6,13 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from lbopt.config import OptimizerConfig
-from lbopt.config.optimizer import resolve_clip
-from lbopt.recipes.optimizers import make_optimizer
-from lbopt.transforms.lamb import lamb
-from lbopt.transforms.lans import lans
-from lbopt.transforms.lars import lars
-from lbopt.transforms.monitoring import optimizer_metrics
+from lbopt.config import OptimizerConfig, resolve_clip
+from lbopt.recipes import make_optimizer
+from lbopt.transforms import lamb, lans, lars, optimizer_metrics
 
 SCHEDULE = optax.linear_schedule(0.1, 0.02, 6)
 MASK = {"Dense_0": {"kernel": True, "bias": False}, "BatchNorm_0": {"scale": False}}

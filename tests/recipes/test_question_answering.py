@@ -8,18 +8,17 @@ import pytest
 from refusal import refused
 
 import lbopt
-from lbopt import metrics as metric_pairs
-from lbopt.config.loss import LossConfig
-from lbopt.data.arrays import Splits
-from lbopt.data.from_config.source import Source
-from lbopt.data.pieces import SPECIAL_TOKENS
-from lbopt.data.squad.examples import Question
-from lbopt.data.squad.features import EvaluationWindows
+from lbopt import metrics
+from lbopt.config import LossConfig
+from lbopt.data import Splits
+from lbopt.data.from_config import Source
+from lbopt.data.squad import EvaluationWindows, Question
 from lbopt.data.text import WordPiece
-from lbopt.evaluation.answers import best_span, evaluate_answers, predict_fn
-from lbopt.models.bert import Bert
-from lbopt.models.seam import Model, from_linen
-from lbopt.recipes import question_answering
+from lbopt.data.text._pieces import SPECIAL_TOKENS
+from lbopt.evaluation import evaluate_answers, predict_fn
+from lbopt.evaluation._answers import best_span
+from lbopt.models import Bert, Model, from_linen
+from lbopt.recipes import _question_answering
 
 BATCH, LENGTH = 6, 9
 KEYS: list = []
@@ -56,7 +55,7 @@ def batch(params):
 
 @pytest.fixture
 def task():
-    return question_answering.make(
+    return _question_answering.make(
         Model(None, recall), Source(Splits(None, None, None), 0), LossConfig()
     )
 
@@ -81,7 +80,7 @@ def test_loss_and_metrics_by_their_definition(task, params, batch):
     wanted = expected(params, batch, np.arange(BATCH))
     assert float(loss) == pytest.approx(wanted["loss"], rel=1e-6)
     assert 0 < wanted["accuracy"] < 1
-    assert metric_pairs.means([jax.device_get(found)]) == pytest.approx(wanted, rel=1e-6)
+    assert metrics.means([jax.device_get(found)]) == pytest.approx(wanted, rel=1e-6)
     assert state == {"a": 1}
     assert KEYS[-1] == (key, ["attention_mask", "input_ids", "token_type_ids"])
 
@@ -90,7 +89,7 @@ def test_padding_counts_nowhere(task, params, batch):
     rows = np.asarray([0, 1, 3, 4])
     params["start_logits"][2] = np.nan
     padded = {**batch, "mask": np.isin(np.arange(BATCH), rows)}
-    found = metric_pairs.means([jax.device_get(task.metric_fn(params, {}, padded))])
+    found = metrics.means([jax.device_get(task.metric_fn(params, {}, padded))])
     assert found == pytest.approx(expected(params, batch, rows), rel=1e-6)
 
 
@@ -241,7 +240,7 @@ def test_answers_of_bert_do_not_depend_on_the_batch(dataset):
     network = from_linen(
         Bert(vocab_size=16, head="question_answering", attention_dropout_rate=0.0, **options)
     )
-    task = question_answering.make(network, Source(Splits(None, None, None), 16), LossConfig())
+    task = _question_answering.make(network, Source(Splits(None, None, None), 16), LossConfig())
     everything = dataset.take(np.arange(len(dataset)))
     params, model_state = jax.jit(network.init)(jax.random.key(0), task.inputs(everything))
     params = jax.tree.map(
@@ -295,7 +294,7 @@ def test_a_step_of_training_lowers_the_loss(dataset):
     network = from_linen(
         Bert(vocab_size=16, head="question_answering", attention_dropout_rate=0.0, **options)
     )
-    task = question_answering.make(network, Source(Splits(None, None, None), 16), LossConfig())
+    task = _question_answering.make(network, Source(Splits(None, None, None), 16), LossConfig())
     batch = dataset.take(np.arange(16))
     params, model_state = jax.jit(network.init)(jax.random.key(0), task.inputs(batch))
     tx = optax.adam(0.01)
@@ -303,5 +302,5 @@ def test_a_step_of_training_lowers_the_loss(dataset):
     state, losses = lbopt.TrainState.create(params, model_state, tx), []
     for _ in range(60):
         state, found = step(state, batch)
-        losses.append(metric_pairs.means([jax.device_get(found)])["loss"])
+        losses.append(metrics.means([jax.device_get(found)])["loss"])
     assert losses[-1] < 0.2 * losses[0]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jobs import free_ports
 
-from lbopt.data.batches import TrainBatches
-from lbopt.data.from_config.source import load_source
+from lbopt.data import TrainBatches
+from lbopt.data.from_config import load_source
 
 SHARED_RUN = pathlib.Path(__file__).with_name("shared_run.py")
 

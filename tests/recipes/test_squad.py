@@ -12,15 +12,16 @@ import tensorflow_datasets as tfds
 from tfds_sets import write
 
 from lbopt.cli import main
-from lbopt.cli.train import with_vocabulary
+from lbopt.cli._train import with_vocabulary
 from lbopt.config import DataConfig, TrainConfig
-from lbopt.data.from_config import text
-from lbopt.data.pieces import SPECIAL_TOKENS
-from lbopt.data.records import TfdsFolder
-from lbopt.data.squad import answers, examples
-from lbopt.data.vocabulary import UNCASED, TextNormalization, save_vocabulary
+from lbopt.data import TfdsFolder
+from lbopt.data.from_config import _text
+from lbopt.data.squad import _answers, _examples
+from lbopt.data.text import TextNormalization
+from lbopt.data.text._pieces import SPECIAL_TOKENS
+from lbopt.data.text._vocabulary import UNCASED, save_vocabulary
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.recipes.initial import opened_folder
+from lbopt.recipes._initial import opened_folder
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 NUM_QUESTIONS = 12
@@ -30,7 +31,7 @@ BERT = ("--config.model.max_length=192", "--config.parallel.num_devices=1")
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    assert main.main(["prepare", "pydoc_squad", f"--data_dir={folder}"]) == 0
+    assert main(["prepare", "pydoc_squad", f"--data_dir={folder}"]) == 0
     return folder
 
 
@@ -39,7 +40,7 @@ def pretrained(tmp_path_factory):
     """Return the workdir of a BERT-tiny of a few steps on masked tokens."""
     workdir = tmp_path_factory.mktemp("pretrained") / "run"
     flags = [f"--config={CONFIGS / 'pydoc_bert.py'}:smoke", *BERT, "--config.num_steps=8"]
-    assert main.main(["train", *flags, f"--workdir={workdir}"]) == 0
+    assert main(["train", *flags, f"--workdir={workdir}"]) == 0
     return workdir
 
 
@@ -74,7 +75,7 @@ def flags(data_dir, pretrained):
 @pytest.fixture(scope="module")
 def trained(flags, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("squad") / "run"
-    assert main.main(["train", *flags, f"--workdir={workdir}"]) == 0
+    assert main(["train", *flags, f"--workdir={workdir}"]) == 0
     return workdir
 
 
@@ -92,7 +93,7 @@ def test_it_answers_what_it_has_learnt(trained):
 
 def test_a_checkpoint_is_evaluated_to_the_same_scores(trained, flags, capsys):
     capsys.readouterr()
-    assert main.main(["evaluate", *flags, f"--workdir={trained}"]) == 0
+    assert main(["evaluate", *flags, f"--workdir={trained}"]) == 0
     scores = json.loads(capsys.readouterr().out)
     assert scores["validation/f1"] == lines(trained)[-1]["eval/f1"]
     assert 0 <= scores["test/exact_match"] <= scores["test/f1"] <= 100
@@ -101,8 +102,7 @@ def test_a_checkpoint_is_evaluated_to_the_same_scores(trained, flags, capsys):
 def test_the_vocabulary_is_that_of_what_it_started_from(trained, pretrained, tmp_path):
     output = tmp_path / "exported"
     assert (
-        main.main(["export", f"--workdir={trained}", "--format=huggingface", f"--output={output}"])
-        == 0
+        main(["export", f"--workdir={trained}", "--format=huggingface", f"--output={output}"]) == 0
     )
     for name in ("vocab.txt", "tokenizer_config.json"):
         assert (
@@ -124,12 +124,14 @@ def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
         doc_stride=16,
         max_query_length=16,
     )
-    splits, _ = text.load_questions(data)
+    splits, _ = _text.load_questions(data)
     windows, batch = splits.validation, splits.validation.take(np.arange(len(splits.validation)))
     scores = np.where(batch["start_position"] > 0, 1.0, -np.inf)
-    chosen = answers.choose(windows, scores, batch["start_position"], batch["end_position"])
+    chosen = _answers.choose_answers(
+        windows, scores, batch["start_position"], batch["end_position"]
+    )
     found = [
-        answers.exact_match(chosen[question.id], question.answers[0])
+        _answers.exact_match(chosen[question.id], question.answers[0])
         for question in windows.questions
     ]
     assert np.mean(found) > 0.95  # an answer longer than a window's stride may be in none
@@ -183,7 +185,7 @@ BAD = {
 def test_what_cannot_be_is_one_line(name, flags, pretrained, tmp_path, capsys):
     overrides, code, said = BAD[name]
     overrides = [override.format(vocab=pretrained / "vocab.txt") for override in overrides]
-    assert main.main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) == code
+    assert main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) == code
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
@@ -208,7 +210,7 @@ def cased(tmp_path, data_dir):
 
 def questions_of(data, learned=None):
     """Return the first question as its vocabulary shows it, and the vocabulary."""
-    splits, pieces = text.load_questions(
+    splits, pieces = _text.load_questions(
         data, learned and functools.partial(opened_folder, learned)
     )
     tokens = splits.train.take(np.arange(1))["input_ids"][0]
@@ -219,7 +221,7 @@ def test_questions_keep_their_case_where_it_is_said(cased, tmp_path):
     data, file = cased
     said = r"config.data.lowercase = None: 2 of 11 pieces of .* have capitals \(The, What\).*--config.data.lowercase=false"
     with pytest.raises(UserError, match=said):
-        text.load_questions(data)
+        _text.load_questions(data)
     question, vocabulary = questions_of(dataclasses.replace(data, lowercase=False))
     assert question.startswith("[CLS] What is")
     assert vocabulary.normalization == TextNormalization(do_lower_case=False)
@@ -265,7 +267,7 @@ def test_records_without_answers_are_refused(flags, tmp_path, capsys, data_dir):
         version="2.0.0",
     )
     overrides = [f"--config.data.data_dir={folder}", "--config.data.train_split=train"]
-    assert main.main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) == 2
+    assert main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) == 2
     assert (
         "config.data.builder = 'pydoc_squad': its records have context, id, question, not answers"
         in capsys.readouterr().err
@@ -275,7 +277,7 @@ def test_records_without_answers_are_refused(flags, tmp_path, capsys, data_dir):
 def test_the_questions_have_the_schema_of_squad(data_dir):
     folder = TfdsFolder("pydoc_squad", str(data_dir))
     records = folder.open("train", "config.data.train_split")
-    found = examples.from_records(records[index] for index in range(len(records)))
+    found = _examples.questions_from_records(records[index] for index in range(len(records)))
     assert all(question.span() is not None for question in found)
 
 
@@ -284,9 +286,9 @@ def test_a_run_is_evaluated_where_its_start_is_gone(trained, flags, pretrained, 
     away = pretrained.rename(pretrained.with_name("away"))
     try:
         capsys.readouterr()
-        assert main.main(["evaluate", *flags, f"--workdir={trained}"]) == 0
+        assert main(["evaluate", *flags, f"--workdir={trained}"]) == 0
         assert json.loads(capsys.readouterr().out)["validation/f1"] == lines(trained)[-1]["eval/f1"]
-        assert main.main(["train", *flags, f"--workdir={trained}"]) == 0
+        assert main(["train", *flags, f"--workdir={trained}"]) == 0
         assert "nothing to do" in capsys.readouterr().err
     finally:
         away.rename(pretrained)
@@ -309,14 +311,14 @@ def test_a_question_without_an_answer_is_counted_by_its_number(data_dir, tmp_pat
         **sizes,
         max_damaged_records=1,
     )
-    splits, _ = text.load_questions(data)
+    splits, _ = _text.load_questions(data)
     assert (len(splits.train.questions), len(splits.train.damaged)) == (5, 1)
     data.max_damaged_records = 0
     with pytest.raises(
         EnvironmentProblem,
         match=r"train: record \d+ cannot be used \(record.answers = 0: a question has",
     ):
-        text.load_questions(data)
+        _text.load_questions(data)
 
 
 def test_an_unreadable_question_is_counted(data_dir, tmp_path):
@@ -334,10 +336,10 @@ def test_an_unreadable_question_is_counted(data_dir, tmp_path):
         sequence_length=64,
         max_damaged_records=400,
     )
-    splits, _ = text.load_questions(data)
+    splits, _ = _text.load_questions(data)
     assert 0 < len(splits.train.damaged) < 400
     assert len(splits.train.questions) + len(splits.train.damaged) == 400
     assert len(splits.validation.damaged) == 0
     data.max_damaged_records = 0
     with pytest.raises(EnvironmentProblem, match=r"pydoc_squad train: record .* cannot be used"):
-        text.load_questions(data)
+        _text.load_questions(data)

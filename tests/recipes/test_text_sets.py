@@ -8,12 +8,10 @@ import pytest
 
 from lbopt.cli import main
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
-from lbopt.data.from_config.source import load_source
-from lbopt.data.pieces import SPECIAL_TOKENS
-from lbopt.data.pydoc import split_topics
-from lbopt.data.text import Document
-from lbopt.data.tokens import StoreWriter
-from lbopt.data.vocabulary import TextNormalization, Vocabulary
+from lbopt.data.from_config import load_source
+from lbopt.data.text import StoreWriter, TextNormalization, Vocabulary, split_pydoc_topics
+from lbopt.data.text._pieces import SPECIAL_TOKENS
+from lbopt.data.text._wordpiece import Document
 from lbopt.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -46,7 +44,7 @@ def data_dir(tmp_path_factory):
     """Return a folder with a corpus of 24 plain-text files, prepared, and with Penn Treebank in little."""
     folder = tmp_path_factory.mktemp("data")
     books = tmp_path_factory.mktemp("books")
-    topics = sorted(split_topics()[0], key=len, reverse=True)
+    topics = sorted(split_pydoc_topics()[0], key=len, reverse=True)
     for number, topic in enumerate(topics[:24]):
         (books / f"{number:02d}.txt").write_text("\n\n".join(topic))
     command = [
@@ -57,7 +55,7 @@ def data_dir(tmp_path_factory):
         "--vocab_size=512",
         f"--data_dir={folder}",
     ]
-    assert main.main(command) == 0
+    assert main(command) == 0
     (folder / "ptb").mkdir()
     for part, topic in zip(("train", "valid", "test"), topics, strict=False):
         words = [" ".join(sentence.split()[:40]).replace("<unk>", "unk") for sentence in topic[:60]]
@@ -78,7 +76,7 @@ def test_bert_trains_on_a_prepared_corpus_in_two_phases(data_dir, tmp_path):
         *BERT,
         f"--config.data.data_dir={data_dir}",
     ]
-    assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 0
+    assert main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 0
     found = lines(tmp_path / "run")
     assert [line["examples_seen"] for line in found] == [8, 16, 20, 24]
     assert all(0 < line["train/masked_lm_loss"] < 10 for line in found)
@@ -119,12 +117,12 @@ def test_an_lstm_reads_penn_treebank_through(data_dir, tmp_path):
         "--config.checkpoint.every_steps=30",
         "--config.parallel.num_devices=1",
     ]
-    assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 0
+    assert main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 0
     scores = [
         line["eval/perplexity"] for line in lines(tmp_path / "run") if "eval/perplexity" in line
     ]
     assert scores[-1] < len(words_of(data_dir))
-    assert main.main(["report", f"--workdir={tmp_path / 'run'}"]) == 0
+    assert main(["report", f"--workdir={tmp_path / 'run'}"]) == 0
     assert (tmp_path / "run" / "perplexity.png").exists()
 
 
@@ -179,7 +177,7 @@ def test_what_cannot_be_is_one_line(name, data_dir, tmp_path, capsys):
     )
     flags = [f"--config={CONFIGS / file}.py{row}", f"--config.data.data_dir={data_dir}", *flags]
     flags += [f"--config.{override}" for override in overrides]
-    assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == code
+    assert main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == code
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1

@@ -5,7 +5,7 @@ import warnings
 import matplotlib.axes
 import pytest
 
-from lbopt.report import training
+from lbopt.report import _training
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_few_points_are_marked(count, marked, drawn, tmp_path):
     lines = [
         {"step": step, "examples_seen": step, "eval/loss": 1.0} for step in range(1, count + 1)
     ]
-    training._draw(tmp_path, "loss", lines, ["eval/loss", "train/loss"])
+    _training._draw(tmp_path, "loss", lines, ["eval/loss", "train/loss"])
     assert [(points, marker == "o") for points, marker in drawn] == [(count, marked)]
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
@@ -37,14 +37,14 @@ def test_a_legend_of_many_layers_fits_beside_the_curves(count, drawn, tmp_path, 
     """Of 300 layers those are named that one looks for: the ten highest and the ten lowest at the end, in that order."""
     legends = []
     monkeypatch.setattr(
-        training.page, "save_figure", lambda figure, file: legends.append(figure) or ""
+        _training.page, "save_figure", lambda figure, file: legends.append(figure) or ""
     )
     names = [f"train/trust_ratio/stage0_block{number}/conv1/kernel" for number in range(count)]
     lines = [
         {"step": step, **{name: 1.0 + step * i for i, name in enumerate(names)}}
         for step in range(3)
     ]
-    training._draw(tmp_path, "trust_ratio", lines, names, log=True)
+    _training._draw(tmp_path, "trust_ratio", lines, names, log=True)
     (figure,) = legends
     with warnings.catch_warnings():
         warnings.simplefilter("error")

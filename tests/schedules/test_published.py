@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.schedules import units
+from lbopt.schedules import Units
 
 NUM_EXAMPLES = 1_281_167
 
@@ -294,7 +294,7 @@ NUMBERS = {
         "base_batch_size": 8,
         "global_batch_size": 16,
     },
-    units.Units: {"num_examples": 64, "global_batch_size": 16},
+    Units: {"num_examples": 64, "global_batch_size": 16},
 }
 NO_NUMBERS = (
     True,
@@ -338,7 +338,7 @@ def test_numbers_of_any_kind_give_the_same_rates():
         }
         rates.append(table(lbopt.warmup_schedule(kind(3), kind(5), 20, **numbers), 25))
         assert np.array_equal(rates[0], rates[-1]), kind
-    narrow = units.Units(np.int32(NUM_EXAMPLES), np.int32(512))
+    narrow = Units(np.int32(NUM_EXAMPLES), np.int32(512))
     assert (narrow.steps(5000), narrow.warmup_steps(5000)) == (12511397, 12511396)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import lbopt
-from lbopt.schedules.stretch import stretch_schedule
+from lbopt.schedules import stretch_schedule
 
 NAN = float("nan")
 

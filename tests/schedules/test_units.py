@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from lbopt.schedules.units import Units
+from lbopt.schedules import Units
 
 IMAGENET = 1_281_167
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.schedules.decay import make_decay
+from lbopt.schedules._decay import make_decay
 
 SHAPES = {
     "linear": ({}, lambda s: 1 - s),

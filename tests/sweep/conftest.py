@@ -8,7 +8,7 @@ import pytest
 import tiny_study
 from tiny_study import make_config
 
-from lbopt.sweep import trials
+from lbopt.sweep import make_cells, make_problems
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,7 @@ def config():
 
 @pytest.fixture(scope="session")
 def cells(config):
-    return trials.make_cells(config, trials.make_problems(config))
+    return make_cells(config, make_problems(config))
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from lbopt.errors import EnvironmentProblem
-from lbopt.sweep import parts
-from lbopt.sweep.examples import EXAMPLES, pack, read_examples
-from lbopt.sweep.results import REQUIRED, Results
-from lbopt.sweep.trials import key
-from lbopt.train import bucket
+from lbopt.sweep import Parts
+from lbopt.sweep._examples import EXAMPLES, pack, read_examples
+from lbopt.sweep._results import REQUIRED, Results
+from lbopt.sweep._trials import key
+from lbopt.workdir import _bucket
 
 
 def row(seed, **fields):
@@ -87,11 +87,11 @@ def test_shards_in_a_bucket_are_merged(monkeypatch, tmp_path):
     shard = study / "shards" / "1-of-2"
     shard.mkdir(parents=True)
     mirror.mkdir()
-    monkeypatch.setattr(bucket, "address", lambda named: study)
+    monkeypatch.setattr(_bucket, "bucket_path", lambda named: study)
     (shard / EXAMPLES).write_text(json.dumps(line(1, [0, 1])) + "\n")
     Results(mirror).add([row(2)], [line(2, [1, 0])])
 
-    others = parts.Parts("gs://bucket/study", mirror)
+    others = Parts("gs://bucket/study", mirror)
     others.fetch()
     others.publish()
     others.fetch()  # the study's own file now holds both

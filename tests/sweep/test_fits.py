@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from lbopt.sweep import fits
+from lbopt.sweep import _fits
 
 EVERY_STEP = np.arange(1, 3001)
 
@@ -15,7 +15,7 @@ EVERY_STEP = np.arange(1, 3001)
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 35, 64, 1000, 1_000_000])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 64])
 def test_log_spaced_steps_are_distinct_and_as_many_as_asked(num_steps, count):
-    steps = fits.log_spaced_steps(num_steps, count)
+    steps = _fits.log_spaced_steps(num_steps, count)
     assert len(steps) == min(count, num_steps)
     assert all(isinstance(step, int) for step in steps)
     assert list(steps) == sorted(set(steps))
@@ -25,38 +25,38 @@ def test_log_spaced_steps_are_distinct_and_as_many_as_asked(num_steps, count):
 
 
 def test_log_spaced_steps_are_even_where_whole_numbers_allow():
-    steps = np.array(fits.log_spaced_steps(1_000_000, 64))
+    steps = np.array(_fits.log_spaced_steps(1_000_000, 64))
     ratios = steps[1:] / steps[:-1]
     late = ratios[steps[:-1] >= 100]
     assert late.max() / late.min() <= 1.02  # rounding to whole numbers at 100 is 1 percent
 
 
 @pytest.mark.parametrize(
-    "steps", [EVERY_STEP, fits.log_spaced_steps(3000, 64)], ids=["every step", "log-spaced"]
+    "steps", [EVERY_STEP, _fits.log_spaced_steps(3000, 64)], ids=["every step", "log-spaced"]
 )
 @pytest.mark.parametrize("exponent", [0.25, 0.5, 1.0, -0.5])
 def test_planted_exponents_are_recovered(steps, exponent):
     distances = 1.7 * np.asarray(steps, float) ** exponent
-    power = fits.fit_diffusion(steps, distances, 1).power
+    power = _fits.fit_diffusion(steps, distances, 1).power
     assert dataclasses.astuple(power) == pytest.approx((1.7, exponent, 1.0), abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    "steps", [EVERY_STEP, fits.log_spaced_steps(3000, 64)], ids=["every step", "log-spaced"]
+    "steps", [EVERY_STEP, _fits.log_spaced_steps(3000, 64)], ids=["every step", "log-spaced"]
 )
 @pytest.mark.parametrize("slope", [0.25, 0.5, 1.0])
 def test_planted_slopes_are_recovered(steps, slope):
-    log = fits.fit_diffusion(steps, 0.3 + slope * np.log(steps), 1).log
+    log = _fits.fit_diffusion(steps, 0.3 + slope * np.log(steps), 1).log
     assert dataclasses.astuple(log) == pytest.approx((0.3, slope, 1.0), abs=1e-6)
 
 
 @pytest.mark.parametrize(("exponent", "spread"), [(0.25, 0.0015), (0.5, 0.003), (1.0, 0.008)])
 def test_noise_of_two_percent_leaves_the_exponent_nearly_alone(exponent, spread):
     """The spread of the exponent was measured over 300 other draws; 20 draws stay within four of it."""
-    steps = np.array(fits.log_spaced_steps(3000, 64))
+    steps = np.array(_fits.log_spaced_steps(3000, 64))
     for seed in range(20):
         noise = 1 + 0.02 * np.random.default_rng(1000 + seed).normal(size=64)
-        power = fits.fit_diffusion(steps, 1.7 * steps**exponent * noise, 1).power
+        power = _fits.fit_diffusion(steps, 1.7 * steps**exponent * noise, 1).power
         assert power.exponent == pytest.approx(exponent, abs=4 * spread)
         assert power.r2 > 0.98
 
@@ -68,7 +68,7 @@ def noisy(kind, steps):
 
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_the_larger_r2_names_the_curve(kind):
-    fit = fits.fit_diffusion(EVERY_STEP, noisy(kind, EVERY_STEP), 1)
+    fit = _fits.fit_diffusion(EVERY_STEP, noisy(kind, EVERY_STEP), 1)
     better = "log" if fit.log.r2 > fit.power.r2 else "power"
     assert better == kind
     assert abs(fit.log.r2 - fit.power.r2) > 0.01
@@ -82,18 +82,18 @@ def trapezoid(x):
 
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_the_log_fit_is_numpys(kind):
-    steps = np.array(fits.log_spaced_steps(3000, 40))
+    steps = np.array(_fits.log_spaced_steps(3000, 40))
     distances, weights = noisy(kind, steps), trapezoid(np.log(steps))
-    log = fits.fit_diffusion(steps, distances, 1).log
+    log = _fits.fit_diffusion(steps, distances, 1).log
     expected = np.polyfit(np.log(steps), distances, 1, w=np.sqrt(weights))
     assert (log.slope, log.intercept) == pytest.approx(tuple(expected), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_the_power_fit_is_scipys(kind):
-    steps = np.array(fits.log_spaced_steps(3000, 40))
+    steps = np.array(_fits.log_spaced_steps(3000, 40))
     distances, weights = noisy(kind, steps), trapezoid(np.log(steps))
-    power = fits.fit_diffusion(steps, distances, 1).power
+    power = _fits.fit_diffusion(steps, distances, 1).power
     # curve_fit is another method, Levenberg-Marquardt on both parameters; it stops at relative changes of 1e-12.
     (scale, exponent), _ = optimize.curve_fit(
         lambda t, scale, exponent: scale * t**exponent,
@@ -113,8 +113,8 @@ def test_the_power_fit_is_scipys(kind):
 def test_each_decade_weighs_alike_however_dense_the_points_are():
     """Three decades of one slope and one of another: step by step, the last decade is nine tenths of the points."""
     kinked = lambda t: np.log(t) + np.maximum(np.log(t / 1000), 0)  # noqa: E731
-    dense, sparse = np.arange(1, 10_001), np.array(fits.log_spaced_steps(10_000, 200))
-    slopes = [fits.fit_diffusion(steps, kinked(steps), 1).log.slope for steps in (dense, sparse)]
+    dense, sparse = np.arange(1, 10_001), np.array(_fits.log_spaced_steps(10_000, 200))
+    slopes = [_fits.fit_diffusion(steps, kinked(steps), 1).log.slope for steps in (dense, sparse)]
     unweighted = np.polyfit(np.log(dense), kinked(dense), 1)[0]
     assert slopes[0] == pytest.approx(slopes[1], rel=0.01)
     assert abs(unweighted - slopes[0]) > 0.3
@@ -123,14 +123,14 @@ def test_each_decade_weighs_alike_however_dense_the_points_are():
 def test_only_the_window_is_fitted():
     distances = np.where(EVERY_STEP < 100, 5.0, np.sqrt(EVERY_STEP))
     distances[2000:] = np.nan
-    fit = fits.fit_diffusion(EVERY_STEP, distances, from_step=100, to_step=2000)
+    fit = _fits.fit_diffusion(EVERY_STEP, distances, from_step=100, to_step=2000)
     assert (fit.from_step, fit.to_step) == (100, 2000)
     assert fit.power.exponent == pytest.approx(0.5, abs=1e-6)
 
 
 def test_a_distance_of_zero_is_a_point_like_any_other():
     """With warmup from zero the first step goes nowhere."""
-    fit = fits.fit_diffusion([1, 2, 4, 8, 16], [0.0, 1.0, 2.0, 3.0, 4.0], 1)
+    fit = _fits.fit_diffusion([1, 2, 4, 8, 16], [0.0, 1.0, 2.0, 3.0, 4.0], 1)
     assert dataclasses.astuple(fit.log) == pytest.approx((0.0, 1 / np.log(2), 1.0), abs=1e-9)
 
 
@@ -147,11 +147,11 @@ def test_a_distance_of_zero_is_a_point_like_any_other():
     ids=["three points", "window of three", "nan", "infinite", "at rest", "nothing"],
 )
 def test_no_fit_where_there_is_nothing_to_fit(steps, distances, from_step):
-    assert fits.fit_diffusion(steps, distances, from_step) is None
+    assert _fits.fit_diffusion(steps, distances, from_step) is None
 
 
 def test_the_json_of_a_fit():
-    fit = fits.fit_diffusion(np.array([1, 2, 4, 8]), np.array([1.0, 2.0, 3.0, 4.5]), 1)
+    fit = _fits.fit_diffusion(np.array([1, 2, 4, 8]), np.array([1.0, 2.0, 3.0, 4.5]), 1)
     data = json.loads(json.dumps(dataclasses.asdict(fit)))
     assert {name: list(data[name]) for name in ("log", "power")} == {
         "log": ["intercept", "slope", "r2"],

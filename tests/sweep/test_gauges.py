@@ -9,10 +9,9 @@ import pytest
 
 from lbopt import losses
 from lbopt.errors import UserError
-from lbopt.models import cnn, lstm, seam
-from lbopt.sweep.lanes import gauges
-from lbopt.sweep.noise import noise_scales
-from lbopt.sweep.row import Probes
+from lbopt.models import CNN, LSTMClassifier, from_linen
+from lbopt.sweep import Probes, noise_scales
+from lbopt.sweep.lanes import _gauges
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 KEY = jax.random.key(0)
@@ -30,7 +29,7 @@ def squares(params, model_state, batch, rng):
 @functools.cache
 def gaussian_probes():
     """Probe 60 batches of Gaussian gradients, with |G| = SIGNAL in each of the two leaves."""
-    probe = gauges.make_probe(squares, NUM_PARTS)
+    probe = _gauges.make_probe(squares, NUM_PARTS)
     params = {name: jnp.full(DIM, SIGNAL / np.sqrt(DIM)) for name in NOISE}
 
     def one(key):
@@ -82,7 +81,7 @@ def test_phi_of_modules_is_that_of_their_parameters_together():
     rng = np.random.default_rng(0)
     params = {name: jnp.zeros(2) for name in ("body_a", "body_b", "head")}
     batch = {name: jnp.float32(rng.normal(size=(4, 2)) + 1) for name in params}
-    found = gauges.make_probe(squares, 2, {"head": "^head", "body": ""})(params, {}, batch, KEY)
+    found = _gauges.make_probe(squares, 2, {"head": "^head", "body": ""})(params, {}, batch, KEY)
     halves = {name: np.asarray(x, float).reshape(2, 2, 2).mean(1) for name, x in batch.items()}
     for module, leaves in {"body": ("body_a", "body_b"), "head": ("head",)}.items():
         one, other = (np.concatenate([halves[leaf][half] for leaf in leaves]) for half in (0, 1))
@@ -103,14 +102,14 @@ def test_no_signal_is_an_infinite_noise_scale():
 def test_example_i_belongs_to_part_i_over_b():
     """The first half of the examples says east and the second north."""
     x = jnp.repeat(jnp.eye(2), 8, axis=0)
-    probe = gauges.make_probe(squares, 4)({"x": jnp.zeros(2)}, {}, {"x": x}, KEY)
+    probe = _gauges.make_probe(squares, 4)({"x": jnp.zeros(2)}, {}, {"x": x}, KEY)
     assert probe.phi == pytest.approx(1, abs=1e-6)
     # All parts have norm 1, the mean has 1/2: (4 * 1/2 - 1) / 3 and (1 - 1/2) * 16 / 3.
     assert (probe.gradient_square_norm, probe.noise_trace) == pytest.approx(
         (1 / 3, 8 / 3), rel=1e-6
     )
     turns = jnp.tile(jnp.eye(2), (8, 1))
-    assert gauges.make_probe(squares, 4)(
+    assert _gauges.make_probe(squares, 4)(
         {"x": jnp.zeros(2)}, {}, {"x": turns}, KEY
     ).phi == pytest.approx(0, abs=1e-6)
 
@@ -118,7 +117,7 @@ def test_example_i_belongs_to_part_i_over_b():
 def test_gradients_of_parts_are_numpys():
     rng = np.random.default_rng(0)
     parts = rng.normal(size=(6, 5)).astype(np.float32)
-    found = gauges.gradient_parts(
+    found = _gauges.gradient_parts(
         lambda w, part: {"w": w["w"] * part}, {"w": jnp.arange(5.0)}, jnp.asarray(parts)
     )
     each = np.arange(5.0) * parts
@@ -130,14 +129,14 @@ def test_gradients_of_parts_are_numpys():
 def test_bf16_gradients_are_summed_in_fp32():
     """In bf16, 256 and 1 are 256."""
     parts = jnp.array([256.0, 1, 1, 1, 1, 1, 1, 1], jnp.bfloat16)[:, None]
-    found = gauges.gradient_parts(lambda w, part: part, jnp.zeros(1, jnp.bfloat16), parts)
+    found = _gauges.gradient_parts(lambda w, part: part, jnp.zeros(1, jnp.bfloat16), parts)
     assert (found.first_half.dtype, found.first_half[0]) == (jnp.float32, 259 / 4)
     assert found.mean_square_norm == pytest.approx((256**2 + 7) / 8, rel=1e-6)
 
 
 def test_phi_keeps_its_digits_where_the_angle_is_small():
     one, other = jnp.array([1.0, 0.0]), jnp.array([1.0, 1e-4])
-    assert gauges.phi(one, other) == pytest.approx(5e-9, rel=1e-3)
+    assert _gauges.phi(one, other) == pytest.approx(5e-9, rel=1e-3)
     assert (
         1 - jnp.dot(one, other) / jnp.linalg.norm(other) == 0
     )  # the plain formula has lost them all
@@ -175,7 +174,7 @@ def test_lipschitz_is_exact_on_a_quadratic(num_parts):
     batch, matrix, vector = make_quadratic()
     w = np.random.default_rng(1).normal(size=SIDE)
     g = matrix @ w + vector
-    probe = jax.jit(gauges.make_probe(quadratic, num_parts))(split(w), {}, batch, KEY)
+    probe = jax.jit(_gauges.make_probe(quadratic, num_parts))(split(w), {}, batch, KEY)
     assert probe.lipschitz == pytest.approx(abs(g @ matrix @ g) / (g @ g), rel=1e-5)
 
 
@@ -187,7 +186,7 @@ def test_along_an_eigenvector_lipschitz_is_the_eigenvalue(place):
     w = np.linalg.solve(
         matrix, 3 * vectors[:, place] - vector
     )  # where the gradient is three times that eigenvector
-    probe = gauges.make_probe(quadratic, 2)(split(w), {}, batch, KEY)
+    probe = _gauges.make_probe(quadratic, 2)(split(w), {}, batch, KEY)
     # The gradient at w is rounded to fp32, and other eigenvectors then have their small part in it.
     assert probe.lipschitz == pytest.approx(abs(values[place]), rel=1e-5, abs=1e-5)
 
@@ -196,16 +195,16 @@ def test_lipschitz_does_not_depend_on_the_size_of_the_gradient():
     batch, matrix, vector = make_quadratic()
     w = np.random.default_rng(1).normal(size=SIDE)
     g = matrix @ w + vector
-    parts = gauges.split_parts(batch, 2)
+    parts = _gauges.split_parts(batch, 2)
     loss = lambda params, part: quadratic(params, {}, part, KEY)[0]  # noqa: E731
     for scale in (1e-12, 1.0, 1e12):
-        found = gauges.local_lipschitz(loss, split(w), split(scale * g), parts)
+        found = _gauges.local_lipschitz(loss, split(w), split(scale * g), parts)
         assert found == pytest.approx(abs(g @ matrix @ g) / (g @ g), rel=1e-5)
 
 
 def test_at_rest_there_is_no_direction():
     batch = {"x": jnp.ones((4, 3))}
-    probe = gauges.make_probe(squares, 2)({"x": jnp.ones(3)}, {}, batch, KEY)
+    probe = _gauges.make_probe(squares, 2)({"x": jnp.ones(3)}, {}, batch, KEY)
     assert np.isnan([probe.lipschitz, probe.phi, probe.phi_layers["x"]]).all()
     assert (probe.noise_trace, probe.gradient_square_norm) == (0, 0)
 
@@ -218,7 +217,7 @@ def test_each_part_has_random_numbers_of_its_own_and_both_passes_the_same():
         return jax.random.uniform(rng) * 0.5 * jnp.sum(params**2), (model_state, {})
 
     num_parts, w = 4, jnp.array([3.0, 4.0])
-    probe = gauges.make_probe(loss_fn, num_parts)(w, {}, jnp.zeros(num_parts), KEY)
+    probe = _gauges.make_probe(loss_fn, num_parts)(w, {}, jnp.zeros(num_parts), KEY)
     norm = np.sqrt(
         probe.gradient_square_norm + probe.noise_trace / num_parts
     )  # of the mean gradient
@@ -226,7 +225,7 @@ def test_each_part_has_random_numbers_of_its_own_and_both_passes_the_same():
     assert probe.noise_trace > 0.01
 
 
-MODELS = {"cnn": (cnn.CNN(10, (4, 8), 8), (8, 8)), "lstm": (lstm.LSTMClassifier(10, 8), (3, 8))}
+MODELS = {"cnn": (CNN(10, (4, 8), 8), (8, 8)), "lstm": (LSTMClassifier(10, 8), (3, 8))}
 """With the size of their images: the LSTM's program grows with the rows."""
 
 
@@ -234,7 +233,7 @@ MODELS = {"cnn": (cnn.CNN(10, (4, 8), 8), (8, 8)), "lstm": (lstm.LSTMClassifier(
 def make_model(name):
     """Return a loss, the model at its start, 32 images of noise, and the jitted probe."""
     network, size = MODELS[name]
-    network = seam.from_linen(network)
+    network = from_linen(network)
     rng = np.random.default_rng(0)
     batch = {
         "image": jnp.float32(rng.normal(size=(32, *size))),
@@ -248,7 +247,7 @@ def make_model(name):
         return jnp.mean(losses.softmax_cross_entropy(logits, batch["label"])), (new_model_state, {})
 
     params, model_state = jax.jit(network.init)(KEY, batch["image"])
-    return loss_fn, params, model_state, batch, jax.jit(gauges.make_probe(loss_fn, 2))
+    return loss_fn, params, model_state, batch, jax.jit(_gauges.make_probe(loss_fn, 2))
 
 
 def vdot(one, other):
@@ -261,7 +260,7 @@ def vdot(one, other):
 def test_lipschitz_is_the_finite_difference_of_two_gradients(name):
     """Within 1e-3: over 3e-4 either way rounding leaves 2e-4 or so; further away a ReLU or a maximum changes sides."""
     loss_fn, params, model_state, batch, probe = make_model(name)
-    parts = gauges.split_parts(batch, 2)
+    parts = _gauges.split_parts(batch, 2)
 
     @jax.jit
     def gradient(params):
@@ -304,7 +303,7 @@ def test_memory_does_not_grow_with_the_number_of_parts():
     def scratch(num_parts):
         params, batch = {"x": jnp.zeros(100_000)}, {"x": jnp.zeros((num_parts, 1))}
         compiled = (
-            jax.jit(gauges.make_probe(squares, num_parts)).lower(params, {}, batch, KEY).compile()
+            jax.jit(_gauges.make_probe(squares, num_parts)).lower(params, {}, batch, KEY).compile()
         )
         return compiled.memory_analysis().temp_size_in_bytes
 
@@ -314,9 +313,9 @@ def test_memory_does_not_grow_with_the_number_of_parts():
 @pytest.mark.parametrize("num_parts", [-2, 0, 1, 3])
 def test_an_odd_number_of_parts_is_refused(num_parts):
     with pytest.raises(UserError, match=f"num_parts = {num_parts}: give an even number >= 2"):
-        gauges.make_probe(squares, num_parts)
+        _gauges.make_probe(squares, num_parts)
 
 
 def test_parts_of_unequal_size_are_refused():
     with pytest.raises(UserError, match="num_parts = 4: it does not divide the 6 examples"):
-        gauges.make_probe(squares, 4)({"x": jnp.zeros(1)}, {}, {"x": jnp.zeros((6, 1))}, KEY)
+        _gauges.make_probe(squares, 4)({"x": jnp.zeros(1)}, {}, {"x": jnp.zeros((6, 1))}, KEY)

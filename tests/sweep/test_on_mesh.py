@@ -9,9 +9,8 @@ from jobs import start  # noqa: F401  a fixture
 from tiny_study import make_config
 
 from lbopt.cli import main
-from lbopt.config import SearchConfig
-from lbopt.config.measure import MeasureConfig
-from lbopt.sweep import runner, trials
+from lbopt.config import MeasureConfig, SearchConfig
+from lbopt.sweep import _trials, run_sweep
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 # The global batch's statistics are summed in another order; momentum over 24 steps amplifies rounding (test_program).
@@ -25,7 +24,7 @@ def study(**changes):
         global_batch_sizes=(128,),
         **changes,
     )
-    cells = trials.make_cells(config, trials.make_problems(config))
+    cells = _trials.make_cells(config, _trials.make_problems(config))
     return config, cells
 
 
@@ -35,8 +34,8 @@ def test_all_devices_find_what_one_finds(tmp_path):
         config, cells = study(trial_devices=devices)
         folder = tmp_path / devices
         folder.mkdir()
-        found = runner.run_sweep(config, cells, folder)
-        rows.append({trials.key(row): row for row in found})
+        found = run_sweep(config, cells, folder)
+        rows.append({_trials.key(row): row for row in found})
     ours, theirs = rows
     assert ours.keys() == theirs.keys()
     assert len(ours) == 2 * (3 + 2)
@@ -69,7 +68,7 @@ def test_a_batch_that_does_not_split_over_the_devices_is_refused_before_the_work
         f"--workdir={tmp_path / 'study'}",
         "--config.trial_devices=all",
     ]
-    assert main.main(["sweep", *flags, "--config.global_batch_sizes=(6,128)"]) == 2
+    assert main(["sweep", *flags, "--config.global_batch_sizes=(6,128)"]) == 2
     err = capsys.readouterr().err
     assert "config.global_batch_sizes = 6 of 'momentum': " in err
     assert err.count("\n") == 1
@@ -103,14 +102,14 @@ def test_two_processes_train_every_trial_together(
         f"--workdir={tmp_path / 'alone'}" if flag.startswith("--workdir") else flag
         for flag in command
     ]
-    assert main.main([*alone, "--config.train.parallel.num_devices=4"]) == 0
+    assert main([*alone, "--config.train.parallel.num_devices=4"]) == 0
     expected = [
         json.loads(line) for line in (tmp_path / "alone" / "results.jsonl").read_text().splitlines()
     ]
-    by_key = {trials.key(row): row for row in expected}
+    by_key = {_trials.key(row): row for row in expected}
     for row in rows:
         np.testing.assert_allclose(
-            row["validation_loss"], by_key[trials.key(row)]["validation_loss"], rtol=10 * RTOL
+            row["validation_loss"], by_key[_trials.key(row)]["validation_loss"], rtol=10 * RTOL
         )
 
 
@@ -126,9 +125,9 @@ def test_arms_whose_searches_differ_share_a_program(tmp_path):
         config.arms = (other, config.arms[1])
         config.search = SearchConfig(learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0))
         (tmp_path / batching).mkdir()
-        cells = trials.make_cells(config, trials.make_problems(config))
-        found = runner.run_sweep(config, cells, tmp_path / batching)
-        rows.append({trials.key(row): row for row in found})
+        cells = _trials.make_cells(config, _trials.make_problems(config))
+        found = run_sweep(config, cells, tmp_path / batching)
+        rows.append({_trials.key(row): row for row in found})
     assert rows[0].keys() == rows[1].keys()
     assert len(rows[0]) == (1 + 2) + (5 + 2)
     for key, row in rows[0].items():

@@ -8,10 +8,9 @@ import pytest
 from buckets import objects, read, serving, start_lbopt
 
 from lbopt.errors import UserError
-from lbopt.sweep import parts
-from lbopt.sweep.results import REQUIRED, read_results
-from lbopt.train import bucket
-from lbopt.train.shard import Shard
+from lbopt.sweep import Parts, read_results
+from lbopt.sweep._results import REQUIRED
+from lbopt.workdir import Shard, _bucket
 
 STUDY = "gs://bucket/studies/tiny"
 SHORT = "--config.train.num_epochs=3.0"
@@ -78,7 +77,7 @@ def study(monkeypatch, tmp_path):
     (shard / "results.jsonl").write_text(
         json.dumps(finished(1)) + "\n" + json.dumps(finished(2)) + "\n" + '{"torn'
     )
-    monkeypatch.setattr(bucket, "address", lambda named: folder)
+    monkeypatch.setattr(_bucket, "bucket_path", lambda named: folder)
     return folder
 
 
@@ -97,7 +96,7 @@ def same(saved):
 
 
 def test_one_division_at_a_time(study, tmp_path):
-    others = parts.Parts(STUDY, tmp_path)
+    others = Parts(STUDY, tmp_path)
     lease(study / "shards" / "1-of-2", time.time())
     others.refuse_others(Shard(2, 2), same)
     for shard in (Shard(2, 3), None):
@@ -119,7 +118,7 @@ def test_a_shard_of_another_study_is_refused(study, tmp_path):
         UserError,
         match=r"--workdir = 'gs://bucket/studies/tiny': it holds a sweep of another config \(name is tiny",
     ):
-        parts.Parts(STUDY, tmp_path).refuse_others(
+        Parts(STUDY, tmp_path).refuse_others(
             Shard(2, 2), lambda saved: [f"name is {saved['config']['name']} there"]
         )
 
@@ -130,7 +129,7 @@ def test_what_others_have_finished_is_there_once_and_not_as_ones_own(study, tmp_
     (mirror / "results.jsonl").write_text(
         json.dumps(finished(2)) + "\n" + json.dumps(finished(3)) + "\n"
     )
-    others = parts.Parts(STUDY, mirror)
+    others = Parts(STUDY, mirror)
     others.fetch()
     assert [row["seed"] for row in read_results(mirror)] == [2, 3, 1]
     assert (mirror / "results.jsonl").read_text().count("\n") == 2

@@ -14,7 +14,7 @@ from lbopt.config import (
     SweepConfig,
     TrainConfig,
 )
-from lbopt.sweep import drive, runner, trials
+from lbopt.sweep import _drive, make_cells, make_problems, run_sweep
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def rows(tmp_path_factory):
         final_seeds=(7,),
     )
     config.validate()
-    cells = trials.make_cells(config, trials.make_problems(config))
+    cells = make_cells(config, make_problems(config))
     assert cells[0].resolved.num_steps == 2
-    return runner.run_sweep(config, cells, tmp_path_factory.mktemp("study"))
+    return run_sweep(config, cells, tmp_path_factory.mktemp("study"))
 
 
 @pytest.mark.slow
@@ -69,4 +69,4 @@ def test_accuracy_does_not_choose_a_language_model():
         }
 
     rows = [row(1.0, 0.1, 3.0), row(2.0, 0.3, 3.5), row(4.0, 0.5, None, diverged=True)]
-    assert drive.choose(rows).learning_rate == 1.0
+    assert _drive.choose(rows).learning_rate == 1.0

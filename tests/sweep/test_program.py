@@ -10,21 +10,16 @@ import numpy as np
 import pytest
 from tiny_study import make_config
 
-from lbopt.config import Arm, ModelConfig, OptimizerConfig, ParallelConfig
-from lbopt.config.measure import MeasureConfig
-from lbopt.data.arrays import ArrayDataset
-from lbopt.data.damaged import DAMAGED
-from lbopt.parallel import mesh as meshes
-from lbopt.recipes import build, schedule as schedules
-from lbopt.recipes.problem import make_problem
-from lbopt.sweep import runner
-from lbopt.sweep.lanes.arguments import Arguments
-from lbopt.sweep.lanes.on_mesh import make_mesh_probe
-from lbopt.sweep.lanes.program import Program, Spread
-from lbopt.sweep.lanes.session import Equipment, Session
-from lbopt.sweep.record import Record
-from lbopt.sweep.search.protocol import Factors, Proposal
-from lbopt.sweep.trials import SEARCH, make_cells, make_problems
+from lbopt.config import Arm, MeasureConfig, ModelConfig, OptimizerConfig, ParallelConfig
+from lbopt.data import DAMAGED, ArrayDataset
+from lbopt.parallel import put_replicated
+from lbopt.recipes import build_mesh, build_run, make_problem, resolve_schedule
+from lbopt.sweep import _runner, make_cells, make_problems
+from lbopt.sweep._record import Record
+from lbopt.sweep._trials import SEARCH
+from lbopt.sweep.lanes import Equipment, Program, Session, Spread, make_mesh_probe
+from lbopt.sweep.lanes._arguments import Arguments
+from lbopt.sweep.search import Factors, Proposal
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 # Of the movement ||w_T - w_0||: other programs round differently. LAMB's direction is sign-like where a gradient is all
@@ -120,7 +115,7 @@ def train_alone(cell, wanted):
         train.seed, train.global_batch_size = trial.seed, cell.global_batch_size
         train.schedule.base_learning_rate *= trial.factors.learning_rate
         train.parallel.num_devices = 1
-        built = build.build(train)
+        built = build_run(train)
         state = built.init()
         start, losses = flat(state.params), []
         for step in range(built.num_steps):
@@ -213,7 +208,7 @@ def test_a_short_trial_runs_the_whole_schedule():
     assert (record.done, trial.num_steps, cell.warmup_steps(trial)) == (12, 12, 2)
     shorter = copy.deepcopy(cell.train)
     shorter.num_epochs /= 2
-    resolved = schedules.resolve(
+    resolved = resolve_schedule(
         shorter.schedule, 128, len(cell.problem.splits.train), shorter.num_epochs
     )
     assert (resolved.warmup_steps, resolved.num_steps) == (2, 12)
@@ -227,7 +222,7 @@ def test_a_short_trial_runs_the_whole_schedule():
 
 
 def test_programs_of_one_problem_share_its_arrays_on_the_device(cells, tmp_path):
-    study = runner.Study(make_config(), None, None, None)
+    study = _runner.Study(make_config(), None, None, None)
     programs = [study._compiled(cell, three_trials(cell)[0]) for cell in cells[:2]]
     assert programs[0].feed.shared["image"] is programs[1].feed.shared["image"]
 
@@ -251,10 +246,9 @@ def test_a_damaged_record_among_the_probed_ones_changes_nothing(cells):
     found = [Equipment(one, config, Spread(config)).probe(*variables) for one in (problem, spoilt)]
     jax.tree.map(np.testing.assert_array_equal, *found)
     alone = jax.tree.map(lambda x: x[0], variables)
-    mesh = build.make_mesh(ParallelConfig())
+    mesh = build_mesh(ParallelConfig())
     on_mesh = [
-        make_mesh_probe(one, config)(*meshes.put_replicated(mesh, alone))
-        for one in (problem, spoilt)
+        make_mesh_probe(one, config)(*put_replicated(mesh, alone)) for one in (problem, spoilt)
     ]
     jax.tree.map(np.testing.assert_array_equal, *on_mesh)
 

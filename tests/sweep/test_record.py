@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from tiny_study import make_config
 
-from lbopt.config.measure import MeasureConfig
-from lbopt.sweep import trials
-from lbopt.sweep.record import Record
-from lbopt.sweep.search.protocol import Factors, Proposal
+from lbopt.config import MeasureConfig
+from lbopt.sweep import make_cells, make_problems
+from lbopt.sweep._record import Record
+from lbopt.sweep.search import Factors, Proposal
 
 
 def make_record(phase="final", fidelity=1.0, **changes):
@@ -17,7 +17,7 @@ def make_record(phase="final", fidelity=1.0, **changes):
     config = make_config(**changes)
     for name, value in train.items():
         setattr(config.train, name, value)
-    cells = trials.make_cells(config, trials.make_problems(config))
+    cells = make_cells(config, make_problems(config))
     (cell,) = (cell for cell in cells if (cell.arm.name, cell.global_batch_size) == ("lamb", 128))
     return Record(config, cell, cell.trial(phase, Proposal(Factors(1.0, 1.0, 1.0), fidelity), 7))
 

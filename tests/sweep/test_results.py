@@ -9,8 +9,9 @@ import time
 import pytest
 
 from lbopt.errors import EnvironmentProblem
-from lbopt.sweep.results import REQUIRED, Results, read_results
-from lbopt.train import bucket
+from lbopt.sweep import read_results
+from lbopt.sweep._results import REQUIRED, Results
+from lbopt.workdir import _bucket
 
 WRITER = """
 import pathlib, sys
@@ -70,9 +71,9 @@ def cloud(monkeypatch, tmp_path):
     """Return a folder that stands for a bucket's."""
     folder = tmp_path / "cloud"
     folder.mkdir()
-    monkeypatch.setattr(bucket, "address", lambda named: folder)
-    monkeypatch.setattr(bucket, "_SOON_S", 0.05)
-    monkeypatch.setattr(bucket, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(_bucket, "bucket_path", lambda named: folder)
+    monkeypatch.setattr(_bucket, "_SOON_S", 0.05)
+    monkeypatch.setattr(_bucket, "_SETTLE_S", 0.0)
     return folder
 
 
@@ -82,9 +83,9 @@ def row(seed):
 
 def test_the_last_trial_before_a_long_wait_is_soon_in_the_bucket(cloud):
     """No other trial ends that would take it along."""
-    with bucket.opened("gs://bucket/study") as folder:
+    with _bucket.local_workdir("gs://bucket/study") as folder:
         results = Results(pathlib.Path(folder))
-        assert bucket.root_of(pathlib.Path(folder)) == cloud
+        assert _bucket.checkpoint_root(pathlib.Path(folder)) == cloud
         for seed in range(3):
             results.add([row(seed)])
         wait_until(lambda: seeds_in(cloud) == [0, 1, 2])
@@ -95,7 +96,7 @@ def test_the_last_trial_before_a_long_wait_is_soon_in_the_bucket(cloud):
 
 
 def test_a_copy_that_fails_is_told_at_the_next_trial(cloud, monkeypatch):
-    with bucket.opened("gs://bucket/study") as folder:
+    with _bucket.local_workdir("gs://bucket/study") as folder:
         results = Results(pathlib.Path(folder))
         failing = [EnvironmentProblem("the bucket is gone")]
 
@@ -104,9 +105,9 @@ def test_a_copy_that_fails_is_told_at_the_next_trial(cloud, monkeypatch):
                 raise failing.pop()
 
         with monkeypatch.context() as patched:
-            patched.setattr(bucket._Mirror, "upload", upload)
+            patched.setattr(_bucket._Mirror, "upload", upload)
             results.add([row(0)])
-            wait_until(lambda: bucket._MIRRORS[pathlib.Path(folder)]._failed)
+            wait_until(lambda: _bucket._MIRRORS[pathlib.Path(folder)]._failed)
             with pytest.raises(EnvironmentProblem, match="the bucket is gone"):
                 results.add([row(1)])
     assert seeds_in(cloud) == [0, 1]

@@ -11,9 +11,9 @@ from tiny_study import make_config
 
 from lbopt.config import SearchConfig
 from lbopt.errors import EnvironmentProblem
-from lbopt.sweep import drive, runner, trials
-from lbopt.sweep.examples import read_examples
-from lbopt.sweep.lanes.session import Session
+from lbopt.sweep import _drive, _runner, _trials
+from lbopt.sweep._examples import read_examples
+from lbopt.sweep.lanes import Session
 
 FIELDS = {
     "optimizer",
@@ -43,7 +43,7 @@ def read(workdir):
 
 @pytest.mark.process
 def test_every_trial_is_there_once_with_every_field(rows):
-    assert len(rows) == len({trials.key(row) for row in rows}) == TRIALS
+    assert len(rows) == len({_trials.key(row) for row in rows}) == TRIALS
     for row in rows:
         assert set(row) >= FIELDS
         assert row["examples_seen"] == row["steps"] * row["global_batch_size"]
@@ -59,7 +59,7 @@ def test_only_final_trials_are_tested(rows):
 
 @pytest.mark.process
 def test_every_final_trial_has_its_test_examples(finished, rows):
-    tested = {trials.key(row): row["test_accuracy"] for row in rows if row["phase"] == "final"}
+    tested = {_trials.key(row): row["test_accuracy"] for row in rows if row["phase"] == "final"}
     found = read_examples(finished[0])
     assert {key: each.values.mean() for key, each in found.items()} == pytest.approx(tested)
 
@@ -98,8 +98,8 @@ def test_final_trials_run_at_the_rate_that_validation_chose(rows):
     for arm in ("momentum", "lamb"):
         for size in (128, 1024):
             here = [row for row in rows if (row["arm"], row["global_batch_size"]) == (arm, size)]
-            assert {drive.factors_of(row) for row in here if row["phase"] == "final"} == {
-                drive.choose(here)
+            assert {_drive.factors_of(row) for row in here if row["phase"] == "final"} == {
+                _drive.choose(here)
             }
 
 
@@ -149,7 +149,7 @@ def test_killed_again_and_again_it_equals_the_uninterrupted_study(tmp_path, lbop
     assert process.returncode == 0, errors
     again = read(workdir)
     assert again[: len(survived)] == survived  # nothing finished was run again or rewritten
-    tested = {trials.key(row) for row in rows if row["phase"] == "final"}
+    tested = {_trials.key(row) for row in rows if row["phase"] == "final"}
     assert set(read_examples(workdir)) == tested
     assert without_time(again) == without_time(rows)
 
@@ -173,17 +173,17 @@ def test_a_search_that_was_cut_off_anywhere_asks_for_the_same_trials(name, tmp_p
     search, batching = SEARCHES[name]
     config = make_config(search=search, trial_batching=batching, global_batch_sizes=(128,))
     config.arms = config.arms[1:]
-    cells = trials.make_cells(config, trials.make_problems(config))
+    cells = _trials.make_cells(config, _trials.make_problems(config))
     whole = tmp_path / "whole"
     whole.mkdir()
-    rows = runner.run_sweep(config, cells, whole)
+    rows = _runner.run_sweep(config, cells, whole)
     lines = (whole / "results.jsonl").read_text().splitlines(keepends=True)
-    assert len(lines) == len({trials.key(row) for row in rows}) > 5
+    assert len(lines) == len({_trials.key(row) for row in rows}) > 5
     for count in (1, len(lines) // 2, len(lines) - 2):
         cut = tmp_path / str(count)
         cut.mkdir()
         (cut / "results.jsonl").write_text("".join(lines[:count]))
-        assert without_time(runner.run_sweep(config, cells, cut)) == without_time(rows)
+        assert without_time(_runner.run_sweep(config, cells, cut)) == without_time(rows)
 
 
 def test_if_one_thread_fails_the_others_stop_at_their_next_look(monkeypatch, tmp_path):
@@ -196,9 +196,11 @@ def test_if_one_thread_fails_the_others_stop_at_their_next_look(monkeypatch, tmp
         tried.extend(row["global_batch_size"] for row in rows)
         raise EnvironmentProblem("the disk is full")
 
-    monkeypatch.setattr(runner.Results, "add", fail)
+    monkeypatch.setattr(_runner.Results, "add", fail)
     with pytest.raises(EnvironmentProblem, match="the disk is full"):
-        runner.run_sweep(config, trials.make_cells(config, trials.make_problems(config)), tmp_path)
+        _runner.run_sweep(
+            config, _trials.make_cells(config, _trials.make_problems(config)), tmp_path
+        )
     assert tried == [1024]  # the other one has 128,000 steps to go
 
 
@@ -217,8 +219,8 @@ def test_the_lane_of_a_trial_that_diverges_is_free_at_once(monkeypatch, tmp_path
         advance(session, records)
 
     monkeypatch.setattr(Session, "advance", counted)
-    rows = runner.run_sweep(
-        config, trials.make_cells(config, trials.make_problems(config)), tmp_path
+    rows = _runner.run_sweep(
+        config, _trials.make_cells(config, _trials.make_problems(config)), tmp_path
     )
     assert [row["learning_rate_factor"] for row in rows if row["diverged"]] == [1e30, 2e30]
     assert len(rows) == 5 + 1
@@ -235,12 +237,14 @@ def test_full_memory_is_one_line_that_says_what_to_lower(monkeypatch, tmp_path):
             "RESOURCE_EXHAUSTED: Out of memory allocating 17 bytes.\nmore"
         )
 
-    monkeypatch.setattr(runner.Session, "advance", fail)
+    monkeypatch.setattr(_runner.Session, "advance", fail)
     config = make_config(global_batch_sizes=(1024,))
     with pytest.raises(
         EnvironmentProblem, match=r"allocating 17 bytes.*lower config.trials_per_program"
     ) as raised:
-        runner.run_sweep(config, trials.make_cells(config, trials.make_problems(config)), tmp_path)
+        _runner.run_sweep(
+            config, _trials.make_cells(config, _trials.make_problems(config)), tmp_path
+        )
     assert "\n" not in str(raised.value)
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies
 
-from lbopt.config.search import SearchConfig
+from lbopt.config import SearchConfig
 from lbopt.sweep.search import Factors, make_searcher
-from lbopt.sweep.search.sampled import halton_candidates, log_uniform_candidates
-from lbopt.sweep.search.space import Range, Space
+from lbopt.sweep.search._sampled import halton_candidates, log_uniform_candidates
+from lbopt.sweep.search._space import Range, Space
 
 WIDE = Space([(0.1, 10.0), (0.25, 4.0), (1.0, 1.0)])
 SPREAD = {"log_uniform": log_uniform_candidates, "halton": halton_candidates}

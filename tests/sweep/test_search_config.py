@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lbopt.config.search import SearchConfig, validate_search
+from lbopt.config import SearchConfig, validate_search
 from lbopt.errors import UserError
 
 METHODS = ("grid", "log_uniform", "halton", "successive_halving", "hyperband", "optuna")

@@ -6,9 +6,9 @@ import math
 import pytest
 from hypothesis import given, settings, strategies
 
-from lbopt.config.search import SearchConfig
+from lbopt.config import SearchConfig
 from lbopt.sweep.search import Score, make_searcher
-from lbopt.sweep.search.halving import halving_bracket, hyperband_brackets, num_halvings
+from lbopt.sweep.search._halving import halving_bracket, hyperband_brackets, num_halvings
 
 
 def counts(brackets):

@@ -8,16 +8,16 @@ import types
 import numpy as np
 import pytest
 
-from lbopt.config.search import SearchConfig
+from lbopt.config import SearchConfig
 from lbopt.errors import EnvironmentProblem
-from lbopt.sweep import drive
-from lbopt.sweep.search import Factors, Proposal, Score, adaptive, make_searcher
+from lbopt.sweep import _drive
+from lbopt.sweep.search import Factors, Proposal, Score, _adaptive, make_searcher
 
 # What a study says of a candidate that diverged, of images and of text.
 DIVERGED = {"diverged": True, "validation_loss": None, "validation_accuracy": None}
 LOST_KINDS = {
-    "images": drive.score([DIVERGED]),
-    "text": drive.score([{**DIVERGED, "validation_perplexity": None}]),
+    "images": _drive.score([DIVERGED]),
+    "text": _drive.score([{**DIVERGED, "validation_perplexity": None}]),
 }
 PRUNERS = ("median", "successive_halving", "hyperband")
 
@@ -152,7 +152,7 @@ def test_optunas_hyperband_gets_a_bracket_for_every_rung(eta):
     """It computes floor(log_eta(max_resource / min_resource)) + 1, whose logarithm of 3^5 is below 5."""
     kinds = types.SimpleNamespace(pruners=types.SimpleNamespace(HyperbandPruner=dict))
     for steps in range(1, 12):
-        made = adaptive._make_pruner(
+        made = _adaptive._make_pruner(
             SearchConfig("optuna", pruner="hyperband", eta=eta), steps, kinds
         )
         assert math.floor(math.log(made["max_resource"] / made["min_resource"], eta)) == steps

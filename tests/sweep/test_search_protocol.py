@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lbopt.config.search import SearchConfig
+from lbopt.config import SearchConfig
 from lbopt.sweep.search import Score, make_searcher
 
 FINE = Score(1.0, 0.0)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lbopt.config.search import SearchConfig
+from lbopt.config import SearchConfig
 from lbopt.sweep.search import Factors, Score, make_searcher
 
 OPTUNA = {"method": "optuna", "num_candidates": 24}

@@ -8,9 +8,9 @@ from tiny_study import make_config
 
 from lbopt.config import LossConfig, ModelConfig, SearchConfig
 from lbopt.errors import UserError
-from lbopt.sweep import drive, trials
-from lbopt.sweep.lanes.arguments import program_key
-from lbopt.sweep.search.protocol import Factors, Proposal
+from lbopt.sweep import _drive, deal_cells, make_cells, make_problems
+from lbopt.sweep.lanes import program_key
+from lbopt.sweep.search import Factors, Proposal
 
 RULE = Factors(1.0, 1.0, 1.0)
 
@@ -34,7 +34,7 @@ def whole(factors=RULE):
 
 def going_through(cell, config, value):
     """Return what a cell asks for, round after round, if `value` says how good a trial is."""
-    going, asked = drive.drive(cell, config), []
+    going, asked = _drive.drive(cell, config), []
     wanted = next(going)
     while True:
         asked.append(wanted)
@@ -85,7 +85,7 @@ def test_a_halving_search_runs_short_trials_first_and_final_ones_whole(cells):
 
 @pytest.mark.parametrize("fidelity", [1 / 27, 1 / 3, 0.5, 1.0])
 def test_a_warmup_too_long_for_a_run_ends_one_step_before_it_at_every_length(fidelity):
-    for cell in trials.make_cells(make_config(), trials.make_problems(make_config())):
+    for cell in make_cells(make_config(), make_problems(make_config())):
         trial = cell.trial("search", Proposal(Factors(1.0, 1000.0, 1.0), fidelity), 0)
         longest = 0 if cell.arm.name == "momentum" else trial.num_steps - 1
         assert cell.warmup_steps(trial) == pytest.approx(longest)
@@ -98,27 +98,25 @@ def test_a_noise_scale_that_nothing_is_compared_for_is_refused():
         UserError,
         match=r"config.arms\[1\].optimizer.track_noise_scale = True: batch 128 is one part",
     ):
-        trials.make_cells(config, trials.make_problems(config))
+        make_cells(config, make_problems(config))
 
 
 def test_data_that_are_scored_otherwise_are_refused():
     config = make_config()
-    problems = [
-        one._replace(metric_names=("exact_match", "f1")) for one in trials.make_problems(config)
-    ]
+    problems = [one._replace(metric_names=("exact_match", "f1")) for one in make_problems(config)]
     with pytest.raises(
         UserError, match=r"config.train.data.name = 'digits': .*gives \['exact_match', 'f1'\]"
     ):
-        trials.make_cells(config, problems)
+        make_cells(config, problems)
 
 
 def test_what_takes_longest_is_dealt_first_so_that_shards_share_the_work():
     config = make_config(global_batch_sizes=(16, 128, 1024))
-    cells = trials.make_cells(config, trials.make_problems(config))
-    order = [cell.global_batch_size for cell in trials.dealt(cells, config)]
+    cells = make_cells(config, make_problems(config))
+    order = [cell.global_batch_size for cell in deal_cells(cells, config)]
     assert order == [16, 16, 128, 128, 1024, 1024]
     config.arms[1].search = SearchConfig(learning_rate_factors=tuple(range(1, 200)))
-    assert [cell.arm.name for cell in trials.dealt(cells, config)[:3]] == ["lamb"] * 3
+    assert [cell.arm.name for cell in deal_cells(cells, config)[:3]] == ["lamb"] * 3
 
 
 def test_rates_follow_the_scaling_rules(cells):
@@ -156,7 +154,7 @@ def test_a_warmup_longer_than_the_run_ends_one_step_before_it(cells):
 def test_steps_instead_of_epochs():
     config = make_config()
     config.train.num_steps = 11
-    cells = trials.make_cells(config, trials.make_problems(config))
+    cells = make_cells(config, make_problems(config))
     assert {cell.resolved.num_steps for cell in cells} == {11}
 
 
@@ -168,7 +166,7 @@ def test_arms_that_learn_the_same_share_a_problem_and_others_do_not():
     smoothed.name, smoothed.loss = "smoothed", LossConfig(label_smoothing=0.1)
     config.arms = (*config.arms, other, smoothed)
     config.validate()
-    first, second, third, fourth = trials.make_problems(config)
+    first, second, third, fourth = make_problems(config)
     assert first is second
     assert len({id(first), id(third), id(fourth)}) == 3
 
@@ -201,7 +199,7 @@ def test_a_batch_above_the_training_set_is_refused():
     with pytest.raises(
         UserError, match=r"config.global_batch_sizes.*has 1024 examples; use at most that"
     ):
-        trials.make_cells(config, trials.make_problems(config))
+        make_cells(config, make_problems(config))
 
 
 def test_a_search_over_the_warmup_of_an_arm_that_has_none_is_refused():
@@ -209,7 +207,7 @@ def test_a_search_over_the_warmup_of_an_arm_that_has_none_is_refused():
     with pytest.raises(
         UserError, match=r"config.arms\[0\].schedule.warmup_rule = 'none': .*give the arm a warmup"
     ):
-        trials.make_cells(config, trials.make_problems(config))
+        make_cells(config, make_problems(config))
 
 
 def test_a_target_that_is_no_metric_of_the_data_is_refused():
@@ -218,14 +216,14 @@ def test_a_target_that_is_no_metric_of_the_data_is_refused():
     with pytest.raises(
         UserError, match=r"config.train.target_metric = 'eval/perplexity': use one of"
     ):
-        trials.make_cells(config, trials.make_problems(config))
+        make_cells(config, make_problems(config))
 
 
 def test_more_probed_examples_than_there_are_are_refused():
     config = make_config()
     config.measure.num_probes, config.measure.probe_part_size = 1, 65
     with pytest.raises(UserError, match=r"config.measure.probe_part_size = 65"):
-        trials.make_cells(config, trials.make_problems(config))
+        make_cells(config, make_problems(config))
 
 
 @pytest.mark.parametrize(
@@ -244,35 +242,35 @@ def test_modules_that_do_not_fit_the_model_are_refused_before_the_search(modules
         modules,
     )
     with pytest.raises(UserError, match=rf"^config\.measure\.phi_modules = .*{why}"):
-        trials.make_cells(config, trials.make_problems(config))
+        make_cells(config, make_problems(config))
 
 
 def test_the_best_mean_validation_accuracy_is_chosen():
     rows = [row(1.0, 0.9), row(1.0, 0.7), row(2.0, 0.85), row(2.0, 0.83)]
-    assert drive.choose(rows).learning_rate == 2.0
+    assert _drive.choose(rows).learning_rate == 2.0
 
 
 def test_test_accuracy_and_final_trials_and_short_ones_do_not_choose():
     rows = [row(1.0, 0.9, test_accuracy=0.1), row(2.0, 0.8, test_accuracy=1.0)]
     others = [row(4.0, 1.0, phase="final"), row(8.0, 1.0, fidelity=0.5)]
-    assert drive.choose([*rows, *others]).learning_rate == 1.0
+    assert _drive.choose([*rows, *others]).learning_rate == 1.0
 
 
 def test_ties_go_to_the_lower_loss_then_to_the_smaller_rate():
-    assert drive.choose([row(1.0, 0.9, loss=0.5), row(2.0, 0.9, loss=0.4)]).learning_rate == 2.0
-    assert drive.choose([row(2.0, 0.9, loss=0.5), row(1.0, 0.9, loss=0.5)]).learning_rate == 1.0
+    assert _drive.choose([row(1.0, 0.9, loss=0.5), row(2.0, 0.9, loss=0.4)]).learning_rate == 2.0
+    assert _drive.choose([row(2.0, 0.9, loss=0.5), row(1.0, 0.9, loss=0.5)]).learning_rate == 1.0
 
 
 def test_a_diverged_trial_counts_as_nothing():
     rows = [row(1.0, 0.5), row(2.0, 0.99, loss=None, diverged=True), row(2.0, 0.9)]
-    assert drive.choose(rows).learning_rate == 1.0
+    assert _drive.choose(rows).learning_rate == 1.0
 
 
 def test_with_a_target_the_fewest_steps_are_chosen_and_who_never_gets_there_comes_last():
     reached = [row(1.0, 0.9, steps_to_target=50), row(1.0, 0.9, steps_to_target=30)]
     faster = [row(2.0, 0.8, steps_to_target=40), row(2.0, 0.8, steps_to_target=20)]
     never = [row(4.0, 0.99, steps_to_target=10), row(4.0, 0.99, steps_to_target=None)]
-    assert drive.choose([*reached, *faster, *never]).learning_rate == 2.0
-    assert drive.score(faster) == (pytest.approx(0.3), 1.0)
-    assert drive.score([row(1.0, 0.4, steps_to_target=None)]).value == pytest.approx(1.6)
-    assert drive.score([row(1.0, 0.4, steps_to_target=10, diverged=True)]).value == 2.0
+    assert _drive.choose([*reached, *faster, *never]).learning_rate == 2.0
+    assert _drive.score(faster) == (pytest.approx(0.3), 1.0)
+    assert _drive.score([row(1.0, 0.4, steps_to_target=None)]).value == pytest.approx(1.6)
+    assert _drive.score([row(1.0, 0.4, steps_to_target=10, diverged=True)]).value == 2.0

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from lbopt.plan import topology
+from lbopt.plan import _topology
 
 TABLE = pathlib.Path(__file__).parents[2] / "tpu" / "accelerators.tsv"
 LINES = [line.split("\t") for line in TABLE.read_text().splitlines() if not line.startswith("#")]
@@ -26,7 +26,7 @@ def test_row(row):
     name, shape = row["plan"].split(":")
     assert name == generation
     assert _product(shape) == chips
-    assert shape in topology.SHAPES[generation] or chips <= 4
+    assert shape in _topology.SHAPES[generation] or chips <= 4
     if row["gke_topology"] == "-":
         assert row["gke_machine"] == row["gke_accelerator"] == "-"
     else:

@@ -12,18 +12,17 @@ import pytest
 from jobs import BRIEF, FILE, start  # noqa: F401  a fixture
 
 from lbopt import tree
-from lbopt.cli import arguments, main
+from lbopt.cli import load_config, main
 from lbopt.config import TrainConfig
-from lbopt.recipes import build
-from lbopt.train import loop
-from lbopt.train.checkpoint import Checkpoints
+from lbopt.recipes import _build
+from lbopt.train import Checkpoints, _loop
 
 SMALL = (*BRIEF, "--config.checkpoint.keep=10", "--config.parallel.num_devices=1")
 
 
 @functools.cache
 def _load(overrides):
-    return arguments.load_config(f"{FILE}:lamb-64", [*SMALL, *overrides], TrainConfig)
+    return load_config(f"{FILE}:lamb-64", [*SMALL, *overrides], TrainConfig)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +34,7 @@ def config_of():
 @pytest.fixture(scope="session")
 def plan_of():
     """Return a function (*overrides) -> the run; its programs are compiled once a session."""
-    return functools.cache(lambda *overrides: build.build(_load(overrides)))
+    return functools.cache(lambda *overrides: _build.build_run(_load(overrides)))
 
 
 @pytest.fixture(scope="session")
@@ -62,8 +61,8 @@ def train(command, plan_of, monkeypatch):
         if before is not None:
             plan = dataclasses.replace(plan, train_step=_watched(plan.train_step, before))
         with monkeypatch.context() as patch:
-            patch.setattr(build, "build", lambda config, **_: plan)
-            return main.main(command(workdir, *overrides))
+            patch.setattr(_build, "build_run", lambda config, **_: plan)
+            return main(command(workdir, *overrides))
 
     return run
 
@@ -123,7 +122,7 @@ def reference(plan_of, tmp_path_factory):
     @functools.cache
     def run(*overrides):
         workdir = tmp_path_factory.mktemp("uninterrupted")
-        loop.train(plan_of(*overrides), workdir)
+        _loop.train(plan_of(*overrides), workdir)
         return workdir
 
     return run

@@ -11,14 +11,14 @@ import signal
 import sys
 
 from lbopt.cli import main
-from lbopt.train import loop
+from lbopt.train import _loop
 
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_before_the_step_after(last, train=loop.train):
+def die_before_the_step_after(last, train=_loop.train):
     def train_until(run, *rest):
         def step(state, batch):
             if int(state.step) == last:
@@ -28,7 +28,7 @@ def die_before_the_step_after(last, train=loop.train):
         step.lower = run.train_step.lower
         return train(dataclasses.replace(run, train_step=step), *rest)
 
-    loop.train = train_until
+    _loop.train = train_until
 
 
 def die_when_committing(last):
@@ -41,4 +41,4 @@ def die_when_committing(last):
 
 if __name__ == "__main__":
     {"step": die_before_the_step_after, "save": die_when_committing}[sys.argv[1]](int(sys.argv[2]))
-    sys.exit(main.main(sys.argv[3:]))
+    sys.exit(main(sys.argv[3:]))

@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 
-from lbopt.cli import main, train  # noqa: F401  what every start would import
+from lbopt.cli import main
 
 
 def start(arguments, stderr=None):
@@ -29,7 +29,7 @@ def start(arguments, stderr=None):
         if stderr is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-        code = main.main(arguments)
+        code = main(arguments)
     finally:
         sys.stderr.flush()
         os._exit(code)

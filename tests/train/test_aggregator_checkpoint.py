@@ -7,18 +7,17 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.aggregators import compress
-from lbopt.train import replica_rows
-from lbopt.train.checkpoint import Checkpoints
+from lbopt.aggregators import randk, topk
+from lbopt.train import Checkpoints, _replica_rows
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 LABELS = {"out": "^out", "hidden": ""}
-ECONTROL = lbopt.econtrol(compress.topk(0.1), 0.1)
-MOMENTUM = lbopt.ef21(compress.topk(0.1), 0.5)
+ECONTROL = lbopt.econtrol(topk(0.1), 0.1)
+MOMENTUM = lbopt.ef21(topk(0.1), 0.5)
 AGGREGATORS = {
     "agvm": lbopt.agvm(LABELS, "hidden", 1, 0, alpha=0.5),
     "aps, drawn": lbopt.aps(5, 2, rounding="stochastic"),
-    "randk": lbopt.ef(compress.randk(0.1)),
+    "randk": lbopt.ef(randk(0.1)),
     "momentum": MOMENTUM,
     "econtrol": ECONTROL,
     "powersgd": lbopt.powersgd(2, start=1),
@@ -119,8 +118,8 @@ def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_pat
     other, like = make(MOMENTUM, *after)
     said = []
     back = through_a_checkpoint(tmp_path, state, like, said)
-    was, now = replica_rows.count(state), replica_rows.count(like)
-    assert (replica_rows.parts_of(state), replica_rows.parts_of(like)) == tuple(
+    was, now = _replica_rows.count(state), _replica_rows.count(like)
+    assert (_replica_rows.parts_of(state), _replica_rows.parts_of(like)) == tuple(
         1 if over == "replicas" else over for _, over in (before, after)
     )
     assert len(said) == (was != now)

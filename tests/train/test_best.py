@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lbopt.cli import main
-from lbopt.train.checkpoint import Checkpoints
-from lbopt.train.writers import read_lines
+from lbopt.train import Checkpoints
+from lbopt.workdir import read_json_lines
 
 CADENCES = (
     "--config.eval_every_steps=2",
@@ -21,7 +21,7 @@ def test_the_best_evaluation_is_saved_though_no_checkpoint_was_due(train, tmp_pa
     assert train(tmp_path, *CADENCES) == 0
     scores = {
         line["step"]: line["eval/accuracy"]
-        for line in read_lines(tmp_path / "metrics.jsonl")
+        for line in read_json_lines(tmp_path / "metrics.jsonl")
         if "eval/accuracy" in line
     }
     best = max(scores, key=lambda step: scores[step])
@@ -81,7 +81,7 @@ def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_pa
         assert not checkpoints.would_be_best({"eval/accuracy": 1.0, "eval/loss": float("nan")})
     assert spoilt(tmp_path) == 0
     assert "the last finite network is --checkpoint=6" in capsys.readouterr().err.splitlines()[-1]
-    assert main.main(["report", f"--workdir={tmp_path}"]) == 0
+    assert main(["report", f"--workdir={tmp_path}"]) == 0
     page = (tmp_path / "report.html").read_text()
     assert "The loss was not finite in 13 of 20 logged steps, first at step 8" in page
 

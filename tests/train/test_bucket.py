@@ -10,9 +10,10 @@ import pytest
 from buckets import objects, read, remove, serving, start_lbopt
 from jobs import train_command
 
-from lbopt.data.vocabulary import UNCASED, Vocabulary
+from lbopt.data.text import Vocabulary
+from lbopt.data.text._vocabulary import UNCASED
 from lbopt.errors import EnvironmentProblem
-from lbopt.train import bucket
+from lbopt.workdir import _bucket
 
 pytestmark = pytest.mark.process
 
@@ -90,7 +91,7 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
 
 def test_what_a_run_keeps_of_its_vocabulary_is_read_from_a_bucket_again():
     """A vocabulary without its settings would be taken for one of earlier versions, which lowercased all text."""
-    assert Vocabulary(("a",), UNCASED).files().keys() <= set(bucket._KEPT)
+    assert Vocabulary(("a",), UNCASED).files().keys() <= set(_bucket._KEPT)
 
 
 @pytest.mark.slow
@@ -136,7 +137,7 @@ def test_a_bucket_without_permission(cloud, start):
 def test_another_address_is_refused(workdir, command, capsys):
     from lbopt.cli import main
 
-    assert main.main(command(workdir)) == 2
+    assert main(command(workdir)) == 2
     assert (
         capsys.readouterr().err
         == f"lbopt train: --workdir = '{workdir}': give a folder, or gs://BUCKET/FOLDER\n"
@@ -146,13 +147,13 @@ def test_another_address_is_refused(workdir, command, capsys):
 @pytest.fixture
 def leases(tmp_path, monkeypatch):
     """Return a function (name of a machine) -> a lease that it takes; leases are objects like any other: here a file."""
-    monkeypatch.setattr(bucket, "_RENEW_S", 0.4)
-    monkeypatch.setattr(bucket, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(_bucket, "_RENEW_S", 0.4)
+    monkeypatch.setattr(_bucket, "_SETTLE_S", 0.1)
 
     def take(machine):
-        monkeypatch.setattr(bucket.socket, "gethostname", lambda: machine)
-        monkeypatch.setattr(bucket, "_space", lambda: machine)
-        return bucket._Lease(tmp_path)
+        monkeypatch.setattr(_bucket.socket, "gethostname", lambda: machine)
+        monkeypatch.setattr(_bucket, "_space", lambda: machine)
+        return _bucket._Lease(tmp_path)
 
     return take
 
@@ -198,7 +199,7 @@ def test_who_stood_still_and_lost_its_lease_is_told_and_leaves_it_to_the_other(l
     "text", ['{"host": "a", "pid": 4194305, "space": "here", "id": "x"}', "{", "", "[]"]
 )
 def test_a_lease_of_a_process_that_has_ended_is_taken_at_once(leases, tmp_path, text, monkeypatch):
-    monkeypatch.setattr(bucket, "_RENEW_S", 30)
+    monkeypatch.setattr(_bucket, "_RENEW_S", 30)
     (tmp_path / ".lease.json").write_text(text)
     begin = time.monotonic()
     leases("here").release()

@@ -18,11 +18,10 @@ import pytest
 
 import lbopt
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.job.member import SoloJob
-from lbopt.parallel import shards
-from lbopt.parallel.mesh import make_mesh, put_replicated, replicated
-from lbopt.train import checkpoint, replica_rows, seal
-from lbopt.train.checkpoint import Checkpoints, choose_step
+from lbopt.job import SoloJob
+from lbopt.parallel import make_mesh, put_replicated, replicated_sharding, with_shardings
+from lbopt.train import Checkpoints, _checkpoint, _replica_rows, _seal
+from lbopt.train._checkpoint import choose_step
 
 TX = optax.adam(0.1)
 
@@ -124,13 +123,13 @@ def test_values_dtypes_and_layout_come_back(tmp_path, num_devices, on):
         checkpoints.save(state, None)
         checkpoints.wait()
         restored = checkpoints.restore(
-            shards.placed(like(), jax.tree.map(lambda _: replicated(mesh), like())), 7
+            with_shardings(like(), jax.tree.map(lambda _: replicated_sharding(mesh), like())), 7
         )
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
         assert (after.dtype, after.shape) == (before.dtype, before.shape)
         assert np.asarray(after).tobytes() == np.asarray(before).tobytes()
-        assert after.sharding.is_equivalent_to(replicated(mesh), after.ndim)
+        assert after.sharding.is_equivalent_to(replicated_sharding(mesh), after.ndim)
         assert len(after.addressable_shards) == on
         for shard in after.addressable_shards:
             assert np.asarray(shard.data).tobytes() == np.asarray(before).tobytes()
@@ -234,7 +233,7 @@ def test_a_checkpoint_from_before_there_were_aggregators_is_read(tmp_path, monke
 
     now = make_state(3)
     monkeypatch.setattr(
-        replica_rows, "count", lambda state: seal.BEFORE_AGGREGATORS
+        _replica_rows, "count", lambda state: _seal.BEFORE_AGGREGATORS
     )  # what its seal is read as
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(
@@ -250,7 +249,7 @@ def test_a_checkpoint_from_before_there_were_aggregators_is_read(tmp_path, monke
         jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(shapes, 3), now)
     body = json.dumps({"step": 3, "sums": {}, "metrics": {}})
     data = {"seal": body, "sha256": hashlib.sha256(body.encode()).hexdigest()}
-    assert seal.read(data).replicas == seal.BEFORE_AGGREGATORS
+    assert _seal.read(data).replicas == _seal.BEFORE_AGGREGATORS
 
 
 STACK, RATE = lbopt.stacked_paths("^layers/"), optax.linear_schedule(0.1, 0.01, 10)
@@ -348,7 +347,7 @@ def test_the_first_checkpoint_is_read_back(tmp_path, monkeypatch):
     def missing(*_):
         raise FileNotFoundError("no such array")
 
-    monkeypatch.setattr(checkpoint, "_read_one", missing)
+    monkeypatch.setattr(_checkpoint, "_read_one", missing)
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(Checkpoints(tmp_path))
         checkpoints.save(make_state(1), None)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lbopt.parallel.mesh import make_mesh
-from lbopt.train import seal as seals
-from lbopt.train.checksums import checksums, differing
-from lbopt.train.seal import Seal
+from lbopt.parallel import make_mesh
+from lbopt.train import _seal
+from lbopt.train._checksums import checksums, differing
+from lbopt.train._seal import Seal
 
 RNG = np.random.default_rng(0)
 ARRAYS = {
@@ -89,7 +89,7 @@ def test_what_differs_is_named():
 def test_a_seal_knows_whether_it_was_changed():
     seal = Seal(7, {"a": "00"}, {"eval/accuracy": 0.5, "eval/loss": float("inf")}, 3, 2, 5)
     data = seal.to_json()
-    assert seals.read(data) == seal
+    assert _seal.read(data) == seal
     for changed in (
         {**data, "seal": data["seal"].replace("0.5", "0.6")},
         {**data, "sha256": "0" * 64},
@@ -100,4 +100,4 @@ def test_a_seal_knows_whether_it_was_changed():
         {**data, "seal": 3},
     ):
         with pytest.raises(ValueError, match="its seal is"):
-            seals.read(changed)
+            _seal.read(changed)

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import pytest
 
 from lbopt.errors import EnvironmentProblem
-from lbopt.sweep.results import Results, read_results
-from lbopt.train import checkpoint, workdir
-from lbopt.train.checkpoint import Checkpoints
-from lbopt.train.writers import MetricsWriter, read_lines
+from lbopt.sweep import read_results
+from lbopt.sweep._results import Results
+from lbopt.train import Checkpoints, _checkpoint
+from lbopt.workdir import MetricsWriter, _folder, read_json_lines
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
 
@@ -68,19 +68,19 @@ def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
     assert [
         line for line in done.stderr.splitlines() if not line.startswith(("starting at ", "step "))
     ] == [last]
-    assert len(read_lines(workdir / "metrics.jsonl")) > 10
+    assert len(read_json_lines(workdir / "metrics.jsonl")) > 10
 
 
 def test_two_that_write_one_file_at_once_do_not_meet(tmp_path, monkeypatch):
     """Containers have all the same pid: the name of a partial file was that of another's."""
 
     def fsync(descriptor):
-        monkeypatch.setattr(workdir.os, "fsync", before)
-        workdir.write_bytes(tmp_path / "file.json", b"other")
+        monkeypatch.setattr(_folder.os, "fsync", before)
+        _folder.write_bytes(tmp_path / "file.json", b"other")
 
     before = os.fsync
-    monkeypatch.setattr(workdir.os, "fsync", fsync)
-    workdir.write_bytes(tmp_path / "file.json", b"one")
+    monkeypatch.setattr(_folder.os, "fsync", fsync)
+    _folder.write_bytes(tmp_path / "file.json", b"one")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [
         ("file.json", "one")
     ]
@@ -171,13 +171,13 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
 def test_a_process_whose_save_has_failed_waits_for_nobody(monkeypatch):
     """Others wait for it: of two processes with one full disk neither came to an end. Orbax meets them in a `finally`."""
     waited = []
-    monkeypatch.setattr(checkpoint.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(_checkpoint.jax, "process_count", lambda: 2)
     monkeypatch.setattr(
-        checkpoint.ocp.multihost,
+        _checkpoint.ocp.multihost,
         "get_barrier_sync_fn",
         lambda processes: lambda **key: waited.append(key),
     )
-    wait = checkpoint._in_background().barrier_sync_fn
+    wait = _checkpoint._in_background().barrier_sync_fn
 
     def finalize(error):
         try:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lbopt.errors import UserError
-from lbopt.report.training import write_training_report
-from lbopt.train.loop import History, _Session
-from lbopt.train.run import Run
-from lbopt.train.workdir import read_config
+from lbopt.report import write_training_report
+from lbopt.train import Run
+from lbopt.train._loop import History, _Session
+from lbopt.workdir import read_config
 
 GUARDED = ("--config.optimizer.skip_limit=2",)
 WATCHED = (

@@ -7,17 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from lbopt.cli import main
-from lbopt.cli.arguments import call_get_config
-from lbopt.data.order import example_indices
-from lbopt.recipes import build
-from lbopt.train import checkpoint
-from lbopt.train.checkpoint import Checkpoints
-from lbopt.transforms.learning_rate import LearningRateState
-from lbopt.transforms.moments import LambMomentsState
+from lbopt.cli import call_get_config, main
+from lbopt.data import example_indices
+from lbopt.recipes import _build
+from lbopt.train import Checkpoints, _checkpoint
+from lbopt.transforms import LearningRateState
+from lbopt.transforms._moments import LambMomentsState
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
-BUILD = build.build
+BUILD = _build.build_run
 FIRST, SECOND = 6, 5
 """Steps of each phase."""
 
@@ -66,8 +64,8 @@ def train(file, runs, monkeypatch):
         phases = [watched(phase, kill_at) for phase in run.phases()]
         whole = dataclasses.replace(phases[0], then=phases[1])
         with monkeypatch.context() as patch:
-            patch.setattr(build, "build", lambda config, **_: whole)
-            return main.main(["train", f"--config={file}:{row}", f"--workdir={workdir}"])
+            patch.setattr(_build, "build_run", lambda config, **_: whole)
+            return main(["train", f"--config={file}:{row}", f"--workdir={workdir}"])
 
     return go
 
@@ -110,8 +108,8 @@ def straight(tmp_path_factory, file, runs):
             workdir = tmp_path_factory.mktemp("straight") / row
             patch = pytest.MonkeyPatch()
             with patch.context() as inner:
-                inner.setattr(build, "build", lambda config, **_: runs(row))
-                assert main.main(["train", f"--config={file}:{row}", f"--workdir={workdir}"]) == 0
+                inner.setattr(_build, "build_run", lambda config, **_: runs(row))
+                assert main(["train", f"--config={file}:{row}", f"--workdir={workdir}"]) == 0
             made[row] = workdir
         return made[row]
 
@@ -193,7 +191,7 @@ def test_room_for_a_copy_is_looked_for_once_a_phase_after_steps_have_run(
         asked.append({int(leaf) for leaf in leaves if leaf.ndim == 0 and leaf.dtype == np.int32})
         return False
 
-    monkeypatch.setattr(checkpoint, "_has_room", has_room)
+    monkeypatch.setattr(_checkpoint, "_has_room", has_room)
     assert train(tmp_path) == 0
     assert [max(numbers) for numbers in asked] == [2, FIRST + 2]  # saved every two steps
     assert lines(tmp_path) == lines(straight("keep"))
@@ -229,7 +227,7 @@ def test_a_checkpoint_of_either_phase_is_evaluated(step, straight, file, lines, 
     workdir = straight("keep")
     flags = [f"--config={file}:keep", f"--workdir={workdir}", f"--checkpoint={step}"]
     capsys.readouterr()
-    assert main.main(["evaluate", *flags]) == 0
+    assert main(["evaluate", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)
     assert scores["validation/loss"] == pytest.approx(
         lines(workdir)[step - 1]["eval/loss"], rel=1e-6
@@ -251,7 +249,7 @@ def test_a_workdir_of_other_phases_is_refused(name, straight, file, fingerprint_
     workdir = straight("keep")
     before = fingerprint_of(workdir)
     capsys.readouterr()
-    assert main.main(["train", f"--config={file}:keep", f"--workdir={workdir}", override]) == 2
+    assert main(["train", f"--config={file}:keep", f"--workdir={workdir}", override]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
@@ -285,7 +283,7 @@ def test_a_second_phase_that_cannot_be_is_one_line(name, file, tmp_path, capsys)
     assert here in source
     other = tmp_path / "other.py"
     other.write_text(source.replace(here, there))
-    assert main.main(["train", f"--config={other}", f"--workdir={tmp_path / 'run'}"]) == 2
+    assert main(["train", f"--config={other}", f"--workdir={tmp_path / 'run'}"]) == 2
     errors = capsys.readouterr().err
     assert said in errors
     assert len(errors.splitlines()) == 1

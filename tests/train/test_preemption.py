@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lbopt.train.preemption import PreemptionWatch
+from lbopt.job import PreemptionWatch
 
 
 def terminate_at(last, number=signal.SIGTERM):

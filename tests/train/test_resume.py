@@ -12,7 +12,7 @@ import pytest
 
 import lbopt
 from lbopt.cli import main
-from lbopt.interchange import files, native
+from lbopt.interchange import WEIGHTS_FILE, load_safetensors
 
 KILLED_RUN = pathlib.Path(__file__).with_name("killed_run.py")
 PMAP = ("--config.parallel.num_devices=4", "--config.parallel.backend=pmap")
@@ -204,14 +204,13 @@ def test_a_sharded_run_is_evaluated_and_exported(train, command, saved_state, tm
     workdir, output = tmp_path / "run", tmp_path / "exported"
     assert train(workdir, *SHARDED) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert main.main(["evaluate", *command(workdir, *SHARDED)[1:]]) == 0
+    assert main(["evaluate", *command(workdir, *SHARDED)[1:]]) == 0
     scores = json.loads(capsys.readouterr().out)
     assert scores["validation/loss"] == pytest.approx(last["eval/loss"], rel=1e-6)
     assert (
-        main.main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={output}"])
-        == 0
+        main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={output}"]) == 0
     )
-    variables, _ = native.load_safetensors(output / files.WEIGHTS)
+    variables, _ = load_safetensors(output / WEIGHTS_FILE)
     average = lbopt.ema_params(saved_state(workdir, *SHARDED).opt_state)
     jax.tree.map(np.testing.assert_array_equal, variables["params"], jax.device_get(average))
 

@@ -10,15 +10,15 @@ import jax
 import numpy as np
 import pytest
 
-from lbopt.cli import main
-from lbopt.cli.arguments import load_config
+from lbopt.cli import load_config, main
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
-from lbopt.data.vocabulary import UNCASED, Vocabulary
+from lbopt.data.text import Vocabulary
+from lbopt.data.text._vocabulary import UNCASED
 from lbopt.errors import EnvironmentProblem, UserError
-from lbopt.interchange import huggingface, native
-from lbopt.models import bert
-from lbopt.parallel.compiled import Step
-from lbopt.recipes import build, initial
+from lbopt.interchange import load_safetensors, save_huggingface, save_safetensors
+from lbopt.models import make_bert, stack_layers
+from lbopt.parallel import Step
+from lbopt.recipes import _initial, build_run, with_averaged_params
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 PRETRAINED = """
@@ -44,12 +44,12 @@ def file(tmp_path_factory):
 def learned(file, tmp_path_factory):
     """Return the workdir of a BERT of two steps."""
     workdir = tmp_path_factory.mktemp("learned") / "run"
-    assert main.main(["train", f"--config={file}", f"--workdir={workdir}"]) == 0
+    assert main(["train", f"--config={file}", f"--workdir={workdir}"]) == 0
     return workdir
 
 
 def load(file, place, *overrides):
-    return build.build(
+    return build_run(
         load_config(str(file), [f"--config.init_from={place}", *overrides], TrainConfig)
     )
 
@@ -60,7 +60,7 @@ def start(file, place, *overrides):
 
 @pytest.fixture(scope="module")
 def params(learned):
-    return initial.read(str(learned), ModelConfig("bert", size="tiny"))["params"]
+    return _initial.read(str(learned), ModelConfig("bert", size="tiny"))["params"]
 
 
 def same(ours, theirs):
@@ -71,7 +71,7 @@ def test_the_newest_parameters_of_a_workdir_and_a_fresh_optimizer(file, learned,
     state = start(file, learned)
     same(state.params, params)
     assert int(state.step) == 0
-    fresh = build.build(load_config(str(file), [], TrainConfig)).init()
+    fresh = build_run(load_config(str(file), [], TrainConfig)).init()
     same(state.opt_state, jax.device_get(fresh.opt_state))
     assert np.any(
         np.asarray(fresh.params["word_embedding"]["embedding"])
@@ -81,15 +81,13 @@ def test_the_newest_parameters_of_a_workdir_and_a_fresh_optimizer(file, learned,
 
 def test_an_average_begins_where_the_parameters_do(file, learned, params):
     state = start(file, learned, "--config.optimizer.ema_decay=0.5")
-    same(build.with_averaged_params(state).params, params)
+    same(with_averaged_params(state).params, params)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "huggingface"])
 def test_what_was_exported_is_read_again(kind, file, learned, params, tmp_path):
     output = tmp_path / "out"
-    assert (
-        main.main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={output}"]) == 0
-    )
+    assert main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={output}"]) == 0
     place = output / "model.safetensors" if kind == "safetensors" else output
     same(start(file, place).params, params)
     if kind == "huggingface":
@@ -100,7 +98,7 @@ def test_another_activation_is_refused_wherever_it_is_known(file, learned, tmp_p
     places = [learned]
     for kind in ("safetensors", "huggingface"):
         assert (
-            main.main(
+            main(
                 [
                     "export",
                     f"--workdir={learned}",
@@ -123,9 +121,7 @@ def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, lea
     places = {kind: tmp_path / kind for kind in ("huggingface", "safetensors", "workdir")}
     for kind in ("huggingface", "safetensors"):
         assert (
-            main.main(
-                ["export", f"--workdir={learned}", f"--format={kind}", f"--output={places[kind]}"]
-            )
+            main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={places[kind]}"])
             == 0
         )
     shutil.copytree(learned, places["workdir"])
@@ -137,12 +133,12 @@ def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, lea
         settings.write_text(
             settings.read_text().replace('"do_lower_case": true', '"do_lower_case": false')
         )
-    variables, metadata = native.load_safetensors(places["safetensors"])
-    assert json.loads(metadata[initial.TEXT]) == UNCASED._asdict()
-    metadata[initial.TEXT] = json.dumps(
+    variables, metadata = load_safetensors(places["safetensors"])
+    assert json.loads(metadata[_initial.TEXT_NORMALIZATION_KEY]) == UNCASED._asdict()
+    metadata[_initial.TEXT_NORMALIZATION_KEY] = json.dumps(
         {"do_lower_case": False, "strip_accents": None, "tokenize_chinese_chars": True}
     )
-    native.save_safetensors(places["safetensors"], variables, metadata)
+    save_safetensors(places["safetensors"], variables, metadata)
     for place in places.values():
         said = rf"config.init_from = '{place}': {place}.* says do_lower_case = false, and the data have true"
         with pytest.raises(UserError, match=said):
@@ -151,20 +147,20 @@ def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, lea
     load(file, places["huggingface"]).check_start()
     (places["workdir"] / "tokenizer_config.json").unlink()
     load(file, places["workdir"]).check_start()
-    metadata[initial.TEXT] = "[]"
-    native.save_safetensors(places["safetensors"], variables, metadata)
+    metadata[_initial.TEXT_NORMALIZATION_KEY] = "[]"
+    save_safetensors(places["safetensors"], variables, metadata)
     with pytest.raises(UserError, match="text_normalization in its metadata: expected object"):
         load(file, places["safetensors"]).check_start()
 
 
 def test_words_with_other_numbers_are_refused(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[unused1]\nthe\nof\n")
-    initial.check_text(str(tmp_path), Vocabulary(("[PAD]", "leukemia", "the", "of", "more")))
+    _initial.check_text(str(tmp_path), Vocabulary(("[PAD]", "leukemia", "the", "of", "more")))
     said = r"^config.init_from = .*: piece 2 is 'the' and the data have 'of' \(2 differ\); prepare the data with .*vocab.txt"
     with pytest.raises(UserError, match=said):
-        initial.check_text(str(tmp_path), Vocabulary(("[PAD]", "[unused1]", "of", "the"), UNCASED))
+        _initial.check_text(str(tmp_path), Vocabulary(("[PAD]", "[unused1]", "of", "the"), UNCASED))
     (tmp_path / "vocab.txt").write_text("the\nthe\n")  # of one that is not read nothing is known
-    initial.check_text(str(tmp_path), Vocabulary(("the", "of"), UNCASED))
+    _initial.check_text(str(tmp_path), Vocabulary(("the", "of"), UNCASED))
 
 
 def test_a_run_does_not_go_on_with_another_vocabulary(file, learned, tmp_path, capsys):
@@ -173,7 +169,7 @@ def test_a_run_does_not_go_on_with_another_vocabulary(file, learned, tmp_path, c
         before = (workdir / name).read_text()
         (workdir / name).write_text(before + "\n")
         capsys.readouterr()
-        assert main.main(["train", f"--config={file}", f"--workdir={workdir}"]) == 2
+        assert main(["train", f"--config={file}", f"--workdir={workdir}"]) == 2
         assert (
             f"--workdir = '{workdir}': the run there began with another {name}"
             in capsys.readouterr().err
@@ -183,10 +179,10 @@ def test_a_run_does_not_go_on_with_another_vocabulary(file, learned, tmp_path, c
                 ["evaluate", f"--config={file}"],
                 ["export", "--format=huggingface", f"--output={tmp_path}/out"],
             ):
-                assert main.main([*command, f"--workdir={workdir}"]) == 2
+                assert main([*command, f"--workdir={workdir}"]) == 2
                 assert "the run there began with another vocab.txt" in capsys.readouterr().err
         (workdir / name).unlink()  # as if an earlier version had begun
-        assert main.main(["train", f"--config={file}", f"--workdir={workdir}"]) == 0
+        assert main(["train", f"--config={file}", f"--workdir={workdir}"]) == 0
         assert (workdir / name).read_text() == before
 
 
@@ -203,7 +199,7 @@ def test_layers_are_stacked_where_the_model_scans_them(file, learned, params):
 def test_a_head_that_is_missing_starts_fresh(learned, params, tmp_path):
     kept = {name: value for name, value in params.items() if name != "span"}
     ours = jax.eval_shape(lambda: {**params, "span": {"kernel": np.zeros((128, 2), np.float32)}})
-    merged, fresh = initial.merged(ours, kept, ModelConfig("bert", size="tiny"), "there")
+    merged, fresh = _initial.merged(ours, kept, ModelConfig("bert", size="tiny"), "there")
     assert fresh == ["span/kernel"]
     assert merged["span"]["kernel"] is None
     same({name: merged[name] for name in kept}, kept)
@@ -233,7 +229,7 @@ def test_another_model_is_refused_before_it_is_compiled(
         f"--config.init_from={learned}",
         *overrides,
     ]
-    assert main.main(["train", *flags]) == 2
+    assert main(["train", *flags]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
@@ -249,13 +245,11 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_folders_are_refused_in_one_line(name, file, params, tmp_path, capsys):
     place = tmp_path / "theirs"
-    huggingface.save_huggingface(
-        place, bert.make("tiny", vocab_size=512, max_length=64), {"params": params}
-    )
+    save_huggingface(place, make_bert("tiny", vocab_size=512, max_length=64), {"params": params})
     config = json.loads((place / "config.json").read_text()) | HOSTILE[name]
     (place / "config.json").write_text(json.dumps(config))
     flags = [f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={place}"]
-    assert main.main(["train", *flags]) == 2
+    assert main(["train", *flags]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"config.init_from = '{place}': {place}" in error
@@ -292,18 +286,20 @@ OTHER_NETWORKS = {
 @pytest.mark.parametrize("case", OTHER_NETWORKS)
 def test_files_of_other_networks_than_bert(case, params, tmp_path):
     given, expected = OTHER_NETWORKS[case]
-    native.save_safetensors(tmp_path / "file", {"params": given})
+    save_safetensors(tmp_path / "file", {"params": given})
     model = ModelConfig("bert", size="tiny", scan_layers="stack" not in case)
-    ours = bert.stack_layers(params) if model.scan_layers else params
+    ours = stack_layers(params) if model.scan_layers else params
     with pytest.raises(UserError, match=rf"^[^\n]*{expected}[^\n]*$"):
-        initial.merged(ours, initial.read(str(tmp_path / "file"), model)["params"], model, "there")
+        _initial.merged(
+            ours, _initial.read(str(tmp_path / "file"), model)["params"], model, "there"
+        )
 
 
 @pytest.mark.parametrize("place", ["x" * 5000, "x/" * 5000, "\0", "~nobody/x"])
 def test_places_that_cannot_be(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"^config.init_from = '[^\n]{1,700}$"):
-        initial.read(place, ModelConfig("bert", size="tiny"))
+        _initial.read(place, ModelConfig("bert", size="tiny"))
 
 
 def test_a_place_that_may_not_be_read(tmp_path, monkeypatch):
@@ -315,13 +311,13 @@ def test_a_place_that_may_not_be_read(tmp_path, monkeypatch):
         EnvironmentProblem,
         match=r"^config.init_from = '.*': it cannot be read \(Permission denied\)",
     ):
-        initial.read(str(tmp_path), ModelConfig("bert", size="tiny"))
+        _initial.read(str(tmp_path), ModelConfig("bert", size="tiny"))
 
 
 def test_a_file_without_parameters(tmp_path):
-    native.save_safetensors(tmp_path / "file", {"batch_stats": LAYER})
+    save_safetensors(tmp_path / "file", {"batch_stats": LAYER})
     with pytest.raises(UserError, match=r"config.init_from = '.*file': no parameters are in it"):
-        initial.read(str(tmp_path / "file"), ModelConfig("cnn"))
+        _initial.read(str(tmp_path / "file"), ModelConfig("cnn"))
 
 
 NO_CHECKPOINT = {
@@ -350,7 +346,7 @@ def test_what_is_no_checkpoint_is_one_line(what, file, learned, tmp_path, capsys
     code, said = NO_CHECKPOINT[what]
     monkeypatch.setattr(Step, "lower", lambda *arguments: pytest.fail("compiled"))
     flags = [f"--config={file}", f"--workdir={tmp_path / 'run'}", f"--config.init_from={place}"]
-    assert main.main(["train", *flags]) == code
+    assert main(["train", *flags]) == code
     error = capsys.readouterr().err
     assert f"config.init_from = '{place}': " in error
     assert said in error
@@ -402,12 +398,12 @@ def test_a_run_goes_on_where_its_start_is_gone(file, learned, tmp_path, capsys):
         f"--workdir={tmp_path / 'run'}",
         f"--config.init_from={start_from}",
     ]
-    assert main.main(["train", *flags]) == 0
+    assert main(["train", *flags]) == 0
     shutil.rmtree(start_from)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "2")
-    assert main.main(["train", *flags]) == 0
+    assert main(["train", *flags]) == 0
     assert "resuming at step 1 of 2" in capsys.readouterr().err
-    assert main.main(["evaluate", *flags]) == 0
+    assert main(["evaluate", *flags]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 2
 
 
@@ -415,14 +411,14 @@ def test_batch_statistics_are_taken_too(tmp_path):
     model = ModelConfig("cnn", widths=(4,), hidden=8)
     config = TrainConfig(num_steps=1, global_batch_size=64, data=DataConfig("digits"), model=model)
     config.schedule.warmup_rule = "none"
-    run = build.build(config)
+    run = build_run(config)
     state = run.init()
     moved = jax.device_get(
         jax.tree.map(lambda x: x + 0.5, {"params": state.params, **state.model_state})
     )
-    native.save_safetensors(tmp_path / "model.safetensors", moved)
+    save_safetensors(tmp_path / "model.safetensors", moved)
     config.init_from = str(tmp_path / "model.safetensors")
-    again = build.build(config).init()
+    again = build_run(config).init()
     same({"params": again.params, **again.model_state}, moved)
 
 
@@ -430,11 +426,10 @@ def test_batch_statistics_are_taken_too(tmp_path):
 def test_a_run_that_kept_an_average_hands_that_on(file, tmp_path):
     workdir = tmp_path / "averaged"
     flags = [f"--config={file}", "--config.optimizer.ema_decay=0.5"]
-    assert main.main(["train", *flags, f"--workdir={workdir}"]) == 0
+    assert main(["train", *flags, f"--workdir={workdir}"]) == 0
     output = tmp_path / "exported"
     assert (
-        main.main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={output}"])
-        == 0
+        main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={output}"]) == 0
     )
-    exported = native.load_safetensors(output / "model.safetensors")[0]["params"]
+    exported = load_safetensors(output / "model.safetensors")[0]["params"]
     same(start(file, workdir).params, jax.device_get(exported))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lbopt.errors import UserError
-from lbopt.train.run import Target
+from lbopt.train import Target
 
 EVERY = ("--config.eval_every_epochs=0.3", "--config.target_metric=eval/accuracy")
 LOW, NEVER = "--config.target_value=0.05", "--config.target_value=1.0"

@@ -14,11 +14,10 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.cli import main, process
+from lbopt.cli import _process, main
 from lbopt.errors import EnvironmentProblem
-from lbopt.train import checkpoint
-from lbopt.train.checkpoint import Checkpoints, Damaged
-from lbopt.train.variables import read_variables
+from lbopt.train import Checkpoints, _checkpoint, read_variables
+from lbopt.train._checkpoint import Damaged
 
 
 def make_state(step=0):
@@ -240,7 +239,7 @@ def test_what_is_only_read_is_left_where_it_is(train, command, tmp_path, capsys)
         ("latest", 0, "; going back to step 18\n"),
         ("20", 3, "to resume at step 18\n"),
     ):
-        assert main.main(["evaluate", *command(tmp_path)[1:], f"--checkpoint={which}"]) == code
+        assert main(["evaluate", *command(tmp_path)[1:], f"--checkpoint={which}"]) == code
         out, err = capsys.readouterr()
         assert err.endswith(said)
         assert (json.loads(out)["step"] if out else None) == (18 if code == 0 else None)
@@ -259,10 +258,10 @@ def test_what_cannot_be_read_now_is_not_taken_for_damaged(workdir, error, monkey
     def refuse(*arguments):
         raise error
 
-    monkeypatch.setattr(checkpoint, "_read_arrays", refuse)
+    monkeypatch.setattr(_checkpoint, "_read_arrays", refuse)
     with Checkpoints(workdir) as checkpoints, pytest.raises(EnvironmentProblem) as caught:
         checkpoints.restore_newest(lambda step: shapes())
-    assert not isinstance(caught.value, checkpoint.Damaged)
+    assert not isinstance(caught.value, _checkpoint.Damaged)
     assert not (workdir / "damaged").exists()
 
 
@@ -342,7 +341,7 @@ def flip_in_arrays(workdir, rng):
 def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monkeypatch):
     """Without them it would reach the parameters unnoticed: that is why there are any."""
     if not looked_at:
-        monkeypatch.setattr(checkpoint, "differing", lambda found, wanted: [])
+        monkeypatch.setattr(_checkpoint, "differing", lambda found, wanted: [])
     rng, workdir = np.random.default_rng(1), noisy()
     flip_in_arrays(workdir, rng)
     state = newest(workdir)
@@ -366,7 +365,7 @@ def test_many_damaged_arrays_are_one_line(tmp_path, capfd):
     for file in data_files(tmp_path / "checkpoints"):
         file.write_bytes(b"x" * file.stat().st_size)
     capfd.readouterr()
-    with process.settings():
+    with _process.settings():
         with Checkpoints(tmp_path, read_only=True) as checkpoints:
             for _ in range(5):
                 with pytest.raises(Damaged):

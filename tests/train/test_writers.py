@@ -11,8 +11,9 @@ from hostile import HOSTILE, unprintable
 from tensorboardX import crc32c
 from tensorboardX.proto import event_pb2
 
-from lbopt.recipes import schedule as schedules
-from lbopt.train.writers import MetricsWriter, drop_lines_after, read_lines
+from lbopt.recipes import make_schedule, resolve_schedule
+from lbopt.workdir import MetricsWriter, read_json_lines
+from lbopt.workdir._jsonl import drop_lines_after
 
 CONTRACT = {
     "step",
@@ -56,7 +57,7 @@ def scalars(folder):
 
 @pytest.fixture(scope="module")
 def lines(reference):
-    return read_lines(reference() / "metrics.jsonl")
+    return read_json_lines(reference() / "metrics.jsonl")
 
 
 def test_the_last_line_holds_the_contract(lines):
@@ -80,7 +81,7 @@ def test_lines_come_at_the_cadence_and_at_the_end(train, tmp_path):
         "--config.num_epochs=0.85",
     )
     assert train(tmp_path, *cadence, "--config.schedule.warmup_rule=none") == 0
-    lines = read_lines(tmp_path / "metrics.jsonl")
+    lines = read_json_lines(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [3, 5, 6, 9, 10, 12, 14]
     assert [line["step"] for line in lines if "train/loss" in line] == [3, 6, 9, 12, 14]
     assert [line["step"] for line in lines if "eval/accuracy" in line] == [5, 10, 14]
@@ -88,8 +89,8 @@ def test_lines_come_at_the_cadence_and_at_the_end(train, tmp_path):
 
 def test_the_rate_logged_is_the_rate_of_the_step(lines, config_of):
     config = config_of()
-    resolved = schedules.resolve(config.schedule, 64, 1024, config.num_epochs)
-    schedule = schedules.make_schedule(config.schedule, dataclasses.replace(resolved, num_steps=20))
+    resolved = resolve_schedule(config.schedule, 64, 1024, config.num_epochs)
+    schedule = make_schedule(config.schedule, dataclasses.replace(resolved, num_steps=20))
     expected = [float(schedule(step)) for step in range(20)]
     np.testing.assert_allclose([line["train/learning_rate"] for line in lines], expected, rtol=1e-6)
     assert expected[3] == pytest.approx(0.02)  # 0.25 epochs of warmup at batch 64 are 4 steps
@@ -130,7 +131,7 @@ def test_a_resumed_run_purges_the_events_it_writes_again(tmp_path):
         event_pb2.SessionLog.START,
         4,
     )
-    assert [line["train/loss"] for line in read_lines(tmp_path / "metrics.jsonl")] == [
+    assert [line["train/loss"] for line in read_json_lines(tmp_path / "metrics.jsonl")] == [
         1,
         2,
         3,
@@ -154,11 +155,11 @@ def test_lines_after_a_step_are_dropped(tmp_path, step, left):
 
 def test_a_torn_line_is_no_line(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    assert read_lines(file) == []
+    assert read_json_lines(file) == []
     drop_lines_after(file, 3)
     assert not file.exists()
     file.write_text('{"step": 1, "examples_seen": 2}\n{"step": 2}')
-    assert read_lines(file) == [{"step": 1, "examples_seen": 2}]
+    assert read_json_lines(file) == [{"step": 1, "examples_seen": 2}]
 
 
 def test_hostile_names(tmp_path):
@@ -172,6 +173,6 @@ def test_hostile_names(tmp_path):
     assert not unprintable(tag)
     assert "<" not in tag
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
-    assert [set(line) for line in read_lines(tmp_path / "metrics.jsonl")] == [
+    assert [set(line) for line in read_json_lines(tmp_path / "metrics.jsonl")] == [
         {"step", "examples_seen", name.replace("\udcff", "\\udcff")}
     ]

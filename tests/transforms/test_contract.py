@@ -12,7 +12,7 @@ from compiling import QUICKLY
 from jax.sharding import PartitionSpec
 
 import lbopt
-from lbopt.transforms.decay import add_weight_decay
+from lbopt.transforms._decay import add_weight_decay
 
 jit = functools.partial(jax.jit, compiler_options=QUICKLY)
 # name -> (factory, options, arguments that inject_hyperparams must leave alone, update needs params)

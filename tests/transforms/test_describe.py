@@ -12,8 +12,7 @@ import pytest
 
 import lbopt
 from lbopt import types
-from lbopt.transforms import variants
-from lbopt.transforms.variants import VARIANTS
+from lbopt.transforms import VARIANTS, _variants
 
 ROWS = [(optimizer, name) for optimizer, rows in VARIANTS.items() for name in rows]
 
@@ -48,9 +47,9 @@ def test_the_signature_shows_every_option_of_the_paper_and_the_docstring_every_v
     assert not [
         name for name, parameter in parameters.items() if "Any" in str(parameter.annotation)
     ]
-    describe = importlib.import_module("lbopt.transforms.describe")
+    describe = importlib.import_module("lbopt.transforms._describe")
     assert describe.differences(optimizer) in alias.__doc__
-    names = getattr(variants, f"{optimizer.capitalize()}Variant")
+    names = getattr(_variants, f"{optimizer.capitalize()}Variant")
     assert typing.get_args(names) == tuple(VARIANTS[optimizer])
 
 

@@ -13,7 +13,7 @@ import pytest
 from compiling import QUICKLY
 
 import lbopt
-from lbopt.transforms.variants import LAMB, LARS
+from lbopt.transforms._variants import LAMB, LARS
 
 STEPS = 200
 NORM = {"lamb": "layer_norm", "lars": "batch_normalization"}

@@ -1,6 +1,5 @@
 """The report of a study (`write_study_report`), and its numbers as dataclasses (`read_study`)."""
 
-from lbopt.report.study._read import read_study
-from lbopt.report.study._write import StudyReport, write_study_report
+import lazy_loader
 
-__all__ = ["StudyReport", "read_study", "write_study_report"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from lbopt.report import page
-from lbopt.report.study import _style as style
+from lbopt.report import _page
+from lbopt.report.study import _style
 from lbopt.report.study._model import Arm, Cell, Curve, Study
 from lbopt.report.study._read import mean_curve, positive
 from lbopt.report.study._words import number, span
-from lbopt.sweep.row import Diffusion
+from lbopt.sweep import Diffusion
 
 _RUNS_AWAY = 10
 """A curve this many times as far as the median one leaves the panel with a linear axis."""
@@ -38,7 +38,7 @@ _HEADER = (
 Curves = Mapping[int, Curve]
 
 
-def diffusion(study: Study, folder: pathlib.Path) -> page.Section | None:
+def diffusion(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw ||w_t - w_0|| on log-x and on log-log axes with the fits, a row of panels for each arm.
 
     Returns:
@@ -46,25 +46,25 @@ def diffusion(study: Study, folder: pathlib.Path) -> page.Section | None:
     """
     curves = {arm.name: _curves(arm) for arm in study.measured}
     having = [arm for arm in study.measured if curves[arm.name]]
-    arms = having[: style.MOST_PANEL_ROWS]
+    arms = having[: _style.MOST_PANEL_ROWS]
     if not arms:
         return None
-    figure, grid = style.panels(len(arms), 2, sharex=True)
+    figure, grid = _style.panels(len(arms), 2, sharex=True)
     for (left, right), arm in zip(grid, arms, strict=True):
         _draw_log_x(left, study, arm, curves[arm.name])
         _draw_log_log(right, study, arm, curves[arm.name])
-    style.batch_legend(figure, study, dashed="fitted curve")
-    style.below(grid, "optimizer step t")
+    _style.batch_legend(figure, study, dashed="fitted curve")
+    _style.below(grid, "optimizer step t")
     figure.supylabel("distance from the start, ||w_t - w_0||", fontsize=9)
 
     alt = (
         "Distance of the parameters from their start over the steps, on log-x and log-log axes, "
         "a row for each arm"
     )
-    return page.Section(
+    return _page.Section(
         "Diffusion",
-        [_ABOUT, *style.left_out(len(arms), len(having), "arms")],
-        pictures=[style.picture(figure, folder / "diffusion.png", alt, wide=True)],
+        [_ABOUT, *_style.left_out(len(arms), len(having), "arms")],
+        pictures=[_style.picture(figure, folder / "diffusion.png", alt, wide=True)],
         header=_HEADER,
         rows=[row for arm in study.measured for row in _rows(arm)],
     )
@@ -85,7 +85,7 @@ def _distance(cell: Cell) -> Curve:
 def _draw_log_x(panel: Any, study: Study, arm: Arm, curves: Curves) -> None:
     """Draw distance against log t; curves rise to the right, so the top left is free for text."""
     _draw_curves(panel, study, curves)
-    style.title(panel, f"{arm.name} (log-x)")
+    _style.title(panel, f"{arm.name} (log-x)")
     tops = {size: max(distance for _, distance in curve) for size, curve in curves.items()}
     away = _running_away(tops)
     kept = {size: curve for size, curve in curves.items() if size not in away}
@@ -103,8 +103,8 @@ def _draw_log_x(panel: Any, study: Study, arm: Arm, curves: Curves) -> None:
 def _draw_log_log(panel: Any, study: Study, arm: Arm, curves: Curves) -> None:
     """Draw log distance against log t; the bottom right is free for text."""
     _draw_curves(panel, study, curves)
-    style.log_ticks(panel, "y")
-    style.title(panel, f"{arm.name} (log-log)")
+    _style.log_ticks(panel, "y")
+    _style.title(panel, f"{arm.name} (log-log)")
     told = _r2("t^p", [cell.diffusion.power_r2 for cell in arm.cells if cell.diffusion])
     panel.text(0.98, 0.03, told, transform=panel.transAxes, ha="right", va="bottom", fontsize=7)
     _draw_fits(panel, study, arm, curves, _power_fit)
@@ -112,8 +112,8 @@ def _draw_log_log(panel: Any, study: Study, arm: Arm, curves: Curves) -> None:
 
 def _draw_curves(panel: Any, study: Study, curves: Curves) -> None:
     for size, curve in curves.items():
-        panel.plot(*zip(*curve, strict=True), color=style.batch_shade(study, size), linewidth=1.3)
-    style.log_ticks(panel, "x")
+        panel.plot(*zip(*curve, strict=True), color=_style.batch_shade(study, size), linewidth=1.3)
+    _style.log_ticks(panel, "x")
 
 
 def _running_away(tops: Mapping[int, float]) -> list[int]:
@@ -150,7 +150,7 @@ def _draw_fits(panel: Any, study: Study, arm: Arm, curves: Curves, values: Any) 
         fits = [run.diffusion for run in cell.final if run.diffusion]
         first = max((fit.from_step for fit in fits), default=curve[-1][0])
         last = min([curve[-1][0], *(fit.to_step for fit in fits)])
-        colour = style.batch_shade(study, cell.global_batch_size)
+        colour = _style.batch_shade(study, cell.global_batch_size)
         steps = np.geomspace(first, last, _FIT_POINTS) if last > first else np.array([])
         heights = np.mean([values(fit, steps) for fit in fits], axis=0) if len(steps) else steps
         panel.plot(steps, heights, color=colour, linewidth=0.9, linestyle="--")

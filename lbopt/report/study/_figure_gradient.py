@@ -7,13 +7,13 @@ import math
 import pathlib
 from typing import Any
 
-from lbopt.report import page
-from lbopt.report.study import _style as style
+from lbopt.report import _page
+from lbopt.report.study import _style
 from lbopt.report.study._figure_scores import limit_text
 from lbopt.report.study._model import Arm, Cell, Curve, Study
 from lbopt.report.study._read import mean_curve, positive
 from lbopt.report.study._words import number
-from lbopt.sweep.row import Probes
+from lbopt.sweep import Probes
 
 
 def _probes(cell: Cell) -> list[Probes]:
@@ -49,26 +49,26 @@ _HEADER = (
 )
 
 
-def noise(study: Study, folder: pathlib.Path) -> page.Section | None:
+def noise(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw the noise scale against batch size and over the steps, and phi; None without probes."""
     noisy = [arm for arm in study.measured if any(cell.noise for cell in arm.cells)]
     if not noisy:
         return None
-    shown = noisy[: 2 * style.MOST_PANEL_ROWS]
+    shown = noisy[: 2 * _style.MOST_PANEL_ROWS]
     against_batch, over_steps = _draw_noise(study, noisy), _draw_over_steps(study, shown)
     alt, file = "Gradient noise scale against global batch size", folder / "noise_scale.png"
     pictures = [
-        style.picture(against_batch, file, alt, _CAPTION),
-        style.picture(over_steps, folder / "noise_scale_over_steps.png", _ALT, _OVER_STEPS, True),
+        _style.picture(against_batch, file, alt, _CAPTION),
+        _style.picture(over_steps, folder / "noise_scale_over_steps.png", _ALT, _OVER_STEPS, True),
     ]
     gauged = [arm for arm in study.measured if any(cell.phi is not None for cell in arm.cells)]
     if gauged:
         figure = _draw_phi(study, gauged)
         alt = "phi against global batch size"
-        pictures.append(style.picture(figure, folder / "phi.png", alt, _PHI))
-    return page.Section(
+        pictures.append(_style.picture(figure, folder / "phi.png", alt, _PHI))
+    return _page.Section(
         "Gradient noise and the critical batch",
-        style.left_out(len(shown), len(noisy), "arms"),
+        _style.left_out(len(shown), len(noisy), "arms"),
         pictures=pictures,
         header=_HEADER,
         rows=[_row(arm) for arm in noisy if arm.cells[0].noise],
@@ -81,37 +81,37 @@ def _gap(value: float | None) -> float:
 
 
 def _draw_noise(study: Study, arms: list[Arm]) -> Any:
-    figure, axes = page.new_figure(style.WIDTH, 4.2)
+    figure, axes = _page.new_figure(_style.WIDTH, 4.2)
     for arm in arms:
         sizes = [cell.global_batch_size for cell in arm.cells]
         scales = [_gap(cell.noise.scale if cell.noise else None) for cell in arm.cells]
-        look = style.look(arm)
-        axes.plot(sizes, scales, **look, label=style.label(arm.name, style.LEGEND_LETTERS))
+        look = _style.look(arm)
+        axes.plot(sizes, scales, **look, label=_style.label(arm.name, _style.LEGEND_LETTERS))
         if arm.limit and not arm.limit.is_largest:
             height = scales[sizes.index(arm.limit.batch_size)]
             if math.isfinite(height):
-                style.ring(axes, arm.limit.batch_size, height, look["color"])
-    equal = {"color": style.GREY, "linestyle": "--", "linewidth": 1}
+                _style.ring(axes, arm.limit.batch_size, height, look["color"])
+    equal = {"color": _style.GREY, "linestyle": "--", "linewidth": 1}
     axes.plot(study.sizes, study.sizes, **equal, label="noise scale = batch size")
-    style.batch_axis(axes, study.sizes)
-    style.log_ticks(axes, "y")
+    _style.batch_axis(axes, study.sizes)
+    _style.log_ticks(axes, "y")
     axes.set_ylabel("noise scale, examples")
-    style.title(axes, "Gradient noise scale", 11)
-    style.legend_below(figure, axes)
+    _style.title(axes, "Gradient noise scale", 11)
+    _style.legend_below(figure, axes)
     return figure
 
 
 def _draw_over_steps(study: Study, arms: list[Arm]) -> Any:
-    figure, grid, shown = style.two_columns(len(arms))
+    figure, grid, shown = _style.two_columns(len(arms))
     for panel, arm in zip(shown, arms, strict=True):
         for cell in arm.cells:
-            colour = style.batch_shade(study, cell.global_batch_size)
-            line = {**style.PROBED, "markersize": 2.5, "color": colour}
+            colour = _style.batch_shade(study, cell.global_batch_size)
+            line = {**_style.PROBED, "markersize": 2.5, "color": colour}
             panel.plot(*_over_steps(cell), **line)
-        style.log_ticks(panel, "x", "y")
-        style.title(panel, arm.name)
-    style.batch_legend(figure, study)
-    style.below(grid, "optimizer step")
+        _style.log_ticks(panel, "x", "y")
+        _style.title(panel, arm.name)
+    _style.batch_legend(figure, study)
+    _style.below(grid, "optimizer step")
     figure.supylabel("noise scale, examples", fontsize=9)
     return figure
 
@@ -127,15 +127,15 @@ def _over_steps(cell: Cell) -> tuple[list[int], list[float]]:
 
 
 def _draw_phi(study: Study, arms: list[Arm]) -> Any:
-    figure, axes = page.new_figure(style.WIDTH, 3.6)
+    figure, axes = _page.new_figure(_style.WIDTH, 3.6)
     for arm in arms:
         sizes = [cell.global_batch_size for cell in arm.cells]
-        name = style.label(arm.name, style.LEGEND_LETTERS)
-        axes.plot(sizes, [_gap(cell.phi) for cell in arm.cells], **style.look(arm), label=name)
-    style.batch_axis(axes, study.sizes)
+        name = _style.label(arm.name, _style.LEGEND_LETTERS)
+        axes.plot(sizes, [_gap(cell.phi) for cell in arm.cells], **_style.look(arm), label=name)
+    _style.batch_axis(axes, study.sizes)
     axes.set_ylabel("phi = 1 - cosine")
-    style.title(axes, "Disagreement of two half batches", 11, None)
-    style.legend_below(figure, axes)
+    _style.title(axes, "Disagreement of two half batches", 11, None)
+    _style.legend_below(figure, axes)
     return figure
 
 
@@ -173,42 +173,42 @@ _ABOUT_LIPSCHITZ = (
 )
 
 
-def lipschitz(study: Study, folder: pathlib.Path) -> page.Section | None:
+def lipschitz(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw the Lipschitz constant along the gradient over steps and epochs; None without probes.
 
     Where the length of a run is given in steps, examples seen stand for epochs.
     """
     curves = {arm.name: _lipschitz_curves(arm) for arm in study.measured}
     having = [arm for arm in study.measured if any(curves[arm.name].values())]
-    arms = having[: style.MOST_PANEL_ROWS]
+    arms = having[: _style.MOST_PANEL_ROWS]
     if not arms:
         return None
     train = study.config.train
     horizontal = "examples seen" if train.num_steps else "epochs"
-    figure, grid = style.panels(len(arms), 2, sharex="col")
+    figure, grid = _style.panels(len(arms), 2, sharex="col")
     for (left, right), arm in zip(grid, arms, strict=True):
         for cell in arm.cells:
             size, curve = cell.global_batch_size, curves[arm.name][cell.global_batch_size]
-            colour = style.batch_shade(study, size)
+            colour = _style.batch_shade(study, size)
             per_step = size if train.num_steps else (train.num_epochs or 0.0) / cell.first.steps
             for panel, factor in ((left, 1.0), (right, per_step)):
                 steps, values = [factor * step for step, _ in curve], [value for _, value in curve]
-                panel.plot(steps, values, **style.PROBED, color=colour)
+                panel.plot(steps, values, **_style.PROBED, color=colour)
         for panel, name in ((left, "steps"), (right, horizontal)):
-            style.log_ticks(panel, "x", "y")
-            style.title(panel, f"{arm.name}, over {name}")
-    style.batch_legend(figure, study)
-    style.below(grid, "optimizer step", horizontal)
+            _style.log_ticks(panel, "x", "y")
+            _style.title(panel, f"{arm.name}, over {name}")
+    _style.batch_legend(figure, study)
+    _style.below(grid, "optimizer step", horizontal)
     figure.supylabel("Lipschitz constant along the gradient", fontsize=9)
 
     alt = (
         "Local Lipschitz constant along the gradient over steps and over epochs, "
         "a row of panels for each arm"
     )
-    return page.Section(
+    return _page.Section(
         "Curvature along the gradient",
-        [_ABOUT_LIPSCHITZ, *style.left_out(len(arms), len(having), "arms")],
-        pictures=[style.picture(figure, folder / "lipschitz.png", alt, wide=True)],
+        [_ABOUT_LIPSCHITZ, *_style.left_out(len(arms), len(having), "arms")],
+        pictures=[_style.picture(figure, folder / "lipschitz.png", alt, wide=True)],
     )
 
 
@@ -255,46 +255,46 @@ _PHIS = [
 _MOST_NAMED = 8
 
 
-def trust_ratios(study: Study, folder: pathlib.Path) -> page.Section | None:
+def trust_ratios(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw the trust ratio of every layer over the steps, at the smallest and the largest batch."""
     return _layers(study, folder, _TRUST_RATIO)
 
 
-def phis(study: Study, folder: pathlib.Path) -> page.Section | None:
+def phis(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw phi of every module over the steps, or of every layer without modules."""
     modules, layers = _PHIS
     return _layers(study, folder, modules) or _layers(study, folder, layers)
 
 
-def _layers(study: Study, folder: pathlib.Path, kind: _Kind) -> page.Section | None:
+def _layers(study: Study, folder: pathlib.Path, kind: _Kind) -> _page.Section | None:
     curves = {arm.name: _layer_curves(kind, arm.cells[0]) for arm in study.measured}
     having = [arm for arm in study.measured if curves[arm.name]]
-    arms = having[: style.MOST_PANEL_ROWS]
+    arms = having[: _style.MOST_PANEL_ROWS]
     if not arms:
         return None
     layers = max((list(curves[arm.name]) for arm in arms), key=len)
-    colours = [style.shade(place, len(layers)) for place in range(len(layers))]
-    figure, grid = style.panels(len(arms), 2, sharey="row")
+    colours = [_style.shade(place, len(layers)) for place in range(len(layers))]
+    figure, grid = _style.panels(len(arms), 2, sharey="row")
     for row, arm in zip(grid, arms, strict=True):
         for panel, cell in zip(row, (arm.cells[0], arm.cells[-1]), strict=True):
             shown = _layer_curves(kind, cell).values()
             for place, curve in enumerate(shown):
-                line = {**style.PROBED, "color": style.shade(place, len(layers))}
+                line = {**_style.PROBED, "color": _style.shade(place, len(layers))}
                 panel.plot(*zip(*curve, strict=True), **line)
-            style.log_ticks(panel, "x", "y")
-            style.title(panel, f"{arm.name}, batch {cell.global_batch_size}")
+            _style.log_ticks(panel, "x", "y")
+            _style.title(panel, f"{arm.name}, batch {cell.global_batch_size}")
     if len(layers) <= _MOST_NAMED:
-        style.line_legend(figure, zip(layers, colours, strict=True))
-    style.below(grid, "optimizer step")
+        _style.line_legend(figure, zip(layers, colours, strict=True))
+    _style.below(grid, "optimizer step")
     figure.supylabel(kind.axis, fontsize=9)
 
     alt = (
         f"{kind.title} over the steps, at the smallest and the largest batch, "
         "a row of panels for each arm"
     )
-    notes = [kind.about, *style.left_out(len(arms), len(having), "arms")]
-    drawn = style.picture(figure, folder / kind.file, alt, wide=True)
-    return page.Section(kind.title, notes, pictures=[drawn])
+    notes = [kind.about, *_style.left_out(len(arms), len(having), "arms")]
+    drawn = _style.picture(figure, folder / kind.file, alt, wide=True)
+    return _page.Section(kind.title, notes, pictures=[drawn])
 
 
 def _layer_curves(kind: _Kind, cell: Cell) -> dict[str, Curve]:

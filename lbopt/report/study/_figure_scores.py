@@ -7,9 +7,9 @@ import math
 import pathlib
 from typing import Any
 
-from lbopt.config.aggregator import AggregatorConfig
-from lbopt.report import page
-from lbopt.report.study import _style as style
+from lbopt.config import AggregatorConfig
+from lbopt.report import _page
+from lbopt.report.study import _style
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
 from lbopt.report.study._model import Arm, Failure, Step, Study
 
@@ -22,7 +22,7 @@ _FEW, _NAME_INCHES = 8, 0.2
 # ---- test score against batch size
 
 
-def scores(study: Study, folder: pathlib.Path) -> page.Section:
+def scores(study: Study, folder: pathlib.Path) -> _page.Section:
     """Draw the test score against the batch size, and once more near the best one."""
     name, seeds = study.metric.name, len(study.config.final_seeds)
     mark = "a ring marks the limit" if study.has_limits else "every run stops at the target"
@@ -31,16 +31,16 @@ def scores(study: Study, folder: pathlib.Path) -> page.Section:
         f"The length is {_length(study)}."
     )
     alt = f"Test {name} against global batch size, a line for each arm"
-    pictures = [style.picture(_draw(study), folder / FIGURE, alt, caption)]
+    pictures = [_style.picture(_draw(study), folder / FIGURE, alt, caption)]
     if (near := _near_the_top(study)) is not None:
         close, alt = folder / "accuracy_near_the_top.png", f"The same test {name}, near its best"
         caption = "The same, where the limits are decided."
-        pictures.append(style.picture(_draw(study, near), close, alt, caption))
-    return page.Section(f"Test {name} against batch size", pictures=pictures)
+        pictures.append(_style.picture(_draw(study, near), close, alt, caption))
+    return _page.Section(f"Test {name} against batch size", pictures=pictures)
 
 
 def _length(study: Study) -> str:
-    return f"{'' if study.has_limits else 'at most '}{style.length_text(study.config)}"
+    return f"{'' if study.has_limits else 'at most '}{_style.length_text(study.config)}"
 
 
 def _near_the_top(study: Study) -> tuple[float, float] | None:
@@ -58,9 +58,9 @@ def _near_the_top(study: Study) -> tuple[float, float] | None:
 def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
     metric, arms = study.metric, study.measured
     height = 4.6 + _NAME_INCHES * max(0, len(arms) - _FEW)
-    figure, axes = page.new_figure(style.WIDTH, height)
+    figure, axes = _page.new_figure(_style.WIDTH, height)
     for arm in arms:
-        look, sizes = style.look(arm), [cell.global_batch_size for cell in arm.cells]
+        look, sizes = _style.look(arm), [cell.global_batch_size for cell in arm.cells]
         low, mean, high = (
             [metric.shown(getattr(cell.test, name)) for cell in arm.cells]
             for name in ("min", "mean", "max")
@@ -70,16 +70,16 @@ def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
         if arm.limit and not arm.limit.is_largest:
             height = mean[sizes.index(arm.limit.batch_size)]
             if math.isfinite(height):
-                style.ring(axes, arm.limit.batch_size, height, look["color"])
-    style.batch_axis(axes, study.sizes)
+                _style.ring(axes, arm.limit.batch_size, height, look["color"])
+    _style.batch_axis(axes, study.sizes)
     if metric is PERPLEXITY:
-        style.log_ticks(axes, "y")
+        _style.log_ticks(axes, "y")
     if near is not None:
         axes.set_ylim(*near)
     axes.set_ylabel(f"test {metric.label}")
     whole = f"{study.config.name}: {_length(study)}"
-    style.title(axes, f"Near the best test {metric.name}" if near else whole, 11, 60)
-    style.legend_below(figure, axes)
+    _style.title(axes, f"Near the best test {metric.name}" if near else whole, 11, 60)
+    _style.legend_below(figure, axes)
     return figure
 
 
@@ -87,24 +87,24 @@ def _label(arm: Arm) -> str:
     limit = (
         f" (limit {'at least ' * arm.limit.is_largest}{arm.limit.batch_size})" if arm.limit else ""
     )
-    return style.label(arm.name + limit, style.LEGEND_LETTERS)
+    return _style.label(arm.name + limit, _style.LEGEND_LETTERS)
 
 
 # ---- limits
 
 
-def limits(study: Study, folder: pathlib.Path) -> page.Section | None:
+def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw the limit of every arm with its interval over seeds; None if no arm has a limit."""
     arms = [arm for arm in study.measured if arm.limit]
     if not arms:
         return None
-    figure, axes = page.new_figure(style.WIDTH, 1.3 + 0.32 * len(arms))
-    names = [style.label(arm.name, style.TICK_LETTERS) for arm in reversed(arms)]
+    figure, axes = _page.new_figure(_style.WIDTH, 1.3 + 0.32 * len(arms))
+    names = [_style.label(arm.name, _style.TICK_LETTERS) for arm in reversed(arms)]
     for place, arm in enumerate(reversed(arms)):
         _draw_limit(axes, place, arm)
     axes.set_yticks(range(len(arms)), names, fontsize=9)
     axes.set_ylim(-0.6, len(arms) - 0.4)
-    style.batch_axis(axes, study.sizes)
+    _style.batch_axis(axes, study.sizes)
     # A title of the whole figure: beside long names the axes are too narrow for it.
     near = study.metric.amount(study.config.limit_points)
     figure.suptitle(f"Largest batch within {near} of the smallest", x=0.02, ha="left", fontsize=11)
@@ -115,9 +115,9 @@ def limits(study: Study, folder: pathlib.Path) -> page.Section | None:
     alt = "The limit of every arm and its interval over seeds"
     unit = "points" if study.metric is ACCURACY else "nats"
     lost = f"train lost, {unit}", f"test lost, {unit}"
-    return page.Section(
+    return _page.Section(
         "The limit of every arm",
-        pictures=[style.picture(figure, folder / "limits.png", alt, caption)],
+        pictures=[_style.picture(figure, folder / "limits.png", alt, caption)],
         header=("arm", "limit", "95 % interval", "first batch past it", "fails to", *lost),
         rows=[_limit_row(arm) for arm in arms],
     )
@@ -125,7 +125,7 @@ def limits(study: Study, folder: pathlib.Path) -> page.Section | None:
 
 def _draw_limit(axes: Any, place: int, arm: Arm) -> None:
     assert arm.limit is not None
-    look = style.look(arm, markersize=8)
+    look = _style.look(arm, markersize=8)
     bar = {"linewidth": 3, "alpha": 0.4, "solid_capstyle": "butt"}
     axes.plot(arm.limit.interval, [place, place], color=look["color"], **bar)
     axes.plot([arm.limit.batch_size], [place], **look)
@@ -168,33 +168,33 @@ _ABOUT_TRAINING = (
 _PART = "a random part of the training set as large as validation, always the same,"
 
 
-def training(study: Study, folder: pathlib.Path) -> page.Section | None:
+def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw training beside test, a row of panels for each arm; None if runs stop at a target."""
     if not study.has_limits:
         return None
-    arms = study.measured[: style.MOST_PANEL_ROWS]
-    figure, grid = style.panels(len(arms), 2, sharex=True, sharey="col")
+    arms = study.measured[: _style.MOST_PANEL_ROWS]
+    figure, grid = _style.panels(len(arms), 2, sharex=True, sharey="col")
     for (left, right), arm in zip(grid, arms, strict=True):
         _draw_training(left, study, arm, "accuracy", 100.0)
         _draw_training(right, study, arm, "loss", 1.0)
-        style.log_ticks(right, "y")
-        style.title(left, f"{arm.name}: accuracy, %")
+        _style.log_ticks(right, "y")
+        _style.title(left, f"{arm.name}: accuracy, %")
         failed = arm.failure
         verdict = f" (fails to {failed.kind} at {failed.global_batch_size})" if failed else ""
-        style.title(right, "loss" + verdict * bool(failed and failed.kind), letters=None)
-    style.legend_below(figure, grid[0][0], fontsize=8, handlelength=4)
-    style.below(grid, "global batch size")
+        _style.title(right, "loss" + verdict * bool(failed and failed.kind), letters=None)
+    _style.legend_below(figure, grid[0][0], fontsize=8, handlelength=4)
+    _style.below(grid, "global batch size")
     alt = "Training and test accuracy and loss against batch size, a row of panels for each arm"
     part = _PART if study.config.trial_devices == "all" else "the whole training set"
-    return page.Section(
+    return _page.Section(
         "Failure to optimise or to generalise",
-        [_ABOUT_TRAINING.format(part), *style.left_out(len(arms), len(study.measured), "arms")],
-        pictures=[style.picture(figure, folder / "train_and_test.png", alt, wide=True)],
+        [_ABOUT_TRAINING.format(part), *_style.left_out(len(arms), len(study.measured), "arms")],
+        pictures=[_style.picture(figure, folder / "train_and_test.png", alt, wide=True)],
     )
 
 
 def _draw_training(panel: Any, study: Study, arm: Arm, name: str, factor: float) -> None:
-    look = style.look(arm, markersize=3.5)
+    look = _style.look(arm, markersize=3.5)
     sizes = [cell.global_batch_size for cell in arm.cells]
     for split, line, fill in (("train", "-", look["color"]), ("test", "--", "white")):
         means = [cell.means.of(split, name) for cell in arm.cells]
@@ -202,8 +202,8 @@ def _draw_training(panel: Any, study: Study, arm: Arm, name: str, factor: float)
         panel.plot(sizes, heights, linestyle=line, markerfacecolor=fill, **look, label=split)
     if arm.failure:
         past = arm.failure.global_batch_size
-        panel.axvline(past, color=style.GREY, linestyle=":", linewidth=1.2)
-    style.batch_axis(panel, study.sizes, small=True)
+        panel.axvline(past, color=_style.GREY, linestyle=":", linewidth=1.2)
+    _style.batch_axis(panel, study.sizes, small=True)
 
 
 # ---- bits of the format in which replicas send gradients
@@ -227,14 +227,14 @@ class _Format:
     shifted: bool | None
 
 
-def precision(study: Study, folder: pathlib.Path) -> page.Section | None:
+def precision(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw the test score over the bits of `aps` aggregators; None unless arms differ in them."""
     found = {arm.name: form for arm in study.measured if (form := _format(arm.train.aggregator))}
     forms = sorted({one.bits for one in found.values()}, key=lambda bits: (sum(bits), bits))
     if len([bits for bits in forms if bits != _FULL]) < 2:
         return None
     near, metric = study.metric is ACCURACY, study.metric
-    figure, grid = style.panels(1 + near, 1, 2.3)
+    figure, grid = _style.panels(1 + near, 1, 2.3)
     for panel in (row[0] for row in grid):
         for size in study.sizes:
             for shifted in (True, False):
@@ -245,8 +245,8 @@ def precision(study: Study, folder: pathlib.Path) -> page.Section | None:
     if near:
         best = max(metric.shown(cell.test.mean) for arm in study.measured for cell in arm.cells)
         grid[1][0].set_ylim(best - _NEAR * study.config.limit_points, best + 0.3)
-    style.below(grid, "bits of the format (exponent, mantissa)")
-    style.batch_legend(figure, study, "without a shift")
+    _style.below(grid, "bits of the format (exponent, mantissa)")
+    _style.batch_legend(figure, study, "without a shift")
 
     caption = (
         "Means over the final seeds; the bars go from the worst to the best. "
@@ -255,8 +255,8 @@ def precision(study: Study, folder: pathlib.Path) -> page.Section | None:
         * near
     )
     alt = "Test score over the bits in which gradients are reduced, a line for each batch size"
-    drawn = style.picture(figure, folder / "precision.png", alt, caption)
-    return page.Section("How many bits it takes", pictures=[drawn])
+    drawn = _style.picture(figure, folder / "precision.png", alt, caption)
+    return _page.Section("How many bits it takes", pictures=[drawn])
 
 
 def _format(aggregator: AggregatorConfig) -> _Format | None:
@@ -292,7 +292,7 @@ def _line(
     look = {"linewidth": 2, "marker": "o"}
     if not shifted:
         look = {"linewidth": 1, "linestyle": "--", "marker": "x"}
-    colour = style.batch_shade(study, size)
+    colour = _style.batch_shade(study, size)
     panel.errorbar(places, means, yerr=reach, color=colour, markersize=4, elinewidth=0.8, **look)
 
 
@@ -307,7 +307,7 @@ _ABOUT_WATERFALL = (
 )
 
 
-def waterfall(study: Study, folder: pathlib.Path) -> page.Section | None:
+def waterfall(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw a bar for each arm of the waterfall, from the mean before it to its own."""
     if study.waterfall is None:
         return None
@@ -317,7 +317,7 @@ def waterfall(study: Study, folder: pathlib.Path) -> page.Section | None:
     low, high = min(means) - max(stds), max(means) + max(stds)
     start, end = max(0.0, low - 0.08 * (high - low)), high + 0.04 * (high - low)
 
-    figure, axes = page.new_figure(style.WIDTH, 1.4 + 0.45 * len(steps))
+    figure, axes = _page.new_figure(_style.WIDTH, 1.4 + 0.45 * len(steps))
     bars = zip(steps, means, stds, [start, *means], strict=False)
     beside = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
     for place, (step, mean, std, before) in enumerate(bars):
@@ -325,15 +325,15 @@ def waterfall(study: Study, folder: pathlib.Path) -> page.Section | None:
         axes.barh(row, mean - before, left=before, height=0.6, color=_colour(step))
         axes.errorbar(mean, row, xerr=std, color="#222222", capsize=3, linewidth=1)
         axes.text(1.02, row, _gain(step, metric), **beside)
-    names = [style.label(step.arm, style.TICK_LETTERS) for step in reversed(steps)]
+    names = [_style.label(step.arm, _style.TICK_LETTERS) for step in reversed(steps)]
     axes.set_yticks(range(len(steps)), names, fontsize=9)
     axes.set_xlim(start, min(end, 100.5) if metric is ACCURACY else end)
     axes.set_xlabel(f"test {metric.label}")
     size = study.waterfall.global_batch_size
-    style.title(axes, f"What each step adds at batch {size}", 11, None)
+    _style.title(axes, f"What each step adds at batch {size}", 11, None)
     alt = "Test score at the largest batch as one ingredient after the other is added"
-    drawn = style.picture(figure, folder / "waterfall.png", alt)
-    return page.Section("Ablation", [_ABOUT_WATERFALL], pictures=[drawn])
+    drawn = _style.picture(figure, folder / "waterfall.png", alt)
+    return _page.Section("Ablation", [_ABOUT_WATERFALL], pictures=[drawn])
 
 
 def _colour(step: Step) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lbopt.report import page
-from lbopt.report.study import _style as style
+from lbopt.report import _page
+from lbopt.report.study import _style
 from lbopt.report.study._metric import PERPLEXITY, Metric
 from lbopt.report.study._model import Arm, Candidate, Cell, Study
 from lbopt.report.study._words import count
@@ -26,27 +26,27 @@ _BEST = (
 )
 
 
-def learning_rates(study: Study, folder: pathlib.Path) -> page.Section | None:
+def learning_rates(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw validation over the learning-rate factor of runs of full length, a panel for each arm.
 
     Returns:
       The section; None if no arm tried more than one learning rate.
     """
     searching = [arm for arm in study.measured if _searched(arm, "learning_rate")]
-    arms = searching[: 2 * style.MOST_PANEL_ROWS]
+    arms = searching[: 2 * _style.MOST_PANEL_ROWS]
     if not arms:
         return None
-    figure, grid, shown = style.two_columns(len(arms))
+    figure, grid, shown = _style.two_columns(len(arms))
     for panel, arm in zip(shown, arms, strict=True):
         for cell in arm.cells:
             _draw_rates(panel, study, cell, joined=arm.search.method == "grid")
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter("{x:g}")
-        style.title(panel, arm.name)
+        _style.title(panel, arm.name)
     if study.metric is PERPLEXITY:
-        style.log_ticks(shown[0], "y")
-    style.batch_legend(figure, study)
-    style.below(grid, "learning rate / scaled learning rate")
+        _style.log_ticks(shown[0], "y")
+    _style.batch_legend(figure, study)
+    _style.below(grid, "learning rate / scaled learning rate")
     figure.supylabel(f"validation {study.metric.label}", fontsize=9)
 
     others = any(
@@ -58,13 +58,13 @@ def learning_rates(study: Study, folder: pathlib.Path) -> page.Section | None:
         notes.append(
             f"Not drawn: {count(single, 'arm')} of which only one learning rate was tried."
         )
-    notes += style.left_out(len(arms), len(searching), "arms")
+    notes += _style.left_out(len(arms), len(searching), "arms")
     alt = (
         "Mean validation score against learning rate over the scaled rate, a panel for each arm "
         "and a colour for each batch size"
     )
-    drawn = style.picture(figure, folder / "learning_rate_search.png", alt, wide=True)
-    return page.Section("Learning-rate search", notes, pictures=[drawn])
+    drawn = _style.picture(figure, folder / "learning_rate_search.png", alt, wide=True)
+    return _page.Section("Learning-rate search", notes, pictures=[drawn])
 
 
 def _searched(arm: Arm, name: str) -> bool:
@@ -76,14 +76,14 @@ def _draw_rates(panel: Any, study: Study, cell: Cell, joined: bool) -> None:
     best = best_by(cell.full, study.metric, "learning_rate")
     if not best:
         return
-    colour = style.batch_shade(study, cell.global_batch_size)
+    colour = _style.batch_shade(study, cell.global_batch_size)
     rates = [one.factors.learning_rate for one in best]
     heights = [study.metric.shown(one.score) for one in best]
     line = {"marker": "o", "markersize": 2.5, "linewidth": 1 if joined else 0}
     panel.plot(rates, heights, color=colour, **line)
     for one, rate, height in zip(best, rates, heights, strict=True):
         if one.factors == cell.chosen:
-            style.ring(panel, rate, height, colour, 7, 1.0)
+            _style.ring(panel, rate, height, colour, 7, 1.0)
 
 
 def best_by(tried: Iterable[Candidate], metric: Metric, *names: str) -> list[Candidate]:
@@ -150,40 +150,40 @@ class _Panel:
         return tuple(self.cell.tried("learning_rate")), tuple(self.cell.tried("warmup"))
 
 
-def warmups(study: Study, folder: pathlib.Path) -> page.Section | None:
+def warmups(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw validation over rate and warmup, at four batch sizes at most; None for one warmup.
 
     A grid is a heat map, sampled candidates are dots.
     """
     having = [arm for arm in study.measured if _searched(arm, "warmup")]
-    arms = having[: style.MOST_PANEL_ROWS]
+    arms = having[: _style.MOST_PANEL_ROWS]
     if not arms:
         return None
     sizes = sorted({cell.global_batch_size for arm in arms for cell in arm.cells})
-    sizes = style.thinned(sizes, _MOST_BATCHES)
+    sizes = _style.thinned(sizes, _MOST_BATCHES)
     drawn = [[_Panel.of(arm, size, study.metric) for size in sizes] for arm in arms]
     share = _shared(drawn)
-    figure, grid = style.panels(len(arms), len(sizes), 1.35, sharex=share, sharey=share)
+    figure, grid = _style.panels(len(arms), len(sizes), 1.35, sharex=share, sharey=share)
     colours = _draw_all(grid, drawn, study.metric)
     for panel, size in zip(grid[0], sizes, strict=True):
-        style.title(panel, f"batch {size}", 8.5, None)
+        _style.title(panel, f"batch {size}", 8.5, None)
     for row, arm in zip(grid, arms, strict=True):
-        row[0].set_ylabel(style.label(arm.name, 20), fontsize=7.5)
-    style.below(grid, "rate / scaled rate")
+        row[0].set_ylabel(_style.label(arm.name, 20), fontsize=7.5)
+    _style.below(grid, "rate / scaled rate")
     figure.supylabel("warmup / the rule's warmup", fontsize=9)
     every = [panel for row in grid for panel in row]
     bar = figure.colorbar(colours, ax=every, location="bottom", aspect=40, pad=0.02)
-    bar.ax.tick_params(labelsize=style.SMALL)
+    bar.ax.tick_params(labelsize=_style.SMALL)
     metric = study.metric
     worse = f"validation {metric.name} worse than the panel's best by, {metric.units}"
     bar.set_label(worse, fontsize=8)
 
     alt = "Mean validation score over learning rate and warmup, a panel for each arm and batch size"
     total = len(having) * len(study.sizes)
-    return page.Section(
+    return _page.Section(
         "Learning rate and warmup",
-        [_ABOUT, *style.left_out(len(arms) * len(sizes), total, "cells")],
-        pictures=[style.picture(figure, folder / "learning_rate_and_warmup.png", alt, wide=True)],
+        [_ABOUT, *_style.left_out(len(arms) * len(sizes), total, "cells")],
+        pictures=[_style.picture(figure, folder / "learning_rate_and_warmup.png", alt, wide=True)],
     )
 
 
@@ -247,7 +247,7 @@ def _heat_map(axes: Any, panel: _Panel, metric: Metric, scale: dict[str, Any]) -
     turned = 90 if len(rates) > 3 else 0
     axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], rotation=turned)
     axes.set_yticks(range(len(warmups)), [f"{warmup:g}" for warmup in warmups])
-    beside = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": style.SMALL}
+    beside = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": _style.SMALL}
     for warmup in cell.cut_warmups:
         axes.text(1.02, warmups.index(warmup), "*", **beside)
     rate, warmup, _ = cell.chosen
@@ -266,7 +266,7 @@ def _dots(axes: Any, panel: _Panel, scale: dict[str, Any], bottom: float) -> Any
     good = np.isfinite(loss)
     axes.scatter(x[~good], y[~good], c="#cccccc", s=area[~good])
     dots = axes.scatter(x[good], y[good], c=loss[good], s=area[good], edgecolors="none", **scale)
-    style.log_ticks(axes, "x", "y")
+    _style.log_ticks(axes, "x", "y")
     rate, warmup, _ = panel.cell.chosen
     axes.plot(rate, warmup or bottom, **_CROSS)
     return dots

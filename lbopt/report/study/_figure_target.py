@@ -6,8 +6,8 @@ import math
 import pathlib
 from typing import Any
 
-from lbopt.report import page
-from lbopt.report.study import _style as style
+from lbopt.report import _page
+from lbopt.report.study import _style
 from lbopt.report.study._findings import missed_sizes
 from lbopt.report.study._model import Arm, Cell, Study
 from lbopt.report.study._words import number
@@ -21,35 +21,35 @@ _ABOUT = (
 _HEADER = ("arm", "reached at", "not reached at", "S_min", "E_min", "critical batch", "R^2")
 
 
-def target(study: Study, folder: pathlib.Path) -> page.Section | None:
+def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw the median steps and examples to the target, with a table of the fits."""
     if not study.has_target:
         return None
-    figure, grid = page.new_panels(2, 1, style.WIDTH, 7.0, sharex=True)
+    figure, grid = _page.new_panels(2, 1, _style.WIDTH, 7.0, sharex=True)
     (steps,), (examples,) = grid
     for arm in study.measured:
         _draw_steps(steps, study, arm)
         medians = [
             _height(cell.target.examples_median if cell.target else None) for cell in arm.cells
         ]
-        examples.plot(_sizes(arm.cells), medians, **style.look(arm))
+        examples.plot(_sizes(arm.cells), medians, **_style.look(arm))
     for axes, name in ((steps, "steps"), (examples, "examples")):
-        style.log_ticks(axes, "y")
+        _style.log_ticks(axes, "y")
         axes.set_ylabel(f"median {name} to the target")
         axes.grid(True, color="#eeeeee")
         axes.spines[["top", "right"]].set_visible(False)
-        style.batch_axis(axes, study.sizes)
+        _style.batch_axis(axes, study.sizes)
     steps.set_xlabel("")
     train = study.config.train
     goal = f"{train.target_metric.replace('eval/', 'validation ')} {train.target_value:g}"
-    style.title(steps, f"Steps to {goal}", 11, None)
-    style.legend_below(figure, steps)
+    _style.title(steps, f"Steps to {goal}", 11, None)
+    _style.legend_below(figure, steps)
 
     alt = "Median steps to the target against batch size with ideal scaling, and examples below"
-    return page.Section(
+    return _page.Section(
         "Steps to the target",
         [_ABOUT],
-        pictures=[style.picture(figure, folder / "steps_to_target.png", alt)],
+        pictures=[_style.picture(figure, folder / "steps_to_target.png", alt)],
         header=_HEADER,
         rows=[_row(arm) for arm in study.measured],
     )
@@ -66,11 +66,11 @@ def _height(median: float | None) -> float:
 
 def _draw_steps(axes: Any, study: Study, arm: Arm) -> None:
     medians = [_height(cell.target.steps_median if cell.target else None) for cell in arm.cells]
-    name = style.label(arm.name, style.LEGEND_LETTERS)
-    axes.plot(_sizes(arm.cells), medians, **style.look(arm), label=name)
+    name = _style.label(arm.name, _style.LEGEND_LETTERS)
+    axes.plot(_sizes(arm.cells), medians, **_style.look(arm), label=name)
 
     missed = [cell for cell in arm.cells if cell.global_batch_size in missed_sizes(arm)]
-    hollow = style.look(arm, markersize=7, markerfacecolor="none", linestyle="none")
+    hollow = _style.look(arm, markersize=7, markerfacecolor="none", linestyle="none")
     axes.plot(_sizes(missed), [cell.first.steps for cell in missed], **hollow)
 
     reached = [pair for pair in zip(_sizes(arm.cells), medians, strict=True) if pair[1] > 0]

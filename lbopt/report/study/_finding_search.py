@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from lbopt.config.search import SearchConfig
+from lbopt.config import SearchConfig
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._model import Arm, Cell, Study
 from lbopt.report.study._words import grouped, listed, quoted, say, span

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from lbopt.sweep.row import Run
+from lbopt.sweep import Run
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

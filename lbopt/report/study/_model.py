@@ -8,13 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lbopt.config.search import SearchConfig
-from lbopt.config.sweep import Arm as ArmConfig, SweepConfig
-from lbopt.config.train import TrainConfig
+from lbopt.config import Arm as ArmConfig, SearchConfig, SweepConfig, TrainConfig
 from lbopt.report.study._metric import Metric, Spread
 from lbopt.report.study._statistics import CriticalBatch
-from lbopt.sweep.row import Run
-from lbopt.sweep.search.protocol import Factors
+from lbopt.sweep import Run
+from lbopt.sweep.search import Factors
 
 Curve = tuple[tuple[int, float], ...]
 """(step, value), ascending in the step."""

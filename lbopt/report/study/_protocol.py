@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lbopt.config.search import SearchConfig
+from lbopt.config import SearchConfig
 from lbopt.report.study._metric import ACCURACY
 from lbopt.report.study._model import Study
 from lbopt.report.study._words import say

@@ -8,9 +8,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from lbopt import typed_json
-from lbopt.config.search import SearchConfig
-from lbopt.config.sweep import SweepConfig
+from lbopt import _typed_json
+from lbopt.config import SearchConfig, SweepConfig
 from lbopt.report.study import _limits
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric, mean
 from lbopt.report.study._model import (
@@ -30,8 +29,7 @@ from lbopt.report.study._model import (
     factors_of,
 )
 from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
-from lbopt.sweep.noise import by_step, noise_scales
-from lbopt.sweep.row import Numbers, Probes, Run
+from lbopt.sweep import Numbers, Probes, Run, by_step, noise_scales
 
 _LEARNED = 0.05
 _NEAR_THE_END = 0.1
@@ -47,8 +45,8 @@ def read_study(config: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> 
     """
     found = list(rows)
     metric = PERPLEXITY if any("validation_perplexity" in row for row in found) else ACCURACY
-    runs = tuple(typed_json.convert(row, Run) for row in found)
-    return _study(typed_json.convert(config, SweepConfig), metric, runs)
+    runs = tuple(_typed_json.convert(row, Run) for row in found)
+    return _study(_typed_json.convert(config, SweepConfig), metric, runs)
 
 
 def _study(config: SweepConfig, metric: Metric, runs: tuple[Run, ...]) -> Study:

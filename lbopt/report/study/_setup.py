@@ -7,10 +7,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from lbopt.config.aggregator import AggregatorConfig
-from lbopt.config.loss import LossConfig
-from lbopt.config.schedule import ScheduleConfig
-from lbopt.config.sweep import Arm as ArmConfig, SweepConfig
+from lbopt.config import AggregatorConfig, Arm as ArmConfig, LossConfig, ScheduleConfig, SweepConfig
 from lbopt.report.study._model import Study
 from lbopt.report.study._style import length_text
 from lbopt.report.study._tables import Table

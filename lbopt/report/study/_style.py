@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lbopt.config.sweep import SweepConfig
-from lbopt.report import page
+from lbopt._shown import printable
+from lbopt.config import SweepConfig
+from lbopt.report import _page
 from lbopt.report.study._model import Arm, Study
-from lbopt.shown import printable
 
 COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
 """Told apart without red and green (Okabe and Ito); with the markers they serve 8 arms."""
@@ -76,7 +76,7 @@ def label(text: str, width: int | None = None) -> str:
     ('costs \\\\$2 \\\\$3', ' _base', 'momentum +\\nlinear')
     """
     shown = printable(text)  # first: line breaks of the name itself are shown, not made
-    return page.label(shown if width is None else textwrap.fill(shown, width))
+    return _page.plain_label(shown if width is None else textwrap.fill(shown, width))
 
 
 def title(axes: Any, text: str, size: float = 9, letters: int | None = TITLE_LETTERS) -> None:
@@ -93,9 +93,9 @@ def length_text(config: SweepConfig) -> str:
 
 def picture(
     figure: Any, file: pathlib.Path, alt: str, caption: str = "", wide: bool = False
-) -> page.Picture:
+) -> _page.Picture:
     """Save a figure and return it for the page."""
-    return page.Picture(page.save_figure(figure, file), alt, caption, wide)
+    return _page.Picture(_page.save_figure(figure, file), alt, caption, wide)
 
 
 # ---- axes
@@ -156,7 +156,7 @@ def panels(
 ) -> tuple[Any, list[list[Any]]]:
     """Return a figure and its panels, row by row; options are those of `Figure.subplots`."""
     height = 0.7 + height_inches * rows
-    figure, grid = page.new_panels(rows, columns, PANELS_WIDTH, height, **options)
+    figure, grid = _page.new_panels(rows, columns, PANELS_WIDTH, height, **options)
     for panel in (one for row in grid for one in row):
         panel.tick_params(which="both", labelsize=SMALL, labelbottom=True)
         tidy(panel)

@@ -8,12 +8,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lbopt._shown import printable, spreadsheet_cell
 from lbopt.report.study._figure_scores import limit_text
 from lbopt.report.study._metric import ACCURACY, Metric
 from lbopt.report.study._model import Arm, Cell, Study
 from lbopt.report.study._words import number
-from lbopt.shown import printable, spreadsheet_cell
-from lbopt.sweep.row import Run
+from lbopt.sweep import Run
 
 Table = tuple[list[str], list[list[str]]]
 """Header and lines, text throughout."""

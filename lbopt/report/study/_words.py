@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from lbopt.report import page
+from lbopt.report import _page
 
 HELD, NOT_HELD, UNKNOWN = "held", "did not hold", "cannot be told"
 
@@ -66,7 +66,7 @@ def _compiled(template: str) -> Any:
 
 @functools.cache
 def _environment() -> Any:
-    environment = page.need("jinja2").Environment(autoescape=False)
+    environment = _page.need("jinja2").Environment(autoescape=False)
     environment.filters |= {"name": quoted, "listed": listed, "count": count, "number": number}
     return environment
 

@@ -7,17 +7,16 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from lbopt import typed_json
-from lbopt.config import SweepConfig
-from lbopt.config.search import validate_search
+from lbopt import _typed_json
+from lbopt.config import SweepConfig, validate_search
 from lbopt.errors import EnvironmentProblem, UserError, require
-from lbopt.report import page
+from lbopt.report import _page
 from lbopt.report.study import (
-    _figure_diffusion as diffusion,
-    _figure_gradient as gradient,
-    _figure_scores as scores,
-    _figure_search as search,
-    _figure_target as target,
+    _figure_diffusion,
+    _figure_gradient,
+    _figure_scores,
+    _figure_search,
+    _figure_target,
 )
 from lbopt.report.study._findings import claims_of, findings_of
 from lbopt.report.study._model import Study
@@ -27,8 +26,8 @@ from lbopt.report.study._setup import arms_table, definitions
 from lbopt.report.study._summary import summary_of
 from lbopt.report.study._tables import results_table, terminal_table, trials_csv, trials_table
 from lbopt.report.study._words import Claim
-from lbopt.sweep.results import read_results
-from lbopt.train import workdir as workdirs
+from lbopt.sweep import read_results
+from lbopt.workdir import write_json, write_text
 
 TRIALS = "trials.csv"
 _FIELDS = ("global_batch_sizes", "search", "final_seeds", "limit_points", "train")
@@ -85,19 +84,19 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
     findings = findings_of(study, claims)
     command = saved.get("command", "")
     made = {"command": command, "versions": saved["versions"]}
-    workdirs.write_json(workdir / "summary.json", summary_of(study, claims, findings) | made)
-    workdirs.write_text(workdir / TRIALS, trials_csv(rows))
+    write_json(workdir / "summary.json", summary_of(study, claims, findings) | made)
+    write_text(workdir / TRIALS, trials_csv(rows))
 
     sections = [
         *_measured_sections(study, workdir, claims, findings),
         _protocol(study),
         _all_trials(study),
-        page.Section("How it was made", code=page.environment_text(saved, command)),
+        _page.Section("How it was made", code=_page.environment_text(saved, command)),
     ]
     file = workdir / "report.html"
     so_far = "" if study.complete else " so far"
     lead = f"How far does the batch size go? {len(rows)} trials{so_far}."
-    page.write_page(file, study.config.name, lead, sections)
+    _page.write_page(file, study.config.name, lead, sections)
     return StudyReport(file, study, terminal_table(study), findings)
 
 
@@ -107,7 +106,7 @@ def _check_saved(config: Mapping[str, Any]) -> None:
     for owner, fields in ((config, _FIELDS), *((arm, _ARM_FIELDS) for arm in config["arms"])):
         for field in fields:
             owner[field]
-    study = typed_json.convert(config, SweepConfig)
+    study = _typed_json.convert(config, SweepConfig)
     names, sizes = [arm.name for arm in study.arms], list(study.global_batch_sizes)
     try:
         unique = names and len(set(names)) == len(names)
@@ -126,44 +125,44 @@ def _check_saved(config: Mapping[str, Any]) -> None:
 
 def _measured_sections(
     study: Study, workdir: pathlib.Path, claims: list[Claim], findings: list[str]
-) -> list[page.Section]:
+) -> list[_page.Section]:
     """Return the sections of the tested cells; an unfinished study may have none."""
     sentences = [claim.sentence for claim in claims]
     others = [text for text in findings if text not in sentences]
-    found = page.Section("What was found", items=others)
+    found = _page.Section("What was found", items=others)
     if not study.measured:
         return [found]
     header, lines = results_table(study)
     sections = [
-        scores.scores(study, workdir),
+        _figure_scores.scores(study, workdir),
         found,
-        page.Section("Claims held against these numbers", items=sentences) if claims else None,
-        scores.precision(study, workdir),
-        scores.limits(study, workdir),
-        scores.training(study, workdir),
-        scores.waterfall(study, workdir),
-        target.target(study, workdir),
-        gradient.noise(study, workdir),
-        diffusion.diffusion(study, workdir),
-        gradient.lipschitz(study, workdir),
-        gradient.trust_ratios(study, workdir),
-        gradient.phis(study, workdir),
-        search.learning_rates(study, workdir),
-        search.warmups(study, workdir),
-        page.Section("Results", [_UNITS], header=header, rows=lines),
+        _page.Section("Claims held against these numbers", items=sentences) if claims else None,
+        _figure_scores.precision(study, workdir),
+        _figure_scores.limits(study, workdir),
+        _figure_scores.training(study, workdir),
+        _figure_scores.waterfall(study, workdir),
+        _figure_target.target(study, workdir),
+        _figure_gradient.noise(study, workdir),
+        _figure_diffusion.diffusion(study, workdir),
+        _figure_gradient.lipschitz(study, workdir),
+        _figure_gradient.trust_ratios(study, workdir),
+        _figure_gradient.phis(study, workdir),
+        _figure_search.learning_rates(study, workdir),
+        _figure_search.warmups(study, workdir),
+        _page.Section("Results", [_UNITS], header=header, rows=lines),
     ]
     return [section for section in sections if section is not None]
 
 
-def _protocol(study: Study) -> page.Section:
+def _protocol(study: Study) -> _page.Section:
     """Return how the study was done: in words, field by field, and arm by arm."""
     header, lines = arms_table(study.config)
     paragraphs, terms = [*protocol(study), _DEFAULTS], definitions(study)
-    return page.Section("Protocol", paragraphs, header=header, rows=lines, definitions=terms)
+    return _page.Section("Protocol", paragraphs, header=header, rows=lines, definitions=terms)
 
 
-def _all_trials(study: Study) -> page.Section:
+def _all_trials(study: Study) -> _page.Section:
     header, lines = trials_table(study)
     text = f"{TRIALS} has them with every number; results.jsonl has their curves and probes too."
     folded = f"Show all {len(lines)} trials"
-    return page.Section("All trials", [text], header=header, rows=lines, folded=folded)
+    return _page.Section("All trials", [text], header=header, rows=lines, folded=folded)

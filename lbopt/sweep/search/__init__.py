@@ -1,9 +1,5 @@
 """Which candidates a cell tries next: methods that ask and are told, behind one small protocol."""
 
-from lbopt.sweep.search.make import make_searcher as make_searcher
-from lbopt.sweep.search.protocol import (
-    Factors as Factors,
-    Proposal as Proposal,
-    Score as Score,
-    Searcher as Searcher,
-)
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

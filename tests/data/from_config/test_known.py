@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from lbopt.config import DataConfig
-from lbopt.data.from_config import known
-from lbopt.data.from_config.source import load_source
-from lbopt.data.images.layout import image_shape
-from lbopt.data.pydoc import load_topics
-from lbopt.data.squad.examples import Question
-from lbopt.data.squad.features import EvaluationWindows, TrainingWindows
+from lbopt.data.from_config import _known, load_source
+from lbopt.data.images import image_shape
+from lbopt.data.squad import EvaluationWindows, Question, TrainingWindows
+from lbopt.data.text import load_pydoc_topics
 
 
 def of_examples(dataset, mask=True):
@@ -32,7 +30,7 @@ def of_examples(dataset, mask=True):
 
 def test_masked_text_is_shaped_as_the_topics_are():
     embedded = load_source(DataConfig("pydoc_mlm", sequence_length=64, max_predictions=9))
-    blank = known.known_source(
+    blank = _known.known_source(
         DataConfig(
             "text_mlm",
             builder="nowhere",
@@ -49,7 +47,7 @@ def test_masked_text_is_shaped_as_the_topics_are():
 def test_running_text_is_shaped_as_the_topics_are(carry_state):
     fields = {"sequence_length": 16, "carry_state": carry_state}
     embedded = load_source(DataConfig("pydoc_lm", **fields), 8)
-    blank = known.known_source(DataConfig("ptb", vocab_size=10000, **fields), 8)
+    blank = _known.known_source(DataConfig("ptb", vocab_size=10000, **fields), 8)
     for ours, theirs in zip(blank.splits, embedded.splits, strict=True):
         assert of_examples(ours) == of_examples(theirs)
     assert blank.num_lanes == embedded.num_lanes
@@ -68,8 +66,13 @@ def test_questions_are_shaped_as_windows_are():
     questions = [
         Question(str(number), "Who wrote it?", context, ("Ada Byron",), (0,)) for number in range(3)
     ]
-    sizes = (load_topics(1024).pieces, data.sequence_length, data.doc_stride, data.max_query_length)
-    blank = known.known_source(data)
+    sizes = (
+        load_pydoc_topics(1024).pieces,
+        data.sequence_length,
+        data.doc_stride,
+        data.max_query_length,
+    )
+    blank = _known.known_source(data)
     assert of_examples(blank.splits.train) == of_examples(TrainingWindows(questions, *sizes))
     assert of_examples(blank.splits.validation) == of_examples(EvaluationWindows(questions, *sizes))
     assert tuple(map(len, blank.splits)) == (87_599, 10_570, 10_570)
@@ -97,7 +100,7 @@ def test_questions_are_shaped_as_windows_are():
     ],
 )
 def test_images(changes, shape, classes):
-    found = known.known_source(DataConfig("images", **changes))
+    found = _known.known_source(DataConfig("images", **changes))
     assert of_examples(found.splits.train)[0] == {
         "image": ((2, *shape), np.uint8),
         "label": ((2,), np.int32),
@@ -114,22 +117,22 @@ def test_images(changes, shape, classes):
 def test_what_is_not_known_is_loaded(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        known, "load_source", lambda data, *_: asked.append(data.builder or data.name)
+        _known, "load_source", lambda data, *_: asked.append(data.builder or data.name)
     )
     for data in (
         DataConfig("images", builder="mine"),
         DataConfig("images", builder="mnist", train_split="tr"),
         DataConfig(),
     ):
-        known.known_source(data)
+        _known.known_source(data)
     assert asked == ["mine", "mnist", "digits"]
 
 
 def test_a_corpus_takes_no_memory():
     """Its nominal length is that of no data set: the order of so many examples would fill a machine."""
     data = DataConfig("text_mlm", builder="nowhere", sequence_length=8, max_predictions=1)
-    train = known.known_source(data).splits.train
-    assert len(train) == known.NOMINAL
+    train = _known.known_source(data).splits.train
+    assert len(train) == _known.NOMINAL
     assert train.reading.in_order
     assert jax.tree.map(np.shape, train.take(np.arange(3)))["input_ids"] == (3, 8)
 

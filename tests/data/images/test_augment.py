@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lbopt.data.images import augment
-from lbopt.data.images.augment import OPERATIONS, V0, Reach, autoaugment, randaugment
+from lbopt.data.images import _augment
+from lbopt.data.images._augment import OPERATIONS, V0, Reach, autoaugment, randaugment
 from lbopt.errors import UserError
 
 REACH = Reach(translate=20, cutout=10)
@@ -150,7 +150,7 @@ def test_a_rotation_turns_about_the_middle(image):
     )  # 90 degrees, to the left
     np.testing.assert_array_equal(apply("Rotate", square, 30, Drawn(0.9)), np.rot90(square, -1))
     tilted = apply("Rotate", square, 10)
-    np.testing.assert_array_equal(tilted[0, 0], augment.GREY)
+    np.testing.assert_array_equal(tilted[0, 0], _augment.GREY)
     assert np.array_equal(tilted[11:13, 11:13], square[11:13, 11:13])
 
 
@@ -179,7 +179,7 @@ def recorded(monkeypatch):
     def record(name):
         return lambda image, level, reach, rng: calls.append((name, level, reach)) or image
 
-    monkeypatch.setattr(augment, "OPERATIONS", {name: record(name) for name in OPERATIONS})
+    monkeypatch.setattr(_augment, "OPERATIONS", {name: record(name) for name in OPERATIONS})
     return calls
 
 

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from lbopt.data.images import crops
-from lbopt.data.images.crops import Box, central_box, eval_crop, random_box, train_crop
-from lbopt.data.images.decode import UnreadableImage, decode
+from lbopt.data.images import _crops
+from lbopt.data.images._crops import Box, central_box, eval_crop, random_box, train_crop
+from lbopt.data.images._decode import UnreadableImage, decode
 from lbopt.errors import UserError
 
 DRAWS = 4000
@@ -26,7 +26,7 @@ def is_uniform(values, low, high):
     return stats.kstest(values, "uniform", (low, high - low)).pvalue > 0.01
 
 
-@pytest.mark.parametrize("sampling", crops.SAMPLINGS)
+@pytest.mark.parametrize("sampling", _crops.SAMPLINGS)
 @pytest.mark.parametrize(
     ("height", "width"), [(375, 500), (500, 375), (40, 900), (224, 224), (7, 9), (1, 1)]
 )
@@ -55,11 +55,11 @@ def test_by_height_draws_ratio_and_height_uniformly():
 
 
 def test_the_two_differ():
-    by_area, by_height = (boxes(1000, 1000, sampling=sampling) for sampling in crops.SAMPLINGS)
+    by_area, by_height = (boxes(1000, 1000, sampling=sampling) for sampling in _crops.SAMPLINGS)
     assert np.mean(by_height[:, 2] * by_height[:, 3]) < 0.9 * np.mean(by_area[:, 2] * by_area[:, 3])
 
 
-@pytest.mark.parametrize("sampling", crops.SAMPLINGS)
+@pytest.mark.parametrize("sampling", _crops.SAMPLINGS)
 def test_positions_are_uniform(sampling):
     top, left, height, width = boxes(3000, 3000, area=(0.1, 0.2), sampling=sampling).T
     assert is_uniform(top / (3000 - height), 0, 1)
@@ -177,7 +177,7 @@ def test_a_box_is_cut_out_of_the_whole_image_or_its_upper_rows_alike(
     rng = np.random.default_rng(0)
     drawn = [random_box(rng, 375, 501, sampling="by_height") for _ in range(60)]
     upper = [train_crop(data, box, size) for box in drawn for size in (31, 224)]
-    monkeypatch.setattr(crops.decoding, "decode", lambda data, shrink, rows: decode(data, shrink))
+    monkeypatch.setattr(_crops.decoding, "decode", lambda data, shrink, rows: decode(data, shrink))
     whole = [train_crop(data, box, size) for box in drawn for size in (31, 224)]
     for one, other in zip(upper, whole, strict=True):
         np.testing.assert_array_equal(one, other)

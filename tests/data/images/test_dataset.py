@@ -4,16 +4,26 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lbopt.data.arrays import Reading
-from lbopt.data.batches import EvalBatches, TrainBatches, eval_batches, read, train_iterator
-from lbopt.data.damaged import DamagedCount
-from lbopt.data.images import crops
-from lbopt.data.images.augment import Policy
-from lbopt.data.images.dataset import ImageDataset, Preparation
-from lbopt.data.images.decode import decode
-from lbopt.data.images.small import SmallImages, load_arrays
+from lbopt.data import (
+    DamagedCount,
+    EvalBatches,
+    Reading,
+    TrainBatches,
+    eval_batches,
+    read_batches,
+    train_iterator,
+)
+from lbopt.data.images import (
+    ImageDataset,
+    Policy,
+    Preparation,
+    SmallImages,
+    _crops,
+    load_image_arrays,
+)
+from lbopt.data.images._decode import decode
 from lbopt.errors import EnvironmentProblem
-from lbopt.models.stem import space_to_depth
+from lbopt.models import space_to_depth
 
 CLASSES, SIDE = 7, 24
 READING = Reading(threads=3, examples_per_piece=4)
@@ -59,7 +69,7 @@ def test_evaluation_sees_the_central_part_as_pillow_resizes_it(whole, files):
     batch = dataset(whole).take(np.arange(40))
     for image, file in zip(batch["image"], files, strict=True):
         picture = Image.fromarray(decode(file))
-        top, left, side, _ = crops.central_box(picture.height, picture.width)
+        top, left, side, _ = _crops.central_box(picture.height, picture.width)
         wanted = picture.crop((left, top, left + side, top + side)).resize(
             (SIDE, SIDE), Image.BICUBIC
         )
@@ -105,7 +115,7 @@ def test_folded_images_are_those_the_stem_would_fold(whole):
 
 def test_training_takes_the_next_good_record_and_counts(damaged, whole):
     images = dataset(damaged, limit=4)
-    drawn = list(read(TrainBatches(images, seed=3, global_batch_size=10, num_steps=4)))
+    drawn = list(read_batches(TrainBatches(images, seed=3, global_batch_size=10, num_steps=4)))
     assert len(images.damaged) == 4
     labels = np.concatenate([batch["label"] for batch in drawn])
     indices = np.concatenate([np.arange(40)[order(step)] for step in range(4)])
@@ -115,7 +125,7 @@ def test_training_takes_the_next_good_record_and_counts(damaged, whole):
 
 
 def order(step):
-    from lbopt.data.order import example_indices
+    from lbopt.data import example_indices
 
     return example_indices(40, 3, 10 * step, 10)
 
@@ -152,16 +162,19 @@ def test_a_data_set_without_a_good_record_says_so(damaged):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_processes_share_the_batches_of_one(damaged, count):
-    alone = list(read(TrainBatches(dataset(damaged, 4), 3, 12, 5)))
+    alone = list(read_batches(TrainBatches(dataset(damaged, 4), 3, 12, 5)))
     shares = np.split(np.arange(4), count)
-    parts = [list(read(TrainBatches(dataset(damaged, 4), 3, 12, 5, 4, share))) for share in shares]
+    parts = [
+        list(read_batches(TrainBatches(dataset(damaged, 4), 3, 12, 5, 4, share)))
+        for share in shares
+    ]
     for step, batch in enumerate(alone):
         for name, array in batch.items():
             np.testing.assert_array_equal(
                 array, np.concatenate([part[step][name] for part in parts])
             )
-    alone = list(read(EvalBatches(dataset(damaged, 4), 12, 4)))
-    parts = [list(read(EvalBatches(dataset(damaged, 4), 12, 4, share))) for share in shares]
+    alone = list(read_batches(EvalBatches(dataset(damaged, 4), 12, 4)))
+    parts = [list(read_batches(EvalBatches(dataset(damaged, 4), 12, 4, share))) for share in shares]
     for number, batch in enumerate(alone):
         for name, array in batch.items():
             np.testing.assert_array_equal(
@@ -178,10 +191,10 @@ def test_reading_resumes_in_the_middle_of_an_epoch(whole):
 
 def test_processes_that_decode_give_what_threads_give(damaged):
     images = dataset(damaged, 4)
-    wanted = list(read(TrainBatches(images, 3, 12, 3)))
+    wanted = list(read_batches(TrainBatches(images, 3, 12, 3)))
     images = dataset(damaged, 4)
     images.reading = READING._replace(processes=2)
-    found = list(read(TrainBatches(images, 3, 12, 3)))
+    found = list(read_batches(TrainBatches(images, 3, 12, 3)))
     for batch, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(batch["image"], other["image"])
     assert len(images.damaged) == 4
@@ -198,7 +211,7 @@ def thumbnails(encoded):
 
 def test_small_images_are_held_as_they_are(thumbnails):
     pixels, records = thumbnails
-    arrays = load_arrays(records, (8, 8, 1), 10, DamagedCount("here", 0))
+    arrays = load_image_arrays(records, (8, 8, 1), 10, DamagedCount("here", 0))
     np.testing.assert_array_equal(arrays["image"], pixels)
     assert arrays["label"].tolist() == list(range(6))
     images = SmallImages(arrays, 0, False, Policy(), DamagedCount("here", 0))
@@ -209,7 +222,7 @@ def test_small_images_are_held_as_they_are(thumbnails):
 
 def test_a_small_image_is_cut_out_of_its_padded_self(thumbnails):
     pixels, records = thumbnails
-    arrays = load_arrays(records, (8, 8, 1), 10, DamagedCount("here", 0))
+    arrays = load_image_arrays(records, (8, 8, 1), 10, DamagedCount("here", 0))
     images = SmallImages(arrays, 2, True, Policy(), DamagedCount("here", 0))
     padded = np.pad(pixels[1], 2)
     allowed = {}
@@ -231,7 +244,7 @@ def test_a_small_image_in_colour_depends_on_seed_epoch_and_number_only(encoded):
     records = [
         {"image": encoded(one, "PNG"), "label": 9 - number} for number, one in enumerate(pixels)
     ]
-    arrays = load_arrays(records, (8, 8, 3), 10, DamagedCount("here", 0))
+    arrays = load_image_arrays(records, (8, 8, 3), 10, DamagedCount("here", 0))
     np.testing.assert_array_equal(arrays["image"], pixels)
     images = SmallImages(arrays, 2, True, Policy("autoaugment"), DamagedCount("here", 0))
     one = images.draw(np.asarray([3, 1]), np.asarray([1, 2]), seed=5)
@@ -255,8 +268,8 @@ def test_small_records_that_are_damaged_are_left_out(thumbnails, encoded):
         {"image": records[0]["image"], "label": 10},
     ]
     count = DamagedCount("here", 3)
-    arrays = load_arrays([*records[:2], *wrong, *records[2:]], (8, 8, 1), 10, count)
+    arrays = load_image_arrays([*records[:2], *wrong, *records[2:]], (8, 8, 1), 10, count)
     np.testing.assert_array_equal(arrays["image"], pixels)
     assert len(count) == 3
     with pytest.raises(EnvironmentProblem, match="9 x 8, not 8 x 8"):
-        load_arrays([*records, wrong[0]], (8, 8, 1), 10, DamagedCount("here", 0))
+        load_image_arrays([*records, wrong[0]], (8, 8, 1), 10, DamagedCount("here", 0))

@@ -10,7 +10,7 @@ import pytest
 import simplejpeg
 from PIL import Image, TiffImagePlugin
 
-from lbopt.data.images.decode import UnreadableImage, decode, read_size
+from lbopt.data.images._decode import UnreadableImage, decode, read_size
 
 KINDS = {
     "jpeg": {},

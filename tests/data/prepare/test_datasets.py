@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from lbopt.data.prepare import builders, datasets
-from lbopt.data.prepare.alone import alone_in
-from lbopt.data.prepare.source import Source
+from lbopt.data.prepare import GeneratedDataset, _builders, prepare_source
+from lbopt.data.prepare._alone import alone_in
 from lbopt.errors import EnvironmentProblem
 
 
@@ -18,7 +17,7 @@ def source(examples, name="numbers", version="1.0.0"):
     def features(kinds):
         return {"text": kinds.Text()}
 
-    return Source(name, "Numbers in words.", features, {"train": examples}, version)
+    return GeneratedDataset(name, "Numbers in words.", features, {"train": examples}, version)
 
 
 def good():
@@ -40,9 +39,9 @@ def texts(prepared):
 
 def test_what_fails_halfway_leaves_nothing_and_the_next_time_succeeds(tmp_path):
     with pytest.raises(ZeroDivisionError):
-        datasets.prepare_source(failing(ZeroDivisionError("halfway")), str(tmp_path))
+        prepare_source(failing(ZeroDivisionError("halfway")), str(tmp_path))
     assert list((tmp_path / "numbers").iterdir()) == []
-    prepared = datasets.prepare_source(source(good), str(tmp_path))
+    prepared = prepare_source(source(good), str(tmp_path))
     assert prepared.made
     assert texts(prepared) == sorted(f"number {number}" for number in range(20))
     assert [entry.name for entry in (tmp_path / "numbers").iterdir()] == ["1.0.0"]
@@ -51,7 +50,7 @@ def test_what_fails_halfway_leaves_nothing_and_the_next_time_succeeds(tmp_path):
 KILLED = """
 import os, signal, sys
 from lbopt.data.prepare import datasets
-from lbopt.data.prepare.source import Source
+from lbopt.data.prepare import GeneratedDataset
 
 def examples():
     yield "0", {"text": "number 0"}
@@ -70,7 +69,7 @@ def test_what_a_killed_process_left_is_taken_away(tmp_path):
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (left,) = (tmp_path / "numbers").iterdir()
     assert left.name.startswith("incomplete.")
-    assert datasets.prepare_source(source(good), str(tmp_path)).made
+    assert prepare_source(source(good), str(tmp_path)).made
     assert [entry.name for entry in (tmp_path / "numbers").iterdir()] == ["1.0.0"]
 
 
@@ -79,9 +78,9 @@ def test_two_at_a_time_is_refused(tmp_path):
     other = os.open(tmp_path / "numbers", os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(EnvironmentProblem, match="another lbopt prepare is at work there"):
-        datasets.prepare_source(source(good), str(tmp_path))
+        prepare_source(source(good), str(tmp_path))
     os.close(other)
-    assert datasets.prepare_source(source(good), str(tmp_path)).made
+    assert prepare_source(source(good), str(tmp_path)).made
 
 
 def test_without_locks_nothing_is_taken_away(tmp_path, monkeypatch):
@@ -95,12 +94,12 @@ def test_without_locks_nothing_is_taken_away(tmp_path, monkeypatch):
 
 
 def test_an_existing_one_is_opened_and_a_new_version_is_made_beside_it(tmp_path, fingerprint):
-    datasets.prepare_source(source(good), str(tmp_path))
+    prepare_source(source(good), str(tmp_path))
     before = fingerprint(tmp_path)
-    again = datasets.prepare_source(failing(ZeroDivisionError()), str(tmp_path))
+    again = prepare_source(failing(ZeroDivisionError()), str(tmp_path))
     assert not again.made
     assert fingerprint(tmp_path) == before
-    newer = datasets.prepare_source(source(good, version="1.1.0"), str(tmp_path))
+    newer = prepare_source(source(good, version="1.1.0"), str(tmp_path))
     assert (newer.made, newer.folder.folder.name) == (True, "1.1.0")
 
 
@@ -119,7 +118,7 @@ def test_a_folder_that_is_no_data_set_is_not_taken_for_one(tmp_path):
     with pytest.raises(
         EnvironmentProblem, match=r"numbers/1\.0\.0 is there and is no finished data set; remove it"
     ):
-        datasets.prepare_source(source(good), str(tmp_path))
+        prepare_source(source(good), str(tmp_path))
 
 
 class DownloadError(Exception):
@@ -150,18 +149,18 @@ ERRORS = {
 def test_what_is_wrong_with_the_machine_is_said_in_one_line(case, tmp_path):
     error, said = ERRORS[case]
     with pytest.raises(EnvironmentProblem, match=said) as caught:
-        datasets.prepare_source(failing(error), str(tmp_path))
+        prepare_source(failing(error), str(tmp_path))
     assert str(caught.value).startswith("numbers ")
     assert list((tmp_path / "numbers").iterdir()) == []
 
 
 def test_our_own_errors_come_through(tmp_path):
     with pytest.raises(EnvironmentProblem, match=r"^install Pillow$"):
-        datasets.prepare_source(failing(EnvironmentProblem("install Pillow")), str(tmp_path))
+        prepare_source(failing(EnvironmentProblem("install Pillow")), str(tmp_path))
 
 
 def test_tfds_keeps_quiet(tmp_path, capfd):
-    builder = builders.of_source(source(good), tmp_path)
-    builders.generate(builder, tmp_path)
+    builder = _builders.of_source(source(good), tmp_path)
+    _builders.generate(builder, tmp_path)
     said = capfd.readouterr()
     assert (said.out, said.err) == ("", "")

@@ -7,26 +7,26 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lbopt.config.data import DataConfig
-from lbopt.data import pydoc
-from lbopt.data.from_config import images
-from lbopt.data.prepare import datasets, generated_images, pydoc_squad
-from lbopt.data.records import TfdsFolder
-from lbopt.data.squad import examples, features
+from lbopt.config import DataConfig
+from lbopt.data import TfdsFolder
+from lbopt.data.from_config import _images
+from lbopt.data.prepare import GENERATED_IMAGES, _pydoc_squad, prepare_source
+from lbopt.data.squad import EvaluationWindows, TrainingWindows, _examples
+from lbopt.data.text import load_pydoc_topics
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     """Return a folder of data sets that has both; look, do not touch."""
     folder = tmp_path_factory.mktemp("data")
-    for source in (generated_images.SOURCE, pydoc_squad.SOURCE):
-        made = datasets.prepare_source(source, str(folder))
+    for source in (GENERATED_IMAGES, _pydoc_squad.PYDOC_SQUAD):
+        made = prepare_source(source, str(folder))
         assert (made.name, made.made) == (source.name, True)
     return folder
 
 
 def records(split):
-    return [record for _, record in generated_images.SOURCE.splits[split]()]
+    return [record for _, record in GENERATED_IMAGES.splits[split]()]
 
 
 def test_a_recipe_reads_the_images(data_dir):
@@ -37,7 +37,7 @@ def test_a_recipe_reads_the_images(data_dir):
         test_split="validation",
         image_size=32,
     )
-    splits, num_classes = images.load_images(config)[:2]
+    splits, num_classes = _images.load_images(config)[:2]
     assert (num_classes, [len(split) for split in splits]) == (10, [96, 40, 40])
     seen = [
         splits.train.draw(np.arange(96), np.zeros(96, int), seed=0),
@@ -93,7 +93,7 @@ def questions(data_dir):
     folder = TfdsFolder("pydoc_squad", str(data_dir))
     opened = {split: folder.open(split, "split") for split in ("train", "validation")}
     return {
-        split: examples.from_records(part[number] for number in range(len(part)))
+        split: _examples.questions_from_records(part[number] for number in range(len(part)))
         for split, part in opened.items()
     }
 
@@ -103,7 +103,7 @@ def test_every_answer_stands_where_it_should_and_is_the_only_one(questions):
         "train": 400,
         "validation": 60,
     }
-    marks = dict(zip(pydoc_squad.QUESTIONS, ('""', "()"), strict=True))
+    marks = dict(zip(_pydoc_squad.QUESTIONS, ('""', "()"), strict=True))
     for question in (*questions["train"], *questions["validation"]):
         start, stop = question.span()
         assert question.context[start:stop] == question.answers[0] != ""
@@ -116,7 +116,7 @@ def test_every_answer_stands_where_it_should_and_is_the_only_one(questions):
 def test_both_questions_are_asked_and_no_topic_is_in_both_parts(questions):
     for part in questions.values():
         asked = [question.question for question in part]
-        assert min(asked.count(question) for question in pydoc_squad.QUESTIONS) > len(asked) / 4
+        assert min(asked.count(question) for question in _pydoc_squad.QUESTIONS) > len(asked) / 4
     assert len({question.id for part in questions.values() for question in part}) == 460
     assert not {q.context for q in questions["train"]} & {
         q.context for q in questions["validation"]
@@ -124,10 +124,10 @@ def test_both_questions_are_asked_and_no_topic_is_in_both_parts(questions):
 
 
 def test_windows_can_be_made_of_the_questions(questions):
-    pieces = pydoc.load_topics(1024).pieces
-    train = features.TrainingWindows(questions["train"], pieces, 128, 64, 16)
+    pieces = load_pydoc_topics(1024).pieces
+    train = TrainingWindows(questions["train"], pieces, 128, 64, 16)
     assert train.num_dropped == 0
     assert len(train) <= 440, "most contexts fit into one window"
     batch = train.take(np.arange(len(train)))
     assert (batch["start_position"] > 0).mean() > 0.9
-    assert len(features.EvaluationWindows(questions["validation"], pieces, 128, 64, 16)) >= 60
+    assert len(EvaluationWindows(questions["validation"], pieces, 128, 64, 16)) >= 60

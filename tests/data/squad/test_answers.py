@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from lbopt.data.pieces import SPECIAL_TOKENS
-from lbopt.data.squad.answers import choose, exact_match, f1, score
-from lbopt.data.squad.examples import Question
-from lbopt.data.squad.features import EvaluationWindows
+from lbopt.data.squad import EvaluationWindows, Question, choose_answers, f1_score, score_answers
+from lbopt.data.squad._answers import exact_match
 from lbopt.data.text import WordPiece
+from lbopt.data.text._pieces import SPECIAL_TOKENS
 from lbopt.errors import UserError
 
 
@@ -72,9 +71,9 @@ def f1_by_hand(prediction, gold):
 )
 def test_the_measures(prediction, gold, same, overlap):
     assert exact_match(prediction, gold) is same
-    assert f1(prediction, gold) == f1_by_hand(prediction, gold) == overlap
+    assert f1_score(prediction, gold) == f1_by_hand(prediction, gold) == overlap
     assert exact_match(gold, prediction) is same
-    assert f1(gold, prediction) == overlap
+    assert f1_score(gold, prediction) == overlap
 
 
 WORDS = [
@@ -103,7 +102,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=7).map(" ".join)
 @given(TEXTS, TEXTS)
 def test_the_measures_equal_the_oracle(prediction, gold):
     assert exact_match(prediction, gold) == (words_by_hand(prediction) == words_by_hand(gold))
-    assert f1(prediction, gold) == f1_by_hand(prediction, gold)
+    assert f1_score(prediction, gold) == f1_by_hand(prediction, gold)
 
 
 def question(number, *answers):
@@ -118,22 +117,22 @@ def test_a_score_is_in_percent_over_all_questions():
         question(3, ""),
     ]
     predictions = {"0": "the black cat", "2": "fox", "3": "", "other": "dog", "another": "dog"}
-    assert score(predictions, questions) == {
+    assert score_answers(predictions, questions) == {
         "exact_match": 50.0,
         "f1": pytest.approx(100 * (1 + 0 + 2 / 3 + 0) / 4, rel=1e-15),
     }
-    assert score({}, questions) == {"exact_match": 0.0, "f1": 0.0}
+    assert score_answers({}, questions) == {"exact_match": 0.0, "f1": 0.0}
     right = {one.id: one.answers[-1] for one in questions[:3]}
-    assert score(right, questions[:3]) == {"exact_match": 100.0, "f1": 100.0}
+    assert score_answers(right, questions[:3]) == {"exact_match": 100.0, "f1": 100.0}
 
 
 def test_the_best_answer_of_each_measure_counts():
     """Of "x y": the first one has the better F1, none is the same."""
-    assert score({"0": "x y"}, [question(0, "x y z", "x q q q")]) == {
+    assert score_answers({"0": "x y"}, [question(0, "x y z", "x q q q")]) == {
         "exact_match": 0.0,
         "f1": pytest.approx(80.0),
     }
-    assert score({"0": "x y"}, [question(0, "x q q q", "x y z")]) == {
+    assert score_answers({"0": "x y"}, [question(0, "x q q q", "x y z")]) == {
         "exact_match": 0.0,
         "f1": pytest.approx(80.0),
     }
@@ -141,7 +140,7 @@ def test_the_best_answer_of_each_measure_counts():
 
 def test_nothing_to_score_is_refused():
     with pytest.raises(UserError, match="questions = 0"):
-        score({}, [])
+        score_answers({}, [])
 
 
 CONTEXTS = ["One two\tThree  four five six.", "Six (Five)", "seven"]
@@ -176,7 +175,7 @@ def chosen(dataset, **windows):
     """Choose among (score, start, end) of some windows, `w0` and so on; the others have none."""
     rows = [windows.get(f"w{number}", (-np.inf, 0, 0)) for number in range(len(dataset))]
     scores, starts, ends = map(np.asarray, zip(*rows, strict=True))
-    return choose(dataset, scores.astype(np.float32), starts, ends)
+    return choose_answers(dataset, scores.astype(np.float32), starts, ends)
 
 
 def test_the_windows_of_each_question(dataset):
@@ -210,4 +209,4 @@ def test_places_outside_of_the_context_are_refused(dataset):
         ):
             dataset.text(0, start, end)
     with pytest.raises(ValueError, match="give 5 of each"):
-        choose(dataset, np.zeros(4), np.zeros(4, int), np.zeros(4, int))
+        choose_answers(dataset, np.zeros(4), np.zeros(4, int), np.zeros(4, int))

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from lbopt.data.squad.examples import Question, from_records, read_json
+from lbopt.data.squad import Question
+from lbopt.data.squad._examples import questions_from_records, read_json
 from lbopt.errors import EnvironmentProblem, UserError
 
 CONTEXT = "Zoë lived in  Köln, near the river."
@@ -45,7 +46,7 @@ def write(path, content):
 def test_records_of_bytes_and_of_text():
     as_text = {"id": "56be", "context": CONTEXT, "question": "Where did Zoë live?"}
     answers = {"text": ["Köln", np.str_("near the river")], "answer_start": (14, 20)}
-    (one, two) = from_records(iter([RECORD, {**as_text, "answers": answers}]))
+    (one, two) = questions_from_records(iter([RECORD, {**as_text, "answers": answers}]))
     assert one == two == EXPECTED
     assert {type(text) for text in (*one[:3], *one.answers, *two.answers)} == {str}
     assert {type(start) for start in one.answer_starts} == {int}
@@ -144,7 +145,7 @@ def without(name):
 )
 def test_records_of_another_schema_are_refused(record, message):
     with pytest.raises(UserError, match=message) as caught:
-        from_records([RECORD, record])
+        questions_from_records([RECORD, record])
     assert "\n" not in str(caught.value)
 
 

@@ -6,14 +6,16 @@ import re
 import numpy as np
 import pytest
 
-from lbopt.data.arrays import Splits
-from lbopt.data.batches import TrainBatches
-from lbopt.data.pieces import CLS, PAD, SEP, SPECIAL_TOKENS
-from lbopt.data.pydoc import load_topics
-from lbopt.data.squad.answers import choose, score
-from lbopt.data.squad.examples import Question
-from lbopt.data.squad.features import EvaluationWindows, TrainingWindows
-from lbopt.data.text import WordPiece
+from lbopt.data import Splits, TrainBatches
+from lbopt.data.squad import (
+    EvaluationWindows,
+    Question,
+    TrainingWindows,
+    choose_answers,
+    score_answers,
+)
+from lbopt.data.text import WordPiece, load_pydoc_topics
+from lbopt.data.text._pieces import CLS, PAD, SEP, SPECIAL_TOKENS
 from lbopt.errors import UserError
 
 SIZES = [(64, 16, 12), (48, 100, 8), (128, 32, 64), (40, 7, 12)]
@@ -31,7 +33,7 @@ TRANSPOSED = (
 
 @pytest.fixture(scope="module")
 def pieces():
-    return load_topics(600).pieces
+    return load_pydoc_topics(600).pieces
 
 
 @pytest.fixture(scope="module")
@@ -207,10 +209,10 @@ def test_gold_positions_give_the_gold_text(questions, pieces):
     dataset = EvaluationWindows(questions, pieces, 384, 128)
     batch = dataset.take(np.arange(len(dataset)))
     start, end = batch["start_position"], batch["end_position"]
-    answered = choose(dataset, np.where(start > 0, 0.0, -np.inf), start, end)
+    answered = choose_answers(dataset, np.where(start > 0, 0.0, -np.inf), start, end)
     assert answered == {question.id: question.answers[0] for question in questions}
     assert any("\n" in answer or "  " in answer for answer in answered.values())
-    assert score(answered, questions)["exact_match"] == 100.0
+    assert score_answers(answered, questions)["exact_match"] == 100.0
 
 
 def words(*pieces):
@@ -320,7 +322,7 @@ def test_a_context_without_a_token_has_no_window():
         8,
     )
     assert dataset.question_of.tolist() == [1]
-    assert choose(dataset, np.zeros(1), np.asarray([3]), np.asarray([3])) == {"2": "x"}
+    assert choose_answers(dataset, np.zeros(1), np.asarray([3]), np.asarray([3])) == {"2": "x"}
 
 
 def test_what_does_not_fit_is_refused():

@@ -6,10 +6,10 @@ import pytest
 import synthetic
 from synthetic import Truth, legw
 
-from lbopt.report import page
-from lbopt.report.study import _style as style, write_study_report
+from lbopt.report import _page
+from lbopt.report.study import _style, write_study_report
 from lbopt.report.study._read import mean_curve
-from lbopt.sweep import fits
+from lbopt.sweep import _fits
 
 FLAT = (0.98, 0.98, 0.98)
 
@@ -18,7 +18,7 @@ def figures_of(monkeypatch, workdir, config, rows):
     """Write a report; return its figures by name."""
     figures = {}
     monkeypatch.setattr(
-        page, "save_figure", lambda figure, file: figures.update({file.stem: figure}) or "QQ=="
+        _page, "save_figure", lambda figure, file: figures.update({file.stem: figure}) or "QQ=="
     )
     write_study_report(workdir, synthetic.save_study(workdir, config, rows))
     return figures
@@ -189,7 +189,9 @@ def stopping(rows):
     for place, row in enumerate(rows):
         if row["phase"] == "final":
             end = row["steps"] - 7 * (place % 5)
-            steps = [step for step in fits.log_spaced_steps(row["steps"], 64) if step < end] + [end]
+            steps = [step for step in _fits.log_spaced_steps(row["steps"], 64) if step < end] + [
+                end
+            ]
             # The seeds differ, so that a mean over others of them jumps.
             distance = [(1 + place % 5) * step**0.5 for step in steps]
             row = {**row, "steps_run": end, "curve": {"step": steps, "distance": distance}}
@@ -280,5 +282,5 @@ def test_fits_of_the_diffusion_are_drawn_with_their_r2(tmp_path, monkeypatch):
 
 
 def test_names_are_broken_into_lines():
-    assert style.label("an arm with a long name", 12) == "an arm with\na long name"
-    assert style.label("a$b$c") == r"a\$b\$c"
+    assert _style.label("an arm with a long name", 12) == "an arm with\na long name"
+    assert _style.label("a$b$c") == r"a\$b\$c"

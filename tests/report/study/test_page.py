@@ -9,9 +9,9 @@ import pytest
 import synthetic
 from synthetic import Truth, legw, summarize
 
-from lbopt.config import checks
+from lbopt.config import config_to_json
 from lbopt.errors import UserError
-from lbopt.report import page
+from lbopt.report import _page
 from lbopt.report.study import read_study, write_study_report
 from lbopt.report.study._figure_scores import FIGURE
 from lbopt.report.study._tables import results_table, terminal_table, trials_table
@@ -169,7 +169,7 @@ def test_summary_file_is_the_summary(everything):
     workdir, _, study = everything
     rows = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
     made = {"command": "lbopt sweep --config=study.py", "versions": {"jax": "0.0"}}
-    summary = summarize(checks.to_json(study.config), rows) | made
+    summary = summarize(config_to_json(study.config), rows) | made
     assert summary_of(workdir) == json.loads(json.dumps(summary))
     assert "NaN" not in (workdir / "summary.json").read_text()
 
@@ -350,7 +350,7 @@ def test_five_thousand_trials_take_seconds(tmp_path):
 
 def test_empty_sections_are_left_out(tmp_path):
     file = tmp_path / "page.html"
-    page.write_page(file, "t", "lead", [page.Section("Only a heading")])
+    _page.write_page(file, "t", "lead", [_page.Section("Only a heading")])
     text = file.read_text()
     for tag in ("<table", "<img", "<ul", "<details", "<figure", "<pre"):
         assert tag not in text
@@ -359,10 +359,12 @@ def test_empty_sections_are_left_out(tmp_path):
 def test_pictures_are_numbered_by_nothing_but_their_caption(tmp_path):
     file = tmp_path / "page.html"
     pictures = [
-        page.Picture("QQ==", 'a "quoted" alt', "caption <1>"),
-        page.Picture("QQ==", "other", wide=True),
+        _page.Picture("QQ==", 'a "quoted" alt', "caption <1>"),
+        _page.Picture("QQ==", "other", wide=True),
     ]
-    page.write_page(file, "t", "lead", [page.Section("s", pictures=pictures, items=["one & two"])])
+    _page.write_page(
+        file, "t", "lead", [_page.Section("s", pictures=pictures, items=["one & two"])]
+    )
     text = file.read_text()
     assert 'alt="a &#34;quoted&#34; alt"' in text
     assert "caption &lt;1&gt;" in text

@@ -8,13 +8,13 @@ from tiny_study import make_config
 from lbopt.config import (
     Arm,
     LossConfig,
+    MeasureConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
     SearchConfig,
-    checks,
+    config_to_json,
 )
-from lbopt.config.measure import MeasureConfig
 from lbopt.report.study import read_study, write_study_report
 from lbopt.report.study._protocol import protocol
 from lbopt.report.study._setup import arms_table, definitions, examples_of, training_examples
@@ -64,7 +64,7 @@ def test_the_protocol_of_a_language_model_speaks_of_loss_and_percent():
     ],
 )  # fmt: skip
 def test_the_protocol_says_which_runs_were_measured(measure, parts):
-    text = " ".join(protocol(read_study(checks.to_json(make_config(measure=measure)), [])))
+    text = " ".join(protocol(read_study(config_to_json(make_config(measure=measure)), [])))
     for part in [
         *parts,
         "the step at which it diverged",
@@ -83,7 +83,7 @@ def test_all_that_trials_have_in_common_is_said():
     )
     config.train.loss, config.train.data.image_size = LossConfig(label_smoothing=0.1), 16
     config.train.data.data_dir = "/here/only"
-    found = dict(definitions(read_study(checks.to_json(config), [])))
+    found = dict(definitions(read_study(config_to_json(config), [])))
     assert found == {
         "data": "digits (image_size=16)",
         "model": "mlp (widths=(16,))",
@@ -100,7 +100,7 @@ def test_all_that_trials_have_in_common_is_said():
 def test_a_target_study_says_how_often_it_was_looked_for():
     config = make_config()
     config.train.target_metric, config.train.eval_every_epochs = "eval/accuracy", 0.25
-    found = dict(definitions(read_study(checks.to_json(config), [])))
+    found = dict(definitions(read_study(config_to_json(config), [])))
     assert found["evaluations for the target"] == "every 0.25 epochs"
 
 
@@ -168,7 +168,7 @@ def test_a_polynomial_is_never_without_its_power():
 def test_the_page_has_them(tmp_path):
     config, rows = synthetic.make_study({"a": Truth(FLAT)})
     config["train"] |= {
-        "model": checks.to_json(ModelConfig("cnn", (8,))),
+        "model": config_to_json(ModelConfig("cnn", (8,))),
         "data": {"name": "digits"},
     }
     written = write_study_report(tmp_path, synthetic.save_study(tmp_path, config, rows))

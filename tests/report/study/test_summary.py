@@ -9,14 +9,14 @@ import pytest
 import synthetic
 from synthetic import SIZES, Truth, diverge, legw, summarize
 
-from lbopt.cli import arguments
-from lbopt.config.search import SearchConfig
-from lbopt.data import digits
+from lbopt.cli import call_get_config
+from lbopt.config import SearchConfig
+from lbopt.data import _digits
 from lbopt.report.study import read_study
 from lbopt.report.study._limits import failure, find_limit, quantiles, resample_limits
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY
 from lbopt.report.study._read import at_edge
-from lbopt.sweep import fits
+from lbopt.sweep import _fits
 
 
 def only(truth, **options):
@@ -306,7 +306,7 @@ def test_the_noise_scale_is_the_median_over_the_steps_of_what_all_seeds_give():
     planted = [100 * 4.0**place for place in range(-4, 5)]
     over_steps = points[0]["noise_scale_over_steps"]
     assert over_steps["noise_scale"] == pytest.approx(planted)
-    assert over_steps["step"] == list(fits.log_spaced_steps(512, 9))
+    assert over_steps["step"] == list(_fits.log_spaced_steps(512, 9))
     assert points[0]["noise_scale_range"] == pytest.approx([planted[0], planted[-1]])
 
 
@@ -545,12 +545,12 @@ def test_the_time_grows_with_the_trials_and_no_faster():
 
 
 def test_the_shipped_study_reaches_from_16_to_the_whole_training_set():
-    shipped = arguments.call_get_config(
+    shipped = call_get_config(
         str(pathlib.Path(__file__).parents[3] / "configs/sweeps/digits_limit.py")
     )
     shipped.validate()
     assert shipped.global_batch_sizes[0] == 16
-    assert shipped.global_batch_sizes[-1] == digits.NUM_TRAIN
+    assert shipped.global_batch_sizes[-1] == _digits.NUM_TRAIN
     rules = {
         (arm.optimizer.name, arm.schedule.scaling_rule, arm.schedule.warmup_rule)
         for arm in shipped.arms

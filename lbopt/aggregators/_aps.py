@@ -1,0 +1,181 @@
+"""Auto-precision scaling: gradients are reduced in a few bits, each layer at its own power of two."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import stacks, types
+from lbopt.aggregators import _protocol, _wire
+from lbopt.aggregators._group import Group, Shares, largest
+from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
+from lbopt.aggregators._quantize import OVERFLOWS, ROUNDINGS, Format, Overflow, Rounding, quantize
+from lbopt.aggregators._scaling import ceil_log2, ldexp
+from lbopt.aggregators._wire import WireBytes, ring_bytes
+from lbopt.transforms import require_choice, require_flag
+
+Accumulate = Literal["fp32", "same", "kahan"]
+ACCUMULATIONS = ("fp32", "same", "kahan")
+_SEED = 1
+_UNROLL = 8
+"""So many replicas are added between two writes of a sum."""
+
+
+def aps(
+    exponent_bits: int = 5,
+    mantissa_bits: int = 2,
+    accumulate: Accumulate = "fp32",
+    shift: bool = True,
+    overflow: Overflow = "inf",
+    rounding: Rounding = "nearest",
+    stacked: types.Stacked = None,
+) -> Aggregator:
+    r"""Reduce gradients in a format of few bits, with a power-of-two shift per layer.
+
+        E = max over replicas of ceil(log2(R max|g|)),   s = 2^(exponent_bits - 1) - 1 - E
+        q_i = Q(2^s g_i),   sum = Q(sum of q_i),   update = 2^-s sum / R
+
+    The shift lets the sum reach, but not pass, the format's highest exponent (one less where numbers without a mantissa are rounded
+    stochastically, which may double them). A layer that is zero everywhere is not shifted.
+
+    What is sent has few bits: each device gets the rounded pieces of all replicas that it is to sum (all-to-all), in the narrowest dtype that
+    holds the format, sums them in the replicas' order, and sends the rounded sum to all (all-gather). A format of less than 8 bits still takes 8
+    on the wire.
+
+    Args:
+      exponent_bits: 2 to 8.
+      mantissa_bits: 0 to 23; (8, 23) rounds nothing.
+      accumulate: "fp32" (the sum is rounded once), "same" (every partial sum is rounded) or "kahan" (likewise, with Kahan's compensation,
+        each of whose operations is rounded).
+      shift: False for the format alone, s = 0.
+      overflow: see `lbopt.float_quantize`.
+      rounding: of gradients and of fp32 sums; see `lbopt.float_quantize`. "same" and "kahan" round partial sums to nearest.
+      stacked: which leaves are stacks of layers, each with a shift of its own; see `lbopt.stacked_paths`.
+
+    Returns:
+      An `Aggregator` whose state is a count. Gradients of any floating dtype are taken in fp32, and updates have their dtype.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+
+    Note:
+      The published code rounds gradients before it sums them only where it shifts. Without a shift each is rounded here too, since nothing
+      else could travel in few bits. Its sums are those of "same" and "kahan"; there an all-zero layer becomes NaN.
+
+    References:
+      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv 1911.08907; github.com/drcut/CPD at ddd9a67,
+      `dist_util.py: sum_gradients`.
+    """
+    to = Format(exponent_bits, mantissa_bits)
+    require_choice("accumulate", accumulate, ACCUMULATIONS)
+    require_flag("shift", shift)
+    require_choice("overflow", overflow, OVERFLOWS)
+    require_choice("rounding", rounding, ROUNDINGS)
+    dtype = to.carrier(overflow)
+    # Drawn upwards, a number without a mantissa may double, and the highest power of two is then the largest number.
+    highest = to.max_exponent - (1 if rounding == "stochastic" and mantissa_bits == 0 else 0)
+
+    def draws(key: jax.Array, leaves: list[jax.Array]) -> list[Any]:
+        """Return random bits for the leaves [r, ...] of one replica; they do not depend on how leaves are sent."""
+        if rounding != "stochastic":
+            return [None] * len(leaves)
+        return [
+            jax.random.bits(jax.random.fold_in(key, n), x.shape[1:], jnp.uint32)
+            for n, x in enumerate(leaves)
+        ]
+
+    def init(params: types.Params, num_replicas: int) -> AggregatorState:
+        del params, num_replicas
+        return AggregatorState(shared=jnp.zeros((), jnp.int32))
+
+    def shifts(grads: list[jax.Array], group: Group) -> list[jax.Array]:
+        """Return s of each leaf, int32 [layers, 1, ...]."""
+        known = largest(group, grads)
+        return [jnp.where(x > 0, highest - ceil_log2(x * group.num_replicas), 0) for x in known]
+
+    def update(
+        rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
+    ) -> Aggregated:
+        del extra
+        leaves, structure = jax.tree.flatten(rows)
+        layers = stacks.leading(stacked, jax.tree.map(lambda x: x[0], rows), "aps")
+        grads = [
+            _protocol.as_layers(x, axes).astype(jnp.float32)
+            for x, axes in zip(leaves, layers, strict=True)
+        ]
+        key = group.key(_SEED, state.shared)
+        if shift:
+            by = shifts(grads, group)
+            grads = [ldexp(g, s) for g, s in zip(grads, by, strict=True)]
+        drawn = jax.vmap(lambda number: draws(jax.random.fold_in(key, number), grads))(
+            group.numbers()
+        )
+        said = [
+            quantize(g, to, overflow, noise).astype(dtype)
+            for g, noise in zip(grads, drawn, strict=True)
+        ]
+        shares = Shares(said, group.num_devices)
+        totals = [_added(group.exchange(x), to, overflow, accumulate) for x in shares.pack(said)]
+        if accumulate == "fp32":
+            noises: list[Any] = [None] * len(totals)
+            if rounding == "stochastic":
+                last = draws(jax.random.fold_in(key, group.num_replicas), grads)
+                noises = [group.piece(x[0]) for x in shares.pack([x[None] for x in last])]
+            totals = [
+                quantize(x, to, overflow, noise) for x, noise in zip(totals, noises, strict=True)
+            ]
+        sums = [
+            x.astype(jnp.float32)
+            for x in shares.unpack([group.join(x.astype(dtype)) for x in totals])
+        ]
+        if shift:
+            sums = [ldexp(x, -s) for x, s in zip(sums, by, strict=True)]
+        updates = [
+            x.reshape(leaf.shape[1:]) / group.num_replicas
+            for x, leaf in zip(sums, leaves, strict=True)
+        ]
+        updates = _protocol.cast_like(jax.tree.unflatten(structure, updates), rows)
+        return Aggregated(updates, AggregatorState(shared=state.shared + 1), {})
+
+    def sent(params: types.Params, num_replicas: int) -> WireBytes:
+        layers = stacks.leading(stacked, params, "aps")
+        leaves = zip(jax.tree.leaves(params), layers, strict=True)
+        maxima = sum(_protocol.vectors(jnp.shape(p), axes)[0] for p, axes in leaves) if shift else 0
+        twice = 2 * _wire.scattered(dtype.itemsize * _wire.elements(params), num_replicas)
+        return WireBytes(
+            twice + _wire.reduced(_wire.FP32 * maxima, num_replicas),
+            ring_bytes(params, num_replicas),
+        )
+
+    name = (
+        f"aps({exponent_bits}, {mantissa_bits}, {accumulate!r}{'' if shift else ', shift=False'})"
+    )
+    return Aggregator(name, init, update, sent, takes_parts=stacked is None)
+
+
+def _added(pieces: jax.Array, to: Format, overflow: Overflow, accumulate: Accumulate) -> jax.Array:
+    """Sum [R, ...] in the order of replicas; fp32 [...]."""
+    zeros = jnp.zeros(pieces.shape[1:], jnp.float32)
+
+    def q(x: jax.Array) -> jax.Array:
+        return quantize(x, to, overflow)
+
+    def plain(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return total + x.astype(jnp.float32), None
+
+    def same(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return q(total + x.astype(jnp.float32)), None
+
+    def kahan(
+        carry: tuple[jax.Array, jax.Array], x: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], None]:
+        total, lost = carry
+        y = q(x.astype(jnp.float32) - lost)
+        after = q(total + y)
+        return (after, q(q(after - total) - y)), None
+
+    if accumulate == "kahan":
+        return jax.lax.scan(kahan, (zeros, zeros), pieces, unroll=_UNROLL)[0][0]
+    return jax.lax.scan(same if accumulate == "same" else plain, zeros, pieces, unroll=_UNROLL)[0]

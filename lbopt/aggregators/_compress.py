@@ -1,0 +1,398 @@
+"""Compressors: what a replica says of a vector in fewer bytes.
+
+A compressor takes gradients [r, layers, *shape] and makes one message of each layer on each replica. The messages of several leaves travel
+together: in one collective for each array of a message, or, where each number is said, in one for each width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt import tree
+from lbopt.aggregators import _wire
+from lbopt.aggregators._group import Group, Shares, largest, matrix_width
+from lbopt.aggregators._quantize import Format, quantize
+from lbopt.aggregators._scaling import ceil_log2, ldexp
+from lbopt.transforms import is_number, require_whole
+
+Route = Literal["sum", "gather", "exchange"]
+Message = dict[str, jax.Array]
+
+
+class Known(NamedTuple):
+    """What all replicas know of a leaf before anything is said of it.
+
+    Attributes:
+      shape: of one layer.
+      key: for what is drawn, the same for all of them.
+      largest: of all their numbers, [layers, 1, ...] fp32, where the compressor asks for it.
+    """
+
+    shape: tuple[int, ...]
+    key: jax.Array
+    largest: jax.Array | None = None
+
+    @property
+    def size(self) -> int:
+        """Numbers of one layer."""
+        return math.prod(self.shape)
+
+    def flat(self, x: jax.Array) -> jax.Array:
+        """Return [..., *shape] as [..., n]."""
+        return x.reshape(*x.shape[: x.ndim - len(self.shape)], self.size)
+
+    def shaped(self, x: jax.Array) -> jax.Array:
+        """Return [..., n] as [..., *shape]."""
+        return x.reshape(*x.shape[:-1], *self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressor:
+    """How a layer of n numbers is said in fewer bytes.
+
+    Attributes:
+      name: for messages.
+      compress: (x [r, layers, *shape], known) -> message, arrays [r, layers, ...].
+      decompress: (message, known) -> [..., layers, *shape] fp32.
+      route: "sum": messages add up, and an all-reduce does it. "gather": every replica sees every message. "exchange": a message is a
+        `payload` [r, layers, *shape] of few bits; each device sums a share of all payloads in fp32.
+      message_bytes: n -> bytes of the arrays that grow with n.
+      delta: n -> the contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2 (in expectation, where it draws); of `cast`, for numbers that are
+        normal in its format.
+      scaled: whether it looks at `Known.largest`.
+      sum: (messages [R, layers, ...] of all replicas, known) -> [layers, *shape] fp32, what they say together; for "gather".
+    """
+
+    name: str
+    compress: Callable[[jax.Array, Known], Message]
+    decompress: Callable[[Message, Known], jax.Array]
+    route: Route
+    message_bytes: Callable[[int], float]
+    delta: Callable[[int], float]
+    scaled: bool = False
+    sum: Callable[[Message, Known], jax.Array] | None = None
+
+    def wire_bytes(self, sizes: list[int], num_replicas: int) -> float:
+        """Return what a replica sends so that all know the mean of what all said.
+
+        Args:
+          sizes: n of each vector.
+          num_replicas: that take part.
+
+        Returns:
+          Bytes, a float: of what is sent by a device with one replica in a step.
+        """
+        message = sum(self.message_bytes(n) for n in sizes)
+        maxima = _wire.reduced(_wire.FP32 * len(sizes), num_replicas) if self.scaled else 0.0
+        if self.route == "sum":
+            return maxima + _wire.reduced(message, num_replicas)
+        if self.route == "gather":
+            return maxima + _wire.gathered(message, num_replicas)
+        return maxima + _wire.scattered(message + _wire.FP32 * sum(sizes), num_replicas)
+
+
+def require_compressor(value: Any) -> None:
+    """Raise ValueError unless the value is a `Compressor`."""
+    if not isinstance(value, Compressor):
+        raise ValueError(
+            f"compressor = {tree.said(value)}: give one of lbopt.aggregators._compress, such as topk(0.01)"
+        )
+
+
+def identity() -> Compressor:
+    """Return the compressor that says everything, in fp32 or wider: with any error feedback, plain gradient descent."""
+    return Compressor(
+        "identity()",
+        lambda x, known: {"payload": x},
+        lambda message, known: message["payload"],
+        "sum",
+        lambda n: _wire.FP32 * n,
+        lambda n: 1.0,
+    )
+
+
+def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
+    """Return the compressor that keeps the k largest numbers of each leaf (of each layer of a stack), with their places.
+
+    A message is k fp32 values and k int32 places. All replicas see all messages, R k of them: against a ring all-reduce it wins while
+    8 R k < 8 n, that is while k / n < 1 / R.
+
+    Args:
+      fraction: k / n, in (0, 1]; k is rounded up.
+      k: the number itself, instead.
+
+    Returns:
+      A `Compressor` of route "gather".
+
+    Raises:
+      ValueError: unless exactly one of both is given, in its range.
+
+    References:
+      Stich et al., Sparsified SGD with Memory, arXiv 1809.07599.
+    """
+    count = _count(fraction, k)
+
+    def compress(x: jax.Array, known: Known) -> Message:
+        x = known.flat(x)
+        _, places = jax.lax.top_k(jnp.abs(x), count(known.size))
+        return {"values": jnp.take_along_axis(x, places, -1), "places": places.astype(jnp.int32)}
+
+    def decompress(message: Message, known: Known) -> jax.Array:
+        values, places = message["values"], message["places"]
+        lead = values.shape[:-1]
+        rows = jnp.arange(math.prod(lead), dtype=jnp.int32)[:, None]
+        flat = jnp.zeros((len(rows), known.size), values.dtype)
+        flat = flat.at[rows, places.reshape(len(rows), -1)].set(
+            values.reshape(len(rows), -1), unique_indices=True
+        )
+        return known.shaped(flat.reshape(*lead, known.size))
+
+    def sum(messages: Message, known: Known) -> jax.Array:
+        """Add one replica's numbers after another's, in place."""
+        layers = messages["values"].shape[1]
+        first = known.size * jnp.arange(layers, dtype=jnp.int32)[:, None]
+
+        def add(total: jax.Array, one: Message) -> tuple[jax.Array, None]:
+            places = (first + one["places"]).reshape(-1)
+            return total.at[places].add(one["values"].reshape(-1), unique_indices=True), None
+
+        zeros = jnp.zeros(layers * known.size, messages["values"].dtype)
+        return jax.lax.scan(add, zeros, messages)[0].reshape(layers, *known.shape)
+
+    name = f"topk({fraction})" if k is None else f"topk(k={k})"
+    return Compressor(
+        name,
+        compress,
+        decompress,
+        "gather",
+        lambda n: 8.0 * count(n),
+        lambda n: count(n) / n,
+        sum=sum,
+    )
+
+
+def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
+    """Return the compressor that keeps k numbers of each leaf (of each layer of a stack), drawn anew at every step.
+
+    All replicas draw the same places, so a message is k fp32 values and an all-reduce sums them: it wins by n / k on any number of
+    replicas. Values are not blown up by n / k: in expectation it is a contraction.
+
+    Args:
+      fraction: k / n, in (0, 1]; k is rounded up.
+      k: the number itself, instead.
+
+    Returns:
+      A `Compressor` of route "sum".
+
+    Raises:
+      ValueError: unless exactly one of both is given, in its range.
+
+    References:
+      Stich et al., Sparsified SGD with Memory, arXiv 1809.07599.
+    """
+    count = _count(fraction, k)
+
+    def places(n: int, key: jax.Array) -> jax.Array:
+        return jax.lax.top_k(jax.random.bits(key, (n,), jnp.uint32), count(n))[1]
+
+    def compress(x: jax.Array, known: Known) -> Message:
+        return {"payload": known.flat(x)[..., places(known.size, known.key)]}
+
+    def decompress(message: Message, known: Known) -> jax.Array:
+        values = message["payload"]
+        blank = jnp.zeros((*values.shape[:-1], known.size), values.dtype)
+        return known.shaped(
+            blank.at[..., places(known.size, known.key)].set(values, unique_indices=True)
+        )
+
+    name = f"randk({fraction})" if k is None else f"randk(k={k})"
+    return Compressor(
+        name, compress, decompress, "sum", lambda n: 4.0 * count(n), lambda n: count(n) / n
+    )
+
+
+def sign() -> Compressor:
+    """Return the compressor that keeps one bit a number: sign(x) mean|x|, of each leaf (of each layer of a stack).
+
+    Zero counts as positive. All replicas see all messages, n / 8 bytes each: against a ring all-reduce it wins below 64 replicas.
+
+    Returns:
+      A `Compressor` of route "gather".
+
+    References:
+      Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, arXiv 1901.09847.
+    """
+
+    def compress(x: jax.Array, known: Known) -> Message:
+        axes = tuple(range(x.ndim - len(known.shape), x.ndim))
+        return {"bits": _packed(x >= 0, known), "scale": jnp.abs(x).mean(axes, keepdims=True)}
+
+    def decompress(message: Message, known: Known) -> jax.Array:
+        return jnp.where(_unpacked(message["bits"], known), message["scale"], -message["scale"])
+
+    def sum(messages: Message, known: Known) -> jax.Array:
+        return decompress(messages, known).sum(0)
+
+    return Compressor(
+        "sign()",
+        compress,
+        decompress,
+        "gather",
+        lambda n: -(-n // 8) + 4.0,
+        lambda n: 1 / n,
+        sum=sum,
+    )
+
+
+_BIT = np.arange(8, dtype=np.uint8)
+
+
+def _packed(positive: jax.Array, known: Known) -> jax.Array:
+    """Pack bools [..., *shape] into bytes [..., ceil(n / 8)], or [..., m / 8, width] of a matrix, which keeps its layout.
+
+    Bit b of byte j is number b ceil(n / 8) + j.
+    """
+    lead, length = positive.shape[: positive.ndim - len(known.shape)], -(-known.size // 8)
+    matrix = _eighths(known.shape)
+    if not matrix:
+        positive = jnp.pad(
+            known.flat(positive), [(0, 0)] * len(lead) + [(0, 8 * length - known.size)]
+        )
+    eighths = positive.reshape(*lead, 8, *(matrix or (length,)))
+    return (eighths.astype(jnp.uint8) << _bits(len(lead), eighths.ndim)).sum(
+        len(lead), dtype=jnp.uint8
+    )
+
+
+def _unpacked(packed: jax.Array, known: Known) -> jax.Array:
+    matrix = _eighths(known.shape)
+    axis = packed.ndim - (2 if matrix else 1)
+    bits = (jnp.expand_dims(packed, axis) >> _bits(axis, packed.ndim + 1)) & 1
+    if matrix:
+        return bits.reshape(*packed.shape[:axis], *known.shape) == 1
+    return known.shaped(bits.reshape(*packed.shape[:axis], -1)[..., : known.size]) == 1
+
+
+def _bits(axis: int, rank: int) -> np.ndarray:
+    """Return the numbers of the eight bits of a byte along one axis of `rank`."""
+    return _BIT.reshape(*[1] * axis, 8, *[1] * (rank - axis - 1))
+
+
+def _eighths(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of an eighth of a matrix's rows; () for what is packed as one row."""
+    width = matrix_width(shape)
+    height = math.prod(shape) // width if width else 1
+    return () if height % 8 else (height // 8, width)
+
+
+def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
+    """Return the compressor that rounds to a format of few bits, at the largest power of two that all replicas' vectors allow.
+
+    Each replica sends pieces of its numbers, in the narrowest dtype that holds the format, to the devices that sum them, and these send
+    the fp32 sums to all.
+
+    Args:
+      exponent_bits: 2 to 8.
+      mantissa_bits: 0 to 23.
+
+    Returns:
+      A `Compressor` of route "exchange".
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+    """
+    to = Format(exponent_bits, mantissa_bits)
+    dtype = to.carrier()
+
+    def shift(known: Known) -> jax.Array:
+        assert known.largest is not None
+        return to.max_exponent - ceil_log2(known.largest)
+
+    def compress(x: jax.Array, known: Known) -> Message:
+        return {"payload": quantize(ldexp(x, shift(known)), to).astype(dtype)}
+
+    def decompress(message: Message, known: Known) -> jax.Array:
+        return ldexp(message["payload"].astype(jnp.float32), -shift(known))
+
+    size = float(dtype.itemsize)
+    name = f"cast({exponent_bits}, {mantissa_bits})"
+    return Compressor(
+        name,
+        compress,
+        decompress,
+        "exchange",
+        lambda n: size * n,
+        lambda n: 1 - 4.0 ** -(mantissa_bits + 1),
+        True,
+    )
+
+
+def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
+    """Return n -> k."""
+    if (fraction is None) == (k is None):
+        raise ValueError(f"fraction = {tree.said(fraction)}, k = {tree.said(k)}: give one of both")
+    if k is not None:
+        require_whole("k", k, 1)
+        wanted = int(k)
+        return lambda n: min(n, wanted)
+    part = fraction
+    if not is_number(part) or part is None or not 0 < part <= 1:
+        raise ValueError(f"fraction = {tree.said(part)}: give a number in (0, 1]")
+    return lambda n: min(n, max(1, math.ceil(part * n - 1e-9)))
+
+
+def known_of(
+    compressor: Compressor, group: Group, leaves: list[jax.Array], keys: list[jax.Array]
+) -> list[Known]:
+    """Return what all replicas know of each leaf [r, layers, *shape]; the largest numbers take a small all-reduce."""
+    shapes = [x.shape[2:] for x in leaves]
+    if not compressor.scaled:
+        return [Known(*one) for one in zip(shapes, keys, strict=True)]
+    return [Known(*one) for one in zip(shapes, keys, largest(group, leaves), strict=True)]
+
+
+def mean(
+    compressor: Compressor, group: Group, messages: list[Message], known: list[Known]
+) -> list[jax.Array]:
+    """Return the mean over all replicas of what their messages say.
+
+    Args:
+      compressor: that made them.
+      group: the replicas.
+      messages: of each leaf, arrays [r, layers, ...].
+      known: of each leaf, what was known when it was compressed.
+
+    Returns:
+      [layers, *shape] of each leaf, fp32 or wider.
+    """
+    if compressor.sum is not None:
+        said = {
+            name: _gathered(group, [message[name] for message in messages]) for name in messages[0]
+        }
+        each = [
+            {name: arrays[leaf] for name, arrays in said.items()} for leaf in range(len(messages))
+        ]
+        return [compressor.sum(*one) / group.num_replicas for one in zip(each, known, strict=True)]
+    if compressor.route == "sum":
+        summed = group.mean(messages)
+    else:
+        shares = Shares(messages, group.num_devices)
+        sums = [group.exchange(x).astype(jnp.float32).sum(0) for x in shares.pack(messages)]
+        summed = shares.unpack([group.join(x / group.num_replicas) for x in sums])
+    return [compressor.decompress(*one) for one in zip(summed, known, strict=True)]
+
+
+def _gathered(group: Group, arrays: list[jax.Array]) -> list[jax.Array]:
+    """Return the messages [R, layers, ...] of all replicas; what is a matrix keeps its layout on the way."""
+    shapes = [x.shape[1:] for x in arrays]
+    arrays = [x if x.ndim > 3 else x.reshape(len(x), -1) for x in arrays]
+    shares = Shares(arrays, 1)
+    all_of_them = shares.unpack([group.gather(x) for x in shares.pack(arrays)])
+    return [x.reshape(len(x), *shape) for x, shape in zip(all_of_them, shapes, strict=True)]

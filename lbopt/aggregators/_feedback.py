@@ -1,0 +1,277 @@
+"""Error feedback: what a compressor left out is not forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import stacks, types
+from lbopt.aggregators import _compress, _protocol
+from lbopt.aggregators._compress import Compressor
+from lbopt.aggregators._group import Group
+from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
+from lbopt.aggregators._wire import WireBytes, ring_bytes
+from lbopt.transforms import require_at_least, require_decay_rate, require_flag
+
+_SEED = 0
+"""Of what compressors draw; every step and leaf has a key of its own."""
+
+
+class Memory(NamedTuple):
+    """What a replica remembers; pytrees like the parameters with a leading axis of replicas, () for what is not kept.
+
+    Attributes:
+      error: e, what was not said.
+      estimate: h, what the others believe of this replica's gradient.
+      velocity: v, the running mean of its gradients.
+    """
+
+    error: Any = ()
+    estimate: Any = ()
+    velocity: Any = ()
+
+
+def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
+    r"""Error feedback: what is left out is added to the next gradient.
+
+        u = C(e + g),   e <- e + g - u,   update = mean(u)
+
+    Where replicas have different minima it stops at a distance from the minimum of the mean; `ef21` and `econtrol` do not.
+
+    Args:
+      compressor: from `lbopt.aggregators._compress`.
+      stacked: which leaves are stacks of layers, each compressed for itself; see `lbopt.stacked_paths`.
+
+    Returns:
+      An `Aggregator` that keeps one copy of the parameters in fp32 per replica.
+
+    Raises:
+      ValueError: if that is no compressor.
+
+    References:
+      Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al., arXiv 1901.09847; in the form of
+      arXiv 2311.05645.
+    """
+    _compress.require_compressor(compressor)
+
+    def said(g: jax.Array, memory: Memory) -> jax.Array:
+        return memory.error + g
+
+    def remembered(g: jax.Array, memory: Memory, message: jax.Array) -> Memory:
+        return Memory(error=memory.error + g - message)
+
+    return _feedback(f"ef({compressor.name})", compressor, stacked, said, remembered, ("error",))
+
+
+def ef21(
+    compressor: Compressor,
+    momentum: float = 0.0,
+    dense_start: bool = False,
+    stacked: types.Stacked = None,
+) -> Aggregator:
+    r"""EF21: replicas say how their gradient differs from what the others believe it is.
+
+        v <- momentum v + (1 - momentum) g,   d = C(v - h),   h <- h + d,   update = mean(h)
+
+    It goes to the minimum without noise; with noisy gradients it stays at a floor that no number of replicas lowers. With `momentum` it is
+    EF21-SGDM.
+
+    Args:
+      compressor: from `lbopt.aggregators._compress`.
+      momentum: beta, in [0, 1); the first v is the first gradient.
+      dense_start: let h begin as the first gradient, which is said whole once; else as 0.
+      stacked: see `ef`.
+
+    Returns:
+      An `Aggregator` that keeps one copy of the parameters in fp32 per replica (two with momentum), and one more.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+
+    References:
+      Richtarik et al., EF21, arXiv 2106.05203; Fatkhullin et al., Momentum Provably Improves Error Feedback, arXiv 2305.15155.
+    """
+    _compress.require_compressor(compressor)
+    require_decay_rate("momentum", momentum)
+
+    def averaged(g: jax.Array, memory: Memory, first: jax.Array) -> jax.Array:
+        return jnp.where(first, g, momentum * memory.velocity + (1 - momentum) * g)
+
+    def said(g: jax.Array, memory: Memory) -> jax.Array:
+        return g - memory.estimate
+
+    def remembered(g: jax.Array, memory: Memory, message: jax.Array) -> Memory:
+        return Memory(estimate=memory.estimate + message, velocity=g if momentum else ())
+
+    kept = ("estimate", "velocity") if momentum else ("estimate",)
+    name = f"ef21({compressor.name}{f', momentum={momentum}' if momentum else ''})"
+    average = averaged if momentum else None
+    return _feedback(name, compressor, stacked, said, remembered, kept, average, dense_start)
+
+
+def econtrol(
+    compressor: Compressor,
+    eta: float = 0.1,
+    dense_start: bool = False,
+    stacked: types.Stacked = None,
+) -> Aggregator:
+    r"""EControl: EF21 with so much error feedback as `eta` says.
+
+        d = C(eta e + g - h),   e <- e + g - h - d,   h <- h + d,   update = mean(h)
+
+    with the old h in the second. eta = 0 is EF21. It is exact without noise and, with a good eta, keeps the noise of the mean as small as plain
+    gradient descent does.
+
+    Args:
+      compressor: from `lbopt.aggregators._compress`.
+      eta: strength of the feedback, >= 0. The theory's is delta / 400; in practice it is tuned (one implementation has 0.001 as default and
+        0.1 in its text).
+      dense_start: see `ef21`.
+      stacked: see `ef`.
+
+    Returns:
+      An `Aggregator` that keeps two copies of the parameters in fp32 per replica, and one more.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+
+    References:
+      Gao, Islamov, Stich, EControl: Fast Distributed Optimization with Compression and Error Control, arXiv 2311.05645.
+    """
+    _compress.require_compressor(compressor)
+    require_at_least("eta", eta, 0)
+
+    def said(g: jax.Array, memory: Memory) -> jax.Array:
+        return g - memory.estimate + eta * memory.error
+
+    def remembered(g: jax.Array, memory: Memory, message: jax.Array) -> Memory:
+        estimate = memory.estimate + message
+        return Memory(memory.error + (g - estimate), estimate)
+
+    name = f"econtrol({compressor.name}, eta={eta:g})"
+    return _feedback(
+        name, compressor, stacked, said, remembered, ("error", "estimate"), None, dense_start
+    )
+
+
+def _feedback(
+    name: str,
+    compressor: Compressor,
+    stacked: types.Stacked,
+    said: Callable[[jax.Array, Memory], jax.Array],
+    remembered: Callable[[jax.Array, Memory, jax.Array], Memory],
+    kept: tuple[str, ...],
+    averaged: Callable[[jax.Array, Memory, jax.Array], jax.Array] | None = None,
+    dense_start: bool = False,
+) -> Aggregator:
+    """Build the aggregator of one rule.
+
+    Args:
+      name: for messages.
+      compressor: what makes messages.
+      stacked: see `ef`.
+      said: (gradient, memory) -> what is compressed.
+      remembered: (gradient, old memory, what the message says) -> new memory.
+      kept: fields of `Memory`. With "estimate" the update is the mean of the estimates, which is built from messages alone.
+      averaged: (gradient, memory, whether it is the first step) -> what takes the gradient's place.
+      dense_start: let the estimate begin as the first gradient.
+    """
+    dense_start = require_flag("dense_start", dense_start)
+    mirrors = "estimate" in kept
+
+    def init(params: types.Params, num_replicas: int) -> AggregatorState:
+        memory = Memory(**{field: _protocol.zero_rows(params, num_replicas) for field in kept})
+        return AggregatorState(
+            memory, _protocol.zeros(params) if mirrors else (), jnp.zeros((), jnp.int32)
+        )
+
+    def update(
+        rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
+    ) -> Aggregated:
+        del extra
+        structure = jax.tree.structure(rows)
+        layers = stacks.leading(stacked, jax.tree.map(lambda x: x[0], rows), name)
+        leaves = jax.tree.leaves(rows)
+        grads = [_protocol.as_layers(x, axes) for x, axes in zip(leaves, layers, strict=True)]
+        memories = _as_layers(state.local, grads)
+        count = state.shared
+        root = group.key(_SEED, count)
+        keys = [jax.random.fold_in(root, leaf) for leaf in range(len(leaves))]
+        if averaged is not None:
+            grads = [
+                averaged(g, memory, count == 0) for g, memory in zip(grads, memories, strict=True)
+            ]
+        mean = [
+            x.reshape(g.shape[1:])
+            for x, g in zip(jax.tree.leaves(state.mirrored), grads if mirrors else [], strict=True)
+        ]
+
+        def step(
+            memories: list[Memory], mean: list[jax.Array]
+        ) -> tuple[list[Memory], list[jax.Array]]:
+            wanted = [said(g, memory) for g, memory in zip(grads, memories, strict=True)]
+            known = _compress.known_of(compressor, group, wanted, keys)
+            messages = [compressor.compress(*one) for one in zip(wanted, known, strict=True)]
+            heard = _compress.mean(compressor, group, messages, known)
+            own = [compressor.decompress(*one) for one in zip(messages, known, strict=True)]
+            memories = [remembered(*one) for one in zip(grads, memories, own, strict=True)]
+            return memories, [a + b for a, b in zip(mean, heard, strict=True)] if mirrors else heard
+
+        def whole(
+            memories: list[Memory], mean: list[jax.Array]
+        ) -> tuple[list[Memory], list[jax.Array]]:
+            told = [memory._replace(estimate=g) for g, memory in zip(grads, memories, strict=True)]
+            if averaged is not None:
+                told = [memory._replace(velocity=g) for g, memory in zip(grads, told, strict=True)]
+            return told, group.mean(grads)
+
+        if dense_start and mirrors:
+            memories, heard = jax.lax.cond(count == 0, whole, step, memories, mean)
+        else:
+            memories, heard = step(memories, mean)
+        updates = [x.reshape(leaf.shape[1:]) for x, leaf in zip(heard, leaves, strict=True)]
+        updates = jax.tree.unflatten(structure, updates)
+        local = _as_parameters(memories, leaves, structure)
+        new_state = AggregatorState(local, updates if mirrors else (), count + 1)
+        return Aggregated(_protocol.cast_like(updates, rows), new_state, {})
+
+    def sent(params: types.Params, num_replicas: int) -> WireBytes:
+        layers = stacks.leading(stacked, params, name)
+        shapes = [
+            _protocol.vectors(jnp.shape(p), axes)
+            for p, axes in zip(jax.tree.leaves(params), layers, strict=True)
+        ]
+        sizes = [n for count, n in shapes for _ in range(count)]
+        return WireBytes(
+            compressor.wire_bytes(sizes, num_replicas), ring_bytes(params, num_replicas)
+        )
+
+    return Aggregator(name, init, update, sent, takes_parts=stacked is None)
+
+
+def _as_layers(memory: Memory, grads: list[jax.Array]) -> list[Memory]:
+    """Turn a memory of trees into a list of memories of [r, layers, *shape]."""
+
+    def layers(field: Any) -> list[Any]:
+        leaves = jax.tree.leaves(field)
+        return (
+            [x.reshape(g.shape) for x, g in zip(leaves, grads, strict=True)]
+            if leaves
+            else [()] * len(grads)
+        )
+
+    return [Memory(*of_leaf) for of_leaf in zip(*map(layers, memory), strict=True)]
+
+
+def _as_parameters(memories: list[Memory], leaves: list[jax.Array], structure: Any) -> Memory:
+    def tree(field: tuple[Any, ...]) -> Any:
+        if any(isinstance(x, tuple) for x in field):
+            return ()
+        return jax.tree.unflatten(
+            structure, [x.reshape(leaf.shape) for x, leaf in zip(field, leaves, strict=True)]
+        )
+
+    return Memory(*map(tree, zip(*memories, strict=True)))

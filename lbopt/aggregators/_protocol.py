@@ -1,0 +1,473 @@
+"""What an aggregator is, and its two ways into an Optax chain."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from lbopt import tree, types
+from lbopt.aggregators._group import Group
+from lbopt.aggregators._wire import WireBytes, ring_bytes
+from lbopt.transforms import (
+    UNKNOWN_PARAMS,
+    SkipState,
+    is_placeholder,
+    require_state,
+    require_transformation,
+    require_whole,
+)
+
+
+class AggregatorState(NamedTuple):
+    """What an aggregator carries from step to step, by where it lies.
+
+    Attributes:
+      local: pytree of arrays [replicas, ...], each row with its replica.
+      mirrored: pytrees shaped like the parameters, the same for all replicas.
+      shared: small arrays, the same for all replicas.
+    """
+
+    local: Any = ()
+    mirrored: Any = ()
+    shared: Any = ()
+
+
+class Aggregated(NamedTuple):
+    """What an aggregator makes of the replicas' gradients.
+
+    Attributes:
+      updates: pytree like the parameters: the mean gradient, or what stands for it.
+      state: the new state.
+      aux: keyword arguments for the optimizer's `update`.
+    """
+
+    updates: types.PyTree
+    state: AggregatorState
+    aux: dict[str, Any]
+
+
+class Extra(NamedTuple):
+    """What else an aggregator may look at.
+
+    Attributes:
+      second_moment: Adam's running mean of squared gradients, like the parameters; None if nobody gave it.
+    """
+
+    second_moment: Any = None
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Aggregator:
+    """Turns the gradients of replicas into one update; `make_train_step` takes it, and `as_optax` makes Optax take it.
+
+    Attributes:
+      name: for messages.
+      init: (params, number of replicas) -> the first state; the arrays of `local` have a leading axis of that length.
+      update: (rows, state, group, extra) -> `Aggregated`. A leaf of the rows is [r, *shape], the gradients of the replicas that are on this
+        device; so are those of `state.local`. What it returns but for `local` is the same on all devices.
+      wire_bytes: (params, number of replicas) -> `WireBytes`, of one step of one replica.
+      needs_second_moment: whether `extra.second_moment` has to be there.
+      check_chain: (state of the optimizer behind it or its shapes, params) -> None; raises ValueError if the two do not go together.
+      takes_parts: whether it may be given parts of leaves in the place of leaves: each device of a slice then sends the part
+        that it has summed up. The state's `local` and `mirrored` are then trees like the parameters, or several of them.
+      compresses: whether it is there to send less.
+      takes_complex: whether parameters may be complex.
+    """
+
+    name: str
+    init: Callable[[types.Params, int], AggregatorState]
+    update: Callable[[types.PyTree, AggregatorState, Group, Extra], Aggregated]
+    wire_bytes: Callable[[types.Params, int], WireBytes]
+    needs_second_moment: bool = False
+    check_chain: Callable[[Any, types.Params], None] = lambda opt_state, params: None
+    takes_parts: bool = False
+    compresses: bool = True
+    takes_complex: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def first_state(self, params: types.Params, num_replicas: int) -> AggregatorState:
+        """Return what `init` returns.
+
+        Raises:
+          ValueError: naming the parameter, if it is no floating-point array, or complex and the aggregator takes real ones only.
+        """
+        tree.check_inexact(params, "the parameter")
+        for name, leaf in zip(tree.leaf_names(params), jax.tree.leaves(params), strict=True):
+            if not self.takes_complex and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+                raise ValueError(
+                    f"the parameter at {name!r} is {leaf.dtype}: {self.name} takes real ones; keep its two parts, or use lbopt.aggregators.plain_mean()"
+                )
+        return self.init(params, num_replicas)
+
+
+def plain_mean() -> Aggregator:
+    """Return the plain mean, summed in fp32 or wider: what `make_train_step(..., reduction=AllReduce(jnp.float32))` does."""
+
+    def update(
+        rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
+    ) -> Aggregated:
+        del extra
+        return Aggregated(cast_like(group.mean(widened(rows)), rows), state, {})
+
+    def sent(params: types.Params, num_replicas: int) -> WireBytes:
+        ring = ring_bytes(params, num_replicas)
+        return WireBytes(ring, ring)
+
+    return Aggregator(
+        "mean()",
+        lambda params, num_replicas: AggregatorState(),
+        update,
+        sent,
+        takes_parts=True,
+        compresses=False,
+        takes_complex=True,
+    )
+
+
+def keep_finite(aggregator: Aggregator) -> Aggregator:
+    """Return an aggregator that forgets a step in which some replica's gradient is not finite, and makes its update NaN.
+
+    With an optimizer that skips such updates (`lbopt.skip_bad_updates`) one broken gradient would otherwise stay in the memory of error
+    feedback for ever, or be left out of a message and not be noticed. It reads gradients, old and new state once more, and reduces one number.
+
+    Args:
+      aggregator: any.
+
+    Returns:
+      An `Aggregator` with the same state, updates and bytes.
+    """
+
+    def update(
+        rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
+    ) -> Aggregated:
+        found = aggregator.update(rows, state, group, extra)
+        leaves = jax.tree.leaves(rows)
+        broken = sum(
+            jnp.any(~jnp.isfinite(x), tuple(range(1, x.ndim))).astype(jnp.int32) for x in leaves
+        )
+        sound = group.sum_with_parts(broken) == 0
+        kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), found.state, state)
+        updates = jax.tree.map(
+            lambda x: jnp.where(sound, x, jnp.nan).astype(x.dtype), found.updates
+        )
+        return found._replace(updates=updates, state=kept)
+
+    return dataclasses.replace(aggregator, update=update)
+
+
+def remembered_state(
+    new: AggregatorState, old: AggregatorState, opt_state: Any, old_opt_state: Any
+) -> AggregatorState:
+    """Return what an aggregator remembers after a step: nothing new if the optimizer skipped the update.
+
+    What error feedback counts as said has to have been applied; what `lbopt.skip_bad_updates` or `optax.apply_if_finite` leaves out would else
+    come back with the next messages. Without them it is the new state.
+
+    Args:
+      new: after the aggregation.
+      old: before it.
+      opt_state: after the optimizer's update.
+      old_opt_state: before it.
+    """
+    counts, old_counts = _skips(opt_state), _skips(old_opt_state)
+    if not counts:
+        return new
+    skipped = jnp.any(jnp.stack(counts) > jnp.stack(old_counts))
+    return jax.tree.map(lambda after, before: jnp.where(skipped, before, after), new, old)
+
+
+def _skips(opt_state: Any) -> list[jax.Array]:
+    """Return how many updates each `lbopt.skip_bad_updates` and `optax.apply_if_finite` of an optimizer has left out."""
+    is_guard = lambda state: isinstance(state, (SkipState, optax.ApplyIfFiniteState))  # noqa: E731
+    guards = [state for state in jax.tree.leaves(opt_state, is_leaf=is_guard) if is_guard(state)]
+    return [
+        guard.skipped_nonfinite + guard.skipped_spikes
+        if isinstance(guard, SkipState)
+        else guard.total_notfinite
+        for guard in guards
+    ]
+
+
+def widened(rows: types.PyTree) -> types.PyTree:
+    """Return arrays in fp32 or wider."""
+    return jax.tree.map(lambda x: x.astype(tree.wide_dtype(x.dtype)), rows)
+
+
+def cast_like(updates: types.PyTree, rows: types.PyTree) -> types.PyTree:
+    """Return updates in the gradients' dtypes."""
+    return jax.tree.map(lambda x, row: x.astype(row.dtype), updates, rows)
+
+
+def zero_rows(params: types.Params, num_replicas: int) -> types.PyTree:
+    """Return zeros [replicas, *shape] for every leaf, in fp32 or wider."""
+    return jax.tree.map(
+        lambda p: jnp.zeros((num_replicas, *jnp.shape(p)), tree.wide_dtype(p.dtype)), params
+    )
+
+
+def zeros(params: types.Params) -> types.PyTree:
+    """Return zeros like the parameters, in fp32 or wider."""
+    return jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), tree.wide_dtype(p.dtype)), params)
+
+
+def vectors(shape: tuple[int, ...], layer_axes: int) -> tuple[int, int]:
+    """Return (layers, numbers of each) of a leaf."""
+    return math.prod(shape[:layer_axes]), math.prod(shape[layer_axes:])
+
+
+def as_layers(rows: jax.Array, layer_axes: int) -> jax.Array:
+    """Return gradients [r, *shape] of a leaf as [r, layers, *shape of a layer], in fp32 or wider."""
+    layers = math.prod(rows.shape[1 : 1 + layer_axes])
+    return rows.astype(tree.wide_dtype(rows.dtype)).reshape(
+        len(rows), layers, *rows.shape[1 + layer_axes :]
+    )
+
+
+def rebuilt_state(state: AggregatorState, num_replicas: int) -> AggregatorState:
+    """Return a state for another number of replicas: each of them gets the mean of the rows that there were.
+
+    Sums over replicas of what was not sent yet, and the equality of a mirrored mean with the mean of what it mirrors, so
+    survive; what made one replica different from another does not.
+
+    Args:
+      state: of any number of replicas.
+      num_replicas: the new number.
+
+    Returns:
+      A state whose `local` arrays are [num_replicas, ...], in the same dtypes.
+    """
+
+    def spread(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(
+            x.astype(tree.wide_dtype(x.dtype)).mean(0), (num_replicas, *x.shape[1:])
+        ).astype(x.dtype)
+
+    return state._replace(local=jax.tree.map(spread, state.local))
+
+
+def warn_if_it_loses(aggregator: Aggregator, params: types.Params, num_replicas: int) -> None:
+    """Warn, once the parameters are known, of an aggregator that sends more than the plain mean does."""
+    warn_of_wire_bytes(aggregator, aggregator.wire_bytes(params, num_replicas), num_replicas)
+
+
+def warn_of_wire_bytes(aggregator: Aggregator, wire: WireBytes, num_replicas: int) -> None:
+    """Warn if these bytes are more than the plain mean's."""
+    if aggregator.compresses and num_replicas > 1 and wire.sent > wire.ring:
+        warnings.warn(
+            f"{aggregator.name} sends {_bytes(wire.sent)} a step and device between {num_replicas} replicas, a ring "
+            f"all-reduce of fp32 gradients {_bytes(wire.ring)}: it loses {wire.sent / wire.ring:.3g} x on the wire. "
+            "Use it between fewer replicas (over='slices'), or compress more",
+            stacklevel=2,
+        )
+
+
+def _bytes(number: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f} bytes"
+
+
+def as_optax(
+    aggregator: Aggregator, num_replicas: int, mesh: Mesh | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Return the aggregator as `optax.experimental.aggregating` has them, where the installed Optax has that module.
+
+    Args:
+      aggregator: any.
+      num_replicas: the length of the leading axis of the gradients.
+      mesh: of one axis, over which that axis is sharded; None for one device.
+
+    Returns:
+      A transformation whose state is an `AggregatorState` with plain lists in `local`: an array with an axis of replicas in the
+      parameters' own containers would inherit their sharding. Its `update` takes gradients [replicas, *shape] and returns ((updates, aux), state): give it to
+      `optax.experimental.aggregating.process(..., aggregator_has_aux=True)`, or use `aggregate`. Keyword arguments:
+      `second_moment`, for those that need it.
+
+    Raises:
+      ValueError: if the devices do not divide the replicas or the mesh is of another kind; of its `update`, naming the parameter, for gradients
+        without that axis.
+    """
+    devices = 1 if mesh is None else mesh.size
+    if not isinstance(aggregator, Aggregator):
+        raise ValueError(
+            f"aggregator = {tree.said(aggregator)}: give one of lbopt.aggregators, lbopt.aps() for instance"
+        )
+    require_whole("num_replicas", num_replicas, 1)
+    if num_replicas % devices:
+        raise ValueError(
+            f"num_replicas = {num_replicas}: give a multiple of the {devices} devices of the mesh"
+        )
+    if mesh is not None and (len(mesh.axis_names) != 1 or mesh.axis_types != (AxisType.Auto,)):
+        raise ValueError(
+            f"mesh = {mesh!r}: give one with a single axis of AxisType.Auto, as lbopt.make_mesh makes"
+        )
+    axis = None if mesh is None else mesh.axis_names[0]
+
+    def init_fn(params: types.Params) -> AggregatorState:
+        if is_placeholder(params):
+            mirrored = aggregator.init(params, num_replicas).mirrored
+            return AggregatorState(UNKNOWN_PARAMS, mirrored, UNKNOWN_PARAMS)
+        if num_replicas == devices:
+            warn_if_it_loses(aggregator, params, num_replicas)
+        state = aggregator.first_state(params, num_replicas)
+        return state._replace(local=_in_lists(state.local))
+
+    def update_fn(
+        grads: types.PyTree,
+        state: AggregatorState,
+        params: types.Params | None = None,
+        **extra: Any,
+    ) -> Any:
+        if aggregator.needs_second_moment and extra.get("second_moment") is None:
+            raise ValueError(
+                f"{aggregator.name} needs Adam's second moment: call update(..., second_moment=nu)"
+            )
+        _check_rows(grads, params, num_replicas)
+        shapes = jax.tree.map(lambda row: jax.ShapeDtypeStruct(row.shape[1:], row.dtype), grads)
+        require_state(state, AggregatorState, aggregator.name)
+        first = jax.eval_shape(lambda p: aggregator.first_state(p, num_replicas), shapes)
+        if [jnp.shape(x) for x in jax.tree.leaves(state)] != [
+            x.shape for x in jax.tree.leaves(first)
+        ]:
+            raise ValueError(
+                f"{aggregator.name}: its state is of other parameters or replicas: call init again, or lbopt.aggregators.rebuilt_state for another number of replicas"
+            )
+        state = state._replace(
+            local=jax.tree.unflatten(jax.tree.structure(first.local), jax.tree.leaves(state.local))
+        )
+        seen = Extra(extra.get("second_moment"))
+
+        def inside(rows, state, seen):
+            return tuple(aggregator.update(rows, state, Group(num_replicas, axis), seen))
+
+        if mesh is not None:
+            rows, whole = PartitionSpec(axis), PartitionSpec()
+            states = AggregatorState(rows, whole, whole)
+            inside = jax.shard_map(
+                inside,
+                mesh=mesh,
+                in_specs=(rows, states, whole),
+                out_specs=(whole, states, whole),
+                check_vma=False,
+            )
+        updates, new_state, aux = inside(grads, state, seen)
+        return (updates, aux), new_state._replace(local=_in_lists(new_state.local))
+
+    return _kind()(init_fn, update_fn)
+
+
+def _in_lists(memory: Any) -> Any:
+    """Return what replicas remember with a plain list of leaves in the place of each tree like the parameters."""
+    if not hasattr(memory, "_asdict"):
+        return memory
+    return memory._replace(
+        **{name: jax.tree.leaves(kept) for name, kept in memory._asdict().items()}
+    )
+
+
+def _check_rows(grads: types.PyTree, params: types.Params | None, num_replicas: int) -> None:
+    """Raise ValueError, naming the parameter, unless the gradients are rows [replicas, ...] (like the parameters, if these are known)."""
+    if params is not None:
+        tree.check_structure(grads, params, "gradients")
+    likes = [None] * len(jax.tree.leaves(grads)) if params is None else jax.tree.leaves(params)
+    for name, row, like in zip(tree.leaf_names(grads), jax.tree.leaves(grads), likes, strict=True):
+        shape = jnp.shape(row)
+        if shape[:1] != (num_replicas,) or (like is not None and shape[1:] != jnp.shape(like)):
+            wanted = f"({num_replicas}, ...)" if like is None else (num_replicas, *jnp.shape(like))
+            raise ValueError(
+                f"gradients at {name!r} have shape {shape}: give one row per replica, {wanted}"
+            )
+
+
+def _kind() -> Any:
+    try:
+        from optax.experimental import aggregating
+    except ImportError:
+        return optax.GradientTransformationExtraArgs
+    return aggregating.Aggregator
+
+
+def aggregate(
+    aggregator: Aggregator,
+    tx: optax.GradientTransformation,
+    num_replicas: int,
+    mesh: Mesh | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Put an aggregator before an optimizer: one transformation of gradients with a leading axis of replicas.
+
+    It is `optax.experimental.aggregating.process` for lbopt's aggregators, without that module.
+
+    Args:
+      aggregator: any; `lbopt.ef(...)`, `lbopt.aps(...)`, ...
+      tx: any Optax transformation.
+      num_replicas: the length of the leading axis of the gradients.
+      mesh: of one axis, over which that axis is sharded; None for one device.
+
+    Returns:
+      A transformation. Its state is (aggregator's, tx's); its `update` takes gradients [replicas, *shape] and returns updates
+      like the parameters.
+
+    Raises:
+      ValueError: if the devices do not divide the replicas, or if the two do not go together (see `Aggregator.check_chain`).
+
+    >>> import lbopt, jax, jax.numpy as jnp
+    >>> tx = aggregate(plain_mean(), optax.sgd(0.5), num_replicas=2)
+    >>> params = {"w": jnp.zeros(2)}
+    >>> updates, _ = tx.update({"w": jnp.array([[1.0, 2.0], [3.0, 4.0]])}, tx.init(params), params)
+    >>> print(updates["w"])
+    [-1.  -1.5]
+    """
+    require_transformation("tx", tx)
+    first, second = as_optax(aggregator, num_replicas, mesh), optax.with_extra_args_support(tx)
+
+    def init_fn(params: types.Params) -> tuple[AggregatorState, Any]:
+        aggregator.check_chain(jax.eval_shape(tx.init, params), params)
+        return first.init(params), second.init(params)
+
+    def update_fn(
+        grads: types.PyTree,
+        state: tuple[Any, Any],
+        params: types.Params | None = None,
+        **extra: Any,
+    ) -> Any:
+        if aggregator.needs_second_moment and extra.get("second_moment") is None:
+            extra = {**extra, "second_moment": second_moment_of(state[1])}
+        (updates, aux), aggregator_state = first.update(grads, state[0], params, **extra)
+        extra.pop("second_moment", None)
+        updates, opt_state = second.update(updates, state[1], params, **extra, **aux)
+        return updates, (
+            remembered_state(aggregator_state, state[0], opt_state, state[1]),
+            opt_state,
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def second_moment_of(opt_state: Any) -> types.PyTree:
+    """Return the optimizer's `nu`.
+
+    Raises:
+      ValueError: if there is none, or more than one.
+    """
+    try:
+        found = optax.tree_utils.tree_get(opt_state, "nu")
+    except KeyError as error:
+        raise ValueError(
+            "the optimizer's state has several nu: give second_moment by hand"
+        ) from error
+    if found is None:
+        raise ValueError(
+            "the optimizer keeps no second moment (nu): use adam, adamw, lamb or lans, or leave adam out"
+        )
+    return found

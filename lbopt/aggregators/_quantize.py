@@ -1,0 +1,209 @@
+"""Floating-point formats of few bits, carried in fp32."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt import tree
+from lbopt.transforms import require_choice
+
+Overflow = Literal["inf", "saturate", "cpd"]
+Rounding = Literal["nearest", "stochastic"]
+OVERFLOWS, ROUNDINGS = ("inf", "saturate", "cpd"), ("nearest", "stochastic")
+
+_EXPONENT, _MANTISSA = 8, 23
+_BIAS = 127
+_INFINITY = np.uint32(0x7F800000)
+_ONE = np.uint32(1 << _MANTISSA)
+"""The implicit bit of a normal fp32."""
+_CARRIERS: tuple[tuple[str, int, int], ...] = (
+    ("float8_e5m2", 5, 2),
+    ("float8_e4m3", 4, 3),
+    ("float8_e3m4", 3, 4),
+    ("float16", 5, 10),
+    ("bfloat16", 8, 7),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A binary floating-point format: a sign, `exponent_bits` with bias 2^(exponent_bits - 1) - 1, `mantissa_bits`.
+
+    It has gradual underflow and, like IEEE formats, keeps its highest exponent for infinity and NaN.
+
+    Attributes:
+      exponent_bits: 2 to 8.
+      mantissa_bits: 0 to 23. With 0 there is nothing beside the implicit bit, and no subnormal number.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("exponent_bits", 2, _EXPONENT), ("mantissa_bits", 0, _MANTISSA)):
+            value = getattr(self, name)
+            if (
+                not isinstance(value, (int, np.integer))
+                or isinstance(value, bool)
+                or not low <= value <= high
+            ):
+                raise ValueError(
+                    f"{name} = {tree.said(value)}: give a whole number from {low} to {high}"
+                )
+
+    @property
+    def bits(self) -> int:
+        """All bits, the sign's included."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def max_exponent(self) -> int:
+        """The exponent of the largest finite numbers, also the bias."""
+        return 2 ** (self.exponent_bits - 1) - 1
+
+    @property
+    def min_exponent(self) -> int:
+        """The exponent of the smallest normal number."""
+        return 1 - self.max_exponent
+
+    @property
+    def max(self) -> float:
+        """The largest finite number."""
+        return (2 - 2.0**-self.mantissa_bits) * 2.0**self.max_exponent
+
+    @property
+    def tiny(self) -> float:
+        """The smallest positive number."""
+        return 2.0 ** (self.min_exponent - self.mantissa_bits)
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether every fp32 number belongs to it."""
+        return (self.exponent_bits, self.mantissa_bits) == (_EXPONENT, _MANTISSA)
+
+    def carrier(self, overflow: Overflow = "inf") -> np.dtype:
+        """Return the narrowest dtype that holds every number of the format, for the wire.
+
+        Args:
+          overflow: with "cpd" there is one more exponent to be held.
+
+        >>> [str(Format(*bits).carrier()) for bits in ((3, 0), (4, 3), (5, 2), (6, 9), (8, 7))]
+        ['float8_e5m2', 'float8_e4m3', 'float8_e5m2', 'float32', 'bfloat16']
+        """
+        exponent = self.exponent_bits + (overflow == "cpd")
+        fitting = [
+            jnp.dtype(name) for name, e, m in _CARRIERS if exponent <= e and self.mantissa_bits <= m
+        ]
+        return min(fitting, key=lambda dtype: dtype.itemsize, default=np.dtype(np.float32))
+
+
+def float_quantize(
+    x: jax.Array,
+    exponent_bits: int,
+    mantissa_bits: int,
+    overflow: Overflow = "inf",
+    rounding: Rounding = "nearest",
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """Round to the nearest number of a format of few bits, element by element.
+
+    In integer arithmetic on the bits of fp32, so that the subnormal numbers of the format (and of fp32, which XLA may flush)
+    come out right on every backend: one read and one write an element where it stands alone, none where it fuses.
+
+    Args:
+      x: floating-point array of any shape; computed in fp32.
+      exponent_bits: 2 to 8.
+      mantissa_bits: 0 to 23.
+      overflow: what becomes of numbers that round past the largest finite one: "inf" (IEEE), "saturate" (the largest finite
+        one), or "cpd": what CPD's kernel does. There what rounds up from the last finite number becomes 2^(max_exponent + 1),
+        which the format does not have, only what was as large before becomes infinite; fp32's subnormal numbers become 0; and
+        a subnormal result is rounded from a mantissa that was cut to 23 bits.
+      rounding: "nearest" (ties to even) or "stochastic" (up with the probability of the part that is cut off, so that
+        the mean is exact; infinite where that rounds past the largest).
+      key: of `jax.random`, for stochastic rounding.
+
+    Returns:
+      An array like `x`, of numbers that the format has (rounded once more if the dtype of `x` does not hold them, as bfloat16 does not
+      hold those of fp16). NaN and infinities stay.
+
+    Raises:
+      ValueError: naming an argument that is out of range, or a missing or unused key.
+
+    >>> print(float_quantize(jnp.array([1.1, 5.0, 2.0**-17, 7e4]), 5, 2))
+    [ 1.  5.  0. inf]
+
+    References:
+      Customized-Precision Deep Learning (CPD), github.com/drcut/CPD at ddd9a67, `float_kernel.cu`, for "cpd".
+      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv 1911.08907.
+    """
+    to = Format(exponent_bits, mantissa_bits)
+    require_choice("rounding", rounding, ROUNDINGS)
+    if (rounding == "stochastic") != (key is not None):
+        raise ValueError(
+            f"key = {tree.said(key)}: stochastic rounding draws from a key of jax.random, and nothing else does"
+        )
+    noise = None if key is None else jax.random.bits(key, jnp.shape(x), jnp.uint32)
+    return quantize(x, to, overflow, noise)
+
+
+def quantize(
+    x: jax.Array, to: Format, overflow: Overflow = "inf", noise: jax.Array | None = None
+) -> jax.Array:
+    """Do what `float_quantize` does, with the random uint32 bits of stochastic rounding, or None, given."""
+    require_choice("overflow", overflow, OVERFLOWS)
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"x has dtype {x.dtype}: give a floating-point array")
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    rounded = _rounded(magnitude, to, overflow, noise)
+    rounded = jnp.where(magnitude >= _INFINITY, magnitude, rounded)
+    signed = rounded | (bits & np.uint32(0x80000000))
+    return jax.lax.bitcast_convert_type(signed, jnp.float32).astype(x.dtype)
+
+
+def _rounded(
+    magnitude: jax.Array, to: Format, overflow: Overflow, noise: jax.Array | None
+) -> jax.Array:
+    """Return the bits of the rounded magnitudes, uint32 in and out; what is not finite is left to the caller."""
+    field = magnitude >> _MANTISSA  # the biased exponent, 0 for subnormal numbers
+    exponent = jnp.maximum(field, 1)
+    mantissa = (magnitude & (_ONE - 1)) | jnp.where(field > 0, _ONE, np.uint32(0))
+    lowest = np.uint32(to.min_exponent + _BIAS)
+    below = jnp.where(
+        exponent < lowest, lowest - exponent, np.uint32(0)
+    )  # binades under the format's normal numbers
+    if overflow == "cpd":
+        lost = jnp.minimum(below, 31)
+        mantissa = jnp.where(field > 0, (mantissa >> lost) << lost, np.uint32(0))
+    cut = np.uint32(_MANTISSA - to.mantissa_bits) + below
+    mantissa = mantissa >> jnp.minimum(jnp.maximum(cut, 31) - 31, 31)
+    cut = jnp.minimum(cut, 31)
+    unit = jnp.uint32(1) << cut
+    if noise is None:
+        odd = (mantissa >> cut) & 1
+        up = jnp.where(cut > 0, (unit >> 1) - 1 + odd, 0)
+    else:
+        up = noise & (unit - 1)
+    kept = ((mantissa + up) >> cut) << cut
+    # The leading bit, where there still is one, adds one to the exponent.
+    bits = jnp.where(kept == 0, 0, ((exponent - 1) << _MANTISSA) + kept)
+    far_below = (cut > _MANTISSA + 1) & (kept > 0)  # only stochastic rounding goes up from there
+    bits = jnp.where(far_below, np.float32(to.tiny).view(np.uint32), bits)
+    return _bounded(bits, magnitude, to, overflow)
+
+
+def _bounded(bits: jax.Array, magnitude: jax.Array, to: Format, overflow: Overflow) -> jax.Array:
+    beyond = np.uint32((to.max_exponent + 1 + _BIAS) << _MANTISSA)
+    if overflow == "cpd":
+        return jnp.where(magnitude >= beyond, _INFINITY, bits)
+    top = _INFINITY if overflow == "inf" else np.float32(to.max).view(np.uint32)
+    return jnp.where(bits >= beyond, top, bits)

@@ -1,0 +1,128 @@
+"""`lbopt doctor`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+
+from lbopt._shown import one_line, show
+from lbopt.cli import _arguments
+from lbopt.errors import EnvironmentProblem
+from lbopt.job import JOB_FLAGS, Job
+from lbopt.parallel import connect_processes
+
+_ENOUGH_DISK_BYTES = 1 << 30
+
+
+def run(argv: Sequence[str], job: Job) -> None:
+    """Check what a run needs; say what is wrong and how to mend it.
+
+    Raises:
+      EnvironmentProblem: if a check failed.
+    """
+    _arguments.parse("doctor", argv, JOB_FLAGS)
+    connect_processes(job)
+    job.doing("checking")
+    failed = 0
+    for name, check in CHECKS.items():
+        try:
+            show(f"ok    {name:<12}{check()}")
+        except Exception as error:  # whatever is wrong with the machine is what is asked for
+            failed += 1
+            show(f"WRONG {name:<12}{one_line(str(error))}")
+    if failed:
+        raise EnvironmentProblem(
+            f"{failed} of {len(CHECKS)} checks failed; mend what is marked WRONG above"
+        )
+
+
+def _python() -> str:
+    if sys.prefix == sys.base_prefix:
+        return f"{sys.version.split()[0]} (no virtual environment)"
+    return sys.version.split()[0]
+
+
+def _versions() -> str:
+    from lbopt.workdir import EXTRAS_OF_PACKAGES, package_versions
+
+    versions = package_versions()
+    absent = [name for name, version in versions.items() if version is None]
+    missing = [name for name in absent if name not in EXTRAS_OF_PACKAGES]
+    if missing:
+        raise EnvironmentProblem(
+            f"not installed: {', '.join(missing)}; run pip install -e . in the checkout"
+        )
+    found = [
+        f"{name} {version}" for name, version in versions.items() if name not in ("python", *absent)
+    ]
+    return ", ".join(
+        [*found, *(f"no {name} (extra {EXTRAS_OF_PACKAGES[name]})" for name in absent)]
+    )
+
+
+def _devices() -> str:
+    import jax
+
+    devices = jax.devices()
+    return f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform}), process {jax.process_index()} of {jax.process_count()}"
+
+
+def _collectives() -> str:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from lbopt.parallel import batch_sharding, make_mesh, replicated_sharding
+
+    mesh = make_mesh()
+    ones = jax.device_put(np.ones(mesh.size, np.float32), batch_sharding(mesh))
+    total = float(jax.jit(jnp.sum, out_shardings=replicated_sharding(mesh))(ones))
+    if total != mesh.size:
+        raise EnvironmentProblem(
+            f"the sum over {mesh.size} devices came out as {total}: restart the devices' runtime"
+        )
+    return f"sum over {mesh.size} devices is right"
+
+
+def _data() -> str:
+    from lbopt.data import default_data_dir, load_digits
+
+    splits = load_digits()
+    embedded = (
+        "digits "
+        + "/".join(str(len(split)) for split in splits)
+        + " examples (train/validation/test)"
+    )
+    root = default_data_dir()
+    places = ("*/*/dataset_info.json", "*/*/*/dataset_info.json", "lbopt_text/*/store.json")
+    found = sorted(file.parent.relative_to(root) for place in places for file in root.glob(place))
+    return f"{embedded}; in {root}: {', '.join(map(str, found)) or 'nothing prepared yet (lbopt prepare --help)'}"
+
+
+def _figures() -> str:
+    from lbopt.report import new_figure
+
+    new_figure()
+    return "matplotlib draws"
+
+
+def _disk() -> str:
+    free = shutil.disk_usage(os.getcwd()).free
+    if free < _ENOUGH_DISK_BYTES:
+        raise EnvironmentProblem(
+            f"{free / 2**30:.1f} GiB free in {os.getcwd()}: free some, checkpoints need room"
+        )
+    return f"{free / 2**30:.0f} GiB free here"
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "python": _python,
+    "versions": _versions,
+    "devices": _devices,
+    "collectives": _collectives,
+    "data": _data,
+    "figures": _figures,
+    "disk": _disk,
+}

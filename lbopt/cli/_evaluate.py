@@ -1,0 +1,96 @@
+"""`lbopt evaluate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lbopt._shown import show
+from lbopt.cli import _arguments
+from lbopt.cli._train import MAY_CHANGE, OF_THE_HOST, comparison, with_vocabulary
+from lbopt.config import TrainConfig, config_from_json, config_to_json
+from lbopt.errors import UserError
+from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job
+from lbopt.parallel import TrainState, available_devices, connect_processes
+from lbopt.recipes import build_run
+from lbopt.train import Checkpoints, Run, check_vocabulary, restore_chosen, said_by_first
+from lbopt.workdir import absolute_workdir, finite_or_none, local_workdir, refuse_another_run
+
+FLAGS = {
+    "config": "the config the workdir was trained with",
+    "workdir": "a folder of lbopt train",
+    "checkpoint": "latest (default), best, or a step",
+    **JOB_FLAGS,
+}
+
+UNUSED_BY_EVALUATION = (
+    *MAY_CHANGE,
+    "parallel",
+    "global_batch_size",
+    "phase2.global_batch_size",
+    "phase2.num_microsteps",
+    "phase2.remat",
+    "model.batch_norm_scope",
+    "model.remat",
+    "model.remat_layers",
+    "aggregator.over",
+    "aggregator.replicas_per_device",
+    "log_every_steps",
+    "eval_every_steps",
+    "eval_every_epochs",
+    "checkpoint",
+)
+"""Fields that have to fit the devices of training, or say when something happens in it."""
+
+
+def run(argv: Sequence[str], job: Job) -> None:
+    """Print validation and test metrics of a checkpoint as one JSON line."""
+    given, overrides = _arguments.parse("evaluate", argv, FLAGS, required=("config", "workdir"))
+    config = _arguments.load_config(given["config"], overrides, TrainConfig)
+    job.same("config", config_to_json(config))
+    connect_processes(job)
+    available_devices()  # say now if there are none
+    job.doing("reading the checkpoint", patience=STARTING_PATIENCE)
+    with local_workdir(given["workdir"], job, write=False) as folder:
+        plan, state = _restore(config, folder, given.get("checkpoint", "latest"), job)
+    job.doing("evaluating")
+    step = int(state.step)
+    plan = plan.phase_at(step)
+    scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}
+    scores |= {f"test/{name}": value for name, value in plan.evaluate_test(state).items()}
+    if job.index == 0:
+        show(
+            json.dumps(
+                {"step": step, **{name: finite_or_none(score) for name, score in scores.items()}}
+            )
+        )
+
+
+def _restore(config: TrainConfig, folder: str, which: str, job: Job) -> tuple[Run, TrainState]:
+    config.validate()
+    workdir = absolute_workdir(folder)
+    saved = refuse_another_run(workdir, "train", comparison(config, UNUSED_BY_EVALUATION))
+    if saved is None:
+        raise UserError(f"--workdir = {folder!r}: no run is there; run lbopt train first")
+    plan = build_run(with_vocabulary(_as_saved(config, saved), folder), trains=False)
+    check_vocabulary(plan, workdir)
+    with Checkpoints(
+        workdir, plan.keep_checkpoints, plan.best_metric, read_only=True, job=job
+    ) as checkpoints:
+        shapes = lambda step: plan.phase_at(step).shapes()  # noqa: E731
+        return plan, restore_chosen(checkpoints, which, shapes, said_by_first(job))
+
+
+def _as_saved(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
+    """Return the config of a saved run, with what this one says of the evaluation and of this machine."""
+    found = config_from_json(TrainConfig, saved["config"], str(saved["versions"].get("lbopt")))
+    found.parallel = config.parallel
+    found.eval_global_batch_size = config.eval_global_batch_size
+    if found.phase2 is not None and config.phase2 is not None:
+        found.phase2.eval_global_batch_size = config.phase2.eval_global_batch_size
+    found.data = dataclasses.replace(
+        found.data, **{name: getattr(config.data, name) for name in OF_THE_HOST}
+    )
+    return found

@@ -1,0 +1,138 @@
+"""`lbopt export`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from lbopt import errors, types
+from lbopt._shown import show
+from lbopt.cli import _arguments
+from lbopt.cli._train import with_vocabulary
+from lbopt.config import TrainConfig, config_from_json, config_to_json
+from lbopt.errors import UserError, require, require_choice
+from lbopt.interchange import (
+    WEIGHTS_FILE,
+    new_folder,
+    require_new_folder,
+    save_huggingface,
+    save_safetensors,
+)
+from lbopt.job import SoloJob
+from lbopt.parallel import TrainState
+from lbopt.recipes import (
+    CARRY,
+    TEXT_NORMALIZATION_KEY,
+    build_run,
+    make_network,
+    with_averaged_params,
+)
+from lbopt.train import Checkpoints, Run, check_vocabulary, restore_chosen, said_by_first
+from lbopt.workdir import absolute_workdir, local_workdir, package_versions, read_config
+
+FORMATS = ("huggingface", "safetensors")
+HUGGINGFACE_MODELS = ("bert", "efficientnet", "resnet")
+FLAGS = {
+    "workdir": "a folder of lbopt train",
+    "format": "safetensors (one file, our names) or huggingface (a folder for transformers)",
+    "output": "a new folder",
+    "checkpoint": "latest (default), best, or a step",
+}
+
+
+def run(argv: Sequence[str]) -> None:
+    """Write the network of a checkpoint for other programs, and print the folder."""
+    given, _ = _arguments.parse("export", argv, FLAGS, required=("workdir", "format", "output"))
+    require_choice("--format", given["format"], FORMATS)
+    output = require_new_folder(given["output"], "--output")
+    with local_workdir(given["workdir"], write=False) as folder:
+        _export(absolute_workdir(folder), given, output)
+
+
+def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Path) -> None:
+    config = _saved_config(workdir)
+    if given["format"] == "huggingface":
+        fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"
+        require(
+            config.model.name in HUGGINGFACE_MODELS, "config.model.name", config.model.name, fix
+        )
+    plan = build_run(on_one_device(with_vocabulary(config, str(workdir))), trains=False)
+    check_vocabulary(plan, workdir)
+    state = _restore(plan, workdir, given.get("checkpoint", "latest"))
+    averaged = config.optimizer.ema_decay is not None
+    if averaged:
+        state = with_averaged_params(state)
+    metadata = {
+        "lbopt_version": str(package_versions()["lbopt"]),
+        "recipe": config.name,
+        "step": str(int(state.step)),
+        "averaged_params": json.dumps(averaged),
+        "model": json.dumps(config_to_json(config.model)),
+    }
+    if plan.vocabulary.normalization is not None:
+        metadata[TEXT_NORMALIZATION_KEY] = json.dumps(plan.vocabulary.normalization._asdict())
+    kept = {name: value for name, value in state.model_state.items() if name != CARRY}
+    variables = jax.device_get({"params": state.params, **kept})
+    if given["format"] == "safetensors":
+        with new_folder(output, "--output") as folder:
+            save_safetensors(folder / WEIGHTS_FILE, variables, metadata)
+    else:
+        _save_huggingface(output, config, plan, variables, metadata)
+    show(str(output))
+
+
+def _saved_config(workdir: pathlib.Path) -> TrainConfig:
+    saved = read_config(workdir, "train")
+    if saved is None:
+        raise UserError(f"--workdir = {str(workdir)!r}: no run is there; run lbopt train first")
+    return config_from_json(TrainConfig, saved["config"], str(saved["versions"].get("lbopt")))
+
+
+def on_one_device(config: TrainConfig) -> TrainConfig:
+    """Return the config of a run with the same state on one device."""
+    alone = copy.deepcopy(config)
+    alone.parallel.num_devices, alone.parallel.backend = 1, "jit"
+    alone.parallel.shard_update = alone.parallel.reduce_scatter = False
+    alone.phase2 = None  # whose state has the same shapes
+    return alone
+
+
+def _restore(plan: Run, workdir: pathlib.Path, which: str) -> TrainState:
+    with Checkpoints(
+        workdir, plan.keep_checkpoints, plan.best_metric, read_only=True
+    ) as checkpoints:
+        return restore_chosen(
+            checkpoints, which, lambda step: plan.shapes(), said_by_first(SoloJob())
+        )
+
+
+def _save_huggingface(
+    output: pathlib.Path,
+    config: TrainConfig,
+    plan: Run,
+    variables: Mapping[str, types.PyTree],
+    metadata: Mapping[str, str],
+) -> None:
+    network = make_network(config.model, *outputs_and_head(variables["params"]))
+    side = (
+        plan.batches.piece(0, 0, 1)["image"].shape[1]
+        if config.model.name == "efficientnet"
+        else None
+    )
+    with errors.under("config.model", ("stem",)):
+        save_huggingface(
+            output, network, variables, side, metadata, "--output", plan.vocabulary.files()
+        )
+
+
+def outputs_and_head(params: Mapping[str, Any]) -> tuple[int, str]:
+    """Read from the parameters what `make_network` asks besides the config: classes or tokens, and the head of bert."""
+    head = "question_answering" if "span" in params else "pretraining"
+    if "word_embedding" in params:
+        return params["word_embedding"]["embedding"].shape[0], head
+    return params["head"]["kernel"].shape[-1], head

@@ -1,0 +1,216 @@
+"""`lbopt prepare`."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from lbopt._shown import show
+from lbopt.cli import _arguments
+from lbopt.data import ptb_folder, store_folder
+from lbopt.data.prepare import (
+    GENERATED_IMAGES,
+    PYDOC_SQUAD,
+    Corpus,
+    GeneratedDataset,
+    Prepared,
+    make_token_store,
+    prepare_named,
+    prepare_source,
+)
+from lbopt.data.text import WordPiece, load_ptb, load_wordpiece, missing_ptb_files, open_store
+from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.train import Progress, say
+
+_DATA_DIR = {
+    "data_dir": "folder of data sets; $TFDS_DATA_DIR or ~/tensorflow_datasets if it is not given"
+}
+_MANUAL_DIR = {
+    "manual_dir": "where files fetched by hand are; DATA_DIR/downloads/manual if it is not given"
+}
+_TEXT_FLAGS = {
+    "name": "what config.data.builder will call it",
+    "tfds": "a prepared data set of articles, for instance wikipedia/20230601.en",
+    "folder": "of *.txt in UTF-8; each file is a document, blank lines are between paragraphs",
+    "vocab": "a vocab.txt in BERT's form, or a tokenizer.json",
+    "lowercase": "true or false, for --vocab: lowercase text (what tokenizer_config.json beside it says)",
+    "vocab_size": "how many pieces to learn where no --vocab is given (30522)",
+    "max_damaged_records": "so many articles that cannot be read are left out (0)",
+}
+_CALLED = {"folder": "--folder", "vocabulary": "--vocab", "config.data.vocab_size": "--vocab_size"}
+"""What errors about text call a flag."""
+_BERT_VOCAB_SIZE = 30522
+"""Pieces of bert-base-uncased's vocabulary (Devlin et al., arXiv 1810.04805v2, section 3: "a 30,000 token vocabulary")."""
+
+LISTED = {
+    "imagenet2012": "1000 classes of photographs; two archives are fetched by hand",
+    "cifar10": "10 classes of 32 x 32 photographs",
+    "mnist": "handwritten digits",
+    "squad": "SQuAD v1.1: questions about paragraphs of Wikipedia",
+    "wikipedia/20230601.en": "the articles of Wikipedia, for lbopt prepare text; apache-beam takes long on one machine",
+    "generated_images": "136 striped JPEGs in the form of imagenet2012; no download",
+    "pydoc_squad": "460 questions about Python's help in the form of squad; no download",
+    "text": "a store of tokens for BERT, from articles or from your *.txt (lbopt prepare text --help)",
+    "ptb": "the Penn Treebank's words: checks the three files that are fetched by hand",
+}
+_SOURCES = {source.name: source for source in (GENERATED_IMAGES, PYDOC_SQUAD)}
+_REPORT_EVERY_S = 10.0
+
+
+def run(argv: Sequence[str]) -> None:
+    """Make a data set that training can read, or say what has to be fetched by hand."""
+    if not argv:
+        raise UserError(
+            "DATASET is missing: write lbopt prepare DATASET; lbopt prepare --help lists some"
+        )
+    if argv[0] in ("-h", "--help"):
+        show(*_usage().split("\n"))
+        return
+    name, rest = argv[0], argv[1:]
+    if name.startswith("-"):
+        raise UserError(
+            f"{name!r} is where the data set's name belongs: write lbopt prepare DATASET [--flag=VALUE ...]"
+        )
+    if name == "text":
+        _text(rest)
+    elif name == "ptb":
+        _ptb(rest)
+    elif name in _SOURCES:
+        _source(_SOURCES[name], rest)
+    else:
+        _named(name, rest)
+
+
+def _usage() -> str:
+    width = max(map(len, LISTED)) + 2
+    return "\n".join(
+        [
+            "usage: lbopt prepare DATASET [--data_dir=...] [--manual_dir=...]\n",
+            *(f"  {name:<{width}}{what}" for name, what in LISTED.items()),
+            f"  {'NAME':<{width}}any other of TensorFlow Datasets: name, name/config or name/config:1.0.0\n",
+            *(f"  --{name:<12}{what}" for name, what in (_DATA_DIR | _MANUAL_DIR).items()),
+        ]
+    )
+
+
+def _named(name: str, argv: Sequence[str]) -> None:
+    given, _ = _arguments.parse(f"prepare {name}", argv, _DATA_DIR | _MANUAL_DIR)
+    _show(prepare_named(name, given.get("data_dir"), given.get("manual_dir"), say))
+
+
+def _source(source: GeneratedDataset, argv: Sequence[str]) -> None:
+    given, _ = _arguments.parse(f"prepare {source.name}", argv, _DATA_DIR)
+    _show(prepare_source(source, given.get("data_dir")))
+
+
+def _show(prepared: Prepared) -> None:
+    folder = prepared.folder.folder
+    sizes = ", ".join(
+        f"{split} {size}" for split, size in sorted(prepared.folder.num_examples.items())
+    )
+    show(f"{folder}{'' if prepared.made else ' is there already'}")
+    show(f"config.data.builder = {prepared.name!r}; records: {sizes}")
+
+
+def _text(argv: Sequence[str]) -> None:
+    given, _ = _arguments.parse("prepare text", argv, _TEXT_FLAGS | _DATA_DIR, required=("name",))
+    data_dir = given.get("data_dir")
+    lowercase = _lowercase(given)
+    store = store_folder(given["name"], data_dir, "--name")
+    there, left_out = store.is_dir() and any(store.iterdir()), 0
+    if not there:
+        with _by_flag():
+            left_out = _write_store(store, given, lowercase)
+    opened = open_store(store)
+    fix = f"{store} is there already, and its text is {opened.normalization}; leave the flag out, or use another --name"
+    require(
+        lowercase in (None, opened.normalization.do_lower_case),
+        "--lowercase",
+        given.get("lowercase"),
+        fix,
+    )
+    show(f"{store}{' is there already' if there else ''}")
+    if left_out:
+        show(f"{left_out} damaged articles were left out")
+    show(
+        f"config.data.builder = {given['name']!r}, config.data.vocab_size = {len(opened.pieces)}; made from "
+        f"{opened.made_from}: {len(opened)} documents, {len(opened.tokens)} tokens, {opened.normalization}"
+    )
+
+
+def _write_store(store: pathlib.Path, given: Mapping[str, str], lowercase: bool | None) -> int:
+    """Write a corpus; return how many articles were left out."""
+    vocabulary = _vocabulary(given.get("vocab"), given.get("vocab_size"), lowercase)
+    allowed = _whole("--max_damaged_records", given.get("max_damaged_records", "0"), 0)
+    corpus = Corpus(given.get("tfds"), given.get("folder"), given.get("data_dir"), allowed)
+    make_token_store(store, corpus, vocabulary, _watched)
+    return len(corpus.damaged)
+
+
+@contextlib.contextmanager
+def _by_flag() -> Iterator[None]:
+    """Let errors name what the user typed."""
+    try:
+        yield
+    except (UserError, EnvironmentProblem) as error:
+        named = re.match(rf"({'|'.join(map(re.escape, _CALLED))})(?= = )", str(error))
+        said = str(error) if named is None else _CALLED[named[0]] + str(error)[named.end() :]
+        raise type(error)(said) from error
+
+
+def _lowercase(given: Mapping[str, str]) -> bool | None:
+    text = given.get("lowercase")
+    if text is None:
+        return None
+    require(text in ("true", "false"), "--lowercase", text, "give true or false")
+    fix = "it is for --vocab, and a vocabulary is learned from lowercased text; leave it out, or give --vocab"
+    require("vocab" in given, "--lowercase", text, fix)
+    return text == "true"
+
+
+def _vocabulary(file: str | None, size: str | None, lowercase: bool | None) -> WordPiece | int:
+    if file is not None:
+        require(size is None, "--vocab_size", size, "it is that of --vocab; leave one of them out")
+        return load_wordpiece(file, lowercase, "--lowercase", say)
+    if size is None:
+        return _BERT_VOCAB_SIZE
+    return _whole("--vocab_size", size, 1)
+
+
+def _whole(flag: str, text: str, least: int) -> int:
+    require(
+        text.isdecimal() and int(text) >= least, flag, text, f"give a whole number, {least} or more"
+    )
+    return int(text)
+
+
+def _watched(documents: Iterator[Sequence[str]], what: str, total: int) -> Iterator[Sequence[str]]:
+    """Say on the way how many documents there were, of about how many."""
+    with Progress(total, unit="document") as progress:
+        progress.say(what)
+        said = time.monotonic()
+        for document in documents:
+            progress.advance()
+            if time.monotonic() - said > _REPORT_EVERY_S:
+                progress.report({})
+                said = time.monotonic()
+            yield document
+
+
+def _ptb(argv: Sequence[str]) -> None:
+    given, _ = _arguments.parse("prepare ptb", argv, _DATA_DIR)
+    folder = ptb_folder(given.get("data_dir"))
+    if missing := missing_ptb_files(folder):
+        raise EnvironmentProblem(
+            f"ptb: put {', '.join(missing)} into {folder}; they are Mikolov's preprocessing of the Penn Treebank, which the "
+            "Linguistic Data Consortium licenses (LDC99T42), in data/ of his simple-examples.tgz (RNNLM toolkit)"
+        )
+    found = load_ptb(folder)
+    show(str(folder))
+    show(
+        f"config.data.name = 'ptb', config.data.vocab_size = {len(found.words)}; tokens: train {len(found.train)}, "
+        f"validation {len(found.validation)}, test {len(found.test)}"
+    )

@@ -1,0 +1,52 @@
+"""`lbopt report`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from lbopt._shown import show
+from lbopt.cli import _arguments
+from lbopt.errors import UserError
+from lbopt.report import write_training_report
+from lbopt.report.study import write_study_report
+from lbopt.sweep import gather_shards
+from lbopt.workdir import (
+    absolute_workdir,
+    had_shards,
+    local_workdir,
+    make_writable_folder,
+    read_config,
+    remove_leftovers,
+    shown_path,
+    starting_lock,
+)
+
+FLAGS = {"workdir": "a folder of lbopt train or lbopt sweep"}
+
+
+def run(argv: Sequence[str]) -> None:
+    """Draw the report of a workdir, finished or not."""
+    given, _ = _arguments.parse("report", argv, FLAGS, required=("workdir",))
+    with local_workdir(given["workdir"], hold=False) as folder:
+        gather_shards(given["workdir"], folder)
+        _report(folder)
+
+
+def _report(folder: str) -> None:
+    saved = read_config(folder)
+    if saved is None:
+        raise UserError(
+            f"--workdir = {folder!r}: no run or study is there; run lbopt train or lbopt sweep first"
+        )
+    workdir = absolute_workdir(folder)
+    make_writable_folder(workdir)
+    remove_leftovers(workdir)
+    if saved["kind"] == "sweep":
+        with starting_lock(workdir) if had_shards(workdir) else contextlib.nullcontext():
+            written = write_study_report(workdir, saved)
+        page = written.file
+        show(*written.table.split("\n"))
+    else:
+        page = write_training_report(workdir, saved)
+    show(shown_path(page))

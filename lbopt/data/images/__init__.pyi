@@ -1,0 +1,8 @@
+from ._augment import Policy as Policy
+from ._dataset import ImageDataset as ImageDataset, Preparation as Preparation
+from ._layout import image_shape as image_shape
+from ._small import (
+    LARGEST_IN_MEMORY_BYTES as LARGEST_IN_MEMORY_BYTES,
+    SmallImages as SmallImages,
+    load_image_arrays as load_image_arrays,
+)

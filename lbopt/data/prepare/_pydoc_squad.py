@@ -1,0 +1,82 @@
+"""Questions about Python's help topics, in the form of SQuAD v1.1: what is quoted, and what is in brackets?"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from lbopt.data.prepare._source import Examples, GeneratedDataset
+from lbopt.data.squad import f1_score
+from lbopt.data.text import split_pydoc_topics
+
+LARGEST = {"train": 400, "validation": 60}
+"""Questions of each split, at most."""
+QUESTIONS = {
+    "What is in quotation marks?": re.compile(r'[^"]*"\s*(?P<answer>[^"]{1,40}?)\s*"[^"]*'),
+    "What is in brackets?": re.compile(r"[^()]*\(\s*(?P<answer>[^()]{1,60}?)\s*\)[^()]*"),
+}
+"""Each with the texts that it is asked about: those with one answer only."""
+
+_LONGEST_CONTEXT = 240
+"""Characters, so that question and context fit into 128 tokens of a small vocabulary."""
+
+
+def _examples(split: str) -> Examples:
+    parts = split_pydoc_topics()
+    topics = parts[0] if split == "train" else [*parts[1], *parts[2]]
+    for number, record in enumerate(itertools.islice(_records(topics), LARGEST[split])):
+        key = f"{split}-{number:03d}"
+        yield key, {"id": key, **record}
+
+
+def _records(topics: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+    for topic in topics:
+        for context in _contexts(topic):
+            for question, pattern in QUESTIONS.items():
+                found = pattern.fullmatch(context)
+                if (
+                    found and f1_score(found["answer"], found["answer"]) > 0
+                ):  # marks alone score nothing by the definition
+                    answers = {"text": [found["answer"]], "answer_start": [found.start("answer")]}
+                    yield {
+                        "title": topic[0][:60],
+                        "context": context,
+                        "question": question,
+                        "answers": answers,
+                    }
+
+
+def _contexts(topic: Sequence[str]) -> Iterator[str]:
+    """Join sentences as long as they fit; one that is longer is left out."""
+    context = ""
+    for sentence in topic:
+        joined = f"{context} {sentence}".strip()
+        if len(joined) > _LONGEST_CONTEXT:
+            yield context
+            joined = sentence if len(sentence) <= _LONGEST_CONTEXT else ""
+        context = joined
+    yield context
+
+
+def _features(kinds: Any) -> dict[str, Any]:
+    text = kinds.Text
+    answers = kinds.Sequence({"text": text(), "answer_start": np.int32})
+    return {
+        "id": text(),
+        "title": text(),
+        "context": text(),
+        "question": text(),
+        "answers": answers,
+    }
+
+
+PYDOC_SQUAD = GeneratedDataset(
+    "pydoc_squad",
+    "Questions about Python's help topics in the form of SQuAD, to try a recipe for questions without a download.",
+    _features,
+    {"train": lambda: _examples("train"), "validation": lambda: _examples("validation")},
+)

@@ -1,0 +1,5 @@
+"""Text: vocabularies, token stores, and the examples that are cut from them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

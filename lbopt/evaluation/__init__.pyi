@@ -1,0 +1,8 @@
+from ._answers import (
+    evaluate_answers as evaluate_answers,
+    predict_fn as predict_fn,
+    question_inputs as question_inputs,
+)
+from ._lanes import evaluate_streams as evaluate_streams, stream_arguments as stream_arguments
+from ._means import batch_arguments as batch_arguments, evaluate as evaluate, means_of as means_of
+from ._protocol import Evaluation as Evaluation, Evaluator as Evaluator

@@ -1,0 +1,42 @@
+"""The description of a family of networks that can be moved between lbopt and `transformers`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import flax.linen as nn
+
+from lbopt import types
+from lbopt.interchange._names import Described, Layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One architecture of `transformers` and its Linen module.
+
+    Attributes:
+      architecture: Name of the class in `transformers`.
+      model_type: Value of `model_type` in `config.json`.
+      table: Every kind of layer, with its paths in lbopt and in PyTorch.
+      describes: Function that tells whether a module belongs to this family.
+      module: Function that builds the module that a `config.json` describes.
+      config: Function of (module, params, image_size) that returns the fields of `config.json`.
+      layers: Function of (module, config.json) that yields the layers and their shapes. It
+        allocates nothing, so that they can be compared with a file first.
+      also: Other classes whose files have all of the tensors, or may have them.
+      tied: For each tied tensor the one that it must equal; `transformers` saves only the latter.
+      ignored: Regular expressions of tensors that are not part of the network.
+    """
+
+    architecture: str
+    model_type: str
+    table: tuple[Layer, ...]
+    describes: Callable[[nn.Module], bool]
+    module: Callable[[Mapping[str, Any]], nn.Module]
+    config: Callable[[Any, types.Params, int | None], dict[str, Any]]
+    layers: Callable[[Any, Mapping[str, Any]], Iterator[Described]]
+    also: tuple[str, ...] = ()
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ignored: tuple[str, ...] = ()

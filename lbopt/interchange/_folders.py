@@ -1,0 +1,77 @@
+"""New folders that appear only when they are complete, and never replace another folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from lbopt import _unfinished, paths
+from lbopt.errors import EnvironmentProblem, require
+
+
+def require_new_folder(path: paths.GivenPath, field: str) -> pathlib.Path:
+    """Return the absolute path of a folder, which must not exist yet or be empty.
+
+    Args:
+      path: The path that the user gave.
+      field: The flag or argument that gave it, for messages.
+
+    Raises:
+      UserError: If a file or a folder that is not empty exists there.
+      EnvironmentProblem: If the folder cannot be read.
+    """
+    folder = pathlib.Path(os.path.abspath(paths.local(path, field)))
+    try:
+        taken = any(folder.iterdir()) if folder.is_dir() else os.path.lexists(folder)
+    except OSError as error:
+        raise EnvironmentProblem(
+            field, str(path), f"cannot be read ({error.strerror}); use another", code="resource"
+        ) from error
+    fix = "something is there, and nothing is overwritten; give a new folder"
+    require(not taken, field, str(path), fix, code="exists")
+    return folder
+
+
+@contextlib.contextmanager
+def new_folder(path: paths.GivenPath, field: str = "directory") -> Iterator[pathlib.Path]:
+    """Yield a hidden folder beside `path`, which is renamed to `path` at the end.
+
+    After an error it is removed instead. Hidden folders of killed processes are removed too.
+
+    Args:
+      path: The path of the new folder.
+      field: The flag or argument that gave it, for messages.
+
+    Raises:
+      UserError: If a file or a folder that is not empty exists at `path`.
+      EnvironmentProblem: If the folder cannot be written.
+    """
+    folder = require_new_folder(path, field)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _unfinished.folder(folder) as partial:
+            yield partial
+            for file in partial.iterdir():
+                _flush(file)
+            os.replace(partial, folder)
+    except OSError as error:
+        raise EnvironmentProblem(
+            field,
+            str(path),
+            f"cannot be written ({error.strerror or error}); free space or use another folder",
+            code="resource",
+        ) from error
+
+
+def write_json(file: pathlib.Path, data: Any) -> None:
+    """Write a JSON file in the style of `transformers`: sorted keys, two spaces of indentation."""
+    file.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def _flush(file: pathlib.Path) -> None:
+    with open(file, "rb") as stream:
+        os.fsync(stream.fileno())

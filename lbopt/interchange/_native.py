@@ -1,0 +1,104 @@
+"""lbopt's own format: one safetensors file whose keys are the names used in masks and messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt import _typed_json, _unfinished, paths, types
+from lbopt.errors import EnvironmentProblem, require
+from lbopt.interchange import _files, _names
+
+FORMAT = "lbopt"
+
+
+def save_safetensors(
+    file: paths.GivenPath,
+    variables: Mapping[str, types.PyTree],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write variables under their names, `params/...` and `batch_stats/...`, in their own dtypes.
+
+    Args:
+      file: The file to write. An existing file is replaced once the new one is complete.
+      variables: The variables, {"params": ..., "batch_stats": ...}.
+      metadata: Strings to store in the file's header. The key `format` is reserved.
+
+    Raises:
+      EnvironmentProblem: If the file cannot be written.
+    """
+    path = paths.local(file, "file")
+    arrays = {name: np.asarray(leaf) for name, leaf in _names.flatten(variables).items()}
+    try:
+        with _unfinished.folder(path) as temporary:
+            _files.write(temporary / path.name, arrays, {**(metadata or {}), "format": FORMAT})
+            os.replace(temporary / path.name, path)
+    except OSError as error:
+        raise EnvironmentProblem(
+            "file",
+            str(file),
+            f"cannot be written ({error.strerror}); free space or use another folder",
+            code="resource",
+        ) from error
+
+
+def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read a file of `save_safetensors`; the arrays are bit for bit the ones that were written.
+
+    Returns:
+      The variables and the metadata.
+
+    Raises:
+      UserError: If the file does not exist, is damaged, or was not written by `save_safetensors`.
+      EnvironmentProblem: If the file cannot be read.
+    """
+    path = paths.local(file, "file")
+    with _opened(path) as (handle, metadata):
+        keys = list(handle.keys())
+        _check_names(keys, path)
+        flat = {name: jnp.asarray(_files.tensor(handle, path, name)) for name in keys}
+    return _names.unflatten(flat), metadata
+
+
+def read_safetensors_metadata(file: paths.GivenPath) -> dict[str, str]:
+    """Return the metadata of a file of `save_safetensors`, without reading its arrays."""
+    with _opened(paths.local(file, "file")) as (_, metadata):
+        return metadata
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    fix = "no such file; give a model.safetensors of lbopt export --format=safetensors"
+    require(_files.path_exists(path), "file", str(path), fix, code="missing")
+    with _files.opened(path) as handle:
+        metadata = handle.metadata() or {}
+        require(
+            metadata.get("format") == FORMAT,
+            f"{path}: format",
+            metadata.get("format"),
+            f"its metadata must say {FORMAT!r}; give a file of lbopt export --format=safetensors, "
+            "or the folder to lbopt.load_huggingface",
+            code="type",
+        )
+        yield handle, metadata
+
+
+def _check_names(keys: list[str], path: pathlib.Path) -> None:
+    """Raise `UserError` if an array's name lies below another array's, or too deep."""
+    known = set(keys)
+    for name in keys:
+        parts = name.split("/")
+        above = {"/".join(parts[:end]) for end in range(1, min(len(parts), _typed_json.DEEPEST))}
+        require(
+            len(parts) <= _typed_json.DEEPEST and not above & known,
+            f"{path}: name of an array",
+            name,
+            "it lies below another array, or too deep; export it again",
+            code="damaged",
+        )

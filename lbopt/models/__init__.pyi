@@ -1,0 +1,37 @@
+from ._bert import (
+    BERT_SIZES as BERT_SIZES,
+    Bert as Bert,
+    BertSize as BertSize,
+    bert_layer_names as bert_layer_names,
+    make_bert as make_bert,
+    stack_layers as stack_layers,
+    unstack_layers as unstack_layers,
+)
+from ._cnn import CNN as CNN
+from ._efficientnet import (
+    EFFICIENTNET_SIZES as EFFICIENTNET_SIZES,
+    EFFICIENTNET_STAGES as EFFICIENTNET_STAGES,
+    EfficientNet as EfficientNet,
+    EfficientNetSize as EfficientNetSize,
+    Stage as Stage,
+    make_efficientnet as make_efficientnet,
+    symmetric_blocks as symmetric_blocks,
+)
+from ._lstm import (
+    LSTM_SIZES as LSTM_SIZES,
+    LSTMClassifier as LSTMClassifier,
+    LSTMLanguageModel as LSTMLanguageModel,
+    LSTMSize as LSTMSize,
+    make_lstm_language_model as make_lstm_language_model,
+)
+from ._mlp import MLP as MLP
+from ._norm import BatchNorm as BatchNorm
+from ._resnet import (
+    RESNET_SIZES as RESNET_SIZES,
+    ResNet as ResNet,
+    ResNetSize as ResNetSize,
+    make_resnet as make_resnet,
+)
+from ._scope import StatsScope as StatsScope
+from ._seam import Model as Model, from_linen as from_linen, from_nnx as from_nnx
+from ._stem import space_to_depth as space_to_depth

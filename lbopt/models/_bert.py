@@ -1,0 +1,393 @@
+"""BERT with its pre-training heads or a question-answering head."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from lbopt import types
+from lbopt.errors import UserError, require_choice
+from lbopt.models import _attention
+from lbopt.models._activation import gelu, gelu_tanh
+from lbopt.models._randomness import Dropout
+
+# Shape suffixes: B batch, L length, D width, F inner width, H heads, K width of a head, P masked positions, V vocabulary.
+
+HEADS = ("pretraining", "question_answering")
+ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": nn.relu}
+
+
+@dataclasses.dataclass(frozen=True)
+class BertSize:
+    """The published shape of a network.
+
+    Attributes:
+      num_layers: L in the paper.
+      width: H in the paper.
+      num_heads: A in the paper.
+    """
+
+    num_layers: int
+    width: int
+    num_heads: int
+
+
+BERT_SIZES = {
+    "tiny": BertSize(2, 128, 2),
+    "base": BertSize(12, 768, 12),
+    "large": BertSize(24, 1024, 16),
+}
+"""Base and large: Devlin et al., arXiv 1810.04805, section 3; tiny: Turc et al., arXiv 1908.08962."""
+
+SAVED = {
+    "attention": ("qkv", "context", "attention_output", "inner", "output"),
+    "dots": ("qkv", "scores", "context", "attention_output", "inner", "output"),
+    "inner": ("qkv", "context", "attention_output", "output"),
+    "layer": (),
+}
+"""What each rematerialisation policy keeps of a layer for the backward pass; the rest is computed again."""
+REMATS = ("none", *SAVED)
+
+
+class Bert(nn.Module):
+    """A post-norm Transformer encoder over word, position and segment embeddings.
+
+    Kernels and embeddings are normal(0, 0.02) (truncated at two deviations, as in google-research/bert), biases zero,
+    norm scales one.
+
+    Attributes:
+      vocab_size: rows of the word embedding, which also decodes.
+      num_layers: of the encoder.
+      width: of a token.
+      num_heads: they share the width.
+      inner_width: of the feed-forward layer; None for 4 x width.
+      max_length: positions.
+      num_segments: token types.
+      head: "pretraining" (masked tokens and next sentence) or "question_answering" (start and end of the answer).
+      dropout_rate: of embeddings and of every sublayer's output.
+      attention_dropout_rate: of attention probabilities.
+      activation: "gelu" (exact), "gelu_tanh" or "relu".
+      epsilon: of layer norms.
+      scan: compile one layer and loop over it; its parameters are stacked [layers, ...] under `layers`.
+      remat: what the backward pass computes again: "none"; "attention" (probabilities and everything elementwise, but no matmul
+        except scores); "dots" (everything elementwise); "inner" (like "attention", and the inner feed-forward layer);
+        "layer" (whole layers).
+      remat_layers: only so many layers are computed again; None for all. Not with `scan`.
+      dtype: of matmuls and of what lies between layers; parameters, softmax, norms and logits are fp32.
+    """
+
+    vocab_size: int = 30522
+    num_layers: int = 12
+    width: int = 768
+    num_heads: int = 12
+    inner_width: int | None = None
+    max_length: int = 512
+    num_segments: int = 2
+    head: str = "pretraining"
+    dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.1
+    activation: str = "gelu"
+    epsilon: float = 1e-12
+    scan: bool = False
+    remat: str = "none"
+    remat_layers: int | None = None
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, inputs: Mapping[str, jax.Array], train: bool) -> dict[str, jax.Array]:
+        """Encode a batch and apply the head.
+
+        Args:
+          inputs: `input_ids` [B, L] int; optionally `token_type_ids` [B, L] (0 without), `attention_mask` [B, L]
+            (1 for tokens, 0 for padding; all ones without) and, for the pre-training head, `masked_positions` [B, P].
+          train: drop.
+
+        Returns:
+          fp32 logits: `prediction_logits` [B, P, V] at the masked positions ([B, L, V] without them) and
+          `next_sentence_logits` [B, 2], or `start_logits` and `end_logits` [B, L].
+        """
+        self._check(inputs)
+        ids = inputs["input_ids"]
+        words = Embedding(self.vocab_size, self.width, name="word_embedding")
+        x_BLD = self._embed(words, inputs, train)
+        mask = inputs.get("attention_mask")
+        x_BLD = self._encode(
+            x_BLD, jnp.ones(ids.shape, bool) if mask is None else mask.astype(bool), train
+        )
+        if self.head == "question_answering":
+            span = _dense(2, jnp.float32, "span")(x_BLD)
+            return {"start_logits": span[..., 0], "end_logits": span[..., 1]}
+        return {
+            "prediction_logits": self._predict(words, x_BLD, inputs.get("masked_positions")),
+            "next_sentence_logits": self._next_sentence(x_BLD),
+        }
+
+    def _embed(self, words: Embedding, inputs: Mapping[str, jax.Array], train: bool) -> jax.Array:
+        ids = inputs["input_ids"]
+        segments = inputs.get("token_type_ids", jnp.zeros_like(ids))
+        positions = Embedding(self.max_length, self.width, name="position_embedding")
+        x_BLD = words(ids) + positions.table()[None, : ids.shape[1]]
+        x_BLD = x_BLD + Embedding(self.num_segments, self.width, name="segment_embedding")(segments)
+        return Dropout(self.dropout_rate)(
+            _norm(self.epsilon, self.dtype, "embedding_norm")(x_BLD), train
+        )
+
+    def _encode(self, x_BLD: jax.Array, mask_BL: jax.Array, train: bool) -> jax.Array:
+        options = (
+            self.num_heads,
+            self.inner_width or 4 * self.width,
+            self.dropout_rate,
+            self.attention_dropout_rate,
+            self.activation,
+            self.epsilon,
+            self.dtype,
+            train,
+        )
+        again = Layer
+        if self.remat != "none":
+            policy = jax.checkpoint_policies.save_only_these_names(*SAVED[self.remat])
+            again = nn.remat(Layer, policy=policy, prevent_cse=not self.scan)
+        if self.scan:
+            stacked = nn.scan(
+                again,
+                variable_axes={"params": 0},
+                split_rngs={"params": True, "dropout": True, "example": True},
+                in_axes=nn.broadcast,
+                length=self.num_layers,
+            )
+            return stacked(*options, name="layers")(x_BLD, mask_BL)[0]
+        how_many = self.num_layers if self.remat_layers is None else self.remat_layers
+        for number in range(self.num_layers):
+            layer = again if number < how_many else Layer
+            x_BLD, _ = layer(*options, name=f"layer{number}")(x_BLD, mask_BL)
+        return x_BLD
+
+    def _predict(
+        self, words: Embedding, x_BLD: jax.Array, positions_BP: jax.Array | None
+    ) -> jax.Array:
+        if positions_BP is not None:
+            x_BLD = jnp.take_along_axis(x_BLD, positions_BP[..., None], axis=1)
+        y = ACTIVATIONS[self.activation](_dense(self.width, self.dtype, "prediction_dense")(x_BLD))
+        y = _norm(self.epsilon, self.dtype, "prediction_norm")(y)
+        bias = self.param(
+            "prediction_bias", nn.initializers.zeros_init(), (self.vocab_size,), jnp.float32
+        )
+        decoded = words.decode(y, self.dtype)
+        return decoded + jax.lax.broadcast_to_rank(bias, decoded.ndim)
+
+    def _next_sentence(self, x_BLD: jax.Array) -> jax.Array:
+        pooled = jnp.tanh(_dense(self.width, self.dtype, "pooler")(x_BLD[:, 0]).astype(jnp.float32))
+        return _dense(2, jnp.float32, "next_sentence")(pooled)
+
+    def _check(self, inputs: Mapping[str, jax.Array]) -> None:
+        require_choice("head", self.head, HEADS)
+        require_choice("activation", self.activation, ACTIVATIONS)
+        require_choice("remat", self.remat, REMATS)
+        length = inputs["input_ids"].shape[1]
+        if length > self.max_length:
+            raise UserError(
+                f"sequence_length = {length!r}: the model has {self.max_length} positions; use shorter sequences or more positions"
+            )
+        if self.width % self.num_heads:
+            raise UserError(
+                f"num_heads = {self.num_heads!r}: they do not share a width of {self.width} evenly"
+            )
+        if self.scan and self.remat_layers is not None:
+            raise UserError(
+                f"remat_layers = {self.remat_layers!r}: a scan has one layer for all; set scan=False, or leave it out"
+            )
+
+
+def make_bert(size: str, **options: Any) -> Bert:
+    """Build the network of a published size; `options` are attributes of `Bert`.
+
+    Raises:
+      UserError: for a size that was never published.
+
+    >>> make_bert("large").num_layers
+    24
+    """
+    require_choice("size", size, BERT_SIZES)
+    return Bert(**{**dataclasses.asdict(BERT_SIZES[size]), **options})
+
+
+class Layer(nn.Module):
+    """Self-attention and a feed-forward layer, each dropped, added to its input and normed.
+
+    Attributes: see `Bert`. `train` is an attribute so that remat and scan see arrays only.
+    """
+
+    num_heads: int
+    inner_width: int
+    dropout_rate: float
+    attention_dropout_rate: float
+    activation: str
+    epsilon: float
+    dtype: Any
+    train: bool
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array, mask_BL: jax.Array) -> tuple[jax.Array, None]:
+        """Map [B, L, D] to the same shape; the second result is for `nn.scan`."""
+        width = x_BLD.shape[-1]
+        attended = self._attend(x_BLD, mask_BL)
+        y = checkpoint_name(
+            _HeadJoin(width, self.dtype, name="attention_output")(attended), "attention_output"
+        )
+        x_BLD = _norm(self.epsilon, self.dtype, "attention_norm")(
+            x_BLD + Dropout(self.dropout_rate)(y, self.train)
+        )
+        inner_BLF = checkpoint_name(_dense(self.inner_width, self.dtype, "inner")(x_BLD), "inner")
+        y = _dense(width, self.dtype, "output")(ACTIVATIONS[self.activation](inner_BLF))
+        y = checkpoint_name(y, "output")
+        return _norm(self.epsilon, self.dtype, "output_norm")(
+            x_BLD + Dropout(self.dropout_rate)(y, self.train)
+        ), None
+
+    def _attend(self, x_BLD: jax.Array, mask_BL: jax.Array) -> jax.Array:
+        """Map [B, L, D] to the context of every head, [B, H, K, L]."""
+        batch, length, width = x_BLD.shape
+        heads = (batch, length, self.num_heads, width // self.num_heads)
+
+        def project(name: str) -> jax.Array:
+            return checkpoint_name(_HeadProjection(heads[2:], self.dtype, name=name)(x_BLD), "qkv")
+
+        query, key, value = project("query"), project("key"), project("value")
+        shape = (self.num_heads, length, length)
+        keep, share = Dropout(self.attention_dropout_rate, name="attention_dropout").keep(
+            batch, shape, self.train
+        )
+        return _attention.attend(query, key, value, mask_BL, keep, share)
+
+
+class _HeadProjection(nn.Module):
+    """Project a token to all heads at once; the weight is kept as [width out, width in], the bias as [width].
+
+    That way round (and so not called a kernel), and with tokens last, because that is how a TPU keeps heads narrower than its
+    lanes: otherwise weights are turned in every step, and their gradients before every update.
+
+    Attributes:
+      heads: (number, width of each).
+      dtype: of the computation.
+    """
+
+    heads: tuple[int, int]
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        """Map [B, L, D] to [B, H, K, L]."""
+        width = math.prod(self.heads)
+        weight = self.param("weight", _init, (width, x_BLD.shape[-1]), jnp.float32).astype(
+            self.dtype
+        )
+        bias = self.param("bias", nn.initializers.zeros_init(), (width,), jnp.float32).astype(
+            self.dtype
+        )
+        y_BWL = jnp.einsum("BLD,WD->BWL", x_BLD.astype(self.dtype), weight) + bias[None, :, None]
+        return y_BWL.reshape(-1, *self.heads, x_BLD.shape[1])
+
+
+class _HeadJoin(nn.Module):
+    """Project all heads back to a token; the kernel is kept as [width, width], the bias as [width].
+
+    Attributes:
+      width: of the token.
+      dtype: of the computation.
+    """
+
+    width: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, y_BHKL: jax.Array) -> jax.Array:
+        """Map [B, H, K, L] to [B, L, D]."""
+        heads = y_BHKL.shape[1:3]
+        kernel = self.param("kernel", _init, (math.prod(heads), self.width), jnp.float32).astype(
+            self.dtype
+        )
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.width,), jnp.float32).astype(
+            self.dtype
+        )
+        y_BLD = jnp.einsum("BHKL,HKD->BLD", y_BHKL.astype(self.dtype), kernel.reshape(*heads, -1))
+        return y_BLD + bias[None, None, :]
+
+
+class Embedding(nn.Module):
+    """A table of vectors, fp32, looked up and, for tied decoders, multiplied with.
+
+    Attributes:
+      size: rows.
+      width: columns.
+    """
+
+    size: int
+    width: int
+
+    def setup(self) -> None:
+        """Make the table."""
+        self.embedding = self.param("embedding", _init, (self.size, self.width), jnp.float32)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Map integers [...] to fp32 [..., width]."""
+        return jnp.take(self.embedding, ids, axis=0)
+
+    def table(self) -> jax.Array:
+        """Return the whole table [size, width]."""
+        return self.embedding
+
+    def decode(self, x: jax.Array, dtype: Any) -> jax.Array:
+        """Map [..., width] to fp32 [..., size] by the transposed table, multiplied in `dtype`, added up in fp32."""
+        return jnp.einsum(
+            "...D,VD->...V",
+            x.astype(dtype),
+            self.embedding.astype(dtype),
+            preferred_element_type=jnp.float32,
+        )
+
+
+_init = nn.initializers.truncated_normal(0.02, lower=-2.0, upper=2.0)
+
+
+def _dense(width: int, dtype: Any, name: str) -> nn.Dense:
+    return nn.Dense(width, dtype=dtype, kernel_init=_init, name=name)
+
+
+def _norm(epsilon: float, dtype: Any, name: str) -> nn.LayerNorm:
+    return nn.LayerNorm(epsilon, dtype=dtype, name=name)
+
+
+def stack_layers(params: types.Params) -> types.Params:
+    """Turn the parameters of an unscanned network into those of a scanned one: `layer<i>/...` -> `layers/...` [layers, ...]."""
+    names = bert_layer_names(params)
+    rest = {name: value for name, value in params.items() if name not in names}
+    return {
+        **rest,
+        "layers": jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *(params[name] for name in names)
+        ),
+    }
+
+
+def bert_layer_names(params: types.Params) -> list[str]:
+    """Return the names of an unscanned network's layers in their order."""
+    return list(itertools.takewhile(params.__contains__, map("layer{}".format, itertools.count())))
+
+
+def unstack_layers(params: types.Params) -> types.Params:
+    """Turn the parameters of a scanned network into those of an unscanned one."""
+    stacked = params["layers"]
+    rest = {name: value for name, value in params.items() if name != "layers"}
+    count = jax.tree.leaves(stacked)[0].shape[0]
+    return {
+        **rest,
+        **{f"layer{i}": jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(count)},
+    }

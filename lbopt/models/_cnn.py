@@ -1,0 +1,208 @@
+"""A small convolutional classifier with batch normalization."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lbopt import replicas, tree
+from lbopt.models import _conv, _norm, _packed
+from lbopt.models._head import Head
+
+
+class CNN(nn.Module):
+    """Convolution, batch norm, ReLU and 2 x 2 max pooling per stage, then one hidden layer.
+
+    Maxima are taken of the convolution itself and normalized then, see `lbopt.BatchNorm`: a quarter of the work.
+
+    Initialised with He-normal kernels, a LeCun-normal head and zero biases.
+
+    Attributes:
+      num_classes: size of the output.
+      widths: channels of each stage; every stage halves the image.
+      hidden: width of the hidden layer.
+      batch_norm_scope: see `lbopt.BatchNorm`.
+      batch_norm_momentum: of the running statistics.
+      dtype: of the computation; parameters and statistics are fp32.
+      by_patches: see `PatchConv`. Without, trials that train under `jax.vmap` with one replica each and the "global"
+        scope, or with several in turn and the "local" one, lie side by side in the channels, see `lbopt.models._packed`.
+    """
+
+    num_classes: int = 10
+    widths: Sequence[int] = (16, 32)
+    hidden: int = 64
+    batch_norm_scope: str = "global"
+    batch_norm_momentum: float = 0.9
+    dtype: Any = jnp.float32
+    by_patches: bool = True
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        """Map [batch, height, width] or [batch, height, width, channels] to fp32 logits [batch, num_classes]."""
+        x = images.astype(self.dtype)
+        x = x[..., None] if x.ndim == 3 else x
+        for width in self.widths:
+            batch_norm = _norm.BatchNorm(self.batch_norm_scope, self.batch_norm_momentum)
+            convolution = _conv.PatchConv(width, dtype=self.dtype, by_patches=self.by_patches)
+            if train and self._packs_trials():
+                x = _trained(x, convolution, batch_norm)
+                continue
+            x = convolution(x, batch_norm.sign())
+            x = nn.relu(batch_norm(x, use_running_average=not train, then=_max_pool))
+        x = x.reshape(x.shape[0], -1)
+        x = nn.relu(
+            nn.Dense(self.hidden, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x)
+        )
+        return Head(self.num_classes, name="Dense_1")(x)
+
+    def _packs_trials(self) -> bool:
+        here = replicas.current() or replicas.Replicas()
+        plain = self.by_patches or self.is_initializing()
+        alone = "global" if here.rows == 1 else "local"
+        return not plain and self.batch_norm_scope == alone and here.count == 1
+
+
+@jax.custom_vjp
+def _max_pool(x: jax.Array) -> jax.Array:
+    """Take the maximum over 2 x 2 tiles of `x` [batch, height, width, channels].
+
+    Its gradient is shared evenly by the elements that have the maximum, as that of `jnp.max` is. They are found by
+    comparing, so `x` should be the result of a convolution: what is cheap, a compiler may compute twice and round in two
+    ways, and then no element has the maximum and none a gradient.
+    """
+    height, width = x.shape[1:3]
+    if height % 2 or width % 2:
+        raise ValueError(
+            f"widths: a {height} x {width} image cannot be halved again: use fewer stages or a larger image"
+        )
+    return functools.reduce(jnp.maximum, _corners(x))
+
+
+def _corners(x: jax.Array) -> list[jax.Array]:
+    """Return the four elements of every tile: comparing slices is faster than a reduction, also under scan and vmap."""
+    return [x[:, row::2, column::2] for row in range(2) for column in range(2)]
+
+
+def _tiles(x: jax.Array) -> jax.Array:
+    batch, height, width, channels = x.shape
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channels)
+
+
+def _max_pool_forward(x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    pooled = _max_pool(x)
+    return pooled, (x, pooled)
+
+
+def _max_pool_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array]:
+    x, pooled = kept
+    has_it, share = _shared(x, pooled, gradient)
+    return (jnp.where(has_it, share, 0).reshape(x.shape),)
+
+
+def _shared(x: jax.Array, pooled: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return, for `_tiles(x)`, which elements have the maximum, and what each of a tile's gets of its gradient."""
+    sharers = sum((corner == pooled).astype(gradient.dtype) for corner in _corners(x))
+    share = gradient / sharers
+    has_it = _tiles(x) == pooled[:, :, None, :, None]
+    return has_it, share[:, :, None, :, None]
+
+
+_max_pool.defvjp(_max_pool_forward, _max_pool_backward)
+
+
+def _trained(x: jax.Array, convolution: _conv.PatchConv, batch_norm: _norm.BatchNorm) -> jax.Array:
+    """Do what `CNN` does in one stage of training, and move the running statistics."""
+    params, running = batch_norm.variables["params"], batch_norm.variables["batch_stats"]
+    kernel = convolution.get_variable("params", "kernel")
+    y, *moments = _stage(x, kernel, params["scale"], params["bias"])
+    for name, batch in zip(("mean", "var"), moments, strict=True):
+        moved = batch_norm.momentum * running[name] + (1 - batch_norm.momentum) * batch
+        batch_norm.put_variable("batch_stats", name, moved)
+    return y
+
+
+def _alone(
+    x: jax.Array, kernel: jax.Array, scale: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Return a stage's output, [batch, height / 2, width / 2, out], and the mean and variance of its convolution, [out]."""
+    return _normalized(_pooled, 1, x, kernel, scale, bias)
+
+
+def _together(*given: jax.Array) -> tuple[jax.Array, ...]:
+    """Do the same for trials: all arrays have a leading trial axis."""
+    trials = len(given[0])
+    results = _normalized(_pooled_by_hand, trials, *map(_packed.pack, given))
+    return tuple(_packed.unpack(one, trials) for one in results)
+
+
+_stage = _packed.batched_by(_alone, _together)
+
+
+def _normalized(
+    pooled: Callable[..., Any],
+    trials: int,
+    x: jax.Array,
+    kernel: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+) -> tuple[jax.Array, ...]:
+    sign = jax.lax.stop_gradient(jnp.where(scale < 0, -1.0, 1.0))
+    top, mean, square = pooled(
+        x, (kernel * jax.lax.broadcast_to_rank(sign, kernel.ndim)).astype(x.dtype), trials
+    )
+    mean = mean * sign
+    var = jnp.maximum(square - jnp.square(mean), 0)
+    factor = jax.lax.rsqrt(var + _norm.BatchNorm.epsilon) * scale
+    slope, shift = (
+        jax.lax.broadcast_to_rank(each, top.ndim) for each in (factor * sign, bias - mean * factor)
+    )
+    y = top.astype(factor.dtype) * slope + shift
+    return nn.relu(y.astype(x.dtype)), mean, var
+
+
+def _pooled(x: jax.Array, kernel: jax.Array, trials: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the 2 x 2 maxima of the convolution of `x` [batch, height, width, trials * in], its mean and its mean square.
+
+    The kernel is [size, size, in, trials * out], the maxima are [..., trials * out] and the moments fp32 [trials * out].
+    """
+    return _pooled_forward(x, kernel, trials)[0]
+
+
+def _pooled_forward(x: jax.Array, kernel: jax.Array, trials: int) -> tuple[Any, Any]:
+    convolved = _convolved(x, kernel, trials)
+    wide = convolved.astype(tree.wide_dtype(convolved.dtype))
+    pooled = _max_pool(convolved), jnp.mean(wide, (0, 1, 2)), jnp.mean(jnp.square(wide), (0, 1, 2))
+    return pooled, (x, kernel, convolved, pooled[0])
+
+
+def _convolved(x: jax.Array, kernel: jax.Array, trials: int) -> jax.Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=trials
+    )
+
+
+def _pooled_backward(trials: int, kept: Any, gradients: Any) -> tuple[jax.Array, jax.Array]:
+    x, kernel, convolved, top = kept
+    by_top, by_mean, by_square = gradients
+    has_it, share = _shared(convolved, top, by_top)
+    count = convolved.size // convolved.shape[-1]
+    rest = _tiles(convolved) * (2 / count * by_square) + by_mean / count
+    # The same, written in two ways: then a TPU's compiler has each of two convolutions compute what it takes, where one
+    # array for both would be written and read by an operation that costs more than both convolutions.
+    for_x, for_kernel = jnp.where(has_it, share + rest, rest), jnp.where(has_it, share, 0) + rest
+    for_x, for_kernel = (
+        one.reshape(convolved.shape).astype(convolved.dtype) for one in (for_x, for_kernel)
+    )
+    _, by_x = jax.vjp(lambda x: _convolved(x, kernel, trials), x)
+    _, by_kernel = jax.vjp(lambda kernel: _convolved(x, kernel, trials), kernel)
+    return *by_x(for_x), *by_kernel(for_kernel)
+
+
+_pooled_by_hand = jax.custom_vjp(_pooled, nondiff_argnums=(2,))
+_pooled_by_hand.defvjp(_pooled_forward, _pooled_backward)

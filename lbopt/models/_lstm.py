@@ -1,0 +1,190 @@
+"""Recurrent networks: a classifier that reads an image row by row, and a language model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lbopt.errors import require_choice
+from lbopt.models._head import Head, matmul
+from lbopt.models._randomness import Dropout
+
+Carry = tuple[tuple[jax.Array, jax.Array], ...]
+"""(cell, hidden) of each layer, [batch, hidden] fp32."""
+
+
+class LSTMClassifier(nn.Module):
+    """One LSTM layer over the rows of an image; the last state is classified.
+
+    The form of LEGW's MNIST-LSTM (arXiv 1901.08256): each row is a time step. Flax's cell and initialisation
+    (LeCun-normal input kernels, orthogonal recurrent kernels, zero biases).
+
+    Attributes:
+      num_classes: size of the output.
+      hidden: width of the LSTM; LEGW's has 128.
+      dtype: of the computation; parameters are fp32.
+    """
+
+    num_classes: int = 10
+    hidden: int = 64
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        """Map [batch, rows, columns] to fp32 logits [batch, num_classes]."""
+        del train
+        rows = images.astype(self.dtype).reshape(images.shape[0], images.shape[1], -1)
+        cell = nn.OptimizedLSTMCell(self.hidden, dtype=self.dtype)
+        states = nn.RNN(cell, unroll=rows.shape[1])(rows)
+        return Head(self.num_classes, name="Dense_0")(states[:, -1].astype(self.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTMSize:
+    """The published shape of a language model and how it is trained.
+
+    Attributes:
+      hidden: width of embedding and layers.
+      dropout_rate: between layers.
+      init_scale: parameters are uniform within plus and minus this.
+      length: tokens through which gradients flow.
+    """
+
+    hidden: int
+    dropout_rate: float
+    init_scale: float
+    length: int
+
+
+LSTM_SIZES = {
+    "small": LSTMSize(200, 0.0, 0.1, 20),
+    "medium": LSTMSize(650, 0.5, 0.05, 35),
+    "large": LSTMSize(1500, 0.65, 0.04, 35),
+}
+"""Zaremba et al., arXiv 1409.2329, section 4.1 (medium, large), and tensorflow/models, ptb_word_lm.py (small)."""
+
+
+class LSTMLanguageModel(nn.Module):
+    """Embedding, LSTM layers with dropout between them, and a softmax over the vocabulary.
+
+    As in Zaremba et al. (arXiv 1409.2329): dropout on the connections between layers only, never in time; everything but
+    the LSTM's biases is uniform within plus and minus `init_scale`, those are zero (forget gate too).
+
+    Attributes:
+      vocab_size: tokens.
+      hidden: width of embedding and layers.
+      num_layers: stacked LSTMs.
+      dropout_rate: of each layer's input and of the last one's output.
+      init_scale: see above.
+      dtype: of matmuls; gates, parameters and logits are fp32.
+    """
+
+    vocab_size: int = 10000
+    hidden: int = 200
+    num_layers: int = 2
+    dropout_rate: float = 0.0
+    init_scale: float = 0.1
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, inputs: Mapping[str, Any], train: bool) -> dict[str, Any]:
+        """Predict each token's successor.
+
+        Args:
+          inputs: `tokens` [batch, length] int; optionally `carry`, the state the text before has left (zero without).
+          train: drop.
+
+        Returns:
+          `logits` [batch, length, vocabulary] fp32 and `carry`, the state after the last token.
+        """
+        uniform = _uniform(self.init_scale)
+        tokens = inputs["tokens"]
+        embedding = nn.Embed(self.vocab_size, self.hidden, embedding_init=uniform, name="embedding")
+        x = embedding(tokens)
+        carry: Carry | tuple[None, ...] = inputs.get("carry") or (None,) * self.num_layers
+        left = []
+        for number in range(self.num_layers):
+            x = Dropout(self.dropout_rate)(x, train)
+            layer = LSTMLayer(self.hidden, uniform, self.dtype, name=f"layer{number}")
+            state, x = layer(x, carry[number])
+            left.append(state)
+        x = Dropout(self.dropout_rate)(x, train).astype(self.dtype)
+        return {
+            "logits": Head(self.vocab_size, uniform, uniform, name="head")(x),
+            "carry": tuple(left),
+        }
+
+
+def make_lstm_language_model(size: str, **options: Any) -> LSTMLanguageModel:
+    """Build the language model of a published size; `options` are attributes of `LSTMLanguageModel`.
+
+    Raises:
+      UserError: for a size that was never published.
+
+    >>> make_lstm_language_model("large").hidden
+    1500
+    """
+    require_choice("size", size, LSTM_SIZES)
+    published = dataclasses.asdict(LSTM_SIZES[size])
+    del published["length"]
+    return LSTMLanguageModel(**{**published, **options})
+
+
+class LSTMLayer(nn.Module):
+    """One LSTM over time; inputs are projected for all steps at once, so that a step is one matmul.
+
+        i, f, g, o = x W + h U + b
+        c' = sigmoid(f) c + sigmoid(i) tanh(g)
+        h' = sigmoid(o) tanh(c')
+
+    Attributes:
+      hidden: width.
+      init: of the kernels W [input, 4 hidden] and U [hidden, 4 hidden]; the bias [4 hidden] starts at zero.
+      dtype: of matmuls; gates and cell are fp32.
+
+    References:
+      Hochreiter and Schmidhuber 1997; the form of Zaremba et al., arXiv 1409.2329, section 3.1.
+    """
+
+    hidden: int
+    init: Any
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, state: tuple[jax.Array, jax.Array] | None = None
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        """Map [batch, length, input] and (cell, hidden) to the state after it and fp32 [batch, length, hidden]."""
+        kernel = self.param("kernel", self.init, (x.shape[-1], 4 * self.hidden), jnp.float32)
+        recurrent = self.param(
+            "recurrent_kernel", self.init, (self.hidden, 4 * self.hidden), jnp.float32
+        )
+        bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.hidden,), jnp.float32)
+        zeros = jnp.zeros((x.shape[0], self.hidden), jnp.float32)
+        start = (zeros, zeros) if state is None else state
+        projected = matmul(x.astype(self.dtype), kernel) + bias[None, None, :]
+
+        def step(
+            state: tuple[jax.Array, jax.Array], gates: jax.Array
+        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+            cell, hidden = state
+            gates = gates + matmul(hidden.astype(self.dtype), recurrent)
+            enter, forget, candidate, leave = jnp.split(gates, 4, axis=-1)
+            cell = nn.sigmoid(forget) * cell + nn.sigmoid(enter) * jnp.tanh(candidate)
+            hidden = nn.sigmoid(leave) * jnp.tanh(cell)
+            return (cell, hidden), hidden
+
+        end, outputs = jax.lax.scan(step, start, projected.swapaxes(0, 1))
+        return end, outputs.swapaxes(0, 1)
+
+
+def _uniform(scale: float) -> Any:
+    def init(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -scale, scale)
+
+    return init

@@ -1,0 +1,44 @@
+"""A multilayer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lbopt.models._head import Head
+
+
+class MLP(nn.Module):
+    """Dense layers with ReLU, then the logits; the smallest network that a study can be about.
+
+    Initialised with He-normal kernels (arXiv 1502.01852), a LeCun-normal head and zero biases.
+
+    Attributes:
+      num_classes: size of the output.
+      widths: of the hidden layers.
+      dtype: of the computation; parameters are fp32.
+    """
+
+    num_classes: int = 10
+    widths: Sequence[int] = (128,)
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        """Map [batch, ...] to fp32 logits [batch, num_classes].
+
+        Args:
+          images: of any dtype and shape behind the batch; flattened.
+          train: changes nothing here.
+        """
+        del train
+        x = images.astype(self.dtype).reshape(images.shape[0], -1)
+        for width in self.widths:
+            x = nn.relu(
+                nn.Dense(width, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x)
+            )
+        return Head(self.num_classes, name="head")(x)

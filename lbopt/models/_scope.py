@@ -1,0 +1,194 @@
+"""Which examples of the global batch share their batch statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import NamedTuple, NoReturn
+
+from lbopt.errors import UserError
+from lbopt.replicas import Replicas
+
+_FORMS = "global, local, replicas:N, examples:N (contiguous groups), tiles:RxC or tiles:RxC@HxW (of a grid of replicas)"
+
+
+class View(NamedTuple):
+    """A batch axis split up so that groups are means over some of its parts.
+
+    Attributes:
+      shape: instead of the batch axis.
+      over: axes of `shape` that run within a group.
+    """
+
+    shape: tuple[int, ...]
+    over: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StatsScope:
+    """Which examples share their batch statistics.
+
+    Attributes:
+      kind: "global", "local" (one replica), "replicas", "examples" or "tiles".
+      size: replicas or examples in a group; 0 for the other kinds.
+      tile: rows and columns of replicas in a group.
+      grid: rows and columns of all replicas; None for those of the mesh.
+    """
+
+    kind: str
+    size: int = 0
+    tile: tuple[int, int] | None = None
+    grid: tuple[int, int] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> StatsScope:
+        """Read `global`, `local`, `replicas:N`, `examples:N`, `tiles:RxC` or `tiles:RxC@HxW`.
+
+        >>> StatsScope.parse("replicas:4")
+        Scope(kind='replicas', size=4, tile=None, grid=None)
+        >>> StatsScope.parse("tiles:2x2@4x8").grid
+        (4, 8)
+        """
+        if text in ("global", "local"):
+            return cls(text)
+        if match := re.fullmatch(r"(replicas|examples):([1-9]\d*)", text):
+            return cls(match[1], int(match[2]))
+        if match := re.fullmatch(r"tiles:([1-9]\d*)x([1-9]\d*)(?:@([1-9]\d*)x([1-9]\d*))?", text):
+            rows, columns, height, width = (int(part) if part else 0 for part in match.groups())
+            return cls("tiles", tile=(rows, columns), grid=(height, width) if height else None)
+        raise UserError(f"stats_scope = {text!r}: use {_FORMS}")
+
+    def num_groups(
+        self, num_replicas: int, num_examples: int, grid: tuple[int, int] | None = None
+    ) -> int:
+        """Return into how many groups the global batch falls.
+
+        Args:
+          num_replicas: replicas that share the global batch.
+          num_examples: examples in the global batch (of one microstep).
+          grid: rows and columns of the mesh's replicas, if they have any.
+
+        Raises:
+          UserError: if groups would differ in size, or if one would hold parts of replicas.
+        """
+        if self.kind == "tiles":
+            rows, columns = self.tile_counts(num_replicas, grid)
+            groups = rows * columns
+        elif self.kind == "replicas":
+            groups = self._divide(num_replicas, "replicas")
+        elif self.kind == "examples":
+            groups = self._divide(num_examples, "examples of the batch")
+        else:
+            groups = num_replicas if self.kind == "local" else 1
+        if max(groups, num_replicas) % min(groups, num_replicas):
+            self._refuse(
+                f"{groups} groups do not line up with {num_replicas} replicas: let a group hold whole replicas or divide one's part"
+            )
+        if num_examples % groups:
+            self._refuse(
+                f"{groups} groups do not divide the {num_examples} examples of the batch: choose another batch or group size"
+            )
+        if self.kind == "tiles" and num_examples % num_replicas:
+            self._refuse(
+                f"{num_replicas} replicas do not divide the {num_examples} examples of the batch"
+            )
+        return groups
+
+    def tile_counts(self, num_replicas: int, grid: tuple[int, int] | None) -> tuple[int, int]:
+        """Return how many tiles lie below and beside each other."""
+        height, width = self._resolve_grid(num_replicas, grid)
+        rows, columns = self.tile or (1, 1)
+        if height % rows or width % columns:
+            self._refuse(
+                f"tiles of {rows} x {columns} do not divide a grid of {height} x {width} replicas"
+            )
+        return height // rows, width // columns
+
+    def view(self, here: Replicas, num_examples: int, folded: int = 1) -> View:
+        """Return how the batch axis that is seen here splits into groups; a group of several replicas is one part.
+
+        Args:
+          here: the replicas; mapped ones see their own examples only, and of several that run one after another, one's.
+          num_examples: that are seen here.
+          folded: of them share a row of the batch axis; it has to divide a replica's part of a group.
+        """
+        seen = here.count if here.axis_name else 1
+        groups = self.num_groups(here.count, seen * num_examples, here.grid)
+        if here.rows > 1 and (self.kind == "global" or groups < here.count):
+            self._refuse(
+                f"the {here.rows} replicas of a device run one after another and share no statistics: use 'local', or 'examples:N' "
+                f"with a divisor of a replica's {seen * num_examples // here.count}"
+            )
+        if self.kind == "tiles" and not here.axis_name:
+            below, beside = self.tile_counts(here.count, here.grid)
+            rows, columns = self.tile or (1, 1)
+            return View(
+                (below, rows, beside, columns, self._rows(num_examples // here.count, folded)),
+                (1, 3, 4),
+            )
+        groups_here = max(1, groups // seen)
+        return View((groups_here, self._rows(num_examples // groups_here, folded)), (1,))
+
+    def peers(self, here: Replicas, num_examples: int) -> list[list[int]] | None:
+        """Return the groups of mapped replicas that share statistics: [] if each is alone, None if all do."""
+        groups = self.num_groups(here.count, here.count * num_examples, here.grid)
+        if groups >= here.count:
+            return []
+        if groups == 1:
+            return None
+        if self.kind == "tiles":
+            return self._tiles(here)
+        size = here.count // groups
+        return [list(range(start, start + size)) for start in range(0, here.count, size)]
+
+    @property
+    def text(self) -> str:
+        """What `parse` reads."""
+        if self.tile:
+            grid = f"@{self.grid[0]}x{self.grid[1]}" if self.grid else ""
+            return f"tiles:{self.tile[0]}x{self.tile[1]}{grid}"
+        return f"{self.kind}:{self.size}" if self.size else self.kind
+
+    def _tiles(self, here: Replicas) -> list[list[int]]:
+        _, width = self._resolve_grid(here.count, here.grid)
+        below, beside = self.tile_counts(here.count, here.grid)
+        rows, columns = self.tile or (1, 1)
+        return [
+            [
+                (top * rows + row) * width + left * columns + column
+                for row in range(rows)
+                for column in range(columns)
+            ]
+            for top in range(below)
+            for left in range(beside)
+        ]
+
+    def _resolve_grid(self, num_replicas: int, grid: tuple[int, int] | None) -> tuple[int, int]:
+        height, width = self.grid or grid or (0, 0)
+        if not height:
+            self._refuse(
+                "the mesh has no grid of replicas: make it with make_mesh(order='torus') on TPU, or state rows and columns, "
+                f"{self.text}@HxW"
+            )
+        if height * width != num_replicas:
+            self._refuse(
+                f"a grid of {height} x {width} is not {num_replicas} replicas: state the grid of this mesh"
+            )
+        return height, width
+
+    def _rows(self, num_examples: int, folded: int) -> int:
+        if num_examples % folded:
+            self._refuse(
+                f"groups of {num_examples} examples do not hold {folded} folded into one: use a fold that divides them"
+            )
+        return num_examples // folded
+
+    def _divide(self, total: int, what: str) -> int:
+        if total % self.size:
+            self._refuse(
+                f"groups of {self.size} do not divide the {total} {what}: choose a group size that does"
+            )
+        return total // self.size
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise UserError(f"stats_scope = {self.text!r}: {reason}")

@@ -1,0 +1,125 @@
+"""The thin seam between models and everything else: two functions, so that steps know no framework."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lbopt import types
+from lbopt.errors import UserError
+
+
+class Model(NamedTuple):
+    """A model as the rest of lbopt sees it.
+
+    Attributes:
+      init: (key, example inputs) -> (params, model_state).
+      apply: (params, model_state, inputs, train, rng) -> (outputs, new model_state).
+    """
+
+    init: Callable[[jax.Array, Any], tuple[types.Params, types.ModelState]]
+    apply: Callable[..., tuple[Any, types.ModelState]]
+
+
+def from_linen(module: nn.Module) -> Model:
+    """Wrap a Linen module called as `module(inputs, train=...)`.
+
+    Its random streams, both from the step's key: "dropout" for Flax's own layers, "example" for those of
+    `lbopt.models._randomness`.
+    """
+
+    def init(key: jax.Array, inputs: Any) -> tuple[types.Params, types.ModelState]:
+        variables = dict(module.init(key, inputs, train=True))
+        return variables.pop("params"), variables
+
+    def apply(
+        params: types.Params,
+        model_state: types.ModelState,
+        inputs: Any,
+        train: bool,
+        rng: jax.Array | None = None,
+    ):
+        variables = {"params": params, **model_state}
+        if not train:
+            return module.apply(variables, inputs, train=False), model_state
+        rngs = None if rng is None else {"dropout": rng, "example": rng}
+        outputs, updated = module.apply(
+            variables, inputs, train=True, mutable=list(model_state), rngs=rngs
+        )
+        return outputs, {**model_state, **updated}
+
+    return Model(init, apply)
+
+
+def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
+    """Wrap the NNX module that `build(rngs)` makes, called as `module(inputs, train, rngs=...)`.
+
+    Variables that are not parameters (batch statistics) are the model's state. Random streams that the module holds
+    (`nnx.Dropout(rate, rngs=rngs)`) are not: at each call they begin anew from the step's key, so they draw otherwise on
+    each replica, in each microstep and after a restart. A module that takes no `rngs` is called without. NNX's dropout
+    draws for the batch it sees: train with `make_train_step(key_per_replica=True)`, the default. `nnx.BatchNorm` normalizes
+    over that batch too: where replicas are mapped, each over its own examples; running statistics are averaged.
+    """
+    if isinstance(build, nnx.Module):
+        raise UserError(
+            f"build = {type(build).__name__}(...): give what makes the module, lambda rngs: ..., not one"
+        )
+    module = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+    graph, _, streams, _ = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    blank = nnx.to_pure_dict(streams)
+    takes_rngs = _takes(module, "rngs")
+
+    def init(key: jax.Array, inputs: Any) -> tuple[types.Params, types.ModelState]:
+        del inputs  # NNX modules are told their shapes
+        _, params, _, rest = nnx.split(build(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
+
+    def apply(
+        params: types.Params,
+        model_state: types.ModelState,
+        inputs: Any,
+        train: bool,
+        rng: jax.Array | None = None,
+    ):
+        module = nnx.merge(
+            graph, params, _streams(blank, jax.random.key(0) if rng is None else rng), model_state
+        )
+        options = {"rngs": None if rng is None else nnx.Rngs(dropout=rng)} if takes_rngs else {}
+        outputs = module(inputs, train, **options)
+        return outputs, nnx.to_pure_dict(
+            nnx.split(module, nnx.Param, nnx.RngState, ...)[3]
+        ) if train else model_state
+
+    return Model(init, apply)
+
+
+def _takes(module: Callable[..., Any], name: str) -> bool:
+    kinds = {each.name: each.kind for each in inspect.signature(module).parameters.values()}
+    return name in kinds or inspect.Parameter.VAR_KEYWORD in kinds.values()
+
+
+def _streams(blank: Any, key: jax.Array) -> Any:
+    """Return the state of a module's random streams at their beginning, each with keys of its own.
+
+    Args:
+      blank: the shapes of keys and of counts of draws.
+      key: from which the keys are derived.
+    """
+    structure: Any = jax.tree.structure(blank)
+    leaves = jax.tree.leaves(blank)
+    key = jax.random.fold_in(key, len(leaves))  # not the key that is handed in as `rngs`
+    return structure.unflatten(
+        [_stream(leaf, jax.random.fold_in(key, number)) for number, leaf in enumerate(leaves)]
+    )
+
+
+def _stream(leaf: Any, key: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(leaf.shape, leaf.dtype)
+    return jax.random.split(key, leaf.shape) if leaf.shape else key

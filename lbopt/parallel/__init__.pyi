@@ -1,0 +1,38 @@
+from ._aggregation import WITHIN_AXIS as WITHIN_AXIS, Aggregation as Aggregation
+from ._clip import GradientClip as GradientClip
+from ._compiled import Step as Step
+from ._loss_form import mean_and_weight as mean_and_weight
+from ._mesh import (
+    DATA_AXIS as DATA_AXIS,
+    available_devices as available_devices,
+    batch_sharding as batch_sharding,
+    check_divisible as check_divisible,
+    local_parts as local_parts,
+    make_mesh as make_mesh,
+    put_batch as put_batch,
+    put_replicated as put_replicated,
+    replicated_sharding as replicated_sharding,
+    torus_grid as torus_grid,
+)
+from ._options import StepOptions as StepOptions
+from ._parts import (
+    leaf_as_rows as leaf_as_rows,
+    leaf_from_rows as leaf_from_rows,
+    shape_of_rows as shape_of_rows,
+)
+from ._processes import connect_processes as connect_processes
+from ._reduction import (
+    Aggregate as Aggregate,
+    AllReduce as AllReduce,
+    ReduceScatter as ReduceScatter,
+    Reduction as Reduction,
+    on_one_device as on_one_device,
+)
+from ._shards import split_sharding as split_sharding, with_shardings as with_shardings
+from ._state import TrainState as TrainState, split_seed as split_seed
+from ._step import (
+    compile_step as compile_step,
+    make_eval_step as make_eval_step,
+    make_train_step as make_train_step,
+    step_on_one_device as step_on_one_device,
+)

@@ -1,0 +1,251 @@
+"""An aggregator on the devices of a step: which replicas there are, where its state lies, and the way there and back.
+
+Between whole replicas everything is said to all. Between slices (`over="slices"`) gradients are first summed inside each slice, where it is
+cheap, each device summing a part; each part is then compressed, sent to the devices that have the same part in the other slices, and the
+results are gathered inside. So nothing goes over the data centre's network twice, and a device keeps only its part of what the
+aggregator remembers. Aggregators that need whole leaves (`powersgd`, `agvm`, those of stacks) get the slice's whole mean instead, and every
+device of a slice sends the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lbopt import tree, types
+from lbopt.aggregators import (
+    Aggregated,
+    Aggregator,
+    AggregatorState,
+    Extra,
+    Group,
+    WireBytes,
+    cast_like,
+    second_moment_of,
+    warn_of_wire_bytes,
+    widened,
+)
+from lbopt.errors import UserError, require
+from lbopt.parallel import _parts
+from lbopt.parallel._mesh import DATA_AXIS, num_slices
+from lbopt.parallel._state import TrainState
+
+REPLICA_AXIS, WITHIN_AXIS = "replica", "within"
+
+
+class Aggregation:
+    """An aggregator, the devices of a step, and how replicas lie on them.
+
+    Args:
+      aggregator: what stands for the mean.
+      mesh: of one axis; None for a step that one device runs alone.
+      replicas_per_device: so many replicas on each device, one after another.
+      over: "replicas", "slices", or the number of neighbouring devices whose gradients are summed first.
+      pmapped: whether `jax.pmap` over the mesh runs the step: what it returns lies on that mesh.
+
+    Attributes:
+      num_replicas: between which the aggregator stands.
+
+    Raises:
+      UserError: naming the argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        mesh: Mesh | None,
+        replicas_per_device: int = 1,
+        over: str | int = "replicas",
+        pmapped: bool = False,
+    ):
+        self.aggregator = aggregator
+        self.replicas_per_device = replicas_per_device
+        self._within = _devices_summed_first(mesh, over)
+        field = "reduction.replicas_per_device"
+        fix = "devices that are summed first have one replica each; give 1"
+        alone = self._within == 1 or replicas_per_device == 1
+        require(alone, field, replicas_per_device, fix, code="conflict")
+        devices = 1 if mesh is None else mesh.size
+        self.num_replicas = devices * self.replicas_per_device // self._within
+        self._mesh = None if mesh is None else _two_axes(mesh, self._within)
+        self._in_parts = self._within > 1 and aggregator.takes_parts
+        self._pmapped_on = mesh if pmapped else None
+
+    @staticmethod
+    def check_over(mesh: Mesh, over: str | int) -> None:
+        """Raise `UserError` naming `reduction.over` unless the devices can be grouped so."""
+        _devices_summed_first(mesh, over)
+
+    def init(self, params: types.Params) -> AggregatorState:
+        """Return the aggregator's first state; a pure function.
+
+        Raises:
+          UserError: if the aggregator does not fit the parameters or the number of replicas.
+        """
+        with self._refusing():
+            return self.aggregator.first_state(self._parts_of(params), self.num_replicas)
+
+    def check(self, state: TrainState) -> None:
+        """Raise `UserError` unless the state has what this aggregator keeps, and an optimizer that goes with it."""
+        with self._refusing():
+            self.aggregator.check_chain(state.opt_state, state.params)
+            if self.aggregator.needs_second_moment:
+                second_moment_of(state.opt_state)
+        wanted, got = jax.eval_shape(self.init, state.params), state.aggregator_state
+        ours: Any = jax.tree.structure(wanted)
+        if ours != jax.tree.structure(got):
+            fix = "the training state has none of its state; use state = step.place(state)"
+            raise UserError("aggregator", self.aggregator, fix, code="missing")
+        for name, needed, there in zip(
+            tree.leaf_names(wanted), jax.tree.leaves(wanted), jax.tree.leaves(got), strict=True
+        ):
+            if needed.shape != jnp.shape(there):
+                reason = f"it has shape {jnp.shape(there)}, {self.num_replicas} replicas need "
+                reason += f"{needed.shape}; use lbopt.aggregators.rebuilt for another number"
+                raise UserError(f"aggregator_state/{name}", reason=reason, code="mismatch")
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Name the aggregator in what it says of parameters and optimizers."""
+        try:
+            yield
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError("aggregator", self.aggregator, str(error), code="conflict") from error
+
+    def warn(self, params: types.Params) -> None:
+        """Warn if more is sent than a plain mean would send."""
+        if self._mesh is not None and self.replicas_per_device == 1:
+            warn_of_wire_bytes(self.aggregator, self.wire_bytes(params), self.num_replicas)
+
+    def wire_bytes(self, params: types.Params) -> WireBytes:
+        """Return what a device with one replica sends to others in a step, beside a ring of the sums of parts; inside a slice more is sent."""
+        found = self.aggregator.wire_bytes(
+            self._part_shapes(params), self.num_replicas // self.replicas_per_device
+        )
+        return found if self._in_parts else found._replace(ring=found.ring / self._within)
+
+    def sharding(self, state: AggregatorState) -> AggregatorState:
+        """Return where each array of its state (or of the shapes) lies."""
+        mesh, specs = self._mesh, self._specs()
+        if self._pmapped_on is not None:
+            mesh = self._pmapped_on
+            specs = AggregatorState(
+                PartitionSpec(mesh.axis_names[0]), PartitionSpec(), PartitionSpec()
+            )
+        assert mesh is not None
+        lie = [
+            jax.tree.map(lambda _, spec=spec: NamedSharding(mesh, spec), part)
+            for spec, part in zip(specs, state, strict=True)
+        ]
+        return AggregatorState(*lie)
+
+    def __call__(self, rows: types.PyTree, state: TrainState) -> Aggregated:
+        """Aggregate gradients [replicas, ...] that lie with their replicas; for the "jit" backend."""
+        extra = self._extra(state)
+        if self._mesh is None:
+            return self.aggregator.update(
+                rows, state.aggregator_state, Group(self.num_replicas), extra
+            )
+        whole, every = PartitionSpec(), PartitionSpec((REPLICA_AXIS, WITHIN_AXIS))
+        specs = self._specs()
+        mapped = jax.shard_map(
+            lambda *given: tuple(self._on_device(*given)),
+            mesh=self._mesh,
+            in_specs=(every, specs, whole),
+            out_specs=(whole, specs, whole),
+            check_vma=False,
+        )
+        return Aggregated(*mapped(rows, state.aggregator_state, extra))
+
+    def mapped(self, rows: types.PyTree, state: TrainState) -> Aggregated:
+        """Aggregate within a function that is mapped over replicas, each of which has a row of its own of `local`; for "pmap"."""
+        own = state.aggregator_state
+        own = own._replace(local=jax.tree.map(lambda x: x[None], own.local))
+        found = self.aggregator.update(
+            rows, own, Group(self.num_replicas, DATA_AXIS), self._extra(state)
+        )
+        new = found.state._replace(local=jax.tree.map(lambda x: x[0], found.state.local))
+        return found._replace(state=new)
+
+    def _extra(self, state: TrainState) -> Extra:
+        nu = second_moment_of(state.opt_state) if self.aggregator.needs_second_moment else None
+        return Extra(nu)
+
+    def _on_device(self, rows: types.PyTree, state: AggregatorState, extra: Extra) -> Aggregated:
+        group = Group(self.num_replicas, REPLICA_AXIS, WITHIN_AXIS if self._in_parts else None)
+        if self._within == 1:
+            return self.aggregator.update(rows, state, group, extra)
+        wide = widened(rows)
+        if not self._in_parts:
+            summed = jax.tree.map(lambda x: jax.lax.pmean(x, WITHIN_AXIS), wide)
+            found = self.aggregator.update(summed, state, group, extra)
+            return found._replace(updates=cast_like(found.updates, rows))
+
+        def part(x: jax.Array) -> jax.Array:
+            rows = _parts.leaf_as_rows(x[0], self._within)
+            return jax.lax.psum_scatter(rows, WITHIN_AXIS, tiled=True)[None] / self._within
+
+        found = self.aggregator.update(jax.tree.map(part, wide), state, group, extra)
+
+        def whole(x: jax.Array, row: jax.Array) -> jax.Array:
+            rows = jax.lax.all_gather(x, WITHIN_AXIS, tiled=True)
+            return _parts.leaf_from_rows(rows, row.shape[1:]).astype(row.dtype)
+
+        return found._replace(updates=jax.tree.map(whole, found.updates, rows))
+
+    def _specs(self) -> AggregatorState:
+        split = (WITHIN_AXIS,) if self._in_parts else ()  # of a scalar there is no axis to name
+        return AggregatorState(
+            PartitionSpec(REPLICA_AXIS, *split), PartitionSpec(*split), PartitionSpec()
+        )
+
+    def _parts_of(self, params: types.Params) -> types.Params:
+        """Return what the aggregator takes for parameters: leaves, or rows of the parts that devices have."""
+        return (
+            jax.tree.map(lambda x: _parts.leaf_as_rows(x, self._within), params)
+            if self._in_parts
+            else params
+        )
+
+    def _part_shapes(self, params: types.Params) -> types.Params:
+        """Return the shapes of what one device sends."""
+        if not self._in_parts:
+            return params
+
+        def shape(p: jax.Array) -> jax.ShapeDtypeStruct:
+            height, *width = _parts.shape_of_rows(jnp.shape(p), self._within)
+            return jax.ShapeDtypeStruct((height // self._within, *width), p.dtype)
+
+        return jax.tree.map(shape, params)
+
+
+def _devices_summed_first(mesh: Mesh | None, over: Any) -> int:
+    """Return how many neighbouring devices are summed before the aggregator sees them."""
+    if over == "replicas":
+        return 1
+    field = "reduction.over"
+    devices = 1 if mesh is None else mesh.size
+    if over == "slices":
+        slices = 1 if mesh is None else num_slices(mesh)
+        fix = "these devices are one slice; use 'replicas', or a number of devices"
+        require(slices > 1, field, over, fix, code="mismatch")
+        return devices // slices
+    counts = isinstance(over, int) and not isinstance(over, bool) and over >= 1
+    fix = "use 'replicas', 'slices', or the number of neighbouring devices to sum first"
+    require(counts, field, over, fix, code="choice")
+    fix = f"it does not divide the {devices} devices; use a divisor"
+    require(devices % over == 0, field, over, fix, code="mismatch")
+    return over
+
+
+def _two_axes(mesh: Mesh, within: int) -> Mesh:
+    """Return the same devices in the same order, those that are summed first along the second axis."""
+    names = (REPLICA_AXIS, WITHIN_AXIS)
+    return Mesh(mesh.devices.reshape(-1, within), names, axis_types=(AxisType.Auto,) * 2)

@@ -1,0 +1,115 @@
+"""Clipping of gradients at a stage of the step, and the measurement of parts for gradient noise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import _scalars, types
+from lbopt.errors import require, require_choice
+from lbopt.parallel._gradients import Gradients, PartFn, PartSquares
+from lbopt.transforms import global_norm, scale_to_norm
+
+STAGES = ("replica", "mean", "accumulated")
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientClip:
+    """Clipping of the global gradient norm, and where in the step it happens.
+
+    Attributes:
+      max_norm: the largest norm that passes unchanged, > 0.
+      stage: "replica": each replica's gradient of each microstep, before the mean over replicas
+        (ALBERT, You, MLPerf: the clip then depends on the examples per replica). "mean": each
+        microstep's gradient after the mean over replicas. "accumulated": the step's whole gradient,
+        after accumulation (the PyTorch ports).
+    """
+
+    max_norm: float
+    stage: str = "accumulated"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_norm", _scalars.known(self.max_norm))
+        number = isinstance(self.max_norm, numbers.Real)
+        fix = "give a finite number > 0, or leave the clip out"
+        require(number and 0 < self.max_norm < math.inf, "max_norm", self.max_norm, fix)
+        require_choice("stage", self.stage, STAGES)
+
+
+def clip_at(
+    stage: str, clip: GradientClip | None, grads: types.Params
+) -> tuple[types.Params, types.Metrics]:
+    """Clip gradients if this is the clip's stage.
+
+    Returns:
+      The gradients, and the metric `gradient_norm/<stage>` (the norm before the clip) or none.
+    """
+    if clip is None or clip.stage != stage:
+        return grads, {}
+    norm = global_norm(grads)
+    metrics = {f"gradient_norm/{stage}": (norm.astype(jnp.float32), jnp.ones(()))}
+    return scale_to_norm(grads, norm, clip.max_norm), metrics
+
+
+def treat_part(
+    clip: GradientClip | None,
+    measure_noise: bool,
+    reduce: Callable[[Gradients], types.Params],
+    axis_name: str | None,
+) -> PartFn:
+    """Build the treatment of each microstep's gradient on each replica.
+
+    Args:
+      clip: the step's clip; stage "accumulated" does nothing here.
+      measure_noise: whether to measure the squared norm of what is averaged.
+      reduce: a replica's `Gradients` -> the mean over replicas, for stage "mean".
+      axis_name: the axis of the replicas; None if they are not mapped.
+    """
+    reduces = clip is not None and clip.stage == "mean"
+
+    def treated(part: Gradients) -> Gradients:
+        grads, norm = clip_at("replica", clip, part.grads)
+        part = part._replace(grads=grads, metrics={**part.metrics, **norm})
+
+        # After the mean all replicas hold the same part: they count as one.
+        copies = 1
+        if reduces:
+            grads, norm = clip_at("mean", clip, reduce(part))
+            part = part._replace(grads=grads, metrics={**part.metrics, **norm})
+        if reduces and axis_name is not None:
+            copies = jax.lax.axis_size(axis_name)
+            if part.weight is not None:
+                part = part._replace(weight=jax.lax.psum(part.weight, axis_name))
+
+        squares = _squares(part.grads, part.weight, copies) if measure_noise else None
+        return part._replace(squares=squares)
+
+    return treated
+
+
+def _squares(grads: types.Params, weight: jax.Array | None, copies: int) -> PartSquares:
+    """Return what one of `copies` equal replicas adds to the sums over parts."""
+    square = jnp.square(global_norm(grads)).astype(jnp.float32)
+    share = jnp.ones(()) / copies
+    if weight is None:
+        return PartSquares(square / copies, share, share)
+    return PartSquares(weight * square / copies, weight / copies, share)
+
+
+def noise_arguments(squares: PartSquares | None) -> dict[str, jax.Array]:
+    """Return measured norms as keyword arguments of an optimizer with `lbopt.track_noise_scale`.
+
+    With parts of unequal weights the squares are averaged by weight: then the mean is |G|^2 plus n times
+    the variance of the whole batch's gradient for n parts, as it is for n equal parts.
+    """
+    if squares is None:
+        return {}
+    return {
+        "small_square_norm": squares.total / squares.weight,
+        "num_small": squares.parts,
+    }

@@ -1,0 +1,220 @@
+"""The device mesh and what is laid out on it."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lbopt import _scalars, tree, types
+from lbopt.errors import EnvironmentProblem, UserError, brief, require, require_choice
+
+DATA_AXIS = "data"
+
+
+def make_mesh(
+    num_devices: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    order: str = "given",
+) -> Mesh:
+    """Build a one-axis mesh named `data` over the devices.
+
+    Of several slices (TPUs whose interconnect ends at the slice; beyond it is the data centre's network) the devices come slice by
+    slice. Then the compiler adds gradients up inside each slice, exchanges between slices what each device has a part of, and
+    gathers inside; groups of batch norm and parts of a sharded update stay inside too.
+
+    Args:
+      num_devices: use the first so many; None for all.
+      devices: the devices to choose from; None for `jax.devices()`.
+      order: "given" (on TPU host by host, so that neighbours in the mesh are neighbours on the torus: contiguous groups of
+        8 cores are the 2 x 2 chips of a host) or "torus": row by row, which batch norm over "tiles:RxC" needs.
+
+    Raises:
+      UserError: if there are fewer devices than asked for, if they have no coordinates to order them by, or if not all slices have
+        equally many.
+
+    >>> dict(make_mesh(1).shape)
+    {'data': 1}
+    """
+    available = list(available_devices() if devices is None else devices)
+    wanted = len(available) if num_devices is None else _scalars.known(num_devices)
+    if not isinstance(wanted, int) or not 1 <= wanted <= len(available):
+        raise UserError(
+            f"num_devices = {brief(wanted)}: give a whole number from 1 to {len(available)}, there are {len(available)} devices here"
+        )
+    require_choice("order", order, ("given", "torus"))
+    if order == "torus":
+        if not all(hasattr(device, "coords") for device in available):
+            raise UserError("order = 'torus': these devices have no coordinates; use order='given'")
+        available = sorted(available, key=_position)
+    available = sorted(available, key=slice_of)  # stable: within a slice the order stays
+    chosen = available[:wanted]
+    counts = collections.Counter(map(slice_of, chosen))
+    if len(set(counts.values())) > 1:
+        each = len(available) // len(set(map(slice_of, available)))
+        raise UserError(
+            f"num_devices = {wanted!r}: slices of {each} devices share the batch; give a multiple of {each}"
+        )
+    # Auto: shardings are propagated by the compiler; jax.make_mesh would default to explicit axes.
+    return Mesh(np.asarray(chosen), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def slice_of(device: jax.Device) -> int:
+    """Return the number of the slice that a device is in; 0 where there are no slices."""
+    return getattr(device, "slice_index", None) or 0
+
+
+def num_slices(mesh: Mesh) -> int:
+    """Return how many slices a mesh from `make_mesh` is made of."""
+    return len({slice_of(device) for device in mesh.devices.flat})
+
+
+def _position(device: jax.Device) -> tuple[int, int, int, int]:
+    x, y, z = device.coords
+    return z, y, x, device.core_on_chip
+
+
+def torus_grid(mesh: Mesh) -> tuple[int, int] | None:
+    """Return (rows, columns) of a mesh in torus order: a row is one line of chips along x, core by core."""
+    devices = list(mesh.devices.flat)
+    if not all(hasattr(device, "coords") for device in devices):
+        return None
+    positions = [_position(device) for device in devices]
+    rows = len({position[:2] for position in positions})
+    if positions != sorted(positions) or len(positions) % rows:
+        return None
+    return rows, len(positions) // rows
+
+
+def available_devices() -> list[jax.Device]:
+    """Return `jax.devices()`, or raise `EnvironmentProblem` if the platform that was asked for is not there."""
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        said = str(error) or f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')!r}"
+        raise EnvironmentProblem(
+            f"no devices: {said}; install the platform's extra or unset JAX_PLATFORMS"
+        ) from error
+
+
+def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
+    """Raise `UserError` unless a mesh goes with a step.
+
+    Args:
+      mesh: with an axis `data`.
+      mapped: the step maps replicas or splits its update, so that every device is a replica.
+      by_compiler: the "jit" backend. Its mapped functions need Auto axes.
+    """
+    require(isinstance(mesh, Mesh), "mesh", mesh, "use lbopt.make_mesh()")
+    names, types_of_axes = mesh.axis_names, mesh.axis_types
+    fix = f"use lbopt.make_mesh(), or Mesh(mesh.devices.ravel(), ({DATA_AXIS!r},))"
+    require(
+        DATA_AXIS in names,
+        "mesh.axis_names",
+        names,
+        f"the batch is split along an axis {DATA_AXIS!r}; {fix}",
+    )
+    alone = mesh.shape[DATA_AXIS] == mesh.size
+    require(alone or not mapped, "mesh.axis_names", names, f"here each device is a replica; {fix}")
+    refused = {AxisType.Manual} | ({AxisType.Explicit} if mapped and by_compiler else set())
+    require(
+        not refused & set(types_of_axes),
+        "mesh.axis_types",
+        types_of_axes,
+        f"the step needs Auto axes; {fix}",
+    )
+
+
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of what every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+@functools.lru_cache(maxsize=16)
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a global batch: leading axis over `data`."""
+    return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+
+
+def put_replicated(mesh: Mesh, tree: types.PyTree) -> types.PyTree:
+    """Copy a tree whole to every device."""
+    return jax.device_put(tree, replicated_sharding(mesh))
+
+
+def local_parts(mesh: Mesh) -> list[int]:
+    """Return where in the mesh this process's devices are: which of `mesh.size` equal parts of a global batch it has to read.
+
+    On a pod they need not be neighbours: the order of a torus goes through many hosts.
+    """
+    me = jax.process_index()
+    return [place for place, device in enumerate(mesh.devices.flat) if device.process_index == me]
+
+
+def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
+    """Lay a host batch out over the mesh without waiting for it.
+
+    Args:
+      mesh: from `make_mesh`.
+      batch: this process's `local_parts` of the global batch, one after the other (all of it when there is one process).
+
+    Returns:
+      Global arrays, leading axis over `data`.
+    """
+    layout = batch_sharding(mesh)
+    check_batch(batch)
+    if jax.process_count() == 1:
+        return jax.device_put(batch, layout)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(layout, x), batch)
+
+
+def check_batch(batch: types.Batch) -> int:
+    """Return the size of a batch; raise `UserError` unless its leaves are arrays of numbers or keys with one leading size."""
+    sizes: dict[int, str] = {}
+    for name, leaf in zip(tree.leaf_names(batch), jax.tree.leaves(batch), strict=True):
+        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+        if shape is None or dtype is None:
+            raise UserError(
+                f"batch/{name} = {leaf!r:.40}: not an array; give np.asarray of one value per example"
+            )
+        if isinstance(dtype, np.dtype) and dtype.kind in "OSUMm":
+            raise UserError(
+                f"batch/{name}: dtype {dtype}; encode it as numbers of one shape, or leave it out of the batch"
+            )
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            try:
+                jax.typeof(leaf)
+            except (TypeError, ValueError) as error:
+                raise UserError(
+                    f"batch/{name}: {type(leaf).__name__} of dtype {dtype}, which JAX does not take; give a plain np.asarray of a native "
+                    "dtype of at most 64 bits"
+                ) from error
+        if not shape:
+            raise UserError(
+                f"batch/{name}: a scalar; give one value per example, np.full(batch_size, {name.split('/')[-1]})"
+            )
+        sizes.setdefault(shape[0], name)
+    require(sizes, "batch", batch, "it has no arrays; give {name: array [batch, ...]}")
+    if len(sizes) > 1:
+        (one, first), (other, second), *_ = sizes.items()
+        raise UserError(
+            f"batch/{second}: {other} examples, batch/{first} has {one}; give all arrays the same leading axis"
+        )
+    return next(iter(sizes))
+
+
+def check_divisible(
+    batch_size: int, mesh: Mesh, num_microsteps: int = 1, replicas_per_device: int = 1
+) -> None:
+    """Raise `UserError` unless a global batch splits evenly over devices, replicas of a device and microsteps."""
+    parts = mesh.size * replicas_per_device * num_microsteps
+    replicas = "" if replicas_per_device == 1 else f" x {replicas_per_device} replicas"
+    if batch_size < 1 or batch_size % parts:
+        raise UserError(
+            f"global_batch_size = {batch_size!r}: {mesh.size} devices{replicas} x {num_microsteps} microsteps need a multiple of {parts}; "
+            f"{max(parts, round(batch_size / parts) * parts)} is the nearest"
+        )

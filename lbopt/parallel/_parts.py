@@ -1,0 +1,36 @@
+"""A leaf as rows of which the devices of a slice have a part each, and back."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from lbopt.aggregators import matrix_width, row_padding
+
+
+def shape_of_rows(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
+    """Return the shape that `leaf_as_rows` gives: [m, n] of a matrix, [m] of what is small or narrow; the devices divide m."""
+    size, width = math.prod(shape), matrix_width(shape)
+    if size and width:
+        height = math.prod(shape) // width
+        padding = row_padding(height, devices)
+        if padding is not None:
+            return height + padding, width
+    return (
+        max(size, 1) + -max(size, 1) % devices,
+    )  # also of a leaf without numbers each has a part
+
+
+def leaf_as_rows(x: jax.Array, devices: int) -> jax.Array:
+    """Return a leaf as rows that the devices divide; what is added are zeros."""
+    shape = shape_of_rows(x.shape, devices)
+    rows = x.reshape(-1, *shape[1:])
+    return jnp.pad(rows, [(0, shape[0] - len(rows))] + [(0, 0)] * (len(shape) - 1))
+
+
+def leaf_from_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Undo `leaf_as_rows`."""
+    height = math.prod(shape) // math.prod(rows.shape[1:])
+    return rows[:height].reshape(shape)

@@ -1,0 +1,53 @@
+"""Bring JAX's runtime up in every process of a job."""
+
+from __future__ import annotations
+
+import jax
+
+from lbopt.errors import EnvironmentProblem
+from lbopt.job import STARTING_PATIENCE, Job, MemberJob
+
+_HEARTBEAT_S = 300
+"""The guards notice a death within 30 s and say which process it was; JAX's runtime would abort without saying it."""
+
+
+def connect_processes(job: Job) -> None:
+    """Connect this process's JAX with the others', before any device is used; alone there is nothing to do.
+
+    This changes JAX's settings for the whole process: collectives on CPUs go through Gloo, and JAX's own
+    preemption service is off.
+
+    Args:
+      job: from `lbopt.job.join_job`.
+
+    Raises:
+      EnvironmentProblem: if they do not come together.
+    """
+    if not isinstance(job, MemberJob):
+        return
+    job.doing("waiting for JAX's runtime of the others", patience=STARTING_PATIENCE)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # The guard handles SIGTERM, and all agree on a step by `MemberJob.stops_after`.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            job.jax_address,
+            job.count,
+            job.index,
+            local_device_ids=job.local_device_ids,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(job.start_timeout_s) + 60,
+            heartbeat_timeout_seconds=_HEARTBEAT_S,
+            coordinator_bind_address=job.jax_bind_address,
+        )
+    except Exception as error:  # whatever the runtime says
+        raise EnvironmentProblem(
+            f"JAX's processes cannot be brought together at {job.jax_address}: {' '.join(str(error).split())[:200]}; "
+            "see that this port of process 0 is free and can be reached"
+        ) from error
+    counted = jax.process_count()
+    if counted != job.count:
+        raise EnvironmentProblem(
+            f"JAX counts {counted} processes, the job has {job.count}: this platform's runtime was started before; "
+            "start all processes of the job anew"
+        )

@@ -1,0 +1,211 @@
+"""Reductions: how the gradients of replicas become the one that updates the parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from lbopt import _scalars, tree, types
+from lbopt.aggregators import Aggregator
+from lbopt.errors import require
+from lbopt.parallel import _shards
+from lbopt.parallel._aggregation import Aggregation
+from lbopt.parallel._mesh import DATA_AXIS
+from lbopt.parallel._state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduce:
+    """The mean over devices, by one all-reduce a step (one a microstep with a clip of stage "mean").
+
+    Each device's gradient, over all its microsteps, is cast once; the sum is cast back and divided.
+    Under "jit" replicas are mapped for it.
+
+    Attributes:
+      dtype: what to sum in, `jnp.float32` or `jnp.bfloat16`; None for the gradients' own.
+    """
+
+    dtype: Any = None
+
+    def __post_init__(self) -> None:
+        require_floating("reduction.dtype", self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReduceScatter:
+    """The mean over devices, of which each device gets the part that it updates.
+
+    It implies a sharded update ("jit" only). Sums go, and updated parameters are gathered, along one axis
+    of the torus at a time (see `lbopt.parallel._shards`).
+
+    Attributes:
+      dtype: what to sum in; None for the gradients' own.
+    """
+
+    dtype: Any = None
+
+    def __post_init__(self) -> None:
+        require_floating("reduction.dtype", self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregate:
+    """An aggregator in the place of the mean over replicas.
+
+    It gets the gradient of each replica, over all its microsteps and after a clip of stage "replica". Begin
+    with `state = step.place(state)`, which adds what it remembers.
+
+    Attributes:
+      aggregator: `lbopt.agvm`, `aps`, `ef`, `ef21`, `econtrol`, `powersgd`.
+      replicas_per_device: replicas that each device runs one after another, so that studies of many
+        replicas run on few devices. Replica i has the i-th equal part of the global batch and a key of its
+        own: what its loss draws is the same on any number of devices.
+      over: "replicas"; "slices" (sums inside each slice first, then the aggregator between slices, on
+        each device for a shard of the gradient); or the number of neighbouring devices summed first.
+    """
+
+    aggregator: Aggregator
+    replicas_per_device: int = 1
+    over: str | int = "replicas"
+
+    def __post_init__(self) -> None:
+        is_one = isinstance(self.aggregator, Aggregator)
+        fix = "give one of lbopt.aggregators, lbopt.aps() for instance"
+        require(is_one, "reduction.aggregator", self.aggregator, fix, code="type")
+        number = _scalars.known(self.replicas_per_device)
+        counts = isinstance(number, numbers.Integral) and not isinstance(number, bool)
+        field = "reduction.replicas_per_device"
+        require(counts and number >= 1, field, number, "give a number >= 1")
+        object.__setattr__(self, "replicas_per_device", number)
+
+
+Reduction = AllReduce | ReduceScatter | Aggregate
+
+
+def require_floating(field: str, dtype: Any) -> None:
+    """Raise `UserError` unless it is None or a floating-point dtype."""
+    try:
+        good = dtype is None or jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except (TypeError, ValueError):
+        good = False
+    fix = "give a floating-point dtype, jnp.bfloat16 for instance, or None"
+    require(good, field, dtype, fix, code="type")
+
+
+class Reduced(NamedTuple):
+    """The outcome of a reduction.
+
+    Attributes:
+      grads: pytree like the parameters.
+      aggregator_state: the new state of the aggregator; () without one.
+      extra: keyword arguments for the optimizer's `update`.
+    """
+
+    grads: types.Params
+    aggregator_state: Any = ()
+    extra: Mapping[str, Any] = MappingProxyType({})
+
+
+class Strategy(NamedTuple):
+    """A reduction on the devices of a step, in two halves.
+
+    Attributes:
+      on_replica: gradients of one replica -> what it hands out; within a mapped function, if replicas are
+        mapped.
+      combine: (what the replicas handed out, state before the step) -> `Reduced`.
+      stays: whether what replicas hand out are rows [devices, ...] that stay with their devices.
+      aggregation: the aggregator on the devices, if there is one.
+    """
+
+    on_replica: Callable[[types.Params], types.PyTree]
+    combine: Callable[[types.PyTree, TrainState], Reduced]
+    stays: bool = False
+    aggregation: Aggregation | None = None
+
+
+def choose(reduction: Reduction | None, mesh: Mesh, mapped: bool, pmapped: bool) -> Strategy:
+    """Return how a step of this mesh reduces.
+
+    Args:
+      reduction: as asked for; None for the compiler's, or if replicas are mapped an all-reduce.
+      mesh: the step's devices.
+      mapped: whether replicas are mapped for another reason.
+      pmapped: whether "pmap" maps the whole step.
+    """
+    match reduction:
+        case Aggregate(aggregator, replicas_per_device, over):
+            return aggregated(
+                Aggregation(aggregator, mesh, replicas_per_device, over, pmapped), pmapped
+            )
+        case ReduceScatter(dtype):
+
+            def scattered(rows: types.PyTree, state: TrainState) -> Reduced:
+                del state
+                return Reduced(_shards.scatter_mean(mesh, rows, dtype))
+
+            return Strategy(_as_rows, scattered, stays=True)
+        case AllReduce(dtype):
+            return Strategy(lambda grads: mean(DATA_AXIS, dtype, grads), _as_it_is)
+        case None if mapped:
+            return choose(AllReduce(), mesh, mapped, pmapped)
+    return BY_COMPILER
+
+
+def on_one_device(reduction: Reduction | None) -> Strategy:
+    """Return how one device reduces that sees the whole batch: only an aggregator has work to do."""
+    if not isinstance(reduction, Aggregate):
+        return BY_COMPILER
+    number, over = reduction.replicas_per_device, reduction.over
+    return aggregated(Aggregation(reduction.aggregator, None, number, over))
+
+
+def aggregated(aggregation: Aggregation, pmapped: bool = False) -> Strategy:
+    """Return the reduction that is an aggregator's: it sees every replica's gradient."""
+
+    def combine(rows: types.PyTree, state: TrainState) -> Reduced:
+        return Reduced(*(aggregation.mapped if pmapped else aggregation)(rows, state))
+
+    return Strategy(_all_of_it, combine, stays=True, aggregation=aggregation)
+
+
+def mean(axis_name: str, dtype: Any, grads: types.Params) -> types.Params:
+    """Within a mapped function: sum over replicas and divide in fp32 or wider.
+
+    Args:
+      axis_name: the axis of the replicas.
+      dtype: what to sum in, complex numbers part by part; None for the gradients' own.
+      grads: one replica's.
+    """
+    if dtype is None:
+        return jax.lax.pmean(grads, axis_name)
+    count = jax.lax.axis_size(axis_name)
+
+    def one(x: jax.Array) -> jax.Array:
+        total = jax.lax.psum(x.astype(dtype), axis_name)
+        return (total.astype(tree.wide_dtype(x.dtype)) / count).astype(x.dtype)
+
+    return jax.tree.map(lambda x: tree.map_parts(one, x), grads)
+
+
+def _as_rows(grads: types.Params) -> types.PyTree:
+    return jax.tree.map(lambda x: x[None], grads)
+
+
+def _as_it_is(grads: types.Params, state: TrainState) -> Reduced:
+    del state
+    return Reduced(grads)
+
+
+def _all_of_it(grads: types.Params) -> types.Params:
+    return grads
+
+
+BY_COMPILER = Strategy(_all_of_it, _as_it_is)
+"""The gradient of the global batch, which the compiler sums over the devices."""

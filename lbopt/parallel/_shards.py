@@ -1,0 +1,302 @@
+"""Weight-update sharding: each device updates a part of every large parameter, then all gather the whole.
+
+Data parallelism repeats the optimizer's work on every device. Here the gradient, the optimizer's state and a view of the
+parameters are split over the mesh instead, as far as their dimensions divide: a device reads, computes and writes its
+part, and the updated parameters are gathered. Arrays keep their shapes, so a checkpoint does not know whether its run was sharded, nor over how
+many devices; whatever an optimizer takes over whole arrays (norms, for trust ratios) the compiler adds up across parts. Of
+several slices each has all parts: parameters are gathered inside a slice, and only gradients go between slices.
+
+References:
+  Xu et al., Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training, arXiv 2004.13336.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lbopt import tree, types
+from lbopt.errors import UserError
+from lbopt.parallel._mesh import num_slices, replicated_sharding
+from lbopt.parallel._state import TrainState
+
+MIN_SPLIT_ELEMENTS = 1 << 14
+"""Arrays of fewer elements stay whole, so that scalars and small vectors (logs, biases) are everywhere."""
+SLICE_AXIS = "slice"
+SUM_KINDS = ("TPU v2", "TPU v3")
+"""Devices on which parameters are gathered by sum: for v3 the compiler makes sums of gathers of small parts anyway, and
+spares a copy where it is told so; v2 is taken to be alike."""
+
+
+def part_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a device's part of an array.
+
+    The number of devices is taken apart into primes, and each prime is given to a dimension that it divides: the largest
+    but the last, which stays long for vector units, until nothing is left of those. What no dimension can take stays
+    whole, on so many devices each.
+
+    >>> part_shape(8, (3, 3, 64, 128)), part_shape(2048, (1024, 1024)), part_shape(8, (1024,))
+    ((3, 3, 8, 128), (1, 512), (1024,))
+    """
+    taken = _taken(_primes(num_devices), shape)
+    return tuple(
+        size // math.prod(prime for _, prime in dim) for size, dim in zip(shape, taken, strict=True)
+    )
+
+
+def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """Return how an array of this shape is split over a one-axis mesh, in each of its slices alike; see `part_shape`.
+
+    The sharding's own mesh has the same devices in the same order, an axis for the slices if there are several, and one for each
+    prime.
+    """
+    primes = _primes(mesh.size // num_slices(mesh))
+    lines = _torus_lines(mesh)
+    taken = [
+        sorted((axis for axis, _ in dim), key=lambda axis: (lines[axis], axis))
+        for dim in _taken(primes, shape)
+    ]
+    if not any(taken):
+        return replicated_sharding(mesh)
+    spec = [tuple(f"part{axis}" for axis in dim) or None for dim in taken]
+    return NamedSharding(_parts(mesh), PartitionSpec(*spec))
+
+
+def _parts(mesh: Mesh) -> Mesh:
+    """Return the same devices in the same order, with an axis for each prime factor of their number in a slice, behind that of slices."""
+    slices = num_slices(mesh)
+    primes = _primes(mesh.size // slices)
+    names, shape = [f"part{axis}" for axis in range(len(primes))], primes
+    if slices > 1:
+        names, shape = [SLICE_AXIS, *names], [slices, *primes]
+    return Mesh(mesh.devices.reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def _torus_lines(mesh: Mesh) -> list[int]:
+    """Return for each prime's axis the axis of the torus along which it steps; 0 for all where that is not one for each.
+
+    The cores of a chip count as neighbours along x.
+    """
+    primes = _primes(mesh.size // num_slices(mesh))
+    devices = list(mesh.devices.flat)[: math.prod(primes)]  # slices are alike
+    if not all(hasattr(device, "coords") for device in devices):
+        return [0] * len(primes)
+    places = np.array([(*device.coords, device.core_on_chip) for device in devices]).reshape(
+        *primes, -1
+    )
+    lines = []
+    for axis in range(len(primes)):
+        moved = np.flatnonzero(
+            np.any(np.diff(places, axis=axis) != 0, axis=tuple(range(len(primes))))
+        )
+        if len(moved) != 1:
+            return [0] * len(primes)
+        lines.append(int(moved[0]) % (places.shape[-1] - 1))
+    return lines
+
+
+def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, int]]]:
+    """Return which primes each dimension takes, as (number, prime)."""
+    taken: list[list[tuple[int, int]]] = [[] for _ in shape]
+    left = list(shape)
+    for axis, prime in enumerate(primes if math.prod(shape) >= MIN_SPLIT_ELEMENTS else ()):
+        able = [dim for dim, size in enumerate(left) if size % prime == 0]
+        if able:
+            best = max(able, key=lambda dim: (dim < len(left) - 1, left[dim]))
+            left[best] //= prime
+            taken[best].append((axis, prime))
+    return taken
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The part of the parameters that each device of a step updates.
+
+    Attributes:
+      mesh: the devices that have a shard each; None if every device updates everything.
+      along_axes: whether to gather along one axis of the torus at a time.
+    """
+
+    mesh: Mesh | None = None
+    along_axes: bool = False
+
+    def split(self, arrays: types.PyTree) -> types.PyTree:
+        """Within a traced function: let each device have its part of every array."""
+        return arrays if self.mesh is None else split(self.mesh, arrays)
+
+    def gather(self, arrays: types.PyTree) -> types.PyTree:
+        """Within a traced function: let each device have every array whole."""
+        return arrays if self.mesh is None else gather(self.mesh, arrays, self.along_axes)
+
+
+WHOLE = Layout()
+"""Every device updates everything."""
+
+
+def split(mesh: Mesh, arrays: types.PyTree) -> types.PyTree:
+    """Within a traced function: let each device have its part of every array."""
+    return jax.tree.map(
+        lambda x: jax.lax.with_sharding_constraint(x, split_sharding(mesh, x.shape)), arrays
+    )
+
+
+def gather(mesh: Mesh, arrays: types.PyTree, along_axes: bool = False) -> types.PyTree:
+    """Within a traced function: let each device have every array whole, with `along_axes` by lines of the torus."""
+    kind = mesh.devices.flat[0].device_kind
+    one = (
+        gather_along_axes
+        if along_axes
+        else gather_by_sum
+        if kind in SUM_KINDS
+        else gather_by_dimension
+    )
+    return jax.tree.map(lambda x: one(mesh, x), arrays)
+
+
+def gather_by_dimension(mesh: Mesh, x: jax.Array) -> jax.Array:
+    """Gather one dimension after another, the last one first: all at once, the compiler lays the array out anew."""
+    where = split_sharding(mesh, x.shape)
+    spec = list(where.spec)
+    for dim in reversed(range(len(spec))):
+        if spec[dim] is not None:
+            spec[dim] = None
+            x = jax.lax.with_sharding_constraint(x, NamedSharding(where.mesh, PartitionSpec(*spec)))
+    return jax.lax.with_sharding_constraint(x, replicated_sharding(mesh))
+
+
+def gather_by_sum(mesh: Mesh, x: jax.Array) -> jax.Array:
+    """Add up arrays that are zero but for each device's part: the same values, but -0 comes back as 0."""
+    where = split_sharding(mesh, x.shape)
+    if where.is_fully_replicated:
+        return jax.lax.with_sharding_constraint(x, where)
+    axes = [(names,) if isinstance(names, str) else names for names in where.spec]
+
+    def whole(part: jax.Array) -> jax.Array:
+        starts = [
+            jax.lax.axis_index(names) * size if names else 0
+            for names, size in zip(axes, part.shape, strict=True)
+        ]
+        mine = jax.lax.dynamic_update_slice(jnp.zeros(x.shape, x.dtype), part, starts)
+        return jax.lax.psum(mine, [name for names in axes if names for name in names])
+
+    gathered = jax.shard_map(
+        whole, mesh=where.mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False
+    )
+    return gathered(x)
+
+
+def scatter_mean(mesh: Mesh, stacked: types.PyTree, dtype: Any) -> types.PyTree:
+    """Within a traced function: give each device its part of the mean over devices of arrays that lie with them.
+
+    Sums go along the lines of the torus, one axis after the other, so that what goes along the second is already a part:
+    of such sums the TPU compiler makes reduce-scatters; asked for all devices of a larger slice at once, it sums everything
+    everywhere and cuts (Ying et al., arXiv 1811.06992, sum in two dimensions alike).
+
+    Args:
+      mesh: of one axis.
+      stacked: arrays [devices, ...], each row on its device.
+      dtype: to sum in, complex numbers part by part; None for the arrays' own.
+    """
+    return jax.tree.map(
+        lambda x: tree.map_parts(lambda part: _scatter_one(mesh, part, dtype), x), stacked
+    )
+
+
+def _scatter_one(mesh: Mesh, stacked: jax.Array, dtype: Any) -> jax.Array:
+    where = split_sharding(mesh, stacked.shape[1:])
+    parts = _parts(mesh)
+    spec = where.spec if not where.is_fully_replicated else PartitionSpec()
+
+    def summed(row: jax.Array) -> jax.Array:
+        x, left = row[0].astype(dtype or row.dtype), set(parts.axis_names)
+        for dim, names in _along_lines(mesh, spec):
+            x = jax.lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+            left -= set(names)
+        x = jax.lax.psum(x, tuple(name for name in parts.axis_names if name in left)) if left else x
+        return (x.astype(tree.wide_dtype(row.dtype)) / mesh.size).astype(row.dtype)
+
+    rows = PartitionSpec(parts.axis_names)
+    return jax.shard_map(summed, mesh=parts, in_specs=rows, out_specs=spec, check_vma=False)(
+        stacked
+    )
+
+
+def gather_along_axes(mesh: Mesh, x: jax.Array) -> jax.Array:
+    """Gather along the lines of the torus, in the order opposite to that of `scatter_mean`."""
+    where = split_sharding(mesh, x.shape)
+    if where.is_fully_replicated:
+        return jax.lax.with_sharding_constraint(x, where)
+
+    def whole(part: jax.Array) -> jax.Array:
+        for dim, names in reversed(_along_lines(mesh, where.spec)):
+            part = jax.lax.all_gather(part, names, axis=dim, tiled=True)
+        return part
+
+    gathered = jax.shard_map(
+        whole, mesh=where.mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False
+    )
+    return gathered(x)
+
+
+def _along_lines(mesh: Mesh, spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
+    """Return (dimension, mesh axes) in the order of the torus's axes: the axes of one step lie on one line."""
+    lines = _torus_lines(mesh)
+    steps = []
+    for line in sorted(set(lines)):
+        for dim, names in enumerate(spec):
+            names = (names,) if isinstance(names, str) else names or ()
+            here = tuple(name for name in names if lines[int(name.removeprefix("part"))] == line)
+            if here:
+                steps.append((dim, here))
+    return steps
+
+
+def state_sharding(mesh: Mesh, state: TrainState, shard_update: bool) -> TrainState:
+    """Return where each array of a state (or of its shapes) lies: all whole, or the optimizer's in parts."""
+    whole = jax.tree.map(lambda _: replicated_sharding(mesh), state)
+    if not shard_update:
+        return whole
+    return whole.replace(
+        opt_state=jax.tree.map(lambda x: split_sharding(mesh, jnp.shape(x)), state.opt_state)
+    )
+
+
+def check_placed(state: TrainState, sharding: TrainState) -> None:
+    """Raise `UserError` for the first array that was put elsewhere."""
+    for name, leaf, where in zip(
+        tree.leaf_names(state), jax.tree.leaves(state), jax.tree.leaves(sharding), strict=True
+    ):
+        if getattr(leaf, "committed", False) and not leaf.sharding.is_equivalent_to(
+            where, leaf.ndim
+        ):
+            raise UserError(
+                f"{name}: it lies as {leaf.sharding}, and the step needs it elsewhere; use jax.device_put(state, step.state_sharding(state))"
+            )
+
+
+def with_shardings(shapes: types.PyTree, shardings: types.PyTree) -> types.PyTree:
+    """Return the shapes with their shardings beside them."""
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings
+    )
+
+
+def _primes(number: int) -> list[int]:
+    """Return the prime factors, smallest first.
+
+    >>> _primes(12)
+    [2, 2, 3]
+    """
+    primes, candidate = [], 2
+    while number > 1:
+        while number % candidate == 0:
+            primes.append(candidate)
+            number //= candidate
+        candidate += 1
+    return primes

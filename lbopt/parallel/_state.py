@@ -1,0 +1,127 @@
+"""Everything a training step carries from one update to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from lbopt import tree, types
+from lbopt.errors import UserError
+from lbopt.transforms import require_transformation, warn_of_microsteps
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """The state of a run; a pytree of arrays, all of which are checkpointed.
+
+    Attributes:
+      step: int32 scalar, optimizer updates so far.
+      params: the parameters.
+      model_state: the model's other collections, for instance batch statistics.
+      opt_state: the optimizer's state.
+      rng: uint32 key data from which each step's randomness is derived (together with `step`).
+      aggregator_state: what the step's aggregator keeps (see `Step.place`); () without one.
+    """
+
+    step: jax.Array
+    params: types.Params
+    model_state: types.ModelState
+    opt_state: Any
+    rng: jax.Array
+    aggregator_state: Any = ()
+
+    @classmethod
+    def create(
+        cls,
+        params: types.Params,
+        model_state: types.ModelState,
+        tx: optax.GradientTransformation,
+        seed: int | jax.Array = 0,
+    ) -> TrainState:
+        """Build the state before the first update; jit-able, and `seed` may be traced.
+
+        Args:
+          params: the parameters.
+          model_state: the model's other collections; {} or None without any.
+          tx: the optimizer that the step will have.
+          seed: a number, or a random key (`jax.random.key` or `jax.random.PRNGKey`), from which the keys of the steps are derived.
+
+        Raises:
+          UserError: for a seed that is none, a key that is not of JAX's default kind, or a leaf that is no array of numbers or keys.
+        """
+        require_tx(tx)
+        _, step_root = split_seed(seed)
+        params = tree.map_with_name(lambda name, x: _strong(f"params/{name}", x), params)
+        model_state = tree.map_with_name(
+            lambda name, x: _strong(f"model_state/{name}", x), model_state
+        )
+        arrays = apart((params, model_state, tx.init(params)))
+        warn_of_microsteps(arrays[2])
+        return cls(jnp.zeros((), jnp.int32), *arrays, jax.random.key_data(step_root))
+
+    def step_key(self) -> jax.Array:
+        """Return the random key of the coming step."""
+        return jax.random.fold_in(_key(self.rng), self.step)
+
+
+def require_tx(tx: Any) -> None:
+    """Raise `UserError` unless it is an Optax transformation."""
+    try:
+        require_transformation("tx", tx)
+    except ValueError as error:
+        raise UserError("tx", tx, "give an Optax transformation", code="type") from error
+
+
+def apart(arrays: Any) -> Any:
+    """Copy arrays that are there more than once, as tied weights or where an average starts at the parameters: a step donates each."""
+    seen: set[int] = set()
+
+    def own(x: Any) -> Any:
+        again = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and id(x) in seen
+        seen.add(id(x))
+        return x.copy() if again else x
+
+    return jax.tree.map(own, arrays)
+
+
+def _strong(name: str, x: Any) -> Any:
+    """Give a Python number, or an array made of one, a dtype of its own: an update would, and the step be compiled twice."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    try:
+        jax.typeof(x)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{name} = {' '.join(repr(x).split())[:80]}: not an array that JAX takes; leave it out, or give it to the model otherwise"
+        ) from error
+    weak = isinstance(x, bool | int | float | complex) or getattr(x, "weak_type", False)
+    return jnp.array(x, jnp.result_type(x)) if weak else x
+
+
+def split_seed(seed: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return two independent keys: one to initialise parameters, one from which each step's key is derived."""
+    init_key, step_root = jax.random.split(_key(seed))
+    return init_key, step_root
+
+
+def _key(seed: Any) -> jax.Array:
+    dtype, shape = getattr(seed, "dtype", None), getattr(seed, "shape", ())
+    if dtype == jnp.uint32 and shape == jax.random.key_data(jax.random.key(0)).shape:
+        return jax.random.wrap_key_data(seed)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    number = isinstance(seed, int) or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
+    if shape or not (typed or number):
+        raise UserError(
+            f"seed = {' '.join(repr(seed).split())[:80]}: give a whole number, or one random key (jax.random.key)"
+        )
+    if not typed:
+        return jax.random.key(seed)
+    kind, default = (jax.random.key_impl(key) for key in (seed, jax.random.key(0)))
+    if kind != default:
+        raise UserError(
+            f"seed = a key of {kind}: the keys of steps are of JAX's default kind, {default}; give a number"
+        )
+    return seed

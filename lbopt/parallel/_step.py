@@ -1,0 +1,383 @@
+"""The training step and the evaluation step: one function each, run by `jit` or by `pmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from lbopt import replicas, types
+from lbopt.aggregators import Aggregator, AggregatorState, remembered_state
+from lbopt.errors import require, require_choice
+from lbopt.parallel import _leaves, _loss_form, _reduction, _shards
+from lbopt.parallel._aggregation import Aggregation
+from lbopt.parallel._clip import GradientClip, clip_at, noise_arguments, treat_part
+from lbopt.parallel._compiled import OnceShapesAreKnown, Step, state_sharding
+from lbopt.parallel._gradients import (
+    GradientFn,
+    Gradients,
+    for_replicas_in_turn,
+    make_gradient_fn,
+    weighed,
+)
+from lbopt.parallel._mesh import (
+    DATA_AXIS,
+    batch_sharding,
+    check_mesh,
+    replicated_sharding,
+    torus_grid,
+)
+from lbopt.parallel._options import BACKENDS, Backend, StepOptions
+from lbopt.parallel._reduction import ReduceScatter, Reduction, Strategy
+from lbopt.parallel._state import TrainState, require_tx
+
+StepFn = Callable[[TrainState, types.Batch], tuple[TrainState, types.Metrics]]
+
+
+def make_step_fn(
+    gradients: GradientFn,
+    strategy: Strategy,
+    clip: GradientClip | None,
+    tx: optax.GradientTransformation,
+    layout: _shards.Layout = _shards.WHOLE,
+) -> StepFn:
+    """Build one training step as a pure function.
+
+    Args:
+      gradients: (params, model_state, batch, key) -> `Gradients`, the batch's or every replica's.
+      strategy: what makes them one gradient.
+      clip: the step's clip, here at its stage "accumulated".
+      tx: the optimizer.
+      layout: which part of the parameters each device updates.
+    """
+    optimizer = optax.with_extra_args_support(tx)
+
+    def train_step(state: TrainState, batch: types.Batch) -> tuple[TrainState, types.Metrics]:
+        # The gradient of the loss over the batch, or over each replica's part of it.
+        found = gradients(state.params, state.model_state, batch, state.step_key())
+
+        # One gradient for all: a mean over replicas, or what an aggregator makes of them.
+        with jax.named_scope(replicas.GRADIENTS):
+            reduced = strategy.combine(found.grads, state)
+
+        # Each device goes on with its part of the parameters, which may be all.
+        grads, params = layout.split((reduced.grads, state.params))
+        grads, norm = clip_at("accumulated", clip, grads)
+
+        # The update, with what the optimizer needs beside the gradient.
+        extra = {**noise_arguments(found.squares), **reduced.extra}
+        with jax.named_scope(replicas.UPDATE):
+            updates, opt_state = optimizer.update(grads, state.opt_state, params, **extra)
+            params = layout.split(optax.apply_updates(params, updates))
+        with jax.named_scope(replicas.PARAMETERS):
+            params = layout.gather(params)
+
+        # An aggregator forgets a step whose update the optimizer skipped.
+        memory = reduced.aggregator_state
+        if strategy.aggregation is not None:
+            memory = remembered_state(memory, state.aggregator_state, opt_state, state.opt_state)
+        new = state.replace(
+            step=state.step + 1,
+            params=params,
+            model_state=found.model_state,
+            opt_state=opt_state,
+            aggregator_state=memory,
+        )
+        return new, {**found.metrics, **norm}
+
+    return train_step
+
+
+def step_on_one_device(
+    loss_fn: types.LossFn,
+    tx: optax.GradientTransformation,
+    options: StepOptions,
+    strategy: Strategy,
+) -> StepFn:
+    """Build the training step of one device that sees the whole batch; a sweep maps it over trials.
+
+    Args:
+      loss_fn: the loss, see `lbopt.types.LossFn`.
+      tx: the optimizer.
+      options: of the step; the backend and shards do not apply.
+      strategy: from `reduction.on_one_device`.
+    """
+    options.check_parts(options.replicas_per_device)
+    gradients = _gradients(loss_fn, options, strategy, axis_name=None)
+    return make_step_fn(gradients, strategy, options.clip, tx)
+
+
+def _gradients(
+    loss_fn: types.LossFn, options: StepOptions, strategy: Strategy, axis_name: str | None
+) -> GradientFn:
+    """Return the gradients that `Strategy.combine` takes: the batch's, or one mapped replica's."""
+
+    def handed_out(part: Gradients) -> types.PyTree:
+        with jax.named_scope(replicas.GRADIENTS):
+            return strategy.on_replica(weighed(part.grads, part.weight, axis_name))
+
+    clip = options.clip
+    each_part = treat_part(clip, options.measure_noise, handed_out, axis_name)
+    gradient_fn = make_gradient_fn(
+        loss_fn, options.num_microsteps, options.compute_dtype, each_part
+    )
+    in_turn = 0 if strategy.aggregation is None else strategy.aggregation.replicas_per_device
+    if in_turn:
+        gradient_fn = for_replicas_in_turn(gradient_fn, in_turn, axis_name)
+
+    def of_replica(params, model_state, batch, key) -> Gradients:
+        # Replicas that run in turn have keys of their own already.
+        if axis_name is not None and options.key_per_replica and not in_turn:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+        found = gradient_fn(params, model_state, batch, key)
+
+        # A clip of the mean took the mean of every microstep.
+        if clip is None or clip.stage != "mean":
+            found = found._replace(grads=handed_out(found))
+        found = found._replace(weight=None)
+        return found if axis_name is None else _shared(found, axis_name)
+
+    return of_replica
+
+
+def _shared(found: Gradients, axis_name: str) -> Gradients:
+    """Within a mapped function: let all replicas have one model state and the sums of metrics."""
+    with jax.named_scope(replicas.STATE):
+        model_state = _leaves.over_replicas(axis_name, found.model_state)
+    with jax.named_scope(replicas.METRICS):
+        metrics, squares = jax.lax.psum((found.metrics, found.squares), axis_name)
+    return found._replace(model_state=model_state, metrics=metrics, squares=squares)
+
+
+def make_train_step(
+    loss_fn: types.LossFn,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    backend: Backend = "jit",
+    *,
+    num_microsteps: int = 1,
+    compute_dtype: Any = None,
+    clip: GradientClip | None = None,
+    reduction: Reduction | Aggregator | None = None,
+    shard_update: bool = False,
+    measure_noise: bool = False,
+    key_per_replica: bool = True,
+    donate: bool = True,
+) -> Step:
+    """Build `step(state, global_batch) -> (state, metrics)`, data-parallel over the mesh.
+
+    Args:
+      loss_fn: (params, model_state, batch, rng) -> (loss, (new model_state, metrics)), the loss a mean
+        over examples or a pair (sum, weight), see `lbopt.types.LossFn`. Under "jit" it sees the global
+        batch; where replicas are mapped, one replica's part.
+      tx: any Optax transformation. Of complex parameters it gets the conjugate of `jax.grad`'s gradient,
+        against which the loss falls.
+      mesh: devices, from `make_mesh` or your own with an axis `data`. Under plain "jit" it may have other
+        axes, for sharding within the loss; where replicas are mapped or the update is sharded it has none.
+      backend: "jit" ("pjit" is the same) lets the compiler place the gradient reduction; "pmap" maps
+        replicas and reduces explicitly.
+      num_microsteps: number of parts of the batch over which the gradient is accumulated.
+      compute_dtype: dtype to which floating parameters and inputs are cast for the loss, `jnp.bfloat16`
+        for instance; None for models that choose for themselves. Gradients come back in the parameters'
+        dtype; under "pmap" they are reduced in it, under "jit" the compiler places the reduction and may
+        do it before that cast. Parameters, accumulators and optimizer state keep their own dtype.
+      clip: `GradientClip`, the clip of the global gradient norm and its stage; None for no clip by the step
+        (the optimizer may have one of its own, which sees what comes out of here). The norm before the
+        clip is the metric `gradient_norm/<stage>`, averaged over what is clipped. With stage "replica"
+        the "jit" backend maps replicas as "pmap" does.
+      reduction: what makes one gradient of the replicas': `AllReduce` in a chosen dtype, `ReduceScatter`,
+        `Aggregate` or an aggregator alone. For each of them the "jit" backend maps replicas. None leaves
+        the mean to the backend.
+      shard_update: whether each device keeps and updates its part of the optimizer's state and the
+        parameters ("jit" only; see `lbopt.parallel._shards`). Place the first state with `step.place`; all
+        states of one step have the same shapes.
+      measure_noise: whether to hand the squared norms of the parts' gradients (microsteps, and replicas
+        where they are mapped) to the optimizer, for `lbopt.track_noise_scale`. Without microsteps the
+        "jit" backend maps replicas for it.
+      key_per_replica: whether each mapped replica has a random key of its own, so that a loss that draws
+        for the examples it sees does not draw the same on all of them. False for losses that draw per
+        example from one key for all replicas, as lbopt's models do: then the draws depend on neither
+        backend nor number of devices.
+      donate: whether to reuse the old state's buffers; the state passed in must not be used again.
+
+    Returns:
+      A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is
+      replicated under both backends (but for the optimizer's, with `shard_update`), its metrics are sums
+      over the global batch. A state that does not lie on the mesh yet is laid out there. Floating leaves
+      of the model's state are averaged over replicas and microsteps; leaves without a mean (integers,
+      bools, random keys) are those of the first replica after its last microstep. All keep their dtypes.
+      The backends agree up to rounding, except that with `key_per_replica` random draws of the loss are
+      per global batch under "jit" and per replica under "pmap".
+
+    Raises:
+      UserError: for an option of another type, or options that do not go together; or when called with a
+        batch that does not split evenly, with a `loss_fn` that returns something else, or, with a sharded
+        update, with a state that lies elsewhere.
+    """
+    options = StepOptions(
+        backend,
+        num_microsteps,
+        compute_dtype,
+        clip,
+        reduction,  # type: ignore[arg-type]
+        shard_update,
+        measure_noise,
+        key_per_replica,
+        donate,
+    )
+    return compile_step(loss_fn, tx, mesh, options)
+
+
+def compile_step(
+    loss_fn: types.LossFn,
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    options: StepOptions,
+) -> Step:
+    """Build a training step from its options; see `make_train_step`."""
+    fix = "give a function (params, model_state, batch, rng)"
+    require(callable(loss_fn), "loss_fn", loss_fn, fix, code="type")
+    require_tx(tx)
+    options.check_mesh(mesh)
+
+    strategy = _reduction.choose(options.reduction, mesh, options.mapped, options.pmapped)
+    axis_name = DATA_AXIS if options.mapped else None
+    gradients = _gradients(loss_fn, options, strategy, axis_name)
+    if options.pmapped:
+        step = make_step_fn(gradients, strategy, options.clip, tx)
+        compiled = _pmapped(step, mesh, strategy.aggregation, options.donate)
+        return Step(compiled, mesh, options, strategy.aggregation, _by_replica(mesh))
+
+    if options.mapped:
+        gradients = _over_replicas(gradients, mesh, strategy)
+    along_axes = isinstance(options.reduction, ReduceScatter)
+    layout = _shards.Layout(mesh, along_axes) if options.sharded else _shards.WHOLE
+    step = make_step_fn(gradients, strategy, options.clip, tx, layout)
+    compiled = _jitted(_stating(step, mesh, None), mesh, options, strategy.aggregation)
+    return Step(compiled, mesh, options, strategy.aggregation)
+
+
+def _over_replicas(gradients: GradientFn, mesh: Mesh, strategy: Strategy) -> GradientFn:
+    """Map gradients over replicas under "jit"; what an aggregator or a scatter takes stays in place.
+
+    Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
+    """
+    whole = PartitionSpec()
+    batch = PartitionSpec(DATA_AXIS)
+    grads = batch if strategy.stays else whole
+    mapped = _stating(gradients, mesh, DATA_AXIS, own_keys=strategy.aggregation is not None)
+    return jax.shard_map(
+        mapped,
+        mesh=mesh,
+        in_specs=(whole, whole, batch, whole),
+        out_specs=Gradients(grads, whole, whole, whole, whole),  # type: ignore[arg-type]
+        check_vma=False,
+    )
+
+
+def _jitted(step: StepFn, mesh: Mesh, options: StepOptions, aggregation: Aggregation | None) -> Any:
+    """Compile a step for states that lie as its layout and aggregator ask."""
+
+    def compiled(where: Any) -> Any:
+        return jax.jit(
+            step,
+            in_shardings=(where, batch_sharding(mesh)),
+            out_shardings=(where, replicated_sharding(mesh)),
+            donate_argnums=(0,) if options.donate else (),
+        )
+
+    if not options.sharded and aggregation is None:
+        return compiled(replicated_sharding(mesh))
+    return OnceShapesAreKnown(
+        compiled, lambda state: state_sharding(mesh, state, options.sharded, aggregation)
+    )
+
+
+_BY_REPLICA: Any = TrainState(None, None, None, None, None, AggregatorState(0, None, None))
+"""Which arrays of a state have an axis of replicas, under "pmap"."""
+
+
+def _pmapped(step: StepFn, mesh: Mesh, aggregation: Aggregation | None, donate: bool) -> Any:
+    """Map a step over replicas; what the aggregator remembers of each lies with it."""
+    axes = None if aggregation is None else _BY_REPLICA
+    return jax.pmap(
+        _stating(step, mesh, DATA_AXIS, own_keys=aggregation is not None),
+        DATA_AXIS,
+        in_axes=(axes, 0),
+        out_axes=None if axes is None else (axes, None),
+        devices=list(mesh.devices.flat),
+        donate_argnums=(0,) if donate else (),
+    )
+
+
+def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "jit") -> Step:
+    """Build `step(params, model_state, global_batch) -> metrics`, summed over all devices.
+
+    Args:
+      metric_fn: (params, model_state, batch) -> metrics, leaving out examples whose `batch["mask"]` is
+        False.
+      mesh: from `make_mesh`.
+      backend: as in `make_train_step`.
+
+    Returns:
+      A `Step` whose metrics are sums over the unmasked examples of the global batch.
+
+    Raises:
+      UserError: as `make_train_step`.
+    """
+    require_choice("backend", backend, BACKENDS)
+    fix = "give a function (params, model_state, batch)"
+    require(callable(metric_fn), "metric_fn", metric_fn, fix, code="type")
+    check_mesh(mesh, backend == "pmap", backend != "pmap")
+    if backend != "pmap":
+        inputs = replicated_sharding(mesh), replicated_sharding(mesh), batch_sharding(mesh)
+        step = _stating(metric_fn, mesh, None)
+        return Step(
+            jax.jit(step, in_shardings=inputs, out_shardings=replicated_sharding(mesh)), mesh
+        )
+
+    def summed(params, model_state, given):
+        metrics = _loss_form.checked_metrics(
+            metric_fn(params, model_state, given["batch"]), "metric_fn"
+        )
+        return jax.lax.psum(metrics, DATA_AXIS)
+
+    # in_axes of three entries is taken for one entry a leaf where there are three leaves (jax 0.10.2),
+    # so the batch is one level down.
+    split = _by_replica(mesh)
+    mapped = jax.pmap(
+        _stating(summed, mesh, DATA_AXIS),
+        DATA_AXIS,
+        in_axes=(None, None, {"batch": 0}),
+        out_axes=None,
+        devices=list(mesh.devices.flat),
+    )
+    return Step(mapped, mesh, arrange=lambda batch: {"batch": split(batch)})
+
+
+def _stating(
+    fn: Callable[..., Any], mesh: Mesh, axis_name: str | None, own_keys: bool = False
+) -> Callable[..., Any]:
+    """Tell the traced function how many replicas there are (see `lbopt.replicas`)."""
+
+    def traced(*arguments):
+        with replicas.tracing_for(mesh.shape[DATA_AXIS], axis_name, torus_grid(mesh), own_keys):
+            return fn(*arguments)
+
+    return traced
+
+
+def _by_replica(mesh: Mesh) -> Callable[[types.Batch], types.Batch]:
+    """Return global batch [batch, ...] -> [devices, batch / devices, ...]."""
+
+    def split(x: Any) -> Any:
+        shape = (mesh.size, x.shape[0] // mesh.size, *x.shape[1:])
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+        return (np.asarray(x) if isinstance(x, np.ndarray) else x).reshape(shape)
+
+    return lambda batch: jax.tree.map(split, batch)

@@ -1,0 +1,177 @@
+"""What devices tell each other in a compiled program."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+
+import numpy as np
+
+from lbopt import replicas
+from lbopt.plan._program import Array, Executed, HloProgram
+
+OPS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_LISTED_GROUPS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Collectives that are alike in one call of a program.
+
+    Attributes:
+      op: one of `OPS`.
+      dtype: as in HLO.
+      num_bytes: of all of them together, on one device: of what is reduced, of what has been gathered, of what is
+        exchanged.
+      count: how many instructions are executed; one may carry several arrays.
+      group_size: devices that take part in one.
+      source: what for: gradients, batch norm, update, parameters (made whole again), metrics or other.
+      group: the devices of the first group, by number in the mesh; of a permutation its first pair.
+    """
+
+    op: str
+    dtype: str
+    num_bytes: int
+    count: int
+    group_size: int
+    source: str
+    group: tuple[int, ...]
+
+
+def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
+    """Return what a call of the program exchanges, the most bytes first."""
+    sums: dict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0])
+    for run in program.executed:
+        op = run.instruction.op.removesuffix("-start")
+        if op not in OPS:
+            continue
+        group = first_group(run.instruction.attributes, num_devices)
+        seen = set()
+        for array, path in _parts(program, run, op, num_devices):
+            source = source_of(path)
+            if source == "update" and op == "all-gather":  # a part that was updated becomes whole
+                source = "parameters"
+            key = (op, array.dtype, len(group), source, group)
+            sums[key][0] += run.times * array.num_bytes
+            sums[key][1] += 0 if key in seen else run.times
+            seen.add(key)
+    found = [
+        Collective(op, dtype, num_bytes, times, size, source, group)
+        for (op, dtype, size, source, group), (num_bytes, times) in sums.items()
+    ]
+    return sorted(found, key=lambda one: -one.num_bytes)
+
+
+def source_of(path: str) -> str:
+    """Say what an exchange is for by the path that JAX gives the operation it came from.
+
+    >>> source_of("jit(traced)/transpose(jvp(ResNet))/stem/conv_general_dilated")
+    'gradients'
+    >>> source_of("jit(traced)/jvp(ResNet)/stem/norm/batch_statistics/reduce_sum")
+    'batch norm'
+    """
+    parts = path.split("/")
+    backward = "transpose(" in path
+    if replicas.STATISTICS in parts:
+        # On the way back a product is the gradient of a kernel that is normalized without its convolution.
+        return (
+            "gradients"
+            if backward and parts[-1] in ("dot_general", "conv_general_dilated")
+            else "batch norm"
+        )
+    for mark, source in _MARKS.items():
+        if mark in parts:
+            return source
+    if backward:
+        return "gradients"
+    return "metrics" if "jvp(" in path else "other"
+
+
+_MARKS = {
+    replicas.GRADIENTS: "gradients",
+    replicas.STATE: "batch norm",
+    replicas.METRICS: "metrics",
+    replicas.UPDATE: "update",
+    replicas.PARAMETERS: "parameters",
+}
+
+
+def _parts(
+    program: HloProgram, run: Executed, op: str, num_devices: int
+) -> list[tuple[Array, str]]:
+    """Return each array of a collective with the path of what it is for: its consumer's where there are several."""
+    instruction = run.instruction
+    arrays = instruction.arrays
+    if instruction.op.endswith("-start") and op != "all-reduce":
+        arrays = [
+            array for array in arrays if array.dims or array.dtype != "u32"
+        ]  # but for what it synchronises by
+        arrays = arrays[len(arrays) // 2 :]  # operands, then results
+    here = program.computations[run.computation]
+    taken = [here[name].path if name in here else "" for name in instruction.operands]
+    paths = {
+        number: instruction.path or "".join(taken[number : number + 1])
+        for number in range(len(arrays))
+    }
+    for user in program.users(run.computation).get(instruction.name, []):
+        index = (
+            re.search(r"index=(\d+)", user.attributes) if user.op == "get-tuple-element" else None
+        )
+        if index is not None and user.path:
+            paths[int(index[1])] = user.path
+    # A scattered result stands for as many times its bytes as devices take part.
+    grown = len(first_group(instruction.attributes, num_devices)) if op == "reduce-scatter" else 1
+    return [
+        (dataclasses.replace(array, dims=(*array.dims, grown)), paths.get(number, ""))
+        for number, array in enumerate(arrays)
+    ]
+
+
+def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
+    """Return the devices of a collective's first group; `num_devices` in all are meant where no groups are written."""
+    groups = replica_groups(attributes)
+    return tuple(groups[0]) if groups else tuple(range(num_devices))
+
+
+def replica_groups(attributes: str) -> list[list[int]]:
+    """Return the groups of a collective as lists of devices; [] for all.
+
+    >>> replica_groups("replica_groups=[2,2]<=[2,2]T(1,0), use_global_device_ids=true")
+    [[0, 2], [1, 3]]
+    >>> replica_groups("replica_groups=mesh['a'=2,'b'=2] {'b'}"), replica_groups("replica_groups={{0,1},{2,3}}")
+    ([[0, 1], [2, 3]], [[0, 1], [2, 3]])
+    """
+    if found := _MESH_GROUPS.search(attributes):
+        axes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
+        return _over_axes(
+            list(axes), [int(size) for size in axes.values()], re.findall(r"'(\w+)'", found[2])
+        )
+    if found := _IOTA_GROUPS.search(attributes):
+        shape, dims = ([int(size) for size in text.split(",")] for text in found.group(1, 2))
+        numbers = np.arange(np.prod(dims)).reshape(dims)
+        if found[3]:
+            numbers = numbers.transpose([int(axis) for axis in found[3].split(",")])
+        return numbers.reshape(shape[0], -1).tolist()
+    found = _LISTED_GROUPS.search(attributes) or _PAIRS.search(attributes)
+    lists = re.findall(r"\{([\d,]+)\}", found[1]) if found else []
+    return [[int(number) for number in numbers.split(",")] for numbers in lists]
+
+
+def _over_axes(names: list[str], sizes: list[int], over: list[str]) -> list[list[int]]:
+    numbers = np.arange(np.prod(sizes)).reshape(sizes)
+    last = [names.index(name) for name in over]
+    first = [axis for axis in range(len(names)) if axis not in last]
+    width = int(np.prod([sizes[axis] for axis in last]))
+    return numbers.transpose([*first, *last]).reshape(-1, width).tolist()

@@ -1,0 +1,312 @@
+"""A compiled program, read from its text: which instructions run, how often, and what they call.
+
+The text is that of XLA's HLO modules after all passes (`compiled.as_text()`). Loops are what `cost_analysis` gets wrong: it
+counts a body once. Here every instruction knows how many times one call of the program executes it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+BYTES = {
+    "pred": 1,
+    "s4": 1,
+    "u4": 1,
+    "s8": 1,
+    "u8": 1,
+    "f8e3m4": 1,
+    "f8e4m3": 1,
+    "f8e4m3fn": 1,
+    "f8e5m2": 1,
+    "bf16": 2,
+    "f16": 2,
+    "s16": 2,
+    "u16": 2,
+    "f32": 4,
+    "s32": 4,
+    "u32": 4,
+    "f64": 8,
+    "s64": 8,
+    "u64": 8,
+}
+"""Of an element; shapes of other kinds (tokens, flags of memory) hold no data."""
+
+_HEADER = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\) -> .*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)$")
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+_ON_CHIP = re.compile(r"S\([1-9]\)")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%([\w.\-]+)"
+)
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_NAME = re.compile(r'op_name="([^"]*)"')
+_CYCLES = re.compile(r'estimated_cycles":"(\d+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """One array of a result: dtype as in HLO, dimensions, and whether it lies in HBM (or in memory on the chip)."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    in_hbm: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all elements, wherever they lie."""
+        return int(np.prod(self.dims, dtype=np.int64)) * BYTES[self.dtype]
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Those that lie in HBM."""
+        return self.num_bytes if self.in_hbm else 0
+
+
+@dataclasses.dataclass(eq=False)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      name: in its computation.
+      op: "fusion", "all-reduce", ...
+      result: text of the result's shape.
+      rest: operands and attributes.
+      is_root: of its computation.
+    """
+
+    name: str
+    op: str
+    result: str
+    rest: str
+    is_root: bool
+
+    @functools.cached_property
+    def arrays(self) -> list[Array]:
+        """What it yields."""
+        return parse_shapes(self.result)
+
+    @functools.cached_property
+    def operands(self) -> list[str]:
+        """Names of the instructions that it takes."""
+        return _OPERAND.findall(self.rest[: _closing(self.rest)])
+
+    @property
+    def attributes(self) -> str:
+        """What stands behind the operands."""
+        return self.rest[_closing(self.rest) :]
+
+    @functools.cached_property
+    def path(self) -> str:
+        """Where it comes from: modules, transformations and operation as JAX names them; "" if the compiler made it."""
+        found = _NAME.search(self.rest)
+        return found[1] if found else ""
+
+    @functools.cached_property
+    def cycles(self) -> int:
+        """The compiler's estimate; 0 where it has none."""
+        found = _CYCLES.search(self.rest)
+        return int(found[1]) if found else 0
+
+    @functools.cached_property
+    def called(self) -> dict[str, str]:
+        """Attribute -> computation that it runs."""
+        return dict(_CALLED.findall(self.attributes))
+
+    @property
+    def branches(self) -> list[str]:
+        """The computations of a conditional."""
+        found = _BRANCHES.search(self.attributes)
+        either = [
+            self.called[name]
+            for name in ("true_computation", "false_computation")
+            if name in self.called
+        ]
+        return _OPERAND.findall(found[1]) if found else either
+
+
+Computation = dict[str, Instruction]
+
+
+@dataclasses.dataclass(frozen=True)
+class Executed:
+    """An instruction that a call of the program executes.
+
+    Attributes:
+      instruction: which.
+      times: how often.
+      computation: where it stands.
+      fused: within a fusion: it costs what the fusion costs.
+    """
+
+    instruction: Instruction
+    times: int
+    computation: str
+    fused: bool
+
+
+class HloProgram:
+    """A compiled program.
+
+    Args:
+      text: of its HLO module.
+
+    Attributes:
+      computations: name -> its instructions by name, in order.
+      entry: the name of the one that is called.
+      unknown_loops: instructions of loops whose trip count could not be read; they are counted once.
+    """
+
+    def __init__(self, text: str):
+        self.computations: dict[str, Computation] = {}
+        self.entry = ""
+        current: Computation = {}
+        for line in text.splitlines():
+            if line[:1] in ("%", "E"):
+                header = _HEADER.match(line)
+                if header:
+                    current = self.computations[header[2]] = {}
+                    self.entry = header[2] if header[1] else self.entry
+            elif found := _INSTRUCTION.match(line):
+                root, name, result, op, rest = found.groups()
+                current[name] = Instruction(name, op, result, rest, bool(root))
+        self.unknown_loops: list[str] = []
+
+    @functools.cached_property
+    def executed(self) -> list[Executed]:
+        """All instructions that one call executes, with how often; of a conditional the branch with the most cycles."""
+        return list(self._walk(self.entry, 1, False))
+
+    def _walk(self, computation: str, times: int, fused: bool) -> Iterator[Executed]:
+        for instruction in self.computations.get(computation, {}).values():
+            yield Executed(instruction, times, computation, fused)
+            called = instruction.called
+            if instruction.op == "while":
+                trips = self.trip_count(computation, instruction)
+                yield from self._walk(called["body"], times * trips, fused)
+            elif instruction.op == "fusion":
+                yield from self._walk(called["calls"], times, True)
+            elif instruction.op in ("call", "async-start"):
+                inner = called.get("to_apply") or called.get("calls") or ""
+                yield from self._walk(inner, times, fused)
+            elif instruction.op == "conditional":
+                yield from self._walk(max(instruction.branches, key=self._cycles), times, fused)
+
+    def _cycles(self, computation: str) -> int:
+        return sum(
+            instruction.cycles for instruction in self.computations.get(computation, {}).values()
+        )
+
+    def trip_count(self, computation: str, loop: Instruction) -> int:
+        """Return how often a loop's body runs: its condition compares a counter that goes up by one with a constant."""
+        found = re.search(r'known_trip_count":?\{"?n"?:"?(\d+)', loop.rest)
+        if found:
+            return int(found[1])
+        count = self._counted(computation, loop)
+        if count is None:
+            self.unknown_loops.append(loop.name)
+            return 1
+        return count
+
+    def _counted(self, computation: str, loop: Instruction) -> int | None:
+        condition = self.computations[loop.called["condition"]]
+        root = next(instruction for instruction in condition.values() if instruction.is_root)
+        if root.op == "fusion":  # its arguments are the condition's, and its root the comparison
+            inside = self.computations[root.called["calls"]]
+            compare = next(instruction for instruction in inside.values() if instruction.is_root)
+            outer = {f"{index}": condition[name] for index, name in enumerate(root.operands)}
+            found = [inside[name] for name in compare.operands]
+            sides = [
+                outer[side.rest[: side.rest.index(")")]] if side.op == "parameter" else side
+                for side in found
+            ]
+        else:
+            compare, sides = root, [condition[name] for name in root.operands]
+        if compare.op != "compare" or len(sides) != 2:
+            return None
+        limit = _constant(sides[1])
+        index = re.search(r"index=(\d+)", sides[0].attributes)
+        if limit is None or index is None or "direction=LT" not in compare.attributes:
+            return None
+        start = self._initial(computation, loop, int(index[1]))
+        stride = self._stride(loop, int(index[1]))
+        return (
+            None
+            if start is None or stride is None or stride < 1
+            else max(0, -(-(limit - start) // stride))
+        )
+
+    def _stride(self, loop: Instruction, index: int) -> int | None:
+        """Return by how much a turn raises the counter at an index of a loop's state; None where that cannot be read."""
+        body = self.computations[loop.called["body"]]
+        root = next(instruction for instruction in body.values() if instruction.is_root)
+        raised = _behind_copies(body, body[root.operands[index]]) if root.op == "tuple" else root
+        if raised.op != "add":
+            return None
+        found = [_constant(body[name]) for name in raised.operands if name in body]
+        return next((number for number in found if number is not None), None)
+
+    def _initial(self, computation: str, loop: Instruction, index: int) -> int | None:
+        """Return the constant that a loop's state begins with at an index."""
+        here = self.computations[computation]
+        state = here[loop.operands[0]]
+        if state.op != "tuple":
+            return None
+        return _constant(_behind_copies(here, here[state.operands[index]]))
+
+    def users(self, computation: str) -> Mapping[str, list[Instruction]]:
+        """Return name -> the instructions of a computation that take it."""
+        return self._users(computation)
+
+    @functools.cache  # noqa: B019 (a program lives as long as a plan)
+    def _users(self, computation: str) -> dict[str, list[Instruction]]:
+        found: dict[str, list[Instruction]] = collections.defaultdict(list)
+        for instruction in self.computations[computation].values():
+            for operand in instruction.operands:
+                found[operand].append(instruction)
+        return found
+
+    def parameters(self, computation: str) -> list[Instruction]:
+        """Return a computation's parameters by number."""
+        found = [part for part in self.computations[computation].values() if part.op == "parameter"]
+        return sorted(found, key=lambda part: int(part.rest[: part.rest.index(")")]))
+
+
+def parse_shapes(text: str) -> list[Array]:
+    """Return the arrays of a shape in HLO's notation, those of a tuple in order.
+
+    >>> parse_shapes("(f32[8,128]{1,0:T(8,128)}, bf16[2]{0:T(256)S(1)})")
+    [Array(dtype='f32', dims=(8, 128), in_hbm=True), Array(dtype='bf16', dims=(2,), in_hbm=False)]
+    """
+    return [
+        Array(dtype, tuple(map(int, filter(None, dims.split(",")))), not _ON_CHIP.search(layout))
+        for dtype, dims, layout in _SHAPE.findall(text)
+        if dtype in BYTES
+    ]
+
+
+def _closing(text: str) -> int:
+    """Return where the parenthesis that is open at the beginning of a text closes."""
+    depth = 1
+    for found in re.finditer(r"[()]", text):
+        depth += 1 if found[0] == "(" else -1
+        if not depth:
+            return found.start()
+    return len(text)
+
+
+def _behind_copies(here: Computation, instruction: Instruction) -> Instruction:
+    while instruction.op in ("copy", "bitcast") and instruction.operands[0] in here:
+        instruction = here[instruction.operands[0]]
+    return instruction
+
+
+def _constant(instruction: Instruction) -> int | None:
+    found = re.match(r"(-?\d+)\)", instruction.rest) if instruction.op == "constant" else None
+    return int(found[1]) if found else None

@@ -1,0 +1,19 @@
+from ._aggregators import scaled_modules as scaled_modules
+from ._build import (
+    build_mesh as build_mesh,
+    build_run as build_run,
+    build_state as build_state,
+    check_batch_fits as check_batch_fits,
+    with_averaged_params as with_averaged_params,
+)
+from ._initial import TEXT_NORMALIZATION_KEY as TEXT_NORMALIZATION_KEY
+from ._language_model import CARRY as CARRY
+from ._networks import make_network as make_network
+from ._optimizers import make_optimizer as make_optimizer
+from ._problem import Problem as Problem, check_batch as check_batch, make_problem as make_problem
+from ._schedule import (
+    ResolvedSchedule as ResolvedSchedule,
+    make_schedule as make_schedule,
+    resolve_schedule as resolve_schedule,
+)
+from ._step import make_step as make_step, options_of as options_of

@@ -1,0 +1,103 @@
+"""Images and their classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import losses, metrics, replicas, types
+from lbopt.config import LossConfig
+from lbopt.data.from_config import Source
+from lbopt.errors import require
+from lbopt.models import Model
+from lbopt.recipes._task import Task
+
+_MANY_CLASSES = 100
+"""From so many on, top-5 accuracy is a metric too."""
+_MIXUP = 0x6D69
+"""Folded into the step's key for the weights of mixtures."""
+
+
+def make(network: Model, source: Source, loss: LossConfig) -> Task:
+    """Build the cross entropy of a batch with `image` and `label`, with top-1 accuracy.
+
+    Pixels that come as uint8 are normalised here, on the device. Smoothing and mixtures are in training only.
+    """
+
+    def inputs(batch: types.Batch) -> Any:
+        image = batch["image"]
+        if image.dtype != jnp.uint8:
+            return image
+        mean, std = (jnp.asarray(part, jnp.float32) * 255 for part in source.pixel_scale)
+        folded = image.shape[-1] // 3 if image.ndim == 4 and mean.size > 1 else 1
+        return (image.astype(jnp.float32) - jnp.tile(mean, folded)) / jnp.tile(std, folded)
+
+    def scored(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return losses.softmax_cross_entropy(
+            logits, labels, loss.label_smoothing, loss.label_smoothing_rule
+        )
+
+    def loss_fn(params, model_state, batch, rng):
+        images, labels = inputs(batch), batch["label"]
+        weights = None
+        if loss.mixup_alpha:
+            weights = mixup_weights(jax.random.fold_in(rng, _MIXUP), len(labels), loss.mixup_alpha)
+            images = mixed(images, weights)
+        logits, new_model_state = network.apply(params, model_state, images, train=True, rng=rng)
+        each = scored(logits, labels)
+        if weights is not None:
+            each = weights * each + (1 - weights) * scored(logits, swapped(labels))
+        return jnp.mean(each), (new_model_state, _measures(logits, labels, each, None))
+
+    def metric_fn(params, model_state, batch):
+        logits, _ = network.apply(params, model_state, inputs(batch), train=False)
+        each = losses.softmax_cross_entropy(logits, batch["label"])
+        return _measures(logits, batch["label"], each, batch["mask"])
+
+    return Task(inputs, loss_fn, metric_fn)
+
+
+def _measures(
+    logits: jax.Array, labels: jax.Array, each: jax.Array, mask: jax.Array | None
+) -> types.Metrics:
+    found = metrics.classification(logits, labels, each, mask)
+    if logits.shape[-1] >= _MANY_CLASSES:
+        right = jnp.take_along_axis(logits, labels[:, None], 1)
+        found["top_5_accuracy"] = metrics.summed(jnp.sum(logits > right, -1) < 5, mask)
+    return found
+
+
+def swapped(x: jax.Array) -> jax.Array:
+    """Exchange neighbours, 0 with 1, 2 with 3, ... along the leading axis."""
+    return x.reshape(-1, 2, *x.shape[1:])[:, ::-1].reshape(x.shape)
+
+
+def mixed(images: jax.Array, weights: jax.Array) -> jax.Array:
+    """Mix every image with its neighbour (Zhang et al., arXiv 1710.09412).
+
+    Args:
+      images: [batch, ...] floating.
+      weights: [batch] of the image itself.
+
+    Note:
+      The paper's code mixes a batch with a permutation of itself by one weight. Neighbours are on one device, and with a
+      weight for each pair the result depends on neither devices nor backend.
+    """
+    weights = weights.reshape(-1, *[1] * (images.ndim - 1))
+    return weights * images + (1 - weights) * swapped(images)
+
+
+def mixup_weights(key: jax.Array, num_examples: int, alpha: float) -> jax.Array:
+    """Return [num_examples] fp32: for each pair of neighbours one draw from Beta(alpha, alpha), and 1 minus it.
+
+    Raises:
+      UserError: if there is an odd one out.
+    """
+    fix = f"it mixes pairs, and a part of {num_examples} examples has an odd one; let each device have an even number"
+    require(num_examples % 2 == 0, "config.loss.mixup_alpha", alpha, fix)
+    pairs = replicas.example_numbers(num_examples)[::2]
+    keys = jax.vmap(lambda pair: jax.random.fold_in(key, pair))(pairs)
+    drawn = jax.vmap(lambda one: jax.random.beta(one, alpha, alpha))(keys)
+    return jnp.stack([drawn, 1 - drawn], 1).reshape(num_examples)

@@ -1,0 +1,269 @@
+"""Start a run from what another one, or another program, has learned."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+import jax
+import numpy as np
+
+from lbopt import _typed_json, tree, types
+from lbopt.config import ModelConfig
+from lbopt.data.text import (
+    VOCABULARY_FILE,
+    Normalization,
+    TextNormalization,
+    Vocabulary,
+    find_vocabulary,
+    read_vocabulary,
+    stated_normalization,
+)
+from lbopt.errors import EnvironmentProblem, UserError, brief, require
+from lbopt.interchange import (
+    load_huggingface,
+    load_safetensors,
+    path_exists,
+    read_safetensors_metadata,
+)
+from lbopt.models import BERT_SIZES, bert_layer_names, stack_layers, unstack_layers
+from lbopt.train import read_variables
+from lbopt.workdir import absolute_workdir, checkpoint_root, local_workdir, read_config
+
+TEXT_NORMALIZATION_KEY = "text_normalization"
+"""In the metadata of `lbopt export`: how text was changed before it was cut."""
+_HEADS = {
+    "bert": r"^(span|pooler|next_sentence|prediction)",
+    "efficientnet": r"^head/",
+    "resnet": r"^head/",
+}
+"""Parameters that belong to a task and not to the network: they may be missing, or of another shape."""
+
+
+def read(place: str, model: ModelConfig) -> dict[str, Any]:
+    """Read variables: {"params": ..., "batch_stats": ...}.
+
+    Args:
+      place: a workdir, of this machine or in a bucket, a safetensors file of ours, or a folder of Transformers.
+      model: the network they are for: parameters of bert come out stacked or not as it has them.
+
+    Raises:
+      UserError: if it is none of these, or if its network has another activation: no shape would tell.
+      EnvironmentProblem: if it cannot be read.
+    """
+    with opened(place) as path:
+        variables, activation = _read(path, place)
+    fix = "no parameters are in it; give a file of lbopt export or a workdir of lbopt train"
+    require(isinstance(variables.get("params"), Mapping), "config.init_from", place, fix)
+    fix = f"{brief(place)} was trained with {activation!r}, and shapes do not tell; use that"
+    agrees = model.name != "bert" or activation in (None, model.activation)
+    require(agrees, "config.model.activation", model.activation, fix)
+    params = (
+        _as_scanned(variables["params"], model, place)
+        if model.name == "bert"
+        else variables["params"]
+    )
+    return {**variables, "params": params}
+
+
+@contextlib.contextmanager
+def opened(place: str) -> Iterator[pathlib.Path]:
+    """Give the path that `config.init_from` means; of a workdir in a bucket, the local copy of its small files.
+
+    Raises:
+      UserError: for an address that is no folder of a bucket.
+      EnvironmentProblem: if the bucket cannot be read, or within it if the system refuses to read the place.
+    """
+    with contextlib.ExitStack() as stack:
+        with _naming(place):
+            path = absolute_workdir(stack.enter_context(local_workdir(place, write=False)))
+            path_exists(path)  # or its name is too long to be looked for
+        try:
+            yield path
+        except OSError as error:
+            fix = f"it cannot be read ({error.strerror or error}); mend it, or use another"
+            raise EnvironmentProblem(f"config.init_from = {brief(place)}: {fix}") from error
+
+
+@contextlib.contextmanager
+def opened_folder(place: str) -> Iterator[pathlib.Path]:
+    """Give the path of what a run starts from, where the data look for a vocabulary.
+
+    Raises:
+      UserError: if nothing is there.
+      EnvironmentProblem: see `opened`.
+    """
+    with opened(place) as path:
+        fix = "nothing is there; give a workdir of lbopt train or a folder of Transformers, whose vocabulary is taken too"
+        require(path_exists(path), "config.init_from", place, fix)
+        yield path
+
+
+def _as_scanned(params: types.Params, model: ModelConfig, place: str) -> types.Params:
+    """Return parameters of bert with its layers stacked or not, as the model has them; those of another network as they are."""
+    if model.scan_layers:
+        layers = [tree.by_name(params[name]) for name in bert_layer_names(params)]
+        shapes = [{name: np.shape(leaf) for name, leaf in layer.items()} for layer in layers]
+        count, change = len(layers) if shapes == shapes[:1] * len(layers) else 0, stack_layers
+    else:
+        lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(params.get("layers"))}
+        count, change = sum(*lengths) if len(lengths) == 1 else 0, unstack_layers
+    if count == 0:
+        return params
+    wanted = BERT_SIZES[model.size].num_layers
+    fix = f"that has {wanted} layers, and {brief(place)} has {count}; give the size of what it starts from"
+    require(count == wanted, "config.model.size", model.size, fix)
+    return change(params)
+
+
+def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
+    """Return variables, and the activation of their network if that is known."""
+    if path.is_file():
+        with _naming(place):
+            variables, metadata = load_safetensors(path)
+        return variables, _activation(metadata.get("model", "{}"), place)
+    if (checkpoint_root(path) / "checkpoints").is_dir():
+        with _naming(place):
+            saved = read_config(path, "train") or {}
+        return read_variables(path), saved.get("config", {}).get("model", {}).get("activation")
+    fix = "give a workdir of lbopt train, a file of lbopt export, or a folder of Transformers"
+    require(
+        checkpoint_root(path) is path,
+        "config.init_from",
+        place,
+        f"{fix}; of a bucket only a workdir",
+    )
+    require((path / "config.json").is_file(), "config.init_from", place, fix)
+    with _naming(place):
+        network, variables = load_huggingface(path)
+    return dict(variables), getattr(network, "activation", None)
+
+
+def check_text(place: str, vocabulary: Vocabulary) -> None:
+    """Raise `UserError` if it is known that what a run starts from was trained on text that was changed or cut in another way.
+
+    Args:
+      place: see `read`.
+      vocabulary: that of the run's data.
+    """
+    with opened(place) as path:
+        if vocabulary.pieces and path.is_dir():
+            _check_pieces(path, place, vocabulary.pieces)
+        if (normalization := vocabulary.normalization) is None:
+            return
+        with _naming(place):
+            stated, source = _stated_text(path)
+        known = TextNormalization(**stated)
+        names = known.differences(normalization) if source else []
+        if names:
+            theirs, ours = (
+                json.dumps(getattr(one.explicit(), names[0])) for one in (known, normalization)
+            )
+            raise UserError(
+                f"config.init_from = {place!r}: {source} says {names[0]} = {theirs}, and the data have {ours}; cut text as the "
+                "network knows it: prepare it with this vocabulary, or leave config.data.lowercase and vocab_file None"
+            )
+
+
+def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
+    """Raise `UserError` if a piece has another number in the vocabulary beside a network; [unused...] may have become any."""
+    file, theirs = find_vocabulary(path), []
+    if file is not None:
+        with contextlib.suppress(UserError):  # of one that lbopt cannot read nothing is known
+            theirs = read_vocabulary(file)
+    pairs = list(zip(theirs, ours, strict=False))
+    wrong = [
+        number
+        for number, (a, b) in enumerate(pairs)
+        if a != b and not re.fullmatch(r"\[unused\d+\]", a)
+    ]
+    if wrong:
+        said = " and the data have ".join(map(brief, pairs[wrong[0]]))
+        raise UserError(
+            f"config.init_from = {brief(place)}: piece {wrong[0]} is {said} ({len(wrong)} differ); prepare the data with {file}, or "
+            "start from a network that learned their vocabulary"
+        )
+
+
+def _stated_text(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path | None]:
+    if not path.is_file():
+        return stated_normalization(path / VOCABULARY_FILE)
+    said = read_safetensors_metadata(path).get(TEXT_NORMALIZATION_KEY)
+    if said is None:
+        return {}, None
+    try:
+        return {**_typed_json.decode(said.encode(), Normalization)}, path
+    except ValueError as error:
+        raise UserError(
+            f"{TEXT_NORMALIZATION_KEY} in its metadata: {error}; export it again"
+        ) from error
+
+
+class _Model(TypedDict):
+    activation: NotRequired[str | None]
+
+
+def _activation(model: str, place: str) -> str | None:
+    """Return what `lbopt export` says of a network beside its arrays."""
+    try:
+        return _typed_json.decode(model.encode(), _Model).get("activation")
+    except ValueError as error:
+        raise UserError(
+            f"config.init_from = {brief(place)}: model in its metadata: {error}; export it again"
+        ) from error
+
+
+@contextlib.contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Let errors name `config.init_from`, and not the --workdir that a run would have."""
+    try:
+        yield
+    except (UserError, EnvironmentProblem) as error:
+        said = re.sub(r"^--workdir( = '.*')?: ", "", str(error)).replace(
+            "another --workdir", "another folder"
+        )
+        raise type(error)(f"config.init_from = {brief(place)}: {said}") from error
+
+
+def merged(
+    ours: types.PyTree, theirs: Mapping[str, Any], model: ModelConfig, place: str
+) -> tuple[types.PyTree, list]:
+    """Put what was read into a tree of parameters (or of the model's state).
+
+    Args:
+      ours: arrays or shapes; the result has their structure.
+      theirs: what was read.
+      model: whose heads may be missing.
+      place: for messages.
+
+    Returns:
+      The tree, with None where nothing was read; and the names of these leaves.
+
+    Raises:
+      UserError: naming the first parameter that is missing or of another shape.
+    """
+    read_leaves = dict(zip(tree.leaf_names(theirs), jax.tree.leaves(theirs), strict=True))
+    heads = re.compile(_HEADS.get(model.name, r"^$"))
+    fresh: list[str] = []
+
+    def choose(name: str, leaf: Any) -> Any:
+        found = read_leaves.get(name)
+        if found is not None and np.shape(found) == tuple(leaf.shape):
+            return np.asarray(found, leaf.dtype)
+        if heads.search(name):
+            fresh.append(name)
+            return None
+        what = (
+            "is not in it"
+            if found is None
+            else f"is {np.shape(found)} in it and {tuple(leaf.shape)} here"
+        )
+        raise UserError(
+            f"config.init_from = {brief(place)}: parameter {name} {what}; give a checkpoint of the model that config.model describes"
+        )
+
+    return tree.map_with_name(choose, ours), fresh

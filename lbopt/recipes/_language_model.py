@@ -1,0 +1,107 @@
+"""Text, token after token."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from lbopt import losses, metrics, types
+from lbopt.config import LossConfig
+from lbopt.data.from_config import Source
+from lbopt.evaluation import Evaluation, evaluate_streams, stream_arguments
+from lbopt.models import Model
+from lbopt.parallel import make_eval_step
+from lbopt.recipes._task import Task
+
+CARRY = "carry"
+"""In the model's state: what the text so far has left, as `lbopt.models._lstm.Carry`."""
+
+
+def make(network: Model, source: Source, loss: LossConfig) -> Task:
+    """Build the cross entropy of a batch with `tokens` and `next_tokens` [batch, length], the mean over all tokens.
+
+    All windows are full, so the mean over tokens is the mean over examples. The metrics are `loss` (in nats a token),
+    `perplexity` (its exponential, taken after the mean over all tokens) and `accuracy`.
+
+    A source of lanes carries the state from batch to batch, without gradients (truncated back-propagation through time), in
+    training and in evaluation; otherwise every window begins without one.
+    """
+    del loss
+    if source.num_lanes:
+        return _carried(network, source.num_lanes)
+
+    def loss_fn(params, model_state, batch, rng):
+        outputs, new_model_state = network.apply(
+            params, model_state, _inputs(batch), train=True, rng=rng
+        )
+        each, found = _score(outputs["logits"], batch)
+        return jnp.mean(each), (new_model_state, found)
+
+    def metric_fn(params, model_state, batch):
+        outputs, _ = network.apply(params, model_state, _inputs(batch), train=False)
+        return _score(outputs["logits"], batch)[1]
+
+    return Task(_inputs, loss_fn, metric_fn)
+
+
+def _inputs(batch: types.Batch) -> Any:
+    return {"tokens": batch["tokens"]}
+
+
+def _score(logits: jax.Array, batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
+    """Return the loss of each token [batch, length], and all metrics."""
+    labels, counted = batch["next_tokens"], batch.get("mask")
+    each = losses.softmax_cross_entropy(logits, labels)
+    if counted is not None and counted.ndim == 1:
+        counted = jnp.broadcast_to(counted[:, None], labels.shape)
+    pairs = metrics.classification(logits, labels, each, counted)
+    return each, {**pairs, "perplexity": pairs["loss"]}
+
+
+def _carried(network: Model, num_lanes: int) -> Task:
+    def go_on(params, model_state, batch, **options):
+        """Return what the network says to a batch, begun with the state of the one before."""
+        begins = batch["is_first"][:, None]
+        carry = jax.tree.map(lambda x: jnp.where(begins, 0, x), model_state[CARRY])
+        outputs, _ = network.apply(params, {}, {**_inputs(batch), CARRY: carry}, **options)
+        return outputs["logits"], {CARRY: jax.lax.stop_gradient(outputs[CARRY])}
+
+    def loss_fn(params, model_state, batch, rng):
+        logits, new_model_state = go_on(params, model_state, batch, train=True, rng=rng)
+        each, found = _score(logits, batch)
+        return jnp.mean(each), (new_model_state, found)
+
+    def metric_fn(params, model_state, batch):
+        carry = _zeros(network, params, batch["tokens"].shape[0])
+        return _score(go_on(params, carry, batch, train=False)[0], batch)[1]
+
+    def scored(params, model_state, batch):
+        logits, carried = go_on(params, model_state, batch, train=False)
+        return _score(logits, batch)[1], carried
+
+    def evaluator(mesh: Mesh, backend: str) -> Evaluation:
+        del backend  # a state that goes from batch to batch is one of "jit"
+        first_carry = functools.partial(_zeros, network)
+        return Evaluation(
+            make_eval_step(scored, mesh),
+            functools.partial(evaluate_streams, first_carry),
+            functools.partial(stream_arguments, first_carry),
+        )
+
+    def first_state(params: types.Params) -> types.ModelState:
+        return _zeros(network, params, num_lanes)
+
+    return Task(_inputs, loss_fn, metric_fn, evaluator, first_state=first_state)
+
+
+def _zeros(network: Model, params: types.Params, num_lanes: int) -> dict[str, Any]:
+    """Return the state before any text."""
+    tokens = {"tokens": jnp.zeros((num_lanes, 1), jnp.int32)}
+    shapes = jax.eval_shape(
+        lambda params: network.apply(params, {}, tokens, train=False)[0][CARRY], params
+    )
+    return {CARRY: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)}

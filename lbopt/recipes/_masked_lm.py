@@ -1,0 +1,75 @@
+"""BERT's two tasks: masked tokens, and whether a segment follows another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import losses, metrics, types
+from lbopt.config import LossConfig
+from lbopt.data.from_config import Source
+from lbopt.models import Model
+from lbopt.recipes._task import Task
+
+
+def make(network: Model, source: Source, loss: LossConfig) -> Task:
+    """Build the pre-training loss of a batch as `lbopt.data.text.MaskedLMDataset` makes it.
+
+    With P predictions an example, weights w in {0, 1}, and M the mean number of predictions of an example in the data,
+
+        loss of an example = sum_p w_p nll_p / M + nll of the next-sentence label
+
+    and the loss of a batch is the mean over its examples. google-research/bert (run_pretraining.py) divides the sum over
+    the examples of one core by their number of predictions instead, and averages over cores. Both weight every masked
+    token alike, and agree where examples have M predictions; but a ratio of sums over a part of a batch does not average
+    to that of the whole, and the constant M does: the gradient depends on neither devices nor microsteps.
+
+    The metrics are `loss` (the mean over examples of the above), `accuracy` and `masked_lm_loss` (exact means over masked
+    tokens), `next_sentence_accuracy` and `next_sentence_loss`. Data without `next_sentence_label` do without the latter.
+
+    Args:
+      network: with `prediction_logits` and `next_sentence_logits`.
+      source: the data, for M.
+      loss: not needed.
+    """
+    del loss
+
+    def score(
+        outputs: Mapping[str, jax.Array], batch: types.Batch
+    ) -> tuple[jax.Array, types.Metrics]:
+        """Return the loss of each example [batch], and all metrics."""
+        present = batch.get("mask", jnp.ones(batch["input_ids"].shape[0], bool))
+        labels, used = batch["masked_labels"], batch["masked_weights"] > 0
+        counted = used & present[:, None]
+        tokens = losses.softmax_cross_entropy(outputs["prediction_logits"], labels)
+        hits = jnp.argmax(outputs["prediction_logits"], -1) == labels
+        each = jnp.sum(jnp.where(used, tokens, 0), -1) / source.mean_predictions
+        found = {
+            "accuracy": metrics.summed(hits, counted),
+            "masked_lm_loss": metrics.summed(tokens, counted),
+        }
+        if "next_sentence_label" in batch:
+            logits, label = outputs["next_sentence_logits"], batch["next_sentence_label"]
+            following = losses.softmax_cross_entropy(logits, label)
+            each = each + following
+            pairs = metrics.classification(logits, label, following, present)
+            found |= {f"next_sentence_{name}": pair for name, pair in pairs.items()}
+        return each, {"loss": metrics.summed(each, present), **found}
+
+    def loss_fn(params, model_state, batch, rng):
+        outputs, new_model_state = network.apply(params, model_state, batch, train=True, rng=rng)
+        each, found = score(outputs, batch)
+        return jnp.mean(each), (new_model_state, found)
+
+    def metric_fn(params, model_state, batch):
+        outputs, _ = network.apply(params, model_state, batch, train=False)
+        return score(outputs, batch)[1]
+
+    return Task(_whole_batch, loss_fn, metric_fn)
+
+
+def _whole_batch(batch: types.Batch) -> Any:
+    return batch

@@ -1,0 +1,149 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from lbopt import stacks, types
+from lbopt.config import ModelConfig
+from lbopt.models import (
+    CNN,
+    LSTM_SIZES,
+    MLP,
+    RESNET_SIZES,
+    LSTMClassifier,
+    make_bert,
+    make_efficientnet,
+    make_lstm_language_model,
+    make_resnet,
+)
+
+
+def make_network(model: ModelConfig, outputs: int, head: str = "pretraining") -> nn.Module:
+    """Build the module of a validated config.
+
+    Args:
+      model: which one.
+      outputs: classes, or tokens of the vocabulary.
+      head: of bert.
+    """
+    return _BUILDERS[model.name](model, outputs, head)
+
+
+def stacked(model: ModelConfig) -> types.Stacked:
+    """Return which parameters of a network are stacks of layers."""
+    return stacks.stacked_paths("^layers/") if model.name == "bert" and model.scan_layers else None
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None: the others are the size's."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _dtype(model: ModelConfig) -> Any:
+    return jnp.dtype(model.dtype)
+
+
+def _cnn(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    options = {
+        **_given(batch_norm_momentum=model.batch_norm_momentum),
+        "by_patches": model.patch_convolutions,
+    }
+    return CNN(
+        outputs,
+        tuple(model.widths),
+        model.hidden,
+        model.batch_norm_scope,
+        dtype=_dtype(model),
+        **options,
+    )
+
+
+def _resnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    options = _given(batch_norm_momentum=model.batch_norm_momentum)
+    if model.width_coefficient is not None:
+        wide = RESNET_SIZES[model.size].widths
+        options["widths"] = tuple(max(8, round(width * model.width_coefficient)) for width in wide)
+        options["stem_width"] = max(8, round(64 * model.width_coefficient))
+    return make_resnet(
+        model.size,
+        num_classes=outputs,
+        stem=model.stem,
+        fold_columns=model.fold_columns,
+        batch_norm_scope=model.batch_norm_scope,
+        batch_norm_running_from=model.batch_norm_running_from,
+        batch_norm_unbiased_var=model.batch_norm_unbiased_var,
+        dtype=_dtype(model),
+        **options,
+    )
+
+
+def _efficientnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    return make_efficientnet(
+        model.size,
+        num_classes=outputs,
+        batch_norm_scope=model.batch_norm_scope,
+        batch_norm_running_from=model.batch_norm_running_from,
+        batch_norm_unbiased_var=model.batch_norm_unbiased_var,
+        fold_examples=model.fold_examples,
+        dtype=_dtype(model),
+        **_given(
+            width_coefficient=model.width_coefficient,
+            depth_coefficient=model.depth_coefficient,
+            dropout_rate=model.dropout_rate,
+            stochastic_depth_rate=model.stochastic_depth_rate,
+            batch_norm_momentum=model.batch_norm_momentum,
+        ),
+    )
+
+
+def _bert(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    return make_bert(
+        model.size,
+        vocab_size=outputs,
+        head=head,
+        max_length=model.max_length,
+        activation=model.activation,
+        scan=model.scan_layers,
+        remat=model.remat,
+        remat_layers=model.remat_layers,
+        dtype=_dtype(model),
+        **_given(
+            dropout_rate=model.dropout_rate, attention_dropout_rate=model.attention_dropout_rate
+        ),
+    )
+
+
+def _lstm_lm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    options = _given(dropout_rate=model.dropout_rate)
+    if model.width_coefficient is not None:
+        options["hidden"] = max(1, round(LSTM_SIZES[model.size].hidden * model.width_coefficient))
+    return make_lstm_language_model(model.size, vocab_size=outputs, dtype=_dtype(model), **options)
+
+
+def _lstm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    return LSTMClassifier(outputs, model.hidden, dtype=_dtype(model))
+
+
+def _mlp(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    return MLP(outputs, tuple(model.widths), dtype=_dtype(model))
+
+
+_BUILDERS = {
+    "bert": _bert,
+    "cnn": _cnn,
+    "efficientnet": _efficientnet,
+    "lstm": _lstm,
+    "lstm_lm": _lstm_lm,
+    "mlp": _mlp,
+    "resnet": _resnet,
+}

@@ -1,0 +1,173 @@
+"""Data, model and loss of a config."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from lbopt import losses, types
+from lbopt.config import BATCH_NORMED, TASKS, DataConfig, LossConfig, ModelConfig
+from lbopt.data import DAMAGED, Dataset, Splits
+from lbopt.data.from_config import Learned, Source, load_source
+from lbopt.data.text import NO_VOCABULARY, Vocabulary
+from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.evaluation import means_of
+from lbopt.models import StatsScope, from_linen
+from lbopt.recipes import (
+    _classification,
+    _initial,
+    _language_model,
+    _masked_lm,
+    _networks,
+    _question_answering,
+)
+from lbopt.recipes._task import Task
+from lbopt.replicas import Replicas
+
+_ROOMS = {
+    "classification": _classification,
+    "language_model": _language_model,
+    "masked_lm": _masked_lm,
+    "question_answering": _question_answering,
+}
+_OF_THE_DATA = ("image_size", "sequence_length")
+"""What models call by these names are fields of the data."""
+Load = Callable[[DataConfig, int, Learned | None], Source]
+"""(data, global batch size, opener of what the run starts from) -> `Source`."""
+
+
+class Problem(NamedTuple):
+    """What is learned, whatever the optimizer.
+
+    Attributes:
+      init: key -> (params, model_state).
+      loss_fn: see `lbopt.types.LossFn`.
+      metric_fn: see `lbopt.types.MetricFn`.
+      splits: training, validation and test sets.
+      stacked: which parameters are stacks of layers, for the optimizer.
+      evaluator: see `lbopt.evaluation.Evaluator`.
+      metric_names: of the evaluation.
+      vocabulary: of text.
+      outputs: classes or tokens that are told apart; 0 if nobody said.
+    """
+
+    init: Any
+    loss_fn: types.LossFn
+    metric_fn: types.MetricFn
+    splits: Splits
+    stacked: types.Stacked = None
+    evaluator: Any = None
+    metric_names: tuple[str, ...] = ()
+    vocabulary: Vocabulary = NO_VOCABULARY
+    outputs: int = 0
+
+
+def make_problem(
+    data: DataConfig,
+    model: ModelConfig,
+    loss: LossConfig | None = None,
+    global_batch_size: int = 1,
+    init_from: str | None = None,
+    load: Load = load_source,
+) -> Problem:
+    """Load the data and build the model and the loss that belong to them; the configs are validated.
+
+    Args:
+      data: which.
+      model: which.
+      loss: None for the plain one.
+      global_batch_size: of the run, for data that are laid out by it.
+      init_from: what the run starts from, for its vocabulary.
+      load: what loads the data; `known_source` for a program without data.
+
+    Raises:
+      UserError: if the model cannot take these examples.
+      EnvironmentProblem: if the data cannot be had.
+    """
+    learned = None if init_from is None else functools.partial(_initial.opened_folder, init_from)
+    source = load(data, global_batch_size, learned)
+    room = _ROOMS[TASKS[data.name]]
+    head = "question_answering" if room is _question_answering else "pretraining"
+    network = from_linen(_networks.make_network(model, source.outputs, head))
+    loss = loss or LossConfig()
+    task = room.make(network, source, loss)
+    example = task.inputs(source.splits.train.take(np.arange(1)))
+
+    def init(key: jax.Array) -> tuple[types.Params, types.ModelState]:
+        params, model_state = network.init(key, example)
+        return params, {**model_state, **(task.first_state(params) if task.first_state else {})}
+
+    try:
+        shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
+    except ValueError as error:
+        if "jax_numpy_dtype_promotion" in str(error):
+            raise EnvironmentProblem(
+                f"JAX_NUMPY_DTYPE_PROMOTION = 'strict': config.model.name = {model.name!r} computes in two precisions; unset it"
+            ) from error
+        raise UserError(_by_field(str(error))) from error
+    loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
+    names = task.metric_names or _metric_names(task, shapes, source.splits.validation)
+    evaluator = task.evaluator or means_of(task.metric_fn)
+    return Problem(
+        init,
+        loss_fn,
+        task.metric_fn,
+        source.splits,
+        _networks.stacked(model),
+        evaluator,
+        names,
+        source.vocabulary,
+        source.outputs,
+    )
+
+
+def _metric_names(task: Task, shapes: Any, dataset: Dataset) -> tuple[str, ...]:
+    one = {**dataset.take(np.arange(1)), "mask": np.ones(1, bool)}
+    one.pop(DAMAGED, None)
+    return tuple(jax.eval_shape(task.metric_fn, *shapes, one))
+
+
+def _with_l2(plain: types.LossFn, weight: float) -> types.LossFn:
+    """Add the penalty to what is minimised; the metrics stay those of the plain loss."""
+
+    def loss_fn(params, model_state, batch, rng):
+        loss, rest = plain(params, model_state, batch, rng)
+        penalty = losses.l2_penalty(params, weight)
+        if isinstance(loss, tuple):
+            total, count = loss
+            return (total + count * penalty, count), rest
+        return loss + penalty, rest
+
+    return loss_fn
+
+
+def check_batch(model: ModelConfig, here: Replicas, num_examples: int) -> None:
+    """Raise `UserError` if folds or the groups of batch norm do not fit the replicas or the batch (of a microstep)."""
+    if model.name not in BATCH_NORMED:
+        return
+    folded = model.fold_examples if model.name == "efficientnet" else 1
+    part = num_examples // here.count
+    fix = f"use a divisor of a replica's {part} examples, or 1"
+    require(part % folded == 0, "config.model.fold_examples", folded, fix)
+    try:
+        StatsScope.parse(model.batch_norm_scope).view(here, num_examples, folded)
+    except ValueError as error:
+        raise UserError(_by_field(str(error))) from error
+
+
+def _by_field(message: str) -> str:
+    """Say what a model refused in the words of the config."""
+    named = re.match(r"\w+", message)
+    part = "data" if named and named[0] in _OF_THE_DATA else "model"
+    replaced = {
+        "stats_scope": "batch_norm_scope",
+        "make_mesh(order='torus')": "config.parallel.order='torus'",
+    }
+    for ours, theirs in replaced.items():
+        message = message.replace(ours, theirs)
+    return f"config.{part}.{message}"

@@ -1,0 +1,73 @@
+"""Questions whose answer is a stretch of the text that is given with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from lbopt import losses, metrics, types
+from lbopt.config import LossConfig
+from lbopt.data.from_config import Source
+from lbopt.evaluation import (
+    Evaluation,
+    batch_arguments,
+    evaluate_answers,
+    predict_fn,
+    question_inputs,
+)
+from lbopt.models import Model
+from lbopt.parallel import make_eval_step
+from lbopt.recipes._task import Task
+
+
+def make(network: Model, source: Source, loss: LossConfig) -> Task:
+    """Build the loss of a batch as `lbopt.data.squad._features` makes it.
+
+        loss of an example = (nll of the answer's first token + nll of its last token) / 2
+
+    both over all places of the sequence, padding too, as in google-research/bert (run_squad.py); the loss of a batch is the
+    mean over its examples, which are windows and not questions. The metrics are `loss` and `accuracy` (both places right).
+
+    Args:
+      network: with `start_logits` and `end_logits` [batch, length].
+      source: the data, for the longest answer.
+      loss: not needed.
+    """
+    del loss
+
+    def score(
+        outputs: Mapping[str, jax.Array], batch: types.Batch
+    ) -> tuple[jax.Array, types.Metrics]:
+        """Return the loss of each example [batch], and all metrics."""
+        pairs = [
+            (outputs[f"{name}_logits"], batch[f"{name}_position"]) for name in ("start", "end")
+        ]
+        first, last = (losses.softmax_cross_entropy(logits, label) for logits, label in pairs)
+        right_first, right_last = (jnp.argmax(logits, -1) == label for logits, label in pairs)
+        each, present = (first + last) / 2, batch.get("mask")
+        found = {
+            "loss": metrics.summed(each, present),
+            "accuracy": metrics.summed(right_first & right_last, present),
+        }
+        return each, found
+
+    def loss_fn(params, model_state, batch, rng):
+        outputs, new_model_state = network.apply(
+            params, model_state, question_inputs(batch), train=True, rng=rng
+        )
+        each, found = score(outputs, batch)
+        return jnp.mean(each), (new_model_state, found)
+
+    def metric_fn(params, model_state, batch):
+        outputs, _ = network.apply(params, model_state, question_inputs(batch), train=False)
+        return score(outputs, batch)[1]
+
+    def evaluator(mesh: Mesh, backend: str) -> Evaluation:
+        del backend  # pmap would add positions up
+        step = make_eval_step(predict_fn(network, source.max_answer_length), mesh)  # type: ignore[arg-type]
+        return Evaluation(step, evaluate_answers, batch_arguments)
+
+    return Task(question_inputs, loss_fn, metric_fn, evaluator, ("exact_match", "f1"))

@@ -1,0 +1,141 @@
+"""The report of a training run."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from lbopt.errors import UserError
+from lbopt.report import _page
+from lbopt.workdir import broken_losses, read_json_lines
+
+_FEW = 20
+_MANY = 4
+_MOST_NAMED = 20
+_OF_A_TASK = {
+    "answers": ("Answers, percent", ("eval/exact_match", "eval/f1")),
+    "perplexity": ("Perplexity", ("train/perplexity", "eval/perplexity")),
+    "masked_lm_loss": ("Loss of masked tokens", ("train/masked_lm_loss", "eval/masked_lm_loss")),
+    "top_5_accuracy": ("Top-5 accuracy", ("train/top_5_accuracy", "eval/top_5_accuracy")),
+}
+_IF_LOGGED = {
+    "trust_ratio": ("Trust ratio of each layer", "trust_ratio"),
+    "update_over_weight": ("Update over weight, norms of each layer", "update_over_weight/"),
+    "gradient_norm": ("Global gradient norm before the clip", "gradient_norm"),
+    "noise_scale": ("Gradient noise scale, examples", "noise_scale"),
+}
+
+
+def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathlib.Path:
+    """Draw loss, accuracy, learning rate and trust ratios of a run; return the page.
+
+    Args:
+      workdir: the run's folder.
+      saved: its `config.json`.
+
+    Raises:
+      UserError: if it has logged nothing yet.
+    """
+    lines = read_json_lines(workdir / "metrics.jsonl")
+    if not lines:
+        raise UserError(
+            f"--workdir = {str(workdir)!r}: it has no metrics yet; run lbopt train first"
+        )
+    config = saved["config"]
+    names = sorted({name for line in lines for name in line})
+    sections = [
+        _page.Section(
+            "Loss", png=_draw(workdir, "loss", lines, ["train/loss", "eval/loss"], log=True)
+        ),
+        _page.Section(
+            "Accuracy", png=_draw(workdir, "accuracy", lines, ["train/accuracy", "eval/accuracy"])
+        ),
+        _page.Section(
+            "Learning rate", png=_draw(workdir, "learning_rate", lines, ["train/learning_rate"])
+        ),
+    ]
+    for stem, (title, measures) in _OF_A_TASK.items():
+        found = [name for name in measures if name in names]
+        if found:
+            sections.append(_page.Section(title, png=_draw(workdir, stem, lines, found)))
+    for stem, (title, prefix) in _IF_LOGGED.items():
+        found = [name for name in names if name.startswith(f"train/{prefix}")]
+        if found:
+            sections.append(_page.Section(title, png=_draw(workdir, stem, lines, found, log=True)))
+    sections.append(
+        _page.Section(
+            "How it was made", code=_page.environment_text(saved, saved.get("command", ""))
+        )
+    )
+    last = lines[-1]
+    batches = [str(part["global_batch_size"]) for part in (config, config.get("phase2")) if part]
+    lead = f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {' then '.join(batches)}, optimizer {config['optimizer']['name']}."
+    reached = next((line for line in lines if line.get("target/seconds") is not None), None)
+    if reached and config.get("target_value") is not None:
+        lead += f" The target, {config['target_metric']} {config['target_value']:g}, was reached after {reached['target/steps']} steps and {reached['target/seconds']:.0f} s."
+    lead += _of_broken_losses(lines)
+    file = workdir / "report.html"
+    _page.write_page(file, config["name"], lead, sections)
+    return file
+
+
+def _of_broken_losses(lines: list[dict[str, Any]]) -> str:
+    """Return a sentence on losses that were not finite, "" if all were."""
+    broken = [line["step"] for line in lines if broken_losses(line)]
+    if not broken:
+        return ""
+    return (
+        f" The loss was not finite in {len(broken)} of {len(lines)} logged steps, first at step {broken[0]}: "
+        "figures leave those steps out."
+    )
+
+
+def _draw(
+    workdir: pathlib.Path,
+    stem: str,
+    lines: list[dict[str, Any]],
+    names: list[str],
+    log: bool = False,
+) -> str:
+    figure, axes = _page.new_figure(8, 3.6)
+    curves = {}
+    for name in names:
+        points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+        if points:
+            curves[name] = points
+    named = _named(curves)
+    for name in [
+        *(name for name in curves if name not in named),
+        *named,
+    ]:  # those without a name lie below
+        marker = (
+            "o" if len(curves[name]) <= _FEW else None
+        )  # a line through one point cannot be seen
+        look = {"label": _page.plain_label(name)} if name in named else {"color": "#cccccc"}
+        axes.plot(
+            *zip(*curves[name], strict=True), linewidth=1.5, marker=marker, markersize=4, **look
+        )
+    if len(named) < len(curves):
+        axes.set_title(
+            f"{len(curves)} layers; named: the highest and the lowest at the end",
+            fontsize=8,
+            loc="left",
+        )
+    if log:
+        axes.set_yscale("log")
+    axes.set_xlabel("optimizer step")
+    if len(named) > _MANY:
+        axes.legend(
+            frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5)
+        )  # beside, not over, the curves
+    elif axes.lines:  # nothing is drawn of a run that only ever saw NaN
+        axes.legend(frameon=False, fontsize=8)
+    return _page.save_figure(figure, workdir / f"{stem}.png")
+
+
+def _named(curves: dict[str, list[tuple[int, float]]]) -> list[str]:
+    """Return which curves a legend names: all, or the highest and lowest at the end of more than fit beside a figure."""
+    if len(curves) <= _MOST_NAMED:
+        return list(curves)
+    ranked = sorted(curves, key=lambda name: curves[name][-1][1])
+    return ranked[: -_MOST_NAMED // 2 - 1 : -1] + ranked[: _MOST_NAMED // 2][::-1]

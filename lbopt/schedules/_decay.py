@@ -1,0 +1,113 @@
+"""What the learning rate does after warmup, as a factor of its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt import _scalars, tree
+
+DecayFn = Callable[[jax.Array], jax.Array]
+"""Progress after warmup, in [0, 1] -> factor of the peak learning rate; `exponential_factor` and `step_factor` take steps."""
+
+DECAYS = ("polynomial", "cosine", "constant")
+
+
+def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float = 0.0) -> DecayFn:
+    r"""Build a decay from 1 at progress 0 to `end_factor` at progress 1.
+
+        polynomial: end + (1 - end) (1 - s)^power       (power 1 is linear)
+        cosine:     end + (1 - end) (1 + cos(pi s)) / 2
+        constant:   1
+
+    Args:
+      decay: "polynomial", "cosine" or "constant".
+      power: exponent of the polynomial, > 0; 1 for the others, which have none.
+      end_factor: what is left of the peak at the end, in [0, 1]; 0 for "constant", which has no end.
+
+    Returns:
+      A function of progress s, clipped to [0, 1].
+
+    Raises:
+      ValueError: naming the argument.
+
+    >>> [float(make_decay("polynomial", power=2.0)(s)) for s in (0.0, 0.5, 1.0)]
+    [1.0, 0.25, 0.0]
+    """
+    if not isinstance(decay, str) or decay not in DECAYS:
+        raise ValueError(f"decay = {tree.said(decay)}: use one of {', '.join(DECAYS)}")
+    power = _scalars.checked("power", power, "a finite number > 0", lambda n: n > 0)
+    end_factor = _scalars.checked(
+        "end_factor", end_factor, "a number in [0, 1]", lambda n: 0 <= n <= 1
+    )
+    if power != 1 and decay != "polynomial":
+        raise ValueError(
+            f"power = {power!r} with decay = {decay!r}: only a polynomial has a power; leave it 1"
+        )
+    if end_factor != 0 and decay == "constant":
+        raise ValueError(
+            f"end_factor = {end_factor!r} with decay = 'constant': that does not fall; leave it 0"
+        )
+
+    def factor(progress: jax.Array) -> jax.Array:
+        s = jnp.clip(progress, 0.0, 1.0)
+        if decay == "constant":
+            return jnp.ones_like(s)
+        shape = (1 - s) ** power if decay == "polynomial" else (1 + jnp.cos(jnp.pi * s)) / 2
+        return end_factor + (1 - end_factor) * shape
+
+    return factor
+
+
+def exponential_factor(
+    decay_rate: float, steps_per_decay: float, staircase: bool = True
+) -> DecayFn:
+    """Return steps -> decay_rate^(steps / steps_per_decay), in stairs or smooth.
+
+    >>> [float(exponential_factor(0.5, 2.5)(t)) for t in (0, 2, 3, 5)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+    steps_per_decay = float(
+        _scalars.checked("steps_per_decay", steps_per_decay, "a finite number > 0", lambda n: n > 0)
+    )
+    decay_rate = float(
+        _scalars.checked("decay_rate", decay_rate, "a number in (0, 1]", lambda n: 0 < n <= 1)
+    )
+    if not isinstance(staircase, (bool, np.bool_)):
+        raise ValueError(f"staircase = {tree.said(staircase)}: give True or False")
+
+    def factor(steps: jax.Array) -> jax.Array:
+        # A hair above the quotient: in fp32 a whole number of stairs may come out just below it.
+        flights = jnp.asarray(steps, jnp.float32) / steps_per_decay
+        return decay_rate ** (jnp.floor(flights + 1e-6 * (1 + flights)) if staircase else flights)
+
+    return factor
+
+
+def step_factor(factor: float, boundaries: tuple[float, ...]) -> DecayFn:
+    """Return steps -> factor^(number of boundaries passed).
+
+    >>> [round(float(step_factor(0.1, (2, 4))(t)), 4) for t in range(6)]
+    [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    """
+    wanted = "one or more ascending steps >= 0"
+    given = (
+        boundaries
+        if isinstance(boundaries, (tuple, list)) or getattr(boundaries, "ndim", 0) == 1
+        else ()
+    )
+    steps = [float(_scalars.checked("boundaries", boundary, wanted)) for boundary in given]
+    if not steps or steps != sorted(steps):
+        raise ValueError(f"boundaries = {tree.said(boundaries)}: give {wanted}")
+    factor = _scalars.checked("factor", factor, "a number in (0, 1]", lambda n: 0 < n <= 1)
+
+    def passed(t: jax.Array) -> jax.Array:
+        count = sum(
+            (jnp.asarray(t, jnp.float32) >= boundary).astype(jnp.float32) for boundary in steps
+        )
+        return jnp.asarray(factor, jnp.float32) ** count
+
+    return passed

@@ -1,0 +1,145 @@
+"""What a scaling rule and a warmup rule come to, batch size by batch size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from lbopt import _scalars, tree
+from lbopt._shown import show
+from lbopt.schedules import _scaling, _units
+
+WarmupRule = Literal["legw", "epochs", "none"]
+WARMUP_RULES = ("legw", "epochs", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledBatch:
+    """The schedule's numbers at one batch size.
+
+    Attributes:
+      global_batch_size: examples per optimizer step.
+      learning_rate: the peak.
+      warmup_epochs: length of the warmup in epochs.
+      warmup_steps: and in optimizer steps, to the nearest.
+      total_steps: optimizer steps of the run, rounded up.
+    """
+
+    global_batch_size: int
+    learning_rate: float
+    warmup_epochs: float
+    warmup_steps: int
+    total_steps: int
+
+
+def scale_batch(
+    global_batch_size: int,
+    base_learning_rate: float,
+    base_batch_size: int,
+    base_warmup_epochs: float,
+    num_examples: int,
+    num_epochs: float,
+    rule: _scaling.ScalingRule = "sqrt",
+    warmup_rule: WarmupRule = "legw",
+) -> ScaledBatch:
+    """Work the rules out for one batch size; see `scaling_plan`. Whether the warmup ends is for the caller to look at.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+
+    >>> scale_batch(32768, 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
+    ScaledBatch(global_batch_size=32768, learning_rate=0.04, warmup_epochs=20.0, warmup_steps=782, total_steps=3519)
+    """
+    if not isinstance(warmup_rule, str) or warmup_rule not in WARMUP_RULES:
+        raise ValueError(
+            f"warmup_rule = {tree.said(warmup_rule)}: use one of {', '.join(WARMUP_RULES)}"
+        )
+    base_warmup_epochs = _scalars.checked("base_warmup_epochs", base_warmup_epochs)
+    num_epochs = _scalars.checked("num_epochs", num_epochs, "a finite number > 0", lambda n: n > 0)
+    base_batch_size = _scalars.whole("base_batch_size", base_batch_size)
+    global_batch_size = _scalars.whole("global_batch_size", global_batch_size)
+    rate = _scaling.scale_learning_rate(
+        base_learning_rate, base_batch_size, global_batch_size, rule
+    )
+    here, base = (_units.Units(num_examples, size) for size in (global_batch_size, base_batch_size))
+    epochs = {
+        "legw": base_warmup_epochs * global_batch_size / base_batch_size,
+        "epochs": base_warmup_epochs,
+        "none": 0.0,
+    }
+    # LEGW's steps are worked out at the base batch, so that they are one number for the whole table.
+    steps = (
+        base.warmup_steps(base_warmup_epochs)
+        if warmup_rule == "legw"
+        else here.warmup_steps(epochs[warmup_rule])
+    )
+    total = here.steps(num_epochs)
+    return ScaledBatch(global_batch_size, rate, epochs[warmup_rule], steps, total)
+
+
+def scaling_plan(
+    global_batch_sizes: Sequence[int],
+    base_learning_rate: float,
+    base_batch_size: int,
+    base_warmup_epochs: float,
+    num_examples: int,
+    num_epochs: float,
+    rule: _scaling.ScalingRule = "sqrt",
+    warmup_rule: WarmupRule = "legw",
+) -> tuple[ScaledBatch, ...]:
+    """Print, and return, learning rate, warmup and length of a run for a list of batch sizes.
+
+    Args:
+      global_batch_sizes: one row each.
+      base_learning_rate: tuned at `base_batch_size`.
+      base_batch_size: the batch the base values belong to.
+      base_warmup_epochs: warmup at the base batch.
+      num_examples: size of the training set.
+      num_epochs: length of the run at every batch size.
+      rule: of the learning rate: "sqrt", "linear" or "none".
+      warmup_rule: "legw" (warmup epochs grow with the batch, so warmup steps are constant), "epochs" (constant epochs)
+        or "none".
+
+    Raises:
+      ValueError: naming the argument; in particular if a warmup does not end before training does.
+
+    >>> _ = scaling_plan((512, 4096, 32768), 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
+     batch  learning rate  warmup epochs  warmup steps  total steps
+       512          0.005         0.3125           782       225206
+      4096      0.0141421            2.5           782        28151
+     32768           0.04             20           782         3519
+
+    References:
+      The rows are those of LAMB on ResNet-50 (NUS-HPC-AI-Lab/pytorch-lamb README): 782 warmup steps at every batch.
+    """
+    if not isinstance(global_batch_sizes, Sequence) or not global_batch_sizes:
+        raise ValueError(
+            f"global_batch_sizes = {tree.said(global_batch_sizes)}: give a list of batch sizes"
+        )
+    rows = tuple(
+        scale_batch(
+            size,
+            base_learning_rate,
+            base_batch_size,
+            base_warmup_epochs,
+            num_examples,
+            num_epochs,
+            rule,
+            warmup_rule,
+        )
+        for size in global_batch_sizes
+    )
+    for row in rows:
+        if row.warmup_steps >= row.total_steps:
+            raise ValueError(
+                f"base_warmup_epochs = {base_warmup_epochs!r} (rule {warmup_rule!r}) makes {row.warmup_steps} warmup steps "
+                f"at batch {row.global_batch_size}, where training has {row.total_steps}: warm up for less, train for longer, "
+                "or stop at a smaller batch"
+            )
+    show(" batch  learning rate  warmup epochs  warmup steps  total steps")
+    for row in rows:
+        show(
+            f"{row.global_batch_size:>6}  {row.learning_rate:>13.6g}  {row.warmup_epochs:>13.6g}  {row.warmup_steps:>12}  {row.total_steps:>11}"
+        )
+    return rows

@@ -1,0 +1,224 @@
+"""Schedules as published code runs them: each is `warmup_schedule` with the options of its source."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import optax
+
+from lbopt import _scalars, tree
+from lbopt.schedules import _decay
+from lbopt.schedules._warmup import warmup_schedule
+
+
+def mlperf_schedule(
+    base_learning_rate: float | jax.Array,
+    warmup_steps: float | jax.Array,
+    train_steps: int,
+    end_learning_rate: float = 1e-4,
+    power: float = 2.0,
+) -> optax.Schedule:
+    r"""Build the polynomial schedule of MLPerf's ResNet-50.
+
+        lr(t) = base * t / w                                               for t <= w
+        lr(t) = end + (base - end) (1 - (t - w) / (T - w + 1))^power       after it
+
+    with w = warmup_steps, T = train_steps and t = 0 at the first update, whose rate is 0.
+
+    Args:
+      base_learning_rate: the peak.
+      warmup_steps: may be fractional: MLPerf's epochs are (33 epochs of 19.75 steps are 651.75).
+      train_steps: optimizer steps of the whole run.
+      end_learning_rate: 1e-4, TensorFlow's default, in MLPerf; 0.1 in the released EfficientNet code.
+      power: of the decay.
+
+    Raises:
+      ValueError: as `warmup_schedule`.
+
+    >>> schedule = mlperf_schedule(29.0, warmup_steps=706.5, train_steps=2512)
+    >>> float(schedule(0)), round(float(schedule(2511)), 4)
+    (0.0, 0.0001)
+
+    References:
+      mlcommons/training_results_v0.7, Google/benchmarks, resnet-research-JAX-tpu-v3-8192/train.py.
+    """
+    warmup_steps = _scalars.checked("warmup_steps", warmup_steps, traced=True)
+    train_steps = _scalars.whole("train_steps", train_steps)
+    with _naming(total_steps="train_steps"):
+        return warmup_schedule(
+            base_learning_rate,
+            warmup_steps,
+            train_steps,
+            power=power,
+            decay_steps=train_steps - warmup_steps + 1,
+            end_learning_rate=end_learning_rate,
+        )
+
+
+def albert_schedule(
+    base_learning_rate: float | jax.Array,
+    warmup_steps: float | jax.Array,
+    total_steps: int,
+    start_warmup_step: int = 0,
+    power: float = 1.0,
+    end_learning_rate: float = 0.0,
+) -> optax.Schedule:
+    r"""Build the schedule of ALBERT's and MLPerf's BERT code, which jumps down at the end of warmup.
+
+        lr(t) = base * (t - start) / w                          while t - start < w
+        lr(t) = end + (base - end) (1 - t / T)^power            after it: the decay counts from step 0
+
+    with w = warmup_steps, T = total_steps and t = 0 at the first update.
+
+    Args:
+      base_learning_rate: reached, or nearly so, at the end of warmup only.
+      warmup_steps: steps of the ramp.
+      total_steps: optimizer steps of the whole run.
+      start_warmup_step: where the ramp begins; -76 in MLPerf's BERT at batch 8192.
+      power: of the decay.
+      end_learning_rate: at step T.
+
+    Raises:
+      ValueError: as `warmup_schedule`.
+
+    >>> schedule = albert_schedule(1.0, warmup_steps=287, total_steps=560, start_warmup_step=-76)
+    >>> round(float(schedule(210)), 4), round(float(schedule(211)), 4)
+    (0.9965, 0.6232)
+
+    References:
+      google-research/albert, optimization.py; mlcommons/training_results_v0.7, bert-research-JAX-tpu-v3-8192.
+    """
+    with _naming(start_step="start_warmup_step"):
+        return warmup_schedule(
+            base_learning_rate,
+            warmup_steps,
+            total_steps,
+            power=power,
+            start_step=start_warmup_step,
+            decay_from="start",
+            end_learning_rate=end_learning_rate,
+        )
+
+
+def exponential_schedule(
+    base_learning_rate: float | jax.Array,
+    steps_per_decay: float,
+    total_steps: int,
+    decay_rate: float = 0.97,
+    warmup_steps: float | jax.Array = 0,
+    staircase: bool = True,
+) -> optax.Schedule:
+    r"""Build the staircase of EfficientNet's RMSProp recipes.
+
+        lr(t) = base * t / w                                   for t < w
+        lr(t) = base * decay_rate^floor(t / steps_per_decay)   after it: stairs count from step 0
+
+    Args:
+      base_learning_rate: at the end of warmup it has lost the stairs below it already.
+      steps_per_decay: optimizer steps between two stairs, may be fractional. 2.4 epochs in EfficientNet:
+        `lbopt.schedules.Units(num_examples, global_batch_size).exact_steps(2.4)`.
+      total_steps: optimizer steps of the whole run.
+      decay_rate: factor of a stair, in (0, 1].
+      warmup_steps: 5 epochs in EfficientNet.
+      staircase: False decays a little every step.
+
+    Raises:
+      ValueError: naming the argument.
+
+    >>> schedule = exponential_schedule(1.0, 2.5, total_steps=100, decay_rate=0.5)
+    >>> [float(schedule(count)) for count in (0, 2, 3, 5)]
+    [1.0, 1.0, 0.5, 0.25]
+
+    References:
+      tensorflow/tpu, models/official/efficientnet, utils.py.
+    """
+    stairs = _decay.exponential_factor(decay_rate, steps_per_decay, staircase)
+    if staircase and decay_rate != 1:
+        _check_reached("steps_per_decay", steps_per_decay, steps_per_decay, total_steps)
+    with _naming():
+        return warmup_schedule(
+            base_learning_rate, warmup_steps, total_steps, decay=stairs, decay_from="start"
+        )
+
+
+def step_schedule(
+    base_learning_rate: float | jax.Array,
+    boundaries: tuple[float, ...],
+    total_steps: int,
+    factor: float = 0.1,
+    warmup_steps: float | jax.Array = 0,
+) -> optax.Schedule:
+    """Build a schedule that is multiplied by `factor` at each boundary, counted from step 0.
+
+    Args:
+      base_learning_rate: before the first boundary.
+      boundaries: optimizer steps, ascending and before the end: from each on, the factor holds.
+      total_steps: optimizer steps of the whole run.
+      factor: in (0, 1].
+      warmup_steps: linear from 0.
+
+    Raises:
+      ValueError: naming the argument.
+
+    >>> schedule = step_schedule(1.0, (2, 4), total_steps=6)
+    >>> [round(float(schedule(count)), 4) for count in range(6)]
+    [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    """
+    stairs = _decay.step_factor(factor, boundaries)
+    if factor != 1:
+        _check_reached("boundaries", boundaries, boundaries[-1], total_steps)
+    with _naming():
+        return warmup_schedule(
+            base_learning_rate, warmup_steps, total_steps, decay=stairs, decay_from="start"
+        )
+
+
+def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
+    """Join the schedules of a run whose batch size changes: each phase counts its own steps from 0.
+
+    So a warmup in the second phase ramps up from zero again, as the 64K/32K BERT of the LAMB paper does
+    [recalled 80%]. It is `optax.join_schedules` over lengths.
+
+    Args:
+      *phases: (schedule, optimizer steps) of each phase. The last one goes on for ever.
+
+    Raises:
+      ValueError: if there is no phase or a length is below 1.
+
+    >>> ramp = warmup_schedule(1.0, warmup_steps=2, total_steps=4)
+    >>> schedule = mixed_batch_schedule((ramp, 4), (ramp, 4))
+    >>> [float(schedule(count)) for count in range(8)]
+    [0.0, 0.5, 1.0, 0.5, 0.0, 0.5, 1.0, 0.5]
+    """
+    if not phases:
+        raise ValueError("phases = (): give at least one (schedule, steps)")
+    for phase in phases:
+        if not isinstance(phase, tuple) or len(phase) != 2 or not callable(phase[0]):
+            raise ValueError(f"phases: {tree.said(phase)} is not a (schedule, number of steps)")
+    lengths = [_scalars.whole("the length of a phase", length) for _, length in phases]
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths) - 1)]
+    return optax.join_schedules([schedule for schedule, _ in phases], ends)
+
+
+def _check_reached(argument: str, value: Any, stair: Any, total_steps: int) -> None:
+    """Raise ValueError for a stair that the run does not reach."""
+    if _scalars.known(stair) >= _scalars.whole("total_steps", total_steps):
+        raise ValueError(
+            f"{argument} = {tree.said(value)}: step {_scalars.known(stair):g} is not one of the {total_steps} of the run, so it would have no effect; "
+            "leave it out, or train for longer"
+        )
+
+
+@contextlib.contextmanager
+def _naming(**names: str) -> Iterator[None]:
+    """Let messages of `warmup_schedule` call its arguments (here, the keys) what the caller of a published schedule does."""
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        for theirs, ours in {"peak_learning_rate": "base_learning_rate", **names}.items():
+            message = message.replace(f"{theirs} = ", f"{ours} = ")
+        raise ValueError(message) from None

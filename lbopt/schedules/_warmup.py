@@ -1,0 +1,275 @@
+"""Gradual warmup and LEGW."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lbopt import _scalars, tree
+from lbopt.schedules import _decay, _plan, _scaling
+
+DecayFrom = Literal["warmup_end", "start"]
+DECAY_ORIGINS = ("warmup_end", "start")
+
+
+def warmup_schedule(
+    peak_learning_rate: float | jax.Array,
+    warmup_steps: float | jax.Array,
+    total_steps: int,
+    decay: str | _decay.DecayFn = "polynomial",
+    power: float = 1.0,
+    end_factor: float = 0.0,
+    first_step: int = 0,
+    *,
+    warmup_power: float = 1.0,
+    warmup_from: float | jax.Array = 0.0,
+    start_step: int = 0,
+    decay_from: DecayFrom = "warmup_end",
+    decay_steps: float | jax.Array | None = None,
+    end_learning_rate: float | None = None,
+) -> optax.Schedule:
+    r"""Build a schedule that rises to its peak and then decays until the end.
+
+    With t = count + first_step, w = warmup_steps, T = total_steps, a = start_step and a decay f (see `make_decay`):
+
+        lr(t) = warmup_from + (peak - warmup_from) * ((t - a) / w)^warmup_power      for t - a < w
+        lr(t) = peak * f((t - a - w) / (T + first_step - a - w))                     after it, decay_from="warmup_end"
+        lr(t) = peak * f(t / (T + first_step))                                       after it, decay_from="start"
+
+    so the decay is complete one step after the last update, and no update is wasted on its end. With decay_from="start"
+    the rate jumps down at the end of warmup, as in ALBERT's and MLPerf's BERT code.
+
+    Args:
+      peak_learning_rate: the rate at the end of warmup; may be a traced scalar.
+      warmup_steps: optimizer steps of warmup, 0 for none; may be fractional or traced.
+      total_steps: optimizer steps of the whole run.
+      decay: "polynomial", "cosine", "constant", or a function: steps since the decay began -> factor of the peak, for
+        instance `optax.exponential_decay(1.0, ...)` or `optax.piecewise_constant_schedule(1.0, ...)`.
+      power: exponent of the polynomial.
+      end_factor: what is left of the peak at the end.
+      first_step: the number t of the first update. 0 as in You et al.'s code (the first update has rate 0); 1 counts
+        as the papers do, and wastes no step of a very short run.
+      warmup_power: exponent of the ramp; 2 in nvcaffe.
+      warmup_from: the rate at the start of warmup.
+      start_step: the step at which the ramp starts, also below 0: MLPerf's BERT starts it at -76, so that the first
+        update is already some way up.
+      decay_from: see above.
+      decay_steps: length of the decay, instead of what the formulas above divide by.
+      end_learning_rate: the rate at the end of the decay, instead of `end_factor`.
+
+    Returns:
+      A schedule: count of updates so far (0 at the first) -> fp32 learning rate.
+
+    Raises:
+      ValueError: naming the argument; in particular if warmup does not end before training does, if the peak is below
+        `warmup_from` or `end_learning_rate`, or if an argument has no effect beside the others.
+
+    Note:
+      A traced warmup cannot be checked; if it fills the run, the rate is the peak where the warmup ends and the end's after it.
+
+    >>> schedule = warmup_schedule(1.0, warmup_steps=2, total_steps=6)
+    >>> [float(schedule(count)) for count in range(6)]
+    [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]
+
+    References:
+      Goyal et al., arXiv 1706.02677, section 2.2 (gradual warmup).
+    """
+    peak_learning_rate = _scalars.checked("peak_learning_rate", peak_learning_rate, traced=True)
+    warmup_steps = _scalars.checked("warmup_steps", warmup_steps, traced=True)
+    total_steps = _scalars.whole("total_steps", total_steps)
+    first_step = _scalars.checked("first_step", first_step, "0 or 1", lambda n: n in (0, 1))
+    start_step = _scalars.checked("start_step", start_step, "a step", lambda n: True)
+    warmup_power = _scalars.checked(
+        "warmup_power", warmup_power, "a finite number > 0", lambda n: n > 0
+    )
+    warmup_from = _scalars.checked("warmup_from", warmup_from, traced=True)
+    if decay_steps is not None:
+        wanted = "a finite number > 0, or None"
+        decay_steps = _scalars.checked(
+            "decay_steps", decay_steps, wanted, lambda n: n > 0, traced=True
+        )
+    if end_learning_rate is not None:
+        wanted = "a finite number >= 0, or None"
+        end_learning_rate = _scalars.checked("end_learning_rate", end_learning_rate, wanted)
+    if not callable(decay):
+        named = _decay.make_decay(decay, power, end_factor)
+    _check_length(warmup_steps, total_steps, start_step)
+    _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate)
+    _check_ramp(
+        peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate
+    )
+    peak, lowest, begin = (
+        _scalars.in_fp32(value) for value in (peak_learning_rate, warmup_from, start_step)
+    )
+
+    def schedule(count: jax.Array) -> jax.Array:
+        t = jnp.asarray(count, jnp.float32) + first_step
+        w = jnp.asarray(warmup_steps, jnp.float32)
+        climbed = jnp.clip((t - begin) / jnp.maximum(w, jnp.finfo(jnp.float32).tiny), 0.0, 1.0)
+        ramp = climbed if warmup_power == 1 else climbed**warmup_power
+        rising = lowest + (peak - lowest) * ramp
+        origin = begin + w if decay_from == "warmup_end" else 0.0
+        if callable(decay):
+            falling = peak * _factor(decay, t - origin)
+        else:
+            length = (
+                float(total_steps) + first_step - origin
+                if decay_steps is None
+                else _scalars.in_fp32(decay_steps)
+            )
+            # A warmup that is traced may fill the run: then nothing is left to fall, and 0 / 0 would be no number.
+            factor = named((t - origin) / jnp.maximum(length, jnp.finfo(jnp.float32).tiny))
+            end = 0.0 if end_learning_rate is None else float(end_learning_rate)
+            falling = end + (peak - end) * factor
+        return jnp.where(t - begin < w, rising, falling)
+
+    return schedule
+
+
+def _factor(decay: _decay.DecayFn, steps: jax.Array) -> jax.Array:
+    """Return what a decay function gives, in fp32; raise ValueError if that is no number for each step."""
+    found = decay(steps)
+    try:
+        factor = jnp.asarray(found).astype(jnp.float32)
+    except (TypeError, ValueError):
+        factor = None
+    if factor is None or factor.shape not in ((), steps.shape):
+        raise ValueError(
+            f"decay = {tree.said(decay)}: it gives {tree.said(found)}; return a factor of the peak, one number"
+        )
+    return factor
+
+
+def legw_schedule(
+    base_learning_rate: float | jax.Array,
+    base_batch_size: int,
+    base_warmup_epochs: float,
+    global_batch_size: int,
+    num_examples: int,
+    num_epochs: float,
+    decay: str = "polynomial",
+    rule: _scaling.ScalingRule = "sqrt",
+    power: float = 1.0,
+    end_factor: float = 0.0,
+    first_step: int = 0,
+) -> optax.Schedule:
+    r"""Build LEGW: with k = batch / base batch, learning rate * sqrt(k) and warmup *epochs* * k.
+
+    Warmup epochs grow with the batch just as steps per epoch shrink, so the number of warmup *steps* is the same at
+    every batch size: base_warmup_epochs * num_examples / base_batch_size, to the nearest whole step.
+
+    Args:
+      base_learning_rate: tuned at `base_batch_size`; may be a traced scalar.
+      base_batch_size: the batch the base values belong to.
+      base_warmup_epochs: warmup at the base batch.
+      global_batch_size: the batch to train with.
+      num_examples: size of the training set.
+      num_epochs: length of the run.
+      decay: see `warmup_schedule`, also for `power`, `end_factor` and `first_step`.
+      rule: how the rate is scaled; LEGW's own is "sqrt".
+
+    Returns:
+      A schedule: count of updates so far -> fp32 learning rate.
+
+    Raises:
+      ValueError: naming the argument; in particular if the warmup does not end before training does.
+
+    >>> schedule = legw_schedule(0.1, 256, 1.0, 1024, num_examples=2560, num_epochs=8)
+    >>> [round(float(schedule(count)), 3) for count in (0, 5, 10, 15)]
+    [0.0, 0.1, 0.2, 0.1]
+
+    References:
+      You et al., Large-Batch Training for LSTM and Beyond (LEGW), arXiv 1901.08256.
+    """
+    batch = _plan.scale_batch(
+        global_batch_size,
+        base_learning_rate,  # type: ignore[arg-type]
+        base_batch_size,
+        base_warmup_epochs,
+        num_examples,
+        num_epochs,
+        rule,
+    )
+    return warmup_schedule(
+        batch.learning_rate,
+        batch.warmup_steps,
+        batch.total_steps,
+        decay,
+        power,
+        end_factor,
+        first_step,
+    )
+
+
+def _check_length(warmup_steps: Any, total_steps: int, start_step: Any) -> None:
+    """Raise ValueError unless the warmup ends before training does."""
+    if _scalars.is_number(warmup_steps) and not start_step + float(warmup_steps) < total_steps:
+        begun = "" if start_step == 0 else f" from step {start_step}"
+        raise ValueError(
+            f"warmup_steps = {float(warmup_steps):g}{begun} of {total_steps} steps: warmup must end before training does; "
+            "warm up for less or train for longer"
+        )
+
+
+def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate) -> None:
+    """Raise ValueError for arguments that do not go with the decay; `make_decay` checks those of its own."""
+    if not isinstance(decay_from, str) or decay_from not in DECAY_ORIGINS:
+        raise ValueError(
+            f"decay_from = {tree.said(decay_from)}: use one of {', '.join(DECAY_ORIGINS)}"
+        )
+    if end_learning_rate is not None and (callable(decay) or end_factor != 0):
+        other = (
+            "a decay function has an end of its own"
+            if callable(decay)
+            else f"end_factor = {tree.said(end_factor)}"
+        )
+        raise ValueError(
+            f"end_learning_rate = {tree.said(end_learning_rate)} and {other}: give one of the two"
+        )
+    unused: dict[str, tuple[Any, Any]] = {}
+    if callable(decay) or decay == "constant":
+        unused = {
+            "decay_steps": (decay_steps, None),
+            "end_learning_rate": (end_learning_rate, None),
+        }
+    if callable(decay):
+        unused |= {
+            "power": (_scalars.known(power), 1),
+            "end_factor": (_scalars.known(end_factor), 0),
+        }
+    elif decay == "constant":
+        unused["decay_from"] = (decay_from, "warmup_end")
+    for name, (value, default) in unused.items():
+        if not isinstance(value, (int, float, str, type(None))) or value != default:
+            what = "a decay function" if callable(decay) else "decay = 'constant'"
+            raise ValueError(
+                f"{name} = {tree.said(value)} with {what}: it would have no effect; leave it {default!r}"
+            )
+
+
+def _check_ramp(
+    peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate
+) -> None:
+    """Raise ValueError for a ramp that is not there, or that ends below its start or below the end of the decay."""
+    if _scalars.is_number(warmup_steps) and start_step + warmup_steps <= 0:
+        for name, value, default in (
+            ("warmup_power", warmup_power, 1),
+            ("warmup_from", warmup_from, 0),
+        ):
+            if _scalars.is_number(value) and value != default:
+                begun = "" if start_step == 0 else f" from step {start_step}"
+                raise ValueError(
+                    f"{name} = {value!r} with warmup_steps = {warmup_steps}{begun}: there is no ramp; leave it {default}, or give warmup_steps"
+                )
+    for name, value in (("warmup_from", warmup_from), ("end_learning_rate", end_learning_rate)):
+        if (
+            _scalars.is_number(value)
+            and _scalars.is_number(peak_learning_rate)
+            and peak_learning_rate < value
+        ):
+            raise ValueError(
+                f"peak_learning_rate = {peak_learning_rate!r} is below {name} = {value!r}: give a larger peak or a smaller {name}"
+            )

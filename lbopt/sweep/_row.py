@@ -1,0 +1,166 @@
+"""`Run`: a finished trial with the types that every line of `results.jsonl` must have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from lbopt._typed_json import Exponent, Finite, Int, Positive, Share, Size, convert
+
+Number = Finite | None
+Numbers = list[Number]
+FINAL_PHASE = "final"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Curve:
+    """What was measured at some steps of a run; every column has a number, or None, for each step.
+
+    Attributes:
+      step: optimizer steps, 1-based, ascending.
+      train_loss: loss of the batch.
+      distance: ||w_t - w_0|| after the step.
+    """
+
+    step: list[Finite]
+    train_loss: Numbers | None = None
+    distance: Numbers | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Probes:
+    """Measurements of the gradient at some steps of a run; columns as in `Curve`.
+
+    Attributes:
+      step: optimizer steps, 1-based, ascending.
+      noise_trace: tr(Sigma), the sum over parameters of the variance of one example's gradient.
+      gradient_square_norm: |G|^2, an unbiased estimate that can be negative.
+      lipschitz: |g^T H g| / |g|^2, the local Lipschitz constant along the gradient.
+      phi: 1 - cosine of the gradients of two half batches.
+      phi_layers: phi of each layer, by its path.
+      phi_modules: phi of each module, by its name.
+      trust_ratio: trust ratio of each layer, by its path.
+    """
+
+    step: list[Finite]
+    noise_trace: Numbers | None = None
+    gradient_square_norm: Numbers | None = None
+    lipschitz: Numbers | None = None
+    phi: Numbers | None = None
+    phi_layers: dict[str, Numbers] | None = None
+    phi_modules: dict[str, Numbers] | None = None
+    trust_ratio: dict[str, Numbers] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogFit:
+    """d(t) = intercept + slope log t, with the R^2 of d."""
+
+    intercept: float
+    slope: float
+    r2: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PowerFit:
+    """d(t) = scale t^exponent, with the R^2 of d."""
+
+    scale: float
+    exponent: Exponent
+    r2: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diffusion:
+    """Both fits of the distance d from the start over the steps t from `from_step` to `to_step`."""
+
+    from_step: Positive
+    to_step: Positive
+    log: LogFit
+    power: PowerFit
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """A finished trial; see `lbopt.sweep._record.Record.row` for what each field means.
+
+    None is a number that was not measured or is not finite. Lines of earlier versions lack some of
+    the fields that have a default here.
+    """
+
+    arm: str
+    phase: str
+    global_batch_size: Size
+    fidelity: Positive
+    steps: Positive
+    warmup_steps: Finite
+    learning_rate: Finite
+    learning_rate_factor: Positive
+    warmup_factor: Finite
+    weight_decay_factor: Finite
+    seed: Int
+    train_accuracy: Share | None
+    validation_accuracy: Share | None
+    validation_loss: Number
+    test_accuracy: Share | None
+    diverged: bool | Literal[0, 1]
+    study: str | None = None
+    optimizer: str | None = None
+    scaling_rule: str | None = None
+    warmup_rule: str | None = None
+    weight_decay: Finite = 0.0
+    steps_run: Finite = 0.0
+    examples_seen: Finite = 0.0
+    train_loss: Number = None
+    test_loss: Number = None
+    train_perplexity: Positive | None = None
+    validation_perplexity: Positive | None = None
+    test_perplexity: Positive | None = None
+    last_epoch_loss: Number = None
+    divergence_step: Number = None
+    steps_to_target: Number = None
+    examples_to_target: Number = None
+    distance: Number = None
+    outputs: Number = None
+    curve: Curve | None = None
+    diffusion: Diffusion | None = None
+    evaluations: dict[str, Numbers] | None = None
+    probes: Probes | None = None
+    noise_scale: Number = None
+    seconds: Finite = 0.0
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the trial was tested, not one of those that choose the candidate."""
+        return self.phase == FINAL_PHASE
+
+
+REQUIRED = tuple(
+    field.name for field in dataclasses.fields(Run) if field.default is dataclasses.MISSING
+)
+_SERIES = ("curve", "evaluations", "probes")
+
+
+def check_row(row: Mapping[str, Any]) -> None:
+    """Raise `ValueError` naming a field of a finished trial that is of another type."""
+    run = convert(row, Run)
+    for name in ("validation_loss", "validation_accuracy"):
+        if getattr(run, name) is None and not run.diverged:
+            raise ValueError(f"{name}: expected a number, as the trial did not diverge")
+    for name in _SERIES:
+        if series := row.get(name):
+            _check_lengths(series, name)
+
+
+def _check_lengths(series: Mapping[str, Any], place: str) -> None:
+    """Raise `ValueError` unless every column of a table has a number for each of its steps."""
+    steps = series.get("step")
+    if not isinstance(steps, list):
+        raise ValueError(f"{place}.step: expected list, got {type(steps).__name__}")
+    columns = {name: column for name, column in series.items() if isinstance(column, list)}
+    for group in (group for group in series.values() if isinstance(group, dict)):
+        columns |= group
+    for name, column in columns.items():
+        if len(column) != len(steps):
+            raise ValueError(f"{place}.{name}: {len(column)} numbers for {len(steps)} steps")

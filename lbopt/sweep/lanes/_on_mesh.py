@@ -1,0 +1,259 @@
+"""Trials too large for one device: each is data-parallel over all devices and processes, one after another."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt import tree
+from lbopt.config import SweepConfig
+from lbopt.data import DAMAGED, Dataset, Reading, TrainBatches, example_indices, train_iterator
+from lbopt.errors import UserError
+from lbopt.job import beat
+from lbopt.parallel import TrainState, local_parts, put_batch, put_replicated
+from lbopt.recipes import (
+    Problem,
+    build_mesh,
+    build_state,
+    check_batch_fits,
+    make_step,
+    with_averaged_params,
+)
+from lbopt.sweep._record import Record
+from lbopt.sweep._trials import Cell, Trial
+from lbopt.sweep.lanes import _arguments
+from lbopt.sweep.lanes._arguments import Arguments
+from lbopt.sweep.lanes._gauges import make_probe
+from lbopt.sweep.lanes._program import trust_ratios
+from lbopt.sweep.lanes._scores import Tested
+
+_STEPS = 100
+"""Taken at a time at most, so that divergence, and a request to stop, are soon noticed."""
+Probe: TypeAlias = Callable[[Any, Any], dict[str, Any]]
+_CHOSEN = 0
+"""Seed of the choice of the training examples that are scored, and of those that are probed."""
+
+
+class MeshProgram:
+    """The step of `lbopt train` over all devices, for trials that differ in their arguments and seeds only.
+
+    Args:
+      cell: one of the cells it serves.
+      decays: see `make_tx`.
+      config: of the study.
+
+    Attributes:
+      train: the cell's config.
+      problem: what is learned.
+      config: of the study.
+      mesh: all devices that train.
+      step: see `lbopt.recipes.make_step`.
+      evaluate: see `lbopt.evaluation.Evaluator`.
+
+    Raises:
+      UserError: naming the field, if mesh or step cannot be made as the config says.
+    """
+
+    def __init__(self, cell: Cell, decays: bool, config: SweepConfig):
+        self.train, self.problem, self.config = cell.train, cell.problem, config
+        self.mesh = build_mesh(self.train.parallel)
+        tx = _arguments.make_tx(cell, decays)
+        self.step = make_step(self.train, cell.problem.loss_fn, tx, self.mesh, cell.problem.stacked)
+        self.evaluate = cell.problem.evaluator(self.mesh, self.train.parallel.backend)
+        self._tx = tx
+
+    @functools.cached_property
+    def init(self) -> Callable[[Any, Arguments], TrainState]:
+        """(int32 seed, arguments) -> the state before the first update, laid out for the step."""
+
+        def first(seed: Any, arguments: Arguments) -> TrainState:
+            state = self.step.with_aggregator_state(build_state(self.problem, self._tx, seed))
+            return _arguments.with_arguments(state, arguments)
+
+        blank = Arguments(*(np.float32(0) for _ in Arguments._fields))
+        shapes = jax.eval_shape(first, np.int32(0), blank)
+        return jax.jit(first, out_shardings=self.step.state_sharding(shapes))
+
+
+def check_cells(cells: list[Cell]) -> None:
+    """Look whether all batches fit the devices, before anything is compiled.
+
+    Args:
+      cells: of a study with `trial_devices="all"`.
+
+    Raises:
+      UserError: naming `config.global_batch_sizes`, the batch size and the arm, and then the field that it does not go with.
+    """
+    for cell in cells:
+        try:
+            check_batch_fits(cell.train, cell.problem, build_mesh(cell.train.parallel))
+        except UserError as error:
+            raise UserError(
+                f"config.global_batch_sizes = {cell.global_batch_size} of {cell.arm.name!r}: {error}"
+            ) from error
+
+
+class MeshSession:
+    """One trial at a time, on all devices.
+
+    Args:
+      program: its step.
+      probe: of its problem, see `make_mesh_probe`.
+    """
+
+    width = 1
+
+    def __init__(self, program: MeshProgram, probe: Probe):
+        self._program, self._probe = program, probe
+        self._state: Any = None
+        self._start: Any = None
+        self._batches: Iterator[Any] = iter(())
+
+    def begin(self, trials: Mapping[int, Trial]) -> None:
+        """Begin a trial; the one before has ended.
+
+        Args:
+          trials: lane 0 -> the trial.
+        """
+        (trial,) = trials.values()
+        program = self._program
+        self._state = program.init(np.int32(trial.seed), Arguments.of(trial))
+        self._start = (
+            jax.tree.map(jnp.copy, self._state.params) if program.config.measure.distance else None
+        )
+        size, mesh = program.train.global_batch_size, program.mesh
+        parts = local_parts(mesh)
+        batches = TrainBatches(
+            program.problem.splits.train, trial.seed, size, trial.num_steps, mesh.size, parts
+        )
+        self._batches = train_iterator(batches)
+
+    def advance(self, records: Mapping[int, Record]) -> None:
+        """Take steps until the trial has to be looked at, 100 at most.
+
+        Args:
+          records: lane 0 -> the trial's; is told of every step.
+        """
+        (record,) = records.values()
+        found = [self._step() for _ in range(min(_STEPS, record.steps_to_next_stop))]
+        losses, distances = (
+            np.asarray(jax.device_get(values), np.float32) for values in zip(*found, strict=True)
+        )
+        record.extend(losses, distances)
+
+    def _step(self) -> tuple[Any, Any]:
+        mesh = self._program.mesh
+        beat()
+        self._state, metrics = self._program.step(self._state, put_batch(mesh, next(self._batches)))
+        total, count = metrics["loss"]
+        if mesh.devices.flat[0].platform == "cpu":
+            jax.block_until_ready(
+                metrics
+            )  # queued collectives of many steps deadlock on a few CPU cores
+        distance = 0.0 if self._start is None else _distance(self._state.params, self._start)
+        return total / count, distance
+
+    def score(self, split: str) -> list[dict[str, float]]:
+        """Return the mean metrics on a split; of the training set on as many random examples as validation has, the same ones every time.
+
+        Args:
+          split: "train", "validation" or "test".
+
+        Returns:
+          One dict: metric -> mean over the examples.
+        """
+        splits, state = self._program.problem.splits, self._evaluated()
+        dataset = getattr(splits, split)
+        if split == "train":
+            dataset = Some(dataset, min(len(dataset), len(splits.validation)))
+        return [self._program.evaluate(state, dataset, self._program.train.eval_global_batch_size)]
+
+    def test(self) -> list[Tested]:
+        """Return the mean metrics on the test split; those of each example stay on the devices."""
+        return [Tested(means, None) for means in self.score("test")]
+
+    def probe(self) -> list[dict[str, float]]:
+        """Return what is measured of the gradients, every device for itself, and the trust ratios of the last update.
+
+        Returns:
+          One dict: the names of `lbopt.sweep.lanes._gauges.Probe.flat` and `trust_ratio/PATH` -> number.
+        """
+        state = self._evaluated()
+        found = jax.device_get(
+            {**self._probe(state.params, state.model_state), **trust_ratios(self._state)}
+        )
+        return [{name: float(value) for name, value in found.items()}]
+
+    def _evaluated(self) -> TrainState:
+        if self._program.train.optimizer.ema_decay is None:
+            return self._state
+        state = with_averaged_params(self._state)
+        return state.replace(params=put_replicated(self._program.mesh, state.params))
+
+
+def make_mesh_probe(problem: Problem, config: SweepConfig) -> Probe:
+    """Return (params, model_state) -> measurements by name, for all trials of a problem; every device computes all of it.
+
+    Args:
+      problem: what is learned; the probed examples, the same in every trial, are from its training set.
+      config: of the study; `config.measure` says how many examples, in how many parts.
+
+    Returns:
+      The function; params are replicated, and it returns what `lbopt.sweep.lanes._gauges.Probe.flat` does.
+    """
+    measure, train = config.measure, problem.splits.train
+    gauges = make_probe(problem.loss_fn, measure.probe_parts, dict(measure.phi_modules))
+    gauge = jax.jit(lambda *given: gauges(*given).flat())
+
+    def probe(params: Any, model_state: Any) -> dict[str, Any]:
+        (place,) = {leaf.sharding for leaf in jax.tree.leaves(params)[:1]}
+        count = measure.probe_parts * measure.probe_part_size
+        indices = example_indices(len(train), _CHOSEN, 0, count)
+        batch = train.draw(indices, np.zeros_like(indices), _CHOSEN)
+        batch.pop(DAMAGED, None)  # the next good ones are in their places
+        return gauge(
+            params, model_state, put_replicated(place.mesh, batch), jax.random.key(_CHOSEN)
+        )
+
+    return probe
+
+
+@jax.jit
+def _distance(params: Any, start: Any) -> jax.Array:
+    moved = jax.tree.map(jnp.subtract, params, start)
+    return tree.global_norm(moved)
+
+
+class Some:
+    """A random part of a data set, always the same one, as evaluation sees it.
+
+    Args:
+      dataset: the whole.
+      count: examples of the part, at most those of the whole.
+
+    Attributes:
+      reading: the whole's.
+    """
+
+    def __init__(self, dataset: Dataset, count: int):
+        self._dataset, self.reading = dataset, dataset.reading
+        self.damaged = getattr(dataset, "damaged", None)
+        self._chosen = np.sort(example_indices(len(dataset), _CHOSEN, 0, count))
+
+    reading: Reading
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the examples at `indices`, [count] int, of the part."""
+        return self._dataset.take(self._chosen[indices])
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return them as training sees them in `epochs`, [count] int; see `lbopt.data.Dataset`."""
+        return self._dataset.draw(self._chosen[indices], epochs, seed)

@@ -1,0 +1,8 @@
+from ._cost import SearchCost as SearchCost, search_cost as search_cost
+from ._make import DRAWN_BY as DRAWN_BY, make_searcher as make_searcher
+from ._protocol import (
+    Factors as Factors,
+    Proposal as Proposal,
+    Score as Score,
+    Searcher as Searcher,
+)

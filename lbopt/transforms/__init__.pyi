@@ -1,0 +1,63 @@
+from ._arguments import (
+    is_number as is_number,
+    require_above as require_above,
+    require_at_least as require_at_least,
+    require_bounds as require_bounds,
+    require_choice as require_choice,
+    require_decay_rate as require_decay_rate,
+    require_flag as require_flag,
+    require_state as require_state,
+    require_transformation as require_transformation,
+    require_whole as require_whole,
+)
+from ._clipping import (
+    clip_by_global_norm as clip_by_global_norm,
+    global_norm as global_norm,
+    scale_to_norm as scale_to_norm,
+)
+from ._describe import describe as describe
+from ._ema import (
+    EmaState as EmaState,
+    ema_params as ema_params,
+    track_ema as track_ema,
+    warn_of_microsteps as warn_of_microsteps,
+)
+from ._lamb import lamb as lamb
+from ._lans import lans as lans, scale_by_lans as scale_by_lans
+from ._lars import lars as lars
+from ._learning_rate import (
+    LearningRateState as LearningRateState,
+    scale_by_learning_rate as scale_by_learning_rate,
+)
+from ._module_scale import (
+    Labels as Labels,
+    ModuleOf as ModuleOf,
+    ModuleScaleState as ModuleScaleState,
+    resolve_labels as resolve_labels,
+    scale_by_agvm as scale_by_agvm,
+)
+from ._moments import (
+    scale_by_lamb_moments as scale_by_lamb_moments,
+    scale_by_lars_momentum as scale_by_lars_momentum,
+    squarable as squarable,
+)
+from ._monitoring import (
+    LayerNormsState as LayerNormsState,
+    is_per_layer as is_per_layer,
+    monitor_layers as monitor_layers,
+    optimizer_metrics as optimizer_metrics,
+)
+from ._noise_scale import estimate_noise as estimate_noise, track_noise_scale as track_noise_scale
+from ._normalization import normalize_gradients as normalize_gradients
+from ._per_path import (
+    UNKNOWN_PARAMS as UNKNOWN_PARAMS,
+    find_states as find_states,
+    is_placeholder as is_placeholder,
+)
+from ._skipping import SkipState as SkipState, skip_bad_updates as skip_bad_updates
+from ._summary import summarize_masks as summarize_masks
+from ._trust_ratio import (
+    CLIP_MODES as CLIP_MODES,
+    scale_by_layerwise_trust_ratio as scale_by_layerwise_trust_ratio,
+)
+from ._variants import VARIANTS as VARIANTS, LambVariant as LambVariant, LarsVariant as LarsVariant

@@ -1,0 +1,99 @@
+"""Clipping by the global norm, taken in fp32 and kept for the log."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lbopt import masks, tree, types
+from lbopt.transforms import _arguments
+
+
+class ClipState(NamedTuple):
+    """What the clip saw.
+
+    Attributes:
+      global_norm: fp32 scalar, the norm before clipping at the last update (0 before the first).
+    """
+
+    global_norm: jax.Array
+
+
+def clip_by_global_norm(
+    max_norm: float | jax.Array,
+    eps: float | jax.Array = 0.0,
+    *,
+    axis_name: types.AxisName = None,
+    sharded_mask: types.Mask = None,
+) -> optax.GradientTransformation:
+    """Scale all updates by min(1, max_norm / (G + eps)), G the L2 norm over every leaf together.
+
+    Args:
+      max_norm: the largest global norm that passes unchanged, > 0.
+      eps: added to the norm before the division, >= 0; PyTorch's clip_grad_norm_ has 1e-6 [recalled 95%].
+      axis_name: inside `shard_map`: the axis over which leaves are split; the squares are summed over it.
+      sharded_mask: with `axis_name`: which leaves are split; None for all.
+
+    Returns:
+      A transform whose state is `ClipState`; its output keeps the dtype of the updates.
+
+    Raises:
+      ValueError: if `max_norm` is not above 0.
+
+    >>> import jax.numpy as jnp
+    >>> tx = clip_by_global_norm(1.0)
+    >>> updates, state = tx.update({"a": jnp.array([3.0]), "b": jnp.array([4.0])}, tx.init(None))
+    >>> [round(float(leaf[0]), 6) for leaf in updates.values()], float(state.global_norm)
+    ([0.6, 0.8], 5.0)
+
+    Note:
+      `optax.clip_by_global_norm` with the norm and the division in fp32 (or wider) whatever the dtype of the updates,
+      right on the shards inside `shard_map`, and with the norm kept in its state.
+      In fp32 the norm is right from 1e-33 to 1e34; Optax's is infinite from 1.8e19 on, and its update 0.
+    """
+    _arguments.require_above("max_norm", max_norm, 0)
+    _arguments.require_at_least("eps", eps, 0)
+
+    def init_fn(params: types.Params) -> ClipState:
+        del params
+        return ClipState(jnp.zeros((), jnp.float32))
+
+    def update_fn(
+        updates: optax.Updates, state: ClipState, params: types.Params | None = None
+    ) -> tuple[optax.Updates, ClipState]:
+        del state, params
+        total = global_norm(updates, axis_name, sharded_mask)
+        clipped = scale_to_norm(updates, total, max_norm, eps)
+        return clipped, ClipState(total.astype(jnp.float32))
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def global_norm(
+    updates: optax.Updates, axis_name: types.AxisName = None, sharded_mask: types.Mask = None
+) -> jax.Array:
+    """Return the L2 norm over every leaf together, in fp32 or wider."""
+    tree.check_inexact(updates, "the gradient")
+    split = masks.resolve_split(sharded_mask, axis_name, updates)
+    pairs = list(zip(jax.tree.leaves(updates), jax.tree.leaves(split.leaves), strict=True))
+    whole = tree.squares(leaf for leaf, chosen in pairs if not chosen)
+    if not any(chosen for _, chosen in pairs):
+        return whole.norm()
+    parts = tree.squares(leaf for leaf, chosen in pairs if chosen).over(axis_name)
+    return tree.Squares(*map(jnp.add, whole, parts)).norm()
+
+
+def scale_to_norm(
+    updates: optax.Updates,
+    norm: jax.Array,
+    max_norm: float | jax.Array,
+    eps: float | jax.Array = 0.0,
+) -> optax.Updates:
+    """Return the updates times min(1, max_norm / (norm + eps))."""
+    scale = max_norm / jnp.maximum(norm + eps, max_norm)
+    return jax.tree.map(
+        lambda u: tree.scaled(u.astype(tree.wide_dtype(u.dtype)), scale).astype(u.dtype), updates
+    )

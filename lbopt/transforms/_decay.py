@@ -1,0 +1,53 @@
+"""Weight decay added where it stands in the chain."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lbopt import masks, stacks, tree, types
+from lbopt.transforms import _arguments
+
+
+def add_weight_decay(
+    weight_decay: float | jax.Array,
+    weight_decay_mask: types.Mask = types.default(masks.weights_only),
+    stacked: types.Stacked = None,
+) -> optax.GradientTransformation:
+    """Add weight_decay * w to the updates of the chosen leaves, in fp32 (or wider).
+
+    `optax.add_decayed_weights` with lbopt's masks and the addition in fp32.
+
+    Args:
+      weight_decay: coefficient >= 0; may be traced.
+      weight_decay_mask: see `lbopt.types.Mask`; `lbopt.weights_only` if not given.
+      stacked: as in `scale_by_layerwise_trust_ratio`; only the mask looks at it.
+    """
+    _arguments.require_at_least("weight_decay", weight_decay, 0)
+
+    def chosen(params: types.Params) -> types.PyTree:
+        layers = stacks.resolve_stacked(stacked, params)
+        return masks.resolve_mask(weight_decay_mask, params, "weight_decay_mask", layers)
+
+    def init_fn(params: types.Params) -> optax.EmptyState:
+        masks.record_choice("weight_decay_mask", chosen(params))
+        return optax.EmptyState()
+
+    def update_fn(
+        updates: optax.Updates, state: optax.EmptyState, params: types.Params | None = None
+    ):
+        _arguments.require_params(params, "add_weight_decay")
+        tree.check_updates(updates, params)
+
+        def add(u: jax.Array, w: jax.Array, decayed: bool) -> jax.Array:
+            wide = tree.wide_dtype(u.dtype)
+            return (
+                (u.astype(wide) + jnp.asarray(weight_decay, wide) * w.astype(wide)).astype(u.dtype)
+                if decayed
+                else u
+            )
+
+        return jax.tree.map(add, updates, params, chosen(params)), state
+
+    return optax.GradientTransformation(init_fn, update_fn)

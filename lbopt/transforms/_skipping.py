@@ -1,0 +1,143 @@
+"""Updates that would do harm are skipped, counted, and reported."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lbopt import types
+from lbopt.transforms import _arguments, _clipping
+
+
+class SkipState(NamedTuple):
+    """What was skipped.
+
+    Attributes:
+      skipped_nonfinite: int32 scalar, updates skipped because a gradient was infinite or not a number.
+      skipped_spikes: int32 scalar, updates skipped because the global norm jumped.
+      consecutive: int32 scalar, skipped since the last applied one.
+      limit_reached: bool scalar, True from the moment `max_consecutive` was passed by non-finite gradients.
+      typical_norm: fp32 scalar, running mean of the global norms of applied updates.
+      applied: int32 scalar, updates applied.
+      inner: the state of the transform inside.
+    """
+
+    skipped_nonfinite: jax.Array
+    skipped_spikes: jax.Array
+    consecutive: jax.Array
+    limit_reached: jax.Array
+    typical_norm: jax.Array
+    applied: jax.Array
+    inner: Any
+
+
+def skip_bad_updates(
+    inner: optax.GradientTransformation,
+    max_consecutive: int = 10,
+    spike_factor: float | None = None,
+    *,
+    norm_decay: float = 0.95,
+    warmup_updates: int = 20,
+    axis_name: types.AxisName = None,
+    sharded_mask: types.Mask = None,
+) -> optax.GradientTransformation:
+    r"""Run `inner` only on good gradients; give zero updates and keep its state otherwise.
+
+    A gradient is bad if its global norm G is not finite, or, with `spike_factor`, if G > spike_factor * typical norm,
+    where the typical norm is an average of the applied ones:
+
+        typical <- norm_decay * typical + (1 - norm_decay) * G      (its first value is G itself)
+
+    After `max_consecutive` spikes in a row the next one is applied: the norm has moved to another level. A gradient that is
+    not finite is never applied; after `max_consecutive` in a row `limit_reached` is set for good, which
+    `lbopt.optimizer_metrics` shows and on which `lbopt train` stops.
+
+    Args:
+      inner: the optimizer.
+      max_consecutive: so many bad gradients in a row are skipped without further ado, >= 0.
+      spike_factor: above 1, or None to let spikes through.
+      norm_decay: of the typical norm, in [0, 1).
+      warmup_updates: so many updates are applied before spikes are looked for.
+      axis_name: inside `shard_map`: the axis over which leaves are split; the squares are summed over it.
+      sharded_mask: with `axis_name`: which leaves are split; None for all.
+
+    Returns:
+      A transform whose state is `SkipState`.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+
+    >>> import jax.numpy as jnp
+    >>> tx = skip_bad_updates(optax.sgd(1.0))
+    >>> state = tx.init({"w": jnp.zeros(1)})
+    >>> updates, state = tx.update({"w": jnp.array([jnp.nan])}, state)
+    >>> float(updates["w"][0]), int(state.skipped_nonfinite)
+    (0.0, 1)
+
+    Note:
+      `optax.apply_if_finite` applies a non-finite update once its limit is passed, and knows no spikes. Place this
+      outermost, also around a clip: a clip hides a spike but not its direction.
+      A gradient of 1e20 is finite, and so is its norm here. The second moments of `optax.scale_by_adam` become infinite by it, and stay
+      so; those of `lamb`, `lans` and `scale_by_lamb_moments` do not.
+    """
+    _arguments.require_transformation("inner", inner)
+    _arguments.require_at_least("max_consecutive", max_consecutive, 0)
+    _arguments.require_at_least("warmup_updates", warmup_updates, 0)
+    _arguments.require_decay_rate("norm_decay", norm_decay)
+    if spike_factor is not None:
+        _arguments.require_above("spike_factor", spike_factor, 1)
+
+    def init_fn(params: types.Params) -> SkipState:
+        def zero() -> jax.Array:
+            return jnp.zeros((), jnp.int32)
+
+        norm = jnp.zeros((), jnp.float32)
+        return SkipState(
+            zero(), zero(), zero(), jnp.zeros((), bool), norm, zero(), inner.init(params)
+        )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: SkipState,
+        params: types.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, SkipState]:
+        _arguments.require_state(state, SkipState, "skip_bad_updates")
+        norm = _clipping.global_norm(updates, axis_name, sharded_mask).astype(jnp.float32)
+        nonfinite, spike = ~jnp.isfinite(norm), jnp.zeros((), bool)
+        if spike_factor is not None:
+            settled = (state.applied >= warmup_updates) & (state.applied > 0)
+            spike = ~nonfinite & settled & (norm > spike_factor * state.typical_norm)
+            spike &= state.consecutive < max_consecutive
+        bad = nonfinite | spike
+
+        def apply(updates: optax.Updates, inner_state: Any) -> tuple[optax.Updates, Any]:
+            return optax.with_extra_args_support(inner).update(
+                updates, inner_state, params, **extra_args
+            )
+
+        def skip(updates: optax.Updates, inner_state: Any) -> tuple[optax.Updates, Any]:
+            like, _ = jax.eval_shape(apply, updates, inner_state)  # `inner` may give another dtype
+            return jax.tree.map(
+                lambda u, out: jnp.zeros_like(u, out.dtype), updates, like
+            ), inner_state
+
+        updates, inner_state = jax.lax.cond(bad, skip, apply, updates, state.inner)
+        consecutive = jnp.where(bad, state.consecutive + 1, 0)
+        mean = jnp.where(
+            state.applied == 0, norm, norm_decay * state.typical_norm + (1 - norm_decay) * norm
+        )
+        return updates, SkipState(
+            skipped_nonfinite=state.skipped_nonfinite + nonfinite.astype(jnp.int32),
+            skipped_spikes=state.skipped_spikes + spike.astype(jnp.int32),
+            consecutive=consecutive,
+            limit_reached=state.limit_reached | (nonfinite & (consecutive > max_consecutive)),
+            typical_norm=jnp.where(bad, state.typical_norm, mean),
+            applied=state.applied + (~bad).astype(jnp.int32),
+            inner=inner_state,
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

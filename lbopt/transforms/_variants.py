@@ -1,0 +1,479 @@
+"""The public LAMB and LARS codes, as data: where each comes from, and which options it sets.
+
+A variant names its source and the options in which it differs from the paper. An option that the
+caller gives overrides the variant's.
+
+The sources exclude by substrings of variable names of their own frameworks. Here that is said by
+role (see `lbopt.masks.leaf_role`), which those lists mean, and holds for Flax names too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import warnings
+from collections.abc import Mapping
+from typing import Any, Generic, Literal, TypeVar
+
+import jax
+
+from lbopt import masks, tree, types
+from lbopt.transforms import _arguments
+from lbopt.transforms._moments import Debias
+from lbopt.transforms._normalization import Per
+from lbopt.transforms._trust_ratio import ClipMode, Denominator
+
+Number = float | jax.Array
+Bounds = tuple[float, float]
+LambVariant = Literal[
+    "paper",
+    "optax",
+    "tfa",
+    "albert",
+    "you_rn50",
+    "you_mnist",
+    "apex",
+    "nvlamb",
+    "timm",
+    "nus",
+    "cybertron",
+    "mlperf_tf",
+    "mlperf_jax",
+    "flax",
+]
+LarsVariant = Literal[
+    "paper",
+    "lamb_paper",
+    "contrib_2018",
+    "tpu",
+    "mlperf_tf2",
+    "flax",
+    "optax",
+    "nus",
+    "timm",
+    "nvcaffe",
+]
+LambDecayPlacement = Literal["inside", "outside", "decoupled", "gradient"]
+LarsDecayPlacement = Literal["inside", "outside", "norm_only", "decoupled"]
+Placement = Literal["inside", "outside"]
+Stage = Literal["after_clip", "before_clip"]
+
+AS_DECAYED: Literal["as_weight_decay"] = "as_weight_decay"
+"""A `trust_ratio_mask`: the leaves that `weight_decay_mask` selects."""
+
+NO_NORM_NO_BIAS = masks.exclude_roles("norm", "bias")
+NO_NORM = masks.exclude_roles("norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class LambOptions:
+    """The options of `lbopt.lamb` that a variant sets; the defaults are the paper's."""
+
+    b1: Number = 0.9
+    b2: Number = 0.999
+    eps: Number = 1e-6
+    eps_root: Number = 0.0
+    weight_decay: Number = 0.0
+    weight_decay_mask: types.Mask = masks.weights_only
+    weight_decay_placement: LambDecayPlacement = "inside"
+    trust_ratio_mask: types.Mask = masks.weights_only
+    adapt_undecayed: bool = True
+    trust_ratio_bounds: Bounds | None = None
+    weight_norm_bounds: Bounds | None = None
+    zero_norm_ratio: Number | None = 1.0
+    debias: Debias = True
+    grad_averaging: bool = True
+    max_grad_norm: Number | None = None
+    max_grad_norm_eps: Number = 0.0
+    gradient_normalization: Per | None = None
+    gradient_normalization_stage: Stage = "after_clip"
+
+
+@dataclasses.dataclass(frozen=True)
+class LarsOptions:
+    """The options of `lbopt.lars` that a variant sets; the defaults are the paper's."""
+
+    weight_decay: Number = 0.0
+    momentum: Number = 0.9
+    trust_coefficient: Number = 0.001
+    eps: Number = 0.0
+    nesterov: bool = False
+    dampening: Number | Literal["momentum"] = 0.0
+    undamped_start: bool = False
+    denominator: Denominator = "sum_of_norms"
+    learning_rate_placement: Placement = "inside"
+    plain_learning_rate_placement: Placement | None = None
+    trust_ratio_placement: Placement = "inside"
+    weight_decay_mask: types.Mask = masks.weights_only
+    weight_decay_placement: LarsDecayPlacement = "inside"
+    trust_ratio_mask: types.Mask = masks.weights_only
+    adapt_undecayed: bool = True
+    clip_mode: ClipMode = "scale"
+    trust_ratio_bounds: Bounds | None = None
+    weight_norm_bounds: Bounds | None = None
+    update_bounds: Bounds | None = None
+    zero_norm_ratio: Number | None = 1.0
+
+
+Options = TypeVar("Options", LambOptions, LarsOptions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant(Generic[Options]):
+    """One public code.
+
+    Attributes:
+      optimizer: "lamb" or "lars".
+      name: name of the variant.
+      source: repository, file, era.
+      about: what is peculiar, and what options cannot say.
+      options: every option of the optimizer, with this variant's value.
+    """
+
+    optimizer: str
+    name: str
+    source: str
+    about: str
+    options: Options
+
+    def differences(self) -> dict[str, Any]:
+        """Return the options whose values are not the paper's."""
+        paper = type(self.options)()
+        pairs = {name: (value, getattr(paper, name)) for name, value in vars(self.options).items()}
+        return {
+            name: value
+            for name, (value, of_paper) in pairs.items()
+            if type(value) is not type(of_paper) or value != of_paper
+        }
+
+
+def _by_name(optimizer: str, *rows: tuple[str, str, str, Options]) -> dict[str, Variant[Options]]:
+    return {row[0]: Variant(optimizer, *row) for row in rows}
+
+
+_PER_REPLICA_CLIP = (
+    "The source clips each replica's own gradient before the sum over replicas [recalled 97%]; lamb clips what it is given. "
+    'To clip per replica: make_train_step(..., clip=GradientClip(1.0, "replica")) and '
+    "lamb(..., max_grad_norm=None)."
+)
+_WITHOUT_DECAY_ADAM = (
+    "The ratio is taken only where decay is not zero: weight_decay = 0 turns it into Adam."
+)
+LAMB: dict[str, Variant[LambOptions]] = _by_name(
+    "lamb",
+    (
+        "paper",
+        "You et al., arXiv 1904.00962v5, Algorithm 2 [recalled 80%]",
+        "Decay inside the direction and inside its norm. Biases and normalization leaves are neither decayed nor adapted: "
+        "the paper does not say, its authors' BERT code does so.",
+        LambOptions(),
+    ),
+    (
+        "optax",
+        "google-deepmind/optax, optax/_src/alias.py and transform.py",
+        "Every leaf is adapted; optax's mask is weight_decay_mask alone. optax takes norms in the parameter dtype, here they are fp32.",
+        LambOptions(weight_decay_mask=None, trust_ratio_mask=None),
+    ),
+    (
+        "tfa",
+        "tensorflow/addons, optimizers/lamb.py",
+        "exclude_from_layer_adaptation defaults to exclude_from_weight_decay, and both to nothing. The source turns eps = 0 into 1e-7.",
+        LambOptions(weight_decay_mask=None, trust_ratio_mask=AS_DECAYED),
+    ),
+    (
+        "albert",
+        "google-research/albert, lamb_optimizer.py and optimization.py",
+        "Excluded: LayerNorm, layer_norm, bias. " + _PER_REPLICA_CLIP,
+        LambOptions(
+            debias=False,
+            weight_decay=0.01,
+            weight_decay_mask=NO_NORM_NO_BIAS,
+            trust_ratio_mask=AS_DECAYED,
+            max_grad_norm=1.0,
+        ),
+    ),
+    (
+        "you_rn50",
+        "fastalgo/imagenet_resnet50_lamb, optimization.py and run.sh",
+        f"Excluded: batch_normalization, LayerNorm, layer_norm; biases are decayed. {_WITHOUT_DECAY_ADAM} {_PER_REPLICA_CLIP}",
+        LambOptions(
+            debias=False,
+            weight_decay=1.5,
+            weight_decay_mask=NO_NORM,
+            trust_ratio_mask=AS_DECAYED,
+            adapt_undecayed=False,
+            max_grad_norm=1.0,
+        ),
+    ),
+    (
+        "you_mnist",
+        "fastalgo/mnist_tpu, lamb/optimization.py",
+        "Excluded from decay: LayerNorm, layer_norm, bias; every variable is adapted. "
+        + _PER_REPLICA_CLIP,
+        LambOptions(
+            debias=False,
+            weight_decay=0.01,
+            weight_decay_mask=NO_NORM_NO_BIAS,
+            trust_ratio_mask=None,
+            max_grad_norm=1.0,
+        ),
+    ),
+    (
+        "apex",
+        "NVIDIA/apex, optimizers/fused_lamb.py and csrc/multi_tensor_lamb.cu",
+        f"Parameter groups decide what is decayed; here biases and normalization leaves are not. {_WITHOUT_DECAY_ADAM} "
+        'adam_w_mode=False is weight_decay_placement="gradient".',
+        LambOptions(
+            weight_decay=0.01,
+            weight_decay_mask=NO_NORM_NO_BIAS,
+            trust_ratio_mask=None,
+            adapt_undecayed=False,
+            max_grad_norm=1.0,
+        ),
+    ),
+    (
+        "nvlamb",
+        "NVIDIA/apex, optimizers/fused_lamb.py with use_nvlamb=True",
+        "As apex, but every leaf is adapted.",
+        LambOptions(
+            weight_decay=0.01,
+            weight_decay_mask=NO_NORM_NO_BIAS,
+            trust_ratio_mask=None,
+            max_grad_norm=1.0,
+        ),
+    ),
+    (
+        "timm",
+        "huggingface/pytorch-image-models, timm/optim/lamb.py",
+        f"The arithmetic of apex. {_WITHOUT_DECAY_ADAM} always_adapt is adapt_undecayed=True, trust_clip is "
+        'trust_ratio_bounds=(0, 1), decoupled_decay is weight_decay_placement="decoupled"; corrected_weight_decay and '
+        "caution are not offered.",
+        LambOptions(
+            weight_decay=0.01,
+            weight_decay_mask=masks.weights_only,
+            trust_ratio_mask=None,
+            adapt_undecayed=False,
+            max_grad_norm=1.0,
+        ),
+    ),
+    (
+        "nus",
+        "NUS-HPC-AI-Lab/pytorch-lamb, optim/lamb.py (the eps of the clip [recalled 95%])",
+        f'{_WITHOUT_DECAY_ADAM} Its debias flag divides the kept moments every step: say debias="in_state" to reproduce that. '
+        "The 1e-6 in the clip is PyTorch's clip_grad_norm_ [recalled 95%].",
+        LambOptions(
+            debias=False,
+            weight_decay_mask=NO_NORM_NO_BIAS,
+            trust_ratio_mask=None,
+            adapt_undecayed=False,
+            max_grad_norm=1.0,
+            max_grad_norm_eps=1e-6,
+        ),
+    ),
+    (
+        "cybertron",
+        "cybertronai/pytorch-lamb, pytorch_lamb/lamb.py",
+        "The first version of the paper: ||w|| is clamped to [0, 10]. adam=True is trust_ratio_mask=False.",
+        LambOptions(
+            weight_decay_mask=None,
+            trust_ratio_mask=None,
+            debias=False,
+            weight_norm_bounds=(0.0, 10.0),
+        ),
+    ),
+    (
+        "mlperf_tf",
+        "mlcommons/training_results_v0.7, bert-research-TF-tpu-v3-8192/lamb_optimizer.py",
+        "Excluded: LayerNorm, layer_norm, bias. The source takes a leading axis of 24 for layers; here say so: stacked=. "
+        + _PER_REPLICA_CLIP,
+        LambOptions(
+            weight_decay=0.0166629,
+            weight_decay_mask=NO_NORM_NO_BIAS,
+            trust_ratio_mask=AS_DECAYED,
+            max_grad_norm=1.0,
+        ),
+    ),
+    (
+        "mlperf_jax",
+        "mlcommons/training_results_v0.7, bert-research-JAX-tpu-v3-8192/bert_lamb.py",
+        "Excluded from decay: layer_norm, layernorm, bias; every leaf is adapted. The source takes a leading axis of 24 for "
+        "layers; here say so: stacked=. " + _PER_REPLICA_CLIP,
+        LambOptions(
+            weight_decay=0.0166629,
+            weight_decay_mask=NO_NORM_NO_BIAS,
+            trust_ratio_mask=None,
+            max_grad_norm=1.0,
+        ),
+    ),
+    (
+        "flax",
+        "google/flax, flax/optim/lamb.py before commit cda7a4c8",
+        "Zero weights get ratio 0 and never move; a zero direction on other weights gives NaN.",
+        LambOptions(weight_decay_mask=None, trust_ratio_mask=None, zero_norm_ratio=None),
+    ),
+)
+
+LARS: dict[str, Variant[LarsOptions]] = _by_name(
+    "lars",
+    (
+        "paper",
+        "You et al., arXiv 1708.03888, Algorithm 1 [recalled 80%]",
+        "The sum of two norms; learning rate and ratio inside the momentum. Biases and normalization leaves take plain momentum steps: "
+        "the paper does not say, its followers do so.",
+        LarsOptions(),
+    ),
+    (
+        "lamb_paper",
+        "You et al., arXiv 1904.00962, Algorithm 1 [recalled 95%]",
+        "LARS as the LAMB paper writes it: divides by the norm of the averaged momentum, which no public LARS code does.",
+        LarsOptions(
+            denominator="momentum",
+            trust_coefficient=1.0,
+            dampening="momentum",
+            learning_rate_placement="outside",
+            trust_ratio_placement="outside",
+        ),
+    ),
+    (
+        "contrib_2018",
+        "tensorflow, contrib/opt/python/training/lars_optimizer.py as of 2018-19 (MLPerf v0.6)",
+        "Learning rate and ratio outside the momentum. The decay is in the denominator only: the loss has to hold the L2 term. "
+        "Later copies of the class are the tpu variant. MLPerf v0.6 ran it with eps = 1e-5.",
+        LarsOptions(
+            weight_decay_mask=NO_NORM_NO_BIAS,
+            trust_ratio_mask=NO_NORM_NO_BIAS,
+            weight_decay_placement="norm_only",
+            learning_rate_placement="outside",
+            trust_ratio_placement="outside",
+        ),
+    ),
+    (
+        "tpu",
+        "tensorflow/tpu, models/official/efficientnet/lars_optimizer.py",
+        "EfficientNet has the L2 term in the loss as well: it decays twice unless one of them is 0.",
+        LarsOptions(
+            weight_decay=1e-5, weight_decay_mask=NO_NORM_NO_BIAS, trust_ratio_mask=NO_NORM_NO_BIAS
+        ),
+    ),
+    (
+        "mlperf_tf2",
+        "mlcommons/training_results_v0.7, resnet-cloud-TF2.0-tpu-v3-32/lars_optimizer.py",
+        "The source turns its eps = 0.0 into 1e-7.",
+        LarsOptions(eps=1e-7, weight_decay_mask=NO_NORM_NO_BIAS, trust_ratio_mask=NO_NORM_NO_BIAS),
+    ),
+    (
+        "flax",
+        "google/flax, flax/optim/lars.py before commit cda7a4c8 (MLPerf v0.7 ResNet in JAX)",
+        "Leaves with bias or scale in their path go to flax's Momentum: learning rate outside, no decay, no Nesterov, at the same rate.",
+        LarsOptions(
+            weight_decay_mask=NO_NORM_NO_BIAS,
+            trust_ratio_mask=NO_NORM_NO_BIAS,
+            plain_learning_rate_placement="outside",
+        ),
+    ),
+    (
+        "optax",
+        "google-deepmind/optax, optax/_src/alias.py and transform.py",
+        "The norm of the sum, which is never larger: the ratio is never smaller than the paper's. Two masks decide what is skipped.",
+        LarsOptions(weight_decay_mask=None, trust_ratio_mask=None, denominator="norm_of_sum"),
+    ),
+    (
+        "nus",
+        "NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch, lars.py",
+        "The ratio is at most 50; each number of the decayed gradient is clamped to [-10, 10], on skipped leaves too. Its 32K run has eps 0.",
+        LarsOptions(
+            eps=1e-5,
+            weight_decay_mask=NO_NORM_NO_BIAS,
+            trust_ratio_mask=NO_NORM_NO_BIAS,
+            learning_rate_placement="outside",
+            trust_ratio_placement="outside",
+            trust_ratio_bounds=(0.0, 50.0),
+            update_bounds=(-10.0, 10.0),
+        ),
+    ),
+    (
+        "timm",
+        "huggingface/pytorch-image-models, timm/optim/lars.py",
+        "The ratio inside the momentum, the learning rate outside. Leaves without decay are not adapted, so weight_decay = 0 "
+        'is plain momentum; always_adapt is adapt_undecayed=True, trust_clip is clip_mode="clip".',
+        LarsOptions(
+            eps=1e-8,
+            weight_decay_mask=masks.weights_only,
+            trust_ratio_mask=None,
+            adapt_undecayed=False,
+            undamped_start=True,
+            learning_rate_placement="outside",
+        ),
+    ),
+    (
+        "nvcaffe",
+        "borisgin/nvcaffe-0.16, src/caffe/solvers/sgd_solver.{cpp,cu}",
+        "Divides by the norm of the gradient alone and skips nothing. Its default is LARC: the local rate never exceeds the "
+        'global one; clip_mode="scale" is its LARS.',
+        LarsOptions(
+            weight_decay_mask=None,
+            trust_ratio_mask=None,
+            denominator="gradient_only",
+            clip_mode="clip",
+        ),
+    ),
+)
+
+VARIANTS: dict[str, Mapping[str, Variant[Any]]] = {"lamb": LAMB, "lars": LARS}
+
+
+def choose(variants: Mapping[str, Variant[Options]], name: str, **given: Any) -> Options:
+    """Return the options of a variant, with those that the caller has given instead of its own.
+
+    Args:
+      variants: `LAMB` or `LARS`.
+      name: which of them.
+      **given: every option; a `types.Default` is one that was not given.
+
+    Raises:
+      ValueError: listing the known variants, for an unknown one.
+
+    >>> choose(LARS, "nus", eps=types.default(0.0)).eps, choose(LARS, "nus", eps=0.0).eps
+    (1e-05, 0.0)
+    """
+    if not isinstance(name, str) or name not in variants:
+        raise ValueError(f"variant = {tree.said(name)}: use one of {', '.join(variants)}")
+    chosen = {
+        option: value for option, value in given.items() if not isinstance(value, types.Default)
+    }
+    return dataclasses.replace(variants[name].options, **chosen)
+
+
+def trust_ratio_mask(options: LambOptions | LarsOptions) -> types.Mask:
+    """Return the mask of adapted leaves, "as_weight_decay" resolved."""
+    return options.weight_decay_mask if _as_decayed(options) else options.trust_ratio_mask
+
+
+def _as_decayed(options: LambOptions | LarsOptions) -> bool:
+    # A mask may be a tree of arrays, which `==` would compare one by one.
+    mask = options.trust_ratio_mask
+    return isinstance(mask, str) and mask == AS_DECAYED
+
+
+def check_adaptation(options: LambOptions | LarsOptions, optimizer: str, variant: str) -> None:
+    """Raise ValueError, or warn, where the options leave nothing to adapt without saying so."""
+    if _as_decayed(options) and options.weight_decay_mask is False:
+        raise ValueError(
+            'trust_ratio_mask = "as_weight_decay" with weight_decay_mask = False: no leaf would be adapted; '
+            "pass trust_ratio_mask too"
+        )
+    if _arguments.require_flag("adapt_undecayed", options.adapt_undecayed):
+        return
+    if options.weight_decay_mask is False and options.trust_ratio_mask is not False:
+        raise ValueError(
+            "adapt_undecayed = False with weight_decay_mask = False: no leaf would be adapted; "
+            "pass trust_ratio_mask=False if that is meant, or adapt_undecayed=True"
+        )
+    decay = options.weight_decay
+    if isinstance(decay, numbers.Real) and decay == 0 and options.trust_ratio_mask is not False:
+        warnings.warn(
+            f'{optimizer}(variant="{variant}") with weight_decay = 0 has no trust ratio at all, as its source: '
+            f"it is {'Adam' if optimizer == 'lamb' else 'momentum SGD'}. adapt_undecayed=True adapts all the same; "
+            "trust_ratio_mask=False says that this is meant.",
+            stacklevel=3,
+        )

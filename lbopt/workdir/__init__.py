@@ -1,0 +1,5 @@
+"""What a run leaves on disk: its folder or bucket, who may write there, and the files that are written."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

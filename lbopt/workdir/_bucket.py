@@ -1,0 +1,383 @@
+"""A workdir in a bucket: checkpoints go straight there, all else is written beside the process and copied.
+
+An object of a bucket can be replaced, not appended to. So `metrics.jsonl` and the like are files of a local folder, the mirror, and are
+copied before every checkpoint, every half a minute, of a study's finished trials within seconds, and at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any, TypedDict
+
+from lbopt import _typed_json, paths
+from lbopt.data.text import SETTINGS_FILE, VOCABULARY_FILE
+from lbopt.errors import EnvironmentProblem, Preempted, UserError
+from lbopt.job import Job, SoloJob
+
+_KEPT = (
+    "config.json",
+    "metrics.jsonl",
+    "results.jsonl",
+    "test_examples.jsonl",
+    "summary.json",
+    SETTINGS_FILE,
+    VOCABULARY_FILE,
+    "mllog.txt",
+)
+"""What is read from an earlier start."""
+_LEASE = ".lease.json"
+_RENEW_S = 15.0
+_SOON_S = 5.0
+_SETTLE_S = 1.0
+"""Of two who take a lease at once the later one has it: each looks again after so long."""
+_WHOLE = "commit_success.txt"
+"""What Orbax writes last into a checkpoint in a bucket; in a folder it gives it its name last."""
+_MIRRORS: dict[pathlib.Path, _Mirror] = {}
+
+
+@contextlib.contextmanager
+def local_workdir(
+    workdir: paths.GivenPath, job: Job | None = None, write: bool = True, hold: bool = True
+) -> Iterator[str]:
+    """Give the folder to work in: the one that is named, or the mirror of a bucket's.
+
+    Args:
+      workdir: as the user has given it.
+      job: of which this process is one; None if it is alone. Only the first one writes.
+      write: copy what has changed into the bucket.
+      hold: keep others from writing there meanwhile.
+
+    Yields:
+      A local path.
+
+    Raises:
+      UserError: for another kind of address.
+      EnvironmentProblem: if the bucket cannot be read or written, or if another process is at work there.
+    """
+    workdir = paths.local_or_bucket(workdir, "--workdir")
+    if not paths.is_address(workdir):
+        yield workdir
+        return
+    job = SoloJob() if job is None else job
+    root = bucket_path(workdir)
+    with tempfile.TemporaryDirectory(prefix="lbopt-workdir-") as folder:
+        mirror = _Mirror(pathlib.Path(folder), root, write and job.index == 0, hold)
+        _MIRRORS[mirror.folder] = mirror
+        try:
+            with mirror.held():
+                mirror.download()
+                yield folder
+        except (UserError, EnvironmentProblem, Preempted) as error:
+            raise type(error)(str(error).replace(folder, workdir)) from error
+        finally:
+            del _MIRRORS[mirror.folder]
+
+
+def checkpoint_root(workdir: pathlib.Path) -> Any:
+    """Return where a workdir's checkpoints are: the workdir itself, or, of a mirror, the folder in the bucket."""
+    return _MIRRORS[workdir].root if workdir in _MIRRORS else workdir
+
+
+def copy_changes(workdir: pathlib.Path) -> None:
+    """Copy what has changed in a mirror; nothing is to be done for a folder."""
+    if workdir in _MIRRORS:
+        _MIRRORS[workdir].upload()
+
+
+def copy_changes_soon(workdir: pathlib.Path) -> None:
+    """Let what has changed in a mirror be copied within seconds, whatever this process does meanwhile; see `copy_changes`.
+
+    Raises:
+      EnvironmentProblem: what kept the last such copy from being made.
+    """
+    if workdir in _MIRRORS:
+        _MIRRORS[workdir].upload_soon()
+
+
+def shown_path(file: pathlib.Path) -> str:
+    """Return the name under which the user knows a file of a workdir.
+
+    >>> shown_path(pathlib.Path("runs/a/metrics.jsonl"))
+    'runs/a/metrics.jsonl'
+    """
+    found = [mirror for folder, mirror in _MIRRORS.items() if file.is_relative_to(folder)]
+    return str(found[0].root / str(file.relative_to(found[0].folder))) if found else str(file)
+
+
+def is_whole_checkpoint(folder: Any) -> bool:
+    """Return whether a folder with the number of a step is a checkpoint, and not the beginning of one."""
+    return isinstance(folder, pathlib.Path) or (folder / _WHOLE).exists()
+
+
+def move_checkpoint(folder: Any, target: Any) -> None:
+    """Move a checkpoint; from the first moment it is not there any more."""
+    if isinstance(folder, pathlib.Path):
+        target.parent.mkdir(exist_ok=True)
+        folder.rename(target)
+        return
+    import fsspec
+
+    (folder / _WHOLE).unlink(missing_ok=True)
+    files = fsspec.filesystem(
+        "gcs", finalize_on_close=True
+    )  # the one that epath has, and what it has listed
+    files.copy(str(folder), str(target), recursive=True)
+    files.rm(str(folder), recursive=True)
+
+
+def is_folder_held(root: Any) -> bool:
+    """Return whether a process is at work in a folder of a bucket, going by the clocks of both."""
+    try:
+        found = _typed_json.read_file(root / _LEASE, _LeaseFile)
+        return time.time() < found["renewed"] + 3 * _RENEW_S and not _is_dead_here(found)
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def bucket_path(workdir: str) -> Any:
+    """Return the folder of a bucket as a path.
+
+    Args:
+      workdir: as the user has given it.
+
+    Raises:
+      UserError: for another kind of address.
+      EnvironmentProblem: if the package for buckets is not installed.
+    """
+    workdir = paths.local_or_bucket(workdir, "--workdir")
+    try:
+        _import_gcsfs()
+        from etils import epath
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"--workdir = {workdir!r}: gcsfs is not installed; run pip install 'lbopt[gcs]'"
+        ) from error
+    return epath.Path(workdir)
+
+
+def _import_gcsfs() -> None:
+    """Import the bucket's client without its support for hierarchical namespaces.
+
+    That support needs a permission on the bucket itself, and lbopt needs only the bucket's objects.
+    gcsfs reads the variable once, when it is imported; a program that set it, or imported gcsfs
+    before, keeps its own choice.
+    """
+    variable = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
+    chosen = variable in os.environ
+    if not chosen:
+        os.environ[variable] = "false"
+    try:
+        import gcsfs  # noqa: F401
+    finally:
+        if not chosen:
+            del os.environ[variable]
+
+
+@contextlib.contextmanager
+def bucket_errors(root: Any, doing: str) -> Iterator[None]:
+    """Turn what the bucket's client raises into an `EnvironmentProblem` of one line.
+
+    Args:
+      root: the folder, for the message.
+      doing: what cannot be done with it: "read" or "written".
+    """
+    try:
+        yield
+    except (UserError, EnvironmentProblem):
+        raise
+    except Exception as error:  # of a dozen classes: HTTP, credentials, DNS
+        reason = " ".join((str(error) or type(error).__name__).split())[:200]
+        raise EnvironmentProblem(
+            f"--workdir = {str(root)!r}: cannot be {doing} ({reason}); give this machine's account the right to read and write its objects, "
+            "or use another bucket"
+        ) from error
+
+
+@dataclasses.dataclass(eq=False)
+class _Mirror:
+    folder: pathlib.Path
+    root: Any
+    writes: bool
+    holds: bool
+    _lease: _Lease | None = None
+    _copied: dict[pathlib.Path, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    _lock: Any = dataclasses.field(default_factory=threading.Lock)
+    _soon: threading.Timer | None = None
+    _failed: EnvironmentProblem | None = None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the bucket's folder while the context lasts, if this process writes there; copy all at the end."""
+        if self.writes and self.holds:
+            with bucket_errors(self.root, "written"):
+                self._lease = _Lease(self.root)
+        try:
+            yield
+        finally:
+            try:
+                self._end_soon()
+                self.upload()
+            finally:
+                if self._lease is not None:
+                    self._lease.release()
+
+    def download(self) -> None:
+        with bucket_errors(self.root, "read"):
+            for name in _KEPT:
+                with contextlib.suppress(FileNotFoundError):
+                    data = (self.root / name).read_bytes()
+                    file = self.folder / name
+                    file.write_bytes(data)
+                    self._copied[file] = _state(file)
+
+    def upload(self) -> None:
+        if not self.writes:
+            return
+        with self._lock, bucket_errors(self.root, "written"):
+            if self._lease is not None:
+                self._lease.check()
+            for file in sorted(self.folder.rglob("*")):
+                inside = file.relative_to(self.folder)
+                if not file.is_file() or any(part.startswith(".") for part in inside.parts):
+                    continue
+                state = _state(file)
+                if self._copied.get(file) != state:
+                    (self.root / str(inside)).write_bytes(file.read_bytes())
+                    self._copied[file] = state
+
+    def upload_soon(self) -> None:
+        """Upload in `_SOON_S`, unless that is going to happen already."""
+        if self._failed is not None:
+            raise self._failed
+        if self._soon is None and self.writes:
+            self._soon = threading.Timer(_SOON_S, self._upload_now)
+            self._soon.daemon = True
+            self._soon.start()
+
+    def _upload_now(self) -> None:
+        self._soon = None  # first: what changes from here on wants another one
+        try:
+            self.upload()
+        except EnvironmentProblem as error:
+            self._failed = error
+
+    def _end_soon(self) -> None:
+        timer = self._soon
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+
+
+def _state(file: pathlib.Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+class _LeaseFile(TypedDict):
+    renewed: float
+
+
+class _Lease:
+    """An object that says who is at work; it is written again and again, and whoever finds that it has stopped may take it.
+
+    Who has had it taken away, because this machine stood still for so long, is told so before the next checkpoint.
+    """
+
+    def __init__(self, root: Any):
+        self._file = root / _LEASE
+        self._ours = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "space": _space(),
+            "id": uuid.uuid4().hex,
+        }
+        self._taken_by: dict[str, Any] = {}
+        self._wait_for_the_last()
+        self._write()
+        time.sleep(_SETTLE_S)
+        if not self._is_ours():
+            raise self._held_by(self._taken_by)
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lbopt lease", daemon=True)
+        self._thread.start()
+
+    def _wait_for_the_last(self) -> None:
+        found = self._read()
+        if not found or _is_dead_here(found):
+            return
+        until = time.monotonic() + 2.5 * _RENEW_S
+        while time.monotonic() < until:
+            time.sleep(_RENEW_S / 10)
+            now = self._read()
+            if now and now != found:
+                raise self._held_by(now)
+            if not now:
+                return
+
+    def _is_ours(self) -> bool:
+        found = self._read()
+        if found.get("id") != self._ours["id"]:
+            self._taken_by = found or {"host": "one that has left", "pid": "unknown"}
+        return not self._taken_by
+
+    def check(self) -> None:
+        """Raise `EnvironmentProblem` if another process has taken it."""
+        if self._taken_by or (time.time() > self._renewed + 2 * _RENEW_S and not self._is_ours()):
+            raise self._held_by(self._taken_by)
+
+    def _held_by(self, found: dict[str, Any]) -> EnvironmentProblem:
+        return EnvironmentProblem(
+            f"--workdir = {str(self._file.parent)!r}: another process is at work there ({found.get('host')}, pid {found.get('pid')}); "
+            "wait for it or use another --workdir"
+        )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return _typed_json.read_file(self._file, dict[str, Any])
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def _write(self) -> None:
+        self._renewed = time.time()  # this clock goes on while the machine stands still
+        self._file.write_text(json.dumps({**self._ours, "renewed": self._renewed}))
+
+    def _renew(self) -> None:
+        while not self._released.wait(_RENEW_S):
+            with contextlib.suppress(Exception):  # the bucket may not answer now, and again later
+                if not self._is_ours():
+                    return
+                self._write()
+
+    def release(self) -> None:
+        """Let others in."""
+        self._released.set()
+        self._thread.join()
+        with contextlib.suppress(Exception):  # nobody renews it: the next one waits and takes it
+            if self._is_ours():
+                self._file.unlink()
+
+
+def _is_dead_here(found: dict[str, Any]) -> bool:
+    """Return whether a lease is of a process of this host that has ended."""
+    if found.get("space") != _space() or not isinstance(found.get("pid"), int):
+        return False
+    return not pathlib.Path(f"/proc/{found['pid']}").exists()
+
+
+def _space() -> str:
+    """Return where numbers of processes mean what they mean here: this start of this machine, and this container."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return uuid.uuid4().hex

@@ -1,0 +1,169 @@
+"""metrics.jsonl and TensorBoard: the same scalars, one line a step, neither lost nor doubled by a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+from lbopt import _typed_json
+from lbopt._regular import open_regular
+from lbopt.errors import EnvironmentProblem
+from lbopt.workdir import _bucket, _folder
+
+_SCALARS = dict[str, _typed_json.Int | float | bool | None]
+
+
+class MetricsWriter:
+    """Append scalars to a workdir.
+
+    Args:
+      workdir: the folder.
+      resumed_step: the step of the restored state; later lines, which will be written again, are dropped.
+    """
+
+    def __init__(self, workdir: pathlib.Path, resumed_step: int = 0):
+        self._workdir, self._file = workdir, workdir / "metrics.jsonl"
+        drop_lines_after(self._file, resumed_step)
+        with _folder.file_errors(self._file):
+            self._stream = open_regular(self._file, "a", buffering=1)
+        from lbopt.workdir._tensorboard import (
+            Board,  # only who trains needs it, and it takes a while
+        )
+
+        self._board = Board(workdir / "tensorboard", resumed_step + 1)
+
+    def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
+        """Write one line and hand it to the operating system."""
+        line = {
+            "step": step,
+            "examples_seen": examples_seen,
+            # Half of a surrogate pair cannot be read again.
+            **{
+                name.encode("utf-8", "backslashreplace").decode(): finite_or_none(value)
+                for name, value in scalars.items()
+            },
+        }
+        with _folder.file_errors(self._file):
+            self._stream.write(json.dumps(line, allow_nan=False) + "\n")
+        if self._board.write(step, scalars):
+            _bucket.copy_changes(self._workdir)
+
+    def sync(self) -> None:
+        """Wait until everything written is on disk."""
+        with _folder.file_errors(self._file):
+            os.fsync(self._stream.fileno())
+        self._board.sync()
+        _bucket.copy_changes(self._workdir)
+
+    def close(self) -> None:
+        """Close both files."""
+        try:
+            with _folder.file_errors(self._file):
+                self._stream.close()
+        finally:
+            self._board.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(EnvironmentProblem) if exception[0] else contextlib.nullcontext():
+            self.close()
+
+
+class NoMetricsWriter:
+    """What the other processes of a job have instead: one writes."""
+
+    def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> NoMetricsWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+class Line(TypedDict):
+    """A line of metrics.jsonl; its other fields are numbers by name."""
+
+    step: _typed_json.Count
+    examples_seen: _typed_json.Count
+
+
+def check_line(line: Any) -> None:
+    """Raise `ValueError` naming the field if a line is none of metrics.jsonl."""
+    _typed_json.convert(line, Line)
+    _typed_json.convert(line, _SCALARS)
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a number as JSON has it: None (null) if it is not finite.
+
+    >>> finite_or_none(float("nan")), finite_or_none(0.5)
+    (None, 0.5)
+    """
+    return value if math.isfinite(value) else None
+
+
+def broken_losses(line: Mapping[str, float | None]) -> list[str]:
+    """Return the names of the losses that are not finite among the scalars of a step, or in a line of metrics.jsonl (null there)."""
+    losses = {name: value for name, value in line.items() if name in ("train/loss", "eval/loss")}
+    return [name for name, value in losses.items() if value is None or not math.isfinite(value)]
+
+
+def read_json_lines(
+    file: pathlib.Path, check: Callable[[Any], None] = check_line
+) -> list[dict[str, Any]]:
+    """Return the whole lines of a JSON-lines file; a last line cut off by a kill is left out.
+
+    Args:
+      file: need not exist.
+      check: Raises `ValueError` if a line is none of its kind.
+
+    Returns:
+      `typed_json.Record` of each line.
+
+    Raises:
+      EnvironmentProblem: if the file cannot be read, or a whole line is damaged.
+    """
+    try:
+        *whole, _torn = _typed_json.read_bytes(file, _typed_json.MOST_LINES_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{file} cannot be read ({error.strerror}); mend it or use another --workdir"
+        ) from error
+    except ValueError as error:
+        raise EnvironmentProblem(
+            f"{file} cannot be read ({error}); use another --workdir"
+        ) from error
+    return [_parse(file, number, line, check) for number, line in enumerate(whole, 1)]
+
+
+def _parse(
+    file: pathlib.Path, number: int, line: bytes, check: Callable[[Any], None]
+) -> dict[str, Any]:
+    fix = "remove that line if you know why, or use another --workdir"
+    try:
+        parsed = _typed_json.decode(line)
+        check(parsed)
+    except ValueError as error:
+        raise EnvironmentProblem(f"{file} is damaged at line {number} ({error}); {fix}") from error
+    return _typed_json.Record(parsed, f"{file}: line {number}", fix)
+
+
+def drop_lines_after(file: pathlib.Path, step: int) -> None:
+    """Keep the whole lines up to `step`; the file is replaced in one move."""
+    if file.exists():
+        kept = [line for line in read_json_lines(file) if line["step"] <= step]
+        _folder.write_text(file, "".join(json.dumps(line) + "\n" for line in kept))

@@ -1,0 +1,70 @@
+"""The Penn Treebank's three files, word by word."""
+
+import re
+
+import numpy as np
+import pytest
+
+from lbopt.data.text import load_ptb
+from lbopt.errors import EnvironmentProblem, UserError
+
+TEXTS = {
+    "ptb.train.txt": " the cat <unk> the mat \n a cat sat \n",
+    "ptb.valid.txt": " the dog sat \n",
+    "ptb.test.txt": " a mat \n the \n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in TEXTS.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def words(found, part):
+    return " ".join(found.words[token] for token in getattr(found, part))
+
+
+def test_words_are_numbered_by_frequency_and_alphabet(folder):
+    found = load_ptb(folder, expected_vocab_size=7)
+    assert found.words == ("<eos>", "cat", "the", "<unk>", "a", "mat", "sat")
+    assert words(found, "train") == "the cat <unk> the mat <eos> a cat sat <eos>"
+    assert words(found, "validation") == "the <unk> sat <eos>"
+    assert words(found, "test") == "a mat <eos> the <eos>"
+    assert {part.dtype for part in found[1:]} == {np.dtype(np.int32)}
+
+
+def test_a_last_line_without_an_end_has_one_all_the_same(folder):
+    (folder / "ptb.test.txt").write_text("the cat")
+    assert words(load_ptb(folder), "test") == "the cat <eos>"
+
+
+def test_another_vocabulary_than_the_model_has(folder):
+    with pytest.raises(UserError, match=r"config\.data\.vocab_size = 10000: .* has 7 words"):
+        load_ptb(folder, expected_vocab_size=10000)
+
+
+def test_an_unknown_word_without_a_token_for_it(folder):
+    (folder / "ptb.train.txt").write_text("the cat sat\n")
+    with pytest.raises(
+        UserError, match=r"ptb\.valid\.txt: 'dog' is not in ptb\.train\.txt, which has no <unk>"
+    ):
+        load_ptb(folder)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
+def test_a_file_that_is_missing_or_empty_or_no_text(folder, name, content):
+    (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    with pytest.raises(EnvironmentProblem, match=name.replace(".", r"\.")) as caught:
+        load_ptb(folder)
+    assert ("lbopt prepare ptb" in str(caught.value)) == (content is None)
+
+
+def test_missing_files_are_said_with_the_field_and_the_command(folder):
+    (folder / "ptb.test.txt").unlink()
+    for data_dir, given in ((None, ""), ("/data", " --data_dir=/data")):
+        said = f"config.data.name = 'ptb': ptb.test.txt missing in {folder}; lbopt prepare ptb{given} says where"
+        with pytest.raises(EnvironmentProblem, match=f"^{re.escape(said)}"):
+            load_ptb(folder, data_dir=data_dir)

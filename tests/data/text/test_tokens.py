@@ -1,0 +1,291 @@
+"""A store gives back the documents it was made from, in memory and from disk; what is half there is not there."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lbopt.data.text import StoreWriter, TextNormalization, open_store, split_store
+from lbopt.data.text._tokens import gather_documents, token_dtype
+from lbopt.data.text._vocabulary import UNCASED
+from lbopt.data.text._wordpiece import Document
+from lbopt.errors import EnvironmentProblem, UserError
+
+PIECES = tuple(f"p{number}" for number in range(50))
+
+
+def make_documents(count=7, largest=50):
+    random = np.random.default_rng(0)
+    sizes = random.integers(1, 40, count)
+    return [
+        Document(random.integers(0, largest, size).astype(np.int32), np.arange(0, size, 6))
+        for size in sizes
+    ]
+
+
+def write(folder, documents, pieces=PIECES):
+    with StoreWriter(folder, pieces, "a test") as writer:
+        for document in documents:
+            writer.append(document)
+
+
+def assert_same(store, documents):
+    assert len(store) == len(documents)
+    for found, document in zip(store, documents, strict=True):
+        np.testing.assert_array_equal(found.tokens, document.tokens)
+        np.testing.assert_array_equal(found.sentences, document.sentences)
+        assert found.tokens.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("pieces", "dtype"), [(50, np.uint16), (2**16, np.uint16), (2**16 + 1, np.int32)]
+)
+def test_documents_come_back(tmp_path, pieces, dtype):
+    documents = make_documents(largest=pieces)
+    documents[0].tokens[0] = pieces - 1
+    write(tmp_path / "store", documents, [f"p{number}" for number in range(pieces)])
+    for store in (open_store(tmp_path / "store"), gather_documents(documents)):
+        assert store.tokens.dtype == dtype == token_dtype(pieces)
+        assert_same(store, documents)
+    store = open_store(tmp_path / "store", expected_vocab_size=pieces)
+    assert (store.pieces[-1], store.made_from) == (f"p{pieces - 1}", "a test")
+    assert not store.tokens.flags.owndata
+
+
+def test_how_text_was_changed_comes_back_and_earlier_stores_were_lowercased(tmp_path):
+    settings = TextNormalization(do_lower_case=False, strip_accents=True)
+    with StoreWriter(tmp_path / "store", PIECES, "a test", settings) as writer:
+        writer.append(make_documents()[0])
+    assert open_store(tmp_path / "store").normalization == settings
+    description = tmp_path / "store/store.json"
+    found = json.loads(description.read_text())
+    description.write_text(json.dumps({**found, "normalization": {"do_lower_case": "no"}}))
+    with pytest.raises(EnvironmentProblem, match=r"store.json cannot be read \(normalization"):
+        open_store(tmp_path / "store")
+    del found["normalization"]
+    description.write_text(json.dumps(found))
+    assert open_store(tmp_path / "store").normalization == UNCASED
+
+
+def test_what_the_folder_says(tmp_path):
+    documents = make_documents()
+    write(
+        tmp_path / "store",
+        [documents[0], Document(np.zeros(0, np.int32), np.zeros(0, int)), *documents[1:]],
+    )
+    found = json.loads((tmp_path / "store/store.json").read_text())
+    assert sorted(os.listdir(tmp_path / "store")) == [
+        "documents.bin",
+        "sentences.bin",
+        "store.json",
+        "tokens.bin",
+        "vocab.txt",
+    ]
+    assert (found["format"], found["vocab_size"], found["made_from"]) == (1, 50, "a test")
+    counts = (
+        7,
+        sum(len(one.sentences) for one in documents),
+        sum(len(one.tokens) for one in documents),
+    )
+    assert (found["documents"], found["sentences"], found["tokens"]) == counts
+
+
+def test_documents_without_sentences(tmp_path):
+    documents = [Document(np.arange(4, dtype=np.int32), np.zeros(0, int))]
+    write(tmp_path / "store", documents)
+    assert_same(open_store(tmp_path / "store"), documents)
+
+
+def test_nothing_is_left_of_a_store_that_failed(tmp_path):
+    def fail():
+        with StoreWriter(tmp_path / "store", PIECES, "a test") as writer:
+            writer.append(make_documents()[0])
+            assert not (tmp_path / "store").exists()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.process
+def test_nothing_is_in_the_folder_of_a_writer_that_was_killed(tmp_path):
+    program = f"""
+import os, signal
+import numpy as np
+from lbopt.data.text import Document
+from lbopt.data.text import StoreWriter
+with StoreWriter({str(tmp_path / "store")!r}, ["a"], "a test") as writer:
+    writer.append(Document(np.zeros(10**6, np.int32), np.zeros(1, int)))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    with pytest.raises(EnvironmentProblem, match="there is no store in"):
+        open_store(tmp_path / "store")
+    write(tmp_path / "store", make_documents())
+    assert_same(open_store(tmp_path / "store"), make_documents())
+
+
+def test_a_store_is_not_overwritten(tmp_path):
+    write(tmp_path / "store", make_documents(3))
+    with pytest.raises(UserError, match=r"store = '.*store': there is something already"):
+        write(tmp_path / "store", make_documents(4))
+    assert_same(open_store(tmp_path / "store"), make_documents(3))
+
+    def race():
+        with StoreWriter(tmp_path / "other", PIECES, "a test") as writer:
+            writer.append(make_documents()[0])
+            write(tmp_path / "other", make_documents(3))
+
+    with pytest.raises(UserError, match="something already"):
+        race()
+    assert_same(open_store(tmp_path / "other"), make_documents(3))
+    assert sorted(os.listdir(tmp_path)) == ["other", "store"]
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "store").mkdir()
+    write(tmp_path / "store", make_documents())
+    assert_same(open_store(tmp_path / "store"), make_documents())
+
+
+def test_no_text_is_no_store(tmp_path):
+    with pytest.raises(UserError, match="a test has no text"):
+        write(tmp_path / "store", [])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("token", [50, -1])
+def test_tokens_outside_the_vocabulary_are_a_bug(tmp_path, token):
+    with pytest.raises(ValueError, match="not in a vocabulary of 50"):
+        write(tmp_path / "store", [Document(np.asarray([token], np.int32), np.zeros(1, int))])
+
+
+def test_a_disk_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(EnvironmentProblem, match=r"the store .*file/store cannot be written"):
+        write(tmp_path / "file/store", make_documents())
+
+
+def test_a_store_that_is_not_there_says_what_makes_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    made = r"run lbopt prepare text --name=books --folder=DIR"
+    for folder, ending in (
+        (tmp_path / "books", ""),
+        (tmp_path / "lbopt_text/books", f" --data_dir={tmp_path}"),
+    ):
+        said = f"config.data.builder = 'books': there is no store in {folder}; {made}{ending} (or with --tfds=NAME)"
+        with pytest.raises(EnvironmentProblem, match=f"^{re.escape(said)}$"):
+            open_store(folder)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    with pytest.raises(EnvironmentProblem, match=f"{made} .or with --tfds=NAME.$"):
+        open_store(tmp_path / "lbopt_text/books")
+
+
+def test_a_folder_without_a_description_is_no_store(tmp_path):
+    write(tmp_path / "store", make_documents())
+    (tmp_path / "store/store.json").unlink()
+    said = r"^config.data.builder = 'store': .*store has files but no store.json; copy the whole folder again"
+    with pytest.raises(EnvironmentProblem, match=said):
+        open_store(tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "sentences.bin", "documents.bin"])
+def test_a_truncated_file_is_named(tmp_path, name):
+    write(tmp_path / "store", make_documents())
+    path = tmp_path / "store" / name
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(EnvironmentProblem, match=f"{name} has .* bytes, and store.json says"):
+        open_store(tmp_path / "store")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    write(tmp_path / "store", make_documents())
+    (tmp_path / "store/tokens.bin").unlink()
+    with pytest.raises(EnvironmentProblem, match=r"tokens.bin"):
+        open_store(tmp_path / "store")
+
+
+def test_another_vocabulary_file_is_noticed(tmp_path):
+    write(tmp_path / "store", make_documents())
+    (tmp_path / "store/vocab.txt").write_text("a\n" * 50)
+    with pytest.raises(EnvironmentProblem, match=r"vocab.txt is not the one of the store"):
+        open_store(tmp_path / "store")
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", None])
+def test_no_fifo_and_no_device_is_read_in_the_place_of_the_vocabulary(device, tmp_path):
+    write(tmp_path / "store", make_documents())
+    file = tmp_path / "store/vocab.txt"
+    file.unlink()
+    file.symlink_to(device) if device else os.mkfifo(file)
+    with pytest.raises(EnvironmentProblem, match=r"cannot be read: .*, not a regular file"):
+        open_store(tmp_path / "store")
+
+
+def test_documents_that_do_not_follow_each_other_are_damaged(tmp_path):
+    write(tmp_path / "store", make_documents())
+    file = tmp_path / "store/documents.bin"
+    file.write_bytes(bytes(file.stat().st_size - 8) + file.read_bytes()[-8:])
+    with pytest.raises(
+        EnvironmentProblem, match=r"documents.bin is damaged; copy the whole folder again"
+    ):
+        open_store(tmp_path / "store")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', "{}"])
+def test_a_damaged_description_is_named(tmp_path, text):
+    write(tmp_path / "store", make_documents())
+    (tmp_path / "store/store.json").write_text(text)
+    with pytest.raises(EnvironmentProblem, match=r"store.json cannot be read"):
+        open_store(tmp_path / "store")
+
+
+def test_another_format_is_named(tmp_path):
+    write(tmp_path / "store", make_documents())
+    (tmp_path / "store/store.json").write_text('{"format": 2}')
+    with pytest.raises(EnvironmentProblem, match="has format 2, and this lbopt reads 1"):
+        open_store(tmp_path / "store")
+
+
+def test_another_vocabulary_size_is_refused(tmp_path):
+    write(tmp_path / "store", make_documents())
+    with pytest.raises(
+        UserError, match=r"config.data.vocab_size = 60: the store in .*store was made with 50"
+    ):
+        open_store(tmp_path / "store", expected_vocab_size=60)
+
+
+def test_parts_share_nothing_and_are_the_whole():
+    documents = make_documents(60)
+    store = gather_documents(documents)
+    parts = split_store(store, 10, 15)
+    numbers = [part.chosen.tolist() for part in parts]
+    assert numbers[1] == [9, 19, 29, 39, 49, 59]
+    assert numbers[2] == [13, 28, 43, 58]
+    assert sorted(number for part in numbers for number in part) == list(range(60))
+    for part, chosen in zip(parts, numbers, strict=True):
+        assert_same(part, [documents[number] for number in chosen])
+        assert part.tokens is store.tokens
+        assert (part.stops - part.starts).tolist() == [
+            len(documents[number].tokens) for number in chosen
+        ]
+
+
+def test_a_view_of_a_view():
+    documents = make_documents(10)
+    view = gather_documents(documents).select(np.asarray([1, 3, 5, 7])).select(np.asarray([0, 3]))
+    assert_same(view, [documents[1], documents[7]])
+    with pytest.raises(IndexError):
+        view[2]
+
+
+def test_too_few_documents_for_three_parts():
+    with pytest.raises(
+        UserError, match=r"of 60 documents that leaves 60 to train, 0 to validate and 0 to test"
+    ):
+        split_store(gather_documents(make_documents(60)))
