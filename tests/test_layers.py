@@ -1,4 +1,4 @@
-"""Lower rooms never import higher ones; heavy libraries stay where they belong."""
+"""Lower packages never import higher ones, nobody imports what is private to another package, and heavy libraries stay where they belong."""
 
 import ast
 import pathlib
@@ -19,18 +19,19 @@ LEVELS = {
         "masks",
         "stacks",
         "replicas",
-        "scalars",
-        "regular",
-        "typed_json",
-        "shown",
+        "_scalars",
+        "_regular",
+        "_typed_json",
+        "_shown",
         "paths",
-        "unfinished",
+        "_unfinished",
     },
     1: {"job", "transforms", "schedules", "losses", "metrics", "models", "aggregators", "config"},
     2: {"parallel", "data", "interchange"},
-    3: {"train", "evaluation"},
-    4: {"report", "recipes", "sweep", "plan"},
-    5: {"cli", "__main__", "__init__"},
+    3: {"workdir", "evaluation"},
+    4: {"train"},
+    5: {"report", "recipes", "sweep", "plan"},
+    6: {"cli", "__main__", "__init__"},
 }
 LEVEL_OF = {room: level for level, rooms in LEVELS.items() for room in rooms}
 
@@ -44,6 +45,7 @@ STRANGERS = [
     ("recipes", "sweep"),
     ("transforms", "models"),
     ("job", "parallel"),
+    ("workdir", "evaluation"),
     ("report", "recipes"),
     ("report", "plan"),
     ("sweep", "report"),  # a study is reported from the lines that it wrote
@@ -93,11 +95,18 @@ VENDORABLE = {
     "stacks",
     "types",
     "errors",
-    "scalars",
-    "shown",
+    "_scalars",
+    "_shown",
 }
+PUBLIC_MODULES = {"data/baselines.py"}
+"""In packages: a program, and packages that have no face yet."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+USERS = [
+    file
+    for folder in ("configs", "scripts", "tpu", "examples")
+    for file in sorted((PACKAGE.parent / folder).rglob("*.py"))
+]
 
 
 def room(file):
@@ -129,6 +138,38 @@ def test_imports_point_down(file):
     here = room(file)
     above = {other for other in rooms_imported(file) if LEVEL_OF[other] > LEVEL_OF[here]}
     assert not above, f"{file}: {here} imports {above}"
+
+
+def modules():
+    """Return the dotted names of modules below packages, without the packages themselves."""
+    files = [file for file in FILES if file.stem not in ("__init__", "__main__")]
+    return {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files}
+
+
+def is_public(module):
+    path = module.removeprefix("lbopt.").replace(".", "/")
+    return any(f"{path}.py" == one or path.startswith(f"{one}/") for one in PUBLIC_MODULES)
+
+
+def test_packages_have_faces():
+    """What others may use is exported by `__init__`; any other module begins with an underscore."""
+    for module in modules():
+        package, _, last = module.rpartition(".")
+        assert package == "lbopt" or last.startswith("_") or is_public(module), module
+
+
+def test_private_modules_are_known_below_their_own_package_only():
+    known = modules()
+    for file in [*FILES, *USERS]:
+        folder = ".".join((*file.relative_to(PACKAGE.parent).parent.parts, ""))
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.ImportFrom) or node.module.split(".")[0] != "lbopt":
+                continue
+            names = {f"{node.module}.{alias.name}": alias.asname for alias in node.names}
+            for module in known & {node.module, *names}:
+                package, _, last = module.rpartition(".")
+                assert not last.startswith("_") or folder.startswith(f"{package}."), (file, module)
+                assert names.get(module) is None or is_public(module), f"{file} renames {module}"
 
 
 @pytest.mark.parametrize(("one", "other"), STRANGERS)
@@ -171,7 +212,7 @@ def test_public_names_are_imported_when_they_are_used():
         [
             sys.executable,
             "-c",
-            "import sys, lbopt, lbopt.cli._main; print('jax' in sys.modules, 'lamb' in dir(lbopt))",
+            "import sys, lbopt; from lbopt.cli import main; main; print('jax' in sys.modules, 'lamb' in dir(lbopt))",
         ],
         capture_output=True,
         text=True,
@@ -184,8 +225,8 @@ def test_public_names_are_imported_when_they_are_used():
 def test_a_start_waits_for_no_library_that_it_does_not_need():
     """scikit-learn ships the digits, and tensorboardX would draw networks of PyTorch: seconds of imports."""
     program = (
-        "import sys; from lbopt.cli import process, train; from lbopt.data import load_digits; "
-        "process.import_tensorboard_writer(); load_digits(); print(sorted({'sklearn', 'torch', 'transformers', 'matplotlib', 'tensorflow'} & set(sys.modules)))"
+        "import sys; from lbopt.cli import _process, _train; from lbopt.data import load_digits; "
+        "_process.import_tensorboard_writer(); load_digits(); print(sorted({'sklearn', 'torch', 'transformers', 'matplotlib', 'tensorflow'} & set(sys.modules)))"
     )
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -102,7 +102,7 @@ def require_compressor(value: Any) -> None:
     """Raise ValueError unless the value is a `Compressor`."""
     if not isinstance(value, Compressor):
         raise ValueError(
-            f"compressor = {tree.said(value)}: give one of lbopt.aggregators._compress, such as topk(0.01)"
+            f"compressor = {tree.said(value)}: give a compressor of lbopt.aggregators, such as topk(0.01)"
         )
 
 

@@ -42,7 +42,7 @@ def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
     Where replicas have different minima it stops at a distance from the minimum of the mean; `ef21` and `econtrol` do not.
 
     Args:
-      compressor: from `lbopt.aggregators._compress`.
+      compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
       stacked: which leaves are stacks of layers, each compressed for itself; see `lbopt.stacked_paths`.
 
     Returns:
@@ -80,7 +80,7 @@ def ef21(
     EF21-SGDM.
 
     Args:
-      compressor: from `lbopt.aggregators._compress`.
+      compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
       momentum: beta, in [0, 1); the first v is the first gradient.
       dense_start: let h begin as the first gradient, which is said whole once; else as 0.
       stacked: see `ef`.
@@ -126,7 +126,7 @@ def econtrol(
     gradient descent does.
 
     Args:
-      compressor: from `lbopt.aggregators._compress`.
+      compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
       eta: strength of the feedback, >= 0. The theory's is delta / 400; in practice it is tuned (one implementation has 0.001 as default and
         0.1 in its text).
       dense_start: see `ef21`.

@@ -97,7 +97,7 @@ def _run_command(argv: Sequence[str]) -> int:
 
 
 def _run(name: str, argv: Sequence[str], job: Job) -> None:
-    command = importlib.import_module(f"lbopt.cli.{name}")
+    command = importlib.import_module(f"lbopt.cli._{name}")
     if name in (*RESUMED, "evaluate", "export"):
         importlib.import_module("lbopt.cli._compiled").keep()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see run

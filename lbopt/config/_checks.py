@@ -95,7 +95,8 @@ def config_from_json(kind: type, data: Any, written_by: str = "?", prefix: str =
     Raises:
       UserError: for a field that this version does not have.
 
-    >>> config_from_json(dataclasses.make_dataclass("Point", [("at", "tuple[int, ...]")]), {"at": [1, 2]})
+    >>> point = dataclasses.make_dataclass("Point", [("at", "tuple[int, ...]")])
+    >>> config_from_json(point, {"at": [1, 2]})
     Point(at=(1, 2))
     """
     hints = typing.get_type_hints(kind)

@@ -45,7 +45,7 @@ class StatsScope:
         """Read `global`, `local`, `replicas:N`, `examples:N`, `tiles:RxC` or `tiles:RxC@HxW`.
 
         >>> StatsScope.parse("replicas:4")
-        Scope(kind='replicas', size=4, tile=None, grid=None)
+        StatsScope(kind='replicas', size=4, tile=None, grid=None)
         >>> StatsScope.parse("tiles:2x2@4x8").grid
         (4, 8)
         """

@@ -106,7 +106,7 @@ class Aggregation:
         ):
             if needed.shape != jnp.shape(there):
                 reason = f"it has shape {jnp.shape(there)}, {self.num_replicas} replicas need "
-                reason += f"{needed.shape}; use lbopt.aggregators.rebuilt for another number"
+                reason += f"{needed.shape}; use lbopt.aggregators.rebuilt_state for another number"
                 raise UserError(f"aggregator_state/{name}", reason=reason, code="mismatch")
 
     @contextlib.contextmanager

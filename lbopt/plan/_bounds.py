@@ -197,11 +197,11 @@ def grid(bounds: Mapping[str, float], arrays: Arrays, num_processors: int) -> Gr
     fix = f"no grid cuts loops of {tuple(limits)} into so many parts; use fewer"
     require(grids, "num_processors", num_processors, fix)
     found = [Grid(dict(zip(bounds, parts, strict=True)), 0.0) for parts in grids]
-    found = [one._replace(words=words_received(bounds, arrays, one.parts)) for one in found]
+    found = [one._replace(words=words_each_receives(bounds, arrays, one.parts)) for one in found]
     return min(found, key=lambda one: (round(one.words, 6), max(one.parts.values())))
 
 
-def words_received(bounds: Mapping[str, float], arrays: Arrays, parts: Mapping[str, int]) -> float:
+def words_each_receives(bounds: Mapping[str, float], arrays: Arrays, parts: Mapping[str, int]) -> float:
     """Return the words that a processor of a grid receives; see the head of this file."""
     processors = math.prod(parts.values())
     total = 0.0

@@ -36,13 +36,13 @@ import time
 begin = time.perf_counter()
 import json, pathlib, sys
 import jax
-from lbopt.cli import arguments, train
+from lbopt.cli import _train, load_config
 from lbopt.config import TrainConfig
 from lbopt.parallel import put_batch
-from lbopt.recipes import build
+from lbopt.recipes import build_run
 from lbopt.train import Checkpoints
 marks = {"import": time.perf_counter()}
-run = build.build(arguments.load_config(sys.argv[1], [], TrainConfig))
+run = build_run(load_config(sys.argv[1], [], TrainConfig))
 marks["data and model"] = time.perf_counter()
 run.lower()
 marks["trace"] = time.perf_counter()

@@ -3,8 +3,7 @@
 import jax
 import pytest
 
-from lbopt.sweep import _runner
-from lbopt.train import _loop
+from lbopt.cli import _sweep, _train
 
 RESNET, EFFICIENTNET = "digits_resnet.py:lamb-256", "digits_efficientnet.py:lamb-256"
 BERT, LSTM = "pydoc_bert.py:lamb-256", "pydoc_lstm.py:lamb-256"
@@ -204,8 +203,8 @@ def nothing_starts(monkeypatch):
         if event.endswith("backend_compile_duration") and fun_name != "jit(_threefry_seed)":
             started.append(fun_name)
 
-    monkeypatch.setattr(_loop, "train", lambda *arguments: started.append("training"))
-    monkeypatch.setattr(_runner, "run_sweep", lambda *arguments: started.append("study"))
+    monkeypatch.setattr(_train, "train", lambda *arguments: started.append("training"))
+    monkeypatch.setattr(_sweep, "run_sweep", lambda *arguments: started.append("study"))
     jax.monitoring.register_event_duration_secs_listener(watch)
     yield started
     jax.monitoring.unregister_event_duration_listener(watch)

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from lbopt import workdir
 from lbopt.cli import _doctor, call_get_config
-from lbopt.workdir import _versions
 
 
 def test_doctor_finds_nothing_wrong(lbopt):
@@ -301,8 +301,8 @@ def test_of_two_overrides_of_a_field_the_last_counts(lbopt, configs, tmp_path):
 )
 def test_doctor_asks_for_no_package_of_an_extra(lbopt, monkeypatch, name, shown):
     """What scripts/quickstart installs is whole."""
-    versions = _versions.package_versions()
-    monkeypatch.setattr(_versions, "package_versions", lambda: {**versions, name: None})
+    versions = workdir.package_versions()
+    monkeypatch.setattr(workdir, "package_versions", lambda: {**versions, name: None})
     code, out, _ = lbopt("doctor")
     (line,) = [line for line in out.splitlines() if "versions" in line]
     assert shown in line

@@ -32,8 +32,8 @@ def python(code):
 
 
 def test_every_command_is_there_without_the_packages_of_other_extras():
-    code = "import importlib; from lbopt.cli import main;"
-    code += "[importlib.import_module(f'lbopt.cli.{name}') for name in main.COMMANDS]; import lbopt.recipes._build"
+    code = "import importlib; from lbopt.cli import _main;"
+    code += "[importlib.import_module(f'lbopt.cli._{name}') for name in _main.COMMANDS]; import lbopt.recipes._build"
     done = python(code)
     assert done.returncode == 0, done.stderr
 
@@ -54,7 +54,7 @@ def test_every_command_is_there_without_the_packages_of_other_extras():
 )
 def test_what_is_missing_is_one_line(command, extra, tmp_path):
     command = [*command, f"--{'config.data.' if command[0] == 'train' else ''}data_dir={tmp_path}"]
-    done = python(f"from lbopt.cli import main; sys.exit(main.main({command!r}))")
+    done = python(f"from lbopt.cli import main; sys.exit(main({command!r}))")
     assert done.returncode == 3, done.stderr
     assert extra in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -219,8 +219,8 @@ def test_functions(name, argument):
 
 def test_there_are_functions_that_take_paths():
     assert {
-        ("lbopt.interchange.load_huggingface", "directory"),
-        ("lbopt.workdir.local_workdir", "workdir"),
+        ("lbopt.interchange._huggingface.load_huggingface", "directory"),
+        ("lbopt.workdir._bucket.local_workdir", "workdir"),
     } < set(FUNCTIONS)
     assert len(FUNCTIONS) > 20
 

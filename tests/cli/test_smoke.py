@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from lbopt.cli import load_config, main
+from lbopt.cli import _train, load_config, main
 from lbopt.config import TrainConfig
-from lbopt.recipes import _build
+from lbopt.recipes import build_run
 
 pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 PREPARED = ("generated_images", "pydoc_squad")
@@ -93,15 +93,15 @@ def test_a_smoke_row_goes_the_whole_way(family, configs, data_dir, tmp_path, cap
         f"--config.data.data_dir={data_dir}",
         *FAMILIES[family],
     ]
-    run = _build.build_run(load_config(flags[0].removeprefix("--config="), flags[2:], TrainConfig))
+    run = build_run(load_config(flags[0].removeprefix("--config="), flags[2:], TrainConfig))
     last = run.phases()[-1].last_step
     kills = [phase.first_step + phase.num_steps // 2 + 1 for phase in run.phases()]
     for step in kills:
-        monkeypatch.setattr(_build, "build_run", lambda config, step=step, **_: stopping(run, step))
+        monkeypatch.setattr(_train, "build_run", lambda config, step=step, **_: stopping(run, step))
         with pytest.raises(Killed):
             main(["train", *flags])
         assert lines(workdir)[-1]["step"] == step - 1
-    monkeypatch.setattr(_build, "build_run", lambda config, **_: run)
+    monkeypatch.setattr(_train, "build_run", lambda config, **_: run)
     capsys.readouterr()
     assert main(["train", *flags]) == 0
     resumed = re.search(r"resuming at step (\d+)", capsys.readouterr().err)

@@ -59,14 +59,14 @@ def test_a_config_shares_what_is_installed_in_a_folder_beside_it(tmp_path, monke
 
 OWN_FIELD = """
 import dataclasses
-from lbopt.config import data, train
+from lbopt.config import DataConfig, TrainConfig
 
 @dataclasses.dataclass
-class Mine(data.DataConfig):
+class Mine(DataConfig):
     extra: int = 3
 
 def get_config(arg: str = ""):
-    return train.TrainConfig(data=Mine())
+    return TrainConfig(data=Mine())
 """
 
 
@@ -96,7 +96,7 @@ def test_a_config_that_fails_is_told_of_in_one_line(tmp_path):
 def test_an_interrupt_while_libraries_are_imported_ends_the_process(monkeypatch):
     """NumPy turned it into an ImportError with its traceback, and absl aborted."""
     handlers = []
-    monkeypatch.setattr(_main.streams, "outlive_readers", lambda: None)
+    monkeypatch.setattr(_main._streams, "outlive_readers", lambda: None)
     monkeypatch.setattr(
         _main, "_check_folder", lambda: handlers.append(signal.getsignal(signal.SIGINT))
     )

@@ -80,8 +80,8 @@ def test_all_of_one_home_have_one(tmp_path):
     (tmp_path / "config" / "lbopt" / ".job_secret.99").touch()
     os.utime(tmp_path / "config" / "lbopt" / ".job_secret.99", (0, 0))
     code = (
-        "import os, sys; from lbopt.job import secret; "
-        "sys.stdout.buffer.write(secret.find({}, os.environ))"
+        "import os, sys; from lbopt.job import _secret; "
+        "sys.stdout.buffer.write(_secret.find({}, os.environ))"
     )
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "PYTHONPATH": os.pathsep.join(sys.path)}
     started = [

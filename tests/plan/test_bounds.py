@@ -10,7 +10,8 @@ import pytest
 
 import lbopt.plan
 from lbopt.errors import UserError
-from lbopt.plan import dp_limit, grid, tile, words_received
+from lbopt.plan import dp_limit, grid, tile
+from lbopt.plan._bounds import words_each_receives
 
 MATMUL = {"A": "mk", "B": "kn", "C": "mn"}
 DENSE = {"A": ("token", "in"), "W": ("in", "out"), "C": ("token", "out")}
@@ -137,7 +138,7 @@ def test_no_grid_receives_less(sizes, processors):
     )
     found = grid(loops, MATMUL, processors)
     assert found.words == pytest.approx(words, abs=1e-6)
-    assert words_received(loops, MATMUL, found.parts) == pytest.approx(words, abs=1e-6)
+    assert words_each_receives(loops, MATMUL, found.parts) == pytest.approx(words, abs=1e-6)
 
 
 @pytest.mark.parametrize(("batch", "limit"), [(512, 16), (8192, 256), (65536, 2048)])

@@ -28,7 +28,7 @@ def tried(monkeypatch):
             configs.append(config)
             return config
 
-        monkeypatch.setattr(_suggest.build, "build", build)
+        monkeypatch.setattr(_suggest, "build_run", build)
         monkeypatch.setattr(_suggest, "_cost", lambda config, *_: StepCost(fits(config), 0, 0.0))
         return configs
 
@@ -114,9 +114,7 @@ def test_only_networks_whose_layers_can_be_computed_again(place, tried):
 def test_layers_in_a_loop_are_computed_again_too(place):
     """What is suggested is compiled: with its layers computed again a looped step holds less."""
     plain, again = (
-        _suggest._cost(
-            _suggest.build.build(changed, place.devices, _suggest.known_source), place, 0
-        )
+        _suggest._cost(_suggest.build_run(changed, place.devices, _suggest.known_source), place, 0)
         for changed in (
             planned.bert(),
             _suggest.with_fields(planned.bert(), {"model.remat": "layer"}),

@@ -217,7 +217,7 @@ def test_a_run_and_a_study_start_from_the_same_state():
     config = load("digits_cnn.py:lamb-64")
     config.model.widths, config.model.hidden, config.seed = (4,), 8, 5
     problem = make_problem(config.data, config.model)
-    tx = _build.optimizers.make_optimizer(config.optimizer, 0.1)
+    tx = _build._optimizers.make_optimizer(config.optimizer, 0.1)
     traced = jax.jit(lambda seed: _build.build_state(problem, tx, seed).params)(np.uint32(5))
     run = _build.build_run(config).init().params
     for ours, theirs in zip(jax.tree.leaves(traced), jax.tree.leaves(run), strict=True):

@@ -13,14 +13,14 @@ from PIL import Image
 from tfds_sets import write, write_images
 
 from lbopt import losses
-from lbopt.cli import load_config, main
+from lbopt.cli import _train, load_config, main
 from lbopt.config import TrainConfig
 from lbopt.data import train_iterator
 from lbopt.data.from_config import _images
 from lbopt.errors import EnvironmentProblem
 from lbopt.models import from_linen
 from lbopt.parallel import Step
-from lbopt.recipes import _build, make_network
+from lbopt.recipes import build_run, make_network
 from lbopt.train import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -93,7 +93,7 @@ def flags(data_dir):
 @pytest.fixture(scope="module")
 def run(flags):
     file, *overrides = flags()
-    return _build.build_run(load_config(file.removeprefix("--config="), overrides, TrainConfig))
+    return build_run(load_config(file.removeprefix("--config="), overrides, TrainConfig))
 
 
 class Killed(BaseException):
@@ -116,7 +116,7 @@ def trained(run, flags, tmp_path_factory):
         for step in steps:
             with patch.context() as inner:
                 inner.setattr(
-                    _build,
+                    _train,
                     "build_run",
                     lambda config, step=step, **_: dataclasses.replace(run, train_step=step),
                 )
@@ -191,7 +191,7 @@ def test_every_good_image_is_evaluated_once(run, trained, flags):
 
 def test_one_damaged_record_too_many_ends_the_run(flags):
     file, *overrides = flags(limit=1)
-    run = _build.build_run(load_config(file.removeprefix("--config="), overrides, TrainConfig))
+    run = build_run(load_config(file.removeprefix("--config="), overrides, TrainConfig))
     said = r"imagenet2012 train: record (3|17) cannot be used .*config.data.max_damaged_records = 1"
     with pytest.raises(EnvironmentProblem, match=said):
         list(train_iterator(run.batches))

@@ -37,7 +37,7 @@ def test_a_legend_of_many_layers_fits_beside_the_curves(count, drawn, tmp_path, 
     """Of 300 layers those are named that one looks for: the ten highest and the ten lowest at the end, in that order."""
     legends = []
     monkeypatch.setattr(
-        _training.page, "save_figure", lambda figure, file: legends.append(figure) or ""
+        _training._page, "save_figure", lambda figure, file: legends.append(figure) or ""
     )
     names = [f"train/trust_ratio/stage0_block{number}/conv1/kernel" for number in range(count)]
     lines = [

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from lbopt.errors import EnvironmentProblem
-from lbopt.sweep import Parts
+from lbopt.sweep import Parts, _parts
 from lbopt.sweep._examples import EXAMPLES, pack, read_examples
 from lbopt.sweep._results import REQUIRED, Results
 from lbopt.sweep._trials import key
-from lbopt.workdir import _bucket
 
 
 def row(seed, **fields):
@@ -87,7 +86,7 @@ def test_shards_in_a_bucket_are_merged(monkeypatch, tmp_path):
     shard = study / "shards" / "1-of-2"
     shard.mkdir(parents=True)
     mirror.mkdir()
-    monkeypatch.setattr(_bucket, "bucket_path", lambda named: study)
+    monkeypatch.setattr(_parts, "bucket_path", lambda named: study)
     (shard / EXAMPLES).write_text(json.dumps(line(1, [0, 1])) + "\n")
     Results(mirror).add([row(2)], [line(2, [1, 0])])
 

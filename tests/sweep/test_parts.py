@@ -8,9 +8,9 @@ import pytest
 from buckets import objects, read, serving, start_lbopt
 
 from lbopt.errors import UserError
-from lbopt.sweep import Parts, read_results
-from lbopt.sweep._results import REQUIRED
-from lbopt.workdir import Shard, _bucket
+from lbopt.sweep import Parts, _parts
+from lbopt.sweep._results import REQUIRED, read_results
+from lbopt.workdir import Shard
 
 STUDY = "gs://bucket/studies/tiny"
 SHORT = "--config.train.num_epochs=3.0"
@@ -77,7 +77,7 @@ def study(monkeypatch, tmp_path):
     (shard / "results.jsonl").write_text(
         json.dumps(finished(1)) + "\n" + json.dumps(finished(2)) + "\n" + '{"torn'
     )
-    monkeypatch.setattr(_bucket, "bucket_path", lambda named: folder)
+    monkeypatch.setattr(_parts, "bucket_path", lambda named: folder)
     return folder
 
 

@@ -15,17 +15,17 @@ from lbopt.workdir import _bucket
 
 WRITER = """
 import pathlib, sys
-from lbopt.sweep import results
+from lbopt.sweep import _results
 workdir, who, rows, dies = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "dies"
-known = results.Results(workdir)
+known = _results.Results(workdir)
 print("begun", flush=True)
 sys.stdin.readline()
 for number in range(rows):
-    row = dict.fromkeys(results.REQUIRED, 1) | {"arm": "x" * 3000, "phase": "search", "seed": 1000 * who + number}
+    row = dict.fromkeys(_results.REQUIRED, 1) | {"arm": "x" * 3000, "phase": "search", "seed": 1000 * who + number}
     known.add([row, {**row, "phase": "final"}])
 if dies:
     import os, signal
-    with results._alone_in(workdir / "results.jsonl") as stream:
+    with _results._alone_in(workdir / "results.jsonl") as stream:
         stream.write(b'{"arm": "cut')
         os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -12,9 +12,9 @@ import pytest
 from jobs import BRIEF, FILE, start  # noqa: F401  a fixture
 
 from lbopt import tree
-from lbopt.cli import load_config, main
+from lbopt.cli import _train, load_config, main
 from lbopt.config import TrainConfig
-from lbopt.recipes import _build
+from lbopt.recipes import build_run
 from lbopt.train import Checkpoints, _loop
 
 SMALL = (*BRIEF, "--config.checkpoint.keep=10", "--config.parallel.num_devices=1")
@@ -34,7 +34,7 @@ def config_of():
 @pytest.fixture(scope="session")
 def plan_of():
     """Return a function (*overrides) -> the run; its programs are compiled once a session."""
-    return functools.cache(lambda *overrides: _build.build_run(_load(overrides)))
+    return functools.cache(lambda *overrides: build_run(_load(overrides)))
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +61,7 @@ def train(command, plan_of, monkeypatch):
         if before is not None:
             plan = dataclasses.replace(plan, train_step=_watched(plan.train_step, before))
         with monkeypatch.context() as patch:
-            patch.setattr(_build, "build_run", lambda config, **_: plan)
+            patch.setattr(_train, "build_run", lambda config, **_: plan)
             return main(command(workdir, *overrides))
 
     return run

@@ -17,8 +17,9 @@ import shutil
 import sys
 import time
 
-import lbopt.cli.sweep  # noqa: F401  what every start would import
 from many_kills import start
+
+import lbopt.cli._sweep  # noqa: F401  what every start would import
 
 pass
 

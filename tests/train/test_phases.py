@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from lbopt.cli import call_get_config, main
+from lbopt.cli import _train, call_get_config, main
 from lbopt.data import example_indices
 from lbopt.recipes import _build
 from lbopt.train import Checkpoints, _checkpoint
@@ -64,7 +64,7 @@ def train(file, runs, monkeypatch):
         phases = [watched(phase, kill_at) for phase in run.phases()]
         whole = dataclasses.replace(phases[0], then=phases[1])
         with monkeypatch.context() as patch:
-            patch.setattr(_build, "build_run", lambda config, **_: whole)
+            patch.setattr(_train, "build_run", lambda config, **_: whole)
             return main(["train", f"--config={file}:{row}", f"--workdir={workdir}"])
 
     return go
@@ -108,7 +108,7 @@ def straight(tmp_path_factory, file, runs):
             workdir = tmp_path_factory.mktemp("straight") / row
             patch = pytest.MonkeyPatch()
             with patch.context() as inner:
-                inner.setattr(_build, "build_run", lambda config, **_: runs(row))
+                inner.setattr(_train, "build_run", lambda config, **_: runs(row))
                 assert main(["train", f"--config={file}:{row}", f"--workdir={workdir}"]) == 0
             made[row] = workdir
         return made[row]

@@ -177,7 +177,7 @@ def test_a_box_is_cut_out_of_the_whole_image_or_its_upper_rows_alike(
     rng = np.random.default_rng(0)
     drawn = [random_box(rng, 375, 501, sampling="by_height") for _ in range(60)]
     upper = [train_crop(data, box, size) for box in drawn for size in (31, 224)]
-    monkeypatch.setattr(_crops.decoding, "decode", lambda data, shrink, rows: decode(data, shrink))
+    monkeypatch.setattr(_crops._decode, "decode", lambda data, shrink, rows: decode(data, shrink))
     whole = [train_crop(data, box, size) for box in drawn for size in (31, 224)]
     for one, other in zip(upper, whole, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -49,15 +49,15 @@ def test_what_fails_halfway_leaves_nothing_and_the_next_time_succeeds(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from lbopt.data.prepare import datasets
-from lbopt.data.prepare import GeneratedDataset
+from lbopt.data.prepare._datasets import prepare_source
+from lbopt.data.prepare._source import GeneratedDataset
 
 def examples():
     yield "0", {"text": "number 0"}
     os.kill(os.getpid(), signal.SIGKILL)
 
 features = lambda kinds: {"text": kinds.Text()}
-datasets.prepare_source(Source("numbers", "", features, {"train": examples}), sys.argv[1])
+prepare_source(GeneratedDataset("numbers", "", features, {"train": examples}), sys.argv[1])
 """
 
 

@@ -69,7 +69,7 @@ def test_no_room_for_the_alphabet():
 
 PROGRAM = """
 from lbopt.data.text import load_pydoc_topics
-print(repr(load_topics(600).pieces.pieces))
+print(repr(load_pydoc_topics(600).pieces.pieces))
 """
 
 

@@ -117,8 +117,8 @@ def test_nothing_is_in_the_folder_of_a_writer_that_was_killed(tmp_path):
     program = f"""
 import os, signal
 import numpy as np
-from lbopt.data.text import Document
 from lbopt.data.text import StoreWriter
+from lbopt.data.text._wordpiece import Document
 with StoreWriter({str(tmp_path / "store")!r}, ["a"], "a test") as writer:
     writer.append(Document(np.zeros(10**6, np.int32), np.zeros(1, int)))
     os.kill(os.getpid(), signal.SIGKILL)
