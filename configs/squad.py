@@ -120,7 +120,7 @@ def _smoke() -> TrainConfig:
     config.data.builder, config.data.vocab_size, config.data.vocab_file = "pydoc_squad", 1024, None
     config.data.sequence_length, config.data.doc_stride, config.data.max_query_length = 64, 16, 16
     config.model = ModelConfig("bert", size="tiny", max_length=64)
-    config.schedule.warmup_rule, config.schedule.warmup_steps = "none", 2
+    config.schedule.warmup_steps = 2
     config.schedule.base_batch_size = 8
     config.checkpoint.every_steps = 2
     config.eval_global_batch_size, config.eval_every_epochs, config.eval_every_steps = 8, None, 3

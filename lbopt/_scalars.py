@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import tree
+from lbopt.errors import UserError
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -80,7 +80,7 @@ def checked(
     if traced and is_traced(value):
         return value
     if not is_number(value) or not abs(value) <= LARGEST or not fits(value):
-        raise ValueError(f"{argument} = {tree.said(value)}: give {wanted}")
+        raise UserError(argument, value, f"give {wanted}")
     return value
 
 

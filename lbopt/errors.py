@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Container, Iterable, Iterator
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 EXIT_USER = 2
@@ -51,7 +52,7 @@ class LboptError(Exception):
       value: its value; `NO_VALUE` if the line does not show one.
       reason: what is wrong and what to do. Names in `also` stand in it in braces.
       code: the kind of fault.
-      also: other fields that the reason mentions.
+      also: other fields that the reason mentions: their names in braces there -> where they stand.
 
     >>> print(UserError("rank", 0, "give a number >= 1"))
     rank = 0: give a number >= 1
@@ -64,7 +65,7 @@ class LboptError(Exception):
         reason: str | None = None,
         *,
         code: Code = "value",
-        also: Iterable[str] = (),
+        also: Iterable[str] | Mapping[str, str] = (),
     ):
         if reason is None:  # a line without a field
             field, value, reason = None, NO_VALUE, field or ""
@@ -73,7 +74,7 @@ class LboptError(Exception):
         self.value = value
         self.reason = reason
         self.code = code
-        self.also = {name: name for name in also}
+        self.also = dict(also) if isinstance(also, Mapping) else {name: name for name in also}
 
     def __str__(self) -> str:
         reason = self.reason.format_map(self.also) if self.also else self.reason
@@ -114,8 +115,7 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
       prefix: the place of the fields, "config.aggregator" for instance; "" for none. A prefix that
         ends in a blank is put before the name as it is: "config.json: ".
       only: the fields that stand at the prefix, all if None; others keep their names.
-      **places: fields that stand elsewhere, by their names inside; a whole name ("clip.stage") goes
-        before its first part ("clip").
+      **places: fields, or dotted beginnings of their names, that stand elsewhere.
 
     >>> with under("config.aggregator", rank="config.model.rank"):
     ...     raise UserError("rank", 0, "give a number >= {least}", also=["least"])
@@ -124,12 +124,14 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
     """
 
     def moved(name: str) -> str:
-        if name in places:
-            return places[name]
-        first, dot, rest = name.partition(".")
-        if first in places:
-            return places[first] + dot + rest
-        if not first.isidentifier() or (only is not None and first not in only):
+        head = name
+        while head:
+            if head in places:
+                return places[head] + name[len(head) :]
+            head = head[: max(head.rfind("."), head.rfind("["), 0)]
+        first = re.split(r"[.\[]", name)[0]
+        known = first.isidentifier() and "/" not in name
+        if not known or (only is not None and first not in only):
             return name
         return f"{prefix}{name}" if prefix == "" or prefix.endswith(" ") else f"{prefix}.{name}"
 
@@ -158,7 +160,7 @@ def require(
     reason: str,
     *,
     code: Code = "value",
-    also: Iterable[str] = (),
+    also: Iterable[str] | Mapping[str, str] = (),
 ) -> None:
     """Raise `UserError` unless `condition` holds; the arguments are those of `LboptError`."""
     if not condition:

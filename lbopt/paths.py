@@ -71,7 +71,7 @@ def local(path: GivenPath, field: str) -> pathlib.Path:
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise UserError(f"{field} = {text!r}: {error}; write the path out") from error
+        raise UserError(field, text, f"{error}; write the path out") from error
 
 
 def local_or_bucket(path: GivenPath, field: str) -> str:
@@ -142,6 +142,9 @@ def writable(path: GivenPath, field: str) -> pathlib.Path:
     except OSError as error:
         fix = "give a file in a folder that exists and is yours"
         raise UserError(
-            f"{field} = {os.fspath(path)!r}: it cannot be written ({error.strerror}); {fix}"
+            field,
+            os.fspath(path),
+            f"it cannot be written ({error.strerror}); {fix}",
+            code="resource",
         ) from error
     return file

@@ -114,6 +114,6 @@ def _make_small(config: SweepConfig) -> None:
     model.width_coefficient, model.batch_norm_scope = 0.125, "examples:4"
     config.arms, config.global_batch_sizes, config.final_seeds = config.arms[2:], (16, 32), (100,)
     config.search = SearchConfig(learning_rate_factors=(1.0,))
-    config.microstep_size, config.measure.num_probes = 16, 0
+    config.microstep_size, config.measure = 16, MeasureConfig()
     for arm in config.arms:
         arm.schedule.base_batch_size = 32

@@ -15,6 +15,7 @@ from lbopt.aggregators._disagreement import phi_modules
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._wire import WireBytes, ring_bytes
+from lbopt.errors import UserError
 from lbopt.transforms import (
     UNKNOWN_PARAMS,
     EmaState,
@@ -105,7 +106,7 @@ def agvm(
     if stop is not None:
         require_whole("stop", stop, start)
     if not is_number(alpha) or not 0 <= alpha <= 1:
-        raise ValueError(f"alpha = {tree.said(alpha)}: give a number in [0, 1]")
+        raise UserError("alpha", alpha, "give a number in [0, 1]")
     require_bounds("clip", clip)
     require_above("eps", eps, 0)
     require_at_least("adam_eps", adam_eps, 0)
@@ -121,9 +122,8 @@ def agvm(
             return AggregatorState(shared=UNKNOWN_PARAMS)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
         if anchor not in modules:
-            raise ValueError(
-                f"anchor = {tree.said(anchor)}: use one of the modules {sorted(modules)}"
-            )
+            fix = f"use one of the modules {sorted(modules)}"
+            raise UserError("anchor", anchor, fix, code="choice")
         scale, phi = (
             {module: jnp.ones((), jnp.float32) for module in modules} for _ in range(2)
         )  # donated apart

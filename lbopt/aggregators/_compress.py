@@ -20,6 +20,7 @@ from lbopt.aggregators import _wire
 from lbopt.aggregators._group import Group, Shares, largest, matrix_width
 from lbopt.aggregators._quantize import Format, quantize
 from lbopt.aggregators._scaling import ceil_log2, ldexp
+from lbopt.errors import UserError
 from lbopt.transforms import is_number, require_whole
 
 Route = Literal["sum", "gather", "exchange"]
@@ -101,9 +102,8 @@ class Compressor:
 def require_compressor(value: Any) -> None:
     """Raise ValueError unless the value is a `Compressor`."""
     if not isinstance(value, Compressor):
-        raise ValueError(
-            f"compressor = {tree.said(value)}: give a compressor of lbopt.aggregators, such as topk(0.01)"
-        )
+        fix = "give one of lbopt.aggregators, such as topk(0.01)"
+        raise UserError("compressor", value, fix)
 
 
 def identity() -> Compressor:
@@ -337,14 +337,15 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
 def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     """Return n -> k."""
     if (fraction is None) == (k is None):
-        raise ValueError(f"fraction = {tree.said(fraction)}, k = {tree.said(k)}: give one of both")
+        fix = f"give one of this and {{k}} = {tree.said(k)}"
+        raise UserError("fraction", fraction, fix, code="conflict", also=["k"])
     if k is not None:
         require_whole("k", k, 1)
         wanted = int(k)
         return lambda n: min(n, wanted)
     part = fraction
     if not is_number(part) or part is None or not 0 < part <= 1:
-        raise ValueError(f"fraction = {tree.said(part)}: give a number in (0, 1]")
+        raise UserError("fraction", part, "give a number in (0, 1]")
     return lambda n: min(n, max(1, math.ceil(part * n - 1e-9)))
 
 

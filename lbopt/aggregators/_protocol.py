@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from lbopt import tree, types
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._wire import WireBytes, ring_bytes
+from lbopt.errors import UserError
 from lbopt.transforms import (
     UNKNOWN_PARAMS,
     SkipState,
@@ -300,18 +301,15 @@ def as_optax(
     """
     devices = 1 if mesh is None else mesh.size
     if not isinstance(aggregator, Aggregator):
-        raise ValueError(
-            f"aggregator = {tree.said(aggregator)}: give one of lbopt.aggregators, lbopt.aps() for instance"
-        )
+        fix = "give one of lbopt.aggregators, lbopt.aps() for instance"
+        raise UserError("aggregator", aggregator, fix)
     require_whole("num_replicas", num_replicas, 1)
     if num_replicas % devices:
-        raise ValueError(
-            f"num_replicas = {num_replicas}: give a multiple of the {devices} devices of the mesh"
-        )
+        fix = f"give a multiple of the {devices} devices of the mesh"
+        raise UserError("num_replicas", num_replicas, fix)
     if mesh is not None and (len(mesh.axis_names) != 1 or mesh.axis_types != (AxisType.Auto,)):
-        raise ValueError(
-            f"mesh = {mesh!r}: give one with a single axis of AxisType.Auto, as lbopt.make_mesh makes"
-        )
+        fix = "give one with a single axis of AxisType.Auto, as lbopt.make_mesh makes"
+        raise UserError("mesh", mesh, fix)
     axis = None if mesh is None else mesh.axis_names[0]
 
     def init_fn(params: types.Params) -> AggregatorState:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import tree
+from lbopt.errors import UserError
 from lbopt.transforms import require_choice
 
 Overflow = Literal["inf", "saturate", "cpd"]
@@ -55,9 +55,7 @@ class Format:
                 or isinstance(value, bool)
                 or not low <= value <= high
             ):
-                raise ValueError(
-                    f"{name} = {tree.said(value)}: give a whole number from {low} to {high}"
-                )
+                raise UserError(name, value, f"give a whole number from {low} to {high}")
 
     @property
     def bits(self) -> int:
@@ -147,9 +145,8 @@ def float_quantize(
     to = Format(exponent_bits, mantissa_bits)
     require_choice("rounding", rounding, ROUNDINGS)
     if (rounding == "stochastic") != (key is not None):
-        raise ValueError(
-            f"key = {tree.said(key)}: stochastic rounding draws from a key of jax.random, and nothing else does"
-        )
+        fix = "stochastic rounding draws from a key of jax.random, and nothing else does"
+        raise UserError("key", key, fix)
     noise = None if key is None else jax.random.bits(key, jnp.shape(x), jnp.uint32)
     return quantize(x, to, overflow, noise)
 

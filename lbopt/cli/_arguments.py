@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.util
+import operator
 import os
 import pathlib
 import sys
@@ -17,9 +18,9 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from lbopt import paths
+from lbopt import errors, paths
 from lbopt._shown import shell_line, show
-from lbopt.config import check_fields
+from lbopt.config import check_fields, check_flag, unused
 from lbopt.errors import UserError
 
 _OVERRIDE = ("--config.", "-config.")
@@ -93,38 +94,54 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
     if not isinstance(config, expected):
         kinds = expected if isinstance(expected, tuple) else (expected,)
         needed = " or a ".join(kind.__name__ for kind in kinds)
-        raise UserError(
-            f"--config = {flag!r}: it gives a {type(config).__name__}, this command needs a {needed}"
-        )
+        fix = f"it gives a {type(config).__name__}, this command needs a {needed}"
+        raise UserError("--config", flag, fix, code="type")
     for override in overrides:
         _check_override(config, override)
     # A tuple given twice would be taken for its parts; of two values the last one counts, as with every flag.
-    overrides = list(
-        {override.lstrip("-").partition("=")[0]: override for override in overrides}.values()
-    )
+    overrides = list({_named(override): override for override in overrides}.values())
+    before = {name: operator.attrgetter(name)(config) for name in map(_named, overrides)}
+    already_unused = unused(config)
     overrides = [override for override in overrides if not _set_to_none(config, override)]
+    for override in overrides:  # whose group may be None now
+        _check_override(config, override)
     values = flags.FlagValues()
     holder = config_flags.DEFINE_config_dataclass(
         "config", config, flag_values=values, sys_argv=list(overrides)
     )
-    try:
-        values(["lbopt", *overrides])
-    except (flags.Error, ValueError, TypeError, LookupError) as error:
-        raise UserError(f"{error}; give a value of the field's type") from error
-    except (
-        RecursionError,
-        MemoryError,
-    ) as error:  # Python's parser says no more of brackets in brackets
-        name = max(overrides, key=len).partition("=")[0]
-        raise UserError(f"{name}: nested too deeply; give a value of the field's type") from error
+    values(["lbopt"])
+    for override in overrides:
+        _parse_override(values, override)
+    with errors.under("config"):
+        for name, value in before.items():
+            check_flag(holder.value, name, value)
+    # A flag that chooses another kind makes fields of the file's kind idle: nobody asked for them.
+    for name, (group, field) in unused(holder.value).items():
+        if name not in already_unused:
+            setattr(group, field.name, field.default)
     return holder.value
+
+
+def _parse_override(values: flags.FlagValues, override: str) -> None:
+    """Set the field that an override names, or raise `UserError` if its text is no value of the field's type."""
+    name, _, text = override.lstrip("-").partition("=")
+    try:
+        values(["lbopt", override])
+    except (flags.Error, ValueError, TypeError, LookupError) as error:
+        reason = str(error).removeprefix(f"flag --{name}={text}: ")
+        fix = f"{reason}; give a value of the field's type"
+        raise UserError(f"--{name}", text, fix, code="type") from error
+    except (RecursionError, MemoryError) as error:  # Python's parser, of brackets in brackets
+        fix = "nested too deeply; give a value of the field's type"
+        raise UserError(f"--{name}", reason=fix, code="type") from error
 
 
 def call_get_config(flag: str) -> Any:
     """Import a config file and call its `get_config(arg)`; the flag is `FILE` or `FILE:ARG`, and FILE may have colons too."""
     path, argument = split_row(flag)
     config = _from_config_file(flag, path, lambda module: module.get_config(argument))
-    check_fields(config)
+    with errors.under("config"):
+        check_fields(config)
     return config
 
 
@@ -152,11 +169,10 @@ def config_rows(path: str) -> list[str]:
 def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     file = paths.local(path, "--config")
     if not file.is_file():
-        raise UserError(
-            f"--config = {flag!r}: there is no file {path!r} here ({pathlib.Path.cwd()})"
-        )
+        fix = f"there is no file {path!r} here ({pathlib.Path.cwd()})"
+        raise UserError("--config", flag, fix, code="missing")
     if file.suffix != ".py":
-        raise UserError(f"--config = {flag!r}: give a Python file (.py)")
+        raise UserError("--config", flag, "give a Python file (.py)")
     beside = str(file.resolve().parent)
     spec = importlib.util.spec_from_file_location(
         f"lbopt_config_{file.stem}_{zlib.crc32(os.fsencode(beside)):x}", file
@@ -177,9 +193,8 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(
-            f"--config = {flag!r}: {type(error).__name__}: {error}; mend {path}"
-        ) from error
+        fix = f"{type(error).__name__}: {error}; mend {path}"
+        raise UserError("--config", flag, fix, code="damaged") from error
     finally:
         with contextlib.suppress(ValueError):  # the config may have taken it out
             sys.path.remove(beside)
@@ -212,6 +227,11 @@ def _set_to_none(config: Any, override: str) -> bool:
     return True
 
 
+def _named(override: str) -> str:
+    """Return the dotted name of the field that an override sets, without "config."."""
+    return override.lstrip("-").partition("=")[0].partition(".")[2]
+
+
 def _may_be_none(config: Any, field: str) -> bool:
     return type(None) in typing.get_args(typing.get_type_hints(type(config))[field])
 
@@ -226,7 +246,7 @@ def _check_override(config: Any, override: str) -> None:
     """Raise `UserError` if an override names no field, saying which one may be meant."""
     name, equals, _ = override.lstrip("-").partition("=")
     if not equals:
-        raise UserError(f"--{name} has no value: write --{name}=VALUE")
+        raise UserError(f"--{name}", reason=f"has no value: write --{name}=VALUE", code="missing")
     above, node, path = None, config, "config"
     for part in name.split(".")[1:]:
         known = (
@@ -237,11 +257,14 @@ def _check_override(config: Any, override: str) -> None:
         if part not in known:
             near = difflib.get_close_matches(part.partition("[")[0], known, n=1)
             if node is None and _may_be_group(above, path.rpartition(".")[2]):
-                raise UserError(f"--{name}: {path} is None: use a row that has it")
+                fix = f"{path} is None: use a row that has it"
+                raise UserError(f"--{name}", reason=fix, code="conflict")
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
-            raise UserError(f"--{name}: {path} has no field {part!r}; {hint}")
+            fix = f"{path} has no field {part!r}; {hint}"
+            raise UserError(f"--{name}", reason=fix, code="choice")
         above, node, path = node, getattr(node, part), f"{path}.{part}"
     if dataclasses.is_dataclass(node) and not (
         override.endswith(f".{part}=None") and _may_be_none(above, part)
     ):
-        raise UserError(f"--{name}: it is a group of fields; give --{name}.FIELD=VALUE")
+        fix = f"it is a group of fields; give --{name}.FIELD=VALUE"
+        raise UserError(f"--{name}", reason=fix, code="type")

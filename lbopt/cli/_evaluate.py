@@ -10,7 +10,7 @@ from typing import Any
 from lbopt._shown import show
 from lbopt.cli import _arguments
 from lbopt.cli._train import MAY_CHANGE, OF_THE_HOST, comparison, with_vocabulary
-from lbopt.config import TrainConfig, config_from_json, config_to_json
+from lbopt.config import TrainConfig, completed_json, config_from_json, config_to_json
 from lbopt.errors import UserError
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job
 from lbopt.parallel import TrainState, available_devices, connect_processes
@@ -85,7 +85,9 @@ def _restore(config: TrainConfig, folder: str, which: str, job: Job) -> tuple[Ru
 
 def _as_saved(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
     """Return the config of a saved run, with what this one says of the evaluation and of this machine."""
-    found = config_from_json(TrainConfig, saved["config"], str(saved["versions"].get("lbopt")))
+    written_by = str(saved["versions"].get("lbopt"))
+    there = completed_json(TrainConfig, saved["config"])
+    found = config_from_json(TrainConfig, there, written_by)
     found.parallel = config.parallel
     found.eval_global_batch_size = config.eval_global_batch_size
     if found.phase2 is not None and config.phase2 is not None:

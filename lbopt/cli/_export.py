@@ -14,7 +14,7 @@ from lbopt import errors, types
 from lbopt._shown import show
 from lbopt.cli import _arguments
 from lbopt.cli._train import with_vocabulary
-from lbopt.config import TrainConfig, config_from_json, config_to_json
+from lbopt.config import TrainConfig, completed_json, config_from_json, config_to_json
 from lbopt.errors import UserError, require, require_choice
 from lbopt.interchange import (
     WEIGHTS_FILE,
@@ -90,7 +90,8 @@ def _saved_config(workdir: pathlib.Path) -> TrainConfig:
     saved = read_config(workdir, "train")
     if saved is None:
         raise UserError(f"--workdir = {str(workdir)!r}: no run is there; run lbopt train first")
-    return config_from_json(TrainConfig, saved["config"], str(saved["versions"].get("lbopt")))
+    written_by = str(saved["versions"].get("lbopt"))
+    return config_from_json(TrainConfig, completed_json(TrainConfig, saved["config"]), written_by)
 
 
 def on_one_device(config: TrainConfig) -> TrainConfig:

@@ -8,15 +8,22 @@ from ._checks import (
     config_to_json as config_to_json,
     json_differences as json_differences,
     json_without as json_without,
+    naming as naming,
 )
 from ._data import TASKS as TASKS, DataConfig as DataConfig
+from ._fields import check_flag as check_flag, unused as unused
 from ._loss import LossConfig as LossConfig
 from ._measure import MeasureConfig as MeasureConfig
 from ._model import BATCH_NORMED as BATCH_NORMED, REMATS as REMATS, ModelConfig as ModelConfig
 from ._optimizer import OptimizerConfig as OptimizerConfig, resolve_clip as resolve_clip
 from ._parallel import ParallelConfig as ParallelConfig
-from ._phase import PhaseConfig as PhaseConfig, as_of_phase2 as as_of_phase2
+from ._phase import PhaseConfig as PhaseConfig
 from ._schedule import ScheduleConfig as ScheduleConfig
-from ._search import SearchConfig as SearchConfig, validate_search as validate_search
+from ._search import SearchConfig as SearchConfig, check_search as check_search
 from ._sweep import Arm as Arm, SweepConfig as SweepConfig
-from ._train import About as About, CheckpointConfig as CheckpointConfig, TrainConfig as TrainConfig
+from ._train import (
+    About as About,
+    CheckpointConfig as CheckpointConfig,
+    TrainConfig as TrainConfig,
+    naming_phase2 as naming_phase2,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import types as python_types
@@ -9,7 +10,9 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
-from lbopt.errors import UserError, require
+from lbopt import errors
+from lbopt.config import _fields
+from lbopt.errors import require
 
 LARGEST_INTEGER = 2**31
 MOST_STEPS = 2**30
@@ -18,30 +21,33 @@ _WIDEST = 80
 """Characters of a value that a message shows."""
 
 
-def check_types(config: Any, prefix: str = "config") -> None:
+def check_types(config: Any) -> None:
     """Raise `UserError` for the first field whose value does not have its declared type.
 
     An int is a float here; a bool is not an int.
     """
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
-        name, value = f"{prefix}.{field.name}", getattr(config, field.name)
-        if not _matches(value, hints[field.name]):
-            raise UserError(f"{name} = {value!r}: give a value of type {_spell(hints[field.name])}")
-        if dataclasses.is_dataclass(value):
-            check_types(value, name)
-        elif isinstance(value, tuple):
-            for index, item in enumerate(value):
-                if dataclasses.is_dataclass(item):
-                    check_types(item, f"{name}[{index}]")
+        value = getattr(config, field.name)
+        fix = f"give a value of type {_spell(hints[field.name])}"
+        require(_matches(value, hints[field.name]), field.name, value, fix, code="type")
+        for name, group in _groups(field.name, value):
+            with errors.under(name):
+                check_types(group)
 
 
-def check_fields(config: Any, prefix: str = "config") -> None:
-    """Raise `UserError` for a field that a config file's own class adds to lbopt's: it would be saved, and could not be read.
+def _groups(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the config dataclasses that a field holds, and their names."""
+    items = [(name, value)]
+    if isinstance(value, tuple):
+        items = [(f"{name}[{index}]", item) for index, item in enumerate(value)]
+    return [(name, item) for name, item in items if dataclasses.is_dataclass(item)]
 
-    Args:
-      config: What a config file gives; what is none of lbopt's is left to others.
-      prefix: What the message calls it.
+
+def check_fields(config: Any) -> None:
+    """Raise `UserError` for a field that a config file's own class adds to lbopt's.
+
+    Such a field would be saved, and could not be read again. Other objects are left to others.
     """
     ours = next(
         (kind for kind in type(config).__mro__ if kind.__module__.startswith("lbopt.")), None
@@ -52,9 +58,10 @@ def check_fields(config: Any, prefix: str = "config") -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         fix = f"{ours.__name__} has no such field, and no command could read it back; take it out"
-        require(field.name in known, f"{prefix}.{field.name}", value, fix)
-        for item in value if isinstance(value, tuple) else (value,):
-            check_fields(item, f"{prefix}.{field.name}")
+        require(field.name in known, field.name, value, fix, code="choice")
+        for name, group in _groups(field.name, value):
+            with errors.under(name):
+                check_fields(group)
 
 
 def _matches(value: Any, hint: Any) -> bool:
@@ -83,14 +90,13 @@ def config_to_json(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def config_from_json(kind: type, data: Any, written_by: str = "?", prefix: str = "config") -> Any:
-    """Return the config dataclass that `config_to_json` was given; fields that are left out have their defaults.
+def config_from_json(kind: type, data: Any, written_by: str = "?") -> Any:
+    """Return the config dataclass that `config_to_json` was given.
 
     Args:
-      kind: the dataclass.
-      data: plain JSON data.
-      written_by: the version of lbopt that wrote it, for the message.
-      prefix: what the message calls the config.
+      kind: The dataclass.
+      data: Plain JSON data. Fields that are left out have their defaults.
+      written_by: Version of lbopt that wrote it, for the message.
 
     Raises:
       UserError: for a field that this version does not have.
@@ -99,81 +105,81 @@ def config_from_json(kind: type, data: Any, written_by: str = "?", prefix: str =
     >>> config_from_json(point, {"at": [1, 2]})
     Point(at=(1, 2))
     """
-    hints = typing.get_type_hints(kind)
-    if not isinstance(data, dict):
-        raise UserError(
-            f"{prefix} = {data!r}: not a group of fields; use the file that lbopt {written_by} wrote"
-        )
-    for name in data:
-        if name not in hints:
-            raise UserError(
-                f"{prefix}.{name} = {data[name]!r}: this lbopt has no such field; use lbopt {written_by}, which wrote it"
-            )
-    return kind(
-        **{
-            name: _revive(hints[name], value, written_by, f"{prefix}.{name}")
-            for name, value in data.items()
-        }
-    )
+    return _revive(kind, data, "config", written_by)
 
 
-def _revive(hint: Any, value: Any, written_by: str, prefix: str) -> Any:
+def _revive(hint: Any, value: Any, place: str, written_by: str) -> Any:
     """Turn lists into tuples and groups of fields into dataclasses, as the declared type says."""
-    for option in (
-        typing.get_args(hint)
-        if typing.get_origin(hint) in (typing.Union, python_types.UnionType)
-        else (hint,)
-    ):
+    union = typing.get_origin(hint) in (typing.Union, python_types.UnionType)
+    for option in typing.get_args(hint) if union else (hint,):
         if dataclasses.is_dataclass(option) and isinstance(option, type) and value is not None:
-            return config_from_json(option, value, written_by, prefix)
+            return _revive_group(option, value, place, written_by)
         if typing.get_origin(option) is tuple and isinstance(value, list):
             kinds = typing.get_args(option)
-            kinds = (
-                kinds[:1] * len(value)
-                if kinds[-1] is Ellipsis
-                else kinds + (Any,) * (len(value) - len(kinds))
-            )
+            if kinds[-1] is Ellipsis:
+                kinds = kinds[:1] * len(value)
+            kinds += (Any,) * (len(value) - len(kinds))
             return tuple(
-                _revive(*pair, written_by, prefix) for pair in zip(kinds, value, strict=False)
+                _revive(kind, item, f"{place}[{index}]", written_by)
+                for index, (kind, item) in enumerate(zip(kinds, value, strict=False))
             )
     return value
 
 
+def _revive_group(kind: type, data: Any, place: str, written_by: str) -> Any:
+    fix = f"not a group of fields; use the file that lbopt {written_by} wrote"
+    require(isinstance(data, dict), place, data, fix, code="type")
+    hints = typing.get_type_hints(kind)
+    fix = f"this lbopt has no such field; use lbopt {written_by}, which wrote it"
+    found = {}
+    with errors.under(place):
+        for name, value in data.items():
+            require(name in hints, name, value, fix, code="choice")
+            found[name] = _revive(hints[name], value, name, written_by)
+    return kind(**found)
+
+
 def completed_json(kind: type, data: Any) -> Any:
-    """Return JSON data of a config with the defaults of fields that an earlier version did not have.
+    """Return JSON data that an earlier version wrote, as this one would write it.
+
+    Fields that it did not have are added with their defaults, and fields that do not apply, whose
+    values it accepted, are set to theirs.
 
     Args:
-      kind: the dataclass.
-      data: what `config_to_json` gave there. Fields that this version does not have stay.
+      kind: The dataclass.
+      data: The JSON data. Fields that this version does not have stay.
 
     >>> from lbopt.config import ParallelConfig
-    >>> completed_json(ParallelConfig, {"backend": "pmap", "order": "given"})["num_microsteps"]
-    1
+    >>> found = completed_json(ParallelConfig, {"backend": "pmap", "reduce_scatter": True})
+    >>> found["num_microsteps"], found["reduce_scatter"]
+    (1, False)
     """
+    found = _with_defaults(kind, data)
+    return _fields.without_unused(kind, found) if isinstance(found, dict) else found
+
+
+def _with_defaults(kind: type, data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     hints, found = typing.get_type_hints(kind), dict(data)
     for field in dataclasses.fields(kind):
-        if field.name not in data and field.default_factory is not dataclasses.MISSING:
+        if field.name in data:
+            found[field.name] = _value_with_defaults(hints[field.name], data[field.name])
+        elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-            found[field.name] = (
-                config_to_json(default) if dataclasses.is_dataclass(default) else list(default)
-            )
-        elif field.name not in data and field.default is not dataclasses.MISSING:
+            is_group = dataclasses.is_dataclass(default)
+            found[field.name] = config_to_json(default) if is_group else list(default)
+        elif field.default is not dataclasses.MISSING:
             found[field.name] = json.loads(json.dumps(field.default))
-        elif field.name in data:
-            found[field.name] = _completed_value(hints[field.name], data[field.name])
     return found
 
 
-def _completed_value(hint: Any, value: Any) -> Any:
+def _value_with_defaults(hint: Any, value: Any) -> Any:
     for option in (hint, *typing.get_args(hint)):
         if dataclasses.is_dataclass(option) and isinstance(option, type):
-            return (
-                [completed_json(option, one) for one in value]
-                if isinstance(value, list)
-                else completed_json(option, value)
-            )
+            if isinstance(value, list):
+                return [_with_defaults(option, item) for item in value]
+            return _with_defaults(option, value)
     return value
 
 
@@ -236,3 +242,32 @@ def at_least(field: str, value: Any, low: float) -> None:
 def in_range(field: str, value: float, low: float, high: float) -> None:
     """Check that a number is in [low, high)."""
     require(low <= value < high, field, value, f"give a number in [{low:g}, {high:g})")
+
+
+def naming(place: str, kind: type, **places: str) -> contextlib.AbstractContextManager[None]:
+    """Put the place of a config before the fields of errors that are raised inside.
+
+    Args:
+      place: Place of the config, "config" or "config.train" for instance.
+      kind: Class of the config. Other fields than its own keep their names.
+      **places: Fields, or dotted beginnings of their names, that stand elsewhere.
+    """
+    return errors.under(place, {field.name for field in dataclasses.fields(kind)}, **places)
+
+
+def require_name(field: str, name: str) -> None:
+    """Check that a name can be shown."""
+    require(name.strip(), field, name, "give a name", code="missing")
+
+
+def require_seed(field: str, seed: int) -> None:
+    """Check that a seed is a number that a JAX key tells apart from all others."""
+    require(0 <= seed < LARGEST_INTEGER, field, seed, "give a number in [0, 2147483648)")
+
+
+def require_seeds(field: str, values: tuple[int, ...]) -> None:
+    """Check that there are seeds, all different."""
+    different = len(values) > 0 and len(set(values)) == len(values)
+    require(different, field, values, "give at least one seed, none twice")
+    for seed in values:
+        require_seed(field, seed)

@@ -5,6 +5,7 @@ import dataclasses
 
 from lbopt import paths
 from lbopt.config._checks import at_least, in_range
+from lbopt.config._fields import only
 from lbopt.errors import require, require_choice
 
 TASKS = {
@@ -17,6 +18,13 @@ TASKS = {
     "text_mlm": "masked_lm",
 }
 """What each data set is for."""
+OF_TASK = {
+    task: tuple(name for name, its_task in TASKS.items() if its_task == task)
+    for task in sorted(set(TASKS.values()))
+}
+"""The data sets of each task."""
+CLASSIFICATION = OF_TASK["classification"]
+TEXT = tuple(name for name in TASKS if name not in CLASSIFICATION)
 DRAWN_ANEW = ("images", "pydoc_mlm", "text_mlm")
 """Data whose examples are different in every epoch."""
 TRAIN_CROPS = ("resized", "padded", "none")
@@ -28,190 +36,173 @@ LONGEST = 2**14
 LARGEST_VOCABULARY = 2**17
 
 
+_PREPARED = ("images", "squad", "text_mlm")
+_IMAGES = {"name": ("images",)}
+_RESIZED = {"name": ("images",), "train_crop": ("resized",)}
+_RANDAUGMENT = {"name": ("images",), "augmentation": ("randaugment",)}
+_SQUAD = {"name": ("squad",)}
+
+
 @dataclasses.dataclass
 class DataConfig:
-    """Where examples come from. Fields that a data set does not have are ignored by it.
+    """Where examples come from, and how they are prepared.
 
     Attributes:
-      name: "digits" (embedded images), "images" (any TFDS data set with `image` and `label`: imagenet2012, cifar10, mnist,
-        yours), "pydoc_mlm" (Python's help topics as masked pairs of segments, for bert), "text_mlm" (the same of a corpus
-        that `lbopt prepare` made), "pydoc_lm" (the topics as text, for lstm_lm), "ptb" (Mikolov's Penn Treebank files) or
-        "squad" (questions, for bert).
-      builder: images, squad: the name of a TFDS data set, "name[/config][:version]". text_mlm: the name that the corpus was
-        given.
-      data_dir: folder of data sets; None for $TFDS_DATA_DIR, or ~/tensorflow_datasets.
-      train_split: images: in TFDS's notation, "train[:55000]" for a part. squad: the same.
-      validation_split: choices are made on it.
-      test_split: read once, at the end.
-      image_size: side of the images. images: None for the data set's own. digits: a multiple of 8, None for 8.
-      train_crop: images: "resized" (a random box, resized), "padded" (a random place in the zero-padded image) or "none".
-      crop_sampling: of resized crops: "by_area" (torchvision's law) or "by_height" (TensorFlow's); see `random_box`.
-      crop_area: of resized crops: least and largest part of the image.
-      crop_ratio: of resized crops: least and largest width / height.
-      crop_padding: of padded crops: pixels on each side.
-      flip: mirror half of the training images.
-      interpolation: of resized crops: "bilinear" or "bicubic".
-      eval_fraction: side of the central square that evaluation looks at, over the shorter side (for images of various sizes).
-      space_to_depth: fold 2 x 2 pixels into channels on the host, for resnet's stem of that name.
-      augmentation: "none", "autoaugment" (v0) or "randaugment", after the crop.
-      randaugment_layers: operations on an image.
-      randaugment_magnitude: their strength, in [0, 10] (up to 30 in some recipes).
-      pixel_mean: subtracted from pixels in [0, 1] on the device, one number or one of each channel.
-      pixel_std: then divided by.
-      max_damaged_records: so many unreadable records of a split are skipped; one more ends the run. Each process counts those
-        that it reads, from its start on.
-      reader_threads: images: that decode, in each process.
-      reader_processes: images: that decode, each with so many threads; 0 to decode in the training process.
-      sequence_length: tokens of an example of text.
-      vocab_size: pieces of words. pydoc: to learn, special tokens included. text_mlm, squad: of the vocabulary file. ptb: 10000.
-      vocab_file: squad: a vocabulary in BERT's form, a piece per line, or a tokenizer.json of Transformers; None for what is
-        beside what `init_from` names.
-      lowercase: squad: text is lowercased before it is cut. None for what tokenizer_config.json beside the vocabulary says, or,
-        where nothing does, for True if no piece has a capital letter.
-      max_predictions: tokens of an example that are predicted, at most (masked language models).
-      carry_state: language models: examples of a batch go on where those of the last one ended, and so does the state.
-      max_query_length: squad: tokens of a question, at most.
-      doc_stride: squad: tokens between two windows of one paragraph.
-      max_answer_length: squad: tokens of an answer, at most.
+      name: "digits" (embedded images), "images" (any TFDS data set with `image` and `label`:
+        imagenet2012, cifar10, mnist, yours), "pydoc_mlm" (Python's help topics as masked pairs of
+        segments, for bert), "text_mlm" (the same of a corpus that `lbopt prepare` made), "pydoc_lm"
+        (the topics as text, for lstm_lm), "ptb" (Mikolov's Penn Treebank files) or "squad"
+        (questions, for bert).
+      builder: Name of a TFDS data set, "name[/config][:version]"; for text_mlm the name that the
+        corpus was given.
+      data_dir: Folder of data sets; None for $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+      train_split: Training split in TFDS's notation, "train[:55000]" for a part.
+      validation_split: Split that choices are made on.
+      test_split: Split that is read once, at the end.
+      image_size: Side of the images; None for the data set's own. For digits a multiple of 8, None
+        for 8.
+      train_crop: "resized" (a random box, resized), "padded" (a random place in the zero-padded
+        image) or "none".
+      crop_sampling: Law of resized crops: "by_area" (torchvision's) or "by_height" (TensorFlow's);
+        see `random_box`.
+      crop_area: Smallest and largest fraction of the image in a resized crop.
+      crop_ratio: Smallest and largest width / height of a resized crop.
+      crop_padding: Pixels on each side of a padded crop.
+      flip: Whether half of the training images are mirrored.
+      interpolation: Interpolation of resized crops: "bilinear" or "bicubic".
+      eval_fraction: Side of the central square used in evaluation, over the shorter side of the
+        image.
+      space_to_depth: Whether 2 x 2 pixels are folded into channels on the host, for resnet's stem
+        of that name.
+      augmentation: Augmentation after the crop: "none", "autoaugment" (v0) or "randaugment".
+      randaugment_layers: Number of operations on an image.
+      randaugment_magnitude: Strength of the operations, in [0, 10] (up to 30 in some recipes).
+      pixel_mean: Mean that is subtracted from pixels in [0, 1] on the device: one number, or one
+        for each channel.
+      pixel_std: Standard deviation that they are then divided by.
+      max_damaged_records: Largest number of unreadable records of a split that are skipped; one
+        more ends the run. Each process counts those that it reads, from its start on.
+      reader_threads: Number of threads that decode images, in each process.
+      reader_processes: Number of processes that decode images, each with `reader_threads` threads;
+        0 to decode in the training process.
+      sequence_length: Tokens of an example of text.
+      vocab_size: Number of tokens in the vocabulary: for pydoc the number to learn, special tokens
+        included; for text_mlm and squad that of the vocabulary file; for ptb 10000.
+      vocab_file: Vocabulary in BERT's form, a token per line, or a tokenizer.json of Transformers;
+        None for the one beside what `init_from` names.
+      lowercase: Whether text is lowercased before it is cut into tokens. None for what the
+        tokenizer_config.json beside the vocabulary says, or, without one, for True if no token has
+        a capital letter.
+      max_predictions: Largest number of predicted tokens of an example.
+      carry_state: Whether the examples of a batch, and the state, continue those of the last batch.
+      max_query_length: Largest number of tokens of a question.
+      doc_stride: Tokens between the starts of two windows of one paragraph.
+      max_answer_length: Largest number of tokens of an answer.
     """
 
     name: str = "digits"
-    builder: str = ""
-    data_dir: str | None = None
-    train_split: str = "train"
-    validation_split: str = "validation"
-    test_split: str = "test"
-    image_size: int | None = None
-    train_crop: str = "resized"
-    crop_sampling: str = "by_area"
-    crop_area: tuple[float, float] = (0.08, 1.0)
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    crop_padding: int = 4
-    flip: bool = True
-    interpolation: str = "bilinear"
-    eval_fraction: float = 0.875
-    space_to_depth: bool = False
-    augmentation: str = "none"
-    randaugment_layers: int = 2
-    randaugment_magnitude: float = 10.0
-    pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    max_damaged_records: int = 0
-    reader_threads: int = 16
-    reader_processes: int = 0
-    sequence_length: int = 32
-    vocab_size: int = 1024
-    vocab_file: str | None = None
-    lowercase: bool | None = None
-    max_predictions: int = 5
-    carry_state: bool = False
-    max_query_length: int = 64
-    doc_stride: int = 128
-    max_answer_length: int = 30
+    builder: str = only("", name=_PREPARED)
+    data_dir: str | None = only(None, name=(*_PREPARED, "ptb"))
+    train_split: str = only("train", name=("images", "squad"))
+    validation_split: str = only("validation", name=("images", "squad"))
+    test_split: str = only("test", name=("images", "squad"))
+    image_size: int | None = only(None, name=CLASSIFICATION)
+    train_crop: str = only("resized", _IMAGES)
+    crop_sampling: str = only("by_area", _RESIZED)
+    crop_area: tuple[float, float] = only((0.08, 1.0), _RESIZED)
+    crop_ratio: tuple[float, float] = only((3 / 4, 4 / 3), _RESIZED)
+    crop_padding: int = only(4, name=("images",), train_crop=("padded",))
+    flip: bool = only(True, _IMAGES)
+    interpolation: str = only("bilinear", _RESIZED)
+    eval_fraction: float = only(0.875, _RESIZED)
+    space_to_depth: bool = only(False, _RESIZED)
+    augmentation: str = only("none", _IMAGES)
+    randaugment_layers: int = only(2, _RANDAUGMENT)
+    randaugment_magnitude: float = only(10.0, _RANDAUGMENT)
+    pixel_mean: tuple[float, ...] = only((0.485, 0.456, 0.406), _IMAGES)
+    pixel_std: tuple[float, ...] = only((0.229, 0.224, 0.225), _IMAGES)
+    max_damaged_records: int = only(0, name=("images", "squad"))
+    reader_threads: int = only(16, _RESIZED)
+    reader_processes: int = only(0, _RESIZED)
+    sequence_length: int = only(32, name=TEXT)
+    vocab_size: int = only(1024, name=TEXT)
+    vocab_file: str | None = only(None, _SQUAD)
+    lowercase: bool | None = only(None, _SQUAD)
+    max_predictions: int = only(5, name=OF_TASK["masked_lm"])
+    carry_state: bool = only(False, name=OF_TASK["language_model"])
+    max_query_length: int = only(64, _SQUAD)
+    doc_stride: int = only(128, _SQUAD)
+    max_answer_length: int = only(30, _SQUAD)
 
 
-def validate_data(data: DataConfig, prefix: str) -> None:
-    """Check the data's fields."""
-    require_choice(f"{prefix}.name", data.name, TASKS)
-    if data.name in ("images", "squad", "text_mlm"):
-        fix = "name a prepared data set, for instance 'imagenet2012'; lbopt prepare --help lists what it can make"
-        require(data.builder.strip(), f"{prefix}.builder", data.builder, fix)
+def check_data(data: DataConfig) -> None:
+    """Raise `UserError` for a value that no data set takes."""
+    require_choice("name", data.name, TASKS)
+    if data.name in _PREPARED:
+        fix = (
+            "name a prepared data set, for instance 'imagenet2012'; lbopt prepare --help lists "
+            "what it can make"
+        )
+        require(data.builder.strip(), "builder", data.builder, fix, code="missing")
     for field in ("reader_processes", "max_damaged_records", "crop_padding"):
-        at_least(f"{prefix}.{field}", getattr(data, field), 0)
-    at_least(f"{prefix}.reader_threads", data.reader_threads, 1)
+        at_least(field, getattr(data, field), 0)
+    at_least("reader_threads", data.reader_threads, 1)
     for field in ("data_dir", "vocab_file"):
         if getattr(data, field) is not None:
-            paths.local(getattr(data, field), f"{prefix}.{field}")
-    _validate_images(data, prefix)
-    _validate_text(data, prefix)
+            paths.local(getattr(data, field), field)
+    _check_images(data)
+    _check_text(data)
 
 
-def _validate_images(data: DataConfig, prefix: str) -> None:
-    size, step = data.image_size, 8 if data.name == "digits" else 1
-    require(
-        size is None or (size % step == 0 and 0 < size <= LARGEST_IMAGE),
-        f"{prefix}.image_size",
-        size,
-        f"give a {'multiple of 8' if step > 1 else 'number'} up to {LARGEST_IMAGE}, or None",
-    )
-    require_choice(f"{prefix}.train_crop", data.train_crop, TRAIN_CROPS)
-    require_choice(f"{prefix}.crop_sampling", data.crop_sampling, CROP_SAMPLINGS)
-    require_choice(f"{prefix}.interpolation", data.interpolation, INTERPOLATIONS)
-    require_choice(f"{prefix}.augmentation", data.augmentation, AUGMENTATIONS)
-    require(
-        not data.space_to_depth
-        or (data.train_crop == "resized" and (data.image_size or 1) % 2 == 0),
-        f"{prefix}.space_to_depth",
-        data.space_to_depth,
-        "only for train_crop='resized' and an even image_size; the stem folds other images itself",
-    )
+def _check_images(data: DataConfig) -> None:
+    size = data.image_size
+    step = 8 if data.name == "digits" else 1
+    fits = size is None or (size % step == 0 and 0 < size <= LARGEST_IMAGE)
+    what = "multiple of 8" if step > 1 else "number"
+    require(fits, "image_size", size, f"give a {what} up to {LARGEST_IMAGE}, or None")
+    fix = "only for an even {image_size}; the stem folds other images itself"
+    even = not data.space_to_depth or (size or 1) % 2 == 0
+    also = ["image_size"]
+    require(even, "space_to_depth", data.space_to_depth, fix, code="conflict", also=also)
+
+    require_choice("train_crop", data.train_crop, TRAIN_CROPS)
+    require_choice("crop_sampling", data.crop_sampling, CROP_SAMPLINGS)
+    require_choice("interpolation", data.interpolation, INTERPOLATIONS)
+    require_choice("augmentation", data.augmentation, AUGMENTATIONS)
     low, high = data.crop_area
-    require(
-        0 < low <= high <= 1,
-        f"{prefix}.crop_area",
-        data.crop_area,
-        "give (low, high) with 0 < low <= high <= 1",
-    )
+    fix = "give (low, high) with 0 < low <= high <= 1"
+    require(0 < low <= high <= 1, "crop_area", data.crop_area, fix)
     low, high = data.crop_ratio
-    require(
-        0 < low <= high < 100,
-        f"{prefix}.crop_ratio",
-        data.crop_ratio,
-        "give (low, high) with 0 < low <= high",
-    )
-    require(
-        0 < data.eval_fraction <= 1,
-        f"{prefix}.eval_fraction",
-        data.eval_fraction,
-        "give a number in (0, 1]",
-    )
-    at_least(f"{prefix}.randaugment_layers", data.randaugment_layers, 0)
-    in_range(f"{prefix}.randaugment_magnitude", data.randaugment_magnitude, 0, 31)
-    for field in ("pixel_mean", "pixel_std"):
-        value = getattr(data, field)
-        require(
-            len(value) in (1, 3),
-            f"{prefix}.{field}",
-            value,
-            "give one number, or three: red, green, blue",
-        )
-    fix = f"{prefix}.pixel_std = {data.pixel_std!r} is not as long; give one number for both, or three for both"
-    require(
-        len(data.pixel_mean) == len(data.pixel_std), f"{prefix}.pixel_mean", data.pixel_mean, fix
-    )
-    require(min(data.pixel_std) > 0, f"{prefix}.pixel_std", data.pixel_std, "give numbers > 0")
+    fix = "give (low, high) with 0 < low <= high"
+    require(0 < low <= high < 100, "crop_ratio", data.crop_ratio, fix)
+    fraction = data.eval_fraction
+    require(0 < fraction <= 1, "eval_fraction", fraction, "give a number in (0, 1]")
+    at_least("randaugment_layers", data.randaugment_layers, 0)
+    in_range("randaugment_magnitude", data.randaugment_magnitude, 0, 31)
+    _check_pixels(data)
 
 
-def _validate_text(data: DataConfig, prefix: str) -> None:
-    length = data.sequence_length
-    require(
-        1 <= length <= LONGEST,
-        f"{prefix}.sequence_length",
-        length,
-        f"give a number in [1, {LONGEST}]",
-    )
-    require(
-        1 <= data.vocab_size <= LARGEST_VOCABULARY,
-        f"{prefix}.vocab_size",
-        data.vocab_size,
-        f"give a number in [1, {LARGEST_VOCABULARY}]",
-    )
+def _check_pixels(data: DataConfig) -> None:
+    mean, std = data.pixel_mean, data.pixel_std
+    for field, value in (("pixel_mean", mean), ("pixel_std", std)):
+        fix = "give one number, or three: red, green, blue"
+        require(len(value) in (1, 3), field, value, fix)
+    fix = f"{{pixel_std}} = {std!r} is not as long; give one number for both, or three for both"
+    same = len(mean) == len(std)
+    require(same, "pixel_mean", mean, fix, code="mismatch", also=["pixel_std"])
+    require(min(std) > 0, "pixel_std", std, "give numbers > 0")
+
+
+def _check_text(data: DataConfig) -> None:
+    length, size = data.sequence_length, data.vocab_size
+    fix = f"give a number in [1, {LONGEST}]"
+    require(1 <= length <= LONGEST, "sequence_length", length, fix)
+    fix = f"give a number in [1, {LARGEST_VOCABULARY}]"
+    require(1 <= size <= LARGEST_VOCABULARY, "vocab_size", size, fix)
     if TASKS[data.name] == "masked_lm":
-        require(
-            1 <= data.max_predictions <= length,
-            f"{prefix}.max_predictions",
-            data.max_predictions,
-            f"give a number in [1, {length}], the sequence_length",
-        )
-    fix = "only squad cuts its text in training; other data know how theirs was cut: leave it None"
-    require(
-        data.lowercase is None or data.name == "squad", f"{prefix}.lowercase", data.lowercase, fix
-    )
+        most = data.max_predictions
+        fix = f"give a number in [1, {length}], the {{sequence_length}}"
+        fits = 1 <= most <= length
+        require(fits, "max_predictions", most, fix, also=["sequence_length"])
     for field in ("max_query_length", "doc_stride", "max_answer_length"):
-        at_least(f"{prefix}.{field}", getattr(data, field), 1)
-    require(
-        not data.carry_state or TASKS[data.name] == "language_model",
-        f"{prefix}.carry_state",
-        data.carry_state,
-        "only language models have a state to carry; leave it False",
-    )
+        at_least(field, getattr(data, field), 1)

@@ -4,6 +4,8 @@
 import dataclasses
 
 from lbopt.config._checks import at_least, in_range
+from lbopt.config._data import CLASSIFICATION
+from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.errors import require_choice
 from lbopt.losses import SMOOTHING_RULES
 
@@ -13,23 +15,27 @@ class LossConfig:
     """What is minimised in training; evaluation has none of it.
 
     Attributes:
-      label_smoothing: e, in [0, 1) (classification).
-      label_smoothing_rule: "all_classes" (e / C on each of C classes: TensorFlow, MLPerf) or "other_classes" (e / (C - 1) on
-        each class but the right one, which keeps 1 - e: NUS-LAMB, NUS-LARS).
-      l2: adds l2 / 2 times the sum of squares of all parameters but those of normalisation layers. Beside an optimizer's
-        own decay this is a second one, as in the released EfficientNet code.
-      mixup_alpha: mix pairs of images with a weight from Beta(alpha, alpha); 0 for none (classification).
+      label_smoothing: Probability e taken from the right class, in [0, 1).
+      label_smoothing_rule: "all_classes" (e / C on each of C classes: TensorFlow, MLPerf) or
+        "other_classes" (e / (C - 1) on each class but the right one, which keeps 1 - e: NUS-LAMB,
+        NUS-LARS).
+      l2: Factor of half the sum of squares of all parameters except those of normalisation layers.
+        It comes on top of an optimizer's weight decay, as in the released EfficientNet code.
+      mixup_alpha: Parameter of Beta(alpha, alpha), from which the weights of mixed pairs of images
+        are drawn; 0 mixes none.
     """
 
-    label_smoothing: float = 0.0
-    label_smoothing_rule: str = "all_classes"
+    label_smoothing: float = only(0.0, {"data.name": CLASSIFICATION})
+    label_smoothing_rule: str = only(
+        "all_classes", {"data.name": CLASSIFICATION, "label_smoothing": NOT_EMPTY}
+    )
     l2: float = 0.0
-    mixup_alpha: float = 0.0
+    mixup_alpha: float = only(0.0, {"data.name": CLASSIFICATION})
 
 
-def validate_loss(loss: LossConfig, prefix: str) -> None:
-    """Check the loss's fields."""
-    in_range(f"{prefix}.label_smoothing", loss.label_smoothing, 0, 1)
-    require_choice(f"{prefix}.label_smoothing_rule", loss.label_smoothing_rule, SMOOTHING_RULES)
-    at_least(f"{prefix}.l2", loss.l2, 0)
-    at_least(f"{prefix}.mixup_alpha", loss.mixup_alpha, 0)
+def check_loss(loss: LossConfig) -> None:
+    """Raise `UserError` for a value that no loss takes."""
+    in_range("label_smoothing", loss.label_smoothing, 0, 1)
+    require_choice("label_smoothing_rule", loss.label_smoothing_rule, SMOOTHING_RULES)
+    at_least("l2", loss.l2, 0)
+    at_least("mixup_alpha", loss.mixup_alpha, 0)

@@ -4,6 +4,7 @@
 import dataclasses
 
 from lbopt.config._checks import at_least
+from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.errors import require
 
 
@@ -12,43 +13,32 @@ class MeasureConfig:
     """What a study measures beside losses and accuracies.
 
     Attributes:
-      distance: ||w_t - w_0|| at every step of every trial.
-      num_probes: log-spaced steps of every final trial at which gradients are probed: noise scale, phi, local Lipschitz
-        constant and trust ratios; 0 for none.
-      probe_parts: equal parts of the probed examples, an even number: the noise scale compares the gradients of parts
-        with that of all, phi those of the two halves.
-      probe_part_size: examples of a part; all parts together have at most those of the training set.
-      phi_modules: (name, regular expression) of each module of the model whose phi is probed, as AGVM takes them; the first that is found
-        in a parameter's path. Of each parameter it is probed anyway.
+      distance: Whether ||w_t - w_0|| is recorded at every step of every trial.
+      num_probes: Number of log-spaced steps of every final trial at which gradients are probed
+        (noise scale, phi, local Lipschitz constant and trust ratios); 0 for none.
+      probe_parts: Number of equal parts of the probed examples, even: the noise scale compares
+        their gradients with that of all, phi compares the two halves.
+      probe_part_size: Examples in a part; all parts together have at most those of the training
+        set.
+      phi_modules: (name, regular expression) of each module of the model whose phi is probed, in
+        the form that AGVM takes; the first expression found in a parameter's path counts. Phi of
+        each parameter is probed in any case.
     """
 
     distance: bool = True
     num_probes: int = 0
-    probe_parts: int = 16
-    probe_part_size: int = 32
-    phi_modules: tuple[tuple[str, str], ...] = ()
+    probe_parts: int = only(16, num_probes=NOT_EMPTY)
+    probe_part_size: int = only(32, num_probes=NOT_EMPTY)
+    phi_modules: tuple[tuple[str, str], ...] = only((), num_probes=NOT_EMPTY)
 
 
-def validate_measure(measure: MeasureConfig, prefix: str) -> None:
-    """Check the fields of what is measured.
-
-    Args:
-      measure: the fields, of their declared types.
-      prefix: what the message calls them, for instance "config.measure".
-
-    Raises:
-      UserError: naming the field, its value and the fix.
-    """
-    at_least(f"{prefix}.num_probes", measure.num_probes, 0)
-    at_least(f"{prefix}.probe_parts", measure.probe_parts, 2)
-    require(
-        measure.probe_parts % 2 == 0,
-        f"{prefix}.probe_parts",
-        measure.probe_parts,
-        "phi compares two halves of the parts; give an even number",
-    )
-    at_least(f"{prefix}.probe_part_size", measure.probe_part_size, 1)
+def check_measure(measure: MeasureConfig) -> None:
+    """Raise `UserError` for a value that cannot be measured by."""
+    at_least("num_probes", measure.num_probes, 0)
+    at_least("probe_parts", measure.probe_parts, 2)
+    fix = "phi compares two halves of the parts; give an even number"
+    require(measure.probe_parts % 2 == 0, "probe_parts", measure.probe_parts, fix)
+    at_least("probe_part_size", measure.probe_part_size, 1)
     names = [name for name, _ in measure.phi_modules]
-    fix = "give each module one name, and 1 probe or more (num_probes)"
-    fits = len(set(names)) == len(names) and (measure.num_probes > 0 or not names)
-    require(fits, f"{prefix}.phi_modules", measure.phi_modules, fix)
+    different = len(set(names)) == len(names)
+    require(different, "phi_modules", measure.phi_modules, "give each module a name of its own")

@@ -4,6 +4,7 @@
 import dataclasses
 
 from lbopt.config._checks import at_least
+from lbopt.config._fields import only
 from lbopt.errors import require, require_choice
 
 BACKENDS = ("jit", "pjit", "pmap")
@@ -17,13 +18,17 @@ class ParallelConfig:
 
     Attributes:
       backend: "jit" ("pjit" is the same) or "pmap".
-      num_devices: None for all there are.
-      num_microsteps: gradient accumulation.
-      order: of the devices: "given" or "torus", which batch norm over "tiles:RxC" needs; see `lbopt.make_mesh`.
-      shard_update: split the optimizer's state and work over the devices; see `lbopt.make_train_step`.
-      reduce_dtype: sum gradients over devices in "float32" or "bfloat16"; None to leave it to the compiler, which may sum
-        what a bf16 network's backward pass leaves in bf16. See `lbopt.make_train_step`.
-      reduce_scatter: with shard_update: send each device only the sums that it updates, along one axis of the torus at a time.
+      num_devices: Number of devices; None for all there are.
+      num_microsteps: Number of microsteps over which gradients are accumulated.
+      order: Order of the devices: "given" or "torus", which batch norm over "tiles:RxC" needs; see
+        `lbopt.make_mesh`.
+      shard_update: Whether the optimizer's state and work are split over the devices; see
+        `lbopt.make_train_step`.
+      reduce_dtype: Dtype in which gradients are summed over devices, "float32" or "bfloat16"; None
+        leaves it to the compiler, which may sum in bf16 what a bf16 network's backward pass leaves
+        in it. See `lbopt.make_train_step`.
+      reduce_scatter: Whether each device receives only the sums that it updates, along one axis of
+        the torus at a time.
     """
 
     backend: str = "jit"
@@ -32,26 +37,18 @@ class ParallelConfig:
     order: str = "given"
     shard_update: bool = False
     reduce_dtype: str | None = None
-    reduce_scatter: bool = False
+    reduce_scatter: bool = only(False, shard_update=(True,))
 
 
-def validate_parallel(parallel: ParallelConfig) -> None:
-    require_choice("config.parallel.backend", parallel.backend, BACKENDS)
-    require_choice("config.parallel.order", parallel.order, ORDERS)
-    at_least("config.parallel.num_microsteps", parallel.num_microsteps, 1)
-    require(
-        not parallel.shard_update or parallel.backend != "pmap",
-        "config.parallel.shard_update",
-        parallel.shard_update,
-        "under pmap every replica holds the whole state; use config.parallel.backend='jit'",
-    )
+def check_parallel(parallel: ParallelConfig) -> None:
+    """Raise `UserError` for a value that no step takes."""
+    require_choice("backend", parallel.backend, BACKENDS)
+    require_choice("order", parallel.order, ORDERS)
+    at_least("num_microsteps", parallel.num_microsteps, 1)
+    fix = "under pmap every replica holds the whole state; use {backend}='jit'"
+    fits = not parallel.shard_update or parallel.backend != "pmap"
+    require(fits, "shard_update", parallel.shard_update, fix, code="conflict", also=["backend"])
     if parallel.reduce_dtype is not None:
-        require_choice("config.parallel.reduce_dtype", parallel.reduce_dtype, REDUCE_DTYPES)
-    require(
-        parallel.shard_update or not parallel.reduce_scatter,
-        "config.parallel.reduce_scatter",
-        parallel.reduce_scatter,
-        "sums are scattered to those who update a part; set config.parallel.shard_update=True",
-    )
+        require_choice("reduce_dtype", parallel.reduce_dtype, REDUCE_DTYPES)
     if parallel.num_devices is not None:
-        at_least("config.parallel.num_devices", parallel.num_devices, 1)
+        at_least("num_devices", parallel.num_devices, 1)

@@ -3,9 +3,11 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
+from lbopt import errors
 from lbopt.config._checks import at_least
-from lbopt.config._schedule import ScheduleConfig, validate_schedule
-from lbopt.errors import require_choice
+from lbopt.config._data import OF_TASK, TEXT
+from lbopt.config._fields import only
+from lbopt.config._schedule import ScheduleConfig, check_schedule
 
 OPTIMIZER_STATES = ("keep", "reset")
 
@@ -17,14 +19,14 @@ class PhaseConfig:
     The schedule counts the steps of its own phase, so that a warmup ramps up from zero again.
 
     Attributes:
-      num_steps: optimizer steps of this phase.
-      global_batch_size: examples per optimizer step.
-      num_microsteps: gradient accumulation.
-      eval_global_batch_size: any size.
-      sequence_length: tokens of an example.
-      max_predictions: tokens of an example that are predicted, at most.
-      remat: what bert's backward pass computes again.
-      schedule: of this phase.
+      num_steps: Optimizer steps of this phase.
+      global_batch_size: Examples per optimizer step.
+      num_microsteps: Number of microsteps over which gradients are accumulated.
+      eval_global_batch_size: Examples per step of evaluation; any size.
+      sequence_length: Tokens of an example.
+      max_predictions: Largest number of predicted tokens of an example.
+      remat: What the backward pass of bert computes again.
+      schedule: Learning rate of this phase.
       optimizer_state: "keep" the moments (and the averaged parameters), or "reset" them.
     """
 
@@ -32,40 +34,30 @@ class PhaseConfig:
     global_batch_size: int = 256
     num_microsteps: int = 1
     eval_global_batch_size: int = 256
-    sequence_length: int = 512
-    max_predictions: int = 76
-    remat: str = "none"
+    sequence_length: int = only(512, {"data.name": TEXT})
+    max_predictions: int = only(76, {"data.name": OF_TASK["masked_lm"]})
+    remat: str = only("none", {"model.name": ("bert",)})
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     optimizer_state: str = "keep"
 
 
-_ELSEWHERE = {
-    "config.num_steps": "num_steps",
-    "config.global_batch_size": "global_batch_size",
-    "config.eval_global_batch_size": "eval_global_batch_size",
-    "config.parallel.num_microsteps": "num_microsteps",
-    "config.data.sequence_length": "sequence_length",
-    "config.data.max_predictions": "max_predictions",
-    "config.model.remat": "remat",
-    "config.schedule": "schedule",
+ELSEWHERE = {
+    "num_steps": "phase2.num_steps",
+    "global_batch_size": "phase2.global_batch_size",
+    "eval_global_batch_size": "phase2.eval_global_batch_size",
+    "parallel.num_microsteps": "phase2.num_microsteps",
+    "data.sequence_length": "phase2.sequence_length",
+    "data.max_predictions": "phase2.max_predictions",
+    "model.remat": "phase2.remat",
+    "schedule": "phase2.schedule",
 }
-"""Where the config of the phase as a run of its own has the fields."""
+"""Fields of the phase as a run of its own -> where they stand in the whole config."""
 
 
-def as_of_phase2(message: str) -> str:
-    """Say what was wrong with the second phase, as a run of its own, in the words of the whole config.
-
-    >>> as_of_phase2("config.schedule.power = -1: give a number > 0")
-    'config.phase2.schedule.power = -1: give a number > 0'
-    """
-    for there, here in _ELSEWHERE.items():
-        message = message.replace(there, f"config.phase2.{here}")
-    return message if "config.phase2." in message else f"config.phase2: {message}"
-
-
-def validate_phase(phase: PhaseConfig, prefix: str) -> None:
-    """Check what the configuration of the phase as a run of its own does not."""
+def check_phase(phase: PhaseConfig) -> None:
+    """Raise `UserError` for a value that no phase takes; the phase as a run of its own is not checked."""
     for field in ("num_steps", "global_batch_size", "num_microsteps", "eval_global_batch_size"):
-        at_least(f"{prefix}.{field}", getattr(phase, field), 1)
-    validate_schedule(phase.schedule, f"{prefix}.schedule")
-    require_choice(f"{prefix}.optimizer_state", phase.optimizer_state, OPTIMIZER_STATES)
+        at_least(field, getattr(phase, field), 1)
+    with errors.under("schedule"):
+        check_schedule(phase.schedule)
+    errors.require_choice("optimizer_state", phase.optimizer_state, OPTIMIZER_STATES)

@@ -1,21 +1,23 @@
 """The configuration of a batch-size-limit study."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
+import contextlib
 import dataclasses
-import re
 
-from lbopt.config import _checks
+from lbopt import errors
+from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig
-from lbopt.config._checks import LARGEST_INTEGER
+from lbopt.config._checks import LARGEST_INTEGER, at_least, require_name, require_seeds
 from lbopt.config._data import DataConfig
+from lbopt.config._fields import only
 from lbopt.config._loss import LossConfig
-from lbopt.config._measure import MeasureConfig, validate_measure
+from lbopt.config._measure import MeasureConfig, check_measure
 from lbopt.config._model import ModelConfig
-from lbopt.config._optimizer import OptimizerConfig, validate_optimizer
-from lbopt.config._schedule import ScheduleConfig, validate_schedule
-from lbopt.config._search import SearchConfig, require_seeds, validate_search
-from lbopt.config._train import STATUSES, About, TrainConfig, require_name
-from lbopt.errors import UserError, require, require_choice
+from lbopt.config._optimizer import OptimizerConfig
+from lbopt.config._schedule import ScheduleConfig
+from lbopt.config._search import SearchConfig, check_search
+from lbopt.config._train import STATUSES, About, TrainConfig
+from lbopt.errors import require, require_choice
 
 TRIAL_BATCHINGS = ("auto", "none", "vmap")
 TRIAL_DEVICES = ("one", "all")
@@ -27,14 +29,15 @@ class Arm:
     """One optimizer with its scaling and warmup rule: a line of the figure.
 
     Attributes:
-      name: of the line, unique in the study.
-      optimizer: the optimizer.
-      schedule: the rule that gives the learning rate around which is searched, and the warmup.
-      data: instead of the study's; None for those.
-      model: likewise.
-      loss: likewise.
-      aggregator: likewise.
-      search: likewise. Arms whose searches differ are not compared on equal terms, and the report says so.
+      name: Name of the line, unique in the study.
+      optimizer: The optimizer.
+      schedule: Rule that gives the warmup, and the learning rate around which is searched.
+      data: Data instead of the study's; None for those.
+      model: Model instead of the study's; None for that.
+      loss: Loss instead of the study's; None for that.
+      aggregator: Aggregator instead of the study's; None for that.
+      search: Search instead of the study's; None for that. Arms whose searches differ are not
+        compared on equal terms, and the report says so.
     """
 
     name: str = "LAMB + LEGW"
@@ -51,33 +54,39 @@ class Arm:
 class SweepConfig:
     """How far does the batch size go, for several optimizers?
 
-    For every arm and batch size candidates are searched, each with every search seed; the one with the best mean validation
-    score over the whole length is run with the final seeds, and only those runs are tested.
+    For every arm and batch size candidates are searched, each with every search seed. The candidate
+    with the best mean validation score over the whole length is run with the final seeds, and only
+    those runs are tested.
 
     Attributes:
-      name: of the study.
-      about: what `lbopt recipes` says.
-      train: data, model, loss, length and target of every trial; optimizer, schedule, batch size and seed are replaced. The length
-        is in epochs, or, with `num_steps`, in steps at every batch size. With `target_metric` every trial is evaluated on
-        validation at `eval_every_steps` or `eval_every_epochs`, and the candidate is chosen that gets to the target in the fewest steps.
-      arms: what is compared.
-      global_batch_sizes: ascending, from small to the whole training set.
-      search: of learning rate, warmup and weight decay, the same for every batch size, and for every arm that has none of its own.
-      final_seeds: seeds of the runs that are tested; none of them is a search seed.
-      limit_points: an arm is past its limit where it is more than so many percentage points below its accuracy at the
-        smallest batch; of language models so many percent above its perplexity. In (0, 100].
-      waterfall: names of two or more arms, each of which adds one thing to the one before, for the figure that shows what each
-        adds; () for none.
-      measure: what is measured beside losses and accuracies.
-      trial_devices: "one" (each trial on one device, many side by side) or "all" (data-parallel over all devices and
-        processes, one trial after another).
-      microstep_size: examples that a device takes at a time, at most: larger batches are accumulated in the fewest equal parts
-        (batch norm sees a part). None: as `train.parallel.num_microsteps` says at every batch size.
-      trials_per_program: how many trials one call of a batched program runs, at most: fewer where a cell has fewer at a time,
-        or where their batches together would be too large.
-      trial_batching: "none" (one trial a call), "vmap" (batched, over all local devices), "auto" ("none" on CPUs, else "vmap").
-      num_workers: threads, each of which compiles a program and runs trials of it; 0 for one per CPU core on CPUs, two elsewhere.
-        With `trial_devices="all"` there is one.
+      name: Name of the study.
+      about: What `lbopt recipes` says.
+      train: Data, model, loss, length and target of every trial; optimizer, schedule, batch size
+        and seed are replaced. The length is in epochs, or, with `num_steps`, in steps at every
+        batch size. With `target_metric` every trial is evaluated on validation at
+        `eval_every_steps` or `eval_every_epochs`, and the candidate is chosen that reaches the
+        target in the fewest steps.
+      arms: Arms that are compared.
+      global_batch_sizes: Batch sizes, ascending, from small to the whole training set.
+      search: Search of learning rate, warmup and weight decay, the same for every batch size, and
+        for every arm that has none of its own.
+      final_seeds: Seeds of the runs that are tested; none of them is a search seed.
+      limit_points: Percentage points of accuracy below that of the smallest batch beyond which an
+        arm is past its limit; for language models percent of perplexity above it. In (0, 100].
+      waterfall: Names of two or more arms, each of which adds one thing to the one before, for the
+        figure that shows what each adds; () for none.
+      measure: What is measured beside losses and accuracies.
+      trial_devices: "one" (each trial on one device, many side by side) or "all" (data-parallel
+        over all devices and processes, one trial after another).
+      microstep_size: Largest number of examples that a device takes at a time: larger batches are
+        accumulated in the fewest equal microsteps (batch norm sees a microstep). None for
+        `train.parallel.num_microsteps` at every batch size.
+      trials_per_program: Largest number of trials in one call of a batched program; fewer where a
+        cell has fewer at a time, or where their batches together would be too large.
+      trial_batching: "none" (one trial a call), "vmap" (batched, over all local devices) or "auto"
+        ("none" on CPUs, else "vmap").
+      num_workers: Number of threads, each of which compiles a program and runs trials of it; 0 for
+        one per CPU core on CPUs, two elsewhere. With `trial_devices="all"` there is one.
     """
 
     name: str = "unnamed"
@@ -94,7 +103,7 @@ class SweepConfig:
     microstep_size: int | None = None
     trials_per_program: int = 64
     trial_batching: str = "auto"
-    num_workers: int = 0
+    num_workers: int = only(0, trial_devices=("one",))
 
     def validate(self) -> None:
         """Check every field that can be checked without data or devices.
@@ -102,125 +111,99 @@ class SweepConfig:
         Raises:
           UserError: naming the field, its value and the fix.
         """
+        with _checks.naming("config", SweepConfig):
+            self._check()
+
+    def _check(self) -> None:
         _checks.check_types(self)
-        try:
-            self.train.validate()
-        except UserError as error:
-            raise UserError(_as_of_study(str(error), {})) from error
-        require_name("config.name", self.name)
-        require_choice("config.about.status", self.about.status, STATUSES)
-        require_choice("config.trial_devices", self.trial_devices, TRIAL_DEVICES)
-        require_choice("config.trial_batching", self.trial_batching, TRIAL_BATCHINGS)
-        self._validate_arms()
-        _ascending("config.global_batch_sizes", self.global_batch_sizes)
-        validate_search(self.search, "config.search")
-        validate_measure(self.measure, "config.measure")
-        require_seeds("config.final_seeds", self.final_seeds)
-        searched = {
-            seed for index in range(len(self.arms)) for seed in self.arm_search(index).seeds
-        }
+        with _checks.naming("config.train", TrainConfig):
+            self.train.check()
+        require_name("name", self.name)
+        require_choice("about.status", self.about.status, STATUSES)
+        require_choice("trial_devices", self.trial_devices, TRIAL_DEVICES)
+        require_choice("trial_batching", self.trial_batching, TRIAL_BATCHINGS)
+        self._check_arms()
+        _check_ascending("global_batch_sizes", self.global_batch_sizes)
+        _check_search("search", self.search)
+        with errors.under("measure"):
+            check_measure(self.measure)
+        _fields.check(self)
+        _fields.check(self.measure, "measure")
+        self._check_seeds()
+        points = self.limit_points
+        require(0 < points <= 100, "limit_points", points, "give a number in (0, 100]")
+        at_least("trials_per_program", self.trials_per_program, 1)
+        at_least("num_workers", self.num_workers, 0)
+        self._check_microsteps()
+        for index in range(len(self.arms)):
+            self._check_trials(index)
+
+    def _check_seeds(self) -> None:
+        require_seeds("final_seeds", self.final_seeds)
+        searches = [self.arm_search(index) for index in range(len(self.arms))]
+        searched = {seed for search in searches for seed in search.seeds}
         both = sorted(searched & set(self.final_seeds))
         fix = f"seeds {both} also choose the candidate; use others, so that the test is fresh"
-        require(not both, "config.final_seeds", self.final_seeds, fix)
-        require(
-            0 < self.limit_points <= 100,
-            "config.limit_points",
-            self.limit_points,
-            "give a number in (0, 100]",
-        )
-        for field, low in (("trials_per_program", 1), ("num_workers", 0)):
-            require(
-                getattr(self, field) >= low,
-                f"config.{field}",
-                getattr(self, field),
-                f"give a number >= {low}",
-            )
-        if self.microstep_size is not None:
-            _checks.at_least("config.microstep_size", self.microstep_size, 1)
-            parts, fix = (
-                self.train.parallel.num_microsteps,
-                "config.microstep_size says how many; leave it 1",
-            )
-            require(parts == 1, "config.train.parallel.num_microsteps", parts, fix)
-        for index in range(len(self.arms)):
-            self._validate_trials(index)
+        require(not both, "final_seeds", self.final_seeds, fix, code="conflict")
 
-    def _validate_arms(self) -> None:
-        names = [arm.name for arm in self.arms]
-        require(len(names) > 0, "config.arms", names, "give at least one arm")
-        require(
-            len(set(names)) == len(names), "config.arms", names, "give every arm a name of its own"
-        )
-        for index, arm in enumerate(self.arms):
-            require_name(f"config.arms[{index}].name", arm.name)
-            validate_optimizer(arm.optimizer, f"config.arms[{index}].optimizer")
-            validate_schedule(arm.schedule, f"config.arms[{index}].schedule")
-            if arm.search is not None:
-                validate_search(arm.search, f"config.arms[{index}].search")
-        for name in self.waterfall:
-            require(
-                name in names,
-                "config.waterfall",
-                self.waterfall,
-                f"there is no arm {name!r}; use {names}",
-            )
-        repeated = len(set(self.waterfall)) < len(self.waterfall)
-        require(
-            not repeated and len(self.waterfall) != 1,
-            "config.waterfall",
-            self.waterfall,
-            "name two or more arms once",
-        )
-
-    def _validate_trials(self, index: int) -> None:
-        """Check what the trials of an arm train, as a run of its own."""
-        arm, trained = self.arms[index], self.arm_train(index)
-        own = (
-            "optimizer",
-            "schedule",
-            *(name for name in _OVERRIDES if getattr(arm, name) is not None),
-        )
-        changed = {name: f"config.arms[{index}].{name}" for name in own}
-        try:
-            trained.validate()
-        except UserError as error:
-            raise UserError(_as_of_study(str(error), changed)) from error
-        fix = "a study shuffles its examples; use lbopt train, or leave it False"
-        require(not trained.data.carry_state, "config.train.data.carry_state", True, fix)
-        fix = "a trial ends at its first loss that is not finite; leave it None"
-        limit = arm.optimizer.skip_limit
-        require(limit is None, f"config.arms[{index}].optimizer.skip_limit", limit, fix)
-        for field in ("phase2", "init_from"):
-            fix = "a trial is one phase from fresh parameters; leave it None"
-            require(
-                getattr(trained, field) is None,
-                f"config.train.{field}",
-                getattr(trained, field),
-                fix,
-            )
-        if self.trial_devices == "all":
+    def _check_microsteps(self) -> None:
+        if self.microstep_size is None:
             return
-        over, fix = (
-            trained.aggregator.over,
-            "a trial has one device; leave it 'replicas', or set config.trial_devices='all'",
-        )
-        require(over == "replicas", "config.train.aggregator.over", over, fix)
-        alone = trained.parallel
-        require(
-            alone.backend in ("jit", "pjit")
-            and alone.num_devices in (None, 1)
-            and not alone.shard_update,
-            "config.train.parallel",
-            dataclasses.asdict(alone),
-            "a trial has one device; leave it at its defaults, or set config.trial_devices='all'",
-        )
+        at_least("microstep_size", self.microstep_size, 1)
+        parts = self.train.parallel.num_microsteps
+        fix = "{microstep_size} says how many; leave it 1"
+        place, also = "train.parallel.num_microsteps", ["microstep_size"]
+        require(parts == 1, place, parts, fix, code="conflict", also=also)
+
+    def _check_arms(self) -> None:
+        names = [arm.name for arm in self.arms]
+        require(len(names) > 0, "arms", names, "give at least one arm", code="missing")
+        different = len(set(names)) == len(names)
+        require(different, "arms", names, "give every arm a name of its own")
+        for index, arm in enumerate(self.arms):
+            require_name(f"arms[{index}].name", arm.name)
+            if arm.search is not None:
+                _check_search(f"arms[{index}].search", arm.search)
+        for name in self.waterfall:
+            require_choice("waterfall", name, names)
+        repeated = len(set(self.waterfall)) < len(self.waterfall)
+        fits = not repeated and len(self.waterfall) != 1
+        require(fits, "waterfall", self.waterfall, "name two or more arms once")
+
+    def _check_trials(self, index: int) -> None:
+        """Check what the trials of an arm train, as a run of its own."""
+        trained = self.arm_train(index)
+        with self.naming_trials(index):
+            trained.check()
+            fix = "a study shuffles its examples; use lbopt train, or leave it False"
+            carried = trained.data.carry_state
+            require(not carried, "data.carry_state", carried, fix, code="conflict")
+            fix = "a trial ends at its first loss that is not finite; leave it None"
+            limit = trained.optimizer.skip_limit
+            require(limit is None, "optimizer.skip_limit", limit, fix, code="conflict")
+            fix = "a trial is one phase from fresh parameters; leave it None"
+            for field in ("phase2", "init_from"):
+                value = getattr(trained, field)
+                require(value is None, field, value, fix, code="conflict")
+            if self.trial_devices == "one":
+                _check_alone(trained)
+
+    def naming_trials(self, index: int) -> contextlib.AbstractContextManager[None]:
+        """Let errors about the config of an arm's trials name the fields of the study."""
+        arm = self.arms[index]
+        own = [name for name in _OVERRIDES if getattr(arm, name) is not None]
+        places = {name: f"config.arms[{index}].{name}" for name in ("optimizer", "schedule", *own)}
+        return _checks.naming("config.train", TrainConfig, **places)
 
     def arm_search(self, index: int) -> SearchConfig:
         """Return how the candidates of the arm at this place in `arms` are searched."""
         return self.arms[index].search or self.search
 
     def arm_train(self, index: int) -> TrainConfig:
-        """Return what the trials of the arm at this place in `arms` train, but for batch size, seed and what is searched."""
+        """Return what the trials of the arm at this place in `arms` train.
+
+        Batch size, seed and the numbers that are searched are not a trial's yet.
+        """
         arm = self.arms[index]
         changes = {name: value for name in _OVERRIDES if (value := getattr(arm, name)) is not None}
         return dataclasses.replace(
@@ -228,15 +211,16 @@ class SweepConfig:
         )
 
     def cell_train(self, index: int, global_batch_size: int, num_devices: int = 1) -> TrainConfig:
-        """Return the config of an arm's runs at a batch size, at the rate and with the warmup that its rules give.
+        """Return the config of an arm's runs at a batch size.
 
         Args:
-          index: of the arm.
-          global_batch_size: examples per step.
-          num_devices: that share a trial.
+          index: Place of the arm in `arms`.
+          global_batch_size: Examples per step.
+          num_devices: Number of devices that share a trial.
 
         Returns:
-          The config, with as many microsteps as `microstep_size` makes necessary; its seed is the study's, not a trial's.
+          The config, with the number of microsteps that `microstep_size` makes necessary; its seed
+          is the study's, not a trial's.
         """
         train = dataclasses.replace(self.arm_train(index), global_batch_size=global_batch_size)
         if self.microstep_size is None:
@@ -260,19 +244,30 @@ def _fewest_parts(size: int, largest: int, num_devices: int) -> int:
     return next(parts for parts in range(-(-share // largest), share + 1) if share % parts == 0)
 
 
-def _as_of_study(message: str, changed: dict[str, str]) -> str:
-    """Say in which field of the study a field of a trial's config is."""
-
-    def place(found: re.Match[str]) -> str:
-        return changed.get(found[1], f"config.train.{found[1]}")
-
-    return re.sub(r"\bconfig\.(\w+)", place, message)
+def _check_search(place: str, search: SearchConfig) -> None:
+    with errors.under(place):
+        check_search(search)
+    _fields.check(search, place)
 
 
-def _ascending(field: str, values: tuple) -> None:
-    ok = (
+def _check_alone(trained: TrainConfig) -> None:
+    """Check that one device can run a trial."""
+    fix = "a trial has one device; leave it at its default, or set {trial_devices}='all'"
+    parallel = trained.parallel
+    for field, value, fits in (
+        ("aggregator.over", trained.aggregator.over, trained.aggregator.over == "replicas"),
+        ("parallel.backend", parallel.backend, parallel.backend in ("jit", "pjit")),
+        ("parallel.num_devices", parallel.num_devices, parallel.num_devices in (None, 1)),
+        ("parallel.shard_update", parallel.shard_update, not parallel.shard_update),
+    ):
+        also = {"trial_devices": "--config.trial_devices"}
+        require(fits, field, value, fix, code="conflict", also=also)
+
+
+def _check_ascending(field: str, values: tuple) -> None:
+    ascending = (
         len(values) > 0
         and 0 < min(values) <= max(values) < LARGEST_INTEGER
         and list(values) == sorted(set(values))
     )
-    require(ok, field, values, "give at least one positive number, ascending, none twice")
+    require(ascending, field, values, "give at least one positive number, ascending, none twice")

@@ -1,21 +1,24 @@
 """The configuration of one training run."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
+import contextlib
 import dataclasses
 import re
+from typing import Any
 
-from lbopt import paths
-from lbopt.config import _checks
-from lbopt.config._aggregator import AggregatorConfig, validate_aggregator
-from lbopt.config._checks import LARGEST_INTEGER, at_least
-from lbopt.config._data import TASKS, DataConfig, validate_data
-from lbopt.config._loss import LossConfig, validate_loss
-from lbopt.config._model import FAMILIES, ModelConfig, validate_model
-from lbopt.config._optimizer import OptimizerConfig, validate_optimizer
-from lbopt.config._parallel import ParallelConfig, validate_parallel
-from lbopt.config._phase import PhaseConfig, as_of_phase2, validate_phase
-from lbopt.config._schedule import ScheduleConfig, validate_schedule
-from lbopt.errors import UserError, require, require_choice
+from lbopt import errors, paths
+from lbopt.config import _checks, _fields
+from lbopt.config._aggregator import AggregatorConfig, check_aggregator
+from lbopt.config._checks import LARGEST_INTEGER, at_least, require_name, require_seed
+from lbopt.config._data import TASKS, DataConfig, check_data
+from lbopt.config._fields import NOT_EMPTY, only
+from lbopt.config._loss import LossConfig, check_loss
+from lbopt.config._model import FAMILIES, ModelConfig, check_model
+from lbopt.config._optimizer import OptimizerConfig, check_optimizer
+from lbopt.config._parallel import ParallelConfig, check_parallel
+from lbopt.config._phase import ELSEWHERE, PhaseConfig, check_phase
+from lbopt.config._schedule import ScheduleConfig, check_schedule
+from lbopt.errors import require, require_choice
 
 _DURATION = re.compile(r"(\d[\d.]*)(?:-(\d[\d.]*))?(?:, \w+ [\d.-]+)? (s|min|h)\b")
 STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
@@ -23,15 +26,16 @@ STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
 @dataclasses.dataclass
 class About:
-    """What `lbopt recipes` says of a config.
+    """What `lbopt recipes` says about a config.
 
     Attributes:
-      paper: what it follows, with the arXiv id.
-      published_result: the number to reach, with its source; "-" if there is none.
-      hardware: on which it was reached.
-      time: in which.
-      topology: what `lbopt plan` takes for that hardware, "v3:32x32"; "" if it was no TPU, or none is named.
-      note: what of the row is recalled or our own choice.
+      paper: Paper that it follows, with the arXiv id.
+      published_result: Number to reach, with its source; "-" if there is none.
+      hardware: Hardware on which it was reached.
+      time: Time in which it was reached.
+      topology: The hardware as `lbopt plan` takes it, "v3:32x32"; "" if it was no TPU, or none is
+        named.
+      note: What of the recipe is recalled or our own choice.
       status: "measured here", "planned by the TPU compiler" or "not yet run".
     """
 
@@ -45,10 +49,12 @@ class About:
 
     @property
     def published_seconds(self) -> float | None:
-        """The first number of `time` that has a unit, in seconds, of a range its middle; None if there is none.
+        """The first number of `time` that has a unit, in seconds; the middle of a range.
 
-        >>> About(time="26.9-28.7 s").published_seconds, About(time="82.8 h").published_seconds, About().published_seconds
-        (27.8, 298080.0, None)
+        None if there is none.
+
+        >>> About(time="26.9-28.7 s").published_seconds, About(time="82.8 h").published_seconds
+        (27.8, 298080.0)
         """
         found = _DURATION.search(self.time)
         if found is None:
@@ -63,9 +69,10 @@ class CheckpointConfig:
     """When state is saved and what is kept.
 
     Attributes:
-      every_steps: save so often (and at the end, and on SIGTERM).
-      keep: the latest so many are kept, and the best one.
-      best_metric: the evaluation metric that says which is best; higher is better unless it ends in "loss".
+      every_steps: Steps between two saves; the state is also saved at the end and on SIGTERM.
+      keep: Number of latest checkpoints that are kept beside the best one.
+      best_metric: Evaluation metric that says which is best. Higher is better unless its name ends
+        in "loss".
     """
 
     every_steps: int = 100
@@ -78,36 +85,40 @@ class TrainConfig:
     """One training run.
 
     Attributes:
-      name: of the recipe.
-      about: what `lbopt recipes` says.
-      seed: of initialisation, shuffle and dropout.
-      global_batch_size: examples per optimizer step over all devices and microsteps.
-      num_epochs: length of the run; steps are rounded up.
-      num_steps: length of the run (of its first phase, if it has two) in optimizer steps, instead of `num_epochs`.
-      eval_global_batch_size: any size; evaluation is exact.
-      log_every_steps: a line in metrics.jsonl so often.
-      eval_every_steps: evaluate on the validation split so often, and at the end.
-      eval_every_epochs: so often instead, in epochs.
-      target_metric: "eval/accuracy", ...: when an evaluation first reaches `target_value`, the metrics say after how many
-        steps and seconds of training; "" for no target. At most `target_value` if the name ends in "loss" or "perplexity".
-      target_value: see above.
-      stop_at_target: end the run there.
-      stop_at_nan: end the run, with exit code 2, where a logged loss is not finite, and never save a network that is not. Otherwise
-        such a run says so and goes on; the last checkpoint of a finite network is kept in either case,
-        and a study's trials always end there.
-      mllog: print MLPerf's `:::MLLOG` lines, and keep them in mllog.txt of the workdir.
-      init_from: start from the parameters of a workdir of lbopt train (gs://BUCKET/FOLDER too), of a file of
-        lbopt export --format=safetensors, or of a folder of Transformers; heads that it does not have start fresh.
-        None for fresh parameters.
-      aggregator: what is made of the replicas' gradients; their mean by default.
-      phase2: what changes after the first `num_steps`; None for a run of one phase.
+      name: Name of the recipe.
+      about: What `lbopt recipes` says.
+      seed: Seed of initialisation, shuffle and dropout.
+      global_batch_size: Examples per optimizer step over all devices and microsteps.
+      num_epochs: Length of the run; steps are rounded up.
+      num_steps: Length of the run in optimizer steps, instead of `num_epochs`; with two phases,
+        that of the first.
+      eval_global_batch_size: Examples per step of evaluation; any size, evaluation is exact.
+      log_every_steps: Steps between two lines of metrics.jsonl.
+      eval_every_steps: Steps between two evaluations on the validation split; there is one at the
+        end too.
+      eval_every_epochs: Epochs between two evaluations, instead of `eval_every_steps`.
+      target_metric: Metric, "eval/accuracy" for instance, of which the log says after how many
+        steps and seconds of training an evaluation first reaches `target_value`; "" for none.
+      target_value: Smallest value of the target; the largest if the metric's name ends in "loss" or
+        "perplexity".
+      stop_at_target: Whether the run ends at the target.
+      stop_at_nan: Whether the run ends, with exit code 2, where a logged loss is not finite, and
+        never saves a network that is not. Otherwise such a run says so and continues; the last
+        checkpoint of a finite network is kept in either case, and a study's trials always end
+        there.
+      mllog: Whether MLPerf's `:::MLLOG` lines are printed, and kept in mllog.txt of the workdir.
+      init_from: Place of the parameters to start from: a workdir of lbopt train (gs://BUCKET/FOLDER
+        too), a file of lbopt export --format=safetensors, or a folder of Transformers; heads that
+        it does not have start fresh. None for fresh parameters.
+      aggregator: What stands for the mean of the replicas' gradients.
+      phase2: What changes after the first `num_steps`; None for a run of one phase.
     """
 
     name: str = "unnamed"
     about: About = dataclasses.field(default_factory=About)
     seed: int = 0
     global_batch_size: int = 256
-    num_epochs: float = 20.0
+    num_epochs: float = only(20.0, unless="num_steps")
     num_steps: int | None = None
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -119,11 +130,11 @@ class TrainConfig:
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     eval_global_batch_size: int = 256
     log_every_steps: int = 10
-    eval_every_steps: int = 50
+    eval_every_steps: int = only(50, unless="eval_every_epochs")
     eval_every_epochs: float | None = None
     target_metric: str = ""
-    target_value: float = 0.0
-    stop_at_target: bool = False
+    target_value: float = only(0.0, target_metric=NOT_EMPTY)
+    stop_at_target: bool = only(False, target_metric=NOT_EMPTY)
     stop_at_nan: bool = False
     mllog: bool = False
     init_from: str | None = None
@@ -135,48 +146,40 @@ class TrainConfig:
         Raises:
           UserError: naming the field, its value and the fix.
         """
+        with _checks.naming("config", TrainConfig):
+            self.check()
+
+    def check(self) -> None:
+        """Do what `validate` does, naming fields without "config."."""
         _checks.check_types(self)
-        for field in (
-            "global_batch_size",
-            "eval_global_batch_size",
-            "log_every_steps",
-            "eval_every_steps",
-        ):
-            at_least(f"config.{field}", getattr(self, field), 1)
-        require_seed("config.seed", self.seed)
-        require_name("config.name", self.name)
-        require(
-            0 < self.num_epochs < LARGEST_INTEGER,
-            "config.num_epochs",
-            self.num_epochs,
-            "give a number > 0 (and below 2^31)",
-        )
-        if self.num_steps is not None:
-            at_least("config.num_steps", self.num_steps, 1)
-        if self.eval_every_epochs is not None:
-            require(
-                0 < self.eval_every_epochs < LARGEST_INTEGER,
-                "config.eval_every_epochs",
-                self.eval_every_epochs,
-                "give a number > 0, or None",
-            )
+        _check_length(self)
+        require_seed("seed", self.seed)
+        require_name("name", self.name)
         if self.init_from is not None:
-            paths.local_or_bucket(self.init_from, "config.init_from")
-        _validate_target(self)
-        require_choice("config.about.status", self.about.status, STATUSES)
-        validate_data(self.data, "config.data")
-        validate_model(self.model, "config.model")
-        _validate_fit(self.data, self.model)
-        validate_loss(self.loss, "config.loss")
-        validate_optimizer(self.optimizer, "config.optimizer")
-        validate_schedule(self.schedule, "config.schedule")
-        validate_parallel(self.parallel)
-        validate_aggregator(self.aggregator, "config.aggregator")
-        _validate_aggregated(self)
-        _validate_checkpoint(self.checkpoint)
-        _validate_state(self)
+            paths.local_or_bucket(self.init_from, "init_from")
+        _check_target(self)
+        require_choice("about.status", self.about.status, STATUSES)
+        for name, check in (
+            ("data", check_data),
+            ("model", check_model),
+            ("loss", check_loss),
+            ("optimizer", check_optimizer),
+            ("schedule", check_schedule),
+            ("parallel", check_parallel),
+            ("aggregator", check_aggregator),
+            ("checkpoint", _check_checkpoint),
+        ):
+            with errors.under(name):
+                check(getattr(self, name))
         if self.phase2 is not None:
-            _validate_second_phase(self)
+            with errors.under("phase2"):
+                check_phase(self.phase2)
+        _check_model_fits_data(self)
+        _fields.check_all(self)
+        _check_aggregated(self)
+        _check_carried_state(self)
+        if self.phase2 is not None:
+            _check_second_phase(self)
 
     def phases(self) -> "list[TrainConfig]":
         """Return each phase as a config of its own; a run of one phase is its only one."""
@@ -189,135 +192,129 @@ class TrainConfig:
             num_steps=second.num_steps,
             global_batch_size=second.global_batch_size,
             eval_global_batch_size=second.eval_global_batch_size,
-            data=dataclasses.replace(
-                self.data,
-                sequence_length=second.sequence_length,
-                max_predictions=second.max_predictions,
-            ),
-            model=dataclasses.replace(self.model, remat=second.remat),
+            data=_changed(self.data, second, ("sequence_length", "max_predictions")),
+            model=_changed(self.model, second, ("remat",)),
             schedule=second.schedule,
             parallel=dataclasses.replace(self.parallel, num_microsteps=second.num_microsteps),
         )
         return [first, changed]
 
 
-def _validate_second_phase(config: TrainConfig) -> None:
-    assert config.phase2 is not None
+def _changed(group: Any, second: PhaseConfig, names: tuple[str, ...]) -> Any:
+    """Return a group with the second phase's values of the named fields, where they apply."""
+    changed = dataclasses.replace(group, **{name: getattr(second, name) for name in names})
+    # Without rematerialisation there is no number of rematerialised layers, for instance.
+    idle = (field for field in dataclasses.fields(group) if not _fields.applies(field, changed))
+    return dataclasses.replace(changed, **{field.name: field.default for field in idle})
+
+
+def _check_length(config: TrainConfig) -> None:
+    sizes = ("global_batch_size", "eval_global_batch_size")
+    for field in (*sizes, "log_every_steps", "eval_every_steps"):
+        at_least(field, getattr(config, field), 1)
+    epochs, every, steps = config.num_epochs, config.eval_every_epochs, config.num_steps
     require(
-        config.num_steps,
-        "config.num_steps",
-        config.num_steps,
-        "say how many steps the first of two phases has",
+        0 < epochs < LARGEST_INTEGER, "num_epochs", epochs, "give a number > 0 (and below 2^31)"
     )
-    validate_phase(config.phase2, "config.phase2")
-    try:
-        config.phases()[1].validate()
-    except UserError as error:
-        raise UserError(as_of_phase2(str(error))) from error
+    given = every is None or 0 < every < LARGEST_INTEGER
+    require(given, "eval_every_epochs", every, "give a number > 0, or None")
+    if steps is not None:
+        at_least("num_steps", steps, 1)
+    fix = "say how many steps the first of two phases has"
+    said = config.phase2 is None or steps is not None
+    require(said, "num_steps", steps, fix, code="missing")
 
 
-def _validate_aggregated(config: TrainConfig) -> None:
+def _check_second_phase(config: TrainConfig) -> None:
+    with naming_phase2():
+        config.phases()[1].check()
+
+
+def naming_phase2() -> contextlib.AbstractContextManager[None]:
+    """Let errors about the second phase as a run of its own name the fields of the whole config."""
+    return errors.under("", **ELSEWHERE)
+
+
+def _check_aggregated(config: TrainConfig) -> None:
     """Check that the step can take the aggregator."""
-    name = config.aggregator.name
-    if name == "none":
+    aggregator, parallel = config.aggregator, config.parallel
+    if aggregator.name == "none":
         return
-    parallel = config.parallel
-    fix = f"config.aggregator.name = {name!r} chooses how gradients are summed; leave it at its default"
+    named: dict[str, Any] = {"code": "conflict", "also": {"aggregator": "aggregator.name"}}
+    fix = (
+        f"{{aggregator}} = {aggregator.name!r} chooses how gradients are summed; leave it at its "
+        "default"
+    )
     for field in ("reduce_dtype", "reduce_scatter"):
         value = getattr(parallel, field)
-        require(not value, f"config.parallel.{field}", value, fix)
+        require(not value, f"parallel.{field}", value, fix, **named)
     stage = config.optimizer.clip_stage
     fix = "an aggregator takes the mean once a step; use 'accumulated' or 'replica'"
-    require(stage != "mean", "config.optimizer.clip_stage", stage, fix)
-    if config.aggregator.of_adam and name == "agvm":
+    require(stage != "mean", "optimizer.clip_stage", stage, fix, code="conflict")
+    if aggregator.of_adam and aggregator.name == "agvm":
+        sharded = parallel.shard_update
         fix = "AGVM needs the second moment whole; leave it False"
-        require(
-            not parallel.shard_update, "config.parallel.shard_update", parallel.shard_update, fix
-        )
+        require(not sharded, "parallel.shard_update", sharded, fix, code="conflict")
     if parallel.backend == "pmap":
+        fix = "use {backend}='jit'"
+        also = {"backend": "parallel.backend"}
         for field, value in (("replicas_per_device", 1), ("over", "replicas")):
-            given = getattr(config.aggregator, field)
-            require(
-                given == value,
-                f"config.aggregator.{field}",
-                given,
-                "use config.parallel.backend='jit'",
-            )
+            given = getattr(aggregator, field)
+            place = f"aggregator.{field}"
+            require(given == value, place, given, fix, code="conflict", also=also)
 
 
-def _validate_target(config: TrainConfig) -> None:
+def _check_target(config: TrainConfig) -> None:
     name = config.target_metric
     known = not name or name.startswith("eval/")
-    require(
-        known,
-        "config.target_metric",
-        name,
-        "name a metric of the evaluation, for instance 'eval/accuracy'",
-    )
-    stop = config.stop_at_target
-    require(
-        name or not stop, "config.stop_at_target", stop, "set target_metric and target_value too"
-    )
+    fix = "name a metric of the evaluation, for instance 'eval/accuracy'"
+    require(known, "target_metric", name, fix, code="choice")
 
 
-def _validate_state(config: TrainConfig) -> None:
-    """Check that a state that goes from batch to batch can."""
+def _check_carried_state(config: TrainConfig) -> None:
+    """Check that nothing stands in the way of a state that is carried from batch to batch."""
     if not config.data.carry_state:
         return
+    parallel, optimizer = config.parallel, config.optimizer
     two = config.phase2
-    require(
-        two is None,
-        "config.phase2",
-        two,
-        "the state of text belongs to one batch size; leave it None",
+    fix = "the state of text belongs to one batch size; leave it None"
+    require(two is None, "phase2", two, fix, code="conflict")
+    fix = (
+        "{carry_state} needs the whole batch of a step in one program, under 'jit'; leave this at "
+        "its default"
     )
-    parallel = config.parallel
-    fix = "the state of text goes from step to step, and only a whole batch under 'jit' has it; leave it at its default"
-    require(parallel.backend in ("jit", "pjit"), "config.parallel.backend", parallel.backend, fix)
-    require(
-        parallel.num_microsteps == 1, "config.parallel.num_microsteps", parallel.num_microsteps, fix
-    )
-    for field in ("reduce_dtype", "reduce_scatter"):
-        value = getattr(parallel, field)
-        require(not value, f"config.parallel.{field}", value, fix)
-    name = config.aggregator.name
-    require(name == "none", "config.aggregator.name", name, fix)
-    stage = config.optimizer.clip_stage
-    require(stage != "replica", "config.optimizer.clip_stage", stage, fix)
-    noise = config.optimizer.track_noise_scale
-    require(not noise, "config.optimizer.track_noise_scale", noise, fix)
+    for field, value, fits in (
+        ("parallel.backend", parallel.backend, parallel.backend in ("jit", "pjit")),
+        ("parallel.num_microsteps", parallel.num_microsteps, parallel.num_microsteps == 1),
+        ("parallel.reduce_dtype", parallel.reduce_dtype, parallel.reduce_dtype is None),
+        ("parallel.reduce_scatter", parallel.reduce_scatter, not parallel.reduce_scatter),
+        ("aggregator.name", config.aggregator.name, config.aggregator.name == "none"),
+        ("optimizer.clip_stage", optimizer.clip_stage, optimizer.clip_stage != "replica"),
+        (
+            "optimizer.track_noise_scale",
+            optimizer.track_noise_scale,
+            not optimizer.track_noise_scale,
+        ),
+    ):
+        also = {"carry_state": "data.carry_state"}
+        require(fits, field, value, fix, code="conflict", also=also)
 
 
-def _validate_fit(data: DataConfig, model: ModelConfig) -> None:
-    """Check that the model is for such data."""
+def _check_model_fits_data(config: TrainConfig) -> None:
+    data, model = config.data, config.model
     fitting = FAMILIES[TASKS[data.name]]
-    require(
-        model.name in fitting,
-        "config.model.name",
-        model.name,
-        f"config.data.name = {data.name!r} is for {' or '.join(fitting)}; change one of the two",
-    )
+    fix = f"{{data}} = {data.name!r} is for {' or '.join(fitting)}; change one of the two"
+    fits, also = model.name in fitting, {"data": "data.name"}
+    require(fits, "model.name", model.name, fix, code="conflict", also=also)
     folded = data.space_to_depth
-    fits = model.name == "resnet" and model.stem == "space_to_depth"
-    fix = "only config.model.stem = 'space_to_depth' of resnet takes folded images; set one or the other"
-    require(fits or not folded, "config.data.space_to_depth", folded, fix)
+    fits = not folded or (model.name == "resnet" and model.stem == "space_to_depth")
+    fix = "only {stem} = 'space_to_depth' of resnet takes folded images; set one or the other"
+    also = {"stem": "model.stem"}
+    require(fits, "data.space_to_depth", folded, fix, code="conflict", also=also)
 
 
-def _validate_checkpoint(checkpoint: CheckpointConfig) -> None:
-    at_least("config.checkpoint.every_steps", checkpoint.every_steps, 1)
-    at_least("config.checkpoint.keep", checkpoint.keep, 1)
-    require_choice(
-        "config.checkpoint.best_metric",
-        checkpoint.best_metric,
-        ("eval/accuracy", "eval/exact_match", "eval/f1", "eval/loss"),
-    )
-
-
-def require_name(field: str, name: str) -> None:
-    """Check that a name can be shown."""
-    require(name.strip(), field, name, "give a name")
-
-
-def require_seed(field: str, seed: int) -> None:
-    """Check that a seed is a number that a JAX key tells apart from all others."""
-    require(0 <= seed < LARGEST_INTEGER, field, seed, "give a number in [0, 2147483648)")
+def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
+    at_least("every_steps", checkpoint.every_steps, 1)
+    at_least("keep", checkpoint.keep, 1)
+    known = ("eval/accuracy", "eval/exact_match", "eval/f1", "eval/loss")
+    require_choice("best_metric", checkpoint.best_metric, known)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from lbopt import types
-from lbopt.errors import UserError, require_choice
+from lbopt.errors import UserError, require, require_choice
 from lbopt.models import _attention
 from lbopt.models._activation import gelu, gelu_tanh
 from lbopt.models._randomness import Dropout
@@ -193,17 +193,13 @@ class Bert(nn.Module):
         require_choice("remat", self.remat, REMATS)
         length = inputs["input_ids"].shape[1]
         if length > self.max_length:
-            raise UserError(
-                f"sequence_length = {length!r}: the model has {self.max_length} positions; use shorter sequences or more positions"
-            )
-        if self.width % self.num_heads:
-            raise UserError(
-                f"num_heads = {self.num_heads!r}: they do not share a width of {self.width} evenly"
-            )
+            fix = f"the model has {self.max_length} positions; use shorter sequences or more positions"
+            raise UserError("sequence_length", length, fix, code="mismatch")
+        fix = f"they do not share a width of {self.width} evenly"
+        require(self.width % self.num_heads == 0, "num_heads", self.num_heads, fix)
         if self.scan and self.remat_layers is not None:
-            raise UserError(
-                f"remat_layers = {self.remat_layers!r}: a scan has one layer for all; set scan=False, or leave it out"
-            )
+            fix = "a scan has one layer for all; set {scan}=False, or leave it out"
+            raise UserError("remat_layers", self.remat_layers, fix, code="conflict", also=["scan"])
 
 
 def make_bert(size: str, **options: Any) -> Bert:

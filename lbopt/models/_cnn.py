@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import replicas, tree
+from lbopt.errors import UserError
 from lbopt.models import _conv, _norm, _packed
 from lbopt.models._head import Head
 
@@ -77,9 +78,8 @@ def _max_pool(x: jax.Array) -> jax.Array:
     """
     height, width = x.shape[1:3]
     if height % 2 or width % 2:
-        raise ValueError(
-            f"widths: a {height} x {width} image cannot be halved again: use fewer stages or a larger image"
-        )
+        fix = f"a {height} x {width} image cannot be halved; use fewer stages or a larger image"
+        raise UserError("widths", reason=fix, code="mismatch")
     return functools.reduce(jnp.maximum, _corners(x))
 
 

@@ -208,10 +208,11 @@ class EfficientNet(nn.Module):
     def _check(self, x: jax.Array) -> None:
         stride = self.total_stride
         if min(x.shape[1:3]) < stride:
-            raise UserError(
-                f"image_size = {x.shape[1:3]!r}: the strides reduce it {stride} times, to nothing; "
-                f"use images of at least {stride} x {stride}"
+            fix = (
+                f"the strides reduce it {stride} times, to nothing; use images of at least "
+                f"{stride} x {stride}"
             )
+            raise UserError("image_size", x.shape[1:3], fix, code="mismatch")
 
 
 def make_efficientnet(size: str, **options: Any) -> EfficientNet:

@@ -244,9 +244,9 @@ def _kept(batch: jax.Array, running_from: str, here: replicas.Replicas) -> jax.A
 def _replicas(scope: StatsScope) -> replicas.Replicas:
     here = replicas.current()
     if here is None and scope.kind in ("local", "replicas", "tiles"):
-        raise UserError(
-            "stats_scope = "
-            f"{scope.text!r}: nobody said how many replicas there are; train by lbopt.make_train_step, or trace your own step "
-            "under lbopt.replicas.tracing_for(count, axis_name)"
+        fix = (
+            "the number of replicas is not known; train by lbopt.make_train_step, or trace your own "
+            "step under lbopt.replicas.tracing_for(count, axis_name)"
         )
+        raise UserError("stats_scope", scope.text, fix, code="missing")
     return here or replicas.Replicas()

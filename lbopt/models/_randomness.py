@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.extend import random
 
 from lbopt import replicas
+from lbopt.errors import UserError
 
 _LEVELS = 2**16
 """A draw is 16 bits: a rate is met to within 2^-17, and the output is scaled by the rate that was met."""
@@ -83,7 +84,7 @@ def _draw_kept(
     if not train or not module.rate:
         return None, 1.0
     if not 0 <= dropped < _LEVELS:
-        raise ValueError(f"{name} = {module.rate!r}: give a number in [0, {1 - 1 / _LEVELS:.6f}]")
+        raise UserError(name, module.rate, f"give a number in [0, {1 - 1 / _LEVELS:.6f}]")
     if module.is_initializing():
         return None, 1.0
     keep = draw(module.make_rng("example"), num_examples, shape) >= dropped

@@ -139,10 +139,11 @@ class ResNet(nn.Module):
         height, width = (side * folded for side in x.shape[1:3])
         stride = self.total_stride
         if min(height, width) < stride:
-            raise UserError(
-                f"image_size = {(height, width)!r}: the strides reduce it {stride} times, to nothing; "
-                f"use images of at least {stride} x {stride}, a stem without strides ('conv3'), or fewer stages"
+            fix = (
+                f"the strides reduce it {stride} times, to nothing; use images of at least "
+                f"{stride} x {stride}, a stem without strides ('conv3'), or fewer stages"
             )
+            raise UserError("image_size", (height, width), fix, code="mismatch")
 
     @property
     def total_stride(self) -> int:

@@ -56,7 +56,7 @@ class StatsScope:
         if match := re.fullmatch(r"tiles:([1-9]\d*)x([1-9]\d*)(?:@([1-9]\d*)x([1-9]\d*))?", text):
             rows, columns, height, width = (int(part) if part else 0 for part in match.groups())
             return cls("tiles", tile=(rows, columns), grid=(height, width) if height else None)
-        raise UserError(f"stats_scope = {text!r}: use {_FORMS}")
+        raise UserError("stats_scope", text, f"use {_FORMS}")
 
     def num_groups(
         self, num_replicas: int, num_examples: int, grid: tuple[int, int] | None = None
@@ -167,8 +167,8 @@ class StatsScope:
         height, width = self.grid or grid or (0, 0)
         if not height:
             self._refuse(
-                "the mesh has no grid of replicas: make it with make_mesh(order='torus') on TPU, or state rows and columns, "
-                f"{self.text}@HxW"
+                "the mesh has no grid of replicas: use {order}='torus' of make_mesh on TPU, or state "
+                f"rows and columns, {self.text}@HxW"
             )
         if height * width != num_replicas:
             self._refuse(
@@ -191,4 +191,4 @@ class StatsScope:
         return total // self.size
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise UserError(f"stats_scope = {self.text!r}: {reason}")
+        raise UserError("stats_scope", self.text, reason, code="mismatch", also={"order": "order"})

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lbopt import _scalars, tree, types
-from lbopt.errors import EnvironmentProblem, UserError, brief, require, require_choice
+from lbopt.errors import EnvironmentProblem, UserError, require, require_choice
 
 DATA_AXIS = "data"
 
@@ -44,22 +44,24 @@ def make_mesh(
     available = list(available_devices() if devices is None else devices)
     wanted = len(available) if num_devices is None else _scalars.known(num_devices)
     if not isinstance(wanted, int) or not 1 <= wanted <= len(available):
-        raise UserError(
-            f"num_devices = {brief(wanted)}: give a whole number from 1 to {len(available)}, there are {len(available)} devices here"
+        fix = (
+            f"give a whole number from 1 to {len(available)}, there are {len(available)} devices "
+            "here"
         )
+        raise UserError("num_devices", wanted, fix)
     require_choice("order", order, ("given", "torus"))
     if order == "torus":
         if not all(hasattr(device, "coords") for device in available):
-            raise UserError("order = 'torus': these devices have no coordinates; use order='given'")
+            fix = "these devices have no coordinates; use order='given'"
+            raise UserError("order", order, fix, code="conflict")
         available = sorted(available, key=_position)
     available = sorted(available, key=slice_of)  # stable: within a slice the order stays
     chosen = available[:wanted]
     counts = collections.Counter(map(slice_of, chosen))
     if len(set(counts.values())) > 1:
         each = len(available) // len(set(map(slice_of, available)))
-        raise UserError(
-            f"num_devices = {wanted!r}: slices of {each} devices share the batch; give a multiple of {each}"
-        )
+        fix = f"slices of {each} devices share the batch; give a multiple of {each}"
+        raise UserError("num_devices", wanted, fix, code="mismatch")
     # Auto: shardings are propagated by the compiler; jax.make_mesh would default to explicit axes.
     return Mesh(np.asarray(chosen), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 
@@ -214,7 +216,8 @@ def check_divisible(
     parts = mesh.size * replicas_per_device * num_microsteps
     replicas = "" if replicas_per_device == 1 else f" x {replicas_per_device} replicas"
     if batch_size < 1 or batch_size % parts:
-        raise UserError(
-            f"global_batch_size = {batch_size!r}: {mesh.size} devices{replicas} x {num_microsteps} microsteps need a multiple of {parts}; "
-            f"{max(parts, round(batch_size / parts) * parts)} is the nearest"
+        fix = (
+            f"{mesh.size} devices{replicas} x {num_microsteps} microsteps need a multiple of "
+            f"{parts}; {max(parts, round(batch_size / parts) * parts)} is the nearest"
         )
+        raise UserError("global_batch_size", batch_size, fix)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from lbopt import types
+from lbopt import errors, types
 from lbopt.aggregators import (
     Aggregator,
     Compressor,
@@ -29,6 +29,15 @@ from lbopt.config import AggregatorConfig, OptimizerConfig
 from lbopt.errors import UserError, require
 from lbopt.transforms import resolve_labels
 
+_ELSEWHERE = {
+    "adam_b2": "optimizer.b2",
+    "adam_eps": "optimizer.eps",
+    "clip": "aggregator.scale_bounds",
+    "labels": "aggregator.modules",
+    "start": "aggregator.start_step",
+    "stop": "aggregator.stop_step",
+}
+"""Arguments of aggregators -> the fields of the config that have other names."""
 ADAM_FAMILY = ("adam", "adamw", "lamb", "lans")
 
 
@@ -50,12 +59,8 @@ def make_aggregator(
         return None
     in_parts = config.over not in ("replicas", "1") and config.name != "powersgd"
     stacked = None if in_parts else stacked
-    try:
+    with errors.under("aggregator", **_ELSEWHERE):
         made = _BUILDERS[config.name](config, optimizer, stacked)
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"config.aggregator: {error}") from error
     return made if optimizer.skip_limit is None else keep_finite(made)
 
 
@@ -67,12 +72,9 @@ def group_of(config: AggregatorConfig) -> str | int:
 def check_replicas(config: AggregatorConfig, num_replicas: int) -> None:
     """Raise `UserError` if so many replicas are not for this aggregator."""
     fix = f"agvm compares two halves of the replicas, and there are {num_replicas}: use an even number of them"
-    require(
-        config.name != "agvm" or num_replicas % 2 == 0,
-        "config.aggregator.replicas_per_device",
-        config.replicas_per_device,
-        fix,
-    )
+    fits = config.name != "agvm" or num_replicas % 2 == 0
+    place, count = "aggregator.replicas_per_device", config.replicas_per_device
+    require(fits, place, count, fix, code="mismatch")
 
 
 def scaled_modules(config: AggregatorConfig) -> dict[str, str] | None:
@@ -90,7 +92,8 @@ def check_modules(
     try:
         resolve_labels(labels, jax.eval_shape(init, jax.random.key(0))[0])
     except ValueError as error:
-        raise UserError(f"config.aggregator.modules: {error}") from error
+        modules = tuple(labels.items())
+        raise UserError("aggregator.modules", modules, f"{error}", code="mismatch") from error
 
 
 def _compressor(config: AggregatorConfig) -> Compressor:
@@ -112,13 +115,12 @@ def _agvm(
     config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked
 ) -> Aggregator:
     del stacked
-    fix = f"config.optimizer.name = {optimizer.name!r} keeps no second moment of Adam's; use one of {', '.join(ADAM_FAMILY)}, or leave it False"
-    require(
-        not config.of_adam or optimizer.name in ADAM_FAMILY,
-        "config.aggregator.of_adam",
-        config.of_adam,
-        fix,
+    fix = (
+        f"{optimizer.name} keeps no second moment of Adam's; use one of {', '.join(ADAM_FAMILY)}, "
+        "or leave it False"
     )
+    kept = not config.of_adam or optimizer.name in ADAM_FAMILY
+    require(kept, "of_adam", config.of_adam, fix, code="conflict")
     of_adam: dict[str, Any] = (
         {"adam_b2": optimizer.b2, "adam_eps": optimizer.eps} if config.of_adam else {}
     )

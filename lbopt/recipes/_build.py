@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -13,12 +14,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from lbopt import types
-from lbopt.config import ParallelConfig, TrainConfig, as_of_phase2
+from lbopt import errors, types
+from lbopt.config import ParallelConfig, TrainConfig, naming, naming_phase2
 from lbopt.data import Dataset, TrainBatches
 from lbopt.data.from_config import load_source
 from lbopt.data.text import Vocabulary
-from lbopt.errors import UserError, require, require_choice
+from lbopt.errors import require, require_choice
 from lbopt.parallel import (
     Step,
     TrainState,
@@ -63,18 +64,21 @@ def build_run(
     if not trains:
         config = _on_any_devices(config, devices)
     first, *second = config.phases()
-    mesh = build_mesh(config.parallel, devices)
-    run = _build_phase(first, mesh, load, trains=trains)
-    if not second:
-        return run
-    assert config.phase2 is not None
-    try:
-        then = _build_phase(
-            second[0], mesh, load, run, config.phase2.optimizer_state == "keep", trains
-        )
-    except UserError as error:
-        raise UserError(as_of_phase2(str(error))) from error
+    with _naming():
+        mesh = build_mesh(config.parallel, devices)
+        run = _build_phase(first, mesh, load, trains=trains)
+        if not second:
+            return run
+        assert config.phase2 is not None
+        kept = config.phase2.optimizer_state == "keep"
+        with naming_phase2():
+            then = _build_phase(second[0], mesh, load, run, kept, trains)
     return dataclasses.replace(run, then=then)
+
+
+def _naming() -> contextlib.AbstractContextManager[None]:
+    """Let errors name fields of a run's config as `config.field`."""
+    return naming("config", TrainConfig)
 
 
 def _on_any_devices(config: TrainConfig, devices: Sequence[jax.Device] | None) -> TrainConfig:
@@ -184,7 +188,7 @@ def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh)
         len(problem.splits.train),
     )
     fix = f"the training set has {examples} examples; use at most that"
-    require(size <= examples, "config.global_batch_size", size, fix)
+    require(size <= examples, "global_batch_size", size, fix, code="mismatch")
     rows = config.aggregator.replicas_per_device
     check_divisible(size, mesh, parts, rows)
     _problem.check_batch(
@@ -193,9 +197,9 @@ def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh)
         size // (parts * rows),
     )
     known = [f"eval/{name}" for name in problem.metric_names]
-    require_choice("config.checkpoint.best_metric", config.checkpoint.best_metric, known)
+    require_choice("checkpoint.best_metric", config.checkpoint.best_metric, known)
     if config.target_metric:
-        require_choice("config.target_metric", config.target_metric, known)
+        require_choice("target_metric", config.target_metric, known)
 
 
 def _cadence(config: TrainConfig, resolved: _schedule.ResolvedSchedule) -> Cadence:
@@ -260,21 +264,23 @@ def _laid_out(
 def _read_initial(config: TrainConfig, shapes: TrainState) -> tuple[types.Params, types.ModelState]:
     place = config.init_from
     assert place is not None
-    read = _initial.read(place, config.model)
-    params, _ = _initial.merged(shapes.params, read["params"], config.model, place)
-    stats = {
-        name: value
-        for name, value in read.items()
-        if name != "params" and name in shapes.model_state
-    }
-    known = {name: shapes.model_state[name] for name in stats}
-    return params, _initial.merged(known, stats, config.model, place)[0]
+    with _naming():
+        read = _initial.read(place, config.model)
+        params, _ = _initial.merged(shapes.params, read["params"], config.model, place)
+        stats = {
+            name: value
+            for name, value in read.items()
+            if name != "params" and name in shapes.model_state
+        }
+        known = {name: shapes.model_state[name] for name in stats}
+        return params, _initial.merged(known, stats, config.model, place)[0]
 
 
 def _check_start(config: TrainConfig, shapes: TrainState, vocabulary: Vocabulary) -> None:
     """Look at what the run starts from before anything is compiled."""
     if config.init_from is not None:
-        _initial.check_text(config.init_from, vocabulary)
+        with _naming():
+            _initial.check_text(config.init_from, vocabulary)
         _read_initial(config, shapes)
 
 
@@ -329,17 +335,15 @@ def build_mesh(parallel: ParallelConfig, devices: Sequence[jax.Device] | None = 
     Raises:
       UserError: naming the field that does not fit them.
     """
-    try:
+    with errors.under("parallel"):
         mesh = make_mesh(parallel.num_devices, devices, parallel.order)
-    except UserError as error:
-        raise UserError(f"config.parallel.{error}") from error
-    taking_part = len({device.process_index for device in mesh.devices.flat})
-    require(
-        devices is not None or taking_part == jax.process_count(),
-        "config.parallel.num_devices",
-        parallel.num_devices,
-        f"{taking_part} of {jax.process_count()} processes would have some; use more devices, or start fewer processes",
-    )
+        taking_part = len({device.process_index for device in mesh.devices.flat})
+        fix = (
+            f"{taking_part} of {jax.process_count()} processes would have some; use more devices, "
+            "or start fewer processes"
+        )
+        fits = devices is not None or taking_part == jax.process_count()
+        require(fits, "num_devices", parallel.num_devices, fix, code="mismatch")
     return mesh
 
 

@@ -35,9 +35,10 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         return (image.astype(jnp.float32) - jnp.tile(mean, folded)) / jnp.tile(std, folded)
 
     def scored(logits: jax.Array, labels: jax.Array) -> jax.Array:
-        return losses.softmax_cross_entropy(
-            logits, labels, loss.label_smoothing, loss.label_smoothing_rule
-        )
+        if not loss.label_smoothing:
+            return losses.softmax_cross_entropy(logits, labels)
+        smoothing = (loss.label_smoothing, loss.label_smoothing_rule)
+        return losses.softmax_cross_entropy(logits, labels, *smoothing)
 
     def loss_fn(params, model_state, batch, rng):
         images, labels = inputs(batch), batch["label"]

@@ -23,7 +23,7 @@ from lbopt.data.text import (
     read_vocabulary,
     stated_normalization,
 )
-from lbopt.errors import EnvironmentProblem, UserError, brief, require
+from lbopt.errors import EnvironmentProblem, LboptError, UserError, brief, require
 from lbopt.interchange import (
     load_huggingface,
     load_safetensors,
@@ -58,10 +58,10 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
     with opened(place) as path:
         variables, activation = _read(path, place)
     fix = "no parameters are in it; give a file of lbopt export or a workdir of lbopt train"
-    require(isinstance(variables.get("params"), Mapping), "config.init_from", place, fix)
+    require(isinstance(variables.get("params"), Mapping), "init_from", place, fix, code="missing")
     fix = f"{brief(place)} was trained with {activation!r}, and shapes do not tell; use that"
     agrees = model.name != "bert" or activation in (None, model.activation)
-    require(agrees, "config.model.activation", model.activation, fix)
+    require(agrees, "model.activation", model.activation, fix, code="mismatch")
     params = (
         _as_scanned(variables["params"], model, place)
         if model.name == "bert"
@@ -86,7 +86,7 @@ def opened(place: str) -> Iterator[pathlib.Path]:
             yield path
         except OSError as error:
             fix = f"it cannot be read ({error.strerror or error}); mend it, or use another"
-            raise EnvironmentProblem(f"config.init_from = {brief(place)}: {fix}") from error
+            raise EnvironmentProblem("init_from", place, fix, code="resource") from error
 
 
 @contextlib.contextmanager
@@ -98,8 +98,11 @@ def opened_folder(place: str) -> Iterator[pathlib.Path]:
       EnvironmentProblem: see `opened`.
     """
     with opened(place) as path:
-        fix = "nothing is there; give a workdir of lbopt train or a folder of Transformers, whose vocabulary is taken too"
-        require(path_exists(path), "config.init_from", place, fix)
+        fix = (
+            "nothing is there; give a workdir of lbopt train or a folder of Transformers, whose "
+            "vocabulary is taken too"
+        )
+        require(path_exists(path), "init_from", place, fix, code="missing")
         yield path
 
 
@@ -115,8 +118,8 @@ def _as_scanned(params: types.Params, model: ModelConfig, place: str) -> types.P
     if count == 0:
         return params
     wanted = BERT_SIZES[model.size].num_layers
-    fix = f"that has {wanted} layers, and {brief(place)} has {count}; give the size of what it starts from"
-    require(count == wanted, "config.model.size", model.size, fix)
+    fix = f"that has {wanted} layers, and {brief(place)} has {count}; give the size of that"
+    require(count == wanted, "model.size", model.size, fix, code="mismatch")
     return change(params)
 
 
@@ -129,15 +132,12 @@ def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
     if (checkpoint_root(path) / "checkpoints").is_dir():
         with _naming(place):
             saved = read_config(path, "train") or {}
-        return read_variables(path), saved.get("config", {}).get("model", {}).get("activation")
+            variables = read_variables(path)
+        return variables, saved.get("config", {}).get("model", {}).get("activation")
     fix = "give a workdir of lbopt train, a file of lbopt export, or a folder of Transformers"
-    require(
-        checkpoint_root(path) is path,
-        "config.init_from",
-        place,
-        f"{fix}; of a bucket only a workdir",
-    )
-    require((path / "config.json").is_file(), "config.init_from", place, fix)
+    in_bucket = checkpoint_root(path) is not path
+    require(not in_bucket, "init_from", place, f"{fix}; of a bucket only a workdir", code="type")
+    require((path / "config.json").is_file(), "init_from", place, fix, code="missing")
     with _naming(place):
         network, variables = load_huggingface(path)
     return dict(variables), getattr(network, "activation", None)
@@ -163,10 +163,13 @@ def check_text(place: str, vocabulary: Vocabulary) -> None:
             theirs, ours = (
                 json.dumps(getattr(one.explicit(), names[0])) for one in (known, normalization)
             )
-            raise UserError(
-                f"config.init_from = {place!r}: {source} says {names[0]} = {theirs}, and the data have {ours}; cut text as the "
-                "network knows it: prepare it with this vocabulary, or leave config.data.lowercase and vocab_file None"
+            fix = (
+                f"{source} says {names[0]} = {theirs}, and the data have {ours}; cut text as the "
+                "network knows it: prepare it with this vocabulary, or leave {lowercase} and "
+                "{vocab_file} None"
             )
+            also = {"lowercase": "data.lowercase", "vocab_file": "data.vocab_file"}
+            raise UserError("init_from", place, fix, code="mismatch", also=also)
 
 
 def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
@@ -183,10 +186,11 @@ def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
     ]
     if wrong:
         said = " and the data have ".join(map(brief, pairs[wrong[0]]))
-        raise UserError(
-            f"config.init_from = {brief(place)}: piece {wrong[0]} is {said} ({len(wrong)} differ); prepare the data with {file}, or "
+        fix = (
+            f"token {wrong[0]} is {said} ({len(wrong)} differ); prepare the data with {file}, or "
             "start from a network that learned their vocabulary"
         )
+        raise UserError("init_from", place, fix, code="mismatch")
 
 
 def _stated_text(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path | None]:
@@ -198,9 +202,8 @@ def _stated_text(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path | Non
     try:
         return {**_typed_json.decode(said.encode(), Normalization)}, path
     except ValueError as error:
-        raise UserError(
-            f"{TEXT_NORMALIZATION_KEY} in its metadata: {error}; export it again"
-        ) from error
+        fix = f"{TEXT_NORMALIZATION_KEY} in its metadata: {error}; export it again"
+        raise UserError("init_from", str(path), fix, code="damaged") from error
 
 
 class _Model(TypedDict):
@@ -212,21 +215,23 @@ def _activation(model: str, place: str) -> str | None:
     try:
         return _typed_json.decode(model.encode(), _Model).get("activation")
     except ValueError as error:
-        raise UserError(
-            f"config.init_from = {brief(place)}: model in its metadata: {error}; export it again"
-        ) from error
+        fix = f"model in its metadata: {error}; export it again"
+        raise UserError("init_from", place, fix, code="damaged") from error
+
+
+_OURS = ("init_from", "--workdir")
 
 
 @contextlib.contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Let errors name `config.init_from`, and not the --workdir that a run would have."""
+    """Let errors about a workdir, a file or a folder name `init_from`."""
     try:
         yield
-    except (UserError, EnvironmentProblem) as error:
-        said = re.sub(r"^--workdir( = '.*')?: ", "", str(error)).replace(
-            "another --workdir", "another folder"
-        )
-        raise type(error)(f"config.init_from = {brief(place)}: {said}") from error
+    except LboptError as error:
+        known = error.field in _OURS
+        reason = error.reason if known else str(error)
+        also = error.also if known else {}
+        raise type(error)("init_from", place, reason, code=error.code, also=also) from error
 
 
 def merged(
@@ -257,13 +262,10 @@ def merged(
         if heads.search(name):
             fresh.append(name)
             return None
-        what = (
-            "is not in it"
-            if found is None
-            else f"is {np.shape(found)} in it and {tuple(leaf.shape)} here"
-        )
-        raise UserError(
-            f"config.init_from = {brief(place)}: parameter {name} {what}; give a checkpoint of the model that config.model describes"
-        )
+        what = "is not in it"
+        if found is not None:
+            what = f"is {np.shape(found)} in it and {tuple(leaf.shape)} here"
+        fix = f"parameter {name} {what}; give a checkpoint of the model that {{model}} describes"
+        raise UserError("init_from", place, fix, code="mismatch", also=["model"])
 
     return tree.map_with_name(choose, ours), fresh

@@ -112,7 +112,7 @@ def _bert(model: ModelConfig, outputs: int, head: str) -> nn.Module:
         activation=model.activation,
         scan=model.scan_layers,
         remat=model.remat,
-        remat_layers=model.remat_layers,
+        remat_layers=None if model.remat == "none" or model.scan_layers else model.remat_layers,
         dtype=_dtype(model),
         **_given(
             dropout_rate=model.dropout_rate, attention_dropout_rate=model.attention_dropout_rate

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, cast
 
 import jax
 import optax
 
-from lbopt import masks, types
+from lbopt import errors, masks, types
 from lbopt.config import OptimizerConfig, resolve_clip
-from lbopt.errors import UserError
 from lbopt.transforms import (
     VARIANTS,
     Labels,
@@ -50,7 +50,6 @@ def make_optimizer(
     Raises:
       UserError: if fields contradict each other.
     """
-    decay = config.weight_decay if weight_decay is None else weight_decay
     links = []
     if config.track_noise_scale:
         assert global_batch_size is not None, "track_noise_scale needs the batch size"
@@ -58,10 +57,8 @@ def make_optimizer(
     max_norm = resolve_clip(config)
     if max_norm is not None and config.clip_stage == "accumulated":
         links.append(clip_by_global_norm(max_norm, _clip_eps(config)))
-    try:
-        links.append(_BUILDERS[config.name](config, learning_rate, decay, stacked))
-    except ValueError as error:
-        raise UserError(f"config.optimizer: {error}") from error
+    with _naming(config.name):
+        links.append(_BUILDERS[config.name](config, learning_rate, weight_decay, stacked))
     if module_labels is not None:
         links.append(scale_by_agvm(module_labels))
     if config.monitor_layers:
@@ -74,10 +71,26 @@ def make_optimizer(
     return skip_bad_updates(tx, config.skip_limit, config.spike_factor)
 
 
+def _naming(name: str) -> contextlib.AbstractContextManager[None]:
+    """Let errors about the arguments of an optimizer name the fields of its config."""
+    if name != "lars":
+        return errors.under("optimizer")
+    return errors.under(
+        "optimizer",
+        clip_mode="optimizer.trust_ratio_clip_mode",
+        eps="optimizer.trust_ratio_eps",
+        momentum_dtype="optimizer.mu_dtype",
+    )
+
+
 def _clip_eps(config: OptimizerConfig) -> float:
     if config.name not in VARIANTS:
         return 0.0
     return getattr(VARIANTS[config.name][config.variant].options, "max_grad_norm_eps", 0.0)
+
+
+def _decay(config: OptimizerConfig, weight_decay: float | jax.Array | None) -> Any:
+    return config.weight_decay if weight_decay is None else weight_decay
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -85,13 +98,15 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _lamb(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
+def _lamb(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
     return lamb(
         learning_rate,
         config.b1,
         config.b2,
         config.eps,
-        decay,
+        _decay(config, weight_decay),
         max_grad_norm=None,  # make_optimizer or the step clips
         variant=cast(LambVariant, config.variant),
         stacked=stacked,
@@ -101,13 +116,15 @@ def _lamb(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Gradi
     )
 
 
-def _lans(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
+def _lans(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
     return lans(
         learning_rate,
         config.b1,
         config.b2,
         config.eps,
-        decay,
+        _decay(config, weight_decay),
         trust_ratio_bounds=config.trust_ratio_bounds,
         stacked=stacked,
         mu_dtype=config.mu_dtype,
@@ -115,10 +132,12 @@ def _lans(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Gradi
     )
 
 
-def _lars(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
+def _lars(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
     return lars(
         learning_rate,
-        decay,
+        _decay(config, weight_decay),
         config.momentum,
         variant=cast(LarsVariant, config.variant),
         nesterov=config.nesterov,
@@ -134,11 +153,11 @@ def _lars(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.Gradi
 
 
 def _momentum(
-    config: OptimizerConfig, learning_rate, decay, stacked
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
 ) -> optax.GradientTransformation:
     del stacked
     return optax.chain(
-        optax.add_decayed_weights(decay, mask=masks.weights_only),
+        optax.add_decayed_weights(_decay(config, weight_decay), mask=masks.weights_only),
         optax.trace(config.momentum, config.nesterov),
         scale_by_learning_rate(learning_rate),
     )
@@ -157,30 +176,34 @@ def _with_squares(inner: optax.GradientTransformation) -> optax.GradientTransfor
     return optax.GradientTransformation(inner.init, update_fn)
 
 
-def _adam(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
-    del decay, stacked
+def _adam(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
+    del weight_decay, stacked
     return optax.chain(
         _with_squares(optax.scale_by_adam(config.b1, config.b2, config.eps)),
         scale_by_learning_rate(learning_rate),
     )
 
 
-def _adamw(config: OptimizerConfig, learning_rate, decay, stacked) -> optax.GradientTransformation:
+def _adamw(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
     del stacked
     return optax.chain(
         _with_squares(optax.scale_by_adam(config.b1, config.b2, config.eps)),
-        optax.add_decayed_weights(decay, mask=masks.weights_only),
+        optax.add_decayed_weights(_decay(config, weight_decay), mask=masks.weights_only),
         scale_by_learning_rate(learning_rate),
     )
 
 
 def _rmsprop(
-    config: OptimizerConfig, learning_rate, decay, stacked
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
 ) -> optax.GradientTransformation:
     """TensorFlow's: means of squares begin at 1, eps is under the root, the learning rate is inside the momentum."""
     del stacked
     return optax.chain(
-        optax.add_decayed_weights(decay, mask=masks.weights_only),
+        optax.add_decayed_weights(_decay(config, weight_decay), mask=masks.weights_only),
         _with_squares(
             optax.scale_by_rms(
                 config.rmsprop_decay, config.eps, initial_scale=1.0, eps_in_sqrt=True

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from lbopt import losses, types
+from lbopt import errors, losses, types
 from lbopt.config import BATCH_NORMED, TASKS, DataConfig, LossConfig, ModelConfig
 from lbopt.data import DAMAGED, Dataset, Splits
 from lbopt.data.from_config import Learned, Source, load_source
 from lbopt.data.text import NO_VOCABULARY, Vocabulary
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import EnvironmentProblem, require
 from lbopt.evaluation import means_of
 from lbopt.models import StatsScope, from_linen
 from lbopt.recipes import (
@@ -35,8 +35,6 @@ _ROOMS = {
     "masked_lm": _masked_lm,
     "question_answering": _question_answering,
 }
-_OF_THE_DATA = ("image_size", "sequence_length")
-"""What models call by these names are fields of the data."""
 Load = Callable[[DataConfig, int, Learned | None], Source]
 """(data, global batch size, opener of what the run starts from) -> `Source`."""
 
@@ -102,14 +100,8 @@ def make_problem(
         params, model_state = network.init(key, example)
         return params, {**model_state, **(task.first_state(params) if task.first_state else {})}
 
-    try:
+    with _naming_model(), _naming_promotion(model):
         shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
-    except ValueError as error:
-        if "jax_numpy_dtype_promotion" in str(error):
-            raise EnvironmentProblem(
-                f"JAX_NUMPY_DTYPE_PROMOTION = 'strict': config.model.name = {model.name!r} computes in two precisions; unset it"
-            ) from error
-        raise UserError(_by_field(str(error))) from error
     loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
     names = task.metric_names or _metric_names(task, shapes, source.splits.validation)
     evaluator = task.evaluator or means_of(task.metric_fn)
@@ -153,21 +145,30 @@ def check_batch(model: ModelConfig, here: Replicas, num_examples: int) -> None:
     folded = model.fold_examples if model.name == "efficientnet" else 1
     part = num_examples // here.count
     fix = f"use a divisor of a replica's {part} examples, or 1"
-    require(part % folded == 0, "config.model.fold_examples", folded, fix)
-    try:
+    require(part % folded == 0, "model.fold_examples", folded, fix, code="mismatch")
+    with _naming_model():
         StatsScope.parse(model.batch_norm_scope).view(here, num_examples, folded)
-    except ValueError as error:
-        raise UserError(_by_field(str(error))) from error
 
 
-def _by_field(message: str) -> str:
-    """Say what a model refused in the words of the config."""
-    named = re.match(r"\w+", message)
-    part = "data" if named and named[0] in _OF_THE_DATA else "model"
-    replaced = {
-        "stats_scope": "batch_norm_scope",
-        "make_mesh(order='torus')": "config.parallel.order='torus'",
-    }
-    for ours, theirs in replaced.items():
-        message = message.replace(ours, theirs)
-    return f"config.{part}.{message}"
+def _naming_model() -> contextlib.AbstractContextManager[None]:
+    """Let errors of a network name the fields of the config."""
+    return errors.under(
+        "model",
+        None,
+        image_size="data.image_size",
+        order="parallel.order",
+        scan="model.scan_layers",
+        sequence_length="data.sequence_length",
+        stats_scope="model.batch_norm_scope",
+    )
+
+
+@contextlib.contextmanager
+def _naming_promotion(model: ModelConfig) -> Iterator[None]:
+    """Say which variable forbids the two precisions that a network computes in."""
+    try:
+        yield
+    except jax.dtypes.TypePromotionError as error:
+        fix = f"{model.name} computes in two precisions; unset it"
+        variable = "$JAX_NUMPY_DTYPE_PROMOTION"
+        raise EnvironmentProblem(variable, "strict", fix, code="conflict") from error

@@ -9,7 +9,7 @@ import jax
 import optax
 
 from lbopt.config import LARGEST_INTEGER, MOST_STEPS, ScheduleConfig
-from lbopt.errors import UserError
+from lbopt.errors import require
 from lbopt.schedules import (
     Units,
     exponential_factor,
@@ -42,7 +42,6 @@ def resolve_schedule(
     global_batch_size: int,
     num_examples: int,
     num_epochs: float,
-    field: str = "config.schedule",
     num_steps: int | None = None,
 ) -> ResolvedSchedule:
     """Work out learning rate, warmup and length.
@@ -52,68 +51,71 @@ def resolve_schedule(
       global_batch_size: examples per step.
       num_examples: of the training set.
       num_epochs: length of the run.
-      field: what messages call the rule.
       num_steps: length of the run, instead of `num_epochs`.
 
     Raises:
       UserError: if the warmup does not end before training does.
     """
+    warms_up = config.warmup_steps is None and config.warmup_rule != "none"
     scaled = scale_batch(
         global_batch_size,
         config.base_learning_rate,
         config.base_batch_size,
-        config.base_warmup_epochs,
+        config.base_warmup_epochs if warms_up else 0.0,
         num_examples,
-        num_epochs,
+        num_epochs if num_steps is None else 1.0,
         config.scaling_rule,  # type: ignore[arg-type]
-        config.warmup_rule,  # type: ignore[arg-type]
+        config.warmup_rule if warms_up else "none",  # type: ignore[arg-type]
     )
-    rate = scaled.learning_rate
     warmup_steps = scaled.warmup_steps if config.warmup_steps is None else config.warmup_steps
-    length = (
-        f"config.num_epochs = {num_epochs!r}"
-        if num_steps is None
-        else f"config.num_steps = {num_steps!r}"
-    )
+    field, length = ("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)
     num_steps = scaled.total_steps if num_steps is None else num_steps
-    if not rate < LARGEST_INTEGER:
-        raise UserError(
-            f"{field}.base_learning_rate = {config.base_learning_rate!r}: scaled to batch {global_batch_size} it is {rate!r}; use a smaller one"
-        )
-    for name, value in (
-        ("warmup_from", config.warmup_from),
-        ("end_learning_rate", config.end_learning_rate),
-    ):
-        if value is not None and rate < value:
-            raise UserError(
-                f"{field}.{name} = {value!r}: the peak at batch {global_batch_size} is {rate!r}, below it; "
-                "use a smaller one, or a larger base_learning_rate"
-            )
-    if min(warmup_steps, config.start_step + warmup_steps) <= 0 and (
-        config.warmup_from != 0 or config.warmup_power != 1
-    ):
-        raise UserError(
-            f"{_named(config, field)}: no step of warmup at batch {global_batch_size}, so warmup_from and warmup_power have no effect; "
-            "warm up for longer, or leave them 0 and 1"
-        )
-    if num_steps >= MOST_STEPS:
-        raise UserError(f"{length}: that is {num_steps} steps; train for fewer than 2^30")
-    if config.start_step + warmup_steps >= num_steps:
-        raise UserError(
-            f"{_named(config, field)}: {warmup_steps} warmup steps do not end before the "
-            f"{num_steps} steps of training at batch {global_batch_size}; warm up for less, or train for longer"
-        )
-    return ResolvedSchedule(
-        rate, warmup_steps, num_steps, Units(num_examples, global_batch_size).exact_steps(1)
-    )
+    fix = f"that is {num_steps} steps; train for fewer than 2^30"
+    require(num_steps < MOST_STEPS, field, length, fix)
+    _check_rate(config, global_batch_size, scaled.learning_rate)
+    _check_warmup(config, global_batch_size, warmup_steps, num_steps)
+    steps_per_epoch = Units(num_examples, global_batch_size).exact_steps(1)
+    return ResolvedSchedule(scaled.learning_rate, warmup_steps, num_steps, steps_per_epoch)
 
 
-def _named(config: ScheduleConfig, field: str) -> str:
-    if config.warmup_steps is not None:
-        return f"{field}.warmup_steps = {config.warmup_steps!r}"
-    return (
-        f"{field}.base_warmup_epochs = {config.base_warmup_epochs!r} (rule {config.warmup_rule!r})"
+_PLAIN = {"warmup_from": 0.0, "warmup_power": 1.0}
+
+
+def _check_rate(config: ScheduleConfig, size: int, rate: float) -> None:
+    base = config.base_learning_rate
+    fix = f"scaled to batch {size} it is {rate!r}; use a smaller one"
+    require(rate < LARGEST_INTEGER, "schedule.base_learning_rate", base, fix)
+    floors = {**_ramp(config), **_decay(config, 1.0)}
+    for name in ("warmup_from", "end_learning_rate"):
+        value = floors.get(name)
+        fix = (
+            f"the peak at batch {size} is {rate!r}, below it; use a smaller one, or a larger "
+            "{base_learning_rate}"
+        )
+        also = {"base_learning_rate": "schedule.base_learning_rate"}
+        fits = value is None or rate >= value
+        require(fits, f"schedule.{name}", value, fix, code="conflict", also=also)
+
+
+def _check_warmup(config: ScheduleConfig, size: int, warmup_steps: float, num_steps: int) -> None:
+    name = "warmup_steps"
+    if config.warmup_steps is None:
+        name = "warmup_rule" if config.warmup_rule == "none" else "base_warmup_epochs"
+    field, value = f"schedule.{name}", getattr(config, name)
+    shaped = any(value != _PLAIN[name] for name, value in _ramp(config).items())
+    empty = min(warmup_steps, config.start_step + warmup_steps) <= 0
+    fix = (
+        f"no step of warmup at batch {size}, so {{warmup_from}} and {{warmup_power}} have no "
+        "effect; warm up for longer, or leave them 0 and 1"
     )
+    also = {name: f"schedule.{name}" for name in ("warmup_from", "warmup_power")}
+    require(not (empty and shaped), field, value, fix, code="conflict", also=also)
+    rule = f" (rule {config.warmup_rule!r})" if config.warmup_steps is None else ""
+    fix = (
+        f"{warmup_steps} warmup steps{rule} do not end before the {num_steps} steps of training "
+        f"at batch {size}; warm up for less, or train for longer"
+    )
+    require(config.start_step + warmup_steps < num_steps, field, value, fix, code="conflict")
 
 
 def make_schedule(
@@ -127,32 +129,44 @@ def make_schedule(
 
     With `num_steps`, also traced, all of it is rescaled from the resolved length to that one.
     """
-    decay = {"exponential": _stairs, "step": _steps}.get(config.decay)
     whole = warmup_schedule(
         resolved.learning_rate if learning_rate is None else learning_rate,
         resolved.warmup_steps if warmup_steps is None else warmup_steps,
         resolved.num_steps,
-        config.decay if decay is None else decay(config, resolved.steps_per_epoch),
-        config.power,
-        config.end_factor,
-        config.first_step,
-        warmup_power=config.warmup_power,
-        warmup_from=config.warmup_from,
+        first_step=config.first_step,
         start_step=config.start_step,
-        decay_from=config.decay_from,  # type: ignore[arg-type]
-        decay_steps=config.decay_steps,
-        end_learning_rate=config.end_learning_rate,
+        **_ramp(config),
+        **_decay(config, resolved.steps_per_epoch),
     )
     if num_steps is None:
         return whole
     return stretch_schedule(whole, resolved.num_steps, num_steps, config.first_step)
 
 
-def _stairs(config: ScheduleConfig, steps_per_epoch: float) -> Any:
-    return exponential_factor(config.decay_rate, config.stair_epochs[0] * steps_per_epoch)
+def _ramp(config: ScheduleConfig) -> dict[str, Any]:
+    """Return the options of a warmup; none if there is no warmup by the config."""
+    length = config.warmup_steps
+    if length is None:
+        length = config.warmup_rule != "none" and config.base_warmup_epochs
+    if not length:
+        return {}
+    return {"warmup_power": config.warmup_power, "warmup_from": config.warmup_from}
 
 
-def _steps(config: ScheduleConfig, steps_per_epoch: float) -> Any:
-    return step_factor(
-        config.decay_rate, tuple(epoch * steps_per_epoch for epoch in config.stair_epochs)
-    )
+def _decay(config: ScheduleConfig, steps_per_epoch: float) -> dict[str, Any]:
+    """Return the options of the decay, those that it has."""
+    if config.decay == "constant":
+        return {"decay": config.decay}
+    options: dict[str, Any] = {"decay": config.decay, "decay_from": config.decay_from}
+    if config.decay in ("exponential", "step"):
+        stairs = [epochs * steps_per_epoch for epochs in config.stair_epochs]
+        if config.decay == "exponential":
+            return options | {"decay": exponential_factor(config.decay_rate, stairs[0])}
+        return options | {"decay": step_factor(config.decay_rate, tuple(stairs))}
+    if config.decay == "polynomial":
+        options["power"] = config.power
+    return options | {
+        "end_factor": config.end_factor,
+        "decay_steps": config.decay_steps,
+        "end_learning_rate": config.end_learning_rate,
+    }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
 from lbopt import errors, types
-from lbopt.config import TrainConfig, resolve_clip
+from lbopt.aggregators import Aggregator
+from lbopt.config import OptimizerConfig, ParallelConfig, TrainConfig, resolve_clip
 from lbopt.parallel import (
     Aggregate,
     AllReduce,
@@ -20,21 +24,17 @@ from lbopt.parallel import (
 )
 from lbopt.recipes import _aggregators
 
-PLACES = {
-    "clip.stage": "config.optimizer.clip_stage",
-    "clip.max_norm": "config.optimizer.max_grad_norm",
-    "measure_noise": "config.optimizer.track_noise_scale",
-    "reduction": "config.parallel.reduce_scatter",
-    "reduction.dtype": "config.parallel.reduce_dtype",
-    "reduction.over": "config.aggregator.over",
-    "reduction.replicas_per_device": "config.aggregator.replicas_per_device",
-    "aggregator": "config.aggregator.name",
-    **{
-        name: f"config.parallel.{name}"
-        for name in ("backend", "num_microsteps", "shard_update", "mesh")
-    },
+_PLACES = {
+    "clip.stage": "optimizer.clip_stage",
+    "clip.max_norm": "optimizer.max_grad_norm",
+    "measure_noise": "optimizer.track_noise_scale",
+    "reduction": "parallel.reduce_scatter",
+    "reduction.dtype": "parallel.reduce_dtype",
+    "reduction.over": "aggregator.over",
+    "reduction.replicas_per_device": "aggregator.replicas_per_device",
+    "aggregator": "aggregator.name",
 }
-"""Options of a step -> the fields of a config that fill them."""
+"""Options of a step -> the fields of a config that fill them; the others are those of `parallel`."""
 
 
 def make_step(
@@ -55,8 +55,9 @@ def make_step(
       stacked: which parameters are stacks of layers.
       trains: False if the step is only asked for the layout of the state.
     """
-    with errors.under("config", (), **PLACES):
-        step = compile_step(loss_fn, tx, mesh, options_of(config, stacked, trains))
+    options = options_of(config, stacked, trains)
+    with _naming():
+        step = compile_step(loss_fn, tx, mesh, options)
     if step.aggregation is not None:
         _aggregators.check_replicas(config.aggregator, step.aggregation.num_replicas)
     return step
@@ -65,22 +66,33 @@ def make_step(
 def options_of(
     config: TrainConfig, stacked: types.Stacked = None, trains: bool = True
 ) -> StepOptions:
-    """Return the options of a config's training step; errors name the options, not the config's fields."""
+    """Return the options of a config's training step.
+
+    Raises:
+      UserError: naming a field of the config, for options that do not go together.
+    """
     parallel = config.parallel
-    return StepOptions(
-        backend=parallel.backend,  # type: ignore[arg-type]
-        num_microsteps=parallel.num_microsteps,
-        clip=_clip_of(config),
-        reduction=_reduction_of(config, stacked),
-        shard_update=parallel.shard_update,
-        measure_noise=config.optimizer.track_noise_scale and trains,
-        key_per_replica=False,
-    )
+    aggregator = _aggregators.make_aggregator(config.aggregator, config.optimizer, stacked)
+    with _naming():
+        return StepOptions(
+            backend=parallel.backend,  # type: ignore[arg-type]
+            num_microsteps=parallel.num_microsteps,
+            clip=_clip_of(config.optimizer),
+            reduction=_reduction_of(config, aggregator),
+            shard_update=parallel.shard_update,
+            measure_noise=config.optimizer.track_noise_scale and trains,
+            key_per_replica=False,
+        )
 
 
-def _clip_of(config: TrainConfig) -> GradientClip | None:
+def _naming() -> contextlib.AbstractContextManager[None]:
+    """Let errors about the options of a step name fields of the config."""
+    own = {field.name for field in dataclasses.fields(ParallelConfig)}
+    return errors.under("parallel", own, **_PLACES)
+
+
+def _clip_of(optimizer: OptimizerConfig) -> GradientClip | None:
     """Return the step's clip; an optimizer clips what is accumulated by itself."""
-    optimizer = config.optimizer
     max_norm = resolve_clip(optimizer)
     if max_norm is None or optimizer.clip_stage == "accumulated":
         return None
@@ -88,9 +100,8 @@ def _clip_of(config: TrainConfig) -> GradientClip | None:
         return GradientClip(max_norm, optimizer.clip_stage)
 
 
-def _reduction_of(config: TrainConfig, stacked: types.Stacked) -> Reduction | None:
+def _reduction_of(config: TrainConfig, aggregator: Aggregator | None) -> Reduction | None:
     parallel = config.parallel
-    aggregator = _aggregators.make_aggregator(config.aggregator, config.optimizer, stacked)
     if aggregator is not None:
         over = _aggregators.group_of(config.aggregator)
         return Aggregate(aggregator, config.aggregator.replicas_per_device, over)

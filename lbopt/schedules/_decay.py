@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import _scalars, tree
+from lbopt import _scalars
+from lbopt.errors import UserError
 
 DecayFn = Callable[[jax.Array], jax.Array]
 """Progress after warmup, in [0, 1] -> factor of the peak learning rate; `exponential_factor` and `step_factor` take steps."""
@@ -38,19 +39,17 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
     [1.0, 0.25, 0.0]
     """
     if not isinstance(decay, str) or decay not in DECAYS:
-        raise ValueError(f"decay = {tree.said(decay)}: use one of {', '.join(DECAYS)}")
+        raise UserError("decay", decay, f"use one of {', '.join(DECAYS)}", code="choice")
     power = _scalars.checked("power", power, "a finite number > 0", lambda n: n > 0)
     end_factor = _scalars.checked(
         "end_factor", end_factor, "a number in [0, 1]", lambda n: 0 <= n <= 1
     )
     if power != 1 and decay != "polynomial":
-        raise ValueError(
-            f"power = {power!r} with decay = {decay!r}: only a polynomial has a power; leave it 1"
-        )
+        fix = f"only a polynomial has a power, not {{decay}} = {decay!r}; leave it 1"
+        raise UserError("power", power, fix, code="unused", also=["decay"])
     if end_factor != 0 and decay == "constant":
-        raise ValueError(
-            f"end_factor = {end_factor!r} with decay = 'constant': that does not fall; leave it 0"
-        )
+        fix = "{decay} = 'constant' does not fall; leave it 0"
+        raise UserError("end_factor", end_factor, fix, code="unused", also=["decay"])
 
     def factor(progress: jax.Array) -> jax.Array:
         s = jnp.clip(progress, 0.0, 1.0)
@@ -77,7 +76,7 @@ def exponential_factor(
         _scalars.checked("decay_rate", decay_rate, "a number in (0, 1]", lambda n: 0 < n <= 1)
     )
     if not isinstance(staircase, (bool, np.bool_)):
-        raise ValueError(f"staircase = {tree.said(staircase)}: give True or False")
+        raise UserError("staircase", staircase, "give True or False")
 
     def factor(steps: jax.Array) -> jax.Array:
         # A hair above the quotient: in fp32 a whole number of stairs may come out just below it.
@@ -101,7 +100,7 @@ def step_factor(factor: float, boundaries: tuple[float, ...]) -> DecayFn:
     )
     steps = [float(_scalars.checked("boundaries", boundary, wanted)) for boundary in given]
     if not steps or steps != sorted(steps):
-        raise ValueError(f"boundaries = {tree.said(boundaries)}: give {wanted}")
+        raise UserError("boundaries", boundaries, f"give {wanted}")
     factor = _scalars.checked("factor", factor, "a number in (0, 1]", lambda n: 0 < n <= 1)
 
     def passed(t: jax.Array) -> jax.Array:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from lbopt import _scalars, tree
+from lbopt import _scalars
 from lbopt._shown import show
+from lbopt.errors import UserError
 from lbopt.schedules import _scaling, _units
 
 WarmupRule = Literal["legw", "epochs", "none"]
@@ -52,9 +53,8 @@ def scale_batch(
     ScaledBatch(global_batch_size=32768, learning_rate=0.04, warmup_epochs=20.0, warmup_steps=782, total_steps=3519)
     """
     if not isinstance(warmup_rule, str) or warmup_rule not in WARMUP_RULES:
-        raise ValueError(
-            f"warmup_rule = {tree.said(warmup_rule)}: use one of {', '.join(WARMUP_RULES)}"
-        )
+        fix = f"use one of {', '.join(WARMUP_RULES)}"
+        raise UserError("warmup_rule", warmup_rule, fix, code="choice")
     base_warmup_epochs = _scalars.checked("base_warmup_epochs", base_warmup_epochs)
     num_epochs = _scalars.checked("num_epochs", num_epochs, "a finite number > 0", lambda n: n > 0)
     base_batch_size = _scalars.whole("base_batch_size", base_batch_size)
@@ -114,9 +114,7 @@ def scaling_plan(
       The rows are those of LAMB on ResNet-50 (NUS-HPC-AI-Lab/pytorch-lamb README): 782 warmup steps at every batch.
     """
     if not isinstance(global_batch_sizes, Sequence) or not global_batch_sizes:
-        raise ValueError(
-            f"global_batch_sizes = {tree.said(global_batch_sizes)}: give a list of batch sizes"
-        )
+        raise UserError("global_batch_sizes", global_batch_sizes, "give a list of batch sizes")
     rows = tuple(
         scale_batch(
             size,
@@ -132,11 +130,12 @@ def scaling_plan(
     )
     for row in rows:
         if row.warmup_steps >= row.total_steps:
-            raise ValueError(
-                f"base_warmup_epochs = {base_warmup_epochs!r} (rule {warmup_rule!r}) makes {row.warmup_steps} warmup steps "
-                f"at batch {row.global_batch_size}, where training has {row.total_steps}: warm up for less, train for longer, "
-                "or stop at a smaller batch"
+            fix = (
+                f"the rule {warmup_rule!r} makes {row.warmup_steps} warmup steps at batch "
+                f"{row.global_batch_size}, where training has {row.total_steps}; warm up for less, "
+                "train for longer, or stop at a smaller batch"
             )
+            raise UserError("base_warmup_epochs", base_warmup_epochs, fix, code="conflict")
     show(" batch  learning rate  warmup epochs  warmup steps  total steps")
     for row in rows:
         show(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import optax
 
-from lbopt import _scalars, tree
+from lbopt import _scalars, errors
+from lbopt.errors import UserError
 from lbopt.schedules import _decay
 from lbopt.schedules._warmup import warmup_schedule
 
@@ -194,11 +194,11 @@ def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
     [0.0, 0.5, 1.0, 0.5, 0.0, 0.5, 1.0, 0.5]
     """
     if not phases:
-        raise ValueError("phases = (): give at least one (schedule, steps)")
-    for phase in phases:
+        raise UserError("phases", (), "give at least one (schedule, steps)")
+    for index, phase in enumerate(phases):
         if not isinstance(phase, tuple) or len(phase) != 2 or not callable(phase[0]):
-            raise ValueError(f"phases: {tree.said(phase)} is not a (schedule, number of steps)")
-    lengths = [_scalars.whole("the length of a phase", length) for _, length in phases]
+            raise UserError(f"phases[{index}]", phase, "give (schedule, steps)", code="type")
+    lengths = [_scalars.whole(f"phases[{index}]", steps) for index, (_, steps) in enumerate(phases)]
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths) - 1)]
     return optax.join_schedules([schedule for schedule, _ in phases], ends)
 
@@ -206,19 +206,13 @@ def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
 def _check_reached(argument: str, value: Any, stair: Any, total_steps: int) -> None:
     """Raise ValueError for a stair that the run does not reach."""
     if _scalars.known(stair) >= _scalars.whole("total_steps", total_steps):
-        raise ValueError(
-            f"{argument} = {tree.said(value)}: step {_scalars.known(stair):g} is not one of the {total_steps} of the run, so it would have no effect; "
-            "leave it out, or train for longer"
+        fix = (
+            f"step {_scalars.known(stair):g} is not one of the {total_steps} of the run, so it "
+            "would have no effect; leave it out, or train for longer"
         )
+        raise UserError(argument, value, fix, code="unused")
 
 
-@contextlib.contextmanager
-def _naming(**names: str) -> Iterator[None]:
-    """Let messages of `warmup_schedule` call its arguments (here, the keys) what the caller of a published schedule does."""
-    try:
-        yield
-    except ValueError as error:
-        message = str(error)
-        for theirs, ours in {"peak_learning_rate": "base_learning_rate", **names}.items():
-            message = message.replace(f"{theirs} = ", f"{ours} = ")
-        raise ValueError(message) from None
+def _naming(**names: str) -> contextlib.AbstractContextManager[None]:
+    """Let errors name the arguments of a published schedule, not those of `warmup_schedule`."""
+    return errors.under("", peak_learning_rate="base_learning_rate", **names)

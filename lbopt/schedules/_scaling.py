@@ -6,7 +6,8 @@ from typing import Literal, TypeVar
 
 import jax
 
-from lbopt import _scalars, tree
+from lbopt import _scalars
+from lbopt.errors import UserError
 
 ScalingRule = Literal["sqrt", "linear", "none"]
 Rate = TypeVar("Rate", float, jax.Array)
@@ -37,7 +38,7 @@ def scale_learning_rate(
     (0.2, 0.4)
     """
     if not isinstance(rule, str) or rule not in EXPONENTS:
-        raise ValueError(f"rule = {tree.said(rule)}: use one of {', '.join(EXPONENTS)}")
+        raise UserError("rule", rule, f"use one of {', '.join(EXPONENTS)}", code="choice")
     sizes = {"base_batch_size": base_batch_size, "global_batch_size": global_batch_size}
     base, size = (
         _scalars.checked(name, size, "a number >= 1", lambda n: n >= 1)

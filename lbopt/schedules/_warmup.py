@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import _scalars, tree
+from lbopt.errors import UserError
 from lbopt.schedules import _decay, _plan, _scaling
 
 DecayFrom = Literal["warmup_end", "start"]
@@ -137,9 +138,8 @@ def _factor(decay: _decay.DecayFn, steps: jax.Array) -> jax.Array:
     except (TypeError, ValueError):
         factor = None
     if factor is None or factor.shape not in ((), steps.shape):
-        raise ValueError(
-            f"decay = {tree.said(decay)}: it gives {tree.said(found)}; return a factor of the peak, one number"
-        )
+        fix = f"it gives {tree.said(found)}; return a factor of the peak, one number"
+        raise UserError("decay", decay, fix)
     return factor
 
 
@@ -208,27 +208,24 @@ def _check_length(warmup_steps: Any, total_steps: int, start_step: Any) -> None:
     """Raise ValueError unless the warmup ends before training does."""
     if _scalars.is_number(warmup_steps) and not start_step + float(warmup_steps) < total_steps:
         begun = "" if start_step == 0 else f" from step {start_step}"
-        raise ValueError(
-            f"warmup_steps = {float(warmup_steps):g}{begun} of {total_steps} steps: warmup must end before training does; "
-            "warm up for less or train for longer"
+        fix = (
+            f"warmup{begun} must end before the {total_steps} steps of training do; warm up for "
+            "less or train for longer"
         )
+        raise UserError("warmup_steps", float(warmup_steps), fix, code="conflict")
 
 
 def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate) -> None:
     """Raise ValueError for arguments that do not go with the decay; `make_decay` checks those of its own."""
     if not isinstance(decay_from, str) or decay_from not in DECAY_ORIGINS:
-        raise ValueError(
-            f"decay_from = {tree.said(decay_from)}: use one of {', '.join(DECAY_ORIGINS)}"
-        )
+        fix = f"use one of {', '.join(DECAY_ORIGINS)}"
+        raise UserError("decay_from", decay_from, fix, code="choice")
     if end_learning_rate is not None and (callable(decay) or end_factor != 0):
-        other = (
-            "a decay function has an end of its own"
-            if callable(decay)
-            else f"end_factor = {tree.said(end_factor)}"
-        )
-        raise ValueError(
-            f"end_learning_rate = {tree.said(end_learning_rate)} and {other}: give one of the two"
-        )
+        own = "a decay function has an end of its own"
+        other = own if callable(decay) else "there is {end_factor} too"
+        fix = f"{other}; give one of the two"
+        also = ["end_factor"]
+        raise UserError("end_learning_rate", end_learning_rate, fix, code="conflict", also=also)
     unused: dict[str, tuple[Any, Any]] = {}
     if callable(decay) or decay == "constant":
         unused = {
@@ -245,9 +242,8 @@ def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning
     for name, (value, default) in unused.items():
         if not isinstance(value, (int, float, str, type(None))) or value != default:
             what = "a decay function" if callable(decay) else "decay = 'constant'"
-            raise ValueError(
-                f"{name} = {tree.said(value)} with {what}: it would have no effect; leave it {default!r}"
-            )
+            fix = f"it would have no effect with {what}; leave it {default!r}"
+            raise UserError(name, value, fix, code="unused")
 
 
 def _check_ramp(
@@ -261,15 +257,18 @@ def _check_ramp(
         ):
             if _scalars.is_number(value) and value != default:
                 begun = "" if start_step == 0 else f" from step {start_step}"
-                raise ValueError(
-                    f"{name} = {value!r} with warmup_steps = {warmup_steps}{begun}: there is no ramp; leave it {default}, or give warmup_steps"
+                fix = (
+                    f"there is no ramp with {{warmup_steps}} = {warmup_steps}{begun}; leave it "
+                    f"{default}, or give more of them"
                 )
+                raise UserError(name, value, fix, code="unused", also=["warmup_steps"])
     for name, value in (("warmup_from", warmup_from), ("end_learning_rate", end_learning_rate)):
         if (
             _scalars.is_number(value)
             and _scalars.is_number(peak_learning_rate)
             and peak_learning_rate < value
         ):
-            raise ValueError(
-                f"peak_learning_rate = {peak_learning_rate!r} is below {name} = {value!r}: give a larger peak or a smaller {name}"
-            )
+            fix = f"it is below {{other}} = {value!r}; give a larger peak or a smaller {{other}}"
+            also = {"other": name}
+            rate = peak_learning_rate
+            raise UserError("peak_learning_rate", rate, fix, code="conflict", also=also)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from lbopt.config import Arm, SearchConfig, SweepConfig, TrainConfig
-from lbopt.errors import UserError, require
+from lbopt.errors import UserError, require, require_choice
 from lbopt.recipes import Problem, ResolvedSchedule, check_batch, make_problem, resolve_schedule
 from lbopt.replicas import Replicas
 from lbopt.schedules import Units
@@ -128,7 +128,8 @@ def make_problems(config: SweepConfig) -> list[Problem]:
         train = config.arm_train(index)
         name = repr((train.data, train.model, train.loss))
         if name not in known:
-            known[name] = make_problem(train.data, train.model, train.loss)
+            with config.naming_trials(index):
+                known[name] = make_problem(train.data, train.model, train.loss)
     trains = map(config.arm_train, range(len(config.arms)))
     return [known[repr((train.data, train.model, train.loss))] for train in trains]
 
@@ -149,7 +150,8 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
         training or is none and yet searched (as weight decay must not be), data whose evaluation is of another kind, or, if a trial has one device, microsteps or groups of batch norm that do not fit.
     """
     for index, problem in enumerate(problems):
-        _check_sizes(config, index, problem)
+        with config.naming_trials(index):
+            _check_sizes(config, index, problem)
     cells = [
         Cell(
             index,
@@ -164,7 +166,8 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
     ]
     if config.trial_devices == "one":
         for cell in cells:
-            _check_microsteps(cell)
+            with config.naming_trials(cell.index):
+                _check_microsteps(cell)
     return cells
 
 
@@ -200,104 +203,78 @@ def _num_devices(config: SweepConfig) -> int:
 
 def _check_microsteps(cell: Cell) -> None:
     parts, size = cell.train.parallel.num_microsteps, cell.global_batch_size
-    require(
-        size % parts == 0,
-        "config.train.parallel.num_microsteps",
-        parts,
-        f"it does not divide batch {size}",
-    )
+    fix = f"it does not divide batch {size}"
+    require(size % parts == 0, "parallel.num_microsteps", parts, fix, code="mismatch")
     rows = cell.train.aggregator.replicas_per_device
     fix = f"so many replicas, of {parts} microsteps each, do not divide batch {size}"
-    require(size % (rows * parts) == 0, "config.train.aggregator.replicas_per_device", rows, fix)
+    fits = size % (rows * parts) == 0
+    require(fits, "aggregator.replicas_per_device", rows, fix, code="mismatch")
     parts *= rows
-    measured, fix = (
-        cell.train.optimizer.track_noise_scale,
-        f"batch {size} is one part; accumulate 2 or more microsteps",
-    )
-    require(
-        not measured or parts > 1,
-        f"config.arms[{cell.index}].optimizer.track_noise_scale",
-        measured,
-        fix,
-    )
+    measured = cell.train.optimizer.track_noise_scale
+    fix = f"batch {size} is one part; accumulate 2 or more microsteps"
+    place = "optimizer.track_noise_scale"
+    require(not measured or parts > 1, place, measured, fix, code="conflict")
     check_batch(cell.train.model, Replicas(rows=rows), size // parts)
 
 
 def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
-    train, examples, sizes = (
-        config.arm_train(index),
-        len(problem.splits.train),
-        config.global_batch_sizes,
+    train, sizes = config.arm_train(index), config.global_batch_sizes
+    examples = len(problem.splits.train)
+    fix = (
+        f"the training set of arm {config.arms[index].name!r} has {examples} examples; use at "
+        "most that"
     )
-    here = f"the training set of arm {config.arms[index].name!r} has {examples} examples; use at most that"
-    require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, here)
+    require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, fix, code="mismatch")
     _check_probes(config, train, problem)
     names = set(problem.metric_names)
-    fix = f"a study chooses by loss and accuracy or perplexity, and the evaluation gives {sorted(names)}; use lbopt train"
+    fix = (
+        f"a study chooses by loss and accuracy or perplexity, and the evaluation gives "
+        f"{sorted(names)}; use lbopt train"
+    )
     scored = "loss" in names and bool(names & {"accuracy", "perplexity"})
-    require(scored, "config.train.data.name", train.data.name, fix)
+    require(scored, "data.name", train.data.name, fix, code="conflict")
     if train.target_metric:
         known = [f"eval/{name}" for name in problem.metric_names]
-        require(
-            train.target_metric in known,
-            "config.train.target_metric",
-            train.target_metric,
-            f"use one of {known}",
-        )
+        require_choice("target_metric", train.target_metric, known)
 
 
 def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> None:
     measure, examples = config.measure, len(problem.splits.train)
     if not measure.num_probes:
         return
-    if measure.phi_modules:
+    modules, size = measure.phi_modules, measure.probe_part_size
+    if modules:
         params, _ = jax.eval_shape(problem.init, jax.random.key(0))
         try:
-            resolve_labels(dict(measure.phi_modules), params)
+            resolve_labels(dict(modules), params)
         except ValueError as error:
-            raise UserError(
-                f"config.measure.phi_modules = {measure.phi_modules!r}: {error}"
-            ) from error
+            place = "config.measure.phi_modules"
+            raise UserError(place, modules, f"{error}", code="mismatch") from error
+    place = "config.measure.probe_part_size"
     fix = f"the training set has {examples} examples; use at most that in all parts"
-    require(
-        measure.probe_parts * measure.probe_part_size <= examples,
-        "config.measure.probe_part_size",
-        measure.probe_part_size,
-        fix,
-    )
-    mixes = train.loss.mixup_alpha and measure.probe_part_size % 2
-    require(
-        not mixes,
-        "config.measure.probe_part_size",
-        measure.probe_part_size,
-        "mixup mixes pairs; give an even number",
-    )
-    check_batch(train.model, Replicas(), measure.probe_part_size)
+    require(measure.probe_parts * size <= examples, place, size, fix, code="mismatch")
+    mixes = train.loss.mixup_alpha and size % 2
+    require(not mixes, place, size, "mixup mixes pairs; give an even number", code="conflict")
+    check_batch(train.model, Replicas(), size)
 
 
 def _resolve(
     config: SweepConfig, train: TrainConfig, index: int, size: int, examples: int
 ) -> ResolvedSchedule:
-    field = f"config.arms[{index}].schedule"
-    resolved = resolve_schedule(
-        train.schedule, size, examples, train.num_epochs, field, train.num_steps
-    )
-    fix = "the search varies the warmup, and a multiple of none is none; give the arm a warmup"
+    schedule, decay = train.schedule, train.optimizer.weight_decay
     search = config.arm_search(index)
-    require(
-        resolved.warmup_steps > 0 or not _varies(search, "warmup"),
-        f"{field}.warmup_rule",
-        train.schedule.warmup_rule,
-        fix,
-    )
-    fix = "the search varies the weight decay, and a multiple of none is none; give the arm some, or a search of its own"
-    decay = train.optimizer.weight_decay
-    require(
-        decay > 0 or not _varies(search, "weight_decay"),
-        f"config.arms[{index}].optimizer.weight_decay",
-        decay,
-        fix,
-    )
+    with config.naming_trials(index):
+        resolved = resolve_schedule(schedule, size, examples, train.num_epochs, train.num_steps)
+        fix = "the search varies the warmup, and a multiple of none is none; give the arm a warmup"
+        varies = _varies(search, "warmup") and resolved.warmup_steps <= 0
+        field, rule = "schedule.warmup_rule", schedule.warmup_rule
+        require(not varies, field, rule, fix, code="conflict")
+        fix = (
+            "the search varies the weight decay, and a multiple of none is none; give the arm "
+            "some, or a search of its own"
+        )
+        varies = _varies(search, "weight_decay") and decay <= 0
+        require(not varies, "optimizer.weight_decay", decay, fix, code="conflict")
     return resolved
 
 

@@ -27,10 +27,11 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
       UserError: if there is no checkpoint.
       EnvironmentProblem: if it cannot be read, or is not what was saved.
     """
-    folder, field = checkpoint_root(workdir) / "checkpoints", f"config.init_from = {str(workdir)!r}"
+    folder = checkpoint_root(workdir) / "checkpoints"
     steps = steps_on_disk(folder)
     if not steps:
-        raise UserError(f"{field}: no checkpoint is there yet; let lbopt train save one")
+        fix = "no checkpoint is there yet; let lbopt train save one"
+        raise UserError("--workdir", str(workdir), fix, code="missing")
     try:
         with ocp.PyTreeCheckpointer() as reader:
             place = folder / str(steps[-1]) / ARRAYS
@@ -40,7 +41,7 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
             raise ValueError(f"{tree.some(wrong)} is not what was saved")
     except Exception as error:  # whatever the storage layers raise
         fix = f"checkpoint {steps[-1]} cannot be read ({reason_of(error)}); use another checkpoint"
-        raise EnvironmentProblem(f"{field}: {fix}") from error
+        raise EnvironmentProblem("--workdir", str(workdir), fix, code="damaged") from error
     averages = [state.ema for state in find_states(saved["opt_state"], (EmaState,))]
     return {"params": averages[0] if averages else saved["params"], **saved["model_state"]}
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from lbopt import _scalars, tree, types
 from lbopt._scalars import is_number
+from lbopt.errors import UserError
 
 
 def require_scalar(argument: str, value: Any) -> None:
@@ -36,7 +37,7 @@ def require_scalar(argument: str, value: Any) -> None:
         and getattr(value, "ndim", 0) == 0
         and (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer))
     ):
-        raise ValueError(f"{argument} = {tree.said(value)}: give a number")
+        raise UserError(argument, value, "give a number")
 
 
 def rate_at(learning_rate: Any, count: Any) -> Any:
@@ -49,16 +50,15 @@ def rate_at(learning_rate: Any, count: Any) -> Any:
         jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer)
     )
     if not real or jnp.shape(rate):
-        raise ValueError(
-            f"learning_rate = {tree.said(learning_rate)}: it gives {tree.said(rate)}; return one number"
-        )
+        fix = f"it gives {tree.said(rate)}; return one number"
+        raise UserError("learning_rate", learning_rate, fix)
     return rate
 
 
 def require_flag(argument: str, value: Any) -> bool:
     """Return a bool, or raise ValueError for anything else: what a flag says must be known when the transform is built."""
     if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"{argument} = {tree.said(value)}: give True or False")
+        raise UserError(argument, value, "give True or False")
     return bool(value)
 
 
@@ -67,13 +67,13 @@ def require_at_least(argument: str, value: Any, low: float) -> None:
     require_scalar(argument, value)
     value = _scalars.known(value)
     if is_number(value) and not (abs(value) <= _scalars.LARGEST and value >= low):
-        raise ValueError(f"{argument} = {tree.said(value)}: give a finite number >= {low:g}")
+        raise UserError(argument, value, f"give a finite number >= {low:g}")
 
 
 def require_whole(argument: str, value: Any, low: int) -> None:
     """Raise ValueError unless the value is a whole number, known now, of at least `low`."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{argument} = {tree.said(value)}: give a whole number >= {low}")
+        raise UserError(argument, value, f"give a whole number >= {low}")
 
 
 def require_above(argument: str, value: Any, low: float) -> None:
@@ -81,7 +81,7 @@ def require_above(argument: str, value: Any, low: float) -> None:
     require_scalar(argument, value)
     value = _scalars.known(value)
     if is_number(value) and not (abs(value) <= _scalars.LARGEST and value > low):
-        raise ValueError(f"{argument} = {tree.said(value)}: give a finite number > {low:g}")
+        raise UserError(argument, value, f"give a finite number > {low:g}")
 
 
 def require_decay_rate(argument: str, value: Any) -> None:
@@ -89,7 +89,7 @@ def require_decay_rate(argument: str, value: Any) -> None:
     require_scalar(argument, value)
     value = _scalars.known(value)
     if is_number(value) and not 0 <= value < 1:
-        raise ValueError(f"{argument} = {tree.said(value)}: give a number in [0, 1)")
+        raise UserError(argument, value, "give a number in [0, 1)")
 
 
 def require_bounds(
@@ -108,23 +108,21 @@ def require_bounds(
         or not bounds[0] <= bounds[1]
         or (low is not None and not low <= bounds[0])
     ):
-        raise ValueError(
-            f"{argument} = {tree.said(bounds)}: give (low, high) with {least}low <= high, or None for no bounds"
-        )
+        fix = f"give (low, high) with {least}low <= high, or None for no bounds"
+        raise UserError(argument, bounds, fix)
 
 
 def require_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
     """Raise ValueError unless the value is one of the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(
-            f"{argument} = {tree.said(value)}: use one of {', '.join(str(choice) for choice in choices)}"
-        )
+        fix = f"use one of {', '.join(str(choice) for choice in choices)}"
+        raise UserError(argument, value, fix, code="choice")
 
 
 def require_transformation(argument: str, value: Any) -> None:
     """Raise ValueError unless it is what Optax chains: a pair of `init` and `update`."""
     if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
-        raise ValueError(f"{argument} = {tree.said(value)}: give an Optax transformation")
+        raise UserError(argument, value, "give an Optax transformation")
 
 
 def require_float_dtype(argument: str, dtype: Any) -> None:
@@ -141,9 +139,8 @@ def require_float_dtype(argument: str, dtype: Any) -> None:
     except (TypeError, ValueError):
         known = False
     if not known:
-        raise ValueError(
-            f"{argument} = {tree.said(dtype)}: give a floating-point dtype of 16 bits or more (float32, bfloat16), or None for fp32"
-        )
+        fix = "give a floating-point dtype of 16 bits or more (float32, bfloat16), or None for fp32"
+        raise UserError(argument, dtype, fix)
 
 
 def require_float_leaves(params: types.Params, transform: str, **real: Any) -> None:
@@ -160,9 +157,11 @@ def require_float_leaves(params: types.Params, transform: str, **real: Any) -> N
 
     def check(name: str, leaf: Any) -> None:
         if given and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-            raise ValueError(
-                f"{given[0]} = {real[given[0]]!r}: the parameter at {name!r} is {leaf.dtype}; pass None, or take it out with optax.masked"
+            fix = (
+                f"the parameter at {name!r} is {leaf.dtype}; pass None, or take it out with "
+                "optax.masked"
             )
+            raise UserError(given[0], real[given[0]], fix)
 
     tree.map_with_name(check, params)
 

@@ -11,6 +11,7 @@ import optax
 from jax.typing import DTypeLike
 
 from lbopt import masks, types
+from lbopt.errors import UserError
 from lbopt.transforms import (
     _arguments,
     _learning_rate,
@@ -224,23 +225,24 @@ def _check(options: _variants.LarsOptions) -> None:
         options.learning_rate_placement == options.plain_learning_rate_placement == "outside"
     )
     if options.trust_ratio_placement == "outside" and not rate_outside:
-        raise ValueError(
-            "trust_ratio_placement = 'outside' puts the ratio after the momentum: "
-            "learning_rate_placement and plain_learning_rate_placement have to be 'outside' too"
+        fix = (
+            "it puts the ratio after the momentum: learning_rate_placement and "
+            "plain_learning_rate_placement have to be 'outside' too"
         )
+        raise UserError("trust_ratio_placement", "outside", fix, code="conflict")
     if (
         options.weight_decay_placement in ("outside", "decoupled")
         and options.trust_ratio_placement == "inside"
     ):
-        raise ValueError(
-            f"weight_decay_placement = {options.weight_decay_placement!r} with a momentum after it: "
-            "the velocity would gather the decay; use 'inside', or trust_ratio_placement='outside'"
+        fix = (
+            "the velocity after it would gather the decay; use 'inside', or "
+            "trust_ratio_placement='outside'"
         )
+        placement = options.weight_decay_placement
+        raise UserError("weight_decay_placement", placement, fix, code="conflict")
     if options.denominator == "momentum" and options.trust_ratio_placement == "inside":
-        raise ValueError(
-            "denominator = 'momentum' divides by the norm of the momentum: trust_ratio_placement has "
-            "to be 'outside'"
-        )
+        fix = "it divides by the norm of the momentum: trust_ratio_placement has to be 'outside'"
+        raise UserError("denominator", "momentum", fix, code="conflict")
 
 
 def _momentum_steps(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import masks, stacks, tree, types
+from lbopt.errors import UserError
 from lbopt.transforms import _arguments, _per_path
 
 Denominator = Literal["norm_of_sum", "sum_of_norms", "gradient_only", "momentum"]
@@ -76,25 +77,24 @@ class _Options:
         if self.zero_norm_ratio is not None:
             _arguments.require_at_least("zero_norm_ratio", self.zero_norm_ratio, 0)
         if self.clip_mode == "clip" and self.learning_rate is None:
-            raise ValueError(
-                "clip_mode = 'clip' compares the ratio with the learning rate: pass learning_rate too"
-            )
+            fix = "it compares the ratio with the learning rate: pass learning_rate too"
+            raise UserError("clip_mode", "clip", fix, code="conflict")
         if self.clip_mode == "clip" and self.trust_ratio_bounds is not None:
-            raise ValueError(
-                "clip_mode = 'clip' already bounds the ratio by the learning rate: pass trust_ratio_bounds=None"
-            )
+            fix = "it already bounds the ratio by the learning rate; use {bounds}=None"
+            also = {"bounds": "trust_ratio_bounds"}
+            raise UserError("clip_mode", "clip", fix, code="conflict", also=also)
         if self.weight_decay_placement == "decoupled" and self.learning_rate is None:
-            raise ValueError(
-                "weight_decay_placement = 'decoupled' shrinks weights by the learning rate: pass learning_rate too"
-            )
+            fix = "it shrinks weights by the learning rate: pass learning_rate too"
+            raise UserError("weight_decay_placement", "decoupled", fix, code="conflict")
         if self.weight_decay_placement == "norm_only" and self.denominator in (
             "gradient_only",
             "momentum",
         ):
-            raise ValueError(
-                f"weight_decay_placement = 'norm_only' with denominator = {self.denominator!r}: the decay would act nowhere; "
-                "use 'inside', or another denominator"
+            fix = (
+                f"with denominator = {self.denominator!r} the decay would act nowhere; use "
+                "'inside', or another denominator"
             )
+            raise UserError("weight_decay_placement", "norm_only", fix, code="conflict")
 
     @property
     def needs_rate(self) -> bool:

@@ -17,7 +17,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import jax
 
-from lbopt import masks, tree, types
+from lbopt import masks, types
+from lbopt.errors import UserError
 from lbopt.transforms import _arguments
 from lbopt.transforms._moments import Debias
 from lbopt.transforms._normalization import Per
@@ -437,7 +438,7 @@ def choose(variants: Mapping[str, Variant[Options]], name: str, **given: Any) ->
     (1e-05, 0.0)
     """
     if not isinstance(name, str) or name not in variants:
-        raise ValueError(f"variant = {tree.said(name)}: use one of {', '.join(variants)}")
+        raise UserError("variant", name, f"use one of {', '.join(variants)}", code="choice")
     chosen = {
         option: value for option, value in given.items() if not isinstance(value, types.Default)
     }
@@ -456,19 +457,18 @@ def _as_decayed(options: LambOptions | LarsOptions) -> bool:
 
 
 def check_adaptation(options: LambOptions | LarsOptions, optimizer: str, variant: str) -> None:
-    """Raise ValueError, or warn, where the options leave nothing to adapt without saying so."""
+    """Raise `UserError`, or warn, where the options leave nothing to adapt without saying so."""
     if _as_decayed(options) and options.weight_decay_mask is False:
-        raise ValueError(
-            'trust_ratio_mask = "as_weight_decay" with weight_decay_mask = False: no leaf would be adapted; '
-            "pass trust_ratio_mask too"
-        )
+        fix = "with weight_decay_mask = False no leaf would be adapted; pass trust_ratio_mask too"
+        raise UserError("trust_ratio_mask", AS_DECAYED, fix, code="conflict")
     if _arguments.require_flag("adapt_undecayed", options.adapt_undecayed):
         return
     if options.weight_decay_mask is False and options.trust_ratio_mask is not False:
-        raise ValueError(
-            "adapt_undecayed = False with weight_decay_mask = False: no leaf would be adapted; "
-            "pass trust_ratio_mask=False if that is meant, or adapt_undecayed=True"
+        fix = (
+            "with weight_decay_mask = False no leaf would be adapted; pass trust_ratio_mask=False "
+            "if that is meant, or adapt_undecayed=True"
         )
+        raise UserError("adapt_undecayed", False, fix, code="conflict")
     decay = options.weight_decay
     if isinstance(decay, numbers.Real) and decay == 0 and options.trust_ratio_mask is not False:
         warnings.warn(

@@ -21,7 +21,7 @@ from typing import Any, TypedDict
 
 from lbopt import _typed_json, paths
 from lbopt.data.text import SETTINGS_FILE, VOCABULARY_FILE
-from lbopt.errors import EnvironmentProblem, Preempted, UserError
+from lbopt.errors import EnvironmentProblem, LboptError, Preempted, UserError
 from lbopt.job import Job, SoloJob
 
 _KEPT = (
@@ -77,8 +77,14 @@ def local_workdir(
             with mirror.held():
                 mirror.download()
                 yield folder
-        except (UserError, EnvironmentProblem, Preempted) as error:
-            raise type(error)(str(error).replace(folder, workdir)) from error
+        except LboptError as error:
+            for part in ("field", "value", "reason"):
+                text = getattr(error, part)
+                if isinstance(text, str):
+                    setattr(error, part, text.replace(folder, workdir))
+            raise
+        except Preempted as error:
+            raise Preempted(str(error).replace(folder, workdir)) from error
         finally:
             del _MIRRORS[mirror.folder]
 
@@ -159,9 +165,8 @@ def bucket_path(workdir: str) -> Any:
         _import_gcsfs()
         from etils import epath
     except ImportError as error:
-        raise EnvironmentProblem(
-            f"--workdir = {workdir!r}: gcsfs is not installed; run pip install 'lbopt[gcs]'"
-        ) from error
+        fix = "gcsfs is not installed; run pip install 'lbopt[gcs]'"
+        raise EnvironmentProblem("--workdir", workdir, fix, code="installation") from error
     return epath.Path(workdir)
 
 
@@ -197,10 +202,11 @@ def bucket_errors(root: Any, doing: str) -> Iterator[None]:
         raise
     except Exception as error:  # of a dozen classes: HTTP, credentials, DNS
         reason = " ".join((str(error) or type(error).__name__).split())[:200]
-        raise EnvironmentProblem(
-            f"--workdir = {str(root)!r}: cannot be {doing} ({reason}); give this machine's account the right to read and write its objects, "
-            "or use another bucket"
-        ) from error
+        fix = (
+            f"cannot be {doing} ({reason}); give this machine's account the right to read and "
+            "write its objects, or use another bucket"
+        )
+        raise EnvironmentProblem("--workdir", str(root), fix, code="resource") from error
 
 
 @dataclasses.dataclass(eq=False)

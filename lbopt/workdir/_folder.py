@@ -26,7 +26,7 @@ KINDS = {"train": "training run", "sweep": "sweep"}
 
 _LEFTOVER = re.compile(r"\..+\.(json|jsonl|txt|csv|html|png)\.\d+|\.seen-by-all-[0-9a-f]{32}")
 """Names of files that `write_bytes` has not finished, and that `check_shared_workdir` looks at."""
-_RESTORE = "restore it or use another --workdir"
+_RESTORE = "restore it or use another folder"
 
 
 class _Start(TypedDict):
@@ -178,7 +178,7 @@ def absolute_workdir(path: paths.GivenPath) -> pathlib.Path:
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"--workdir = {str(path)!r}: it is not UTF-8; use another name") from error
+        raise UserError("--workdir", str(path), "it is not UTF-8; use another name") from error
     return paths.local(path, "--workdir").absolute()
 
 
@@ -195,15 +195,13 @@ def read_config(path: paths.GivenPath, kind: str | None = None) -> dict[str, Any
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise EnvironmentProblem(
-            f"--workdir: {file} cannot be read ({error.strerror}); use another folder or mend it"
-        ) from error
+        fix = f"{file} cannot be read ({error.strerror}); use another folder or mend it"
+        raise EnvironmentProblem("--workdir", reason=fix, code="resource") from error
     except ValueError as error:
         raise _no_config(str(file), error) from error
     if kind is not None and saved["kind"] != kind:
-        raise UserError(
-            f"--workdir = {str(file.parent)!r}: it holds a {KINDS[saved['kind']]}, not a {KINDS[kind]}; use another --workdir"
-        )
+        fix = f"it holds a {KINDS[saved['kind']]}, not a {KINDS[kind]}; use another folder"
+        raise UserError("--workdir", str(file.parent), fix, code="mismatch")
     return saved
 
 
@@ -236,9 +234,8 @@ def _parse_config(data: bytes, file: str) -> dict[str, Any]:
 
 
 def _no_config(file: str, error: ValueError) -> EnvironmentProblem:
-    return EnvironmentProblem(
-        f"--workdir: {file} is not a config.json of lbopt ({error}); {_RESTORE}"
-    )
+    fix = f"{file} is not a config.json of lbopt ({error}); {_RESTORE}"
+    return EnvironmentProblem("--workdir", reason=fix, code="damaged")
 
 
 def make_writable_folder(folder: pathlib.Path) -> None:

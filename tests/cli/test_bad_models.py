@@ -29,7 +29,7 @@ CASES = {
     "a size for a model that has none": (
         "digits_cnn.py:lamb-256",
         {"model.size": "b0"},
-        ["config.model.size = 'b0'", "'cnn' has no published sizes"],
+        ["config.model.size = 'b0'", "config.model.name = 'cnn'"],
     ),
     "bert on images": (
         RESNET,
@@ -188,8 +188,8 @@ CASES = {
     ),
     "rematerialised layers of a scan": (
         BERT,
-        {"model.scan_layers": True, "model.remat_layers": 1},
-        ["config.model.remat_layers = 1", "scan_layers=False"],
+        {"model.scan_layers": True, "model.remat": "layer", "model.remat_layers": 1},
+        ["config.model.remat_layers = 1", "config.model.scan_layers"],
     ),
 }
 

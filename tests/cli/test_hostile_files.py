@@ -8,11 +8,12 @@ import shutil
 
 import pytest
 import synthetic
+from refusal import refused
 from synthetic import Truth, legw
 
 from lbopt.data.text import StoreWriter, open_store
 from lbopt.data.text._wordpiece import Document
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import EnvironmentProblem
 from lbopt.recipes import _initial
 from lbopt.report import _page
 from lbopt.sweep import Parts, _parts
@@ -337,7 +338,7 @@ def test_stores(tmp_path, versions):
 
 @pytest.mark.parametrize("model", ["null", "[]", DEEP, '{"activation": []}', "\x00"])
 def test_what_an_export_says_of_its_model(model):
-    with pytest.raises(UserError, match=r"config.init_from = 'x': model in its metadata: "):
+    with refused("init_from", "x", "damaged"):
         _initial._activation(model, "x")
 
 

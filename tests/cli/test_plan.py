@@ -100,7 +100,7 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
         (["--topology=v3:2x2", "--compare=v3:4x4, model.rematt=layer"], "config.model has no field 'rematt'"),
         (["--topology=v3:2x2", "--compare=v3:4x5"], "--topology = 'v3:4x5'"),
         (["--topology=v3:4x4", "--config.model.batch_norm_scope=tiles:2x2"], "config.parallel.order='torus'"),
-        (["--topology=v3:2x2", "--config.parallel.reduce_scatter=True"], "set config.parallel.shard_update=True"),
+        (["--topology=v3:2x2", "--config.parallel.reduce_scatter=True"], "config.parallel.shard_update = False"),
         (["--topology=v3:2x2", "--config.parallel.reduce_dtype=float16"], "config.parallel.reduce_dtype = 'float16'"),
     ],
 )  # fmt: skip

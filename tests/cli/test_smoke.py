@@ -15,7 +15,8 @@ pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 PREPARED = ("generated_images", "pydoc_squad")
 ONE = ["--config.parallel.num_devices=1"]
 TWO = ["--config.parallel.num_devices=2"]
-IMAGES = ["--config.data.reader_threads=2"]
+DATA = ["--config.data.data_dir={data_dir}"]
+IMAGES = [*DATA, "--config.data.reader_threads=2"]
 SHORT = [
     "--config.global_batch_size=16",
     "--config.num_steps=4",
@@ -34,7 +35,7 @@ FAMILIES = {
     "bert_mlperf": ONE,
     "lstm_legw": ONE,
     "mnist": ONE,
-    "squad": ONE,
+    "squad": [*ONE, *DATA],
     "digits_cnn": [*ONE, *SHORT, "--config.model.widths=(4,)", "--config.model.hidden=8"],
     "digits_lstm": [*ONE, *SHORT, "--config.model.hidden=8"],
     "digits_resnet": [*ONE, *SHORT, "--config.model.width_coefficient=0.125"],
@@ -90,8 +91,7 @@ def test_a_smoke_row_goes_the_whole_way(family, configs, data_dir, tmp_path, cap
     flags = [
         f"--config={configs / family}.py:smoke",
         f"--workdir={workdir}",
-        f"--config.data.data_dir={data_dir}",
-        *FAMILIES[family],
+        *(flag.format(data_dir=data_dir) for flag in FAMILIES[family]),
     ]
     run = build_run(load_config(flags[0].removeprefix("--config="), flags[2:], TrainConfig))
     last = run.phases()[-1].last_step

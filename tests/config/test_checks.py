@@ -5,10 +5,10 @@ import json
 
 import numpy as np
 import pytest
+from refusal import refused
 
 from lbopt.config import Arm, SweepConfig, TrainConfig, config_to_json, json_differences
 from lbopt.config._checks import check_types
-from lbopt.errors import UserError
 
 
 @dataclasses.dataclass
@@ -71,18 +71,16 @@ def test_a_value_of_the_type_is_taken(name, value):
 
 @pytest.mark.parametrize(("name", "value", "kind"), BAD)
 def test_a_value_of_another_type_is_refused(name, value, kind):
-    with pytest.raises(UserError) as caught:
+    with refused(name, value, "type") as caught:
         check_types(Outer(**{name: value}))
-    said = str(caught.value)
-    assert said.startswith(f"config.{name} = {value!r}: give a value of type ")
-    assert kind in said
+    assert kind in caught.value.reason  # the reason is the type
 
 
 def test_what_lies_within_is_named_in_full():
-    with pytest.raises(UserError, match=r"^config\.inner\.rate = 'x'"):
+    with refused("inner.rate", "x", "type"):
         check_types(Outer(inner=Inner("x")))
-    with pytest.raises(UserError, match=r"^top\.many\[1\]\.rate = 'x'"):
-        check_types(Outer(many=(Inner(), Inner("x"))), "top")
+    with refused("many[1].rate", "x", "type"):
+        check_types(Outer(many=(Inner(), Inner("x"))))
 
 
 def test_the_defaults_have_their_types():

@@ -3,17 +3,20 @@
 import json
 
 import pytest
+from refusal import refused
 
 from lbopt.config import (
     Arm,
+    LossConfig,
     ModelConfig,
     OptimizerConfig,
+    PhaseConfig,
     SweepConfig,
     TrainConfig,
+    completed_json,
     config_from_json,
     config_to_json,
 )
-from lbopt.errors import UserError
 
 CONFIGS = [
     TrainConfig(),
@@ -40,22 +43,47 @@ def test_left_out_fields_have_their_defaults():
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("kind", "data", "field", "value", "code"),
     [
-        ({"sede": 1}, "config.sede = 1: this lbopt has no such field; use lbopt 9.9"),
-        (
-            {"model": {"hiden": 2}},
-            "config.model.hiden = 2: this lbopt has no such field; use lbopt 9.9",
-        ),
-        ({"model": 3}, "config.model = 3: not a group of fields"),
+        (TrainConfig, {"sede": 1}, "config.sede", 1, "choice"),
+        (TrainConfig, {"model": {"hiden": 2}}, "config.model.hiden", 2, "choice"),
+        (TrainConfig, {"model": 3}, "config.model", 3, "type"),
+        (TrainConfig, 3, "config", 3, "type"),
+        (SweepConfig, {"arms": [{}, {"nam": "x"}]}, "config.arms[1].nam", "x", "choice"),
     ],
 )
-def test_fields_of_another_version(data, said):
-    with pytest.raises(UserError) as raised:
-        config_from_json(TrainConfig, data, "9.9")
-    assert said in str(raised.value)
+def test_fields_of_another_version(kind, data, field, value, code):
+    with refused(field, value, code):
+        config_from_json(kind, data, "9.9")
+
+
+def test_what_an_earlier_version_saved_of_fields_without_effect_is_forgotten():
+    """It accepted any value of them, and neither run nor network depends on it."""
+    config = TrainConfig(
+        "x",
+        num_steps=4,
+        optimizer=OptimizerConfig("adam"),
+        loss=LossConfig(label_smoothing=0.1, label_smoothing_rule="other_classes"),
+        phase2=PhaseConfig(3),
+    )
+    data = config_to_json(config)
+    data["optimizer"] |= {"weight_decay": 0.5, "variant": "apex", "eps": 1e-7}
+    data["phase2"] |= {"sequence_length": 128, "remat": "layer"}
+    data["model"]["size"] = "large"
+    found = config_from_json(TrainConfig, completed_json(TrainConfig, data))
+    found.validate()
+    config.optimizer.eps = 1e-7
+    assert found == config
+
+
+def test_a_study_forgets_them_too():
+    study = SweepConfig(arms=(Arm("a", OptimizerConfig("adam"), loss=LossConfig(0.1)),))
+    data = config_to_json(study)
+    data["arms"][0]["optimizer"]["weight_decay"] = 0.5
+    data["train"]["model"]["size"] = "large"
+    assert config_from_json(SweepConfig, completed_json(SweepConfig, data)) == study
 
 
 def test_wrong_types_are_left_for_validate():
-    with pytest.raises(UserError, match=r"config.model.widths"):
+    with refused("config.model.widths", "wide", "type"):
         config_from_json(TrainConfig, {"model": {"widths": "wide"}}).validate()

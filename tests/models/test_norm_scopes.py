@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusal import refused
 
 import lbopt
 from lbopt import replicas
@@ -99,7 +100,7 @@ def test_a_scope_that_counts_replicas_must_be_told_how_many(scope):
     module = lbopt.BatchNorm(scope)
     x = np.ones((4, 2), np.float32)
     variables = module.init(jax.random.key(0), x, use_running_average=False)
-    with pytest.raises(ValueError, match="nobody said how many replicas"):
+    with refused("stats_scope", scope, "missing"):
         module.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
 
 

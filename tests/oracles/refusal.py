@@ -16,7 +16,7 @@ def refused(field, value=ANY, code=ANY, kind=UserError):
     with pytest.raises(kind) as caught:
         yield caught
     error = caught.value
-    assert (error.field, error.code) == (field, code)
+    assert (error.field, error.code) == (field, code), error
     if value is not ANY:
         assert error.value is value or repr(error.value) == repr(value)
     assert "\n" not in str(error)

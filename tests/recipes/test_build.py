@@ -7,13 +7,13 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from refusal import refused
 
 import lbopt
 from lbopt.cli import call_get_config
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.data import load_digits
 from lbopt.data.from_config import load_source
-from lbopt.errors import UserError
 from lbopt.recipes import _build, make_problem, make_schedule, resolve_schedule
 from lbopt.sweep import make_cells, make_problems
 
@@ -206,7 +206,7 @@ def test_rows_of_one_loaded_file_share_nothing():
 def test_warmup_must_end_before_training():
     config = load("digits_cnn.py:lamb-1024")
     config.num_epochs = 4.0
-    with pytest.raises(UserError, match=r"4 warmup steps do not end before the 4 steps"):
+    with refused("config.schedule.base_warmup_epochs", code="conflict"):
         _build.build_run(config)
     config.num_epochs = 5.0
     assert _build.build_run(config).num_steps == 5

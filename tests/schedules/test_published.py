@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from refusal import refused
 
 import lbopt
 from lbopt.schedules import Units
@@ -158,78 +159,64 @@ def test_polynomial_equals_optax():
 
 
 GOOD = {"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20}
+RATE = optax.constant_schedule(1.0)
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "field", "value", "code"),
     [
         (
             lambda: lbopt.warmup_schedule(**GOOD, start_step=15),
-            "warmup_steps = 5 from step 15 of 20 steps: warmup must end",
+            *("warmup_steps", 5.0, "conflict"),
         ),
-        (lambda: lbopt.warmup_schedule(**GOOD, warmup_power=0.0), r"warmup_power = 0\.0"),
+        (lambda: lbopt.warmup_schedule(**GOOD, warmup_power=0.0), "warmup_power", 0.0, "value"),
         (
             lambda: lbopt.warmup_schedule(**GOOD, start_step=-5, warmup_from=0.05),
-            "from step -5: there is no ramp",
+            *("warmup_from", 0.05, "unused"),
         ),
-        (lambda: lbopt.warmup_schedule(**GOOD, warmup_from=-1.0), r"warmup_from = -1\.0"),
-        (
-            lambda: lbopt.warmup_schedule(**GOOD, decay_from="end"),
-            "decay_from = 'end': use one of warmup_end, start",
-        ),
-        (lambda: lbopt.warmup_schedule(**GOOD, decay_steps=0), "decay_steps = 0"),
+        (lambda: lbopt.warmup_schedule(**GOOD, warmup_from=-1.0), "warmup_from", -1.0, "value"),
+        (lambda: lbopt.warmup_schedule(**GOOD, decay_from="end"), "decay_from", "end", "choice"),
+        (lambda: lbopt.warmup_schedule(**GOOD, decay_steps=0), "decay_steps", 0, "value"),
         (
             lambda: lbopt.warmup_schedule(**GOOD, end_learning_rate=-1.0),
-            r"end_learning_rate = -1\.0",
+            *("end_learning_rate", -1.0, "value"),
         ),
         (
             lambda: lbopt.warmup_schedule(**GOOD, end_learning_rate=0.1, end_factor=0.1),
-            r"end_learning_rate = 0\.1 and end_factor = 0\.1: give one of the two",
+            *("end_learning_rate", 0.1, "conflict"),
         ),
         (
             lambda: lbopt.warmup_schedule(
                 **GOOD, end_learning_rate=0.1, decay=optax.constant_schedule(1.0)
             ),
-            "a decay function has an end of its own",
+            *("end_learning_rate", 0.1, "conflict"),
         ),
-        (lambda: lbopt.mlperf_schedule(1.0, 100, 100), "warmup must end before training does"),
-        (lambda: lbopt.albert_schedule(1.0, 100, 100), "warmup must end before training does"),
-        (lambda: lbopt.exponential_schedule(1.0, 0.0, 100), r"steps_per_decay = 0\.0"),
-        (lambda: lbopt.exponential_schedule(1.0, 5.0, 100, 1.5), r"decay_rate = 1\.5"),
+        (lambda: lbopt.mlperf_schedule(1.0, 100, 100), "warmup_steps", 100.0, "conflict"),
+        (lambda: lbopt.albert_schedule(1.0, 100, 100), "warmup_steps", 100.0, "conflict"),
         (
-            lambda: lbopt.step_schedule(1.0, (5, 3), 100),
-            r"boundaries = \(5, 3\): give one or more ascending steps",
+            lambda: lbopt.exponential_schedule(1.0, 0.0, 100),
+            *("steps_per_decay", 0.0, "value"),
         ),
-        (lambda: lbopt.step_schedule(1.0, (5, math.nan), 100), r"boundaries = nan"),
-        (
-            lambda: lbopt.step_schedule(1.0, (5, 100), 100),
-            r"boundaries = \(5, 100\): step 100 is not one of the 100",
-        ),
+        (lambda: lbopt.exponential_schedule(1.0, 5.0, 100, 1.5), "decay_rate", 1.5, "value"),
+        (lambda: lbopt.step_schedule(1.0, (5, 3), 100), "boundaries", (5, 3), "value"),
+        (lambda: lbopt.step_schedule(1.0, (5, math.nan), 100), "boundaries", math.nan, "value"),
+        (lambda: lbopt.step_schedule(1.0, (5, 100), 100), "boundaries", (5, 100), "unused"),
         (
             lambda: lbopt.exponential_schedule(1.0, 120.5, 100),
-            r"steps_per_decay = 120\.5: step 120\.5 is not one of",
+            *("steps_per_decay", 120.5, "unused"),
         ),
-        (lambda: lbopt.step_schedule(1.0, (), 100), r"boundaries = \(\)"),
-        (lambda: lbopt.step_schedule(1.0, (5,), 100, 0.0), r"factor = 0\.0"),
-        (lambda: lbopt.mixed_batch_schedule(), r"phases = \(\)"),
-        (
-            lambda: lbopt.mixed_batch_schedule((optax.constant_schedule(1.0), 0)),
-            "the length of a phase = 0",
-        ),
-        (
-            lambda: lbopt.mixed_batch_schedule(optax.constant_schedule(1.0), 5),
-            r"is not a \(schedule, number of steps\)",
-        ),
-        (lambda: lbopt.mixed_batch_schedule((0.1, 5)), r"is not a \(schedule, number of steps\)"),
-        (
-            lambda: lbopt.warmup_schedule(0.1, "5", 20),
-            "warmup_steps = '5': give a finite number >= 0",
-        ),
-        (lambda: lbopt.warmup_schedule("0.1", 5, 20), "peak_learning_rate = '0.1'"),
+        (lambda: lbopt.step_schedule(1.0, (), 100), "boundaries", (), "value"),
+        (lambda: lbopt.step_schedule(1.0, (5,), 100, 0.0), "factor", 0.0, "value"),
+        (lambda: lbopt.mixed_batch_schedule(), "phases", (), "value"),
+        (lambda: lbopt.mixed_batch_schedule((RATE, 4), (RATE, 0)), "phases[1]", 0, "value"),
+        (lambda: lbopt.mixed_batch_schedule(RATE, 5), "phases[0]", RATE, "type"),
+        (lambda: lbopt.mixed_batch_schedule((0.1, 5)), "phases[0]", (0.1, 5), "type"),
+        (lambda: lbopt.warmup_schedule(0.1, "5", 20), "warmup_steps", "5", "value"),
+        (lambda: lbopt.warmup_schedule("0.1", 5, 20), "peak_learning_rate", "0.1", "value"),
     ],
 )
-def test_bad_arguments_are_named(build, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments_are_named(build, field, value, code):
+    with refused(field, value, code):
         build()
 
 
@@ -318,9 +305,8 @@ def test_what_is_no_number_is_refused_by_its_own_name(build):
         for bad in NO_NUMBERS:
             if argument == "boundaries" and not np.isscalar(bad):
                 continue
-            with pytest.raises(ValueError, match=rf"^{argument} = .*(give|use) ") as said:
+            with refused(argument):
                 build(**{**NUMBERS[build], argument: bad})
-            assert "\n" not in str(said.value)
         if argument != "boundaries":
             build(
                 **{
@@ -352,7 +338,5 @@ def test_a_rate_is_fp32_whatever_a_decay_function_or_a_traced_argument_is():
         for dtype in (jnp.bfloat16, jnp.float64, jnp.int32):
             assert jax.eval_shape(rate, jax.ShapeDtypeStruct((), dtype)).dtype == jnp.float32
     for bad in ("0.5", None, np.zeros(2)):
-        with pytest.raises(
-            ValueError, match=r"^decay = .* it gives .*; return a factor of the peak, one number"
-        ):
+        with refused("decay"):
             lbopt.warmup_schedule(0.5, 5, 20, decay=lambda t, bad=bad: bad)(7)

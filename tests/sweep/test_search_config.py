@@ -3,16 +3,16 @@
 import math
 
 import pytest
+from refusal import refused
 
-from lbopt.config import SearchConfig, validate_search
-from lbopt.errors import UserError
+from lbopt.config import SearchConfig, check_search
 
 METHODS = ("grid", "log_uniform", "halton", "successive_halving", "hyperband", "optuna")
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_defaults_are_valid_for_every_method(method):
-    validate_search(SearchConfig(method=method), "config.search")
+    check_search(SearchConfig(method=method))
 
 
 @pytest.mark.parametrize(
@@ -30,73 +30,63 @@ def test_the_defaults_are_valid_for_every_method(method):
     ],
 )
 def test_unusual_and_sound_is_accepted(fields):
-    validate_search(SearchConfig(**fields), "config.search")
+    check_search(SearchConfig(**fields))
 
 
-GRID = "ascending, none twice"
 BAD = [
-    ("method", "random", "use one of grid, halton"),
-    ("sampler", "gp", "use one of random, tpe"),
-    ("pruner", "hyperbands", "did you mean 'hyperband'?"),
-    ("learning_rate_factors", (), GRID),
-    ("learning_rate_factors", (2.0, 1.0), GRID),
-    ("learning_rate_factors", (1.0, 1.0), GRID),
-    ("learning_rate_factors", (0.0, 1.0), "positive"),
-    ("learning_rate_factors", (1.0, math.inf), GRID),
-    ("learning_rate_factors", (math.nan,), GRID),
-    ("learning_rate_factors", (1.0, math.nan, 2.0), GRID),
-    ("warmup_factors", (), GRID),
-    ("warmup_factors", (-1.0, 1.0), ">= 0"),
-    ("weight_decay_factors", (1.0, 0.0), GRID),
-    ("learning_rate_range", (10.0, 0.1), "low <= high"),
-    ("learning_rate_range", (0.0, 10.0), "a lower end > 0"),
-    ("learning_rate_range", (0.0, 0.0), "a lower end > 0"),
-    ("learning_rate_range", (1.0, math.inf), "low <= high"),
-    ("learning_rate_range", (math.nan, 1.0), "low <= high"),
-    ("warmup_range", (0.0, 1.0), "a lower end > 0"),
-    ("weight_decay_range", (-1.0, 1.0), "a lower end > 0"),
-    ("num_candidates", 0, ">= 1"),
-    ("candidates_at_once", 0, ">= 1"),
-    ("eta", 1, ">= 2"),
-    ("min_fidelity", 0.0, "[1e-05, 1]"),
-    ("min_fidelity", 1.5, "[1e-05, 1]"),
-    ("min_fidelity", math.nan, "[1e-05, 1]"),
-    ("seeds", (), "at least one seed"),
-    ("seeds", (1, 1), "none twice"),
-    ("seed", 2**31, "[0, 2147483648)"),
+    ("method", "random"),
+    ("sampler", "gp"),
+    ("pruner", "hyperbands"),
+    ("learning_rate_factors", ()),
+    ("learning_rate_factors", (2.0, 1.0)),
+    ("learning_rate_factors", (1.0, 1.0)),
+    ("learning_rate_factors", (0.0, 1.0)),
+    ("learning_rate_factors", (1.0, math.inf)),
+    ("learning_rate_factors", (math.nan,)),
+    ("learning_rate_factors", (1.0, math.nan, 2.0)),
+    ("warmup_factors", ()),
+    ("warmup_factors", (-1.0, 1.0)),
+    ("weight_decay_factors", (1.0, 0.0)),
+    ("learning_rate_range", (10.0, 0.1)),
+    ("learning_rate_range", (0.0, 10.0)),
+    ("learning_rate_range", (0.0, 0.0)),
+    ("learning_rate_range", (1.0, math.inf)),
+    ("learning_rate_range", (math.nan, 1.0)),
+    ("warmup_range", (0.0, 1.0)),
+    ("weight_decay_range", (-1.0, 1.0)),
+    ("num_candidates", 0),
+    ("candidates_at_once", 0),
+    ("eta", 1),
+    ("min_fidelity", 0.0),
+    ("min_fidelity", 1.5),
+    ("min_fidelity", math.nan),
+    ("seeds", ()),
+    ("seeds", (1, 1)),
+    ("seed", 2**31),
 ]
 
 
-@pytest.mark.parametrize(("field", "value", "fix"), BAD)
-def test_bad_input_is_one_line_with_field_value_and_fix(field, value, fix):
-    with pytest.raises(UserError) as caught:
-        validate_search(SearchConfig(**{field: value}), "config.search")
-    line = str(caught.value)
-    assert line.startswith(f"config.search.{field} = {value!r}: ")
-    assert fix in line
-    assert "\n" not in line
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_bad_input_names_field_and_value(field, value):
+    code = "choice" if field in ("method", "sampler", "pruner") else "value"
+    with refused(field, value, code):
+        check_search(SearchConfig(**{field: value}))
 
 
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_a_search_with_nothing_to_search_is_refused(method):
-    with pytest.raises(
-        UserError, match=r"config\.search\.learning_rate_range = \(1\.0, 1\.0\): .*method 'grid'"
-    ):
-        validate_search(SearchConfig(method, learning_rate_range=(1.0, 1.0)), "config.search")
+    with refused("learning_rate_range", (1.0, 1.0)):
+        check_search(SearchConfig(method, learning_rate_range=(1.0, 1.0)))
 
 
 @pytest.mark.parametrize(
     "fields", [{"method": "hyperband"}, {"method": "optuna", "pruner": "median"}]
 )
 def test_rungs_that_do_not_exist_are_refused(fields):
-    with pytest.raises(
-        UserError, match=r"config\.search\.min_fidelity = 0\.5: .*1 / eta = 0\.333333"
-    ):
-        validate_search(SearchConfig(**fields, min_fidelity=0.5), "config.search")
+    with refused("min_fidelity", 0.5):
+        check_search(SearchConfig(**fields, min_fidelity=0.5))
 
 
 def test_the_seed_at_fault_is_named():
-    with pytest.raises(
-        UserError, match=r"config\.search\.seeds = -1: give a number in \[0, 2147483648\)"
-    ):
-        validate_search(SearchConfig(seeds=(0, -1)), "config.search")
+    with refused("seeds", -1):
+        check_search(SearchConfig(seeds=(0, -1)))

@@ -112,6 +112,8 @@ def _preparation(data: DataConfig, shape: tuple) -> Preparation:
 
 
 def _policy(data: DataConfig) -> Policy:
+    if data.augmentation != "randaugment":
+        return Policy(data.augmentation)
     return Policy(data.augmentation, data.randaugment_layers, data.randaugment_magnitude)
 
 

@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from lbopt import _typed_json
-from lbopt.config import SweepConfig, validate_search
+from lbopt import _typed_json, errors
+from lbopt.config import SweepConfig, check_search
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.report import _page
 from lbopt.report.study import (
@@ -115,8 +115,9 @@ def _check_saved(config: Mapping[str, Any]) -> None:
         require(ascending, "config.global_batch_sizes", sizes, "one size or more, ascending")
         epochs, fix = study.train.num_epochs, "give a number of epochs, or None"
         require(epochs is None or 1e-9 < epochs < 1e9, "config.train.num_epochs", epochs, fix)
-        for one in (study.search, *(arm.search for arm in study.arms if arm.search)):
-            validate_search(one, "config.search")
+        with errors.under("config.search"):
+            for one in (study.search, *(arm.search for arm in study.arms if arm.search)):
+                check_search(one)
     except UserError as error:
         raise EnvironmentProblem(
             f"--workdir: config.json is not that of a study ({error}); restore it"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt import tree
-from lbopt.config import SweepConfig
+from lbopt.config import SweepConfig, TrainConfig, naming
 from lbopt.data import DAMAGED, Dataset, Reading, TrainBatches, example_indices, train_iterator
 from lbopt.errors import UserError
 from lbopt.job import beat
@@ -61,9 +61,11 @@ class MeshProgram:
 
     def __init__(self, cell: Cell, decays: bool, config: SweepConfig):
         self.train, self.problem, self.config = cell.train, cell.problem, config
-        self.mesh = build_mesh(self.train.parallel)
         tx = _arguments.make_tx(cell, decays)
-        self.step = make_step(self.train, cell.problem.loss_fn, tx, self.mesh, cell.problem.stacked)
+        loss_fn, stacked = cell.problem.loss_fn, cell.problem.stacked
+        with config.naming_trials(cell.index):
+            self.mesh = build_mesh(self.train.parallel)
+            self.step = make_step(self.train, loss_fn, tx, self.mesh, stacked)
         self.evaluate = cell.problem.evaluator(self.mesh, self.train.parallel.backend)
         self._tx = tx
 
@@ -91,11 +93,12 @@ def check_cells(cells: list[Cell]) -> None:
     """
     for cell in cells:
         try:
-            check_batch_fits(cell.train, cell.problem, build_mesh(cell.train.parallel))
+            with naming("config.train", TrainConfig):
+                check_batch_fits(cell.train, cell.problem, build_mesh(cell.train.parallel))
         except UserError as error:
-            raise UserError(
-                f"config.global_batch_sizes = {cell.global_batch_size} of {cell.arm.name!r}: {error}"
-            ) from error
+            size, reason = cell.global_batch_size, f"in arm {cell.arm.name!r}, {error}"
+            place = "config.global_batch_sizes"
+            raise UserError(place, size, reason, code=error.code) from error
 
 
 class MeshSession:

@@ -257,7 +257,8 @@ class Program:
         self.spread = spread
         self._tx = _arguments.make_tx(cell, decays)
         self.feed = Feed(cell, spread.width, arrays)
-        options = options_of(cell.train, cell.problem.stacked)
+        with config.naming_trials(cell.index):
+            options = options_of(cell.train, cell.problem.stacked)
         strategy = on_one_device(options.reduction)
         self._aggregation = strategy.aggregation
         self._step = step_on_one_device(cell.problem.loss_fn, self._tx, options, strategy)

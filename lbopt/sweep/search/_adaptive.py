@@ -58,11 +58,11 @@ def _generations(config: SearchConfig, study: Any, steps: int) -> Rounds:
     space = make_space(config)
     study.enqueue_trial({name: getattr(space.rule, name) for name in space.searched})
     finished = False
+    eta = config.eta if config.has_rungs else 1
     for start in range(0, config.num_candidates, config.candidates_at_once):
         count = min(config.candidates_at_once, config.num_candidates - start)
-        finished |= yield from _climb(
-            study, [_suggest(study, space) for _ in range(count)], config.eta, steps
-        )
+        candidates = [_suggest(study, space) for _ in range(count)]
+        finished |= yield from _climb(study, candidates, eta, steps)
     if not finished:
         yield (Proposal(space.rule, 1.0),)
 

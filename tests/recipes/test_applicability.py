@@ -1,0 +1,263 @@
+"""A field applies where the factory reads it, and is refused elsewhere."""
+
+import dataclasses
+import itertools
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from reading import declared, reads
+from refusal import refused
+
+from lbopt.cli import load_config
+from lbopt.config import (
+    TASKS,
+    AggregatorConfig,
+    DataConfig,
+    LossConfig,
+    MeasureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    PhaseConfig,
+    ScheduleConfig,
+    SearchConfig,
+    TrainConfig,
+    _fields,
+)
+from lbopt.config._aggregator import AGGREGATORS, COMPRESSORS
+from lbopt.config._model import MODELS, SIZES
+from lbopt.config._optimizer import OPTIMIZERS
+from lbopt.config._schedule import DECAYS, WARMUP_RULES
+from lbopt.config._search import METHODS, PRUNERS
+from lbopt.errors import UserError
+from lbopt.recipes import _aggregators, _optimizers, _schedule, make_network, make_problem
+from lbopt.sweep.search import make_searcher, search_cost
+
+DIGITS = str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py")
+
+
+def product(kind, **choices):
+    """Yield a config group for each combination of values."""
+    for values in itertools.product(*choices.values()):
+        yield kind(**dict(zip(choices, values, strict=True)))
+
+
+def make_optimizer(config):
+    _optimizers.make_optimizer(config, 0.1, global_batch_size=64)
+
+
+def make_schedule(config):
+    resolved = _schedule.resolve_schedule(config, 64, 6400, 4.0)
+    _schedule.make_schedule(config, resolved)
+
+
+def make_aggregator(config):
+    if _aggregators.make_aggregator(config, OptimizerConfig()) is not None:
+        assert _aggregators.group_of(config) == "replicas"
+        _aggregators.check_replicas(config, 2)
+
+
+def search(config):
+    make_searcher(config)
+    search_cost(config)
+
+
+GROUPS = {
+    "optimizer": (
+        make_optimizer,
+        [
+            *product(OptimizerConfig, name=OPTIMIZERS),
+            *product(OptimizerConfig, name=("lamb", "adam"), clip_stage=("replica", "none")),
+            OptimizerConfig(ema_decay=0.5),
+            OptimizerConfig(skip_limit=0),
+        ],
+    ),
+    "schedule": (
+        make_schedule,
+        [
+            *product(ScheduleConfig, decay=DECAYS),
+            *product(
+                ScheduleConfig,
+                warmup_rule=WARMUP_RULES,
+                warmup_steps=(None, 0, 3.0),
+                base_warmup_epochs=(0.0, 0.5),
+            ),
+        ],
+    ),
+    "model": (
+        lambda config: make_network(config, 10),
+        [
+            *(ModelConfig(name, size=SIZES.get(name, ("",))[0]) for name in MODELS),
+            *product(
+                ModelConfig,
+                name=["bert"],
+                size=["tiny"],
+                remat=("none", "layer"),
+                scan_layers=(False, True),
+            ),
+        ],
+    ),
+    "aggregator": (
+        make_aggregator,
+        [
+            *product(AggregatorConfig, name=set(AGGREGATORS) - {"agvm"}, compressor=COMPRESSORS),
+            AggregatorConfig("agvm", modules=(("all", ""),), anchor="all"),
+        ],
+    ),
+    "search": (search, list(product(SearchConfig, method=METHODS, pruner=PRUNERS))),
+}
+"""Group -> the factory, and configs of all kinds."""
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_is_declared_is_what_the_factory_reads(group):
+    factory, configs = GROUPS[group]
+    of_others = {"seeds"}  # the runner's
+    for config in configs:
+        if is_sound(config, None):
+            assert reads(config, factory) - of_others == declared(config) - of_others, config
+
+
+def other_than(kind, value):
+    """Return another value of a field's type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value}x"
+    if isinstance(value, tuple):
+        return (*value, 1)
+    return "x" if "str" in str(kind) else 1
+
+
+WHOLE = {
+    "data": list(product(DataConfig, name=TASKS, train_crop=("resized", "padded"))),
+    "loss": [LossConfig(), LossConfig(label_smoothing=0.1)],
+    "parallel": [ParallelConfig(), ParallelConfig(shard_update=True)],
+    "measure": [MeasureConfig(), MeasureConfig(num_probes=1)],
+    **{name: configs for name, (_, configs) in GROUPS.items()},
+}
+
+
+@pytest.mark.parametrize("group", WHOLE)
+def test_a_field_is_refused_exactly_where_it_does_not_apply(group):
+    around = TrainConfig(data=DataConfig("digits"))
+    for config, field in itertools.product(WHOLE[group], dataclasses.fields(WHOLE[group][0])):
+        value = other_than(field.type, field.default)
+        changed = dataclasses.replace(config, **{field.name: value})
+        if field.name in ("name", "method") or not is_sound(config, around):
+            continue
+        if _fields.applies(field, changed, around):
+            assert named_as_idle(changed, around) != f"here.{field.name}"
+        else:
+            with refused(f"here.{field.name}", value, "unused"):
+                _fields.check(changed, "here", around)
+
+
+def named_as_idle(config, around):
+    try:
+        _fields.check(config, "here", around)
+    except UserError as error:  # a changed kind may leave another field without effect
+        return error.field
+    return None
+
+
+def is_sound(config, around):
+    return all(
+        _fields.applies(field, config, around) or getattr(config, field.name) == field.default
+        for field in dataclasses.fields(config)
+    )
+
+
+@pytest.mark.parametrize("name", ["digits", "pydoc_lm"])
+def test_the_loss_is_read_where_it_applies(name):
+    """Fields of the loss are read while a step is traced."""
+    model = ModelConfig("mlp", (4,)) if name == "digits" else ModelConfig("lstm_lm", size="small")
+    if name == "pydoc_lm":
+        model.width_coefficient = 0.05
+    for loss in (LossConfig(), LossConfig(label_smoothing=0.1)):
+        data = DataConfig(name, **({} if name == "digits" else {"vocab_size": 512}))
+
+        def trace(recorded, data=data):
+            problem = make_problem(data, model, recorded)
+            params, state = jax.eval_shape(problem.init, jax.random.key(0))
+            batch = problem.splits.train.take(np.arange(2))
+            jax.eval_shape(problem.loss_fn, params, state, batch, jax.random.key(0))
+
+        assert reads(loss, trace) == declared(loss, TrainConfig(data=data))
+
+
+IDLE = {
+    "optimizer.weight_decay": "0.5",
+    "optimizer.variant": "apex",
+    "model.remat": "layer",
+    "aggregator.rank": "8",
+    "schedule.decay_rate": ".5",
+    "data.flip": "False",
+    "num_epochs": "3.0",
+    "eval_every_steps": "7",
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_a_flag_without_effect_is_refused(name):
+    """Also one with the default's value, and one whose field another field stands for."""
+    flags = [f"--config.{name}={IDLE[name]}", "--config.num_steps=9"]
+    with refused(f"config.{name}", code="unused"):
+        load_config(
+            f"{DIGITS}:adam-64", [*flags, "--config.eval_every_epochs=1.0"], TrainConfig
+        ).validate()
+
+
+def test_a_flag_with_the_default_of_an_idle_field_is_refused():
+    with refused("config.optimizer.variant", "paper", "unused"):
+        load_config(f"{DIGITS}:adam-64", ["--config.optimizer.variant=paper"], TrainConfig)
+
+
+def test_a_flag_that_chooses_another_kind_sets_the_fields_of_the_former_to_their_defaults():
+    assert load_config(f"{DIGITS}:lamb-64", [], TrainConfig).optimizer.weight_decay > 0
+    config = load_config(f"{DIGITS}:lamb-64", ["--config.optimizer.name=adam"], TrainConfig)
+    config.validate()
+    assert config.optimizer.weight_decay == 0
+
+
+def test_flags_do_not_mend_what_a_config_file_sets_without_effect(tmp_path):
+    file = tmp_path / "idle.py"
+    file.write_text(
+        "from lbopt.config import *\n"
+        "def get_config(arg=''):\n"
+        "    return TrainConfig(optimizer=OptimizerConfig('adam', variant='apex'))\n"
+    )
+    with refused("config.optimizer.variant", "apex", "unused"):
+        load_config(str(file), ["--config.seed=1"], TrainConfig).validate()
+
+
+def test_a_row_may_keep_what_a_flag_replaces():
+    config = load_config(f"{DIGITS}:adam-64", ["--config.num_steps=30"], TrainConfig)
+    config.validate()
+    assert config.num_epochs == 20.0
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("config.optimizer.variant", {"optimizer": OptimizerConfig("adam", variant="apex")}),
+        ("config.loss.label_smoothing_rule", {"loss": LossConfig(0.0, "other_classes")}),
+        ("config.parallel.reduce_scatter", {"parallel": ParallelConfig(reduce_scatter=True)}),
+        ("config.target_value", {"target_value": 0.5}),
+        ("config.phase2.remat", {"num_steps": 2, "phase2": PhaseConfig(remat="layer")}),
+        (
+            "config.phase2.schedule.power",
+            {
+                "num_steps": 2,
+                "phase2": PhaseConfig(3, schedule=ScheduleConfig(decay="cosine", power=2.0)),
+            },
+        ),
+    ],
+)
+def test_validate_refuses_what_a_config_file_sets(field, changes):
+    with refused(field, code="unused"):
+        TrainConfig(**changes).validate()
