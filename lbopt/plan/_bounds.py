@@ -201,7 +201,9 @@ def grid(bounds: Mapping[str, float], arrays: Arrays, num_processors: int) -> Gr
     return min(found, key=lambda one: (round(one.words, 6), max(one.parts.values())))
 
 
-def words_each_receives(bounds: Mapping[str, float], arrays: Arrays, parts: Mapping[str, int]) -> float:
+def words_each_receives(
+    bounds: Mapping[str, float], arrays: Arrays, parts: Mapping[str, int]
+) -> float:
     """Return the words that a processor of a grid receives; see the head of this file."""
     processors = math.prod(parts.values())
     total = 0.0
