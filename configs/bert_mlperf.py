@@ -1,30 +1,34 @@
-"""LAMB on BERT-Large as MLPerf v0.7 and v1.0 ran it on TPUs: from a checkpoint to a masked-LM accuracy of .712 or .720.
+"""LAMB on BERT-Large as MLPerf v0.7 and v1.0 ran it: to a masked-LM accuracy of .712 or .720.
 
-    lbopt train --config=configs/bert_mlperf.py:8192 --workdir=runs/bert_mlperf --config.init_from=FOLDER
+    lbopt train --config=configs/bert_mlperf.py:8192 --workdir=runs/bert --config.init_from=FOLDER
 
-Source: mlcommons/training_results_v0.7 and _v1.0, Google/benchmarks, code and logs. Time is from run_start to run_stop.
-The run starts from MLPerf's checkpoint: `--config.init_from` takes a workdir, a file of `lbopt export`, or a folder of Transformers; the rows
-name checkpoints/bert_large_mlperf, a place of our own choice. Data: `lbopt prepare text
---name=wikipedia --tfds=...`. `--config.mllog=True` prints MLPerf's log lines.
+Source: mlcommons/training_results_v0.7 at c664061 and _v1.0 at 8200377, folder Google: code, run
+scripts and logs; tests/configs/published.json names the file of each number. Time is from run_start
+to run_stop. The run starts from MLPerf's checkpoint: `--config.init_from` takes a workdir, a file
+of `lbopt export`, or a folder of Transformers; the rows name checkpoints/bert_large_mlperf, a place
+of our own choice. Data: `lbopt prepare text --name=wikipedia --tfds=...`. `--config.mllog=True`
+prints MLPerf's log lines.
 
     row     round and system           accuracy    reached at step      time, s
     256     v0.7 v4-16                 .712        11718 of 13700       2734
     448     v0.7 v3-32 TF2             .712        ~6-7 evaluations     3100-3700
     440     v0.7 gpu-8                 .712        ~6-7 evaluations     11600-13800
     3072    v0.7 v4-128                .712        978-1141 of 1141     324-378
-    8192    v0.7 v3-8192 JAX and TF    .712        496 of 560           JAX 23.7-26.9, TensorFlow 23.3-23.9
+    8192    v0.7 v3-8192 JAX and TF    .712        496 of 560           JAX 23.7-26.9, TF 23.3-23.9
     6144    v1.0 v4-4096               .720        ~528-561 of 700      18.6-19.8
     6912    v1.0 v4-6912               .720        462-561 of 700       13.2-19.6
     smoke   BERT-tiny on Python's help topics, seconds on a CPU
 
-At 8192 the ramp begins 76 steps before the run and the decay counts from step 0: the rate climbs to 286/287 of its base at step 210 and
-drops to .623 of it at step 211. v1.0 has no warmup. Default row: 8192.
+At 8192 the ramp begins 76 steps before the run and the decay counts from step 0: the rate climbs to
+286/287 of its base at step 210 and drops to .623 of it at step 211. v1.0 has no warmup. One of the
+ten JAX runs at 8192 stopped at step 558. Default row: 8192.
 
-Own choices: 76 predictions, the corpus's name (wikipedia), evaluation batch, intervals, attention computed again at 3072 (kept, 48
-examples a chip need 31.6 GiB of 30.7 by the TPU compiler); evaluations every 500,000 examples (v0.7) or 33 steps
-(v1.0) are our own arithmetic from the steps at which runs stopped. Recalled: that the first update counts as step 0.
-Variants: mlperf_jax at 8192 (the TensorFlow code adapts no bias and no layer norm: `--config.optimizer.variant=mlperf_tf`), mlperf_tf elsewhere.
-Each replica's gradient is clipped, cast to bf16 and summed, as in the source, which does not divide: LAMB does not see the factor but for eps.
+Own choices: the corpus's name (wikipedia), evaluation batch, intervals, attention computed again at
+3072 (kept, 48 examples a chip need 31.6 GiB of 30.7 by the TPU compiler).
+Variants: mlperf_jax at 8192 (the TensorFlow code adapts no bias and no layer norm:
+`--config.optimizer.variant=mlperf_tf`), mlperf_tf elsewhere. Each replica's gradient is clipped,
+cast to bf16 and averaged; the sources but TF2's sum in bf16 and do not divide, which LAMB sees
+through eps alone. The source of 440 clips each of its 11 microsteps.
 Status: the rows with a TPU system are planned (configs/plans/); no row has been run here.
 """
 
@@ -42,7 +46,8 @@ from lbopt.errors import require_choice
 
 _REACHED = "masked-LM accuracy"
 TABLE = {
-    # batch: rate, b1, b2, decay, warmup, its start, steps, evaluation; then target, result, hardware, time
+    # batch: rate, b1, b2, decay, warmup, its start, steps, evaluation;
+    # then target, result, hardware, time
     "256": (
         3.5e-4,
         0.9,
@@ -175,10 +180,10 @@ def _row(row: str) -> TrainConfig:
             time=time,
             topology=TOPOLOGIES.get(hardware, ""),
             status="planned by the TPU compiler" if hardware in TOPOLOGIES else "not yet run",
-            note="Own choice: predictions, corpus, place of the checkpoint, evaluation batch, intervals"
+            note="Own choice: corpus, place of the checkpoint, evaluation batch, intervals"
             + ("" if row == "8192" else ", variant")
             + (", rematerialisation" if row == "3072" else "")
-            + ". Recalled: first update is step 0. The mean of gradients is taken, of sums in bf16; the source keeps the sum.",
+            + ". The mean of gradients is taken, of sums in bf16; the source keeps the sum.",
         ),
         global_batch_size=batch,
         num_steps=steps,

@@ -1,12 +1,15 @@
-"""ResNet-18 on CIFAR-10 at batches of 512, 4096 and the whole training part: our own rows, which nobody published.
+"""ResNet-18 on CIFAR-10 at batches of 512, 4096 and the whole training part: our own rows.
 
     lbopt train --config=configs/cifar10.py:lamb-45000 --workdir=runs/cifar10
 
-They stand beside the small-set table of the LAMB paper (arXiv 1904.00962), whose CIFAR-10 network, DavidNet, is not offered. What is
-published of it is one run of a sweep: LAMB, accuracy .9254 at step 2328, batch 512 (fastalgo/davidnet-cifar, lamb_correct/log/nohup.out).
-The paper's own table: momentum .9372, Adagrad .9074, Adam .9225, AdamW .9271, LAMB .9408 [recalled 85%]. Neither is a target here.
+They stand beside the small-set table of the LAMB paper (arXiv 1904.00962v5), whose CIFAR-10
+network, DavidNet, is not offered. Of its code one run of a sweep is: LAMB, accuracy .9254 at step
+2328, batch 512, fastalgo/davidnet-cifar@57a2b11b3734e895c162a1301b5b98a6d3ea48a7:
+lamb_correct/log/nohup.out. The paper's own table: momentum .9372, Adagrad .9074, Adam .9225, AdamW
+.9271, LAMB .9408 [recalled 85%: not read in a public source]. Neither is a target here.
 
-Data: `lbopt prepare cifar10`. The last 5000 training images are the validation part; the test set is read once, at the end.
+Data: `lbopt prepare cifar10`. The last 5000 training images are the validation part; the test set
+is read once, at the end.
 
     row               steps    learning rate    warmup steps    microsteps
     lamb-512          3516     .01              9               1
@@ -17,9 +20,10 @@ Data: `lbopt prepare cifar10`. The last 5000 training images are the validation 
     momentum-45000    40       .94              9               75
     smoke             4        a tiny ResNet on 96 generated images, seconds on a CPU
 
-Own choices throughout, none of them tuned: network, 40 epochs, learning rates and weight decays at batch 512, the square root of the batch as
-the rule of the rate and LEGW's warmup, crops and mirroring, batch statistics over a microstep (512 or 600 examples), the validation part,
-intervals. Default row: lamb-4096.
+Own choices throughout, none of them tuned: network, 40 epochs, learning rates and weight decays at
+batch 512, the square root of the batch as the rule of the rate and LEGW's warmup, crops and
+mirroring, batch statistics over a microstep (512 or 600 examples), the validation part, intervals.
+Default row: lamb-4096.
 Hardware and time: not known. Status: not yet run.
 """
 
@@ -67,7 +71,8 @@ def get_config(arg: str = "lamb-4096") -> TrainConfig:
         name=f"cifar10:{row}",
         about=About(
             paper=_PAPER,
-            note="Own choice throughout, not tuned. Published beside it, of another network (DavidNet): LAMB .9254 at step 2328, batch 512.",
+            note="Own choice throughout, not tuned. Published beside it, of another network "
+            "(DavidNet): LAMB .9254 at step 2328, batch 512.",
         ),
         global_batch_size=batch,
         num_epochs=40.0,

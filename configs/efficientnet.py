@@ -1,34 +1,39 @@
-"""EfficientNet-B2 and B5 at batches of 4096 to 65536: Wongpanich et al., arXiv 2011.00071, and the released code.
+"""EfficientNet-B2 and B5 at batches of 4096 to 65536: Wongpanich et al., and the released code.
 
     lbopt train --config=configs/efficientnet.py:b5-lars-65536 --workdir=runs/efficientnet
 
-Source of the settings: tensorflow/tpu, models/official/efficientnet, at 4b544d4. Of the table only the row b5-lars-65536 (batch, 83 %,
-1 h 4 min, 1024 cores) is in the abstract; batches, learning rates, warmups, cores and accuracies are [recalled 85%].
+Paper: arXiv 2011.00071v2. Source of the settings: tensorflow/tpu at e380f76,
+models/official/efficientnet. Of the paper only the row b5-lars-65536 (batch, 83 %, 1 h 4 min, 1024
+cores) is in the abstract; batches, learning rates, warmups, cores and accuracies of its table are
+[recalled 85%]: believed with that confidence, not read in a public source.
+tests/configs/published.json names the file of each number.
 Data: `lbopt prepare imagenet2012` says what has to be fetched by hand.
 
-    row                             top-1, %                TPU v3 cores            time
-    b2-rmsprop-4096                 80.1 [recalled 85%]     128 [recalled 85%]      -
-    b2-rmsprop-8192                 80.0 [recalled 85%]     256 [recalled 85%]      -
-    b2-rmsprop-16384                79.9 [recalled 85%]     512 [recalled 85%]      -
-    b2-lars-16384                   79.5 [recalled 85%]     512 [recalled 85%]      -
-    b2-lars-32768                   79.7 [recalled 85%]     1024 [recalled 85%]     18 min [recalled 75%]
-    b5-rmsprop-4096                 83.5 [recalled 85%]     128 [recalled 85%]      -
-    b5-rmsprop-8192                 83.4 [recalled 85%]     256 [recalled 85%]      -
-    b5-rmsprop-16384                83.4 [recalled 85%]     512 [recalled 85%]      -
-    b5-lars-16384                   83.3 [recalled 85%]     512 [recalled 85%]      -
-    b5-lars-32768                   83.2 [recalled 85%]     1024 [recalled 85%]     -
-    b5-lars-65536                   83                      1024                    64 min (1 h 4 min)
-    b5-lars-65536-single-decay      -                       -                       -
+    row                             top-1, %              TPU v3 cores          minutes
+    b2-rmsprop-4096                 80.1 [recalled 85%]   128 [recalled 85%]    -
+    b2-rmsprop-8192                 80.0 [recalled 85%]   256 [recalled 85%]    -
+    b2-rmsprop-16384                79.9 [recalled 85%]   512 [recalled 85%]    -
+    b2-lars-16384                   79.5 [recalled 85%]   512 [recalled 85%]    -
+    b2-lars-32768                   79.7 [recalled 85%]   1024 [recalled 85%]   18 [recalled 75%]
+    b5-rmsprop-4096                 83.5 [recalled 85%]   128 [recalled 85%]    -
+    b5-rmsprop-8192                 83.4 [recalled 85%]   256 [recalled 85%]    -
+    b5-rmsprop-16384                83.4 [recalled 85%]   512 [recalled 85%]    -
+    b5-lars-16384                   83.3 [recalled 85%]   512 [recalled 85%]    -
+    b5-lars-32768                   83.2 [recalled 85%]   1024 [recalled 85%]   -
+    b5-lars-65536                   83                    1024                  64
+    b5-lars-65536-single-decay      -                     -                     -
     smoke                           a small B0 on 96 generated images, half a minute on a CPU
 
-The released code decays twice under LARS: 1e-5 in the loss and 1e-5 in the optimizer. The rows do as it does; `single-decay` has
-no decay in the loss (`--weight_decay=0` there). Default row: b5-lars-65536.
+The released code decays twice under LARS: 1e-5 in the loss and 1e-5 in the optimizer. The rows do
+as it does; `single-decay` has no decay in the loss (`--weight_decay=0` there). 350 epochs are the
+code's default. Default row: b5-lars-65536.
 
-Recalled besides: 350 epochs [recalled 70%] (known for B5 at 65536 only), the spans of batch norm under RMSProp (512, 1024 and 2048 examples
-at 4096, 8192 and 16384 [recalled 85%]), the form of the average's ramp [recalled 95%].
-Own choices: AutoAugment (the code's flag defaults to none), crops by height, bicubic, stairs that count from step 0, warmup of LARS from 0,
-evaluation batch, intervals.
-Status: every row but b5-lars-65536-single-decay is planned (configs/plans/); no row has been run here.
+Recalled besides: the spans of batch norm under RMSProp (512, 1024 and 2048 examples at 4096, 8192
+and 16384 [recalled 85%]: the code's rule for the cores in the table).
+Own choices: AutoAugment (the code's flag defaults to none), crops by height, bicubic, evaluation
+batch, intervals.
+Status: every row but b5-lars-65536-single-decay is planned (configs/plans/); none has been run
+here.
 """
 
 from lbopt.config import (
@@ -168,8 +173,8 @@ def _imagenet(row: str, size: str, batch: int) -> TrainConfig:
 
 def _about(row: str) -> About:
     paper = "EfficientNet 2011.00071, tensorflow/tpu"
-    own = "Own choice: AutoAugment, crops, interpolation, where the decay begins, evaluation batch, intervals"
-    epochs = "350 epochs [recalled 70%]"
+    own = "Own choice: AutoAugment, crops, interpolation, evaluation batch, intervals"
+    epochs = "350 epochs are the code's default"
     if row == LARGEST:
         return About(
             paper=paper,
@@ -178,12 +183,14 @@ def _about(row: str) -> About:
             time="64 min (1 h 4 min)",
             topology=TOPOLOGIES[1024],
             status="planned by the TPU compiler",
-            note=f"{own}. Learning rate .081 per 256 and 43 epochs of warmup [recalled 85%]; {epochs}. Decays twice, as the code.",
+            note=f"{own}. Learning rate .081 per 256 and 43 epochs of warmup [recalled 85%]; "
+            f"{epochs}. Decays twice, as the code.",
         )
     if row == SINGLE:
         return About(
             paper=paper,
-            note=f"As {LARGEST}, but for the decay in the loss: our own row. Learning rate, warmup [recalled 85%]; {epochs}.",
+            note=f"As {LARGEST}, but for the decay in the loss: our own row. Learning rate, warmup "
+            f"[recalled 85%]; {epochs}.",
         )
     percent, cores = TABLE[row]
     decays = " Decays twice, as the code." if "lars" in row else " Batch-norm span [recalled 85%]."
@@ -194,7 +201,8 @@ def _about(row: str) -> About:
         time="18 min [recalled 75%]" if row == "b2-lars-32768" else "-",
         topology=TOPOLOGIES[cores],
         status="planned by the TPU compiler",
-        note=f"{own}. Batch, optimizer, learning rate, warmup, kind of decay [recalled 85%]; {epochs}.{decays}",
+        note=f"{own}. Batch, optimizer, learning rate, warmup, kind of decay [recalled 85%]; "
+        f"{epochs}.{decays}",
     )
 
 

@@ -1,27 +1,33 @@
-"""LAMB on ResNet-50 / ImageNet at batches of 512 to 32768: You et al., arXiv 1904.00962, by two codes of the authors' group.
+"""LAMB on ResNet-50 / ImageNet at batches of 512 to 32768, by two codes of the authors' group.
+
+Paper: You et al., arXiv 1904.00962v5. Code: NUS-HPC-AI-Lab/pytorch-lamb at 638a309 and
+fastalgo/imagenet_resnet50_lamb at b778c4c; tests/configs/published.json names the file of each
+number. `[recalled NN%]`: believed with that confidence, not read in a public source.
 
     lbopt train --config=configs/resnet50_lamb.py:32768 --workdir=runs/resnet50_lamb
 
-Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. Hardware and time are published for no row but the
-last one's 256 TPU cores.
+Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. Hardware and time are
+published for no row but the last one's 256 TPU cores.
 
     row          top-1 / top-5, %    source
-    512          -                   default config of NUS-HPC-AI-Lab/pytorch-lamb; the paper has about 76.4-77 [recalled 80%]
-    1024         -                   its rule; likewise
-    2048         76.6 [recalled 80%] its rule; the paper's table
-    4096         77.14 / 93.50       README of NUS-HPC-AI-Lab/pytorch-lamb
+    512          -                   NUS: default config; the paper about 76.4-77 [recalled 80%]
+    1024         -                   NUS: rule; the paper the same [recalled 80%]
+    2048         76.6 [recalled 80%] NUS: rule; the paper's table
+    4096         77.14 / 93.50       NUS: README
     8192         77.31 / 93.64       the same
     16384        76.91 / 93.30       the same
     32768        76.71 / 93.00       the same
-    you-32768    76.34 / 93.02       log.out of fastalgo/imagenet_resnet50_lamb: 3519 steps on 256 cores
+    you-32768    76.34 / 93.02       fastalgo: log.out, 3519 steps on 256 cores
     smoke        -                   a tiny ResNet on 96 generated images, half a minute on a CPU
 
-One rule makes the seven NUS rows: the square root of the batch scales the learning rate, and warmup epochs grow with the
-batch (LEGW), so that warmup has 782 steps in every row. Default row: 32768.
+One rule makes the seven NUS rows: the square root of the batch scales the learning rate, and warmup
+epochs grow with the batch (LEGW), so that warmup has 782 steps in every row. You's code clips each
+replica's own gradient. Default row: 32768.
 
-Own choices: examples that share batch statistics (64: what one of NUS's GPUs held at its default batch; 128 for You's run: 32768
-over 256 cores), batches of evaluation, how often to log, evaluate and save. Recalled: that You's code clips each replica's own
-gradient [recalled 97%], NUS's learning rate of 0 at the end and its betas (read in its code, besides the notes that the tests hold).
+Own choices: examples that share batch statistics (64: what one of NUS's GPUs held at its default
+batch; 128 for You's run: 32768 over 256 cores), batches of evaluation, how often to log, evaluate
+and save. The first update of the NUS rows has rate 0 (in the code, the first step of the ramp), and
+steps are rounded up over the run (in the code, over every epoch).
 Status: you-32768 is planned, for a v3 slice (configs/plans/); no row has been run here.
 """
 
@@ -69,8 +75,8 @@ def _nus(row: str) -> TrainConfig:
     config.about = About(
         paper="LAMB 1904.00962, NUS-HPC-AI-Lab/pytorch-lamb",
         published_result=result,
-        note=f"Own choice: {_SETTING}. Recalled or read besides: betas, end of the decay, first update at rate 0, steps rounded up "
-        "over the run (NUS rounds up every epoch).",
+        note=f"Own choice: {_SETTING}, first update at rate 0, steps rounded up over the run "
+        "(NUS rounds up every epoch).",
     )
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="other_classes")
     config.optimizer = OptimizerConfig("lamb", "nus", weight_decay=1.5)
@@ -95,8 +101,7 @@ def _you() -> TrainConfig:
         hardware="256 cores",
         topology="v3:8x16",  # of which generation is not said
         status="planned by the TPU compiler",
-        note=f"Own choice: {_SETTING}. Clipping each replica's own gradient [recalled 97%]; label smoothing over all classes and the first "
-        "update at rate 0 are recalled or read besides.",
+        note=f"Own choice: {_SETTING}.",
     )
     config.num_steps = 3519
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="all_classes")

@@ -1,8 +1,14 @@
-"""LARS on ResNet-50 / ImageNet at batches of 512 to 65536: You et al., arXiv 1708.03888, with the warmups of LEGW, arXiv 1901.08256.
+"""LARS on ResNet-50 / ImageNet at batches of 512 to 65536, with the warmups of LEGW.
+
+Papers: You et al., arXiv 1708.03888 (LARS) and 1901.08256 (LEGW). Code: NUS-HPC-AI-Lab's
+LARS-ImageNet-PyTorch at a8222c6, tensorflow/tpu at 95647b5, borisgin/nvcaffe-0.16 at 8896d33;
+tests/configs/published.json names the file of each number. `[recalled NN%]`: believed with that
+confidence, not read in a public source.
 
     lbopt train --config=configs/resnet50_lars.py:32768 --workdir=runs/resnet50_lars
 
-Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. Hardware and time are published for one row.
+Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. Hardware and time are
+published for one row.
 
     row               top-1, %    source
     512               77.02       README of NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch
@@ -10,21 +16,23 @@ Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. Hardware
     4096              77.38       the same
     8192              77.14       the same
     16384             76.96       the same
-    32768             76.75       the same; 14 epochs of warmup (LEGW's own row has 10 [recalled 90%])
+    32768             76.75       the same; 14 epochs of warmup (LEGW's table: 10 [recalled 90%])
     official-8192     -           defaults of tensorflow/tpu, models/official/resnet/lars_util.py
     official-16384    -           the same
-    official-32768    76.3        the same; result and 2.2 min on 1024 v3 chips: abstract of arXiv 1811.06992, whose settings are not known
+    official-32768    76.3        the same; 76.3 in 2.2 min on 1024 v3 chips: abstract of 1811.06992
     official-65536    -           the same
-    nvcaffe-1024      -           the first code: borisgin/nvcaffe-0.16, models/resnet50/solver_lars.prototxt
+    nvcaffe-1024      -           the first code: nvcaffe-0.16, models/resnet50/solver_lars.prototxt
     smoke             -           a tiny ResNet on 96 generated images, half a minute on a CPU
 
-One rule makes the NUS rows up to 16384: 2^2 at batch 512 and the square root of the batch, 10/2^6 epochs of warmup and LEGW, so 391
-steps of warmup everywhere. Default row: 32768.
+One rule makes the NUS rows up to 16384: 2^2 at batch 512 and the square root of the batch, 10/2^6
+epochs of warmup and LEGW, so 391 steps of warmup everywhere. nvcaffe-1024 ramps quadratically and
+decays from step 0. Default row: 32768.
 
-Own choices: examples that share batch statistics (64), batches of evaluation, intervals; and of the official rows, whose file gives
-learning rate, warmup, power and end only: 90 epochs, momentum .9, decay 1e-4, label smoothing, the variant `tpu`, and a decay of
-total - warmup + 1 steps; of nvcaffe-1024, a decay from step 0 as in Caffe [recalled 80%], no label smoothing, crops.
-Recalled or read besides: the end of the NUS rows' decay at 0, their label smoothing over the other classes.
+Own choices: examples that share batch statistics (64), batches of evaluation, intervals; of the
+official rows, whose file sets the learning rate alone: 90 epochs, momentum .9, decay 1e-4, label
+smoothing, the variant `tpu`; of nvcaffe-1024: no label smoothing, crops. Steps of the NUS rows are
+rounded up over the run (in the code, over every epoch). With which settings Ying et al.
+(1811.06992) ran is not known.
 Status: official-32768 is planned (configs/plans/); no row has been run here.
 """
 
@@ -81,8 +89,7 @@ def _nus(row: str) -> TrainConfig:
     config.about = About(
         paper="LARS 1708.03888, LEGW 1901.08256, NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch",
         published_result=f"top-1 {percent:.2f} % (NUS README)",
-        note=f"Own choice: {_SETTING}. Recalled or read besides: end of the decay, label smoothing over the other classes, first update at "
-        "rate 0, steps rounded up over the run (NUS rounds up every epoch).",
+        note=f"Own choice: {_SETTING}, steps rounded up over the run (NUS rounds up every epoch).",
     )
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="other_classes")
     config.optimizer = OptimizerConfig("lars", "nus", weight_decay=1e-4, momentum=0.9)
@@ -117,12 +124,12 @@ def _official(row: str) -> TrainConfig:
         topology="v3:32x32" if timed else "",
         status="planned by the TPU compiler" if timed else "not yet run",
         note=(
-            "Result and time are those of 1811.06992 at this batch; that it ran with these settings is not known. "
+            "Result and time are those of 1811.06992 at this batch; that it ran with these "
+            "settings is not known. "
             if timed
             else ""
         )
-        + f"Own choice: 90 epochs, momentum, weight decay, label smoothing, variant, length of the decay, {_SETTING}. "
-        "Recalled: trust coefficient, first update at rate 0.",
+        + f"Own choice: 90 epochs, momentum, weight decay, label smoothing, variant, {_SETTING}.",
     )
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="all_classes")
     config.optimizer = OptimizerConfig("lars", "tpu", weight_decay=1e-4, momentum=0.9)
@@ -141,12 +148,11 @@ def _official(row: str) -> TrainConfig:
 
 
 def _first() -> TrainConfig:
-    """Return the solver that came with the paper: a quadratic ramp from 1 to 9, every tensor adapted."""
+    """Return the solver of the first code: a quadratic ramp from 1 to 9, every tensor adapted."""
     config = _imagenet(FIRST, 1024, "by_area")
     config.about = About(
         paper="LARS 1708.03888, borisgin/nvcaffe-0.16 models/resnet50/solver_lars.prototxt",
-        note=f"Own choice: no label smoothing, crops, {_SETTING}. Recalled: decay from step 0 to 0 [recalled 80%], first update at the "
-        "ramp's beginning.",
+        note=f"Own choice: no label smoothing, crops, {_SETTING}.",
     )
     config.num_steps = 125_000
     config.optimizer = OptimizerConfig(

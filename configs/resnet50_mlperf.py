@@ -1,9 +1,12 @@
-"""LARS on ResNet-50 / ImageNet as MLPerf v0.6, v0.7 and v1.0 ran it on TPUs and GPUs, to 75.9 % top-1.
+"""LARS on ResNet-50 / ImageNet as MLPerf v0.6, v0.7 and v1.0 ran it, to 75.9 % top-1.
 
     lbopt train --config=configs/resnet50_mlperf.py:65536 --workdir=runs/resnet50_mlperf
 
-Source: mlcommons/training_results_v0.6, _v0.7 and _v1.0, Google/benchmarks, code and MLLOG logs. Time is from run_start to run_stop.
-Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. `--config.mllog=True` prints MLPerf's log lines.
+Source: mlcommons/training_results_v0.6 at e045ad7, _v0.7 at c664061 and _v1.0 at 8200377, folder
+Google: code, run scripts and logs; tests/configs/published.json names the file of each number. Time
+is from run_start to run_stop. `[recalled NN%]`: not read in a public source.
+Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. `--config.mllog=True` prints
+MLPerf's log lines.
 
     row            round and system     75.9 % at epoch           time, s
     65536          v0.7 v3-8192 JAX     88-92 (.7591-.7607)       26.9-28.7
@@ -20,13 +23,16 @@ Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. `--confi
     55296          v1.0 v4-6912 TF      76-80                     13.3-14.0
     smoke          a tiny ResNet on 96 generated images, half a minute on a CPU
 
-At 65536 accuracy dips during warmup (epoch 20 .370, 32 .259, 36 .316) and recovers (80 .745, 84 .754, 88 .759). Default row: 65536.
+At 65536 accuracy dips during warmup (epoch 20 .370, 32 .259, 36 .316) and recovers (80 .745, 84
+.754, 88 .759). Default row: 65536.
 
-Own choices: contiguous groups of examples for batch norm (the JAX code takes tiles of the torus), batches of evaluation, intervals. Of the
-TensorFlow rows but v0.6, warmup steps and length are our own arithmetic, since the source's table has the decay alone:
-warmup = floor(warmup epochs x N / batch) and length = decay + warmup - 1; that makes whole epochs in every row (41 x 312 at 4096,
-40 x 513 at 2496, 80 x 23.25 at 55296, 60 x 39.25 at v1.0-32768, 88 x 19.75 at 65536-tf, 48 x 156.25 at 8192).
-So are their variants `tpu` (only TF2's is published), their label smoothing over all classes, and the longer of 8192's two decays.
+Of the TensorFlow rows the log gives the length of the decay and the run script that of the run;
+they agree with floor(warmup epochs x N / batch) steps of warmup. At 8192 v0.7 has 7500 steps, as
+here, and v1.0 6875. The script of 2496 and its logs differ: the logs are followed.
+
+Own choices: contiguous groups of examples for batch norm (the JAX code takes tiles of the torus),
+batches of evaluation, intervals, the variants `tpu` of the TensorFlow rows (only TF2's optimizer is
+published; the others import Google's own copy of the class in tf.contrib).
 Gradients are summed in fp32 (`parallel.reduce_dtype`).
 Left out: Distributed Shampoo (v1.0), which is not offered.
 Status: the rows with a TPU system are planned (configs/plans/); no row has been run here.
@@ -295,7 +301,7 @@ def _steps(entry: Entry) -> tuple[int, float, float]:
 
 
 def _epoch(entry: Entry) -> float:
-    """Return the steps of an epoch as the row's code rounds them: the JAX code up over four epochs, TF2 down."""
+    """Return the steps of an epoch: the JAX code rounds up over four epochs, the TF2 code down."""
     if entry.variant == "flax":
         return math.ceil(4 * NUM_EXAMPLES / entry.batch) / 4
     return (
@@ -304,15 +310,14 @@ def _epoch(entry: Entry) -> float:
 
 
 def _note(row: str, entry: Entry) -> str:
-    own = "Own choice: contiguous groups for batch norm, evaluation batch, log and checkpoint intervals"
+    own = "Own choice: contiguous groups for batch norm, evaluation batch, intervals"
     if row == "32768":
         return f"{own}. Kumar et al. reach it in 64 epochs and 67.1 s on 2048 cores [recalled 85%]."
     if entry.variant == "flax":
         return f"{own}."
-    recalled = "label smoothing over all classes and the first update at rate 0 are recalled"
     if row == "v0.6-32768":
-        return f"{own}; {recalled}. Kumar et al. say 72.8 epochs, 76.9 s [recalled 85%]."
-    return f"{own}, warmup steps and length (own arithmetic from the decay), variant; {recalled}."
+        return f"{own}. Kumar et al. say 72.8 epochs, 76.9 s [recalled 85%]."
+    return f"{own}, variant."
 
 
 def _smoke() -> TrainConfig:

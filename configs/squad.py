@@ -1,22 +1,27 @@
 """SQuAD v1.1 from a pre-trained BERT: what the F1 of the LAMB paper's table is measured with.
 
-    lbopt train --config=configs/squad.py:large-lamb --workdir=runs/squad --config.init_from=runs/bert_large_lamb
+    lbopt train --config=configs/squad.py:large-lamb --workdir=runs/squad --config.init_from=DIR
 
-`--config.init_from` takes a workdir of lbopt train or a folder of Transformers, and the vocabulary is the one that lies there, with what its
-tokenizer_config.json says of case; the rows name checkpoints/bert_large and checkpoints/bert_base, places of our own choice. The activation
-has to be that of the pre-training: large-lamb has "gelu_tanh" as configs/bert_large_lamb.py, the others "gelu" as in folders of Transformers. Data: `lbopt prepare squad`.
+`--config.init_from` takes a workdir of lbopt train or a folder of Transformers, and the vocabulary
+is the one in that folder, with the case that its tokenizer_config.json gives; the rows name
+checkpoints/bert_large and checkpoints/bert_base, places of our own choice. The activation has to be
+that of the pre-training: large-lamb has "gelu_tanh" as configs/bert_large_lamb.py, the others
+"gelu" as in folders of Transformers. Data: `lbopt prepare squad`.
 
-    row            F1 to reach                                          source of the settings
-    large-lamb     what configs/bert_large_lamb.py has beside its rows  google-research/albert optimization.py: LAMB 3e-4 .. 5e-4 at batch 64
-    large-adamw    -                                                    the same: AdamW 3e-5 .. 5e-5, also after pre-training by LAMB
-    base-adamw     88.5 [recalled 90%] (BERT 1810.04805)                the same
+    row            F1 to reach                             settings
+    large-lamb     that of configs/bert_large_lamb.py      LAMB 3e-4 .. 5e-4 at batch 64
+    large-adamw    -                                       AdamW 3e-5 .. 5e-5, also after LAMB
+    base-adamw     88.5 [recalled 90%] (1810.04805v2)      the same
     smoke          BERT-tiny on questions about Python, seconds on a CPU
 
-Hardware and time are published for no row. Default row: large-lamb.
+Source of the settings: google-research/albert@6ca4dfd0d13495a0a0ed7931f452018e08f93ced:
+optimization.py, its comments and both optimizers; each replica's own gradient is clipped.
+`[recalled NN%]`: believed with that confidence, not read in a public source. Hardware and time are
+published for no row. Default row: large-lamb.
 
-Own choices: rates within those ranges, two epochs, a tenth of them for warmup, a linear decay counted from step 0 (the code's form), batch 32 for
-AdamW, windows of 384 tokens every 128, the evaluation batch, intervals. Recalled: betas, eps and decay of AdamW, each replica's own gradient
-clipped [recalled 97%].
+Own choices: rates within those ranges, two epochs, a tenth of them for warmup, a linear decay
+counted from step 0 (the code's form), batch 32 for AdamW, windows of 384 tokens every 128, the
+evaluation batch, intervals.
 Status: not yet run.
 """
 
@@ -54,12 +59,8 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
         about=About(
             paper="SQuAD 1606.05250, LAMB 1904.00962, google-research/albert",
             published_result=RESULTS.get(row, "-"),
-            note="Own choice: rate within the published range, epochs, warmup, windows, evaluation batch, intervals, place of the checkpoint"
-            + (
-                ". Clip of each replica's gradient [recalled 97%]."
-                if name == "lamb"
-                else ", batch; AdamW's constants are recalled."
-            ),
+            note="Own choice: rate within the published range, epochs, warmup, windows, evaluation "
+            f"batch, intervals, place of the checkpoint{'' if name == 'lamb' else ', batch'}.",
         ),
         global_batch_size=batch,
         num_epochs=2.0,
@@ -74,7 +75,8 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
             max_query_length=64,
             vocab_size=30522,
         ),
-        # large-lamb scores the runs of configs/bert_large_lamb.py; folders of Transformers have the exact one.
+        # large-lamb scores the runs of configs/bert_large_lamb.py; folders of Transformers have the
+        # exact one.
         model=ModelConfig(
             "bert",
             size=size,

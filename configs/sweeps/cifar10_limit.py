@@ -3,11 +3,16 @@
     lbopt prepare cifar10
     lbopt sweep --config=configs/sweeps/cifar10_limit.py --workdir=runs/cifar10_limit
 
-Our own study: network, data and rules are those of configs/cifar10.py, which nobody published. "The Limit of the Batch Size" (arXiv 2006.08517) goes to the
-full batch of CIFAR-10 too [recalled 75%]. Crops and mirroring are drawn anew in every epoch, each trial by its own seed. A trial is data-parallel over all devices there are.
+Our own study: network, data and rules are those of configs/cifar10.py, which nobody published. "The
+Limit of the Batch Size" (arXiv 2006.08517v1) goes to the full batch of CIFAR-10 too [recalled 75%:
+not read there]. Crops and mirroring are sampled anew in every epoch, each trial by its own seed. A
+trial is data-parallel over all devices there are.
 
-Own choices throughout, none of them tuned: 40 epochs, rates and warmup at batch 512, halving over learning rate and warmup, batch statistics over 25 images at every batch size, on
-1, 2, 4 or 8 devices, in microsteps of at most 375 a device, seeds. Default row: all of it. Rows (`:ROW`): (none); `smoke`, a narrow network on generated images (`lbopt prepare generated_images`). Status: not yet run.
+Own choices throughout, none of them tuned: 40 epochs, rates and warmup at batch 512, halving over
+learning rate and warmup, batch statistics over 25 images at every batch size, on 1, 2, 4 or 8
+devices, in microsteps of at most 375 a device, seeds. Default row: all of it. Rows (`:ROW`):
+(none); `smoke`, a narrow network on generated images (`lbopt prepare generated_images`). Status:
+not yet run.
 """
 
 from lbopt.config import (

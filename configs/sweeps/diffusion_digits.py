@@ -1,12 +1,15 @@
-"""Do the parameters diffuse ultra-slowly? ||w_t - w_0|| over t on scikit-learn's digits, held against log t and t^p.
+"""Do the parameters diffuse ultra-slowly? ||w_t - w_0|| on digits, held against log t and t^p.
 
     lbopt sweep --config=configs/sweeps/diffusion_digits.py --workdir=runs/diffusion_digits
 
-Hoffer et al. (arXiv 1705.08741) see the distance grow like log t in the initial phase of a high learning rate [recalled 80%]; the abstract of
-"The Limit of the Batch Size" (arXiv 2006.08517) says that its results contradict this. So the rate is constant here, nothing is decayed,
-and both curves are fitted from the end of warmup on. An MLP and a CNN with batch norm, whose weights nothing holds back, at three batch sizes.
+Hoffer et al. (arXiv 1705.08741, abstract) see the distance grow like log t in the initial phase of
+a high learning rate; the abstract of "The Limit of the Batch Size" (arXiv 2006.08517v1) says that
+its results contradict this. So the rate is constant here, nothing is decayed, and both curves are
+fitted from the end of warmup on. An MLP and a CNN with batch norm, whose weights nothing holds
+back, at three batch sizes.
 
-Rows (`:ROW`): (none), 1,000 steps at every batch size; `epochs`, 50 epochs at every batch size; `smoke`, tiny.
+Rows (`:ROW`): (none), 1,000 steps at every batch size; `epochs`, 50 epochs at every batch size;
+`smoke`, tiny.
 """
 
 from lbopt.config import (

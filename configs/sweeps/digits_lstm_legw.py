@@ -1,11 +1,14 @@
-"""Is a constant number of warmup steps the right transfer? LEGW's MNIST-LSTM, in its form, on scikit-learn's digits.
+"""Is a constant number of warmup steps the right transfer? LEGW's MNIST-LSTM, on digits.
 
     lbopt sweep --config=configs/sweeps/digits_lstm_legw.py --workdir=runs/digits_lstm_legw
 
-LEGW (arXiv 1901.08256): batch x k means learning rate x sqrt(k) and warmup epochs x k, so a constant number of warmup steps [recalled 97%]. One LSTM
-layer reads the image row by row; momentum as there [recalled 65%], with a clip. Learning rate and warmup are searched together, both as multiples of
-what LEGW gives: if constant steps are the right transfer, the best warmup stays at one multiple; were it constant epochs, the multiple would halve with
-each doubling of the batch. 40 epochs, batch 16 to the whole training set of 1,024: 2,560 down to 40 steps.
+LEGW (arXiv 1901.08256v1): batch x k means learning rate x sqrt(k) and warmup epochs x k, so a
+constant number of warmup steps [recalled 97%: the abstract has the names and the square root]. One
+LSTM layer reads an image of scikit-learn's digits row by row; momentum as there [recalled 65%: not
+read there], with a clip. Learning rate and warmup are searched together, both as multiples of what
+LEGW gives: if constant steps are the right transfer, the best warmup stays at one multiple; were it
+constant epochs, the multiple would halve with each doubling of the batch. 40 epochs, batch 16 to
+the whole training set of 1,024: 2,560 down to 40 steps.
 
 Rows (`:ROW`): (none); `smoke`, tiny.
 """

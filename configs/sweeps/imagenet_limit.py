@@ -1,15 +1,24 @@
 """How far does the batch size go on ImageNet? ResNet-50 on a pod, 4,096 to 819,200 images a step.
 
     lbopt plan  --config=configs/sweeps/imagenet_limit.py --topology=v3:16x32
-    lbopt sweep --config=configs/sweeps/imagenet_limit.py --workdir=gs://BUCKET/imagenet_limit      (on every host, see tpu/README.md)
+    lbopt sweep --config=configs/sweeps/imagenet_limit.py --workdir=gs://BUCKET/imagenet_limit
 
-"The Limit of the Batch Size" (arXiv 2006.08517) scales "at least a magnitude larger than all previous work", which ended at 64K (its abstract and table 1); its largest batch is 819,200
-[recalled 75%]. The network and its data are those of configs/resnet50_lamb.py. Each trial is data-parallel over all devices and processes, one after another; batches that do
-not fit are accumulated. `lbopt plan` says what a step of every cell costs on a pod that is not here, and what the study would.
+The second command runs on every host, see tpu/README.md.
 
-Own choices: arms, batch sizes, 90 epochs at each of them (819,200: 139 steps), rates at 4,096 after configs/resnet50_lamb.py and configs/resnet50_lars.py, 62 warmup steps (theirs are 782 and 391, more than the
-largest batches have steps), halving over learning rate and warmup, three seeds, microsteps of at most 32 images a device, batch statistics over 32 images at every batch size. Default row: all of it.
-Rows (`:ROW`): (none); `smoke`, the same path with a narrow network on generated images. Status: not yet run.
+"The Limit of the Batch Size" (arXiv 2006.08517v1) scales "at least a magnitude larger than all
+previous work", which ended at 64K (abstract and introduction); its largest batch is 819,200
+[recalled 75%: not read there]. The network and its data are those of configs/resnet50_lamb.py. Each
+trial is data-parallel over all devices and processes, one after another; batches that do not fit
+are accumulated. `lbopt plan` says what a step of every cell costs on a pod that is not here, and
+what the study would.
+
+Own choices: arms, batch sizes, 90 epochs at each of them (819,200: 139 steps), rates at 4,096 after
+configs/resnet50_lamb.py and configs/resnet50_lars.py, 62 warmup steps (theirs are 782 and 391, more
+than the largest batches have steps), halving over learning rate and warmup, three seeds, microsteps
+of at most 32 images a device, batch statistics over 32 images at every batch size. Default row: all
+of it.
+Rows (`:ROW`): (none); `smoke`, the same path with a narrow network on generated images.
+Status: not yet run.
 """
 
 from lbopt.config import (
@@ -52,7 +61,8 @@ def get_config(arg: str = "") -> SweepConfig:
         about=About(
             paper="The Limit of the Batch Size 2006.08517",
             topology="v3:16x32",
-            note="Own choice: arms, batch sizes, epochs, rates, warmup, search, seeds, microsteps. Largest batch [recalled 75%].",
+            note="Own choice: arms, batch sizes, epochs, rates, warmup, search, seeds, microsteps. "
+            "Largest batch [recalled 75%].",
         ),
         train=TrainConfig(
             name="imagenet_limit",

@@ -3,13 +3,17 @@
     lbopt prepare mnist
     lbopt sweep --config=configs/sweeps/mnist_limit.py --workdir=runs/mnist_limit
 
-fastalgo/mnist_tpu, the small end of "The Limit of the Batch Size" (arXiv 2006.08517), reports for batch 60,000 in 35 steps, as the best single runs of sweeps
-over learning rate and warmup SELECTED ON THE TEST SET: momentum 93.74 %, LARS 97.65 %, LAMB 98.87 %; at batch 1,024 momentum 99.35 %, Adam 99.41 %,
-LAMB 99.47 %. Here the first half of the test set is the validation part, on which everything is chosen, and the second half is the test, read once; all
-60,000 training images are trained on. Optimizers, decay and network are those of configs/mnist.py; rates at 60,000 are the published ones, and
-candidates are searched around what the square root of the batch makes of them.
+fastalgo/mnist_tpu (see configs/mnist.py), the small end of "The Limit of the Batch Size" (arXiv
+2006.08517v1), reports for batch 60,000 in 35 steps, as the best single runs of sweeps over learning
+rate and warmup SELECTED ON THE TEST SET: momentum 93.74 %, LARS 97.65 %, LAMB 98.87 %; at batch
+1,024 momentum 99.35 %, Adam 99.41 %, LAMB 99.47 %. Here the first half of the test set is the
+validation part, on which everything is chosen, and the second half is the test, read once; all
+60,000 training images are trained on. Optimizers, decay and network are those of configs/mnist.py;
+rates at 60,000 are the published ones, and candidates are searched around what the square root of
+the batch makes of them.
 
-Own choices: batch sizes, 35 epochs at each of them, the search, the seeds, network (see configs/mnist.py), microsteps of at most 8,000 images. Default row: all of it.
+Own choices: batch sizes, 35 epochs at each of them, the search, the seeds, network (see
+configs/mnist.py), microsteps of at most 8,000 images. Default row: all of it.
 Rows (`:ROW`): (none); `smoke`, the same path on scikit-learn's digits. Status: not yet run.
 """
 
@@ -28,7 +32,10 @@ from lbopt.config import (
 from lbopt.errors import require_choice
 
 ROWS = ("", "smoke")
-PUBLISHED = "test accuracy at 60,000 in 35 steps: momentum 93.74, LARS 97.65, LAMB 98.87 %, selected on the test set"
+PUBLISHED = (
+    "test accuracy at 60,000 in 35 steps: momentum 93.74, LARS 97.65, LAMB 98.87 %, selected on "
+    "the test set"
+)
 RATES = {"momentum": (0.13, 9), "lars": (25.0, 8), "adam": (0.04, 10), "lamb": (0.11, 7)}
 """Optimizer -> learning rate and warmup steps at the full batch; Adam's are those at 50,000."""
 
@@ -42,7 +49,8 @@ def get_config(arg: str = "") -> SweepConfig:
         about=About(
             paper="The Limit of the Batch Size 2006.08517, fastalgo/mnist_tpu",
             published_result=PUBLISHED,
-            note="Own choice: batch sizes, epochs, search, seeds, network, microsteps, halves of the test set.",
+            note="Own choice: batch sizes, epochs, search, seeds, network, microsteps, halves of the "
+            "test set.",
         ),
         train=TrainConfig(
             name="mnist_limit",

@@ -1,11 +1,14 @@
-"""LEGW on a language model: the form of its Penn Treebank application, on the text that ships with Python.
+"""LEGW on a language model: its Penn Treebank application on the text that ships with Python.
 
     lbopt sweep --config=configs/sweeps/pydoc_lm_legw.py --workdir=runs/pydoc_lm_legw
 
-Two LSTM layers as in PTB-small, a quarter as wide (50) and on Python's help topics (256 pieces, windows of 32 tokens, 4,269 of them): plain gradient
-descent with a clip, 5 epochs, a linear decay (LEGW's PTB: 13 or 55 epochs, exponential or polynomial decay, batch 20 to 640 [recalled 50%]); LAMB as in
-configs/pydoc_lstm.py. Perplexities are of pieces. Learning rate and warmup are searched together, both as multiples of what each arm's rules give; the rates end at twice
-the base, because at four times it plain descent at batch 16 stays at a perplexity of 146 with some seeds (three of five) and not with others.
+Two LSTM layers as in PTB-small, a quarter as wide (50) and on Python's help topics (256 tokens in
+the vocabulary, 4,269 windows of 32 tokens): plain gradient descent with a clip, 5 epochs, a linear
+decay (LEGW's PTB: 13 or 55 epochs, exponential or polynomial decay, batch 20 to 640 [recalled 50%:
+see configs/lstm_legw.py]); LAMB as in configs/pydoc_lstm.py. Perplexities are per token. Learning
+rate and warmup are searched together, both as multiples of what each arm's rules give; the rates
+end at twice the base, because at four times it plain descent at batch 16 stays at a perplexity of
+146 with some seeds (three of five) and not with others.
 
 Rows (`:ROW`): (none); `smoke`, tiny.
 """

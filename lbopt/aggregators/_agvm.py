@@ -95,7 +95,7 @@ def agvm(
 
     Note:
       The hook compares what two of its ranks hold; here, as there, these are the means of the halves. It divides by R once more before v' mixes
-      them in, and so does this. The paper's own form has another place for clip and eps [recalled 80%].
+      them in, and so does this. The paper's own form places clip and eps elsewhere [recalled 80%: not read there].
 
     References:
       Large-batch Optimization for Dense Visual Predictions, arXiv 2210.11078; github.com/Sense-X/AGVM at b60d598, `agvm_optimizer_hook.py`,

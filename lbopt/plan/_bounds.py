@@ -1,4 +1,4 @@
-"""Lower bounds on communication for projective loop nests, with tiles and grids that attain them; no compiler involved.
+"""Lower bounds on communication for projective loop nests, with tiles and grids that attain them.
 
 A nest has loops i with bounds L_i, and arrays j whose subscripts are subsets phi_j of the loops: a matrix product
 C[m, n] += A[m, k] B[k, n] has loops m, n, k and arrays {m, k}, {k, n}, {m, n}.
@@ -15,8 +15,9 @@ array stored once, a processor receives
     words = sum_j [ prod_{i in phi_j} L_i / p_i  -  prod_{i in phi_j} L_i / P ].
 
 References:
-  Dinh and Demmel, Communication-Optimal Tilings for Projective Nested Loops with Arbitrary Bounds, arXiv 2003.00119: its
-  programs [recalled 90%], here checked by duality and brute force. The grid is our own from the same projections.
+  Dinh and Demmel, Communication-Optimal Tilings for Projective Nested Loops with Arbitrary Bounds,
+  arXiv 2003.00119. Its programs are [recalled 90%], not read there, and are checked here by duality
+  and brute force. The grid is our own from the same projections.
 """
 
 from __future__ import annotations

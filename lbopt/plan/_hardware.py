@@ -1,9 +1,10 @@
-"""What is known of TPU chips, each number with its source. How much memory a program may use is asked of the compiler.
+"""Figures of TPU chips, each with its source. The compiler says how much memory a program may use.
 
-"Cloud" is docs.cloud.google.com/tpu/docs/ (v2, v3, v4, v5e, v5p, v6e). "CACM" is Jouppi et al., A Domain-Specific
-Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020, and "ISCA" Jouppi et al., TPU v4, arXiv 2304.01433,
-table 4; notes on these two were read, not the papers: [recalled 90%]. "book" is tpus.md and sharding.md of
-jax-ml/scaling-book as of February 2025.
+"Cloud" is docs.cloud.google.com/tpu/docs/ (v2, v3, v4, v5e, v5p, v6e). "book" is
+jax-ml/scaling-book@0819a7d8c55ddc113f5cba0285a5f97380cac1e3:tpus.md and sharding.md.
+"CACM" is Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM
+63(7), 2020, and "ISCA" is Jouppi et al., TPU v4, arXiv:2304.01433v3, Table 4. These two were not
+read: [recalled 90%] is our confidence in what they are said to have.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ class Chip:
     Attributes:
       generation: "v3".
       flops: peak operations per second of a chip's matrix units in bf16.
-      hertz: what a cycle of the compiler's estimates lasts, 1 / seconds.
-      link_bytes_per_second: of one link of the interconnect in one direction.
-      axes: of the torus: 2 or 3.
-      most_chips: of one pod, of v3 four side by side [recalled 95%]; what has more is refused.
-      full_axis: chips of an axis that closes to a ring; a shorter one is a line. 0: any multiple of 4 does.
-      cores_per_chip: that JAX sees as devices.
-      sources: of the numbers.
+      hertz: clock; the compiler's estimates are in its cycles.
+      link_bytes_per_second: bandwidth of one link of the interconnect in one direction.
+      axes: number of axes of the torus, 2 or 3.
+      most_chips: largest number of chips; more is refused. One pod, and for v3 four pods side by
+        side, as MLPerf v0.7 ran them: mlcommons/training_results_v0.7@
+        c66406115bb3c60cb9c49889b076727ccecba31e:Google/benchmarks/bert/tpu-v3-8192-JAX/
+        run_and_time.sh has 128 x 32 chips.
+      full_axis: length of an axis that closes to a ring; a shorter one is a line. 0 if any multiple
+        of 4 closes.
+      cores_per_chip: number of devices that JAX sees on a chip.
+      sources: where the numbers come from.
     """
 
     generation: str
@@ -99,7 +104,8 @@ CHIPS = {
             most_chips=8960,
             full_axis=0,
             cores_per_chip=1,
-            sources="peak, link (a twelfth of 1200 GB/s a chip): Cloud; clock: peak over 8 units of 128 x 128",
+            sources="peak, link (a twelfth of 1200 GB/s a chip): Cloud; clock: peak over 8 units "
+            "of 128 x 128",
         ),
         Chip(
             "v6e",
@@ -110,10 +116,11 @@ CHIPS = {
             most_chips=256,
             full_axis=16,
             cores_per_chip=1,
-            sources="peak, link (an eighth of 800 GB/s a chip): Cloud; clock: peak over 524,288 operations a cycle "
-            "(the compiler's 369,231 for a matrix product rule out half of that)",
+            sources="peak, link (an eighth of 800 GB/s a chip): Cloud; clock: peak over 524,288 "
+            "operations a cycle (the compiler's 369,231 for a matrix product rule out half of "
+            "that)",
         ),
     )
 }
 HOP_SECONDS = 1e-6
-"""Latency of one hop of the interconnect: about 1 us on every generation (book)."""
+"""Latency of one hop of the interconnect: about 1 us on every generation (book, sharding.md)."""

@@ -32,7 +32,9 @@ def mlperf_schedule(
       base_learning_rate: the peak.
       warmup_steps: may be fractional: MLPerf's epochs are (33 epochs of 19.75 steps are 651.75).
       train_steps: optimizer steps of the whole run.
-      end_learning_rate: 1e-4, TensorFlow's default, in MLPerf; 0.1 in the released EfficientNet code.
+      end_learning_rate: 1e-4 in MLPerf, the default of TensorFlow's polynomial_decay; 0.1 in the
+        released EfficientNet code, tensorflow/tpu@4b544d49d4ce5de5066a6631184c25cd29bdf9b6:
+        models/official/efficientnet/utils.py.
       power: of the decay.
 
     Raises:
@@ -43,7 +45,8 @@ def mlperf_schedule(
     (0.0, 0.0001)
 
     References:
-      mlcommons/training_results_v0.7, Google/benchmarks, resnet-research-JAX-tpu-v3-8192/train.py.
+      mlcommons/training_results_v0.7@c66406115bb3c60cb9c49889b076727ccecba31e:Google/benchmarks/
+      resnet/implementations/resnet-research-JAX-tpu-v3-8192/train.py.
     """
     warmup_steps = _scalars.checked("warmup_steps", warmup_steps, traced=True)
     train_steps = _scalars.whole("train_steps", train_steps)
@@ -89,7 +92,9 @@ def albert_schedule(
     (0.9965, 0.6232)
 
     References:
-      google-research/albert, optimization.py; mlcommons/training_results_v0.7, bert-research-JAX-tpu-v3-8192.
+      google-research/albert@6ca4dfd0d13495a0a0ed7931f452018e08f93ced:optimization.py and
+      mlcommons/training_results_v0.7@c66406115bb3c60cb9c49889b076727ccecba31e:Google/benchmarks/
+      bert/implementations/bert-research-JAX-tpu-v3-8192/run_pretraining.py.
     """
     with _naming(start_step="start_warmup_step"):
         return warmup_schedule(
@@ -118,8 +123,8 @@ def exponential_schedule(
 
     Args:
       base_learning_rate: at the end of warmup it has lost the stairs below it already.
-      steps_per_decay: optimizer steps between two stairs, may be fractional. 2.4 epochs in EfficientNet:
-        `lbopt.schedules.Units(num_examples, global_batch_size).exact_steps(2.4)`.
+      steps_per_decay: optimizer steps between two stairs, may be fractional. 2.4 epochs in
+        EfficientNet: `lbopt.schedules.Units(num_examples, batch_size).exact_steps(2.4)`.
       total_steps: optimizer steps of the whole run.
       decay_rate: factor of a stair, in (0, 1].
       warmup_steps: 5 epochs in EfficientNet.
@@ -133,7 +138,7 @@ def exponential_schedule(
     [1.0, 1.0, 0.5, 0.25]
 
     References:
-      tensorflow/tpu, models/official/efficientnet, utils.py.
+      tensorflow/tpu@4b544d49d4ce5de5066a6631184c25cd29bdf9b6:models/official/efficientnet/utils.py.
     """
     stairs = _decay.exponential_factor(decay_rate, steps_per_decay, staircase)
     if staircase and decay_rate != 1:
@@ -179,8 +184,9 @@ def step_schedule(
 def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
     """Join the schedules of a run whose batch size changes: each phase counts its own steps from 0.
 
-    So a warmup in the second phase ramps up from zero again, as the 64K/32K BERT of the LAMB paper does
-    [recalled 80%]. It is `optax.join_schedules` over lengths.
+    So a warmup in the second phase ramps up from zero again, as the LAMB paper's 64K/32K BERT is
+    said to do (source not confirmed: arXiv:1904.00962v5, section on mixed-batch training). It is
+    `optax.join_schedules` over lengths.
 
     Args:
       *phases: (schedule, optimizer steps) of each phase. The last one goes on for ever.

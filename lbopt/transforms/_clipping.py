@@ -33,7 +33,8 @@ def clip_by_global_norm(
 
     Args:
       max_norm: the largest global norm that passes unchanged, > 0.
-      eps: added to the norm before the division, >= 0; PyTorch's clip_grad_norm_ has 1e-6 [recalled 95%].
+      eps: added to the norm before the division, >= 0; PyTorch's clip_grad_norm_ has 1e-6,
+        pytorch/pytorch@01a57d87bd4826d1f528b2dc47360a8087b34f5a:torch/nn/utils/clip_grad.py.
       axis_name: inside `shard_map`: the axis over which leaves are split; the squares are summed over it.
       sharded_mask: with `axis_name`: which leaves are split; None for all.
 

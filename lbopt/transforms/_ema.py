@@ -37,7 +37,9 @@ def track_ema(
 
     Args:
       decay: in [0, 1); .9999 for EfficientNet.
-      ramp: let the decay rise with the number of updates, as TensorFlow's `num_updates` does [recalled 95%].
+      ramp: let the decay rise with the number of updates, as `num_updates` of TensorFlow's
+        ExponentialMovingAverage does, tensorflow/tensorflow@0004ac98864da68d6a90d96385bd55c86e04a8c1:
+        tensorflow/python/training/moving_averages.py.
       ema_dtype: of the average of real leaves; None for fp32 (or wider, for wider leaves). In bf16 the average would stand still.
 
     Returns:

@@ -5,6 +5,9 @@ caller gives overrides the variant's.
 
 The sources exclude by substrings of variable names of their own frameworks. Here that is said by
 role (see `lbopt.masks.leaf_role`), which those lists mean, and holds for Flax names too.
+
+A source is `owner/repository@commit:path` or a paper with its version. `[recalled NN%]` marks a
+paper's text that was not read: we believe it with that confidence.
 """
 
 from __future__ import annotations
@@ -126,7 +129,7 @@ class Variant(Generic[Options]):
     Attributes:
       optimizer: "lamb" or "lars".
       name: name of the variant.
-      source: repository, file, era.
+      source: the file at a commit, or the paper with its version.
       about: what is peculiar, and what options cannot say.
       options: every option of the optimizer, with this variant's value.
     """
@@ -152,8 +155,18 @@ def _by_name(optimizer: str, *rows: tuple[str, str, str, Options]) -> dict[str, 
     return {row[0]: Variant(optimizer, *row) for row in rows}
 
 
+_OPTAX = "google-deepmind/optax@2edbcbe2390da13983b92cbef94ac0460ecde1c5:optax/_src/"
+_APEX = "NVIDIA/apex@6424da3b4faa6c8f062da4a48c424fff3f02d42d:"
+_TIMM = "huggingface/pytorch-image-models@aa4b5850c1543fa488abf260f18390eda46cf85d:timm/optim/"
+_FLAX = "google/flax@b60f7f45b90f8fc42a88b1639c9cc88a40b298d3:flax/optim/"
+_MLPERF_V07 = (
+    "mlcommons/training_results_v0.7@c66406115bb3c60cb9c49889b076727ccecba31e:Google/benchmarks/"
+)
+"""Folders that several variants come from; flax's is the last commit that has these optimizers."""
+
 _PER_REPLICA_CLIP = (
-    "The source clips each replica's own gradient before the sum over replicas [recalled 97%]; lamb clips what it is given. "
+    "The source clips each replica's own gradient before the sum over replicas; lamb clips what "
+    "it is given. "
     'To clip per replica: make_train_step(..., clip=GradientClip(1.0, "replica")) and '
     "lamb(..., max_grad_norm=None)."
 )
@@ -164,26 +177,31 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     "lamb",
     (
         "paper",
-        "You et al., arXiv 1904.00962v5, Algorithm 2 [recalled 80%]",
-        "Decay inside the direction and inside its norm. Biases and normalization leaves are neither decayed nor adapted: "
+        "You et al., arXiv:1904.00962v5, Algorithm 2 [recalled 80%]",
+        "Decay inside the direction and inside its norm. Biases and normalization leaves are "
+        "neither decayed nor adapted: "
         "the paper does not say, its authors' BERT code does so.",
         LambOptions(),
     ),
     (
         "optax",
-        "google-deepmind/optax, optax/_src/alias.py and transform.py",
-        "Every leaf is adapted; optax's mask is weight_decay_mask alone. optax takes norms in the parameter dtype, here they are fp32.",
+        _OPTAX + "alias.py and transform.py",
+        "Every leaf is adapted; optax's mask is weight_decay_mask alone. optax takes norms in the "
+        "parameter dtype, here they are fp32.",
         LambOptions(weight_decay_mask=None, trust_ratio_mask=None),
     ),
     (
         "tfa",
-        "tensorflow/addons, optimizers/lamb.py",
-        "exclude_from_layer_adaptation defaults to exclude_from_weight_decay, and both to nothing. The source turns eps = 0 into 1e-7.",
+        "tensorflow/addons@00beec06ff86ff0f3b47ebf7a2dd60465986a3a4:"
+        "tensorflow_addons/optimizers/lamb.py",
+        "exclude_from_layer_adaptation defaults to exclude_from_weight_decay, and both to nothing. "
+        "The source turns eps = 0 into 1e-7.",
         LambOptions(weight_decay_mask=None, trust_ratio_mask=AS_DECAYED),
     ),
     (
         "albert",
-        "google-research/albert, lamb_optimizer.py and optimization.py",
+        "google-research/albert@6ca4dfd0d13495a0a0ed7931f452018e08f93ced:"
+        "lamb_optimizer.py and optimization.py",
         "Excluded: LayerNorm, layer_norm, bias. " + _PER_REPLICA_CLIP,
         LambOptions(
             debias=False,
@@ -195,8 +213,10 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     ),
     (
         "you_rn50",
-        "fastalgo/imagenet_resnet50_lamb, optimization.py and run.sh",
-        f"Excluded: batch_normalization, LayerNorm, layer_norm; biases are decayed. {_WITHOUT_DECAY_ADAM} {_PER_REPLICA_CLIP}",
+        "fastalgo/imagenet_resnet50_lamb@b778c4c55d00d694ca8e1f87e6e8ccc5980544f3:"
+        "optimization.py and run.sh",
+        f"Excluded: batch_normalization, LayerNorm, layer_norm; biases are decayed. "
+        f"{_WITHOUT_DECAY_ADAM} {_PER_REPLICA_CLIP}",
         LambOptions(
             debias=False,
             weight_decay=1.5,
@@ -208,7 +228,7 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     ),
     (
         "you_mnist",
-        "fastalgo/mnist_tpu, lamb/optimization.py",
+        "fastalgo/mnist_tpu@9d6ba7de9fdcacb2a911b5a648993c3d05677157:lamb/optimization.py",
         "Excluded from decay: LayerNorm, layer_norm, bias; every variable is adapted. "
         + _PER_REPLICA_CLIP,
         LambOptions(
@@ -221,8 +241,9 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     ),
     (
         "apex",
-        "NVIDIA/apex, optimizers/fused_lamb.py and csrc/multi_tensor_lamb.cu",
-        f"Parameter groups decide what is decayed; here biases and normalization leaves are not. {_WITHOUT_DECAY_ADAM} "
+        _APEX + "apex/optimizers/fused_lamb.py and csrc/multi_tensor_lamb.cu",
+        f"Parameter groups decide what is decayed; here biases and normalization leaves are not. "
+        f"{_WITHOUT_DECAY_ADAM} "
         'adam_w_mode=False is weight_decay_placement="gradient".',
         LambOptions(
             weight_decay=0.01,
@@ -234,7 +255,7 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     ),
     (
         "nvlamb",
-        "NVIDIA/apex, optimizers/fused_lamb.py with use_nvlamb=True",
+        _APEX + "apex/optimizers/fused_lamb.py with use_nvlamb=True",
         "As apex, but every leaf is adapted.",
         LambOptions(
             weight_decay=0.01,
@@ -245,9 +266,11 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     ),
     (
         "timm",
-        "huggingface/pytorch-image-models, timm/optim/lamb.py",
-        f"The arithmetic of apex. {_WITHOUT_DECAY_ADAM} always_adapt is adapt_undecayed=True, trust_clip is "
-        'trust_ratio_bounds=(0, 1), decoupled_decay is weight_decay_placement="decoupled"; corrected_weight_decay and '
+        _TIMM + "lamb.py",
+        f"The arithmetic of apex. {_WITHOUT_DECAY_ADAM} always_adapt is adapt_undecayed=True, "
+        f"trust_clip is "
+        'trust_ratio_bounds=(0, 1), decoupled_decay is weight_decay_placement="decoupled"; '
+        "corrected_weight_decay and "
         "caution are not offered.",
         LambOptions(
             weight_decay=0.01,
@@ -259,9 +282,11 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     ),
     (
         "nus",
-        "NUS-HPC-AI-Lab/pytorch-lamb, optim/lamb.py (the eps of the clip [recalled 95%])",
-        f'{_WITHOUT_DECAY_ADAM} Its debias flag divides the kept moments every step: say debias="in_state" to reproduce that. '
-        "The 1e-6 in the clip is PyTorch's clip_grad_norm_ [recalled 95%].",
+        "NUS-HPC-AI-Lab/pytorch-lamb@638a309ec1d64adeffe901bb64c7f009aae6c1ab:optim/lamb.py",
+        f"{_WITHOUT_DECAY_ADAM} Its debias flag divides the kept moments every step: say "
+        f'debias="in_state" to reproduce that. '
+        "The 1e-6 in the clip is clip_grad_norm_'s: "
+        "pytorch/pytorch@01a57d87bd4826d1f528b2dc47360a8087b34f5a:torch/nn/utils/clip_grad.py.",
         LambOptions(
             debias=False,
             weight_decay_mask=NO_NORM_NO_BIAS,
@@ -273,8 +298,9 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     ),
     (
         "cybertron",
-        "cybertronai/pytorch-lamb, pytorch_lamb/lamb.py",
-        "The first version of the paper: ||w|| is clamped to [0, 10]. adam=True is trust_ratio_mask=False.",
+        "cybertronai/pytorch-lamb@d3ab8dccf6717977c1ad0d6b95499f6b25bba41b:pytorch_lamb/lamb.py",
+        "The first version of the paper: ||w|| is clamped to [0, 10]. adam=True is "
+        "trust_ratio_mask=False.",
         LambOptions(
             weight_decay_mask=None,
             trust_ratio_mask=None,
@@ -284,9 +310,9 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     ),
     (
         "mlperf_tf",
-        "mlcommons/training_results_v0.7, bert-research-TF-tpu-v3-8192/lamb_optimizer.py",
-        "Excluded: LayerNorm, layer_norm, bias. The source takes a leading axis of 24 for layers; here say so: stacked=. "
-        + _PER_REPLICA_CLIP,
+        _MLPERF_V07 + "bert/implementations/bert-research-TF-tpu-v3-8192/lamb_optimizer.py",
+        "Excluded: LayerNorm, layer_norm, bias. The source takes a leading axis of 24 for layers; "
+        "here say so: stacked=. " + _PER_REPLICA_CLIP,
         LambOptions(
             weight_decay=0.0166629,
             weight_decay_mask=NO_NORM_NO_BIAS,
@@ -296,8 +322,9 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     ),
     (
         "mlperf_jax",
-        "mlcommons/training_results_v0.7, bert-research-JAX-tpu-v3-8192/bert_lamb.py",
-        "Excluded from decay: layer_norm, layernorm, bias; every leaf is adapted. The source takes a leading axis of 24 for "
+        _MLPERF_V07 + "bert/implementations/bert-research-JAX-tpu-v3-8192/bert_lamb.py",
+        "Excluded from decay: layer_norm, layernorm, bias; every leaf is adapted. The source takes "
+        "a leading axis of 24 for "
         "layers; here say so: stacked=. " + _PER_REPLICA_CLIP,
         LambOptions(
             weight_decay=0.0166629,
@@ -308,7 +335,7 @@ LAMB: dict[str, Variant[LambOptions]] = _by_name(
     ),
     (
         "flax",
-        "google/flax, flax/optim/lamb.py before commit cda7a4c8",
+        _FLAX + "lamb.py",
         "Zero weights get ratio 0 and never move; a zero direction on other weights gives NaN.",
         LambOptions(weight_decay_mask=None, trust_ratio_mask=None, zero_norm_ratio=None),
     ),
@@ -318,15 +345,17 @@ LARS: dict[str, Variant[LarsOptions]] = _by_name(
     "lars",
     (
         "paper",
-        "You et al., arXiv 1708.03888, Algorithm 1 [recalled 80%]",
-        "The sum of two norms; learning rate and ratio inside the momentum. Biases and normalization leaves take plain momentum steps: "
+        "You et al., arXiv:1708.03888v3, Algorithm 1 [recalled 80%]",
+        "The sum of two norms; learning rate and ratio inside the momentum. Biases and "
+        "normalization leaves take plain momentum steps: "
         "the paper does not say, its followers do so.",
         LarsOptions(),
     ),
     (
         "lamb_paper",
-        "You et al., arXiv 1904.00962, Algorithm 1 [recalled 95%]",
-        "LARS as the LAMB paper writes it: divides by the norm of the averaged momentum, which no public LARS code does.",
+        "You et al., arXiv:1904.00962v5, Algorithm 1 [recalled 95%]",
+        "LARS as the LAMB paper writes it: divides by the norm of the averaged momentum, which no "
+        "public LARS code does.",
         LarsOptions(
             denominator="momentum",
             trust_coefficient=1.0,
@@ -337,8 +366,10 @@ LARS: dict[str, Variant[LarsOptions]] = _by_name(
     ),
     (
         "contrib_2018",
-        "tensorflow, contrib/opt/python/training/lars_optimizer.py as of 2018-19 (MLPerf v0.6)",
-        "Learning rate and ratio outside the momentum. The decay is in the denominator only: the loss has to hold the L2 term. "
+        "tensorflow/tensorflow@5c8077a6fd768817b70b344bdcddb7fef213245a:"
+        "tensorflow/contrib/opt/python/training/lars_optimizer.py (MLPerf v0.6)",
+        "Learning rate and ratio outside the momentum. The decay is in the denominator only: the "
+        "loss has to hold the L2 term. "
         "Later copies of the class are the tpu variant. MLPerf v0.6 ran it with eps = 1e-5.",
         LarsOptions(
             weight_decay_mask=NO_NORM_NO_BIAS,
@@ -350,22 +381,25 @@ LARS: dict[str, Variant[LarsOptions]] = _by_name(
     ),
     (
         "tpu",
-        "tensorflow/tpu, models/official/efficientnet/lars_optimizer.py",
-        "EfficientNet has the L2 term in the loss as well: it decays twice unless one of them is 0.",
+        "tensorflow/tpu@4b544d49d4ce5de5066a6631184c25cd29bdf9b6:"
+        "models/official/efficientnet/lars_optimizer.py",
+        "EfficientNet has the L2 term in the loss as well: it decays twice unless one of them is "
+        "0.",
         LarsOptions(
             weight_decay=1e-5, weight_decay_mask=NO_NORM_NO_BIAS, trust_ratio_mask=NO_NORM_NO_BIAS
         ),
     ),
     (
         "mlperf_tf2",
-        "mlcommons/training_results_v0.7, resnet-cloud-TF2.0-tpu-v3-32/lars_optimizer.py",
+        _MLPERF_V07 + "resnet/implementations/resnet-cloud-TF2.0-tpu-v3-32/lars_optimizer.py",
         "The source turns its eps = 0.0 into 1e-7.",
         LarsOptions(eps=1e-7, weight_decay_mask=NO_NORM_NO_BIAS, trust_ratio_mask=NO_NORM_NO_BIAS),
     ),
     (
         "flax",
-        "google/flax, flax/optim/lars.py before commit cda7a4c8 (MLPerf v0.7 ResNet in JAX)",
-        "Leaves with bias or scale in their path go to flax's Momentum: learning rate outside, no decay, no Nesterov, at the same rate.",
+        _FLAX + "lars.py (MLPerf v0.7 ResNet in JAX)",
+        "Leaves with bias or scale in their path go to flax's Momentum: learning rate outside, no "
+        "decay, no Nesterov, at the same rate.",
         LarsOptions(
             weight_decay_mask=NO_NORM_NO_BIAS,
             trust_ratio_mask=NO_NORM_NO_BIAS,
@@ -374,14 +408,16 @@ LARS: dict[str, Variant[LarsOptions]] = _by_name(
     ),
     (
         "optax",
-        "google-deepmind/optax, optax/_src/alias.py and transform.py",
-        "The norm of the sum, which is never larger: the ratio is never smaller than the paper's. Two masks decide what is skipped.",
+        _OPTAX + "alias.py and transform.py",
+        "The norm of the sum, which is never larger: the ratio is never smaller than the paper's. "
+        "Two masks decide what is skipped.",
         LarsOptions(weight_decay_mask=None, trust_ratio_mask=None, denominator="norm_of_sum"),
     ),
     (
         "nus",
-        "NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch, lars.py",
-        "The ratio is at most 50; each number of the decayed gradient is clamped to [-10, 10], on skipped leaves too. Its 32K run has eps 0.",
+        "NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch@a8222c67c562f2b6bd74d78956d11f37858b7cbe:lars.py",
+        "The ratio is at most 50; each number of the decayed gradient is clamped to [-10, 10], on "
+        "skipped leaves too. Its 32K run has eps 0.",
         LarsOptions(
             eps=1e-5,
             weight_decay_mask=NO_NORM_NO_BIAS,
@@ -394,8 +430,9 @@ LARS: dict[str, Variant[LarsOptions]] = _by_name(
     ),
     (
         "timm",
-        "huggingface/pytorch-image-models, timm/optim/lars.py",
-        "The ratio inside the momentum, the learning rate outside. Leaves without decay are not adapted, so weight_decay = 0 "
+        _TIMM + "lars.py",
+        "The ratio inside the momentum, the learning rate outside. Leaves without decay are not "
+        "adapted, so weight_decay = 0 "
         'is plain momentum; always_adapt is adapt_undecayed=True, trust_clip is clip_mode="clip".',
         LarsOptions(
             eps=1e-8,
@@ -408,8 +445,10 @@ LARS: dict[str, Variant[LarsOptions]] = _by_name(
     ),
     (
         "nvcaffe",
-        "borisgin/nvcaffe-0.16, src/caffe/solvers/sgd_solver.{cpp,cu}",
-        "Divides by the norm of the gradient alone and skips nothing. Its default is LARC: the local rate never exceeds the "
+        "borisgin/nvcaffe-0.16@8896d3303cfdfb575923d6bb108a99ebda728855:"
+        "src/caffe/solvers/sgd_solver.cpp and sgd_solver.cu",
+        "Divides by the norm of the gradient alone and skips nothing. Its default is LARC: the "
+        "local rate never exceeds the "
         'global one; clip_mode="scale" is its LARS.',
         LarsOptions(
             weight_decay_mask=None,
@@ -472,8 +511,10 @@ def check_adaptation(options: LambOptions | LarsOptions, optimizer: str, variant
     decay = options.weight_decay
     if isinstance(decay, numbers.Real) and decay == 0 and options.trust_ratio_mask is not False:
         warnings.warn(
-            f'{optimizer}(variant="{variant}") with weight_decay = 0 has no trust ratio at all, as its source: '
-            f"it is {'Adam' if optimizer == 'lamb' else 'momentum SGD'}. adapt_undecayed=True adapts all the same; "
+            f'{optimizer}(variant="{variant}") with weight_decay = 0 has no trust ratio at all, as '
+            f"its source: "
+            f"it is {'Adam' if optimizer == 'lamb' else 'momentum SGD'}. adapt_undecayed=True "
+            f"adapts all the same; "
             "trust_ratio_mask=False says that this is meant.",
             stacklevel=3,
         )

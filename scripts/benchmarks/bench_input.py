@@ -104,7 +104,7 @@ NEEDS = (
     ),
 )
 HOST_CORES = 48
-"""Of a TPU v3 host: 96 hardware threads [recalled 85%], two to a core."""
+"""Cores of a TPU v3 host: 96 hardware threads [recalled 85%: no source read], two to a core."""
 
 
 def run() -> list[dict]:

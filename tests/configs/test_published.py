@@ -63,6 +63,8 @@ ELSEWHERE = {
     "undecayed": "masks of the variants: tests/transforms",
     "gradient_reduction": "bf16 sums are not offered: said in the notes",
     "num_examples": "a property of the data set",
+    "layers": "sizes of the models: tests/models",
+    "hidden": "sizes of the models: tests/models",
 }
 SUFFIXES = {"all classes": "all_classes", "other classes": "other_classes"}
 STAGES = {

@@ -56,7 +56,8 @@ def random_box(
 
     References:
       tensorflow/tpu, models/official/resnet/resnet_preprocessing.py and models/official/efficientnet/preprocessing.py;
-      the draw itself [recalled 90%] from TensorFlow's kernel and from torchvision's RandomResizedCrop.
+      the sampling itself is that of TensorFlow's kernel and of torchvision's RandomResizedCrop
+      [recalled 90%: neither was read].
     """
     require_choice("sampling", sampling, SAMPLINGS)
     size_of = _by_area if sampling == "by_area" else _by_height
