@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lbopt import paths
+from lbopt import errors, paths
 from lbopt._shown import show
 from lbopt.cli import _arguments, _plan_study
 from lbopt.config import SweepConfig, TrainConfig
@@ -82,7 +82,7 @@ def run(argv: Sequence[str]) -> None:
     if isinstance(config, SweepConfig):
         _plan_all_cells(argv, config, given, name, options["evaluation"], output)
         return
-    columns = [Column(name, open_topology(name), config)]
+    columns = [Column(name, _open_topology(name), config)]
     if "compare" in given:
         columns += _columns(flag, overrides, given["compare"], name)
     if max(len(column.topology.devices) for column in columns) > SURE and _CHILD not in os.environ:
@@ -107,6 +107,11 @@ def run(argv: Sequence[str]) -> None:
         _write(output, written)
 
 
+def _open_topology(name: str, flag: str = "--topology") -> Topology:
+    with errors.under("", topology=flag):
+        return open_topology(name)
+
+
 def _plan_all_cells(
     argv: Sequence[str],
     config: SweepConfig,
@@ -121,7 +126,7 @@ def _plan_all_cells(
             raise UserError(
                 f"--{flag} = {given[flag]!r}: not for a study; plan a recipe, or leave it out"
             )
-    topology = open_topology(name)
+    topology = _open_topology(name)
     if len(topology.devices) > SURE and _CHILD not in os.environ:
         _in_a_child(argv)
         return
@@ -192,7 +197,7 @@ def _columns(flag: str, overrides: Sequence[str], text: str, name: str) -> list[
         changes = [f"--config.{word}" for word in words if "=" in word]
         config = _arguments.load_config(flag, [*overrides, *changes], TrainConfig)
         config.validate()
-        place = open_topology(places[0] if places else name)
+        place = _open_topology(places[0], "--compare") if places else _open_topology(name)
         found.append(Column(" ".join(words), place, config))
     return found
 

@@ -1,4 +1,4 @@
-"""What a recipe costs on a pod that nobody here owns."""
+"""The cost of a recipe on a TPU pod, estimated by the TPU compiler without the pod."""
 
 import lazy_loader
 

@@ -1,23 +1,26 @@
-"""Lower bounds on communication for projective loop nests, with tiles and grids that attain them.
+"""Lower bounds on the communication of loop nests, with tiles and grids that attain them.
 
-A nest has loops i with bounds L_i, and arrays j whose subscripts are subsets phi_j of the loops: a matrix product
-C[m, n] += A[m, k] B[k, n] has loops m, n, k and arrays {m, k}, {k, n}, {m, n}.
+A nest has loops i with bounds L_i, and arrays j whose subscripts are subsets phi_j of the loops: a
+matrix product C[m, n] += A[m, k] B[k, n] has loops m, n, k and arrays {m, k}, {k, n}, {m, n}. No
+compiler is involved.
 
 With a fast memory of M words and beta_i = log_M L_i,
 
-    tile :  k = max sum_i lambda_i                   s.t. for all j: sum_{i in phi_j} lambda_i <= 1,  0 <= lambda_i <= beta_i
-    bound:  k = min sum_j s_j + sum_i beta_i t_i     s.t. for all i: t_i + sum_{j: i in phi_j} s_j >= 1,  s, t >= 0
-    words moved >= max(prod_i L_i * M^(1 - k), max_j prod_{i in phi_j} L_i)            up to a constant
+    tile :  k = max sum_i lambda_i
+            s.t. for all j: sum_{i in phi_j} lambda_i <= 1,  0 <= lambda_i <= beta_i
+    bound:  k = min sum_j s_j + sum_i beta_i t_i
+            s.t. for all i: t_i + sum_{j: i in phi_j} s_j >= 1,  s, t >= 0
+    words moved >= max(prod_i L_i * M^(1 - k), max_j prod_{i in phi_j} L_i)    up to a constant
 
-The two programs are dual, so each is the other's certificate. On P processors in a grid p_i (prod p_i = P), with every
-array stored once, a processor receives
+The two programs are dual, so each certifies the other. On P processors in a grid p_i
+(prod p_i = P), with every array stored once, a processor receives
 
     words = sum_j [ prod_{i in phi_j} L_i / p_i  -  prod_{i in phi_j} L_i / P ].
 
 References:
   Dinh and Demmel, Communication-Optimal Tilings for Projective Nested Loops with Arbitrary Bounds,
   arXiv 2003.00119. Its programs are [recalled 90%], not read there, and are checked here by duality
-  and brute force. The grid is our own from the same projections.
+  and brute force. The grid is lbopt's own, from the same projections.
 """
 
 from __future__ import annotations
@@ -32,19 +35,20 @@ from scipy.optimize import linprog
 from lbopt.errors import require
 
 Arrays = Mapping[str, Sequence[str]]
-"""Name -> the loops that subscript it."""
+"""The loops that subscript each array, by the array's name."""
 
 
 class Tile(NamedTuple):
-    """A tile that attains the bound, and the proof that none does better.
+    """A tile that attains the bound, with a proof that no tile does better.
 
     Attributes:
-      exponents: loop -> lambda; the tile's side is M^lambda.
-      sides: loop -> whole numbers, at least 1.
-      exponent: k, the tile has M^k iterations.
-      words_bound: that have to be moved, up to a constant.
-      dual_arrays: array -> s; with `dual_loops` a feasible point of the dual program whose value is k.
-      dual_loops: loop -> t.
+      exponents: lambda of each loop; the tile's side is M^lambda.
+      sides: Side of the tile along each loop, a whole number of at least 1.
+      exponent: k; the tile has M^k iterations.
+      words_bound: Number of words that have to be moved, up to a constant.
+      dual_arrays: s of each array. Together with `dual_loops` it is a feasible point of the dual
+        program whose value is k.
+      dual_loops: t of each loop.
     """
 
     exponents: dict[str, float]
@@ -64,13 +68,16 @@ def tile(
     """Return the best rectangular tile of a nest.
 
     Args:
-      bounds: loop -> how often it runs.
-      arrays: see the head of this file; every loop subscripts one at least.
-      memory_words: of fast memory; each array's part of a tile fits into it (for all of them at once give a part of it).
-      multiples: loop -> of what its side is to be a multiple if it is as long, {"n": 128, "m": 8} for a TPU's vectors.
+      bounds: Number of iterations of each loop, at least 1.
+      arrays: The loops that subscript each array; every loop subscripts at least one.
+      memory_words: Words of fast memory, at least 2. A tile's share of each single array fits into
+        it; for all arrays at once, give a fraction of the memory.
+      multiples: For some loops, a number of which the side becomes a multiple if it is at least
+        that long: {"n": 128, "m": 8} for a TPU's vectors.
 
     Raises:
-      UserError: for no loops, a bound or multiple below 1, a memory below 2 words, an array of unknown loops, or a loop without array.
+      UserError: If there is no loop, a number is too small, an array has an unknown loop, or a loop
+        has no array.
 
     >>> found = tile({"m": 1024, "n": 1024, "k": 1024}, {"A": "mk", "B": "kn", "C": "mn"}, 2**14)
     >>> round(found.exponent, 3), found.sides
@@ -85,7 +92,9 @@ def tile(
             multiple,
             "give at least 1, for a loop in bounds",
         )
-    loops, names = list(bounds), list(arrays)
+
+    loops = list(bounds)
+    names = list(arrays)
     beta = np.log([bounds[loop] for loop in loops]) / math.log(memory_words)
     within = np.array([[float(loop in arrays[name]) for loop in loops] for name in names])
     best = linprog(
@@ -96,11 +105,13 @@ def tile(
     )
     exponent = -best.fun
     exponents = _balanced(within, beta, exponent)
+
     dual = linprog(
         np.concatenate([np.ones(len(names)), beta]),
         -np.concatenate([within.T, np.eye(len(loops))], axis=1),
         -np.ones(len(loops)),
     )
+
     sizes = [math.prod(bounds[loop] for loop in arrays[name]) for name in names]
     words = max(
         math.exp(
@@ -125,7 +136,10 @@ def tile(
 
 
 def _balanced(within: np.ndarray, beta: np.ndarray, exponent: float) -> np.ndarray:
-    """Of the tiles with the best exponent, return one whose longest side is shortest: vertices of a program are not unique."""
+    """Return the exponents of the best tile whose longest side is shortest.
+
+    The best exponent alone does not determine the tile.
+    """
     loops = len(beta)
     longest = np.concatenate([np.eye(loops), -np.ones((loops, 1))], axis=1)
     fitting = np.concatenate([within, np.zeros((len(within), 1))], axis=1)
@@ -146,7 +160,10 @@ def _rounded(
     memory_words: int,
     multiples: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return whole sides whose arrays fit: rounded down, but for what the solver lost in the last digits."""
+    """Return whole sides whose arrays fit into memory.
+
+    Sides are rounded down, with a tolerance for the solver's rounding errors.
+    """
     whole = {}
     for loop, side in sides.items():
         length = max(1, min(bounds[loop], math.floor(side * (1 + _SOLVER))))
@@ -161,15 +178,15 @@ def _rounded(
 
 
 _SOLVER = 1e-6
-"""Relative precision of what is rounded down: the solver's of linear programs, and of roots."""
+"""Relative precision of numbers that are rounded down: solutions of linear programs, and roots."""
 
 
 class Grid(NamedTuple):
-    """How processors share a nest.
+    """A grid of processors that share a nest.
 
     Attributes:
-      parts: loop -> into how many parts it is cut; their product is the number of processors.
-      words: that a processor receives.
+      parts: Number of parts that each loop is cut into; their product is the number of processors.
+      words: Number of words that a processor receives.
     """
 
     parts: dict[str, int]
@@ -177,15 +194,15 @@ class Grid(NamedTuple):
 
 
 def grid(bounds: Mapping[str, float], arrays: Arrays, num_processors: int) -> Grid:
-    """Return the grid of fewest words, of all; of equal ones the least elongated.
+    """Return the grid with the fewest words; of several such grids, the least elongated.
 
     Args:
-      bounds: loop -> how often it runs; need not be whole.
-      arrays: see the head of this file.
-      num_processors: P.
+      bounds: Number of iterations of each loop, at least 1; it need not be whole.
+      arrays: The loops that subscript each array; every loop subscripts at least one.
+      num_processors: Number of processors, P.
 
     Raises:
-      UserError: as `tile`, and if no grid has so many processors.
+      UserError: If the nest is not valid (see `tile`), or no grid has P processors.
 
     >>> dense = {"A": ("token", "in"), "W": ("in", "out"), "C": ("token", "out")}
     >>> grid({"token": 512 * 128, "in": 1024, "out": 4096}, dense, 16).parts
@@ -195,8 +212,9 @@ def grid(bounds: Mapping[str, float], arrays: Arrays, num_processors: int) -> Gr
     require(num_processors >= 1, "num_processors", num_processors, "give at least 1")
     limits = [math.floor(size * (1 + _SOLVER)) for size in bounds.values()]
     grids = list(_factorisations(num_processors, limits))
-    fix = f"no grid cuts loops of {tuple(limits)} into so many parts; use fewer"
-    require(grids, "num_processors", num_processors, fix)
+    fix = f"no grid cuts loops of {tuple(limits)} into this number of parts; use fewer"
+    require(grids, "num_processors", num_processors, fix, code="conflict")
+
     found = [Grid(dict(zip(bounds, parts, strict=True)), 0.0) for parts in grids]
     found = [one._replace(words=words_each_receives(bounds, arrays, one.parts)) for one in found]
     return min(found, key=lambda one: (round(one.words, 6), max(one.parts.values())))
@@ -205,7 +223,7 @@ def grid(bounds: Mapping[str, float], arrays: Arrays, num_processors: int) -> Gr
 def words_each_receives(
     bounds: Mapping[str, float], arrays: Arrays, parts: Mapping[str, int]
 ) -> float:
-    """Return the words that a processor of a grid receives; see the head of this file."""
+    """Return the number of words that a processor of a grid receives."""
     processors = math.prod(parts.values())
     total = 0.0
     for loops in arrays.values():
@@ -226,10 +244,19 @@ def _factorisations(number: int, limits: Sequence[int]) -> Iterator[tuple[int, .
 
 
 def dp_limit(tokens: int, d_in: int, d_out: int) -> int:
-    """Return up to how many processors cutting tokens alone is communication-optimal for a dense layer.
+    """Return the most processors for which cutting only the tokens of a dense layer is optimal.
 
-    Cutting `out` in two would halve the weights a processor receives and double the inputs; at P processors that does not
-    pay while the weights, in x out, are at most tokens x in / P, and likewise for `in`: P <= tokens / max(in, out).
+    Cutting `out` in two would halve the weights that a processor receives and double the inputs.
+    With P processors that does not pay while the weights, in x out, are at most tokens x in / P.
+    The same holds for `in`, so P <= tokens / max(in, out).
+
+    Args:
+      tokens: Number of tokens in a batch.
+      d_in: Width of the layer's inputs.
+      d_out: Width of the layer's outputs.
+
+    Raises:
+      UserError: If an argument is less than 1.
 
     >>> dp_limit(512 * 128, 1024, 4096), dp_limit(65536 * 128, 1024, 4096)
     (16, 2048)
@@ -240,14 +267,15 @@ def dp_limit(tokens: int, d_in: int, d_out: int) -> int:
 
 
 def _check(bounds: Mapping[str, float], arrays: Arrays) -> None:
-    require(bounds, "bounds", dict(bounds), "a nest has a loop at least")
+    require(bounds, "bounds", dict(bounds), "give at least one loop", code="missing")
     for loop, size in bounds.items():
-        require(size >= 1, f"bounds[{loop!r}]", size, "a loop runs once at least")
+        require(size >= 1, f"bounds[{loop!r}]", size, "give at least 1 iteration")
         require(
             any(loop in loops for loops in arrays.values()),
             "arrays",
             dict(arrays),
             f"no array has the loop {loop!r}; leave it out",
+            code="conflict",
         )
     for name, loops in arrays.items():
         unknown = [loop for loop in loops if loop not in bounds]
@@ -255,5 +283,6 @@ def _check(bounds: Mapping[str, float], arrays: Arrays) -> None:
             not unknown,
             f"arrays[{name!r}]",
             loops,
-            f"there is no loop {', '.join(map(repr, unknown))} in bounds",
+            f"there is no loop {', '.join(map(repr, unknown))} in bounds; add it",
+            code="choice",
         )

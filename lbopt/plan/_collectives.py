@@ -1,4 +1,4 @@
-"""What devices tell each other in a compiled program."""
+"""The collectives of a compiled program: which devices exchange how many bytes, and what for."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Collectives that are alike in one call of a program.
+    """All collectives of one kind in one call of a program.
 
     Attributes:
-      op: one of `OPS`.
-      dtype: as in HLO.
-      num_bytes: of all of them together, on one device: of what is reduced, of what has been gathered, of what is
-        exchanged.
-      count: how many instructions are executed; one may carry several arrays.
-      group_size: devices that take part in one.
-      source: what for: gradients, batch norm, update, parameters (made whole again), metrics or other.
-      group: the devices of the first group, by number in the mesh; of a permutation its first pair.
+      op: The operation, one of `OPS`.
+      dtype: The dtype as HLO spells it.
+      num_bytes: Bytes of all of them together on one device: of the arrays that are reduced, of
+        the gathered results, or of the arrays that are exchanged.
+      count: Number of executed instructions; one may carry several arrays.
+      group_size: Number of devices in a group.
+      source: The purpose: gradients, batch norm, update, parameters (gathered after the update),
+        metrics or other.
+      group: The devices of the first group by their numbers in the mesh; for a permutation, its
+        first pair.
     """
 
     op: str
@@ -51,7 +53,7 @@ class Collective:
 
 
 def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
-    """Return what a call of the program exchanges, the most bytes first."""
+    """Return the collectives of one call of a program, those with the most bytes first."""
     sums: dict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0])
     for run in program.executed:
         op = run.instruction.op.removesuffix("-start")
@@ -61,7 +63,8 @@ def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
         seen = set()
         for array, path in _parts(program, run, op, num_devices):
             source = source_of(path)
-            if source == "update" and op == "all-gather":  # a part that was updated becomes whole
+            # Each device updates a shard, and then gathers the whole parameters.
+            if source == "update" and op == "all-gather":
                 source = "parameters"
             key = (op, array.dtype, len(group), source, group)
             sums[key][0] += run.times * array.num_bytes
@@ -75,7 +78,7 @@ def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
 
 
 def source_of(path: str) -> str:
-    """Say what an exchange is for by the path that JAX gives the operation it came from.
+    """Return the purpose of a collective, by the path of the operation that it came from.
 
     >>> source_of("jit(traced)/transpose(jvp(ResNet))/stem/conv_general_dilated")
     'gradients'
@@ -85,12 +88,9 @@ def source_of(path: str) -> str:
     parts = path.split("/")
     backward = "transpose(" in path
     if replicas.STATISTICS in parts:
-        # On the way back a product is the gradient of a kernel that is normalized without its convolution.
-        return (
-            "gradients"
-            if backward and parts[-1] in ("dot_general", "conv_general_dilated")
-            else "batch norm"
-        )
+        # A product in the backward pass of the statistics is the gradient of a kernel.
+        of_kernel = backward and parts[-1] in ("dot_general", "conv_general_dilated")
+        return "gradients" if of_kernel else "batch norm"
     for mark, source in _MARKS.items():
         if mark in parts:
             return source
@@ -111,14 +111,18 @@ _MARKS = {
 def _parts(
     program: HloProgram, run: Executed, op: str, num_devices: int
 ) -> list[tuple[Array, str]]:
-    """Return each array of a collective with the path of what it is for: its consumer's where there are several."""
+    """Return each array of a collective with the path of the operation that it serves.
+
+    An instruction may carry several arrays; the path of each is that of the instruction that uses
+    it.
+    """
     instruction = run.instruction
     arrays = instruction.arrays
     if instruction.op.endswith("-start") and op != "all-reduce":
-        arrays = [
-            array for array in arrays if array.dims or array.dtype != "u32"
-        ]  # but for what it synchronises by
-        arrays = arrays[len(arrays) // 2 :]  # operands, then results
+        # A start yields its operands, then its results, then scalars for synchronization.
+        arrays = [array for array in arrays if array.dims or array.dtype != "u32"]
+        arrays = arrays[len(arrays) // 2 :]
+
     here = program.computations[run.computation]
     taken = [here[name].path if name in here else "" for name in instruction.operands]
     paths = {
@@ -131,7 +135,7 @@ def _parts(
         )
         if index is not None and user.path:
             paths[int(index[1])] = user.path
-    # A scattered result stands for as many times its bytes as devices take part.
+    # A reduce-scatter reduces the whole array, of which each device of the group keeps one shard.
     grown = len(first_group(instruction.attributes, num_devices)) if op == "reduce-scatter" else 1
     return [
         (dataclasses.replace(array, dims=(*array.dims, grown)), paths.get(number, ""))
@@ -140,18 +144,20 @@ def _parts(
 
 
 def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
-    """Return the devices of a collective's first group; `num_devices` in all are meant where no groups are written."""
+    """Return the devices of a collective's first group; all devices if it names no groups."""
     groups = replica_groups(attributes)
     return tuple(groups[0]) if groups else tuple(range(num_devices))
 
 
 def replica_groups(attributes: str) -> list[list[int]]:
-    """Return the groups of a collective as lists of devices; [] for all.
+    """Return the groups of a collective as lists of devices; [] for one group of all devices.
 
     >>> replica_groups("replica_groups=[2,2]<=[2,2]T(1,0), use_global_device_ids=true")
     [[0, 2], [1, 3]]
-    >>> replica_groups("replica_groups=mesh['a'=2,'b'=2] {'b'}"), replica_groups("replica_groups={{0,1},{2,3}}")
-    ([[0, 1], [2, 3]], [[0, 1], [2, 3]])
+    >>> replica_groups("replica_groups=mesh['a'=2,'b'=2] {'b'}")
+    [[0, 1], [2, 3]]
+    >>> replica_groups("replica_groups={{0,1},{2,3}}")
+    [[0, 1], [2, 3]]
     """
     if found := _MESH_GROUPS.search(attributes):
         axes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))

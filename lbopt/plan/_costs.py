@@ -1,4 +1,4 @@
-"""What a compiled program costs: cycles, operations, bytes to and from HBM, loops multiplied out."""
+"""Cycles, operations and HBM traffic of a compiled program, with loops multiplied out."""
 
 from __future__ import annotations
 
@@ -29,30 +29,35 @@ _JOINED = {
     "all-gather-done",
     "collective-permute-done",
 }
-"""Ends of what began elsewhere, where it is counted."""
+"""Ends of asynchronous operations, which are counted at their start."""
 _PARTIAL_READS = {"dynamic-slice", "gather", "slice"}
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 
 
 def estimated_cycles(program: HloProgram) -> int:
-    """Add up the compiler's cycle estimates; what it gives none for (collectives, some gradients of pools) counts nothing."""
+    """Return the sum of the compiler's cycle estimates.
+
+    Collectives and some gradients of pooling have no estimate and count as 0.
+    """
     return sum(run.times * run.instruction.cycles for run in program.executed if not run.fused)
 
 
 def hbm_bytes(
     program: HloProgram, counts: Callable[[Instruction], bool] = lambda instruction: True
 ) -> int:
-    """Add up what is read from HBM and written to it.
+    """Return the number of bytes that are read from HBM and written to it.
+
+    `cost_analysis()["bytes accessed"]` counts every operand and result, wherever it lies. From v4
+    on the compiler prefetches arrays into on-chip memory and keeps results there for the next
+    fusion (layouts marked S(1) or S(3)); these are left out. A fusion reads each operand once,
+    either the slices that it takes or all of it. An update in place writes only the update. Custom
+    calls in these programs join prefetched slices and move nothing. The padding of tiles is not
+    counted.
 
     Args:
-      program: which.
-      counts: instruction -> whether it is meant; by default all are.
-
-    `cost_analysis()["bytes accessed"]` counts every operand and result wherever it lies. From v4 on the compiler prefetches
-    into on-chip memory and keeps values there between two fusions (layouts marked S(1) or S(3)); this leaves those out.
-    A fusion reads each operand once: the slices that it takes of it, or the whole. An update in place writes its update.
-    Custom calls here join prefetched slices and move nothing. Elements count, not the tiles that pad short rows.
+      program: The compiled program.
+      counts: Function that tells whether to count an instruction; all are counted by default.
     """
     return sum(
         run.times * _moved(program, run)
@@ -62,21 +67,24 @@ def hbm_bytes(
 
 
 def matrix_flops(program: HloProgram, multiplied: bool = True) -> int:
-    """Count the operations (multiplications and additions) of matrix products and convolutions, in fusions too.
+    """Return the multiplications and additions of all matrix products and convolutions.
 
     Args:
-      program: which.
-      multiplied: by how often loops run; False for each once.
+      program: The compiled program.
+      multiplied: Whether to multiply the operations in a loop by its trip count.
     """
     products = (run for run in program.executed if run.instruction.op in ("convolution", "dot"))
     return sum((run.times if multiplied else 1) * _product_flops(program, run) for run in products)
 
 
 def _moved(program: HloProgram, run: Executed) -> int:
-    here, instruction = program.computations[run.computation], run.instruction
+    """Return the HBM bytes that one execution of an instruction reads and writes."""
+    here = program.computations[run.computation]
+    instruction = run.instruction
     op = instruction.op
     if op in _FREE or op in _JOINED:
         return 0
+
     operands = [here[name] for name in instruction.operands if name in here]
     if op in ("copy-start", "slice-start"):
         written = instruction.arrays[0 if op == "copy-start" else -2]
@@ -100,12 +108,12 @@ def _moved_by_fusion(
     for number, operand in enumerate(operands):
         if any(array.in_hbm for array in operand.arrays):
             total += int(min(_hbm(operand), _read(program, inside, number)))
-    root = next(part for part in program.computations[inside].values() if part.is_root)
+    root = next(inner for inner in program.computations[inside].values() if inner.is_root)
     return total + _written(program.computations[inside], root, fusion.arrays)
 
 
 def _read(program: HloProgram, computation: str, number: int) -> float:
-    """Return the bytes that a fused computation reads of a parameter if it only takes slices of it; else all there are."""
+    """Return the bytes that a fusion reads of a parameter: of its slices, or infinity for all."""
     return _read_of(program, computation, program.parameters(computation)[number].name)
 
 
@@ -119,39 +127,41 @@ def _read_of(program: HloProgram, computation: str, name: str) -> float:
             total += _read_of(program, computation, user.name)
         elif places == [0] and user.op in _PARTIAL_READS:
             total += user.arrays[0].num_bytes
-        elif (
-            places != [0] or user.op != "dynamic-update-slice"
-        ):  # which reads nothing of what it updates
+        elif places == [0] and user.op == "dynamic-update-slice":
+            continue  # it reads nothing of the array that it updates
+        else:
             return math.inf
     return total
 
 
 def _written(inside: Mapping[str, Instruction], root: Instruction, results: Sequence[Array]) -> int:
-    """Return what a fusion writes to HBM: its results, or of a result that is updated in place the update."""
-    parts = [inside[name] for name in root.operands] if root.op == "tuple" else [root]
-    if len(parts) != len(results):  # one instruction with several results
+    """Return the bytes that a fusion writes to HBM: its results, or the update of one in place."""
+    outputs = [inside[name] for name in root.operands] if root.op == "tuple" else [root]
+    if len(outputs) != len(results):  # one instruction with several results
         return sum(result.hbm_bytes for result in results)
+
     total = 0
-    for part, result in zip(parts, results, strict=True):
-        part = _behind_bitcasts(inside, part)
+    for output, result in zip(outputs, results, strict=True):
+        output = _behind_bitcasts(inside, output)
         in_place = (
-            part.op == "dynamic-update-slice"
-            and _behind_bitcasts(inside, inside[part.operands[0]]).op == "parameter"
+            output.op == "dynamic-update-slice"
+            and _behind_bitcasts(inside, inside[output.operands[0]]).op == "parameter"
         )
-        update = inside[part.operands[1]].arrays[0].num_bytes if in_place else result.hbm_bytes
+        update = inside[output.operands[1]].arrays[0].num_bytes if in_place else result.hbm_bytes
         total += min(result.hbm_bytes, update)
     return total
 
 
-def _behind_bitcasts(inside: Mapping[str, Instruction], part: Instruction) -> Instruction:
-    while part.op == "bitcast" and part.operands[0] in inside:
-        part = inside[part.operands[0]]
-    return part
+def _behind_bitcasts(inside: Mapping[str, Instruction], instruction: Instruction) -> Instruction:
+    while instruction.op == "bitcast" and instruction.operands[0] in inside:
+        instruction = inside[instruction.operands[0]]
+    return instruction
 
 
 def _once_or_twice(array: Array, source: Instruction) -> int:
-    """Return the bytes of a slice: written, and read where it comes from HBM."""
-    return array.hbm_bytes + (array.num_bytes if any(part.in_hbm for part in source.arrays) else 0)
+    """Return the HBM bytes of a slice: it is written, and read if its source is in HBM."""
+    from_hbm = any(whole.in_hbm for whole in source.arrays)
+    return array.hbm_bytes + (array.num_bytes if from_hbm else 0)
 
 
 def _hbm(instruction: Instruction) -> int:
@@ -159,7 +169,9 @@ def _hbm(instruction: Instruction) -> int:
 
 
 def _product_flops(program: HloProgram, run: Executed) -> int:
-    here, instruction = program.computations[run.computation], run.instruction
+    """Return the multiplications and additions of one matrix product or convolution."""
+    here = program.computations[run.computation]
+    instruction = run.instruction
     left, right = (here[name].arrays[0].dims for name in instruction.operands[:2])
     result = instruction.arrays[0].dims
     if instruction.op == "dot":
@@ -172,21 +184,23 @@ def _product_flops(program: HloProgram, run: Executed) -> int:
 def convolution_flops(
     left: Sequence[int], right: Sequence[int], result: Sequence[int], attributes: str
 ) -> int:
-    """Return multiplications and additions of one convolution in HLO: 2 for every pair of an input and a kernel element.
+    """Return the multiplications and additions of one convolution in HLO.
 
-    Places in the padding and between the elements of a dilated input do not count: with them the compiler writes gradients
-    of strided convolutions, and even batched matrix products, as convolutions.
+    There are 2 for each pair of an input and a kernel element that meet. Positions in the padding
+    and between the elements of a dilated input do not count: the compiler uses them to write the
+    gradients of strided convolutions, and even batched matrix products, as convolutions.
 
     Args:
-      left: dimensions of the input.
-      right: of the kernel.
-      result: of the output.
-      attributes: of the instruction: window, dim_labels, group counts.
+      left: Dimensions of the input.
+      right: Dimensions of the kernel.
+      result: Dimensions of the output.
+      attributes: Attributes of the instruction, with `window`, `dim_labels` and group counts.
     """
     labels = _LABELS.search(attributes)
     assert labels is not None, attributes[:200]
     in_labels, kernel_labels, out_labels = labels.groups()
     window = _window(attributes)
+
     pairs = 1
     for place in range(sum(label.isdigit() for label in out_labels)):
         sizes = (left[in_labels.index(str(place))], right[kernel_labels.index(str(place))])
@@ -195,16 +209,18 @@ def convolution_flops(
             result[out_labels.index(str(place))],
             {name: value[place] for name, value in window.items()},
         )
-    features_in, features_out = right[kernel_labels.index("i")], result[out_labels.index("f")]
+
+    features_in = right[kernel_labels.index("i")]
+    features_out = result[out_labels.index("f")]
     groups = re.search(r"batch_group_count=(\d+)", attributes)
     batch = left[in_labels.index("b")] // (int(groups[1]) if groups else 1)
     return 2 * batch * features_in * features_out * pairs
 
 
 def _window(attributes: str) -> dict[str, list]:
-    """Return stride, padding and dilations of each spatial dimension."""
+    """Return stride, padding and dilations (of input and kernel) of each spatial dimension."""
     found = _WINDOW.search(attributes)
-    fields = dict(part.split("=") for part in found[1].split()) if found else {}
+    fields = dict(text.split("=") for text in found[1].split()) if found else {}
     rank = len(fields.get("size", "").split("x")) if fields.get("size") else 0
 
     def numbers(name: str) -> list[int]:
@@ -224,7 +240,14 @@ def _window(attributes: str) -> dict[str, list]:
 
 
 def _pairs(size: int, kernel: int, out: int, window: Mapping[str, int]) -> int:
-    """Count the pairs (place of the output, place of the kernel) along one dimension that meet an element of the input."""
+    """Return the number of pairs of output and kernel positions that meet an input element.
+
+    Args:
+      size: Length of the input along one dimension.
+      kernel: Length of the kernel.
+      out: Length of the output.
+      window: Stride, padding and dilations of the dimension.
+    """
     places = (
         np.arange(out)[:, None] * window["stride"]
         + np.arange(kernel) * window["spread"]

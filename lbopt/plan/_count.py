@@ -1,4 +1,4 @@
-"""Operations and layers of a network, counted in the program that JAX traces; no compiler involved."""
+"""Operations and layers of a network, counted in the program that JAX traces."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A matrix product or convolution of what depends on the batch with what does not.
+    """A matrix product or convolution of an array that depends on the batch with one that does not.
 
     Attributes:
-      path: of the module, as JAX names it.
-      flops: multiplications and additions.
-      inputs: elements of the batch's side.
-      weights: elements of the other side, counted once if a loop takes them again.
-      outputs: elements.
+      path: Path of the module, as JAX names it.
+      flops: Number of multiplications and additions.
+      inputs: Number of elements of the array that depends on the batch.
+      weights: Number of elements of the other array, counted once if a loop uses it again.
+      outputs: Number of elements of the result.
     """
 
     path: str
@@ -34,21 +34,23 @@ class Layer:
 
     @property
     def dp_limit(self) -> int:
-        """Up to how many devices cutting the batch alone is communication-optimal.
+        """The most devices for which cutting only the batch is communication-optimal.
 
-        For a dense layer this is `lbopt.plan.dp_limit`. A convolution is taken alike: cutting its output channels
-        multiplies the inputs that a device receives, cutting its input channels the outputs.
+        For a dense layer this is `lbopt.plan.dp_limit`. The same rule is used for a convolution:
+        cutting its output channels multiplies the inputs that a device receives, and cutting its
+        input channels multiplies the outputs.
         """
         return max(1, min(self.inputs, self.outputs) // self.weights)
 
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """What a function computes.
+    """The operations of a function.
 
     Attributes:
-      flops: multiplications and additions of all matrix products and convolutions, loops multiplied out.
-      layers: those with weights.
+      flops: Multiplications and additions of all matrix products and convolutions, with loops
+        multiplied out.
+      layers: The products and convolutions that have weights.
     """
 
     flops: int
@@ -56,12 +58,12 @@ class Count:
 
 
 def count(fn: Callable[..., Any], weights: Any, batch: Any) -> Count:
-    """Trace `fn(*weights, batch)` and count.
+    """Trace `fn(*weights, batch)` and count its operations.
 
     Args:
-      fn: the forward pass.
-      weights: arguments that do not depend on the batch, as shapes.
-      batch: as shapes.
+      fn: The forward pass.
+      weights: Shapes of the arguments that do not depend on the batch.
+      batch: Shapes of the batch.
     """
     closed = jax.make_jaxpr(fn)(*weights, batch)
     num_weights = len(jax.tree.leaves(weights))
@@ -75,25 +77,23 @@ def count(fn: Callable[..., Any], weights: Any, batch: Any) -> Count:
 def _products(
     jaxpr: core.Jaxpr, depends: Sequence[bool], times: int, repeated: Sequence[bool]
 ) -> Iterator[tuple[int, Layer | None]]:
-    """Yield (operations, layer) of every product.
+    """Yield the operations of every product, with its layer if it has weights.
 
     Args:
-      jaxpr: of the function.
-      depends: which arguments depend on the batch.
-      times: how often the function runs.
-      repeated: which arguments are the same every time it does.
+      jaxpr: The function.
+      depends: Whether each argument depends on the batch.
+      times: Number of times that the function runs.
+      repeated: Whether each argument is the same in all of these runs.
     """
     known = dict(zip(jaxpr.invars, zip(depends, repeated, strict=True), strict=True))
 
-    def of(variable: Any) -> tuple[bool, bool]:
-        return (
-            (False, True)
-            if isinstance(variable, core.Literal)
-            else known.get(variable, (False, True))
-        )
+    def flags_of(variable: Any) -> tuple[bool, bool]:
+        if isinstance(variable, core.Literal):
+            return False, True
+        return known.get(variable, (False, True))
 
     for equation in jaxpr.eqns:
-        inputs = [of(variable) for variable in equation.invars]
+        inputs = [flags_of(variable) for variable in equation.invars]
         name = equation.primitive.name
         if name in ("dot_general", "conv_general_dilated"):
             yield _product(equation, inputs, times)
@@ -104,20 +104,19 @@ def _products(
                 equation.params["body_jaxpr"], inputs[equation.params["cond_nconsts"] :], times
             )
         elif name == "cond":
-            yield from max(
-                (
-                    list(_called(branch, inputs[1:], times))
-                    for branch in equation.params["branches"]
-                ),
-                key=_total,
-            )
+            # Only one branch runs; the plan assumes the most expensive one.
+            branches = equation.params["branches"]
+            counted = [list(_called(branch, inputs[1:], times)) for branch in branches]
+            yield from max(counted, key=_total)
         else:
             for field in _CALLS:
                 if field in equation.params:
                     yield from _called(equation.params[field], inputs, times)
                     break
-        flags = any(depend for depend, _ in inputs), all(same for _, same in inputs)
-        known.update((variable, flags) for variable in equation.outvars)
+
+        depends_on_batch = any(depend for depend, _ in inputs)
+        is_same = all(same for _, same in inputs)
+        known.update((variable, (depends_on_batch, is_same)) for variable in equation.outvars)
 
 
 def _total(found: list[tuple[int, Layer | None]]) -> int:
@@ -137,9 +136,13 @@ def _called(
 def _scanned(
     equation: Any, inputs: Sequence[tuple[bool, bool]], times: int
 ) -> Iterator[tuple[int, Layer | None]]:
-    """Constants are the same in every turn; what is carried depends on the batch if anything does."""
+    """Yield the products of a scan's body.
+
+    Its constants are the same in every iteration. Its carry depends on the batch if any input does.
+    """
     params = equation.params
-    constants, carried = params["num_consts"], params["num_carry"]
+    constants = params["num_consts"]
+    carried = params["num_carry"]
     any_batch = any(depend for depend, _ in inputs)
     repeated = [number < constants for number in range(len(inputs))]
     depends = [
@@ -160,19 +163,23 @@ def _product(
     else:
         flops = _convolution(equation, right, result)
     flops *= times
+
     (left_depends, left_same), (right_depends, right_same) = inputs
     if left_depends == right_depends:
         return flops, None
     batch, weight, same = (left, right, right_same) if left_depends else (right, left, left_same)
-    path = str(equation.source_info.name_stack)
     layer = Layer(
-        path, flops, batch.size * times, weight.size * (1 if same else times), result.size * times
+        path=str(equation.source_info.name_stack),
+        flops=flops,
+        inputs=batch.size * times,
+        weights=weight.size * (1 if same else times),
+        outputs=result.size * times,
     )
     return flops, layer
 
 
 def _convolution(equation: Any, kernel: Any, result: Any) -> int:
-    """Count as if every place of the kernel met an element: padding is part of the usual count."""
+    """Return the operations of a convolution, padding included as in published counts."""
     numbers = equation.params["dimension_numbers"]
     each = math.prod(np.delete(kernel.shape, numbers.rhs_spec[0]).tolist())
     return 2 * result.size * each

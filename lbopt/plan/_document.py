@@ -1,4 +1,4 @@
-"""A plan as plan.json has it."""
+"""A plan as plain data, as `lbopt plan --output` writes it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from lbopt.plan._hardware import HOP_SECONDS
 from lbopt.plan._make import EvaluationPlan, PhasePlan, Plan
 
 _ROUND = 6
-"""Digits of a time: the compiler's estimates have fewer."""
+"""Decimal places of a time; the compiler's estimates are less precise."""
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return the plan as plain data, by the names that scripts rely on.
+    """Return the plan as plain data, under names that scripts may rely on.
 
-    Figures "per_step" are means over the steps of all phases, memory is the most that any compiled step holds;
-    `phases` has each phase by itself.
+    Figures "per_step" are means over the steps of all phases, and memory is that of the largest
+    compiled step. `phases` has the figures of each phase.
     """
-    about, fits = plan.config.about, plan.fits
-    mean = plan.mean if fits else lambda of: None
+    about = plan.config.about
+    fits = plan.fits
+    mean = plan.mean if fits else lambda figure: None
     return {
         "recipe": plan.recipe,
         "topology": plan.topology.name,
@@ -57,20 +58,18 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def settings(config: TrainConfig) -> dict[str, Any]:
-    """Return what was planned, field by field; a plan of other settings is another plan."""
+    """Return the fields of the config that determine the plan."""
     found = dataclasses.asdict(config)
     del found["about"]
     return found
 
 
 def published_source(plan: Plan) -> str | None:
-    """Say where the published time is from; None if there is none."""
+    """Return the source of the published time; None if no time was published."""
     about = plan.config.about
-    return (
-        f"{about.paper}: {about.time} on {about.hardware}"
-        if about.published_seconds is not None
-        else None
-    )
+    if about.published_seconds is None:
+        return None
+    return f"{about.paper}: {about.time} on {about.hardware}"
 
 
 def _phase(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
@@ -135,32 +134,39 @@ def _collective(plan: Plan, one: Collective) -> dict[str, Any]:
 
 def _roofline(plan: Plan) -> float | None:
     each = [phase.step.roofline_seconds for phase in plan.phases]
-    return None if None in each else _rounded(plan.mean(lambda phase: phase.step.roofline_seconds))
+    if None in each:
+        return None
+    return _rounded(plan.mean(lambda phase: phase.step.roofline_seconds or 0.0))
 
 
 def assumptions(plan: Plan) -> list[str]:
-    """Say what the projection takes for granted and what it leaves out."""
+    """Return sentences about what the projection assumes and what it leaves out."""
     chip = plan.topology.chip
-    said = [
-        "compute is the sum of the compiler's cycle estimates, the more pessimistic of its two; the other is the roofline",
-        f"a cycle lasts 1 / {chip.hertz / 1e6:.0f} MHz; peak is {chip.device_flops / 1e12:.1f} TFLOP/s a device, bf16 ({chip.sources})",
-        f"communication by a model, not measured: {chip.link_bytes_per_second / 1e9:.0f} GB/s a link and direction, all links of the axes that a group "
-        f"spans, {HOP_SECONDS * 1e6:.0f} us a hop, nothing overlapped with computation",
-        "left out: input, start-up and compilation, checkpoints, what is between steps on the host",
+    link = chip.link_bytes_per_second / 1e9
+    found = [
+        "compute is the sum of the compiler's cycle estimates, the more pessimistic of its two; "
+        "the other is the roofline",
+        f"a cycle lasts 1 / {chip.hertz / 1e6:.0f} MHz; peak is {chip.device_flops / 1e12:.1f} "
+        f"TFLOP/s a device, bf16 ({chip.sources})",
+        f"communication by a model, not measured: {link:.0f} GB/s a link and direction, all links "
+        f"of the axes that a group spans, {HOP_SECONDS * 1e6:.0f} us a hop, nothing overlapped "
+        "with computation",
+        "left out: input, start-up and compilation, checkpoints, work of the host between steps",
     ]
     evaluations = [phase.evaluation for phase in plan.phases if phase.evaluation]
     if any(evaluation.num_batches is None for evaluation in evaluations):
-        said.append("left out: evaluation, since the size of the corpus is not known")
+        found.append("left out: evaluation, since the size of the corpus is not known")
     if plan.config.data.name == "squad":
-        said.append(
-            "SQuAD's questions are counted as one window each; long contexts make a few per cent more"
+        found.append(
+            "SQuAD's questions are counted as one window each; long contexts make a few per cent "
+            "more"
         )
     loops = sum(step.unknown_loops for step in plan.compiled)
     if loops:
-        said.append(f"{loops} loops whose length could not be read are counted once")
+        found.append(f"{loops} loops whose length could not be read are counted once")
     if plan.config.stop_at_target:
-        said.append("all steps are counted, though the run stops when it reaches its target")
-    return said
+        found.append("all steps are counted, though the run stops when it reaches its target")
+    return found
 
 
 def _rounded(value: float | None, digits: int = _ROUND) -> float | None:

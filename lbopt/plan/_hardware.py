@@ -14,22 +14,22 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One generation.
+    """One generation of TPU chips.
 
     Attributes:
-      generation: "v3".
-      flops: peak operations per second of a chip's matrix units in bf16.
-      hertz: clock; the compiler's estimates are in its cycles.
-      link_bytes_per_second: bandwidth of one link of the interconnect in one direction.
-      axes: number of axes of the torus, 2 or 3.
-      most_chips: largest number of chips; more is refused. One pod, and for v3 four pods side by
-        side, as MLPerf v0.7 ran them: mlcommons/training_results_v0.7@
+      generation: Name of the generation, "v3" for instance.
+      flops: Peak operations per second of a chip's matrix units in bf16.
+      hertz: Cycles per second in the compiler's estimates.
+      link_bytes_per_second: Rate of one link of the interconnect in one direction.
+      axes: Number of axes of the torus, 2 or 3.
+      most_chips: Largest number of chips; larger topologies are refused. One pod, and for v3 four
+        joined pods, as MLPerf v0.7 ran them: mlcommons/training_results_v0.7@
         c66406115bb3c60cb9c49889b076727ccecba31e:Google/benchmarks/bert/tpu-v3-8192-JAX/
         run_and_time.sh has 128 x 32 chips.
-      full_axis: length of an axis that closes to a ring; a shorter one is a line. 0 if any multiple
-        of 4 closes.
-      cores_per_chip: number of devices that JAX sees on a chip.
-      sources: where the numbers come from.
+      full_axis: Number of chips at which an axis closes to a ring; a shorter axis is a line. 0 if
+        any multiple of 4 closes.
+      cores_per_chip: Number of cores of a chip that JAX sees as devices.
+      sources: Sources of the numbers.
     """
 
     generation: str

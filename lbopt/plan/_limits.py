@@ -1,4 +1,4 @@
-"""How far a step is from the fewest words that any way of cutting its layers would send."""
+"""The words that a step sends, compared with the fewest that any cut of its layers would send."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from lbopt.plan._program import BYTES
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Of one step of a network at one batch on one number of devices.
+    """Communication limits of a step of a network, for one batch size and number of devices.
 
     Attributes:
-      dp_limit: devices up to which cutting the batch alone is communication-optimal for every layer.
-      dp_limit_of_half: the same for the layers that hold half of the weights, those with the largest limits.
-      narrowest: path of the layer with the smallest limit.
-      data_parallel_words: that a device receives if only the batch is cut.
-      bound_words: of the best grid for each layer.
-      moved_words: that a device receives by the compiled step's collectives.
+      dp_limit: The most devices for which cutting only the batch is communication-optimal for every
+        layer.
+      dp_limit_of_half: The same for those layers with the largest limits that together hold half of
+        the weights.
+      narrowest: Path of the layer with the smallest limit.
+      data_parallel_words: Words that a device receives if only the batch is cut.
+      bound_words: Words that a device receives with the best grid for each layer.
+      moved_words: Words that a device receives in the compiled step's collectives.
     """
 
     dp_limit: int
@@ -38,32 +40,37 @@ def limits(
 ) -> Limits:
     """Compare a step with its bound.
 
-    Every layer is one nest of tokens, in and out (see `lbopt.plan._bounds`), which a step runs through three times: forward,
-    and backward for the gradients of its inputs and of its weights. What a device has received once it keeps, and what it
-    adds up it sends once, so a step receives twice the words of a pass.
+    Every layer is a nest of the loops token, in and out (see `lbopt.plan._bounds`). A step runs
+    through it three times: forward, and backward for the gradients of the inputs and of the
+    weights. A device keeps the words that it has received, and sends each sum once, so a step
+    receives twice the words of one pass.
 
     Args:
-      layers: of one example.
-      global_batch_size: examples of the step.
-      num_devices: P.
-      found: collectives of the compiled step.
+      layers: The layers, with the sizes for one example.
+      global_batch_size: Number of examples in the step.
+      num_devices: Number of devices.
+      found: The collectives of the compiled step.
     """
-    whole = [_of_batch(layer, global_batch_size) for layer in layers]
-    ranked = sorted(whole, key=lambda layer: -layer.dp_limit)
-    half, sum_of_weights, so_far = 1, sum(layer.weights for layer in whole), 0
+    layers = [_of_batch(layer, global_batch_size) for layer in layers]
+    num_weights = sum(layer.weights for layer in layers)
+
+    # Add layers, the largest limits first, until they hold half of the weights.
+    ranked = sorted(layers, key=lambda layer: -layer.dp_limit)
+    half = 1
+    so_far = 0
     for layer in ranked:
         so_far += layer.weights
         half = layer.dp_limit
-        if 2 * so_far >= sum_of_weights:
+        if 2 * so_far >= num_weights:
             break
-    alone = 2 * sum(layer.weights for layer in whole) * (1 - 1 / num_devices)
+
     return Limits(
-        ranked[-1].dp_limit,
-        half,
-        ranked[-1].path,
-        alone,
-        2 * sum(fewest_words(layer, num_devices) for layer in whole),
-        sum(map(words_received, found)),
+        dp_limit=ranked[-1].dp_limit,
+        dp_limit_of_half=half,
+        narrowest=ranked[-1].path,
+        data_parallel_words=2 * num_weights * (1 - 1 / num_devices),
+        bound_words=2 * sum(fewest_words(layer, num_devices) for layer in layers),
+        moved_words=sum(map(words_received, found)),
     )
 
 
@@ -74,11 +81,18 @@ def _of_batch(layer: Layer, size: int) -> Layer:
 
 
 def fewest_words(layer: Layer, num_devices: int) -> float:
-    """Return the words that a device receives in the best grid over (tokens, in, out) for a layer of a whole batch.
+    """Return the words that a device receives with the best grid over (token, in, out).
 
-    A convolution has inputs, weights and outputs as a dense layer, and as many tokens, ins and outs as make up their numbers.
+    A convolution is treated as the dense layer with the same numbers of inputs, weights and
+    outputs.
+
+    Args:
+      layer: The layer, with the sizes for a whole batch.
+      num_devices: Number of devices.
     """
-    inputs, weights, outputs = layer.inputs, layer.weights, layer.outputs
+    inputs = layer.inputs
+    weights = layer.weights
+    outputs = layer.outputs
     loops = {
         "token": math.sqrt(inputs * outputs / weights),
         "in": math.sqrt(inputs * weights / outputs),
@@ -93,7 +107,10 @@ _DENSE = {"input": ("token", "in"), "weight": ("in", "out"), "output": ("token",
 
 
 def words_received(one: Collective) -> float:
-    """Return the words that a device receives in an exchange: an all-reduce is a reduce-scatter and an all-gather."""
+    """Return the words that a device receives in a collective.
+
+    An all-reduce counts as a reduce-scatter and an all-gather.
+    """
     words = one.num_bytes / BYTES[one.dtype]
     if one.op in ("collective-permute", "collective-broadcast"):
         return words

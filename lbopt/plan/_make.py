@@ -1,10 +1,10 @@
-"""A recipe on a pod: whether it fits, what a step costs, how long training takes."""
+"""The plan of a recipe on a pod: memory, the cost of a step, and the time of training."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,12 +24,12 @@ from lbopt.train import Run
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPlan:
-    """The evaluation inside of training, on the validation split.
+    """The evaluation on the validation split during training.
 
     Attributes:
-      step: the cost of one batch.
-      num_batches: of the split; None for a corpus of unknown size.
-      times: how often it happens.
+      step: The cost of one batch.
+      num_batches: Number of batches in the split; None for a corpus of unknown size.
+      times: Number of evaluations in the run.
     """
 
     step: StepCost
@@ -38,23 +38,23 @@ class EvaluationPlan:
 
     @property
     def seconds(self) -> float:
-        """Of all evaluations; 0 where the size is unknown."""
+        """Seconds of all evaluations; 0 if the size of the split is unknown."""
         return self.step.step_seconds * (self.num_batches or 0) * self.times
 
 
 @dataclasses.dataclass(frozen=True)
 class PhasePlan:
-    """A phase of a run.
+    """The plan of one phase of a run.
 
     Attributes:
-      global_batch_size: examples of a step.
-      num_steps: of the phase.
-      step: the cost of one.
-      model_flops: of a step on one device: three times the forward pass of the network as it was published, matrix
-        products and convolutions only, nothing computed again.
-      communication: how far the step is from what it has to send.
-      input_bytes: of an example on its way to the devices.
-      evaluation: see `EvaluationPlan`; None if it was not asked for or training does not fit.
+      global_batch_size: Number of examples in a step.
+      num_steps: Number of steps in the phase.
+      step: The cost of one step.
+      model_flops: Operations of a step on one device by the usual count: three times the forward
+        pass of the published network, matrix products and convolutions only, no rematerialisation.
+      communication: The words that the step sends, compared with the bounds.
+      input_bytes: Bytes of an example when it is sent to the devices.
+      evaluation: The evaluation; None if it was not asked for, or training does not fit.
     """
 
     global_batch_size: int
@@ -67,23 +67,22 @@ class PhasePlan:
 
     @property
     def seconds(self) -> float:
-        """Of training and evaluation."""
-        return self.num_steps * self.step.step_seconds + (
-            self.evaluation.seconds if self.evaluation else 0.0
-        )
+        """Seconds of training and evaluation."""
+        training = self.num_steps * self.step.step_seconds
+        return training + (self.evaluation.seconds if self.evaluation else 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A recipe on a pod.
+    """The plan of a recipe on a pod.
 
     Attributes:
-      config: of the recipe.
-      recipe: how the user named it.
-      topology: the pod.
-      devices: that take part, in the order of the mesh.
-      hbm_limit_bytes: that a program may use on one.
-      phases: of the run.
+      config: The config of the run.
+      recipe: The name of the recipe, as the user gave it.
+      topology: The pod.
+      devices: The devices that the run uses, in the order of the mesh.
+      hbm_limit_bytes: Bytes of HBM that a program may use on a device.
+      phases: The plans of the run's phases.
     """
 
     config: TrainConfig
@@ -95,51 +94,57 @@ class Plan:
 
     @property
     def num_devices(self) -> int:
-        """How many take part."""
+        """Number of devices that the run uses."""
         return len(self.devices)
 
     @property
     def fits(self) -> bool:
-        """Whether every step fits."""
+        """Whether every compiled step fits into memory."""
         return all(step.fits for step in self.compiled)
 
     @property
     def compiled(self) -> list[StepCost]:
-        """All steps that were compiled, or refused."""
+        """The costs of all steps of training and evaluation, those that do not fit included."""
         evaluations = [phase.evaluation.step for phase in self.phases if phase.evaluation]
         return [*(phase.step for phase in self.phases), *evaluations]
 
     @property
     def num_steps(self) -> int:
-        """Of the whole run."""
+        """Number of steps in the run."""
         return sum(phase.num_steps for phase in self.phases)
 
     @property
     def seconds(self) -> float:
-        """Of the whole run."""
+        """Seconds of the run."""
         return sum(phase.seconds for phase in self.phases)
 
     @property
     def num_hosts(self) -> int:
-        """That feed the devices which take part."""
+        """Number of hosts that feed the devices."""
         return len({device.process_index for device in self.devices})
 
     def utilization_of(self, phase: PhasePlan) -> float:
-        """Return the model FLOPs of a step over what the devices could do in its time, communication included."""
+        """Return the model FLOPs of a step, relative to the devices' peak.
+
+        The step's time includes communication.
+        """
         return phase.model_flops / phase.step.step_seconds / self.topology.chip.device_flops
 
-    def mean(self, of: Any) -> float:
-        """Return the mean over all steps of the run of a figure of a phase."""
-        return sum(phase.num_steps * of(phase) for phase in self.phases) / self.num_steps
+    def mean(self, figure: Callable[[PhasePlan], float]) -> float:
+        """Return the mean of a figure of the phases over all steps of the run."""
+        return sum(phase.num_steps * figure(phase) for phase in self.phases) / self.num_steps
 
     @property
     def utilization(self) -> float:
-        """Model FLOPs over what the devices could do in the time of the steps, communication included; 0 if it does not fit."""
+        """Model FLOPs of all steps, relative to the devices' peak; 0 if the run does not fit.
+
+        The steps' time includes communication.
+        """
         seconds = self.mean(lambda phase: phase.step.step_seconds)
+        if not seconds:
+            return 0.0
         return (
             self.mean(lambda phase: phase.model_flops) / seconds / self.topology.chip.device_flops
-            if seconds
-            else 0.0
         )
 
 
@@ -150,39 +155,44 @@ def make_plan(
     with_evaluation: bool = True,
     say: Say = silent,
 ) -> Plan:
-    """Compile the steps of a run for a pod, and read them; nothing is run and no data are needed for published sets.
+    """Compile the steps of a run for a pod, and read their costs from the compiled programs.
+
+    Nothing is run. Published data sets are not read: their sizes are known.
 
     Args:
-      config: of the run.
-      recipe: how the user named it.
-      topology: the pod.
-      with_evaluation: compile the evaluation too.
-      say: gets a line before each compilation.
+      config: The config of the run.
+      recipe: The name of the recipe, as the user gave it.
+      topology: The pod.
+      with_evaluation: Whether to compile the evaluation too.
+      say: Function that gets a line before each compilation.
 
     Raises:
-      UserError: if the config does not fit the pod, naming the field.
+      UserError: If the config does not fit the pod, or leaves the number of steps unknown.
     """
+    backend = config.parallel.backend
     fix = "a plan compiles one program for all devices; use 'jit'"
-    require(
-        config.parallel.backend != "pmap", "config.parallel.backend", config.parallel.backend, fix
-    )
+    require(backend != "pmap", "config.parallel.backend", backend, fix)
     for phase in config.phases():
-        fix = f"how many examples an epoch of config.data.builder = {phase.data.builder!r} has is not known without the corpus; say how many steps"
         require(
             phase.num_steps or has_known_length(phase.data),
             "config.num_steps",
             phase.num_steps,
-            fix,
+            f"an epoch of {{config.data.builder}} = {phase.data.builder!r} has an unknown size "
+            "without the corpus; give a number of steps",
+            code="missing",
+            also=["config.data.builder"],
         )
+
     run = build_run(config, topology.devices, known_source)
     phases = []
-    for number, (of, phase_run) in enumerate(zip(config.phases(), run.phases(), strict=True), 1):
+    for number, (phase, phase_run) in enumerate(zip(config.phases(), run.phases(), strict=True), 1):
         where = f"{topology.name}, phase {number}" if config.phase2 else topology.name
 
         def tell(what: str, where: str = where) -> None:
             say(f"compiling {what} for {where} ...")
 
-        phases.append(_plan_phase(of, phase_run, topology, with_evaluation, tell))
+        phases.append(_plan_phase(phase, phase_run, topology, with_evaluation, tell))
+
     limit = memory_limit(topology.devices[0])
     return Plan(config, recipe, topology, tuple(run.mesh.devices.flat), limit, tuple(phases))
 
@@ -194,17 +204,21 @@ def _plan_phase(
     say("the training step")
     step = cost_of(run.lower, topology, devices)
     forward = count_forward(config)
-    one = run.batches.piece(0, 0, 1)
+    size = run.global_batch_size
+    example = run.batches.piece(0, 0, 1)
+    evaluation = None
+    if with_evaluation and step.fits:
+        evaluation = _plan_evaluation(config, run, topology, devices, say)
     return PhasePlan(
-        run.global_batch_size,
-        run.num_steps,
-        step,
-        3 * forward.flops * run.global_batch_size / run.mesh.size,
-        limits(forward.layers, run.global_batch_size, len(devices), step.collectives),
-        sum(array.nbytes for array in one.values() if isinstance(array, np.ndarray)),
-        _plan_evaluation(config, run, topology, devices, say)
-        if with_evaluation and step.fits
-        else None,
+        global_batch_size=size,
+        num_steps=run.num_steps,
+        step=step,
+        model_flops=3 * forward.flops * size / run.mesh.size,
+        communication=limits(forward.layers, size, len(devices), step.collectives),
+        input_bytes=sum(
+            array.nbytes for array in example.values() if isinstance(array, np.ndarray)
+        ),
+        evaluation=evaluation,
     )
 
 
@@ -213,12 +227,9 @@ def _plan_evaluation(
 ) -> EvaluationPlan:
     say("the evaluation")
     times = math.ceil(run.num_steps / run.cadence.eval_every_steps)
-    sized = has_known_length(config.data)
-    num_batches = (
-        _num_batches(run.validation, config.eval_global_batch_size, run.mesh.size)
-        if sized
-        else None
-    )
+    num_batches = None
+    if has_known_length(config.data):
+        num_batches = _num_batches(run.validation, config.eval_global_batch_size, run.mesh.size)
     return EvaluationPlan(cost_of(run.lower_evaluation, topology, devices), num_batches, times)
 
 
@@ -227,7 +238,10 @@ def _num_batches(dataset: Dataset, size: int, num_devices: int) -> int:
 
 
 def count_forward(config: TrainConfig) -> _count.Count:
-    """Count the forward pass of one example in the network as it was published: nothing folded, nothing computed again."""
+    """Count the operations of the forward pass of one example in the published network.
+
+    Options that compute more to run faster (folding, space to depth, rematerialisation) are off.
+    """
     data = dataclasses.replace(config.data, space_to_depth=False)
     stem = "conv7" if config.model.stem == "space_to_depth" else config.model.stem
     model = dataclasses.replace(

@@ -1,7 +1,7 @@
-"""A compiled program, read from its text: which instructions run, how often, and what they call.
+"""A compiled program, read from its text: its instructions, and how often each of them runs.
 
-The text is that of XLA's HLO modules after all passes (`compiled.as_text()`). Loops are what `cost_analysis` gets wrong: it
-counts a body once. Here every instruction knows how many times one call of the program executes it.
+The text is that of an XLA HLO module after all passes (`compiled.as_text()`). XLA's own
+`cost_analysis` counts the body of a loop once; here, trip counts are multiplied out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BYTES = {
     "s64": 8,
     "u64": 8,
 }
-"""Of an element; shapes of other kinds (tokens, flags of memory) hold no data."""
+"""Bytes of an element by dtype. Shapes of other types (tokens, memory flags) hold no data."""
 
 _HEADER = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)$")
@@ -52,7 +52,13 @@ _CYCLES = re.compile(r'estimated_cycles":"(\d+)"')
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """One array of a result: dtype as in HLO, dimensions, and whether it lies in HBM (or in memory on the chip)."""
+    """One array of a result.
+
+    Attributes:
+      dtype: Dtype as HLO spells it.
+      dims: Dimensions.
+      in_hbm: Whether the array lies in HBM, and not in on-chip memory.
+    """
 
     dtype: str
     dims: tuple[int, ...]
@@ -60,12 +66,12 @@ class Array:
 
     @property
     def num_bytes(self) -> int:
-        """Of all elements, wherever they lie."""
+        """Bytes of all elements, wherever they lie."""
         return int(np.prod(self.dims, dtype=np.int64)) * BYTES[self.dtype]
 
     @property
     def hbm_bytes(self) -> int:
-        """Those that lie in HBM."""
+        """Bytes in HBM: all or none."""
         return self.num_bytes if self.in_hbm else 0
 
 
@@ -74,11 +80,11 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      name: in its computation.
-      op: "fusion", "all-reduce", ...
-      result: text of the result's shape.
-      rest: operands and attributes.
-      is_root: of its computation.
+      name: Name in the computation.
+      op: Operation, "fusion" or "all-reduce" for instance.
+      result: Text of the result's shape.
+      rest: Text of the operands and attributes.
+      is_root: Whether it yields the computation's result.
     """
 
     name: str
@@ -89,46 +95,44 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> list[Array]:
-        """What it yields."""
+        """The arrays of its result."""
         return parse_shapes(self.result)
 
     @functools.cached_property
     def operands(self) -> list[str]:
-        """Names of the instructions that it takes."""
+        """Names of the instructions whose results it uses."""
         return _OPERAND.findall(self.rest[: _closing(self.rest)])
 
     @property
     def attributes(self) -> str:
-        """What stands behind the operands."""
+        """Text of the attributes, after the operands."""
         return self.rest[_closing(self.rest) :]
 
     @functools.cached_property
     def path(self) -> str:
-        """Where it comes from: modules, transformations and operation as JAX names them; "" if the compiler made it."""
+        """JAX's path of modules, transformations and operation; "" if the compiler made it."""
         found = _NAME.search(self.rest)
         return found[1] if found else ""
 
     @functools.cached_property
     def cycles(self) -> int:
-        """The compiler's estimate; 0 where it has none."""
+        """The compiler's cycle estimate; 0 if it has none."""
         found = _CYCLES.search(self.rest)
         return int(found[1]) if found else 0
 
     @functools.cached_property
     def called(self) -> dict[str, str]:
-        """Attribute -> computation that it runs."""
+        """The computations that it runs, by the attribute that names them."""
         return dict(_CALLED.findall(self.attributes))
 
     @property
     def branches(self) -> list[str]:
-        """The computations of a conditional."""
+        """Names of the computations of a conditional."""
         found = _BRANCHES.search(self.attributes)
-        either = [
-            self.called[name]
-            for name in ("true_computation", "false_computation")
-            if name in self.called
-        ]
-        return _OPERAND.findall(found[1]) if found else either
+        if found:
+            return _OPERAND.findall(found[1])
+        names = ("true_computation", "false_computation")
+        return [self.called[name] for name in names if name in self.called]
 
 
 Computation = dict[str, Instruction]
@@ -139,10 +143,10 @@ class Executed:
     """An instruction that a call of the program executes.
 
     Attributes:
-      instruction: which.
-      times: how often.
-      computation: where it stands.
-      fused: within a fusion: it costs what the fusion costs.
+      instruction: The instruction.
+      times: Number of executions.
+      computation: Name of its computation.
+      fused: Whether it is inside a fusion, whose cost includes it.
     """
 
     instruction: Instruction
@@ -155,12 +159,12 @@ class HloProgram:
     """A compiled program.
 
     Args:
-      text: of its HLO module.
+      text: Text of the HLO module.
 
     Attributes:
-      computations: name -> its instructions by name, in order.
-      entry: the name of the one that is called.
-      unknown_loops: instructions of loops whose trip count could not be read; they are counted once.
+      computations: Instructions of each computation, by name and in order.
+      entry: Name of the computation that a call runs.
+      unknown_loops: Names of loops whose trip count could not be read; they are counted once.
     """
 
     def __init__(self, text: str):
@@ -180,7 +184,7 @@ class HloProgram:
 
     @functools.cached_property
     def executed(self) -> list[Executed]:
-        """All instructions that one call executes, with how often; of a conditional the branch with the most cycles."""
+        """All instructions that a call executes; of a conditional, the branch with most cycles."""
         return list(self._walk(self.entry, 1, False))
 
     def _walk(self, computation: str, times: int, fused: bool) -> Iterator[Executed]:
@@ -204,7 +208,11 @@ class HloProgram:
         )
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
-        """Return how often a loop's body runs: its condition compares a counter that goes up by one with a constant."""
+        """Return the trip count of a loop; 1 if it is unknown.
+
+        It is known if the condition compares a counter with a constant, and the counter starts and
+        rises by constants.
+        """
         found = re.search(r'known_trip_count":?\{"?n"?:"?(\d+)', loop.rest)
         if found:
             return int(found[1])
@@ -217,7 +225,8 @@ class HloProgram:
     def _counted(self, computation: str, loop: Instruction) -> int | None:
         condition = self.computations[loop.called["condition"]]
         root = next(instruction for instruction in condition.values() if instruction.is_root)
-        if root.op == "fusion":  # its arguments are the condition's, and its root the comparison
+        if root.op == "fusion":
+            # The comparison is the root of the fusion, whose parameters stand for the operands.
             inside = self.computations[root.called["calls"]]
             compare = next(instruction for instruction in inside.values() if instruction.is_root)
             outer = {f"{index}": condition[name] for index, name in enumerate(root.operands)}
@@ -227,23 +236,24 @@ class HloProgram:
                 for side in found
             ]
         else:
-            compare, sides = root, [condition[name] for name in root.operands]
+            compare = root
+            sides = [condition[name] for name in root.operands]
+
         if compare.op != "compare" or len(sides) != 2:
             return None
         limit = _constant(sides[1])
         index = re.search(r"index=(\d+)", sides[0].attributes)
         if limit is None or index is None or "direction=LT" not in compare.attributes:
             return None
+
         start = self._initial(computation, loop, int(index[1]))
         stride = self._stride(loop, int(index[1]))
-        return (
-            None
-            if start is None or stride is None or stride < 1
-            else max(0, -(-(limit - start) // stride))
-        )
+        if start is None or stride is None or stride < 1:
+            return None
+        return max(0, -(-(limit - start) // stride))
 
     def _stride(self, loop: Instruction, index: int) -> int | None:
-        """Return by how much a turn raises the counter at an index of a loop's state; None where that cannot be read."""
+        """Return the increment of the counter at an index of a loop's state; None if unknown."""
         body = self.computations[loop.called["body"]]
         root = next(instruction for instruction in body.values() if instruction.is_root)
         raised = _behind_copies(body, body[root.operands[index]]) if root.op == "tuple" else root
@@ -253,7 +263,7 @@ class HloProgram:
         return next((number for number in found if number is not None), None)
 
     def _initial(self, computation: str, loop: Instruction, index: int) -> int | None:
-        """Return the constant that a loop's state begins with at an index."""
+        """Return the initial constant at an index of a loop's state; None if it is not one."""
         here = self.computations[computation]
         state = here[loop.operands[0]]
         if state.op != "tuple":
@@ -261,10 +271,10 @@ class HloProgram:
         return _constant(_behind_copies(here, here[state.operands[index]]))
 
     def users(self, computation: str) -> Mapping[str, list[Instruction]]:
-        """Return name -> the instructions of a computation that take it."""
+        """Return the instructions of a computation that use each result, by the result's name."""
         return self._users(computation)
 
-    @functools.cache  # noqa: B019 (a program lives as long as a plan)
+    @functools.cache  # noqa: B019 -- a program lives as long as its plan
     def _users(self, computation: str) -> dict[str, list[Instruction]]:
         found: dict[str, list[Instruction]] = collections.defaultdict(list)
         for instruction in self.computations[computation].values():
@@ -273,13 +283,14 @@ class HloProgram:
         return found
 
     def parameters(self, computation: str) -> list[Instruction]:
-        """Return a computation's parameters by number."""
-        found = [part for part in self.computations[computation].values() if part.op == "parameter"]
-        return sorted(found, key=lambda part: int(part.rest[: part.rest.index(")")]))
+        """Return the parameters of a computation, in order."""
+        instructions = self.computations[computation].values()
+        found = [each for each in instructions if each.op == "parameter"]
+        return sorted(found, key=lambda each: int(each.rest[: each.rest.index(")")]))
 
 
 def parse_shapes(text: str) -> list[Array]:
-    """Return the arrays of a shape in HLO's notation, those of a tuple in order.
+    """Return the arrays of a shape in HLO's notation; those of a tuple in order.
 
     >>> parse_shapes("(f32[8,128]{1,0:T(8,128)}, bf16[2]{0:T(256)S(1)})")
     [Array(dtype='f32', dims=(8, 128), in_hbm=True), Array(dtype='bf16', dims=(2,), in_hbm=False)]
@@ -292,7 +303,7 @@ def parse_shapes(text: str) -> list[Array]:
 
 
 def _closing(text: str) -> int:
-    """Return where the parenthesis that is open at the beginning of a text closes."""
+    """Return the index at which the parenthesis closes that was opened before a text."""
     depth = 1
     for found in re.finditer(r"[()]", text):
         depth += 1 if found[0] == "(" else -1

@@ -1,4 +1,4 @@
-"""One compiled step: what the compiler says of it, and what follows from that."""
+"""The cost of one compiled step: the compiler's figures, and what follows from them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 import jax
 
 from lbopt import replicas
-from lbopt.errors import UserError
+from lbopt.errors import NO_VALUE, UserError
 from lbopt.plan import _collectives, _costs, _interconnect
 from lbopt.plan._collectives import Collective
 from lbopt.plan._program import HloProgram, Instruction
 from lbopt.plan._topology import Refusal, Topology
 
 Say = Callable[[str], None]
-"""Gets a line before something long begins."""
+"""Function that gets a line before something long begins."""
 
 
 def silent(line: str) -> None:
-    """Say nothing."""
+    """Ignore a line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """An instruction of a step for which the compiler has an estimate.
+    """An instruction of a step that has a cycle estimate.
 
     Attributes:
-      seconds: by the compiler's cycles, over all its executions.
-      op: "fusion", ...
-      path: of the module and operation that it is for.
+      seconds: Seconds by the compiler's cycles, summed over all its executions.
+      op: Name of the HLO operation, "fusion" for instance.
+      path: Path of the module and operation that it belongs to.
     """
 
     seconds: float
@@ -42,26 +42,27 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """One call of a compiled step on one device.
+    """The cost of one call of a compiled step on one device.
 
     Attributes:
-      fits: whether the compiler takes it.
-      hbm_bytes: that it holds: arguments, results that reuse none of them, temporaries and code; what the compiler says it
-        would need, if it does not fit.
-      argument_bytes: state and batch.
-      temporary_bytes: beside arguments and results.
-      flops: by the compiler's count, with the matrix products of loops multiplied out (all else in a loop counts once).
-      matrix_flops: of matrix products and convolutions alone.
-      hbm_bytes_moved: read from HBM and written to it.
-      update_hbm_bytes: of them by the optimizer, exchanges left out.
-      seconds: the sum of the compiler's cycle estimates over the clock, loops multiplied out.
-      roofline_seconds: what the compiler thinks is the least (`optimal_seconds`); None where it is no positive number, and
-        for a program with loops, whose bodies it counts once.
-      collectives: what is exchanged.
-      collective_seconds: by the model of `lbopt.plan._interconnect`.
-      operations: the costliest first.
-      compile_seconds: tracing, lowering and compiling.
-      unknown_loops: loops that were counted once, since nobody knows how often they run.
+      fits: Whether the step fits into HBM.
+      hbm_bytes: HBM that the step needs: arguments, results that do not reuse an argument's memory,
+        temporaries and code. If it does not fit, the compiler's figure.
+      compile_seconds: Seconds of tracing, lowering and compiling.
+      argument_bytes: Bytes of the state and the batch.
+      temporary_bytes: Bytes of temporaries.
+      flops: Operations by the compiler's count, with the matrix products in loops multiplied out;
+        everything else in a loop counts once.
+      matrix_flops: Operations of matrix products and convolutions.
+      hbm_bytes_moved: Bytes that are read from HBM or written to it.
+      update_hbm_bytes: The optimizer's share of these bytes, without collectives.
+      seconds: Sum of the compiler's cycle estimates over the clock, with loops multiplied out.
+      roofline_seconds: The compiler's lower bound (`optimal_seconds`). None if it is not positive,
+        or if the program has loops, whose bodies it counts once.
+      collectives: The collectives of the step.
+      collective_seconds: Seconds of the collectives by the model of `lbopt.plan._interconnect`.
+      operations: The operations that have an estimate, the most expensive first.
+      unknown_loops: Number of loops with an unknown trip count; they are counted once.
     """
 
     fits: bool
@@ -82,12 +83,12 @@ class StepCost:
 
     @property
     def step_seconds(self) -> float:
-        """Computation, then communication: nothing overlaps."""
+        """Seconds of computation and communication, which do not overlap."""
         return self.seconds + self.collective_seconds
 
     @property
     def update_seconds(self) -> float:
-        """Of the optimizer's part of computation."""
+        """Seconds of the optimizer's computation."""
         scopes = {replicas.UPDATE, replicas.PARAMETERS}
         return sum(
             operation.seconds
@@ -97,15 +98,15 @@ class StepCost:
 
 
 def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
-    """Lower, compile and read a step.
+    """Lower and compile a step, and return its cost.
 
     Args:
-      lower: () -> what JAX lowered.
-      topology: that it is for.
-      devices: of its mesh, in order.
+      lower: Function that returns the step as JAX lowers it.
+      topology: The topology to compile for.
+      devices: The devices in the order of the mesh.
 
     Raises:
-      UserError: if the compiler refuses it for another reason than memory.
+      UserError: If the compiler refuses the step for another reason than memory.
     """
     begin = time.perf_counter()
     try:
@@ -115,20 +116,33 @@ def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
         refused = Refusal.read(str(error))
         if refused is not None:
             return StepCost(False, refused.needed_bytes, seconds)
-        said = " ".join(str(error).split())[:240]
-        raise UserError(f"--config: the TPU compiler takes no such step: {said}") from error
+        cause = " ".join(str(error).split())[:240]
+        raise UserError(
+            "--config",
+            NO_VALUE,
+            f"the TPU compiler refuses a step of it ({cause}); change the config",
+            code="installation",
+        ) from error
     return read_cost(compiled, topology, devices, time.perf_counter() - begin)
 
 
 def read_cost(
     compiled: Any, topology: Topology, devices: Sequence[Any], compile_seconds: float
 ) -> StepCost:
-    """Read what the compiler says of a compiled step."""
+    """Return the cost of a compiled step.
+
+    Args:
+      compiled: The compiled step.
+      topology: The topology that it was compiled for.
+      devices: The devices in the order of the mesh.
+      compile_seconds: Seconds that its compilation took.
+    """
     program = HloProgram(compiled.as_text())
-    memory, said = compiled.memory_analysis(), compiled.cost_analysis()
+    memory = compiled.memory_analysis()
+    analysis = compiled.cost_analysis()
     found = _collectives.collectives(program, len(devices))
     matrix = _costs.matrix_flops(program)
-    least = said.get("optimal_seconds", 0.0)
+    least = analysis.get("optimal_seconds", 0.0)
     hertz = topology.chip.hertz
     looped = any(run.times > 1 for run in program.executed) or bool(program.unknown_loops)
     return StepCost(
@@ -141,7 +155,7 @@ def read_cost(
         compile_seconds=compile_seconds,
         argument_bytes=memory.argument_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
-        flops=said.get("flops", 0.0) + matrix - _costs.matrix_flops(program, multiplied=False),
+        flops=analysis.get("flops", 0.0) + matrix - _costs.matrix_flops(program, multiplied=False),
         matrix_flops=matrix,
         hbm_bytes_moved=_costs.hbm_bytes(program),
         update_hbm_bytes=_costs.hbm_bytes(program, functools.partial(_updates, program)),
@@ -155,12 +169,16 @@ def read_cost(
 
 
 def _updates(program: HloProgram, instruction: Instruction) -> bool:
-    """Say whether it is the optimizer's. A fusion that also puts the new part in its place is named for the place."""
+    """Return whether an instruction belongs to the optimizer's update.
+
+    A fusion that also writes the updated shard into the parameters has the path of that write, so
+    the instructions inside of it decide.
+    """
     scopes = instruction.path.split("/")
     if replicas.PARAMETERS not in scopes:
         return replicas.UPDATE in scopes
     fused = program.computations.get(instruction.called.get("calls", ""), {})
-    return any(replicas.UPDATE in part.path.split("/") for part in fused.values())
+    return any(replicas.UPDATE in inner.path.split("/") for inner in fused.values())
 
 
 def _operations(program: HloProgram, hertz: float) -> tuple[Operation, ...]:

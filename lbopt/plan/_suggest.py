@@ -1,4 +1,4 @@
-"""What to change about a recipe that does not fit: each suggestion has been compiled and found to fit."""
+"""Changes with which a recipe that does not fit would fit; each is verified by compiling it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lbopt.recipes import build_run
 from lbopt.train import Run
 
 MOST_MICROSTEPS = 8
-"""As a multiple of the config's: a step in more parts than that is tried no more."""
+"""Most microsteps to try, as a multiple of the config's number."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """A change with which training fits.
+    """A change with which a step fits.
 
     Attributes:
-      name: of the change.
-      flags: to add to the command line.
-      step: its cost.
+      name: Name of the change.
+      flags: Flags to add to the command line.
+      step: The cost of the changed step.
     """
 
     name: str
@@ -35,16 +35,17 @@ class Suggestion:
 def suggest_changes(
     config: TrainConfig, topology: Topology, phase: int, say: Say = silent
 ) -> list[Suggestion]:
-    """Compile changes to the step of a phase that does not fit; return those with which it does.
+    """Return the changes with which the training step of a phase fits.
 
-    Of each kind the mildest: rematerialisation (bert), accumulation over twice, four, eight times as many microsteps, a
-    sharded update. If none of them is enough, the strongest of the first two together with the last.
+    For each kind of change the mildest one that fits is returned. The kinds are rematerialisation
+    (bert), gradient accumulation over 2, 4 and 8 times as many microsteps, and a sharded update. If
+    no kind is enough, the strongest changes of all kinds are tried together.
 
     Args:
-      config: of the run.
-      topology: the pod.
-      phase: 0 or 1.
-      say: gets a line before each is compiled.
+      config: The config of the run.
+      topology: The pod.
+      phase: Index of the phase, 0 or 1.
+      say: Function that gets a line before each compilation.
     """
 
     def first(changes: list[Change]) -> Suggestion | None:
@@ -53,57 +54,70 @@ def suggest_changes(
     found = [one for kind in _kinds(config, topology, phase) if (one := first(kind))]
     if found:
         return found
+
     together: dict[str, object] = {}
     names = []
     for kind in _kinds(config, topology, phase):
-        *_, (name, changes) = kind
+        name, changes = kind[-1]
         together |= changes
         names.append(name)
-    every = first([(" + ".join(names), together)]) if together else None
-    return [every] if every else []
+    combined = first([(" + ".join(names), together)]) if together else None
+    return [combined] if combined else []
 
 
 def suggest_evaluation(
     config: TrainConfig, topology: Topology, phase: int, say: Say = silent
 ) -> Suggestion | None:
-    """Return the largest batch of evaluation, of a half, a quarter and an eighth of the config's, that fits."""
+    """Return the largest evaluation batch that fits; None if none does.
+
+    A half, a quarter and an eighth of the config's batch size are tried.
+
+    Args:
+      config: The config of the run.
+      topology: The pod.
+      phase: Index of the phase, 0 or 1.
+      say: Function that gets a line before each compilation.
+    """
     field = "phase2.eval_global_batch_size" if phase else "eval_global_batch_size"
     size = config.phases()[phase].eval_global_batch_size
     devices = config.parallel.num_devices or len(topology.devices)
-    for smaller in (size // parts for parts in (2, 4, MOST_MICROSTEPS) if size // parts >= devices):
+    for divisor in (2, 4, MOST_MICROSTEPS):
+        smaller = size // divisor
+        if smaller < devices:
+            break
         say(f"trying evaluation in batches of {smaller} ...")
-        run = build_run(
-            with_fields(config, {field: smaller}), topology.devices, known_source
-        ).phases()[phase]
+        changed = with_fields(config, {field: smaller})
+        run = build_run(changed, topology.devices, known_source).phases()[phase]
         step = cost_of(run.lower_evaluation, topology, list(run.mesh.devices.flat))
         if step.fits:
-            return Suggestion(
-                f"evaluation in batches of {smaller}", (f"--config.{field}={smaller}",), step
-            )
+            name = f"evaluation in batches of {smaller}"
+            return Suggestion(name, (f"--config.{field}={smaller}",), step)
     return None
 
 
 Change = tuple[str, dict[str, object]]
-"""(name, field of the config -> value)."""
+"""The name of a change, and the new values of config fields by their paths."""
 
 
 def _kinds(config: TrainConfig, topology: Topology, phase: int) -> Iterator[list[Change]]:
+    """Yield the changes of each kind that apply to a phase, the mildest first."""
     here = config.phases()[phase]
-    prefix = "phase2." if phase else ""
     if here.model.name == "bert":
         field = "phase2.remat" if phase else "model.remat"
         stronger = REMATS[REMATS.index(here.model.remat) + 1 :]
         if stronger:
             yield [(f"rematerialisation of {remat}", {field: remat}) for remat in stronger]
-    field = f"{prefix}num_microsteps" if phase else "parallel.num_microsteps"
+
+    field = "phase2.num_microsteps" if phase else "parallel.num_microsteps"
     devices = here.parallel.num_devices or len(topology.devices)
-    parts: list[Change] = [
+    accumulations: list[Change] = [
         (f"accumulation x{times}", {field: here.parallel.num_microsteps * times})
         for times in (2, 4, MOST_MICROSTEPS)
         if here.global_batch_size % (devices * here.parallel.num_microsteps * times) == 0
     ]
-    if parts and not here.data.carry_state:
-        yield parts
+    if accumulations and not here.data.carry_state:
+        yield accumulations
+
     if not here.parallel.shard_update:
         yield [("sharded update", {"parallel.shard_update": True})]
 
@@ -119,9 +133,8 @@ def _first_that_fits(
         except UserError:  # another field forbids it: groups of batch norm, for instance
             continue
         if step.fits:
-            return Suggestion(
-                name, tuple(f"--config.{field}={value}" for field, value in fields.items()), step
-            )
+            flags = tuple(f"--config.{field}={value}" for field, value in fields.items())
+            return Suggestion(name, flags, step)
     return None
 
 
@@ -131,7 +144,7 @@ def _cost(run: Run, topology: Topology, phase: int) -> StepCost:
 
 
 def with_fields(config: TrainConfig, fields: Mapping[str, object]) -> TrainConfig:
-    """Return a copy of a config with other values at some paths ("model.remat")."""
+    """Return a copy of a config with new values at some paths, "model.remat" for instance."""
     for path, value in fields.items():
         config = _with_field(config, path.split("."), value)
     return config

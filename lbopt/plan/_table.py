@@ -1,4 +1,4 @@
-"""A plan on the terminal."""
+"""A plan as text for the terminal."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from lbopt.plan import _document, _interconnect
-from lbopt.plan._make import PhasePlan, Plan
+from lbopt.plan._make import EvaluationPlan, PhasePlan, Plan
+from lbopt.plan._step import StepCost
 from lbopt.plan._suggest import Suggestion
 
 GIB = 2**30
 _WIDTH = 118
 NUM_OPERATIONS = 10
-"""That a breakdown names."""
+"""Number of operations in a breakdown."""
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """Yield the table of one plan."""
-    kind = plan.topology.devices[0].device_kind
-    yield f"{plan.recipe} on {plan.topology.name}: {plan.num_devices} x {kind}, {plan.num_hosts} hosts"
+    """Yield the lines of one plan."""
+    devices = f"{plan.num_devices} x {plan.topology.devices[0].device_kind}"
+    yield f"{plan.recipe} on {plan.topology.name}: {devices}, {plan.num_hosts} hosts"
     for number, phase in enumerate(plan.phases, 1):
         if len(plan.phases) > 1:
             yield f"\nphase {number}: {phase.num_steps:,} steps of {phase.global_batch_size:,}"
@@ -26,43 +27,44 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield ""
     yield from _whole(plan)
     yield "\nassumptions"
-    for said in _document.assumptions(plan):
+    for sentence in _document.assumptions(plan):
         yield from textwrap.wrap(
-            f"- {said}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False
+            f"- {sentence}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False
         )
 
 
 def _phase(plan: Plan, phase: PhasePlan) -> Iterator[str]:
     step = phase.step
     verdict = "fits" if step.fits else "DOES NOT FIT"
-    held = f"{verdict}: needs {step.hbm_bytes / GIB:.2f} GiB of {plan.hbm_limit_bytes / GIB:.2f} a device"
+    memory = f"{verdict}: needs {_needs(step, plan)}"
     if not step.fits:
-        yield _row("memory", held)
+        yield _line("memory", memory)
         return
-    yield _row(
+    yield _line(
         "memory",
-        f"{held} (state and batch {step.argument_bytes / GIB:.2f}, temporaries {step.temporary_bytes / GIB:.2f})",
+        f"{memory} (state and batch {step.argument_bytes / GIB:.2f}, temporaries "
+        f"{step.temporary_bytes / GIB:.2f})",
     )
-    least = f", roofline {_ms(step.roofline_seconds)}" if step.roofline_seconds else ""
-    yield _row(
+    roofline = f", roofline {_ms(step.roofline_seconds)}" if step.roofline_seconds else ""
+    yield _line(
         "step",
-        f"{_ms(step.step_seconds)} = compute {_ms(step.seconds)} (cycles{least}; optimizer {_ms(step.update_seconds)}) "
-        f"+ communication {_ms(step.collective_seconds)}",
+        f"{_ms(step.step_seconds)} = compute {_ms(step.seconds)} (cycles{roofline}; optimizer "
+        f"{_ms(step.update_seconds)}) + communication {_ms(step.collective_seconds)}",
     )
-    used = plan.utilization_of(phase)
-    yield _row(
+    yield _line(
         "FLOPs",
-        f"{step.flops / 1e9:,.1f} G a device by the compiler, {phase.model_flops / 1e9:,.1f} G of the model: {100 * used:.1f} % of peak",
+        f"{step.flops / 1e9:,.1f} G a device by the compiler, {phase.model_flops / 1e9:,.1f} G of "
+        f"the model: {100 * plan.utilization_of(phase):.1f} % of peak",
     )
-    yield _row("HBM traffic", f"{step.hbm_bytes_moved / 1e9:.2f} GB a device")
+    yield _line("HBM traffic", f"{step.hbm_bytes_moved / 1e9:.2f} GB a device")
     rate = phase.global_batch_size / step.step_seconds / plan.num_hosts
-    yield _row(
+    yield _line(
         "input", f"{rate:,.0f} examples/s a host, {rate * phase.input_bytes / 1e6:,.1f} MB/s"
     )
     yield from _bound(plan, phase)
     if phase.evaluation is not None:
-        yield from _evaluation(plan, phase)
-    yield _row("exchanged", "bytes a device, in a step:")
+        yield from _evaluation(plan, phase.evaluation)
+    yield _line("exchanged", "bytes a device, in a step:")
     yield from _columns(
         ("", "", "dtype", "bytes", "count", "of", "for", "us"),
         [
@@ -81,78 +83,85 @@ def _phase(plan: Plan, phase: PhasePlan) -> Iterator[str]:
     )
 
 
-def _evaluation(plan: Plan, phase: PhasePlan) -> Iterator[str]:
-    evaluation = phase.evaluation
-    assert evaluation is not None
+def _needs(step: StepCost, plan: Plan) -> str:
+    return f"{step.hbm_bytes / GIB:.2f} GiB of {plan.hbm_limit_bytes / GIB:.2f} a device"
+
+
+def _evaluation(plan: Plan, evaluation: EvaluationPlan) -> Iterator[str]:
     step = evaluation.step
     if not step.fits:
-        yield _row(
-            "evaluation",
-            f"DOES NOT FIT: needs {step.hbm_bytes / GIB:.2f} GiB of {plan.hbm_limit_bytes / GIB:.2f} a device",
-        )
+        yield _line("evaluation", f"DOES NOT FIT: needs {_needs(step, plan)}")
         return
     batches = "?" if evaluation.num_batches is None else f"{evaluation.num_batches}"
-    yield _row(
+    yield _line(
         "evaluation",
-        f"{evaluation.times} times {batches} batches of {_ms(step.step_seconds)}: {duration_text(evaluation.seconds)}; {step.hbm_bytes / GIB:.2f} GiB",
+        f"{evaluation.times} times {batches} batches of {_ms(step.step_seconds)}: "
+        f"{duration_text(evaluation.seconds)}; {step.hbm_bytes / GIB:.2f} GiB",
     )
 
 
 def _bound(plan: Plan, phase: PhasePlan) -> Iterator[str]:
     found = phase.communication
-    narrowest = next(
-        (part for part in reversed(found.narrowest.split("/")) if part and "->" not in part),
-        "the rest",
-    )
+    modules = [name for name in found.narrowest.split("/") if name and "->" not in name]
+    narrowest = modules[-1] if modules else "the rest"
     where = "within" if plan.num_devices <= found.dp_limit_of_half else "beyond"
-    yield _row(
+    yield _line(
         "cutting the batch",
-        f"sends the fewest words up to {found.dp_limit_of_half:,} devices for half of the weights ({found.dp_limit:,} for "
-        f"{narrowest}): {plan.num_devices} is {where}",
+        f"sends the fewest words up to {found.dp_limit_of_half:,} devices for half of the weights "
+        f"({found.dp_limit:,} for {narrowest}): {plan.num_devices} is {where}",
     )
-    yield _row(
+    ratio = found.moved_words / max(found.bound_words, 1)
+    yield _line(
         "",
-        f"words received: {found.moved_words / 1e6:,.1f} M by this step, {found.data_parallel_words / 1e6:,.1f} M by the batch alone, "
-        f"{found.bound_words / 1e6:,.1f} M at least ({found.moved_words / max(found.bound_words, 1):.2f} of the bound)",
+        f"words received: {found.moved_words / 1e6:,.1f} M by this step, "
+        f"{found.data_parallel_words / 1e6:,.1f} M by the batch alone, "
+        f"{found.bound_words / 1e6:,.1f} M at least ({ratio:.2f} of the bound)",
     )
 
 
 def _whole(plan: Plan) -> Iterator[str]:
     if not plan.fits:
-        yield _row("training", f"{plan.num_steps:,} steps: not as it is")
+        yield _line("training", f"{plan.num_steps:,} steps: not as it is")
         return
-    yield _row(
+    yield _line(
         "training",
-        f"{plan.num_steps:,} steps, {duration_text(plan.seconds)} projected, {100 * plan.utilization:.1f} % of peak",
+        f"{plan.num_steps:,} steps, {duration_text(plan.seconds)} projected, "
+        f"{100 * plan.utilization:.1f} % of peak",
     )
     source = _document.published_source(plan)
     if source:
         assert plan.config.about.published_seconds is not None
-        yield _row("published", f"{duration_text(plan.config.about.published_seconds)} ({source})")
+        yield _line("published", f"{duration_text(plan.config.about.published_seconds)} ({source})")
 
 
 def breakdown_lines(plan: Plan) -> Iterator[str]:
-    """Yield the ten costliest operations of each phase with the paths of their modules."""
+    """Yield the most expensive operations of each phase with the paths of their modules."""
     for number, phase in enumerate(plan.phases, 1):
         if not phase.step.fits:
             continue
-        yield f"\nten costliest operations of a step{f' of phase {number}' if len(plan.phases) > 1 else ''}"
+        of_phase = f" of phase {number}" if len(plan.phases) > 1 else ""
+        yield f"\nten costliest operations of a step{of_phase}"
         for operation in phase.step.operations[:NUM_OPERATIONS]:
             share = 100 * operation.seconds / phase.step.seconds
-            yield f"  {_ms(operation.seconds):>10}  {share:5.1f} %  {operation.op:<12}  {operation.path or '(made by the compiler)'}"
+            path = operation.path or "(made by the compiler)"
+            yield f"  {_ms(operation.seconds):>10}  {share:5.1f} %  {operation.op:<12}  {path}"
 
 
 def suggestion_lines(found: Sequence[Suggestion], limit_bytes: int) -> Iterator[str]:
-    """Yield what makes a step fit."""
+    """Yield a line for each change with which a step fits.
+
+    Args:
+      found: The changes.
+      limit_bytes: HBM that a program may use on a device.
+    """
     for one in found:
-        yield (
-            f"  {one.name}: {one.step.hbm_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB, {_ms(one.step.step_seconds)} a step"
-            f"  ({' '.join(one.flags)})"
-        )
+        memory = f"{one.step.hbm_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB"
+        flags = " ".join(one.flags)
+        yield f"  {one.name}: {memory}, {_ms(one.step.step_seconds)} a step  ({flags})"
 
 
 def comparison_lines(plans: Sequence[Plan], labels: Sequence[str]) -> Iterator[str]:
-    """Yield plans side by side, one a line."""
+    """Yield a table with one line for each plan."""
     header = (
         "",
         "devices",
@@ -188,15 +197,16 @@ def _compared(plan: Plan, label: str) -> tuple[str, ...]:
     )
 
 
-def _row(name: str, text: str) -> str:
+def _line(name: str, text: str) -> str:
     return f"{name:<18}{text}"
 
 
-def _columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    cells = [header, *rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    for row in cells:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+def _columns(header: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
+    lines = [header, *body]
+    widths = [max(len(cells[column]) for cells in lines) for column in range(len(header))]
+    for cells in lines:
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        yield "  ".join(padded).rstrip()
 
 
 def _ms(seconds: float | None) -> str:
@@ -204,7 +214,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a time in the unit that people use for it."""
+    """Return a time in seconds, minutes or hours, by its length."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""TPU pods that are not here, as the compiler knows them."""
+"""TPU topologies for the compiler; the pods themselves are not needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError, require
 from lbopt.plan._hardware import CHIPS, Chip
 
 _PLANES = ("1x1", "2x2", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -42,16 +42,18 @@ SHAPES = {
     "v5p": (*_CUBES, "16x16x24"),
     "v6e": ("2x4", *_PLANES),
 }
-"""The usual slices, in chips, as Cloud TPU sells them, and four joined v3 pods; the compiler takes others too."""
+"""The slices that Cloud TPU offers, in chips, and four joined v3 pods; others compile too."""
 _NAME = re.compile(r"(v\d\w?):(\d+(?:x\d+){1,2})")
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # no TPU is initialised
     "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two compiling processes may run side by side
-    "TPU_WORKER_HOSTNAMES": "localhost",  # and these two are not missed aloud
+    # libtpu warns if these two are not set.
+    "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v3-8",
 }
-_WIDER_THAN_ANY = 1 << 40
+_MORE_THAN_ANY = 1 << 40
+"""More bytes than any device has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +61,10 @@ class Topology:
     """A slice of a pod.
 
     Attributes:
-      name: "v3:16x32".
-      chip: what it is made of.
-      shape: chips along x, y (and z).
-      devices: what JAX calls so, in the order of the compiler, host by host.
+      name: Name of the slice, "v3:16x32" for instance.
+      chip: The generation of its chips.
+      shape: Number of chips along each axis.
+      devices: JAX's devices, host by host, in the compiler's order.
     """
 
     name: str
@@ -71,64 +73,80 @@ class Topology:
     devices: tuple[Any, ...]
 
     def is_ring(self, axis: int) -> bool:
-        """Whether the links along an axis close."""
-        size, full = self.shape[axis], self.chip.full_axis
+        """Return whether the links along an axis form a ring."""
+        full = self.chip.full_axis
         if full:
-            return size == full  # several pods in a row do not close
+            return self.shape[axis] == full  # an axis over several joined pods is a line
         return all(length % 4 == 0 for length in self.shape)
 
 
 def prepare_environment() -> None:
-    """Let this process compile for TPUs without having one; before any device is used.
+    """Let this process compile for TPUs that it does not have; call before any device is used.
 
-    This changes the whole process, so it belongs into one that only plans: JAX uses the CPU from then
-    on, and keeps no compiled programs, because those for absent devices cannot be stored.
+    This changes the whole process, so call it only in one that makes plans: JAX uses the CPU from
+    then on, and the compilation cache is off, because it cannot store programs for absent devices.
 
     Raises:
-      EnvironmentProblem: if libtpu is not installed.
+      EnvironmentProblem: If libtpu is not installed.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise EnvironmentProblem(
-            "libtpu, whose compiler makes the plan, is not installed: pip install 'lbopt[plan]' (Linux on x86-64)"
+            "libtpu",
+            NO_VALUE,
+            "its compiler makes the plan, and it is not installed: pip install 'lbopt[plan]' "
+            "(Linux on x86-64)",
+            code="installation",
         )
     os.environ.update(_ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # which it is from then on
+    compilation_cache.reset_cache()  # the setting has no effect before this
 
 
 def open_topology(name: str) -> Topology:
-    """Return a topology by name: generation, colon, chips along each axis ("v3:16x32", "v5p:4x4x8").
+    """Return the topology of a name.
+
+    Args:
+      name: Generation, colon, and the number of chips along each axis: "v3:16x32", "v5p:4x4x8".
 
     Raises:
-      UserError: if there is none of that name; the message lists the usual ones.
-      EnvironmentProblem: if the compiler knows none of the usual ones either.
+      UserError: If there is no such topology; the message lists the usual ones.
+      EnvironmentProblem: If the compiler fails for one of the usual ones.
     """
     found = _NAME.fullmatch(name)
     if found is None or found[1] not in CHIPS:
-        raise UserError(
-            f"--topology = {name!r}: use GENERATION:CHIPSxCHIPS[xCHIPS], for instance {_listed()}"
-        )
-    chip, shape = CHIPS[found[1]], tuple(map(int, found[2].split("x")))
-    if len(shape) != chip.axes or min(shape) < 1 or math.prod(shape) > chip.most_chips:
-        counts = f"{found[1]} has {chip.axes} axes of 1 or more chips and up to {chip.most_chips:,} of them"
-        raise UserError(f"--topology = {name!r}: {counts}; known are {_listed()}")
+        fix = f"use GENERATION:CHIPSxCHIPS[xCHIPS], for instance {_listed()}"
+        raise UserError("topology", name, fix)
+    chip = CHIPS[found[1]]
+    shape = tuple(map(int, found[2].split("x")))
+    require(
+        len(shape) == chip.axes and min(shape) >= 1 and math.prod(shape) <= chip.most_chips,
+        "topology",
+        name,
+        f"{found[1]} has {chip.axes} axes of 1 or more chips and up to {chip.most_chips:,} of "
+        f"them; use one of {_listed()}",
+    )
+
     try:
         described = _describe(name, chip)
-    except Exception as error:  # whatever libtpu raises
-        said = " ".join(str(error).split())[:160]
+    except Exception as error:  # libtpu raises errors of many types
+        cause = " ".join(str(error).split())[:160]
         if found[2] in SHAPES[found[1]]:
-            raise EnvironmentProblem(f"the TPU compiler does not start: {said}") from error
-        raise UserError(
-            f"--topology = {name!r}: the compiler knows no such slice ({said}); known are {_listed()}"
-        ) from error
+            raise EnvironmentProblem(
+                "libtpu",
+                NO_VALUE,
+                f"the TPU compiler does not start ({cause}); install the version of 'lbopt[plan]'",
+                code="installation",
+            ) from error
+        fix = f"the compiler knows no such slice ({cause}); use one of {_listed()}"
+        raise UserError("topology", name, fix, code="choice") from error
     return Topology(name, chip, shape, tuple(described.devices))
 
 
 def _describe(name: str, chip: Chip) -> Any:
     from jax.experimental import topologies
 
-    # Both cores of a v4 chip are one device, as on Cloud TPU; the later two-core chip is so by itself.
+    # Both cores of a v4 chip are one device, as on Cloud TPU; for v5p that is the default.
     options = {"chip_config_name": "megacore"} if chip.generation == "v4" else {}
     return topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
 
@@ -140,11 +158,13 @@ def _listed() -> str:
 
 
 def memory_limit(device: Any) -> int:
-    """Return how many bytes of HBM a program may use on a device: the compiler says so when it refuses one that is too large."""
-    where = NamedSharding(
-        Mesh(np.array([device]), ("one",), axis_types=(AxisType.Auto,)), PartitionSpec()
-    )
-    vast = jax.ShapeDtypeStruct((_WIDER_THAN_ANY,), jnp.uint8, sharding=where)
+    """Return the bytes of HBM that a program may use on a device.
+
+    The compiler says so when it refuses a program that is too large.
+    """
+    mesh = Mesh(np.array([device]), ("one",), axis_types=(AxisType.Auto,))
+    where = NamedSharding(mesh, PartitionSpec())
+    vast = jax.ShapeDtypeStruct((_MORE_THAN_ANY,), jnp.uint8, sharding=where)
     try:
         jax.jit(lambda x: x + 1, out_shardings=where).lower(vast).compile()
     except jax.errors.JaxRuntimeError as error:
@@ -162,11 +182,11 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """The compiler's own: a program that does not fit.
+    """The compiler's refusal of a program that does not fit into HBM.
 
     Attributes:
-      needed_bytes: of HBM, as far as it says.
-      limit_bytes: that there are.
+      needed_bytes: Bytes of HBM that the program needs, as far as the compiler says.
+      limit_bytes: Bytes of HBM that it may use.
     """
 
     needed_bytes: int
@@ -174,11 +194,13 @@ class Refusal:
 
     @classmethod
     def read(cls, message: str) -> Refusal | None:
-        """Return what a compiler's message says; None if it is about something else, memory on the chip for instance.
+        """Return the refusal in a compiler's message; None if the message is about something else.
 
-        >>> Refusal.read("CompileTimeHbmOom: ... temporaries (27.50G) exceeds available HBM (15.50G). HLO module: jit_f.").needed_bytes / 2**30
+        >>> message = "CompileTimeHbmOom: ... temporaries (27.50G) exceeds available HBM (15.50G)."
+        >>> Refusal.read(message).needed_bytes / 2**30
         27.5
-        >>> Refusal.read("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 17.20M of 16.00M vmem.") is None
+        >>> on_chip = "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 17M of 16M."
+        >>> Refusal.read(on_chip) is None
         True
         """
         full = "RESOURCE_EXHAUSTED" in message or "HbmOom" in message
@@ -192,7 +214,7 @@ class Refusal:
 
 
 def axes_spanned(topology: Topology, devices: Sequence[Any]) -> list[tuple[int, bool]]:
-    """Return, for each axis that a group of devices spans, the chips along it and whether they form a ring."""
+    """Return the number of chips along each axis that devices span, and whether it is a ring."""
     spans = []
     for axis in range(len(topology.shape)):
         places = {device.coords[axis] for device in devices}

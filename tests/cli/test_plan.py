@@ -98,7 +98,7 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
         (["--topology=v3:2x2", "--breakdown=some"], "--breakdown = 'some': give true or false"),
         (["--topology=v3:2x2", "--compare=v3:2x2 v3:4x4"], "'v3:2x2 v3:4x4' is no column"),
         (["--topology=v3:2x2", "--compare=v3:4x4, model.rematt=layer"], "config.model has no field 'rematt'"),
-        (["--topology=v3:2x2", "--compare=v3:4x5"], "--topology = 'v3:4x5'"),
+        (["--topology=v3:2x2", "--compare=v3:4x5"], "--compare = 'v3:4x5'"),
         (["--topology=v3:4x4", "--config.model.batch_norm_scope=tiles:2x2"], "config.parallel.order='torus'"),
         (["--topology=v3:2x2", "--config.parallel.reduce_scatter=True"], "config.parallel.shard_update = False"),
         (["--topology=v3:2x2", "--config.parallel.reduce_dtype=float16"], "config.parallel.reduce_dtype = 'float16'"),
@@ -201,9 +201,9 @@ def test_what_cannot_be_compiled_is_one_line(lbopt, monkeypatch):
     monkeypatch.setattr(Run, "lower", lower)
     code, _, err = lbopt("plan", CONFIG, "--topology=v3:2x2")
     assert code == 2
-    assert err.splitlines()[-1].endswith(
-        "--config: the TPU compiler takes no such step: no rule for TPUs"
-    )
+    line = err.splitlines()[-1]
+    assert line.startswith("lbopt plan: --config: ")
+    assert "no rule for TPUs" in line
     assert len(err.splitlines()) == 2
 
 
