@@ -177,10 +177,10 @@ def make_plan(
             phase.num_steps or has_known_length(phase.data),
             "config.num_steps",
             phase.num_steps,
-            f"an epoch of {{config.data.builder}} = {phase.data.builder!r} has an unknown size "
+            f"an epoch of {{builder}} = {phase.data.builder!r} has an unknown size "
             "without the corpus; give a number of steps",
             code="missing",
-            also=["config.data.builder"],
+            also={"builder": "config.data.builder"},
         )
 
     run = build_run(config, topology.devices, known_source)
