@@ -90,6 +90,7 @@ def three_trials(cell):
 def run(cell, wanted, batching, width=3):
     """Train some trials to their ends, together where they share calls; return (params, model state, record) of each."""
     config = make_config(trial_batching=batching, trials_per_program=width)
+    config.arms = (cell.arm,) * (cell.index + 1)  # errors name the cell's arm
     spread = Spread(config)
     program = Program(cell, wanted[0].weight_decay > 0, config, spread)
     found = []

@@ -22,7 +22,14 @@ SMALL = (*BRIEF, "--config.checkpoint.keep=10", "--config.parallel.num_devices=1
 
 @functools.cache
 def _load(overrides):
-    return load_config(f"{FILE}:lamb-64", [*SMALL, *overrides], TrainConfig)
+    return load_config(f"{FILE}:lamb-64", _flags(overrides), TrainConfig)
+
+
+def _flags(overrides):
+    """Return the flags of the short run and some more; epochs between evaluations stand for steps."""
+    by_epochs = any(flag.startswith("--config.eval_every_epochs=") for flag in overrides)
+    small = [flag for flag in SMALL if not (by_epochs and "eval_every_steps" in flag)]
+    return [*small, *overrides]
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +51,7 @@ def command():
         "train",
         f"--config={FILE}:lamb-64",
         f"--workdir={workdir}",
-        *SMALL,
-        *overrides,
+        *_flags(overrides),
     ]
 
 
