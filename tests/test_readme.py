@@ -53,7 +53,9 @@ def test_the_table_is_the_shipped_study():
     expected = []
     for arm in study["arms"]:
         means = [f"{100 * point['test_accuracy_mean']:.2f}" for point in arm["points"]]
-        expected.append(f"| {arm['arm']} | {' | '.join(means)} | {arm['limit']} |")
+        limit, low, high = (arm["limit"][name] for name in ("global_batch_size", "low", "high"))
+        shown = f"{limit:.0f} ({low:.0f} to {high:.0f})"
+        expected.append(f"| {arm['arm']} | {' | '.join(means)} | {shown} |")
     sizes = [str(point["global_batch_size"]) for point in study["arms"][0]["points"]]
     header = f"| test accuracy, % | {' | '.join(sizes)} | limit |"
     start = README.splitlines().index(header)
@@ -67,6 +69,8 @@ def test_the_table_is_the_shipped_study():
         in README
     )
     assert f"worst seed ({100 * best['test_accuracy_min']:.1f})" in README
+    further = study["claims"][0]["sentence"].split("larger in ")[1].split(" of the resamples")[0]
+    assert f"in only {further} of the resamples" in README
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "lars"])

@@ -71,8 +71,9 @@ class SweepConfig:
       search: Search of learning rate, warmup and weight decay, the same for every batch size, and
         for every arm that has none of its own.
       final_seeds: Seeds of the runs that are tested; none of them is a search seed.
-      limit_points: Percentage points of accuracy below that of the smallest batch beyond which an
-        arm is past its limit; for language models percent of perplexity above it. In (0, 100].
+      limit_points: Percentage points of accuracy by which an arm may fall below its mean over small
+        batches, those of at most 4 times the smallest, before it is past its limit; of a language
+        model, percent of the perplexity. In (0, 100].
       waterfall: Names of two or more arms, each of which adds one thing to the one before, for the
         figure that shows what each adds; () for none.
       measure: What is measured beside losses and accuracies.

@@ -58,7 +58,7 @@ class _Numbers(_Line):
 
 
 @dataclasses.dataclass(frozen=True)
-class TestExamples:
+class ExampleScores:
     """The score of one trial on each test example.
 
     Attributes:
@@ -97,7 +97,7 @@ def pack(row: Mapping[str, Any], examples: Pairs) -> dict[str, Any] | None:
     return {**line, "sums": _encode(sums.astype("<f4")), "counts": _encode(counts.astype("<f4"))}
 
 
-def unpack(line: Mapping[str, Any]) -> TestExamples:
+def unpack(line: Mapping[str, Any]) -> ExampleScores:
     """Return what `pack` was given.
 
     Raises:
@@ -107,14 +107,14 @@ def unpack(line: Mapping[str, Any]) -> TestExamples:
     if "correct" in line:
         bits = _decode(convert(line, _Bits)["correct"], "correct", np.uint8, -(-count // 8))
         values = np.unpackbits(bits, count=count, bitorder="little").astype(float)
-        return TestExamples(line["metric"], values, np.ones(count))
+        return ExampleScores(line["metric"], values, np.ones(count))
     numbers = convert(line, _Numbers)
     sums = _decode(numbers["sums"], "sums", "<f4", count).astype(float)
     weights = _decode(numbers["counts"], "counts", "<f4", count).astype(float)
-    return TestExamples(line["metric"], sums / np.maximum(weights, 1), weights)
+    return ExampleScores(line["metric"], sums / np.maximum(weights, 1), weights)
 
 
-def read_examples(workdir: pathlib.Path) -> dict[tuple, TestExamples]:
+def read_examples(workdir: pathlib.Path) -> dict[tuple, ExampleScores]:
     """Return what is recorded of the final trials of a study, those of other shards too.
 
     Args:

@@ -6,37 +6,42 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lbopt.report.study import _limits
+from lbopt.report.study._arm_limit import (
+    range_text,
+    resampled,
+    small_batches,
+    unknown_limits,
+)
+from lbopt.report.study._limit import CannotTell, NotReached
 from lbopt.report.study._model import Arm, Study, comparable
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, say
 
 _SURE = 0.95
+_ENDS = (0.025, 0.975)
 _THAN = {"": "the other arms", "_than_linear_scaling": "the arms with linear scaling"}
 _WHAT = "layerwise adaptation with LEGW holds small-batch {} to a larger batch than {}"
 _ONLY = "compared are only arms with the same data, model and loss"
 _SIDES = """
-    {%- for arms, limit, low, high in sides %}
-    {%- if arms | length > 1 %}the best of {% endif %}{{ arms | map("name") | listed }} holds it up
-    to {{ "the largest batch" if limit == largest else "batch" }} {{ limit }}
-    (95 % interval {{ low }} to {{ high }}){{ ", " if not loop.last }}
-    {%- endfor %}"""
-_SHARES = """in a bootstrap over seeds, the limit of the former is larger in
-    {{ "%.1f" % (100 * further) }} % of the resamples and equal in {{ "%.1f" % (100 * equal) }} %"""
-_BEYOND = """in {{ "%.1f" % (100 * beyond) }} % of them both reach the largest batch, and how far
-    they go is not known"""
-_NOBODY = """no arm got past the smallest batch; every limit lies between {{ sizes[0] }} and
-    {{ sizes[1] }}"""
+    {%- for arms, interval in sides %}
+    {%- if loop.first %}the {{ "largest " if arms | length > 1 }}limit of
+    {%- else %}, that of{% endif %} {{ arms | map("name") | listed }} is {{ interval }}
+    {%- endfor %} (95 % intervals)"""
+_SHARES = """in the bootstrap the former is larger in {{ "%.1f" % (100 * further) }} % of the
+    resamples"""
+_BEYOND = """in {{ "%.1f" % (100 * beyond) }} % of them both lie beyond the largest batch, and which
+    is larger is not known"""
+_NOBODY = "no arm holds it beyond the small batches, of up to {{ small }}"
 
 
 def layerwise_legw_goes_further(study: Study) -> list[Claim]:
     """Hold the claim of the LEGW and LAMB papers against the limits.
 
     LAMB and LARS with LEGW's warmup and square-root scaling are held against all other arms, and
-    once more against those of them with linear scaling. In every bootstrap resample of the seeds
-    the largest limit of each side counts. The claim holds if ours is larger in 95 % or more. It
-    does not if that is so in 5 % or less, where resamples in which both reach the study's largest
-    batch count as ours, as nothing tells what lies beyond. Otherwise it cannot be told; nor can it
-    where no arm got past the smallest batch.
+    once more against those of them with linear scaling. In every bootstrap resample the largest
+    limit of each side counts. The claim holds if ours is larger in 95 % or more. It does not if
+    that is so in 5 % or less, where resamples in which both lie beyond the study's largest batch
+    count as ours, as nothing tells which is larger. Otherwise it cannot be told; nor can it where
+    every arm's score falls among the small batches already. Arms without a fit do not count.
 
     Returns:
       A claim for each group of comparable arms that has both sides, and for each of the two
@@ -72,32 +77,38 @@ def _is_ours(arm: Arm) -> bool:
 
 def _judge(study: Study, ours: Sequence[Arm], theirs: Sequence[Arm]) -> tuple[str, list[str]]:
     """Return the verdict and the clauses it rests on."""
-    sizes = study.sizes
-    without = _limits.without_limit([*ours, *theirs])
-    limits = [[arm.limit for arm in side if arm.limit] for side in (ours, theirs)]
-    if not all(limits):
-        return UNKNOWN, without
-    if len(sizes) > 1 and all(one.batch_size == sizes[0] for side in limits for one in side):
-        return UNKNOWN, [say(_NOBODY, sizes=sizes), *without]
+    unknown = unknown_limits(study, [*ours, *theirs])
+    sides = [[arm for arm in side if arm.limit and arm.limit.fit] for side in (ours, theirs)]
+    if not all(sides):
+        return UNKNOWN, unknown
+    if all(_falls_at_once(arm) for side in sides for arm in side):
+        return UNKNOWN, [say(_NOBODY, small=small_batches(study)[-1])]
 
-    first, second = (np.max([one.draws for one in side], axis=0) for side in limits)
-    further, equal = float(np.mean(first > second)), float(np.mean(first == second))
-    beyond = float(np.mean((first == sizes[-1]) & (second == sizes[-1])))
+    first, second = (np.max([resampled(study, arm) for arm in side], axis=0) for side in sides)
+    further = float(np.mean(first > second))
+    beyond = float(np.mean(np.isinf(first) & np.isinf(second)))
     verdict = HELD if further >= _SURE else NOT_HELD if further + beyond <= 1 - _SURE else UNKNOWN
-    if verdict == HELD and any(one.is_largest for one in limits[1]):
+    if verdict == HELD and any(isinstance(arm.limit, NotReached) for arm in sides[1]):
         verdict = UNKNOWN
 
     said = [
-        (
-            [arm.name for arm in side if arm.limit],
-            max(one.batch_size for one in found),
-            *_limits.quantiles(draws),
-        )
-        for side, found, draws in zip((ours, theirs), limits, (first, second), strict=True)
+        ([arm.name for arm in side], _interval(study, side, limits))
+        for side, limits in zip(sides, (first, second), strict=True)
     ]
     return verdict, [
-        say(_SIDES, sides=said, largest=sizes[-1]),
-        say(_SHARES, further=further, equal=equal),
+        say(_SIDES, sides=said),
+        say(_SHARES, further=further),
         say(_BEYOND, beyond=beyond) if beyond else "",
-        *without,
+        *unknown,
     ]
+
+
+def _interval(study: Study, side: Sequence[Arm], limits: np.ndarray) -> str:
+    if all(_falls_at_once(arm) for arm in side):
+        return f"{small_batches(study)[-1]} at most"
+    low, high = np.quantile(limits, _ENDS, method="inverted_cdf")
+    return range_text(float(low), float(high), study.sizes[-1])
+
+
+def _falls_at_once(arm: Arm) -> bool:
+    return isinstance(arm.limit, CannotTell) and arm.limit.reason == "no_plateau"

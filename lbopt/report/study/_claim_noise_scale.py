@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from lbopt.report.study import _limits
+from lbopt.report.study._arm_limit import small_batches, unknown_limits
+from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._model import Arm, Noise, Study
 from lbopt.report.study._statistics import RankTest, rank_test
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
@@ -75,8 +76,8 @@ class Prediction:
 def noise_scale_predicts_limit(study: Study) -> Claim | None:
     """Hold the claim that the gradient noise scale predicts the limit; see `judge`.
 
-    The limit of an arm that held up to the largest batch is that batch or more. The limit of an arm
-    that did not get past the smallest batch lies between that and the next. Such an arm is a miss
+    A limit that was not reached is the largest batch or more. The limit of an arm whose score falls
+    among the small batches lies between the smallest and the largest of them. Such an arm is a miss
     where all that may be true is more than 4 times away; otherwise it is left out, as nothing tells
     on which side it is.
 
@@ -86,20 +87,25 @@ def noise_scale_predicts_limit(study: Study) -> Claim | None:
     if not study.has_limits:
         return None
     noisy = [(arm, arm.cells[0].noise) for arm in study.measured if arm.cells[0].noise]
-    found = [_of_limit(arm, noise, study.sizes) for arm, noise in noisy if arm.limit and noise]
-    without = _limits.without_limit([arm for arm, _ in noisy])
+    bounded = [(arm, noise, _bounds(study, arm)) for arm, noise in noisy]
+    found = [
+        Prediction(quoted(arm.name), noise.scale, *bounds)
+        for arm, noise, bounds in bounded
+        if bounds and noise
+    ]
+    unknown = unknown_limits(study, [arm for arm, _, bounds in bounded if not bounds])
     scales = [noise for _, noise in noisy if noise]
-    return judge("noise_scale_predicts_limit", "limit", found, scales, without)
+    return judge("noise_scale_predicts_limit", "limit", found, scales, unknown)
 
 
-def _of_limit(arm: Arm, noise: Noise, sizes: Sequence[int]) -> Prediction:
-    assert arm.limit is not None
-    least = most = float(arm.limit.batch_size)
-    if arm.limit.is_largest:
-        most = math.inf
-    elif least == sizes[0]:
-        most = sizes[1]
-    return Prediction(quoted(arm.name), noise.scale, least, most)
+def _bounds(study: Study, arm: Arm) -> tuple[float, float] | None:
+    """Return between which batch sizes the limit lies; None if nothing tells."""
+    if isinstance(arm.limit, Limit):
+        return arm.limit.global_batch_size, arm.limit.global_batch_size
+    if isinstance(arm.limit, CannotTell):
+        small = small_batches(study)
+        return (small[0], small[-1]) if arm.limit.reason == "no_plateau" else None
+    return study.sizes[-1], math.inf
 
 
 def noise_scale_predicts_critical_batch(study: Study) -> Claim | None:

@@ -7,9 +7,12 @@ import math
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from lbopt.report import _page
 from lbopt.report.study import _style
-from lbopt.report.study._figure_scores import limit_text
+from lbopt.report.study._arm_limit import limit_text
+from lbopt.report.study._limit import Limit, NotReached
 from lbopt.report.study._model import Arm, Cell, Curve, Study
 from lbopt.report.study._read import mean_curve, positive
 from lbopt.report.study._words import number
@@ -87,10 +90,9 @@ def _draw_noise(study: Study, arms: list[Arm]) -> Any:
         scales = [_gap(cell.noise.scale if cell.noise else None) for cell in arm.cells]
         look = _style.look(arm)
         axes.plot(sizes, scales, **look, label=_style.label(arm.name, _style.LEGEND_LETTERS))
-        if arm.limit and not arm.limit.is_largest:
-            height = scales[sizes.index(arm.limit.batch_size)]
-            if math.isfinite(height):
-                _style.ring(axes, arm.limit.batch_size, height, look["color"])
+        height = _at_limit(arm)
+        if isinstance(arm.limit, Limit) and math.isfinite(height):
+            _style.ring(axes, arm.limit.global_batch_size, height, look["color"])
     equal = {"color": _style.GREY, "linestyle": "--", "linewidth": 1}
     axes.plot(study.sizes, study.sizes, **equal, label="noise scale = batch size")
     _style.batch_axis(axes, study.sizes)
@@ -99,6 +101,16 @@ def _draw_noise(study: Study, arms: list[Arm]) -> Any:
     _style.title(axes, "Gradient noise scale", 11)
     _style.legend_below(figure, axes)
     return figure
+
+
+def _at_limit(arm: Arm) -> float:
+    """Return the noise scale at the limit, on the line that the figure draws; NaN in a gap."""
+    if not isinstance(arm.limit, Limit):
+        return math.nan
+    sizes = np.log([cell.global_batch_size for cell in arm.cells])
+    scales = [_gap(cell.noise.scale if cell.noise else None) for cell in arm.cells]
+    logs = [math.log(scale) if scale > 0 else math.nan for scale in scales]
+    return float(np.exp(np.interp(math.log(arm.limit.global_batch_size), sizes, logs)))
 
 
 def _draw_over_steps(study: Study, arms: list[Arm]) -> Any:
@@ -142,17 +154,18 @@ def _draw_phi(study: Study, arms: list[Arm]) -> Any:
 def _row(arm: Arm) -> list[str]:
     found, limit, critical = arm.cells[0].noise, arm.limit, arm.critical_batch
     assert found is not None
-    at_limit = arm.cell(limit.batch_size) if limit else None
-    bound = ">= " if arm.limit_is_largest else ""
-    ratio = ""
-    if limit and math.isfinite(found.scale) and found.scale:
-        ratio = f"{bound}{limit.batch_size / found.scale:.3g}"
+    at_limit, ratio = _at_limit(arm), ""
+    if math.isfinite(found.scale) and found.scale:
+        if isinstance(limit, Limit):
+            ratio = f"{limit.global_batch_size / found.scale:.3g}"
+        elif isinstance(limit, NotReached):
+            ratio = f"> {limit.fit.global_batch_sizes[-1] / found.scale:.3g}"
     return [
         arm.name,
         _examples(found.scale),
         f"{_examples(min(found.scales))} to {_examples(max(found.scales))}",
-        _examples(at_limit.noise.scale) if at_limit and at_limit.noise else "",
-        limit_text(arm),
+        _examples(at_limit) if math.isfinite(at_limit) else "",
+        limit_text(limit) if limit else "",
         ratio,
         number(critical.critical_batch_size if critical else None, 4),
     ]

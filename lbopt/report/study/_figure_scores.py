@@ -10,6 +10,14 @@ from typing import Any
 from lbopt.config import AggregatorConfig
 from lbopt.report import _page
 from lbopt.report.study import _style
+from lbopt.report.study._arm_limit import (
+    interval_text,
+    limit_text,
+    limit_with_interval,
+    on_scores,
+    why_unknown,
+)
+from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
 from lbopt.report.study._model import Arm, Failure, Step, Study
 
@@ -67,10 +75,9 @@ def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
         )
         axes.fill_between(sizes, low, high, color=look["color"], alpha=0.15, linewidth=0)
         axes.plot(sizes, mean, **look, label=_label(arm))
-        if arm.limit and not arm.limit.is_largest:
-            height = mean[sizes.index(arm.limit.batch_size)]
-            if math.isfinite(height):
-                _style.ring(axes, arm.limit.batch_size, height, look["color"])
+        if isinstance(arm.limit, Limit):
+            height = metric.shown(on_scores(metric, arm.limit.fit.threshold))
+            _style.ring(axes, arm.limit.global_batch_size, height, look["color"])
     _style.batch_axis(axes, study.sizes)
     if metric is PERPLEXITY:
         _style.log_ticks(axes, "y")
@@ -84,9 +91,7 @@ def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
 
 
 def _label(arm: Arm) -> str:
-    limit = (
-        f" (limit {'at least ' * arm.limit.is_largest}{arm.limit.batch_size})" if arm.limit else ""
-    )
+    limit = f" (limit {limit_with_interval(arm.limit)})" if arm.limit else ""
     return _style.label(arm.name + limit, _style.LEGEND_LETTERS)
 
 
@@ -94,9 +99,9 @@ def _label(arm: Arm) -> str:
 
 
 def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
-    """Draw the limit of every arm with its interval over seeds; None if no arm has a limit."""
+    """Draw the limit of every arm with its interval; None if no arm has one that can be told."""
     arms = [arm for arm in study.measured if arm.limit]
-    if not arms:
+    if all(isinstance(arm.limit, CannotTell) for arm in arms):
         return None
     figure, axes = _page.new_figure(_style.WIDTH, 1.3 + 0.32 * len(arms))
     names = [_style.label(arm.name, _style.TICK_LETTERS) for arm in reversed(arms)]
@@ -107,47 +112,51 @@ def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
     _style.batch_axis(axes, study.sizes)
     # A title of the whole figure: beside long names the axes are too narrow for it.
     near = study.metric.amount(study.config.limit_points)
-    figure.suptitle(f"Largest batch within {near} of the smallest", x=0.02, ha="left", fontsize=11)
+    title = f"Largest batch within {near} of small batches"
+    figure.suptitle(title, x=0.02, ha="left", fontsize=11)
 
-    caption = (
-        "The bar is the 95 % bootstrap interval over seeds; its ends are batch sizes of the study."
-    )
-    alt = "The limit of every arm and its interval over seeds"
+    over = "seeds and test examples" if all(arm.limit_over_examples for arm in arms) else "seeds"
+    caption = f"The bar is the 95 % bootstrap interval over {over}; an arrow goes beyond the study."
+    alt = "The limit of every arm and its interval"
     unit = "points" if study.metric is ACCURACY else "nats"
     lost = f"train lost, {unit}", f"test lost, {unit}"
     return _page.Section(
         "The limit of every arm",
         pictures=[_style.picture(figure, folder / "limits.png", alt, caption)],
         header=("arm", "limit", "95 % interval", "first batch past it", "fails to", *lost),
-        rows=[_limit_row(arm) for arm in arms],
+        rows=[_limit_row(study, arm) for arm in arms],
     )
 
 
 def _draw_limit(axes: Any, place: int, arm: Arm) -> None:
-    assert arm.limit is not None
-    look = _style.look(arm, markersize=8)
-    bar = {"linewidth": 3, "alpha": 0.4, "solid_capstyle": "butt"}
-    axes.plot(arm.limit.interval, [place, place], color=look["color"], **bar)
-    axes.plot([arm.limit.batch_size], [place], **look)
-    if arm.limit.is_largest:
-        at = {"fontsize": 8, "va": "center", "ha": "left", "annotation_clip": False}
-        axes.annotate("   not reached", (arm.limit.batch_size, place), **at)
+    limit, look = arm.limit, _style.look(arm, markersize=8)
+    at = {"fontsize": 8, "va": "center", "ha": "left", "annotation_clip": False}
+    if limit is None or isinstance(limit, CannotTell):
+        axes.annotate("cannot be told", (0.02, place), xycoords=axes.get_yaxis_transform(), **at)
+        return
+
+    largest = limit.fit.global_batch_sizes[-1]
+    high = limit.high if isinstance(limit, Limit) else math.inf
+    bar = {"linewidth": 3, "alpha": 0.4, "solid_capstyle": "butt", "color": look["color"]}
+    axes.plot([min(limit.low, largest), min(high, largest)], [place, place], **bar)
+    if math.isinf(high):
+        axes.plot([largest], [place], color=look["color"], marker=">", alpha=0.4, markersize=10)
+    if isinstance(limit, Limit):
+        axes.plot([limit.global_batch_size], [place], **look)
+    else:
+        axes.annotate("   not reached", (largest, place), **at)
 
 
-def _limit_row(arm: Arm) -> list[str]:
-    assert arm.limit is not None
-    low, high = arm.limit.interval
-    failed = arm.failure
+def _limit_row(study: Study, arm: Arm) -> list[str]:
+    """Return a line of the table; the reason takes the place of an interval that is not told."""
+    limit, failed = arm.limit, arm.failure
+    assert limit is not None
+    known = why_unknown(study, arm) if isinstance(limit, CannotTell) else interval_text(limit)
     past = ["", "", "", ""]
     if failed:
         lost = [_lost(failed, value) for value in (failed.train_lost, failed.test_lost)]
         past = [str(failed.global_batch_size), failed.kind or "not told", *lost]
-    return [arm.name, limit_text(arm), f"{low} to {high}", *past]
-
-
-def limit_text(arm: Arm) -> str:
-    """Return the limit of an arm as a table shows it; "" if it has none."""
-    return f"{'>= ' * arm.limit.is_largest}{arm.limit.batch_size}" if arm.limit else ""
+    return [arm.name, limit_text(limit), known, *past]
 
 
 def _lost(failed: Failure, value: float | None) -> str:

@@ -9,16 +9,33 @@ from typing import Any
 from lbopt.report import _page
 from lbopt.report.study import _style
 from lbopt.report.study._findings import missed_sizes
+from lbopt.report.study._limit import REFERENCE_FACTOR
 from lbopt.report.study._model import Arm, Cell, Study
+from lbopt.report.study._steps_to_target import EXCESS
+from lbopt.report.study._target_words import perfect_text, saving_text
 from lbopt.report.study._words import number
 
 _ABOUT = (
-    "Medians over the final seeds, of evaluations on validation; a run that never reached the "
-    "target counts as the slowest. Grey lines are ideal scaling: twice the batch, half the steps. "
-    "Open markers at the full length of the run are medians that did not reach the target. The "
+    "Medians over the final seeds, of evaluations on validation, with 95 % bootstrap intervals "
+    "over the seeds; a run that never reached the target counts as the slowest. Grey lines are ideal "
+    "scaling: twice the batch, half the steps. Open markers at the full length of the run are "
+    "medians that did not reach the target. Scaling counts as perfect as far as the examples are "
+    f"at most {100 * EXCESS:g} % more than those of batches up to {REFERENCE_FACTOR:g} times the "
+    "smallest, by an isotonic fit with a bootstrap over seeds; the last saving is the exponent a "
+    "of steps ~ batch^-a between the two largest batches, 1 if perfect and 0 if nothing is saved. The "
     "critical batch B_c is of the fit steps = S_min (1 + B_c / B) to the medians."
 )
-_HEADER = ("arm", "reached at", "not reached at", "S_min", "E_min", "critical batch", "R^2")
+_HEADER = (
+    "arm",
+    "reached at",
+    "not reached at",
+    "perfect scaling",
+    "last saving",
+    "S_min",
+    "E_min",
+    "critical batch",
+    "R^2",
+)
 
 
 def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
@@ -68,6 +85,10 @@ def _draw_steps(axes: Any, study: Study, arm: Arm) -> None:
     medians = [_height(cell.target.steps_median if cell.target else None) for cell in arm.cells]
     name = _style.label(arm.name, _style.LEGEND_LETTERS)
     axes.plot(_sizes(arm.cells), medians, **_style.look(arm), label=name)
+    for point in arm.scaling.points if arm.scaling else ():
+        if math.isfinite(point.high):
+            bar = {"color": _style.look(arm)["color"], "linewidth": 1}
+            axes.vlines(point.global_batch_size, point.low, point.high, **bar)
 
     missed = [cell for cell in arm.cells if cell.global_batch_size in missed_sizes(arm)]
     hollow = _style.look(arm, markersize=7, markerfacecolor="none", linestyle="none")
@@ -85,6 +106,9 @@ def _row(arm: Arm) -> list[str]:
     missed = missed_sizes(arm)
     reached = [size for size in _sizes(arm.cells) if size not in missed]
     found = [arm.name, *(", ".join(map(str, sizes)) or "none" for sizes in (reached, missed))]
+    scaling = arm.scaling
+    found.append(perfect_text(scaling) if scaling else "")
+    found.append(saving_text(scaling.savings[-1]) if scaling and scaling.savings else "")
     fit = arm.critical_batch
     if fit is None:
         return [*found, "", "", "not told", ""]

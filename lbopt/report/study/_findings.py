@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lbopt.report.study import _limits
+from lbopt.report.study._arm_limit import (
+    interval_text,
+    of_seeds,
+    on_scores,
+    small_batches,
+    why_unknown,
+)
 from lbopt.report.study._claim_curvature import lipschitz_peak_stays
 from lbopt.report.study._claim_diffusion import diffusion_is_logarithmic
 from lbopt.report.study._claim_limits import layerwise_legw_goes_further
@@ -15,10 +21,13 @@ from lbopt.report.study._claim_noise_scale import (
 )
 from lbopt.report.study._claim_warmup import constant_warmup_steps
 from lbopt.report.study._finding_search import search_findings
+from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._metric import ACCURACY, Metric
 from lbopt.report.study._model import Arm, Cell, Failure, Step, Study, comparable
 from lbopt.report.study._statistics import Difference, ahead_of
-from lbopt.report.study._words import Claim, quoted, say
+from lbopt.report.study._steps_to_target import EXCESS
+from lbopt.report.study._target_words import perfect_text, saving_text
+from lbopt.report.study._words import Claim, listed, quoted, say
 
 
 def claims_of(study: Study) -> list[Claim]:
@@ -39,7 +48,7 @@ def claims_of(study: Study) -> list[Claim]:
 
 
 def findings_of(study: Study, claims: Sequence[Claim]) -> list[str]:
-    """Return the findings: limits, the largest batch, claims, target, waterfall and search.
+    """Return the findings: limits, target, the largest batch, claims, waterfall and search.
 
     First stands how complete the study is, if it is not; a study without a tested cell has no other
     sentence.
@@ -50,10 +59,10 @@ def findings_of(study: Study, claims: Sequence[Claim]) -> list[str]:
     found = [
         *_completeness(study),
         *([_limit(study, arm) for arm in study.measured] if study.has_limits else []),
+        *_target(study),
         _at_largest(study) if study.has_limits else _steps_at_largest(study),
         *(claim.sentence for claim in claims),
         warmup,
-        *_target(study),
         _waterfall(study),
         *searched,
     ]
@@ -71,38 +80,44 @@ def _completeness(study: Study) -> list[str]:
 
 # ---- limits
 
-_LIMIT = """
-    {{- arm.name | name }} ({{ score }} at batch {{ arm.cells[0].global_batch_size }})
-    {% if limit.is_largest -%}
-    stays within {{ near }} up to the largest batch, {{ limit.batch_size }}: its limit was not
-    reached{{ interval }}.
-    {%- elif not arm.failure -%}
-    stays within {{ near }} at every batch measured so far, up to {{ limit.batch_size }}.
-    {%- else -%}
-    reaches its limit at batch {{ limit.batch_size }}{{ interval }}; at
-    {{ arm.failure.global_batch_size }} it has {{ beyond }} and {{ failed }}.
-    {%- endif %}"""
+_KEEPS = """{{ arm.name | name }} stays within {{ near }} of its score over small batches
+    ({{ level }} at {{ small | listed }})
+    {%- if reached %} up to batch {{ "%.0f" % arm.limit.global_batch_size }}
+    {%- elif end == largest %} up to the largest batch, {{ end }}: its limit was not reached
+    {%- else %} at every batch measured so far, up to {{ end }}
+    {%- endif %}
+    {%- if interval %} (95 % interval {{ interval }}){% endif %}"""
 
 
 def _limit(study: Study, arm: Arm) -> str:
-    first, limit, metric = arm.cells[0], arm.limit, study.metric
-    if first.global_batch_size != study.sizes[0]:
+    if arm.limit is None:
         return f"{quoted(arm.name)} has no result at the smallest batch yet."
-    if limit is None:
-        return f"{quoted(arm.name)} has no limit: {_limits.why_no_limit(arm)}."
+    if isinstance(arm.limit, CannotTell):
+        kept = f"The limit of {quoted(arm.name)} cannot be told: {why_unknown(study, arm)}"
+    else:
+        fit = arm.limit.fit
+        kept = say(
+            _KEEPS,
+            arm=arm,
+            near=study.metric.amount(study.config.limit_points),
+            level=study.metric.show(on_scores(study.metric, fit.reference)),
+            small=small_batches(study),
+            reached=isinstance(arm.limit, Limit),
+            end=fit.global_batch_sizes[-1],
+            largest=study.sizes[-1],
+            interval=interval_text(arm.limit),
+        )
+    return f"{kept}{_past_limit(study, arm)}."
 
-    low, high = limit.interval
-    beyond = arm.cell(arm.failure.global_batch_size) if arm.failure else None
-    return say(
-        _LIMIT,
-        arm=arm,
-        limit=limit,
-        score=metric.show(first.test.mean),
-        near=metric.amount(study.config.limit_points),
-        interval=f" (95 % interval over seeds {low} to {high})" * (low < high),
-        beyond=metric.show(beyond.test.mean) if beyond else "",
-        failed=_failed(arm.failure, metric) if arm.failure else "",
-    )
+
+def _past_limit(study: Study, arm: Arm) -> str:
+    """Return what an arm has at the first batch past the limit, and what failed, as a clause."""
+    if arm.failure is None:
+        return ""
+    size, metric = arm.failure.global_batch_size, study.metric
+    (cell,) = (one for one in arm.cells if one.global_batch_size == size)
+    score = metric.show(cell.test.mean)
+    return f"; at {size} it has {score} and {_failed(arm.failure, metric)}"
 
 
 def _failed(failure: Failure, metric: Metric) -> str:
@@ -114,7 +129,7 @@ def _failed(failure: Failure, metric: Metric) -> str:
             "batch sizes"
         )
     if train is None or test is None:
-        why = f"training diverged{_limits.of_seeds(failure)}"
+        why = f"training diverged{of_seeds(failure)}"
     elif failure.train_share is None:
         training = "training loss did" if train > 0 else "training loss did not either"
         why = f"its mean test loss did not rise, its {training}"
@@ -156,7 +171,7 @@ def _score(cell: Cell, metric: Metric) -> str:
     """Return the mean test score, and in how many of the seeds training diverged."""
     mean = metric.centre(cell.scores)
     if not math.isfinite(mean):
-        return metric.show(mean) + _limits.of_seeds(cell)
+        return metric.show(mean) + of_seeds(cell)
     broken = f" ({cell.diverged} of {cell.seeds} seeds diverged and count as 0)"
     return metric.show(mean) + broken * bool(cell.diverged)
 
@@ -230,9 +245,10 @@ _COST = """{{ arm.name | name }} at least {{ "{:,.0f}".format(fit.min_steps) }} 
 
 
 def _target(study: Study) -> list[str]:
-    """Return what the target costs, and where it was not reached."""
+    """Return how the steps to the target scale, what it costs, and where it was not reached."""
     if not study.has_target:
         return []
+    scaled = [(arm, arm.scaling) for arm in study.measured if arm.scaling]
     fitted = [arm for arm in study.measured if arm.critical_batch]
     costs = [say(_COST, arm=arm, fit=arm.critical_batch) for arm in fitted]
     missed = [
@@ -240,7 +256,20 @@ def _target(study: Study) -> list[str]:
         for arm in study.measured
         if (sizes := missed_sizes(arm))
     ]
+    small = listed(small_batches(study))
     found = [
+        (
+            f"Examples to the target are at most {100 * EXCESS:g} % more than at batch {small}",
+            [f"{perfect_text(one)} for {quoted(arm.name)}" for arm, one in scaled],
+        ),
+        (
+            "Between the two largest batches the median steps to the target fall like batch^-a",
+            [
+                f"a = {saving_text(one.savings[-1])} for {quoted(arm.name)}"
+                for arm, one in scaled
+                if one.savings
+            ],
+        ),
         ("To the target need, by the fit of steps against batch", costs),
         ("The median run did not reach the target", missed),
     ]

@@ -76,11 +76,15 @@ class Fit:
       global_batch_sizes: The batch sizes, ascending.
       scores: Fitted score at each, never improving from one to the next.
       reference: Mean score over the small batches.
+      threshold: Worst score that is accepted: the reference less the tolerance.
+      first_past: Smallest batch size at which the fit is worse than that; None if it is nowhere.
     """
 
     global_batch_sizes: tuple[int, ...]
     scores: tuple[float, ...]
     reference: float
+    threshold: float
+    first_past: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +118,9 @@ class NotReached:
     fit: Fit
 
 
-Reason: TypeAlias = Literal["few_batch_sizes", "few_seeds", "no_plateau", "wide_interval"]
+Reason: TypeAlias = Literal[
+    "few_batch_sizes", "few_seeds", "no_plateau", "wide_interval", "diverged", "not_learned"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +132,10 @@ class CannotTell:
         "few_seeds": a batch size has fewer than `FEWEST_SEEDS`, too few to estimate noise.
         "no_plateau": the score falls by more than the tolerance among the small batches
         themselves; smaller ones have to be tried. "wide_interval": the interval reaches from the
-        small batches to beyond the largest one; more seeds are needed.
-      fit: The fit; None if there are too few batch sizes or seeds.
+        small batches to beyond the largest one; more seeds are needed. "diverged" and
+        "not_learned": at the smallest batch a seed diverged, or none learned, so there is no score
+        to keep; `lbopt.report.study._arm_limit` finds these.
+      fit: The fit, where the reason is "no_plateau" or "wide_interval".
     """
 
     reason: Reason
@@ -183,7 +191,14 @@ def estimate_limit(
     reference = means[:num_small].mean()
     fitted = isotonic_decreasing(means)
     limit = _crossing(sizes, fitted, reference - tolerance)
-    fit = Fit(tuple(sizes.tolist()), tuple((sign * fitted).tolist()), float(sign * reference))
+    past = sizes[fitted < reference - tolerance - _ROUNDING]
+    fit = Fit(
+        tuple(sizes.tolist()),
+        tuple((sign * fitted).tolist()),
+        reference=float(sign * reference),
+        threshold=float(sign * (reference - tolerance)),
+        first_past=int(past[0]) if len(past) else None,
+    )
     # A fall among the small batches themselves leaves no level to compare larger ones with.
     if limit < sizes[num_small - 1]:
         return CannotTell("no_plateau", fit)

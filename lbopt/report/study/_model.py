@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from lbopt.config import Arm as ArmConfig, SearchConfig, SweepConfig, TrainConfig
+from lbopt.report.study._limit import LimitEstimate
 from lbopt.report.study._metric import Metric, Spread
 from lbopt.report.study._statistics import CriticalBatch
-from lbopt.sweep import Run
+from lbopt.report.study._steps_to_target import Scaling
+from lbopt.sweep import ExampleScores, Run
 from lbopt.sweep.search import Factors
 
 Curve = tuple[tuple[int, float], ...]
@@ -131,6 +131,7 @@ class Cell:
       global_batch_size: examples per step.
       search: runs that chose the candidate.
       final: runs of the chosen candidate, which are tested, at least one.
+      examples: score of each final run on every test example; None where it was not recorded.
       candidates: candidates that were tried, ascending in the factors and then the fidelity.
       scores: test score of each final seed.
       test: spread of these.
@@ -152,6 +153,7 @@ class Cell:
     global_batch_size: int
     search: tuple[Run, ...]
     final: tuple[Run, ...]
+    examples: tuple[ExampleScores | None, ...]
     candidates: tuple[Candidate, ...]
     scores: tuple[float, ...]
     test: Spread
@@ -210,23 +212,6 @@ class Cell:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Limit:
-    """The largest batch size up to which an arm keeps the quality of its smallest batch.
-
-    Attributes:
-      batch_size: in examples.
-      is_largest: whether it is the study's largest batch, so that the limit was not reached.
-      interval: 95 % percentile interval of a bootstrap over seeds, two batch sizes.
-      draws: the limit in every bootstrap resample, [resamples] int.
-    """
-
-    batch_size: int
-    is_largest: bool
-    interval: tuple[int, int]
-    draws: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Failure:
     """What failed at the first batch size past the limit.
 
@@ -235,7 +220,7 @@ class Failure:
       kind: "optimise" or "generalise"; None if it cannot be told.
       diverged: number of final seeds that diverged there.
       seeds: number of final seeds.
-      test_lost: what the test lost against the smallest batch, in points of accuracy or nats of the
+      test_lost: what the test lost against the small batches, in points of accuracy or nats of the
         mean loss.
       train_lost: what training lost; both are None where a mean is missing.
       train_share: train_lost / test_lost; None where the test lost nothing by its mean.
@@ -260,8 +245,11 @@ class Arm:
       train: config of its runs.
       search: config of its search.
       cells: tested cells, ascending in batch size.
-      limit: None if it has none, see `why_no_limit`.
-      failure: None if it has no limit, or no result past it.
+      limit: estimate of the limit; None where the study has none, or the smallest batch has no
+        result yet.
+      limit_over_examples: whether its interval is over test examples too, not over seeds alone.
+      failure: None if there is no result past the limit.
+      scaling: steps to the target as a function of the batch size; None for a study without one.
       critical_batch: fit of the median steps to the target; None where there is none.
     """
 
@@ -270,19 +258,16 @@ class Arm:
     train: TrainConfig
     search: SearchConfig
     cells: tuple[Cell, ...]
-    limit: Limit | None = None
+    limit: LimitEstimate | None = None
+    limit_over_examples: bool = False
     failure: Failure | None = None
+    scaling: Scaling | None = None
     critical_batch: CriticalBatch | None = None
 
     @property
     def name(self) -> str:
         """Name, as in the config."""
         return self.config.name
-
-    @property
-    def limit_is_largest(self) -> bool:
-        """Whether the arm holds up to the study's largest batch."""
-        return self.limit is not None and self.limit.is_largest
 
     def cell(self, global_batch_size: int) -> Cell | None:
         """Return the tested cell at a batch size, if there is one."""

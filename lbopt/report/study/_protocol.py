@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lbopt.config import SearchConfig
+from lbopt.report.study._limit import FEWEST_SEEDS, REFERENCE_FACTOR
 from lbopt.report.study._metric import ACCURACY
 from lbopt.report.study._model import Study
 from lbopt.report.study._words import say
@@ -38,11 +39,16 @@ _TARGET = """The target is {{ train.target_metric | replace("eval/", "validation
     {{ "%g" % train.target_value }}, looked for at every evaluation
     {{- "; a run stops there" if train.stop_at_target }}."""
 _LIMIT = """The limit is the largest batch up to which the {{ mean }} stays within {{ near }} of the
-same arm's
-    at the smallest batch. Its 95 % interval is a percentile bootstrap of 2,000 resamples: each
-    batch's final seeds are drawn with replacement and the limit is found again; it knows of the
-    spread over seeds, not of the choice of candidates nor of the test set's size. An arm of which a
-    final seed diverged at the smallest batch has no limit: there is no result to stay near to."""
+    same arm's mean over small batches, those of at most {{ factor }} times the smallest. It is read
+    from an isotonic fit of the score against the batch size, which never improves as the batch
+    grows, and interpolated in the logarithm of the batch. Its 95 % interval is a bias-corrected
+    bootstrap of 2,000 resamples over {% if examples == "all" %}final seeds and test examples
+    {%- elif examples == "some" %}final seeds and, for arms that have their scores on every test
+    example, over test examples{% else %}final seeds alone, as scores on single test examples were
+    not recorded: it does not know of the test set's size{% endif %}. It does not know of the choice
+    of candidates. A limit is not told where a batch size has fewer than {{ fewest }} seeds, where
+    the score falls among the small batches already, where a seed diverged at the smallest batch, or
+    where the interval leaves everything open."""
 _MEASURED = """Only final runs have {{ kept | listed }}. A search run has its scores on training and
 validation
     {{- ", the final distance" if measure.distance }}, the steps it took, and the step at which it
@@ -60,11 +66,11 @@ tell their
 
 
 def protocol(study: Study) -> list[str]:
-    """Return the protocol: search, choice, fidelity, target, limit and measures, a paragraph each."""
+    """Return search, choice, fidelity, target, limit and measures, a paragraph each."""
     config, metric = study.config, study.metric
     by_accuracy = metric is ACCURACY
     searches = [config.search, *(arm.search for arm in config.arms if arm.search)]
-    mean = "test perplexity (the exponential of the mean loss over seeds)"
+    mean = "mean test loss, the logarithm of the perplexity,"
     found = [
         _search(study),
         say(
@@ -79,6 +85,9 @@ def protocol(study: Study) -> list[str]:
             _LIMIT,
             mean="mean test accuracy" if by_accuracy else mean,
             near=metric.amount(config.limit_points),
+            factor=f"{REFERENCE_FACTOR:g}",
+            fewest=FEWEST_SEEDS,
+            examples=_resampled_examples(study),
         )
         if study.has_limits
         else "As runs stop at the target, no limit of accuracy is looked for.",
@@ -91,6 +100,12 @@ def protocol(study: Study) -> list[str]:
         ),
     ]
     return [paragraph for paragraph in found if paragraph]
+
+
+def _resampled_examples(study: Study) -> str:
+    """Return for which arms with a fit the bootstrap is over test examples too."""
+    found = {arm.limit_over_examples for arm in study.arms if arm.limit and arm.limit.fit}
+    return "some" if len(found) == 2 else "all" if found == {True} else "none"
 
 
 def _search(study: Study) -> str:

@@ -6,11 +6,13 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from lbopt import _typed_json
 from lbopt.config import SearchConfig, SweepConfig
-from lbopt.report.study import _limits
+from lbopt.report.study._arm_limit import from_smallest, with_limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric, mean
 from lbopt.report.study._model import (
     Arm,
@@ -29,30 +31,40 @@ from lbopt.report.study._model import (
     factors_of,
 )
 from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
-from lbopt.sweep import Numbers, Probes, Run, by_step, noise_scales
+from lbopt.report.study._steps_to_target import CellSteps, Scaling, measure_scaling
+from lbopt.sweep import ExampleScores, Numbers, Probes, Run, by_step, key, noise_scales
 
 _LEARNED = 0.05
 _NEAR_THE_END = 0.1
 _CUT = 0.99
 
+Tested: TypeAlias = tuple[Run, ExampleScores | None]
+"""A run and its scores on single test examples."""
 
-def read_study(config: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Study:
+
+def read_study(
+    config: Mapping[str, Any],
+    rows: Iterable[Mapping[str, Any]],
+    examples: Mapping[tuple, ExampleScores] | None = None,
+) -> Study:
     """Return a study, complete or not.
 
     Args:
       config: the study's config as JSON data.
       rows: lines of `results.jsonl`, in any order.
+      examples: scores on single test examples, from `lbopt.sweep.read_examples`.
     """
     found = list(rows)
     metric = PERPLEXITY if any("validation_perplexity" in row for row in found) else ACCURACY
-    runs = tuple(_typed_json.convert(row, Run) for row in found)
+    scored = examples or {}
+    runs = [(_typed_json.convert(row, Run), scored.get(key(row))) for row in found]
     return _study(_typed_json.convert(config, SweepConfig), metric, runs)
 
 
-def _study(config: SweepConfig, metric: Metric, runs: tuple[Run, ...]) -> Study:
-    by_cell: dict[tuple[str, int], list[Run]] = {}
-    for run in runs:
-        by_cell.setdefault((run.arm, run.global_batch_size), []).append(run)
+def _study(config: SweepConfig, metric: Metric, runs: Sequence[Tested]) -> Study:
+    by_cell: dict[tuple[str, int], list[Tested]] = {}
+    for run, examples in runs:
+        by_cell.setdefault((run.arm, run.global_batch_size), []).append((run, examples))
 
     arms = []
     for place, settings in enumerate(config.arms):
@@ -63,23 +75,34 @@ def _study(config: SweepConfig, metric: Metric, runs: tuple[Run, ...]) -> Study:
         cells = tuple(
             _cell(size, runs, search, metric, bool(config.train.target_metric))
             for size, runs in found
-            if any(run.is_final for run in runs)
+            if any(run.is_final for run, _ in runs)
         )
         arms.append(Arm(place, settings, config.arm_train(place), search, cells))
-    study = Study(config, metric, tuple(arms), None, runs)
+    study = Study(config, metric, tuple(arms), None, tuple(run for run, _ in runs))
     judged = tuple(_judged(study, arm) for arm in arms)
     return dataclasses.replace(study, arms=judged, waterfall=_waterfall(study))
 
 
 def _judged(study: Study, arm: Arm) -> Arm:
-    """Return an arm with its limit, what fails past it, and its critical batch."""
-    limit, failed = None, None
-    if study.has_limits:
-        points, metric = study.config.limit_points, study.metric
-        found = _limits.limit_of(arm.cells, study.sizes, points, metric, arm.place)
-        limit, failed = found or (None, None)
-    critical = _critical_batch(arm.cells)
-    return dataclasses.replace(arm, limit=limit, failure=failed, critical_batch=critical)
+    """Return an arm with its limit, what fails past it, its scaling and its critical batch."""
+    scaling, critical = _scaling(study, arm), _critical_batch(arm.cells)
+    return dataclasses.replace(with_limit(study, arm), scaling=scaling, critical_batch=critical)
+
+
+def _scaling(study: Study, arm: Arm) -> Scaling | None:
+    """Return the steps to the target over the batch sizes from the smallest to the first gap."""
+    cells = from_smallest(study, arm)
+    if not study.has_target or not cells:
+        return None
+    steps = [
+        [math.inf if run.steps_to_target is None else run.steps_to_target for run in cell.final]
+        for cell in cells
+    ]
+    measured = [
+        CellSteps(cell.global_batch_size, np.array(each, float), round(cell.first.steps))
+        for cell, each in zip(cells, steps, strict=True)
+    ]
+    return measure_scaling(measured, seed=(1, arm.place))
 
 
 def _critical_batch(cells: Iterable[Cell]) -> CriticalBatch | None:
@@ -96,10 +119,10 @@ def _critical_batch(cells: Iterable[Cell]) -> CriticalBatch | None:
 
 
 def _cell(
-    size: int, runs: Sequence[Run], search: SearchConfig, metric: Metric, has_target: bool
+    size: int, runs: Sequence[Tested], search: SearchConfig, metric: Metric, has_target: bool
 ) -> Cell:
-    searched = tuple(run for run in runs if not run.is_final)
-    final = tuple(run for run in runs if run.is_final)
+    searched = tuple(run for run, _ in runs if not run.is_final)
+    final = tuple(run for run, _ in runs if run.is_final)
     tried, scores = _candidates(searched, metric), metric.scores(final, "test")
     cut = cut_warmups(tried)
     probes = [run.probes for run in final if run.probes]
@@ -109,6 +132,7 @@ def _cell(
         global_batch_size=size,
         search=searched,
         final=final,
+        examples=tuple(examples for run, examples in runs if run.is_final),
         candidates=tried,
         scores=scores,
         test=metric.spread(scores),

@@ -102,38 +102,6 @@ class Scaling:
     perfect_until: LimitEstimate
 
 
-def steps_to_reach(
-    steps: Sequence[int], scores: Sequence[float], target: float, *, higher_is_better: bool = True
-) -> float:
-    """Return after how many steps an evaluation curve first reaches a target.
-
-    Between the last evaluation that misses it and the first that reaches it, the score is
-    interpolated linearly. If the first evaluation of all reaches it, its own step is returned.
-
-    Args:
-      steps: Steps of the evaluations, ascending.
-      scores: Score at each.
-      target: Score to reach.
-      higher_is_better: Whether scores are accuracies rather than losses.
-
-    Returns:
-      The number of steps, infinite if the target is never reached.
-
-    >>> steps_to_reach([10, 20, 30], [0.5, 0.9, 0.8], target=0.8)
-    17.5
-    """
-    sign = 1 if higher_is_better else -1
-    margins = sign * (np.asarray(scores, float) - target)
-    (hits,) = np.nonzero(margins >= 0)
-    if not len(hits):
-        return math.inf
-    hit = int(hits[0])
-    if hit == 0 or not math.isfinite(margins[hit - 1]):
-        return float(steps[hit])
-    share = margins[hit - 1] / (margins[hit - 1] - margins[hit])
-    return float(steps[hit - 1] + share * (steps[hit] - steps[hit - 1]))
-
-
 def measure_scaling(
     cells: Sequence[CellSteps],
     *,

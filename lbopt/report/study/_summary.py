@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lbopt.report.study._limit import CannotTell, Limit, LimitEstimate
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._model import Arm, Candidate, Cell, Noise, Study
+from lbopt.report.study._steps_to_target import Scaling
 from lbopt.report.study._words import Claim
 
 
@@ -36,13 +38,34 @@ def _record(value: Any) -> dict[str, Any] | None:
 def _arm(arm: Arm, metric: Metric) -> dict[str, Any]:
     return {
         "arm": arm.name,
-        "limit": arm.limit and arm.limit.batch_size,
-        "limit_is_largest": arm.limit_is_largest,
-        "limit_interval": arm.limit and arm.limit.interval,
+        "limit": arm.limit and _limit(arm.limit),
+        "limit_over_examples": arm.limit_over_examples,
         "failure": _record(arm.failure),
+        "scaling": arm.scaling and _scaling(arm.scaling),
         "critical_batch": _record(arm.critical_batch),
         "points": [_point(cell, metric) for cell in arm.cells],
     }
+
+
+def _limit(limit: LimitEstimate) -> dict[str, Any]:
+    """Return the outcome with its numbers, in examples; null is beyond the largest batch."""
+    if isinstance(limit, CannotTell):
+        outcome: dict[str, Any] = {"outcome": "cannot_tell", "reason": limit.reason}
+    elif isinstance(limit, Limit):
+        ends = {"low": limit.low, "high": _finite(limit.high)}
+        outcome = {"outcome": "limit", "global_batch_size": limit.global_batch_size, **ends}
+    else:
+        outcome = {"outcome": "not_reached", "low": _finite(limit.low)}
+    return {**outcome, "fit": _record(limit.fit)}
+
+
+def _scaling(scaling: Scaling) -> dict[str, Any]:
+    """Return the steps to the target; null is a median that did not reach it."""
+    points, savings = (
+        [{name: _finite(value) for name, value in dataclasses.asdict(one).items()} for one in found]
+        for found in (scaling.points, scaling.savings)
+    )
+    return {"points": points, "savings": savings, "perfect_until": _limit(scaling.perfect_until)}
 
 
 def _point(cell: Cell, metric: Metric) -> dict[str, Any]:

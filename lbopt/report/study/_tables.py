@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt._shown import printable, spreadsheet_cell
-from lbopt.report.study._figure_scores import limit_text
+from lbopt.report.study._arm_limit import limit_text
 from lbopt.report.study._metric import ACCURACY, Metric
 from lbopt.report.study._model import Arm, Cell, Study
 from lbopt.report.study._words import number
@@ -42,7 +43,7 @@ def _line(arm: Arm, cell: Cell, metric: Metric) -> dict[str, str]:
         "arm": arm.name,
         "batch": str(cell.global_batch_size),
         **_scores(cell, metric),
-        "limit": limit_text(arm),
+        "limit": limit_text(arm.limit) if arm.limit else "",
         "fails to": (failed.kind or "not told") if failed and past else "",
         "diverged": f"{cell.diverged}/{cell.seeds}",
         "at step": number(cell.divergence_step, 4),
@@ -175,28 +176,33 @@ def trials_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def terminal_table(study: Study) -> str:
-    """Return the test score per arm and batch size, and the limits, as text without a last newline.
+    """Return scores and limits, or steps to the target, as text without a last newline.
 
-    Accuracies are in percent; "div." is a perplexity that is not finite; blank is a cell that was
-    not tested.
+    A study whose runs stop at their target shows median steps and where scaling stops being
+    perfect; others show mean test scores, accuracies in percent. "div." is a perplexity that is not
+    finite, "never" a target that the median run did not reach; blank is a cell that was not tested.
     """
     metric = study.metric
     sizes = sorted({cell.global_batch_size for arm in study.arms for cell in arm.cells})
     names = [printable(arm.name) for arm in study.arms]
     width = max(map(len, names))
-    lines = [
-        f"test {metric.label} (mean over seeds)".ljust(width),
-        "batch".ljust(width) + "".join(f"{size:>8}" for size in sizes) + "   limit",
-    ]
+    what, last = f"test {metric.label} (mean over seeds)", "limit"
+    if not study.has_limits:
+        what, last = "steps to the target (median over seeds)", "perfect to"
+    header = "".join(f"{size:>8}" for size in sizes)
+    lines = [what.ljust(width), f"{'batch'.ljust(width)}{header}  {last:>8}"]
     for name, arm in zip(names, study.arms, strict=True):
         cells = [arm.cell(size) for size in sizes]
-        scores = [metric.shown(cell.test.mean) if cell else None for cell in cells]
-        limit = limit_text(arm).replace(" ", "") or "-"
-        lines.append(name.ljust(width) + "".join(map(_in_terminal, scores)) + f"{limit:>8}")
+        shown = [_in_terminal(study, cell) if cell else "" for cell in cells]
+        estimate = arm.limit if study.has_limits else arm.scaling and arm.scaling.perfect_until
+        limit = limit_text(estimate) if estimate else "-"
+        lines.append(name.ljust(width) + "".join(f"{one:>8}" for one in shown) + f"  {limit:>8}")
     return "\n".join(lines)
 
 
-def _in_terminal(score: float | None) -> str:
-    if score is None:
-        return " " * 8
-    return f"{'div.':>8}" if score != score else f"{score:8.2f}"
+def _in_terminal(study: Study, cell: Cell) -> str:
+    if study.has_limits:
+        score = study.metric.shown(cell.test.mean)
+        return f"{score:.2f}" if math.isfinite(score) else "div."
+    steps = cell.target.steps_median if cell.target else None
+    return "never" if steps is None else f"{steps:.0f}"

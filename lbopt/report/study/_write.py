@@ -26,7 +26,7 @@ from lbopt.report.study._setup import arms_table, definitions
 from lbopt.report.study._summary import summary_of
 from lbopt.report.study._tables import results_table, terminal_table, trials_csv, trials_table
 from lbopt.report.study._words import Claim
-from lbopt.sweep import read_results
+from lbopt.sweep import read_examples, read_results
 from lbopt.workdir import write_json, write_text
 
 TRIALS = "trials.csv"
@@ -70,7 +70,7 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
 
     Raises:
       UserError: naming `--workdir`, if no trial is finished yet, or one is of another study.
-      EnvironmentProblem: if `results.jsonl` is damaged, a file cannot be written, or matplotlib or
+      EnvironmentProblem: if a file of the study is damaged or cannot be written, or matplotlib or
         jinja2 is not installed.
     """
     rows = read_results(workdir, saved["config"]["name"])
@@ -79,7 +79,7 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
             f"--workdir = {str(workdir)!r}: no trial is finished yet; run lbopt sweep first"
         )
     _check_saved(saved["config"])
-    study = read_study(saved["config"], rows)
+    study = read_study(saved["config"], rows, read_examples(workdir))
     claims = claims_of(study)
     findings = findings_of(study, claims)
     command = saved.get("command", "")
@@ -136,13 +136,13 @@ def _measured_sections(
     header, lines = results_table(study)
     sections = [
         _figure_scores.scores(study, workdir),
+        _figure_target.target(study, workdir),
         found,
         _page.Section("Claims held against these numbers", items=sentences) if claims else None,
         _figure_scores.precision(study, workdir),
         _figure_scores.limits(study, workdir),
         _figure_scores.training(study, workdir),
         _figure_scores.waterfall(study, workdir),
-        _figure_target.target(study, workdir),
         _figure_gradient.noise(study, workdir),
         _figure_diffusion.diffusion(study, workdir),
         _figure_gradient.lipschitz(study, workdir),

@@ -25,8 +25,9 @@ FLAT = (0.98, 0.98, 0.98)
 def test_a_limit_is_said_with_its_interval_and_what_failed():
     text = found({"momentum": Truth((0.98, 0.972, 0.9), (1.0, 1.0, 0.93), spread=0.02)})
     assert (
-        "momentum (98.00% at batch 16) reaches its limit at batch 64 (95 % interval over seeds 16 to 64); at 256 it has "
-        "90.00% and fails to optimise: test accuracy lost 8.00 points, training accuracy 7.00."
+        "momentum stays within 1 point of its score over small batches (97.60% at 16 and 64) up to batch 72 "
+        "(95 % interval 65 to 78); at 256 it has "
+        "90.00% and fails to optimise: test accuracy lost 7.60 points, training accuracy 7.00."
         in text
     )
 
@@ -38,8 +39,23 @@ def test_a_failure_to_generalise_is_said():
 
 def test_a_limit_that_was_not_reached_is_said():
     assert (
-        "arm (98.00% at batch 16) stays within 1 point up to the largest batch, 256: its limit was not reached."
-        in found({"arm": Truth(FLAT)})
+        "arm stays within 1 point of its score over small batches (98.00% at 16 and 64) "
+        "up to the largest batch, 256: its limit was not reached." in found({"arm": Truth(FLAT)})
+    )
+
+
+def test_a_limit_among_the_small_batches_cannot_be_told_but_what_fails_can():
+    text = found({"arm": Truth((0.98, 0.9, 0.85), (1.0, 0.99, 0.98))})
+    assert (
+        "The limit of arm cannot be told: its score falls by more than 1 point among the small batches themselves, "
+        "of up to 64; smaller ones have to be tried; at 64 it has 90.00% and fails to generalise: "
+        "test accuracy lost 8.00 points, training accuracy 1.00." in text
+    )
+
+
+def test_a_limit_of_too_few_seeds_cannot_be_told():
+    assert "The limit of arm cannot be told: it takes 3 seeds at every batch size." in found(
+        {"arm": MOMENTUM}, seeds=(1, 2)
     )
 
 
@@ -69,10 +85,9 @@ def test_a_seed_that_diverged_at_the_smallest_batch_takes_the_limit_away(perplex
     rows = [diverge(row) if row["seed"] <= seeds and row["global_batch_size"] == 16 and row["phase"] == "final" else row for row in rows]  # fmt: skip
     summary = summarize(config, rows)
     some = " with 1 of 5 seeds" if seeds == 1 else ""
-    sentence = f"arm has no limit: it diverged{some} at the smallest batch, 16."
+    sentence = f"The limit of arm cannot be told: it diverged{some} at the smallest batch, 16."
     assert (sentence in summary["findings"]) is (seeds > 0)
-    assert (summary["arms"][0]["limit"] is None) is (seeds > 0)
-    assert (summary["arms"][0]["limit_interval"] is None) is (seeds > 0)
+    assert (summary["arms"][0]["limit"]["outcome"] == "cannot_tell") is (seeds > 0)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +107,9 @@ def test_an_arm_that_never_learned_has_no_limit(loss, outputs, learns):
     summary = summarize(
         config, [{**row, "last_epoch_loss": loss, "outputs": outputs} for row in rows]
     )
-    sentence = "arm has no limit: it did not learn at the smallest batch, 16."
+    sentence = "The limit of arm cannot be told: it did not learn at the smallest batch, 16."
     assert (sentence in summary["findings"]) is not learns
-    assert (summary["arms"][0]["limit"] is None) is not learns
+    assert (summary["arms"][0]["limit"]["outcome"] == "cannot_tell") is not learns
 
 
 def test_an_arm_whose_smallest_batch_is_missing_has_no_result_yet():
@@ -110,8 +125,8 @@ def test_perplexities_are_said_as_such():
         {"arm": Truth((100.0, 101.0, 120.0), (80.0, 80.0, 81.0), spread=0.0)}, perplexity=True
     )
     assert (
-        "arm (100.00 at batch 16) reaches its limit at batch 64; at 256 it has 120.00 and fails to generalise"
-        in text
+        "arm stays within 5 percent of its score over small batches (100.50 at 16 and 64) up to batch 91 "
+        "(95 % interval 91 to 91); at 256 it has 120.00 and fails to generalise" in text
     )
 
 
@@ -124,7 +139,7 @@ def test_an_unfinished_study_says_so_and_judges_nothing():
     )
     assert "That " not in " ".join(findings)
     assert (
-        "momentum (98.00% at batch 16) stays within 1 point at every batch measured so far, up to 16."
+        "The limit of momentum cannot be told: no batch of more than 4 times the smallest has a result."
         in findings
     )
 
@@ -262,7 +277,7 @@ def test_names_that_would_not_be_seen_as_such_are_quoted():
     truths = {"momentum, linear": Truth((0.9, 0.9, 0.8)), "+ LEGW": Truth((0.9, 0.9, 0.85))}
     text = found(truths, waterfall=tuple(truths))
     assert 'from "momentum, linear" with 80.00%, in points: "+ LEGW" +5.00' in text
-    assert '"+ LEGW" (90.00% at batch 16) reaches its limit' in text
+    assert '"+ LEGW" stays within 1 point of its score' in text
     assert "gives: 1 for every arm." in text
 
 

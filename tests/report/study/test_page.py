@@ -116,8 +116,8 @@ def test_what_was_not_measured_has_no_section(plain):
     workdir, written, _ = plain
     assert {file.name for file in workdir.glob("*.png")} == ALWAYS
     for heading in (
-        "Ablation",
         "Steps to the target",
+        "Ablation",
         "Diffusion",
         "Trust ratios",
         "Learning rate and warmup",
@@ -145,8 +145,8 @@ def test_what_was_measured_has_one(everything):
     assert len(written.alts) == len(names)
     assert all((workdir / name).read_bytes().startswith(PNG) for name in names)
     headings = [
-        "Ablation",
         "Steps to the target",
+        "Ablation",
         "Diffusion",
         "Trust ratios",
         "Learning rate and warmup",
@@ -203,7 +203,7 @@ def test_the_table_of_results_has_what_was_measured(everything, plain):
         "60.00",
         "0/5",
     )
-    assert (row["noise scale"], row["exponent"], row["limit"]) == ("200", "0.5", "64")
+    assert (row["noise scale"], row["exponent"], row["limit"]) == ("200", "0.5", "65")
     assert (row["fails to"], row["weight decay"], row["R^2 of t^p"]) == ("optimise", "0.01", "1")
     assert (row["Lipschitz peak"], row["at its step"], row["last phi"]) == ("10", "4", "0.5")
     assert dict(zip(header, rows[1], strict=True))["fails to"] == ""
@@ -235,7 +235,7 @@ def test_terminal_table_shows_means_and_limit(plain):
     lines = terminal_table(plain[2]).splitlines()
     assert lines[0].startswith("test accuracy, %")
     assert lines[1].split() == ["batch", "16", "64", "256", "limit"]
-    assert lines[2].endswith("98.00   97.50   90.00      64")
+    assert lines[2].endswith("98.00   97.50   90.00        74")
 
 
 def test_a_language_model_is_shown_by_its_perplexity(tmp_path):
@@ -247,11 +247,11 @@ def test_a_language_model_is_shown_by_its_perplexity(tmp_path):
         tmp_path, truths, perplexity=True, method="hyperband", warmup_range=[0.25, 4.0]
     )
     assert written.headings[0] == "Test perplexity against batch size"
-    assert "(100.00 at batch 16) reaches its limit at batch 64" in written.text
+    assert "(100.50 at 16 and 64) up to batch 68" in written.text
     lines = terminal_table(study).splitlines()
     assert lines[0].startswith("test perplexity")
-    assert lines[2].split() == ["sgd", "100.00", "101.00", "300.00", "64"]
-    assert lines[3].split() == ["lamb", "100.00", "100.00", "div.", "64"]
+    assert lines[2].split() == ["sgd", "100.00", "101.00", "300.00", "68"]
+    assert lines[3].split() == ["lamb", "100.00", "100.00", "div.", "66"]
 
 
 def test_a_target_study_reports_what_was_not_reached(tmp_path):
@@ -262,13 +262,23 @@ def test_a_target_study_reports_what_was_not_reached(tmp_path):
     assert "fewest steps to the target" in written.text
 
 
-@pytest.mark.parametrize(("options", "sizes"), [({"stops": True}, 3), ({"seeds": (1,)}, 3)])
-def test_the_terminal_shows_no_limit_where_there_is_none(options, sizes):
-    arm = Truth(FLAT, steps_to_target=(9.0,) * 3, diverges=(16,))
-    study = read_study(*synthetic.make_study({"a": arm}, **options))
+def test_the_terminal_shows_that_a_limit_cannot_be_told():
+    study = read_study(*synthetic.make_study({"a": Truth(FLAT, diverges=(16,))}, seeds=(1,)))
+    assert terminal_table(study).splitlines()[2].split() == [
+        "a",
+        "0.00",
+        "97.90",
+        "97.90",
+        "unknown",
+    ]
+
+
+def test_the_terminal_shows_steps_where_runs_stop_at_the_target():
+    arm = Truth(FLAT, steps_to_target=(64.0, 16.0, None))
+    study = read_study(*synthetic.make_study({"a": arm}, stops=True))
     lines = terminal_table(study).splitlines()
-    assert lines[2].split()[-1] == "-"
-    assert len(lines[2].split()) == sizes + 2
+    assert lines[1].split() == ["batch", "16", "64", "256", "perfect", "to"]
+    assert lines[2].split() == ["a", "64", "16", "never", "74"]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +309,7 @@ def test_one_arm_one_batch_one_candidate_is_a_study_too(tmp_path):
         seeds=(1,),
         learning_rate_factors=[1.0],
     )
-    assert "reached" in written.text
+    assert "cannot be told" in written.text
 
 
 def test_many_arms_and_batches_are_thinned_and_it_is_said(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lbopt.report.study._limit import CannotTell, Limit, NotReached
-from lbopt.report.study._steps_to_target import CellSteps, measure_scaling, steps_to_reach
+from lbopt.report.study._steps_to_target import CellSteps, measure_scaling
 
 SIZES = 16 * 2 ** np.arange(7)
 
@@ -17,14 +17,6 @@ def cells_of(mean_steps, spread=0.05, num_seeds=6, num_steps=10**6):
         CellSteps(int(size), steps * factors, num_steps)
         for size, steps in zip(SIZES, mean_steps, strict=True)
     ]
-
-
-def test_step_at_which_a_curve_reaches_the_target():
-    steps = [10, 20, 30]
-    assert steps_to_reach(steps, [0.9, 0.1, 0.1], 0.8) == 10
-    assert steps_to_reach(steps, [0.1, 0.2, 0.3], 0.8) == math.inf
-    assert steps_to_reach(steps, [4.0, 2.0, 1.0], 1.5, higher_is_better=False) == 25
-    assert steps_to_reach(steps, [math.inf, 2.0, 1.0], 2.0, higher_is_better=False) == 20
 
 
 def test_regimes_of_a_curve_with_a_critical_batch():

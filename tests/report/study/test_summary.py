@@ -5,6 +5,7 @@ import math
 import pathlib
 import time
 
+import numpy as np
 import pytest
 import synthetic
 from synthetic import SIZES, Truth, diverge, legw, summarize
@@ -13,10 +14,11 @@ from lbopt.cli import call_get_config
 from lbopt.config import SearchConfig
 from lbopt.data import _digits
 from lbopt.report.study import read_study
-from lbopt.report.study._limits import failure, find_limit, quantiles, resample_limits
+from lbopt.report.study._arm_limit import failure
+from lbopt.report.study._limit import CellScores, estimate_limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY
 from lbopt.report.study._read import at_edge
-from lbopt.sweep import _fits
+from lbopt.sweep import ExampleScores, _fits, key
 
 
 def only(truth, **options):
@@ -32,65 +34,88 @@ def cells_of(truth, **options):
 # ---- limits
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "limit"),
-    [
-        ((0.98, 0.98, 0.98), 256),
-        ((0.98, 0.97, 0.969), 64),
-        ((0.98, 0.9699, 0.98), 16),
-        ((0.98, 0.97, 0.97), 256),
-        ((0.98, 0.99, 0.5), 64),
-    ],
-)
-def test_limit(accuracies, limit):
-    assert find_limit(list(zip(SIZES, accuracies, strict=True)), 1.0) == limit
-
-
-@pytest.mark.parametrize(
-    ("perplexities", "limit"),
-    [
-        ((100.0, 105.0, 105.1), 64),
-        ((100.0, 90.0, 104.9), 256),
-        ((100.0, math.inf, 100.0), 16),
-        ((math.inf, 100.0, 100.0), None),
-    ],
-)
-def test_limit_of_a_perplexity_is_in_percent(perplexities, limit):
-    assert find_limit(list(zip(SIZES, perplexities, strict=True)), 5.0, PERPLEXITY) == limit
-
-
-def test_no_points_no_limit():
-    assert find_limit([], 1.0) is None
-
-
-def test_the_interval_of_a_limit_is_that_of_its_seeds():
-    truth = Truth((0.98, 0.972, 0.9), spread=0.02)
-    arm = only(truth)
-    seeds = [-0.01, -0.005, 0.0, 0.005, 0.01]
-    values = [
-        (size, [mean + shift for shift in seeds])
-        for size, mean in zip(SIZES, truth.test, strict=True)
+def shifted(means, shifts):
+    """Return the cells of seeds that are shifted from a mean."""
+    return [
+        CellScores(size, np.array([mean + shift for shift in shifts]))
+        for size, mean in zip(SIZES, means, strict=True)
     ]
-    assert arm["limit"] == 64
-    assert arm["limit_interval"] == quantiles(resample_limits(values, 0.01)) == (16, 64)
 
 
-def test_the_interval_is_a_point_where_seeds_agree():
-    assert only(Truth((0.98, 0.972, 0.9), spread=0.0))["limit_interval"] == (64, 64)
+def assert_is(found, expected):
+    assert found["outcome"] == "limit"
+    ends = [found[name] for name in ("global_batch_size", "low", "high")]
+    assert ends == pytest.approx([expected.global_batch_size, expected.low, expected.high])
 
 
-def test_the_interval_of_a_perplexity_contains_its_limit():
-    arm = only(Truth((100.0, 104.0, 130.0), spread=0.05), perplexity=True)
-    low, high = arm["limit_interval"]
-    assert (low, arm["limit"], high) == (16, 64, 64)
+def test_the_limit_of_an_arm_is_that_of_its_seeds():
+    truth = Truth((0.98, 0.975, 0.9), spread=0.02)
+    cells = shifted(truth.test, [-0.01, -0.005, 0.0, 0.005, 0.01])
+    arm = only(truth)
+    assert_is(arm["limit"], estimate_limit(cells, 0.01, seed=(0, 0)))
+    assert not arm["limit_over_examples"]
+    fit = arm["limit"]["fit"]
+    assert (fit["threshold"], fit["first_past"]) == (pytest.approx(0.9675), 256)
 
 
-@pytest.mark.parametrize(("train", "kind", "share"), [((1.0, 1.0, 0.93), "optimise", 0.875), ((1.0, 1.0, 0.97), "generalise", 0.375)])  # fmt: skip
+def test_the_limit_of_a_perplexity_is_in_percent_of_it():
+    truth = Truth((100.0, 104.0, 130.0), spread=0.05)
+    found = only(truth, perplexity=True)["limit"]
+    losses = [
+        CellScores(size, np.log(value * (1 - np.array([-0.025, -0.0125, 0.0, 0.0125, 0.025]))))
+        for size, value in zip(SIZES, truth.test, strict=True)
+    ]
+    tolerance = math.log(1.05)
+    expected = estimate_limit(losses, tolerance, higher_is_better=False, seed=(0, 0))
+    assert_is(found, expected)
+
+
+@pytest.fixture
+def study_with_examples():
+    """Config, rows and 400 test examples of a run, the last of which are wrong at each batch size."""
+    config, rows = synthetic.make_study({"arm": Truth((0.98, 0.975, 0.9), spread=0.0)})
+    examples = {}
+    for row in rows:
+        if row["phase"] == "final":
+            wrong = round(400 * (1 - row["test_accuracy"]))
+            right = np.roll(np.arange(400) >= wrong, 50 * SIZES.index(row["global_batch_size"]))
+            examples[key(row)] = ExampleScores("accuracy", right.astype(float), np.ones(400))
+    return config, rows, examples
+
+
+def test_where_test_examples_are_recorded_the_interval_is_over_them_too(study_with_examples):
+    config, rows, examples = study_with_examples
+    (arm,) = read_study(config, rows, examples).arms
+    (alone,) = read_study(config, rows).arms
+    assert (arm.limit_over_examples, alone.limit_over_examples) == (True, False)
+    assert arm.limit.global_batch_size == pytest.approx(alone.limit.global_batch_size)
+    assert alone.limit.low == pytest.approx(alone.limit.high)
+    assert arm.limit.low < 0.9 * arm.limit.global_batch_size
+
+    examples.popitem()
+    (arm,) = read_study(config, rows, examples).arms
+    assert not arm.limit_over_examples
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_all_examples_are_wrong_in_a_run_that_diverged(recorded, study_with_examples):
+    """Its outputs may be finite, so that its line has scores, or not."""
+    config, rows, examples = study_with_examples
+    last = rows[-1]
+    rows[-1] = diverge(last)
+    if not recorded:
+        del examples[key(last)]
+    (arm,) = read_study(config, rows, examples).arms
+    assert arm.limit_over_examples
+    assert arm.limit.fit.scores[-1] == pytest.approx(0.8 * 0.9)
+
+
+@pytest.mark.parametrize(("train", "kind", "share"), [((1.0, 1.0, 0.93), "optimise", 7 / 7.75), ((1.0, 1.0, 0.97), "generalise", 3 / 7.75)])  # fmt: skip
 def test_what_fails_past_the_limit(train, kind, share):
     failed = only(Truth((0.98, 0.975, 0.9), train))["failure"]
     assert (failed["global_batch_size"], failed["kind"]) == (256, kind)
     assert failed["train_share"] == pytest.approx(share)
-    assert (failed["test_lost"], failed["train_lost"]) == pytest.approx((8.0, 8.0 * share))
+    assert (failed["test_lost"], failed["train_lost"]) == pytest.approx((7.75, 7.75 * share))
 
 
 @pytest.mark.parametrize(
@@ -99,16 +124,14 @@ def test_what_fails_past_the_limit(train, kind, share):
 def test_what_fails_in_a_language_model(train, kind):
     failed = only(Truth((100.0, 101.0, 120.0), train), perplexity=True)["failure"]
     assert (failed["global_batch_size"], failed["kind"]) == (256, kind)
-    assert failed["test_lost"] == pytest.approx(math.log(1.2), rel=1e-3)
+    assert failed["test_lost"] == pytest.approx(math.log(1.2 / 1.01**0.5), rel=1e-3)
 
 
 def test_divergence_is_a_failure_to_optimise():
     arm = only(Truth((0.98, 0.98, 0.98), diverges=(256,)))
-    assert (arm["limit"], arm["failure"]["kind"], arm["failure"]["train_share"]) == (
-        64,
-        "optimise",
-        None,
-    )
+    assert arm["limit"]["outcome"] == "limit"
+    assert 64 < arm["limit"]["high"] < 65
+    assert (arm["failure"]["kind"], arm["failure"]["train_share"]) == ("optimise", None)
     point = arm["points"][-1]
     assert (point["diverged"], point["divergence_step"], point["test_accuracy_mean"]) == (5, 3, 0.0)
 
@@ -148,14 +171,14 @@ def test_a_test_loss_that_did_not_rise_is_no_divergence():
     truth = Truth((math.e,) * 3, tuple(map(math.exp, (0.5, 0.4, 0.6))), spread=0.0)
     first, *others = cells_of(truth, perplexity=True)
     for past, kind in zip(others, ("generalise", "optimise"), strict=True):
-        failed = failure(first, past, PERPLEXITY)
+        failed = failure([first], past, PERPLEXITY)
         assert (failed.kind, failed.train_share, failed.test_lost) == (kind, None, 0.0)
         assert (failed.diverged, failed.seeds) == (0, 5)
 
 
 def test_what_fails_cannot_be_told_without_a_training_score():
     first, past, _ = cells_of(Truth((0.9, 0.5, 0.5), (None, 0.9, 0.9)))
-    failed = failure(first, past, ACCURACY)
+    failed = failure([first], past, ACCURACY)
     assert (failed.kind, failed.train_lost, failed.diverged) == (None, None, 0)
 
 
@@ -167,7 +190,8 @@ def test_a_seed_that_diverged_at_the_smallest_batch_leaves_no_limit(seeds):
         for row in rows
     ]
     arm = summarize(config, rows)["arms"][0]
-    assert (arm["limit"], arm["limit_interval"], arm["failure"]) == (None, None, None)
+    assert arm["limit"] == {"outcome": "cannot_tell", "reason": "diverged", "fit": None}
+    assert arm["failure"] is None
 
 
 def test_nothing_fails_before_the_limit():
@@ -185,8 +209,8 @@ def test_numbers():
     )
     assert summary["complete"]
     momentum, lamb = summary["arms"]
-    assert (momentum["limit"], momentum["limit_is_largest"]) == (64, False)
-    assert (lamb["limit"], lamb["limit_is_largest"]) == (256, True)
+    assert momentum["limit"]["outcome"] == "limit"
+    assert lamb["limit"]["outcome"] == "not_reached"
     point = lamb["points"][-1]
     assert point["test_accuracy_mean"] == pytest.approx(0.975)
     assert point["test_accuracy_std"] == pytest.approx(0.0005 * 2.5**0.5)
@@ -406,12 +430,7 @@ def test_no_critical_batch_without_three_that_reach_the_target():
 
 def test_runs_that_stop_at_the_target_have_no_limit():
     arm = only(Truth((0.9, 0.9, 0.5), steps_to_target=(200.0, 100.0, None)), stops=True)
-    assert (arm["limit"], arm["limit_is_largest"], arm["limit_interval"], arm["failure"]) == (
-        None,
-        False,
-        None,
-        None,
-    )
+    assert (arm["limit"], arm["failure"]) == (None, None)
 
 
 # ---- waterfall
@@ -498,7 +517,8 @@ def test_no_limit_past_a_gap_while_trials_are_missing():
     without = [row for row in rows if (row["arm"], row["global_batch_size"]) != ("momentum", 64)]
     summary = summarize(config, without)
     assert not summary["complete"]
-    assert (summary["arms"][0]["limit"], summary["arms"][0]["failure"]) == (16, None)
+    assert summary["arms"][0]["limit"]["reason"] == "few_batch_sizes"
+    assert summary["arms"][0]["failure"] is None
     assert summary["claims"] == []
     without = [row for row in rows if (row["arm"], row["global_batch_size"]) != ("lamb", 16)]
     assert summarize(config, without)["arms"][1]["limit"] is None

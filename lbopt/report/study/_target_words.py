@@ -1,0 +1,37 @@
+"""How the steps to a target scale, in words."""
+
+from __future__ import annotations
+
+import math
+
+from lbopt.report.study._arm_limit import interval_text
+from lbopt.report.study._limit import CannotTell, Limit, Reason
+from lbopt.report.study._steps_to_target import Saving, Scaling
+
+_WHY: dict[Reason, str] = {
+    "few_batch_sizes": "no larger batch was measured",
+    "few_seeds": "too few seeds",
+    "no_plateau": "more are needed among these already",
+    "wide_interval": "too few seeds for so wide an interval",
+}
+
+
+def perfect_text(scaling: Scaling) -> str:
+    """Return up to which batch the number of examples to the target stays, with its interval."""
+    until = scaling.perfect_until
+    if isinstance(until, CannotTell):
+        return f"cannot be told ({_WHY[until.reason]})"
+    interval = interval_text(until)
+    said = f" (95 % interval {interval})" if interval else ""
+    if isinstance(until, Limit):
+        return f"up to batch {until.global_batch_size:.0f}{said}"
+    return f"up to the largest batch, {until.fit.global_batch_sizes[-1]}{said}"
+
+
+def saving_text(saving: Saving) -> str:
+    """Return the exponent a of steps ~ batch^-a, with its interval."""
+    if math.isnan(saving.exponent):
+        return "not told"
+    if math.isnan(saving.low):
+        return f"{saving.exponent:.2f}"
+    return f"{saving.exponent:.2f} (95 % interval {saving.low:.2f} to {saving.high:.2f})"
