@@ -277,9 +277,9 @@ def test_the_critical_batches_are_those_of_the_study():
     (claim,) = (
         one for one in summary["claims"] if one["claim"] == "noise_scale_predicts_critical_batch"
     )
-    assert "they are 2.94 to 10.4 times" in README
-    assert "hardly related (correlation 0.30, p 0.34)" in README
-    assert {"2.94", "10.4", "0.30", "0.34"} <= set(numbers_in(claim["sentence"]))
+    assert "they are 2.94 to 27 times" in README
+    assert "not related (correlation -0.50, one-sided p 0.82)" in README
+    assert {"2.94", "27", "0.50", "0.82"} <= set(numbers_in(claim["sentence"]))
     (fitted,) = (text for text in summary["findings"] if text.startswith("To the target need"))
     batches = re.findall(r"critical batch of (\d+)", fitted)
     assert f"critical batches of {batches[0]} (momentum) to {max(batches, key=int)} (LARS" in README

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from refusal import refused
 
 import lbopt
 from lbopt.aggregators import Compressor, as_optax, cast, identity, randk, sign, topk
@@ -179,14 +180,14 @@ def test_bf16_gradients_are_remembered_in_fp32(gradients, params):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "field", "value"),
     [
-        (lambda: lbopt.ef("topk"), "compressor = 'topk': give one of lbopt.aggregators._compress"),
-        (lambda: lbopt.ef21(topk), "compressor = <function topk"),
-        (lambda: lbopt.ef21(sign(), momentum=1.0), "momentum = 1.0"),
-        (lambda: lbopt.econtrol(sign(), eta=-0.1), "eta = -0.1"),
+        (lambda: lbopt.ef("topk"), "compressor", "topk"),
+        (lambda: lbopt.ef21(topk), "compressor", topk),
+        (lambda: lbopt.ef21(sign(), momentum=1.0), "momentum", 1.0),
+        (lambda: lbopt.econtrol(sign(), eta=-0.1), "eta", -0.1),
     ],
 )
-def test_refusals(make, said):
-    with pytest.raises(ValueError, match=said):
+def test_refusals(make, field, value):
+    with refused(field, value):
         make()
