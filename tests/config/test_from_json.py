@@ -49,7 +49,7 @@ def test_left_out_fields_have_their_defaults():
         (TrainConfig, {"model": {"hiden": 2}}, "config.model.hiden", 2, "choice"),
         (TrainConfig, {"model": 3}, "config.model", 3, "type"),
         (TrainConfig, 3, "config", 3, "type"),
-        (SweepConfig, {"arms": [{}, {"nam": "x"}]}, "config.arms[1].nam", "x", "choice"),
+        (SweepConfig, {"arms": [{}, {"surname": "x"}]}, "config.arms[1].surname", "x", "choice"),
     ],
 )
 def test_fields_of_another_version(kind, data, field, value, code):
