@@ -13,7 +13,7 @@ _WIDTH = 100
 
 
 def describe(variant: str | None = None, optimizer: str | None = None) -> None:
-    """Print where a variant of `lbopt.lamb` or `lbopt.lars` comes from, what is peculiar to it, and its options.
+    """Print the source of a variant of `lbopt.lamb` or `lbopt.lars`, its peculiarities and options.
 
     Options that differ from the paper's row are marked with a star.
 
@@ -25,8 +25,8 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
       ValueError: listing the known names.
 
     >>> describe("cybertron")  # doctest: +ELLIPSIS
-    lamb, variant "cybertron": cybertronai/pytorch-lamb, pytorch_lamb/lamb.py
-      The first version of the paper: ||w|| is clamped to [0, 10]. adam=True is trust_ratio_mask=False.
+    lamb, variant "cybertron": cybertronai/pytorch-lamb@...:pytorch_lamb/lamb.py
+      The first version of the paper: ... adam=True is trust_ratio_mask=False.
         b1                            0.9
     ...
       * weight_norm_bounds            (0.0, 10.0)
