@@ -1,4 +1,9 @@
-from ._aggregator import AggregatorConfig as AggregatorConfig
+from ._aggregator import (
+    AggregatorConfig as AggregatorConfig,
+    group_of as group_of,
+    make_aggregator as make_aggregator,
+    scaled_modules as scaled_modules,
+)
 from ._checks import (
     LARGEST_INTEGER as LARGEST_INTEGER,
     MOST_STEPS as MOST_STEPS,
@@ -20,6 +25,7 @@ from ._parallel import ParallelConfig as ParallelConfig
 from ._phase import PhaseConfig as PhaseConfig
 from ._schedule import ScheduleConfig as ScheduleConfig
 from ._search import SearchConfig as SearchConfig, check_search as check_search
+from ._step import naming_step as naming_step, step_options as step_options
 from ._sweep import Arm as Arm, SweepConfig as SweepConfig
 from ._train import (
     About as About,

@@ -1,27 +1,27 @@
-"""What is made of the replicas' gradients."""
+"""The aggregator that replaces the mean of the replicas' gradients."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
+from typing import Any
 
-from lbopt.aggregators import ACCUMULATIONS, OVERFLOWS, ROUNDINGS
-from lbopt.config._checks import at_least, in_range
+from lbopt import aggregators, errors, types
+from lbopt.aggregators import Aggregator, Compressor
 from lbopt.config._fields import only
+from lbopt.config._optimizer import OptimizerConfig
 from lbopt.errors import UserError, require, require_choice
 from lbopt.tree import check_patterns
 
 AGGREGATORS = ("none", "mean", "agvm", "aps", "ef", "ef21", "econtrol", "powersgd")
-AGVM_START_STEP = 500
 COMPRESSORS = ("cast", "identity", "randk", "sign", "topk")
-
-
 _PER_REPLICA = tuple(name for name in AGGREGATORS if name != "none")
 _COMPRESSED = ("ef", "ef21", "econtrol")
 _ROUNDED = ({"name": ("aps",)}, {"name": _COMPRESSED, "compressor": ("cast",)})
+_KEEP_ADAMS_MOMENT = ("adam", "adamw", "lamb", "lans")
 
 
 @dataclasses.dataclass
 class AggregatorConfig:
-    """What stands for the mean of the replicas' gradients.
+    """The aggregator that replaces the mean of the replicas' gradients.
 
     Attributes:
       name: "none" (the compiler's mean), "mean" (an fp32 mean over replicas), "agvm", "aps", "ef",
@@ -40,7 +40,7 @@ class AggregatorConfig:
       mantissa_bits: Bits of the mantissa, 0 to 23.
       accumulate: Precision of aps's partial sums: "fp32", "same" or "kahan".
       shift: Whether aps shifts each layer by a power of two; False for the format alone.
-      overflow: What aps makes of numbers that are too large: "inf", "saturate" or "cpd".
+      overflow: Result of aps for numbers that are too large: "inf", "saturate" or "cpd".
       rounding: Rounding of aps: "nearest" or "stochastic".
       rank: Rank of powersgd's approximation.
       min_rate: Factor by which powersgd has to make a parameter's gradient smaller to compress it.
@@ -81,54 +81,137 @@ class AggregatorConfig:
     of_adam: bool = only(False, name=("agvm",))
 
 
-def check_aggregator(aggregator: AggregatorConfig) -> None:
-    """Raise `UserError` for a value that no aggregator takes."""
-    require_choice("name", aggregator.name, AGGREGATORS)
-    at_least("replicas_per_device", aggregator.replicas_per_device, 1)
-    over = aggregator.over
+_ELSEWHERE = {
+    "adam_b2": "optimizer.b2",
+    "adam_eps": "optimizer.eps",
+    "clip": "aggregator.scale_bounds",
+    "interval": "aggregator.interval_steps",
+    "start": "aggregator.start_step",
+    "stop": "aggregator.stop_step",
+}
+"""Arguments of aggregators -> the fields of a config that have other names."""
+
+
+def make_aggregator(
+    config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked = None
+) -> Aggregator | None:
+    """Build the aggregator of a config; None for the compiler's mean.
+
+    Args:
+      config: The aggregator and its constants.
+      optimizer: The optimizer behind it. AGVM divides by its second moment; if it skips updates
+        that are not finite, the aggregator does not remember them either.
+      stacked: The parameters that are stacks of layers, each layer compressed for itself.
+
+    Raises:
+      UserError: naming a field of the config, "aggregator.rank" for instance.
+    """
+    if config.name == "none":
+        return None
+    # Between slices each device compresses its own shard of a leaf, which has no layers; only
+    # PowerSGD takes whole matrices there.
+    in_shards = config.over not in ("replicas", "1") and config.name != "powersgd"
+    with errors.under("aggregator", **_ELSEWHERE):
+        require_choice("name", config.name, AGGREGATORS)
+        made = _build(config, optimizer, None if in_shards else stacked)
+    return made if optimizer.skip_limit is None else aggregators.keep_finite(made)
+
+
+def group_of(config: AggregatorConfig) -> str | int:
+    """Return `over` as `lbopt.parallel.Aggregate` takes it: a number of devices is an int."""
+    over = config.over
     known = over in ("replicas", "slices") or (over.isdecimal() and int(over) >= 1)
     fix = "use 'replicas', 'slices', or a number of devices such as '8'"
-    require(known, "over", over, fix)
-    for field, choices in (
-        ("compressor", COMPRESSORS),
-        ("accumulate", ACCUMULATIONS),
-        ("overflow", OVERFLOWS),
-        ("rounding", ROUNDINGS),
-    ):
-        require_choice(field, getattr(aggregator, field), choices)
-    fraction, rate, alpha = aggregator.fraction, aggregator.min_rate, aggregator.alpha
-    require(0 < fraction <= 1, "fraction", fraction, "give a number in (0, 1]")
-    require(rate > 0, "min_rate", rate, "give a number > 0")
-    require(0 <= alpha <= 1, "alpha", alpha, "give a number in [0, 1]")
-    in_range("momentum", aggregator.momentum, 0, 1)
-    at_least("eta", aggregator.eta, 0)
-    for field in ("rank", "interval_steps"):
-        at_least(field, getattr(aggregator, field), 1)
-    for field, low, high in (("exponent_bits", 2, 8), ("mantissa_bits", 0, 23)):
-        value = getattr(aggregator, field)
-        fix = f"give a whole number from {low} to {high}"
-        require(low <= value <= high, field, value, fix)
-    for field in ("start_step", "stop_step"):
-        if getattr(aggregator, field) is not None:
-            at_least(field, getattr(aggregator, field), 0)
-    if aggregator.name == "agvm":
-        _check_agvm(aggregator)
+    require(known, "aggregator.over", over, fix)
+    return int(over) if over.isdecimal() else over
 
 
-def _check_agvm(aggregator: AggregatorConfig) -> None:
-    modules, names = aggregator.modules, [name for name, _ in aggregator.modules]
+def scaled_modules(config: AggregatorConfig) -> dict[str, str] | None:
+    """Return name -> pattern of the modules whose updates AGVM scales; None without AGVM."""
+    return dict(config.modules) if config.name == "agvm" else None
+
+
+def _build(
+    config: AggregatorConfig, optimizer: OptimizerConfig, stacked: types.Stacked
+) -> Aggregator:
+    match config.name:
+        case "agvm":
+            return _agvm(config, optimizer)
+        case "aps":
+            return aggregators.aps(
+                config.exponent_bits,
+                config.mantissa_bits,
+                config.accumulate,  # type: ignore[arg-type]
+                config.shift,
+                config.overflow,  # type: ignore[arg-type]
+                config.rounding,  # type: ignore[arg-type]
+                stacked,
+            )
+        case "ef":
+            return aggregators.ef(_compressor(config), stacked)
+        case "ef21":
+            compressor = _compressor(config)
+            return aggregators.ef21(compressor, config.momentum, config.dense_start, stacked)
+        case "econtrol":
+            compressor = _compressor(config)
+            return aggregators.econtrol(compressor, config.eta, config.dense_start, stacked)
+        case "powersgd":
+            rank, rate = config.rank, config.min_rate
+            return aggregators.powersgd(rank, min_rate=rate, stacked=stacked, **_start(config))
+    return aggregators.plain_mean()
+
+
+def _compressor(config: AggregatorConfig) -> Compressor:
+    require_choice("compressor", config.compressor, COMPRESSORS)
+    match config.compressor:
+        case "cast":
+            return aggregators.cast(config.exponent_bits, config.mantissa_bits)
+        case "topk":
+            return aggregators.topk(config.fraction)
+        case "randk":
+            return aggregators.randk(config.fraction)
+        case "sign":
+            return aggregators.sign()
+    return aggregators.identity()
+
+
+def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig) -> Aggregator:
+    of_adam: dict[str, Any] = {}
+    if config.of_adam:
+        fix = (
+            f"{optimizer.name} keeps no second moment of Adam's; use one of "
+            f"{', '.join(_KEEP_ADAMS_MOMENT)}, or leave it False"
+        )
+        kept = optimizer.name in _KEEP_ADAMS_MOMENT
+        require(kept, "of_adam", True, fix, code="conflict")
+        of_adam = {"adam_b2": optimizer.b2, "adam_eps": optimizer.eps}
+    made = aggregators.agvm(
+        dict(config.modules),
+        config.anchor,
+        config.interval_steps,
+        stop=config.stop_step,
+        alpha=config.alpha,
+        clip=config.scale_bounds,
+        **_start(config),
+        **of_adam,
+    )
+    _check_modules(config)
+    return made
+
+
+def _check_modules(config: AggregatorConfig) -> None:
+    """Check modules and anchor as far as they can be without the model's parameters."""
+    modules = config.modules
+    names = [name for name, _ in modules]
     fix = "name the modules of the model, for instance (('head', '^head/'), ('body', ''))"
     require(len(names) > 0, "modules", modules, fix, code="missing")
     require(len(names) == len(set(names)), "modules", modules, "use each name once")
     try:
         check_patterns(tuple(pattern for _, pattern in modules))
     except ValueError as error:
-        raise UserError("modules", modules, f"{error}") from error
-    low, high = aggregator.scale_bounds
-    fix = "give (low, high) with 0 <= low <= high"
-    require(0 <= low <= high, "scale_bounds", aggregator.scale_bounds, fix)
-    start, stop = aggregator.start_step, aggregator.stop_step
-    start = AGVM_START_STEP if start is None else start
-    fix = f"it begins at step {start}; use at least that"
-    require(stop is None or stop >= start, "stop_step", stop, fix)
-    require_choice("anchor", aggregator.anchor, names)
+        raise UserError("modules", modules, str(error)) from error
+    require_choice("anchor", config.anchor, names)
+
+
+def _start(config: AggregatorConfig) -> dict[str, int]:
+    return {} if config.start_step is None else {"start": config.start_step}

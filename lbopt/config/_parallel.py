@@ -5,9 +5,8 @@ import dataclasses
 
 from lbopt.config._checks import at_least
 from lbopt.config._fields import only
-from lbopt.errors import require, require_choice
+from lbopt.errors import require_choice
 
-BACKENDS = ("jit", "pjit", "pmap")
 ORDERS = ("given", "torus")
 REDUCE_DTYPES = ("float32", "bfloat16")
 
@@ -41,13 +40,8 @@ class ParallelConfig:
 
 
 def check_parallel(parallel: ParallelConfig) -> None:
-    """Raise `UserError` for a value that no step takes."""
-    require_choice("backend", parallel.backend, BACKENDS)
+    """Raise `UserError` for a value that no step or mesh takes; `StepOptions` checks the others."""
     require_choice("order", parallel.order, ORDERS)
-    at_least("num_microsteps", parallel.num_microsteps, 1)
-    fix = "under pmap every replica holds the whole state; use {backend}='jit'"
-    fits = not parallel.shard_update or parallel.backend != "pmap"
-    require(fits, "shard_update", parallel.shard_update, fix, code="conflict", also=["backend"])
     if parallel.reduce_dtype is not None:
         require_choice("reduce_dtype", parallel.reduce_dtype, REDUCE_DTYPES)
     if parallel.num_devices is not None:

@@ -4,7 +4,7 @@
 import dataclasses
 import itertools
 
-from lbopt.config._checks import LARGEST_INTEGER, at_least, require_seed, require_seeds
+from lbopt.config._checks import at_least, check_numbers, require_seed, require_seeds
 from lbopt.config._fields import only
 from lbopt.errors import require, require_choice
 
@@ -83,6 +83,7 @@ class SearchConfig:
 
 def check_search(search: SearchConfig) -> None:
     """Raise `UserError` for a value that no search takes."""
+    check_numbers(search)
     require_choice("method", search.method, METHODS)
     require_choice("sampler", search.sampler, SAMPLERS)
     require_choice("pruner", search.pruner, PRUNERS)
@@ -107,15 +108,13 @@ def _check_grid(search: SearchConfig) -> None:
 
 def _ascending(values: tuple[float, ...]) -> bool:
     steps = itertools.pairwise(values)
-    return (
-        len(values) > 0 and values[-1] < LARGEST_INTEGER and all(low < high for low, high in steps)
-    )
+    return len(values) > 0 and all(low < high for low, high in steps)
 
 
 def _check_ranges(search: SearchConfig) -> None:
     for name in ("learning_rate_range", "warmup_range", "weight_decay_range"):
         low, high = ends = getattr(search, name)
-        require(low <= high < LARGEST_INTEGER, name, ends, "give (low, high) with low <= high")
+        require(low <= high, name, ends, "give (low, high) with low <= high")
         switched_off = low == high == 0 and name != "learning_rate_range"
         fix = "factors are drawn uniformly in their logarithm; give a lower end > 0"
         require(low > 0 or switched_off, name, ends, fix)

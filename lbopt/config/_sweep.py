@@ -7,7 +7,7 @@ import dataclasses
 from lbopt import errors
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig
-from lbopt.config._checks import LARGEST_INTEGER, at_least, require_name, require_seeds
+from lbopt.config._checks import at_least, require_name, require_seeds
 from lbopt.config._data import DataConfig
 from lbopt.config._fields import only
 from lbopt.config._loss import LossConfig
@@ -117,6 +117,7 @@ class SweepConfig:
 
     def _check(self) -> None:
         _checks.check_types(self)
+        _checks.check_numbers(self)
         with _checks.naming("config.train", TrainConfig):
             self.train.check()
         require_name("name", self.name)
@@ -266,9 +267,5 @@ def _check_alone(trained: TrainConfig) -> None:
 
 
 def _check_ascending(field: str, values: tuple) -> None:
-    ascending = (
-        len(values) > 0
-        and 0 < min(values) <= max(values) < LARGEST_INTEGER
-        and list(values) == sorted(set(values))
-    )
+    ascending = len(values) > 0 and min(values) > 0 and list(values) == sorted(set(values))
     require(ascending, field, values, "give at least one positive number, ascending, none twice")

@@ -8,8 +8,8 @@ from typing import Any
 
 from lbopt import errors, paths
 from lbopt.config import _checks, _fields
-from lbopt.config._aggregator import AggregatorConfig, check_aggregator
-from lbopt.config._checks import LARGEST_INTEGER, at_least, require_name, require_seed
+from lbopt.config._aggregator import AggregatorConfig
+from lbopt.config._checks import at_least, require_name, require_seed
 from lbopt.config._data import TASKS, DataConfig, check_data
 from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.config._loss import LossConfig, check_loss
@@ -18,6 +18,7 @@ from lbopt.config._optimizer import OptimizerConfig, check_optimizer
 from lbopt.config._parallel import ParallelConfig, check_parallel
 from lbopt.config._phase import ELSEWHERE, PhaseConfig, check_phase
 from lbopt.config._schedule import ScheduleConfig, check_schedule
+from lbopt.config._step import step_options
 from lbopt.errors import require, require_choice
 
 _DURATION = re.compile(r"(\d[\d.]*)(?:-(\d[\d.]*))?(?:, \w+ [\d.-]+)? (s|min|h)\b")
@@ -152,6 +153,7 @@ class TrainConfig:
     def check(self) -> None:
         """Do what `validate` does, naming fields without "config."."""
         _checks.check_types(self)
+        _checks.check_numbers(self)
         _check_length(self)
         require_seed("seed", self.seed)
         require_name("name", self.name)
@@ -166,7 +168,6 @@ class TrainConfig:
             ("optimizer", check_optimizer),
             ("schedule", check_schedule),
             ("parallel", check_parallel),
-            ("aggregator", check_aggregator),
             ("checkpoint", _check_checkpoint),
         ):
             with errors.under(name):
@@ -175,8 +176,8 @@ class TrainConfig:
             with errors.under("phase2"):
                 check_phase(self.phase2)
         _check_model_fits_data(self)
+        step_options(self)
         _fields.check_all(self)
-        _check_aggregated(self)
         _check_carried_state(self)
         if self.phase2 is not None:
             _check_second_phase(self)
@@ -213,11 +214,9 @@ def _check_length(config: TrainConfig) -> None:
     for field in (*sizes, "log_every_steps", "eval_every_steps"):
         at_least(field, getattr(config, field), 1)
     epochs, every, steps = config.num_epochs, config.eval_every_epochs, config.num_steps
-    require(
-        0 < epochs < LARGEST_INTEGER, "num_epochs", epochs, "give a number > 0 (and below 2^31)"
-    )
-    given = every is None or 0 < every < LARGEST_INTEGER
-    require(given, "eval_every_epochs", every, "give a number > 0, or None")
+    require(epochs > 0, "num_epochs", epochs, "give a number > 0")
+    some = every is None or every > 0
+    require(some, "eval_every_epochs", every, "give a number > 0, or None")
     if steps is not None:
         at_least("num_steps", steps, 1)
     fix = "say how many steps the first of two phases has"
@@ -233,35 +232,6 @@ def _check_second_phase(config: TrainConfig) -> None:
 def naming_phase2() -> contextlib.AbstractContextManager[None]:
     """Let errors about the second phase as a run of its own name the fields of the whole config."""
     return errors.under("", **ELSEWHERE)
-
-
-def _check_aggregated(config: TrainConfig) -> None:
-    """Check that the step can take the aggregator."""
-    aggregator, parallel = config.aggregator, config.parallel
-    if aggregator.name == "none":
-        return
-    named: dict[str, Any] = {"code": "conflict", "also": {"aggregator": "aggregator.name"}}
-    fix = (
-        f"{{aggregator}} = {aggregator.name!r} chooses how gradients are summed; leave it at its "
-        "default"
-    )
-    for field in ("reduce_dtype", "reduce_scatter"):
-        value = getattr(parallel, field)
-        require(not value, f"parallel.{field}", value, fix, **named)
-    stage = config.optimizer.clip_stage
-    fix = "an aggregator takes the mean once a step; use 'accumulated' or 'replica'"
-    require(stage != "mean", "optimizer.clip_stage", stage, fix, code="conflict")
-    if aggregator.of_adam and aggregator.name == "agvm":
-        sharded = parallel.shard_update
-        fix = "AGVM needs the second moment whole; leave it False"
-        require(not sharded, "parallel.shard_update", sharded, fix, code="conflict")
-    if parallel.backend == "pmap":
-        fix = "use {backend}='jit'"
-        also = {"backend": "parallel.backend"}
-        for field, value in (("replicas_per_device", 1), ("over", "replicas")):
-            given = getattr(aggregator, field)
-            place = f"aggregator.{field}"
-            require(given == value, place, given, fix, code="conflict", also=also)
 
 
 def _check_target(config: TrainConfig) -> None:

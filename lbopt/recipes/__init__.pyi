@@ -1,4 +1,3 @@
-from ._aggregators import scaled_modules as scaled_modules
 from ._build import (
     build_mesh as build_mesh,
     build_run as build_run,
@@ -16,4 +15,4 @@ from ._schedule import (
     make_schedule as make_schedule,
     resolve_schedule as resolve_schedule,
 )
-from ._step import make_step as make_step, options_of as options_of
+from ._step import make_step as make_step

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from lbopt import errors, types
-from lbopt.config import ParallelConfig, TrainConfig, naming, naming_phase2
+from lbopt.config import ParallelConfig, TrainConfig, naming, naming_phase2, scaled_modules
 from lbopt.data import Dataset, TrainBatches
 from lbopt.data.from_config import load_source
 from lbopt.data.text import Vocabulary
@@ -32,7 +32,7 @@ from lbopt.parallel import (
     torus_grid,
     with_shardings,
 )
-from lbopt.recipes import _aggregators, _initial, _optimizers, _problem, _schedule, _step
+from lbopt.recipes import _initial, _optimizers, _problem, _replicas, _schedule, _step
 from lbopt.replicas import Replicas
 from lbopt.train import Cadence, Run, Target
 from lbopt.transforms import LearningRateState, ema_params
@@ -122,8 +122,8 @@ def _build_phase(
         config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps
     )
     schedule = _schedule.make_schedule(config.schedule, resolved)
-    labels = _aggregators.scaled_modules(config.aggregator)
-    _aggregators.check_modules(labels, problem.init)
+    labels = scaled_modules(config.aggregator)
+    _replicas.check_modules(labels, problem.init)
     tx = _optimizers.make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
     train_step = _step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
     shapes, init = _laid_out(

@@ -9,9 +9,15 @@ from refusal import ANY, refused
 
 import lbopt
 from lbopt.cli import load_config
-from lbopt.config import AggregatorConfig, OptimizerConfig, SweepConfig, TrainConfig
+from lbopt.config import (
+    AggregatorConfig,
+    OptimizerConfig,
+    SweepConfig,
+    TrainConfig,
+    group_of,
+    make_aggregator,
+)
 from lbopt.recipes import build_run
-from lbopt.recipes._aggregators import group_of, make_aggregator
 from lbopt.sweep import make_cells, make_problems
 from lbopt.sweep.lanes import program_key
 from lbopt.sweep.search import Factors, Proposal

@@ -25,6 +25,8 @@ from lbopt.config import (
     SearchConfig,
     TrainConfig,
     _fields,
+    group_of,
+    make_aggregator as build_aggregator,
 )
 from lbopt.config._aggregator import AGGREGATORS, COMPRESSORS
 from lbopt.config._model import MODELS, SIZES
@@ -32,7 +34,7 @@ from lbopt.config._optimizer import OPTIMIZERS
 from lbopt.config._schedule import DECAYS, WARMUP_RULES
 from lbopt.config._search import METHODS, PRUNERS
 from lbopt.errors import UserError
-from lbopt.recipes import _aggregators, _optimizers, _schedule, make_network, make_problem
+from lbopt.recipes import _optimizers, _replicas, _schedule, make_network, make_problem
 from lbopt.sweep.search import make_searcher, search_cost
 
 DIGITS = str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py")
@@ -54,9 +56,9 @@ def make_schedule(config):
 
 
 def make_aggregator(config):
-    if _aggregators.make_aggregator(config, OptimizerConfig()) is not None:
-        assert _aggregators.group_of(config) == "replicas"
-        _aggregators.check_replicas(config, 2)
+    if build_aggregator(config, OptimizerConfig()) is not None:
+        assert group_of(config) == "replicas"
+        _replicas.check_replicas(config, 2)
 
 
 def search(config):

@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lbopt import replicas, tree
-from lbopt.config import SweepConfig
+from lbopt.config import SweepConfig, step_options
 from lbopt.parallel import TrainState, on_one_device, split_seed, step_on_one_device
-from lbopt.recipes import Problem, options_of, with_averaged_params
+from lbopt.recipes import Problem, with_averaged_params
 from lbopt.sweep._trials import Cell
 from lbopt.sweep.lanes import _arguments
 from lbopt.sweep.lanes._arguments import Arguments
@@ -258,7 +258,7 @@ class Program:
         self._tx = _arguments.make_tx(cell, decays)
         self.feed = Feed(cell, spread.width, arrays)
         with config.naming_trials(cell.index):
-            options = options_of(cell.train, cell.problem.stacked)
+            options = step_options(cell.train, cell.problem.stacked)
         strategy = on_one_device(options.reduction)
         self._aggregation = strategy.aggregation
         self._step = step_on_one_device(cell.problem.loss_fn, self._tx, options, strategy)
