@@ -77,7 +77,8 @@ class LboptError(Exception):
         self.also = dict(also) if isinstance(also, Mapping) else {name: name for name in also}
 
     def __str__(self) -> str:
-        reason = self.reason.format_map(self.also) if self.also else self.reason
+        # Other braces stay as they are: a reason may quote a path or a value that has some.
+        reason = re.sub(r"\{(\w+)\}", lambda name: self.also.get(name[1], name[0]), self.reason)
         if self.field is None:
             return reason
         if self.value is NO_VALUE:

@@ -44,3 +44,5 @@ def test_an_error_survives_a_pickle(kind):
 
 def test_braces_of_a_value_are_text():
     assert str(UserError("name", "{x}", "no such {name}")) == "name = '{x}': no such {name}"
+    other = UserError("name", "x", "not in /data/{x}; see {other}", also={"other": "--other"})
+    assert str(other) == "name = 'x': not in /data/{x}; see --other"

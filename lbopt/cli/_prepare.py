@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from lbopt import errors
 from lbopt._shown import show
 from lbopt.cli import _arguments
 from lbopt.data import ptb_folder, store_folder
@@ -26,62 +25,73 @@ from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.train import Progress, say
 
 _DATA_DIR = {
-    "data_dir": "folder of data sets; $TFDS_DATA_DIR or ~/tensorflow_datasets if it is not given"
+    "data_dir": "folder of data sets (default: $TFDS_DATA_DIR or ~/tensorflow_datasets)"
 }
 _MANUAL_DIR = {
-    "manual_dir": "where files fetched by hand are; DATA_DIR/downloads/manual if it is not given"
+    "manual_dir": "folder of the files that you downloaded (default: DATA_DIR/downloads/manual)"
 }
 _TEXT_FLAGS = {
-    "name": "what config.data.builder will call it",
+    "name": "name of the store, for config.data.builder",
     "tfds": "a prepared data set of articles, for instance wikipedia/20230601.en",
-    "folder": "of *.txt in UTF-8; each file is a document, blank lines are between paragraphs",
+    "folder": "folder of *.txt in UTF-8; a file is a document, with blank lines between paragraphs",
     "vocab": "a vocab.txt in BERT's form, or a tokenizer.json",
-    "lowercase": "true or false, for --vocab: lowercase text (what tokenizer_config.json beside it says)",
-    "vocab_size": "how many pieces to learn where no --vocab is given (30522)",
-    "max_damaged_records": "so many articles that cannot be read are left out (0)",
+    "lowercase": "true or false, with --vocab: lowercase the text (default: as its "
+    "tokenizer_config.json says)",
+    "vocab_size": "number of pieces to learn without --vocab (30522)",
+    "max_damaged_records": "maximum number of unreadable articles that are left out (0)",
 }
-_CALLED = {"folder": "--folder", "vocabulary": "--vocab", "config.data.vocab_size": "--vocab_size"}
-"""What errors about text call a flag."""
+_TEXT_PARAMETERS = {
+    **{name: f"--{name}" for name in ("data_dir", "folder", "max_damaged_records", "name")},
+    "builder": "--tfds",
+    "vocab_size": "--vocab_size",
+    "vocabulary": "--vocab",
+}
+"""Parameters of the functions that make a token store -> flags that fill them."""
 _BERT_VOCAB_SIZE = 30522
-"""Pieces of bert-base-uncased's vocabulary (Devlin et al., arXiv 1810.04805v2, section 3: "a 30,000 token vocabulary")."""
+"""Size of bert-base-uncased's vocabulary.
+
+Devlin et al., arXiv 1810.04805v2, section 3: "a 30,000 token vocabulary".
+"""
 
 LISTED = {
-    "imagenet2012": "1000 classes of photographs; two archives are fetched by hand",
+    "imagenet2012": "1000 classes of photographs; you download two archives",
     "cifar10": "10 classes of 32 x 32 photographs",
     "mnist": "handwritten digits",
     "squad": "SQuAD v1.1: questions about paragraphs of Wikipedia",
-    "wikipedia/20230601.en": "the articles of Wikipedia, for lbopt prepare text; apache-beam takes long on one machine",
-    "generated_images": "136 striped JPEGs in the form of imagenet2012; no download",
-    "pydoc_squad": "460 questions about Python's help in the form of squad; no download",
-    "text": "a store of tokens for BERT, from articles or from your *.txt (lbopt prepare text --help)",
-    "ptb": "the Penn Treebank's words: checks the three files that are fetched by hand",
+    "wikipedia/20230601.en": "the articles of Wikipedia, for lbopt prepare text; apache-beam takes "
+    "long on one machine",
+    "generated_images": "136 striped JPEGs in the format of imagenet2012; no download",
+    "pydoc_squad": "460 questions about Python's help in the format of squad; no download",
+    "text": "a token store for BERT, from articles or your *.txt (lbopt prepare text --help)",
+    "ptb": "the Penn Treebank: checks the three files that you download",
 }
 _SOURCES = {source.name: source for source in (GENERATED_IMAGES, PYDOC_SQUAD)}
 _REPORT_EVERY_S = 10.0
 
 
 def run(argv: Sequence[str]) -> None:
-    """Make a data set that training can read, or say what has to be fetched by hand."""
+    """Make a data set that training can read, or say what the user has to download."""
     if not argv:
-        raise UserError(
-            "DATASET is missing: write lbopt prepare DATASET; lbopt prepare --help lists some"
-        )
+        fix = "it is missing; write lbopt prepare DATASET (lbopt prepare --help lists some)"
+        raise UserError("DATASET", reason=fix, code="missing")
     if argv[0] in ("-h", "--help"):
         show(*_usage().split("\n"))
         return
     name, rest = argv[0], argv[1:]
     if name.startswith("-"):
-        raise UserError(
-            f"{name!r} is where the data set's name belongs: write lbopt prepare DATASET [--flag=VALUE ...]"
-        )
+        fix = "write the name of the data set first: lbopt prepare DATASET [--flag=VALUE ...]"
+        raise UserError("DATASET", name, fix)
     if name == "text":
-        _text(rest)
-    elif name == "ptb":
-        _ptb(rest)
-    elif name in _SOURCES:
-        _source(_SOURCES[name], rest)
-    else:
-        _named(name, rest)
+        with errors.under("", **_TEXT_PARAMETERS):
+            _text(rest)
+        return
+    with errors.under("", name="DATASET", data_dir="--data_dir", manual_dir="--manual_dir"):
+        if name == "ptb":
+            _ptb(rest)
+        elif name in _SOURCES:
+            _source(_SOURCES[name], rest)
+        else:
+            _named(name, rest)
 
 
 def _usage() -> str:
@@ -90,7 +100,8 @@ def _usage() -> str:
         [
             "usage: lbopt prepare DATASET [--data_dir=...] [--manual_dir=...]\n",
             *(f"  {name:<{width}}{what}" for name, what in LISTED.items()),
-            f"  {'NAME':<{width}}any other of TensorFlow Datasets: name, name/config or name/config:1.0.0\n",
+            f"  {'NAME':<{width}}any other of TensorFlow Datasets: name, name/config or "
+            "name/config:1.0.0\n",
             *(f"  --{name:<12}{what}" for name, what in (_DATA_DIR | _MANUAL_DIR).items()),
         ]
     )
@@ -119,30 +130,30 @@ def _text(argv: Sequence[str]) -> None:
     given, _ = _arguments.parse("prepare text", argv, _TEXT_FLAGS | _DATA_DIR, required=("name",))
     data_dir = given.get("data_dir")
     lowercase = _lowercase(given)
-    store = store_folder(given["name"], data_dir, "--name")
-    there, left_out = store.is_dir() and any(store.iterdir()), 0
-    if not there:
-        with _by_flag():
-            left_out = _write_store(store, given, lowercase)
+    store = store_folder(given["name"], data_dir)
+    exists = store.is_dir() and any(store.iterdir())
+    left_out = 0 if exists else _write_store(store, given, lowercase)
+
     opened = open_store(store)
-    fix = f"{store} is there already, and its text is {opened.normalization}; leave the flag out, or use another --name"
-    require(
-        lowercase in (None, opened.normalization.do_lower_case),
-        "--lowercase",
-        given.get("lowercase"),
-        fix,
+    fix = (
+        f"{store} exists, and its text is {opened.normalization}; leave the flag out, or use "
+        "another --name"
     )
-    show(f"{store}{' is there already' if there else ''}")
+    agrees = lowercase in (None, opened.normalization.do_lower_case)
+    require(agrees, "--lowercase", given.get("lowercase"), fix, code="mismatch")
+
+    show(f"{store}{' is there already' if exists else ''}")
     if left_out:
         show(f"{left_out} damaged articles were left out")
     show(
-        f"config.data.builder = {given['name']!r}, config.data.vocab_size = {len(opened.pieces)}; made from "
-        f"{opened.made_from}: {len(opened)} documents, {len(opened.tokens)} tokens, {opened.normalization}"
+        f"config.data.builder = {given['name']!r}, config.data.vocab_size = {len(opened.pieces)}; "
+        f"made from {opened.made_from}: {len(opened)} documents, {len(opened.tokens)} tokens, "
+        f"{opened.normalization}"
     )
 
 
 def _write_store(store: pathlib.Path, given: Mapping[str, str], lowercase: bool | None) -> int:
-    """Write a corpus; return how many articles were left out."""
+    """Write a corpus; return the number of damaged articles, which were left out."""
     vocabulary = _vocabulary(given.get("vocab"), given.get("vocab_size"), lowercase)
     allowed = _whole("--max_damaged_records", given.get("max_damaged_records", "0"), 0)
     corpus = Corpus(given.get("tfds"), given.get("folder"), given.get("data_dir"), allowed)
@@ -150,30 +161,23 @@ def _write_store(store: pathlib.Path, given: Mapping[str, str], lowercase: bool 
     return len(corpus.damaged)
 
 
-@contextlib.contextmanager
-def _by_flag() -> Iterator[None]:
-    """Let errors name what the user typed."""
-    try:
-        yield
-    except (UserError, EnvironmentProblem) as error:
-        named = re.match(rf"({'|'.join(map(re.escape, _CALLED))})(?= = )", str(error))
-        said = str(error) if named is None else _CALLED[named[0]] + str(error)[named.end() :]
-        raise type(error)(said) from error
-
-
 def _lowercase(given: Mapping[str, str]) -> bool | None:
     text = given.get("lowercase")
     if text is None:
         return None
     require(text in ("true", "false"), "--lowercase", text, "give true or false")
-    fix = "it is for --vocab, and a vocabulary is learned from lowercased text; leave it out, or give --vocab"
-    require("vocab" in given, "--lowercase", text, fix)
+    fix = (
+        "it is for --vocab, and a vocabulary is learned from lowercased text; leave it out, or "
+        "give --vocab"
+    )
+    require("vocab" in given, "--lowercase", text, fix, code="unused")
     return text == "true"
 
 
 def _vocabulary(file: str | None, size: str | None, lowercase: bool | None) -> WordPiece | int:
     if file is not None:
-        require(size is None, "--vocab_size", size, "it is that of --vocab; leave one of them out")
+        fix = "--vocab has its own size; leave one of them out"
+        require(size is None, "--vocab_size", size, fix, code="conflict")
         return load_wordpiece(file, lowercase, "--lowercase", say)
     if size is None:
         return _BERT_VOCAB_SIZE
@@ -181,36 +185,44 @@ def _vocabulary(file: str | None, size: str | None, lowercase: bool | None) -> W
 
 
 def _whole(flag: str, text: str, least: int) -> int:
-    require(
-        text.isdecimal() and int(text) >= least, flag, text, f"give a whole number, {least} or more"
-    )
+    fits = text.isdecimal() and int(text) >= least
+    require(fits, flag, text, f"give a whole number, {least} or more")
     return int(text)
 
 
 def _watched(documents: Iterator[Sequence[str]], what: str, total: int) -> Iterator[Sequence[str]]:
-    """Say on the way how many documents there were, of about how many."""
+    """Yield the documents, and report progress.
+
+    Args:
+      documents: The documents.
+      what: Purpose of the pass, for the first line.
+      total: Approximate number of documents.
+    """
     with Progress(total, unit="document") as progress:
         progress.say(what)
-        said = time.monotonic()
+        last_report = time.monotonic()
         for document in documents:
             progress.advance()
-            if time.monotonic() - said > _REPORT_EVERY_S:
+            if time.monotonic() - last_report > _REPORT_EVERY_S:
                 progress.report({})
-                said = time.monotonic()
+                last_report = time.monotonic()
             yield document
 
 
 def _ptb(argv: Sequence[str]) -> None:
     given, _ = _arguments.parse("prepare ptb", argv, _DATA_DIR)
     folder = ptb_folder(given.get("data_dir"))
-    if missing := missing_ptb_files(folder):
-        raise EnvironmentProblem(
-            f"ptb: put {', '.join(missing)} into {folder}; they are Mikolov's preprocessing of the Penn Treebank, which the "
-            "Linguistic Data Consortium licenses (LDC99T42), in data/ of his simple-examples.tgz (RNNLM toolkit)"
+    missing = missing_ptb_files(folder)
+    if missing:
+        fix = (
+            f"put {', '.join(missing)} into {folder}; they are Mikolov's preprocessing of the Penn "
+            "Treebank, which the Linguistic Data Consortium licenses (LDC99T42), in data/ of his "
+            "simple-examples.tgz (RNNLM toolkit)"
         )
+        raise EnvironmentProblem("ptb", reason=fix, code="missing")
     found = load_ptb(folder)
     show(str(folder))
     show(
-        f"config.data.name = 'ptb', config.data.vocab_size = {len(found.words)}; tokens: train {len(found.train)}, "
-        f"validation {len(found.validation)}, test {len(found.test)}"
+        f"config.data.name = 'ptb', config.data.vocab_size = {len(found.words)}; tokens: train "
+        f"{len(found.train)}, validation {len(found.validation)}, test {len(found.test)}"
     )

@@ -1,4 +1,4 @@
-"""What a data set is, and one that fits in memory."""
+"""The protocol of a data set, and data sets that fit in memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 
 class Reading(NamedTuple):
-    """How a data set wants to be read.
+    """How batches of a data set are read.
 
     Attributes:
-      threads: that read in each process.
-      processes: that read, beside the training process; 0 for none.
-      examples_per_piece: what one thread is given to do at a time.
-      in_order: one example after another, pass after pass, instead of shuffled.
+      threads: Number of reading threads in each process.
+      processes: Number of reading processes beside the training process; 0 to read in it.
+      examples_per_piece: Number of consecutive examples of a batch that a thread reads at a time.
+      in_order: Whether training reads the examples in order, epoch after epoch, not shuffled.
     """
 
     threads: int = 2
@@ -25,10 +25,10 @@ class Reading(NamedTuple):
 
 
 class Dataset(Protocol):
-    """Numbered examples. Both methods are pure functions of their arguments, so a batch is one of its step.
+    """Numbered examples. Both methods are pure functions, so a batch depends on its step alone.
 
-    A batch may have `mask`, False for examples that evaluation leaves out, and, under `lbopt.data.DAMAGED`, what
-    is to be counted.
+    A batch may have `mask`, False for examples that evaluation leaves out, and a list of damaged
+    records under `lbopt.data.DAMAGED`.
     """
 
     reading: Reading
@@ -36,32 +36,37 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the examples at `indices` as one batch, the same every time: for evaluation."""
+        """Return the examples at `indices` as one batch for evaluation, the same every time."""
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-        """Return the examples at `indices` as one batch, each as training sees it in its epoch: cut, masked, flipped."""
+        """Return the examples at `indices` as one batch, cropped, masked or flipped for training.
+
+        Args:
+          indices: [examples] int, the numbers of the examples.
+          epochs: [examples] int, the epoch in which training sees each.
+          seed: Seed of the run.
+        """
 
 
 class ArrayDataset:
-    """Named arrays with a common leading axis; every epoch sees the same examples.
+    """Named arrays with a common leading axis. Every epoch sees the same examples.
 
     Args:
-      arrays: name -> [examples, ...].
+      arrays: Name -> [examples, ...].
 
     Raises:
-      ValueError: if there is no example, or if the arrays differ in length.
+      ValueError: If there is no example, or if the arrays differ in length.
     """
 
     reading = Reading()
     same_in_every_epoch = True
-    """Whether `draw` is `take`: subclasses that draw anew say False."""
+    """Whether `draw` is `take`; False in subclasses that augment."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) != 1 or min(lengths.values()) < 1:
-            raise ValueError(
-                f"arrays have lengths {lengths}: give at least one example, and equally many in each array"
-            )
+            fix = "give arrays of one length, with at least one example"
+            raise ValueError(f"arrays have lengths {lengths}: {fix}")
         self.arrays = dict(arrays)
 
     def __len__(self) -> int:
@@ -72,13 +77,16 @@ class ArrayDataset:
         return {name: array[indices] for name, array in self.arrays.items()}
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-        """Return the examples at `indices` as one batch, whatever the epoch."""
+        """Return the examples at `indices` as one batch, the same in every epoch."""
         del epochs, seed
         return self.take(indices)
 
 
 class Splits(NamedTuple):
-    """The three parts of a data set. Choices are made on validation; test is read once, at the end."""
+    """Training, validation and test set.
+
+    Choices are made on the validation set. The test set is read once, at the end.
+    """
 
     train: Dataset
     validation: Dataset

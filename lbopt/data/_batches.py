@@ -1,4 +1,7 @@
-"""Global batches for training, padded and masked ones for evaluation, each read ahead in pieces."""
+"""Global batches for training, and padded and masked batches for evaluation, both read ahead.
+
+A batch is read in pieces of consecutive examples, which threads or processes read side by side.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,15 @@ from lbopt.data._order import examples_at
 
 Batch = dict[str, np.ndarray]
 _LEAST_PIECES = 4
-"""Pieces for each thread that are read ahead, at least."""
+"""Minimum number of pieces that are read ahead for each thread."""
 
 
 class Batches(Protocol):
-    """Random access to this process's parts of numbered global batches.
+    """Random access to numbered global batches, of which this process has a part each.
 
     Attributes:
-      dataset: what they are made of.
-      part_size: examples of a batch that are this process's.
+      dataset: Data set that the examples come from.
+      part_size: Number of examples of a batch that this process reads.
     """
 
     dataset: Dataset
@@ -41,15 +44,18 @@ class Batches(Protocol):
 
 
 def rows_of(parts: Sequence[int] | None, num_parts: int, global_batch_size: int) -> np.ndarray:
-    """Return which rows of a global batch a process reads, if it is cut into equal contiguous parts, one for each device.
+    """Return the places in a global batch of the examples that a process reads.
+
+    The batch is cut into equal contiguous parts, one for each device.
 
     Args:
-      parts: the process's, in the order in which its rows are wanted; None for all.
-      num_parts: how many there are; it divides the batch.
-      global_batch_size: rows.
+      parts: Numbers of the process's parts, in the order in which their examples are returned;
+        None for all.
+      num_parts: Number of parts, a divisor of the batch size.
+      global_batch_size: Number of examples in the batch.
 
     Returns:
-      [rows] int64.
+      [examples] int64.
 
     >>> rows_of([0, 2], 4, 8).tolist()
     [0, 1, 4, 5]
@@ -59,16 +65,21 @@ def rows_of(parts: Sequence[int] | None, num_parts: int, global_batch_size: int)
 
 
 class TrainBatches:
-    """Random access to the batches of a run: item s is this process's part of the global batch of step s.
+    """Random access to the batches of a run.
+
+    Item s is this process's part of the global batch of step s.
 
     Args:
-      dataset: the training set.
-      seed: of the shuffle.
-      global_batch_size: examples per step over all processes.
-      num_steps: length of the run.
-      num_parts: into how many equal contiguous parts a global batch is cut, one for each device.
-      parts: which of them are this process's; None for all.
-      first_example: where in the stream of examples step 0 begins.
+      dataset: Training set.
+      seed: Seed of the shuffle and of the augmentation.
+      global_batch_size: Examples per step over all processes.
+      num_steps: Number of steps of the run.
+      num_parts: Number of equal contiguous parts of a global batch, one for each device.
+      parts: Numbers of this process's parts; None for all.
+      first_example: Position in the stream of examples where step 0 begins.
+
+    Raises:
+      ValueError: If the number of parts does not divide the batch.
     """
 
     def __init__(
@@ -85,8 +96,11 @@ class TrainBatches:
             raise ValueError(
                 f"global_batch_size = {global_batch_size}: {num_parts} devices do not divide it"
             )
-        self.dataset, self._seed, self._num_steps = dataset, seed, num_steps
-        self._global_batch_size, self._first_example = global_batch_size, first_example
+        self.dataset = dataset
+        self.global_batch_size = global_batch_size
+        self.first_example = first_example
+        self._seed = seed
+        self._num_steps = num_steps
         self._rows = rows_of(parts, num_parts, global_batch_size)
         self.part_size = len(self._rows)
 
@@ -97,8 +111,8 @@ class TrainBatches:
         return _joined([self.piece(int(step), 0, self.part_size)], self.part_size, self.dataset)
 
     def piece(self, number: int, start: int, stop: int) -> Batch:
-        """Return examples [start, stop) of this process's part of the batch of a step."""
-        positions = self._first_example + number * self._global_batch_size + self._rows[start:stop]
+        """Return examples [start, stop) of this process's part of the batch of step `number`."""
+        positions = self.first_example + number * self.global_batch_size + self._rows[start:stop]
         epochs, indices = np.divmod(positions, len(self.dataset))
         if not self.dataset.reading.in_order:
             indices = examples_at(len(self.dataset), self._seed, positions)
@@ -106,24 +120,28 @@ class TrainBatches:
 
 
 def train_iterator(batches: TrainBatches, start_step: int = 0) -> Iterator[Batch]:
-    """Iterate from a step to the end of the run, reading ahead.
+    """Return the batches from a step to the end of the run, read ahead.
 
-    A batch is a function of its step, so the step in the checkpoint is the whole data position.
+    A batch is a function of its step, so the step in a checkpoint is the whole data position.
     """
     return read_batches(batches, start_step)
 
 
 class EvalBatches:
-    """Every example exactly once, in order, in batches of one shape; this process's part of each.
+    """Every example exactly once, in order, in batches of one shape.
 
-    A batch has the data set's arrays and `mask` [part] bool, False on padding (which repeats the last example) and where
-    the data set says so.
+    A process has a part of each batch. A batch has the data set's arrays and `mask` [part_size]
+    bool: False on padding, which repeats the last example, and on damaged records.
 
     Args:
-      dataset: of any size.
-      global_batch_size: of any size; cut to the data set's and rounded up to a multiple of `multiple_of`.
-      multiple_of: the number of devices that share a batch, each an equal contiguous part.
-      parts: which of these parts are this process's; None for all.
+      dataset: Data set of any size.
+      global_batch_size: Examples of a batch over all processes, >= 1. It is cut to the size of the
+        data set, and then rounded up to a multiple of `multiple_of`.
+      multiple_of: Number of devices that share a batch, each an equal contiguous part.
+      parts: Numbers of this process's parts; None for all.
+
+    Raises:
+      ValueError: If the batch size is below 1.
     """
 
     def __init__(
@@ -144,7 +162,7 @@ class EvalBatches:
         return -(-len(self.dataset) // self._size)
 
     def piece(self, number: int, start: int, stop: int) -> Batch:
-        """Return examples [start, stop) of this process's part of a batch."""
+        """Return examples [start, stop) of this process's part of batch `number`."""
         positions = number * self._size + self._rows[start:stop]
         batch = self.dataset.take(np.minimum(positions, len(self.dataset) - 1))
         return {**batch, "mask": (positions < len(self.dataset)) & batch.get("mask", True)}
@@ -156,34 +174,38 @@ def eval_batches(
     multiple_of: int = 1,
     parts: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Iterate over `EvalBatches`, reading ahead."""
+    """Return the batches of `EvalBatches`, read ahead."""
     return read_batches(EvalBatches(dataset, global_batch_size, multiple_of, parts))
 
 
 def read_batches(batches: Batches, start: int = 0) -> Iterator[Batch]:
-    """Yield batches from number `start` on, with Grain's threads or processes at work on the pieces of the next ones.
+    """Yield batches from number `start` on, while Grain reads the pieces of the next ones.
 
-    What is held is bounded: the batch that is being put together, and ahead of it one more or four pieces for each thread,
-    whichever is larger. Processes share that among them; each has some pieces more in its threads and on the way here.
+    Memory is bounded. Beside the batch that is being joined, one more batch or four pieces for each
+    thread are held, whichever is larger. Reading processes share that number; each has a few pieces
+    more in its threads and on the way to this process.
     """
     reading = batches.dataset.reading
     edges = [*range(0, batches.part_size, reading.examples_per_piece), batches.part_size]
     pieces = _Pieces(batches, list(itertools.pairwise(edges)))
-    ahead = max(len(pieces.bounds), _LEAST_PIECES * reading.threads)
-    each = max(reading.threads, ahead // max(reading.processes, 1))
-    options = grain.ReadOptions(num_threads=reading.threads, prefetch_buffer_size=each)
+
+    pieces_ahead = max(len(pieces.bounds), _LEAST_PIECES * reading.threads)
+    per_process = max(reading.threads, pieces_ahead // max(reading.processes, 1))
+    options = grain.ReadOptions(num_threads=reading.threads, prefetch_buffer_size=per_process)
     source = grain.MapDataset.source(pieces)[start * len(pieces.bounds) :].to_iter_dataset(options)
+
     if reading.processes:
         _let_grain_read_its_flags()
         workers = grain.MultiprocessingOptions(reading.processes, per_worker_buffer_size=1)
-        source = source.mp_prefetch(workers, worker_init_fn=_in_a_worker)
+        source = source.mp_prefetch(workers, worker_init_fn=_start_worker)
+
     iterator = iter(source)
     for _ in range(start, len(batches)):
         yield _joined((next(iterator) for _ in pieces.bounds), batches.part_size, batches.dataset)
 
 
 def _let_grain_read_its_flags() -> None:
-    """Let Grain read its absl flags in a program that parses no flags; all other flags stay unparsed."""
+    """Mark Grain's absl flags as read, for a program that parses none. Others stay unparsed."""
     if not flags.FLAGS.is_parsed():
         for name in flags.FLAGS:
             if name.startswith("grain_"):
@@ -191,7 +213,12 @@ def _let_grain_read_its_flags() -> None:
 
 
 class _Pieces:
-    """The pieces of all batches, numbered: what Grain reads."""
+    """The pieces of all batches, numbered, as a data source of Grain.
+
+    Args:
+      batches: Batches that are cut.
+      bounds: (start, stop) of each piece of a batch, in examples.
+    """
 
     def __init__(self, batches: Batches, bounds: Sequence[tuple[int, int]]):
         self._batches, self.bounds = batches, bounds
@@ -204,8 +231,11 @@ class _Pieces:
         return self._batches.piece(batch, *self.bounds[piece])
 
 
-def _in_a_worker(index: int, count: int) -> None:
-    """Leave it to the training process to end on SIGTERM, it has a state to save; and end when that has been killed."""
+def _start_worker(index: int, count: int) -> None:
+    """Make a reading process outlive SIGTERM, and end with the training process.
+
+    On SIGTERM the training process saves its state and ends by itself.
+    """
     del index, count
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="lbopt parent", daemon=True).start()
@@ -219,9 +249,9 @@ def _end_with_parent() -> None:
 
 
 def _joined(pieces: Iterable[Batch], size: int, dataset: Dataset) -> Batch:
-    """Put pieces of `size` examples together as they come, and count the records that were found damaged in them.
+    """Return a batch of `size` examples joined from pieces, and count their damaged records.
 
-    A piece is let go as soon as it is copied, so of the batch that is being put together no more than one is held twice.
+    Each piece is copied as it arrives and then released, so at most one is held twice.
     """
     count: DamagedCount | None = getattr(dataset, "damaged", None)
     batch: Batch = {}
@@ -230,9 +260,11 @@ def _joined(pieces: Iterable[Batch], size: int, dataset: Dataset) -> Batch:
         for index, reason in piece.pop(DAMAGED, ()):
             if count is not None:
                 count.add(index, reason)
+
         stop = filled + len(next(iter(piece.values())))
         if stop - filled == size:
-            return piece
+            return piece  # the whole batch: nothing to copy
+
         if not batch:
             batch = {
                 name: np.empty((size, *array.shape[1:]), array.dtype)

@@ -1,31 +1,33 @@
-"""Records that cannot be used: left out, counted, and too many of them end the run."""
+"""Damaged records: skipped and counted; too many of them end the run."""
 
 from __future__ import annotations
 
 from lbopt.errors import EnvironmentProblem
 
 DAMAGED = "damaged"
-"""In a batch, beside its arrays: the (number, reason) of the records that were found damaged in making it."""
+"""Key of a batch with the (index, reason) of each damaged record that was met in making it."""
 
 
 class DamagedRecord(ValueError):
-    """A record that cannot be used, and why."""
+    """A record that cannot be used, with the reason."""
 
 
 class DamagedCount:
-    """How many records of a split were found damaged so far, each counted once.
+    """Number of different damaged records that were met in a split.
 
-    Every process of a run counts what it reads itself, from its start on: the limit is each one's, and begins anew after a
-    restart.
+    Each process counts the records that it reads itself. The count begins anew after a restart.
 
     Args:
-      place: what is read, for the message.
-      limit: so many are skipped.
-      field: what the limit is called where it was given.
+      split: Name of the data set and the split, for the message.
+      limit: Largest number of damaged records that are skipped.
+      field: Name of the limit in messages. Records are read during training, when no caller can
+        put a prefix before it.
     """
 
-    def __init__(self, place: str, limit: int, field: str = "config.data.max_damaged_records"):
-        self._place, self._limit, self._field = place, limit, field
+    def __init__(self, split: str, limit: int, field: str = "max_damaged_records"):
+        self._split = split
+        self._limit = limit
+        self._field = field
         self._found: set[int] = set()
 
     def __len__(self) -> int:
@@ -35,11 +37,12 @@ class DamagedCount:
         """Count a record.
 
         Raises:
-          EnvironmentProblem: if it is one too many.
+          EnvironmentProblem: If there are more damaged records than the limit.
         """
         self._found.add(index)
         if len(self._found) > self._limit:
-            raise EnvironmentProblem(
-                f"{self._place}: record {index} cannot be used ({reason}), and {self._field} = {self._limit} are "
-                "skipped; mend the data set, or allow more"
+            fix = (
+                f"record {index} of {self._split} cannot be used ({reason}), which is one too "
+                "many; repair the data set, or allow more"
             )
+            raise EnvironmentProblem(self._field, self._limit, fix, code="damaged")

@@ -1,4 +1,7 @@
-"""scikit-learn's digits: 1,797 scans of handwritten digits, 8 x 8 pixels with 17 grey levels, that ship with the package."""
+"""The digits of scikit-learn: 1,797 scans of 8 x 8 pixels with 17 grey levels.
+
+They ship with the package.
+"""
 
 from __future__ import annotations
 
@@ -13,47 +16,53 @@ from lbopt.errors import EnvironmentProblem
 
 NUM_CLASSES, SIDE = 10, 8
 NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 1024, 386, 387
-_SPLIT_KEY = 1797  # any fixed number; changing it changes every published figure
+_WHITE = 16
+"""The largest grey level of a pixel."""
+_SPLIT_KEY = 1797  # an arbitrary number; another one would change every published figure
 
 
 @functools.cache
 def load_digits(image_size: int | None = None) -> Splits:
     """Return the digits in a fixed random split: 1,024 to train, 386 to validate, 387 to test.
 
-    The training set is a power of two so that the whole of it is a batch that any pod divides.
+    The size of the training set is a power of two, so any pod divides a batch of the whole set.
 
     Args:
-      image_size: a multiple of 8: each pixel becomes a square, for networks with strides; None for 8.
+      image_size: Side of the images, a multiple of 8. A pixel becomes a square of equal pixels, for
+        networks with strides. None for 8.
 
     Returns:
-      `Splits` with `image` [examples, image_size, image_size] fp32 in [0, 1] and `label` [examples] int32.
+      `Splits` with `image` [examples, image_size, image_size] fp32 in [0, 1] and `label` [examples]
+      int32.
 
     Raises:
-      EnvironmentProblem: if scikit-learn is not installed.
+      EnvironmentProblem: If scikit-learn is not installed.
     """
     scans = _read()
     order = np.argsort(np.random.Philox(key=_SPLIT_KEY).random_raw(len(scans)), kind="stable")
-    images, labels = np.split(scans[order], [SIDE * SIDE], axis=1)
-    images, labels = (
-        (images / 16).astype(np.float32).reshape(-1, SIDE, SIDE),
-        labels[:, 0].astype(np.int32),
-    )
-    images = np.kron(images, np.ones((1, *[(image_size or SIDE) // SIDE] * 2), np.float32))
+    pixels, labels = np.split(scans[order], [SIDE * SIDE], axis=1)
+    labels = labels[:, 0].astype(np.int32)
+    images = (pixels / _WHITE).astype(np.float32).reshape(-1, SIDE, SIDE)
+    scale = (image_size or SIDE) // SIDE
+    images = np.kron(images, np.ones((1, scale, scale), np.float32))
+
     edges = np.cumsum([NUM_TRAIN, NUM_VALIDATION])
-    parts = zip(np.split(images, edges), np.split(labels, edges), strict=True)
-    return Splits(*(ArrayDataset({"image": image, "label": label}) for image, label in parts))
+    splits = zip(np.split(images, edges), np.split(labels, edges), strict=True)
+    return Splits(*(ArrayDataset({"image": image, "label": label}) for image, label in splits))
 
 
 def _read() -> np.ndarray:
-    """Return [1797, 65]: pixels and label. Of scikit-learn only the file is read: importing it takes longer than a small run's first step."""
+    """Return [1797, 65]: 64 pixels and the label.
+
+    The file is read without importing scikit-learn, which takes longer than a small run's first
+    step.
+    """
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
-        raise EnvironmentProblem(
-            "data.name = 'digits' ships with scikit-learn, which is not installed: pip install 'lbopt[demo]'"
-        )
+        fix = "it is not installed, and the digits ship with it: pip install 'lbopt[demo]'"
+        raise EnvironmentProblem("scikit-learn", reason=fix, code="installation")
     file = pathlib.Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not file.is_file():
-        raise EnvironmentProblem(
-            f"data.name = 'digits': {file} is missing; install scikit-learn anew"
-        )
+        fix = "the file with the digits is missing; install scikit-learn again"
+        raise EnvironmentProblem(str(file), reason=fix, code="installation")
     return np.loadtxt(file, delimiter=",")

@@ -1,4 +1,4 @@
-"""Random numbers of an example: the same whoever asks for them, and in whatever order."""
+"""Random numbers of an example, independent of the reading process and of the order of reading."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import numpy as np
 
 
 class Draws:
-    """The numbers that belong to (seed, epoch, example), and to nothing else.
+    """Random numbers that depend on (seed, epoch, example) alone.
 
-    One generator that is set to where an example's numbers begin: NumPy takes far longer to make a new one, for which it
-    asks the system for entropy that is then not used.
+    One generator is set to the place where an example's numbers begin. NumPy takes far longer to
+    make a new generator, because it asks the system for entropy first.
 
     Args:
-      stream: keeps the counters of one purpose clear of the others that have the same key; 0 is the order's.
+      stream: Number that separates the random numbers of one purpose from those of others with the
+        same seed. 0 belongs to the order of examples.
 
     References:
-      Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011): Philox 4x64-10, keyed (seed, epoch).
+      Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011): Philox 4x64-10, keyed
+      with (seed, epoch).
 
     >>> draws = Draws(stream=7)
     >>> first = draws.at(seed=0, epoch=2, example=5).random()
@@ -29,7 +31,10 @@ class Draws:
         self._generator = np.random.Generator(np.random.Philox(0))
 
     def at(self, seed: int, epoch: int, example: int) -> np.random.Generator:
-        """Return the generator where an example's numbers begin; it is the same object every time."""
+        """Return the generator, set to the beginning of an example's numbers.
+
+        It is the same object every time, so the next call changes it.
+        """
         self._generator.bit_generator.state = {
             "bit_generator": "Philox",
             "state": {"counter": (0, 0, example, self._stream), "key": (seed, epoch)},

@@ -1,4 +1,4 @@
-"""Which example comes when: a pure function of (seed, position)."""
+"""The order of examples: a pure function of (seed, position)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy as np
 def example_indices(num_examples: int, seed: int, start: int, count: int) -> np.ndarray:
     """Return the indices of the examples at stream positions [start, start + count).
 
-    The stream is one fresh permutation of the data set after another, so every example comes once an epoch and batches
-    run on across epoch ends. Step s of a run with global batch B takes the positions [s B, (s + 1) B): the global batch
-    depends on (seed, step, B) only, never on devices or processes, and runs that differ in B alone see the same stream.
+    The stream is a sequence of fresh permutations of the data set, so every example comes once in
+    an epoch, and a batch may span the end of one. Step s of a run with global batch B takes the
+    positions [s B, (s + 1) B). The global batch thus depends on (seed, step, B) only, never on
+    devices or processes, and runs that differ in B alone see the same stream.
 
     Args:
-      num_examples: size of the data set.
-      seed: of the shuffle, >= 0.
-      start: first position.
-      count: how many.
+      num_examples: Size of the data set.
+      seed: Seed of the shuffle, >= 0.
+      start: First position.
+      count: Number of positions.
 
     Returns:
       [count] int64.
@@ -34,9 +35,9 @@ def examples_at(num_examples: int, seed: int, positions: np.ndarray) -> np.ndarr
     """Return the indices of the examples at any positions of the stream of `example_indices`.
 
     Args:
-      num_examples: size of the data set.
-      seed: of the shuffle, >= 0.
-      positions: [count] int64.
+      num_examples: Size of the data set.
+      seed: Seed of the shuffle, >= 0.
+      positions: [count] int64, in any order.
 
     Returns:
       [count] int64.
@@ -44,24 +45,22 @@ def examples_at(num_examples: int, seed: int, positions: np.ndarray) -> np.ndarr
     epochs, places = np.divmod(positions, num_examples)
     indices = np.empty(len(positions), np.int64)
     for epoch in np.unique(epochs):
-        there = epochs == epoch
-        indices[there] = _permutation(num_examples, seed, int(epoch))[places[there]]
+        in_epoch = epochs == epoch
+        indices[in_epoch] = _permutation(num_examples, seed, int(epoch))[places[in_epoch]]
     return indices
 
 
-_MAKING = threading.Lock()
+_PERMUTATION_LOCK = threading.Lock()
 
 
 def _permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
-    """Sort counter-based random words: NumPy guarantees the raw stream of a bit generator, not its `permutation`.
-
-    Threads that read ahead ask for one epoch at the same time; the first makes it, the others wait.
-    """
-    with _MAKING:
-        return _sorted(num_examples, seed, epoch)
+    """Return the permutation of an epoch, made once for all threads that read ahead."""
+    with _PERMUTATION_LOCK:
+        return _cached_permutation(num_examples, seed, epoch)
 
 
-@functools.lru_cache(maxsize=2)
-def _sorted(num_examples: int, seed: int, epoch: int) -> np.ndarray:
+@functools.lru_cache(maxsize=2)  # a batch may span two epochs
+def _cached_permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
+    # NumPy guarantees the raw words of a bit generator, not the result of `permutation`.
     words = np.random.Philox(key=[seed, epoch]).random_raw(num_examples)
     return np.argsort(words, kind="stable")

@@ -1,4 +1,4 @@
-"""Where, in the folder of data sets, those lie that are not in the format of TensorFlow Datasets."""
+"""Folders of data sets that are not in the format of TensorFlow Datasets."""
 
 from __future__ import annotations
 
@@ -11,27 +11,24 @@ from lbopt.errors import require
 _NAME = re.compile(r"\w[\w.-]{0,59}")
 
 
-def store_folder(
-    name: str, data_dir: str | None = None, field: str = "config.data.builder"
-) -> pathlib.Path:
+def store_folder(name: str, data_dir: str | None = None) -> pathlib.Path:
     """Return the folder of the token store that `lbopt prepare text --name=NAME` makes.
 
     Args:
-      name: at most 60 letters, digits, "_", "-" and ".".
-      data_dir: see `default_data_dir`.
-      field: that has the name, for the message.
+      name: Name of the store: at most 60 letters, digits, "_", "-" and ".".
+      data_dir: Folder of data sets, see `default_data_dir`.
 
     Raises:
-      UserError: if the name is none.
+      UserError: If the name has other characters or is too long.
 
     >>> store_folder("books", "/data").as_posix()
     '/data/lbopt_text/books'
     """
     fix = "give a plain name: at most 60 letters, digits, '_', '-' and '.'"
-    require(_NAME.fullmatch(name), field, name, fix)
+    require(_NAME.fullmatch(name), "name", name, fix)
     return default_data_dir(data_dir) / "lbopt_text" / name
 
 
 def ptb_folder(data_dir: str | None = None) -> pathlib.Path:
-    """Return the folder where the files of the Penn Treebank are expected; see `lbopt.data.text._ptb`."""
+    """Return the folder of the Penn Treebank's files, see `lbopt.data.text.load_ptb`."""
     return default_data_dir(data_dir) / "ptb"

@@ -1,8 +1,9 @@
-"""What counting reaches on the embedded text: the numbers that a trained model has to beat.
+"""Baselines on the embedded text: figures of counting models, which a trained model has to beat.
 
     python -m lbopt.data.baselines
 
-prints them for vocabularies of several sizes: configs/pydoc_bert.py has 1024 pieces, configs/pydoc_lstm.py has 256.
+prints them for vocabularies of several sizes. configs/pydoc_bert.py uses 1024 pieces,
+configs/pydoc_lstm.py 256.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ VOCABULARIES = (256, 512, 1024, 2048)
 
 
 def unigram_accuracy(train_tokens: np.ndarray, dataset: Dataset) -> float:
-    """Return how many of a data set's masked tokens are the most frequent training token, in [0, 1].
+    """Return the fraction of a data set's masked tokens that are the most frequent training token.
 
-    No predictor that does not look at the sequence does better on the training text.
+    On the training text this is the best accuracy of a predictor that does not see the sequence.
     """
     guess = np.bincount(train_tokens).argmax()
     batch = dataset.take(np.arange(len(dataset)))
@@ -42,14 +43,15 @@ class Trigram(NamedTuple):
 
         p(w | u v) = a_0 / V + a_1 p_1(w) + a_2 p_2(w | v) + a_3 p_3(w | u v)
 
-    where p_n are relative frequencies in the training text, and p_n is p_(n-1) after a history that never occurred. The
-    sum over the vocabulary is 1 after every history, and every token, [UNK] too, has a positive probability.
+    The p_n are relative frequencies in the training text; after a history that never occurred, p_n
+    is p_(n-1). The probabilities add up to 1 after every history, and every token has a positive
+    one, [UNK] included.
 
     Attributes:
-      vocab_size: V.
-      weights: a, positive with sum 1.
-      counts: n -> {n-gram: how often}, for n = 1, 2, 3.
-      histories: n -> {history of n - 1 tokens: how often one of n-grams begins with it}.
+      vocab_size: V, the number of tokens of the vocabulary.
+      weights: [4] fp64, the weights a, positive with sum 1.
+      counts: n -> {n-gram: number of occurrences}, for n = 1, 2, 3.
+      histories: n -> {first n - 1 tokens of an n-gram: number of n-grams that begin with them}.
     """
 
     vocab_size: int
@@ -59,29 +61,32 @@ class Trigram(NamedTuple):
 
     def components(self, text: np.ndarray) -> np.ndarray:
         """Return [tokens - 2, 4] fp64: 1 / V and p_1 to p_3 of every token from the third on."""
-        rows = []
+        all_probabilities = []
         tokens = [int(token) for token in text]
         for place in range(2, len(tokens)):
-            row = [1 / self.vocab_size]
+            probabilities = [1 / self.vocab_size]
             for n in (1, 2, 3):
                 gram = tuple(tokens[place - n + 1 : place + 1])
                 seen = self.histories[n].get(gram[:-1], 0)
-                row.append(self.counts[n].get(gram, 0) / seen if seen else row[-1])
-            rows.append(row)
-        return np.asarray(rows)
+                shorter = probabilities[-1]
+                probabilities.append(self.counts[n].get(gram, 0) / seen if seen else shorter)
+            all_probabilities.append(probabilities)
+        return np.asarray(all_probabilities)
 
     def losses(self, text: np.ndarray) -> np.ndarray:
-        """Return [tokens - 2] the negative log-likelihood, in nats, of every token from the third on."""
+        """Return [tokens - 2] negative log-likelihoods in nats of all tokens from the third on."""
         return -np.log(self.components(text) @ self.weights)
 
 
 def fit_trigram(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> Trigram:
-    """Count on the training text; choose the weights that make the validation text most likely, by EM."""
-    counts: dict[int, dict[tuple[int, ...], int]] = {}
-    histories: dict[int, dict[tuple[int, ...], int]] = {}
+    """Return a model whose counts are of the training text.
+
+    Its weights maximise the likelihood of the validation text.
+    """
+    counts: dict[int, dict[tuple[int, ...], int]] = {1: {}, 2: {}, 3: {}}
+    histories: dict[int, dict[tuple[int, ...], int]] = {1: {}, 2: {}, 3: {}}
     tokens = [int(token) for token in train]
     for n in (1, 2, 3):
-        counts[n], histories[n] = {}, {}
         for place in range(n - 1, len(tokens)):
             gram = tuple(tokens[place - n + 1 : place + 1])
             counts[n][gram] = counts[n].get(gram, 0) + 1
@@ -91,7 +96,13 @@ def fit_trigram(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> T
 
 
 def _most_likely_weights(components: np.ndarray) -> np.ndarray:
-    """Maximise the likelihood of a mixture over its weights [components]; it is concave, so EM finds the maximum."""
+    """Return the weights [components] of a mixture that maximise its likelihood.
+
+    The log-likelihood is concave in the weights, so expectation maximisation finds the maximum.
+
+    Args:
+      components: [tokens, components] probabilities of each token under each component.
+    """
     weights = np.full(components.shape[1], 1 / components.shape[1])
     for _ in range(_EM_STEPS):
         joint = components * weights
@@ -100,7 +111,7 @@ def _most_likely_weights(components: np.ndarray) -> np.ndarray:
 
 
 def pydoc_unigram_accuracy(config: DataConfig) -> tuple[float, float]:
-    """Return the baseline of masked tokens on the validation and the test part."""
+    """Return `unigram_accuracy` on the validation and the test set."""
     splits: Splits = load_pydoc_masked_lm(
         config.vocab_size, config.sequence_length, config.max_predictions
     )
@@ -110,19 +121,21 @@ def pydoc_unigram_accuracy(config: DataConfig) -> tuple[float, float]:
 
 
 def pydoc_trigram_perplexity(config: DataConfig) -> tuple[float, float]:
-    """Return the trigram model's perplexity on the validation part (which chose its weights) and on the test part.
+    """Return the trigram model's perplexity on the validation and the test set.
 
-    It sees the two tokens before every token, also where the language model begins a new window.
+    Its weights were chosen on the validation set. The model sees the two tokens before every token,
+    also where the language model begins a new window.
     """
     corpus = load_pydoc_topics(config.vocab_size)
-    texts = [join_documents(part) for part in corpus[1:]]
-    model = fit_trigram(texts[0], texts[1], len(corpus.pieces.pieces))
-    validation, test = (math.exp(model.losses(text).mean()) for text in texts[1:])
-    return validation, test
+    train, validation, test = (join_documents(documents) for documents in corpus[1:])
+    model = fit_trigram(train, validation, len(corpus.pieces.pieces))
+    validation_loss = model.losses(validation).mean()
+    test_loss = model.losses(test).mean()
+    return math.exp(validation_loss), math.exp(test_loss)
 
 
 def bits_per_character(perplexity: float, vocab_size: int) -> float:
-    """Return what a perplexity on the test part is in bits per character: comparable over vocabularies."""
+    """Return a test perplexity in bits per character, comparable between vocabularies."""
     num_tokens = sum(len(document.tokens) + 1 for document in load_pydoc_topics(vocab_size).test)
     num_characters = sum(
         len(sentence) + 1 for topic in split_pydoc_topics()[2] for sentence in topic
@@ -131,7 +144,7 @@ def bits_per_character(perplexity: float, vocab_size: int) -> float:
 
 
 def main() -> None:
-    """Print the baselines."""
+    """Print the baselines for each vocabulary size."""
     length = DataConfig().sequence_length
     show(f"pydoc_data.topics of this Python, sequences of {length} tokens")
     show("        masked tokens, the most     next token, interpolated trigram,")
@@ -140,11 +153,11 @@ def main() -> None:
     for size in VOCABULARIES:
         config = DataConfig(vocab_size=size)
         masked = [100 * value for value in pydoc_unigram_accuracy(config)]
-        following = pydoc_trigram_perplexity(config)
-        bits = bits_per_character(following[1], size)
-        show(
-            f"{size:6}{masked[0]:12.2f}{masked[1]:6.2f}{'':12}{following[0]:10.2f}{following[1]:7.2f}{'':6}{bits:.3f}"
-        )
+        perplexity = pydoc_trigram_perplexity(config)
+        bits = bits_per_character(perplexity[1], size)
+        accuracies = f"{masked[0]:12.2f}{masked[1]:6.2f}"
+        perplexities = f"{perplexity[0]:10.2f}{perplexity[1]:7.2f}"
+        show(f"{size:6}{accuracies}{'':12}{perplexities}{'':6}{bits:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Data sets as a config asks for them: by name, with the fields of `DataConfig`."""
+"""Data sets by name, read as the fields of `DataConfig` say."""
 
 import lazy_loader
 

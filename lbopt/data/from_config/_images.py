@@ -1,4 +1,4 @@
-"""Images of classes in any TFDS data set, as a config asks for them."""
+"""Labelled images of any data set in the format of TensorFlow Datasets (TFDS), as a config says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from lbopt.config import DataConfig
 from lbopt.data._arrays import Dataset, Reading, Splits
 from lbopt.data._damaged import DamagedCount
 from lbopt.data._records import TfdsFolder
+from lbopt.data.from_config._naming import LIMIT_FIELD
 from lbopt.data.images import (
     LARGEST_IN_MEMORY_BYTES,
     ImageDataset,
@@ -19,43 +20,51 @@ from lbopt.data.images import (
 )
 from lbopt.errors import require
 
-_PIECE = 32
-"""Examples that one thread prepares at a time."""
+_EXAMPLES_PER_PIECE = 32
+"""Number of examples that one thread prepares at a time."""
+_SPLIT_FIELDS = ("train_split", "validation_split", "test_split")
 
 
 def load_images(data: DataConfig) -> tuple[Splits, int]:
-    """Open the splits of a validated config; return them and the number of classes.
+    """Return the splits of a validated config, and the number of classes.
 
     Raises:
-      UserError: naming the field that does not fit the data set.
-      EnvironmentProblem: if the data set is not there, or damaged.
+      UserError: If a field, named without the config's prefix, does not fit the data set.
+      EnvironmentProblem: If the data set is missing or damaged.
     """
     folder = TfdsFolder(data.builder, data.data_dir)
     folder.require_features("image", "label")
     num_classes: int = getattr(folder.features["label"], "num_classes", None) or 0
-    fix = "its label is no class; give a data set with image and label of TFDS's kinds Image and ClassLabel"
-    require(num_classes > 0, "config.data.builder", data.builder, fix)
+    fix = (
+        "its label is no class; give a data set whose image and label are of TFDS's kinds Image "
+        "and ClassLabel"
+    )
+    require(num_classes > 0, "builder", data.builder, fix, code="mismatch")
+
     shape = tuple(folder.features["image"].shape)
     fix = f"images of {data.builder} are grey; give one number"
     for field in ("pixel_mean", "pixel_std"):
         value = getattr(data, field)
-        require(shape[2] != 1 or len(value) == 1, f"config.data.{field}", value, fix)
+        require(shape[2] != 1 or len(value) == 1, field, value, fix, code="mismatch")
     return Splits(*_splits(data, folder, shape, num_classes)), num_classes
 
 
 def _splits(
     data: DataConfig, folder: TfdsFolder, shape: tuple, num_classes: int
 ) -> Iterator[Dataset]:
-    opened: dict[str, Dataset] = {}
-    for index, field in enumerate(("train_split", "validation_split", "test_split")):
-        name, training = getattr(data, field), index == 0
-        if training or name not in opened:
-            records = folder.open(name, f"config.data.{field}", encoded=("image",))
-            damaged = DamagedCount(f"{data.builder} {name}", data.max_damaged_records)
-            opened[name] = _dataset(data, records, shape, num_classes, damaged, training)
-        yield opened[name]
-        if training:
-            del opened[name]  # the same records are read in another way in evaluation
+    for_evaluation: dict[str, Dataset] = {}
+    for field in _SPLIT_FIELDS:
+        split = getattr(data, field)
+        if split in for_evaluation:  # test and validation may be one split
+            yield for_evaluation[split]
+            continue
+        records = folder.open(split, field, encoded=("image",))
+        damaged = DamagedCount(f"{data.builder} {split}", data.max_damaged_records, LIMIT_FIELD)
+        training = field == "train_split"
+        dataset = _dataset(data, records, shape, num_classes, damaged, training)
+        if not training:
+            for_evaluation[split] = dataset
+        yield dataset
 
 
 def _dataset(
@@ -70,34 +79,39 @@ def _dataset(
         return ImageDataset(
             records, num_classes, _preparation(data, shape), damaged, _reading(data)
         )
-    fix = f"images of {data.builder} have various sizes; use 'resized'"
-    require(None not in shape, "config.data.train_crop", data.train_crop, fix)
-    require(
-        shape[0] == shape[1] and data.image_size in (None, shape[0]),
-        "config.data.image_size",
-        data.image_size,
-        f"images of {data.builder} are {shape[0]} x {shape[1]}; leave it None, or set train_crop='resized'",
-    )
-    size = len(records) * shape[0] * shape[1] * shape[2]
-    fix = f"all images are held in memory and would take {size / 2**30:.1f} GiB; use 'resized'"
-    require(size <= LARGEST_IN_MEMORY_BYTES, "config.data.train_crop", data.train_crop, fix)
+    _check_small(data, len(records), shape)
     arrays = load_image_arrays(records, shape, num_classes, damaged)
     if not training:
         return SmallImages(arrays, 0, False, Policy(), damaged)
-    require(
-        data.augmentation == "none" or shape[2] == 3,
-        "config.data.augmentation",
-        data.augmentation,
-        f"images of {data.builder} are grey; use 'none'",
-    )
+    fix = f"images of {data.builder} are grey; use 'none'"
+    fits = data.augmentation == "none" or shape[2] == 3
+    require(fits, "augmentation", data.augmentation, fix, code="mismatch")
     padding = data.crop_padding if data.train_crop == "padded" else 0
     return SmallImages(arrays, padding, data.flip, _policy(data), damaged)
+
+
+def _check_small(data: DataConfig, num_records: int, shape: tuple) -> None:
+    """Raise `UserError` unless all images have one size, and fit in memory."""
+    fix = f"images of {data.builder} have various sizes; use 'resized'"
+    require(None not in shape, "train_crop", data.train_crop, fix, code="mismatch")
+    height, width, channels = shape
+    fix = (
+        f"images of {data.builder} are {height} x {width}; leave it None, or set "
+        "{train_crop}='resized'"
+    )
+    fits = height == width and data.image_size in (None, height)
+    also = ["train_crop"]
+    require(fits, "image_size", data.image_size, fix, code="mismatch", also=also)
+    size = num_records * height * width * channels
+    fix = f"all images are held in memory and would take {size / 2**30:.1f} GiB; use 'resized'"
+    fits = size <= LARGEST_IN_MEMORY_BYTES
+    require(fits, "train_crop", data.train_crop, fix, code="resource")
 
 
 def _preparation(data: DataConfig, shape: tuple) -> Preparation:
     fix = "images have various sizes; give the side that the network sees, for instance 224"
     side = data.image_size or shape[0]
-    require(side is not None, "config.data.image_size", data.image_size, fix)
+    require(side is not None, "image_size", data.image_size, fix, code="missing")
     return Preparation(
         side,
         data.crop_sampling,
@@ -118,4 +132,4 @@ def _policy(data: DataConfig) -> Policy:
 
 
 def _reading(data: DataConfig) -> Reading:
-    return Reading(data.reader_threads, data.reader_processes, _PIECE)
+    return Reading(data.reader_threads, data.reader_processes, _EXAMPLES_PER_PIECE)

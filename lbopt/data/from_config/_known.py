@@ -1,7 +1,7 @@
-"""Data sets whose examples are known without being there: shapes, dtypes and how many there are.
+"""Shapes, dtypes and sizes of data sets that need not be on this machine.
 
-A plan traces and compiles, and reads no data. What is known here is what a program depends on: the sets of the published
-runs. Whatever else a config names has to be there, and is loaded.
+A plan traces and compiles, and reads no data. The program of a run depends only on the numbers that
+this module knows, for the data sets of the published runs. Any other data set is loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lbopt.data.from_config._text import Learned
 from lbopt.data.images import image_shape
 from lbopt.data.text import EvalLanes, Lanes, make_windows
 
-IMAGES = {
+IMAGES: dict[str, tuple[dict[str, int], tuple[Any, ...], int]] = {
     "imagenet2012": (
         {"train": 1_281_167, "validation": 50_000, "test": 100_000},
         (None, None, 3),
@@ -29,40 +29,48 @@ IMAGES = {
     "cifar100": ({"train": 50_000, "test": 10_000}, (32, 32, 3), 100),
     "mnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1), 10),
 }
-"""Builder -> examples of each split, shape of an image, classes: the catalog of TensorFlow Datasets."""
+"""Builder -> examples of each split, shape of an image, number of classes.
+
+From the catalog of TensorFlow Datasets.
+"""
 SQUAD_QUESTIONS = {"train": 87_599, "validation": 10_570}
-"""Of SQuAD v1.1 (arXiv 1606.05250). How many windows they make depends on the vocabulary; a plan takes one for each."""
+"""Questions of SQuAD v1.1 (arXiv 1606.05250). The number of windows depends on the vocabulary; a
+plan assumes one for each question."""
 PTB_TOKENS = (929_589, 73_760, 82_430)
-"""Training, validation and test part of Mikolov's Penn Treebank, ends of sentences included (arXiv 1409.2329: 929k, 73k, 82k words)."""
+"""Tokens of the training, validation and test set of Mikolov's Penn Treebank, ends of sentences
+included (arXiv 1409.2329: 929k, 73k and 82k words)."""
 NOMINAL = 2**31
-"""Examples of a corpus that is not there: more than any run reads. Runs on one are counted in steps."""
+"""Assumed number of examples of an unknown corpus, larger than any run reads. The length of a run
+on a corpus is given in steps."""
 
 
 class Blank:
     """Examples of zeros, for a trace.
 
     Args:
-      example: name -> (shape, dtype) of one example.
-      length: how many there are.
+      example: Name -> (shape, dtype) of one example.
+      length: Number of examples.
     """
 
-    reading = Reading(in_order=True)  # the order of a corpus would take more memory than its trace
+    # A shuffled order of a nominal corpus would not fit in memory.
+    reading = Reading(in_order=True)
 
     def __init__(self, example: Mapping[str, tuple[tuple[int, ...], Any]], length: int):
-        self._example, self._length = dict(example), length
+        self._example = dict(example)
+        self._length = length
 
     def __len__(self) -> int:
         return self._length
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return as many examples as there are indices."""
+        """Return an example of zeros for each index."""
         return {
             name: np.zeros((len(indices), *shape), dtype)
             for name, (shape, dtype) in self._example.items()
         }
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-        """Return as many examples as there are indices."""
+        """Return an example of zeros for each index."""
         del epochs, seed
         return self.take(indices)
 
@@ -70,18 +78,20 @@ class Blank:
 def known_source(
     data: DataConfig, global_batch_size: int = 1, learned: Learned | None = None
 ) -> Source:
-    """Return what `load_source` would, with examples of zeros; what is not known is loaded.
+    """Return what `load_source` returns, with examples of zeros if the data set is known.
+
+    A data set that is not known is loaded. The arguments are those of `load_source`.
 
     Raises:
-      UserError: naming the field that does not fit the data.
-      EnvironmentProblem: if the data are neither known nor there.
+      UserError: If a field does not fit the data.
+      EnvironmentProblem: If the data are neither known nor on this machine.
     """
     found = None
     if data.name == "images":
         found = _images(data)
     elif data.name == "text_mlm":
         found = _masked(data)
-    elif data.name == "squad" and data.builder.split("/")[0].split(":")[0] == "squad":
+    elif data.name == "squad" and _plain_name(data.builder) == "squad":
         found = _questions(data)
     elif data.name == "ptb":
         found = _running(data, global_batch_size)
@@ -89,21 +99,24 @@ def known_source(
 
 
 def has_known_length(data: DataConfig) -> bool:
-    """Return whether the examples of an epoch are known without the data; a corpus may be any."""
+    """Return whether the number of examples in an epoch is known without the data."""
     return TASKS[data.name] != "masked_lm" or data.name == "pydoc_mlm"
 
 
+def _plain_name(builder: str) -> str:
+    """Return the name in "name[/config][:version]"."""
+    return re.split(r"[/:]", builder)[0]
+
+
 def _images(data: DataConfig) -> Source | None:
-    known = IMAGES.get(re.split(r"[/:]", data.builder)[0])
+    known = IMAGES.get(_plain_name(data.builder))
     if known is None:
         return None
-    sizes, image, num_classes = known
-    shape: tuple[Any, ...] = image
-    counts = [
-        _count(getattr(data, f"{part}_split"), sizes) for part in ("train", "validation", "test")
-    ]
-    if None in counts or (data.train_crop != "resized" and None in shape):
-        return None  # loading it says what is wrong
+    sizes, shape, num_classes = known
+    counts = _counts(data, sizes)
+    if counts is None or (data.train_crop != "resized" and None in shape):
+        return None  # loading it raises an error that says what is wrong
+
     if data.train_crop == "resized":
         side = data.image_size or shape[0]
         if side is None:
@@ -112,21 +125,33 @@ def _images(data: DataConfig) -> Source | None:
     elif shape[-1] == 1:
         shape = shape[:-1]
     example = {"image": (shape, np.uint8), "label": ((), np.int32)}
-    splits = Splits(*(Blank(example, count or 0) for count in counts))
+    splits = Splits(*(Blank(example, count) for count in counts))
     return Source(splits, num_classes, pixel_scale=(data.pixel_mean, data.pixel_std))
 
 
-def _count(split: str, sizes: Mapping[str, int]) -> int | None:
-    """Return how many examples a split in TFDS's notation has; None if it is not a plain one.
+def _counts(data: DataConfig, sizes: Mapping[str, int]) -> tuple[int, int, int] | None:
+    """Return the numbers of examples of the three splits; None if one of them is not known."""
+    train = _count(data.train_split, sizes)
+    validation = _count(data.validation_split, sizes)
+    test = _count(data.test_split, sizes)
+    if train is None or validation is None or test is None:
+        return None
+    return train, validation, test
 
-    >>> _count("train[:55000]", {"train": 60000}), _count("train[90%:]", {"train": 60000}), _count("test", {"train": 60000})
+
+def _count(split: str, sizes: Mapping[str, int]) -> int | None:
+    """Return the number of examples of a split in TFDS's notation; None for an unknown notation.
+
+    >>> sizes = {"train": 60000}
+    >>> _count("train[:55000]", sizes), _count("train[90%:]", sizes), _count("test", sizes)
     (55000, 6000, None)
     """
     found = re.fullmatch(r"(\w+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?", split)
     if found is None or found[1] not in sizes:
         return None
     size = sizes[found[1]]
-    start, stop = (_edge(text, size) for text in (found[2], found[3]))
+    start = _edge(found[2], size)
+    stop = _edge(found[3], size)
     return len(range(size)[start:stop]) or None
 
 
@@ -137,7 +162,8 @@ def _edge(text: str | None, size: int) -> int | None:
 
 
 def _masked(data: DataConfig) -> Source:
-    length, predictions = ((data.sequence_length,), np.int32), ((data.max_predictions,), np.int32)
+    length = ((data.sequence_length,), np.int32)
+    predictions = ((data.max_predictions,), np.int32)
     example = {
         **dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), length),
         **dict.fromkeys(("masked_positions", "masked_labels"), predictions),
@@ -149,20 +175,18 @@ def _masked(data: DataConfig) -> Source:
 
 
 def _questions(data: DataConfig) -> Source | None:
-    counts = [
-        _count(getattr(data, f"{part}_split"), SQUAD_QUESTIONS)
-        for part in ("train", "validation", "test")
-    ]
-    if None in counts:
+    counts = _counts(data, SQUAD_QUESTIONS)
+    if counts is None:
         return None
-    length, place = ((data.sequence_length,), np.int32), ((), np.int32)
+    length = ((data.sequence_length,), np.int32)
+    place = ((), np.int32)
     example = {
         **dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), length),
         **dict.fromkeys(("start_position", "end_position"), place),
     }
-    asked = {**example, **dict.fromkeys(("may_start", "may_end"), length)}
-    train, *others = (count or 0 for count in counts)
-    splits = Splits(Blank(example, train), *(Blank(asked, count) for count in others))
+    eval_example = {**example, **dict.fromkeys(("may_start", "may_end"), length)}
+    train, *others = counts
+    splits = Splits(Blank(example, train), *(Blank(eval_example, count) for count in others))
     return Source(splits, data.vocab_size, max_answer_length=data.max_answer_length)
 
 

@@ -8,6 +8,7 @@ from lbopt.config import TASKS, DataConfig
 from lbopt.data._arrays import Splits
 from lbopt.data._digits import NUM_CLASSES, load_digits
 from lbopt.data.from_config import _text
+from lbopt.data.from_config._naming import naming_data
 from lbopt.data.text import (
     NO_VOCABULARY,
     MaskedLMDataset,
@@ -19,16 +20,17 @@ from lbopt.errors import EnvironmentProblem
 
 
 class Source(NamedTuple):
-    """What a config's data turn out to be.
+    """Data of a config, with the numbers that the model and the loss need.
 
     Attributes:
-      splits: training, validation and test sets.
-      outputs: of the model: classes, or tokens of the vocabulary.
-      mean_predictions: of masked language models: how many tokens of an example are predicted on average.
-      vocabulary: of text: the pieces or words, and how text is changed for them.
-      num_lanes: of text that is read in lanes; 0 for none.
-      max_answer_length: of questions: tokens of an answer, at most.
-      pixel_scale: (mean, std) of images that come as uint8, of pixels in [0, 1].
+      splits: Training, validation and test set.
+      outputs: Number of the model's outputs: classes, or entries of the vocabulary.
+      mean_predictions: Average number of predicted tokens of an example, for masked language
+        models.
+      vocabulary: Pieces or words of text, with its normalization.
+      num_lanes: Number of streams that carry a state from batch to batch; 0 for none.
+      max_answer_length: Maximum number of tokens of an answer, for questions.
+      pixel_scale: (mean, std) of pixels in [0, 1], for images that come as uint8.
     """
 
     splits: Splits
@@ -46,32 +48,41 @@ def load_source(
     """Load the data of a validated config.
 
     Args:
-      data: which.
-      global_batch_size: for text that is laid out by it.
-      learned: opens the folder of what the run starts from, for the vocabulary in it.
+      data: The config.
+      global_batch_size: Number of streams of text whose state is carried from batch to batch.
+      learned: Function that opens the folder of `init_from`, for the vocabulary in it; None without
+        one.
 
     Raises:
-      UserError: naming the field that does not fit the data.
-      EnvironmentProblem: if the data cannot be had.
+      UserError: If a field, named as "data.field", does not fit the data.
+      EnvironmentProblem: If the data are missing or damaged.
     """
-    if data.name == "squad":
-        splits, pieces = _text.load_questions(data, learned)
-        return Source(
-            splits,
-            len(pieces.pieces),
-            vocabulary=pieces.vocabulary,
-            max_answer_length=data.max_answer_length,
-        )
-    if TASKS[data.name] == "language_model":
-        splits, vocabulary = _text.load_running_text(data, global_batch_size)
-        return Source(
-            splits,
-            len(vocabulary.pieces),
-            0.0,
-            vocabulary,
-            global_batch_size if data.carry_state else 0,
-        )
-    return _LOADERS[data.name](data)
+    with naming_data():
+        if data.name == "squad":
+            return _squad(data, learned)
+        if TASKS[data.name] == "language_model":
+            return _language_model(data, global_batch_size)
+        return _LOADERS[data.name](data)
+
+
+def _squad(data: DataConfig, learned: _text.Learned | None) -> Source:
+    splits, pieces = _text.load_questions(data, learned)
+    return Source(
+        splits,
+        len(pieces.pieces),
+        vocabulary=pieces.vocabulary,
+        max_answer_length=data.max_answer_length,
+    )
+
+
+def _language_model(data: DataConfig, global_batch_size: int) -> Source:
+    splits, vocabulary = _text.load_running_text(data, global_batch_size)
+    return Source(
+        splits,
+        len(vocabulary.pieces),
+        vocabulary=vocabulary,
+        num_lanes=global_batch_size if data.carry_state else 0,
+    )
 
 
 def _digits(data: DataConfig) -> Source:
@@ -82,9 +93,8 @@ def _images(data: DataConfig) -> Source:
     try:
         from lbopt.data.from_config import _images
     except ImportError as error:
-        raise EnvironmentProblem(
-            f"config.data.name = 'images': images are decoded by packages that are not installed ({error}): pip install 'lbopt[images]'"
-        ) from error
+        fix = f"a package that decodes them is not installed ({error}): pip install 'lbopt[images]'"
+        raise EnvironmentProblem("name", "images", fix, code="installation") from error
     splits, num_classes = _images.load_images(data)
     return Source(splits, num_classes, pixel_scale=(data.pixel_mean, data.pixel_std))
 

@@ -1,4 +1,4 @@
-"""Text, as a config asks for it."""
+"""Text, read as a config says."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from lbopt import errors
 from lbopt.config import DataConfig
 from lbopt.data import _places
 from lbopt.data._arrays import Splits
-from lbopt.data._damaged import DamagedCount
-from lbopt.data._records import Records, TfdsFolder
+from lbopt.data._damaged import DamagedCount, DamagedRecord
+from lbopt.data._records import Records, TfdsFolder, read_any_record
+from lbopt.data.from_config._naming import LIMIT_FIELD, LOWERCASE_FIELD
 from lbopt.data.squad import EvaluationWindows, Question, TrainingWindows, question_from_record
 from lbopt.data.text import (
     EvalLanes,
@@ -32,51 +34,54 @@ from lbopt.data.text import (
 )
 from lbopt.errors import UserError, require
 
-_EMBEDDED = "pydoc_squad"
-"""Questions about the topics of pydoc, whose vocabulary is theirs."""
-_GIVE_VOCABULARY = (
-    "give the vocab.txt or tokenizer.json of the model that config.init_from names; "
-    "a workdir of lbopt train and a folder of Transformers have one"
-)
+_PYDOC_SQUAD = "pydoc_squad"
+"""Questions about Python's help topics. They use the vocabulary that is learned from the topics."""
 _EVERY = 200
-"""Of so many documents of a corpus one is for validation and one for the test; of a small one, more."""
+"""Documents of a corpus for each one in the validation set, and for each one in the test set. A
+small corpus has a larger share of them."""
 
 Learned = Callable[[], AbstractContextManager[pathlib.Path]]
-"""Opens the folder of what a run starts from; its vocabulary lies there."""
+"""Function that opens the folder of `init_from`, which has the vocabulary."""
 
 
 def load_masked_text(data: DataConfig) -> tuple[Splits, WordPiece]:
-    """Open a prepared corpus as pairs of segments for BERT; return its vocabulary too."""
-    store = open_store(_places.store_folder(data.builder, data.data_dir), data.vocab_size)
+    """Return a prepared corpus as pairs of segments for BERT, and its vocabulary."""
+    with errors.under("", name="builder"):
+        folder = _places.store_folder(data.builder, data.data_dir)
+    store = open_store(folder, data.vocab_size)
     pieces = WordPiece(store.pieces, store.normalization)
     every = max(2, min(_EVERY, len(store) // 3))
     try:
         parts = split_store(store, every, every)
     except UserError as error:
-        raise UserError(
-            f"config.data.builder = {data.builder!r}: {len(store)} documents are too few for training, validation and test; prepare a corpus of ten or more"
-        ) from error
+        fix = (
+            f"{len(store)} documents are too few for training, validation and test; prepare a "
+            "corpus of ten or more"
+        )
+        raise UserError("builder", data.builder, fix) from error
     sizes = data.sequence_length, data.vocab_size, data.max_predictions
     return Splits(*(MaskedLMDataset(part, *sizes, pieces.special) for part in parts)), pieces
 
 
 def load_questions(data: DataConfig, learned: Learned | None = None) -> tuple[Splits, WordPiece]:
-    """Open a set of questions with the schema of SQuAD v1.1.
+    """Return a data set with the schema of SQuAD v1.1, and its vocabulary.
 
     Args:
-      data: which one.
-      learned: opens the folder whose vocabulary is taken if `data` names none.
+      data: The config.
+      learned: Function that opens the folder whose vocabulary is used if `data` names none.
     """
     pieces = _vocabulary(data, learned)
-    fix = f"the vocabulary has {len(pieces.pieces)} pieces; use that, or another config.data.vocab_file"
-    require(len(pieces.pieces) == data.vocab_size, "config.data.vocab_size", data.vocab_size, fix)
+    fix = f"the vocabulary has {len(pieces.pieces)} pieces; use that, or another {{vocab_file}}"
+    same = len(pieces.pieces) == data.vocab_size
+    also = ["vocab_file"]
+    require(same, "vocab_size", data.vocab_size, fix, code="mismatch", also=also)
     folder = TfdsFolder(data.builder, data.data_dir)
     folder.require_features("id", "context", "question", "answers")
 
     def windows(kind: Any, field: str) -> Any:
         split = getattr(data, field)
-        damaged = DamagedCount(f"{data.builder} {split}", data.max_damaged_records)
-        questions = list(_usable(folder.open(split, f"config.data.{field}"), damaged))
+        damaged = DamagedCount(f"{data.builder} {split}", data.max_damaged_records, LIMIT_FIELD)
+        questions = list(_usable(folder.open(split, field), damaged))
         sizes = data.sequence_length, data.doc_stride, data.max_query_length
         found = kind(questions, pieces, *sizes)
         found.damaged = damaged
@@ -92,31 +97,49 @@ def load_questions(data: DataConfig, learned: Learned | None = None) -> tuple[Sp
 def _usable(records: Records, damaged: DamagedCount) -> Iterator[Question]:
     for index in range(len(records)):
         try:
-            yield question_from_record(records[index])
-        except UserError as error:
+            yield question_from_record(read_any_record(records, index))
+        except (DamagedRecord, UserError) as error:
             damaged.add(index, str(error))
-        except Exception as error:  # whatever the storage layers raise
-            damaged.add(index, f"it cannot be read: {' '.join(str(error).split())[:120]}")
 
 
 def _vocabulary(data: DataConfig, learned: Learned | None) -> WordPiece:
-    if data.builder == _EMBEDDED and data.vocab_file is None:
-        fix = f"{_EMBEDDED}'s vocabulary is learned from lowercased text; leave it None, or give config.data.vocab_file"
-        require(data.lowercase is None, "config.data.lowercase", data.lowercase, fix)
+    """Return the vocabulary of a file, of the embedded questions, or beside `init_from`."""
+    if data.builder == _PYDOC_SQUAD and data.vocab_file is None:
+        fix = (
+            f"the vocabulary of {_PYDOC_SQUAD} is learned from lowercased text; leave it None, or "
+            "give {vocab_file}"
+        )
+        given = data.lowercase is not None
+        also = ["vocab_file"]
+        require(not given, "lowercase", data.lowercase, fix, code="unused", also=also)
         return load_pydoc_topics(data.vocab_size).pieces
     if data.vocab_file is not None:
-        return load_wordpiece(data.vocab_file, data.lowercase, "config.data.lowercase")
+        return load_wordpiece(data.vocab_file, data.lowercase, LOWERCASE_FIELD)
     if learned is None:
-        raise UserError(f"config.data.vocab_file = None: {_GIVE_VOCABULARY}")
+        raise _no_vocabulary()
     with learned() as folder:
         file = find_vocabulary(folder)
         if file is None:
-            raise UserError(f"config.data.vocab_file = None: {_GIVE_VOCABULARY}")
-        return load_wordpiece(file, data.lowercase, "config.data.lowercase")
+            raise _no_vocabulary()
+        with errors.under("", vocabulary="init_from"):
+            return load_wordpiece(file, data.lowercase, LOWERCASE_FIELD)
+
+
+def _no_vocabulary() -> UserError:
+    fix = (
+        "give the vocab.txt or tokenizer.json of the model that {init_from} names; a workdir of "
+        "lbopt train and a folder of Transformers have one"
+    )
+    return UserError("vocab_file", None, fix, code="missing", also=["init_from"])
 
 
 def load_running_text(data: DataConfig, num_lanes: int) -> tuple[Splits, Vocabulary]:
-    """Open text for a language model, as windows or, with `carry_state`, as lanes; return its vocabulary too."""
+    """Return text for a language model, and its vocabulary.
+
+    Args:
+      data: The config. Its examples are windows or, with `carry_state`, streams.
+      num_lanes: Number of streams.
+    """
     texts, vocabulary = _running_text(data)
     length = data.sequence_length
     if data.carry_state:

@@ -1,15 +1,17 @@
-"""AutoAugment and RandAugment in the form of Google's EfficientNet code.
+"""AutoAugment and RandAugment, as in Google's EfficientNet code.
 
-An operation has a level from 0 to 10 (RandAugment allows more), which its own scale turns into degrees, pixels, thresholds
-or factors. Geometry takes the nearest pixel and fills with grey; its direction is drawn.
+An operation has a level from 0 to 10 (RandAugment allows more). Each operation has its own scale
+from levels to degrees, pixels, thresholds or factors. Geometric operations take the nearest pixel,
+fill with grey, and choose their direction at random.
 
 References:
   Cubuk et al., AutoAugment, arXiv 1805.09501; Cubuk et al., RandAugment, arXiv 1909.13719;
   tensorflow/tpu, models/official/efficientnet/autoaugment.py.
 
 Note:
-  Operations are Pillow's. The source computes "Contrast" around the number of pixels over 256 (white from 256 x 256
-  pixels on), Pillow around the mean brightness. The AutoAugment policy does not contain it.
+  The operations are Pillow's. The source computes "Contrast" around the number of pixels over 256
+  (white from 256 x 256 pixels on), Pillow around the mean brightness. The AutoAugment policy does
+  not contain it.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from lbopt.errors import require
 
 GREY = (128, 128, 128)
 _TOP = 10.0
-"""The level at which scales are stated."""
+"""The level for which the scales of the operations are given."""
 
 
 class Reach(NamedTuple):
-    """How far pixels go at level 10.
+    """Distances in pixels at level 10.
 
     Attributes:
-      translate: pixels by which an image is moved.
-      cutout: half the side of the square that is cut out.
+      translate: Distance by which an image is moved.
+      cutout: Half the side of the square that is cut out.
     """
 
     translate: float
@@ -92,7 +94,8 @@ def _solarize_add(image, level, reach, rng):
 
 def _cutout(image, level, reach, rng):
     half = int(reach.cutout * level / _TOP)
-    row, column = int(rng.integers(image.height)), int(rng.integers(image.width))
+    row = int(rng.integers(image.height))
+    column = int(rng.integers(image.width))
     values = np.array(image)
     values[max(0, row - half) : row + half, max(0, column - half) : column + half] = GREY
     return Image.fromarray(values)
@@ -148,12 +151,21 @@ V0 = (
     (("Solarize", 0.6, 8), ("Equalize", 0.6, 1)),
     (("Color", 0.8, 6), ("Rotate", 0.4, 5)),
 )
-"""The policy "v0" of the source: of 25 pairs (operation, probability, level) one is drawn, and applied in this order."""
-AUTOAUGMENT_REACH, RANDAUGMENT_REACH = Reach(250, 100), Reach(100, 40)
+"""The policy "v0" of the source: 25 pairs of (operation, probability, level).
+
+An image gets one pair, chosen at random, in this order.
+"""
+AUTOAUGMENT_REACH = Reach(250, 100)
+RANDAUGMENT_REACH = Reach(100, 40)
 
 
 def autoaugment(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return uint8 [height, width, 3] after one pair of operations of `V0`, each with its probability."""
+    """Return an image after a random pair of `V0`, each operation with its probability.
+
+    Args:
+      image: uint8 [height, width, 3].
+      rng: Source of the random choices.
+    """
     picture = Image.fromarray(image)
     for name, probability, level in V0[int(rng.integers(len(V0)))]:
         if rng.random() < probability:
@@ -164,35 +176,35 @@ def autoaugment(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def randaugment(
     image: np.ndarray, rng: np.random.Generator, num_layers: int = 2, magnitude: float = 9
 ) -> np.ndarray:
-    """Return uint8 [height, width, 3] after `num_layers` operations, each drawn from all, at one level.
+    """Return an image after `num_layers` operations, each chosen at random, all at one level.
 
     Args:
       image: uint8 [height, width, 3].
-      rng: from which operations are drawn.
-      num_layers: N of the paper, >= 0.
-      magnitude: M of the paper: the level, >= 0; scales go on beyond 10.
+      rng: Source of the random choices.
+      num_layers: Number of operations, N in the paper, >= 0.
+      magnitude: Level of the operations, M in the paper, >= 0. Scales extend beyond level 10.
 
     Raises:
-      UserError: naming the number that is negative.
+      UserError: If one of the two numbers is negative.
     """
     require(num_layers >= 0, "num_layers", num_layers, "give a number >= 0")
     require(magnitude >= 0, "magnitude", magnitude, "give a number >= 0")
-    picture, names = Image.fromarray(image), tuple(OPERATIONS)
+    picture = Image.fromarray(image)
+    operations = tuple(OPERATIONS.values())
     for _ in range(num_layers):
-        picture = OPERATIONS[names[int(rng.integers(len(names)))]](
-            picture, magnitude, RANDAUGMENT_REACH, rng
-        )
+        operation = operations[int(rng.integers(len(operations)))]
+        picture = operation(picture, magnitude, RANDAUGMENT_REACH, rng)
     return np.asarray(picture)
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Which augmentation, with its strength.
+    """An augmentation with its strength.
 
     Attributes:
       name: "none", "autoaugment" or "randaugment".
-      num_layers: of RandAugment.
-      magnitude: of RandAugment.
+      num_layers: Number of RandAugment's operations.
+      magnitude: Level of RandAugment's operations.
     """
 
     name: str = "none"
@@ -201,7 +213,7 @@ class Policy:
 
     @property
     def changes(self) -> bool:
-        """Whether images come out otherwise."""
+        """Whether it changes images."""
         return self.name != "none"
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Labelled images on disk: decoded, cut and augmented when they are asked for."""
+"""Labelled images on disk, decoded, cropped and augmented on demand."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lbopt.data.images._layout import image_shape
 from lbopt.errors import EnvironmentProblem
 
 _STREAM = 2
-"""Of these draws; see `lbopt.data._draws`."""
+"""Stream of these random numbers, see `Draws`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """What happens to an image; the fields are those of `lbopt.config.DataConfig`."""
+    """Crops and augmentation of an image. The fields are those of `lbopt.config.DataConfig`."""
 
     image_size: int
     crop_sampling: str = "by_area"
@@ -39,30 +39,36 @@ class Preparation:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of what comes out."""
+        """Shape of a prepared image."""
         return image_shape(self.image_size, self.space_to_depth)
 
     def for_training(self, data: bytes, rng: np.random.Generator, out: np.ndarray) -> None:
-        """Write a random part of an image, perhaps mirrored and augmented, into `out`, uint8 of `shape`, contiguous."""
+        """Write a random crop of an image, mirrored and augmented as the fields say.
+
+        Args:
+          data: Bytes of the image file.
+          rng: Source of the random choices.
+          out: uint8 of `shape`, contiguous, for the result.
+        """
         height, width = read_size(data)
         box = _crops.random_box(
             rng, height, width, self.crop_area, self.crop_ratio, self.crop_sampling
         )
-        final = not (self.policy.changes or self.space_to_depth)
+        crop_is_result = not (self.policy.changes or self.space_to_depth)
         image = _crops.train_crop(
-            data, box, self.image_size, self.interpolation, out if final else None
+            data, box, self.image_size, self.interpolation, out if crop_is_result else None
         )
         if self.flip and rng.random() < 0.5:
             _crops.mirror(image)
-        if not final:
+        if not crop_is_result:
             self._write(self.policy.apply(image, rng), out)
 
     def for_evaluation(self, data: bytes, out: np.ndarray) -> None:
-        """Write the central part of an image into `out`, uint8 of `shape`, contiguous."""
+        """Write the central crop of an image into `out`, uint8 of `shape`, contiguous."""
         self._write(_crops.eval_crop(data, self.image_size, self.eval_fraction), out)
 
     def _write(self, image: np.ndarray, out: np.ndarray) -> None:
-        """Copy, with 2 x 2 pixels folded into channels as `lbopt.models.space_to_depth` does, if asked."""
+        """Copy an image, in the layout of `lbopt.models.space_to_depth` if the field says so."""
         if self.space_to_depth:
             half = self.image_size // 2
             out = out.reshape(half, half, 2, 2, 3).swapaxes(1, 2)
@@ -71,17 +77,19 @@ class Preparation:
 
 
 class ImageDataset:
-    """Examples with `image`, uint8 of `Preparation.shape`, and `label` int32, read and decoded on demand.
+    """Examples that are read and decoded on demand.
 
-    A damaged record (unreadable, or with a label out of range) is counted. Training takes the next good one in its place;
-    evaluation leaves it out: its `mask` is False. Training does not see damage below a crop.
+    An example has `image`, uint8 of `Preparation.shape`, and `label` int32.
+
+    A damaged record is unreadable, or its label is out of range. Training uses the next good record
+    in its place; evaluation gives it `mask` False. Training does not notice damage below a crop.
 
     Args:
-      records: with `image`, an encoded file, and `label`.
-      num_classes: labels are below it.
-      preparation: what happens to an image.
-      damaged: the count.
-      reading: how it is read.
+      records: Records with `image`, the bytes of a file, and `label`.
+      num_classes: Number of classes; labels are below it.
+      preparation: Crops and augmentation of the images.
+      damaged: Count of the damaged records, kept by the reader of the batches.
+      reading: Number of threads and processes that read.
     """
 
     def __init__(
@@ -92,14 +100,17 @@ class ImageDataset:
         damaged: DamagedCount,
         reading: Reading,
     ):
-        self._records, self._num_classes, self._preparation = records, num_classes, preparation
-        self.damaged, self.reading = damaged, reading
+        self._records = records
+        self._num_classes = num_classes
+        self._preparation = preparation
+        self.damaged = damaged
+        self.reading = reading
 
     def __len__(self) -> int:
         return len(self._records)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        """Return the examples at `indices` as evaluation sees them, with `mask`, False for damaged ones."""
+        """Return the examples at `indices` for evaluation; `mask` is False for damaged records."""
         batch = self._unfilled(len(indices))
         batch["mask"] = np.ones(len(indices), bool)
         for place, index in enumerate(indices.tolist()):
@@ -107,16 +118,19 @@ class ImageDataset:
                 batch["label"][place] = self._read(index, None, batch["image"][place])
             except DamagedRecord as error:
                 batch[DAMAGED].append((index, str(error)))
-                batch["mask"][place], batch["label"][place], batch["image"][place] = False, 0, 0
+                batch["mask"][place] = False
+                batch["label"][place] = 0
+                batch["image"][place] = 0
         return batch
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, Any]:
-        """Return the examples at `indices`, each as training sees it in its epoch."""
-        batch, draws = self._unfilled(len(indices)), Draws(_STREAM)
+        """Return the examples at `indices`, augmented as training sees each in its epoch."""
+        batch = self._unfilled(len(indices))
+        draws = Draws(_STREAM)
         for place, (index, epoch) in enumerate(zip(indices.tolist(), epochs.tolist(), strict=True)):
-            draws_of = functools.partial(draws.at, seed, epoch)
-            batch["label"][place] = self._next_good(
-                index, draws_of, batch["image"][place], batch[DAMAGED]
+            rng_of = functools.partial(draws.at, seed, epoch)
+            batch["label"][place] = self._read_next_good(
+                index, rng_of, batch["image"][place], batch[DAMAGED]
             )
         return batch
 
@@ -127,25 +141,33 @@ class ImageDataset:
             DAMAGED: [],
         }
 
-    def _next_good(
+    def _read_next_good(
         self,
         index: int,
-        draws_of: Callable[[int], np.random.Generator],
+        rng_of: Callable[[int], np.random.Generator],
         out: np.ndarray,
         damaged: list,
     ) -> int:
+        """Write the image of the first good record from `index` on into `out`; return its label.
+
+        Args:
+          index: Number of the record.
+          rng_of: Index of a record -> its random numbers.
+          out: uint8, for the image.
+          damaged: List of (index, reason) to which the damaged records are added.
+        """
         for _ in range(len(self)):
             try:
-                return self._read(index, draws_of(index), out)
+                return self._read(index, rng_of(index), out)
             except DamagedRecord as error:
                 damaged.append((index, str(error)))
                 index = (index + 1) % len(self)
-        raise EnvironmentProblem(
-            f"none of {len(self)} records can be used ({damaged[-1][1]}); mend the data set"
-        )
+        reason = damaged[-1][1]
+        fix = f"none of them can be used ({reason}); repair the data set"
+        raise EnvironmentProblem("records", len(self), fix, code="damaged")
 
     def _read(self, index: int, rng: np.random.Generator | None, out: np.ndarray) -> int:
-        """Write a record's image into `out`; return its label."""
+        """Write a record's image into `out`; return its label. `rng` is None in evaluation."""
         record = read_record(self._records, index, self._num_classes)
         try:
             if rng is None:

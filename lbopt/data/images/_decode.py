@@ -1,4 +1,4 @@
-"""RGB images from bytes, no larger than they are needed."""
+"""Decoding of image files to RGB, at reduced size where that is enough."""
 
 from __future__ import annotations
 
@@ -14,42 +14,58 @@ from PIL import Image, UnidentifiedImageError
 
 _JPEG = b"\xff\xd8"
 _DIRECT = ("Gray", "YCbCr", "RGB")
-"""Colour spaces in which libjpeg-turbo itself turns pixels into RGB."""
-_SEQUENTIAL, _SCAN = (0xC0, 0xC1), 0xDA
-"""What begins frames in baseline and extended Huffman coding, and what begins their pixels."""
+"""Colour spaces that libjpeg-turbo itself converts to RGB."""
+_SEQUENTIAL = (0xC0, 0xC1)
+"""Markers of a frame in baseline and in extended Huffman coding."""
+_SCAN = 0xDA
+"""Marker of the pixels of a frame."""
 _TABLES = (*range(0xE0, 0xF0), 0xC4, 0xDB, 0xFE)
-"""What may come between them: tables, applications' data, comments; not the interval of restarts."""
+"""Markers that may come before a scan: tables, data of applications, comments. The marker of
+restart intervals is not among them."""
 
-_BEHIND_THE_LAST_ROW = "extraneous bytes before marker 0xd9"
+_BYTES_AFTER_LAST_ROW = "extraneous bytes before marker 0xd9"
 _HARMLESS = re.compile(
-    f"{_BEHIND_THE_LAST_ROW}$|unknown JFIF revision|Unknown Adobe color|Invalid SOS parameters"
+    f"{_BYTES_AFTER_LAST_ROW}$|unknown JFIF revision|Unknown Adobe color|Invalid SOS parameters"
 )
-"""What a decoder remarks on whole images. It says no more than one thing, so Pillow, which refuses files cut short, reads on."""
+"""Warnings of the decoder about intact images. It gives one warning at most, which may hide that
+the file is cut short; so Pillow decodes such files, and refuses them if they are."""
 
 _AS_RGB = frozenset(
     ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 )
-"""Modes of at most 8 bits a channel, which Pillow itself turns into RGB."""
+"""Modes of at most 8 bits a channel, which Pillow itself converts to RGB."""
 _GREY_16 = frozenset(
     (("PNG", "I"), ("PPM", "I"), *((kind, "I;16") for kind in ("PNG", "TIFF", "JPEG2000", "IM")))
 )
-"""(format, mode) of grey in 16 bits: 0 is black and 65535 white. Pillow calls a TIFF of 12 bits so too."""
-_BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _PLANAR, _SAMPLE_FORMAT = 258, 259, 262, 284, 339
-_RAW, _WHITE_IS_ZERO, _APART, _SIGNED = 1, 0, 2, 2
-"""Tags of a TIFF, and values of the last four (TIFF 6.0, sections 8 and 19)."""
-_CODESTREAM, _DEPTH_BEHIND = b"\xff\x4f\xff\x51", 42
-"""What begins the pixels of a JPEG 2000, and where behind it the first channel's bits are (ITU T.800, annex A.5.1)."""
+"""(format, mode) of grey images with 16 bits, where 0 is black and 65535 white. Pillow gives TIFFs
+of 12 bits the same mode."""
+_BITS_PER_SAMPLE = 258
+_COMPRESSION = 259
+_PHOTOMETRIC = 262
+_PLANAR = 284
+_SAMPLE_FORMAT = 339
+"""Tags of a TIFF (TIFF 6.0, sections 8 and 19)."""
+_RAW = 1
+_WHITE_IS_ZERO = 0
+_SEPARATE_CHANNELS = 2
+_SIGNED = 2
+"""Values of the last four of these tags."""
+_CODESTREAM = b"\xff\x4f\xff\x51"
+_DEPTH_OFFSET = 42
+"""First bytes of the pixels of a JPEG 2000, and the offset from there of the number of bits of the
+first channel (ITU T.800, annex A.5.1)."""
 
 
 class UnreadableImage(ValueError):
-    """Bytes that are not one whole image, or an image whose black and white are not known."""
+    """Bytes that are no whole image, or an image whose black and white are not known."""
 
 
 def read_size(data: bytes) -> tuple[int, int]:
     """Return (height, width) from the header alone.
 
     Raises:
-      UnreadableImage: if there is no header, or more pixels than Pillow allows (twice `PIL.Image.MAX_IMAGE_PIXELS`).
+      UnreadableImage: If there is no header, or if there are more pixels than Pillow allows, twice
+        `PIL.Image.MAX_IMAGE_PIXELS`.
     """
     if data[:2] != _JPEG:
         return _open(data).size[::-1]
@@ -63,24 +79,26 @@ def read_size(data: bytes) -> tuple[int, int]:
 
 
 def decode(data: bytes, shrink: int = 1, rows: int | None = None) -> np.ndarray:
-    """Decode an image of any kind that Pillow reads: grey, CMYK and palettes become RGB, without transparency.
+    """Decode an image file of any kind that Pillow reads.
 
-    Channels of 16 bits are scaled to 8; grey of 12 bits too. Floating point runs from 0 (black) to 1 (white). Of several
-    frames this is the first; where an Exif orientation is obeyed, Pillow does so (it does in TIFF).
+    Grey, CMYK and palettes become RGB, without transparency. Channels of 16 bits and grey of 12
+    bits are scaled to 8 bits. Floating point runs from 0 (black) to 1 (white). Of several frames
+    the first is decoded. An Exif orientation is applied where Pillow does so, in TIFF.
 
     Args:
-      data: a JPEG, PNG, ... file.
-      shrink: 1, 2, 4 or 8, by which a JPEG comes out smaller (rounded up), which its decoder has for little. Other kinds,
-        JPEGs in CMYK, and those about which the decoder has a remark, come as they are.
-      rows: of the unshrunk image; those below them may be missing, and damage there may go unseen. All by default.
+      data: Bytes of a JPEG, PNG or other image file.
+      shrink: Divisor of a JPEG's sides, rounded up: 1, 2, 4 or 8. The decoder does this at little
+        cost. Other formats, JPEGs in CMYK, and files that the decoder warns about keep their size.
+      rows: Number of rows of the unshrunk image that are needed; None for all. Rows below them may
+        be missing, and damage there may go unseen.
 
     Returns:
-      uint8 [height, width, 3]; unshrunk the same numbers as Pillow's.
+      uint8 [height, width, 3]; without `shrink` equal to Pillow's result.
 
     Raises:
-      UnreadableImage: if it is cut short or no image, if it has more pixels than Pillow allows, if Pillow is known to
-        read such wrongly, or if nothing says which of its numbers are black and white: whole numbers with a sign or of
-        32 bits, floating point beyond [0, 1].
+      UnreadableImage: If the bytes are cut short or no image, if there are more pixels than Pillow
+        allows, if Pillow is known to decode the format wrongly, or if black and white are not
+        known: signed integers, integers of 32 bits, floating point beyond [0, 1].
     """
     if data[:2] != _JPEG:
         return _by_pillow(data)
@@ -88,11 +106,10 @@ def decode(data: bytes, shrink: int = 1, rows: int | None = None) -> np.ndarray:
         height, width, space = _jpeg_header(data)
         if space not in _DIRECT:
             return _by_pillow(data)
-        if (
-            rows is not None
-            and (image := _upper_rows(data, height, width, shrink, rows)) is not None
-        ):
-            return image
+        if rows is not None:
+            upper = _upper_rows(data, height, width, shrink, rows)
+            if upper is not None:
+                return upper
         return simplejpeg.decode_jpeg(data, "RGB", **_scale(height, width, shrink))
     except ValueError as error:
         if _HARMLESS.search(str(error)):
@@ -101,50 +118,63 @@ def decode(data: bytes, shrink: int = 1, rows: int | None = None) -> np.ndarray:
 
 
 def _upper_rows(data: bytes, height: int, width: int, shrink: int, rows: int) -> np.ndarray | None:
-    """Return at least the upper `rows` as the whole JPEG has them, without decoding the others; None if that cannot be.
+    """Return at least the upper `rows` of a JPEG without decoding the others.
 
-    The header is made to say that the image ends there. The decoder then finds that the file goes on, which it says only
-    after the last row, and only if there was nothing else to say: so a file that is cut short is noticed all the same.
+    A smaller height is written into the header. The decoder then warns, after the last row, about
+    the bytes that follow. It does so only if it had no other warning, so a file that is cut short
+    is still noticed.
+
+    Returns:
+      uint8 [rows, width, 3], both sides divided by `shrink`, with the values that decoding the
+      whole image gives; None if this way is not possible.
     """
-    rows = (
-        -(-rows // shrink) + 1
-    ) * shrink  # one more than asked for: its colours are mixed into the last one
-    place = _place_of_height(data)
-    if rows >= height or place is None:
+    # One more row than asked for, because its colours are mixed into the last one.
+    rows = (-(-rows // shrink) + 1) * shrink
+    height_offset = _offset_of_height(data)
+    if rows >= height or height_offset is None:
         return None
     shortened = bytearray(data)
-    shortened[place : place + 2] = rows.to_bytes(2, "big")
+    shortened[height_offset : height_offset + 2] = rows.to_bytes(2, "big")
     image = np.empty((rows // shrink, -(-width // shrink), 3), np.uint8)
     try:
         simplejpeg.decode_jpeg(shortened, "RGB", buffer=image, **_scale(rows, width, shrink))
     except ValueError as error:
-        return image if str(error).endswith(_BEHIND_THE_LAST_ROW) else None
+        return image if str(error).endswith(_BYTES_AFTER_LAST_ROW) else None
     return image
 
 
 def _scale(height: int, width: int, shrink: int) -> dict[str, int]:
-    return (
-        {"min_height": -(-height // shrink), "min_width": -(-width // shrink)} if shrink > 1 else {}
-    )
+    """Return the arguments that make simplejpeg shrink an image."""
+    if shrink == 1:
+        return {}
+    return {"min_height": -(-height // shrink), "min_width": -(-width // shrink)}
 
 
-def _place_of_height(data: bytes) -> int | None:
-    """Return where a JPEG says how high it is (ITU T.81, annex B), if it is stored row by row without restarts."""
-    place, found = 2, None
-    while data[place : place + 1] == b"\xff":
-        marker = data[place + 1]
+def _offset_of_height(data: bytes) -> int | None:
+    """Return the offset of a JPEG's height in its bytes (ITU T.81, annex B).
+
+    None if the image is not stored row by row, or if it has restarts.
+    """
+    offset = 2
+    height_offset = None
+    while data[offset : offset + 1] == b"\xff":
+        marker = data[offset + 1]
         if marker == _SCAN:
-            return found
+            return height_offset
         if marker in _SEQUENTIAL:
-            found = place + 5
+            height_offset = offset + 5
         elif marker not in _TABLES:
             return None
-        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
     return None
 
 
 def _jpeg_header(data: bytes) -> tuple[int, int, str]:
-    """Return (height, width, colour space); raise `ValueError` as Pillow does where there is no room for the pixels."""
+    """Return (height, width, colour space).
+
+    Raises:
+      ValueError: If the header is damaged, or if there are more pixels than Pillow allows.
+    """
     height, width, space, _ = simplejpeg.decode_jpeg_header(data)
     most = Image.MAX_IMAGE_PIXELS
     if most is not None and height * width > 2 * most:
@@ -154,7 +184,7 @@ def _jpeg_header(data: bytes) -> tuple[int, int, str]:
 
 @contextlib.contextmanager
 def _unreadable() -> Iterator[None]:
-    """Turn what Pillow raises for damaged files, which can be anything, into `UnreadableImage`."""
+    """Turn errors of Pillow into `UnreadableImage`; for damaged files they can be of any type."""
     try:
         yield
     except UnreadableImage:
@@ -174,24 +204,24 @@ def _by_pillow(data: bytes) -> np.ndarray:
     image = _open(data)
     with _unreadable():
         if _SIGNED in _tags(image).get(_SAMPLE_FORMAT, ()):
-            _refuse(image, "numbers with a sign")
+            _refuse(image, "signed numbers")
         if misread := _misread(image, data):
-            _refuse(image, f"{misread}, which Pillow reads wrongly", "save it as PNG")
+            _refuse(image, f"{misread}, which Pillow decodes wrongly", "save it as PNG")
         image.load()
         if image.mode in _AS_RGB:
-            image.info.pop("transparency", None)  # left out anyway, and Pillow would warn
+            image.info.pop("transparency", None)  # it is dropped anyway, and Pillow would warn
             return np.asarray(image.convert("RGB"))
         return np.repeat(_grey(image)[..., None], 3, -1)
 
 
 def _grey(image: Image.Image) -> np.ndarray:
-    """Return an image whose channel has more than 8 bits as uint8 [height, width]."""
-    values, tags = np.asarray(image), _tags(image)
+    """Return a grey image of more than 8 bits as uint8 [height, width]."""
+    values = np.asarray(image)
+    tags = _tags(image)
     if image.mode == "F":
-        if not (values.min() >= 0 and values.max() <= 1):  # nor if one is NaN
-            _refuse(
-                image, f"floating point from {values.min():g} to {values.max():g}, not from 0 to 1"
-            )
+        low, high = values.min(), values.max()
+        if not (low >= 0 and high <= 1):  # a NaN is refused, too
+            _refuse(image, f"floating point from {low:g} to {high:g}, not from 0 to 1")
         white = 1.0
     elif (image.format, image.mode[:4]) in _GREY_16:
         white = 4095.0 if 12 in tags.get(_BITS_PER_SAMPLE, ()) else 65535.0
@@ -202,16 +232,20 @@ def _grey(image: Image.Image) -> np.ndarray:
 
 
 def _misread(image: Image.Image, data: bytes) -> str:
-    """Return what makes Pillow (13.0 for one) give wrong numbers for an image without a word; "" if nothing does."""
+    """Return the property of an image that Pillow (13.0, for example) decodes wrongly; "" for none.
+
+    Pillow gives no warning about it.
+    """
     tags = _tags(image)
     if image.format == "JPEG2000" and image.mode not in ("L", "I;16"):
-        place = data.find(_CODESTREAM) + _DEPTH_BEHIND
-        return (
-            "colours of more than 8 bits" if (data[place] & 0x7F) + 1 > 8 else ""
-        )  # white comes out black
+        offset = data.find(_CODESTREAM) + _DEPTH_OFFSET
+        bits = (data[offset] & 0x7F) + 1
+        return "colours of more than 8 bits" if bits > 8 else ""  # white becomes black
+
     raw = tags.get(_COMPRESSION, _RAW) == _RAW
-    if raw and tags.get(_PLANAR) == _APART and max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8:
-        return "channels apart of more than 8 bits"
+    separate = tags.get(_PLANAR) == _SEPARATE_CHANNELS
+    if raw and separate and max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8:
+        return "separate channels of more than 8 bits"
     if not raw and image.mode == "F" and data[:2] == b"MM":
         return "compressed floating point of big-endian bytes"
     return ""
@@ -222,5 +256,5 @@ def _refuse(image: Image.Image, what: str, fix: str = "save it in 8 or 16 bits")
 
 
 def _tags(image: Image.Image) -> Mapping[int, Any]:
-    """Return the tags of a TIFF; none of other formats."""
+    """Return the tags of a TIFF; no tags for other formats."""
     return getattr(image, "tag_v2", {})

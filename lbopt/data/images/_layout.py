@@ -1,10 +1,14 @@
-"""The shape in which an image is handed to a network."""
+"""Shape of an image as a network gets it."""
 
 from __future__ import annotations
 
 
 def image_shape(side: int, space_to_depth: bool) -> tuple[int, int, int]:
-    """Return the shape of a coloured image of `side` x `side` pixels, with 2 x 2 of them folded into channels if asked.
+    """Return the shape of a colour image.
+
+    Args:
+      side: Height and width in pixels.
+      space_to_depth: Whether 2 x 2 pixels are folded into channels.
 
     >>> image_shape(224, False), image_shape(224, True)
     ((224, 224, 3), (112, 112, 12))

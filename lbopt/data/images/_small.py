@@ -1,4 +1,4 @@
-"""Labelled images of one small size: all of them in memory."""
+"""Labelled images of one small size, all held in memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lbopt.data.images._decode import UnreadableImage, decode
 from lbopt.errors import EnvironmentProblem
 
 _STREAM = 3
-"""Of these draws; see `lbopt.data._draws`."""
+"""Stream of these random numbers, see `Draws`."""
 LARGEST_IN_MEMORY_BYTES = 2**31
-"""Of a split in memory; a larger one is decoded on demand."""
+"""Largest size of a split that is held in memory."""
 
 
 class SmallImages(ArrayDataset):
     """Examples with `image` uint8 [side, side] or [side, side, 3] and `label` int32.
 
-    Training cuts a random part out of the zero-padded image (He et al., arXiv 1512.03385, section 4.2) and mirrors half
-    of them, if asked.
+    Training uses random crops of the zero-padded images (He et al., arXiv 1512.03385, section 4.2),
+    and mirrors half of them.
 
     Args:
-      arrays: `image` and `label`.
-      padding: pixels on each side; 0 for none.
-      flip: mirror.
-      policy: augmentation of images in colour.
-      damaged: the count of records left out.
+      arrays: `image` and `label` of all examples.
+      padding: Pixels of padding on each side; 0 for no crops.
+      flip: Whether half of the images are mirrored.
+      policy: Augmentation of colour images.
+      damaged: Count of the records that were skipped in loading.
     """
 
     def __init__(
@@ -41,22 +41,25 @@ class SmallImages(ArrayDataset):
         damaged: DamagedCount,
     ):
         super().__init__(arrays)
-        self._padding, self._flip, self._policy, self.damaged = padding, flip, policy, damaged
+        self._padding = padding
+        self._flip = flip
+        self._policy = policy
+        self.damaged = damaged
         self.same_in_every_epoch = not (padding or flip or policy.changes)
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-        """Return the examples at `indices`, each as training sees it in its epoch."""
+        """Return the examples at `indices`, augmented as training sees each in its epoch."""
         batch = self.take(indices)
         if self.same_in_every_epoch:
             return batch
         draws = Draws(_STREAM)
         examples = zip(batch["image"], indices.tolist(), epochs.tolist(), strict=True)
         images = [
-            self._drawn(image, draws.at(seed, epoch, index)) for image, index, epoch in examples
+            self._augmented(image, draws.at(seed, epoch, index)) for image, index, epoch in examples
         ]
         return {**batch, "image": np.stack(images)}
 
-    def _drawn(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _augmented(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if self._padding:
             image = _padded_crop(image, self._padding, rng)
         if self._flip and rng.random() < 0.5:
@@ -65,7 +68,7 @@ class SmallImages(ArrayDataset):
 
 
 def _padded_crop(image: np.ndarray, padding: int, rng: np.random.Generator) -> np.ndarray:
-    """Move an image by up to `padding` pixels; what comes in is black."""
+    """Return an image moved by up to `padding` pixels, black beyond its edges."""
     padded = np.pad(image, [(padding, padding), (padding, padding), *[(0, 0)] * (image.ndim - 2)])
     top, left = rng.integers(2 * padding + 1, size=2)
     return padded[top : top + image.shape[0], left : left + image.shape[1]]
@@ -74,16 +77,16 @@ def _padded_crop(image: np.ndarray, padding: int, rng: np.random.Generator) -> n
 def load_image_arrays(
     records: Records, shape: tuple[int, ...], num_classes: int, damaged: DamagedCount
 ) -> dict[str, np.ndarray]:
-    """Decode all records of one size.
+    """Return `image` and `label` of all records that can be decoded.
 
     Args:
-      records: with `image`, an encoded file, and `label`.
-      shape: (height, width, channels) of every image; one channel is left out.
-      num_classes: labels are below it.
-      damaged: counts records that cannot be used; they are left out.
+      records: Records with `image`, the bytes of a file, and `label`.
+      shape: (height, width, channels) of every image. A single channel is dropped from the result.
+      num_classes: Number of classes; labels are below it.
+      damaged: Count of the damaged records, which are skipped.
 
     Raises:
-      EnvironmentProblem: if too many of them cannot be used.
+      EnvironmentProblem: If too many records are damaged, or all.
     """
     images, labels = [], []
     for index in range(len(records)):
@@ -95,7 +98,8 @@ def load_image_arrays(
         images.append(image)
         labels.append(label)
     if not images:
-        raise EnvironmentProblem(f"none of {len(records)} records can be used; mend the data set")
+        fix = "none of them can be used; repair the data set"
+        raise EnvironmentProblem("records", len(records), fix, code="damaged")
     return {"image": np.stack(images), "label": np.asarray(labels, np.int32)}
 
 
@@ -107,8 +111,8 @@ def _read(
         image = decode(record["image"])
     except UnreadableImage as error:
         raise DamagedRecord(f"its image is unreadable: {error}") from error
-    if image.shape[:2] != shape[:2]:
-        raise DamagedRecord(
-            f"its image is {image.shape[0]} x {image.shape[1]}, not {shape[0]} x {shape[1]}"
-        )
-    return (image[..., 0] if shape[2] == 1 else image), int(record["label"])
+    height, width, channels = shape
+    if image.shape[:2] != (height, width):
+        found = f"{image.shape[0]} x {image.shape[1]}"
+        raise DamagedRecord(f"its image is {found}, not {height} x {width}")
+    return (image[..., 0] if channels == 1 else image), int(record["label"])

@@ -1,4 +1,4 @@
-"""Data sets are brought into the form in which training reads them."""
+"""Preparation of data sets in the format that training reads."""
 
 import lazy_loader
 

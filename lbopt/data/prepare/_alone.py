@@ -1,4 +1,4 @@
-"""One process at a time makes something in a folder, and takes away what a killed one left."""
+"""Exclusive use of a folder while a data set is made in it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from lbopt.errors import EnvironmentProblem
 
 @contextlib.contextmanager
 def alone_in(folder: pathlib.Path, leftovers: str) -> Iterator[None]:
-    """Hold a folder, which is made if need be; the hold goes with the process, however that ends.
+    """Hold an exclusive lock on a folder. The system releases it if the process is killed.
 
     Args:
-      folder: where something is made.
-      leftovers: pattern of what an unfinished process leaves in it; removed, as nobody else is at work.
+      folder: The folder, made if it is missing.
+      leftovers: Pattern of files in it that a killed process leaves behind. They are removed, since
+        no other process is at work.
 
     Raises:
-      EnvironmentProblem: if it cannot be written, or if another process holds it.
+      EnvironmentProblem: If the folder cannot be written, or if another process holds the lock.
     """
     with on_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,28 +38,22 @@ def alone_in(folder: pathlib.Path, leftovers: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_disk(folder: pathlib.Path) -> Iterator[None]:
-    """Turn what the disk refuses into one line.
-
-    Raises:
-      EnvironmentProblem: for any error of the operating system.
-    """
+    """Turn errors of the operating system into `EnvironmentProblem`."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise EnvironmentProblem(
-            f"{folder} cannot be written ({reason}); mend that, or give another --data_dir"
-        ) from error
+        fix = f"{folder} cannot be written ({reason}); repair it, or use another folder"
+        raise EnvironmentProblem("data_dir", reason=fix, code="resource") from error
 
 
 def _lock(handle: int, folder: pathlib.Path) -> bool:
-    """Return whether the folder is ours alone; file systems without locks do not know."""
+    """Return whether the lock was taken; False on a file system without locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise EnvironmentProblem(
-            f"{folder}: another lbopt prepare is at work there; wait until it ends"
-        ) from error
+        fix = f"another lbopt prepare is writing {folder}; wait until it ends"
+        raise EnvironmentProblem("data_dir", reason=fix, code="conflict") from error
     except OSError:
         return False
     return True

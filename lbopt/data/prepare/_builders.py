@@ -1,4 +1,4 @@
-"""What writes data sets: builders of TensorFlow Datasets, its own and those of our sources."""
+"""Builders of TensorFlow Datasets (TFDS), which write data sets: its own, and ours."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from lbopt.errors import EnvironmentProblem, UserError
 
 _FORMAT = "array_record"
 _NO_CATEGORIES = ("core", "dataset_collections", "datasets", "proto", "scripts", "testing")
-_SAY_WHAT_FAILED = ("DownloadError", "NonMatchingChecksumError")
-"""Errors of TFDS whose text says which address did not answer, or with what."""
+"""Packages of TFDS that have no data sets."""
+_DOWNLOAD_ERRORS = ("DownloadError", "NonMatchingChecksumError")
+"""Errors of TFDS about a download. Their text names the address."""
 
 
 def named(name: str, root: pathlib.Path) -> Any:
     """Return the builder of one of TFDS's own data sets.
 
     Args:
-      name: "name[/config][:version]".
-      root: folder of data sets.
+      name: Name of the data set, "name[/config][:version]".
+      root: Folder of data sets.
 
     Raises:
-      UserError: if there is none of that name, configuration or version, with those that are near.
-      EnvironmentProblem: if TFDS is not installed.
+      UserError: If there is no data set of this name, configuration or version.
+      EnvironmentProblem: If TFDS is not installed.
     """
     tfds = _tfds()
     plain, _, config = name.partition(":")[0].partition("/")
     kind = _kind(plain)
     if config and config not in kind.builder_configs:
-        raise UserError(
-            f"DATASET = {name!r}: {plain} has no configuration {config!r}{_near(config, kind.builder_configs)}"
-        )
+        near = _near(config, kind.builder_configs)
+        fix = f"{plain} has no configuration {config!r}{near or '; leave it out'}"
+        raise UserError("name", name, fix, code="choice")
     try:
         with quiet():
             return tfds.builder(name, data_dir=str(root), file_format=_FORMAT)
-    except AssertionError as error:  # the only thing left that a name can get wrong
-        raise UserError(
-            f"DATASET = {name!r}: {plain} can be prepared in version {kind.VERSION}; write that"
-        ) from error
+    except AssertionError as error:  # only the version can be wrong here
+        fix = f"{plain} can be prepared in version {kind.VERSION}; use that"
+        raise UserError("name", name, fix, code="choice") from error
 
 
 def of_source(source: GeneratedDataset, root: pathlib.Path) -> Any:
-    """Return a builder that writes a source."""
+    """Return a builder that writes a generated data set."""
     tfds = _tfds()
 
     class Made(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore
@@ -76,16 +76,20 @@ def of_source(source: GeneratedDataset, root: pathlib.Path) -> Any:
 
 
 def config_name(builder: Any) -> str:
-    """Return what `config.data.builder` calls a builder's data set: "name", or "name/config"."""
+    """Return the name of a builder's data set with its configuration: "name" or "name/config"."""
     config = builder.builder_config_name
     return f"{builder.name}/{config}" if config else builder.name
 
 
 def generate(builder: Any, manual_dir: pathlib.Path) -> None:
-    """Download and write a data set; all of it is there afterwards, or nothing.
+    """Download and write a data set. After an error nothing is left of it.
+
+    Args:
+      builder: Builder of TFDS.
+      manual_dir: Folder of the files that the user downloaded.
 
     Raises:
-      EnvironmentProblem: if a package is missing, the network, or room on the disk.
+      EnvironmentProblem: If a package, the network or space on the disk is missing.
     """
     tfds = _tfds()
     settings = tfds.download.DownloadConfig(manual_dir=str(manual_dir), try_download_gcs=False)
@@ -94,14 +98,15 @@ def generate(builder: Any, manual_dir: pathlib.Path) -> None:
         with quiet():
             builder.download_and_prepare(download_config=settings)
     except Exception as error:
-        if (problem := _explained(error, config_name(builder))) is None:
+        problem = _explained(error, config_name(builder))
+        if problem is None:
             raise
-        raise EnvironmentProblem(problem) from error
+        raise problem from error
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what TFDS prints and what is logged below it from the terminal; progress bars stay."""
+    """Hide what TFDS prints, and the log of its libraries. Progress bars stay visible."""
     loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -115,21 +120,23 @@ def quiet() -> Iterator[None]:
 
 
 def _kind(plain: str) -> Any:
-    """Return the class of a name. Where TFDS cannot import one category for want of a package, it forgets all that follow."""
+    """Return the builder class of a data set's name."""
     tfds = _tfds()
     with quiet():
-        for find_more in (lambda: None, _import_categories):
-            find_more()
-            with contextlib.suppress(tfds.core.registered.DatasetNotFoundError):
-                return tfds.builder_cls(plain)
+        with contextlib.suppress(tfds.core.registered.DatasetNotFoundError):
+            return tfds.builder_cls(plain)
+        # If a category needs a package that is missing, TFDS skips the categories after it, too.
+        _import_categories()
+        with contextlib.suppress(tfds.core.registered.DatasetNotFoundError):
+            return tfds.builder_cls(plain)
         known = tfds.list_builders(with_community_datasets=False)
-    raise UserError(
-        f"DATASET = {plain!r}: there is no such data set{_near(plain, known)}; lbopt prepare --help lists some"
-    )
+    fix = f"there is no such data set{_near(plain, known)}; lbopt prepare --help lists some"
+    raise UserError("name", plain, fix, code="choice")
 
 
 @functools.cache
 def _import_categories() -> None:
+    """Import each category of TFDS by itself."""
     tfds = _tfds()
     for module in pkgutil.iter_modules(tfds.__path__):
         if module.ispkg and module.name not in _NO_CATEGORIES:
@@ -138,31 +145,42 @@ def _import_categories() -> None:
 
 
 def _near(name: str, known: Any) -> str:
+    """Return a question with the known names that are similar; "" if there are none."""
     near = difflib.get_close_matches(name, list(known), n=3)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-def _explained(error: BaseException | None, name: str) -> str | None:
-    """Return what is wrong with the machine in one line, None if it is something else."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        seen.append(error)
-        error = error.__cause__ or error.__context__
-    for cause in seen:
+def _explained(error: BaseException, name: str) -> EnvironmentProblem | None:
+    """Return the problem of the machine that caused an error; None if it has another cause."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+
+    for cause in causes:
         if isinstance(cause, ImportError):
             missing = (cause.name or str(cause)).partition(".")[0]
-            return f"{name} is prepared with the package {missing}, which is not installed: pip install {missing}"
-    for cause in seen:
+            fix = f"it is needed to prepare {name}, and is not installed: pip install {missing}"
+            return EnvironmentProblem(missing, reason=fix, code="installation")
+    for cause in causes:
         text = " ".join(str(cause).split())
-        if type(cause).__name__ in _SAY_WHAT_FAILED or (
-            isinstance(cause, OSError) and cause.errno is None
-        ):
-            return f"{name} cannot be downloaded ({text[:300]}); mend the network or HTTPS_PROXY and run this again"
-        if isinstance(cause, OSError):
-            place = (
-                f" {os.fsdecode(cause.filename)}" if isinstance(cause.filename, str | bytes) else ""
+        from_network = isinstance(cause, OSError) and cause.errno is None
+        if type(cause).__name__ in _DOWNLOAD_ERRORS or from_network:
+            fix = (
+                f"it cannot be downloaded ({text[:300]}); repair the network or HTTPS_PROXY and run "
+                "this again"
             )
-            return f"{name} cannot be prepared ({cause.strerror}{place}); mend that, or give another --data_dir"
+            return EnvironmentProblem("name", name, fix, code="resource")
+        if isinstance(cause, OSError):
+            file = cause.filename
+            place = f" {os.fsdecode(file)}" if isinstance(file, str | bytes) else ""
+            fix = (
+                f"it cannot be prepared ({cause.strerror}{place}); repair that, or give another "
+                "{data_dir}"
+            )
+            also = ["data_dir"]
+            return EnvironmentProblem("name", name, fix, code="resource", also=also)
     return None
 
 
@@ -170,7 +188,6 @@ def _tfds() -> Any:
     try:
         import tensorflow_datasets
     except ImportError as error:
-        raise EnvironmentProblem(
-            f"data sets are prepared by tensorflow-datasets, which is not installed ({error}): pip install 'lbopt[tfds]'"
-        ) from error
+        fix = f"it prepares data sets, and is not installed ({error}): pip install 'lbopt[tfds]'"
+        raise EnvironmentProblem("tensorflow-datasets", reason=fix, code="installation") from error
     return tensorflow_datasets

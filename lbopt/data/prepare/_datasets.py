@@ -1,28 +1,28 @@
-"""Data sets in the format of TensorFlow Datasets: opened if they are there, made if not."""
+"""Data sets in the format of TensorFlow Datasets (TFDS), opened, or made if they are missing."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lbopt import paths
+from lbopt import errors, paths
 from lbopt.data._records import TfdsFolder, default_data_dir
 from lbopt.data.prepare import _builders, _requirements
 from lbopt.data.prepare._alone import alone_in
 from lbopt.data.prepare._source import GeneratedDataset
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import EnvironmentProblem
 
 
 class Prepared(NamedTuple):
     """A data set that can be read.
 
     Attributes:
-      name: for `config.data.builder`.
-      folder: it, opened.
-      made: whether it was made now.
+      name: Name of the data set, with its configuration if it has some.
+      folder: The opened data set.
+      made: Whether it was made by this call.
     """
 
     name: str
@@ -36,39 +36,43 @@ def prepare_named(
     manual_dir: str | None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Prepared:
-    """Download and convert one of TFDS's own data sets, unless it is there.
+    """Download and convert one of TFDS's own data sets, unless it exists.
 
     Args:
-      name: "name[/config][:version]".
-      data_dir: see `default_data_dir`.
-      manual_dir: where files got by hand are; None for downloads/manual in the folder of data sets.
-      say: called with what begins now.
+      name: Name of the data set, "name[/config][:version]".
+      data_dir: Folder of data sets, see `default_data_dir`.
+      manual_dir: Folder of the files that the user downloaded; None for downloads/manual in the
+        folder of data sets.
+      say: Called with a line for the user before the download begins.
 
     Raises:
-      UserError: if there is no such data set.
-      EnvironmentProblem: if something has to be fetched or mended first.
+      UserError: If there is no such data set.
+      EnvironmentProblem: If something has to be downloaded or repaired first.
     """
     root = default_data_dir(data_dir).absolute()
-    by_hand = (
-        paths.local(manual_dir, "--manual_dir").absolute()
-        if manual_dir
-        else root / "downloads" / "manual"
-    )
-    with contextlib.suppress(EnvironmentProblem), renamed("DATASET"):
+    manual = root / "downloads" / "manual"
+    if manual_dir:
+        manual = paths.local(manual_dir, "manual_dir").absolute()
+    with contextlib.suppress(EnvironmentProblem), errors.under("", builder="name"):
         return Prepared(name, TfdsFolder(name, data_dir), False)
+
     builder = _builders.named(name, root)
 
     def check() -> None:
-        _requirements.check(builder, root, by_hand)
+        _requirements.check(builder, root, manual)
 
-    return _prepared(builder, root, by_hand, check, say)
+    return _prepared(builder, root, manual, check, say)
 
 
 def prepare_source(source: GeneratedDataset, data_dir: str | None) -> Prepared:
-    """Write a source, unless it is there.
+    """Write a generated data set, unless it exists.
+
+    Args:
+      source: The data set.
+      data_dir: Folder of data sets, see `default_data_dir`.
 
     Raises:
-      EnvironmentProblem: if it cannot be written.
+      EnvironmentProblem: If it cannot be written.
     """
     root = default_data_dir(data_dir).absolute()
     return _prepared(_builders.of_source(source, root), root, root, lambda: None, lambda text: None)
@@ -81,7 +85,8 @@ def _prepared(
     check: Callable[[], None],
     say: Callable[[str], None],
 ) -> Prepared:
-    name, path = _builders.config_name(builder), pathlib.Path(os.fspath(builder.data_path))
+    name = _builders.config_name(builder)
+    path = pathlib.Path(os.fspath(builder.data_path))
     exact = f"{name}:{builder.version}"
     if not path.exists():
         check()
@@ -90,21 +95,6 @@ def _prepared(
             _builders.generate(builder, manual_dir)
         return Prepared(name, TfdsFolder(exact, str(root)), True)
     if not (path / "dataset_info.json").is_file():
-        raise EnvironmentProblem(
-            f"{path} is there and is no finished data set; remove it and run this again"
-        )
+        fix = f"{path} exists and is no finished data set; remove it and run this again"
+        raise EnvironmentProblem("name", name, fix, code="exists")
     return Prepared(name, TfdsFolder(exact, str(root)), False)
-
-
-@contextlib.contextmanager
-def renamed(field: str) -> Iterator[None]:
-    """Let errors about `config.data.builder` name what a command calls it."""
-    try:
-        yield
-    except (UserError, EnvironmentProblem) as error:
-        text = (
-            str(error)
-            .replace("config.data.builder", field)
-            .replace("config.data.data_dir", "--data_dir")
-        )
-        raise type(error)(text) from error

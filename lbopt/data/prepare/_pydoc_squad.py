@@ -1,4 +1,7 @@
-"""Questions about Python's help topics, in the form of SQuAD v1.1: what is quoted, and what is in brackets?"""
+"""Questions about Python's help topics, in the format of SQuAD v1.1.
+
+They ask for the text in quotation marks or in brackets.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,20 @@ from lbopt.data.squad import f1_score
 from lbopt.data.text import split_pydoc_topics
 
 LARGEST = {"train": 400, "validation": 60}
-"""Questions of each split, at most."""
+"""Maximum number of questions of each split."""
 QUESTIONS = {
     "What is in quotation marks?": re.compile(r'[^"]*"\s*(?P<answer>[^"]{1,40}?)\s*"[^"]*'),
     "What is in brackets?": re.compile(r"[^()]*\(\s*(?P<answer>[^()]{1,60}?)\s*\)[^()]*"),
 }
-"""Each with the texts that it is asked about: those with one answer only."""
+"""Question -> pattern of the contexts that it is asked about: those with exactly one answer."""
 
 _LONGEST_CONTEXT = 240
-"""Characters, so that question and context fit into 128 tokens of a small vocabulary."""
+"""Maximum number of characters: question and context fit in 128 tokens of a small vocabulary."""
 
 
 def _examples(split: str) -> Examples:
-    parts = split_pydoc_topics()
-    topics = parts[0] if split == "train" else [*parts[1], *parts[2]]
+    train, validation, test = split_pydoc_topics()
+    topics = train if split == "train" else [*validation, *test]
     for number, record in enumerate(itertools.islice(_records(topics), LARGEST[split])):
         key = f"{split}-{number:03d}"
         yield key, {"id": key, **record}
@@ -38,20 +41,20 @@ def _records(topics: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
         for context in _contexts(topic):
             for question, pattern in QUESTIONS.items():
                 found = pattern.fullmatch(context)
-                if (
-                    found and f1_score(found["answer"], found["answer"]) > 0
-                ):  # marks alone score nothing by the definition
-                    answers = {"text": [found["answer"]], "answer_start": [found.start("answer")]}
-                    yield {
-                        "title": topic[0][:60],
-                        "context": context,
-                        "question": question,
-                        "answers": answers,
-                    }
+                # An answer of punctuation marks alone has an F1 score of 0 even against itself.
+                if not found or f1_score(found["answer"], found["answer"]) == 0:
+                    continue
+                answers = {"text": [found["answer"]], "answer_start": [found.start("answer")]}
+                yield {
+                    "title": topic[0][:60],
+                    "context": context,
+                    "question": question,
+                    "answers": answers,
+                }
 
 
 def _contexts(topic: Sequence[str]) -> Iterator[str]:
-    """Join sentences as long as they fit; one that is longer is left out."""
+    """Yield consecutive sentences joined up to the maximum length; longer ones are left out."""
     context = ""
     for sentence in topic:
         joined = f"{context} {sentence}".strip()
@@ -76,7 +79,8 @@ def _features(kinds: Any) -> dict[str, Any]:
 
 PYDOC_SQUAD = GeneratedDataset(
     "pydoc_squad",
-    "Questions about Python's help topics in the form of SQuAD, to try a recipe for questions without a download.",
+    "Questions about Python's help topics in the format of SQuAD, to try a recipe for questions "
+    "without a download.",
     _features,
     {"train": lambda: _examples("train"), "validation": lambda: _examples("validation")},
 )

@@ -1,4 +1,7 @@
-"""What a data set needs before hours go into it: archives got by hand, packages, room on the disk, a network."""
+"""Checks before a data set is prepared, which can take hours.
+
+They look for the archives that the user has to download, packages, disk space and a network.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from typing import Any, NamedTuple
 from lbopt.data.prepare._builders import config_name
 from lbopt.errors import EnvironmentProblem
 
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 
 
 class Archives(NamedTuple):
-    """Files that people have to fetch.
+    """Files that the user has to download.
 
     Attributes:
-      sizes: name -> bytes.
-      origin: where they are, and what it takes to get them.
+      sizes: Name of a file -> its bytes.
+      origin: Address, and the condition for the download.
     """
 
     sizes: dict[str, int]
@@ -30,14 +33,15 @@ class Archives(NamedTuple):
 
 
 ARCHIVES = {
-    # As in TFDS's own list of checksums and its instructions.
+    # Sizes and names are from TFDS's list of checksums and its instructions.
     "imagenet2012": Archives(
         {"ILSVRC2012_img_train.tar": 147_897_477_120, "ILSVRC2012_img_val.tar": 6_744_924_160},
         "https://image-net.org/download-images (after registration)",
     )
 }
 _READ_BY_TENSORFLOW = ("cifar10", "cifar100", "fashion_mnist", "imagenet2012", "mnist")
-"""TFDS reads their archives through `tf.io`, and says so only when it has downloaded them."""
+"""Data sets whose archives TFDS reads through `tf.io`. It notices a missing TensorFlow only after the
+download."""
 PACKAGES = {
     **{name: {"tensorflow": "tensorflow"} for name in _READ_BY_TENSORFLOW},
     "wikipedia": {
@@ -46,101 +50,113 @@ PACKAGES = {
         "mwxml": "mwxml",
     },
 }
-"""What preparing takes beside TFDS: the name to import -> the name for pip."""
+"""Data set -> packages that preparing it needs beside TFDS: module -> name for pip."""
 
 
 def check(builder: Any, root: pathlib.Path, manual_dir: pathlib.Path) -> None:
-    """Check all of it.
+    """Raise `EnvironmentProblem` with the next steps unless a data set can be prepared.
 
     Args:
-      builder: of TFDS.
-      root: folder of data sets.
-      manual_dir: where files got by hand are.
-
-    Raises:
-      EnvironmentProblem: saying what to do.
+      builder: Builder of TFDS.
+      root: Folder of data sets.
+      manual_dir: Folder of the files that the user downloaded.
     """
-    todo = [step for step in (_by_hand(builder, manual_dir), _packages(builder)) if step]
-    if todo:
-        raise EnvironmentProblem(f"{config_name(builder)}: {'; and '.join(todo)}")
-    _check_room(builder, root)
+    steps = [_missing_files(builder, manual_dir), _missing_packages(builder)]
+    if any(steps):
+        fix = "; and ".join(step for step in steps if step)
+        raise EnvironmentProblem("name", config_name(builder), fix, code="missing")
+    _check_disk_space(builder, root)
     if not builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         _check_network(builder, root)
 
 
-def _by_hand(builder: Any, manual_dir: pathlib.Path) -> str:
-    archives, instructions = ARCHIVES.get(builder.name), builder.MANUAL_DOWNLOAD_INSTRUCTIONS
+def _missing_files(builder: Any, manual_dir: pathlib.Path) -> str:
+    """Return how to get the files that the user has to download; "" if they are there."""
+    archives = ARCHIVES.get(builder.name)
     if archives is not None:
         missing = [
             f"{name} ({size / 2**30:.0f} GiB)"
             for name, size in archives.sizes.items()
-            if not _is_whole(manual_dir / name, size)
+            if not _is_complete(manual_dir / name, size)
         ]
-        return (
-            f"put {' and '.join(missing)} from {archives.origin} into {manual_dir}"
-            if missing
-            else ""
-        )
+        put = f"put {' and '.join(missing)} from {archives.origin} into {manual_dir}"
+        return put if missing else ""
+
+    instructions = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
     if instructions and not (manual_dir.is_dir() and any(manual_dir.iterdir())):
-        return f"{manual_dir} is empty or not there, and this has to be fetched by hand: {' '.join(instructions.split())}"
+        return (
+            f"{manual_dir} is empty or missing, and you have to download this yourself: "
+            f"{' '.join(instructions.split())}"
+        )
     return ""
 
 
-def _is_whole(file: pathlib.Path, size: int) -> bool:
+def _is_complete(file: pathlib.Path, size: int) -> bool:
+    """Return whether a file exists; raise `EnvironmentProblem` if it is too short."""
     if not file.is_file():
         return False
-    if (found := file.stat().st_size) < size:
-        raise EnvironmentProblem(
-            f"{file} has {found} of {size} bytes: it was cut short; fetch it again"
-        )
+    found = file.stat().st_size
+    if found < size:
+        fix = f"it has {found} of {size} bytes, so it was cut short; download it again"
+        raise EnvironmentProblem(str(file), reason=fix, code="damaged")
     return True
 
 
-def _packages(builder: Any) -> str:
+def _missing_packages(builder: Any) -> str:
+    """Return how to install the packages that are missing; "" if none is."""
     needed = PACKAGES.get(builder.name, {})
     missing = [
         package for module, package in needed.items() if importlib.util.find_spec(module) is None
     ]
-    fix = f"pip install {' '.join(missing)} (in any environment: preparing takes it, training does not)"
+    fix = (
+        f"pip install {' '.join(missing)} (in any environment: preparing needs it, training does "
+        "not)"
+    )
     return fix if missing else ""
 
 
 def needed_bytes(builder: Any) -> int:
-    """Return how much room it takes at least, 0 if nothing is known.
+    """Return a lower bound of the disk space that a data set needs; 0 if nothing is known.
 
-    The files' sizes stand for what is downloaded, or, for archives of photographs got by hand, for what is written.
+    The size of the files stands for the download or, for archives of photographs that the user
+    downloads, for the prepared data set.
     """
     total = int(builder.info.download_size or 0) + int(builder.info.dataset_size or 0)
-    if total or builder.BUILDER_CONFIGS:  # the list of files is one for all configurations
+    if total or builder.BUILDER_CONFIGS:  # all configurations share one list of files
         return total
     return sum(int(info.size) for info in (builder.url_infos or {}).values())
 
 
-def _check_room(builder: Any, root: pathlib.Path) -> None:
-    place = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
-    needed, free = needed_bytes(builder), shutil.disk_usage(place).free
+def _check_disk_space(builder: Any, root: pathlib.Path) -> None:
+    existing = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+    needed = needed_bytes(builder)
+    free = shutil.disk_usage(existing).free
     if needed > free:
-        raise EnvironmentProblem(
-            f"{config_name(builder)} takes at least {needed / 2**30:.1f} GiB and {root} has {free / 2**30:.1f} GiB free; "
-            "free some, or give another --data_dir"
+        fix = (
+            f"it takes at least {needed / 2**30:.1f} GiB and {root} has {free / 2**30:.1f} GiB "
+            "free; free some, or give another {data_dir}"
         )
+        name = config_name(builder)
+        raise EnvironmentProblem("name", name, fix, code="resource", also=["data_dir"])
 
 
 def _check_network(builder: Any, root: pathlib.Path) -> None:
-    """Ask for one of the files: TFDS itself tries for minutes before it gives up."""
+    """Request one of the files. TFDS itself tries for minutes before it gives up."""
     address = next((url for url in builder.url_infos or {} if url.startswith("http")), None)
     downloads = (root / "downloads" / builder.name).glob("*")
     if address is None or any(".tmp." not in file.name for file in downloads):
-        return  # there is nothing to ask for, or some of it is there already
+        return  # there is nothing to download, or a part of it was downloaded before
     try:
-        urllib.request.urlopen(address, timeout=_PATIENCE_S).close()
+        urllib.request.urlopen(address, timeout=_TIMEOUT_S).close()
     except urllib.error.HTTPError:
-        pass  # somebody answered
+        pass  # the server answered
     except OSError as error:
         if isinstance(getattr(error, "reason", None), ssl.SSLError):
-            return  # likewise, and TFDS brings its own certificates
-        name, host = config_name(builder), urllib.parse.urlsplit(address).hostname
-        raise EnvironmentProblem(
-            f"{name} cannot be downloaded: {host} does not answer ({error}); mend the network or HTTPS_PROXY, "
-            f"or copy a prepared {name} into {root}"
-        ) from error
+            return  # the server answered, and TFDS brings its own certificates
+        name = config_name(builder)
+        host = urllib.parse.urlsplit(address).hostname
+        fix = (
+            f"it cannot be downloaded, because {host} does not answer ({error}); repair the network "
+            f"or HTTPS_PROXY, or copy a prepared {name} into {root}"
+        )
+        raise EnvironmentProblem("name", name, fix, code="resource") from error

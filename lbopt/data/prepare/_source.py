@@ -1,4 +1,4 @@
-"""What describes a data set that is made here."""
+"""Description of a data set that lbopt generates."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 Examples = Iterable[tuple[str, dict[str, Any]]]
-"""Keys, each of them once in a split, and records."""
+"""Pairs of a key, unique in its split, and a record."""
 
 
 class GeneratedDataset(NamedTuple):
     """A data set before it is written.
 
     Attributes:
-      name: in small letters, as TensorFlow Datasets names its own.
-      description: what it is.
-      features: given the module `tensorflow_datasets.features`, the kind of each field of a record.
-      splits: what makes the examples of each split.
-      version: a new one when the examples change.
+      name: Name in lower case with underscores, as in TensorFlow Datasets.
+      description: One sentence about the data set.
+      features: Module `tensorflow_datasets.features` -> kind of each field of a record.
+      splits: Name of a split -> function that yields its examples.
+      version: Version, to be raised when the examples change.
     """
 
     name: str

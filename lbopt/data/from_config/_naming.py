@@ -1,0 +1,29 @@
+"""Names of the config's fields in errors."""
+
+from __future__ import annotations
+
+import contextlib
+
+from lbopt.config import DataConfig, naming
+
+LIMIT_FIELD = "config.data.max_damaged_records"
+LOWERCASE_FIELD = "config.data.lowercase"
+"""Fields that a message shows where no caller can put a prefix before them: while training reads a
+batch, and in a warning."""
+
+
+def naming_data() -> contextlib.AbstractContextManager[None]:
+    """Put "data." before the fields of errors that are raised inside.
+
+    Readers name their own parameters. Most are called as the fields of `DataConfig`.
+    """
+    return naming(
+        "data",
+        DataConfig,
+        documents="data.builder",
+        expected_vocab_size="data.vocab_size",
+        num_lanes="global_batch_size",
+        questions="data.builder",
+        text="data.name",
+        vocabulary="data.vocab_file",
+    )
