@@ -24,9 +24,7 @@ from lbopt.data.text import WordPiece, load_ptb, load_wordpiece, missing_ptb_fil
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.train import Progress, say
 
-_DATA_DIR = {
-    "data_dir": "folder of data sets (default: $TFDS_DATA_DIR or ~/tensorflow_datasets)"
-}
+_DATA_DIR = {"data_dir": "folder of data sets (default: $TFDS_DATA_DIR or ~/tensorflow_datasets)"}
 _MANUAL_DIR = {
     "manual_dir": "folder of the files that you downloaded (default: DATA_DIR/downloads/manual)"
 }

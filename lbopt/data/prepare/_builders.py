@@ -168,8 +168,8 @@ def _explained(error: BaseException, name: str) -> EnvironmentProblem | None:
         from_network = isinstance(cause, OSError) and cause.errno is None
         if type(cause).__name__ in _DOWNLOAD_ERRORS or from_network:
             fix = (
-                f"it cannot be downloaded ({text[:300]}); repair the network or HTTPS_PROXY and run "
-                "this again"
+                f"it cannot be downloaded ({text[:300]}); repair the network or HTTPS_PROXY and "
+                "run this again"
             )
             return EnvironmentProblem("name", name, fix, code="resource")
         if isinstance(cause, OSError):

@@ -16,7 +16,7 @@ from lbopt.errors import EnvironmentProblem
 NUM_CLASSES = 10
 SIZES = {"train": 96, "validation": 40}
 GREY, CMYK = 5, 16
-"""Numbers of the training images that are stored in grey and in CMYK, as a few of ImageNet's are."""
+"""Numbers of the training images in grey and in CMYK. A few of ImageNet's are, too."""
 
 _COLOURS = np.asarray(
     [[220, 60, 50], [60, 180, 70], [60, 80, 220], [220, 190, 50], [170, 70, 200]], np.float32

@@ -40,8 +40,8 @@ ARCHIVES = {
     )
 }
 _READ_BY_TENSORFLOW = ("cifar10", "cifar100", "fashion_mnist", "imagenet2012", "mnist")
-"""Data sets whose archives TFDS reads through `tf.io`. It notices a missing TensorFlow only after the
-download."""
+"""Data sets whose archives TFDS reads through `tf.io`. It notices a missing TensorFlow only after
+the download."""
 PACKAGES = {
     **{name: {"tensorflow": "tensorflow"} for name in _READ_BY_TENSORFLOW},
     "wikipedia": {
@@ -156,7 +156,7 @@ def _check_network(builder: Any, root: pathlib.Path) -> None:
         name = config_name(builder)
         host = urllib.parse.urlsplit(address).hostname
         fix = (
-            f"it cannot be downloaded, because {host} does not answer ({error}); repair the network "
-            f"or HTTPS_PROXY, or copy a prepared {name} into {root}"
+            f"it cannot be downloaded, because {host} does not answer ({error}); repair the "
+            f"network or HTTPS_PROXY, or copy a prepared {name} into {root}"
         )
         raise EnvironmentProblem("name", name, fix, code="resource") from error

@@ -1,4 +1,4 @@
-"""SQuAD v1.1: questions whose answers are stretches of a text."""
+"""SQuAD v1.1: questions whose answers are spans of a text."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""From scores of stretches to answers, and how right these are by SQuAD v1.1's own measures."""
+"""Answers chosen by the scores of their spans, and the metrics of SQuAD v1.1."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def exact_match(prediction: str, gold: str) -> bool:
-    """Return whether two answers are the same but for case, ASCII punctuation, articles and white space.
+    """Return whether two answers are equal except for case, punctuation, articles and spaces.
+
+    The punctuation is ASCII's.
 
     References:
-      Rajpurkar et al., arXiv 1606.05250, section 6.1; the official evaluate-v1.1.py. So of `f1_score` and `score_answers`.
+      Rajpurkar et al., arXiv 1606.05250, section 6.1; the official evaluate-v1.1.py. They are the
+      sources of `f1_score` and `score_answers`, too.
 
     >>> exact_match("The U.S. army", "us  Army")
     True
@@ -30,10 +33,10 @@ def exact_match(prediction: str, gold: str) -> bool:
 
 
 def f1_score(prediction: str, gold: str) -> float:
-    """Return the harmonic mean of precision and recall of the words that two answers share, each as often as in both.
+    """Return the harmonic mean of precision and recall of the words of an answer.
 
-    Words are counted after what `exact_match` leaves out is left out; without a common word (with no word at all, too) it
-    is 0.
+    Words are compared without the differences that `exact_match` ignores, and counted as often as
+    they occur. The score is 0 if the answers have no word in common, or no word at all.
 
     >>> f1_score("a red red car", "the red car!")
     0.8
@@ -46,16 +49,19 @@ def f1_score(prediction: str, gold: str) -> float:
 def score_answers(
     predictions: Mapping[str, str], questions: Sequence[Question]
 ) -> dict[str, float]:
-    """Return `exact_match` and `f1_score` in percent over all questions, each against the answer that fits best.
+    """Return `exact_match` and `f1` in percent, averaged over all questions.
+
+    A prediction is compared with the reference answer that fits best.
 
     Args:
-      predictions: id of a question -> answer; one that is missing counts 0.
-      questions: at least one.
+      predictions: Id of a question -> predicted answer. A missing one scores 0.
+      questions: Questions with their reference answers, at least one.
 
     Raises:
-      UserError: if there is no question.
+      UserError: If there is no question.
     """
-    require(questions, "questions", len(questions), "there is nothing to score; give at least one")
+    fix = "there is nothing to score; give at least one"
+    require(questions, "questions", len(questions), fix, code="missing")
     return {
         "exact_match": _percentage(exact_match, predictions, questions),
         "f1": _percentage(f1_score, predictions, questions),
@@ -65,24 +71,25 @@ def score_answers(
 def choose_answers(
     dataset: EvaluationWindows, scores: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> dict[str, str]:
-    """Return the answer of each question by its id: the best stretch of its best window, as the context has it.
+    """Return the answer to each question: the best span of its best window.
 
     Args:
-      dataset: the windows.
-      scores: [windows] of each window's best stretch, -inf if it has none; the first of equals wins.
-      starts: [windows] int, the place of its first token.
-      ends: [windows] int, the place of its last token.
+      dataset: Windows of the questions.
+      scores: [windows] score of the best span of each window, -inf if it has none. The first of
+        equal scores wins.
+      starts: [windows] int, place of the first token of that span.
+      ends: [windows] int, place of the last token of that span.
 
     Returns:
-      Id -> answer; a question none of whose windows has a finite score is left out.
+      Id of a question -> answer as it stands in the context. Questions without a finite score are
+      left out.
 
     Raises:
-      ValueError: if there are not as many as windows.
+      ValueError: If an array has another length than the data set.
     """
-    if not len(scores) == len(starts) == len(ends) == len(dataset):
-        raise ValueError(
-            f"{len(scores)}, {len(starts)}, {len(ends)} scores, starts, ends: give {len(dataset)} of each"
-        )
+    lengths = (len(scores), len(starts), len(ends))
+    if set(lengths) != {len(dataset)}:
+        raise ValueError(f"scores, starts, ends have lengths {lengths}: give {len(dataset)} each")
     best: dict[int, int] = {}
     for window in np.flatnonzero(np.isfinite(scores)):
         question = int(dataset.question_of[window])

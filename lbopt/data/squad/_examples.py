@@ -1,4 +1,7 @@
-"""Questions of SQuAD v1.1 (Rajpurkar et al., arXiv 1606.05250): from the official file or from TFDS's records."""
+"""Questions of SQuAD v1.1 (Rajpurkar et al., arXiv 1606.05250).
+
+They are read from the official file or from records of TensorFlow Datasets (TFDS).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,12 @@ class Question(NamedTuple):
     """A question about a text.
 
     Attributes:
-      id: by which a prediction is told from others.
-      question: the question.
-      context: the text that has the answer.
-      answers: what people gave as the answer, one or more; the first is trained on, all of them are scored against.
-      answer_starts: where each begins, in characters of `context`.
+      id: Unique name, the key of its prediction.
+      question: The question.
+      context: Text that contains the answer.
+      answers: Answers that people gave, at least one. Training uses the first, evaluation the one
+        that fits a prediction best.
+      answer_starts: Index of the first character of each answer in `context`.
     """
 
     id: str
@@ -34,7 +38,8 @@ class Question(NamedTuple):
     def span(self) -> tuple[int, int] | None:
         """Return (start, stop) of the first answer in characters of the context.
 
-        Only white space may differ between the two. None where the context has another text there: a wrong record.
+        White space may differ between answer and context. The span is None if the context has
+        another text in that place; the record is wrong then.
 
         >>> Question("1", "Who?", "It was  Ada\\tByron.", ("Ada Byron",), (8,)).span()
         (8, 17)
@@ -50,14 +55,15 @@ class Question(NamedTuple):
 
 
 def questions_from_records(records: Iterable[Mapping[str, Any]]) -> list[Question]:
-    """Read records of the schema of TFDS's `squad`.
+    """Return the questions of records with the schema of TFDS's `squad`.
 
     Args:
-      records: with `id`, `context` and `question` (bytes or str) and `answers`, which has `text` (a sequence of bytes or
-        str) and `answer_start` (as many ints, characters of the context). Other fields are not read.
+      records: Records with `id`, `context` and `question` (bytes or str) and `answers`, which has
+        `text` (a sequence of bytes or str) and `answer_start` (an int for each text, in characters
+        of the context). Other fields are ignored.
 
     Raises:
-      UserError: naming the record and the field that is missing or is something else.
+      UserError: If a field of a record is missing or has a wrong type.
     """
     return [
         question_from_record(record, f"records[{number}]") for number, record in enumerate(records)
@@ -65,27 +71,26 @@ def questions_from_records(records: Iterable[Mapping[str, Any]]) -> list[Questio
 
 
 def read_json(path: paths.GivenPath) -> list[Question]:
-    """Read the official file, `train-v1.1.json` or `dev-v1.1.json`.
+    """Return the questions of the official file, `train-v1.1.json` or `dev-v1.1.json`.
 
     Raises:
-      UserError: naming the place in the file that is missing or is something else.
-      EnvironmentProblem: if the file cannot be read.
+      UserError: If a place in the file is missing or has a wrong type.
+      EnvironmentProblem: If the file cannot be read.
     """
+    file = paths.local(path, "path")
     try:
-        content = _typed_json.read_file(
-            paths.local(path, "path"), most_bytes=_typed_json.MOST_LINES_BYTES
-        )
+        content = _typed_json.read_file(file, most_bytes=_typed_json.MOST_LINES_BYTES)
     except OSError as error:
-        raise EnvironmentProblem(
-            f"{path}: cannot be read ({error.strerror}); give the file of SQuAD v1.1"
-        ) from error
+        fix = f"it cannot be read ({error.strerror}); give the file of SQuAD v1.1"
+        raise EnvironmentProblem("path", str(path), fix, code="resource") from error
     except ValueError as error:
-        raise UserError(f"{path}: {error}; fetch the file of SQuAD v1.1 again") from error
+        fix = f"{error}; download the file of SQuAD v1.1 again"
+        raise UserError("path", str(path), fix, code="damaged") from error
     return [question_from_record(record, place) for place, record in _flattened(content, str(path))]
 
 
 def _flattened(content: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the record, as TFDS has it, of each question of the official file."""
+    """Yield each question of the official file as a place in it and a record of TFDS's schema."""
     for article_place, article in _list(content, "data", path):
         for place, paragraph in _list(article, "paragraphs", article_place):
             context = _field(paragraph, "context", place)
@@ -99,34 +104,37 @@ def _flattened(content: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def question_from_record(record: Mapping[str, Any], place: str = "record") -> Question:
-    """Read one record; see `questions_from_records`. `place` is what messages call it."""
+    """Return the question of a record, see `questions_from_records`.
+
+    Args:
+      record: The record.
+      place: Name of the record in messages.
+    """
     texts = _list(_field(record, "answers", place), "text", f"{place}.answers")
     starts = _list(record["answers"], "answer_start", f"{place}.answers")
-    require(texts, f"{place}.answers", 0, f"a question has one answer or more; {_FIX}, not of v2")
-    require(
-        len(texts) == len(starts),
-        f"{place}.answers.answer_start",
-        len(starts),
-        f"there are {len(texts)} texts; give each its start",
-    )
-    name, question, context = (
-        _text(_field(record, name, place), f"{place}.{name}")
-        for name in ("id", "question", "context")
-    )
+    fix = f"a question has one answer or more; {_FIX}, not of v2"
+    require(texts, f"{place}.answers", 0, fix, code="missing")
+    fix = f"there are {len(texts)} texts; give each its start"
+    field = f"{place}.answers.answer_start"
+    require(len(texts) == len(starts), field, len(starts), fix, code="mismatch")
+
+    def text(name: str) -> str:
+        return _text(_field(record, name, place), f"{place}.{name}")
+
     return Question(
-        name,
-        question,
-        context,
-        tuple(_text(text, where) for where, text in texts),
+        text("id"),
+        text("question"),
+        text("context"),
+        tuple(_text(answer, where) for where, answer in texts),
         tuple(_whole(start, where) for where, start in starts),
     )
 
 
 def _field(record: Any, name: str, place: str) -> Any:
-    require(
-        isinstance(record, Mapping), place, type(record).__name__, f"a mapping is needed; {_FIX}"
-    )
-    require(name in record, place, sorted(map(str, record)), f"there is no {name!r}; {_FIX}")
+    kind = type(record).__name__
+    require(isinstance(record, Mapping), place, kind, f"use a mapping; {_FIX}", code="type")
+    fix = f"there is no {name!r}; {_FIX}"
+    require(name in record, place, sorted(map(str, record)), fix, code="missing")
     return record[name]
 
 
@@ -134,19 +142,21 @@ def _list(record: Any, name: str, place: str) -> list[tuple[str, Any]]:
     """Return the place and the value of each item of a field."""
     items = _field(record, name, place)
     known = isinstance(items, list | tuple) or (isinstance(items, np.ndarray) and items.ndim == 1)
-    require(known, f"{place}.{name}", type(items).__name__, f"a list is needed; {_FIX}")
+    kind = type(items).__name__
+    require(known, f"{place}.{name}", kind, f"use a list; {_FIX}", code="type")
     return [(f"{place}.{name}[{number}]", item) for number, item in enumerate(items)]
 
 
 def _text(value: Any, place: str) -> str:
-    require(isinstance(value, str | bytes), place, value, f"text is needed; {_FIX}")
+    require(isinstance(value, str | bytes), place, value, f"use text; {_FIX}", code="type")
     try:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError as error:
-        raise UserError(f"{place} = {value[:20]!r}: not UTF-8 ({error.reason}); {_FIX}") from error
+        fix = f"it is not UTF-8 ({error.reason}); {_FIX}"
+        raise UserError(place, value[:20], fix, code="damaged") from error
 
 
 def _whole(value: Any, place: str) -> int:
     known = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    require(known, place, value, f"a whole number is needed; {_FIX}")
+    require(known, place, value, f"use a whole number; {_FIX}", code="type")
     return int(value)

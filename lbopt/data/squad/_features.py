@@ -1,4 +1,4 @@
-"""Questions with as much of their context as fits, as BERT is trained and asked on them."""
+"""Windows of questions and contexts, the examples of BERT on SQuAD."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from lbopt.data.text import WordPiece
 from lbopt.errors import require
 
 SEQUENCE_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH = 384, 128, 64
-"""In tokens: max_seq_length, doc_stride and max_query_length of google-research/bert, run_squad.py."""
+"""Numbers of tokens: max_seq_length, doc_stride and max_query_length in google-research/bert,
+run_squad.py."""
 NUM_SPECIAL_POSITIONS = 3
-"""[CLS] question [SEP] context [SEP]."""
+"""Number of special tokens in [CLS] question [SEP] context [SEP]."""
 
-_OF_SIZE = 0.01  # what each token of a window adds in the choice of maximum context (run_squad.py)
+_SIZE_WEIGHT = 0.01
+"""Weight of a window's size in the choice of the window with maximum context (run_squad.py)."""
 _NOWHERE = -1
+"""Place of an answer that is not in the tokens."""
 
 
 class _Texts(NamedTuple):
-    """The tokens of all questions and contexts, one text after another; a context that occurs twice is kept once.
+    """Tokens of all questions and contexts in one array. Equal contexts are stored once.
 
     Attributes:
       tokens: [tokens] int32.
-      offsets: [tokens, 2] the characters of its text that a token stands for, (start, stop).
-      questions: [questions, 2] the first token of each question, and how many there are.
-      contexts: [questions, 2] likewise of its context.
+      offsets: [tokens, 2] int64, (start, stop) of each token in characters of its text.
+      questions: [questions, 2] int64, first token and number of tokens of each question.
+      contexts: [questions, 2] int64, first token and number of tokens of each question's context.
     """
 
     tokens: np.ndarray
@@ -38,13 +41,14 @@ class _Texts(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """Stretches of context; tokens are counted as in `_Texts`.
+    """Spans of the contexts, in tokens of `_Texts`.
 
     Attributes:
-      question: [windows] the number of the question.
-      start: [windows] the first token of context.
-      size: [windows] how many there are.
-      own: [windows, 2] the tokens that have their maximum context in this window, (start, stop).
+      question: [windows] int64, number of the question.
+      start: [windows] int64, first token of the span.
+      size: [windows] int64, number of tokens of the span.
+      own: [windows, 2] int64, (start, stop) of the tokens that have their maximum context in this
+        window.
     """
 
     question: np.ndarray
@@ -54,7 +58,10 @@ class _Windows(NamedTuple):
 
 
 class _QuestionWindows:
-    """Examples `[CLS] question [SEP] stretch of context [SEP]`; a question has one or more, by the length of its context."""
+    """Examples `[CLS] question [SEP] span of the context [SEP]`.
+
+    A long context gives a question several windows.
+    """
 
     reading = Reading()
 
@@ -66,37 +73,23 @@ class _QuestionWindows:
         doc_stride: int,
         max_query_length: int,
     ):
-        require(
-            doc_stride >= 1, "config.data.doc_stride", doc_stride, "windows move on; use at least 1"
-        )
-        require(
-            max_query_length >= 1,
-            "config.data.max_query_length",
-            max_query_length,
-            "use at least 1",
-        )
-        require(
-            questions,
-            "config.data.builder",
-            len(questions),
-            "there is no question; give at least one",
-        )
+        require(doc_stride >= 1, "doc_stride", doc_stride, "use at least 1")
+        require(max_query_length >= 1, "max_query_length", max_query_length, "use at least 1")
+        fix = "there is no question; give at least one"
+        require(questions, "questions", len(questions), fix, code="missing")
         self.questions = tuple(questions)
-        self._length, self._special = sequence_length, pieces.special
+        self._length = sequence_length
+        self._special = pieces.special
         self._texts = _encode(questions, pieces, max_query_length)
+
         longest = int(self._texts.questions[:, 1].max())
         least = longest + NUM_SPECIAL_POSITIONS + 1
-        require(
-            sequence_length >= least,
-            "config.data.sequence_length",
-            sequence_length,
-            f"a question of {longest} tokens leaves no room for its context; use at least {least}",
-        )
+        fix = f"a question of {longest} tokens leaves no room for its context; use at least {least}"
+        require(sequence_length >= least, "sequence_length", sequence_length, fix)
         rooms = sequence_length - NUM_SPECIAL_POSITIONS - self._texts.questions[:, 1]
         self._windows = _cut(self._texts.contexts, rooms, doc_stride)
-        require(
-            len(self), "config.data.builder", len(questions), "no context has a token; give text"
-        )
+        fix = "no context has a token; give text"
+        require(len(self), "questions", len(questions), fix)
         self._answers = _answers(self.questions, self._texts)
 
     def __len__(self) -> int:
@@ -107,20 +100,18 @@ class _QuestionWindows:
         return self._pack(indices)
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-        """Return the windows at `indices` as one batch, whatever the epoch."""
+        """Return the windows at `indices` as one batch, the same in every epoch."""
         del epochs, seed
         return self.take(indices)
 
     def _pack(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Put question and context between the special tokens, and find the answer."""
-        special, place = self._special, np.arange(self._length)[None]
+        """Return questions and contexts with their special tokens, and the answers."""
+        special = self._special
+        place = np.arange(self._length)[None]
         begin, end = self._bounds(indices)
         ids = self._texts.tokens[np.clip(self._sources(indices), 0, len(self._texts.tokens) - 1)]
-        ids = np.where(
-            (place == begin - 1) | (place == end),
-            special.sep,
-            np.where(place == 0, special.cls, ids),
-        )
+        ids = np.where(place == 0, special.cls, ids)
+        ids = np.where((place == begin - 1) | (place == end), special.sep, ids)
         start, stop = self._labels(indices)
         return {
             "input_ids": np.where(place > end, special.pad, ids).astype(np.int32),
@@ -131,26 +122,34 @@ class _QuestionWindows:
         }
 
     def _bounds(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of the first token of context and of the [SEP] behind the last, [windows, 1] each."""
-        begin = (
-            self._texts.questions[self._windows.question[indices], 1] + NUM_SPECIAL_POSITIONS - 1
-        )
+        """Return the places of the first token of the context and of the last [SEP].
+
+        Returns:
+          Two arrays [windows, 1] int64.
+        """
+        question_size = self._texts.questions[self._windows.question[indices], 1]
+        begin = question_size + NUM_SPECIAL_POSITIONS - 1
         return begin[:, None], (begin + self._windows.size[indices])[:, None]
 
     def _sources(self, indices: np.ndarray) -> np.ndarray:
-        """Return which token stands at each place [windows, sequence_length], where it is not a special one."""
-        place, (begin, _) = np.arange(self._length)[None], self._bounds(indices)
+        """Return the number in `_Texts` of the token at each place [windows, sequence_length].
+
+        Places of special tokens have no meaning.
+        """
+        place = np.arange(self._length)[None]
+        begin, _ = self._bounds(indices)
         question = self._texts.questions[self._windows.question[indices], :1]
-        return np.where(
-            place < begin,
-            question + place - 1,
-            self._windows.start[indices][:, None] + place - begin,
-        )
+        context = self._windows.start[indices][:, None]
+        return np.where(place < begin, question + place - 1, context + place - begin)
 
     def _labels(self, indices: np.ndarray) -> np.ndarray:
-        """Return the places of the first and last token of the answer [2, windows]; 0 if it is not wholly inside."""
+        """Return the places of the first and the last token of the answer [2, windows].
+
+        Both are 0 if the answer is not wholly inside the window.
+        """
         windows = self._windows
-        start, size = windows.start[indices], windows.size[indices]
+        start = windows.start[indices]
+        size = windows.size[indices]
         first, last = self._answers[windows.question[indices]].T
         inside = (first >= start) & (last < start + size)
         shift = self._bounds(indices)[0][:, 0] - start
@@ -158,34 +157,36 @@ class _QuestionWindows:
 
 
 class TrainingWindows(_QuestionWindows):
-    """Windows of the questions that have a place for their answer; every epoch sees the same.
+    """Windows for training, the same in every epoch.
 
-    An example has `input_ids`, `token_type_ids` and `attention_mask` [sequence_length] int32, and `start_position` and
-    `end_position` int32, the first and last token of the question's first answer, or 0 ([CLS]) for both if the answer is
-    not wholly inside the window.
+    An example has `input_ids`, `token_type_ids` and `attention_mask` [sequence_length] int32, and
+    `start_position` and `end_position` int32: the places of the first and the last token of the
+    question's first answer, or 0 ([CLS]) for both if the answer is not wholly inside the window.
 
     Args:
-      questions: of the training set.
-      pieces: what cuts text.
-      sequence_length: tokens of an example, special ones and padding included.
-      doc_stride: by how many tokens of context a question's next window begins later.
-      max_query_length: tokens of a question; what is longer is cut.
+      questions: Questions of the training set.
+      pieces: Tokenizer.
+      sequence_length: Tokens of an example, special tokens and padding included.
+      doc_stride: Tokens of context between the beginnings of two windows of a question.
+      max_query_length: Maximum number of tokens of a question. Longer questions are cut off.
 
     Attributes:
-      questions: those that are kept.
-      num_dropped: those whose first answer is not in the context where they say.
+      questions: Questions whose first answer is where the record says.
+      num_dropped: Number of the other questions, which are dropped.
 
     Raises:
-      UserError: naming the field, if nothing is left or a question leaves no room for its context.
+      UserError: If no question is left, or if one leaves no room for its context.
 
     Note:
-      run_squad.py takes the words (between white space) of the answer and looks in them for the tokens that the answer alone
-      is cut into; where they are not there, it keeps the words. Here the answer is the tokens that share a character with it.
-      The two differ where that search fails, and where it finds an earlier match. run_squad.py drops a question only if the
-      answer is nowhere in the words; here it must be where it says.
+      run_squad.py takes the words (between white space) of the answer and looks in them for the
+      tokens of the answer alone; if they are not there, it keeps the words. Here the answer is all
+      tokens that share a character with it. The two differ where that search fails, and where it
+      finds an earlier match. run_squad.py drops a question only if its answer is nowhere in the
+      words; here the answer must be where the record says.
 
     References:
-      Devlin et al., arXiv 1810.04805, section 4.2; google-research/bert, run_squad.py, convert_examples_to_features.
+      Devlin et al., arXiv 1810.04805, section 4.2; google-research/bert, run_squad.py,
+      convert_examples_to_features.
     """
 
     def __init__(
@@ -202,22 +203,28 @@ class TrainingWindows(_QuestionWindows):
 
 
 class EvaluationWindows(_QuestionWindows):
-    """Windows of all questions, with the places where an answer may be, and the way back to the text.
+    """Windows of all questions for evaluation, with the places where an answer may start and end.
 
-    An example has what one of `TrainingWindows` has, and `may_start` and `may_end` [sequence_length] int32: an answer ends
-    at any token of context, and starts at those that have more context here than in the question's other windows, that is,
-    the greatest min(tokens on the left, tokens on the right) + 0.01 x tokens of context in the window; the first of equals.
+    An example has the arrays of `TrainingWindows`, and `may_start` and `may_end` [sequence_length]
+    int32. An answer may end at any token of the context. It may start at the tokens that have more
+    context in this window than in the question's other windows. The context of a token is
+    min(tokens to its left, tokens to its right) + 0.01 x tokens of the window; the first of equal
+    windows wins.
 
     Args:
-      questions: ids differ.
-      pieces, sequence_length, doc_stride, max_query_length: see `TrainingWindows`.
+      questions: Questions with different ids.
+      pieces: Tokenizer.
+      sequence_length: Tokens of an example, special tokens and padding included.
+      doc_stride: Tokens of context between the beginnings of two windows of a question.
+      max_query_length: Maximum number of tokens of a question. Longer questions are cut off.
 
     Attributes:
-      questions: all of them, in their order.
-      question_of: [windows] int64, the number of each window's question.
+      questions: All questions, in their order.
+      question_of: [windows] int64, number of each window's question.
 
     Raises:
-      UserError: as `TrainingWindows`, and if two questions have the same id.
+      UserError: If there is no question, if two have the same id, or if one leaves no room for its
+        context.
 
     References:
       google-research/bert, run_squad.py, _check_is_max_context and write_predictions.
@@ -232,37 +239,43 @@ class EvaluationWindows(_QuestionWindows):
         max_query_length: int = MAX_QUERY_LENGTH,
     ):
         distinct = len({question.id for question in questions})
-        require(
-            distinct == len(questions),
-            "config.data.builder",
-            len(questions),
-            f"only {distinct} ids; give each its own",
-        )
+        fix = f"they have only {distinct} ids; give each its own"
+        require(distinct == len(questions), "questions", len(questions), fix, code="conflict")
         super().__init__(questions, pieces, sequence_length, doc_stride, max_query_length)
         self.question_of = self._windows.question
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the windows at `indices` as one batch."""
-        place, (begin, end) = np.arange(self._length)[None], self._bounds(indices)
-        source, (own_start, own_stop) = (
-            self._sources(indices),
-            self._windows.own[indices].T[..., None],
-        )
-        context, own = (place >= begin) & (place < end), (source >= own_start) & (source < own_stop)
-        spans = {"may_start": (context & own).astype(np.int32), "may_end": context.astype(np.int32)}
-        return {**self._pack(indices), **spans}
+        place = np.arange(self._length)[None]
+        begin, end = self._bounds(indices)
+        in_context = (place >= begin) & (place < end)
+
+        source = self._sources(indices)
+        own_start, own_stop = self._windows.own[indices].T[..., None]
+        is_own = (source >= own_start) & (source < own_stop)
+        return {
+            **self._pack(indices),
+            "may_start": (in_context & is_own).astype(np.int32),
+            "may_end": in_context.astype(np.int32),
+        }
 
     def text(self, window: int, start: int, end: int) -> str:
-        """Return the stretch of the context that the tokens from place `start` to place `end` of a window stand for.
+        """Return the text of the context from one token to another.
+
+        Args:
+          window: Number of the window.
+          start: Place of the first token in the window.
+          end: Place of the last token in the window, not before `start`.
 
         Raises:
-          ValueError: if these are not two places of its context in order.
+          ValueError: If the places are not in the context of the window, or not in order.
         """
-        ((first,),), ((behind,),) = self._bounds(np.asarray([window]))
-        if not first <= start <= end < behind:
-            raise ValueError(
-                f"start, end = {start}, {end}: window {window} has its context from {first} to {behind - 1}"
-            )
+        begin, context_end = self._bounds(np.asarray([window]))
+        first = int(begin.item())
+        last = int(context_end.item()) - 1
+        if not first <= start <= end <= last:
+            fix = f"window {window} has its context from {first} to {last}"
+            raise ValueError(f"start, end = {start}, {end}: {fix}")
         shift = self._windows.start[window] - first
         offsets = self._texts.offsets
         context = self.questions[self.question_of[window]].context
@@ -270,6 +283,7 @@ class EvaluationWindows(_QuestionWindows):
 
 
 def _encode(questions: Sequence[Question], pieces: WordPiece, max_query_length: int) -> _Texts:
+    """Return the tokens of questions, cut off at a maximum length, and of their contexts."""
     tokens: list[np.ndarray] = []
     offsets: list[np.ndarray] = []
     bounds: list[tuple[int, int]] = []
@@ -295,34 +309,51 @@ def _encode(questions: Sequence[Question], pieces: WordPiece, max_query_length: 
 
 
 def _cut(contexts: np.ndarray, rooms: np.ndarray, doc_stride: int) -> _Windows:
-    """Cut each context [questions, 2] into windows of at most its room [questions]; one without tokens has none."""
-    parts = []
+    """Return the windows of all contexts; a context without tokens has none.
+
+    Args:
+      contexts: [questions, 2] int64, first token and number of tokens of each context.
+      rooms: [questions] int64, maximum size of a window of each question.
+      doc_stride: Tokens between the beginnings of two windows.
+    """
+    found = []
     for number, ((begin, size), room) in enumerate(zip(contexts, rooms, strict=True)):
         step = min(room, doc_stride)
         count = 1 + -(-max(0, size - room) // step) if size else 0
         starts = np.arange(count) * step
         sizes = np.minimum(room, size - starts)
-        parts.append(
-            _Windows(np.full(count, number), begin + starts, sizes, begin + _own(starts, sizes))
-        )
-    return _Windows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        question = np.full(count, number)
+        found.append(_Windows(question, begin + starts, sizes, begin + _own(starts, sizes)))
+    return _Windows(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
 def _own(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return (start, stop) [windows, 2] of the tokens that have their maximum context in each window of one context."""
+    """Return the tokens that have their maximum context in each window of one context.
+
+    Args:
+      starts: [windows] int64, first token of each window.
+      sizes: [windows] int64, number of tokens of each window.
+
+    Returns:
+      [windows, 2] int64, (start, stop).
+    """
     if len(starts) < 2:
         return np.stack([starts, sizes], 1)
     left = np.arange(starts[-1] + sizes[-1]) - starts[:, None]
     nearest = np.minimum(left, sizes[:, None] - 1 - left)
-    owner = np.argmax(
-        np.where(nearest >= 0, nearest + _OF_SIZE * sizes[:, None], -1), 0
-    )  # never falls
+    context = np.where(nearest >= 0, nearest + _SIZE_WEIGHT * sizes[:, None], -1)
+    # The best window of a token never comes before that of the token before, so each window owns
+    # consecutive tokens.
+    owner = np.argmax(context, 0)
     edges = np.searchsorted(owner, np.arange(len(starts) + 1))
     return np.stack([edges[:-1], edges[1:]], 1)
 
 
 def _answers(questions: Sequence[Question], texts: _Texts) -> np.ndarray:
-    """Return the first and last token that share a character with each question's answer [questions, 2]."""
+    """Return the first and the last token of each question's answer, [questions, 2] int64.
+
+    They are the tokens that share a character with the answer; `_NOWHERE` if there are none.
+    """
     found = np.full((len(questions), 2), _NOWHERE)
     for number, (question, (begin, size)) in enumerate(zip(questions, texts.contexts, strict=True)):
         if (span := question.span()) is None:

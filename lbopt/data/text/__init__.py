@@ -1,4 +1,4 @@
-"""Text: vocabularies, token stores, and the examples that are cut from them."""
+"""Text: vocabularies, token stores, and examples made from them."""
 
 import lazy_loader
 

@@ -1,4 +1,7 @@
-"""Large corpora: from articles and books to sentences, a vocabulary and a store of tokens, in bounded memory."""
+"""Large corpora: sentences, a vocabulary and a token store from articles and books.
+
+Memory is bounded, whatever the size of the corpus.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,16 @@ from lbopt import paths
 from lbopt._regular import open_regular
 from lbopt.data.text._tokens import StoreWriter
 from lbopt.data.text._wordpiece import WordPiece, learn_wordpiece, split_paragraphs, split_prose
-from lbopt.errors import EnvironmentProblem, require
+from lbopt.errors import NO_VALUE, EnvironmentProblem, require
 
 MAX_ALPHABET = 1000
-"""Characters of a learned vocabulary: those that occur here and there in an encyclopedia would take thousands of pieces."""
+"""Maximum number of different characters in a learned vocabulary.
+
+The rare characters of an encyclopedia would take thousands of pieces.
+"""
 
 _BATCH_CHARACTERS = 2_000_000
-"""Text that is encoded at a time: enough to keep all cores busy, some 100 MB while it lasts."""
+"""Characters that are encoded together: enough to keep all cores busy, in some 100 MB of memory."""
 _LAST_SECTIONS = frozenset(
     (
         "see also",
@@ -34,7 +40,7 @@ _NEW_LINE = re.compile(r"\s*\n\s*(?![a-z])")
 
 
 class Counts(NamedTuple):
-    """What has been written to a store so far."""
+    """Size of a token store, or of its part that is written."""
 
     documents: int
     sentences: int
@@ -42,17 +48,20 @@ class Counts(NamedTuple):
 
 
 def wikipedia_documents(records: Iterable[Mapping[str, str | bytes]]) -> Iterator[list[str]]:
-    """Yield the sentences of each article that has any.
+    """Yield the sentences of each article; articles without a sentence are skipped.
+
+    An article has a blank line before every section, whose first line is its heading. Paragraphs
+    and items of lists are lines, and a line that begins with a small letter continues the one
+    before. Categories are left out, and the sections from "See also", "References", "Further
+    reading" or "External links" to the end of the article.
 
     Args:
-      records: with a `title` and a `text`, as the data set `wikipedia` of TensorFlow Datasets has them: a blank line before
-        every section, whose first line is its heading; paragraphs and items of lists are lines. A line that begins with a
-        small letter goes on with the one before. Sections from "See also", "References", "Further reading" or "External
-        links" to the end of the article are left out, and categories.
+      records: Articles with `title` and `text`, as in the data set `wikipedia` of TensorFlow
+        Datasets.
 
     Raises:
-      UserError: at the end, if no article had a sentence.
-      EnvironmentProblem: naming the article, if it is not UTF-8.
+      UserError: At the end, if no article had a sentence.
+      EnvironmentProblem: If an article is not UTF-8.
     """
     found = False
     for record in records:
@@ -60,20 +69,20 @@ def wikipedia_documents(records: Iterable[Mapping[str, str | bytes]]) -> Iterato
         if sentences:
             found = True
             yield sentences
-    require(found, "wikipedia", 0, "no record has a sentence; give articles with text")
+    fix = "none of them has a sentence; give articles with text"
+    require(found, "records", NO_VALUE, fix, code="missing")
 
 
 def _decoded(text: str | bytes, record: Mapping[str, str | bytes]) -> str:
     try:
         return text if isinstance(text, str) else text.decode()
     except UnicodeDecodeError as error:
-        raise EnvironmentProblem(
-            f"the article {record['title']!r} is not UTF-8 ({error}); get the data again"
-        ) from error
+        fix = f"this article is not UTF-8 ({error}); download the data again"
+        raise EnvironmentProblem("title", record["title"], fix, code="damaged") from error
 
 
 def _article(text: str) -> str:
-    """Cut an article off before its last sections, and leave out its categories."""
+    """Return an article without its last sections and its categories."""
     blocks = []
     for block in _BLANK_LINE.split(text):
         lines = [line for line in block.split("\n") if not line.lstrip().startswith("Category:")]
@@ -84,35 +93,40 @@ def _article(text: str) -> str:
 
 
 def folder_documents(folder: paths.GivenPath) -> Iterator[list[str]]:
-    """Return the sentences of each text of a folder that has any.
+    """Return an iterator over the texts of a folder, each as a list of sentences.
+
+    Texts without a sentence are skipped.
 
     Args:
-      folder: every `*.txt` in it and below is a document, in the order of names; UTF-8, blank lines between paragraphs.
+      folder: Folder whose `*.txt` files, also in folders below it, are the documents, in the order
+        of their names. They are UTF-8, with blank lines between paragraphs.
 
     Raises:
-      UserError: if there is no such file, or, at the end, if none had a sentence.
-      EnvironmentProblem: naming the file, if it cannot be read or is not UTF-8.
+      UserError: If there is no such file, or, at the end, if none had a sentence.
+      EnvironmentProblem: If a file cannot be read or is not UTF-8.
     """
     root = paths.local(folder, "folder")
-    found = sorted(root.rglob("*.txt"), key=lambda path: path.relative_to(root).as_posix())
-    require(found, "folder", str(folder), "there is no *.txt in it; name a folder of plain text")
-    return _files(found, str(folder))
+    files = sorted(root.rglob("*.txt"), key=lambda path: path.relative_to(root).as_posix())
+    fix = "there is no *.txt in it; name a folder of plain text"
+    require(files, "folder", str(folder), fix, code="missing")
+    return _documents(files, str(folder))
 
 
-def _files(paths: Sequence[Path], folder: str) -> Iterator[list[str]]:
+def _documents(files: Sequence[Path], folder: str) -> Iterator[list[str]]:
     found = False
-    for path in paths:
+    for file in files:
         try:
-            with open_regular(path, "r", encoding="utf-8") as stream:
+            with open_regular(file, "r", encoding="utf-8") as stream:
                 text = stream.read()
         except (OSError, UnicodeDecodeError) as error:
-            raise EnvironmentProblem(
-                f"{path} cannot be read as UTF-8 text ({error}); convert or remove it"
-            ) from error
-        if sentences := _sentences(text):
+            fix = f"it cannot be read as UTF-8 text ({error}); convert or remove it"
+            raise EnvironmentProblem(str(file), reason=fix, code="damaged") from error
+        sentences = _sentences(text)
+        if sentences:
             found = True
             yield sentences
-    require(found, "folder", folder, "no *.txt in it has a sentence; name a folder of plain text")
+    fix = "no *.txt in it has a sentence; name a folder of plain text"
+    require(found, "folder", folder, fix, code="missing")
 
 
 def _sentences(text: str) -> list[str]:
@@ -125,13 +139,14 @@ def learn_vocabulary(
     """Learn a vocabulary from a sample of a corpus.
 
     Args:
-      documents: sentences of each document; gone through once.
-      vocab_size: special tokens included.
-      max_sentences: of the sample, which is evenly spaced over the corpus and has at least half as many if the corpus has.
+      documents: Sentences of each document, read once.
+      vocab_size: Maximum number of pieces, special tokens included.
+      max_sentences: Maximum number of sentences of the sample, >= 2. The sample is evenly spaced
+        over the corpus, and is at least half that large if the corpus is.
 
     Raises:
-      UserError: if the alphabet alone, at most `MAX_ALPHABET` characters, needs more pieces.
-      EnvironmentProblem: if the `tokenizers` package is not installed.
+      UserError: If the alphabet alone, at most `MAX_ALPHABET` characters, needs more pieces.
+      EnvironmentProblem: If the `tokenizers` package is not installed.
     """
     require(max_sentences >= 2, "max_sentences", max_sentences, "use at least 2")
     sentences = _evenly(itertools.chain.from_iterable(documents), max_sentences)
@@ -139,7 +154,7 @@ def learn_vocabulary(
 
 
 def _evenly(items: Iterable[str], most: int) -> list[str]:
-    """Return every k-th item for the smallest power of two that leaves at most so many."""
+    """Return every k-th item, k being the smallest power of two that leaves at most `most`."""
     kept: list[str] = []
     every = 1
     for number, item in enumerate(items):
@@ -147,7 +162,8 @@ def _evenly(items: Iterable[str], most: int) -> list[str]:
             continue
         kept.append(item)
         if len(kept) > most:
-            kept, every = kept[::2], 2 * every
+            kept = kept[::2]
+            every *= 2
     return kept
 
 
@@ -158,21 +174,22 @@ def build_store(
     made_from: str,
     progress: Callable[[Counts], None] | None = None,
 ) -> Counts:
-    """Write documents as tokens; see `StoreWriter`. Memory does not grow with the corpus.
+    """Write documents as a token store, see `StoreWriter`. Memory does not grow with the corpus.
 
     Args:
-      folder: of the new store.
-      documents: sentences of each document; gone through once.
-      pieces: what cuts words into tokens.
-      made_from: what the text is, in words.
-      progress: called with what has been written, every few million characters.
+      folder: Folder of the new store.
+      documents: Sentences of each document, read once.
+      pieces: Vocabulary that turns sentences into tokens.
+      made_from: Description of the text, for people.
+      progress: Function that is called with the size written so far, every few million characters;
+        None for no reports.
 
     Returns:
-      What was written.
+      The size of the store.
 
     Raises:
-      UserError: if there is something in `folder`, or no text.
-      EnvironmentProblem: if the disk cannot be written to.
+      UserError: If `folder` is not empty, or if there is no text.
+      EnvironmentProblem: If the disk cannot be written to.
     """
     with StoreWriter(folder, pieces.pieces, made_from, pieces.normalization) as writer:
         for batch in _batches(documents):
@@ -184,7 +201,7 @@ def build_store(
 
 
 def _batches(documents: Iterable[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
-    """Gather documents until they have enough characters; a long one may be a batch of its own."""
+    """Yield lists of documents that have at least `_BATCH_CHARACTERS`, except for the last one."""
     batch: list[Sequence[str]] = []
     size = 0
     for document in documents:
@@ -192,6 +209,7 @@ def _batches(documents: Iterable[Sequence[str]]) -> Iterator[list[Sequence[str]]
         size += sum(map(len, document))
         if size >= _BATCH_CHARACTERS:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch

@@ -1,6 +1,7 @@
-"""Mikolov's preprocessing of the Penn Treebank, word by word, from its three files.
+"""Mikolov's preprocessing of the Penn Treebank: numbers of words, read from its three files.
 
-They are licensed and cannot be downloaded by a program: `lbopt prepare ptb` says where they are from and where they go.
+The files are licensed, so no program can download them. `lbopt prepare ptb` says where to get them
+and where to put them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ class Ptb(NamedTuple):
     """Text as numbers of words.
 
     Attributes:
-      words: by descending frequency in the training part, then by the alphabet; 10000 in the original files.
-      train: [tokens] int32.
-      validation: likewise.
-      test: likewise.
+      words: Words in the order of their numbers: by descending frequency in the training set, then
+        alphabetically. The original files have 10000.
+      train: [tokens] int32, the training set.
+      validation: [tokens] int32, the validation set.
+      test: [tokens] int32, the test set.
     """
 
     words: tuple[str, ...]
@@ -37,8 +39,9 @@ class Ptb(NamedTuple):
 
 
 def missing_ptb_files(folder: paths.GivenPath) -> list[str]:
-    """Return the names of the files that are not in a folder."""
-    return [name for name in FILES.values() if not (paths.local(folder, "folder") / name).is_file()]
+    """Return the names of the files that are missing in a folder."""
+    root = paths.local(folder, "folder")
+    return [name for name in FILES.values() if not (root / name).is_file()]
 
 
 def load_ptb(
@@ -46,57 +49,58 @@ def load_ptb(
 ) -> Ptb:
     """Read the three files: words between white space, and `<eos>` at the end of each line.
 
-    Words of the other parts that the training part does not have become `<unk>`.
+    Words that are not in the training set become `<unk>`.
 
     Args:
-      folder: of the files.
-      expected_vocab_size: of the model; None to take any.
-      data_dir: the folder of data sets, if the user gave it, for the message.
+      folder: Folder of the files.
+      expected_vocab_size: Number of words that the model knows; None for any.
+      data_dir: Folder of data sets, if the user gave it, for the message.
 
     Raises:
-      UserError: if the training part has another number of words, or has no `<unk>` and another part needs it.
-      EnvironmentProblem: if a file is missing, cannot be read, or is empty.
+      UserError: If the training set has another number of words, or if it lacks `<unk>` and another
+        set needs it.
+      EnvironmentProblem: If a file is missing, unreadable or empty.
     """
     folder = paths.local(folder, "folder")
-    if missing := missing_ptb_files(folder):
+    missing = missing_ptb_files(folder)
+    if missing:
         command = prepare_command("ptb", data_dir)
-        raise EnvironmentProblem(
-            f"config.data.name = 'ptb': {', '.join(missing)} missing in {folder}; {command} says where to get them"
-        )
-    texts = {part: _read(folder / name) for part, name in FILES.items()}
+        fix = f"{', '.join(missing)} missing in {folder}; {command} says where to get them"
+        raise EnvironmentProblem("ptb", reason=fix, code="missing")
+
+    texts = {split: _read(folder / name) for split, name in FILES.items()}
     counts = collections.Counter(texts["train"])
     words = tuple(sorted(counts, key=lambda word: (-counts[word], word)))
-    fix = (
-        f"{folder / FILES['train']} has {len(words)} words; use that number, or the original files"
-    )
-    require(
-        expected_vocab_size in (None, len(words)),
-        "config.data.vocab_size",
-        expected_vocab_size,
-        fix,
-    )
+    file = folder / FILES["train"]
+    fix = f"{file} has {len(words)} words; use that number, or the original files"
+    same = expected_vocab_size in (None, len(words))
+    require(same, "expected_vocab_size", expected_vocab_size, fix, code="mismatch")
+
     ids = {word: number for number, word in enumerate(words)}
-    return Ptb(words, *(_numbered(texts[part], ids, name) for part, name in FILES.items()))
+    return Ptb(words, *(_numbered(texts[split], ids, name) for split, name in FILES.items()))
 
 
 def _read(path: pathlib.Path) -> list[str]:
     try:
         lines = path.read_text("utf-8").rstrip("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise EnvironmentProblem(
-            f"{path} cannot be read as text ({error}); get it again"
-        ) from error
+        fix = f"it cannot be read as text ({error}); download it again"
+        raise EnvironmentProblem(str(path), reason=fix, code="damaged") from error
     if lines == [""]:
-        raise EnvironmentProblem(f"{path} is empty; get it again")
+        fix = "it is empty; download it again"
+        raise EnvironmentProblem(str(path), reason=fix, code="damaged")
     return [word for line in lines for word in (*line.split(), END)]
 
 
 def _numbered(text: list[str], ids: Mapping[str, int], name: str) -> np.ndarray:
+    """Return the numbers of a text's words; `name` is that of its file."""
     if UNKNOWN not in ids:
-        strange = next((word for word in text if word not in ids), None)
-        if strange is not None:
-            raise UserError(
-                f"{name}: {strange!r} is not in {FILES['train']}, which has no {UNKNOWN}; use files that fit"
+        new = next((word for word in text if word not in ids), None)
+        if new is not None:
+            fix = (
+                f"{name} has this word, and {FILES['train']} has neither it nor {UNKNOWN}; use "
+                "files of one data set"
             )
+            raise UserError("word", new, fix, code="mismatch")
     unknown = ids.get(UNKNOWN, -1)
     return np.fromiter((ids.get(word, unknown) for word in text), np.int32, len(text))

@@ -1,8 +1,9 @@
-"""Text as three arrays of numbers: in memory, or on disk and read by memory map.
+"""Token stores: text as three arrays of numbers, in memory or mapped from disk.
 
-A store on disk is a folder: `tokens.bin`, `sentences.bin` and `documents.bin` (little-endian, no header), the vocabulary
-in `vocab.txt`, and `store.json`, which says how long they are and whether the text was lowercased. Three billion tokens take 6 GB. Examples are read at random
-places: the first of a run wait for the disk, until the operating system has the files in memory.
+A store on disk is a folder with `tokens.bin`, `sentences.bin` and `documents.bin` (little-endian,
+without header), the vocabulary in `vocab.txt`, and `store.json` with the lengths of the arrays and
+the normalization of the text. Three billion tokens take 6 GB. Examples are read at random places,
+so the first ones of a run wait for the disk until the operating system has cached the files.
 """
 
 from __future__ import annotations
@@ -32,29 +33,29 @@ from lbopt.data.text._vocabulary import (
     save_vocabulary,
 )
 from lbopt.data.text._wordpiece import Document
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import EnvironmentProblem, require
 
 FORMAT = 1
-"""Of a store on disk; one of another format is not read."""
+"""Version of the format on disk. Stores of other versions are not read."""
 
 _NAMES = ("tokens", "sentences", "documents")
 _INT64 = np.dtype("<i8")
-_WRITE_BYTES = 1 << 20
-"""Gathered before they go to disk."""
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenStore:
-    """Documents as tokens, one behind the other. It can be indexed and iterated like a list of `Document`.
+    """Tokens of all documents in one array. It can be used like a list of `Document`.
 
     Attributes:
       tokens: [tokens] uint16 or int32.
-      sentences: [sentences] int64, the token with which each begins, in rising order.
-      documents: [documents + 1] int64, the token with which each begins, and the end of the last.
-      chosen: [chosen] int64, the documents that this view has, in rising order; None for all.
-      pieces: the vocabulary, in the order of ids; empty if it is not known.
-      made_from: what the text is, in words.
-      normalization: how the text was changed before it was cut.
+      sentences: [sentences] int64, index of the first token of each sentence, ascending.
+      documents: [documents + 1] int64, index of the first token of each document, and the end of
+        the last one.
+      chosen: [chosen] int64, ascending numbers of the documents in this view; None for all.
+      pieces: Vocabulary in the order of the ids; empty if it is not known.
+      made_from: Description of the text, for people.
+      normalization: Changes of the text before it was split into tokens.
     """
 
     tokens: np.ndarray
@@ -69,36 +70,39 @@ class TokenStore:
         return len(self.documents) - 1 if self.chosen is None else len(self.chosen)
 
     def __getitem__(self, number: int) -> Document:
-        """Return a document; its tokens are a copy, int32."""
+        """Return a document with a copy of its tokens as int32."""
         if not 0 <= number < len(self):
             raise IndexError(f"document {number}: there are {len(self)}")
         place = number if self.chosen is None else self.chosen[number]
-        start, stop = self.documents[place], self.documents[place + 1]
+        start, stop = self.documents[place : place + 2]
         first, last = np.searchsorted(self.sentences, [start, stop])
-        return Document(
-            self.tokens[start:stop].astype(np.int32), self.sentences[first:last] - start
-        )
+        tokens = self.tokens[start:stop].astype(np.int32)
+        return Document(tokens, self.sentences[first:last] - start)
 
     @property
     def starts(self) -> np.ndarray:
-        """The first token of each document, [documents] int64."""
+        """Index of the first token of each document, [documents] int64."""
         return self.documents[:-1] if self.chosen is None else self.documents[self.chosen]
 
     @property
     def stops(self) -> np.ndarray:
-        """The token behind each document, [documents] int64."""
+        """End of each document, [documents] int64."""
         return self.documents[1:] if self.chosen is None else self.documents[self.chosen + 1]
 
     def select(self, numbers: np.ndarray) -> TokenStore:
-        """Return a view of some documents, by their numbers here in rising order; no token is copied."""
+        """Return a view of some documents without copying tokens.
+
+        Args:
+          numbers: [chosen] int, ascending numbers of documents in this store.
+        """
         chosen = np.asarray(numbers, np.int64)
-        return dataclasses.replace(
-            self, chosen=chosen if self.chosen is None else self.chosen[chosen]
-        )
+        if self.chosen is not None:
+            chosen = self.chosen[chosen]
+        return dataclasses.replace(self, chosen=chosen)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the smallest of uint16 and int32 that holds every id."""
+    """Return the smaller of uint16 and int32 that can hold every id."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<i4")
 
 
@@ -122,43 +126,50 @@ def split_store(
 ) -> tuple[TokenStore, TokenStore, TokenStore]:
     """Return views for training, validation and test that share no document.
 
-    Counted from 1, every `validation_every`-th document is for validation, and of the others the one before every
-    `test_every`-th is for the test; the rest is for training. The same store is split in the same way every time.
+    Counted from 1, every `validation_every`-th document is for validation, and the document before
+    every `test_every`-th is for the test unless it is for validation. The split is always the same.
+
+    Args:
+      store: Documents.
+      validation_every: Documents for each one in the validation set.
+      test_every: Documents for each one in the test set.
 
     Raises:
-      UserError: if a part is left without two documents.
+      UserError: If a set has fewer than two documents.
     """
     place = np.arange(1, len(store) + 1)
-    validation = place % validation_every == 0
-    test = ((place + 1) % test_every == 0) & ~validation
-    train, validation, test = (
-        np.flatnonzero(part) for part in (~validation & ~test, validation, test)
+    for_validation = place % validation_every == 0
+    for_test = ((place + 1) % test_every == 0) & ~for_validation
+    train = np.flatnonzero(~for_validation & ~for_test)
+    validation = np.flatnonzero(for_validation)
+    test = np.flatnonzero(for_test)
+
+    fix = (
+        f"with {{test_every}} = {test_every}, {len(store)} documents make {len(train)} to train, "
+        f"{len(validation)} to validate and {len(test)} to test; each set needs at least 2"
     )
-    require(
-        min(map(len, (train, validation, test))) >= 2,
-        "validation_every, test_every",
-        (validation_every, test_every),
-        f"of {len(store)} documents that leaves {len(train)} to train, {len(validation)} to validate and {len(test)} to "
-        "test; each part takes at least 2",
-    )
+    fits = min(len(train), len(validation), len(test)) >= 2
+    also = ["test_every"]
+    require(fits, "validation_every", validation_every, fix, also=also)
     return store.select(train), store.select(validation), store.select(test)
 
 
 class StoreWriter:
-    """Write a store document by document, in little memory; use it in a `with` statement.
+    """Writer of a store, document by document, in little memory. Use it in a `with` statement.
 
-    Nothing is in `folder` before the end of the `with` block, and everything is then. Until then the files are in a folder
-    beside it, `.NAME.partial-*`, which is removed after an error. A killed writer leaves it behind, and it may be deleted.
+    `folder` appears complete at the end of the `with` block. Until then the files are in a folder
+    beside it, `.NAME.partial-*`, which is removed after an error. A killed writer leaves it behind;
+    it can be deleted.
 
     Args:
-      folder: it must not exist, or be empty; the folder around it is made.
-      pieces: the vocabulary, in the order of ids.
-      made_from: what the text is, in words.
-      normalization: how the text was changed before it was cut.
+      folder: Folder of the store, missing or empty. Folders above it are made.
+      pieces: Vocabulary in the order of the ids.
+      made_from: Description of the text, for people.
+      normalization: Changes of the text before it was split into tokens.
 
     Raises:
-      UserError: if there is something in `folder` already, or, at the end, if there was no text.
-      EnvironmentProblem: if the disk cannot be written to.
+      UserError: If `folder` is not empty or, at the end, if there was no text.
+      EnvironmentProblem: If the disk cannot be written to.
     """
 
     def __init__(
@@ -168,11 +179,9 @@ class StoreWriter:
         made_from: str,
         normalization: TextNormalization = UNCASED,
     ):
-        self.folder, self.made_from, self._pieces = (
-            paths.local(folder, "store"),
-            made_from,
-            tuple(pieces),
-        )
+        self.folder = paths.local(folder, "folder")
+        self.made_from = made_from
+        self._pieces = tuple(pieces)
         self._normalization = normalization
         self._dtype = token_dtype(len(self._pieces))
         self._partial = self.folder.with_name(f".{self.folder.name}.partial-{secrets.token_hex(4)}")
@@ -184,24 +193,23 @@ class StoreWriter:
         with _on_disk(self.folder):
             self._partial.mkdir(parents=True)
             self._files = {
-                name: (self._partial / f"{name}.bin").open("wb", _WRITE_BYTES) for name in _NAMES
+                name: (self._partial / f"{name}.bin").open("wb", _BUFFER_BYTES) for name in _NAMES
             }
             self._write("documents", np.zeros(1, _INT64))
         return self
 
     def append(self, document: Document) -> None:
-        """Add a document; one without a token is left out.
+        """Add a document. A document without a token is left out.
 
         Raises:
-          ValueError: if an id is not in the vocabulary.
+          ValueError: If an id is not in the vocabulary.
         """
         tokens = document.tokens
         if not len(tokens):
             return
         if tokens.min() < 0 or tokens.max() >= len(self._pieces):
-            raise ValueError(
-                f"token {tokens.max()} or {tokens.min()} is not in a vocabulary of {len(self._pieces)}"
-            )
+            low, high = tokens.min(), tokens.max()
+            raise ValueError(f"tokens {low} to {high}: the vocabulary has {len(self._pieces)}")
         with _on_disk(self.folder):
             self._write("tokens", tokens.astype(self._dtype))
             self._write("sentences", (document.sentences + self.num_tokens).astype(_INT64))
@@ -221,20 +229,16 @@ class StoreWriter:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _finish(self) -> None:
-        require(
-            self.num_documents,
-            str(self.folder),
-            0,
-            f"{self.made_from} has no text; nothing was written",
-        )
+        fix = f"there is no text in {self.made_from}; nothing was written"
+        require(self.num_documents, "documents", 0, fix, code="missing")
         with _on_disk(self.folder):
             for file in self._files.values():
-                _to_disk(file)
+                _sync_and_close(file)
             save_vocabulary(self._pieces, self._partial / "vocab.txt")
             with (self._partial / "store.json").open("wb") as file:
                 file.write(json.dumps(self._description(), indent=2).encode() + b"\n")
-                _to_disk(file)
-            self._require_free()
+                _sync_and_close(file)
+            self._require_free()  # another process may have made the folder meanwhile
             self._partial.rename(self.folder)
 
     def _description(self) -> dict[str, Any]:
@@ -254,59 +258,54 @@ class StoreWriter:
         self._files[name].write(array.tobytes())
 
     def _require_free(self) -> None:
-        taken = self.folder.exists() and not (
-            self.folder.is_dir() and not any(self.folder.iterdir())
-        )
-        require(
-            not taken,
-            "store",
-            str(self.folder),
-            "there is something already; delete it or name another folder",
-        )
+        is_empty = self.folder.is_dir() and not any(self.folder.iterdir())
+        fix = "it exists and is not empty; delete it or name another folder"
+        free = is_empty or not self.folder.exists()
+        require(free, "folder", str(self.folder), fix, code="exists")
 
 
 def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) -> TokenStore:
-    """Return the store of a folder, by memory map.
+    """Return the store of a folder, mapped from disk.
 
     Args:
-      folder: what `StoreWriter` wrote.
-      expected_vocab_size: of the model; None to take any.
+      folder: Folder that `StoreWriter` wrote.
+      expected_vocab_size: Size of the model's vocabulary; None for any.
 
     Raises:
-      UserError: if it was made with another vocabulary size.
-      EnvironmentProblem: if there is no store, or if it is damaged, or of another format.
+      UserError: If the store has another vocabulary size.
+      EnvironmentProblem: If there is no store, or if it is damaged or of another format.
     """
-    folder = paths.local(folder, "store")
+    folder = paths.local(folder, "folder")
     found = _read_description(folder)
     size = found["vocab_size"]
-    if expected_vocab_size is not None and expected_vocab_size != size:
-        raise UserError(
-            f"config.data.vocab_size = {expected_vocab_size}: the store in {folder} was made with {size}; use that, or "
-            "another store"
-        )
+    fix = f"the store in {folder} was made with {size}; use that, or another store"
+    same = expected_vocab_size in (None, size)
+    require(same, "expected_vocab_size", expected_vocab_size, fix, code="mismatch")
+
     with _on_disk(folder, "read"):
         if _sha256(folder / "vocab.txt") != found["vocab_sha256"]:
-            raise EnvironmentProblem(
-                f"{folder / 'vocab.txt'} is not the one of the store; copy the whole folder again"
-            )
+            raise _damaged(folder / "vocab.txt", "it is not the vocabulary of the store")
         tokens = _map(folder / "tokens.bin", np.dtype(found["token_dtype"]), found["tokens"])
         sentences = _map(folder / "sentences.bin", _INT64, found["sentences"])
         documents = _map(folder / "documents.bin", _INT64, found["documents"] + 1)
-    if (
-        documents[0] != 0
-        or documents[-1] != found["tokens"]
-        or np.any(documents[1:] <= documents[:-1])
-    ):
-        raise EnvironmentProblem(
-            f"{folder / 'documents.bin'} is damaged; copy the whole folder again"
-        )
-    pieces = read_vocabulary(folder / "vocab.txt")
-    normalization = TextNormalization(
-        **found.get("normalization", {})
-    )  # earlier versions lowercased all text
+    ascending = np.all(documents[1:] > documents[:-1])
+    if documents[0] != 0 or documents[-1] != found["tokens"] or not ascending:
+        raise _damaged(folder / "documents.bin", "it is damaged")
+
     return TokenStore(
-        tokens, sentences, documents, None, tuple(pieces), found["made_from"], normalization
+        tokens,
+        sentences,
+        documents,
+        pieces=tuple(read_vocabulary(folder / "vocab.txt")),
+        made_from=found["made_from"],
+        # Stores of earlier versions do not have it: their text was lowercased.
+        normalization=TextNormalization(**found.get("normalization", {})),
     )
+
+
+def _damaged(file: Path, reason: str) -> EnvironmentProblem:
+    fix = f"{reason}; copy the whole folder again"
+    return EnvironmentProblem(str(file), reason=fix, code="damaged")
 
 
 class _Versioned(TypedDict):
@@ -327,45 +326,39 @@ class _Description(_Versioned):
 def _read_description(folder: Path) -> dict[str, Any]:
     path = folder / "store.json"
     if not path.is_file():
-        raise EnvironmentProblem(
-            f"config.data.builder = {folder.name!r}: {_what_is_missing(folder)}"
-        )
+        raise EnvironmentProblem("builder", folder.name, _advice(folder), code="missing")
     try:
         found = _typed_json.read_file(path, _Versioned)
         if found["format"] == FORMAT:
             _typed_json.convert(found, _Description)
     except (OSError, ValueError) as error:
-        raise EnvironmentProblem(
-            f"{path} cannot be read ({error}); copy the whole folder again"
-        ) from error
+        raise _damaged(path, f"it cannot be read ({error})") from error
     if found["format"] != FORMAT:
-        raise EnvironmentProblem(
-            f"{path} has format {found['format']}, and this lbopt reads {FORMAT}; make the store again"
-        )
+        fix = f"this lbopt reads format {FORMAT}; make the store again"
+        raise EnvironmentProblem(f"{path}: format", found["format"], fix, code="mismatch")
     return found
 
 
-def _what_is_missing(folder: Path) -> str:
+def _advice(folder: Path) -> str:
     """Return what is wrong with a folder without a store.json, and the fix."""
-    if folder.is_dir() and any(folder.iterdir()):  # nothing is written over
-        return f"{folder} has files but no store.json; copy the whole folder again, or use another name"
-    command = f"text --name={folder.name} --folder=DIR"
-    return f"there is no store in {folder}; run {prepare_command(command, _given_data_dir(folder))} (or with --tfds=NAME)"
+    if folder.is_dir() and any(folder.iterdir()):  # lbopt does not overwrite files
+        return f"{folder} has no store.json; copy the whole folder again, or use another name"
+    command = prepare_command(f"text --name={folder.name} --folder=DIR", _explicit_data_dir(folder))
+    return f"there is no store in {folder}; run {command} (or with --tfds=NAME)"
 
 
-def _given_data_dir(folder: Path) -> str | None:
-    """Return the folder of data sets that a store is in; None for the default one, or if it is in none."""
+def _explicit_data_dir(folder: Path) -> str | None:
+    """Return the folder of data sets that has a store; None for the default one or for none."""
     root = folder.parent.parent
-    in_one = folder.parent == _places.store_folder("any", str(root)).parent
-    return str(root) if in_one and root != default_data_dir() else None
+    in_data_dir = folder.parent == _places.store_folder("any", str(root)).parent
+    return str(root) if in_data_dir and root != default_data_dir() else None
 
 
 def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    expected, actual = count * dtype.itemsize, path.stat().st_size
+    expected = count * dtype.itemsize
+    actual = path.stat().st_size
     if actual != expected:
-        raise EnvironmentProblem(
-            f"{path} has {actual} bytes, and store.json says {expected}; copy the whole folder again"
-        )
+        raise _damaged(path, f"it has {actual} bytes, and store.json says {expected}")
     if not count:
         return np.zeros(0, dtype)  # an empty file cannot be mapped
     return np.asarray(np.memmap(path, dtype, "r"))
@@ -375,8 +368,8 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(read_regular(path)).hexdigest()
 
 
-def _to_disk(file: IO[bytes]) -> None:
-    """Write what is in buffers and close: a power cut after the renaming finds whole files."""
+def _sync_and_close(file: IO[bytes]) -> None:
+    """Write a file to disk, so it is whole if the power fails after the folder was renamed."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -384,7 +377,9 @@ def _to_disk(file: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def _on_disk(folder: Path, verb: str = "written") -> Iterator[None]:
+    """Turn errors of the operating system into `EnvironmentProblem`."""
     try:
         yield
     except OSError as error:
-        raise EnvironmentProblem(f"the store {folder} cannot be {verb}: {error}") from error
+        fix = f"the store cannot be {verb} ({error}); repair the disk, or use another folder"
+        raise EnvironmentProblem("folder", str(folder), fix, code="resource") from error

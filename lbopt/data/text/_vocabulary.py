@@ -1,4 +1,4 @@
-"""Vocabularies of WordPiece as files, and whether text is lowercased for them."""
+"""Files of WordPiece vocabularies, and the text normalization that belongs to them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,35 @@ from lbopt._shown import one_line
 from lbopt.data.text._pieces import CONTINUED, SPECIAL_TOKENS, UNK
 from lbopt.errors import EnvironmentProblem, UserError, brief, require
 
-VOCABULARY_FILE, SETTINGS_FILE, TOKENIZER = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
-"""Files of Transformers: pieces; how text is cut; both in one."""
+VOCABULARY_FILE = "vocab.txt"
+SETTINGS_FILE = "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
+"""Files of Transformers: the pieces, the settings of the tokenizer, and both in one file."""
 LONGEST_WORD = 100
-"""In characters: a longer word is unknown, as to BERT."""
-_STORE, _CONFIG = "store.json", "config.json"
-_ONLY = {
+"""Maximum number of characters of a word. A longer word becomes [UNK], as in BERT."""
+_STORE = "store.json"
+_CONFIG = "config.json"
+"""Files of lbopt: description of a token store, and config of a run."""
+_REQUIRED_SETTINGS = {
     "do_basic_tokenize": True,
     "word_tokenizer_type": "basic",
     "subword_tokenizer_type": "wordpiece",
 }
-"""Settings of tokenizer_config.json that have one value here."""
+"""Settings of tokenizer_config.json for which lbopt knows one value only."""
 _NO_LINE = re.compile("[\n\r\ud800-\udfff]")
 _BRACKETED = re.compile(r"\[[^\[\]]+\]|<[^<>]+>")
-"""Pieces that stand for no text: [MASK], [unused1], <S>."""
+"""Pieces that are no text: [MASK], [unused1], <S>."""
 
 
 class TextNormalization(NamedTuple):
-    """Changes of text before it is cut, under the names of Transformers' `BertTokenizer` and with its defaults.
+    """Changes of text before it is split into tokens.
+
+    Names and defaults are those of Transformers' `BertTokenizer`.
 
     Attributes:
-      do_lower_case: Text is lowercased.
-      strip_accents: Accents are dropped. None to drop them where text is lowercased.
-      tokenize_chinese_chars: Each Chinese character is a word of its own.
+      do_lower_case: Whether text is lowercased.
+      strip_accents: Whether accents are removed; None for the value of `do_lower_case`.
+      tokenize_chinese_chars: Whether each Chinese character is a word of its own.
     """
 
     do_lower_case: bool = True
@@ -46,41 +52,45 @@ class TextNormalization(NamedTuple):
     tokenize_chinese_chars: bool = True
 
     def explicit(self) -> TextNormalization:
-        """Return the same without None."""
-        return self._replace(
-            strip_accents=self.do_lower_case if self.strip_accents is None else self.strip_accents
-        )
+        """Return the same normalization without None."""
+        strip = self.do_lower_case if self.strip_accents is None else self.strip_accents
+        return self._replace(strip_accents=strip)
 
     def differences(self, other: TextNormalization) -> list[str]:
-        """Return the names of the fields that mean another thing in `other`."""
+        """Return the names of the fields whose effect differs from that in `other`."""
         pairs = zip(self._fields, self.explicit(), other.explicit(), strict=True)
         return [name for name, ours, theirs in pairs if ours != theirs]
 
     def __str__(self) -> str:
         lower, strip, chinese = self.explicit()
-        accents = "" if lower == strip else f", accents {'dropped' if strip else 'kept'}"
-        return f"{'lowercased' if lower else 'cased'}{accents}{'' if chinese else ', Chinese not cut into characters'}"
+        words = ["lowercased" if lower else "cased"]
+        if lower != strip:
+            words.append(f"accents {'dropped' if strip else 'kept'}")
+        if not chinese:
+            words.append("Chinese not split into characters")
+        return ", ".join(words)
 
 
 UNCASED = TextNormalization()
-"""The changes that an uncased BERT asks for."""
+"""Normalization of an uncased BERT."""
 
 
 class Vocabulary(NamedTuple):
-    """What a run's tokens stand for.
+    """Meaning of the tokens of a run.
 
     Attributes:
-      pieces: Pieces or words in the order of ids; empty if there is no text.
-      normalization: Changes of text before it is cut into pieces; None for whole words.
+      pieces: Pieces or words in the order of their ids; empty for data without text.
+      normalization: Changes of the text before it is split into pieces; None for whole words.
     """
 
     pieces: tuple[str, ...] = ()
     normalization: TextNormalization | None = None
 
     def files(self) -> dict[str, str]:
-        """Return name -> content of the files that workdirs and exported folders keep of it, as Transformers spells them.
+        """Return name -> content of its files in a workdir or an exported folder.
 
-        The vocabulary comes last, because a folder without settings is read as one of earlier versions.
+        They are in the format of Transformers. The vocabulary comes last, because a vocabulary
+        without settings is read as one of earlier versions of lbopt.
         """
         found = {}
         if self.normalization is not None:
@@ -95,21 +105,21 @@ NO_VOCABULARY = Vocabulary()
 
 
 def find_vocabulary(folder: Path) -> Path | None:
-    """Return the vocabulary file of a folder: its vocab.txt, else its tokenizer.json, else None."""
-    return next(
-        (file for file in (folder / VOCABULARY_FILE, folder / TOKENIZER) if file.is_file()), None
-    )
+    """Return the vocab.txt of a folder or, without it, its tokenizer.json; None without both."""
+    files = (folder / VOCABULARY_FILE, folder / TOKENIZER)
+    return next((file for file in files if file.is_file()), None)
 
 
 def read_vocabulary(path: paths.GivenPath) -> list[str]:
-    """Return the pieces of a file in the order of their ids.
+    """Return the pieces of a vocabulary file in the order of their ids.
 
     Args:
-      path: UTF-8, one piece a line, as `save_vocabulary` writes it; or a tokenizer.json of Transformers.
+      path: UTF-8 file with one piece on each line, as `save_vocabulary` writes it; or a
+        tokenizer.json of Transformers.
 
     Raises:
-      UserError: Naming the file, if it is absent, empty or not UTF-8, if a line is empty or occurs twice, or if a
-        tokenizer.json cuts words in another way than BERT.
+      UserError: If the file is missing, empty or not UTF-8, if a line is empty or occurs twice, or
+        if a tokenizer.json splits words in another way than BERT.
     """
     file = paths.local(path, "vocabulary")
     if file.suffix == ".json":
@@ -117,35 +127,34 @@ def read_vocabulary(path: paths.GivenPath) -> list[str]:
     try:
         text = _typed_json.read_bytes(file, _typed_json.MOST_BYTES).decode()
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"vocabulary = {str(path)!r}: it cannot be read as UTF-8 text ({error}); use a vocab.txt"
-        ) from error
+        fix = f"it cannot be read as UTF-8 text ({error}); use a vocab.txt"
+        raise UserError("vocabulary", str(path), fix, code="damaged") from error
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     pieces = lines[:-1] if lines[-1] == "" else lines
-    require(pieces, "vocabulary", str(path), "it is empty; use a file with one piece a line")
-    require("" not in pieces, "vocabulary", str(path), "a line is empty; every line has one piece")
     twice = [piece for piece, count in collections.Counter(pieces).items() if count > 1]
-    require(
-        not twice,
-        "vocabulary",
-        str(path),
-        f"{brief(twice[:3])} occur more than once; each piece has one line",
-    )
+    fix = ""
+    if not pieces:
+        fix = "it is empty; use a file with one piece on each line"
+    elif "" in pieces:
+        fix = "a line is empty; use a file with one piece on each line"
+    elif twice:
+        fix = f"{brief(twice[:3])} occur more than once; use a file with each piece on one line"
+    require(not fix, "vocabulary", str(path), fix, code="damaged")
     return pieces
 
 
 def save_vocabulary(pieces: Sequence[str], path: paths.GivenPath) -> None:
-    """Write pieces in the order of their ids, one a line, as BERT's vocab.txt has them.
+    """Write pieces in the order of their ids, one on each line, in the format of BERT's vocab.txt.
 
     Raises:
       EnvironmentProblem: If the file cannot be written.
     """
+    text = "".join(f"{piece}\n" for piece in pieces)
     try:
-        paths.local(path, "vocabulary").write_text(
-            "".join(f"{piece}\n" for piece in pieces), "utf-8", newline="\n"
-        )
+        paths.local(path, "vocabulary").write_text(text, "utf-8", newline="\n")
     except OSError as error:
-        raise EnvironmentProblem(f"the vocabulary {path} cannot be written: {error}") from error
+        fix = f"it cannot be written ({error}); use another folder"
+        raise EnvironmentProblem("vocabulary", str(path), fix, code="resource") from error
 
 
 def decide_normalization(
@@ -155,71 +164,84 @@ def decide_normalization(
     field: str = "lowercase",
     say: Callable[[str], None] | None = None,
 ) -> TextNormalization:
-    """Return what is done to text before it is cut by the vocabulary of a file. Every such decision is made here.
+    """Return the normalization of text for the vocabulary of a file.
 
-    `lowercase` counts first, then what `stated_normalization` finds beside the file. Where neither says whether text is
-    lowercased, it is if no piece has a capital letter; a vocabulary with capitals is refused.
+    `lowercase` comes first, then the files beside the vocabulary, see `stated_normalization`. If
+    neither says whether text is lowercased, it is lowercased if no piece has a capital letter, and
+    a vocabulary with capitals is refused.
 
     Args:
-      path: The vocabulary.
-      pieces: Its pieces.
-      lowercase: The user's word; None to follow the files beside the vocabulary.
-      field: The user's name for `lowercase`.
-      say: Takes a line for the user where `lowercase` overrides a file, and where case of text and pieces do not meet.
-        None for a warning.
+      path: File of the vocabulary.
+      pieces: Pieces of the vocabulary.
+      lowercase: Whether the user wants text to be lowercased; None to follow the files.
+      field: Name of `lowercase` for the user: a flag, or a field of the config.
+      say: Function that takes a line for the user if `lowercase` overrides a file, or if the case
+        of text does not fit the pieces; None for a warning.
 
     Raises:
-      UserError: If a vocabulary with capitals is refused, or see `stated_normalization`.
+      UserError: If a vocabulary with capitals is refused, or for a file that
+        `stated_normalization` refuses.
     """
     say = say or _warn
     stated, source = stated_normalization(path)
     capitals = _with_capitals(pieces)
-    some = f"{len(capitals)} of {len(pieces)} pieces of {path} have capitals ({', '.join(capitals[:3])})"
+    examples = ", ".join(capitals[:3])
+    some = f"{len(capitals)} of {len(pieces)} pieces of {path} have capitals ({examples})"
     flag = f"--{field.removeprefix('--')}"
-    fix = f"{some}, and no {SETTINGS_FILE} beside it says do_lower_case; give {flag}=false to keep case, {flag}=true to drop it"
-    require(lowercase is not None or source or not capitals, field, lowercase, fix)
+    fix = (
+        f"{some}, and no {SETTINGS_FILE} beside it says do_lower_case; give {flag}=false to keep "
+        f"case, {flag}=true to drop it"
+    )
+    known = lowercase is not None or source is not None or not capitals
+    require(known, field, lowercase, fix, code="missing")
+
     found = TextNormalization(**stated)
     if lowercase is not None:
         if source and lowercase != found.do_lower_case:
-            words = json.dumps(lowercase), json.dumps(found.do_lower_case)
-            say(f"{field} = {words[0]} counts, though {source} says do_lower_case = {words[1]}")
+            ours = json.dumps(lowercase)
+            theirs = json.dumps(found.do_lower_case)
+            say(f"{field} = {ours} overrides {source}, which says do_lower_case = {theirs}")
         found = found._replace(do_lower_case=lowercase)
-    fix = (
-        ""
-        if lowercase is not None
-        else f"; if that is wrong, give {flag}={json.dumps(not found.do_lower_case)}"
-    )
+
+    fix = ""
+    if lowercase is None:
+        fix = f"; if that is wrong, give {flag}={json.dumps(not found.do_lower_case)}"
     if found.do_lower_case and capitals:
         say(f"{some}, but text is lowercased: these pieces stay unused{fix}")
-    if not (found.do_lower_case or capitals):
+    if not found.do_lower_case and not capitals:
         say(
-            f"no piece of {path} has a capital, but text is not lowercased: words with capitals become [UNK]{fix}"
+            f"no piece of {path} has a capital, but text is not lowercased: words with capitals "
+            f"become [UNK]{fix}"
         )
     return found
 
 
 def stated_normalization(vocabulary: paths.GivenPath) -> tuple[dict[str, Any], Path | None]:
-    """Return what files beside a vocabulary say of its text.
+    """Return the normalization that the files beside a vocabulary state.
 
-    In this order: tokenizer_config.json; tokenizer.json, whose normalizer counts where the former does not say
-    `do_lower_case`; store.json and config.json of lbopt, whose earlier versions lowercased all text and did not say so.
+    The first file that states `do_lower_case` is used, in this order: tokenizer_config.json, the
+    normalizer of tokenizer.json, and store.json or config.json of lbopt. Earlier versions of lbopt
+    lowercased all text without stating it there.
 
     Args:
-      vocabulary: The file.
+      vocabulary: File of the vocabulary.
 
     Returns:
-      Fields of `TextNormalization`, and the file that says `do_lower_case`; None if none does.
+      Fields of `TextNormalization`, and the file that states `do_lower_case`; None if none does.
 
     Raises:
-      UserError: Naming the file, if it cannot be read, or asks for what lbopt does not do.
+      UserError: If a file cannot be read, or states a tokenizer that lbopt does not have.
     """
     file = paths.local(vocabulary, "vocabulary")
-    folder, whole = file.parent, _tokenizer_file(file)
+    folder = file.parent
+    whole = _tokenizer_file(file)
     settings = _read(folder / SETTINGS_FILE, _Settings) or {}
-    for name, plain in _ONLY.items():
+    for name, plain in _REQUIRED_SETTINGS.items():
         given = settings.get(name, plain)
-        fix = f"lbopt cuts words as BERT does, {plain!r} here; use a vocabulary of that kind"
-        require(given in (None, plain), f"{folder / SETTINGS_FILE}: {name}", given, fix)
+        fix = f"lbopt splits words as BERT does, with {plain!r}; use a vocabulary of that kind"
+        field = f"{folder / SETTINGS_FILE}: {name}"
+        require(given in (None, plain), field, given, fix, code="mismatch")
+
     stated = {name: settings[name] for name in TextNormalization._fields if name in settings}
     if "do_lower_case" in stated:
         return stated, folder / SETTINGS_FILE
@@ -233,7 +255,7 @@ def stated_normalization(vocabulary: paths.GivenPath) -> tuple[dict[str, Any], P
 
 
 class Normalization(TypedDict):
-    """`TextNormalization` in a JSON file."""
+    """Fields of `TextNormalization` in a JSON file."""
 
     do_lower_case: bool
     strip_accents: bool | None
@@ -282,52 +304,43 @@ class _Tokenizer(TypedDict):
 
 
 def _pieces_of_tokenizer(path: Path) -> list[str]:
+    """Return the pieces of a tokenizer.json in the order of their ids."""
     found = _read(path, _Tokenizer)
-    require(
-        found is not None,
-        "vocabulary",
-        str(path),
-        "no such file; use a vocab.txt or a tokenizer.json",
-    )
-    assert found is not None
-    model, added = found["model"], found.get("added_tokens", [])
-    _check_cut(found, path)
+    if found is None:
+        fix = "no such file; use a vocab.txt or a tokenizer.json"
+        raise UserError("vocabulary", str(path), fix, code="missing")
+    _check_splitting(found, path)
+    added = found.get("added_tokens", [])
     words = [token["content"] for token in added if not _BRACKETED.fullmatch(token["content"])]
-    require(
-        not words,
-        f"{path}: added_tokens",
-        words[:3],
-        "text is cut into pieces of the vocabulary alone; use one that has them",
-    )
-    ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
+    fix = "text is split into pieces of the vocabulary alone; use one that has them"
+    require(not words, f"{path}: added_tokens", words[:3], fix, code="mismatch")
+
+    ids = {**found["model"]["vocab"], **{token["content"]: token["id"] for token in added}}
     pieces = sorted(ids, key=ids.__getitem__)
-    require(
-        pieces, "vocabulary", str(path), "it has no pieces; use a tokenizer.json of a trained BERT"
-    )
     broken = [piece for piece in pieces if not piece or _NO_LINE.search(piece)]
-    require(
-        not broken,
-        "vocabulary",
-        str(path),
-        f"{brief(broken[:3])} are no lines of text; use another vocabulary",
-    )
-    numbered = [ids[piece] for piece in pieces] == list(range(len(pieces)))
-    require(
-        numbered,
-        "vocabulary",
-        str(path),
-        f"its {len(pieces)} pieces are not numbered from 0 on; save it again",
-    )
+    fix = ""
+    if not pieces:
+        fix = "it has no pieces; use a tokenizer.json of a trained BERT"
+    elif broken:
+        fix = f"{brief(broken[:3])} are no lines of text; use another vocabulary"
+    elif [ids[piece] for piece in pieces] != list(range(len(pieces))):
+        fix = f"its {len(pieces)} pieces are not numbered from 0 on; save it again"
+    require(not fix, "vocabulary", str(path), fix, code="damaged")
     return pieces
 
 
 def _normalizer(found: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the fields of `TextNormalization` that a tokenizer.json gives."""
-    _check_cut(found, path)
+    _check_splitting(found, path)
     step = found.get("normalizer") or {"type": None}
-    fix = f"lbopt cleans text by 'BertNormalizer'; give a {SETTINGS_FILE} with do_lower_case, or another vocabulary"
-    require(step["type"] == "BertNormalizer", f"{path}: normalizer", step["type"], fix)
-    require(step.get("clean_text", True), f"{path}: normalizer.clean_text", False, fix)
+    fix = (
+        f"lbopt cleans text by 'BertNormalizer'; give a {SETTINGS_FILE} with do_lower_case, or "
+        "another vocabulary"
+    )
+    kind = step["type"]
+    require(kind == "BertNormalizer", f"{path}: normalizer", kind, fix, code="mismatch")
+    cleans = step.get("clean_text", True)
+    require(cleans, f"{path}: normalizer.clean_text", False, fix, code="mismatch")
     names = {
         "do_lower_case": "lowercase",
         "strip_accents": "strip_accents",
@@ -336,9 +349,8 @@ def _normalizer(found: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {ours: step[theirs] for ours, theirs in names.items() if theirs in step}
 
 
-def _check_cut(found: Mapping[str, Any], path: Path) -> None:
-    """Raise `UserError` unless a tokenizer.json cuts words as BERT does."""
-    model, before = found["model"], found.get("pre_tokenizer") or {"type": None}
+def _check_splitting(found: Mapping[str, Any], path: Path) -> None:
+    """Raise `UserError` unless a tokenizer.json splits words as BERT does."""
     plain = {
         "type": "WordPiece",
         "unk_token": SPECIAL_TOKENS[UNK],
@@ -346,10 +358,12 @@ def _check_cut(found: Mapping[str, Any], path: Path) -> None:
         "max_input_chars_per_word": LONGEST_WORD,
     }
     for name, value in plain.items():
-        fix = f"lbopt cuts words as BERT does, with {value!r}; use a vocabulary of that kind"
-        require(model.get(name, value) == value, f"{path}: model.{name}", model.get(name), fix)
-    fix = "lbopt cuts words as BERT does, with 'BertPreTokenizer'; use a vocabulary of that kind"
-    require(before["type"] == "BertPreTokenizer", f"{path}: pre_tokenizer", before["type"], fix)
+        given = found["model"].get(name, value)
+        fix = f"lbopt splits words as BERT does, with {value!r}; use a vocabulary of that kind"
+        require(given == value, f"{path}: model.{name}", given, fix, code="mismatch")
+    kind = (found.get("pre_tokenizer") or {"type": None})["type"]
+    fix = "lbopt splits words as BERT does, with 'BertPreTokenizer'; use a vocabulary of that kind"
+    require(kind == "BertPreTokenizer", f"{path}: pre_tokenizer", kind, fix, code="mismatch")
 
 
 def _tokenizer_file(vocabulary: Path) -> Path:
@@ -357,29 +371,30 @@ def _tokenizer_file(vocabulary: Path) -> Path:
 
 
 def _read(path: Path, kind: Any) -> Any:
-    """Return what a JSON file holds, or None if it is not there."""
+    """Return the content of a JSON file; None if it is missing."""
     try:
         return _typed_json.read_file(path, kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: it cannot be read ({error}), and says how text is cut; mend it, or use a copy of the vocabulary elsewhere"
-        ) from error
+        fix = (
+            f"it cannot be read ({error}), and says how text is split; repair it, or use a copy of "
+            "the vocabulary in another folder"
+        )
+        raise UserError(str(path), reason=fix, code="damaged") from error
 
 
 def _is_workdir(folder: Path) -> bool:
-    """Return whether the config.json of a folder is that of a run of lbopt."""
+    """Return whether a folder has the config.json of a run of lbopt."""
     with contextlib.suppress(OSError, ValueError):
         return isinstance(_typed_json.read_file(folder / _CONFIG, dict).get("versions"), dict)
     return False
 
 
 def _with_capitals(pieces: Sequence[str]) -> list[str]:
-    """Return the pieces that lowercased text never has, those that begin words first."""
-    found = [
-        piece for piece in pieces if piece != piece.lower() and not _BRACKETED.fullmatch(piece)
-    ]
+    """Return the pieces that never occur in lowercased text, those that begin words first."""
+    cased = [piece for piece in pieces if piece != piece.lower()]
+    found = [piece for piece in cased if not _BRACKETED.fullmatch(piece)]
     return sorted(found, key=lambda piece: piece.startswith(CONTINUED))
 
 

@@ -1,4 +1,4 @@
-"""Text for language models: windows of tokens, and the tokens that follow them."""
+"""Text for language models: windows of tokens, and the tokens to predict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from lbopt.errors import require
 
 
 def join_documents(documents: Iterable[Document], separator: int = SEP) -> np.ndarray:
-    """Return the tokens of all documents [tokens] int32, [SEP] (or another id) before each and after the last."""
+    """Return the tokens of all documents in one array.
+
+    Args:
+      documents: The documents.
+      separator: Token before each document and after the last one; [SEP] by default.
+
+    Returns:
+      [tokens] int32.
+    """
     end = np.asarray([separator], np.int32)
     return np.concatenate(
         [end, *(part for document in documents for part in (document.tokens, end))]
@@ -21,29 +29,25 @@ def join_documents(documents: Iterable[Document], separator: int = SEP) -> np.nd
 
 
 def make_windows(text: Sequence[Document] | np.ndarray, sequence_length: int) -> ArrayDataset:
-    """Cut text into windows that follow each other; every window is an example of its own.
+    """Return consecutive windows of a text as independent examples.
 
-    No state is carried from one window to the next, so a model sees less of the text before the first tokens of a window.
-    Tokens at the end that do not fill a window are left out.
+    No state is carried from one window to the next, so a model sees little context before the first
+    tokens of a window. Tokens at the end that do not fill a window are left out.
 
     Args:
-      text: documents, or the tokens of all of them.
-      sequence_length: tokens of a window.
+      text: Documents, or their tokens in one array.
+      sequence_length: Tokens of a window.
 
     Returns:
-      `tokens` and `next_tokens` [windows, sequence_length] int32.
+      Data set with `tokens` and `next_tokens` [windows, sequence_length] int32.
 
     Raises:
-      UserError: if the text does not fill one window.
+      UserError: If the text does not fill one window.
     """
     text = text if isinstance(text, np.ndarray) else join_documents(text)
     count = (len(text) - 1) // sequence_length
-    require(
-        count > 0,
-        "config.data.sequence_length",
-        sequence_length,
-        f"a part of the text has {len(text) - 1} tokens; use windows of at most that",
-    )
+    fix = f"a part of the text has {len(text) - 1} tokens; use windows of at most that"
+    require(count > 0, "sequence_length", sequence_length, fix)
     shape = (count, sequence_length)
     used = count * sequence_length
     return ArrayDataset(
@@ -52,47 +56,50 @@ def make_windows(text: Sequence[Document] | np.ndarray, sequence_length: int) ->
 
 
 class Lanes:
-    """Text for truncated back-propagation through time: each lane is read from its beginning to its end.
+    """Text for truncated back-propagation through time, read as parallel streams.
 
-    The text is cut into `num_lanes` contiguous lanes of equal length. Step s reads the tokens [s T, (s + 1) T) of every lane,
-    T = `sequence_length`, so that the state a model has after step s is the one to begin step s + 1 with. Example
-    s * num_lanes + lane is what a lane reads in step s: in natural order, a global batch of `num_lanes` examples is one step,
-    and row r of every batch is lane r. Every window is a full one: tokens at the end of the text that would not fill one in
-    every lane are left out.
+    The text is cut into `num_lanes` contiguous streams of equal length. Step s reads the tokens
+    [s T, (s + 1) T) of every stream, where T is `sequence_length`, so a model begins step s + 1
+    with its state after step s. Example s * num_lanes + r is the window of stream r in step s. Read
+    in order, a global batch of `num_lanes` examples is thus one step, and example r of every batch
+    belongs to stream r. All windows are full: tokens at the end of the text that would not fill a
+    window of every stream are left out.
 
-    An example has `tokens` and `next_tokens` [sequence_length] int32, and `is_first` bool: the carried state is to be zero,
-    because a pass over the text begins.
+    An example has `tokens` and `next_tokens` [sequence_length] int32, and `is_first` bool, True
+    where a pass over the text begins and the carried state has to be zero.
 
     Args:
-      text: [tokens], any integers; it may lie on disk.
-      num_lanes: the global batch.
-      sequence_length: tokens of a window.
+      text: [tokens], integers of any dtype, in memory or mapped from disk.
+      num_lanes: Number of streams, the global batch size.
+      sequence_length: Tokens of a window.
 
     Attributes:
-      num_lanes: see above.
-      num_steps: of a pass.
-      num_left_out: tokens at the end of the text that are not read.
+      num_lanes: Number of streams.
+      num_steps: Number of steps in a pass over the text.
+      num_left_out: Number of tokens at the end of the text that are not read.
 
     Raises:
-      UserError: if there is not one window for each lane.
+      UserError: If there is less than one window for each stream.
 
     References:
-      Zaremba et al., Recurrent Neural Network Regularization, arXiv 1409.2329, section 4.1: the final hidden states of a
-      minibatch are the initial ones of the next.
+      Zaremba et al., Recurrent Neural Network Regularization, arXiv 1409.2329, section 4.1: the
+      final hidden states of a minibatch are the initial ones of the next.
     """
 
     reading = Reading(in_order=True)
 
     def __init__(self, text: np.ndarray, num_lanes: int, sequence_length: int):
         needed = num_lanes * sequence_length + 1
-        require(
-            len(text) >= needed,
-            "config.global_batch_size",
-            num_lanes,
-            f"so many lanes of config.data.sequence_length = {sequence_length} need {needed} tokens, and a part of the text "
-            f"has {len(text)}; lower one of the two",
+        fix = (
+            f"windows of {sequence_length} tokens in {num_lanes} streams need {needed} tokens, and "
+            f"a part of the text has {len(text)}; lower this or {{sequence_length}}"
         )
-        self._text, self._length, self.num_lanes = text, sequence_length, num_lanes
+        fits = len(text) >= needed
+        also = ["sequence_length"]
+        require(fits, "num_lanes", num_lanes, fix, code="mismatch", also=also)
+        self._text = text
+        self._length = sequence_length
+        self.num_lanes = num_lanes
         self.num_steps = (len(text) - 1) // (num_lanes * sequence_length)
         self.num_left_out = len(text) - 1 - len(self) * sequence_length
 
@@ -107,41 +114,42 @@ class Lanes:
         return {"tokens": window[:, :-1], "next_tokens": window[:, 1:], "is_first": step == 0}
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-        """Return the examples at `indices` as one batch, whatever the epoch."""
+        """Return the examples at `indices` as one batch, the same in every epoch."""
         del epochs, seed
         return self.take(indices)
 
 
 class EvalLanes:
-    """Text that is scored with a state carried through it, every token but the first exactly once.
+    """Text for evaluation with a carried state.
 
-    In how many lanes it is read, evaluation decides. A lane begins without a state, so that more of them make a perplexity
-    a little worse; one lane is the definition.
+    Every token but the first is predicted exactly once. Evaluation chooses the number of streams. A
+    stream begins without a state, so more streams give a slightly larger perplexity; the exact one
+    has a single stream.
 
     Args:
       text: [tokens] int32.
-      sequence_length: tokens that are read at a time.
+      sequence_length: Tokens of a window.
 
     Raises:
-      UserError: if there is nothing to predict.
+      UserError: If there is no token to predict.
     """
 
     reading = Reading(in_order=True)
 
     def __init__(self, text: np.ndarray, sequence_length: int):
-        require(
-            len(text) >= 2,
-            "config.data.name",
-            len(text),
-            "a part of the text has fewer than two tokens; use more text",
-        )
-        self._text, self._length = text, sequence_length
+        fix = "a part of the text has fewer than two tokens; use more text"
+        require(len(text) >= 2, "text", len(text), fix)
+        self._text = text
+        self._length = sequence_length
 
     def __len__(self) -> int:
         return -(-(len(self._text) - 1) // self._length)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return windows by number in one lane, with `mask` [windows, sequence_length], False behind the end of the text."""
+        """Return windows of a single stream by their numbers.
+
+        `mask` [windows, sequence_length] is False beyond the end of the text.
+        """
         places = indices[:, None] * self._length + np.arange(self._length)
         last = len(self._text) - 1
         read = np.minimum(places, last - 1)
@@ -153,12 +161,15 @@ class EvalLanes:
         }
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-        """Return windows by number."""
+        """Return windows of a single stream by their numbers."""
         del epochs, seed
         return self.take(indices)
 
     def batches(self, num_lanes: int) -> Iterator[dict[str, np.ndarray]]:
-        """Yield [num_lanes, sequence_length] windows step by step: row r goes on where row r of the step before ended."""
+        """Yield batches of windows [num_lanes, sequence_length].
+
+        Window r of a batch continues window r of the batch before.
+        """
         steps = -(-len(self) // num_lanes)
         for step in range(steps):
             yield {

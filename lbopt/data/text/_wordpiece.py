@@ -1,11 +1,11 @@
-"""What sources of text share: cleaning, sentences, WordPiece tokens."""
+"""From text to tokens: paragraphs, sentences and WordPiece."""
 
 from __future__ import annotations
 
 import collections
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +23,11 @@ from lbopt.data.text._vocabulary import (
 from lbopt.errors import EnvironmentProblem, require
 
 _RULES = re.compile(r"([^\w\s])\1{2,}")
+"""Lines drawn with characters: three or more equal marks."""
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+")
 
 _OPENING = "\"'\u201c\u2018\xab(["
-"""Quotation marks and brackets before a word."""
+"""Quotation marks and brackets that may come before a word."""
 _PROSE_END = re.compile(
     r"([.!?\u2026]+)[\"'\u201d\u2019\xbb)\]]*\s+(?=[" + re.escape(_OPENING) + r"]*(\S+))"
 )
@@ -38,21 +39,23 @@ def _words(text: str) -> frozenset[str]:
 
 
 _NEVER_LAST = _words(
-    "mr mrs ms messrs mme dr prof rev fr hon gov sen rep gen adm col maj capt cmdr lt sgt cpl pvt st ste mt ft "
-    "e.g i.e cf viz vs esp incl approx"
+    "mr mrs ms messrs mme dr prof rev fr hon gov sen rep gen adm col maj capt cmdr lt sgt cpl pvt "
+    "st ste mt ft e.g i.e cf viz vs esp incl approx"
 )
-"""Abbreviations, without the last full stop, after which a sentence goes on."""
+"""Abbreviations, without the last full stop, that never end a sentence."""
 _BEFORE_NUMBERS = _words(
-    "no nos nr vol vols fig figs p pp ch chap sec art eq op ca jan feb mar apr jun jul aug sep sept oct nov dec"
+    "no nos nr vol vols fig figs p pp ch chap sec art eq op ca jan feb mar apr jun jul aug sep "
+    "sept oct nov dec"
 )
-"""Those after which it goes on if a number follows."""
+"""Abbreviations that do not end a sentence if a number follows."""
 _SELDOM_LAST = _words("jr sr co corp inc ltd bros dept univ assoc al")
-"""Those after which, as after initials and "U.S.", it goes on unless one of `_OPENERS` follows."""
+"""Abbreviations that end a sentence only if one of `_OPENERS` follows, like initials and "U.S."."""
 _OPENERS = _words(
-    "the a this that these those it its he she they his her their there in on at by for from with after before during "
-    "since while when where although though however if as but and some most one both each another according"
+    "the a this that these those it its he she they his her their there in on at by for from with "
+    "after before during since while when where although though however if as but and some most "
+    "one both each another according"
 )
-"""Words that begin sentences more often than names."""
+"""Words with a capital that are more often the first word of a sentence than a name."""
 
 
 class Document(NamedTuple):
@@ -60,7 +63,7 @@ class Document(NamedTuple):
 
     Attributes:
       tokens: [tokens] int32.
-      sentences: [sentences] int64, where each begins; the first is 0.
+      sentences: [sentences] int64, index of the first token of each sentence.
     """
 
     tokens: np.ndarray
@@ -68,7 +71,7 @@ class Document(NamedTuple):
 
 
 class SpecialIds(NamedTuple):
-    """Where a vocabulary has the tokens that are not text."""
+    """Ids of the special tokens in a vocabulary."""
 
     pad: int
     unk: int
@@ -78,7 +81,9 @@ class SpecialIds(NamedTuple):
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """Split at blank lines, put each paragraph on one line, and shorten rules of three equal marks or more to one.
+    """Return the paragraphs of a text, which blank lines separate, each on one line.
+
+    Three or more equal marks, as in lines drawn with characters, become a single one.
 
     >>> split_paragraphs("A title\\n*******\\n\\n  >>> 1\\n  1")
     ['A title *', '> 1 1']
@@ -88,7 +93,9 @@ def split_paragraphs(text: str) -> list[str]:
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Split after a full stop, a question or exclamation mark or a colon that white space follows.
+    """Return the sentences of technical text.
+
+    They end with a full stop, question mark, exclamation mark or colon before white space.
 
     >>> split_sentences("It is 3.5. Is it? Yes: it is")
     ['It is 3.5.', 'Is it?', 'Yes:', 'it is']
@@ -97,32 +104,33 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def split_prose(paragraph: str) -> list[str]:
-    """Split English prose into sentences: after a full stop, a question or exclamation mark that white space follows.
+    """Return the sentences of English prose.
 
-    Closing quotation marks and brackets stay with the sentence. It goes on where a small letter follows (unless the
-    paragraph has no capital at all), and after a single full stop behind titles, initials and common abbreviations; a colon
-    does not end it.
+    They end with a full stop, question mark or exclamation mark before white space. Closing
+    quotation marks and brackets belong to the sentence. A sentence does not end before a small
+    letter (unless the paragraph has no capital at all), nor after the full stop of a title, an
+    initial or a common abbreviation.
 
-    >>> split_prose('Mr. J. S. Bach wrote No. 5 in the U.S. Army (cf. p. 3). "Why?" he said. It sold 3.5 copies.')
-    ['Mr. J. S. Bach wrote No. 5 in the U.S. Army (cf. p. 3).', '"Why?" he said.', 'It sold 3.5 copies.']
+    >>> split_prose('Mr. J. S. Bach wrote No. 5 (cf. p. 3). "Why?" he said. It sold 3.5 copies.')
+    ['Mr. J. S. Bach wrote No. 5 (cf. p. 3).', '"Why?" he said.', 'It sold 3.5 copies.']
     """
     cased = paragraph != paragraph.lower()
-    sentences, begin = [], 0
+    sentences = []
+    begin = 0
     for end in _PROSE_END.finditer(paragraph):
         following = end[2]
         if cased and following[0].islower():
             continue
-        if end[1] == "." and _goes_on(
-            paragraph[paragraph.rfind(" ", 0, end.start()) + 1 : end.start()], following
-        ):
+        word = paragraph[paragraph.rfind(" ", 0, end.start()) + 1 : end.start()]
+        if end[1] == "." and _is_abbreviation(word, following):
             continue
         sentences.append(paragraph[begin : end.end()].rstrip())
         begin = end.end()
     return [*sentences, paragraph[begin:]]
 
 
-def _goes_on(word: str, following: str) -> bool:
-    """Whether the full stop between two words belongs to the first of them."""
+def _is_abbreviation(word: str, following: str) -> bool:
+    """Return whether the full stop after a word is that of an abbreviation inside a sentence."""
     word = word.lstrip(_OPENING).lower()
     if word in _NEVER_LAST or (word in _BEFORE_NUMBERS and following[0].isdigit()):
         return True
@@ -135,32 +143,33 @@ def _goes_on(word: str, following: str) -> bool:
 
 
 class WordPiece:
-    """Words, punctuation apart, cut into the longest pieces of a vocabulary from the left, as BERT's are.
+    """BERT's tokenizer: words are split from the left into the longest pieces of a vocabulary.
+
+    Punctuation marks are words of their own.
 
     Args:
-      pieces: the vocabulary in the order of ids; it has every one of `SPECIAL_TOKENS`, wherever.
-      normalization: changes of text before it is cut.
+      pieces: Vocabulary in the order of the ids. It has all `SPECIAL_TOKENS`, in any place.
+      normalization: Changes of the text before it is split.
 
     Attributes:
-      special: the ids of the special tokens. Text never has them: "[MASK]" in it is cut like any other text, into a bracket,
-        a word and a bracket, as google-research/bert (create_pretraining_data.py) does, so that a document can neither
-        end a segment nor hide a token. Transformers takes it for the special token unless `split_special_tokens=True`.
+      pieces: Vocabulary in the order of the ids.
+      normalization: Changes of the text before it is split.
+      special: Ids of the special tokens. No text is encoded as one of them: "[MASK]" becomes a
+        bracket, a word and a bracket, as in google-research/bert (create_pretraining_data.py), so a
+        document can neither end a segment nor hide a token. Transformers encodes it as the special
+        token unless `split_special_tokens=True`.
 
     Raises:
-      UserError: if a special token is missing.
-      EnvironmentProblem: if the `tokenizers` package is not installed.
+      UserError: If a special token is missing.
+      EnvironmentProblem: If the `tokenizers` package is not installed.
     """
 
     def __init__(self, pieces: Sequence[str], normalization: TextNormalization = UNCASED):
         library = _tokenizers()
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
         missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
-        require(
-            not missing,
-            "vocabulary",
-            len(pieces),
-            f"it has no {' '.join(missing)}; use one of BERT's form",
-        )
+        fix = f"there is no {' '.join(missing)} among them; use a vocabulary in BERT's form"
+        require(not missing, "pieces", len(pieces), fix, code="missing")
         self.special = SpecialIds(*(vocabulary[token] for token in SPECIAL_TOKENS))
         model = library.models.WordPiece(
             vocabulary,
@@ -168,7 +177,8 @@ class WordPiece:
             continuing_subword_prefix=CONTINUED,
             max_input_chars_per_word=LONGEST_WORD,
         )
-        self.pieces, self.normalization = tuple(pieces), normalization
+        self.pieces = tuple(pieces)
+        self.normalization = normalization
         self._tokenizer = library.Tokenizer(model)
         self._tokenizer.normalizer = library.normalizers.BertNormalizer(
             lowercase=normalization.do_lower_case,
@@ -179,40 +189,46 @@ class WordPiece:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What a workdir keeps of it."""
+        """Pieces and normalization, which a workdir keeps."""
         return Vocabulary(self.pieces, self.normalization)
 
     def encode(self, sentences: Sequence[str]) -> Document:
-        """Return the tokens of sentences, one after another; sentences without a token are left out."""
+        """Return the tokens of a document; sentences without a token are left out."""
         return self.encode_many([sentences])[0]
 
     def encode_many(self, documents: Sequence[Sequence[str]]) -> list[Document]:
-        """Return the tokens of documents, each a list of sentences; all cores work on them."""
+        """Return the tokens of documents, each a list of sentences, using all cores."""
         sentences = list(itertools.chain.from_iterable(documents))
-        encoded = [
-            one.ids
-            for one in self._tokenizer.encode_batch_fast(sentences, add_special_tokens=False)
-        ]
-        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        tokens = np.fromiter(itertools.chain.from_iterable(encoded), np.int32, lengths.sum())
-        begins, ends = np.cumsum(lengths) - lengths, np.cumsum([0, *map(len, documents)])
-        offsets = np.append(begins, len(tokens))[ends]
-        return [
-            Document(tokens[start:stop], begins[first:last][lengths[first:last] > 0] - start)
-            for (start, stop), (first, last) in zip(
-                itertools.pairwise(offsets), itertools.pairwise(ends), strict=True
-            )
-        ]
+        encodings = self._tokenizer.encode_batch_fast(sentences, add_special_tokens=False)
+        ids = [encoding.ids for encoding in encodings]
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        tokens = np.fromiter(itertools.chain.from_iterable(ids), np.int32, lengths.sum())
+
+        # First token of each sentence; first sentence of each document, and the end of the last.
+        sentence_starts = np.cumsum(lengths) - lengths
+        document_edges = np.cumsum([0, *map(len, documents)])
+        token_edges = np.append(sentence_starts, len(tokens))[document_edges]
+
+        found = []
+        for number in range(len(documents)):
+            start, stop = token_edges[number : number + 2]
+            own = slice(*document_edges[number : number + 2])
+            starts = sentence_starts[own][lengths[own] > 0] - start
+            found.append(Document(tokens[start:stop], starts))
+        return found
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of a text [tokens] int32, and (start, stop) of each in its characters [tokens, 2] int64."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        return np.asarray(encoded.ids, np.int32), np.asarray(encoded.offsets, np.int64).reshape(
-            -1, 2
-        )
+        """Return the tokens of a text, and the characters that each stands for.
+
+        Returns:
+          [tokens] int32, and (start, stop) in characters [tokens, 2] int64.
+        """
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.asarray(encoding.ids, np.int32), offsets
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Return tokens as text, for people."""
+        """Return tokens as text for people."""
         return " ".join(self.pieces[token] for token in tokens).replace(f" {CONTINUED}", "")
 
 
@@ -222,43 +238,43 @@ def learn_wordpiece(
     """Learn a vocabulary of at most `vocab_size` pieces from training sentences.
 
     Args:
-      sentences: of the training text.
-      vocab_size: special tokens included.
-      max_alphabet: the most frequent characters that are kept, of which each takes up to two pieces; words with other
-        characters are not learned from. None for all.
+      sentences: Sentences of the training text.
+      vocab_size: Maximum number of pieces, special tokens included.
+      max_alphabet: Maximum number of different characters, the most frequent ones; words with other
+        characters are ignored. A character takes up to two pieces. None for no limit.
 
     Raises:
-      UserError: if the alphabet alone needs more.
-      EnvironmentProblem: if the `tokenizers` package is not installed.
+      UserError: If the alphabet alone needs more pieces.
+      EnvironmentProblem: If the `tokenizers` package is not installed.
     """
     library = _tokenizers()
-    normalizer, splitter = (
-        library.normalizers.BertNormalizer(lowercase=True),
-        library.pre_tokenizers.BertPreTokenizer(),
-    )
-    words: collections.Counter[str] = collections.Counter()
-    for sentence in sentences:
-        words.update(
-            word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence))
-        )
-    short = {word: n for word, n in words.items() if len(word) <= LONGEST_WORD}
-    return WordPiece(
-        learn_pieces(
-            short if max_alphabet is None else _spelt_with(short, max_alphabet), vocab_size
-        )
-    )
-
-
-def _spelt_with(words: Mapping[str, int], max_alphabet: int) -> dict[str, int]:
-    """Return the words of frequent characters alone; between equally frequent ones the alphabet decides."""
+    normalizer = library.normalizers.BertNormalizer(lowercase=True)
+    splitter = library.pre_tokenizers.BertPreTokenizer()
     counts: collections.Counter[str] = collections.Counter()
-    for word, n in words.items():
+    for sentence in sentences:
+        words = splitter.pre_tokenize_str(normalizer.normalize_str(sentence))
+        counts.update(word for word, _ in words)
+    counts = collections.Counter({w: n for w, n in counts.items() if len(w) <= LONGEST_WORD})
+    if max_alphabet is not None:
+        counts = _in_frequent_characters(counts, max_alphabet)
+    return WordPiece(learn_pieces(counts, vocab_size))
+
+
+def _in_frequent_characters(
+    counts: collections.Counter[str], max_alphabet: int
+) -> collections.Counter[str]:
+    """Return the words that have only frequent characters, with their counts.
+
+    The alphabetically first of equally frequent characters is kept.
+    """
+    characters: collections.Counter[str] = collections.Counter()
+    for word, count in counts.items():
         for character in word:
-            counts[character] += n
-    alphabet = set(
-        sorted(counts, key=lambda character: (-counts[character], character))[:max_alphabet]
-    )
-    return {word: n for word, n in words.items() if alphabet.issuperset(word)}
+            characters[character] += count
+    by_count = sorted(characters, key=lambda character: (-characters[character], character))
+    alphabet = set(by_count[:max_alphabet])
+    frequent = {word: count for word, count in counts.items() if alphabet.issuperset(word)}
+    return collections.Counter(frequent)
 
 
 def load_wordpiece(
@@ -267,27 +283,23 @@ def load_wordpiece(
     field: str = "lowercase",
     say: Callable[[str], None] | None = None,
 ) -> WordPiece:
-    """Return what cuts text by the vocabulary of a file, such as the vocab.txt of a published BERT.
+    """Return the tokenizer of a vocabulary file, such as the vocab.txt of a published BERT.
 
     Args:
-      path: see `read_vocabulary`.
-      lowercase: see `decide_normalization`.
-      field: see there.
-      say: see there.
+      path: Vocabulary file, see `read_vocabulary`.
+      lowercase: Whether text is lowercased, see `decide_normalization`.
+      field: Name of `lowercase` for the user.
+      say: Function that takes a line for the user; None for a warning.
 
     Raises:
-      UserError: naming the file, if it is not a vocabulary with all special tokens, or if nothing says whether its text is
-        lowercased.
-      EnvironmentProblem: if the `tokenizers` package is not installed.
+      UserError: If the file is no vocabulary with all special tokens, or if it is not known whether
+        its text is lowercased.
+      EnvironmentProblem: If the `tokenizers` package is not installed.
     """
     pieces = read_vocabulary(path)
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]
-    require(
-        not missing,
-        "vocabulary",
-        str(path),
-        f"it has no {' '.join(missing)}; use a vocab.txt of BERT's form",
-    )
+    fix = f"it has no {' '.join(missing)}; use a vocab.txt in BERT's form"
+    require(not missing, "vocabulary", str(path), fix, code="missing")
     return WordPiece(pieces, decide_normalization(path, pieces, lowercase, field, say))
 
 
@@ -298,7 +310,6 @@ def _tokenizers() -> Any:
         import tokenizers.normalizers
         import tokenizers.pre_tokenizers
     except ImportError as error:
-        raise EnvironmentProblem(
-            "text is cut into pieces by the tokenizers package, which is not installed: pip install 'lbopt[text]'"
-        ) from error
+        fix = "it splits text into pieces, and is not installed: pip install 'lbopt[text]'"
+        raise EnvironmentProblem("tokenizers", reason=fix, code="installation") from error
     return tokenizers
