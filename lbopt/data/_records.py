@@ -126,15 +126,16 @@ class TfdsFolder:
         except (OSError, RuntimeError) as error:
             raise self._damaged(error) from error
         except Exception as error:  # TFDS's parser of splits raises errors of any type
-            fix = f"no split of {self.builder}; use one of {self._known_splits()}"
-            raise UserError(field, split, fix, code="choice") from error
-        fix = f"it is empty; {self.builder} has {self._known_splits()}"
-        require(size > 0, field, split, fix)
+            raise self._no_records(split, field) from error
+        if size == 0:
+            raise self._no_records(split, field)
         return records
 
-    def _known_splits(self) -> str:
+    def _no_records(self, split: str, field: str) -> UserError:
         sizes = sorted(self.num_examples.items())
-        return ", ".join(f"{name} ({size} records)" for name, size in sizes)
+        known = ", ".join(f"{name} ({size} records)" for name, size in sizes)
+        fix = f"there is no record in it; {self.builder} has {known}"
+        return UserError(field, split, fix, code="choice")
 
 
 class _PlainRecords:

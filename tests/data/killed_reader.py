@@ -1,4 +1,4 @@
-"""Read batches with two processes, say who they are, and wait to be killed: `python killed_reader.py`."""
+"""Program that reads with two processes, prints their ids, and waits to be killed."""
 
 import pathlib
 import time
@@ -9,7 +9,7 @@ from lbopt.data import ArrayDataset, Reading, TrainBatches, read_batches
 
 
 class Numbers(ArrayDataset):
-    """Read by two processes."""
+    """Data set that is read by two processes."""
 
     reading = Reading(1, 2, examples_per_piece=10)
 

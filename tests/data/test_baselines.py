@@ -1,4 +1,4 @@
-"""The baselines by hand, by brute force, and as probabilities."""
+"""Baselines compared with numbers computed by hand and by brute force."""
 
 import itertools
 import math
@@ -33,17 +33,14 @@ def test_probabilities_sum_to_one_after_every_history(model, history):
 
 
 def test_components_by_hand(model):
-    """Of token 2 after 0 1: 0 1 occurs three times, two of them before a 2; 1 occurs thrice; 2 is two of ten."""
-    np.testing.assert_allclose(
-        model.components(np.asarray([0, 1, 2])), [[1 / 5, 2 / 10, 2 / 3, 2 / 3]]
-    )
-    np.testing.assert_allclose(
-        model.components(np.asarray([3, 1, 2])), [[1 / 5, 2 / 10, 2 / 3, 2 / 3]]
-    )
-    np.testing.assert_allclose(
-        model.components(np.asarray([1, 4, 2])), [[1 / 5, 2 / 10, 2 / 10, 2 / 10]]
-    )
-    np.testing.assert_allclose(model.components(np.asarray([0, 1, 4])), [[1 / 5, 0, 0, 0]])
+    """The training text has 0 1 three times, twice before a 2; 1 three times; and two 2 in ten."""
+    for text, expected in {
+        (0, 1, 2): [1 / 5, 2 / 10, 2 / 3, 2 / 3],
+        (3, 1, 2): [1 / 5, 2 / 10, 2 / 3, 2 / 3],
+        (1, 4, 2): [1 / 5, 2 / 10, 2 / 10, 2 / 10],
+        (0, 1, 4): [1 / 5, 0, 0, 0],
+    }.items():
+        np.testing.assert_allclose(model.components(np.asarray(text)), [expected])
 
 
 def test_the_weights_are_the_most_likely_ones(model):
@@ -58,10 +55,8 @@ def test_the_weights_are_the_most_likely_ones(model):
 
 
 def test_the_unigram_accuracy_by_hand():
-    labels, weights = (
-        np.asarray([[0, 3], [0, 0], [2, 1]]),
-        np.asarray([[1, 1], [1, 0], [1, 1]], np.float32),
-    )
+    labels = np.asarray([[0, 3], [0, 0], [2, 1]])
+    weights = np.asarray([[1, 1], [1, 0], [1, 1]], np.float32)
     dataset = ArrayDataset({"masked_labels": labels, "masked_weights": weights})
     assert baselines.unigram_accuracy(TRAIN, dataset) == pytest.approx(2 / 5)
 
@@ -75,27 +70,19 @@ def test_the_command_prints_both(capsys, monkeypatch):
         printed[int(size)] = [float(number) for number in numbers]
     for size, numbers in printed.items():
         config = DataConfig(vocab_size=size)
-        unigram, trigram = (
-            baselines.pydoc_unigram_accuracy(config),
-            baselines.pydoc_trigram_perplexity(config),
-        )
-        assert numbers[:4] == pytest.approx(
-            [100 * unigram[0], 100 * unigram[1], *trigram], abs=0.006
-        )
-        assert numbers[4] == pytest.approx(
-            baselines.bits_per_character(trigram[1], size), abs=0.0006
-        )
+        unigram = [100 * accuracy for accuracy in baselines.pydoc_unigram_accuracy(config)]
+        trigram = baselines.pydoc_trigram_perplexity(config)
+        bits = baselines.bits_per_character(trigram[1], size)
+        assert numbers[:4] == pytest.approx([*unigram, *trigram], abs=0.006)
+        assert numbers[4] == pytest.approx(bits, abs=0.0006)
         assert 1.5 < numbers[4] < 3
     assert 12 < min(printed[256][2:4]) < max(printed[256][2:4]) < 25
 
 
 def test_bits_per_character_are_of_the_whole_text():
-    """A token that is one of two is one bit, and the test part has so many tokens and characters."""
-    corpus, sentences = (
-        load_pydoc_topics(256),
-        [s for topic in split_pydoc_topics()[2] for s in topic],
-    )
-    characters = len(" ".join(sentences)) + 1
-    assert baselines.bits_per_character(2.0, 256) == pytest.approx(
-        (len(join_documents(corpus.test)) - 1) / characters
-    )
+    """A perplexity of 2 is one bit per token of the test set."""
+    sentences = [sentence for topic in split_pydoc_topics()[2] for sentence in topic]
+    num_characters = len(" ".join(sentences)) + 1
+    num_tokens = len(join_documents(load_pydoc_topics(256).test)) - 1
+    bits = baselines.bits_per_character(2.0, 256)
+    assert bits == pytest.approx(num_tokens / num_characters)

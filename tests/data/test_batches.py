@@ -1,4 +1,4 @@
-"""Batches by step and process for training; padded and masked ones for evaluation."""
+"""Training batches by step and process, and padded and masked batches for evaluation."""
 
 import time
 
@@ -17,7 +17,7 @@ from lbopt.data import (
 
 
 def numbered(size):
-    """Return a data set whose examples know their own index."""
+    """Return a data set whose examples contain their own index."""
     return ArrayDataset(
         {
             "image": np.arange(size, dtype=np.float32)[:, None] * np.ones(3, np.float32),
@@ -34,7 +34,7 @@ def labels(batches):
     "shares", [[None], [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 3], [1, 2]], [[2], [0, 1, 3]]]
 )
 def test_the_parts_of_all_processes_are_the_global_batch(shares):
-    """Whichever of four devices are a process's: a row of the batch is on the device whose part it is in."""
+    """The batch is the same for any division of four devices among processes."""
     dataset = numbered(50)
     batches = [TrainBatches(dataset, 3, 12, 10, 4, share) for share in shares]
     for step in range(10):
@@ -127,11 +127,12 @@ def test_a_data_set_takes_examples_by_index():
 
 
 class Counted(ArrayDataset):
-    """Leaves a file behind for every piece that is made, in whatever process."""
+    """Data set that makes a file for every piece that is read, in any process."""
 
     def __init__(self, folder, reading):
         super().__init__({"number": np.arange(100_000)})
-        self.folder, self.reading = folder, reading
+        self.folder = folder
+        self.reading = reading
 
     def draw(self, indices, epochs, seed):
         (self.folder / str(indices[0])).touch()
@@ -144,9 +145,12 @@ def test_what_is_read_ahead_is_bounded(threads, processes, tmp_path):
     reading = Reading(threads, processes, examples_per_piece=10)
     batches = read_batches(TrainBatches(Counted(tmp_path, reading), 0, 10 * pieces, 40))
     next(batches)
-    made, before = -1, -2
-    while made != before:  # until nobody reads on
+    made = -1
+    before = -2
+    while made != before:  # until reading has stopped
         time.sleep(0.5)
-        made, before = len(list(tmp_path.iterdir())), made
-    # One batch put together and one ahead; each process has pieces in its threads and a few on the way to the training process.
+        before = made
+        made = len(list(tmp_path.iterdir()))
+    # One batch is joined and one is ahead. Each process has pieces in its threads and a few on the
+    # way to the training process.
     assert 2 * pieces - threads <= made <= 2 * pieces + (threads + 3) * max(processes, 1)

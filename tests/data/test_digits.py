@@ -31,7 +31,7 @@ def test_sizes_dtypes_and_ranges(part):
 
 
 def test_the_parts_are_disjoint_and_complete():
-    """As a multiset of (label, pixels), the three parts together are scikit-learn's data set; no two scans are equal."""
+    """The three parts together are the scans of scikit-learn, no two of which are equal."""
     source = sklearn.datasets.load_digits()
     expected = sorted(
         (int(label), image.astype(np.uint8).tobytes())
@@ -50,7 +50,7 @@ def test_the_parts_are_disjoint_and_complete():
 
 @pytest.mark.parametrize("part", SIZES)
 def test_classes_are_balanced(part):
-    """Each class has a tenth of a part, give or take four standard deviations of a random draw."""
+    """Each class has a tenth of a part, give or take four standard deviations."""
     labels = getattr(load_digits(), part).arrays["label"]
     counts = np.bincount(labels, minlength=NUM_CLASSES)
     assert np.abs(counts - len(labels) / 10).max() < 4 * np.sqrt(len(labels) * 0.1 * 0.9)

@@ -1,4 +1,4 @@
-"""Numbers of an example: those of a new generator, however the one that is used was used before."""
+"""Random numbers of an example equal those of a new generator, whatever was read before."""
 
 import numpy as np
 import pytest
@@ -13,9 +13,8 @@ PLACES = [(0, 0, 0), (5, 1, 3), (2**32, 7, 2**40), (2**63 - 1, 0, 1)]
 def test_the_numbers_are_those_of_a_new_generator(place, stream):
     seed, epoch, example = place
     draws = Draws(stream)
-    draws.at(1, 1, 1).integers(
-        9, size=3, dtype=np.uint32
-    )  # leaves half a word and some of a block behind
+    # This leaves half a word and a part of a block in the generator.
+    draws.at(1, 1, 1).integers(9, size=3, dtype=np.uint32)
     new = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, example, stream]))
     np.testing.assert_array_equal(
         draws.at(*place).bit_generator.random_raw(9), new.bit_generator.random_raw(9)

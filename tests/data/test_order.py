@@ -23,7 +23,7 @@ def test_raw_values():
 
 def test_same_arguments_same_indices():
     first = example_indices(100, 5, 37, 150)
-    _order._sorted.cache_clear()
+    _order._cached_permutation.cache_clear()
     np.testing.assert_array_equal(first, example_indices(100, 5, 37, 150))
 
 
@@ -71,7 +71,10 @@ def test_seed_and_epoch_do_not_trade_places():
 
 
 def test_every_place_is_equally_likely():
-    """Over 2,000 epochs of 8 examples each example comes first in about 250: five standard deviations are 74."""
+    """In 2,000 epochs of 8 examples each comes first about 250 times, give or take 74.
+
+    These are five standard deviations.
+    """
     first = np.array([example_indices(8, 0, 8 * epoch, 1)[0] for epoch in range(2000)])
     counts = np.bincount(first, minlength=8)
     assert np.abs(counts - 250).max() < 74

@@ -1,4 +1,4 @@
-"""Whatever is read, and by however many processes: the same global batches."""
+"""Global batches are the same for every kind of data and every number of processes."""
 
 import pathlib
 import subprocess
@@ -89,7 +89,7 @@ def test_readers_end_with_a_training_process_that_is_killed():
 
 
 def alive(file):
-    """A process that has ended and is waited for by nobody has no command line."""
+    """Return whether a process runs; one that has ended has no command, even if not reaped."""
     try:
         return bool(pathlib.Path(file).read_text())
     except OSError:

@@ -1,4 +1,4 @@
-"""What is known of data sets without them is what they turn out to be."""
+"""Known shapes and sizes of data sets equal those of the data sets themselves."""
 
 import dataclasses
 
@@ -15,8 +15,8 @@ from lbopt.data.text import load_pydoc_topics
 
 def of_examples(dataset, mask=True):
     """Return name -> (shape, dtype) of two examples as training and as evaluation see them."""
-    rows = np.arange(2)
-    parts = dataset.draw(rows, np.zeros(2, int), 0), dataset.take(rows)
+    indices = np.arange(2)
+    batches = [dataset.draw(indices, np.zeros(2, int), 0), dataset.take(indices)]
 
     def shapes(batch):
         return {
@@ -25,7 +25,7 @@ def of_examples(dataset, mask=True):
             if isinstance(x, np.ndarray) and name != "mask"
         }
 
-    return [shapes(part) for part in parts]
+    return [shapes(batch) for batch in batches]
 
 
 def test_masked_text_is_shaped_as_the_topics_are():
@@ -129,7 +129,7 @@ def test_what_is_not_known_is_loaded(monkeypatch):
 
 
 def test_a_corpus_takes_no_memory():
-    """Its nominal length is that of no data set: the order of so many examples would fill a machine."""
+    """A shuffled order of its nominal number of examples would fill the memory."""
     data = DataConfig("text_mlm", builder="nowhere", sequence_length=8, max_predictions=1)
     train = _known.known_source(data).splits.train
     assert len(train) == _known.NOMINAL

@@ -1,4 +1,4 @@
-"""Photographs that nobody took."""
+"""Synthetic photographs, and image files of them."""
 
 import io
 

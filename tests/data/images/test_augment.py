@@ -1,23 +1,24 @@
-"""Each operation against its formula in NumPy; draws against their probabilities."""
+"""Operations compared with formulas in NumPy; random choices with their probabilities."""
 
 import collections
 
 import numpy as np
 import pytest
 from PIL import Image
+from refusal import refused
 
 from lbopt.data.images import _augment
 from lbopt.data.images._augment import OPERATIONS, V0, Reach, autoaugment, randaugment
-from lbopt.errors import UserError
 
 REACH = Reach(translate=20, cutout=10)
 
 
 class Drawn:
-    """A generator that gives what it was told to."""
+    """Generator that returns given numbers."""
 
     def __init__(self, random=0.0, integers=()):
-        self._random, self._integers = random, list(integers)
+        self._random = random
+        self._integers = list(integers)
 
     def random(self):
         return self._random
@@ -36,7 +37,7 @@ def apply(name, image, level, rng=None):
 
 
 def moved(image, row_of, column_of):
-    """Take each pixel from elsewhere, grey from outside."""
+    """Return the image with each pixel taken from another place, grey from outside."""
     out = np.full_like(image, 128)
     for row in range(image.shape[0]):
         for column in range(image.shape[1]):
@@ -92,7 +93,7 @@ def test_equalize_makes_a_histogram_even(photograph):
 
 @pytest.mark.parametrize(("level", "factor"), [(0, 0.1), (5, 1.0), (10, 1.9), (20, 3.7)])
 def test_enhancements_blend_with_less(level, factor, image):
-    """To one level, and one of what is blended with."""
+    """Up to rounding: one level of the result, and one of the image that is blended in."""
     wide = image.astype(float)
     grey = (wide @ [0.299, 0.587, 0.114])[..., None]
     less = {"Brightness": 0.0, "Color": grey, "Contrast": round(float(grey.mean()))}
@@ -145,9 +146,8 @@ def test_shears_take_the_nearest_pixel(random, sign, image):
 
 def test_a_rotation_turns_about_the_middle(image):
     square = image[:24, :24]
-    np.testing.assert_array_equal(
-        apply("Rotate", square, 30), np.rot90(square)
-    )  # 90 degrees, to the left
+    # Level 30 is 90 degrees, to the left.
+    np.testing.assert_array_equal(apply("Rotate", square, 30), np.rot90(square))
     np.testing.assert_array_equal(apply("Rotate", square, 30, Drawn(0.9)), np.rot90(square, -1))
     tilted = apply("Rotate", square, 10)
     np.testing.assert_array_equal(tilted[0, 0], _augment.GREY)
@@ -199,15 +199,18 @@ def test_autoaugment_draws_pairs_uniformly_and_applies_with_their_probabilities(
 
 
 PUBLISHED_V0 = """
-    Equalize .8 1 ShearY .8 4 | Color .4 9 Equalize .6 3 | Color .4 1 Rotate .6 8 | Solarize .8 3 Equalize .4 7
-    Solarize .4 2 Solarize .6 2 | Color .2 0 Equalize .8 8 | Equalize .4 8 SolarizeAdd .8 3 | ShearX .2 9 Rotate .6 8
-    Color .6 1 Equalize 1 2 | Invert .4 9 Rotate .6 0 | Equalize 1 9 ShearY .6 3 | Color .4 7 Equalize .6 0
-    Posterize .4 6 AutoContrast .4 7 | Solarize .6 8 Color .6 9 | Solarize .2 4 Rotate .8 9 | Rotate 1 7 TranslateY .8 9
-    ShearX 0 0 Solarize .8 4 | ShearY .8 0 Color .6 4 | Color 1 0 Rotate .6 2 | Equalize .8 4 Equalize 0 8
-    Equalize 1 4 AutoContrast .6 2 | ShearY .4 7 SolarizeAdd .6 7 | Posterize .8 2 Solarize .6 10 | Solarize .6 8 Equalize .6 1
+    Equalize .8 1 ShearY .8 4 | Color .4 9 Equalize .6 3 | Color .4 1 Rotate .6 8
+    Solarize .8 3 Equalize .4 7 | Solarize .4 2 Solarize .6 2 | Color .2 0 Equalize .8 8
+    Equalize .4 8 SolarizeAdd .8 3 | ShearX .2 9 Rotate .6 8 | Color .6 1 Equalize 1 2
+    Invert .4 9 Rotate .6 0 | Equalize 1 9 ShearY .6 3 | Color .4 7 Equalize .6 0
+    Posterize .4 6 AutoContrast .4 7 | Solarize .6 8 Color .6 9 | Solarize .2 4 Rotate .8 9
+    Rotate 1 7 TranslateY .8 9 | ShearX 0 0 Solarize .8 4 | ShearY .8 0 Color .6 4
+    Color 1 0 Rotate .6 2 | Equalize .8 4 Equalize 0 8 | Equalize 1 4 AutoContrast .6 2
+    ShearY .4 7 SolarizeAdd .6 7 | Posterize .8 2 Solarize .6 10 | Solarize .6 8 Equalize .6 1
     Color .8 6 Rotate .4 5
 """
-"""The numbers of policy_v0 in tensorflow/tpu, models/official/efficientnet/autoaugment.py at 181b860b."""
+"""Pairs of (operation, probability, level): policy_v0 in tensorflow/tpu@181b860b,
+models/official/efficientnet/autoaugment.py."""
 
 
 def test_the_policy_is_the_published_one():
@@ -247,7 +250,7 @@ def test_the_same_generator_gives_the_same_image(image):
 
 def test_negative_numbers_are_refused(image):
     rng = np.random.default_rng(0)
-    with pytest.raises(UserError, match="num_layers = -1"):
+    with refused("num_layers", -1, "value"):
         randaugment(image, rng, num_layers=-1)
-    with pytest.raises(UserError, match=r"magnitude = -0\.5"):
+    with refused("magnitude", -0.5, "value"):
         randaugment(image, rng, magnitude=-0.5)

@@ -1,4 +1,4 @@
-"""The data sets that are made here: images that can be told apart, questions that have their answers."""
+"""Generated data sets: images of distinguishable classes, and questions with their answers."""
 
 import hashlib
 import io
@@ -17,7 +17,7 @@ from lbopt.data.text import load_pydoc_topics
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """Return a folder of data sets that has both; look, do not touch."""
+    """Return a folder with both data sets; tests must not change it."""
     folder = tmp_path_factory.mktemp("data")
     for source in (GENERATED_IMAGES, _pydoc_squad.PYDOC_SQUAD):
         made = prepare_source(source, str(folder))
@@ -50,19 +50,11 @@ def test_a_recipe_reads_the_images(data_dir):
 
 
 def test_the_files_are_the_same_every_time_and_of_every_kind():
-    first, second = (
-        [hashlib.sha256(record["image"]).digest() for record in records("train")] for _ in range(2)
-    )
-    assert first == second
-    assert (
-        len(
-            {
-                *first,
-                *(hashlib.sha256(record["image"]).digest() for record in records("validation")),
-            }
-        )
-        == 136
-    )
+    def digests(split):
+        return [hashlib.sha256(record["image"]).digest() for record in records(split)]
+
+    assert digests("train") == digests("train")
+    assert len({*digests("train"), *digests("validation")}) == 136
     pictures = [Image.open(io.BytesIO(record["image"])) for record in records("train")]
     assert sorted(picture.mode for picture in pictures if picture.mode != "RGB") == ["CMYK", "L"]
     sides = {side for picture in pictures for side in picture.size}
@@ -71,7 +63,7 @@ def test_the_files_are_the_same_every_time_and_of_every_kind():
 
 
 def test_a_few_numbers_of_an_image_say_its_class():
-    """Colour, and where neighbours differ more; both are the same in the mirror."""
+    """The colour and the direction of the stripes, which are the same in a mirrored image."""
 
     def described(record):
         pixels = np.asarray(Image.open(io.BytesIO(record["image"])).convert("RGB"), np.float64)

@@ -1,4 +1,4 @@
-"""Exact match and F1 against a rule-by-rule oracle in exact arithmetic; the choice of a question's best window."""
+"""Exact match and F1 compared with an oracle in exact arithmetic; the choice of answers."""
 
 import collections
 import fractions
@@ -7,16 +7,16 @@ import string
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from refusal import refused
 
 from lbopt.data.squad import EvaluationWindows, Question, choose_answers, f1_score, score_answers
 from lbopt.data.squad._answers import exact_match
 from lbopt.data.text import WordPiece
 from lbopt.data.text._pieces import SPECIAL_TOKENS
-from lbopt.errors import UserError
 
 
 def words_by_hand(text):
-    """Lower case, no ASCII punctuation, no articles that stand alone, white space split: letter by letter."""
+    """Return the words in lower case, without ASCII punctuation and articles."""
     kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     found, word = [], ""
     for letter in kept + " ":
@@ -139,7 +139,7 @@ def test_the_best_answer_of_each_measure_counts():
 
 
 def test_nothing_to_score_is_refused():
-    with pytest.raises(UserError, match="questions = 0"):
+    with refused("questions", 0, "missing"):
         score_answers({}, [])
 
 
@@ -204,9 +204,7 @@ def test_scores_that_are_not_finite_are_no_answer(dataset):
 
 def test_places_outside_of_the_context_are_refused(dataset):
     for start, end in ((2, 3), (4, 3), (3, 7), (0, 0)):
-        with pytest.raises(
-            ValueError, match=f"start, end = {start}, {end}: window 0 has its context from 3 to 6"
-        ):
+        with pytest.raises(ValueError, match=f"{start}, {end}: .* 3 to 6"):
             dataset.text(0, start, end)
-    with pytest.raises(ValueError, match="give 5 of each"):
+    with pytest.raises(ValueError, match=r"\(4, 4, 4\): .* 5 "):
         choose_answers(dataset, np.zeros(4), np.zeros(4, int), np.zeros(4, int))

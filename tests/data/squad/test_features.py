@@ -1,10 +1,11 @@
-"""Windows against a slow oracle that follows run_squad.py's definitions word by word, on Python's help topics."""
+"""Windows of Python's help topics compared with a slow oracle that follows run_squad.py."""
 
 import random
 import re
 
 import numpy as np
 import pytest
+from refusal import refused
 
 from lbopt.data import Splits, TrainBatches
 from lbopt.data.squad import (
@@ -16,7 +17,6 @@ from lbopt.data.squad import (
 )
 from lbopt.data.text import WordPiece, load_pydoc_topics
 from lbopt.data.text._pieces import CLS, PAD, SEP, SPECIAL_TOKENS
-from lbopt.errors import UserError
 
 SIZES = [(64, 16, 12), (48, 100, 8), (128, 32, 64), (40, 7, 12)]
 """sequence_length, doc_stride, max_query_length."""
@@ -38,7 +38,7 @@ def pieces():
 
 @pytest.fixture(scope="module")
 def questions():
-    """Return questions on stretches of topics, with their white space; an answer begins and ends with a whole word."""
+    """Return questions about spans of topics; an answer consists of whole words."""
     from pydoc_data.topics import topics
 
     chance, found = random.Random(0), []
@@ -64,7 +64,7 @@ def questions():
 
 
 def spelt_once(context, start, stop):
-    """Whether the words around an answer spell it once: where they do it twice, run_squad.py takes the first."""
+    """Return whether an answer occurs once in its words; of two, run_squad.py takes the first."""
     left = max(context.rfind(space, 0, start) for space in " \n\t") + 1
     right = min(
         (place for space in " \n\t" if (place := context.find(space, stop)) >= 0),
@@ -91,7 +91,7 @@ class Slow:
 
     @staticmethod
     def tokenized(question, pieces):
-        """Return the tokens of the context word by word, and (first, last) of the answer: its words', then tightened."""
+        """Return the tokens of the context, and (first, last) of the answer in run_squad.py."""
         tokens, words, place = [], [], 0
         for word in question.context.split():
             place = question.context.index(word, place)
@@ -157,7 +157,7 @@ def test_windows_equal_the_slow_ones(questions, pieces, sizes):
 
 
 def test_the_oracle_meets_every_case(questions, pieces):
-    """Several windows, cut questions, answers in a window, out of it, of one token and of many, and within a word."""
+    """Questions have several windows, and answers inside and outside of them, short and long."""
     dataset = EvaluationWindows(questions, pieces, *SIZES[0])
     start, end = (
         dataset.take(np.arange(len(dataset)))[f"{name}_position"] for name in ("start", "end")
@@ -205,7 +205,7 @@ def test_the_labelled_stretch_covers_the_answer_and_little_more(questions, piece
 
 
 def test_gold_positions_give_the_gold_text(questions, pieces):
-    """White space and case as in the context, so that even a plain comparison finds no difference."""
+    """White space and case are those of the context, so a plain comparison finds them equal."""
     dataset = EvaluationWindows(questions, pieces, 384, 128)
     batch = dataset.take(np.arange(len(dataset)))
     start, end = batch["start_position"], batch["end_position"]
@@ -227,7 +227,7 @@ def labelled(context, answer, start, pieces):
 
 @pytest.mark.parametrize("size", [300, 301, 302, 310, 449, 450, 451, 700])
 def test_the_size_of_a_window_counts(size):
-    """Of 301 tokens the second window has 151: all but the last token have more context in the first, by its 300."""
+    """The second window has 151 of 301 tokens; all but the last have more context in the first."""
     question, pieces = Question("1", "q", "x " * size, ("x",), (0,)), words("q", "x")
     dataset = EvaluationWindows([question], pieces, 304, 150)
     slow = Slow(question, pieces, 304, 150, 64)
@@ -287,7 +287,7 @@ def test_training_drops_wrong_records_and_evaluation_keeps_them():
     evaluation = EvaluationWindows([wrong, good], pieces, 8)
     batch = evaluation.take(np.arange(2))
     assert batch["start_position"].tolist() == batch["end_position"].tolist() == [0, 4]
-    with pytest.raises(UserError, match=r"config.data.builder = 0: there is no question"):
+    with refused("questions", 0, "missing"):
         TrainingWindows([wrong], pieces, 8)
 
 
@@ -329,21 +329,19 @@ def test_what_does_not_fit_is_refused():
     pieces = words("q", "x", "y")
     one = Question("1", "q q q q", "x y", ("y",), (2,))
     for kind in (TrainingWindows, EvaluationWindows):
-        with pytest.raises(
-            UserError, match=r"config.data.sequence_length = 7: .* 4 tokens .* use at least 8"
-        ):
+        with refused("sequence_length", 7, "value"):
             kind([one], pieces, 7)
         assert len(kind([one], pieces, 8)) == 2
         assert len(kind([one], pieces, 6, max_query_length=2)) == 2
-        with pytest.raises(UserError, match=r"config.data.builder = 0: there is no question"):
+        with refused("questions", 0, "missing"):
             kind([], pieces, 8)
-        with pytest.raises(UserError, match=r"config.data.doc_stride = 0"):
+        with refused("doc_stride", 0, "value"):
             kind([one], pieces, 8, 0)
-        with pytest.raises(UserError, match=r"config.data.max_query_length = 0"):
+        with refused("max_query_length", 0, "value"):
             kind([one], pieces, 8, 1, 0)
-    with pytest.raises(UserError, match=r"config.data.builder = 1: no context has a token"):
+    with refused("questions", 1, "value"):
         EvaluationWindows([one._replace(context="")], pieces, 8)
-    with pytest.raises(UserError, match=r"config.data.builder = 2: only 1 ids"):
+    with refused("questions", 2, "conflict"):
         EvaluationWindows([one, one], pieces, 8)
 
 

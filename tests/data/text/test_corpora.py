@@ -1,9 +1,10 @@
-"""From articles and books to a store whose text is what was put in."""
+"""Articles and books become a store with the same text."""
 
 import os
 
 import numpy as np
 import pytest
+from refusal import refused, troubled
 
 from lbopt.data.text import (
     _corpora,
@@ -16,7 +17,6 @@ from lbopt.data.text import (
 )
 from lbopt.data.text._pieces import UNK
 from lbopt.data.text._wordpiece import learn_wordpiece
-from lbopt.errors import EnvironmentProblem, UserError
 
 ARTICLE = """Bourg is a town in the U.S. state of Ohio. It has 3.5 mills.
 
@@ -86,12 +86,12 @@ def test_bytes_are_text_and_articles_without_any_are_left_out():
 
 
 def test_articles_that_are_not_utf8_are_named():
-    with pytest.raises(EnvironmentProblem, match="the article 'Bourg' is not UTF-8"):
+    with troubled("title", "Bourg", "damaged"):
         list(wikipedia_documents([article(b"\xff")]))
 
 
 def test_records_without_text():
-    with pytest.raises(UserError, match="wikipedia = 0: no record has a sentence"):
+    with refused("records", code="missing"):
         list(wikipedia_documents([article("")]))
 
 
@@ -110,27 +110,28 @@ def test_files_are_documents_in_the_order_of_names(tmp_path):
 
 
 def test_folders_without_text(tmp_path):
-    with pytest.raises(UserError, match=r"there is no \*.txt in it"):
+    with refused("folder", str(tmp_path), "missing"):
         folder_documents(tmp_path)
-    with pytest.raises(UserError, match="nowhere"):
+    with refused("folder", str(tmp_path / "nowhere"), "missing"):
         folder_documents(tmp_path / "nowhere")
     (tmp_path / "a.txt").write_text("\n\n")
-    with pytest.raises(UserError, match=r"folder = .* no \*.txt in it has a sentence"):
+    with refused("folder", str(tmp_path), "missing"):
         list(folder_documents(tmp_path))
 
 
 def test_files_that_are_not_text_are_named(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(EnvironmentProblem, match=r"a.txt cannot be read as UTF-8"):
+    with troubled(str(tmp_path / "a.txt"), code="damaged"):
         list(folder_documents(tmp_path))
     (tmp_path / "a.txt").unlink()
     (tmp_path / "b.txt").mkdir()
-    with pytest.raises(EnvironmentProblem, match=r"b.txt cannot be read"):
+    with troubled(str(tmp_path / "b.txt"), code="damaged"):
         list(folder_documents(tmp_path))
     (tmp_path / "b.txt").rmdir()
     os.mkfifo(tmp_path / "b.txt")
-    with pytest.raises(EnvironmentProblem, match=r"b.txt cannot be read .* a FIFO"):
+    with troubled(str(tmp_path / "b.txt"), code="damaged") as caught:
         list(folder_documents(tmp_path))
+    assert "a FIFO" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,8 @@ def test_rare_characters_take_no_pieces(monkeypatch):
 def test_a_store_has_the_documents(tmp_path, monkeypatch, batch_characters):
     monkeypatch.setattr(_corpora, "_BATCH_CHARACTERS", batch_characters)
     documents = [*split_pydoc_topics()[1][:8], ["\x00"], *split_pydoc_topics()[2][:2]]
-    pieces, seen = learn_wordpiece([sentence for one in documents for sentence in one], 300), []
+    pieces = learn_wordpiece([sentence for one in documents for sentence in one], 300)
+    seen = []
     counts = build_store(tmp_path / "store", iter(documents), pieces, "topics", seen.append)
     store = open_store(tmp_path / "store")
     expected = [pieces.encode(document) for document in documents if document != ["\x00"]]

@@ -1,7 +1,8 @@
-"""Masked pairs of segments: what BERT's paper says of them, on text whose tokens know where they come from."""
+"""Masked pairs of segments compared with BERT's paper, on text whose tokens tell their place."""
 
 import numpy as np
 import pytest
+from refusal import refused, troubled
 
 from lbopt.data import TrainBatches, train_iterator
 from lbopt.data.text import (
@@ -16,7 +17,6 @@ from lbopt.data.text._masked import uniform_draws
 from lbopt.data.text._pieces import CLS, MASK, PAD, SEP
 from lbopt.data.text._tokens import gather_documents
 from lbopt.data.text._wordpiece import Document, SpecialIds
-from lbopt.errors import EnvironmentProblem, UserError
 
 LENGTH, VOCABULARY, PREDICTIONS = 24, 70_000, 4
 SIZES = (400, 90, 1000, 2, 37)
@@ -270,10 +270,10 @@ def test_draws_are_uniform_and_do_not_follow_the_order_of_examples():
 
 def test_what_does_not_fit_is_refused():
     two = [document(0, 9), document(1, 9)]
-    with pytest.raises(UserError, match=r"config.data.sequence_length = 4: .* use at least 5"):
+    with refused("sequence_length", 4, "value"):
         MaskedLMDataset(two, 4, VOCABULARY, 1)
     assert len(MaskedLMDataset(two, 5, VOCABULARY, 1)) == 8
-    with pytest.raises(UserError, match="at least two"):
+    with refused("documents", 1, "value"):
         MaskedLMDataset(two[:1], 10, VOCABULARY, 1)
 
 
@@ -282,15 +282,14 @@ def test_tokens_that_are_in_no_vocabulary_are_damage():
         Document(np.array([7, 8, 65535]), np.array([0])),
         Document(np.array([7, 8]), np.array([0])),
     ]
-    with pytest.raises(
-        EnvironmentProblem, match=r"config.data.vocab_size = 60000: the text has a token 65535"
-    ):
+    with troubled("token", 65535, "damaged"):
         MaskedLMDataset(documents, LENGTH, 60_000, PREDICTIONS).take(np.arange(2))
 
 
 def cut_in_lists(documents, room):
-    """How documents were cut before stores: (start, stop, places to cut, document) of each chunk, all of them in memory."""
-    chunks, offset = [], 0
+    """Return the chunks of documents in plain Python: (start, stop, places to cut, document)."""
+    chunks = []
+    offset = 0
     for number, document in enumerate(documents):
         size = len(document.tokens)
         for start in range(0, size - 1, room):
@@ -303,7 +302,10 @@ def cut_in_lists(documents, room):
 
 
 def one_by_one(documents, length, vocab_size, most, indices, epochs, seed):
-    """Return `input_ids`, `masked_positions`, `masked_labels` and `next_sentence_label` of examples made in plain Python."""
+    """Return examples made in plain Python.
+
+    An example is (`input_ids`, `masked_positions`, `masked_labels`, `next_sentence_label`).
+    """
     documents = [document for document in documents if len(document.tokens) >= 2]
     tokens = np.concatenate([document.tokens for document in documents])
     chunks = cut_in_lists(documents, length - 3)
@@ -348,7 +350,7 @@ def assert_same(dataset, expected, indices, epochs, seed):
 
 @pytest.fixture(scope="module")
 def awkward():
-    """Topics, and documents of one-token tails, of less than two tokens, and without a beginning of a sentence inside."""
+    """Return topics, and documents of awkward lengths or with a single sentence."""
     odd = [document(number, size) for number, size in enumerate((1, 22, 43, 2, 0, 3, 64))]
     topics = load_pydoc_topics(1024).train
     long = Document(topics[1].tokens, topics[1].sentences[:1])
@@ -414,7 +416,7 @@ BERT = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
 
 
 def test_special_tokens_are_where_the_vocabulary_has_them():
-    """Tokens 1 to 99 are text in BERT's order, [UNK] is not; what is drawn instead may be any token but the five."""
+    """In BERT's order tokens 1 to 99 are text. A random token is any but the five special ones."""
     random = np.random.default_rng(0)
     documents = [
         Document(random.integers(1, 99, 5000).astype(np.int32), np.arange(0, 5000, 9))

@@ -1,9 +1,10 @@
-"""The help topics: parts that share nothing, and windows that follow each other."""
+"""Disjoint splits of the help topics, and consecutive windows."""
 
 from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
+from refusal import refused
 
 from lbopt.data.text import (
     join_documents,
@@ -15,7 +16,6 @@ from lbopt.data.text import (
 from lbopt.data.text._pieces import SEP, UNK
 from lbopt.data.text._pydoc import load_language_model
 from lbopt.data.text._wordpiece import Document, split_paragraphs
-from lbopt.errors import UserError
 
 SIZE = 1024
 
@@ -89,7 +89,7 @@ def test_documents_are_kept_apart():
 
 def test_windows_longer_than_the_text_are_refused():
     documents = [Document(np.asarray([7, 8], np.int32), np.zeros(1, int))]
-    with pytest.raises(UserError, match=r"config.data.sequence_length = 4: .* has 3 tokens"):
+    with refused("sequence_length", 4, "value"):
         make_windows(documents, 4)
 
 

@@ -1,10 +1,11 @@
-"""Files of vocabularies, and which file or field says whether text is lowercased."""
+"""Vocabulary files, and the file or field that decides whether text is lowercased."""
 
 import json
 import os
 import re
 
 import pytest
+from refusal import ANY, refused, troubled
 
 from lbopt.data.text import (
     StoreWriter,
@@ -17,7 +18,6 @@ from lbopt.data.text import (
 from lbopt.data.text._pieces import SPECIAL_TOKENS
 from lbopt.data.text._vocabulary import UNCASED, decide_normalization, save_vocabulary
 from lbopt.data.text._wordpiece import Document
-from lbopt.errors import EnvironmentProblem, UserError
 
 CASED = TextNormalization(do_lower_case=False)
 PIECES = {
@@ -64,28 +64,26 @@ WHOLE = "\n".join(SPECIAL_TOKENS)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "code", "quoted"),
     [
-        (None, "cannot be read"),
-        (b"", "it is empty"),
-        (b"\xff\n", "cannot be read as UTF-8"),
-        (f"{WHOLE}\na\na\n".encode(), r"\['a'\] occur more than once"),
-        (f"{WHOLE}\n\na\n".encode(), "a line is empty"),
-        (
-            WHOLE.replace("[MASK]", "b").replace("[CLS]", "c").encode(),
-            r"it has no \[CLS\] \[MASK\]",
-        ),
+        (None, "damaged", ""),
+        (b"", "damaged", ""),
+        (b"\xff\n", "damaged", "UTF-8"),
+        (f"{WHOLE}\na\na\n".encode(), "damaged", "['a']"),
+        (f"{WHOLE}\n\na\n".encode(), "damaged", ""),
+        (WHOLE.replace("[MASK]", "b").replace("[CLS]", "c").encode(), "missing", "[CLS] [MASK]"),
     ],
 )
-def test_files_that_are_no_vocabulary_are_named(tmp_path, content, message):
+def test_files_that_are_no_vocabulary_are_refused(tmp_path, content, code, quoted):
     if content is not None:
         (tmp_path / "vocab.txt").write_bytes(content)
-    with pytest.raises(UserError, match=rf"vocabulary = '.*vocab.txt': .*{message}"):
+    with refused("vocabulary", str(tmp_path / "vocab.txt"), code) as caught:
         load_wordpiece(tmp_path / "vocab.txt")
+    assert quoted in str(caught.value)
 
 
 def test_a_vocabulary_that_cannot_be_written(tmp_path):
-    with pytest.raises(EnvironmentProblem, match=r"nowhere/vocab.txt cannot be written"):
+    with troubled("vocabulary", str(tmp_path / "nowhere/vocab.txt"), "resource"):
         save_vocabulary(["a"], tmp_path / "nowhere/vocab.txt")
 
 
@@ -140,14 +138,14 @@ DECIDED = {
         {"tokenizer_config": {"do_lower_case": False}},
         True,
         UNCASED,
-        "lowercase = true counts, though .*/tokenizer_config.json says do_lower_case = false",
+        "lowercase = true .*/tokenizer_config.json, .* do_lower_case = false",
     ),
     "the flag, other accents": (
         "cased",
         {"tokenizer_config": {"do_lower_case": True, "strip_accents": False}},
         False,
         TextNormalization(False, False),
-        "lowercase = false counts, though .*/tokenizer_config.json says do_lower_case = true",
+        "lowercase = false .*/tokenizer_config.json, .* do_lower_case = true",
     ),
     "capitals without use, by flag": (
         "cased",
@@ -164,8 +162,8 @@ DECIDED = {
         "have capitals",
     ),
     "no piece for capitals": ("uncased", {}, False, CASED, "words with capitals become .UNK."),
-    "a run of before": ("cased", {"config": RUN}, None, UNCASED, "have capitals"),
-    "a store of before": ("cased", {"store": STORE}, None, UNCASED, "have capitals"),
+    "a run of an earlier version": ("cased", {"config": RUN}, None, UNCASED, "have capitals"),
+    "a store of an earlier version": ("cased", {"store": STORE}, None, UNCASED, "have capitals"),
     "a store": ("cased", {"store": {**STORE, "normalization": CASED._asdict()}}, None, CASED, ""),
     "a network of Transformers": ("uncased", {"config": {"model_type": "bert"}}, None, UNCASED, ""),
 }
@@ -174,112 +172,133 @@ DECIDED = {
 @pytest.mark.parametrize("case", DECIDED)
 def test_who_decides_and_what_is_said(tmp_path, case):
     pieces, files, lowercase, expected, said = DECIDED[case]
-    path, lines = write(tmp_path, pieces, **files), []
-    assert (
-        decide_normalization(path, read_vocabulary(path), lowercase, say=lines.append) == expected
-    )
+    path = write(tmp_path, pieces, **files)
+    lines = []
+    found = decide_normalization(path, read_vocabulary(path), lowercase, say=lines.append)
+    assert found == expected
     assert len(lines) == bool(said)
     assert re.search(said, "".join(lines))
 
 
 def test_a_library_warns_in_one_visible_line(tmp_path):
     save_vocabulary([*SPECIAL_TOKENS, "A\x1b[2J"], tmp_path / "vocab.txt")
-    with pytest.warns(UserWarning, match="these pieces stay unused") as met:
+    with pytest.warns(UserWarning, match="capitals") as met:
         load_wordpiece(tmp_path / "vocab.txt", lowercase=True)
     assert met[0].filename == __file__
     assert str(met[0].message).isprintable()
 
 
 MODEL = tokenizer()["model"]
+SETTINGS = "{}/tokenizer_config.json"
+TOKENIZER = "{}/tokenizer.json"
 REFUSED = {
-    "nobody": ({}, "lowercase = None: 2 of 9 pieces of .* have capitals .*--lowercase=false"),
-    "a silent config": (
+    "no statement": ({}, "lowercase", None, "missing"),
+    "a config without do_lower_case": (
         {"tokenizer_config": {"strip_accents": True}},
-        "lowercase = None: 2 of 9 pieces",
+        "lowercase",
+        None,
+        "missing",
     ),
-    "a network of Transformers": (
-        {"config": {"model_type": "bert"}},
-        "lowercase = None: 2 of 9 pieces",
-    ),
-    "a config of another type": (
-        {"tokenizer_config": []},
-        "tokenizer_config.json: it cannot be read .*object",
-    ),
+    "a network of Transformers": ({"config": {"model_type": "bert"}}, "lowercase", None, "missing"),
+    "a config of another type": ({"tokenizer_config": []}, SETTINGS, ANY, "damaged"),
     "a field of another type": (
         {"tokenizer_config": {"do_lower_case": "no"}},
-        r"do_lower_case: expected bool, got str",
+        SETTINGS,
+        ANY,
+        "damaged",
     ),
-    "null": (
-        {"tokenizer_config": {"do_lower_case": None}},
-        r"do_lower_case: expected bool, got null",
-    ),
-    "no JSON": ({"tokenizer_config": "{"}, "tokenizer_config.json: it cannot be read"),
+    "null": ({"tokenizer_config": {"do_lower_case": None}}, SETTINGS, ANY, "damaged"),
+    "no JSON": ({"tokenizer_config": "{"}, SETTINGS, ANY, "damaged"),
     "Japanese words": (
         {"tokenizer_config": {"word_tokenizer_type": "mecab"}},
-        "word_tokenizer_type = 'mecab'",
+        f"{SETTINGS}: word_tokenizer_type",
+        "mecab",
+        "mismatch",
     ),
-    "no words": ({"tokenizer_config": {"do_basic_tokenize": False}}, "do_basic_tokenize = False"),
-    "a damaged store": (
-        {"store": {"normalization": 3}},
-        "store.json: it cannot be read .normalization",
+    "no words": (
+        {"tokenizer_config": {"do_basic_tokenize": False}},
+        f"{SETTINGS}: do_basic_tokenize",
+        False,
+        "mismatch",
     ),
+    "a damaged store": ({"store": {"normalization": 3}}, "{}/store.json", ANY, "damaged"),
     "another normalizer": (
         {"tokenizer": tokenizer(normalizer={"type": "NFC"})},
-        "normalizer = 'NFC'",
+        f"{TOKENIZER}: normalizer",
+        "NFC",
+        "mismatch",
     ),
-    "no normalizer": ({"tokenizer": tokenizer(normalizer=None)}, "normalizer = None"),
+    "no normalizer": (
+        {"tokenizer": tokenizer(normalizer=None)},
+        f"{TOKENIZER}: normalizer",
+        None,
+        "mismatch",
+    ),
     "text that is not cleaned": (
         {"tokenizer": tokenizer(normalizer={"type": "BertNormalizer", "clean_text": False})},
-        "normalizer.clean_text = False",
+        f"{TOKENIZER}: normalizer.clean_text",
+        False,
+        "mismatch",
     ),
-    "another cut": (
+    "another way to split": (
         {"tokenizer": tokenizer(pre_tokenizer={"type": "Whitespace"})},
-        "pre_tokenizer = 'Whitespace'",
+        f"{TOKENIZER}: pre_tokenizer",
+        "Whitespace",
+        "mismatch",
     ),
     "another model": (
         {"tokenizer": tokenizer(model={"type": "BPE", "vocab": {}})},
-        "model.type = 'BPE'",
+        f"{TOKENIZER}: model.type",
+        "BPE",
+        "mismatch",
     ),
     "another prefix": (
         {"tokenizer": tokenizer(model={**MODEL, "continuing_subword_prefix": "@@"})},
-        "model.continuing_subword_prefix = '@@'",
+        f"{TOKENIZER}: model.continuing_subword_prefix",
+        "@@",
+        "mismatch",
     ),
 }
+"""Name -> (files, field of the error with "{}" for the folder, its value, its code)."""
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_nobody_says_or_nobody_can_do_is_refused(tmp_path, case):
-    files, message = REFUSED[case]
+def test_unknown_or_unsupported_normalization_is_refused(tmp_path, case):
+    files, field, value, code = REFUSED[case]
     path = write(tmp_path, "cased", **files)
-    with pytest.raises(UserError, match=message) as error:
+    with refused(field.format(tmp_path), value, code) as caught:
         load_wordpiece(path)
-    assert "\n" not in str(error.value)
+    assert field != "lowercase" or "--lowercase=false" in str(caught.value)
+
+
+def with_vocab(vocab):
+    return tokenizer(model={**MODEL, "vocab": vocab})
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "field", "code", "quoted"),
     [
-        (None, "no such file"),
-        (tokenizer(model={**MODEL, "vocab": {}}), "it has no pieces"),
-        (tokenizer(model={**MODEL, "vocab": {"a": 0, "b": 2}}), "not numbered from 0 on"),
-        (tokenizer(model={**MODEL, "vocab": {"a": 0, "b": 0}}), "not numbered from 0 on"),
-        (tokenizer(model={**MODEL, "vocab": {"a\n": 0, "": 1}}), "are no lines of text"),
-        (tokenizer(model={**MODEL, "vocab": {"\ud800": 0}}), "are no lines of text"),
-        (
-            tokenizer(model={**MODEL, "vocab": [["a", 0.5]]}),
-            "model.vocab: expected object, got list",
-        ),
+        (None, "vocabulary", "missing", ""),
+        (with_vocab({}), "vocabulary", "damaged", ""),
+        (with_vocab({"a": 0, "b": 2}), "vocabulary", "damaged", "2 pieces"),
+        (with_vocab({"a": 0, "b": 0}), "vocabulary", "damaged", "2 pieces"),
+        (with_vocab({"a\n": 0, "": 1}), "vocabulary", "damaged", repr("a\n")),
+        (with_vocab({"\ud800": 0}), "vocabulary", "damaged", repr("\ud800")),
+        (with_vocab([["a", 0.5]]), TOKENIZER, "damaged", "model.vocab"),
         (
             tokenizer(added_tokens=[{"id": 9, "content": "covid-19"}]),
-            r"added_tokens = \['covid-19'\]",
+            f"{TOKENIZER}: added_tokens",
+            "mismatch",
+            "covid-19",
         ),
     ],
 )
-def test_files_that_are_no_tokenizer_are_named(tmp_path, content, message):
+def test_files_that_are_no_tokenizer_are_refused(tmp_path, content, field, code, quoted):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=message):
+    with refused(field.format(tmp_path), code=code) as caught:
         read_vocabulary(tmp_path / "tokenizer.json")
+    assert quoted in str(caught.value)
 
 
 def test_a_tokenizer_file_is_a_vocabulary(tmp_path):
@@ -295,8 +314,9 @@ def test_a_tokenizer_file_is_a_vocabulary(tmp_path):
 def test_files_that_are_not_regular_are_not_waited_for(tmp_path):
     path = write(tmp_path, "uncased")
     os.mkfifo(tmp_path / "tokenizer_config.json")
-    with pytest.raises(UserError, match="a FIFO, not a regular file"):
+    with refused(str(tmp_path / "tokenizer_config.json"), code="damaged") as caught:
         load_wordpiece(path)
+    assert "a FIFO" in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,10 +1,11 @@
-"""Cleaning, sentences, and WordPiece against a transcription of the greedy rule."""
+"""Paragraphs, sentences, and WordPiece compared with a transcription of the greedy rule."""
 
 import itertools
 import sys
 
 import numpy as np
 import pytest
+from refusal import troubled
 
 from lbopt.data.text import (
     TextNormalization,
@@ -23,13 +24,12 @@ from lbopt.data.text._wordpiece import (
     split_prose,
     split_sentences,
 )
-from lbopt.errors import EnvironmentProblem
 
 PIECES = [*SPECIAL_TOKENS, "un", "##aff", "##able", "##a", "##ff", "a", "a ", ".", "b", "é", "e"]
 
 
 def greedy(word):
-    """Cut the longest piece off the left, again and again; one letter that is no piece makes the word unknown."""
+    """Return the longest pieces from the left; one unknown letter makes the word unknown."""
     found, rest = [], word
     while rest:
         prefix = "" if not found else "##"
@@ -97,8 +97,9 @@ def test_sentences_keep_every_word():
 def test_without_the_library_the_fix_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     for use in (lambda: learn_wordpiece(["a"], 10), lambda: WordPiece(PIECES)):
-        with pytest.raises(EnvironmentProblem, match=r"pip install 'lbopt\[text\]'"):
+        with troubled("tokenizers", code="installation") as caught:
             use()
+        assert "pip install 'lbopt[text]'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ CASED = (
 
 @pytest.fixture(scope="module")
 def bert_file(tmp_path_factory):
-    """Return a vocabulary file in the order of BERT's: [PAD] 0, 99 unused, [UNK] [CLS] [SEP] [MASK] at 100 to 103."""
+    """Return a vocabulary file in BERT's order: [PAD], 99 unused, [UNK] [CLS] [SEP] [MASK]."""
     pad, *others = SPECIAL_TOKENS
     unused = [f"[unused{number}]" for number in range(99)]
     learned = load_pydoc_topics(1024).pieces.pieces[len(SPECIAL_TOKENS) :]
@@ -201,7 +202,7 @@ def transformers_tokenizer(name, *arguments, **settings):
 
 @pytest.mark.filterwarnings("ignore")
 def test_tokens_are_those_of_transformers_for_all_settings(bert_file, tmp_path):
-    """Settings are read from tokenizer_config.json beside a vocab.txt, and from what Transformers itself saves."""
+    """Settings are read from tokenizer_config.json, and from the files that Transformers saves."""
     found = set()
     for number, settings in enumerate(SETTINGS):
         theirs = transformers_tokenizer("BertTokenizerFast", str(bert_file), **settings._asdict())
@@ -241,7 +242,7 @@ def test_tokens_are_those_of_plain_python(bert_file, settings):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("lower", [True, False])
 def test_no_text_has_special_tokens(bert_file, lower):
-    """A document that speaks of "[MASK]" hides nothing and ends no segment; Transformers' default is another."""
+    """The text "[MASK]" in a document is not the special token, as it is in Transformers."""
     ours = WordPiece(read_vocabulary(bert_file), TextNormalization(lower))
     special = set(ours.special) - {ours.special.unk}
     assert not special & set(ours.encode(SPECIAL).tokens.tolist())
