@@ -94,7 +94,7 @@ def test_every_example_counts_exactly_once(layout):
 
 
 def poisoned(params, model_state, batch):
-    """Return a loss that is not a number wherever the mask says padding."""
+    """Return a loss that is not a number on padding."""
     values = jnp.where(batch["mask"], batch["x"], jnp.nan)
     return {
         "x": metrics.summed(values, batch["mask"]),
@@ -125,7 +125,7 @@ def test_the_state_is_still_there_after_evaluation(layout, steps, state):
 
 
 def test_evaluation_follows_training():
-    """The state as it comes out of a training step goes straight into evaluation."""
+    """A state from a training step can be evaluated as it is."""
     tx = optax.sgd(0.1)
     mesh = lbopt.make_mesh(4)
 
@@ -149,7 +149,7 @@ def test_evaluation_follows_training():
 
 
 def test_evaluation_counts_each_batch_for_the_guard_and_a_step_alone_counts_nothing(steps, state):
-    """A guard ends a process that counts nothing for long, and an evaluation may take that long."""
+    """A long evaluation must not look like a hang to the guard that ends idle processes."""
     dataset = examples(7)
     step = steps[1, "jit"]
     before = _pulse.count()

@@ -1,4 +1,4 @@
-"""What each aggregator sends between TPUs, by the real compiler: low bits stay low, sparse messages stay sparse."""
+"""Bytes that each aggregator sends between TPUs in programs of the real compiler."""
 
 import pytest
 

@@ -10,7 +10,7 @@ from lbopt.plan._make import count_forward
 
 
 def bert_operations(length, masked, vocabulary=30522, width=1024, layers=24):
-    """Per token and layer 12 width^2 of kernels and 2 length width of attention, twice (multiply, add); then the heads."""
+    """A token and layer take 12 width^2 and 2 length width multiply-adds; the heads come on top."""
     encoder = layers * length * (12 * width**2 + 2 * length * width)
     heads = masked * (width**2 + vocabulary * width) + width**2
     return 2 * (encoder + heads)

@@ -86,7 +86,7 @@ def test_which_axes_close(name, rings):
     ],
 )
 def test_generations(name, devices, hosts, gibibytes):
-    """Devices are cores up to v3 and chips from v4 on; memory is what the compiler says that a program may use."""
+    """Devices are cores up to v3 and chips from v4 on; the compiler states their memory."""
     place = _topology.open_topology(name)
     assert (len(place.devices), len({device.process_index for device in place.devices})) == (
         devices,

@@ -39,11 +39,11 @@ def plan(place):
 
 @pytest.mark.parametrize("make", [planned.bert, planned.cnn])
 def test_train_and_plan_lower_the_same_program(make):
-    """Four fake CPU devices here, the four cores of two chips there: the same StableHLO, letter by letter (with data that are
-    read: tests/recipes/test_mnist.py).
+    """Four fake CPU devices and the four cores of two chips get exactly the same StableHLO.
 
-    In fp32: a product of bf16 matrices with an fp32 result is written otherwise for CPUs, by JAX itself; and without products of
-    patches, which lbopt writes otherwise for CPUs.
+    The test uses fp32, because JAX lowers products of bf16 matrices with an fp32 result in another
+    way for CPUs. It uses no products of patches, which lbopt computes in another way on CPUs. The
+    same test with data that are read is in tests/recipes/test_mnist.py.
     """
     config = make()
     config.model.dtype = "float32"
@@ -53,7 +53,7 @@ def test_train_and_plan_lower_the_same_program(make):
     for devices in (None, open_topology("v3:1x2").devices):
         run = build_run(config, devices, known_source)
         assert run.mesh.size == 4
-        jax.clear_caches()  # names of functions are numbered by what was traced before
+        jax.clear_caches()  # the numbers in names of functions depend on earlier traces
         texts.append(run.lower().as_text())
     assert texts[0] == texts[1]
     assert "sharding" in texts[0]
@@ -68,11 +68,11 @@ def test_what_is_counted(plan, place):
     held = sum(
         x.size * x.dtype.itemsize for x in state if jax.numpy.issubdtype(x.dtype, jax.numpy.number)
     )
-    assert (
-        held <= step.argument_bytes <= 1.3 * held + 2**20
-    )  # rows are padded to the tiles of the memory
+    # Rows are padded to the tiles of the memory.
+    assert held <= step.argument_bytes <= 1.3 * held + 2**20
     assert step.argument_bytes + step.temporary_bytes <= step.hbm_bytes <= plan.hbm_limit_bytes
-    # Forward, and backward twice: the compiler's products are those of the network. The scan's body runs twice.
+    # One forward pass and two products for each of its own in the backward pass. The scan has two
+    # iterations.
     assert step.matrix_flops == pytest.approx(phase.model_flops, rel=0.03)
     assert step.flops >= step.matrix_flops
     assert step.hbm_bytes_moved >= 2 * held
@@ -85,13 +85,11 @@ def test_what_is_counted(plan, place):
 
 
 def test_gradients_are_exchanged_once_each(plan, place):
-    """By the compiler's own choice some in bf16; together as many numbers as there are parameters."""
+    """The compiler sends as many numbers as there are parameters, some of them in bf16."""
     params = sum(x.size for x in jax.tree.leaves(shapes(planned.bert(), place).params))
     sizes = {"f32": 4, "bf16": 2}
     words = sum(total(plan, "gradients", dtype=dtype) / size for dtype, size in sizes.items())
-    tied = (
-        512 * 128
-    )  # the embedding's gradient comes from where it is looked up and from where it decodes
+    tied = 512 * 128  # the embedding has two gradients, from its lookup and from the decoder
     assert params <= words <= params + tied + 2000
     assert total(plan, "gradients", dtype="bf16") > 0
 
@@ -172,7 +170,7 @@ def test_a_scattered_sum_is_a_reduce_scatter_along_one_axis_after_the_other(
     ],
 )
 def test_batch_norm_talks_within_its_groups(place, scope, dtype, groups):
-    """As the compiler cuts the batch, and with mapped replicas; in fp32 whatever gradients are summed in."""
+    """Statistics are in fp32 whatever the gradients' dtype, with mapped replicas and without."""
     config = planned.cnn(scope, order="torus" if "tiles" in scope else "given", reduce_dtype=dtype)
     run = build_run(config, place.devices, known_source)
     program = HloProgram(run.lower().compile().as_text())
@@ -229,11 +227,26 @@ def test_what_does_not_fit_is_refused():
 def test_a_plan_as_data(plan):
     found = plan_document(plan)
     names = {
-        "recipe", "topology", "device_kind", "num_devices", "fits", "hbm_bytes_per_device", "hbm_limit_bytes",
-        "flops_per_step_per_device", "hbm_bytes_moved_per_step", "collectives", "compute_seconds_per_step",
-        "collective_seconds_per_step", "model_flops_utilization", "steps", "projected_seconds", "published_seconds",
-        "published_source", "compile_seconds", "assumptions",
-    }  # fmt: skip
+        "recipe",
+        "topology",
+        "device_kind",
+        "num_devices",
+        "fits",
+        "hbm_bytes_per_device",
+        "hbm_limit_bytes",
+        "flops_per_step_per_device",
+        "hbm_bytes_moved_per_step",
+        "collectives",
+        "compute_seconds_per_step",
+        "collective_seconds_per_step",
+        "model_flops_utilization",
+        "steps",
+        "projected_seconds",
+        "published_seconds",
+        "published_source",
+        "compile_seconds",
+        "assumptions",
+    }
     assert names <= found.keys()
     assert all(
         {"op", "dtype", "bytes", "count", "group_size", "source"} <= one.keys()

@@ -1,4 +1,4 @@
-"""Reading compiled programs: against XLA's own count where it is right, and against arithmetic where loops make it wrong."""
+"""Costs read from compiled programs compared with XLA's own count and, in loops, arithmetic."""
 
 import jax
 import jax.numpy as jnp
@@ -85,8 +85,9 @@ def test_loops_are_multiplied_out(compile_for_one, length, backwards):
         <= _costs.estimated_cycles(program) / _costs.estimated_cycles(one)
         <= 3 * length
     )
-    # A slice of the kernels is read in every turn, not all of them; beside it the state moves, perhaps on the chip.
-    least, kernel = length * 4 * width**2, 4 * width**2
+    # An iteration reads one slice of the kernels. The state may move, too, or stay on the chip.
+    kernel = 4 * width**2
+    least = length * kernel
     assert least <= _costs.hbm_bytes(program) <= 2 * least + 10 * 4 * 64 * width * length + kernel
 
 
@@ -154,7 +155,8 @@ FUSED = """HloModule m
   %zero = s32[] constant(0)
   %flat = f32[1536,128]{{1,0}} bitcast(%p0)
   %part = f32[64,128]{{1,0}} dynamic-slice(%flat, %p1, %zero), dynamic_slice_sizes={{64,128}}
-  ROOT %both = (f32[64]{{0}}, f32[64]{{0}}) reduce(%part, {other}, %zero, %zero), dimensions={{1}}, to_apply=%sums
+  ROOT %both = (f32[64]{{0}}, f32[64]{{0}}) \
+reduce(%part, {other}, %zero, %zero), dimensions={{1}}, to_apply=%sums
 }}
 
 ENTRY %main (a: f32[24,64,128], c: s32[]) -> (f32[64], f32[64]) {{
@@ -213,17 +215,22 @@ def test_collectives_are_added_up_by_what_they_are_for():
 ENTRY %main (a: f32[10], b: f32[20]) -> f32[10] {
   %a = f32[10]{0} parameter(0)
   %b = f32[20]{0} parameter(1)
-  %both = (f32[10]{0}, f32[20]{0}) all-reduce(%a, %b), replica_groups={{0,1},{2,3}}, to_apply=%add, metadata={op_name="jit(f)/transpose(jvp(N))/dense/dot_general"}
-  %first = f32[10]{0} get-tuple-element(%both), index=0, metadata={op_name="jit(f)/jvp(N)/norm/batch_statistics/reduce_sum"}
+  %both = (f32[10]{0}, f32[20]{0}) all-reduce(%a, %b), replica_groups={{0,1},{2,3}}, \
+to_apply=%add, metadata={op_name="jit(f)/transpose(jvp(N))/dense/dot_general"}
+  %first = f32[10]{0} get-tuple-element(%both), index=0, \
+metadata={op_name="jit(f)/jvp(N)/norm/batch_statistics/reduce_sum"}
   %second = f32[20]{0} get-tuple-element(%both), index=1
-  %part = f32[5]{0} reduce-scatter(%second), replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%add, metadata={op_name="jit(f)/reduce_gradients/psum_scatter"}
-  ROOT %sum2 = f32[10]{0} all-reduce(%first), to_apply=%add, metadata={op_name="jit(f)/reduce_gradients/psum"}
+  %part = f32[5]{0} reduce-scatter(%second), replica_groups=[1,4]<=[4], dimensions={0}, \
+to_apply=%add, metadata={op_name="jit(f)/reduce_gradients/psum_scatter"}
+  ROOT %sum2 = f32[10]{0} all-reduce(%first), \
+to_apply=%add, metadata={op_name="jit(f)/reduce_gradients/psum"}
 }
 """
-    text = text.replace(
-        "  %part =",
-        "  %sent = (f32[6]{0}, f32[6]{0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%six), source_target_pairs={{0,1},{1,0}}\n  %part =",
+    sent = (
+        "  %sent = (f32[6]{0}, f32[6]{0}, u32[]{:S(2)}, u32[]{:S(2)}) "
+        "collective-permute-start(%six), source_target_pairs={{0,1},{1,0}}\n"
     )
+    text = text.replace("  %part =", f"{sent}  %part =")
     *found, permuted = _collectives.collectives(HloProgram(text), 4)
     assert (permuted.op, permuted.dtype, permuted.num_bytes) == ("collective-permute", "f32", 24)
     (alone,) = _collectives.collectives(

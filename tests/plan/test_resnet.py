@@ -35,7 +35,10 @@ for side, channels in ((28, 128), (14, 256), (7, 512)):
 
 @pytest.mark.slow
 def test_operations_of_resnet_18_without_folding():
-    """Twice in the backward pass, but for the gradient of the images (He et al., arXiv 1512.03385); folding computes more on purpose."""
+    """The backward pass takes twice the forward pass, except for the gradient of the images.
+
+    The number of multiply-adds is that of He et al., arXiv 1512.03385.
+    """
     assert round(MULTIPLY_ADDS / 1e9, 1) == 1.7  # the paper's 1.8e9 with the padding
     config = call_get_config(f"{CONFIGS}/resnet50_lars.py:official-32768")
     config.model.size, config.model.zero_init_residual = "18", False

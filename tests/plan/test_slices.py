@@ -1,4 +1,4 @@
-"""Two TPU slices, by the real compiler: everything inside goes over their interconnect, between them goes a part."""
+"""Programs of the real compiler for two TPU slices, and what these send to each other."""
 
 import math
 import re
@@ -74,14 +74,17 @@ SIZES = {"f32": 4, "s32": 4, "u8": 1, "f8e5m2": 1}
 
 
 BRANCHES = {"powersgd": 2, "agvm": 3 / 1.2}
-"""Steps that the program has one of two of: PowerSGD's of either factor; AGVM's of once the sums and of twice them, which is 1.2 on average."""
+"""Ratio of the program's sends to those of a step, where the program has both of two branches.
+
+PowerSGD's are one for each factor. AGVM's send the sums once or twice, 1.2 times on average.
+"""
 
 
 @pytest.mark.everyday("aps e5m2", "powersgd", "mean", "agvm")
 @pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning")
 @pytest.mark.parametrize("name", ["mean", "ef topk", "aps e5m2", "ef21 randk", "powersgd", "agvm"])
 def test_an_aggregator_between_slices_sends_what_it_says(mesh, name):
-    """Gradients are summed inside each slice, and what goes to the other one is the compressed part of each chip."""
+    """Gradients are summed inside a slice; each chip sends its compressed part to the other."""
     step, text = aggregated_step.compiled(name, mesh, 4096, over="slices")
     sent = [
         (SIZES[dtype], math.prod(map(int, dims.split(",")))) for dtype, dims in SENT.findall(text)
@@ -90,8 +93,6 @@ def test_an_aggregator_between_slices_sends_what_it_says(mesh, name):
     if name == "aps e5m2":
         found -= 41472  # the all-to-all of two also hands over the half that stays
     promised = step.aggregation.wire_bytes(aggregated_step.params(4096))
-    in_lines = (
-        1024 if name != "powersgd" else 2 * 4096
-    )  # what is small is padded to lines of 1,024 numbers
-    assert found == pytest.approx(BRANCHES.get(name, 1) * promised.sent, rel=0.02, abs=in_lines)
+    padding = 1024 if name != "powersgd" else 2 * 4096  # small arrays fill lines of 1,024 numbers
+    assert found == pytest.approx(BRANCHES.get(name, 1) * promised.sent, rel=0.02, abs=padding)
     assert promised.ring == pytest.approx(4 * (64 + 1 + 16) * 4096 / CHIPS)

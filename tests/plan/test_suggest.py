@@ -1,5 +1,7 @@
-"""Which changes are tried, in which order, and that only those which fit are named. What a change costs is made up here; the
-command's own test compiles one."""
+"""Suggested changes: their order, and that only those which fit are named.
+
+The costs of changes are made up here; the test of the command compiles one.
+"""
 
 import dataclasses
 
@@ -19,7 +21,10 @@ def place():
 
 @pytest.fixture
 def tried(monkeypatch):
-    """Return a function fits -> the configs that were tried; `fits` says of a config whether its step does."""
+    """Return a function fits -> the configs that were tried.
+
+    `fits` is a function of a config that returns whether its step fits in memory.
+    """
 
     def arrange(fits):
         configs = []
